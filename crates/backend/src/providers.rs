@@ -1,0 +1,123 @@
+//! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
+
+use burn_cubecl::fusion::{self, RegistryError};
+use serde::Serialize;
+use std::{collections::BTreeSet, fmt};
+
+/// What became of one fusion provider at start-up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ProviderStatus {
+    /// The provider's name, which is what [`install`] takes to switch it off.
+    pub name: String,
+    /// Whose it is.
+    pub origin: Origin,
+    /// Whether it runs.
+    pub state: ProviderState,
+}
+
+/// Who wrote a fusion provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// One of Burn's built-in optimizations.
+    Burn,
+    /// One of Blackburn's.
+    Blackburn,
+}
+
+/// Whether a fusion provider runs, and why not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "state", content = "reason")]
+pub enum ProviderState {
+    /// It competes for every stretch of operations.
+    Registered,
+    /// The caller switched it off.
+    Disabled,
+    /// It could not be registered or switched off, for the reason given.
+    Declined(String),
+}
+
+impl fmt::Display for ProviderState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Registered => f.write_str("registered"),
+            Self::Disabled => f.write_str("disabled"),
+            Self::Declined(reason) => write!(f, "declined: {reason}"),
+        }
+    }
+}
+
+/// A name to switch off that no provider has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no fusion provider is named `{name}`; the providers are {}", known.join(", "))]
+pub struct UnknownProvider {
+    /// The name that was given.
+    pub name: String,
+    /// The names there are.
+    pub known: Vec<String>,
+}
+
+/// The names of all providers, in the order in which Burn asks them.
+pub fn names() -> Vec<String> {
+    fusion::BUILTIN_NAMES.iter().map(ToString::to_string).collect()
+}
+
+/// Switches off the providers named in `disabled` and reports on all of them.
+///
+/// Names are compared without regard to case. Call it before the first tensor operation: once
+/// Burn's fusion service runs, its registry is sealed, and a provider that should have been
+/// switched off is reported as [`ProviderState::Declined`].
+///
+/// # Errors
+///
+/// [`UnknownProvider`] when a name in `disabled` is none of [`names`]; nothing is changed then.
+pub fn install(disabled: &BTreeSet<String>) -> Result<Vec<ProviderStatus>, UnknownProvider> {
+    let known = names();
+    let is_named = |name: &str, candidate: &str| name.eq_ignore_ascii_case(candidate);
+    if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
+        return Err(UnknownProvider { name: name.clone(), known });
+    }
+    let status = |name: String| {
+        let state = if disabled.iter().any(|other| is_named(other, &name)) {
+            match fusion::remove(&name) {
+                Ok(()) => ProviderState::Disabled,
+                Err(error) => ProviderState::Declined(describe(&error)),
+            }
+        } else {
+            ProviderState::Registered
+        };
+        ProviderStatus { name, origin: Origin::Burn, state }
+    };
+    Ok(known.into_iter().map(status).collect())
+}
+
+fn describe(error: &RegistryError) -> String {
+    match error {
+        RegistryError::ServiceRunning => {
+            "tensors were used before blackburn::init(), and Burn seals its registry at the first \
+             tensor operation; call blackburn::init() first"
+                .into()
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_provider_has_is_refused_with_the_names_there_are() {
+        let error = install(&BTreeSet::from(["warp-drive".to_string()])).unwrap_err();
+        assert_eq!(error.name, "warp-drive");
+        assert!(error.to_string().contains("Matmul"), "{error}");
+    }
+
+    #[test]
+    fn a_provider_is_switched_off_whatever_the_case_of_its_name() {
+        let statuses = install(&BTreeSet::from(["nhwcrelayout".to_string()])).unwrap();
+        let of = |name: &str| &statuses.iter().find(|s| s.name == name).unwrap().state;
+        assert_eq!(of("NHWCRelayout"), &ProviderState::Disabled);
+        assert_eq!(of("ElementWise"), &ProviderState::Registered);
+    }
+}

@@ -1,0 +1,89 @@
+//! CubeCL's settings, made before the first device starts.
+
+use blackburn_kernels::{buffer::Buffer, gelu::gelu_forward};
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel};
+use cubecl::ir::{ElemType, FloatKind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+};
+
+/// What Blackburn asks of CubeCL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeSettings {
+    /// Keep compiled kernels on disk. NVRTC takes 0.03 to 1 second for a kernel, so a program's
+    /// second start is much faster. Without this crate's feature `persistence` nothing is kept.
+    pub kernel_cache: bool,
+}
+
+/// What CubeCL runs with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// Whether [`RuntimeSettings`] took effect. They do not once any device was used.
+    pub applied: bool,
+    /// The folder that keeps compiled kernels, where they are kept.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+/// Applies `settings` on top of the program's `cubecl.toml` or `burn.toml` and CubeCL's environment
+/// variables, which keep their meaning.
+pub fn configure(settings: &RuntimeSettings) -> RuntimeStatus {
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    // Only in effect where another crate turned on Burn's autotune: then as few candidates as it
+    // can do with.
+    if matches!(config.autotune.level, AutotuneLevel::Balanced) {
+        config.autotune.level = AutotuneLevel::Minimal;
+    }
+    enable_kernel_cache(&mut config, settings);
+    let applied = CubeClRuntimeConfig::try_set(config);
+    RuntimeStatus { applied, kernel_cache: kernel_cache(&CubeClRuntimeConfig::get()) }
+}
+
+#[cfg(feature = "persistence")]
+fn enable_kernel_cache(config: &mut CubeClRuntimeConfig, settings: &RuntimeSettings) {
+    config.compilation.cache |= settings.kernel_cache;
+}
+
+#[cfg(not(feature = "persistence"))]
+fn enable_kernel_cache(_config: &mut CubeClRuntimeConfig, _settings: &RuntimeSettings) {}
+
+#[cfg(feature = "persistence")]
+fn kernel_cache(config: &CubeClRuntimeConfig) -> Option<PathBuf> {
+    config.compilation.cache.then(|| config.environment.path.root())
+}
+
+#[cfg(not(feature = "persistence"))]
+fn kernel_cache(_config: &CubeClRuntimeConfig) -> Option<PathBuf> {
+    None
+}
+
+/// Starts `device` and lets it compute something, so that a broken driver or toolkit shows here
+/// and not in the middle of a program.
+///
+/// # Errors
+///
+/// What went wrong, in words. Runtimes report some failures by panicking; those are caught.
+pub fn probe(device: &cubecl::Device) -> Result<(), String> {
+    let attempt = || -> Result<(), String> {
+        let client = device.client();
+        let dtype = ElemType::Float(FloatKind::F32);
+        let input =
+            Buffer { handle: client.create_from_slice(&0.0f32.to_ne_bytes()), elements: 1, dtype };
+        let output = gelu_forward(&client, &input).map_err(|error| error.to_string())?;
+        let bytes = client.read_one(output.handle).map_err(|error| error.to_string())?;
+        match bytes
+            .get(..4)
+            .map(|bytes| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        {
+            Some(0.0) => Ok(()),
+            other => Err(format!("gelu(0) came out as {other:?}; the driver computes wrongly")),
+        }
+    };
+    catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|panic| {
+        Err(panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+            .unwrap_or_else(|| "the runtime panicked".into()))
+    })
+}

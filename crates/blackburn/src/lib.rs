@@ -1,0 +1,60 @@
+//! Blackburn makes unmodified [Burn](https://burn.dev) models train fast on NVIDIA GPUs.
+//!
+//! Call [`init`] once, before the first tensor; take a device from [`device`]; write Burn as ever:
+//!
+//! ```
+//! use blackburn::prelude::*;
+//!
+//! fn main() -> Result<(), blackburn::Error> {
+//!     let report = blackburn::init()?;
+//!     println!("{report}");
+//!
+//!     let device = blackburn::device()?;
+//!     let layer = burn::nn::LinearConfig::new(4, 2).init(&device);
+//!     let output = layer.forward(Tensor::<2>::ones([3, 4], &device));
+//!     assert_eq!(output.dims(), [3, 2]);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! | feature | device | needs |
+//! |---|---|---|
+//! | `flex` (default) | the CPU, through Burn's Flex backend | nothing |
+//! | `cuda` | NVIDIA GPUs | the driver, and a CUDA toolkit's headers and NVRTC at run time |
+//! | `vulkan` | any GPU, through SPIR-V | a Vulkan driver |
+//! | `webgpu` | any adapter, software ones included, through WGSL | a Vulkan, Metal or DirectX driver |
+//!
+//! Features add up: one program can carry them all, and [`device`] looks for CUDA, then for a
+//! Vulkan GPU, then takes the CPU. The environment variable `BLACKBURN_DEVICE`, or [`device_from`],
+//! chooses otherwise.
+
+mod config;
+mod device;
+mod error;
+mod init;
+mod report;
+
+pub use blackburn_train as train;
+pub use config::Config;
+pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};
+pub use error::Error;
+pub use init::{init, init_with};
+pub use report::{Provider, Report, TensorCores, Versions};
+
+/// What a training program imports: `use blackburn::prelude::*;`.
+pub mod prelude {
+    pub use burn::prelude::*;
+}
+
+/// The guide's code blocks, compiled and run as documentation tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../book/src/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../../../book/src/devices.md")]
+    struct Devices;
+    #[doc = include_str!("../../../book/src/plugging-in.md")]
+    struct PluggingIn;
+}

@@ -1,0 +1,24 @@
+//! Blackburn's CubeCL kernels: device code, launchers and the choice between variants.
+//!
+//! A kernel here knows CubeCL's buffers and nothing of Burn. Every op has the same rooms:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | the maths, the contract, the sources |
+//! | `problem.rs` | **Problem**: what is asked: sizes, dtypes, validation, cost in FLOPs and bytes |
+//! | `blueprint.rs` | **Blueprint**: how it is compiled: vector width, tiles, what fits the device |
+//! | `forward.rs`, `backward.rs` | device code, each function beside its derivative |
+//! | `launch.rs` | validate, plan, allocate, launch |
+//!
+//! Kernels hold no state. [`gelu`] is the smallest example of the layout.
+//!
+//! With the feature `cuda-source`, `cuda_source` turns every variant into CUDA C++ without a GPU,
+//! which is how `cargo xtask sass` checks registers, spills and instructions offline.
+
+pub mod buffer;
+#[cfg(feature = "cuda-source")]
+pub mod cuda_source;
+mod error;
+pub mod gelu;
+
+pub use error::KernelError;

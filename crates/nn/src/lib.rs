@@ -1,0 +1,1 @@
+//! Drop-in modules that load `burn::nn` checkpoints.

@@ -1,0 +1,30 @@
+//! What is right, and how far off a device may be.
+//!
+//! Tests and benches share this crate. It has no GPU dependency and computes in `f64` by the
+//! textbook formula, never by a kernel's own tiling.
+//!
+//! | module | gives |
+//! |---|---|
+//! | [`storage`] | f32, f16 and bf16 as storage: rounding, bytes, unit roundoff |
+//! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
+//! | [`tolerance`] | per-element bounds, and a comparison that names the worst element |
+//! | [`gradcheck`] | central differences, for gradients of the references themselves |
+//! | [`gelu`] | GELU and its gradient, with their bounds |
+//!
+//! ```
+//! use blackburn_reference::{gelu, random::normal, storage::Storage, tolerance::compare};
+//!
+//! let x = normal(7, 1000, 1.0, Storage::Bf16);
+//! let expected: Vec<f64> = x.iter().map(|x| gelu::gelu(*x)).collect();
+//! let bounds: Vec<f64> =
+//!     x.iter().map(|x| gelu::forward_bound(*x, Storage::Bf16, gelu::PORTABLE_ERF_ERROR)).collect();
+//! // A device that rounds the exact result once is within bounds.
+//! let device: Vec<f64> = expected.iter().map(|y| Storage::Bf16.round(*y)).collect();
+//! compare(&device, &expected, &bounds).expect("rounding once is allowed");
+//! ```
+
+pub mod gelu;
+pub mod gradcheck;
+pub mod random;
+pub mod storage;
+pub mod tolerance;

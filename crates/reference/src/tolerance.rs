@@ -1,0 +1,121 @@
+//! Comparison element by element.
+
+use std::fmt;
+
+/// How close a comparison was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Agreement {
+    /// The largest error, in units of its element's bound.
+    pub worst_ratio: f64,
+    /// Where.
+    pub worst_index: usize,
+}
+
+/// The element that is furthest out of bounds, or the first that is not a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mismatch {
+    /// Where.
+    pub index: usize,
+    /// What the device computed.
+    pub actual: f64,
+    /// What is right.
+    pub expected: f64,
+    /// How far off it may be.
+    pub bound: f64,
+    /// How many elements are out of bounds.
+    pub count: usize,
+    /// Of how many.
+    pub total: usize,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} elements are out of bounds; the worst is element {}: got {:e}, expected {:e}, \
+             error {:e}, bound {:e}",
+            self.count,
+            self.total,
+            self.index,
+            self.actual,
+            self.expected,
+            (self.actual - self.expected).abs(),
+            self.bound
+        )
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// Whether every element of `actual` is within its bound of `expected`. Where the expected value
+/// is NaN or infinite, the actual one must be the same.
+///
+/// # Errors
+///
+/// The worst element out of bounds.
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn compare(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<Agreement, Mismatch> {
+    assert_eq!(actual.len(), expected.len(), "actual and expected differ in length");
+    assert_eq!(bounds.len(), expected.len(), "bounds and expected differ in length");
+    let mut agreement = Agreement { worst_ratio: 0.0, worst_index: 0 };
+    let mut out = 0;
+    for (i, ((a, e), bound)) in actual.iter().zip(expected).zip(bounds).enumerate() {
+        let ratio = if e.is_finite() {
+            let error = (a - e).abs();
+            // 0 / 0 is exact agreement; a NaN error is none at all.
+            if error == 0.0 { 0.0 } else { error / bound }
+        } else if a == e || (a.is_nan() && e.is_nan()) {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+        let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+        if ratio > 1.0 {
+            out += 1;
+        }
+        if ratio > agreement.worst_ratio {
+            agreement = Agreement { worst_ratio: ratio, worst_index: i };
+        }
+    }
+    if out == 0 {
+        return Ok(agreement);
+    }
+    let index = agreement.worst_index;
+    Err(Mismatch {
+        index,
+        actual: actual[index],
+        expected: expected[index],
+        bound: bounds[index],
+        count: out,
+        total: actual.len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_within_bounds_agree_and_the_worst_is_named() {
+        let agreement = compare(&[1.0, 2.1, 3.0], &[1.0, 2.0, 3.05], &[0.1, 0.2, 0.2]).unwrap();
+        assert_eq!(agreement.worst_index, 1);
+        assert!((agreement.worst_ratio - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_element_out_of_bounds_is_a_mismatch() {
+        let mismatch = compare(&[1.0, 2.5, 3.0], &[1.0, 2.0, 3.0], &[0.1; 3]).unwrap_err();
+        assert_eq!((mismatch.index, mismatch.count), (1, 1));
+    }
+
+    #[test]
+    fn nan_never_passes_for_a_number_nor_a_number_for_nan() {
+        assert!(compare(&[f64::NAN], &[0.0], &[f64::INFINITY]).is_err());
+        assert!(compare(&[0.0], &[f64::NAN], &[1.0]).is_err());
+        assert!(compare(&[f64::NAN], &[f64::NAN], &[0.0]).is_ok());
+        assert!(compare(&[f64::INFINITY], &[f64::NEG_INFINITY], &[1.0]).is_err());
+    }
+}

@@ -1,0 +1,38 @@
+//! What Burn lacks for training at scale, over unmodified modules.
+//!
+//! | module | gives |
+//! |---|---|
+//! | [`accumulate`] | micro-batches that add up to the gradient of the whole batch, by weight |
+//! | [`clip`] | clipping by the global norm, without waiting for the device |
+//! | [`optim`] | AdamW that decays matrices only, and states that load on the right device |
+//! | [`schedule`] | linear warm-up and cosine decay as a function of the step |
+//! | [`tensorboard`] | event files for TensorBoard |
+//!
+//! The pieces are independent: use them in a hand-written loop, one by one.
+//!
+//! ```
+//! use blackburn_train::{accumulate::GradientSum, clip::clip_global_norm, optim::AdamWGroups};
+//! use burn::{nn::LinearConfig, optim::GradientsParams, prelude::*, tensor::Distribution};
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(4, 1).init(&device);
+//! let mut optimizer = AdamWGroups::default().init(&model, &device);
+//!
+//! let mut sum = GradientSum::new();
+//! for rows in [3, 5] {
+//!     let x = Tensor::<2>::random([rows, 4], Distribution::Default, &device);
+//!     let loss = model.forward(x).mean();
+//!     sum.add(&model, GradientsParams::from_grads(loss.backward(), &model), rows as f64);
+//! }
+//! let mut gradients = sum.mean(&model).expect("two micro-batches were added");
+//! let norm = clip_global_norm(&mut gradients, &model, 1.0);
+//! model = optimizer.step(1e-3, model, gradients);
+//! # let norm: f32 = norm.into_scalar();
+//! # assert!(norm.is_finite());
+//! ```
+
+pub mod accumulate;
+pub mod clip;
+pub mod optim;
+pub mod schedule;
+pub mod tensorboard;

@@ -1,0 +1,204 @@
+//! GPT-2's architecture, of standard `burn::nn` modules.
+
+use burn::{
+    module::{Initializer, Module},
+    nn::{
+        Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+        LinearConfig,
+        attention::generate_autoregressive_mask,
+        loss::CrossEntropyLossConfig,
+        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+    },
+    tensor::{Bool, Device, FloatDType, Int, Tensor},
+};
+use serde::{Deserialize, Serialize};
+
+/// Sizes of a model. Two checkpoints fit each other when these are equal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ModelConfig {
+    pub(crate) layers: usize,
+    pub(crate) width: usize,
+    pub(crate) heads: usize,
+    pub(crate) context: usize,
+    pub(crate) vocabulary: usize,
+    pub(crate) dropout: f64,
+}
+
+impl ModelConfig {
+    /// Number of parameters, computed from the sizes.
+    pub(crate) fn parameters(&self) -> usize {
+        let w = self.width;
+        let attention = 4 * (w * w + w);
+        let feed_forward = (w * 4 * w + 4 * w) + (4 * w * w + w);
+        let norms = 2 * 2 * w;
+        let embeddings = (self.vocabulary + self.context) * w;
+        let head = w * self.vocabulary;
+        self.layers * (attention + feed_forward + norms) + embeddings + 2 * w + head
+    }
+
+    /// A model with fresh weights: normal with deviation 0.02, and the projections that add to the
+    /// residual stream divided by sqrt(2 layers), as GPT-2 has it.
+    pub(crate) fn init(&self, device: &Device) -> Gpt {
+        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let embedding = |rows| {
+            EmbeddingConfig::new(rows, self.width).with_initializer(normal.clone()).init(device)
+        };
+        let mut blocks =
+            TransformerEncoderConfig::new(self.width, 4 * self.width, self.heads, self.layers)
+                .with_dropout(self.dropout)
+                .with_norm_first(true)
+                .with_initializer(normal.clone())
+                .init(device);
+        let residual_scale = 1.0 / (2.0 * self.layers as f64).sqrt();
+        for layer in &mut blocks.layers {
+            for weight in [&mut layer.mha.output.weight, &mut layer.pwff.linear_outer.weight] {
+                *weight =
+                    weight.clone().map(|w| w.mul_scalar(residual_scale).detach().require_grad());
+            }
+        }
+        Gpt {
+            tokens: embedding(self.vocabulary),
+            positions: embedding(self.context),
+            dropout: DropoutConfig::new(self.dropout).init(),
+            blocks,
+            norm: LayerNormConfig::new(self.width).init(device),
+            head: LinearConfig::new(self.width, self.vocabulary)
+                .with_bias(false)
+                .with_initializer(normal)
+                .init(device),
+        }
+    }
+}
+
+/// A decoder-only transformer: pre-norm blocks, learned positions, and, unlike GPT-2's, a head of
+/// its own instead of the transposed token embedding.
+#[derive(Module, Debug)]
+pub(crate) struct Gpt {
+    tokens: Embedding,
+    positions: Embedding,
+    dropout: Dropout,
+    blocks: TransformerEncoder,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Gpt {
+    /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`; `mask` is `[batch, length,
+    /// length]`, true where attention must not look.
+    fn forward(&self, ids: Tensor<2, Int>, mask: Tensor<3, Bool>) -> Tensor<3> {
+        let [_, length] = ids.dims();
+        let positions = Tensor::<1, Int>::arange(0..length as i64, &ids.device()).unsqueeze::<2>();
+        let x = self.tokens.forward(ids) + self.positions.forward(positions);
+        let input = TransformerEncoderInput::new(self.dropout.forward(x)).mask_attn(mask);
+        self.head.forward(self.norm.forward(self.blocks.forward(input)))
+    }
+
+    /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element.
+    pub(crate) fn loss(
+        &self,
+        inputs: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        mask: &CausalMask,
+    ) -> Tensor<1> {
+        let [batch, length] = inputs.dims();
+        let logits = self.forward(inputs, mask.get(batch, length));
+        let vocabulary = logits.dims()[2];
+        let logits = logits.reshape([batch * length, vocabulary]).cast(FloatDType::F32);
+        let device = logits.device();
+        CrossEntropyLossConfig::new()
+            .init(&device)
+            .forward(logits, targets.reshape([batch * length]))
+    }
+
+    /// Logits of the token after position `at` of `ids` `[1, context]`, in f32. Ids behind it are
+    /// padding, which a causal model does not see; one shape for every length means that kernels
+    /// are compiled once.
+    pub(crate) fn next_logits(
+        &self,
+        ids: Tensor<2, Int>,
+        at: usize,
+        mask: &CausalMask,
+    ) -> Tensor<1> {
+        let [_, length] = ids.dims();
+        let logits = self.forward(ids, mask.get(1, length));
+        let vocabulary = logits.dims()[2];
+        logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
+    }
+}
+
+/// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
+#[derive(Clone, Debug)]
+pub(crate) struct CausalMask(Tensor<3, Bool>);
+
+impl CausalMask {
+    pub(crate) fn new(context: usize, device: &Device) -> Self {
+        Self(generate_autoregressive_mask(1, context, &device.clone().without_autodiff()))
+    }
+
+    fn get(&self, batch: usize, length: usize) -> Tensor<3, Bool> {
+        self.0.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::{nn::transformer::TransformerEncoderLayer, tensor::Distribution};
+
+    const TINY: ModelConfig =
+        ModelConfig { layers: 2, width: 16, heads: 2, context: 8, vocabulary: 11, dropout: 0.0 };
+
+    #[test]
+    fn the_number_of_parameters_is_computed_right() {
+        assert_eq!(TINY.init(&Device::flex()).num_params(), TINY.parameters());
+    }
+
+    #[test]
+    fn gpt2_has_its_163_million_parameters() {
+        let gpt2 = ModelConfig {
+            layers: 12,
+            width: 768,
+            heads: 12,
+            context: 1024,
+            vocabulary: 50257,
+            dropout: 0.0,
+        };
+        assert_eq!(gpt2.parameters(), 163_037_184);
+    }
+
+    #[test]
+    fn no_token_sees_the_ones_after_it() {
+        let device = Device::flex();
+        let model = TINY.init(&device);
+        let mask = CausalMask::new(TINY.context, &device);
+        let logits = |last: i32| -> Vec<f32> {
+            let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
+            let logits = model.forward(ids, mask.get(1, 5)).slice([0..1, 0..4, 0..11]);
+            logits.into_data().try_to_vec().expect("logits are f32")
+        };
+        assert_eq!(logits(5), logits(9));
+    }
+
+    #[test]
+    fn an_untrained_model_guesses_evenly() {
+        let device = Device::flex();
+        let model = TINY.init(&device);
+        let mask = CausalMask::new(TINY.context, &device);
+        let ids = || Tensor::<2, Int>::random([4, 8], Distribution::Uniform(0.0, 11.0), &device);
+        let loss: f32 = model.loss(ids(), ids(), &mask).into_scalar();
+        assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
+    }
+
+    #[test]
+    fn residual_projections_start_smaller() {
+        let wide = ModelConfig { layers: 8, width: 64, ..TINY };
+        let model = wide.init(&Device::flex());
+        let deviation = |layer: &TransformerEncoderLayer| -> (f32, f32) {
+            let output = layer.mha.output.weight.val().powi_scalar(2).mean().sqrt();
+            let query = layer.mha.query.weight.val().powi_scalar(2).mean().sqrt();
+            (output.into_scalar(), query.into_scalar())
+        };
+        let (output, query) = deviation(&model.blocks.layers[0]);
+        assert!((query / output - 4.0).abs() < 0.4, "{query} / {output}");
+    }
+}

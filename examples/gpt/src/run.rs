@@ -1,0 +1,242 @@
+//! A run: its folder, its model and what it has learned so far.
+
+use crate::{
+    checkpoint::{self, Snapshot},
+    cli::TrainArgs,
+    data::DataSettings,
+    loader::Windows,
+    memory,
+    metrics::{self, MetricRecord, MetricsLog},
+    model::Gpt,
+    plot,
+    settings::{Precision, Preset, RunSettings},
+    store::{TokenStore, TrainTokens},
+    tokenizer::Tokenizer,
+};
+use anyhow::{Context, Result, bail, ensure};
+use blackburn::{Report, train::optim::AdamWGroups};
+use burn::{
+    optim::ModuleOptimizer,
+    tensor::{Device, FloatDType},
+};
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A run, ready to take its next step.
+pub(crate) struct Run {
+    pub(crate) folder: PathBuf,
+    pub(crate) settings: RunSettings,
+    pub(crate) data: DataSettings,
+    pub(crate) store: Arc<TokenStore>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) device: Device,
+    pub(crate) model: Gpt,
+    pub(crate) optimizer: ModuleOptimizer,
+    pub(crate) step: usize,
+    pub(crate) prompt: String,
+    // Held until the run ends: two processes must not write to one folder.
+    _lock: File,
+}
+
+impl Run {
+    /// A fresh run in `folder`.
+    pub(crate) fn start(
+        args: &TrainArgs,
+        folder: PathBuf,
+        settings: RunSettings,
+        device: &mut Device,
+        report: &Report,
+    ) -> Result<Self> {
+        memory::check(&settings, report)?;
+        let data = DataSettings::resolve(&args.data)?;
+        let lock = lock(&folder)?;
+        if !checkpoint::steps(&checkpoint::folder(&folder)).is_empty() {
+            ensure!(
+                args.overwrite,
+                "{} already holds a run: continue it with --resume, start another with --out DIR, \
+                 or replace it with --overwrite",
+                folder.display()
+            );
+        }
+        let store = Arc::new(data.open(&folder.join("data"), settings.tokenizer)?);
+        // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
+        Windows::new(TrainTokens(store.clone()), settings.model.context, settings.seed)?;
+        remove_results(&folder)?;
+        configure(device, settings.precision)?;
+        device.seed(settings.seed);
+        let device = device.clone().autodiff();
+        let model = settings.model.init(&device);
+        let optimizer = groups(&settings).init(&model, &device);
+        Ok(Self {
+            tokenizer: Tokenizer::new(settings.tokenizer),
+            prompt: prompt(args),
+            folder,
+            settings,
+            data,
+            store,
+            device,
+            model,
+            optimizer,
+            step: 0,
+            _lock: lock,
+        })
+    }
+
+    /// The run in `folder`, from its newest sound checkpoint.
+    pub(crate) fn resume(
+        args: &TrainArgs,
+        folder: PathBuf,
+        device: &mut Device,
+        report: &Report,
+    ) -> Result<Self> {
+        let lock = lock(&folder)?;
+        checkpoint::clean(&folder);
+        let found = checkpoint::find(&folder)?;
+        let settings = found.state.settings.resume(args)?;
+        memory::check(&settings, report)?;
+        let data = found.state.data.clone();
+        let store = Arc::new(data.reopen(
+            &folder.join("data"),
+            settings.tokenizer,
+            &found.state.fingerprint,
+        )?);
+        configure(device, settings.precision)?;
+        let device = device.clone().autodiff();
+        let model = found.model(&device)?;
+        let optimizer = found.optimizer(&groups(&settings), &model, &device)?;
+        tracing::info!("continuing from {}", found.path.display());
+        Ok(Self {
+            tokenizer: Tokenizer::new(settings.tokenizer),
+            prompt: prompt(args),
+            step: found.state.step,
+            folder,
+            settings,
+            data,
+            store,
+            device,
+            model,
+            optimizer,
+            _lock: lock,
+        })
+    }
+
+    /// Writes a checkpoint of the current step.
+    pub(crate) fn save(&self, keep: usize) -> Result<PathBuf> {
+        let snapshot = Snapshot {
+            step: self.step,
+            settings: &self.settings,
+            data: &self.data,
+            fingerprint: self.store.fingerprint(),
+            model: &self.model,
+            optimizer: &self.optimizer,
+        };
+        checkpoint::save(&self.folder, &snapshot, keep)
+    }
+
+    /// Says what is about to be trained, to the reader and to the log.
+    pub(crate) fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
+        let settings = &self.settings;
+        eprintln!(
+            "training {} million parameters on {} ({}), {} tokens a step, seed {}; run folder {}",
+            settings.model.parameters() as f64 / 1e6,
+            report.device,
+            report.device_name,
+            settings.tokens_per_step(),
+            settings.seed,
+            self.folder.display()
+        );
+        let fields = serde_json::json!({
+            "settings": settings,
+            "data": self.data,
+            "fingerprint": self.store.fingerprint(),
+            "device": report,
+            "parameters": settings.model.parameters(),
+            "starts_at_step": self.step,
+        });
+        match fields {
+            serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Draws the curve of the finished run.
+    pub(crate) fn conclude(&self) -> Result<()> {
+        let records = metrics::read_records(&self.folder.join("metrics.jsonl"))?;
+        let (svg, png) = (self.folder.join("loss.svg"), self.folder.join("loss.png"));
+        let title = format!("{} ({})", self.folder.display(), self.tokenizer.kind().name());
+        plot::render_loss_curve(&records, &title, &svg, &png)?;
+        eprintln!("loss curve: {} and {}", png.display(), svg.display());
+        eprintln!(
+            "write with it: gpt generate --checkpoint {} --prompt \"fn main\"",
+            self.folder.display()
+        );
+        Ok(())
+    }
+}
+
+fn groups(settings: &RunSettings) -> AdamWGroups {
+    AdamWGroups { weight_decay: settings.weight_decay, ..AdamWGroups::default() }
+}
+
+fn prompt(args: &TrainArgs) -> String {
+    args.prompt.clone().unwrap_or_else(|| "fn ".into())
+}
+
+/// The folder of a run that was not given one.
+pub(crate) fn default_folder(args: &TrainArgs) -> PathBuf {
+    let preset = args.preset.unwrap_or(Preset::Tiny);
+    PathBuf::from(format!("runs/gpt-{}", format!("{preset:?}").to_lowercase()))
+}
+
+/// Sets the element type of everything that is created on `device` from now on.
+fn configure(device: &mut Device, precision: Precision) -> Result<()> {
+    let dtype = match precision {
+        Precision::F32 => FloatDType::F32,
+        Precision::Bf16 => FloatDType::BF16,
+    };
+    ensure!(
+        device.supports_dtype(dtype),
+        "--precision {precision:?}: {device:?} does not compute in that type; use --precision f32"
+    );
+    device.configure(dtype).with_context(|| format!("cannot set {device:?} to {precision:?}"))
+}
+
+/// Takes the run's folder for this process; the operating system gives it free when the process
+/// ends, however it ends.
+fn lock(folder: &Path) -> Result<File> {
+    fs::create_dir_all(folder)
+        .with_context(|| format!("cannot create the run's folder {}", folder.display()))?;
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another process is training in {}; wait for it, or choose another folder with --out",
+            folder.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
+}
+
+/// Removes what an earlier run left in `folder`, but for the tokens, which are kept by content.
+fn remove_results(folder: &Path) -> Result<()> {
+    for name in ["checkpoints", "tensorboard"] {
+        let path = folder.join(name);
+        if path.exists() {
+            fs::remove_dir_all(&path)
+                .with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    for name in ["metrics.jsonl", "loss.svg", "loss.png"] {
+        let path = folder.join(name);
+        if path.exists() {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}

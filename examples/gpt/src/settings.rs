@@ -1,0 +1,227 @@
+//! What a run is: sizes, optimization and data, resolved from presets and the command line.
+
+use crate::{cli::TrainArgs, model::ModelConfig, tokenizer::Tokenizer, tokenizer::TokenizerKind};
+use anyhow::{Result, bail};
+use blackburn::train::schedule::WarmupCosine;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Sizes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Preset {
+    /// 4 layers, width 128, context 128: learns on a laptop's CPU in minutes.
+    Tiny,
+    /// 6 layers, width 384, context 256: for one small GPU.
+    Small,
+    /// GPT-2 small: 12 layers, width 768, 12 heads, context 1024.
+    Gpt2,
+}
+
+/// Element type of parameters and computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Precision {
+    /// Single precision.
+    F32,
+    /// bfloat16 throughout, optimizer state included; the loss is computed in f32.
+    Bf16,
+}
+
+/// Everything that decides the numbers a run produces. Saved with every checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunSettings {
+    pub(crate) preset: Preset,
+    pub(crate) tokenizer: TokenizerKind,
+    pub(crate) precision: Precision,
+    pub(crate) model: ModelConfig,
+    pub(crate) steps: usize,
+    pub(crate) batch: usize,
+    pub(crate) accumulate: usize,
+    pub(crate) learning_rate: f64,
+    pub(crate) min_learning_rate: f64,
+    pub(crate) warmup: usize,
+    pub(crate) weight_decay: f32,
+    pub(crate) clip: f64,
+    pub(crate) seed: u64,
+}
+
+struct Defaults {
+    layers: usize,
+    width: usize,
+    heads: usize,
+    context: usize,
+    steps: usize,
+    batch: usize,
+    learning_rate: f64,
+    warmup: usize,
+}
+
+impl Preset {
+    fn defaults(self) -> Defaults {
+        match self {
+            Self::Tiny => Defaults {
+                layers: 4,
+                width: 128,
+                heads: 4,
+                context: 128,
+                steps: 300,
+                batch: 8,
+                learning_rate: 2e-3,
+                warmup: 20,
+            },
+            Self::Small => Defaults {
+                layers: 6,
+                width: 384,
+                heads: 6,
+                context: 256,
+                steps: 2000,
+                batch: 32,
+                learning_rate: 1e-3,
+                warmup: 100,
+            },
+            // 6e-4 is what GPT-3 small was trained with (arXiv:2005.14165, table 2.1).
+            Self::Gpt2 => Defaults {
+                layers: 12,
+                width: 768,
+                heads: 12,
+                context: 1024,
+                steps: 5000,
+                batch: 8,
+                learning_rate: 6e-4,
+                warmup: 200,
+            },
+        }
+    }
+}
+
+impl RunSettings {
+    /// The settings of a fresh run: the preset's, where the command line names no other.
+    pub(crate) fn resolve(args: &TrainArgs) -> Result<Self> {
+        let preset = args.preset.unwrap_or(Preset::Tiny);
+        let defaults = preset.defaults();
+        let tokenizer = args.tokenizer.unwrap_or(TokenizerKind::Bytes);
+        let learning_rate = args.learning_rate.unwrap_or(defaults.learning_rate);
+        let steps = args.steps.unwrap_or(defaults.steps);
+        let settings = Self {
+            preset,
+            tokenizer,
+            precision: args.precision.unwrap_or(Precision::F32),
+            model: ModelConfig {
+                layers: args.layers.unwrap_or(defaults.layers),
+                width: args.width.unwrap_or(defaults.width),
+                heads: args.heads.unwrap_or(defaults.heads),
+                context: args.context.unwrap_or(defaults.context),
+                vocabulary: Tokenizer::new(tokenizer).vocab_size(),
+                dropout: args.dropout.unwrap_or(0.0),
+            },
+            steps,
+            batch: args.batch.unwrap_or(defaults.batch),
+            accumulate: args.accumulate.unwrap_or(1),
+            learning_rate,
+            min_learning_rate: args.min_learning_rate.unwrap_or(learning_rate / 10.0),
+            warmup: args.warmup.unwrap_or(defaults.warmup).min(steps / 2),
+            weight_decay: args.weight_decay.unwrap_or(0.1),
+            clip: args.clip.unwrap_or(1.0),
+            seed: args.seed.unwrap_or(42),
+        };
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// A resumed run's settings: the checkpoint's, with what may change taken from the command
+    /// line. What would make it another run is refused.
+    pub(crate) fn resume(&self, args: &TrainArgs) -> Result<Self> {
+        let mut differences = Vec::new();
+        let mut check = |option: &str, asked: Option<String>, saved: String| {
+            if let Some(asked) = asked.filter(|asked| *asked != saved) {
+                differences.push(format!("{option} {asked} (the checkpoint has {saved})"));
+            }
+        };
+        let text = |value: Option<usize>| value.map(|v| v.to_string());
+        check("--preset", args.preset.map(name), name(self.preset));
+        check("--tokenizer", args.tokenizer.map(|t| t.name().into()), self.tokenizer.name().into());
+        check("--precision", args.precision.map(name), name(self.precision));
+        check("--layers", text(args.layers), self.model.layers.to_string());
+        check("--width", text(args.width), self.model.width.to_string());
+        check("--heads", text(args.heads), self.model.heads.to_string());
+        check("--context", text(args.context), self.model.context.to_string());
+        check("--dropout", args.dropout.map(|v| v.to_string()), self.model.dropout.to_string());
+        check("--batch", text(args.batch), self.batch.to_string());
+        check("--accumulate", text(args.accumulate), self.accumulate.to_string());
+        check("--seed", args.seed.map(|v| v.to_string()), self.seed.to_string());
+        if !differences.is_empty() {
+            bail!(
+                "--resume continues a run, and these options make it another one: {}. Leave them \
+                 out, or start afresh in another folder with --out",
+                differences.join(", ")
+            );
+        }
+        let mut settings = self.clone();
+        settings.steps = args.steps.unwrap_or(self.steps);
+        settings.learning_rate = args.learning_rate.unwrap_or(self.learning_rate);
+        settings.min_learning_rate = args.min_learning_rate.unwrap_or(self.min_learning_rate);
+        settings.warmup = args.warmup.unwrap_or(self.warmup);
+        settings.weight_decay = args.weight_decay.unwrap_or(self.weight_decay);
+        settings.clip = args.clip.unwrap_or(self.clip);
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// The learning rate by step.
+    pub(crate) fn schedule(&self) -> WarmupCosine {
+        WarmupCosine {
+            peak: self.learning_rate,
+            floor: self.min_learning_rate,
+            warmup_steps: self.warmup,
+            total_steps: self.steps,
+        }
+    }
+
+    /// Tokens that one optimizer step learns from.
+    pub(crate) fn tokens_per_step(&self) -> usize {
+        self.batch * self.accumulate * self.model.context
+    }
+
+    fn validate(&self) -> Result<()> {
+        let model = &self.model;
+        let positive = [
+            ("--layers", model.layers),
+            ("--width", model.width),
+            ("--heads", model.heads),
+            ("--context", model.context),
+            ("--steps", self.steps),
+            ("--batch", self.batch),
+            ("--accumulate", self.accumulate),
+        ];
+        if let Some((option, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            bail!("{option}: expected at least 1, got 0");
+        }
+        if !model.width.is_multiple_of(model.heads) {
+            bail!("--heads: expected a divisor of --width ({}), got {}", model.width, model.heads);
+        }
+        if !(0.0..1.0).contains(&model.dropout) {
+            bail!("--dropout: expected a number from 0 to below 1, got {}", model.dropout);
+        }
+        let rates = [("--learning-rate", self.learning_rate), ("--clip", self.clip)];
+        if let Some((option, value)) = rates.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+            bail!("{option}: expected a positive number, got {value}");
+        }
+        if !(0.0..=self.learning_rate).contains(&self.min_learning_rate) {
+            bail!(
+                "--min-learning-rate: expected a number from 0 to --learning-rate ({}), got {}",
+                self.learning_rate,
+                self.min_learning_rate
+            );
+        }
+        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
+            bail!("--weight-decay: expected a number of at least 0, got {}", self.weight_decay);
+        }
+        Ok(())
+    }
+}
+
+/// How the command line spells a choice.
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
+}

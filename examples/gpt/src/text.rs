@@ -1,0 +1,156 @@
+//! Writing text with a model.
+
+use crate::{
+    model::{CausalMask, Gpt},
+    tokenizer::Tokenizer,
+};
+use anyhow::{Context, Result, ensure};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// How to choose the next token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sampling {
+    /// Divides the logits; 0 takes the likeliest token.
+    pub(crate) temperature: f64,
+    /// Draw among this many of the likeliest tokens; 0 draws among all.
+    pub(crate) top_k: usize,
+    /// Seed of the draws.
+    pub(crate) seed: u64,
+}
+
+impl Sampling {
+    fn validate(&self) -> Result<()> {
+        ensure!(
+            self.temperature.is_finite() && self.temperature >= 0.0,
+            "--temperature: expected a number of at least 0, got {}",
+            self.temperature
+        );
+        Ok(())
+    }
+}
+
+/// Continues `prompt` by `count` tokens, handing each new piece of text to `emit` until that
+/// returns false; returns the whole text. Of a text longer than the context the model sees the end.
+pub(crate) fn generate(
+    model: &Gpt,
+    tokenizer: &Tokenizer,
+    context: usize,
+    prompt: &str,
+    count: usize,
+    sampling: Sampling,
+    device: &Device,
+    emit: &mut dyn FnMut(&str) -> bool,
+) -> Result<String> {
+    sampling.validate()?;
+    let mask = CausalMask::new(context, device);
+    let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
+    let mut tokens = tokenizer.encode(prompt);
+    if tokens.is_empty() {
+        tokens.push(tokenizer.end_of_document());
+    }
+    let prompt_tokens = tokens.len();
+    let mut written = 0;
+    for _ in 0..count {
+        let seen = &tokens[tokens.len().saturating_sub(context)..];
+        let at = seen.len() - 1;
+        let mut ids: Vec<i32> = seen.iter().map(|token| i32::from(*token)).collect();
+        ids.resize(context, 0);
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, context]), device);
+        let logits: Vec<f32> = model
+            .next_logits(ids, at, &mask)
+            .into_data()
+            .try_to_vec()
+            .context("the model's logits are not f32")?;
+        tokens.push(choose(&logits, sampling, &mut rng)?);
+        // A token may end in the middle of a character: emit what is whole.
+        let text = tokenizer.decode(&tokens[prompt_tokens..]);
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        if whole > written {
+            if !emit(&text[written..whole]) {
+                break;
+            }
+            written = whole;
+        }
+    }
+    Ok(tokenizer.decode(&tokens))
+}
+
+fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {
+    ensure!(
+        logits.iter().all(|logit| !logit.is_nan()),
+        "the model's output is not a number: its training diverged; take an earlier checkpoint"
+    );
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k);
+    }
+    let best = order[0];
+    let chosen = if sampling.temperature == 0.0 {
+        best
+    } else {
+        let weight = |i: usize| (f64::from(logits[i] - logits[best]) / sampling.temperature).exp();
+        let total: f64 = order.iter().map(|i| weight(*i)).sum();
+        // 53 random bits: a uniform number in [0, 1).
+        let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = uniform * total;
+        order
+            .iter()
+            .copied()
+            .find(|i| {
+                left -= weight(*i);
+                left < 0.0
+            })
+            .unwrap_or(best)
+    };
+    u16::try_from(chosen).context("the vocabulary is larger than 65536")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f64, top_k: usize) -> Sampling {
+        Sampling { temperature, top_k, seed: 1 }
+    }
+
+    fn draws(logits: &[f32], sampling: Sampling) -> Vec<u16> {
+        let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
+        (0..2000).map(|_| choose(logits, sampling, &mut rng).unwrap()).collect()
+    }
+
+    #[test]
+    fn temperature_zero_takes_the_likeliest() {
+        assert!(draws(&[0.0, 3.0, 2.9], sampling(0.0, 0)).iter().all(|token| *token == 1));
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let logits = [0.0, 2f32.ln(), 5f32.ln()];
+        let counts = draws(&logits, sampling(1.0, 0)).iter().fold([0; 3], |mut counts, token| {
+            counts[usize::from(*token)] += 1;
+            counts
+        });
+        // Five standard deviations of a binomial over 2000 draws are below 112.
+        for (count, share) in counts.iter().zip([1.0, 2.0, 5.0]) {
+            let expected = 2000.0 * share / 8.0;
+            assert!((f64::from(*count) - expected).abs() < 112.0, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn top_k_leaves_out_the_rest() {
+        let drawn = draws(&[1.0, 0.9, 0.8, 0.7], sampling(5.0, 2));
+        assert!(drawn.iter().all(|token| *token < 2));
+        assert!(drawn.contains(&1));
+    }
+
+    #[test]
+    fn a_diverged_model_is_named() {
+        let mut rng = ChaCha8Rng::seed_from_u64(0);
+        let error = choose(&[0.0, f32::NAN], sampling(1.0, 0), &mut rng).unwrap_err();
+        assert!(error.to_string().contains("diverged"), "{error}");
+    }
+}

@@ -1,0 +1,255 @@
+//! The training loop.
+
+use crate::{
+    checkpoint,
+    cli::TrainArgs,
+    evaluation::{evaluate, tensors},
+    loader::{Prefetcher, Windows},
+    metrics::{MetricRecord, MetricsLog},
+    model::CausalMask,
+    progress::Progress,
+    run::{self, Run},
+    settings::RunSettings,
+    store::TrainTokens,
+    text::{self, Sampling},
+};
+use anyhow::{Context, Result, bail};
+use blackburn::{
+    Report,
+    train::{accumulate::GradientSum, clip::clip_global_norm},
+};
+use burn::{
+    module::Module,
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
+use std::time::Instant;
+
+/// Batches of held-out text that a validation during training looks at.
+const VALIDATION_BATCHES: usize = 20;
+/// Tokens of a sample.
+const SAMPLE_TOKENS: usize = 120;
+
+/// How often a run reports, and how much it keeps.
+struct Cadence {
+    log: usize,
+    evaluate: usize,
+    checkpoint: usize,
+    keep: usize,
+}
+
+impl Cadence {
+    fn resolve(args: &TrainArgs, steps: usize) -> Result<Self> {
+        let tenth = steps.div_ceil(10);
+        let cadence = Self {
+            log: args.log_every.unwrap_or(10),
+            evaluate: args.eval_every.unwrap_or(tenth),
+            checkpoint: args.checkpoint_every.unwrap_or(tenth),
+            keep: args.keep.unwrap_or(3),
+        };
+        let all = [
+            ("--log-every", cadence.log),
+            ("--eval-every", cadence.evaluate),
+            ("--checkpoint-every", cadence.checkpoint),
+            ("--keep", cadence.keep),
+        ];
+        match all.iter().find(|(_, value)| *value == 0) {
+            Some((option, _)) => bail!("{option}: expected at least 1, got 0"),
+            None => Ok(cadence),
+        }
+    }
+}
+
+/// Trains, or continues to.
+pub(crate) fn train(args: &TrainArgs, mut device: Device, report: &Report) -> Result<()> {
+    let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
+    let mut run = if args.resume {
+        Run::resume(args, folder, &mut device, report)?
+    } else {
+        Run::start(args, folder, RunSettings::resolve(args)?, &mut device, report)?
+    };
+    let cadence = Cadence::resolve(args, run.settings.steps)?;
+    run.train(&cadence, report)
+}
+
+impl Run {
+    fn train(&mut self, cadence: &Cadence, report: &Report) -> Result<()> {
+        let steps = self.settings.steps;
+        if self.step >= steps {
+            eprintln!(
+                "the run is complete: {} of {steps} steps are done. Raise --steps to go on",
+                self.step
+            );
+            return Ok(());
+        }
+        let resumed_at = (self.step > 0).then_some(self.step as u64);
+        let mut log = MetricsLog::open(&self.folder, resumed_at)?;
+        self.introduce(&mut log, report)?;
+
+        let tokens = TrainTokens(self.store.clone());
+        let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
+        let first = (self.step * self.settings.accumulate) as u64;
+        let mut batches = Prefetcher::new(windows, self.settings.batch, first)?;
+        let mask = CausalMask::new(self.settings.model.context, &self.device);
+        let schedule = self.settings.schedule();
+        let progress = Progress::new(self.step, steps);
+        let started = Instant::now();
+        let mut interval = Interval::new();
+
+        while self.step < steps {
+            let learning_rate = schedule.at(self.step);
+            let (loss, norm) = self.take_step(&mut batches, &mask, learning_rate)?;
+            self.step += 1;
+            interval.losses.push(loss);
+            progress.advance(self.step);
+
+            let due = |every: usize| self.step == steps || self.step.is_multiple_of(every);
+            let (log_due, evaluate_due, checkpoint_due) =
+                (due(cadence.log), due(cadence.evaluate), due(cadence.checkpoint));
+            if !(log_due || evaluate_due || checkpoint_due) {
+                continue;
+            }
+            // First the loss: a checkpoint is written only of a model that was seen to be sound.
+            let record = self.report(interval, learning_rate, norm, started)?;
+            log.write(&record)?;
+            self.check_finite(&record, &progress)?;
+            if evaluate_due {
+                self.validate(&mut log, &progress)?;
+            }
+            if checkpoint_due {
+                let path = self.save(cadence.keep)?;
+                log.write(&MetricRecord::Checkpoint { step: self.step as u64, path })?;
+            }
+            interval = Interval::new();
+        }
+        progress.finish();
+        self.conclude()
+    }
+
+    /// One optimizer step: forward and backward over the micro-batches, clip, update. Returns the
+    /// mean loss and the gradients' norm, still on the device.
+    fn take_step(
+        &mut self,
+        batches: &mut Prefetcher,
+        mask: &CausalMask,
+        learning_rate: f64,
+    ) -> Result<(Tensor<1>, Tensor<1>)> {
+        // Dropout follows the step, so that a resumed run repeats it.
+        self.device.seed(self.settings.seed.wrapping_add(1 + self.step as u64));
+        let mut gradients = GradientSum::new();
+        let mut total: Option<Tensor<1>> = None;
+        for _ in 0..self.settings.accumulate {
+            let (inputs, targets) = tensors(batches.next_batch()?, &self.device);
+            let loss = self.model.loss(inputs, targets, mask);
+            let value = loss.clone().inner();
+            let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
+            gradients.add(&self.model, of_batch, self.settings.batch as f64);
+            total = Some(match total {
+                Some(total) => total + value,
+                None => value,
+            });
+        }
+        let (Some(total), Some(mut gradients)) = (total, gradients.mean(&self.model)) else {
+            bail!("a step needs at least one batch");
+        };
+        let norm = clip_global_norm(&mut gradients, &self.model, self.settings.clip);
+        self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
+        // Hand the step over to the device now, and go on preparing the next one.
+        self.device.flush().context("the device failed")?;
+        Ok((total.div_scalar(self.settings.accumulate as f64), norm))
+    }
+
+    /// The interval in numbers. Reading the loss waits for the device, so the time is the steps' own.
+    fn report(
+        &self,
+        interval: Interval,
+        learning_rate: f64,
+        norm: Tensor<1>,
+        started: Instant,
+    ) -> Result<MetricRecord> {
+        let steps = interval.losses.len();
+        let loss: f32 = Tensor::cat(interval.losses, 0).mean().into_scalar();
+        let gradient_norm: f32 = norm.into_scalar();
+        let tokens = (steps * self.settings.tokens_per_step()) as f64;
+        Ok(MetricRecord::Train {
+            step: self.step as u64,
+            loss,
+            learning_rate,
+            gradient_norm,
+            tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
+            tokens: (self.step * self.settings.tokens_per_step()) as u64,
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn check_finite(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
+        let MetricRecord::Train { step, loss, gradient_norm, tokens_per_second, .. } = record
+        else {
+            return Ok(());
+        };
+        let left = (self.settings.steps - self.step) * self.settings.tokens_per_step();
+        progress.report(self.step, *loss, *tokens_per_second, left as f64 / tokens_per_second);
+        if loss.is_finite() && gradient_norm.is_finite() {
+            return Ok(());
+        }
+        bail!(
+            "training diverged: by step {step} the loss is {loss} and the gradients' norm {gradient_norm}. \
+             Checkpoints up to step {} are intact. Try a lower --learning-rate (now {}), more \
+             --warmup or a smaller --clip",
+            checkpoint::steps(&checkpoint::folder(&self.folder)).last().copied().unwrap_or(0),
+            self.settings.learning_rate
+        )
+    }
+
+    fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<()> {
+        let started = Instant::now();
+        let model = self.model.valid();
+        let device = self.device.clone().without_autodiff();
+        let (batch, context) = (self.settings.batch, self.settings.model.context);
+        let result =
+            evaluate(&model, self.store.validation(), batch, context, VALIDATION_BATCHES, &device)
+                .context("cannot validate")?;
+        let step = self.step as u64;
+        log.write(&MetricRecord::Validation {
+            step,
+            loss: result.loss,
+            perplexity: result.perplexity(),
+            tokens: result.tokens,
+            seconds: started.elapsed().as_secs_f64(),
+        })?;
+        let sampling = Sampling { temperature: 0.8, top_k: 50, seed: self.settings.seed };
+        let sample = text::generate(
+            &model,
+            &self.tokenizer,
+            context,
+            &self.prompt,
+            SAMPLE_TOKENS,
+            sampling,
+            &device,
+            &mut |_| true,
+        )?;
+        progress.line(&format!(
+            "step {step}: validation loss {:.4}, perplexity {:.2}\n{}\n",
+            result.loss,
+            result.perplexity(),
+            indent(&sample)
+        ));
+        log.write(&MetricRecord::Sample { step, prompt: self.prompt.clone(), text: sample })
+    }
+}
+
+/// What was measured since the last report.
+struct Interval {
+    losses: Vec<Tensor<1>>,
+    clock: Instant,
+}
+
+impl Interval {
+    fn new() -> Self {
+        Self { losses: Vec::new(), clock: Instant::now() }
+    }
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
+}

@@ -1,0 +1,94 @@
+//! What the integration tests share: the device that kernels are tested on.
+
+use cubecl::{Device, client::Client, ir::ElemType};
+use libtest_mimic::{Completion, Failed};
+
+/// Runs `test` on the device that kernels are tested on.
+///
+/// `BLACKBURN_REQUIRE_DEVICE` names it: `webgpu` (a software adapter will do) or `cuda`; then a
+/// missing device fails the test. Without the variable, a test whose device is missing is reported
+/// as ignored, with the reason.
+///
+/// # Errors
+///
+/// What `test` reports, or the missing device.
+pub fn on_device(test: impl FnOnce(&Client) -> Result<(), Failed>) -> Result<Completion, Failed> {
+    on_cube_device(|device| test(&device.client()).map(|()| Completion::Completed))
+}
+
+/// As [`on_device`], for a test of kernels in `dtype`; ignored where the device does not compute in
+/// it (WGSL has no bf16, which is then left to a run on CUDA).
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_device_with(
+    dtype: ElemType,
+    test: impl FnOnce(&Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| {
+        let client = device.client();
+        if client.properties().features.types.elem.contains_key(&dtype) {
+            test(&client).map(|()| Completion::Completed)
+        } else {
+            Ok(Completion::ignored_with(format!("no {dtype:?} on {}", client.name())))
+        }
+    })
+}
+
+/// As [`on_device`], with the device as Burn's.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_device(
+    test: impl FnOnce(burn::tensor::Device) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| test(burn::tensor::Device::new(device)).map(|()| Completion::Completed))
+}
+
+fn on_cube_device(
+    test: impl FnOnce(Device) -> Result<Completion, Failed>,
+) -> Result<Completion, Failed> {
+    let required = std::env::var("BLACKBURN_REQUIRE_DEVICE").ok().filter(|name| !name.is_empty());
+    match find(required.as_deref()) {
+        Ok(device) => test(device),
+        Err(reason) if required.is_none() => Ok(Completion::ignored_with(reason)),
+        Err(reason) => Err(reason.into()),
+    }
+}
+
+fn find(required: Option<&str>) -> Result<Device, String> {
+    match required {
+        None | Some("webgpu") => webgpu(),
+        Some("cuda") => Device::cuda(0)
+            .map_err(|error| format!("no CUDA device: {error}; run with --features cuda on a GPU")),
+        Some(other) => Err(format!(
+            "BLACKBURN_REQUIRE_DEVICE={other} names no test device: expected webgpu or cuda"
+        )),
+    }
+}
+
+#[cfg(feature = "webgpu")]
+fn webgpu() -> Result<Device, String> {
+    use cubecl::device::WgpuDeviceKind;
+
+    // A software adapter first: results there do not depend on the machine's GPU.
+    [
+        WgpuDeviceKind::Cpu,
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+        WgpuDeviceKind::VirtualGpu(0),
+    ]
+    .into_iter()
+    .find_map(|kind| Device::wgpu(kind).ok())
+    .ok_or_else(|| {
+        "no software device: install Mesa's (Debian: mesa-vulkan-drivers) to run kernel tests"
+            .into()
+    })
+}
+
+#[cfg(not(feature = "webgpu"))]
+fn webgpu() -> Result<Device, String> {
+    Err("this build lacks the feature `webgpu`".into())
+}

@@ -1,0 +1,55 @@
+//! The project's chores. `cargo xtask --help` lists them; each runs ordinary commands, prints them
+//! before it runs them, and stops at the first that fails.
+
+mod bench;
+mod book;
+mod check;
+mod command;
+mod deny;
+mod gpu;
+mod house_rules;
+mod links;
+mod sass;
+mod test;
+mod tools;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Blackburn's chores: check, test, bench, book, gpu, sass, deny.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    Check(check::Arguments),
+    Test(test::Arguments),
+    Bench(bench::Arguments),
+    Book(book::Arguments),
+    Gpu(gpu::Arguments),
+    Sass(sass::Arguments),
+    Deny(deny::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().chore {
+        Chore::Check(arguments) => check::run(&arguments),
+        Chore::Test(arguments) => test::run(&arguments),
+        Chore::Bench(arguments) => bench::run(&arguments),
+        Chore::Book(arguments) => book::run(&arguments),
+        Chore::Gpu(arguments) => gpu::run(&arguments),
+        Chore::Sass(arguments) => sass::run(&arguments),
+        Chore::Deny(arguments) => deny::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! NVRTC, the run-time compiler that `CubeCL` uses, loaded as a library.
+
+use anyhow::{Context, Result, bail};
+use libloading::Library;
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    fs,
+    path::{Path, PathBuf},
+    ptr,
+};
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+
+/// `NVRTC_ERROR_COMPILATION`.
+const COMPILATION_FAILED: c_int = 6;
+
+/// The functions used here, and the library that holds them.
+pub(crate) struct Nvrtc {
+    create: Create,
+    compile: Compile,
+    log_size: Size,
+    log: Text,
+    ptx_size: Size,
+    ptx: Text,
+    destroy: Destroy,
+    error_string: ErrorString,
+    version: Version,
+    _libraries: [Library; 2],
+}
+
+impl Nvrtc {
+    pub(crate) fn load(path: &Path) -> Result<Self> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let is_builtins = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("libnvrtc-builtins.so.")
+        };
+        let builtins = fs::read_dir(folder)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(is_builtins)
+            .with_context(|| format!("{} has no libnvrtc-builtins", folder.display()))?;
+        // NVRTC opens its builtins by name only, which finds them outside the system's folders if
+        // they are loaded already.
+        let builtins = open(&builtins)?;
+        let library = open(path)?;
+        // SAFETY: the types are those of nvrtc.h, which have not changed since CUDA 8; the library
+        // is kept beside the functions, so it outlives their use.
+        unsafe {
+            Ok(Self {
+                create: *library.get(b"nvrtcCreateProgram\0")?,
+                compile: *library.get(b"nvrtcCompileProgram\0")?,
+                log_size: *library.get(b"nvrtcGetProgramLogSize\0")?,
+                log: *library.get(b"nvrtcGetProgramLog\0")?,
+                ptx_size: *library.get(b"nvrtcGetPTXSize\0")?,
+                ptx: *library.get(b"nvrtcGetPTX\0")?,
+                destroy: *library.get(b"nvrtcDestroyProgram\0")?,
+                error_string: *library.get(b"nvrtcGetErrorString\0")?,
+                version: *library.get(b"nvrtcVersion\0")?,
+                _libraries: [library, builtins],
+            })
+        }
+    }
+
+    /// The version of CUDA it belongs to.
+    pub(crate) fn version(&self) -> String {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both pointers are valid for the call.
+        unsafe { (self.version)(&mut major, &mut minor) };
+        format!("{major}.{minor}")
+    }
+
+    /// Compiles CUDA C++ to PTX. Source that does not compile gives the compiler's log; the outer
+    /// error means that NVRTC itself does not work.
+    pub(crate) fn compile(
+        &self,
+        source: &str,
+        options: &[String],
+    ) -> Result<Result<String, String>> {
+        let source = CString::new(source).context("the source contains a NUL character")?;
+        let options: Vec<CString> =
+            options.iter().map(|option| CString::new(option.as_str())).collect::<Result<_, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = ptr::null_mut();
+        // SAFETY: `source` ends in NUL and outlives the call; no name and no headers are given.
+        let status = unsafe {
+            (self.create)(&mut program, source.as_ptr(), ptr::null(), 0, ptr::null(), ptr::null())
+        };
+        self.succeeded(status)?;
+        // SAFETY: the program was created above, and the strings behind the pointers are alive: a
+        // shadowed binding lives until the end of its block.
+        let status = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let outcome = match status {
+            COMPILATION_FAILED => self.text(program, self.log_size, self.log).map(Err),
+            _ => self
+                .succeeded(status)
+                .and_then(|()| self.text(program, self.ptx_size, self.ptx).map(Ok)),
+        };
+        let outcome = outcome.map_err(|error| {
+            let log = self.text(program, self.log_size, self.log).unwrap_or_default();
+            error.context(format!("NVRTC: {}", log.trim()))
+        });
+        // SAFETY: the program was created above, and nothing refers to it any more.
+        unsafe { (self.destroy)(&mut program) };
+        outcome
+    }
+
+    /// A text that NVRTC keeps for `program`.
+    fn text(&self, program: Program, size: Size, text: Text) -> Result<String> {
+        let mut bytes = 0;
+        // SAFETY: the program is alive and the pointer valid for the call.
+        self.succeeded(unsafe { size(program, &mut bytes) })?;
+        let mut buffer = vec![0_u8; bytes];
+        // SAFETY: the buffer has the size that NVRTC asked for, the final NUL included.
+        self.succeeded(unsafe { text(program, buffer.as_mut_ptr().cast()) })?;
+        while buffer.last() == Some(&0) {
+            buffer.pop();
+        }
+        Ok(String::from_utf8_lossy(&buffer).into_owned())
+    }
+
+    fn succeeded(&self, status: c_int) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: NVRTC returns a static string for any number.
+        let message = unsafe { CStr::from_ptr((self.error_string)(status)) };
+        bail!("{}", message.to_string_lossy())
+    }
+}
+
+fn open(path: &Path) -> Result<Library> {
+    // SAFETY: these libraries of the CUDA toolkit need nothing from whoever loads them.
+    unsafe { Library::new(path) }.with_context(|| format!("cannot load {}", path.display()))
+}

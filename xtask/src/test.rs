@@ -1,0 +1,91 @@
+//! `cargo xtask test`: the test suite, on a device of choice.
+
+use crate::command::{self, cargo};
+use anyhow::Result;
+use clap::ValueEnum;
+use std::process::Command;
+
+/// Run the tests; kernel tests skip with a reason if their device is missing.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Fail, not skip, if this device is missing. `cuda` also enables the CUDA tests, in release.
+    #[arg(long)]
+    device: Option<Device>,
+    /// Passed on to `cargo test`: `-p CRATE`, a test's name, `-- --nocapture`. A package narrows
+    /// the run from the whole workspace.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Device {
+    Webgpu,
+    Cuda,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    command::run(
+        &mut cargo_test(arguments),
+        "The output above names the tests; `cargo xtask test NAME -- --nocapture` runs one alone.",
+    )
+}
+
+fn cargo_test(arguments: &Arguments) -> Command {
+    let mut command = cargo();
+    command.arg("test");
+    let own = arguments.arguments.iter().take_while(|argument| *argument != "--");
+    if !own.into_iter().any(|a| a.starts_with("-p") || a.starts_with("--package")) {
+        command.arg("--workspace");
+    }
+    match arguments.device {
+        None => {}
+        Some(Device::Webgpu) => {
+            command.env("BLACKBURN_REQUIRE_DEVICE", "webgpu");
+        }
+        // Unoptimized, the f64 references take longer than the kernels they judge.
+        Some(Device::Cuda) => {
+            command.env("BLACKBURN_REQUIRE_DEVICE", "cuda").args([
+                "--release",
+                "--features",
+                "blackburn-tests/cuda",
+            ]);
+        }
+    }
+    command.args(&arguments.arguments);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::shown;
+
+    fn command(device: Option<Device>, arguments: &[&str]) -> String {
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        shown(&cargo_test(&Arguments { device, arguments }))
+    }
+
+    #[test]
+    fn by_default_the_whole_workspace_is_tested() {
+        assert_eq!(command(None, &[]), "cargo test --workspace");
+        let filtered = command(Some(Device::Webgpu), &["softmax", "--", "-p"]);
+        assert_eq!(
+            filtered,
+            "BLACKBURN_REQUIRE_DEVICE=webgpu cargo test --workspace softmax -- -p"
+        );
+    }
+
+    #[test]
+    fn a_package_narrows_the_run() {
+        assert_eq!(command(None, &["-p", "xtask"]), "cargo test -p xtask");
+    }
+
+    #[test]
+    fn cuda_brings_its_feature_and_optimization() {
+        assert_eq!(
+            command(Some(Device::Cuda), &[]),
+            "BLACKBURN_REQUIRE_DEVICE=cuda cargo test --workspace --release \
+             --features blackburn-tests/cuda"
+        );
+    }
+}
