@@ -10,7 +10,7 @@ struct Options {
     json: bool,
 
     /// The device to report on: auto, cuda, cuda:N, vulkan, vulkan:N, webgpu or flex. Without it,
-    /// BLACKBURN_DEVICE decides, then auto.
+    /// `BLACKBURN_DEVICE` decides, then auto.
     #[arg(long)]
     device: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! Gradient accumulation that equals the whole batch.
 //!
-//! A mean over a batch of weight W (samples, or tokens) splits into micro-batches of weights w_i as
+//! A mean over a batch of weight W (samples, or tokens) splits into micro-batches of weights `w_i` as
 //! `mean = sum_i w_i mean_i / W`. [`GradientSum`] does just that for gradients, whatever the sizes
 //! of the micro-batches; the last, smaller one counts for what it holds.
 

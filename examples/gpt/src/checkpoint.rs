@@ -90,7 +90,9 @@ pub(crate) fn save(run: &Path, snapshot: &Snapshot<'_>, keep: usize) -> Result<P
         };
         format!("cannot write the checkpoint {}; {kept}", target.display())
     })?;
-    for step in steps(&checkpoints).iter().rev().skip(keep.max(1)) {
+    // Newer ones are damaged, or the run would have continued from there: they do not count.
+    let done = steps(&checkpoints).into_iter().filter(|step| *step <= snapshot.step);
+    for step in done.rev().skip(keep.max(1)) {
         let old = checkpoints.join(format!("{PREFIX}{step:08}"));
         discard(&checkpoints, &old)
             .with_context(|| format!("cannot remove the old checkpoint {}", old.display()))?;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[command(name = "gpt", version)]
 pub(crate) struct Cli {
     /// Where to compute: auto, cuda, cuda:N, vulkan, vulkan:N, webgpu or flex (the CPU).
-    /// Without it, the environment variable BLACKBURN_DEVICE decides, then auto.
+    /// Without it, the environment variable `BLACKBURN_DEVICE` decides, then auto.
     #[arg(long, global = true, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
 

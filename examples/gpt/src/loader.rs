@@ -137,7 +137,8 @@ impl<T: AsRef<[u16]>> Windows<T> {
     }
 
     /// Number of windows in an epoch.
-    pub(crate) fn per_epoch(&self) -> usize {
+    #[cfg(test)]
+    fn per_epoch(&self) -> usize {
         self.per_epoch
     }
 

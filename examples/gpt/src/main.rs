@@ -77,17 +77,13 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
     if !emit(&args.prompt) {
         return Ok(());
     }
-    let context = settings.model.context;
-    text::generate(
-        &model,
-        &tokenizer,
-        context,
-        &args.prompt,
-        args.tokens,
-        sampling,
+    let author = text::Author {
+        model: &model,
+        tokenizer: &tokenizer,
+        context: settings.model.context,
         device,
-        &mut emit,
-    )?;
+    };
+    author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;
     emit("\n");
     Ok(())
 }

@@ -52,8 +52,11 @@ impl ModelConfig {
         let residual_scale = 1.0 / (2.0 * self.layers as f64).sqrt();
         for layer in &mut blocks.layers {
             for weight in [&mut layer.mha.output.weight, &mut layer.pwff.linear_outer.weight] {
-                *weight =
-                    weight.clone().map(|w| w.mul_scalar(residual_scale).detach().require_grad());
+                *weight = weight.clone().map(|w| {
+                    let scaled = w.mul_scalar(residual_scale);
+                    // A leaf again; without automatic differentiation it is one already.
+                    if device.is_autodiff() { scaled.detach().require_grad() } else { scaled }
+                });
             }
         }
         Gpt {

@@ -4,7 +4,7 @@ use crate::{
     checkpoint::{self, Snapshot},
     cli::TrainArgs,
     data::DataSettings,
-    loader::Windows,
+    loader::{Windows, sequential_batches},
     memory,
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
@@ -63,9 +63,9 @@ impl Run {
         }
         let store = Arc::new(data.open(&folder.join("data"), settings.tokenizer)?);
         // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
-        Windows::new(TrainTokens(store.clone()), settings.model.context, settings.seed)?;
-        remove_results(&folder)?;
+        check_windows(&store, &settings)?;
         configure(device, settings.precision)?;
+        remove_results(&folder)?;
         device.seed(settings.seed);
         let device = device.clone().autodiff();
         let model = settings.model.init(&device);
@@ -175,6 +175,16 @@ impl Run {
         );
         Ok(())
     }
+}
+
+/// Whether there is text enough for a window on either side.
+fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> {
+    let (context, batch) = (settings.model.context, settings.batch);
+    Windows::new(TrainTokens(store.clone()), context, settings.seed)
+        .context("the text to learn from is too short")?;
+    sequential_batches(store.validation(), batch, context, 1)
+        .map(drop)
+        .context("the text held out for validation is too short")
 }
 
 fn groups(settings: &RunSettings) -> AdamWGroups {

@@ -65,7 +65,7 @@ impl Preset {
                 width: 128,
                 heads: 4,
                 context: 128,
-                steps: 300,
+                steps: 600,
                 batch: 8,
                 learning_rate: 2e-3,
                 warmup: 20,

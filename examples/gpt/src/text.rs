@@ -31,50 +31,61 @@ impl Sampling {
     }
 }
 
-/// Continues `prompt` by `count` tokens, handing each new piece of text to `emit` until that
-/// returns false; returns the whole text. Of a text longer than the context the model sees the end.
-pub(crate) fn generate(
-    model: &Gpt,
-    tokenizer: &Tokenizer,
-    context: usize,
-    prompt: &str,
-    count: usize,
-    sampling: Sampling,
-    device: &Device,
-    emit: &mut dyn FnMut(&str) -> bool,
-) -> Result<String> {
-    sampling.validate()?;
-    let mask = CausalMask::new(context, device);
-    let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
-    let mut tokens = tokenizer.encode(prompt);
-    if tokens.is_empty() {
-        tokens.push(tokenizer.end_of_document());
-    }
-    let prompt_tokens = tokens.len();
-    let mut written = 0;
-    for _ in 0..count {
-        let seen = &tokens[tokens.len().saturating_sub(context)..];
-        let at = seen.len() - 1;
-        let mut ids: Vec<i32> = seen.iter().map(|token| i32::from(*token)).collect();
-        ids.resize(context, 0);
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, context]), device);
-        let logits: Vec<f32> = model
-            .next_logits(ids, at, &mask)
-            .into_data()
-            .try_to_vec()
-            .context("the model's logits are not f32")?;
-        tokens.push(choose(&logits, sampling, &mut rng)?);
-        // A token may end in the middle of a character: emit what is whole.
-        let text = tokenizer.decode(&tokens[prompt_tokens..]);
-        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        if whole > written {
-            if !emit(&text[written..whole]) {
-                break;
-            }
-            written = whole;
+/// A model that writes.
+pub(crate) struct Author<'a> {
+    pub(crate) model: &'a Gpt,
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Tokens that the model sees at once.
+    pub(crate) context: usize,
+    pub(crate) device: &'a Device,
+}
+
+impl Author<'_> {
+    /// Continues `prompt` by `count` tokens, handing each new piece of text to `emit` until that
+    /// returns false; returns the whole text. Of a text longer than the context the model sees the
+    /// end.
+    pub(crate) fn generate(
+        &self,
+        prompt: &str,
+        count: usize,
+        sampling: Sampling,
+        emit: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<String> {
+        sampling.validate()?;
+        let (context, device) = (self.context, self.device);
+        let mask = CausalMask::new(context, device);
+        let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
+        let mut tokens = self.tokenizer.encode(prompt);
+        if tokens.is_empty() {
+            tokens.push(self.tokenizer.end_of_document());
         }
+        let prompt_tokens = tokens.len();
+        let mut written = 0;
+        for _ in 0..count {
+            let seen = &tokens[tokens.len().saturating_sub(context)..];
+            let at = seen.len() - 1;
+            let mut ids: Vec<i32> = seen.iter().map(|token| i32::from(*token)).collect();
+            ids.resize(context, 0);
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, context]), device);
+            let logits: Vec<f32> = self
+                .model
+                .next_logits(ids, at, &mask)
+                .into_data()
+                .try_to_vec()
+                .context("the model's logits are not f32")?;
+            tokens.push(choose(&logits, sampling, &mut rng)?);
+            // A token may end in the middle of a character: emit what is whole.
+            let text = self.tokenizer.decode(&tokens[prompt_tokens..]);
+            let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+            if whole > written {
+                if !emit(&text[written..whole]) {
+                    break;
+                }
+                written = whole;
+            }
+        }
+        Ok(self.tokenizer.decode(&tokens))
     }
-    Ok(tokenizer.decode(&tokens))
 }
 
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {

@@ -3,15 +3,15 @@
 use crate::{
     checkpoint,
     cli::TrainArgs,
-    evaluation::{evaluate, tensors},
+    evaluation::{Evaluation, evaluate, tensors},
     loader::{Prefetcher, Windows},
     metrics::{MetricRecord, MetricsLog},
-    model::CausalMask,
+    model::{CausalMask, Gpt},
     progress::Progress,
     run::{self, Run},
     settings::RunSettings,
     store::TrainTokens,
-    text::{self, Sampling},
+    text::{Author, Sampling},
 };
 use anyhow::{Context, Result, bail};
 use blackburn::{
@@ -63,13 +63,15 @@ impl Cadence {
 /// Trains, or continues to.
 pub(crate) fn train(args: &TrainArgs, mut device: Device, report: &Report) -> Result<()> {
     let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
-    let mut run = if args.resume {
-        Run::resume(args, folder, &mut device, report)?
-    } else {
-        Run::start(args, folder, RunSettings::resolve(args)?, &mut device, report)?
-    };
-    let cadence = Cadence::resolve(args, run.settings.steps)?;
-    run.train(&cadence, report)
+    if args.resume {
+        let mut run = Run::resume(args, folder, &mut device, report)?;
+        let cadence = Cadence::resolve(args, run.settings.steps)?;
+        return run.train(&cadence, report);
+    }
+    let settings = RunSettings::resolve(args)?;
+    // Before the start, which with --overwrite removes the run before it.
+    let cadence = Cadence::resolve(args, settings.steps)?;
+    Run::start(args, folder, settings, &mut device, report)?.train(&cadence, report)
 }
 
 impl Run {
@@ -109,7 +111,6 @@ impl Run {
             if !(log_due || evaluate_due || checkpoint_due) {
                 continue;
             }
-            // First the loss: a checkpoint is written only of a model that was seen to be sound.
             let record = self.report(interval, learning_rate, norm, started)?;
             log.write(&record)?;
             self.check_finite(&record, &progress)?;
@@ -117,6 +118,12 @@ impl Run {
                 self.validate(&mut log, &progress)?;
             }
             if checkpoint_due {
+                // The loss above is from before the last update. A checkpoint of a model that this
+                // update broke would be what every --resume starts from.
+                if !evaluate_due {
+                    let held_out = self.evaluate(&self.model.valid(), 1)?;
+                    self.check_held_out(held_out.loss)?;
+                }
                 let path = self.save(cadence.keep)?;
                 log.write(&MetricRecord::Checkpoint { step: self.step as u64, path })?;
             }
@@ -192,23 +199,39 @@ impl Run {
         if loss.is_finite() && gradient_norm.is_finite() {
             return Ok(());
         }
+        self.diverged(&format!(
+            "by step {step} the loss is {loss} and the gradients' norm {gradient_norm}"
+        ))
+    }
+
+    fn check_held_out(&self, loss: f64) -> Result<()> {
+        if loss.is_finite() {
+            return Ok(());
+        }
+        self.diverged(&format!("after step {} the validation loss is {loss}", self.step))
+    }
+
+    fn diverged(&self, how: &str) -> Result<()> {
         bail!(
-            "training diverged: by step {step} the loss is {loss} and the gradients' norm {gradient_norm}. \
-             Checkpoints up to step {} are intact. Try a lower --learning-rate (now {}), more \
-             --warmup or a smaller --clip",
+            "training diverged: {how}. Checkpoints up to step {} are intact. Try a lower \
+             --learning-rate (now {}), more --warmup or a smaller --clip",
             checkpoint::steps(&checkpoint::folder(&self.folder)).last().copied().unwrap_or(0),
             self.settings.learning_rate
         )
     }
 
+    /// The loss of `model` on held-out text.
+    fn evaluate(&self, model: &Gpt, most: usize) -> Result<Evaluation> {
+        let device = self.device.clone().without_autodiff();
+        let (batch, context) = (self.settings.batch, self.settings.model.context);
+        evaluate(model, self.store.validation(), batch, context, most, &device)
+            .context("cannot validate")
+    }
+
     fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<()> {
         let started = Instant::now();
         let model = self.model.valid();
-        let device = self.device.clone().without_autodiff();
-        let (batch, context) = (self.settings.batch, self.settings.model.context);
-        let result =
-            evaluate(&model, self.store.validation(), batch, context, VALIDATION_BATCHES, &device)
-                .context("cannot validate")?;
+        let result = self.evaluate(&model, VALIDATION_BATCHES)?;
         let step = self.step as u64;
         log.write(&MetricRecord::Validation {
             step,
@@ -217,17 +240,15 @@ impl Run {
             tokens: result.tokens,
             seconds: started.elapsed().as_secs_f64(),
         })?;
+        self.check_held_out(result.loss)?;
         let sampling = Sampling { temperature: 0.8, top_k: 50, seed: self.settings.seed };
-        let sample = text::generate(
-            &model,
-            &self.tokenizer,
-            context,
-            &self.prompt,
-            SAMPLE_TOKENS,
-            sampling,
-            &device,
-            &mut |_| true,
-        )?;
+        let author = Author {
+            model: &model,
+            tokenizer: &self.tokenizer,
+            context: self.settings.model.context,
+            device: &self.device.clone().without_autodiff(),
+        };
+        let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?;
         progress.line(&format!(
             "step {step}: validation loss {:.4}, perplexity {:.2}\n{}\n",
             result.loss,
