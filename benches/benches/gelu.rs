@@ -1,48 +1,52 @@
-//! GELU forward and backward: bytes moved a second, on the shapes of GPT-2's feed-forward layers.
-//!
-//! `cargo xtask bench gelu --features cuda`
+//! GELU forward and backward: bytes moved a second, on the activations of GPT-2's feed-forward
+//! layers. `cargo xtask bench gelu --features cuda`
 
-use blackburn_benches::{device, sync};
-use blackburn_kernels::{
-    buffer::Buffer,
-    gelu::{GeluProblem, gelu_backward, gelu_forward},
+use blackburn_benches::{device, dtype, input, time, verify};
+use blackburn_kernels::gelu::{GeluProblem, gelu_backward, gelu_forward};
+use blackburn_reference::{
+    gelu::{self, CUDA_ERF_ERROR},
+    storage::Storage,
 };
-use blackburn_reference::{random::normal, storage::Storage};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use cubecl::ir::{ElemType, FloatKind};
 
-/// 8192 tokens by four times GPT-2's width, and one that fits in caches.
-const SHAPES: [(usize, usize); 2] = [(8192, 3072), (512, 768)];
+/// 8192 tokens by four times GPT-2's width: larger than caches.
+const SHAPE: (usize, usize) = (8192, 3072);
 
-fn gelu(criterion: &mut Criterion) {
+fn bench(criterion: &mut Criterion) {
     let Some(device) = device() else { return };
     let client = device.client();
-    for (kind, storage) in [(FloatKind::F32, Storage::F32), (FloatKind::F16, Storage::F16)] {
-        let dtype = ElemType::Float(kind);
-        for (rows, columns) in SHAPES {
-            let elements = rows * columns;
-            let values = storage.encode(&normal(1, elements, 1.0, storage));
-            let x = Buffer { handle: client.create_from_slice(&values), elements, dtype };
-            let problem = GeluProblem { elements, dtype };
-            let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
-            group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
-            group.bench_function("forward", |bencher| {
-                bencher.iter(|| {
-                    gelu_forward(&client, &x).expect("the problem is valid");
-                    sync(&client);
-                });
+    let (rows, columns) = SHAPE;
+    let elements = rows * columns;
+    for storage in Storage::ALL {
+        let (values, x) = input(&client, 1, elements, storage);
+        let (grads, dy) = input(&client, 2, elements, storage);
+        let expected: Vec<f64> = values.iter().map(|x| gelu::gelu(*x)).collect();
+        let bounds: Vec<f64> =
+            values.iter().map(|x| gelu::forward_bound(*x, storage, CUDA_ERF_ERROR)).collect();
+        let y = gelu_forward(&client, &x).expect("the problem is valid");
+        verify(&client, y, storage, &expected, &bounds);
+        let pairs = || values.iter().zip(&grads);
+        let expected: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
+        let bounds: Vec<f64> =
+            pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, CUDA_ERF_ERROR)).collect();
+        let dx = gelu_backward(&client, &x, &dy).expect("the problem is valid");
+        verify(&client, dx, storage, &expected, &bounds);
+
+        let problem = GeluProblem { elements, dtype: dtype(storage) };
+        let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
+        group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
+        group.bench_function("forward", |bencher| {
+            time(bencher, &client, || gelu_forward(&client, &x).expect("the problem is valid"));
+        });
+        group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
+        group.bench_function("backward", |bencher| {
+            time(bencher, &client, || {
+                gelu_backward(&client, &x, &dy).expect("the problem is valid")
             });
-            group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
-            group.bench_function("backward", |bencher| {
-                bencher.iter(|| {
-                    gelu_backward(&client, &x, &x).expect("the problem is valid");
-                    sync(&client);
-                });
-            });
-            group.finish();
-        }
+        });
+        group.finish();
     }
 }
 
-criterion_group!(benches, gelu);
+criterion_group!(benches, bench);
 criterion_main!(benches);

@@ -9,5 +9,6 @@
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
+mod column_sum;
 pub mod providers;
 pub mod runtime;

@@ -1,5 +1,6 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
+use crate::column_sum::{self, ColumnSumProvider};
 use burn_cubecl::fusion::{self, RegistryError};
 use serde::Serialize;
 use std::{collections::BTreeSet, fmt};
@@ -57,38 +58,58 @@ pub struct UnknownProvider {
     pub known: Vec<String>,
 }
 
-/// The names of all providers, in the order in which Burn asks them.
+/// The names of all providers: Burn's, then Blackburn's.
 pub fn names() -> Vec<String> {
-    fusion::BUILTIN_NAMES.iter().map(ToString::to_string).collect()
+    let ours = [column_sum::NAME];
+    fusion::BUILTIN_NAMES.iter().chain(&ours).map(ToString::to_string).collect()
 }
 
-/// Switches off the providers named in `disabled` and reports on all of them.
+/// Registers Blackburn's providers, switches off those named in `disabled`, and reports on all.
 ///
 /// Names are compared without regard to case. Call it before the first tensor operation: once
-/// Burn's fusion service runs, its registry is sealed, and a provider that should have been
-/// switched off is reported as [`ProviderState::Declined`].
+/// Burn's fusion service runs, its registry is sealed, and what could not be registered or switched
+/// off is reported as [`ProviderState::Declined`].
 ///
 /// # Errors
 ///
 /// [`UnknownProvider`] when a name in `disabled` is none of [`names`]; nothing is changed then.
 pub fn install(disabled: &BTreeSet<String>) -> Result<Vec<ProviderStatus>, UnknownProvider> {
     let known = names();
-    let is_named = |name: &str, candidate: &str| name.eq_ignore_ascii_case(candidate);
     if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
-    let status = |name: String| {
-        let state = if disabled.iter().any(|other| is_named(other, &name)) {
-            match fusion::remove(&name) {
-                Ok(()) => ProviderState::Disabled,
-                Err(error) => ProviderState::Declined(describe(&error)),
-            }
+    let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
+    let builtin = |name: &&str| {
+        let state = if is_disabled(name) {
+            settle(fusion::remove(name), ProviderState::Disabled)
         } else {
             ProviderState::Registered
         };
-        ProviderStatus { name, origin: Origin::Burn, state }
+        ProviderStatus { name: name.to_string(), origin: Origin::Burn, state }
     };
-    Ok(known.into_iter().map(status).collect())
+    let mut statuses: Vec<ProviderStatus> = fusion::BUILTIN_NAMES.iter().map(builtin).collect();
+    let state = if is_disabled(column_sum::NAME) {
+        ProviderState::Disabled
+    } else {
+        settle(fusion::register(ColumnSumProvider), ProviderState::Registered)
+    };
+    statuses.push(ProviderStatus {
+        name: column_sum::NAME.into(),
+        origin: Origin::Blackburn,
+        state,
+    });
+    Ok(statuses)
+}
+
+fn is_named(name: &str, candidate: &str) -> bool {
+    name.eq_ignore_ascii_case(candidate)
+}
+
+fn settle(result: Result<(), RegistryError>, done: ProviderState) -> ProviderState {
+    match result {
+        Ok(()) => done,
+        Err(error) => ProviderState::Declined(describe(&error)),
+    }
 }
 
 fn describe(error: &RegistryError) -> String {

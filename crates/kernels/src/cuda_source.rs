@@ -3,7 +3,10 @@
 //! `cargo xtask sass` compiles the result for each architecture and checks registers, spills and
 //! instructions. A new kernel adds its variants to [`variants`].
 
-use crate::gelu::{gelu_backward_kernel, gelu_forward_kernel};
+use crate::{
+    column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
+    gelu::{gelu_backward_kernel, gelu_forward_kernel},
+};
 use cubecl::{
     Compiler,
     ir::{
@@ -71,7 +74,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         // 16 bytes a load, as the launcher plans on CUDA.
         let vector_size = 16 / dtype.size();
         let buffer = || BufferCompilationArg { inplace: None };
-        kernels.push(elementwise(
+        kernels.push(bandwidth_bound(
             format!("gelu_forward_{name}"),
             gelu_forward_kernel::GeluForwardKernel::new(
                 settings(),
@@ -83,7 +86,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
                 dtype,
             ),
         )?);
-        kernels.push(elementwise(
+        kernels.push(bandwidth_bound(
             format!("gelu_backward_{name}"),
             gelu_backward_kernel::GeluBackwardKernel::new(
                 settings(),
@@ -96,14 +99,45 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
                 dtype,
             ),
         )?);
+        kernels.extend(column_sums(dtype, name)?);
     }
     Ok(kernels)
+}
+
+/// The first pass into the f32 workspace, the second out of it, and the only one of a short sum;
+/// in f32 the three are one.
+fn column_sums(dtype: ElemType, name: &str) -> Result<Vec<CudaKernel>, SourceError> {
+    let f32 = ElemType::Float(FloatKind::F32);
+    let passes = [("first", dtype, f32), ("second", f32, dtype), ("only", dtype, dtype)];
+    let distinct = if dtype == f32 { &passes[2..] } else { &passes[..] };
+    let variant = |(pass, input, output): &(&str, ElemType, ElemType)| {
+        let buffer = || BufferCompilationArg { inplace: None };
+        let scalars = || ();
+        bandwidth_bound(
+            format!("column_sum_{pass}_{name}"),
+            column_sum_kernel::ColumnSumKernel::new(
+                settings_2d(),
+                properties(),
+                Arc::default(),
+                buffer(),
+                buffer(),
+                scalars(),
+                scalars(),
+                scalars(),
+                scalars(),
+                16 / input.size(),
+                *input,
+                *output,
+            ),
+        )
+    };
+    distinct.iter().map(variant).collect()
 }
 
 /// A kernel bound by memory. With at most 40 registers a thread, a multiprocessor of 65,536 holds
 /// 1536 threads: all that Ada and the Blackwell of workstations run, and three quarters of what the
 /// others do.
-fn elementwise(name: String, kernel: impl CubeKernel) -> Result<CudaKernel, SourceError> {
+fn bandwidth_bound(name: String, kernel: impl CubeKernel) -> Result<CudaKernel, SourceError> {
     let (source, entry, shared_memory_bytes) = compile(&name, kernel)?;
     Ok(CudaKernel {
         file: format!("{name}.cu"),
@@ -152,6 +186,11 @@ fn entry_point(source: &str) -> Option<&str> {
 
 fn settings() -> KernelSettings {
     KernelSettings::new(*CubeDim::new_1d(256), ExecutionMode::Unchecked, AddressType::U32)
+}
+
+fn settings_2d() -> KernelSettings {
+    let dim = CubeDim::new_2d(VECTOR_LANES, ROW_LANES);
+    KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32)
 }
 
 /// A device that refuses nothing: what a kernel needs is checked where it is launched.

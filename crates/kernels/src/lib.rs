@@ -16,6 +16,7 @@
 //! which is how `cargo xtask sass` checks registers, spills and instructions offline.
 
 pub mod buffer;
+pub mod column_sum;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 mod error;

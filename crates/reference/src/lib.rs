@@ -9,6 +9,7 @@
 //! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
 //! | [`tolerance`] | per-element bounds, and a comparison that names the worst element |
 //! | [`gradcheck`] | central differences, for gradients of the references themselves |
+//! | [`column_sum`] | sums of columns, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //!
 //! ```
@@ -23,6 +24,7 @@
 //! compare(&device, &expected, &bounds).expect("rounding once is allowed");
 //! ```
 
+pub mod column_sum;
 pub mod gelu;
 pub mod gradcheck;
 pub mod random;

@@ -65,12 +65,13 @@ fn run(cli: &Cli) -> Result<()> {
 }
 
 fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
+    let sampling =
+        text::Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    sampling.validate()?;
     let found = checkpoint::find(&args.checkpoint)?;
     let settings = &found.state.settings;
     let model = found.model(device)?;
     let tokenizer = tokenizer::Tokenizer::new(settings.tokenizer);
-    let sampling =
-        text::Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let mut out = std::io::stdout().lock();
     // A reader that has seen enough (`| head`) is no failure, and neither is it a reason to go on.
     let mut emit = |piece: &str| write!(out, "{piece}").and_then(|()| out.flush()).is_ok();

@@ -21,7 +21,7 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         ensure!(
             self.temperature.is_finite() && self.temperature >= 0.0,
             "--temperature: expected a number of at least 0, got {}",

@@ -44,7 +44,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn dtype(storage: Storage) -> ElemType {
+pub(crate) fn dtype(storage: Storage) -> ElemType {
     ElemType::Float(match storage {
         Storage::F32 => FloatKind::F32,
         Storage::F16 => FloatKind::F16,
@@ -52,7 +52,7 @@ fn dtype(storage: Storage) -> ElemType {
     })
 }
 
-fn upload(client: &Client, values: &[f64], storage: Storage) -> Buffer {
+pub(crate) fn upload(client: &Client, values: &[f64], storage: Storage) -> Buffer {
     let bytes = storage.encode(values);
     Buffer {
         handle: client.create_from_slice(&bytes),

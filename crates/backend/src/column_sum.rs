@@ -1,0 +1,210 @@
+//! The provider that takes `sum_dim` along any dimension but the last: gradients of biases, of
+//! normalization gains, and of every other broadcast.
+
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    column_sum::{ColumnSumProblem, column_sum},
+};
+use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_cubecl::{
+    CubeDevice,
+    fusion::{CubeFuser, OptimizationProvider},
+};
+use burn_cubecl_fusion::{
+    CubeFusionHandle, FallbackOperation,
+    optim::{CubeOptimization, FusedOperation},
+};
+use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::Context};
+use burn_ir::{NumericOperationIr, OperationIr, ReduceDimOpIr, TensorId, TensorIr};
+use serde::{Deserialize, Serialize};
+use std::sync::Once;
+
+/// The provider's name.
+pub(crate) const NAME: &str = "BlackburnColumnSum";
+
+/// Registers [`ColumnSumFuser`] with Burn.
+pub(crate) struct ColumnSumProvider;
+
+impl OptimizationProvider for ColumnSumProvider {
+    type Operation = ColumnSumOperation;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(ColumnSumFuser::default())
+    }
+}
+
+/// Takes one sum at the head of a block, or behind one arithmetic operation that makes its input.
+///
+/// Burn settles an operation that no fusion wants together with the one after it, so a sum behind a
+/// lone product would never head a block. Only operations that Burn's own element-wise fusion waits
+/// on too are let in first: waiting on others would take their successors from that fusion.
+///
+/// Dimensions are not known yet: what the kernel does not serve falls back when it runs.
+#[derive(Clone, Default)]
+struct ColumnSumFuser {
+    passenger: Option<TensorId>,
+    sum: Option<ReduceDimOpIr>,
+    closed: bool,
+}
+
+impl ColumnSumFuser {
+    /// Below the score of any fusion that saves a tensor (100, and 10 an operation), so that a sum
+    /// that fuses with its neighbors is left to Burn.
+    const SCORE: u64 = 15;
+}
+
+impl OperationFuser<CubeOptimization> for ColumnSumFuser {
+    fn fuse(&mut self, operation: &OperationIr) {
+        if self.closed {
+            return;
+        }
+        if let Some(sum) = served_sum(operation)
+            && self.passenger.is_none_or(|made| made == sum.input.id)
+        {
+            self.sum = Some(sum.clone());
+            self.closed = true;
+        } else if self.passenger.is_none()
+            && let Some(made) = arithmetic_output(operation)
+        {
+            self.passenger = Some(made);
+        } else {
+            self.closed = true;
+        }
+    }
+
+    fn finish(&mut self) -> CubeOptimization {
+        let sum = self.sum.clone().expect("Burn finishes a fuser only when it says it is ready");
+        let passengers = usize::from(self.passenger.is_some());
+        CubeOptimization::new(ColumnSumOperation { sum, passengers })
+    }
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn status(&self) -> FuserStatus {
+        if self.closed { FuserStatus::Closed } else { FuserStatus::Open }
+    }
+
+    fn properties(&self) -> FuserProperties {
+        let ready = self.sum.is_some();
+        FuserProperties { score: if ready { Self::SCORE } else { 0 }, ready }
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.passenger.is_some()) + usize::from(self.sum.is_some())
+    }
+
+    fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
+        Box::new(self.clone())
+    }
+}
+
+/// The sum in `operation`, if its type and dimension are ones that the kernel takes.
+fn served_sum(operation: &OperationIr) -> Option<&ReduceDimOpIr> {
+    let OperationIr::NumericFloat(dtype, NumericOperationIr::SumDim(sum)) = operation else {
+        return None;
+    };
+    let served = matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        && sum.axis + 1 < sum.input.shape.num_dims()
+        && sum.out.dtype == sum.input.dtype;
+    served.then_some(sum)
+}
+
+/// What an arithmetic operation makes.
+fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
+    use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub, SubScalar};
+
+    let OperationIr::NumericFloat(_, operation) = operation else { return None };
+    match operation {
+        Add(op) | Sub(op) | Mul(op) | Div(op) => Some(op.out.id),
+        AddScalar(op) | SubScalar(op) | MulScalar(op) | DivScalar(op) => Some(op.out.id),
+        _ => None,
+    }
+}
+
+/// A sum along a dimension that is not the last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ColumnSumOperation {
+    sum: ReduceDimOpIr,
+    /// Operations before it, which run unfused.
+    passengers: usize,
+}
+
+impl ColumnSumOperation {
+    fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Result<(), KernelError> {
+        let unsupported =
+            |reason: &str| KernelError::Unsupported { op: "column_sum", reason: reason.into() };
+        let ReduceDimOpIr { input, out, axis, .. } = &self.sum;
+        let (Some(input_ir), Some(out_ir)) =
+            (context.tensors.get(&input.id).cloned(), context.tensors.get(&out.id).cloned())
+        else {
+            return Err(unsupported("its tensors are unknown"));
+        };
+        let Some(handle) = context.handles.get_handle_ref(&input_ir.id) else {
+            return Err(unsupported("its input has no memory of its own"));
+        };
+        if handle.tiles.is_some() || handle.qparams.is_some() {
+            return Err(unsupported("a tiled or quantized input"));
+        }
+        let dtype = dtype_to_elem_type(handle.dtype);
+        let strides: Vec<usize> = handle.strides.iter().copied().collect();
+        let shape: Vec<usize> = input_ir.shape.iter().copied().collect();
+        let problem = ColumnSumProblem::new(&shape, &strides, *axis, dtype)?;
+        let x = Buffer { handle: handle.handle.clone(), elements: problem.span(), dtype };
+        let (client, device, burn_dtype) =
+            (handle.client.clone(), handle.device.clone(), handle.dtype);
+        let y = column_sum(&client, &problem, &x)?;
+
+        // The last reader of a tensor gives its memory back.
+        context.handles.free(&TensorIr { status: input.status, ..input_ir });
+        let mut strides: Vec<usize> = vec![1; out_ir.shape.num_dims()];
+        for dim in (0..strides.len().saturating_sub(1)).rev() {
+            strides[dim] = strides[dim + 1] * out_ir.shape[dim + 1];
+        }
+        let handle = CubeFusionHandle {
+            client,
+            handle: y.handle,
+            device,
+            dtype: burn_dtype,
+            strides: strides.into(),
+            tiles: None,
+            qparams: None,
+        };
+        context.handles.register_handle(out_ir.id, handle);
+        Ok(())
+    }
+}
+
+impl FusedOperation for ColumnSumOperation {
+    const NAME: &'static str = NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.passengers + 1
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Context<CubeFusionHandle>,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        for passenger in 0..self.passengers {
+            fallback(passenger).run(context);
+        }
+        if let Err(reason) = self.launch(context) {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| tracing::debug!("{reason}; Burn's own reduction takes over"));
+            fallback(self.passengers).run(context);
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}

@@ -1,0 +1,49 @@
+use super::ColumnSumProblem;
+use cubecl::{client::Client, ir::VectorSize};
+
+/// Units of a cube side by side: one memory transaction of 32 vectors of 16 bytes.
+pub(crate) const VECTOR_LANES: u32 = 32;
+/// Units of a cube on different rows. Together 256, which every adapter allows.
+pub(crate) const ROW_LANES: u32 = 8;
+
+/// How a column sum is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ColumnSumBlueprint {
+    /// Columns that a unit sums.
+    pub vector_size: VectorSize,
+    /// Cubes that share the rows of a sum; more than one need a second launch.
+    pub splits: usize,
+}
+
+impl ColumnSumBlueprint {
+    /// Cubes for each multiprocessor: four hide the latency of memory, of which each holds eight.
+    const CUBES_PER_MULTIPROCESSOR: usize = 4;
+    /// Rows that a unit adds up before it pays to bring in another cube.
+    const ROWS_PER_UNIT: usize = 4;
+    /// What to count on where the runtime tells nothing.
+    const MULTIPROCESSORS: u32 = 8;
+
+    /// The widest vectors that fit columns and strides, and as many splits as fill the device.
+    pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
+        let fits = |size: &usize| {
+            let sizes = [problem.columns, problem.row_stride, problem.outer_stride];
+            // One row or batch is never stepped over.
+            let steps = [true, problem.rows > 1, problem.outer > 1];
+            sizes.iter().zip(steps).all(|(value, used)| !used || value.is_multiple_of(*size))
+        };
+        let vector_size =
+            client.io_optimized_vector_sizes(problem.dtype.size()).filter(fits).max().unwrap_or(1);
+        let hardware = &client.properties().hardware;
+        let multiprocessors =
+            hardware.num_streaming_multiprocessors.unwrap_or(Self::MULTIPROCESSORS) as usize;
+        let wanted = multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
+        let without_split = Self::column_cubes(problem.columns, vector_size) * problem.outer;
+        let most = problem.rows.div_ceil(ROW_LANES as usize * Self::ROWS_PER_UNIT);
+        Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) }
+    }
+
+    /// Cubes side by side.
+    pub(super) fn column_cubes(columns: usize, vector_size: VectorSize) -> usize {
+        (columns / vector_size).div_ceil(VECTOR_LANES as usize)
+    }
+}

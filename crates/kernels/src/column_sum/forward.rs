@@ -1,0 +1,45 @@
+use super::blueprint::{ROW_LANES, VECTOR_LANES};
+use cubecl::prelude::*;
+
+/// `y[o, s, c]` is the sum of `x[o, r, c]` over the rows r of split s; strides and `columns` count vectors.
+/// Cubes: columns along x, splits along y, outer along z.
+#[cube(launch_unchecked)]
+pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
+    x: &[Vector<I, N>],
+    y: &mut [Vector<O, N>],
+    rows: u32,
+    columns: u32,
+    outer_stride: u32,
+    row_stride: u32,
+    #[define(I)] _input: ElemType,
+    #[define(O)] _output: ElemType,
+) {
+    let lanes = comptime!((VECTOR_LANES * ROW_LANES) as usize);
+    let mut partial = Shared::<[Vector<f32, N>]>::new_slice(lanes);
+    let column = CUBE_POS_X * VECTOR_LANES + UNIT_POS_X;
+
+    // 1. Each unit adds up its rows.
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    if column < columns {
+        let mut row = CUBE_POS_Y * ROW_LANES + UNIT_POS_Y;
+        let step = CUBE_COUNT_Y * ROW_LANES;
+        while row < rows {
+            let index = CUBE_POS_Z * outer_stride + row * row_stride + column;
+            sum += Vector::cast_from(x[index as usize]);
+            row += step;
+        }
+    }
+
+    // 2. The units of a column meet.
+    partial[(UNIT_POS_Y * VECTOR_LANES + UNIT_POS_X) as usize] = sum;
+    sync_cube();
+    if UNIT_POS_Y == 0 && column < columns {
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for lane in 0..ROW_LANES {
+            total += partial[(lane * VECTOR_LANES + UNIT_POS_X) as usize];
+        }
+        let index = (CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * columns + column;
+        y[index as usize] = Vector::cast_from(total);
+    }
+}

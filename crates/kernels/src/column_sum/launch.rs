@@ -1,0 +1,89 @@
+use super::{
+    ColumnSumBlueprint, ColumnSumProblem,
+    blueprint::{ROW_LANES, VECTOR_LANES},
+    forward::column_sum_kernel,
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+
+/// `y[o, c] = sum_r x[o, r, c]`.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when x is smaller than the problem says or of another dtype;
+/// [`KernelError::Unsupported`] where the device cannot launch so many cubes.
+pub fn column_sum(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    x: &Buffer,
+) -> Result<Buffer, KernelError> {
+    problem.check_input(x)?;
+    let blueprint = ColumnSumBlueprint::plan(problem, client);
+    let y = Buffer::empty(client, problem.outer * problem.columns, problem.dtype);
+    if blueprint.splits == 1 {
+        launch(client, problem, blueprint, x, &y)?;
+        return Ok(y);
+    }
+    let partials = problem.outer * blueprint.splits * problem.columns;
+    let workspace = Buffer::empty(client, partials, ElemType::Float(FloatKind::F32));
+    launch(client, problem, blueprint, x, &workspace)?;
+    let rest = ColumnSumProblem {
+        rows: blueprint.splits,
+        outer_stride: blueprint.splits * problem.columns,
+        row_stride: problem.columns,
+        dtype: workspace.dtype,
+        ..*problem
+    };
+    // f32 has wider elements, so its vectors may be narrower; few rows are left, so no splits.
+    let blueprint = ColumnSumBlueprint { splits: 1, ..ColumnSumBlueprint::plan(&rest, client) };
+    launch(client, &rest, blueprint, &workspace, &y)?;
+    Ok(y)
+}
+
+fn launch(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    blueprint: ColumnSumBlueprint,
+    x: &Buffer,
+    y: &Buffer,
+) -> Result<(), KernelError> {
+    let ColumnSumBlueprint { vector_size, splits } = blueprint;
+    let cubes =
+        [ColumnSumBlueprint::column_cubes(problem.columns, vector_size), splits, problem.outer];
+    let most = client.properties().hardware.max_cube_count;
+    let [Ok(x_count), Ok(y_count), Ok(z_count)] = cubes.map(u32::try_from) else {
+        return Err(too_many(cubes));
+    };
+    if x_count > most.0 || y_count > most.1 || z_count > most.2 {
+        return Err(too_many(cubes));
+    }
+    // `ColumnSumProblem::new` has seen to it that all of these fit 32 bits.
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: x holds the problem's span, rounded up to whole vectors by the allocator's alignment,
+    // and y `outer * splits * columns` elements; the kernel stops rows and columns at their ends.
+    unsafe {
+        column_sum_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(x_count, y_count, z_count),
+            CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
+            vector_size,
+            BufferArg::from_raw_parts(x.handle.clone(), x.elements),
+            y.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.columns),
+            vectors(problem.outer_stride),
+            vectors(problem.row_stride),
+            problem.dtype,
+            y.dtype,
+        );
+    }
+    Ok(())
+}
+
+fn too_many(cubes: [usize; 3]) -> KernelError {
+    KernelError::Unsupported { op: "column_sum", reason: format!("{cubes:?} cubes") }
+}

@@ -1,0 +1,47 @@
+//! Whose folder it is: runs that are in use, and runs that another would replace.
+
+use crate::{
+    checkpoints,
+    workplace::{Running, Workplace, fail, losses, succeed},
+};
+
+#[test]
+fn a_folder_in_use_is_refused_to_a_second_process() {
+    let place = Workplace::new();
+    let run = place.path("run");
+    let long = ["--steps", "1000000", "--checkpoint-every", "5", "--eval-every", "1000000"];
+    let mut running = Running::start(place.train("run", &long));
+    assert!(running.wait_until(|| !checkpoints::steps(&run).is_empty()));
+    let expected = ["another process is training in run", "--out"];
+    fail(place.resume("run", &[]), &expected);
+    fail(place.train("run", &[]), &expected);
+    fail(place.train("run", &["--overwrite"]), &expected);
+    // Reading is allowed meanwhile, and the writer did not notice.
+    succeed(place.gpt(&["generate", "--checkpoint", "run", "--tokens", "5"]));
+    let done = losses(&run, "train").len();
+    assert!(running.wait_until(|| losses(&run, "train").len() > done + 10));
+    running.kill();
+    let newest = *checkpoints::assert_sound(&run).last().unwrap();
+    // The folder is free again, although the first process could not clean up.
+    succeed(place.resume("run", &["--steps", &(newest + 1).to_string()]));
+}
+
+#[test]
+fn a_run_is_replaced_only_with_overwrite() {
+    let place = Workplace::new();
+    let run = place.path("run");
+    succeed(place.train("run", &["--steps", "8"]));
+    let before = checkpoints::contents(&run);
+    let advice = ["already holds a run", "--resume", "--out", "--overwrite"];
+    fail(place.train("run", &["--steps", "4"]), &advice);
+    assert_eq!(checkpoints::contents(&run), before);
+    assert_eq!(losses(&run, "train").len(), 8);
+
+    fail(place.resume("run", &["--overwrite"]), &["--overwrite", "--resume"]);
+    assert_eq!(checkpoints::contents(&run), before);
+
+    succeed(place.train("run", &["--steps", "4", "--seed", "7", "--overwrite"]));
+    assert_eq!(checkpoints::assert_sound(&run), [2, 3, 4]);
+    assert_eq!(losses(&run, "train").len(), 4);
+    assert_eq!(checkpoints::state(&checkpoints::of_step(&run, 4))["settings"]["seed"], 7);
+}

@@ -1,0 +1,148 @@
+//! Runs from their beginning to their end: what they write, how they diverge, and what they
+//! continue with.
+
+use crate::{
+    checkpoints::{self, TENSORS, of_step},
+    workplace::{Running, Workplace, fail, losses, succeed},
+};
+use std::fs;
+
+#[test]
+fn training_lowers_the_loss_and_writes_what_it_promises() {
+    let place = Workplace::new();
+    let run = place.path("run");
+    succeed(place.train("run", &["--steps", "60", "--keep", "2"]));
+
+    let losses_by_step = losses(&run, "train");
+    let steps: Vec<u64> = losses_by_step.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, Vec::from_iter(1..=60));
+    let mean =
+        |part: &[(u64, f64)]| part.iter().map(|(_, loss)| loss).sum::<f64>() / part.len() as f64;
+    let (first, last) = (mean(&losses_by_step[..3]), mean(&losses_by_step[57..]));
+    // Of 256 bytes an untrained model finds all equally likely.
+    assert!((first - 256f64.ln()).abs() < 0.1, "{first}");
+    assert!(last < first - 0.5, "from {first} to {last}");
+    // Without --eval-every and --checkpoint-every, ten of each.
+    assert_eq!(losses(&run, "validation").len(), 10);
+    assert_eq!(checkpoints::assert_sound(&run), [54, 60]);
+    assert!(checkpoints::leftovers(&run).is_empty());
+
+    let png = fs::read(run.join("loss.png")).unwrap();
+    assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
+    let svg = fs::read_to_string(run.join("loss.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    let events: Vec<_> = fs::read_dir(run.join("tensorboard")).unwrap().collect();
+    assert_eq!(events.len(), 1);
+    let events = fs::read(events[0].as_ref().unwrap().path()).unwrap();
+    for tag in ["train/loss", "validation/loss", "samples/the"] {
+        assert!(events.windows(tag.len()).any(|part| part == tag.as_bytes()), "{tag}");
+    }
+}
+
+/// Dropout and accumulation are part of it: both depend on where in the run a step is.
+#[test]
+fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
+    let place = Workplace::new();
+    let options = "--width 32 --context 64 --batch 4 --accumulate 2 --dropout 0.1 --steps 30 \
+                   --eval-every 3 --checkpoint-every 5 --keep 9";
+    let options: Vec<&str> = options.split_whitespace().collect();
+    let straight = place.path("straight");
+    succeed(place.train("straight", &options));
+
+    // The kill has to come before the end: a machine that is too busy gets another try.
+    let interrupted = (0..5).map(|attempt| format!("interrupted-{attempt}")).find(|name| {
+        let run = place.path(name);
+        let mut running = Running::start(place.train(name, &options));
+        let in_time = running.wait_until(|| losses(&run, "train").len() >= 12);
+        running.kill();
+        in_time && !checkpoints::steps(&run).contains(&30)
+    });
+    let name = interrupted.expect("a run that was killed before its end");
+    let run = place.path(&name);
+    let killed_after = losses(&run, "train").len();
+    let saved = checkpoints::assert_sound(&run);
+    assert!((12..30).contains(&killed_after) && saved.contains(&10), "{killed_after}, {saved:?}");
+
+    let resumed = succeed(place.resume(&name, &["--eval-every", "3", "--checkpoint-every", "5"]));
+    let from = of_step(&run, *saved.last().unwrap());
+    let from = from.file_name().unwrap().to_str().unwrap();
+    assert!(
+        resumed.stderr.lines().any(|line| line.contains("continuing") && line.contains(from)),
+        "{}",
+        resumed.stderr
+    );
+
+    // Every step once, in order, and the very same numbers.
+    assert_eq!(losses(&straight, "train").len(), 30);
+    assert_eq!(losses(&straight, "train"), losses(&run, "train"));
+    assert_eq!(losses(&straight, "validation").len(), 10);
+    assert_eq!(losses(&straight, "validation"), losses(&run, "validation"));
+    for file in TENSORS {
+        let sorted = |run| {
+            let mut blocks = checkpoints::blocks(&of_step(run, 30).join(file));
+            if file == "optimizer.bpk" {
+                // Burn writes the optimizer's tensors in the order of a hash map.
+                blocks.sort_unstable();
+            }
+            blocks
+        };
+        assert!(sorted(&straight) == sorted(&run), "{file} differs");
+    }
+}
+
+#[test]
+fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
+    let place = Workplace::new();
+    let run = place.path("run");
+    succeed(place.train("run", &["--steps", "4"]));
+    let complete = succeed(place.resume("run", &[]));
+    assert!(complete.stderr.contains("complete"), "{}", complete.stderr);
+    succeed(place.resume("run", &["--steps", "6"]));
+    let steps: Vec<u64> = losses(&run, "train").iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn resuming_with_other_sizes_is_refused_and_harms_nothing() {
+    let place = Workplace::new();
+    succeed(place.train("run", &[]));
+    let before = checkpoints::contents(&place.path("run"));
+    let cases: [(&str, &str, &str); 9] = [
+        ("--layers", "2", "1"),
+        ("--width", "32", "16"),
+        ("--heads", "4", "2"),
+        ("--context", "8", "16"),
+        ("--batch", "3", "2"),
+        ("--accumulate", "2", "1"),
+        ("--dropout", "0.5", "0"),
+        ("--tokenizer", "gpt2", "bytes"),
+        ("--preset", "gpt2", "tiny"),
+    ];
+    for (option, asked, saved) in cases {
+        let expected = format!("{option} {asked} (the checkpoint has {saved})");
+        fail(place.resume("run", &[option, asked]), &[&expected]);
+    }
+    let all = ["--layers", "2", "--tokenizer", "gpt2"];
+    fail(place.resume("run", &all), &["--layers 2 (", "--tokenizer gpt2 ("]);
+    assert_eq!(checkpoints::contents(&place.path("run")), before);
+    // The saved values are no differences.
+    succeed(place.resume("run", &["--layers", "1", "--tokenizer", "bytes", "--steps", "7"]));
+}
+
+#[test]
+fn a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints() {
+    let place = Workplace::new();
+    let run = place.path("run");
+    succeed(place.train("run", &["--checkpoint-every", "2", "--eval-every", "100"]));
+    let before = checkpoints::contents(&run);
+    for reports in ["1", "100"] {
+        // A checkpoint after each step, so that one of the broken model would be written if any.
+        let mut diverging = place.resume("run", &["--learning-rate", "1e30", "--steps", "20"]);
+        diverging.args(["--checkpoint-every", "1", "--keep", "9", "--eval-every", reports]);
+        fail(diverging, &["diverged", "NaN", "up to step 6 are intact", "--learning-rate"]);
+        assert_eq!(checkpoints::contents(&run), before);
+        checkpoints::assert_finite(&run);
+    }
+    succeed(place.resume("run", &["--steps", "8"]));
+    assert!(losses(&run, "train").iter().all(|(_, loss)| *loss < 6.0));
+}

@@ -1,0 +1,195 @@
+//! Column sums: the kernel against f64, and Burn's gradients of biases on it.
+
+use crate::gelu::{dtype, upload};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    column_sum::{ColumnSumBlueprint, ColumnSumProblem, column_sum},
+};
+use blackburn_reference::{
+    column_sum as reference, random::normal, storage::Storage, tolerance::compare,
+};
+use blackburn_tests::{on_burn_device, on_device, on_device_with};
+use burn::{nn::LinearConfig, prelude::*};
+use cubecl::{
+    client::Client,
+    logging::{LaunchObservation, LaunchObserver},
+};
+use libtest_mimic::{Failed, Trial};
+use std::sync::{Arc, Mutex};
+
+/// (outer, rows, columns): around lanes (8 rows, 32 vectors) and splits, odd columns that take
+/// scalar loads, batches, and GPT-2's bias at a few tokens.
+const SHAPES: [(usize, usize, usize); 10] = [
+    (1, 1, 2),
+    (1, 7, 3),
+    (1, 8, 128),
+    (1, 9, 129),
+    (2, 33, 64),
+    (3, 257, 5),
+    (5, 2, 1000),
+    (1, 4096, 7),
+    (1, 1000, 768),
+    (4, 100, 130),
+];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for storage in Storage::ALL {
+        let name =
+            format!("column_sum::every_shape_is_within_bounds_in_{storage:?}").to_lowercase();
+        trials.push(Trial::ignorable_test(name, move || {
+            on_device_with(dtype(storage), |client| {
+                SHAPES.iter().try_for_each(|shape| check(client, storage, *shape, 0))
+            })
+        }));
+    }
+    trials.extend([
+        Trial::ignorable_test("column_sum::padded_rows_are_stepped_over", || {
+            on_device(|client| check(client, Storage::F32, (1, 100, 60), 4))
+        }),
+        Trial::ignorable_test("column_sum::repeated_runs_give_the_same_bits", || {
+            on_device(repeats)
+        }),
+        Trial::ignorable_test("column_sum::a_missing_row_is_caught", || on_device(missing_row)),
+        Trial::ignorable_test("column_sum::a_buffer_that_is_too_small_is_refused", || {
+            on_device(too_small)
+        }),
+        Trial::ignorable_test("column_sum::bias_gradients_run_on_the_kernel_and_are_right", || {
+            on_burn_device(bias_gradient)
+        }),
+    ]);
+    trials
+}
+
+/// A tensor of that shape whose rows are `padding` elements apart; the padding holds NaN, which
+/// would show.
+fn problem(
+    storage: Storage,
+    (outer, rows, columns): (usize, usize, usize),
+    padding: usize,
+) -> Result<(ColumnSumProblem, Vec<f64>, Vec<f64>), KernelError> {
+    let row_stride = columns + padding;
+    let strides = [rows * row_stride, row_stride, 1];
+    let problem = ColumnSumProblem::new(&[outer, rows, columns], &strides, 1, dtype(storage))?;
+    let x = normal((rows * columns) as u64, outer * rows * columns, 1.0, storage);
+    let mut padded = vec![f64::NAN; outer * rows * row_stride];
+    for (i, value) in x.iter().enumerate() {
+        padded[i / columns * row_stride + i % columns] = *value;
+    }
+    Ok((problem, x, padded))
+}
+
+fn run(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    x: &Buffer,
+    storage: Storage,
+) -> Result<Vec<f64>, Failed> {
+    let y = column_sum(client, problem, x)?;
+    let bytes = client.read_one(y.handle).map_err(|error| error.to_string())?;
+    Ok(storage.decode(&bytes)[..y.elements].to_vec())
+}
+
+fn expectation(problem: &ColumnSumProblem, x: &[f64], storage: Storage) -> (Vec<f64>, Vec<f64>) {
+    let (outer, rows, columns) = (problem.outer, problem.rows, problem.columns);
+    let magnitudes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
+    let expected = reference::column_sum(x, outer, rows, columns);
+    let bounds = expected
+        .iter()
+        .zip(reference::column_sum(&magnitudes, outer, rows, columns))
+        .map(|(y, magnitude)| reference::bound(*y, magnitude, rows, storage))
+        .collect();
+    (expected, bounds)
+}
+
+fn check(
+    client: &Client,
+    storage: Storage,
+    shape: (usize, usize, usize),
+    padding: usize,
+) -> Result<(), Failed> {
+    let (problem, x, padded) = problem(storage, shape, padding)?;
+    let actual = run(client, &problem, &upload(client, &padded, storage), storage)?;
+    let (expected, bounds) = expectation(&problem, &x, storage);
+    compare(&actual, &expected, &bounds).map_err(|error| format!("{shape:?}: {error}"))?;
+    Ok(())
+}
+
+fn repeats(client: &Client) -> Result<(), Failed> {
+    let (problem, _, padded) = problem(Storage::F32, (1, 1000, 96), 0)?;
+    if ColumnSumBlueprint::plan(&problem, client).splits < 2 {
+        return Err("the shape does not split, so this shows nothing".into());
+    }
+    let x = upload(client, &padded, Storage::F32);
+    let first = run(client, &problem, &x, Storage::F32)?;
+    for _ in 0..5 {
+        if run(client, &problem, &x, Storage::F32)? != first {
+            return Err("two runs on the same input differ".into());
+        }
+    }
+    Ok(())
+}
+
+/// The negative control: a sum that leaves out one row must not pass.
+fn missing_row(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F32;
+    let (full, x, padded) = problem(storage, (1, 1000, 96), 0)?;
+    let short = ColumnSumProblem { rows: 999, ..full };
+    let actual = run(client, &short, &upload(client, &padded, storage), storage)?;
+    let (expected, bounds) = expectation(&full, &x, storage);
+    match compare(&actual, &expected, &bounds) {
+        Err(_) => Ok(()),
+        Ok(agreement) => Err(format!("a missing row went unseen: {agreement:?}").into()),
+    }
+}
+
+fn too_small(client: &Client) -> Result<(), Failed> {
+    let (problem, _, _) = problem(Storage::F32, (1, 10, 10), 0)?;
+    match column_sum(client, &problem, &upload(client, &[0.0; 99], Storage::F32)) {
+        Err(KernelError::InvalidProblem { argument: "x", .. }) => Ok(()),
+        other => Err(format!("99 elements for 100 gave {other:?}").into()),
+    }
+}
+
+#[derive(Default)]
+struct Launches(Mutex<Vec<&'static str>>);
+
+impl LaunchObserver for Launches {
+    fn launched(&self, kernel: &'static str) {
+        if let Ok(mut launches) = self.0.lock() {
+            launches.push(kernel);
+        }
+    }
+}
+
+/// With the loss `sum(linear(x) * w)`, the gradient of the bias is the column sum of w.
+fn bias_gradient(device: Device) -> Result<(), Failed> {
+    let (rows, columns) = (300, 24);
+    let device = device.autodiff();
+    let layer = LinearConfig::new(5, columns).init(&device);
+    let weights = normal(3, rows * columns, 1.0, Storage::F32);
+    let as_f32: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
+    let w = Tensor::<2>::from_data(TensorData::new(as_f32, [rows, columns]), &device);
+    let x = Tensor::<2>::ones([rows, 5], &device);
+    device.sync().map_err(|error| error.to_string())?;
+
+    let launches = Arc::new(Launches::default());
+    let watching = LaunchObservation::new(launches.clone());
+    let gradients = (layer.forward(x) * w).sum().backward();
+    let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+    let gradient = bias.grad(&gradients).ok_or("the bias has no gradient")?;
+    let actual: Vec<f32> =
+        gradient.into_data().try_to_vec().map_err(|error| format!("{error:?}"))?;
+    drop(watching);
+
+    let seen = launches.0.lock().map_err(|_| "an observer panicked")?.clone();
+    if !seen.iter().any(|kernel| kernel.to_lowercase().contains("columnsum")) {
+        return Err(format!("no column sum among the kernels launched: {seen:?}").into());
+    }
+    let problem = ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0, dtype(Storage::F32))?;
+    let (expected, bounds) = expectation(&problem, &weights, Storage::F32);
+    let actual: Vec<f64> = actual.into_iter().map(f64::from).collect();
+    compare(&actual, &expected, &bounds)?;
+    Ok(())
+}
