@@ -3,8 +3,8 @@ use std::{collections::BTreeSet, env};
 
 /// What [`init_with`](crate::init_with) sets up.
 ///
-/// [`Config::from_env`] is the default: environment variables decide, and what they do not name
-/// keeps its default.
+/// [`init`](crate::init) takes [`Config::from_env`], where environment variables decide and what they
+/// do not name keeps its default. [`Config::default`] does not look at the environment.
 ///
 /// | field | environment variable | default |
 /// |---|---|---|
@@ -17,7 +17,7 @@ pub struct Config {
     /// The device that [`device`](crate::device) returns.
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
-    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's. For comparisons, and to step around a
+    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnColumnSum`). For comparisons, and to step around a
     /// fault.
     pub disabled_providers: BTreeSet<String>,
     /// Keep compiled CUDA kernels on disk.

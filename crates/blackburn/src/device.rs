@@ -272,17 +272,23 @@ mod gpu {
         })
     }
 
-    /// What a failed start most often lacks: CubeCL compiles kernels with the toolkit's headers.
+    /// What a failed start most often lacks: CubeCL compiles kernels with the toolkit's headers,
+    /// which it looks for in these places.
     fn cuda_hint() -> String {
-        let root = std::env::var("CUDA_PATH").unwrap_or_else(|_| "/usr/local/cuda".into());
-        let headers = std::path::Path::new(&root).join("include/cuda_runtime.h");
-        if headers.exists() {
+        let named = std::env::var("CUDA_PATH").ok();
+        let places = match &named {
+            Some(path) => vec![path.as_str()],
+            None => vec!["/usr/local/cuda", "/opt/cuda", "/usr"],
+        };
+        let has_headers =
+            |root: &&str| std::path::Path::new(root).join("include/cuda_runtime.h").exists();
+        if places.iter().any(has_headers) {
             return String::new();
         }
         format!(
-            "\nThe CUDA toolkit's headers are not at {}: install the toolkit (12.8 or newer), or \
+            "\nThe CUDA toolkit's headers are not in {}: install the toolkit (12.8 or newer), or \
              set CUDA_PATH to where it is; NVRTC must be on the library path",
-            headers.display()
+            places.join(", ")
         )
     }
 }

@@ -90,7 +90,7 @@ pub struct Report {
     pub shared_memory_bytes: Option<u64>,
     /// Memory of the device, in bytes, where the runtime tells.
     pub memory_bytes: Option<u64>,
-    /// Fusion providers, and what became of them.
+    /// Fusion providers, and what became of them; the CPU backend does not fuse and has none.
     pub providers: Vec<Provider>,
     /// Where compiled kernels are kept, where they are.
     pub kernel_cache: Option<PathBuf>,
@@ -123,7 +123,7 @@ impl Report {
             dtypes: ["f32", "f64", "f16", "bf16"].map(String::from).into(),
             shared_memory_bytes: None,
             memory_bytes: None,
-            providers: setup.providers,
+            providers: Vec::new(),
             kernel_cache: None,
             found: crate::available_devices().iter().map(ToString::to_string).collect(),
             versions: VERSIONS,
@@ -132,6 +132,7 @@ impl Report {
         #[cfg(feature = "gpu")]
         if let Some(cube) = &opened.cube {
             report.describe_gpu(cube);
+            report.providers = setup.providers;
             report.kernel_cache = setup.kernel_cache;
         }
         report
@@ -228,9 +229,6 @@ impl Report {
     fn describe_providers(&self) -> Vec<String> {
         use blackburn_backend::providers::Origin;
 
-        if self.runtime == "flex" {
-            return Vec::new();
-        }
         self.providers
             .iter()
             .map(|provider| {

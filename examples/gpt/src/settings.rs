@@ -150,6 +150,19 @@ impl RunSettings {
         check("--batch", text(args.batch), self.batch.to_string());
         check("--accumulate", text(args.accumulate), self.accumulate.to_string());
         check("--seed", args.seed.map(|v| v.to_string()), self.seed.to_string());
+        let data = &args.data;
+        let given = [
+            ("--data", !data.data.is_empty()),
+            ("--extensions", data.extensions.is_some()),
+            ("--max-data", data.max_data.is_some()),
+            ("--validation-share", data.validation_share.is_some()),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            bail!(
+                "{option}: a resumed run goes on with the text it began with. Leave the option \
+                 out, or start afresh in another folder with --out"
+            );
+        }
         if !differences.is_empty() {
             bail!(
                 "--resume continues a run, and these options make it another one: {}. Leave them \
