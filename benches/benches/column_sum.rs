@@ -15,8 +15,9 @@ fn bench(criterion: &mut Criterion) {
     for storage in Storage::ALL {
         for (rows, columns) in SHAPES {
             let (values, x) = input(&client, 1, rows * columns, storage);
-            let problem = ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0, dtype(storage))
-                .expect("the problem is valid");
+            let problem =
+                ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype(storage))
+                    .expect("the problem is valid");
             let magnitudes: Vec<f64> = values.iter().map(|x| x.abs()).collect();
             let expected = reference::column_sum(&values, 1, rows, columns);
             let bounds: Vec<f64> = expected

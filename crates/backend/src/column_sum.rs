@@ -1,5 +1,5 @@
-//! The provider that takes `sum_dim` along any dimension but the last: gradients of biases, of
-//! normalization gains, and of every other broadcast.
+//! The provider that takes sums over neighboring dimensions that leave out the last: gradients of
+//! biases, of normalization gains, and of every other broadcast.
 
 use blackburn_kernels::{
     KernelError,
@@ -16,9 +16,9 @@ use burn_cubecl_fusion::{
     optim::{CubeOptimization, FusedOperation},
 };
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::Context};
-use burn_ir::{NumericOperationIr, OperationIr, ReduceDimOpIr, TensorId, TensorIr};
+use burn_ir::{NumericOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
-use std::sync::Once;
+use std::{ops::Range, sync::Once};
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnColumnSum";
@@ -44,7 +44,7 @@ impl OptimizationProvider for ColumnSumProvider {
 #[derive(Clone, Default)]
 struct ColumnSumFuser {
     passenger: Option<TensorId>,
-    sum: Option<ReduceDimOpIr>,
+    sum: Option<Sum>,
     closed: bool,
 }
 
@@ -62,7 +62,7 @@ impl OperationFuser<CubeOptimization> for ColumnSumFuser {
         if let Some(sum) = served_sum(operation)
             && self.passenger.is_none_or(|made| made == sum.input.id)
         {
-            self.sum = Some(sum.clone());
+            self.sum = Some(sum);
             self.closed = true;
         } else if self.passenger.is_none()
             && let Some(made) = arithmetic_output(operation)
@@ -101,15 +101,33 @@ impl OperationFuser<CubeOptimization> for ColumnSumFuser {
     }
 }
 
-/// The sum in `operation`, if its type and dimension are ones that the kernel takes.
-fn served_sum(operation: &OperationIr) -> Option<&ReduceDimOpIr> {
-    let OperationIr::NumericFloat(dtype, NumericOperationIr::SumDim(sum)) = operation else {
-        return None;
+/// A sum over dimensions that are neighbors and not the last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Sum {
+    input: TensorIr,
+    out: TensorIr,
+    axes: Range<usize>,
+}
+
+/// The sum in `operation`, if its type and dimensions are ones that the kernel takes.
+fn served_sum(operation: &OperationIr) -> Option<Sum> {
+    let OperationIr::NumericFloat(dtype, operation) = operation else { return None };
+    let (input, out, axes) = match operation {
+        NumericOperationIr::SumDim(op) => (&op.input, &op.out, op.axis..op.axis + 1),
+        NumericOperationIr::SumDims(op) => (&op.input, &op.out, neighbors(&op.axes)?),
+        _ => return None,
     };
     let served = matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-        && sum.axis + 1 < sum.input.shape.num_dims()
-        && sum.out.dtype == sum.input.dtype;
-    served.then_some(sum)
+        && axes.end < input.shape.num_dims()
+        && out.dtype == input.dtype;
+    served.then(|| Sum { input: input.clone(), out: out.clone(), axes })
+}
+
+/// The range that `axes` fill, in whatever order they are named.
+fn neighbors(axes: &[usize]) -> Option<Range<usize>> {
+    let (first, last) = (*axes.iter().min()?, *axes.iter().max()?);
+    let range = first..last + 1;
+    (axes.len() == range.len() && range.clone().all(|axis| axes.contains(&axis))).then_some(range)
 }
 
 /// What an arithmetic operation makes.
@@ -124,10 +142,10 @@ fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
     }
 }
 
-/// A sum along a dimension that is not the last.
+/// A sum on the kernel, or on Burn's own reduction where the kernel declines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ColumnSumOperation {
-    sum: ReduceDimOpIr,
+    sum: Sum,
     /// Operations before it, which run unfused.
     passengers: usize,
 }
@@ -136,7 +154,7 @@ impl ColumnSumOperation {
     fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Result<(), KernelError> {
         let unsupported =
             |reason: &str| KernelError::Unsupported { op: "column_sum", reason: reason.into() };
-        let ReduceDimOpIr { input, out, axis, .. } = &self.sum;
+        let Sum { input, out, axes } = &self.sum;
         let (Some(input_ir), Some(out_ir)) =
             (context.tensors.get(&input.id).cloned(), context.tensors.get(&out.id).cloned())
         else {
@@ -151,7 +169,7 @@ impl ColumnSumOperation {
         let dtype = dtype_to_elem_type(handle.dtype);
         let strides: Vec<usize> = handle.strides.iter().copied().collect();
         let shape: Vec<usize> = input_ir.shape.iter().copied().collect();
-        let problem = ColumnSumProblem::new(&shape, &strides, *axis, dtype)?;
+        let problem = ColumnSumProblem::new(&shape, &strides, axes.clone(), dtype)?;
         let x = Buffer { handle: handle.handle.clone(), elements: problem.span(), dtype };
         let (client, device, burn_dtype) =
             (handle.client.clone(), handle.device.clone(), handle.dtype);
@@ -206,5 +224,19 @@ impl FusedOperation for ColumnSumOperation {
 
     fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
         state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_neighbors_in_any_order_and_with_no_gap() {
+        assert_eq!(neighbors(&[1, 0]), Some(0..2));
+        assert_eq!(neighbors(&[2]), Some(2..3));
+        assert_eq!(neighbors(&[0, 2]), None);
+        assert_eq!(neighbors(&[1, 1]), None);
+        assert_eq!(neighbors(&[]), None);
     }
 }

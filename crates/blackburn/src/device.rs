@@ -77,13 +77,13 @@ impl fmt::Display for FoundDevice {
 
 /// The devices that this build can reach here, best first. Opens none of them.
 pub fn available_devices() -> Vec<FoundDevice> {
-    #[cfg_attr(not(any(feature = "gpu", feature = "flex")), allow(unused_mut))]
-    let mut choices: Vec<DeviceChoice> = Vec::new();
     #[cfg(feature = "gpu")]
-    choices.extend(gpu::available());
-    #[cfg(feature = "flex")]
-    choices.push(DeviceChoice::Flex);
-    choices.into_iter().map(|choice| FoundDevice { name: choice.to_string() }).collect()
+    let gpus = gpu::available();
+    #[cfg(not(feature = "gpu"))]
+    let gpus = Vec::new();
+    let cpu = cfg!(feature = "flex").then_some(DeviceChoice::Flex);
+    let found = |choice: DeviceChoice| FoundDevice { name: choice.to_string() };
+    gpus.into_iter().chain(cpu).map(found).collect()
 }
 
 /// The device to train on: the one that [`init_with`](crate::init_with) was told, else what the

@@ -104,6 +104,7 @@ pub struct Report {
 
 /// What was registered before the device was opened.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub(crate) struct Setup {
     pub(crate) providers: Vec<Provider>,
     #[cfg(feature = "gpu")]

@@ -234,6 +234,10 @@ fn open(path: &Path) -> Result<Checkpoint> {
     );
     let state: CheckpointState =
         serde_json::from_value(header).map_err(|error| anyhow!("{STATE} is damaged: {error}"))?;
+    let named = path.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.parse().ok());
+    if let Some(step) = named.filter(|step: &usize| *step != state.step) {
+        bail!("{STATE} is damaged: it speaks of step {}, its folder of step {step}", state.step);
+    }
     let model = read(&path.join(MODEL), &state.model)?;
     let optimizer = read(&path.join(OPTIMIZER), &state.optimizer)?;
     Ok(Checkpoint { path: path.to_path_buf(), state, model, optimizer })

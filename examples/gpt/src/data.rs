@@ -42,6 +42,7 @@ impl DataSettings {
             None => vec![corpus::DEFAULT_EXTENSION.to_string()],
         };
         let mib = args.max_data.unwrap_or(DEFAULT_MIB);
+        ensure!(mib < 1 << 40, "--max-data: expected a number of MiB below 2^40, got {mib}");
         Ok(Self {
             paths,
             extensions,

@@ -5,6 +5,7 @@ mod cli;
 mod corpus;
 mod data;
 mod evaluation;
+mod failure;
 mod loader;
 mod memory;
 mod metrics;
@@ -18,14 +19,10 @@ mod text;
 mod tokenizer;
 mod trainer;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::Parser;
 use cli::{Cli, Command, EvalArgs, GenerateArgs};
-use std::{
-    io::Write,
-    panic::{AssertUnwindSafe, catch_unwind},
-    process::ExitCode,
-};
+use std::{io::Write, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -38,9 +35,7 @@ fn main() -> ExitCode {
         .without_time()
         .init();
     let cli = Cli::parse();
-    // Burn and its runtimes report failures of the device by panicking.
-    let result = catch_unwind(AssertUnwindSafe(|| run(&cli)))
-        .unwrap_or_else(|panic| Err(describe_panic(panic.as_ref())));
+    let result = failure::catch(|| run(&cli));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -94,6 +89,11 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let settings = &found.state.settings;
     let model = found.model(device)?;
     let kept = data_folder(&found.path);
+    let others = args.data.extensions.is_some() || args.data.max_data.is_some();
+    anyhow::ensure!(
+        !args.data.data.is_empty() || !others,
+        "--extensions and --max-data choose among --data, which is missing"
+    );
     let store = if args.data.data.is_empty() {
         found.state.data.reopen(&kept, settings.tokenizer, &found.state.fingerprint)?
     } else {
@@ -117,40 +117,4 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
 fn data_folder(checkpoint: &std::path::Path) -> std::path::PathBuf {
     let run = checkpoint.parent().and_then(std::path::Path::parent);
     run.unwrap_or(checkpoint).join("data")
-}
-
-fn describe_panic(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
-    let message = panic
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-        .unwrap_or_else(|| "the program failed without a message".into());
-    let lower = message.to_lowercase();
-    if ["out of memory", "out_of_memory", "bufferalloc", "allocation"]
-        .iter()
-        .any(|s| lower.contains(s))
-    {
-        return anyhow!(
-            "the device ran out of memory. Checkpoints are intact. Use a smaller --batch with a \
-             larger --accumulate, or a smaller --context. The runtime said: {}",
-            without_backtraces(&message)
-        );
-    }
-    anyhow!(
-        "the device or the program failed: {}. Checkpoints are intact",
-        without_backtraces(&message)
-    )
-}
-
-/// CubeCL's messages carry the places where backtraces would be.
-fn without_backtraces(message: &str) -> String {
-    let lines: Vec<&str> = message
-        .lines()
-        .map(str::trim)
-        .filter(|line| {
-            let lower = line.to_lowercase();
-            !line.is_empty() && !lower.contains("backtrace") && !lower.ends_with("at:")
-        })
-        .collect();
-    lines.join("; ")
 }

@@ -13,10 +13,11 @@ fn least_bytes(settings: &RunSettings) -> f64 {
         Precision::Bf16 => 2.0,
     };
     let model = &settings.model;
-    let sequence = (settings.batch * model.context) as f64;
+    let sequence = settings.batch as f64 * model.context as f64;
     let parameters = 4.0 * element * model.parameters() as f64;
     let logits = 3.0 * 4.0 * sequence * model.vocabulary as f64;
-    let attention = 3.0 * element * sequence * (model.layers * model.heads * model.context) as f64;
+    let attention =
+        3.0 * element * sequence * model.layers as f64 * model.heads as f64 * model.context as f64;
     parameters + logits + attention
 }
 

@@ -25,15 +25,17 @@ pub(crate) struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Number of parameters, computed from the sizes.
+    /// Number of parameters, computed from the sizes; sizes beyond any memory saturate.
     pub(crate) fn parameters(&self) -> usize {
-        let w = self.width;
+        let [l, w, c, v] =
+            [self.layers, self.width, self.context, self.vocabulary].map(|size| size as u128);
         let attention = 4 * (w * w + w);
-        let feed_forward = (w * 4 * w + 4 * w) + (4 * w * w + w);
+        let feed_forward = (4 * w * w + 4 * w) + (4 * w * w + w);
         let norms = 2 * 2 * w;
-        let embeddings = (self.vocabulary + self.context) * w;
-        let head = w * self.vocabulary;
-        self.layers * (attention + feed_forward + norms) + embeddings + 2 * w + head
+        let embeddings = (v + c) * w;
+        let head = w * v;
+        let all = l * (attention + feed_forward + norms) + embeddings + 2 * w + head;
+        usize::try_from(all).unwrap_or(usize::MAX)
     }
 
     /// A model with fresh weights: normal with deviation 0.02, and the projections that add to the

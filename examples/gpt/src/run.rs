@@ -53,6 +53,9 @@ impl Run {
         memory::check(&settings, report)?;
         let data = DataSettings::resolve(&args.data)?;
         let lock = lock(&folder)?;
+        if !args.overwrite {
+            refuse_foreign_results(&folder)?;
+        }
         if !checkpoint::steps(&checkpoint::folder(&folder)).is_empty() {
             ensure!(
                 args.overwrite,
@@ -230,6 +233,23 @@ fn lock(folder: &Path) -> Result<File> {
         Err(TryLockError::Error(error)) => {
             Err(error).with_context(|| format!("cannot lock {}", path.display()))
         }
+    }
+}
+
+/// Refuses a folder with results that are not a run's of this program: they would be replaced.
+fn refuse_foreign_results(folder: &Path) -> Result<()> {
+    let is_run = folder.join("metrics.jsonl").exists()
+        || !checkpoint::steps(&checkpoint::folder(folder)).is_empty();
+    let found = ["checkpoints", "tensorboard", "loss.svg", "loss.png"]
+        .into_iter()
+        .find(|name| folder.join(name).exists());
+    match found {
+        Some(name) if !is_run => bail!(
+            "{} exists and is not from a run of this program: choose another folder with --out, \
+             or let it be replaced with --overwrite",
+            folder.join(name).display()
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -193,7 +193,7 @@ impl RunSettings {
 
     /// Tokens that one optimizer step learns from.
     pub(crate) fn tokens_per_step(&self) -> usize {
-        self.batch * self.accumulate * self.model.context
+        self.batch.saturating_mul(self.accumulate).saturating_mul(self.model.context)
     }
 
     fn validate(&self) -> Result<()> {
@@ -209,6 +209,11 @@ impl RunSettings {
         ];
         if let Some((option, _)) = positive.iter().find(|(_, value)| *value == 0) {
             bail!("{option}: expected at least 1, got 0");
+        }
+        // Far above any model there is, and low enough that no product of two of them overflows.
+        const MOST: usize = 1 << 30;
+        if let Some((option, value)) = positive.iter().find(|(_, value)| *value > MOST) {
+            bail!("{option}: expected at most {MOST}, got {value}");
         }
         if !model.width.is_multiple_of(model.heads) {
             bail!("--heads: expected a divisor of --width ({}), got {}", model.width, model.heads);

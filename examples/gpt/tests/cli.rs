@@ -14,7 +14,7 @@ mod input;
 mod interruption;
 #[path = "cli/reading.rs"]
 mod reading;
+#[path = "cli/sandbox.rs"]
+mod sandbox;
 #[path = "cli/training.rs"]
 mod training;
-#[path = "cli/workplace.rs"]
-mod workplace;

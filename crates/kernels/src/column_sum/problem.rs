@@ -1,5 +1,6 @@
 use crate::{KernelError, buffer::Buffer};
 use cubecl::ir::{ElemType, FloatKind};
+use std::ops::Range;
 
 const OP: &str = "column_sum";
 
@@ -21,17 +22,18 @@ pub struct ColumnSumProblem {
 }
 
 impl ColumnSumProblem {
-    /// Views a tensor of `shape` and `strides` as `[outer, rows, columns]` around `axis`.
+    /// Views a tensor of `shape` and `strides` as `[outer, rows, columns]`, where the dimensions
+    /// `axes`, which are summed, make the rows.
     ///
     /// # Errors
     ///
-    /// [`KernelError::InvalidProblem`] when `axis` or `strides` do not go with `shape`;
+    /// [`KernelError::InvalidProblem`] when `axes` or `strides` do not go with `shape`;
     /// [`KernelError::Unsupported`] for other dtypes, sums along the last dimension, empty tensors,
     /// layouts that are no such view, and tensors beyond 32-bit indices.
     pub fn new(
         shape: &[usize],
         strides: &[usize],
-        axis: usize,
+        axes: Range<usize>,
         dtype: ElemType,
     ) -> Result<Self, KernelError> {
         let unsupported = |reason: String| KernelError::Unsupported { op: OP, reason };
@@ -43,36 +45,38 @@ impl ColumnSumProblem {
                 actual: strides.len().to_string(),
             });
         }
-        if axis >= shape.len() {
+        if axes.is_empty() || axes.end > shape.len() {
             return Err(KernelError::InvalidProblem {
                 op: OP,
-                argument: "axis",
-                expected: format!("a dimension below {}", shape.len()),
-                actual: axis.to_string(),
+                argument: "axes",
+                expected: format!("at least one dimension, and only ones below {}", shape.len()),
+                actual: format!("{axes:?}"),
             });
         }
         if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
             return Err(unsupported(format!("dtype {dtype:?}; it takes f32, f16 and bf16")));
         }
-        let (before, rest) = shape.split_at(axis);
-        let (rows, after) = (rest[0], &rest[1..]);
-        let columns: usize = after.iter().product();
-        let outer: usize = before.iter().product();
+        let size = |dims: Range<usize>| -> usize { shape[dims].iter().product() };
+        let stride = |dims: Range<usize>| {
+            collapse(&shape[dims.clone()], &strides[dims]).ok_or_else(|| KernelError::Unsupported {
+                op: OP,
+                reason: format!("shape {shape:?} with strides {strides:?}, summed over {axes:?}"),
+            })
+        };
+        let (before, after) = (0..axes.start, axes.end..shape.len());
+        let (outer, rows, columns) =
+            (size(before.clone()), size(axes.clone()), size(after.clone()));
         if outer * rows * columns == 0 {
             return Err(unsupported("an empty tensor".into()));
         }
         if columns == 1 {
             return Err(unsupported("a sum along the last dimension".into()));
         }
-        let column_stride = collapse(after, &strides[axis + 1..]);
-        if column_stride != Some(1) {
-            return Err(unsupported(format!("columns of {shape:?} with strides {strides:?}")));
+        if stride(after)? != 1 {
+            return Err(unsupported(format!("columns apart: {shape:?}, strides {strides:?}")));
         }
-        let outer_stride = match collapse(before, &strides[..axis]) {
-            Some(stride) => stride,
-            None => return Err(unsupported(format!("batches of {shape:?}, strides {strides:?}"))),
-        };
-        let problem = Self { outer, rows, columns, outer_stride, row_stride: strides[axis], dtype };
+        let (outer_stride, row_stride) = (stride(before)?, stride(axes.clone())?);
+        let problem = Self { outer, rows, columns, outer_stride, row_stride, dtype };
         if u32::try_from(problem.span()).is_err() {
             return Err(unsupported(format!("{} elements apart", problem.span())));
         }
@@ -125,41 +129,49 @@ mod tests {
 
     #[test]
     fn contiguous_tensors_collapse_around_the_axis() {
-        let p = ColumnSumProblem::new(&[2, 3, 4, 5], &[60, 20, 5, 1], 1, F32).unwrap();
+        let p = ColumnSumProblem::new(&[2, 3, 4, 5], &[60, 20, 5, 1], 1..2, F32).unwrap();
         assert_eq!((p.outer, p.rows, p.columns), (2, 3, 20));
         assert_eq!((p.outer_stride, p.row_stride, p.span()), (60, 20, 120));
     }
 
     #[test]
     fn rows_may_be_padded_and_batches_may_follow_them() {
-        let p = ColumnSumProblem::new(&[6, 5], &[8, 1], 0, F32).unwrap();
+        let p = ColumnSumProblem::new(&[6, 5], &[8, 1], 0..1, F32).unwrap();
         assert_eq!((p.outer, p.row_stride, p.span()), (1, 8, 45));
         // A batch of one has no stride of its own.
-        let p = ColumnSumProblem::new(&[1, 6, 5], &[999, 8, 1], 1, F32).unwrap();
+        let p = ColumnSumProblem::new(&[1, 6, 5], &[999, 8, 1], 1..2, F32).unwrap();
         assert_eq!((p.outer, p.row_stride), (1, 8));
     }
 
     #[test]
+    fn several_dimensions_are_summed_at_once_where_one_stride_walks_them() {
+        let p = ColumnSumProblem::new(&[8, 16, 5], &[80, 5, 1], 0..2, F32).unwrap();
+        assert_eq!((p.outer, p.rows, p.columns, p.row_stride), (1, 128, 5, 5));
+        // Padding between the batches breaks the walk.
+        assert!(ColumnSumProblem::new(&[8, 16, 5], &[96, 5, 1], 0..2, F32).is_err());
+    }
+
+    #[test]
     fn what_is_no_such_view_is_declined() {
-        let declined = |shape: &[usize], strides: &[usize], axis| {
+        let declined = |shape: &[usize], strides: &[usize], axes| {
             matches!(
-                ColumnSumProblem::new(shape, strides, axis, F32),
+                ColumnSumProblem::new(shape, strides, axes, F32),
                 Err(KernelError::Unsupported { .. })
             )
         };
-        assert!(declined(&[4, 5], &[5, 1], 1), "the last dimension");
-        assert!(declined(&[4, 5], &[1, 4], 0), "transposed columns");
-        assert!(declined(&[2, 3, 4, 5], &[60, 1, 15, 3], 1), "columns that do not collapse");
-        assert!(declined(&[0, 5], &[5, 1], 0), "an empty tensor");
+        assert!(declined(&[4, 5], &[5, 1], 1..2), "the last dimension");
+        assert!(declined(&[4, 5], &[1, 4], 0..1), "transposed columns");
+        assert!(declined(&[2, 3, 4, 5], &[60, 1, 15, 3], 1..2), "columns that do not collapse");
+        assert!(declined(&[0, 5], &[5, 1], 0..1), "an empty tensor");
         let integers = ElemType::Int(cubecl::ir::IntKind::I32);
-        assert!(ColumnSumProblem::new(&[4, 5], &[5, 1], 0, integers).is_err());
+        assert!(ColumnSumProblem::new(&[4, 5], &[5, 1], 0..1, integers).is_err());
     }
 
     #[test]
     fn arguments_that_contradict_each_other_are_named() {
-        let error = ColumnSumProblem::new(&[4, 5], &[5, 1], 2, F32).unwrap_err();
-        assert!(matches!(error, KernelError::InvalidProblem { argument: "axis", .. }));
-        let error = ColumnSumProblem::new(&[4, 5], &[1], 0, F32).unwrap_err();
+        let error = ColumnSumProblem::new(&[4, 5], &[5, 1], 2..3, F32).unwrap_err();
+        assert!(matches!(error, KernelError::InvalidProblem { argument: "axes", .. }));
+        let error = ColumnSumProblem::new(&[4, 5], &[1], 0..1, F32).unwrap_err();
         assert!(matches!(error, KernelError::InvalidProblem { argument: "strides", .. }));
     }
 }

@@ -2,15 +2,15 @@
 
 use crate::{
     checkpoints::{self, TENSORS, of_step},
-    workplace::{Workplace, fail, losses, succeed},
+    sandbox::{Sandbox, fail, losses, succeed},
 };
 use std::{fs, path::Path};
 
 const EVERY_TWO: [&str; 4] = ["--checkpoint-every", "2", "--eval-every", "2"];
 
 /// A run of six steps with the checkpoints 2, 4 and 6.
-fn trained() -> Workplace {
-    let place = Workplace::new();
+fn trained() -> Sandbox {
+    let place = Sandbox::new();
     succeed(place.train("run", &EVERY_TWO));
     assert_eq!(checkpoints::steps(&place.path("run")), [2, 4, 6]);
     place
@@ -157,7 +157,7 @@ fn checkpoints_of_other_programs_and_versions_are_refused() {
 
 #[test]
 fn a_folder_without_checkpoints_is_refused_with_advice() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     for folder in ["text", "nowhere"] {
         let expected = ["found no checkpoint in", folder, "gpt train"];
         fail(place.gpt(&["generate", "--checkpoint", folder]), &expected);

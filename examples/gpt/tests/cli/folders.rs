@@ -2,12 +2,12 @@
 
 use crate::{
     checkpoints,
-    workplace::{Running, Workplace, fail, losses, succeed},
+    sandbox::{Running, Sandbox, fail, losses, succeed},
 };
 
 #[test]
 fn a_folder_in_use_is_refused_to_a_second_process() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     let long = ["--steps", "1000000", "--checkpoint-every", "5", "--eval-every", "1000000"];
     let mut running = Running::start(place.train("run", &long));
@@ -28,7 +28,7 @@ fn a_folder_in_use_is_refused_to_a_second_process() {
 
 #[test]
 fn a_run_is_replaced_only_with_overwrite() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &["--steps", "8"]));
     let before = checkpoints::contents(&run);
@@ -44,4 +44,25 @@ fn a_run_is_replaced_only_with_overwrite() {
     assert_eq!(checkpoints::assert_sound(&run), [2, 3, 4]);
     assert_eq!(losses(&run, "train").len(), 4);
     assert_eq!(checkpoints::state(&checkpoints::of_step(&run, 4))["settings"]["seed"], 7);
+}
+
+#[test]
+fn results_of_another_program_are_not_taken_for_a_run() {
+    let place = Sandbox::new();
+    place.write("run/checkpoints/epoch.pt", "weights");
+    let advice = ["checkpoints", "not from a run of this program", "--out", "--overwrite"];
+    fail(place.train("run", &[]), &advice);
+    assert!(place.path("run/checkpoints/epoch.pt").exists());
+    place.write("other/loss.png", "a picture");
+    fail(place.train("other", &[]), &["loss.png", "--overwrite"]);
+    assert!(place.path("other/loss.png").exists());
+}
+
+#[test]
+fn a_resumed_run_keeps_its_text() {
+    let place = Sandbox::new();
+    succeed(place.train("run", &[]));
+    for option in [["--data", "text"], ["--max-data", "1"], ["--extensions", "txt"]] {
+        fail(place.resume("run", &option), &[option[0], "text it began with"]);
+    }
 }

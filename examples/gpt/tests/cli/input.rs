@@ -3,12 +3,12 @@
 
 use crate::{
     checkpoints,
-    workplace::{Workplace, fail, succeed, text},
+    sandbox::{Sandbox, fail, succeed, text},
 };
 
 /// Every pair is a case: options, and what the error has to say.
-fn refused(cases: &[(&[&str], &[&str])], prepare: impl FnOnce(&Workplace)) {
-    let place = Workplace::new();
+fn refused(cases: &[(&[&str], &[&str])], prepare: impl FnOnce(&Sandbox)) {
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &[]));
     let before = checkpoints::contents(&run);
@@ -109,7 +109,7 @@ fn unknown_and_missing_devices_are_named() {
     ];
     refused(&cases, |_| ());
 
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let mut command = place.train("run", &[]);
     command.env("BLACKBURN_DEVICE", "warp");
     fail(command, &["warp", "auto", "flex"]);
@@ -124,4 +124,15 @@ fn unknown_and_missing_devices_are_named() {
     ];
     let answered = |parts: &&[&str]| parts.iter().all(|part| finished.contains(part));
     assert!(answers.iter().any(answered), "{finished}");
+}
+
+#[test]
+fn absurd_sizes_are_refused_before_they_overflow() {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--batch", "18446744073709551615"], &["--batch", "at most"]),
+        (&["--width", "9223372036854775808"], &["--width", "at most"]),
+        (&["--layers", "1000000000", "--width", "1000000000", "--heads", "1"], &["out of memory"]),
+        (&["--max-data", "18446744073709551615"], &["--max-data"]),
+    ];
+    refused(&cases, |_| {});
 }

@@ -3,13 +3,13 @@
 
 use crate::{
     checkpoints::{self, of_step},
-    workplace::{Running, Workplace, succeed},
+    sandbox::{Running, Sandbox, succeed},
 };
 use std::{thread, time::Duration};
 
 #[test]
 fn a_kill_during_a_checkpoint_loses_nothing() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     let often = ["--steps", "100000", "--checkpoint-every", "1", "--keep", "2"];
     let often = [&often[..], &["--eval-every", "100000"]].concat();
@@ -55,10 +55,10 @@ fn a_kill_during_a_checkpoint_loses_nothing() {
 #[cfg(unix)]
 #[test]
 fn a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones() {
-    use crate::workplace::fail;
+    use crate::sandbox::fail;
     use std::process::Command;
 
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &["--steps", "4", "--checkpoint-every", "2"]));
     let before = checkpoints::contents(&run);
@@ -84,10 +84,10 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_leaves_the_earlier_checkpoint() {
-    use crate::workplace::finish;
+    use crate::sandbox::finish;
     use std::process::Command;
 
-    let place = Workplace::new();
+    let place = Sandbox::new();
     succeed(place.train("run", &["--steps", "4", "--keep", "1"]));
     // The mount is in a namespace of its own, which ends with the script. A checkpoint takes 160
     // KiB: a second one does not fit.

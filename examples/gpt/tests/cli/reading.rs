@@ -1,10 +1,10 @@
 //! What can be done with a trained model, and with its text.
 
-use crate::workplace::{Workplace, fail, losses, succeed};
+use crate::sandbox::{Sandbox, fail, losses, succeed};
 use std::{io::Read, time::Instant};
 
-fn trained() -> Workplace {
-    let place = Workplace::new();
+fn trained() -> Sandbox {
+    let place = Sandbox::new();
     succeed(place.train("run", &["--steps", "20"]));
     place
 }
@@ -108,7 +108,7 @@ fn sampling_out_of_range_is_refused() {
 
 #[test]
 fn files_that_are_not_text_are_skipped_and_counted() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     place.write("text/binary.txt", b"text\0with a NUL");
     place.write("text/latin-1.txt", b"caf\xe9");
     place.write("text/picture.png", [0; 10]);
@@ -119,7 +119,7 @@ fn files_that_are_not_text_are_skipped_and_counted() {
 
 #[test]
 fn every_command_explains_its_options() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let help = |arguments: &[&str], expected: &str| {
         let stdout = succeed(place.gpt(arguments)).stdout;
         for option in expected.split_whitespace() {

@@ -3,13 +3,13 @@
 
 use crate::{
     checkpoints::{self, TENSORS, of_step},
-    workplace::{Running, Workplace, fail, losses, succeed},
+    sandbox::{Running, Sandbox, fail, losses, succeed},
 };
 use std::fs;
 
 #[test]
 fn training_lowers_the_loss_and_writes_what_it_promises() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &["--steps", "60", "--keep", "2"]));
 
@@ -42,7 +42,7 @@ fn training_lowers_the_loss_and_writes_what_it_promises() {
 /// Dropout and accumulation are part of it: both depend on where in the run a step is.
 #[test]
 fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let options = "--width 32 --context 64 --batch 4 --accumulate 2 --dropout 0.1 --steps 30 \
                    --eval-every 3 --checkpoint-every 5 --keep 9";
     let options: Vec<&str> = options.split_whitespace().collect();
@@ -92,7 +92,7 @@ fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
 
 #[test]
 fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &["--steps", "4"]));
     let complete = succeed(place.resume("run", &[]));
@@ -104,7 +104,7 @@ fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
 
 #[test]
 fn resuming_with_other_sizes_is_refused_and_harms_nothing() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     succeed(place.train("run", &[]));
     let before = checkpoints::contents(&place.path("run"));
     let cases: [(&str, &str, &str); 9] = [
@@ -131,7 +131,7 @@ fn resuming_with_other_sizes_is_refused_and_harms_nothing() {
 
 #[test]
 fn a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints() {
-    let place = Workplace::new();
+    let place = Sandbox::new();
     let run = place.path("run");
     succeed(place.train("run", &["--checkpoint-every", "2", "--eval-every", "100"]));
     let before = checkpoints::contents(&run);

@@ -29,11 +29,11 @@ const SMALL: [[&str; 2]; 11] = [
 ];
 
 /// A temporary folder with a corpus in `text`; the program runs in it.
-pub(crate) struct Workplace {
+pub(crate) struct Sandbox {
     folder: TempDir,
 }
 
-impl Workplace {
+impl Sandbox {
     pub(crate) fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
         for number in 0..6 {
