@@ -65,6 +65,8 @@ impl Sandbox {
         command
             .current_dir(self.folder.path())
             .env("BLACKBURN_DEVICE", "flex")
+            // Vulkan drivers complain on standard error where no desktop session set it.
+            .env("XDG_RUNTIME_DIR", self.folder.path())
             .env_remove("RUST_BACKTRACE")
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
