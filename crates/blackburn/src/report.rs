@@ -112,7 +112,12 @@ pub(crate) struct Setup {
 }
 
 impl Report {
-    pub(crate) fn new(config: &Config, setup: Setup, opened: &Opened) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        // Only GPUs have providers and a kernel cache.
+        #[cfg_attr(not(feature = "gpu"), allow(unused_variables))] setup: Setup,
+        opened: &Opened,
+    ) -> Self {
         #[cfg_attr(not(feature = "gpu"), allow(unused_mut))]
         let mut report = Self {
             runtime: "flex".into(),
