@@ -1,7 +1,7 @@
 //! Column sums: bytes moved a second, on the gradients whose sums are GPT-2's bias gradients.
 //! `cargo xtask bench column_sum --features cuda`
 
-use blackburn_benches::{device, dtype, input, time, verify};
+use blackburn_benches::{device, dtype_of, input, time, verify};
 use blackburn_kernels::column_sum::{ColumnSumProblem, column_sum};
 use blackburn_reference::{column_sum as reference, storage::Storage};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -16,7 +16,7 @@ fn bench(criterion: &mut Criterion) {
         for (rows, columns) in SHAPES {
             let (values, x) = input(&client, 1, rows * columns, storage);
             let problem =
-                ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype(storage))
+                ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype_of(storage))
                     .expect("the problem is valid");
             let magnitudes: Vec<f64> = values.iter().map(|x| x.abs()).collect();
             let expected = reference::column_sum(&values, 1, rows, columns);

@@ -1,7 +1,7 @@
 //! GELU forward and backward: bytes moved a second, on the activations of GPT-2's feed-forward
 //! layers. `cargo xtask bench gelu --features cuda`
 
-use blackburn_benches::{device, dtype, input, time, verify};
+use blackburn_benches::{device, dtype_of, input, time, verify};
 use blackburn_kernels::gelu::{GeluProblem, gelu_backward, gelu_forward};
 use blackburn_reference::{
     gelu::{self, CUDA_ERF_ERROR},
@@ -32,7 +32,7 @@ fn bench(criterion: &mut Criterion) {
         let dx = gelu_backward(&client, &x, &dy).expect("the problem is valid");
         verify(&client, dx, storage, &expected, &bounds);
 
-        let problem = GeluProblem { elements, dtype: dtype(storage) };
+        let problem = GeluProblem { elements, dtype: dtype_of(storage) };
         let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
         group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
         group.bench_function("forward", |bencher| {

@@ -1,7 +1,7 @@
 //! What the benches share: the device, its inputs, and timing without the host's latency.
 
 use blackburn_kernels::buffer::Buffer;
-use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
+use blackburn_reference::{fp8::Fp8, random::normal, storage::Storage, tolerance::compare};
 use criterion::Bencher;
 use cubecl::{
     Device,
@@ -22,7 +22,7 @@ pub fn device() -> Option<Device> {
 }
 
 /// CubeCL's name of a storage type.
-pub fn dtype(storage: Storage) -> ElemType {
+pub fn dtype_of(storage: Storage) -> ElemType {
     ElemType::Float(match storage {
         Storage::F32 => FloatKind::F32,
         Storage::F16 => FloatKind::F16,
@@ -34,7 +34,81 @@ pub fn dtype(storage: Storage) -> ElemType {
 pub fn input(client: &Client, seed: u64, count: usize, storage: Storage) -> (Vec<f64>, Buffer) {
     let values = normal(seed, count, 1.0, storage);
     let handle = client.create_from_slice(&storage.encode(&values));
-    (values, Buffer { handle, elements: count, dtype: dtype(storage) })
+    (values, Buffer { handle, elements: count, dtype: dtype_of(storage) })
+}
+
+/// A large operand: normal numbers that repeat after [`Rotated::PERIOD`], since drawing billions of
+/// them would take longer than anything measured with them.
+#[derive(Debug)]
+pub struct Rotated {
+    values: Vec<f64>,
+    /// On the device.
+    pub buffer: Buffer,
+}
+
+impl Rotated {
+    /// A prime, so that no stride of a matrix meets the same numbers row after row.
+    pub const PERIOD: usize = 1_000_003;
+
+    /// `elements` numbers of that type: f32, f16, bf16 or 8-bit floats.
+    ///
+    /// # Panics
+    ///
+    /// On other types.
+    pub fn new(client: &Client, seed: u64, elements: usize, dtype: ElemType) -> Self {
+        let distinct = elements.min(Self::PERIOD);
+        let drawn = |storage| normal(seed, distinct, 1.0, storage);
+        let (values, bytes) = match dtype {
+            ElemType::Float(FloatKind::E4M3) => {
+                let bytes = Fp8::E4m3.encode(&drawn(Storage::F32));
+                (Fp8::E4m3.decode(&bytes), bytes)
+            }
+            ElemType::Float(FloatKind::E5M2) => {
+                let bytes = Fp8::E5m2.encode(&drawn(Storage::F32));
+                (Fp8::E5m2.decode(&bytes), bytes)
+            }
+            other => {
+                let storage = Storage::ALL.into_iter().find(|storage| dtype_of(*storage) == other);
+                let storage = storage.expect("a floating-point type");
+                let values = drawn(storage);
+                let bytes = storage.encode(&values);
+                (values, bytes)
+            }
+        };
+        let mut all = Vec::with_capacity(elements * dtype.size());
+        while all.len() < elements * dtype.size() {
+            let rest = elements * dtype.size() - all.len();
+            all.extend_from_slice(&bytes[..rest.min(bytes.len())]);
+        }
+        let handle = client.create_from_slice(&all);
+        Self { values, buffer: Buffer { handle, elements, dtype } }
+    }
+
+    /// Element `index`.
+    pub fn at(&self, index: usize) -> f64 {
+        self.values[index % self.values.len()]
+    }
+}
+
+/// Median, least and most of 15 batches of launches, in milliseconds a launch. A batch is long
+/// enough (8 ms or so) that the wait at its end does not count.
+pub fn median_ms(client: &Client, mut launch: impl FnMut()) -> [f64; 3] {
+    const BATCHES: usize = 15;
+    const BATCH_MS: f64 = 8.0;
+    let mut batch = |launches: usize| {
+        sync(client);
+        let start = Instant::now();
+        for _ in 0..launches {
+            launch();
+        }
+        sync(client);
+        start.elapsed().as_secs_f64() * 1e3 / launches as f64
+    };
+    batch(3);
+    let launches = (BATCH_MS / batch(5)).ceil().clamp(1.0, 200.0) as usize;
+    let mut times: Vec<f64> = (0..BATCHES).map(|_| batch(launches)).collect();
+    times.sort_by(f64::total_cmp);
+    [times[BATCHES / 2], times[0], times[BATCHES - 1]]
 }
 
 /// A kernel proves itself before it is timed.

@@ -19,7 +19,12 @@ pub mod buffer;
 pub mod column_sum;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
+mod device;
 mod error;
 pub mod gelu;
+pub mod matmul;
+#[cfg(feature = "cuda")]
+mod ptx;
 
+pub use device::DeviceProfile;
 pub use error::KernelError;

@@ -43,24 +43,33 @@ pub fn forward_bound(x: f64, storage: Storage, erf_error: f64) -> f64 {
 
 /// How far off dx = dy gelu'(x) may be.
 pub fn backward_bound(x: f64, dy: f64, storage: Storage, erf_error: f64) -> f64 {
+    dy.abs() * derivative_error(x, erf_error) + output_error(dy * gelu_derivative(x), storage)
+}
+
+/// How far off gelu'(x) may be in f32.
+pub(crate) fn derivative_error(x: f64, erf_error: f64) -> f64 {
     let u = Storage::F32.unit_roundoff();
     let exponent = 0.5 * x * x;
     // The exponent is rounded thrice before exp sees it, and an absolute error there is a relative
     // one of the result.
-    let pdf_relative = u * (3.0 * exponent + 2.0 * (EXP_ULP + 2.0 * exponent) + 4.0);
-    let slope_error = cdf_error(erf_error) + (x * normal_pdf(x)).abs() * pdf_relative + 2.0 * u;
-    dy.abs() * slope_error + output_error(dy * gelu_derivative(x), storage)
+    let pdf_relative = 3.0 * u * exponent + exp_relative_error(exponent) + 4.0 * u;
+    cdf_error(erf_error) + (x * normal_pdf(x)).abs() * pdf_relative + 2.0 * u
+}
+
+/// Relative error of a device's exp of that exponent, which it knows exactly.
+pub(crate) fn exp_relative_error(exponent: f64) -> f64 {
+    2.0 * Storage::F32.unit_roundoff() * (EXP_ULP + 2.0 * exponent.abs())
 }
 
 /// Phi(x) = 1/2 + 1/2 erf: half of erf's error, with that of its rounded argument (erf' is at most
 /// 1.13), and the roundings of numbers of at most 1.
-fn cdf_error(erf_error: f64) -> f64 {
+pub(crate) fn cdf_error(erf_error: f64) -> f64 {
     let u = Storage::F32.unit_roundoff();
     0.5 * erf_error + 3.0 * u
 }
 
 /// The last operations in f32, and the rounding to storage.
-fn output_error(y: f64, storage: Storage) -> f64 {
+pub(crate) fn output_error(y: f64, storage: Storage) -> f64 {
     let f32_error = 2.0 * Storage::F32.unit_roundoff();
     y.abs() * (storage.unit_roundoff() + f32_error) + storage.underflow()
 }

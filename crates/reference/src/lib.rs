@@ -6,11 +6,16 @@
 //! | module | gives |
 //! |---|---|
 //! | [`storage`] | f32, f16 and bf16 as storage: rounding, bytes, unit roundoff |
+//! | [`fp8`] | the two 8-bit types: rounding, codes, scales |
 //! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
-//! | [`tolerance`] | per-element bounds, and a comparison that names the worst element |
+//! | [`tolerance`] | per-element bounds, a comparison that names the worst element, noise in dB |
+//! | [`shapes`] | the catalogue of matrix products |
 //! | [`gradcheck`] | central differences, for gradients of the references themselves |
 //! | [`column_sum`] | sums of columns, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
+//! | [`activation`] | what may follow a linear layer, with its bounds |
+//! | [`matmul`] | products of matrices, whole or at single elements, with their bounds |
+//! | [`linear`] | linear layers with an activation, and their gradients, with their bounds |
 //!
 //! ```
 //! use blackburn_reference::{gelu, random::normal, storage::Storage, tolerance::compare};
@@ -24,9 +29,14 @@
 //! compare(&device, &expected, &bounds).expect("rounding once is allowed");
 //! ```
 
+pub mod activation;
 pub mod column_sum;
+pub mod fp8;
 pub mod gelu;
 pub mod gradcheck;
+pub mod linear;
+pub mod matmul;
 pub mod random;
+pub mod shapes;
 pub mod storage;
 pub mod tolerance;

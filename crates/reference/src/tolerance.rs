@@ -94,6 +94,20 @@ pub fn compare(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<Agree
     })
 }
 
+/// How far the noise in `actual` lies below `expected`, in decibels: the signal-to-quantization-noise
+/// ratio, by which results of 8-bit types are judged as a whole. Infinite where all elements are
+/// equal, NaN where one is NaN.
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn sqnr_db(actual: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len(), "actual and expected differ in length");
+    let signal: f64 = expected.iter().map(|e| e * e).sum();
+    let noise: f64 = actual.iter().zip(expected).map(|(a, e)| (a - e) * (a - e)).sum();
+    if noise == 0.0 { f64::INFINITY } else { 10.0 * (signal / noise).log10() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +131,12 @@ mod tests {
         assert!(compare(&[0.0], &[f64::NAN], &[1.0]).is_err());
         assert!(compare(&[f64::NAN], &[f64::NAN], &[0.0]).is_ok());
         assert!(compare(&[f64::INFINITY], &[f64::NEG_INFINITY], &[1.0]).is_err());
+    }
+
+    #[test]
+    fn a_tenth_of_the_amplitude_as_noise_is_20_decibels() {
+        assert!((sqnr_db(&[1.1, -0.9], &[1.0, -1.0]) - 20.0).abs() < 1e-9);
+        assert_eq!(sqnr_db(&[1.0], &[1.0]), f64::INFINITY);
+        assert!(sqnr_db(&[f64::NAN], &[1.0]).is_nan());
     }
 }

@@ -3,6 +3,8 @@
 //! `cargo xtask sass` compiles the result for each architecture and checks registers, spills and
 //! instructions. A new kernel adds its variants to [`variants`].
 
+mod matmul;
+
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
     gelu::{gelu_backward_kernel, gelu_forward_kernel},
@@ -101,6 +103,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         )?);
         kernels.extend(column_sums(dtype, name)?);
     }
+    kernels.extend(matmul::variants()?);
     Ok(kernels)
 }
 
@@ -136,14 +139,35 @@ fn column_sums(dtype: ElemType, name: &str) -> Result<Vec<CudaKernel>, SourceErr
 /// A kernel bound by memory. With at most 48 registers a thread, a multiprocessor's 65,536 hold five
 /// cubes of 256 threads: one more than the launchers count on to hide the latency of memory.
 fn bandwidth_bound(name: String, kernel: impl CubeKernel) -> Result<CudaKernel, SourceError> {
+    let promise = Promise {
+        architectures: EVERY_ARCHITECTURE.to_vec(),
+        tensor_core: None,
+        max_registers: Some(48),
+    };
+    variant(name, kernel, promise)
+}
+
+/// What is asked of a variant's machine code.
+struct Promise {
+    architectures: Vec<&'static str>,
+    tensor_core: Option<&'static str>,
+    max_registers: Option<u32>,
+}
+
+fn variant(
+    name: String,
+    kernel: impl CubeKernel,
+    promise: Promise,
+) -> Result<CudaKernel, SourceError> {
+    let Promise { architectures, tensor_core, max_registers } = promise;
     let (source, entry, shared_memory_bytes) = compile(&name, kernel)?;
     Ok(CudaKernel {
         file: format!("{name}.cu"),
         name,
         entry,
-        architectures: EVERY_ARCHITECTURE.to_vec(),
-        tensor_core: None,
-        max_registers: Some(48),
+        architectures,
+        tensor_core,
+        max_registers,
         shared_memory_bytes,
         source,
     })
@@ -183,7 +207,11 @@ fn entry_point(source: &str) -> Option<&str> {
 }
 
 fn settings() -> KernelSettings {
-    KernelSettings::new(*CubeDim::new_1d(256), ExecutionMode::Unchecked, AddressType::U32)
+    settings_1d(256)
+}
+
+fn settings_1d(units: u32) -> KernelSettings {
+    KernelSettings::new(*CubeDim::new_1d(units), ExecutionMode::Unchecked, AddressType::U32)
 }
 
 fn settings_2d() -> KernelSettings {

@@ -1,0 +1,38 @@
+//! What a kernel's plan depends on.
+
+use cubecl::client::Client;
+
+/// A device, as far as plans depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceProfile {
+    /// Compute capability of an NVIDIA GPU times ten: 80, 90, 120. `None` on other devices, and
+    /// where CUDA kernels were left out of the build.
+    pub compute_capability: Option<u32>,
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Shared memory a cube may take, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl DeviceProfile {
+    /// What to count on where the runtime tells nothing.
+    const MULTIPROCESSORS: u32 = 8;
+
+    /// The device of `client`.
+    pub fn of(client: &Client) -> Self {
+        let properties = client.properties();
+        let hardware = &properties.hardware;
+        Self {
+            // CUDA's runtime names what it compiles for.
+            compute_capability: properties
+                .identity
+                .fingerprint
+                .strip_prefix("ptx_sm")
+                .filter(|_| cfg!(feature = "cuda"))
+                .and_then(|version| version.parse().ok()),
+            multiprocessors: hardware.num_streaming_multiprocessors.unwrap_or(Self::MULTIPROCESSORS)
+                as usize,
+            shared_bytes: hardware.max_shared_memory_size,
+        }
+    }
+}

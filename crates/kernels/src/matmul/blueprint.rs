@@ -1,0 +1,205 @@
+use super::{Epilogue, F32Precision, MatmulProblem, Operand, problem::OP};
+use crate::{DeviceProfile, KernelError};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+};
+
+/// Which instructions multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// Hopper's asynchronous warpgroup products.
+    Wgmma,
+    /// Warp products of Ampere and later.
+    Mma,
+    /// Ordinary arithmetic.
+    Portable,
+}
+
+/// How a matrix product is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulBlueprint {
+    /// Which instructions multiply.
+    pub family: Family,
+    /// Rows of a cube's tile.
+    pub tile_m: usize,
+    /// Columns of a cube's tile.
+    pub tile_n: usize,
+    /// Blocks of k, 128 bytes deep, that are held in shared memory at once.
+    pub stages: usize,
+    /// Cubes that share the k of a tile; more than one need a second launch.
+    pub splits: usize,
+    /// Blocks of k after which Hopper's sums of 8-bit products are promoted to f32; 0 for never.
+    /// Every 128 elements of k, one block, is what DeepSeek-V3 trained with.
+    pub promotion: usize,
+}
+
+/// Bytes of k in a block.
+const BLOCK_BYTES: usize = 128;
+/// Splits worth considering: each costs a pass over the output in f32.
+const MOST_SPLITS: usize = 16;
+
+impl MatmulBlueprint {
+    /// The plan that is expected to be fastest.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] where no family serves the problem on this device.
+    pub fn plan(
+        problem: &MatmulProblem,
+        epilogue: &Epilogue,
+        client: &Client,
+    ) -> Result<Self, KernelError> {
+        let device = DeviceProfile::of(client);
+        let mut candidates = Self::candidates_on(problem, device);
+        if epilogue.needs_registers() {
+            candidates.retain(|plan| plan.splits > 1 || plan.tile_n <= 128);
+        }
+        let cost = |plan: &Self| plan.expected_us(problem, device);
+        candidates.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or_else(|| {
+            KernelError::Unsupported {
+                op: OP,
+                reason: format!(
+                    "{:?} by {:?} on this device",
+                    problem.lhs.dtype, problem.rhs.dtype
+                ),
+            }
+        })
+    }
+
+    /// Every plan that serves the problem on the client's device; all of them are tested.
+    pub fn candidates(problem: &MatmulProblem, client: &Client) -> Vec<Self> {
+        Self::candidates_on(problem, DeviceProfile::of(client))
+    }
+
+    /// As [`candidates`](Self::candidates), on a device that need not be there.
+    pub fn candidates_on(problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
+        let mut plans = Vec::new();
+        if let (Some(capability), Some(_)) = (device.compute_capability, tensor_core_type(problem))
+        {
+            // Ada brought warp products of 8 bits. Hopper and its successors in data centres have
+            // them in `wgmma` and `tcgen05` alone, and convert them to 16 bits here.
+            let warp_products = match problem.lhs.dtype.size() {
+                1 => capability == 89 || capability >= 120,
+                _ => capability >= 80,
+            };
+            if capability == 90 {
+                for tile_n in [256, 192, 128, 64] {
+                    plans.extend(Self::staged(Family::Wgmma, 128, tile_n, device));
+                }
+            }
+            if warp_products {
+                for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
+                    plans.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
+                }
+            }
+            plans = plans.into_iter().flat_map(|plan| plan.splits_of(problem, device)).collect();
+        }
+        if problem.lhs.dtype.size() > 1 {
+            // Wide tiles need registers, which software devices do not have.
+            let tile = if device.compute_capability.is_some() { 128 } else { 64 };
+            plans.push(Self {
+                family: Family::Portable,
+                tile_m: tile,
+                tile_n: tile,
+                stages: 1,
+                splits: 1,
+                promotion: 0,
+            });
+        }
+        plans
+    }
+
+    /// As many stages as fit, up to where more do not pay.
+    fn staged(family: Family, tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
+        // Barriers, and what the runtime keeps for itself.
+        const RESERVED_BYTES: usize = 1024;
+        // The most that hides latency: with wgmma the whole memory is there for the one cube of a
+        // multiprocessor; with mma, two cubes of the smaller tiles are to share it.
+        let most = match family {
+            Family::Wgmma => 6,
+            _ => 4,
+        };
+        let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
+        let stages = (device.shared_bytes.saturating_sub(RESERVED_BYTES) / stage_bytes).min(most);
+        (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0 })
+    }
+
+    /// This plan, and those of its splits that would fill the device better.
+    fn splits_of(self, problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
+        let blocks = self.k_blocks(problem);
+        let tiles = self.tiles(problem);
+        // A split has at least four blocks, or the ring never fills.
+        let most =
+            if tiles >= 2 * device.multiprocessors { 1 } else { MOST_SPLITS.min(blocks / 4) };
+        (1..=most.max(1))
+            // Splits of whole blocks may come out as fewer than asked for.
+            .filter(|splits| blocks.div_ceil(blocks.div_ceil(*splits)) == *splits)
+            .map(|splits| Self { splits, ..self })
+            .collect()
+    }
+
+    /// Blocks of k.
+    pub(crate) fn k_blocks(&self, problem: &MatmulProblem) -> usize {
+        problem.k.div_ceil(BLOCK_BYTES / problem.lhs.dtype.size())
+    }
+
+    /// Tiles of the output.
+    pub(crate) fn tiles(&self, problem: &MatmulProblem) -> usize {
+        problem.m.div_ceil(self.tile_m) * problem.n.div_ceil(self.tile_n) * problem.batches()
+    }
+
+    /// What the plan should take, in microseconds: waves of cubes, each as long as its blocks of k
+    /// and its epilogue, and the second launch of a split. Constants are fitted to an H200 (see
+    /// benches/results); only their ratios matter for the choice.
+    fn expected_us(&self, problem: &MatmulProblem, device: DeviceProfile) -> f64 {
+        /// Clock under load, cycles a microsecond.
+        const CYCLES_US: f64 = 1700.0;
+        /// Bytes a microsecond of device memory that the sum over splits reaches.
+        const MEMORY_US: f64 = 3.0e6;
+        /// A second launch.
+        const LAUNCH_US: f64 = 3.0;
+        let area = (self.tile_m * self.tile_n) as f64;
+        let block_macs = area * (BLOCK_BYTES / problem.lhs.dtype.size()) as f64;
+        // Multiply-adds of 16-bit operands a cycle, and the share of them that a tile reaches.
+        let byte_speed = 2.0 / problem.lhs.dtype.size() as f64;
+        let (macs_cycle, cubes_per_multiprocessor) = match (self.family, self.tile_n) {
+            (Family::Wgmma, 256) => (4096.0 * byte_speed, 1.0),
+            (Family::Wgmma, 192) => (4000.0 * byte_speed, 1.0),
+            (Family::Wgmma, 128) => (3400.0 * byte_speed, 1.0),
+            (Family::Wgmma, _) => (2000.0 * byte_speed, 1.0),
+            (Family::Mma, 256) => (2300.0 * byte_speed, 1.0),
+            (Family::Mma, _) => (1000.0 * byte_speed, 2.0),
+            (Family::Portable, _) => (100.0, 2.0),
+        };
+        let epilogue_cycles = area / 128.0 * 4.0 * if self.splits > 1 { 2.0 } else { 1.0 };
+        const START_CYCLES: f64 = 1500.0;
+        let cubes = (self.tiles(problem) * self.splits) as f64;
+        let waves = (cubes / (device.multiprocessors as f64 * cubes_per_multiprocessor)).ceil();
+        let blocks = self.k_blocks(problem).div_ceil(self.splits) as f64;
+        let wave_cycles = blocks * block_macs / macs_cycle + epilogue_cycles;
+        let mut us = (START_CYCLES + waves * wave_cycles) / CYCLES_US;
+        if self.splits > 1 {
+            let elements = problem.out_elements() as f64;
+            let read = elements * 4.0 * self.splits as f64;
+            us += LAUNCH_US + (read + elements * problem.out.size() as f64) / MEMORY_US;
+        }
+        us
+    }
+}
+
+/// How tensor cores name the operands, if they take them.
+pub(crate) fn tensor_core_type(problem: &MatmulProblem) -> Option<[&'static str; 2]> {
+    let name = |operand: &Operand| {
+        let ElemType::Float(kind) = operand.dtype else { return None };
+        match kind {
+            FloatKind::BF16 => Some("bf16"),
+            FloatKind::F16 => Some("f16"),
+            FloatKind::F32 if problem.f32_precision == F32Precision::Tf32 => Some("tf32"),
+            FloatKind::E4M3 => Some("e4m3"),
+            FloatKind::E5M2 => Some("e5m2"),
+            _ => None,
+        }
+    };
+    Some([name(&problem.lhs)?, name(&problem.rhs)?])
+}

@@ -1,0 +1,149 @@
+//! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + residual`.
+
+use super::MatmulProblem;
+use super::problem::OP;
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+use std::f32::consts::{FRAC_1_SQRT_2, PI};
+
+/// A function applied to each element of a product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x.
+    #[default]
+    Identity,
+    /// max(x, 0).
+    Relu,
+    /// x / (1 + exp(-x)).
+    Silu,
+    /// x Phi(x).
+    Gelu,
+    /// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+    GeluTanh,
+}
+
+/// What is done to a product before it is written.
+#[derive(Clone, Debug)]
+pub struct Epilogue {
+    /// A factor.
+    pub alpha: f32,
+    /// Two more factors, f32 scalars on the device: what 8-bit operands have to be multiplied by.
+    pub scales: Option<[Buffer; 2]>,
+    /// `n` numbers of the output's type, one added to each column.
+    pub bias: Option<Buffer>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// Also return what the activation is applied to, for the backward pass.
+    pub keep_preactivation: bool,
+    /// Added last; shape, layout and type of the output.
+    pub residual: Option<Buffer>,
+}
+
+impl Default for Epilogue {
+    fn default() -> Self {
+        Self {
+            alpha: 1.0,
+            scales: None,
+            bias: None,
+            activation: Activation::Identity,
+            keep_preactivation: false,
+            residual: None,
+        }
+    }
+}
+
+impl Epilogue {
+    /// Checks each tensor against the problem.
+    pub(super) fn check(&self, problem: &MatmulProblem) -> Result<(), KernelError> {
+        let check =
+            |argument, tensor: Option<&Buffer>, elements: usize, dtype: ElemType| match tensor
+                .filter(|tensor| tensor.dtype != dtype || tensor.elements < elements)
+            {
+                None => Ok(()),
+                Some(tensor) => Err(KernelError::InvalidProblem {
+                    op: OP,
+                    argument,
+                    expected: format!("at least {elements} elements of {dtype:?}"),
+                    actual: format!("{} elements of {:?}", tensor.elements, tensor.dtype),
+                }),
+            };
+        check("bias", self.bias.as_ref(), problem.n, problem.out)?;
+        check("residual", self.residual.as_ref(), problem.out_elements(), problem.out)?;
+        let scales = self.scales.iter().flatten();
+        scales
+            .into_iter()
+            .try_for_each(|scale| check("scales", Some(scale), 1, ElemType::Float(FloatKind::F32)))
+    }
+
+    /// Whether its steps need registers that the widest tiles leave none of: there they spill.
+    pub(super) fn needs_registers(&self) -> bool {
+        self.keep_preactivation
+            || !matches!(self.activation, Activation::Identity | Activation::Relu)
+    }
+
+    pub(super) fn blueprint(&self) -> EpilogueBlueprint {
+        EpilogueBlueprint {
+            scaled: self.scales.is_some(),
+            bias: self.bias.is_some(),
+            activation: self.activation,
+            preactivation: self.keep_preactivation,
+            residual: self.residual.is_some(),
+        }
+    }
+}
+
+/// Which steps are compiled in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct EpilogueBlueprint {
+    pub(crate) scaled: bool,
+    pub(crate) bias: bool,
+    pub(crate) activation: Activation,
+    pub(crate) preactivation: bool,
+    pub(crate) residual: bool,
+}
+
+/// alpha, times the scales.
+#[cube]
+pub(super) fn factor(
+    alpha: f32,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    #[comptime] epilogue: EpilogueBlueprint,
+) -> f32 {
+    if comptime!(epilogue.scaled) { alpha * lhs_scale[0] * rhs_scale[0] } else { alpha }
+}
+
+/// The bias of `column`; zero where there is none, and beyond the last column.
+#[cube]
+pub(super) fn bias_of<O: Float>(
+    bias: &[O],
+    column: u32,
+    columns: u32,
+    #[comptime] epilogue: EpilogueBlueprint,
+) -> f32 {
+    let mut value = 0.0f32;
+    if comptime!(epilogue.bias) {
+        if column < columns {
+            value = f32::cast_from(bias[column as usize]);
+        }
+    }
+    value
+}
+
+/// The activation's value at x.
+#[cube]
+pub(super) fn activate(x: f32, #[comptime] activation: Activation) -> f32 {
+    match comptime!(activation) {
+        Activation::Identity => x,
+        Activation::Relu => max(x, 0.0f32),
+        Activation::Silu => x / (1.0f32 + (-x).exp()),
+        Activation::Gelu => 0.5f32 * x * (1.0f32 + Erf::erf(x * FRAC_1_SQRT_2)),
+        Activation::GeluTanh => {
+            let scale = comptime!((2.0 / PI).sqrt());
+            0.5f32 * x * (1.0f32 + (scale * (x + 0.044715f32 * x * x * x)).tanh())
+        }
+    }
+}

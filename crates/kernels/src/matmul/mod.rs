@@ -1,0 +1,70 @@
+//! Matrix products: `out = act(alpha lhs rhs + bias) + residual`, over strided and broadcast batches.
+//!
+//! ```text
+//! sum[b, m, n]  = sum_k lhs[b, m, k] rhs[b, k, n]
+//! z[b, m, n]    = alpha s_lhs s_rhs sum[b, m, n] + bias[n]
+//! out[b, m, n]  = act(z[b, m, n]) + residual[b, m, n]
+//! ```
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | lhs, rhs | b, m, k and b, k, n | any strides; a matrix may serve all batches | f32, f16, bf16, e4m3, e5m2 |
+//! | bias | n | contiguous | that of out |
+//! | residual, out, z | b, m, n | contiguous | that of the operands, or f32; of 8-bit operands f32, f16, bf16 |
+//!
+//! Sums are accumulated in f32 and rounded once. bf16, f16 and 8-bit operands enter exactly; f32
+//! ones are cut to TF32 unless [`F32Precision::Full`] is asked for. Tensor cores add with less than
+//! f32's rounding (they cut off bits instead), Hopper's for 8-bit operands keep 14 bits of mantissa
+//! or so unless sums are promoted now and then (DeepSeek-V3 technical report, section 3.3.2). The
+//! output is overwritten. The same input gives the same bits each time.
+//!
+//! | family | instructions | serves |
+//! |---|---|---|
+//! | [`Family::Wgmma`] | `wgmma` fed by TMA | Hopper (sm_90a) |
+//! | [`Family::Mma`] | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
+//! | [`Family::Portable`] | multiply-adds in f32 | every runtime; f32 in full precision |
+//!
+//! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
+//! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
+//! a product that crawls.
+
+mod blueprint;
+mod epilogue;
+mod launch;
+#[cfg(feature = "cuda")]
+mod mma;
+#[cfg(feature = "cuda")]
+mod operand;
+#[cfg(feature = "cuda")]
+mod pack;
+mod portable;
+mod problem;
+#[cfg(feature = "cuda")]
+mod split;
+#[cfg(feature = "cuda")]
+mod store;
+#[cfg(feature = "cuda")]
+mod tensor_core;
+#[cfg(feature = "cuda")]
+mod wgmma;
+#[cfg(feature = "cuda")]
+mod work;
+
+pub use blueprint::{Family, MatmulBlueprint};
+pub use epilogue::{Activation, Epilogue};
+pub use launch::{MatmulOutput, matmul, matmul_with};
+pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use {
+    epilogue::EpilogueBlueprint,
+    mma::{MmaBlueprint, PitchCompilationArg, UNITS as MMA_UNITS, matmul_mma_kernel},
+    pack::{PackSourceCompilationArg, ROWS as PACK_ROWS, TILE as PACK_TILE, matmul_pack_kernel},
+    portable::{
+        PortableBlueprint, StridesCompilationArg, UNITS as PORTABLE_UNITS, matmul_portable_kernel,
+    },
+    split::matmul_split_sum_kernel,
+    store::{HalfKind, StoreWidth},
+    wgmma::{UNITS as WGMMA_UNITS, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
+    work::{ExtentCompilationArg, LastMatrixCompilationArg},
+};

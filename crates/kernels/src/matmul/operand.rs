@@ -1,0 +1,188 @@
+//! Operands as tensor cores take them.
+
+use super::{
+    MatmulProblem, Operand,
+    pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
+    problem::OP,
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+    prelude::*,
+};
+
+/// What tensor cores' copies are aligned to.
+const ALIGNMENT_BYTES: usize = 16;
+
+/// An operand whose rows are contiguous and aligned: rows of k for each row or column of the
+/// output, or rows of those for each k.
+#[derive(Clone, Debug)]
+pub(super) struct AlignedOperand {
+    pub(super) memory: Buffer,
+    pub(super) k_major: bool,
+    /// Elements from row to row.
+    pub(super) pitch: usize,
+    /// Elements from matrix to matrix, along the outer and the inner batch dimension.
+    pub(super) batch_strides: [usize; 2],
+    /// Matrices along each batch dimension; 1 where one serves all.
+    pub(super) matrices: [usize; 2],
+    /// Rows or columns of the output.
+    pub(super) mn: usize,
+    pub(super) k: usize,
+}
+
+impl AlignedOperand {
+    /// The left operand, copied into shape if need be.
+    pub(super) fn lhs(
+        client: &Client,
+        problem: &MatmulProblem,
+        memory: &Buffer,
+    ) -> Result<Self, KernelError> {
+        let Operand { row_stride, column_stride, .. } = problem.lhs;
+        let strides = Strides { mn: row_stride, k: column_stride };
+        Self::new(client, problem, &problem.lhs, problem.m, strides, memory)
+    }
+
+    /// The right operand, copied into shape if need be.
+    pub(super) fn rhs(
+        client: &Client,
+        problem: &MatmulProblem,
+        memory: &Buffer,
+    ) -> Result<Self, KernelError> {
+        let Operand { row_stride, column_stride, .. } = problem.rhs;
+        let strides = Strides { mn: column_stride, k: row_stride };
+        Self::new(client, problem, &problem.rhs, problem.n, strides, memory)
+    }
+
+    fn new(
+        client: &Client,
+        problem: &MatmulProblem,
+        operand: &Operand,
+        mn: usize,
+        strides: Strides,
+        memory: &Buffer,
+    ) -> Result<Self, KernelError> {
+        let k = problem.k;
+        let bytes = operand.dtype.size();
+        let matrices = [0, 1].map(|dim| match operand.batch_strides[dim] {
+            0 => 1,
+            _ => problem.batch[dim],
+        });
+        let aligned = |stride: usize, size: usize| {
+            size == 1 || (stride > 0 && (stride * bytes).is_multiple_of(ALIGNMENT_BYTES))
+        };
+        let base_aligned = memory
+            .handle
+            .offset_start
+            .is_none_or(|offset| offset.is_multiple_of(ALIGNMENT_BYTES as u64))
+            && (0..2).all(|dim| aligned(operand.batch_strides[dim], matrices[dim]));
+        // Only 16-bit operands may lie across k.
+        let across = bytes == 2 && (strides.mn == 1 || mn == 1);
+        let along = strides.k == 1 || k == 1;
+        let as_it_lies = |k_major: bool, row_stride: usize, rows: usize, columns: usize| Self {
+            memory: memory.clone(),
+            k_major,
+            // Nobody steps over the rows of a single one, but they still need a distance.
+            pitch: if rows == 1 { padded(columns, bytes) } else { row_stride },
+            batch_strides: operand.batch_strides,
+            matrices,
+            mn,
+            k,
+        };
+        if base_aligned && along && aligned(strides.mn, mn) {
+            return Ok(as_it_lies(true, strides.mn, mn, k));
+        }
+        if base_aligned && across && aligned(strides.k, k) {
+            return Ok(as_it_lies(false, strides.k, k, mn));
+        }
+        let k_major = !across || along;
+        let (rows, columns, row, column) =
+            if k_major { (mn, k, strides.mn, strides.k) } else { (k, mn, strides.k, strides.mn) };
+        let pitch = padded(columns, bytes);
+        let matrix = rows * pitch;
+        let packed = Buffer::empty(client, matrices[0] * matrices[1] * matrix, operand.dtype);
+        let source = Source { memory, operand, matrices, rows, columns, row, column };
+        source.pack(client, &packed, pitch)?;
+        Ok(Self {
+            memory: packed,
+            k_major,
+            pitch,
+            batch_strides: [matrices[1] * matrix, matrix],
+            matrices,
+            mn,
+            k,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Strides {
+    mn: usize,
+    k: usize,
+}
+
+/// `elements`, rounded up to whole aligned units.
+fn padded(elements: usize, bytes: usize) -> usize {
+    elements.next_multiple_of(ALIGNMENT_BYTES / bytes)
+}
+
+/// An operand that has to be copied, as rows and columns of the copy.
+struct Source<'a> {
+    memory: &'a Buffer,
+    operand: &'a Operand,
+    matrices: [usize; 2],
+    rows: usize,
+    columns: usize,
+    row: usize,
+    column: usize,
+}
+
+impl Source<'_> {
+    fn pack(&self, client: &Client, packed: &Buffer, pitch: usize) -> Result<(), KernelError> {
+        let cubes = [
+            self.columns.div_ceil(TILE as usize),
+            self.rows.div_ceil(TILE as usize),
+            self.matrices[0] * self.matrices[1],
+        ];
+        let most = client.properties().hardware.max_cube_count;
+        let unsupported = |reason: String| KernelError::Unsupported { op: OP, reason };
+        let [Ok(x), Ok(y), Ok(z)] = cubes.map(u32::try_from) else {
+            return Err(unsupported(format!("{cubes:?} cubes to align an operand")));
+        };
+        if x > most.0 || y > most.1 || z > most.2 || u32::try_from(packed.elements).is_err() {
+            return Err(unsupported(format!("{cubes:?} cubes to align an operand")));
+        }
+        // Bits are moved, whatever they stand for.
+        let element = ElemType::UInt(match self.operand.dtype.size() {
+            1 => UIntKind::U8,
+            2 => UIntKind::U16,
+            _ => UIntKind::U32,
+        });
+        let [outer, inner] = self.operand.batch_strides;
+        // SAFETY: the source holds the problem's span, whose indices fit 32 bits, the copy was
+        // allocated for rows of `pitch` elements; the kernel stops rows and columns at their ends.
+        unsafe {
+            matmul_pack_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(x, y, z),
+                CubeDim::new_2d(TILE, ROWS),
+                self.memory.arg(1),
+                packed.arg(1),
+                PackSourceLaunch::new(
+                    self.row as u32,
+                    self.column as u32,
+                    outer as u32,
+                    inner as u32,
+                    self.rows as u32,
+                    self.columns as u32,
+                    self.matrices[1] as u32,
+                ),
+                pitch as u32,
+                self.column != 1 && self.row == 1,
+                element,
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,324 @@
+use crate::KernelError;
+use cubecl::ir::{ElemType, FloatKind};
+
+pub(super) const OP: &str = "matmul";
+
+/// With what precision f32 operands are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum F32Precision {
+    /// Rounded to TF32 (10 explicit bits of mantissa) on tensor cores, as Burn itself does.
+    #[default]
+    Tf32,
+    /// All 24 bits, on the ordinary arithmetic units.
+    Full,
+}
+
+/// One operand as it lies in memory. Strides count elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Distance between an element and the one below it.
+    pub row_stride: usize,
+    /// Distance between an element and the one to its right.
+    pub column_stride: usize,
+    /// Distances between matrices of the outer and of the inner batch dimension; 0 where one matrix
+    /// serves all.
+    pub batch_strides: [usize; 2],
+    /// Element type.
+    pub dtype: ElemType,
+}
+
+/// What a matrix product asks: `out[b, m, n] = sum_k lhs[b, m, k] rhs[b, k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulProblem {
+    /// Outer and inner batch dimensions; 1 where there is none.
+    pub batch: [usize; 2],
+    /// Rows of the output.
+    pub m: usize,
+    /// Columns of the output.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// The left operand, `m` by `k`.
+    pub lhs: Operand,
+    /// The right operand, `k` by `n`.
+    pub rhs: Operand,
+    /// Element type of the output.
+    pub out: ElemType,
+    /// How f32 operands are multiplied.
+    pub f32_precision: F32Precision,
+}
+
+/// A tensor as it lies in memory, before it is looked at as a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorLayout<'a> {
+    /// Size of each dimension.
+    pub shape: &'a [usize],
+    /// Elements between neighbors in each dimension; of dimensions of size 1 it has no meaning.
+    pub strides: &'a [usize],
+    /// Element type.
+    pub dtype: ElemType,
+}
+
+impl MatmulProblem {
+    /// The product of two tensors of equal rank over their last two dimensions, leading dimensions
+    /// broadcast as Burn's do.
+    ///
+    /// Where all matrices of the left operand follow each other and share one right operand, their
+    /// rows become one long matrix: a linear layer at rank 3 is one product.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] when the shapes do not multiply;
+    /// [`KernelError::Unsupported`] for dtypes that no kernel takes, empty tensors, batch dimensions
+    /// that two strides cannot walk, and sizes beyond 32-bit indices.
+    pub fn new(
+        lhs: TensorLayout<'_>,
+        rhs: TensorLayout<'_>,
+        out: ElemType,
+        f32_precision: F32Precision,
+    ) -> Result<Self, KernelError> {
+        let rank = lhs.shape.len();
+        if rank < 2 || rhs.shape.len() != rank {
+            return Err(invalid("rhs", format!("rank {rank}, at least 2"), rhs.shape.len()));
+        }
+        for (argument, tensor) in [("lhs", lhs), ("rhs", rhs)] {
+            if tensor.strides.len() != rank {
+                return Err(invalid(argument, format!("{rank} strides"), tensor.strides.len()));
+            }
+        }
+        let (m, k) = (lhs.shape[rank - 2], lhs.shape[rank - 1]);
+        let (rhs_k, n) = (rhs.shape[rank - 2], rhs.shape[rank - 1]);
+        if k != rhs_k {
+            return Err(invalid("rhs", format!("{k} rows, the columns of lhs"), rhs_k));
+        }
+        check_dtypes(lhs.dtype, rhs.dtype, out)?;
+
+        let mut dims = Vec::with_capacity(rank - 2);
+        for dim in 0..rank - 2 {
+            let (l, r) = (lhs.shape[dim], rhs.shape[dim]);
+            if l != r && l != 1 && r != 1 {
+                return Err(invalid("rhs", format!("{l} or 1 in dimension {dim}"), r));
+            }
+            let stride = |tensor: TensorLayout<'_>| {
+                if tensor.shape[dim] == 1 { 0 } else { tensor.strides[dim] }
+            };
+            dims.push(BatchDim { size: l.max(r), strides: [stride(lhs), stride(rhs)] });
+        }
+        let matrix = |tensor: TensorLayout<'_>| Operand {
+            // The stride of a dimension of size 1 is never stepped over and may be anything.
+            row_stride: tensor.strides[rank - 2],
+            column_stride: tensor.strides[rank - 1],
+            batch_strides: [0, 0],
+            dtype: tensor.dtype,
+        };
+        let mut problem =
+            Self { batch: [1, 1], m, n, k, lhs: matrix(lhs), rhs: matrix(rhs), out, f32_precision };
+        let mut dims = collapse(dims);
+        // Rows of one matrix and the next one's follow each other: one long matrix.
+        if let Some(last) = dims.last().copied()
+            && last.strides[1] == 0
+            && (m == 1 || last.strides[0] == m * problem.lhs.row_stride)
+        {
+            if m == 1 {
+                problem.lhs.row_stride = last.strides[0];
+            }
+            problem.m *= last.size;
+            dims.pop();
+        }
+        if dims.len() > 2 {
+            let reason = format!("{} batch dimensions that do not follow each other", dims.len());
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
+        for (slot, dim) in (0..2).rev().zip(dims.iter().rev()) {
+            problem.batch[slot] = dim.size;
+            problem.lhs.batch_strides[slot] = dim.strides[0];
+            problem.rhs.batch_strides[slot] = dim.strides[1];
+        }
+        problem.check_sizes()?;
+        Ok(problem)
+    }
+
+    /// Matrices of the output.
+    pub fn batches(&self) -> usize {
+        self.batch[0] * self.batch[1]
+    }
+
+    /// Elements of the output.
+    pub fn out_elements(&self) -> usize {
+        self.batches() * self.m * self.n
+    }
+
+    /// Multiplications and additions.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.out_elements() as f64 * self.k as f64
+    }
+
+    /// Bytes that have to be moved: each operand in once, the output out.
+    pub fn bytes(&self) -> usize {
+        let moved = |operand: &Operand, elements: usize| {
+            let matrices: usize = (0..2)
+                .filter(|dim| operand.batch_strides[*dim] != 0)
+                .map(|dim| self.batch[dim])
+                .product();
+            matrices * elements * operand.dtype.size()
+        };
+        moved(&self.lhs, self.m * self.k)
+            + moved(&self.rhs, self.k * self.n)
+            + self.out_elements() * self.out.size()
+    }
+
+    /// Elements from the first to the last that is read of an operand of `rows` by `columns`.
+    pub(super) fn span(&self, operand: &Operand, rows: usize, columns: usize) -> usize {
+        let batches: usize =
+            (0..2).map(|dim| (self.batch[dim] - 1) * operand.batch_strides[dim]).sum();
+        batches + (rows - 1) * operand.row_stride + (columns - 1) * operand.column_stride + 1
+    }
+
+    /// Elements of the left operand's memory that are reached.
+    pub fn lhs_span(&self) -> usize {
+        self.span(&self.lhs, self.m, self.k)
+    }
+
+    /// Elements of the right operand's memory that are reached.
+    pub fn rhs_span(&self) -> usize {
+        self.span(&self.rhs, self.k, self.n)
+    }
+
+    fn check_sizes(&self) -> Result<(), KernelError> {
+        let unsupported = |reason: String| Err(KernelError::Unsupported { op: OP, reason });
+        if self.out_elements() * self.k == 0 {
+            return unsupported("an empty tensor".into());
+        }
+        for (name, elements) in
+            [("lhs", self.lhs_span()), ("rhs", self.rhs_span()), ("out", self.out_elements())]
+        {
+            if u32::try_from(elements).is_err() {
+                return unsupported(format!("{name} spans {elements} elements, 2^32 or more"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn invalid(argument: &'static str, expected: String, actual: impl ToString) -> KernelError {
+    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+}
+
+/// Whether `dtype` is an 8-bit float.
+pub(super) fn is_fp8(dtype: ElemType) -> bool {
+    matches!(dtype, ElemType::Float(FloatKind::E4M3 | FloatKind::E5M2))
+}
+
+fn check_dtypes(lhs: ElemType, rhs: ElemType, out: ElemType) -> Result<(), KernelError> {
+    let float =
+        |dtype| matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
+    let served = if is_fp8(lhs) && is_fp8(rhs) {
+        float(out)
+    } else {
+        float(lhs) && lhs == rhs && (out == lhs || out == ElemType::Float(FloatKind::F32))
+    };
+    if served {
+        return Ok(());
+    }
+    let reason = format!(
+        "{lhs:?} by {rhs:?} into {out:?}; it takes f32, f16 and bf16 into themselves or f32, and \
+         8-bit floats into f32, f16 and bf16"
+    );
+    Err(KernelError::Unsupported { op: OP, reason })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BatchDim {
+    size: usize,
+    strides: [usize; 2],
+}
+
+/// Joins neighboring dimensions that one stride walks in both operands, and drops those of size 1.
+fn collapse(dims: Vec<BatchDim>) -> Vec<BatchDim> {
+    let mut joined: Vec<BatchDim> = Vec::with_capacity(dims.len());
+    for dim in dims.into_iter().filter(|dim| dim.size != 1) {
+        match joined.last_mut() {
+            Some(outer) if (0..2).all(|i| outer.strides[i] == dim.size * dim.strides[i]) => {
+                *outer = BatchDim { size: outer.size * dim.size, strides: dim.strides };
+            }
+            _ => joined.push(dim),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: ElemType = ElemType::Float(FloatKind::F32);
+    const BF16: ElemType = ElemType::Float(FloatKind::BF16);
+
+    fn layout<'a>(shape: &'a [usize], strides: &'a [usize]) -> TensorLayout<'a> {
+        TensorLayout { shape, strides, dtype: BF16 }
+    }
+
+    fn product(lhs: TensorLayout<'_>, rhs: TensorLayout<'_>) -> Result<MatmulProblem, KernelError> {
+        MatmulProblem::new(lhs, rhs, BF16, F32Precision::Tf32)
+    }
+
+    #[test]
+    fn a_linear_layer_at_rank_3_is_one_product() {
+        let p = product(layout(&[4, 5, 6], &[30, 6, 1]), layout(&[1, 6, 7], &[42, 7, 1])).unwrap();
+        assert_eq!((p.batch, p.m, p.n, p.k), ([1, 1], 20, 7, 6));
+        assert_eq!((p.lhs_span(), p.rhs_span(), p.out_elements()), (120, 42, 140));
+        assert_eq!(p.flops(), 2.0 * 20.0 * 7.0 * 6.0);
+        assert_eq!(p.bytes(), 2 * (120 + 42 + 140));
+    }
+
+    #[test]
+    fn heads_that_were_swapped_keep_two_batch_strides() {
+        // [2, 5 tokens, 3 heads, 4] seen as [2, 3, 5, 4].
+        let q = layout(&[2, 3, 5, 4], &[60, 4, 12, 1]);
+        let k = layout(&[2, 3, 4, 5], &[60, 4, 1, 12]);
+        let p = product(q, k).unwrap();
+        assert_eq!((p.batch, p.m, p.n, p.k), ([2, 3], 5, 5, 4));
+        assert_eq!((p.lhs.batch_strides, p.lhs.row_stride), ([60, 4], 12));
+        assert_eq!((p.rhs.row_stride, p.rhs.column_stride), (1, 12));
+    }
+
+    #[test]
+    fn contiguous_batches_collapse_and_one_matrix_serves_all() {
+        let p =
+            product(layout(&[2, 3, 5, 4], &[60, 20, 4, 1]), layout(&[2, 3, 4, 6], &[72, 24, 6, 1]))
+                .unwrap();
+        assert_eq!((p.batch, p.lhs.batch_strides, p.rhs.batch_strides), ([1, 6], [0, 20], [0, 24]));
+        // The left operand is shared: its rows cannot be joined.
+        let p = product(layout(&[1, 5, 4], &[20, 4, 1]), layout(&[3, 4, 6], &[24, 6, 1])).unwrap();
+        assert_eq!((p.batch, p.m, p.lhs.batch_strides), ([1, 3], 5, [0, 0]));
+    }
+
+    #[test]
+    fn single_rows_are_joined_by_their_batch_stride() {
+        let p = product(layout(&[7, 1, 4], &[9, 99, 1]), layout(&[1, 4, 6], &[24, 6, 1])).unwrap();
+        assert_eq!((p.m, p.lhs.row_stride), (7, 9));
+    }
+
+    #[test]
+    fn shapes_that_do_not_multiply_are_refused_by_name() {
+        let error = product(layout(&[4, 5], &[5, 1]), layout(&[6, 7], &[7, 1])).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "matmul: argument `rhs`: expected 5 rows, the columns of lhs, got 6"
+        );
+        assert!(product(layout(&[4, 5], &[5, 1]), layout(&[1, 5, 7], &[35, 7, 1])).is_err());
+        assert!(product(layout(&[2, 4, 5], &[20, 5, 1]), layout(&[3, 5, 7], &[35, 7, 1])).is_err());
+    }
+
+    #[test]
+    fn what_no_kernel_takes_is_declined() {
+        let declined = |result: Result<MatmulProblem, KernelError>| {
+            matches!(result, Err(KernelError::Unsupported { .. }))
+        };
+        assert!(declined(product(layout(&[0, 5], &[5, 1]), layout(&[5, 7], &[7, 1]))));
+        let rhs = TensorLayout { dtype: F32, ..layout(&[5, 7], &[7, 1]) };
+        assert!(declined(product(layout(&[4, 5], &[5, 1]), rhs)), "mixed dtypes");
+        let big = 1 << 17;
+        assert!(declined(product(layout(&[big, 5], &[5, 1]), layout(&[5, big], &[big, 1]))));
+    }
+}

@@ -1,0 +1,207 @@
+//! From accumulators to memory, for both families of tensor-core instructions.
+//!
+//! They leave the output scattered: a unit holds pairs of neighboring columns of two rows, every
+//! eighth column on. The four units of a quad hold eight neighboring columns of a row between them.
+
+use super::{
+    Activation,
+    epilogue::{EpilogueBlueprint, activate, bias_of},
+};
+use crate::ptx::{pack_bf16, pack_f16};
+use cubecl::prelude::*;
+
+/// What is stored at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StoreWidth {
+    /// Eight columns of 16 bits, 16 bytes: units of a quad exchange theirs first. This needs rows
+    /// that begin at multiples of 16 bytes.
+    Octet(HalfKind),
+    /// Two columns of 16 bits, in one word.
+    HalfPair(HalfKind),
+    /// Two columns of f32.
+    Pair,
+    /// One column, where rows begin at odd elements.
+    Single,
+}
+
+/// The 16-bit floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum HalfKind {
+    Bf16,
+    F16,
+}
+
+impl StoreWidth {
+    /// Columns.
+    fn columns(self) -> u32 {
+        match self {
+            Self::Octet(_) => 8,
+            Self::HalfPair(_) | Self::Pair => 2,
+            Self::Single => 1,
+        }
+    }
+}
+
+/// Where a fragment of 16 rows goes.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Fragment {
+    /// First row of the batch's output, counted over all batches.
+    pub(crate) origin: u32,
+    /// This unit's first row; its second is 8 below.
+    pub(crate) row: u32,
+    /// First column of the fragment.
+    pub(crate) column: u32,
+    /// This unit's place in its quad.
+    pub(crate) quad: u32,
+    /// Ends of the output.
+    pub(crate) m: u32,
+    pub(crate) n: u32,
+}
+
+#[cube]
+fn pack(low: f32, high: f32, #[comptime] kind: HalfKind) -> u32 {
+    match comptime!(kind) {
+        HalfKind::Bf16 => pack_bf16(low, high),
+        HalfKind::F16 => pack_f16(low, high),
+    }
+}
+
+/// The finished value of a sum.
+#[cube]
+fn finish<O: Float>(
+    sum: f32,
+    offset: f32,
+    row: u32,
+    column: u32,
+    place: &Fragment,
+    scale: f32,
+    residual: &[O],
+    #[comptime] activation: Activation,
+    #[comptime] add_residual: bool,
+) -> f32 {
+    let mut value = activate(scale * sum + offset, activation);
+    if comptime!(add_residual) {
+        if row < place.m && column < place.n {
+            let at = (place.origin + row) * place.n + column;
+            value += f32::cast_from(residual[at as usize]);
+        }
+    }
+    value
+}
+
+/// Finishes the accumulators `first..` of 16 rows by `columns` and writes them: the values the
+/// activation is applied to if `stop_before_activation`, else the output.
+#[cube]
+pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
+    sums: Vector<f32, R>,
+    target: &mut [Vector<S, W>],
+    bias: &[O],
+    residual: &[O],
+    place: &Fragment,
+    scale: f32,
+    #[comptime] first: usize,
+    #[comptime] columns: usize,
+    #[comptime] width: StoreWidth,
+    #[comptime] epilogue: EpilogueBlueprint,
+    #[comptime] stop_before_activation: bool,
+) {
+    let activation =
+        comptime!(if stop_before_activation { Activation::Identity } else { epilogue.activation });
+    let add_residual = comptime!(epilogue.residual && !stop_before_activation);
+    let stored = comptime!(width.columns());
+    let size = W::value().comptime();
+    // A group is what a quad exchanges: four blocks of eight columns, or one block.
+    let blocks = comptime!(if stored == 8 { 4usize } else { 1usize });
+    #[unroll]
+    for group in 0..comptime!(columns / 8 / blocks) {
+        #[unroll]
+        for half in 0..2usize {
+            let row = place.row + comptime!(8 * half as u32);
+            let mut words = Array::<u32>::new(blocks);
+            #[unroll]
+            for block in 0..blocks {
+                let j = comptime!(group * blocks + block);
+                let column = place.column + comptime!(8 * j as u32) + 2 * place.quad;
+                let at = comptime!(first + 4 * j + 2 * half);
+                let low = finish::<O>(
+                    sums.extract(at),
+                    bias_of::<O>(bias, column, place.n, epilogue),
+                    row,
+                    column,
+                    place,
+                    scale,
+                    residual,
+                    activation,
+                    add_residual,
+                );
+                let high = finish::<O>(
+                    sums.extract(comptime!(at + 1)),
+                    bias_of::<O>(bias, column + 1, place.n, epilogue),
+                    row,
+                    column + 1,
+                    place,
+                    scale,
+                    residual,
+                    activation,
+                    add_residual,
+                );
+                let start = (place.origin + row) * place.n + column;
+                match comptime!(width) {
+                    StoreWidth::Octet(kind) => words[block] = pack(low, high, kind),
+                    StoreWidth::HalfPair(kind) => {
+                        if row < place.m && column < place.n {
+                            target[(start / 2) as usize] =
+                                Vector::<S, W>::cast_from(pack(low, high, kind));
+                        }
+                    }
+                    StoreWidth::Pair => {
+                        if row < place.m && column < place.n {
+                            let mut pair = Vector::<S, W>::empty();
+                            pair.insert(0usize, S::cast_from(low));
+                            pair.insert(comptime!(1usize % size), S::cast_from(high));
+                            target[(start / 2) as usize] = pair;
+                        }
+                    }
+                    StoreWidth::Single => {
+                        if row < place.m && column < place.n {
+                            target[start as usize] = Vector::<S, W>::cast_from(low);
+                        }
+                        if row < place.m && column + 1 < place.n {
+                            target[(start + 1) as usize] = Vector::<S, W>::cast_from(high);
+                        }
+                    }
+                }
+            }
+            if comptime!(stored == 8) {
+                // This unit receives block `quad` of the group from all four.
+                let column = place.column + comptime!((32 * group) as u32) + 8 * place.quad;
+                let octet = transpose_quad::<S, W>(&words, place.quad);
+                if row < place.m && column < place.n {
+                    target[(((place.origin + row) * place.n + column) / 8) as usize] = octet;
+                }
+            }
+        }
+    }
+}
+
+/// Unit i of a quad gives word j to unit j, as its word i.
+#[cube]
+fn transpose_quad<S: Numeric, W: Size>(words: &Array<u32>, quad: u32) -> Vector<S, W> {
+    let odd = quad & 1 == 1;
+    let upper = quad & 2 == 2;
+    let even_pair = plane_shuffle_xor(select(odd, words[0], words[1]), 1u32);
+    let odd_pair = plane_shuffle_xor(select(odd, words[2], words[3]), 1u32);
+    let x0 = select(odd, even_pair, words[0]);
+    let x1 = select(odd, words[1], even_pair);
+    let y0 = select(odd, odd_pair, words[2]);
+    let y1 = select(odd, words[3], odd_pair);
+    let from0 = plane_shuffle_xor(select(upper, x0, y0), 2u32);
+    let from1 = plane_shuffle_xor(select(upper, x1, y1), 2u32);
+    let mut octet = Vector::<S, W>::empty();
+    let size = W::value().comptime();
+    octet.insert(0usize, S::cast_from(select(upper, from0, x0)));
+    octet.insert(comptime!(1usize % size), S::cast_from(select(upper, from1, x1)));
+    octet.insert(comptime!(2usize % size), S::cast_from(select(upper, y0, from0)));
+    octet.insert(comptime!(3usize % size), S::cast_from(select(upper, y1, from1)));
+    octet
+}

@@ -1,0 +1,344 @@
+//! Launches of the tensor-core families.
+
+use super::{
+    Epilogue, Family, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    blueprint::tensor_core_type,
+    epilogue::EpilogueBlueprint,
+    mma::{self, MmaBlueprint, PitchLaunch, matmul_mma_kernel},
+    operand::AlignedOperand,
+    problem::OP,
+    split::matmul_split_sum_kernel,
+    store::{HalfKind, StoreWidth},
+    wgmma::{self, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
+    work::{ExtentLaunch, LastMatrixLaunch},
+};
+use crate::{
+    DeviceProfile, KernelError,
+    buffer::Buffer,
+    ptx::{mma::MmaOperands, wgmma::WgmmaOperands},
+};
+use cubecl::{
+    calculate_cube_count_elemwise,
+    client::Client,
+    ir::{ElemType, FloatKind, UIntKind},
+    prelude::*,
+};
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// A product on tensor cores, and the sum over its splits.
+pub(super) fn launch(
+    client: &Client,
+    problem: &MatmulProblem,
+    blueprint: &MatmulBlueprint,
+    [lhs, rhs]: [&Buffer; 2],
+    epilogue: &Epilogue,
+    output: &MatmulOutput,
+) -> Result<(), KernelError> {
+    let types = tensor_core_type(problem).ok_or_else(|| KernelError::Unsupported {
+        op: OP,
+        reason: format!("{:?} on tensor cores", problem.lhs.dtype),
+    })?;
+    let launch = Launch {
+        client,
+        problem,
+        blueprint,
+        types,
+        lhs: AlignedOperand::lhs(client, problem, lhs)?,
+        rhs: AlignedOperand::rhs(client, problem, rhs)?,
+    };
+    if blueprint.splits == 1 {
+        return launch.product(epilogue, output);
+    }
+    let elements = blueprint.splits * problem.out_elements();
+    if u32::try_from(elements).is_err() {
+        let reason = format!("{elements} partial sums");
+        return Err(KernelError::Unsupported { op: OP, reason });
+    }
+    let partial = MatmulOutput { out: Buffer::empty(client, elements, F32), preactivation: None };
+    launch.product(&Epilogue::default(), &partial)?;
+    launch.sum_splits(epilogue, &partial.out, output);
+    Ok(())
+}
+
+/// How a kernel stores its output: element and width of the vectors, and what they hold.
+fn store_width(dtype: ElemType, columns: usize) -> (StoreWidth, ElemType, usize) {
+    let half = match dtype {
+        ElemType::Float(FloatKind::BF16) => Some(HalfKind::Bf16),
+        ElemType::Float(FloatKind::F16) => Some(HalfKind::F16),
+        _ => None,
+    };
+    let word = ElemType::UInt(UIntKind::U32);
+    match half {
+        Some(half) if columns.is_multiple_of(8) => (StoreWidth::Octet(half), word, 4),
+        Some(half) if columns.is_multiple_of(2) => (StoreWidth::HalfPair(half), word, 1),
+        None if columns.is_multiple_of(2) => (StoreWidth::Pair, dtype, 2),
+        _ => (StoreWidth::Single, dtype, 1),
+    }
+}
+
+struct Launch<'a> {
+    client: &'a Client,
+    problem: &'a MatmulProblem,
+    blueprint: &'a MatmulBlueprint,
+    types: [&'static str; 2],
+    lhs: AlignedOperand,
+    rhs: AlignedOperand,
+}
+
+/// The epilogue's tensors as arguments; what a step that is not compiled in would read is the left
+/// operand.
+struct EpilogueArgs<'a> {
+    epilogue: &'a Epilogue,
+    unused: &'a Buffer,
+}
+
+impl EpilogueArgs<'_> {
+    fn scale(&self, index: usize) -> BufferArg {
+        self.epilogue.scales.as_ref().map_or(self.unused, |scales| &scales[index]).arg(1)
+    }
+
+    fn bias(&self) -> BufferArg {
+        self.epilogue.bias.as_ref().unwrap_or(self.unused).arg(1)
+    }
+
+    fn residual(&self) -> BufferArg {
+        self.epilogue.residual.as_ref().unwrap_or(self.unused).arg(1)
+    }
+}
+
+impl Launch<'_> {
+    fn product(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        match self.blueprint.family {
+            Family::Wgmma => self.wgmma(epilogue, output),
+            _ => self.mma(epilogue, output),
+        }
+    }
+
+    fn cubes(&self) -> usize {
+        self.blueprint.tiles(self.problem) * self.blueprint.splits
+    }
+
+    fn extent(&self, device: DeviceProfile) -> ExtentLaunch {
+        let MatmulBlueprint { tile_m, tile_n, splits, .. } = *self.blueprint;
+        let blocks = self.blueprint.k_blocks(self.problem);
+        // A square of the output for the cubes at work at once: it needs the least of both operands.
+        let group = (device.multiprocessors as f64 * tile_n as f64 / tile_m as f64).sqrt().ceil();
+        ExtentLaunch::new(
+            self.problem.m as u32,
+            self.problem.n as u32,
+            blocks as u32,
+            blocks.div_ceil(splits) as u32,
+            splits as u32,
+            self.problem.batches() as u32,
+            self.problem.batch[1] as u32,
+            group as u32,
+        )
+    }
+
+    fn last_matrix(&self) -> LastMatrixLaunch {
+        let last = |operand: &AlignedOperand, dim: usize| (operand.matrices[dim] - 1) as u32;
+        LastMatrixLaunch::new(
+            last(&self.lhs, 0),
+            last(&self.lhs, 1),
+            last(&self.rhs, 0),
+            last(&self.rhs, 1),
+        )
+    }
+
+    fn wgmma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        let tile_n = self.blueprint.tile_n;
+        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let kernel = WgmmaBlueprint {
+            operands: WgmmaOperands {
+                n: tile_n,
+                lhs: self.types[0],
+                rhs: self.types[1],
+                lhs_k_major: self.lhs.k_major,
+                rhs_k_major: self.rhs.k_major,
+            },
+            block_k: (crate::ptx::ROW_BYTES / self.problem.lhs.dtype.size()) as u32,
+            stages: self.blueprint.stages as u32,
+            batched: self.problem.batches() > 1,
+            store,
+            promotion: self.blueprint.promotion as u32,
+        };
+        let device = DeviceProfile::of(self.client);
+        self.check_shared_memory(kernel.shared_bytes(), device)?;
+        let cubes = self.cubes().min(device.multiprocessors) as u32;
+        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
+        // SAFETY: the tensor maps describe memory that the operands were checked to have, the
+        // epilogue's tensors were checked, and the outputs were allocated for the problem; the
+        // kernel writes rows below m and columns below n alone.
+        unsafe {
+            matmul_wgmma_kernel::launch_unchecked(
+                self.client,
+                CubeCount::Static(cubes, 1, 1),
+                CubeDim::new_1d(wgmma::UNITS),
+                width,
+                self.tensor_map(&self.lhs, wgmma::TILE_M),
+                self.tensor_map(&self.rhs, tile_n),
+                args.scale(0),
+                args.scale(1),
+                args.bias(),
+                args.residual(),
+                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
+                output.out.arg(1),
+                self.extent(device),
+                self.last_matrix(),
+                epilogue.alpha,
+                kernel,
+                epilogue.blueprint(),
+                output.out.dtype,
+                stored,
+                accumulator_width(tile_n),
+            );
+        }
+        Ok(())
+    }
+
+    /// How TMA finds boxes of `tile` rows or columns of the output by one block of k.
+    fn tensor_map(&self, operand: &AlignedOperand, tile: usize) -> TensorMapArg<Tiled> {
+        let bytes = operand.memory.dtype.size();
+        let block_k = crate::ptx::ROW_BYTES / bytes;
+        let (rows, columns, tile_size) = if operand.k_major {
+            (operand.mn, operand.k, [tile, block_k])
+        } else {
+            (operand.k, operand.mn, [block_k, 64])
+        };
+        let mut shape = vec![rows, columns];
+        let mut strides = vec![operand.pitch, 1];
+        let mut tile_size = tile_size.to_vec();
+        if self.problem.batches() > 1 {
+            for dim in [1, 0] {
+                shape.insert(0, operand.matrices[dim]);
+                // A single matrix is never stepped over, but its distance has to be aligned.
+                let stride = match operand.matrices[dim] {
+                    1 => operand.pitch * rows,
+                    _ => operand.batch_strides[dim],
+                };
+                strides.insert(0, stride);
+                tile_size.insert(0, 1);
+            }
+        }
+        let element = match operand.memory.dtype {
+            // The copy rounds to TF32 as it goes.
+            ElemType::Float(FloatKind::F32) => ElemType::Float(FloatKind::TF32),
+            other => other,
+        };
+        // SAFETY: shape and strides stay within the operand's checked span.
+        let tensor = unsafe {
+            TensorArg::from_raw_parts(operand.memory.handle.clone(), strides.into(), shape.into())
+        };
+        TensorMapArg::new(TiledArgs { tile_size: tile_size.into() }, tensor, element)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256)
+    }
+
+    fn mma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        let MatmulBlueprint { tile_m, tile_n, stages, .. } = *self.blueprint;
+        let Some((m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
+            let reason = format!("tiles of {tile_m} by {tile_n}");
+            return Err(KernelError::Unsupported { op: OP, reason });
+        };
+        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let kernel = MmaBlueprint {
+            operands: MmaOperands {
+                m16,
+                n16,
+                lhs: self.types[0],
+                rhs: self.types[1],
+                lhs_k_major: self.lhs.k_major,
+                rhs_k_major: self.rhs.k_major,
+            },
+            element_bytes: self.problem.lhs.dtype.size() as u32,
+            stages: stages as u32,
+            store,
+        };
+        let device = DeviceProfile::of(self.client);
+        self.check_shared_memory(kernel.shared_bytes(), device)?;
+        let Ok(cubes) = u32::try_from(self.cubes()) else {
+            let reason = format!("{} cubes", self.cubes());
+            return Err(KernelError::Unsupported { op: OP, reason });
+        };
+        let pitch = |operand: &AlignedOperand| {
+            let [outer, inner] = operand.batch_strides;
+            PitchLaunch::new(operand.pitch as u32, outer as u32, inner as u32, operand.mn as u32)
+        };
+        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
+        // SAFETY: as in `wgmma`; copies stop at the operands' ends.
+        unsafe {
+            matmul_mma_kernel::launch_unchecked(
+                self.client,
+                CubeCount::Static(cubes, 1, 1),
+                CubeDim::new_1d(mma::UNITS),
+                width,
+                self.lhs.memory.arg(1),
+                self.rhs.memory.arg(1),
+                args.scale(0),
+                args.scale(1),
+                args.bias(),
+                args.residual(),
+                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
+                output.out.arg(1),
+                self.extent(device),
+                self.last_matrix(),
+                pitch(&self.lhs),
+                pitch(&self.rhs),
+                self.problem.k as u32,
+                epilogue.alpha,
+                kernel,
+                epilogue.blueprint(),
+                output.out.dtype,
+                stored,
+                kernel.operands.registers(),
+            );
+        }
+        Ok(())
+    }
+
+    fn check_shared_memory(&self, bytes: usize, device: DeviceProfile) -> Result<(), KernelError> {
+        if bytes <= device.shared_bytes {
+            return Ok(());
+        }
+        Err(KernelError::Unsupported {
+            op: OP,
+            reason: format!(
+                "{:?} needs {bytes} bytes of shared memory, the device has {}",
+                self.blueprint, device.shared_bytes
+            ),
+        })
+    }
+
+    fn sum_splits(&self, epilogue: &Epilogue, partial: &Buffer, output: &MatmulOutput) {
+        let elements = self.problem.out_elements();
+        let width = [4, 2].into_iter().find(|width| self.problem.n.is_multiple_of(*width));
+        let width = width.unwrap_or(1);
+        let dim = CubeDim::new_1d(256);
+        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
+        let blueprint: EpilogueBlueprint = epilogue.blueprint();
+        // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
+        // vectors; the kernel stops units past the output's end.
+        unsafe {
+            matmul_split_sum_kernel::launch_unchecked(
+                self.client,
+                calculate_cube_count_elemwise(self.client, elements / width, dim),
+                dim,
+                width,
+                partial.arg(1),
+                args.scale(0),
+                args.scale(1),
+                args.bias(),
+                args.residual(),
+                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
+                output.out.arg(1),
+                (elements / width) as u32,
+                (self.problem.n / width) as u32,
+                self.blueprint.splits as u32,
+                epilogue.alpha,
+                blueprint,
+                output.out.dtype,
+            );
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The family for Hopper: a persistent cube of three warpgroups on every multiprocessor.
+//!
+//! 1. Warpgroup 0 has TMA fill a ring of k blocks in shared memory, as far ahead as it has room.
+//! 2. Warpgroups 1 and 2 multiply 64 rows of the tile each, one block behind the tensor cores, and
+//!    give blocks back.
+//! 3. They finish and write the tile while the ring fills for the next one.
+//!
+//! Tiles are walked in groups of rows, so that cubes at work at the same time share operands in L2.
+//! Measured on an H200 (see benches/results): two cubes of a cluster that share one operand by
+//! multicast are slower than this.
+
+use super::{
+    epilogue::{EpilogueBlueprint, factor},
+    store::{Fragment, StoreWidth, store_fragment},
+    work::{Extent, LastMatrix, work_at, work_count},
+};
+use crate::ptx::{
+    ROW_BYTES,
+    barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
+    copy::{tma_batched_tile, tma_tile},
+    load, shared_address,
+    wgmma::{WgmmaOperands, tile_descriptor, wgmma_block, wgmma_drain},
+};
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+/// Units of a cube: the producer's warpgroup and two that multiply.
+pub(crate) const UNITS: u32 = 384;
+/// Rows of a cube's tile, 64 for each warpgroup that multiplies.
+pub(crate) const TILE_M: usize = 128;
+/// Bytes of a chunk of an operand of which k does not run along the rows: 64 rows of k.
+const CHUNK_BYTES: usize = 64 * ROW_BYTES;
+
+/// How the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaBlueprint {
+    pub(crate) operands: WgmmaOperands,
+    /// k of a block of 128 bytes.
+    pub(crate) block_k: u32,
+    pub(crate) stages: u32,
+    pub(crate) batched: bool,
+    pub(crate) store: StoreWidth,
+    /// Blocks after which sums are moved from the tensor cores' accumulators, which cut bits of
+    /// 8-bit products off, to others in f32; 0 for never.
+    pub(crate) promotion: u32,
+}
+
+impl WgmmaBlueprint {
+    pub(crate) fn stage_bytes(self) -> usize {
+        (TILE_M + self.operands.n) * ROW_BYTES
+    }
+
+    /// The ring, and two barriers a stage.
+    pub(crate) fn shared_bytes(self) -> usize {
+        self.stages as usize * (self.stage_bytes() + 16)
+    }
+}
+
+/// Registers of a vector of accumulators: a power of two, which CubeCL's vectors have to be.
+pub(crate) fn accumulator_width(tile_n: usize) -> usize {
+    (tile_n / 2).next_power_of_two()
+}
+
+/// Has TMA copy one operand's part of a k block.
+#[cube]
+fn load_operand(
+    destination: u32,
+    map: u64,
+    mn: u32,
+    k: u32,
+    inner: u32,
+    outer: u32,
+    barrier: u32,
+    #[comptime] tile: usize,
+    #[comptime] k_major: bool,
+    #[comptime] batched: bool,
+) {
+    // Along k the tile is one box; across k it is a box for every chunk of 64 columns.
+    #[unroll]
+    for chunk in 0..comptime!(if k_major { 1 } else { tile / 64 }) {
+        let at = destination + comptime!((chunk * CHUNK_BYTES) as u32);
+        let column = mn + comptime!(64 * chunk as u32);
+        let (x, y) = if comptime!(k_major) { (k, column) } else { (column, k) };
+        if comptime!(batched) {
+            tma_batched_tile(at, map, x, y, inner, outer, barrier);
+        } else {
+            tma_tile(at, map, x, y, barrier);
+        }
+    }
+}
+
+/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
+#[cube(launch_unchecked)]
+pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
+    lhs: &TensorMap<u32, Tiled>,
+    rhs: &TensorMap<u32, Tiled>,
+    lhs_scale: &[f32],
+    rhs_scale: &[f32],
+    bias: &[O],
+    residual: &[O],
+    preactivation: &mut [Vector<S, W>],
+    out: &mut [Vector<S, W>],
+    extent: Extent,
+    last_matrix: LastMatrix,
+    alpha: f32,
+    #[comptime] blueprint: WgmmaBlueprint,
+    #[comptime] epilogue: EpilogueBlueprint,
+    #[define(O)] _output: ElemType,
+    #[define(S)] _stored: ElemType,
+    #[define(R)] _registers: usize,
+) {
+    let operands = comptime!(blueprint.operands);
+    let stages = comptime!(blueprint.stages);
+    let (tile_m, tile_n) = comptime!((TILE_M as u32, operands.n as u32));
+    let stage_bytes = comptime!(blueprint.stage_bytes() as u32);
+    let lhs_bytes = comptime!((TILE_M * ROW_BYTES) as u32);
+    // The swizzle repeats every 1024 bytes.
+    let memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
+    let ring = shared_address::<u32>(memory.as_slice());
+    let full = ring + comptime!(blueprint.stages * blueprint.stage_bytes() as u32);
+    let empty = full + comptime!(8 * blueprint.stages);
+    let unit = UNIT_POS;
+    if unit == 0 {
+        #[unroll]
+        for stage in 0..stages {
+            barrier_init(full + comptime!(8 * stage), 1u32);
+            barrier_init(empty + comptime!(8 * stage), 2u32);
+        }
+        barrier_init_fence();
+    }
+    sync_cube();
+
+    let work_items = work_count(&extent, tile_m, tile_n);
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    let mut index = CUBE_POS_X;
+    if unit < 128 {
+        // 1. Produce.
+        if unit == 0 {
+            let lhs_map = tensor_map_address::<u32, Tiled>(lhs);
+            let rhs_map = tensor_map_address::<u32, Tiled>(rhs);
+            while index < work_items {
+                let work = work_at(index, &extent, tile_m, tile_n);
+                let outer = work.batch / extent.inner_batches;
+                let inner = work.batch % extent.inner_batches;
+                for block in work.first_block..work.last_block {
+                    barrier_wait(empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
+                    let barrier = full + load::<u32>(stage) * 8;
+                    barrier_expect(barrier, stage_bytes);
+                    let at = ring + load::<u32>(stage) * stage_bytes;
+                    let k = block * comptime!(blueprint.block_k);
+                    load_operand(
+                        at,
+                        lhs_map,
+                        work.row,
+                        k,
+                        min(inner, last_matrix.lhs_inner),
+                        min(outer, last_matrix.lhs_outer),
+                        barrier,
+                        TILE_M,
+                        comptime!(operands.lhs_k_major),
+                        comptime!(blueprint.batched),
+                    );
+                    load_operand(
+                        at + lhs_bytes,
+                        rhs_map,
+                        work.column,
+                        k,
+                        min(inner, last_matrix.rhs_inner),
+                        min(outer, last_matrix.rhs_outer),
+                        barrier,
+                        comptime!(operands.n),
+                        comptime!(operands.rhs_k_major),
+                        comptime!(blueprint.batched),
+                    );
+                    stage += 1;
+                    if stage == stages {
+                        stage = 0u32;
+                        phase ^= 1;
+                    }
+                }
+                index += CUBE_COUNT_X;
+            }
+        }
+    } else {
+        // 2. Multiply. Either operand's 64 rows of a warpgroup are 8192 bytes.
+        let group = unit / 128 - 1;
+        let lane = unit % 128;
+        let lhs_at = ring + group * comptime!(CHUNK_BYTES as u32);
+        let rhs_at = ring + lhs_bytes;
+        let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
+        while index < work_items {
+            let work = work_at(index, &extent, tile_m, tile_n);
+            let mut sums = Vector::<f32, R>::new(0.0f32);
+            let mut promoted = Vector::<f32, R>::new(0.0f32);
+            let mut previous = 0u32;
+            let mut since_promotion = 0u32;
+            for block in work.first_block..work.last_block {
+                barrier_wait(full + load::<u32>(stage) * 8, load::<u32>(phase));
+                let offset = load::<u32>(stage) * stage_bytes;
+                sums = wgmma_block::<R>(
+                    sums,
+                    tile_descriptor(lhs_at + offset, comptime!(operands.lhs_k_major)),
+                    tile_descriptor(rhs_at + offset, comptime!(operands.rhs_k_major)),
+                    operands,
+                );
+                // The block before is done with.
+                if block > work.first_block && lane == 0 {
+                    barrier_arrive(empty + load::<u32>(previous) * 8);
+                }
+                if comptime!(blueprint.promotion > 0) {
+                    since_promotion += 1;
+                    if since_promotion == comptime!(blueprint.promotion) {
+                        sums = wgmma_drain::<R>(sums, comptime!(operands.n));
+                        promoted += sums;
+                        sums = Vector::<f32, R>::new(0.0f32);
+                        since_promotion = 0u32;
+                    }
+                }
+                previous = load::<u32>(stage);
+                stage += 1;
+                if stage == stages {
+                    stage = 0u32;
+                    phase ^= 1;
+                }
+            }
+            sums = wgmma_drain::<R>(sums, comptime!(operands.n));
+            if lane == 0 {
+                barrier_arrive(empty + load::<u32>(previous) * 8);
+            }
+            if comptime!(blueprint.promotion > 0) {
+                sums += promoted;
+            }
+
+            // 3. Finish and write.
+            let place = Fragment {
+                origin: (work.split * extent.batches + work.batch) * extent.m,
+                row: work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,
+                column: work.column,
+                quad: lane % 4,
+                m: extent.m,
+                n: extent.n,
+            };
+            if comptime!(epilogue.preactivation) {
+                store_fragment::<O, S, W, R>(
+                    sums,
+                    preactivation,
+                    bias,
+                    residual,
+                    &place,
+                    scale,
+                    0usize,
+                    comptime!(operands.n),
+                    comptime!(blueprint.store),
+                    epilogue,
+                    true,
+                );
+            }
+            store_fragment::<O, S, W, R>(
+                sums,
+                out,
+                bias,
+                residual,
+                &place,
+                scale,
+                0usize,
+                comptime!(operands.n),
+                comptime!(blueprint.store),
+                epilogue,
+                false,
+            );
+            index += CUBE_COUNT_X;
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How the tiles of an output are divided among cubes.
+
+use cubecl::prelude::*;
+
+/// Sizes of the problem.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) m: u32,
+    pub(crate) n: u32,
+    /// Blocks of k.
+    pub(crate) k_blocks: u32,
+    /// Blocks of k for each split.
+    pub(crate) split_blocks: u32,
+    pub(crate) splits: u32,
+    pub(crate) batches: u32,
+    pub(crate) inner_batches: u32,
+    /// Rows of tiles in a group.
+    pub(crate) group: u32,
+}
+
+/// Last matrix of each operand along the outer and inner batch dimension: 0 where it has but one.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct LastMatrix {
+    pub(crate) lhs_outer: u32,
+    pub(crate) lhs_inner: u32,
+    pub(crate) rhs_outer: u32,
+    pub(crate) rhs_inner: u32,
+}
+
+/// A tile of the output, and which k of it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Work {
+    pub(super) row: u32,
+    pub(super) column: u32,
+    pub(super) batch: u32,
+    pub(super) split: u32,
+    pub(super) first_block: u32,
+    pub(super) last_block: u32,
+}
+
+/// How many pieces of work there are.
+#[cube]
+pub(super) fn work_count(extent: &Extent, #[comptime] tile_m: u32, #[comptime] tile_n: u32) -> u32 {
+    let tiles = extent.m.div_ceil(tile_m) * extent.n.div_ceil(tile_n);
+    tiles * extent.splits * extent.batches
+}
+
+/// Piece `index` of the work: columns of tiles within a group of rows follow each other, then groups,
+/// batches, splits. Pieces at work at the same time so share operands.
+#[cube]
+pub(super) fn work_at(
+    index: u32,
+    extent: &Extent,
+    #[comptime] tile_m: u32,
+    #[comptime] tile_n: u32,
+) -> Work {
+    let (tiles_m, tiles_n) = (extent.m.div_ceil(tile_m), extent.n.div_ceil(tile_n));
+    let tiles = tiles_m * tiles_n;
+    let (matrix, tile) = (index / tiles, index % tiles);
+    let (split, batch) = (matrix / extent.batches, matrix % extent.batches);
+    let group_tiles = extent.group * tiles_n;
+    let first_row = tile / group_tiles * extent.group;
+    let rows = min(extent.group, tiles_m - first_row);
+    let within = tile % group_tiles;
+    let first_block = split * extent.split_blocks;
+    Work {
+        row: (first_row + within % rows) * tile_m,
+        column: within / rows * tile_n,
+        batch,
+        split,
+        first_block,
+        last_block: min(first_block + extent.split_blocks, extent.k_blocks),
+    }
+}

@@ -1,0 +1,41 @@
+use cubecl::prelude::*;
+
+/// Makes the barrier at `address` expect `arrivals` a phase.
+#[cube]
+pub(crate) fn barrier_init(address: u32, arrivals: u32) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(_) address, in(_) arrivals);
+}
+
+/// Shows initialized barriers to the copy engine.
+#[cube]
+pub(crate) fn barrier_init_fence() {
+    gpu_asm!("fence.mbarrier_init.release.cluster;");
+}
+
+/// Arrives, and makes the phase wait for `bytes` of copies as well.
+#[cube]
+pub(crate) fn barrier_expect(address: u32, bytes: u32) {
+    gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(_) address, in(_) bytes);
+}
+
+/// Arrives.
+#[cube]
+pub(crate) fn barrier_arrive(address: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(_) address);
+}
+
+/// Waits until the phase of that parity is over.
+#[cube]
+pub(crate) fn barrier_wait(address: u32, parity: u32) {
+    gpu_asm!(
+        "{{",
+        ".reg .pred done;",
+        "WAIT:",
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};",
+        "@done bra DONE;",
+        "bra WAIT;",
+        "DONE:",
+        "}}",
+        in(_) address, in(_) parity
+    );
+}

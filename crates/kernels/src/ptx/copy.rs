@@ -1,0 +1,50 @@
+use cubecl::prelude::*;
+
+/// Has TMA copy the tile at (x, y), x along memory, to `destination`; `barrier` counts its bytes.
+/// What lies beyond the tensor becomes zero.
+#[cube]
+pub(crate) fn tma_tile(destination: u32, map: u64, x: u32, y: u32, barrier: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}], [{}];",
+        in(_) destination, in(_) map, in(_) x, in(_) y, in(_) barrier
+    );
+}
+
+/// As [`tma_tile`], of matrix (inner, outer) of a batch.
+#[cube]
+pub(crate) fn tma_batched_tile(
+    destination: u32,
+    map: u64,
+    x: u32,
+    y: u32,
+    inner: u32,
+    outer: u32,
+    barrier: u32,
+) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}}}], [{}];",
+        in(_) destination, in(_) map, in(_) x, in(_) y, in(_) inner, in(_) outer, in(_) barrier
+    );
+}
+
+/// Starts a copy of `bytes`, at most 16, from global to shared memory; the rest of the 16 becomes
+/// zero. Both addresses are multiples of 16.
+#[cube]
+pub(crate) fn copy_16_bytes(destination: u32, source: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.cg.shared.global [{}], [{}], 16, {};",
+        in(_) destination, in(_) source, in(_) bytes
+    );
+}
+
+/// Closes a group of copies.
+#[cube]
+pub(crate) fn copies_commit() {
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits until at most `pending` of this unit's groups are under way.
+#[cube]
+pub(crate) fn copies_wait(#[comptime] pending: u32) {
+    gpu_asm!("{wait}", wait = const format!("cp.async.wait_group {pending};"));
+}

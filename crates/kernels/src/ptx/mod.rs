@@ -1,0 +1,75 @@
+//! NVIDIA's instructions that CubeCL has no name for, as inline PTX.
+//!
+//! | module | instructions | from |
+//! |---|---|---|
+//! | [`barrier`] | mbarriers in shared memory | sm_90 |
+//! | [`copy`] | `cp.async`; tiles by the tensor memory accelerator (TMA) | sm_80; sm_90 |
+//! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | sm_80, FP8 sm_89 |
+//! | [`wgmma`] | `wgmma.mma_async`, four warps at a time | sm_90a alone |
+//!
+//! Both families of matrix instructions find their operands in shared memory in rows of 128 bytes,
+//! whose eight chunks of 16 bytes are permuted: chunk c of row r lies at c xor (r mod 8), TMA's
+//! 128-byte swizzle. Eight rows of a column of chunks then lie in different banks.
+//!
+//! Shared memory is addressed by plain 32-bit numbers, which CubeCL's analysis does not see: a
+//! kernel takes one [`Shared`](cubecl::prelude::Shared) slice and divides it up itself.
+
+pub(crate) mod barrier;
+pub(crate) mod copy;
+pub(crate) mod mma;
+pub(crate) mod wgmma;
+
+use cubecl::{intrinsic, prelude::*};
+use cubecl_cpp::cuda::ptx::{InlinePtxOp, generic_to_shared};
+
+/// Bytes of a row of an operand's tile in shared memory, and of the depth of a k block.
+pub(crate) const ROW_BYTES: usize = 128;
+
+/// The value of a variable. Inline PTX takes a variable that is assigned to by its address.
+#[cube]
+pub(crate) fn load<T: CubePrimitive>(variable: T) -> T {
+    intrinsic!(|scope| { variable.read_value(scope).into() })
+}
+
+/// Where `memory`, a slice in shared memory, begins.
+#[cube]
+pub(crate) fn shared_address<T: CubePrimitive>(memory: &[T]) -> u32 {
+    // SAFETY: the address of the first element, which a slice of shared memory has.
+    generic_to_shared::<T>(unsafe { memory.as_ptr_unchecked() })
+}
+
+/// Where `memory`, a buffer in global memory, begins.
+#[cube]
+pub(crate) fn global_address<T: CubePrimitive>(memory: &[T]) -> u64 {
+    // SAFETY: the address of the first element; buffers are not empty.
+    let pointer = unsafe { memory.as_ptr_unchecked() };
+    address_of::<T>(pointer)
+}
+
+#[cube]
+fn address_of<T: CubePrimitive>(pointer: *const T) -> u64 {
+    intrinsic!(|scope| {
+        // SAFETY: a pointer here is a handle of one in the kernel; nothing is read through it.
+        let value = unsafe { *pointer }.value(scope);
+        let ty = u64::__expand_as_type(scope);
+        let op = InlinePtxOp::new(scope.ctx_mut(), Some(ty), "mov.b64 $0, $1;", vec![value]);
+        scope.register(&op);
+        op.result(scope.ctx_mut()).expect("a result was asked for").into()
+    })
+}
+
+/// Two numbers rounded to nearest and packed, `low` in the low half.
+#[cube]
+pub(crate) fn pack_bf16(low: f32, high: f32) -> u32 {
+    let packed: u32;
+    gpu_asm!("cvt.rn.bf16x2.f32 {r}, {h}, {l};", r = out(_) packed, h = in(_) load::<f32>(high), l = in(_) load::<f32>(low), options(nomem));
+    packed
+}
+
+/// As [`pack_bf16`], to f16.
+#[cube]
+pub(crate) fn pack_f16(low: f32, high: f32) -> u32 {
+    let packed: u32;
+    gpu_asm!("cvt.rn.f16x2.f32 {r}, {h}, {l};", r = out(_) packed, h = in(_) load::<f32>(high), l = in(_) load::<f32>(low), options(nomem));
+    packed
+}
