@@ -1,5 +1,7 @@
 //! What the benches share: the device, its inputs, and timing without the host's latency.
 
+pub mod matmul;
+
 use blackburn_kernels::buffer::Buffer;
 use blackburn_reference::{fp8::Fp8, random::normal, storage::Storage, tolerance::compare};
 use criterion::Bencher;

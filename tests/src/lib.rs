@@ -1,4 +1,8 @@
-//! What the integration tests share: the device that kernels are tested on.
+//! What the integration tests share: the device that kernels are tested on, and a view of what
+//! Burn's fusion ran there.
+
+pub mod blocks;
+pub mod tensors;
 
 use cubecl::{Device, client::Client, ir::ElemType};
 use libtest_mimic::{Completion, Failed};
@@ -33,6 +37,21 @@ pub fn on_device_with(
         } else {
             Ok(Completion::ignored_with(format!("no {dtype:?} on {}", client.name())))
         }
+    })
+}
+
+/// As [`on_device_with`], for a test that takes minutes on a software device: ignored there.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_cuda_with(
+    dtype: ElemType,
+    test: impl FnOnce(&Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| match device.client().name() {
+        "cuda" => on_device_with(dtype, test),
+        other => Ok(Completion::ignored_with(format!("too much work for {other}"))),
     })
 }
 

@@ -1,24 +1,27 @@
 //! The provider that takes sums over neighboring dimensions that leave out the last: gradients of
 //! biases, of normalization gains, and of every other broadcast.
 
+use crate::{
+    declined,
+    handles::{Input, Tensors, consume, register_output},
+};
 use blackburn_kernels::{
     KernelError,
-    buffer::Buffer,
     column_sum::{ColumnSumProblem, column_sum},
 };
-use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_backend::DType;
 use burn_cubecl::{
     CubeDevice,
     fusion::{CubeFuser, OptimizationProvider},
 };
 use burn_cubecl_fusion::{
-    CubeFusionHandle, FallbackOperation,
+    FallbackOperation,
     optim::{CubeOptimization, FusedOperation},
 };
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::Context};
+use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use burn_ir::{NumericOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
-use std::{ops::Range, sync::Once};
+use std::ops::Range;
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnColumnSum";
@@ -151,46 +154,15 @@ pub(crate) struct ColumnSumOperation {
 }
 
 impl ColumnSumOperation {
-    fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Result<(), KernelError> {
-        let unsupported =
-            |reason: &str| KernelError::Unsupported { op: "column_sum", reason: reason.into() };
-        let Sum { input, out, axes } = &self.sum;
-        let (Some(input_ir), Some(out_ir)) =
-            (context.tensors.get(&input.id).cloned(), context.tensors.get(&out.id).cloned())
-        else {
-            return Err(unsupported("its tensors are unknown"));
-        };
-        let Some(handle) = context.handles.get_handle_ref(&input_ir.id) else {
-            return Err(unsupported("its input has no memory of its own"));
-        };
-        if handle.tiles.is_some() || handle.qparams.is_some() {
-            return Err(unsupported("a tiled or quantized input"));
-        }
-        let dtype = dtype_to_elem_type(handle.dtype);
-        let strides: Vec<usize> = handle.strides.iter().copied().collect();
-        let shape: Vec<usize> = input_ir.shape.iter().copied().collect();
-        let problem = ColumnSumProblem::new(&shape, &strides, axes.clone(), dtype)?;
-        let x = Buffer { handle: handle.handle.clone(), elements: problem.span(), dtype };
-        let (client, device, burn_dtype) =
-            (handle.client.clone(), handle.device.clone(), handle.dtype);
-        let y = column_sum(&client, &problem, &x)?;
+    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
+        const OP: &str = "column_sum";
 
-        // The last reader of a tensor gives its memory back.
-        context.handles.free(&TensorIr { status: input.status, ..input_ir });
-        let mut strides: Vec<usize> = vec![1; out_ir.shape.num_dims()];
-        for dim in (0..strides.len().saturating_sub(1)).rev() {
-            strides[dim] = strides[dim + 1] * out_ir.shape[dim + 1];
-        }
-        let handle = CubeFusionHandle {
-            client,
-            handle: y.handle,
-            device,
-            dtype: burn_dtype,
-            strides: strides.into(),
-            tiles: None,
-            qparams: None,
-        };
-        context.handles.register_handle(out_ir.id, handle);
+        let Sum { input, out, axes } = &self.sum;
+        let x = Input::of(context, input, OP)?;
+        let problem = ColumnSumProblem::new(&x.shape, &x.strides, axes.clone(), x.dtype)?;
+        let y = column_sum(&x.client, &problem, &x.buffer(problem.span()))?;
+        register_output(context, out, &x, y, OP)?;
+        consume(context, input);
         Ok(())
     }
 }
@@ -205,15 +177,14 @@ impl FusedOperation for ColumnSumOperation {
 
     fn run(
         &mut self,
-        context: &mut Context<CubeFusionHandle>,
+        context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
         for passenger in 0..self.passengers {
             fallback(passenger).run(context);
         }
         if let Err(reason) = self.launch(context) {
-            static ONCE: Once = Once::new();
-            ONCE.call_once(|| tracing::debug!("{reason}; Burn's own reduction takes over"));
+            declined::tell_once(NAME, &reason);
             fallback(self.passengers).run(context);
         }
     }

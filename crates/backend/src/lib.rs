@@ -10,5 +10,10 @@
 //! [`runtime`] sets up CubeCL before the first device starts.
 
 mod column_sum;
+mod declined;
+mod gelu;
+mod handles;
+mod matmul;
+mod pattern;
 pub mod providers;
 pub mod runtime;

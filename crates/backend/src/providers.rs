@@ -1,6 +1,11 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
-use crate::column_sum::{self, ColumnSumProvider};
+use crate::{
+    column_sum::{self, ColumnSumProvider},
+    gelu::{self, GeluProvider},
+    matmul::{self, MatmulProvider},
+};
+pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
 use serde::Serialize;
 use std::{collections::BTreeSet, fmt};
@@ -58,47 +63,65 @@ pub struct UnknownProvider {
     pub known: Vec<String>,
 }
 
-/// The names of all providers: Burn's, then Blackburn's.
-pub fn names() -> Vec<String> {
-    let ours = [column_sum::NAME];
-    fusion::BUILTIN_NAMES.iter().chain(&ours).map(ToString::to_string).collect()
+/// How Blackburn's providers are set up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProviderSettings {
+    /// Names of providers that are switched off, Burn's or Blackburn's, in any case.
+    pub disabled: BTreeSet<String>,
+    /// With what precision matrix products of f32 tensors are computed.
+    pub f32_matmul: F32Precision,
 }
 
-/// Registers Blackburn's providers, switches off those named in `disabled`, and reports on all.
+/// Blackburn's providers: a name, and how it is registered.
+const OURS: [(&str, Register); 3] = [
+    (column_sum::NAME, || fusion::register(ColumnSumProvider)),
+    (gelu::NAME, || fusion::register(GeluProvider)),
+    (matmul::NAME, || fusion::register(MatmulProvider)),
+];
+
+type Register = fn() -> Result<(), RegistryError>;
+
+/// The names of all providers: Burn's, then Blackburn's.
+pub fn names() -> Vec<String> {
+    let ours = OURS.iter().map(|(name, _)| name);
+    fusion::BUILTIN_NAMES.iter().chain(ours).map(ToString::to_string).collect()
+}
+
+/// Registers Blackburn's providers, switches off those that are disabled, and reports on all.
 ///
-/// Names are compared without regard to case. Call it before the first tensor operation: once
-/// Burn's fusion service runs, its registry is sealed, and what could not be registered or switched
-/// off is reported as [`ProviderState::Declined`].
+/// Call it before the first tensor operation: once Burn's fusion service runs, its registry is
+/// sealed, and what could not be registered or switched off is reported as
+/// [`ProviderState::Declined`].
 ///
 /// # Errors
 ///
-/// [`UnknownProvider`] when a name in `disabled` is none of [`names`]; nothing is changed then.
-pub fn install(disabled: &BTreeSet<String>) -> Result<Vec<ProviderStatus>, UnknownProvider> {
+/// [`UnknownProvider`] when a disabled name is none of [`names`]; nothing is changed then.
+pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, UnknownProvider> {
     let known = names();
+    let disabled = &settings.disabled;
     if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
+    matmul::set_f32_precision(settings.f32_matmul);
+
     let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
-    let builtin = |name: &&str| {
+    let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)
         } else {
             ProviderState::Registered
         };
         ProviderStatus { name: name.to_string(), origin: Origin::Burn, state }
-    };
-    let mut statuses: Vec<ProviderStatus> = fusion::BUILTIN_NAMES.iter().map(builtin).collect();
-    let state = if is_disabled(column_sum::NAME) {
-        ProviderState::Disabled
-    } else {
-        settle(fusion::register(ColumnSumProvider), ProviderState::Registered)
-    };
-    statuses.push(ProviderStatus {
-        name: column_sum::NAME.into(),
-        origin: Origin::Blackburn,
-        state,
     });
-    Ok(statuses)
+    let ours = OURS.iter().map(|(name, register)| {
+        let state = if is_disabled(name) {
+            ProviderState::Disabled
+        } else {
+            settle(register(), ProviderState::Registered)
+        };
+        ProviderStatus { name: name.to_string(), origin: Origin::Blackburn, state }
+    });
+    Ok(burns.chain(ours).collect())
 }
 
 fn is_named(name: &str, candidate: &str) -> bool {
@@ -127,18 +150,25 @@ fn describe(error: &RegistryError) -> String {
 mod tests {
     use super::*;
 
+    fn without(names: &[&str]) -> ProviderSettings {
+        let disabled = names.iter().map(ToString::to_string).collect();
+        ProviderSettings { disabled, ..ProviderSettings::default() }
+    }
+
     #[test]
     fn a_name_that_no_provider_has_is_refused_with_the_names_there_are() {
-        let error = install(&BTreeSet::from(["warp-drive".to_string()])).unwrap_err();
+        let error = install(&without(&["warp-drive"])).unwrap_err();
         assert_eq!(error.name, "warp-drive");
         assert!(error.to_string().contains("Matmul"), "{error}");
     }
 
     #[test]
     fn a_provider_is_switched_off_whatever_the_case_of_its_name() {
-        let statuses = install(&BTreeSet::from(["nhwcrelayout".to_string()])).unwrap();
+        let statuses = install(&without(&["nhwcrelayout", "BLACKBURNMATMUL"])).unwrap();
         let of = |name: &str| &statuses.iter().find(|s| s.name == name).unwrap().state;
         assert_eq!(of("NHWCRelayout"), &ProviderState::Disabled);
+        assert_eq!(of("BlackburnMatmul"), &ProviderState::Disabled);
         assert_eq!(of("ElementWise"), &ProviderState::Registered);
+        assert_eq!(of("BlackburnColumnSum"), &ProviderState::Registered);
     }
 }

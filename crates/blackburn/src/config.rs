@@ -1,5 +1,43 @@
 use crate::{Error, device::DeviceChoice};
-use std::{collections::BTreeSet, env};
+use serde::Serialize;
+use std::{collections::BTreeSet, env, fmt, str::FromStr};
+
+/// With what precision matrix products of f32 tensors are computed on NVIDIA GPUs; elsewhere they
+/// are computed in full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum F32Precision {
+    /// Operands are rounded to TF32, which keeps 11 of 24 bits, for the tensor cores; sums are f32.
+    /// Burn's own products do the same.
+    #[default]
+    Tf32,
+    /// All 24 bits, without tensor cores: many times slower.
+    Full,
+}
+
+impl FromStr for F32Precision {
+    type Err = Error;
+
+    fn from_str(given: &str) -> Result<Self, Error> {
+        match given.trim().to_ascii_lowercase().as_str() {
+            "tf32" => Ok(Self::Tf32),
+            "full" => Ok(Self::Full),
+            _ => Err(Error::InvalidSetting {
+                setting: format!("f32_matmul={given}"),
+                reason: "expected tf32 or full".into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for F32Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tf32 => "tf32",
+            Self::Full => "full",
+        })
+    }
+}
 
 /// What [`init_with`](crate::init_with) sets up.
 ///
@@ -10,6 +48,7 @@ use std::{collections::BTreeSet, env};
 /// |---|---|---|
 /// | [`device`](Self::device) | `BLACKBURN_DEVICE` | `auto` |
 /// | [`disabled_providers`](Self::disabled_providers) | `BLACKBURN_DISABLE`, names separated by commas | none |
+/// | [`f32_matmul`](Self::f32_matmul) | `BLACKBURN_F32_MATMUL=tf32` or `full` | tf32 |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,16 +56,23 @@ pub struct Config {
     /// The device that [`device`](crate::device) returns.
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
-    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnColumnSum`). For comparisons, and to step around a
-    /// fault.
+    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnColumnSum`, `BlackburnGelu`,
+    /// `BlackburnMatmul`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
+    /// With what precision matrix products of f32 tensors are computed.
+    pub f32_matmul: F32Precision,
     /// Keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, disabled_providers: BTreeSet::new(), kernel_cache: true }
+        Self {
+            device: DeviceChoice::Auto,
+            disabled_providers: BTreeSet::new(),
+            f32_matmul: F32Precision::Tf32,
+            kernel_cache: true,
+        }
     }
 }
 
@@ -47,6 +93,15 @@ impl Config {
                 .map(|name| name.trim().to_string())
                 .filter(|n| !n.is_empty())
                 .collect();
+        }
+        if let Some(value) = variable("BLACKBURN_F32_MATMUL")? {
+            config.f32_matmul = value.parse().map_err(|error| match error {
+                Error::InvalidSetting { reason, .. } => Error::InvalidSetting {
+                    setting: format!("BLACKBURN_F32_MATMUL={value}"),
+                    reason,
+                },
+                other => other,
+            })?;
         }
         if let Some(value) = variable("BLACKBURN_KERNEL_CACHE")? {
             config.kernel_cache = match value.as_str() {
@@ -77,6 +132,13 @@ impl Config {
         self
     }
 
+    /// Chooses the precision of f32 matrix products.
+    #[must_use]
+    pub fn with_f32_matmul(mut self, precision: F32Precision) -> Self {
+        self.f32_matmul = precision;
+        self
+    }
+
     /// Keeps compiled CUDA kernels on disk, or not.
     #[must_use]
     pub fn with_kernel_cache(mut self, keep: bool) -> Self {
@@ -94,5 +156,24 @@ fn variable(name: &str) -> Result<Option<String>, Error> {
             setting: name.to_string(),
             reason: "its value is not valid Unicode".into(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn precisions_are_spelled_as_they_are_parsed() {
+        for precision in [F32Precision::Tf32, F32Precision::Full] {
+            assert_eq!(precision.to_string().parse::<F32Precision>().unwrap(), precision);
+        }
+        assert_eq!("TF32".parse::<F32Precision>().unwrap(), F32Precision::Tf32);
+    }
+
+    #[test]
+    fn a_precision_that_means_nothing_is_refused_with_those_that_do() {
+        let error = "fp64".parse::<F32Precision>().unwrap_err();
+        assert_eq!(error.to_string(), "f32_matmul=fp64: expected tf32 or full");
     }
 }

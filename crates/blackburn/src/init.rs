@@ -1,3 +1,5 @@
+#[cfg(feature = "gpu")]
+use crate::F32Precision;
 use crate::{
     Config, Error, Report,
     device::{self, Opened},
@@ -74,10 +76,25 @@ fn set_up(config: &Config) -> Result<Setup, Error> {
              program's own setting"
         );
     }
-    let providers = providers::install(&config.disabled_providers).map_err(|error| {
-        Error::InvalidSetting { setting: "disabled_providers".into(), reason: error.to_string() }
+    let settings = providers::ProviderSettings {
+        disabled: config.disabled_providers.clone(),
+        f32_matmul: precision(config.f32_matmul),
+    };
+    let providers = providers::install(&settings).map_err(|error| Error::InvalidSetting {
+        setting: "disabled_providers".into(),
+        reason: error.to_string(),
     })?;
     Ok(Setup { providers, kernel_cache: runtime.kernel_cache })
+}
+
+#[cfg(feature = "gpu")]
+fn precision(configured: F32Precision) -> blackburn_backend::providers::F32Precision {
+    use blackburn_backend::providers;
+
+    match configured {
+        F32Precision::Tf32 => providers::F32Precision::Tf32,
+        F32Precision::Full => providers::F32Precision::Full,
+    }
 }
 
 /// Without a GPU runtime there is nothing to register: Burn's CPU backend does not fuse.

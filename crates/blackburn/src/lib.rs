@@ -35,7 +35,7 @@ mod init;
 mod report;
 
 pub use blackburn_train as train;
-pub use config::Config;
+pub use config::{Config, F32Precision};
 pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};
 pub use error::Error;
 pub use init::{init, init_with};

@@ -1,4 +1,4 @@
-use crate::{Config, device::Opened};
+use crate::{Config, F32Precision, device::Opened};
 use serde::Serialize;
 use std::{fmt, path::PathBuf};
 
@@ -90,6 +90,8 @@ pub struct Report {
     pub shared_memory_bytes: Option<u64>,
     /// Memory of the device, in bytes, where the runtime tells.
     pub memory_bytes: Option<u64>,
+    /// With what precision matrix products of f32 tensors are computed on this device.
+    pub f32_matmul: F32Precision,
     /// Fusion providers, and what became of them; the CPU backend does not fuse and has none.
     pub providers: Vec<Provider>,
     /// Where compiled kernels are kept, where they are.
@@ -129,6 +131,7 @@ impl Report {
             dtypes: ["f32", "f64", "f16", "bf16"].map(String::from).into(),
             shared_memory_bytes: None,
             memory_bytes: None,
+            f32_matmul: F32Precision::Full,
             providers: Vec::new(),
             kernel_cache: None,
             found: crate::available_devices().iter().map(ToString::to_string).collect(),
@@ -138,6 +141,10 @@ impl Report {
         #[cfg(feature = "gpu")]
         if let Some(cube) = &opened.cube {
             report.describe_gpu(cube);
+            // Without tensor cores nothing is gained by rounding.
+            if report.tensor_cores != TensorCores::None {
+                report.f32_matmul = config.f32_matmul;
+            }
             report.providers = setup.providers;
             report.kernel_cache = setup.kernel_cache;
         }
@@ -208,6 +215,7 @@ impl fmt::Display for Report {
         }
         line("tensor cores", self.tensor_cores.to_string())?;
         line("float types", self.dtypes.join(", "))?;
+        line("f32 products", self.f32_matmul.to_string())?;
         if let Some(bytes) = self.shared_memory_bytes {
             line("shared memory", format!("{:.0} KiB a cube", bytes as f64 / 1024.0))?;
         }

@@ -9,14 +9,10 @@ use blackburn_kernels::{
 use blackburn_reference::{
     column_sum as reference, random::normal, storage::Storage, tolerance::compare,
 };
-use blackburn_tests::{on_burn_device, on_device, on_device_with};
+use blackburn_tests::{blocks::blocks_of, on_burn_device, on_device, on_device_with};
 use burn::{nn::LinearConfig, prelude::*};
-use cubecl::{
-    client::Client,
-    logging::{LaunchObservation, LaunchObserver},
-};
+use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
-use std::sync::{Arc, Mutex};
 
 /// (outer, rows, columns): around lanes (8 rows, 32 vectors) and splits, odd columns that take
 /// scalar loads, batches, and GPT-2's bias at a few tokens.
@@ -56,7 +52,6 @@ pub(crate) fn trials() -> Vec<Trial> {
             on_device(too_small)
         }),
         Trial::ignorable_test("column_sum::bias_gradients_run_on_the_kernel_and_are_right", || {
-            // One after the other: CubeCL has one launch observer at a time.
             on_burn_device(|device| {
                 bias_gradient(&device, |x| x)?;
                 // Here Burn sums both leading dimensions at once.
@@ -157,17 +152,6 @@ fn too_small(client: &Client) -> Result<(), Failed> {
     }
 }
 
-#[derive(Default)]
-struct Launches(Mutex<Vec<&'static str>>);
-
-impl LaunchObserver for Launches {
-    fn launched(&self, kernel: &'static str) {
-        if let Ok(mut launches) = self.0.lock() {
-            launches.push(kernel);
-        }
-    }
-}
-
 /// With the loss `sum(linear(x) * w)`, the gradient of the bias is the column sum of w. `view`
 /// gives x and w the rank of what a network computes with.
 fn bias_gradient<const D: usize>(
@@ -181,20 +165,17 @@ fn bias_gradient<const D: usize>(
     let as_f32: Vec<f32> = weights.iter().map(|w| *w as f32).collect();
     let w = Tensor::<2>::from_data(TensorData::new(as_f32, [rows, columns]), &device);
     let (x, w) = (view(Tensor::<2>::ones([rows, 5], &device)), view(w));
-    device.sync().map_err(|error| error.to_string())?;
 
-    let launches = Arc::new(Launches::default());
-    let watching = LaunchObservation::new(launches.clone());
-    let gradients = (layer.forward(x) * w).sum().backward();
-    let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
-    let gradient = bias.grad(&gradients).ok_or("the bias has no gradient")?;
-    let actual: Vec<f32> =
-        gradient.into_data().try_to_vec().map_err(|error| format!("{error:?}"))?;
-    drop(watching);
-
-    let seen = launches.0.lock().map_err(|_| "an observer panicked")?.clone();
-    if !seen.iter().any(|kernel| kernel.ends_with("ColumnSumKernel")) {
-        return Err(format!("no column sum among the kernels launched: {seen:?}").into());
+    let (actual, blocks) = blocks_of(&device, || {
+        let gradients = (layer.forward(x) * w).sum().backward();
+        let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+        let gradient = bias.grad(&gradients).ok_or("the bias has no gradient")?;
+        let data = gradient.into_data();
+        Ok(data.try_to_vec::<f32>().map_err(|error| format!("{error:?}"))?)
+    })?;
+    let mut kernels = blocks.iter().flat_map(|block| &block.kernels);
+    if !kernels.any(|kernel| kernel.ends_with("ColumnSumKernel")) {
+        return Err(format!("no column sum among the kernels launched: {blocks:?}").into());
     }
     let problem =
         ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype(Storage::F32))?;

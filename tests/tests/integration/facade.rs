@@ -19,9 +19,16 @@ fn start_up() -> Result<(), Failed> {
         return Err("a second init reported something else".into());
     }
     let json = serde_json::to_value(&first)?;
-    for field in
-        ["runtime", "device", "device_name", "tensor_cores", "dtypes", "providers", "found"]
-    {
+    for field in [
+        "runtime",
+        "device",
+        "device_name",
+        "tensor_cores",
+        "f32_matmul",
+        "dtypes",
+        "providers",
+        "found",
+    ] {
         if json.get(field).is_none() {
             return Err(format!("the report's JSON lacks `{field}`: {json}").into());
         }

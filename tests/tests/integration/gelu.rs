@@ -1,5 +1,8 @@
 //! GELU and its gradient on the device, against f64.
 
+#[path = "gelu_module.rs"]
+mod module;
+
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -41,6 +44,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("gelu::empty_tensors_give_empty_tensors", || on_device(empty)),
         Trial::ignorable_test("gelu::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
+    trials.extend(module::trials());
     trials
 }
 
@@ -61,12 +65,16 @@ pub(crate) fn upload(client: &Client, values: &[f64], storage: Storage) -> Buffe
     }
 }
 
-fn download(client: &Client, buffer: Buffer, storage: Storage) -> Result<Vec<f64>, Failed> {
+pub(crate) fn download(
+    client: &Client,
+    buffer: Buffer,
+    storage: Storage,
+) -> Result<Vec<f64>, Failed> {
     let bytes = client.read_one(buffer.handle).map_err(|error| error.to_string())?;
     Ok(storage.decode(&bytes)[..buffer.elements].to_vec())
 }
 
-fn erf_error(client: &Client) -> f64 {
+pub(crate) fn erf_error(client: &Client) -> f64 {
     match client.name() {
         "cuda" => CUDA_ERF_ERROR,
         _ => PORTABLE_ERF_ERROR,

@@ -6,11 +6,11 @@ use super::{
 };
 use crate::{
     matmul::{
-        Activation, EpilogueBlueprint, ExtentCompilationArg, HalfKind, LastMatrixCompilationArg,
-        MMA_UNITS, MmaBlueprint, PACK_ROWS, PACK_TILE, PORTABLE_UNITS, PackSourceCompilationArg,
-        PitchCompilationArg, PortableBlueprint, StoreWidth, StridesCompilationArg, WGMMA_UNITS,
-        WgmmaBlueprint, accumulator_width, matmul_mma_kernel, matmul_pack_kernel,
-        matmul_portable_kernel, matmul_split_sum_kernel, matmul_wgmma_kernel,
+        Activation, EpilogueBlueprint, ExtentCompilationArg, LastMatrixCompilationArg, MMA_UNITS,
+        MmaBlueprint, PACK_ROWS, PACK_TILE, PORTABLE_UNITS, PackSourceCompilationArg,
+        PitchCompilationArg, PortableBlueprint, StridesCompilationArg, WGMMA_UNITS, WgmmaBlueprint,
+        accumulator_width, matmul_mma_kernel, matmul_pack_kernel, matmul_portable_kernel,
+        matmul_split_sum_kernel, matmul_wgmma_kernel, store_width,
     },
     ptx::{mma::MmaOperands, wgmma::WgmmaOperands},
 };
@@ -23,11 +23,14 @@ use std::sync::Arc;
 const F32: ElemType = ElemType::Float(FloatKind::F32);
 const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 const F16: ElemType = ElemType::Float(FloatKind::F16);
-const WORD: ElemType = ElemType::UInt(UIntKind::U32);
+/// Columns of an output whose rows are aligned.
+const EVEN_COLUMNS: usize = 4096;
 
-/// Operands of a tensor-core variant: what they are called, their PTX type and size, and the layouts
-/// they may have.
-const OPERANDS: [(&str, u32, &[(bool, bool)]); 5] = [
+/// Whether k runs along the rows of either operand.
+type Layouts = &'static [(bool, bool)];
+
+/// Operands of a tensor-core variant: their PTX type and size, and the layouts they may have.
+const OPERANDS: [(&str, u32, Layouts); 5] = [
     ("bf16", 2, &[(true, true), (true, false), (false, true), (false, false)]),
     ("f16", 2, &[(true, false)]),
     ("tf32", 4, &[(true, true)]),
@@ -64,7 +67,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             for tile_n in [64, 128, 192, 256] {
                 let operands =
                     WgmmaOperands { n: tile_n, lhs: dtype, rhs: dtype, lhs_k_major, rhs_k_major };
-                kernels.push(wgmma(operands, bytes, BIAS, 0)?);
+                kernels.push(wgmma(operands, bytes, BIAS, 0, EVEN_COLUMNS)?);
             }
             for (m16, n16) in [(2, 2), (4, 2), (4, 4)] {
                 let operands =
@@ -73,14 +76,19 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             }
         }
     }
-    for (n, epilogue) in [(128, EVERYTHING), (256, LINEAR_RESIDUAL)] {
+    for (n, epilogue, columns) in [
+        (128, EVERYTHING, EVEN_COLUMNS),
+        (256, LINEAR_RESIDUAL, EVEN_COLUMNS),
+        // GPT-2's head.
+        (256, BIAS, 50257),
+    ] {
         let operands =
             WgmmaOperands { n, lhs: "bf16", rhs: "bf16", lhs_k_major: true, rhs_k_major: false };
-        kernels.push(wgmma(operands, 2, epilogue, 0)?);
+        kernels.push(wgmma(operands, 2, epilogue, 0, columns)?);
     }
     let fp8 =
         WgmmaOperands { n: 128, lhs: "e4m3", rhs: "e5m2", lhs_k_major: true, rhs_k_major: true };
-    kernels.push(wgmma(fp8, 1, BIAS, 1)?);
+    kernels.push(wgmma(fp8, 1, BIAS, 1, EVEN_COLUMNS)?);
     for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
         kernels.push(split_sum(name, dtype)?);
         kernels.push(portable(name, dtype)?);
@@ -103,12 +111,12 @@ fn layout(lhs_k_major: bool, rhs_k_major: bool) -> &'static str {
     }
 }
 
-/// Type and store of the output of operands of that PTX type.
-fn output(dtype: &str) -> (ElemType, StoreWidth, ElemType, usize) {
+/// Type of the output of operands of that PTX type.
+fn output(dtype: &str) -> ElemType {
     match dtype {
-        "tf32" => (F32, StoreWidth::Pair, F32, 2),
-        "f16" => (F16, StoreWidth::Octet(HalfKind::F16), WORD, 4),
-        _ => (BF16, StoreWidth::Octet(HalfKind::Bf16), WORD, 4),
+        "tf32" => F32,
+        "f16" => F16,
+        _ => BF16,
     }
 }
 
@@ -146,8 +154,10 @@ fn wgmma(
     bytes: u32,
     epilogue: EpilogueBlueprint,
     promotion: u32,
+    columns: usize,
 ) -> Result<CudaKernel, SourceError> {
-    let (out, store, stored, width) = output(operands.lhs);
+    let out = output(operands.lhs);
+    let (store, stored, width) = store_width(out, columns);
     let stage_bytes = (128 + operands.n) * 128;
     let blueprint = WgmmaBlueprint {
         operands,
@@ -162,6 +172,8 @@ fn wgmma(
         "_everything"
     } else if epilogue.residual {
         "_residual"
+    } else if columns != EVEN_COLUMNS {
+        "_odd"
     } else if promotion > 0 {
         "_promoted"
     } else {
@@ -205,7 +217,8 @@ fn mma(
     bytes: u32,
     epilogue: EpilogueBlueprint,
 ) -> Result<CudaKernel, SourceError> {
-    let (out, store, stored, width) = output(operands.lhs);
+    let out = output(operands.lhs);
+    let (store, stored, width) = store_width(out, EVEN_COLUMNS);
     // What fits Ada's 99 KiB; more stages are the same code.
     let stages = if operands.n16 == 4 { 2 } else { 3 };
     let blueprint = MmaBlueprint { operands, element_bytes: bytes, stages, store };

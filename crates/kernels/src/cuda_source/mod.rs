@@ -4,6 +4,7 @@
 //! instructions. A new kernel adds its variants to [`variants`].
 
 mod matmul;
+mod quantize;
 
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
@@ -104,6 +105,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         kernels.extend(column_sums(dtype, name)?);
     }
     kernels.extend(matmul::variants()?);
+    kernels.extend(quantize::variants()?);
     Ok(kernels)
 }
 

@@ -15,7 +15,7 @@ pub enum Activation {
     /// x.
     #[default]
     Identity,
-    /// max(x, 0).
+    /// 0 below 0, else x, NaN included.
     Relu,
     /// x / (1 + exp(-x)).
     Silu,
@@ -138,7 +138,8 @@ pub(super) fn bias_of<O: Float>(
 pub(super) fn activate(x: f32, #[comptime] activation: Activation) -> f32 {
     match comptime!(activation) {
         Activation::Identity => x,
-        Activation::Relu => max(x, 0.0f32),
+        // A maximum would turn NaN into 0 and hide an overflow.
+        Activation::Relu => select(x < 0.0f32, 0.0f32, x),
         Activation::Silu => x / (1.0f32 + (-x).exp()),
         Activation::Gelu => 0.5f32 * x * (1.0f32 + Erf::erf(x * FRAC_1_SQRT_2)),
         Activation::GeluTanh => {

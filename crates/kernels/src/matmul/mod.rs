@@ -20,7 +20,7 @@
 //!
 //! | family | instructions | serves |
 //! |---|---|---|
-//! | [`Family::Wgmma`] | `wgmma` fed by TMA | Hopper (sm_90a) |
+//! | [`Family::Wgmma`] | `wgmma` fed by TMA | Hopper (`sm_90a`) |
 //! | [`Family::Mma`] | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
 //! | [`Family::Portable`] | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
@@ -64,7 +64,7 @@ pub(crate) use {
         PortableBlueprint, StridesCompilationArg, UNITS as PORTABLE_UNITS, matmul_portable_kernel,
     },
     split::matmul_split_sum_kernel,
-    store::{HalfKind, StoreWidth},
+    tensor_core::store_width,
     wgmma::{UNITS as WGMMA_UNITS, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
     work::{ExtentCompilationArg, LastMatrixCompilationArg},
 };

@@ -7,7 +7,7 @@ use super::{
     Activation,
     epilogue::{EpilogueBlueprint, activate, bias_of},
 };
-use crate::ptx::{pack_bf16, pack_f16};
+use crate::ptx::{load, output_address, pack_bf16, pack_f16};
 use cubecl::prelude::*;
 
 /// What is stored at once.
@@ -18,9 +18,12 @@ pub(crate) enum StoreWidth {
     Octet(HalfKind),
     /// Two columns of 16 bits, in one word.
     HalfPair(HalfKind),
+    /// Two columns of 16 bits, where every other row begins in the middle of a word: units of a quad
+    /// pass a column on there.
+    HalfShifted(HalfKind),
     /// Two columns of f32.
     Pair,
-    /// One column, where rows begin at odd elements.
+    /// One column of f32, where rows begin at odd elements.
     Single,
 }
 
@@ -37,7 +40,7 @@ impl StoreWidth {
         match self {
             Self::Octet(_) => 8,
             Self::HalfPair(_) | Self::Pair => 2,
-            Self::Single => 1,
+            Self::HalfShifted(_) | Self::Single => 1,
         }
     }
 }
@@ -112,6 +115,10 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     let size = W::value().comptime();
     // A group is what a quad exchanges: four blocks of eight columns, or one block.
     let blocks = comptime!(if stored == 8 { 4usize } else { 1usize });
+    // The column that the last unit of a quad passes on from block to block, of either row.
+    let mut carried_upper = 0.0f32;
+    let mut carried_lower = 0.0f32;
+    // Both rows of a block before the next one: it is the order that takes the fewest registers.
     #[unroll]
     for group in 0..comptime!(columns / 8 / blocks) {
         #[unroll]
@@ -154,6 +161,29 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                                 Vector::<S, W>::cast_from(pack(low, high, kind));
                         }
                     }
+                    StoreWidth::HalfShifted(kind) => {
+                        store_shifted::<S, W>(
+                            target,
+                            low,
+                            high,
+                            if comptime!(half == 0) {
+                                load::<f32>(carried_upper)
+                            } else {
+                                load::<f32>(carried_lower)
+                            },
+                            row,
+                            column,
+                            place,
+                            comptime!(j == 0),
+                            comptime!(8 * (j + 1) == columns),
+                            kind,
+                        );
+                        if comptime!(half == 0) {
+                            carried_upper = high;
+                        } else {
+                            carried_lower = high;
+                        }
+                    }
                     StoreWidth::Pair => {
                         if row < place.m && column < place.n {
                             let mut pair = Vector::<S, W>::empty();
@@ -182,6 +212,61 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
             }
         }
     }
+}
+
+/// Writes two columns of a row that may begin in the middle of a word: there, a unit's words are the
+/// column before its own, from its neighbor, and its first. Rows have an odd number of columns, so
+/// that the last one is a unit's first. `carried` is what the last unit of the
+/// quad has for the first one's.
+#[cube]
+fn store_shifted<S: Numeric, W: Size>(
+    target: &mut [Vector<S, W>],
+    low: f32,
+    high: f32,
+    carried: f32,
+    row: u32,
+    column: u32,
+    place: &Fragment,
+    #[comptime] is_first: bool,
+    #[comptime] is_last: bool,
+    #[comptime] kind: HalfKind,
+) {
+    let start = (place.origin + row) * place.n + column;
+    let passed = select(place.quad == 3, carried, high);
+    let lane = UNIT_POS_PLANE;
+    let before = plane_shuffle(passed, (lane & 28) | ((lane + 3) & 3));
+    if row < place.m {
+        if start & 1 == 0 {
+            if column + 1 < place.n {
+                store_word(output_address::<Vector<S, W>>(target), start, pack(low, high, kind));
+            } else if column < place.n {
+                target[start as usize] = Vector::<S, W>::cast_from(low);
+            }
+        } else {
+            let alone = comptime!(is_first) && place.quad == 0;
+            if column < place.n && !alone {
+                store_word(
+                    output_address::<Vector<S, W>>(target),
+                    start - 1,
+                    pack(before, low, kind),
+                );
+            } else if column < place.n {
+                target[start as usize] = Vector::<S, W>::cast_from(low);
+            }
+            if comptime!(is_last) {
+                if place.quad == 3 && column + 1 < place.n {
+                    target[(start + 1) as usize] = Vector::<S, W>::cast_from(high);
+                }
+            }
+        }
+    }
+}
+
+/// Writes a word at an even element of 16 bits.
+#[cube]
+fn store_word(base: u64, element: u32, word: u32) {
+    let address = base + u64::cast_from(element) * 2;
+    gpu_asm!("st.global.b32 [{}], {};", in(_) address, in(_) load::<u32>(word));
 }
 
 /// Unit i of a quad gives word j to unit j, as its word i.

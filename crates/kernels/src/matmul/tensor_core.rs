@@ -62,7 +62,7 @@ pub(super) fn launch(
 }
 
 /// How a kernel stores its output: element and width of the vectors, and what they hold.
-fn store_width(dtype: ElemType, columns: usize) -> (StoreWidth, ElemType, usize) {
+pub(crate) fn store_width(dtype: ElemType, columns: usize) -> (StoreWidth, ElemType, usize) {
     let half = match dtype {
         ElemType::Float(FloatKind::BF16) => Some(HalfKind::Bf16),
         ElemType::Float(FloatKind::F16) => Some(HalfKind::F16),
@@ -72,8 +72,9 @@ fn store_width(dtype: ElemType, columns: usize) -> (StoreWidth, ElemType, usize)
     match half {
         Some(half) if columns.is_multiple_of(8) => (StoreWidth::Octet(half), word, 4),
         Some(half) if columns.is_multiple_of(2) => (StoreWidth::HalfPair(half), word, 1),
+        Some(half) => (StoreWidth::HalfShifted(half), dtype, 1),
         None if columns.is_multiple_of(2) => (StoreWidth::Pair, dtype, 2),
-        _ => (StoreWidth::Single, dtype, 1),
+        None => (StoreWidth::Single, dtype, 1),
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! | module | instructions | from |
 //! |---|---|---|
-//! | [`barrier`] | mbarriers in shared memory | sm_90 |
-//! | [`copy`] | `cp.async`; tiles by the tensor memory accelerator (TMA) | sm_80; sm_90 |
-//! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | sm_80, FP8 sm_89 |
-//! | [`wgmma`] | `wgmma.mma_async`, four warps at a time | sm_90a alone |
+//! | [`barrier`] | mbarriers in shared memory | `sm_90` |
+//! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
+//! | [`copy`] | `cp.async`; tiles by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
+//! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89` |
+//! | [`wgmma`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
 //!
 //! Both families of matrix instructions find their operands in shared memory in rows of 128 bytes,
 //! whose eight chunks of 16 bytes are permuted: chunk c of row r lies at c xor (r mod 8), TMA's
@@ -15,11 +16,16 @@
 //! kernel takes one [`Shared`](cubecl::prelude::Shared) slice and divides it up itself.
 
 pub(crate) mod barrier;
+pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod mma;
 pub(crate) mod wgmma;
 
-use cubecl::{intrinsic, prelude::*};
+use cubecl::{
+    intrinsic,
+    ir::{Scope, prelude::Value},
+    prelude::*,
+};
 use cubecl_cpp::cuda::ptx::{InlinePtxOp, generic_to_shared};
 
 /// Bytes of a row of an operand's tile in shared memory, and of the depth of a k block.
@@ -43,19 +49,28 @@ pub(crate) fn shared_address<T: CubePrimitive>(memory: &[T]) -> u32 {
 pub(crate) fn global_address<T: CubePrimitive>(memory: &[T]) -> u64 {
     // SAFETY: the address of the first element; buffers are not empty.
     let pointer = unsafe { memory.as_ptr_unchecked() };
-    address_of::<T>(pointer)
-}
-
-#[cube]
-fn address_of<T: CubePrimitive>(pointer: *const T) -> u64 {
     intrinsic!(|scope| {
         // SAFETY: a pointer here is a handle of one in the kernel; nothing is read through it.
-        let value = unsafe { *pointer }.value(scope);
-        let ty = u64::__expand_as_type(scope);
-        let op = InlinePtxOp::new(scope.ctx_mut(), Some(ty), "mov.b64 $0, $1;", vec![value]);
-        scope.register(&op);
-        op.result(scope.ctx_mut()).expect("a result was asked for").into()
+        address_of(scope, unsafe { *pointer }.value(scope))
     })
+}
+
+/// As [`global_address`], of a buffer that is written.
+#[cube]
+pub(crate) fn output_address<T: CubePrimitive>(memory: &mut [T]) -> u64 {
+    // SAFETY: as in `global_address`.
+    let pointer = unsafe { memory.as_mut_ptr_unchecked() };
+    intrinsic!(|scope| {
+        // SAFETY: as in `global_address`.
+        address_of(scope, unsafe { *pointer }.value(scope))
+    })
+}
+
+fn address_of(scope: &Scope, pointer: Value) -> NativeExpand<u64> {
+    let ty = u64::__expand_as_type(scope);
+    let op = InlinePtxOp::new(scope.ctx_mut(), Some(ty), "mov.b64 $0, $1;", vec![pointer]);
+    scope.register(&op);
+    op.result(scope.ctx_mut()).expect("a result was asked for").into()
 }
 
 /// Two numbers rounded to nearest and packed, `low` in the low half.

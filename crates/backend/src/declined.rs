@@ -1,0 +1,18 @@
+//! What providers leave to Burn, told once for each reason.
+
+use blackburn_kernels::KernelError;
+use std::{collections::BTreeSet, sync::Mutex};
+
+/// Reasons hold sizes, of which a program may have very many.
+const MOST_REASONS: usize = 64;
+
+static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Logs that `provider` leaves operations to Burn for `reason`, the first time that it does.
+pub(crate) fn tell_once(provider: &'static str, reason: &KernelError) {
+    let message = format!("{provider}: {reason}; Burn's own operations take over");
+    let Ok(mut told) = TOLD.lock() else { return };
+    if told.len() < MOST_REASONS && told.insert(message.clone()) {
+        tracing::debug!("{message}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Between the tensors of Burn's fusion stream and the buffers that kernels take.
+
+use blackburn_kernels::{KernelError, buffer::Buffer};
+use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_cubecl_fusion::CubeFusionHandle;
+use burn_fusion::stream::Context;
+use burn_ir::TensorIr;
+use cubecl::{
+    client::Client,
+    ir::ElemType,
+    server::Handle,
+    std::tensor::{TensorHandle, into_contiguous},
+};
+
+/// The tensors that exist while a provider's operation runs.
+pub(crate) type Tensors = Context<CubeFusionHandle>;
+
+/// A tensor that a kernel reads, as it lies in memory.
+#[derive(Clone)]
+pub(crate) struct Input {
+    /// Where its memory is.
+    pub(crate) client: Client,
+    /// Size of each dimension.
+    pub(crate) shape: Vec<usize>,
+    /// Elements between neighbors in each dimension.
+    pub(crate) strides: Vec<usize>,
+    /// Element type.
+    pub(crate) dtype: ElemType,
+    handle: Handle,
+    device: cubecl::Device,
+    burn_dtype: DType,
+}
+
+impl Input {
+    /// The memory behind `tensor`, which `op` reads. It stays with the stream: see [`consume`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] where the tensor is not laid out in rows of plain numbers, or
+    /// holds nothing.
+    pub(crate) fn of(
+        context: &Tensors,
+        tensor: &TensorIr,
+        op: &'static str,
+    ) -> Result<Self, KernelError> {
+        let unsupported = |reason: &str| KernelError::Unsupported { op, reason: reason.into() };
+        let Some(known) = context.tensors.get(&tensor.id) else {
+            return Err(unsupported("its tensors are unknown"));
+        };
+        let Some(handle) = context.handles.get_handle_ref(&known.id) else {
+            return Err(unsupported("an input has no memory of its own"));
+        };
+        if handle.tiles.is_some() || handle.qparams.is_some() {
+            return Err(unsupported("a tiled or quantized input"));
+        }
+        Ok(Self {
+            client: handle.client.clone(),
+            shape: known.shape.iter().copied().collect(),
+            strides: handle.strides.iter().copied().collect(),
+            dtype: dtype_to_elem_type(handle.dtype),
+            handle: handle.handle.clone(),
+            device: handle.device.clone(),
+            burn_dtype: handle.dtype,
+        })
+    }
+
+    /// How many elements the tensor has.
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether its elements follow each other in the order of its dimensions, without gaps.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let dense = contiguous_strides(&self.shape);
+        // The stride of a dimension of size 1 is never stepped over.
+        (0..self.shape.len()).all(|dim| self.shape[dim] == 1 || self.strides[dim] == dense[dim])
+    }
+
+    /// The same tensor, contiguous: itself where it is already, and otherwise a copy.
+    pub(crate) fn contiguous(self) -> Self {
+        if self.is_contiguous() || self.elements() == 0 {
+            return self;
+        }
+        let Self { client, shape, strides, dtype, handle, .. } = &self;
+        let strided = TensorHandle::new(handle.clone(), &shape[..], &strides[..], *dtype);
+        let copy = into_contiguous(client, strided.binding(), *dtype);
+        Self { handle: copy.handle, strides: contiguous_strides(shape), ..self }
+    }
+
+    /// Its first `elements` elements in memory, as a kernel takes them.
+    pub(crate) fn buffer(&self, elements: usize) -> Buffer {
+        Buffer { handle: self.handle.clone(), elements, dtype: self.dtype }
+    }
+}
+
+/// Gives the memory of `tensor` back if the operation that holds this description is its last
+/// reader. Call it once for each time an operation names a tensor, after the kernels that read it
+/// were launched.
+pub(crate) fn consume(context: &mut Tensors, tensor: &TensorIr) {
+    let Some(known) = context.tensors.get(&tensor.id).cloned() else { return };
+    context.handles.free(&TensorIr { status: tensor.status, ..known });
+}
+
+/// Makes `buffer` the memory of `out`, contiguous, on the device of `like` and of its type.
+///
+/// # Errors
+///
+/// [`KernelError::Unsupported`] where the stream does not know `out`; nothing is changed then.
+pub(crate) fn register_output(
+    context: &mut Tensors,
+    out: &TensorIr,
+    like: &Input,
+    buffer: Buffer,
+    op: &'static str,
+) -> Result<(), KernelError> {
+    let Some(known) = context.tensors.get(&out.id) else {
+        return Err(KernelError::Unsupported { op, reason: "its output is unknown".into() });
+    };
+    let shape: Vec<usize> = known.shape.iter().copied().collect();
+    let handle = CubeFusionHandle {
+        client: like.client.clone(),
+        handle: buffer.handle,
+        device: like.device.clone(),
+        dtype: like.burn_dtype,
+        strides: contiguous_strides(&shape).into(),
+        tiles: None,
+        qparams: None,
+    };
+    context.handles.register_handle(known.id, handle);
+    Ok(())
+}
+
+fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (0..shape.len().saturating_sub(1)).rev() {
+        strides[dim] = strides[dim + 1] * shape[dim + 1];
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contiguous_strides_are_the_products_of_the_sizes_to_the_right() {
+        assert_eq!(contiguous_strides(&[2, 3, 4]), [12, 4, 1]);
+        assert_eq!(contiguous_strides(&[5]), [1]);
+        assert!(contiguous_strides(&[]).is_empty());
+    }
+}

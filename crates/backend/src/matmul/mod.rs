@@ -1,0 +1,65 @@
+//! The provider that runs matrix products, and what follows them, on Blackburn's matmul kernels.
+//!
+//! Burn emits a linear layer as `[Reshape(x)] Matmul Reshape(bias) Add [Reshape]`, and its gradient
+//! as products of transposed views. Views in front run as Burn runs them (most move no data); taken
+//! is the product and what follows:
+//!
+//! | step | operations | becomes |
+//! |---|---|---|
+//! | product | `Matmul` of f32, f16 or bf16 | the kernel |
+//! | scale | `MulScalar` or `DivScalar` | [`Epilogue::alpha`] |
+//! | bias | `[Reshape]`, `Add` of one row | [`Epilogue::bias`] |
+//! | activation | GELU, `ReLU` or `SiLU` as Burn emits them | [`Epilogue::activation`] |
+//! | residual | `Add` of a tensor of the same shape | [`Epilogue::residual`] |
+//! | view | `Reshape` of the result | the same memory under another shape |
+//!
+//! Each step is optional, and what is done to the product stays in that order. A step is taken only
+//! if nothing else reads what it is applied to. Sizes, numbers and memory layouts are known only
+//! when the stretch runs: the steps up to the first that does not fit are served by one launch, and
+//! the others run as Burn runs them.
+//!
+//! [`Epilogue::alpha`]: blackburn_kernels::matmul::Epilogue::alpha
+//! [`Epilogue::bias`]: blackburn_kernels::matmul::Epilogue::bias
+//! [`Epilogue::activation`]: blackburn_kernels::matmul::Epilogue::activation
+//! [`Epilogue::residual`]: blackburn_kernels::matmul::Epilogue::residual
+
+mod activations;
+mod chain;
+mod fuser;
+mod operation;
+
+use blackburn_kernels::matmul::F32Precision;
+use burn_cubecl::{
+    CubeDevice,
+    fusion::{CubeFuser, OptimizationProvider},
+};
+use fuser::MatmulFuser;
+use operation::MatmulOperation;
+use std::sync::OnceLock;
+
+/// The provider's name.
+pub(crate) const NAME: &str = "BlackburnMatmul";
+
+static F32_PRECISION: OnceLock<F32Precision> = OnceLock::new();
+
+/// Says with what precision f32 tensors are multiplied; the first call decides for the process, as
+/// the first registration of providers does.
+pub(crate) fn set_f32_precision(precision: F32Precision) {
+    // A second call finds Burn's registry sealed too, and changes nothing.
+    let _ = F32_PRECISION.set(precision);
+}
+
+fn f32_precision() -> F32Precision {
+    F32_PRECISION.get().copied().unwrap_or_default()
+}
+
+/// Registers [`MatmulFuser`] with Burn.
+pub(crate) struct MatmulProvider;
+
+impl OptimizationProvider for MatmulProvider {
+    type Operation = MatmulOperation;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(MatmulFuser::default())
+    }
+}

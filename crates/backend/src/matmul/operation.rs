@@ -1,0 +1,181 @@
+use super::{
+    NAME,
+    chain::{Action, Chain, Step},
+    f32_precision,
+};
+use crate::{
+    declined,
+    handles::{Input, Tensors, consume, register_output},
+    pattern::ExpectedScalar,
+};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    matmul::{Epilogue, MatmulProblem, TensorLayout, matmul},
+};
+use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
+use burn_fusion::stream::ScalarId;
+use burn_ir::{ScalarIr, TensorIr};
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "matmul";
+
+/// A product on the kernel, with as many of its steps as the kernel serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MatmulOperation {
+    /// Positions of those that run first, as Burn runs them.
+    pub(super) passengers: Vec<usize>,
+    pub(super) chain: Chain,
+}
+
+impl FusedOperation for MatmulOperation {
+    const NAME: &'static str = NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.chain.end()
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        for passenger in &self.passengers {
+            fallback(*passenger).run(context);
+        }
+        let chain = &self.chain;
+        let served = chain.launch(context).unwrap_or_else(|reason| {
+            declined::tell_once(NAME, &reason);
+            fallback(chain.first).run(context);
+            0
+        });
+        for step in &chain.steps[served..] {
+            for position in step.first..step.first + step.operations {
+                fallback(position).run(context);
+            }
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}
+
+impl Chain {
+    /// Runs the product and as many steps as the kernel serves, and says how many those are.
+    fn launch(&self, context: &mut Tensors) -> Result<usize, KernelError> {
+        let lhs = Input::of(context, &self.lhs, OP)?;
+        let rhs = Input::of(context, &self.rhs, OP)?;
+        let problem = MatmulProblem::new(layout(&lhs), layout(&rhs), lhs.dtype, f32_precision())?;
+
+        let mut epilogue = Epilogue::default();
+        let mut served = 0;
+        for step in &self.steps {
+            match step.add_to(&mut epilogue, context, &problem) {
+                Ok(()) => served += 1,
+                Err(reason) => {
+                    declined::tell_once(NAME, &reason);
+                    break;
+                }
+            }
+        }
+        let output = matmul(
+            &lhs.client,
+            &problem,
+            &lhs.buffer(problem.lhs_span()),
+            &rhs.buffer(problem.rhs_span()),
+            &epilogue,
+        )?;
+
+        register_output(context, self.value_before(served), &lhs, output.out, OP)?;
+        if let (Some(kept), Some(buffer)) = (self.preactivation(served), output.preactivation) {
+            register_output(context, kept, &lhs, buffer, OP)?;
+        }
+        for tensor in [&self.lhs, &self.rhs] {
+            consume(context, tensor);
+        }
+        for operand in self.steps[..served].iter().filter_map(Step::operand) {
+            consume(context, operand);
+        }
+        Ok(served)
+    }
+
+    /// What an activation among the first `served` steps is applied to.
+    fn preactivation(&self, served: usize) -> Option<&TensorIr> {
+        let is_activation = |step: &Step| matches!(step.action, Action::Activation { .. });
+        self.steps[..served].iter().position(is_activation).map(|at| self.value_before(at))
+    }
+}
+
+impl Step {
+    /// The tensor that it reads besides what it is applied to.
+    fn operand(&self) -> Option<&TensorIr> {
+        match &self.action {
+            Action::Bias(tensor) | Action::Residual(tensor) => Some(tensor),
+            Action::Scale { .. } | Action::Activation { .. } | Action::View => None,
+        }
+    }
+
+    /// Asks `epilogue` for the step, if it is one that the kernel serves now that sizes, numbers
+    /// and layouts are known.
+    fn add_to(
+        &self,
+        epilogue: &mut Epilogue,
+        context: &Tensors,
+        problem: &MatmulProblem,
+    ) -> Result<(), KernelError> {
+        match &self.action {
+            Action::Scale { scalar, divides } => {
+                let number = scalar_at(context, *scalar)
+                    .ok_or_else(|| unsupported("a number that is not known"))?
+                    .elem::<f64>();
+                let factor = if *divides { number.recip() } else { number };
+                epilogue.alpha = factor as f32;
+            }
+            Action::Bias(tensor) => {
+                epilogue.bias = Some(dense(context, tensor, problem.n)?);
+            }
+            Action::Residual(tensor) => {
+                epilogue.residual = Some(dense(context, tensor, problem.out_elements())?);
+            }
+            Action::Activation { function, scalars, kept } => {
+                let is_there = |expected: &ExpectedScalar| {
+                    scalar_at(context, expected.id).is_some_and(|actual| expected.is(actual))
+                };
+                if !scalars.iter().all(is_there) {
+                    return Err(unsupported("an activation's operations, with other constants"));
+                }
+                epilogue.activation = function.activation();
+                epilogue.keep_preactivation = *kept;
+            }
+            Action::View => {}
+        }
+        Ok(())
+    }
+}
+
+fn layout(input: &Input) -> TensorLayout<'_> {
+    TensorLayout { shape: &input.shape, strides: &input.strides, dtype: input.dtype }
+}
+
+/// The memory of `tensor`, which has to be `elements` elements without gaps.
+fn dense(context: &Tensors, tensor: &TensorIr, elements: usize) -> Result<Buffer, KernelError> {
+    let input = Input::of(context, tensor, OP)?;
+    if input.elements() != elements || !input.is_contiguous() {
+        return Err(unsupported("a bias or residual that is broadcast otherwise or strided"));
+    }
+    Ok(input.buffer(elements))
+}
+
+fn scalar_at(context: &Tensors, position: u64) -> Option<ScalarIr> {
+    context.scalars.get(&ScalarId { value: position }).copied()
+}
+
+fn unsupported(reason: &str) -> KernelError {
+    KernelError::Unsupported { op: OP, reason: reason.into() }
+}

@@ -1,0 +1,60 @@
+use super::{
+    Fp8Format, Layouts, QuantizeProblem,
+    cast::{TILE_COLUMNS, TILE_ROWS, UNIT_COLUMNS},
+};
+use crate::DeviceProfile;
+use cubecl::{client::Client, ir::VectorSize};
+
+/// Units of a cube; every adapter allows that many.
+pub(crate) const UNITS: u32 = 256;
+
+/// How a matrix's quantization is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizeBlueprint {
+    /// Elements that a unit loads at once.
+    pub vector_size: VectorSize,
+    /// Cubes that look for the largest magnitude, each of which leaves one number.
+    pub amax_cubes: usize,
+    /// Cubes that scale and round.
+    pub cast_cubes: usize,
+    /// Whether the GPU's own conversion rounds.
+    pub hardware: bool,
+}
+
+impl QuantizeBlueprint {
+    /// Cubes for each multiprocessor: with eight of 256 units it is full.
+    const AMAX_CUBES: usize = 8;
+    /// Each begins with a look at all of the numbers that the first pass left.
+    const CAST_CUBES: usize = 4;
+    /// Vectors that a unit compares before it pays to bring in another cube.
+    const VECTORS_PER_UNIT: usize = 4;
+
+    /// The widest loads that fit the rows, and as many cubes as fill the device.
+    pub fn plan(problem: &QuantizeProblem, client: &Client) -> Self {
+        let device = DeviceProfile::of(client);
+        let vector_size = client
+            .io_optimized_vector_sizes(problem.input.size())
+            .filter(|size| *size <= UNIT_COLUMNS as usize && problem.columns.is_multiple_of(*size))
+            .max()
+            .unwrap_or(1);
+        let vectors = problem.elements() / vector_size;
+        let tiles = problem.rows.div_ceil(TILE_ROWS as usize)
+            * problem.columns.div_ceil(TILE_COLUMNS as usize);
+        Self {
+            vector_size,
+            amax_cubes: vectors
+                .div_ceil(UNITS as usize * Self::VECTORS_PER_UNIT)
+                .min(device.multiprocessors * Self::AMAX_CUBES),
+            cast_cubes: tiles.min(device.multiprocessors * Self::CAST_CUBES),
+            hardware: device.compute_capability.is_some_and(|capability| capability >= 89),
+        }
+    }
+}
+
+/// How the second pass is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CastBlueprint {
+    pub(crate) format: Fp8Format,
+    pub(crate) layouts: Layouts,
+    pub(crate) hardware: bool,
+}

@@ -1,0 +1,169 @@
+use super::{
+    Fp8Format, QuantizeBlueprint, QuantizeProblem,
+    amax::quantize_amax_kernel,
+    blueprint::{CastBlueprint, UNITS},
+    cast::{GROUPS, quantize_cast_kernel},
+    decode::quantize_decode_kernel,
+    padded_row,
+    problem::OP,
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    calculate_cube_count_elemwise,
+    client::Client,
+    ir::{ElemType, FloatKind, UIntKind},
+    prelude::*,
+};
+
+/// A matrix in 8 bits.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// Rows of [`padded_row`]`(columns)` codes, if asked for.
+    pub codes: Option<Buffer>,
+    /// Columns of [`padded_row`]`(rows)` codes, if asked for.
+    pub transposed: Option<Buffer>,
+    /// Two f32: what codes are multiplied by to have the values back, and the largest magnitude.
+    pub scale: Buffer,
+}
+
+/// The matrix `x` as codes and their scale.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when x is smaller than the problem says or of another dtype, or
+/// the margin is larger than every number; [`KernelError::Unsupported`] for other dtypes, empty
+/// matrices and those beyond 32-bit indices.
+pub fn quantize(
+    client: &Client,
+    problem: &QuantizeProblem,
+    x: &Buffer,
+) -> Result<Quantized, KernelError> {
+    quantize_with(client, problem, QuantizeBlueprint::plan(problem, client), x)
+}
+
+/// As [`quantize`], by a plan of the caller's.
+///
+/// # Errors
+///
+/// As [`quantize`], and [`KernelError::InvalidProblem`] for a plan that does not fit the problem.
+pub fn quantize_with(
+    client: &Client,
+    problem: &QuantizeProblem,
+    blueprint: QuantizeBlueprint,
+    x: &Buffer,
+) -> Result<Quantized, KernelError> {
+    problem.check(x)?;
+    let QuantizeBlueprint { vector_size, amax_cubes, cast_cubes, hardware } = blueprint;
+    if !problem.columns.is_multiple_of(vector_size) || amax_cubes * cast_cubes == 0 {
+        return Err(KernelError::InvalidProblem {
+            op: OP,
+            argument: "blueprint",
+            expected: format!("vectors that divide {} columns, and some cubes", problem.columns),
+            actual: format!("{blueprint:?}"),
+        });
+    }
+    let word = ElemType::UInt(UIntKind::U32);
+    let partials = Buffer::empty(client, amax_cubes, word);
+    let scale = Buffer::empty(client, 2, ElemType::Float(FloatKind::F32));
+    let x = Buffer { elements: problem.elements(), ..x.clone() };
+    // SAFETY: x holds the problem's elements, whole vectors of them, whose indices and one step
+    // beyond fit 32 bits; the kernel stops at the last one. Each cube writes its one partial result.
+    unsafe {
+        quantize_amax_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(amax_cubes as u32, 1, 1),
+            CubeDim::new_1d(UNITS),
+            vector_size,
+            x.arg(vector_size),
+            partials.arg(1),
+            (x.elements / vector_size) as u32,
+            problem.input,
+        );
+    }
+
+    let [pitch, transposed_pitch] = [problem.columns, problem.rows].map(padded_row);
+    let empty = |elements| Buffer::empty(client, elements, problem.format.dtype());
+    let codes = problem.layouts.rows().then(|| empty(problem.rows * pitch));
+    let transposed =
+        problem.layouts.transposed().then(|| empty(problem.columns * transposed_pitch));
+    // The one that is not made stands in for by the other; it is not compiled in.
+    let Some(some) = codes.as_ref().or(transposed.as_ref()) else {
+        return Err(KernelError::Unsupported { op: OP, reason: "no layout".into() });
+    };
+    let argument = |copy: &Option<Buffer>, width| words(copy.as_ref().unwrap_or(some)).arg(width);
+    // SAFETY: as above; the copies were allocated for the problem's padded rows, and the kernel
+    // stops rows and columns at their ends.
+    unsafe {
+        quantize_cast_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(cast_cubes as u32, 1, 1),
+            CubeDim::new_2d(GROUPS, GROUPS),
+            vector_size,
+            x.arg(vector_size),
+            partials.arg(1),
+            argument(&codes, 2),
+            argument(&transposed, 4),
+            scale.arg(1),
+            problem.rows as u32,
+            problem.columns as u32,
+            pitch as u32,
+            transposed_pitch as u32,
+            amax_cubes as u32,
+            problem.target(),
+            CastBlueprint { format: problem.format, layouts: problem.layouts, hardware },
+            problem.input,
+        );
+    }
+    Ok(Quantized { codes, transposed, scale })
+}
+
+/// The numbers that `codes` stand for, without their scale, as `dtype`: exact in f32, f16 and bf16.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when the codes are not a multiple of four 8-bit floats;
+/// [`KernelError::Unsupported`] for other dtypes.
+pub fn decode(client: &Client, codes: &Buffer, dtype: ElemType) -> Result<Buffer, KernelError> {
+    let Some(format) = Fp8Format::of(codes.dtype).filter(|_| codes.elements.is_multiple_of(4))
+    else {
+        return Err(KernelError::InvalidProblem {
+            op: OP,
+            argument: "codes",
+            expected: "a multiple of four elements of e4m3 or e5m2".into(),
+            actual: format!("{} elements of {:?}", codes.elements, codes.dtype),
+        });
+    };
+    let float = matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
+    let Some(count) = u32::try_from(codes.elements / 4).ok().filter(|_| float) else {
+        let reason = format!("{} codes as {dtype:?}", codes.elements);
+        return Err(KernelError::Unsupported { op: OP, reason });
+    };
+    let values = Buffer::empty(client, codes.elements, dtype);
+    if count == 0 {
+        return Ok(values);
+    }
+    let dim = CubeDim::new_1d(UNITS);
+    // SAFETY: both hold `count` times four elements; the kernel stops units past the end.
+    unsafe {
+        quantize_decode_kernel::launch_unchecked(
+            client,
+            calculate_cube_count_elemwise(client, count as usize, dim),
+            dim,
+            words(codes).arg(1),
+            values.arg(4),
+            count,
+            format,
+            dtype,
+        );
+    }
+    Ok(values)
+}
+
+/// Codes, four at a time.
+fn words(codes: &Buffer) -> Buffer {
+    Buffer {
+        handle: codes.handle.clone(),
+        elements: codes.elements / 4,
+        dtype: ElemType::UInt(UIntKind::U32),
+    }
+}

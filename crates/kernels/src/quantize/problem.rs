@@ -1,0 +1,196 @@
+use crate::{KernelError, buffer::Buffer};
+use cubecl::ir::{ElemType, FloatKind};
+
+pub(super) const OP: &str = "quantize";
+
+/// What tensor cores' copies are aligned to; codes are bytes.
+const ALIGNMENT: usize = 16;
+
+/// An 8-bit floating-point type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fp8Format {
+    /// 4 bits of exponent, 3 of mantissa: numbers up to 448, a NaN, no infinities.
+    E4m3,
+    /// 5 bits of exponent, 2 of mantissa: numbers up to 57344, infinities and NaN.
+    E5m2,
+}
+
+impl Fp8Format {
+    /// CubeCL's name of it.
+    pub fn dtype(self) -> ElemType {
+        ElemType::Float(match self {
+            Self::E4m3 => FloatKind::E4M3,
+            Self::E5m2 => FloatKind::E5M2,
+        })
+    }
+
+    /// The type that CubeCL calls so, if it is one of the two.
+    pub fn of(dtype: ElemType) -> Option<Self> {
+        [Self::E4m3, Self::E5m2].into_iter().find(|format| format.dtype() == dtype)
+    }
+
+    /// The largest finite number.
+    pub fn max_finite(self) -> f32 {
+        match self {
+            Self::E4m3 => 448.0,
+            Self::E5m2 => 57344.0,
+        }
+    }
+
+    pub(super) fn mantissa_bits(self) -> u32 {
+        match self {
+            Self::E4m3 => 3,
+            Self::E5m2 => 2,
+        }
+    }
+
+    /// What is added to exponents.
+    pub(super) fn bias(self) -> u32 {
+        match self {
+            Self::E4m3 => 7,
+            Self::E5m2 => 15,
+        }
+    }
+
+    /// Code of the largest finite number.
+    pub(super) fn max_code(self) -> u32 {
+        match self {
+            Self::E4m3 => 0x7e,
+            Self::E5m2 => 0x7b,
+        }
+    }
+}
+
+/// Which copies of a matrix are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layouts {
+    /// As it lies.
+    Rows,
+    /// Its transpose.
+    Transposed,
+    /// Both, in one pass.
+    Both,
+}
+
+impl Layouts {
+    /// Whether a copy as the matrix lies is among them.
+    pub fn rows(self) -> bool {
+        self != Self::Transposed
+    }
+
+    /// Whether a transposed copy is among them.
+    pub fn transposed(self) -> bool {
+        self != Self::Rows
+    }
+}
+
+/// Bytes from one row of codes to the next.
+pub fn padded_row(columns: usize) -> usize {
+    columns.next_multiple_of(ALIGNMENT)
+}
+
+/// What is asked: a contiguous matrix in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizeProblem {
+    /// Rows of x.
+    pub rows: usize,
+    /// Columns of x.
+    pub columns: usize,
+    /// Type of x.
+    pub input: ElemType,
+    /// Type of the codes.
+    pub format: Fp8Format,
+    /// Powers of two that the scale is smaller by than it could be: room for products of codes, or
+    /// for a caller that reuses the scale.
+    pub margin: u32,
+    /// Which copies are made.
+    pub layouts: Layouts,
+}
+
+impl QuantizeProblem {
+    /// The scale times amax.
+    pub fn target(&self) -> f32 {
+        self.format.max_finite() * (-f64::from(self.margin)).exp2() as f32
+    }
+
+    /// Bytes that have to be moved: x in twice, codes out.
+    pub fn bytes(&self) -> usize {
+        let copies = usize::from(self.layouts.rows()) + usize::from(self.layouts.transposed());
+        self.rows * self.columns * (2 * self.input.size() + copies)
+    }
+
+    /// Elements of x.
+    pub fn elements(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Checks the problem, and x against it.
+    pub(super) fn check(&self, x: &Buffer) -> Result<(), KernelError> {
+        /// Units step beyond the end of x before they stop.
+        const STEP: usize = 1 << 24;
+        /// From here on a margin takes every number to zero.
+        const MOST_MARGIN: u32 = 16;
+        let unsupported = |reason: String| Err(KernelError::Unsupported { op: OP, reason });
+        if !matches!(self.input, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
+        {
+            return unsupported(format!("dtype {:?}; it takes f32, f16 and bf16", self.input));
+        }
+        if self.elements() == 0 {
+            return unsupported("an empty matrix".into());
+        }
+        let padded =
+            (self.rows * padded_row(self.columns)).max(self.columns * padded_row(self.rows));
+        if u32::try_from(padded + STEP).is_err() {
+            return unsupported(format!("{} by {} elements", self.rows, self.columns));
+        }
+        let invalid = |argument, expected: String, actual: String| {
+            Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
+        };
+        if self.margin > MOST_MARGIN {
+            return invalid("margin", format!("at most {MOST_MARGIN}"), self.margin.to_string());
+        }
+        if x.dtype != self.input || x.elements < self.elements() {
+            return invalid(
+                "x",
+                format!("at least {} elements of {:?}", self.elements(), self.input),
+                format!("{} elements of {:?}", x.elements, x.dtype),
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROBLEM: QuantizeProblem = QuantizeProblem {
+        rows: 3,
+        columns: 17,
+        input: ElemType::Float(FloatKind::BF16),
+        format: Fp8Format::E4m3,
+        margin: 1,
+        layouts: Layouts::Both,
+    };
+
+    #[test]
+    fn a_margin_halves_the_scale() {
+        assert_eq!(PROBLEM.target(), 224.0);
+        assert_eq!(QuantizeProblem { margin: 0, ..PROBLEM }.target(), 448.0);
+    }
+
+    #[test]
+    fn x_is_read_twice_and_each_copy_written_once() {
+        assert_eq!(PROBLEM.bytes(), 51 * 6);
+        assert_eq!(QuantizeProblem { layouts: Layouts::Rows, ..PROBLEM }.bytes(), 51 * 5);
+        assert_eq!((padded_row(17), padded_row(16), padded_row(1)), (32, 16, 16));
+    }
+
+    #[test]
+    fn formats_know_their_names() {
+        for format in [Fp8Format::E4m3, Fp8Format::E5m2] {
+            assert_eq!(Fp8Format::of(format.dtype()), Some(format));
+        }
+        assert_eq!(Fp8Format::of(PROBLEM.input), None);
+    }
+}

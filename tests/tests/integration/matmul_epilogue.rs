@@ -1,0 +1,225 @@
+//! What is done to a product before it is written, each step against f64.
+
+use super::{Product, case, plans, precision};
+use crate::gelu::{download, dtype, upload};
+use blackburn_kernels::matmul::{self as kernel, Epilogue, matmul_with};
+use blackburn_reference::{
+    activation::{Activation, FunctionErrors},
+    matmul::Layout::{ColumnMajor, RowMajor},
+    random::normal,
+    storage::Storage,
+    tolerance::compare,
+};
+use blackburn_tests::{on_device, on_device_with};
+use cubecl::client::Client;
+use libtest_mimic::{Failed, Trial};
+
+pub(super) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for storage in Storage::ALL {
+        let name = format!("matmul::every_epilogue_is_within_bounds_in_{storage:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_device_with(dtype(storage), |client| every_epilogue(client, storage))
+        }));
+    }
+    trials.extend([
+        Trial::ignorable_test("matmul::nan_passes_every_activation", || on_device(nan)),
+        Trial::ignorable_test("matmul::a_missing_bias_is_caught", || on_device(missing_bias)),
+    ]);
+    trials
+}
+
+/// Which steps there are, and with what numbers.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    alpha: f32,
+    scales: Option<[f32; 2]>,
+    bias: bool,
+    activation: Activation,
+    kept: bool,
+    residual: bool,
+}
+
+const NONE: Steps = Steps {
+    alpha: 1.0,
+    scales: None,
+    bias: false,
+    activation: Activation::Identity,
+    kept: false,
+    residual: false,
+};
+
+fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let mut cases = vec![
+        Steps { bias: true, ..NONE },
+        Steps { residual: true, ..NONE },
+        Steps { alpha: -0.125, ..NONE },
+        Steps { alpha: 0.3, scales: Some([1.7, 0.01]), bias: true, ..NONE },
+        Steps { kept: true, bias: true, ..NONE },
+    ];
+    for activation in Activation::ALL {
+        cases.push(Steps { activation, ..NONE });
+        // Everything at once, with the numbers of a layer.
+        cases.push(Steps {
+            alpha: 0.1,
+            bias: true,
+            activation,
+            kept: true,
+            residual: true,
+            ..NONE
+        });
+    }
+    let products = [
+        Product::new(case(33, 72, 40, RowMajor, RowMajor), storage),
+        Product::new(case(65, 31, 17, RowMajor, ColumnMajor), storage),
+    ];
+    for product in &products {
+        cases.iter().try_for_each(|steps| check(client, product, *steps))?;
+    }
+    // A batch: bias and residual repeat as they should.
+    let batch = super::MatmulCase { batch: 3, ..case(17, 24, 33, RowMajor, RowMajor) };
+    let steps = Steps { bias: true, residual: true, activation: Activation::Gelu, ..NONE };
+    check(client, &Product::new(batch, storage), steps)
+}
+
+fn errors(client: &Client) -> FunctionErrors {
+    match client.name() {
+        "cuda" => FunctionErrors::CUDA,
+        _ => FunctionErrors::PORTABLE,
+    }
+}
+
+fn activation(activation: Activation) -> kernel::Activation {
+    match activation {
+        Activation::Identity => kernel::Activation::Identity,
+        Activation::Relu => kernel::Activation::Relu,
+        Activation::Silu => kernel::Activation::Silu,
+        Activation::Gelu => kernel::Activation::Gelu,
+        Activation::GeluTanh => kernel::Activation::GeluTanh,
+    }
+}
+
+/// Runs every plan with `steps`, and holds output and kept pre-activation against f64.
+fn check(client: &Client, product: &Product, steps: Steps) -> Result<(), Failed> {
+    let storage = product.storage;
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    let bias = normal(7, product.case.n, 1.0, storage);
+    let residual = normal(8, product.case.out_len(), 1.0, storage);
+    let epilogue = Epilogue {
+        alpha: steps.alpha,
+        scales: steps
+            .scales
+            .map(|pair| pair.map(|scale| upload(client, &[f64::from(scale)], Storage::F32))),
+        bias: steps.bias.then(|| upload(client, &bias, storage)),
+        activation: activation(steps.activation),
+        keep_preactivation: steps.kept,
+        residual: steps.residual.then(|| upload(client, &residual, storage)),
+    };
+    for plan in plans(client, &problem) {
+        let name = || format!("{} with {steps:?} by {plan:?}", product.case);
+        let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
+        if output.preactivation.is_some() != steps.kept {
+            return Err(format!("{}: preactivation {:?}", name(), output.preactivation).into());
+        }
+        let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
+        let expected = Expected::of(product, &steps, &bias, &residual, in_f32, errors(client));
+        if let Some(z) = output.preactivation {
+            compare(&download(client, z, storage)?, &expected.z, &expected.z_bounds)
+                .map_err(|error| format!("{}, before its activation: {error}", name()))?;
+        }
+        compare(&download(client, output.out, storage)?, &expected.out, &expected.out_bounds)
+            .map_err(|error| format!("{}: {error}", name()))?;
+    }
+    Ok(())
+}
+
+/// What comes out, and how far off it may be.
+#[derive(Default)]
+struct Expected {
+    z: Vec<f64>,
+    z_bounds: Vec<f64>,
+    out: Vec<f64>,
+    out_bounds: Vec<f64>,
+}
+
+impl Expected {
+    fn of(
+        product: &Product,
+        steps: &Steps,
+        bias: &[f64],
+        residual: &[f64],
+        in_f32: blackburn_reference::matmul::MatmulPrecision,
+        errors: FunctionErrors,
+    ) -> Self {
+        let storage = product.storage;
+        let scales = steps.scales.unwrap_or([1.0; 2]).map(f64::from);
+        let factor = f64::from(steps.alpha) * scales[0] * scales[1];
+        // The bias is one more term of the sum, and each factor one more rounding of it.
+        let terms = product.case.k + 4;
+        let mut expected = Self::default();
+        for (i, (sum, magnitude)) in product.expected.iter().zip(&product.magnitudes).enumerate() {
+            let bias = if steps.bias { bias[i % product.case.n] } else { 0.0 };
+            let residual = if steps.residual { residual[i] } else { 0.0 };
+            let z = factor * sum + bias;
+            let z_bound = in_f32.bound(z, factor.abs() * magnitude + bias.abs(), terms);
+            expected.z.push(z);
+            expected.z_bounds.push(z_bound + rounding(z.abs() + z_bound, storage));
+
+            let y = steps.activation.value(z);
+            let y_bound = steps.activation.value_bound(z, z_bound, Storage::F32, errors);
+            // Added in f32, rounded to storage.
+            let most = y.abs() + y_bound + residual.abs();
+            let added = rounding(most, Storage::F32) + rounding(most, storage);
+            expected.out.push(y + residual);
+            expected.out_bounds.push(y_bound + added);
+        }
+        expected
+    }
+}
+
+/// A step of training finds its overflow by the NaN that comes out: no activation may hide it.
+fn nan(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F32;
+    let mut product = Product::new(case(33, 24, 40, RowMajor, RowMajor), storage);
+    product.lhs[5 * 40 + 7] = f64::NAN;
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    for function in Activation::ALL {
+        let epilogue = Epilogue { activation: activation(function), ..Epilogue::default() };
+        for plan in plans(client, &problem) {
+            let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
+            let out = download(client, output.out, storage)?;
+            let reached = |(i, y): (usize, &f64)| y.is_nan() == (i / 24 == 5);
+            if !out.iter().enumerate().all(reached) {
+                return Err(format!("{function:?} by {plan:?} moved a NaN or hid it").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How far off rounding a number of that magnitude to `storage` may be.
+fn rounding(most: f64, storage: Storage) -> f64 {
+    storage.unit_roundoff() * most + storage.underflow()
+}
+
+/// The negative control: a bias that is left out must not pass.
+fn missing_bias(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F16;
+    let product = Product::new(case(33, 72, 40, RowMajor, RowMajor), storage);
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    let bias = normal(7, 72, 0.5, storage);
+    let steps = Steps { bias: true, ..NONE };
+    for plan in plans(client, &problem) {
+        let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
+        let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
+        let expected = Expected::of(&product, &steps, &bias, &[], in_f32, errors(client));
+        let actual = download(client, output.out, storage)?;
+        if let Ok(agreement) = compare(&actual, &expected.out, &expected.out_bounds) {
+            return Err(format!("a missing bias went unseen by {plan:?}: {agreement:?}").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Whole modules: what the kernels make of them, against Burn's CPU backend.
+
+use super::{F32, expect_products, trial};
+use blackburn_reference::random::normal;
+use blackburn_tests::{
+    blocks::blocks_of,
+    tensors::{tensor, values},
+};
+use burn::{
+    module::{ModuleVisitor, Param},
+    nn::{
+        Linear, LinearConfig,
+        activation::{Activation, ActivationConfig},
+        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+    },
+    prelude::*,
+    tensor::Gradients,
+};
+use libtest_mimic::{Failed, Trial};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        trial("a_perceptron_has_the_gradients_of_the_cpu", |device| {
+            [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
+                |activation| {
+                    let tolerance = tolerance(&activation);
+                    compare_modules(device, Perceptron::new(activation), 6, tolerance)
+                },
+            )
+        }),
+        trial("a_transformer_layer_has_the_gradients_of_the_cpu", |device| {
+            [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
+                |activation| {
+                    let tolerance = tolerance(&activation);
+                    // Forward: q, k, v, scores, context, output, and two of the feed-forward part.
+                    compare_modules(device, encoder(activation), 3 * 8, tolerance)
+                },
+            )
+        }),
+        trial("a_part_that_is_left_out_is_caught", left_out),
+    ]
+}
+
+const WIDTH: usize = 24;
+const TOKENS: [usize; 2] = [2, 9];
+
+/// How far two computations in f32 may be from each other, relative to a tensor's largest number.
+///
+/// A product of a hundred terms errs by 1e-5 at most. On CUDA operands are cut to 11 bits, an error
+/// of 1e-3 that grows through a few products in a row. Where GELU is differentiated, the CPU takes
+/// the derivative of the tanh form, up to 1e-3 off, and the kernel that of GELU.
+fn tolerance(activation: &ActivationConfig) -> f64 {
+    let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
+    match activation {
+        _ if on_cuda => 1e-2,
+        ActivationConfig::Gelu => 3e-3,
+        _ => 1e-4,
+    }
+}
+
+/// A module from tokens to tokens.
+trait Tokens: Module {
+    fn tokens(&self, x: Tensor<3>) -> Tensor<3>;
+}
+
+#[derive(Module, Debug)]
+struct Perceptron {
+    first: Linear,
+    activation: Activation,
+    second: Linear,
+}
+
+impl Perceptron {
+    fn new(activation: ActivationConfig) -> Self {
+        let device = Device::flex().autodiff();
+        Self {
+            first: LinearConfig::new(WIDTH, 40).init(&device),
+            activation: activation.init(&device),
+            second: LinearConfig::new(40, WIDTH).init(&device),
+        }
+    }
+}
+
+impl Tokens for Perceptron {
+    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
+        self.second.forward(self.activation.forward(self.first.forward(x)))
+    }
+}
+
+fn encoder(activation: ActivationConfig) -> TransformerEncoder {
+    TransformerEncoderConfig::new(WIDTH, 40, 3, 1)
+        .with_dropout(0.0)
+        .with_activation(activation)
+        .init(&Device::flex().autodiff())
+}
+
+impl Tokens for TransformerEncoder {
+    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
+        self.forward(TransformerEncoderInput::new(x))
+    }
+}
+
+/// The output, the gradient of the input, and then those of all parameters.
+fn results<M: Tokens>(module: &M, device: &Device) -> Result<Vec<Vec<f64>>, Failed> {
+    let elements = TOKENS[0] * TOKENS[1] * WIDTH;
+    let shape = [TOKENS[0], TOKENS[1], WIDTH];
+    let x = tensor(&normal(1, elements, 1.0, F32), shape, F32, device).require_grad();
+    let factors = tensor(&normal(2, elements, 1.0, F32), shape, F32, device);
+    let y = module.tokens(x.clone());
+    let gradients = (y.clone() * factors).sum().backward();
+    let dx = x.grad(&gradients).ok_or("the input has no gradient")?;
+    let mut parameters = ParameterGradients { gradients: &gradients, found: Ok(Vec::new()) };
+    module.visit(&mut parameters);
+    let mut results = vec![values(y)?, values(dx)?];
+    results.extend(parameters.found?);
+    Ok(results)
+}
+
+struct ParameterGradients<'a> {
+    gradients: &'a Gradients,
+    found: Result<Vec<Vec<f64>>, Failed>,
+}
+
+impl ModuleVisitor for ParameterGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Ok(found) = &mut self.found else { return };
+        let gradient = param.val().grad(self.gradients).ok_or("a parameter has no gradient");
+        match gradient.map_err(Failed::from).and_then(values) {
+            Ok(gradient) => found.push(gradient),
+            Err(error) => self.found = Err(error),
+        }
+    }
+}
+
+/// Whether all of `actual` are within `tolerance` of `expected`, relative to the largest number of
+/// each.
+fn agree(actual: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Result<(), Failed> {
+    if actual.len() != expected.len() {
+        return Err(format!("{} gradients for {}", actual.len(), expected.len()).into());
+    }
+    // Of all tensors: gradients that cancel out, as those of keys' biases, are nothing but rounding.
+    let most = expected.iter().flatten().fold(0.0f64, |most, e| most.max(e.abs()));
+    for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let largest = expected.iter().fold(most * 1e-2, |largest, e| largest.max(e.abs()));
+        let errors = actual.iter().zip(expected).map(|(a, e)| (a - e).abs());
+        // `max` would pass over NaN.
+        let worst = errors.fold(0.0f64, |worst, e| if e > worst || e.is_nan() { e } else { worst });
+        if worst.is_nan() || worst > tolerance * largest {
+            let message = format!("result {i} is off by {worst:e}, its numbers reach {largest:e}");
+            return Err(message.into());
+        }
+    }
+    Ok(())
+}
+
+fn compare_modules<M: Tokens>(
+    device: &Device,
+    module: M,
+    least_products: usize,
+    tolerance: f64,
+) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let expected = results(&module, &Device::flex().autodiff())?;
+    let module = module.fork(&device);
+    let (actual, blocks) = blocks_of(&device, || results(&module, &device))?;
+    expect_products(&blocks, least_products)?;
+    agree(&actual, &expected, tolerance)
+}
+
+/// The negative control: without the bias of one layer, results must not pass.
+fn left_out(device: &Device) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let module = Perceptron::new(ActivationConfig::Relu);
+    let expected = results(&module, &Device::flex().autodiff())?;
+    let mut module = module.fork(&device);
+    module.first.bias = None;
+    let actual = results(&module, &device)?;
+    // The bias itself has no gradient then; what is left has to differ.
+    let expected: Vec<Vec<f64>> =
+        expected.into_iter().enumerate().filter(|(i, _)| *i != 3).map(|(_, v)| v).collect();
+    match agree(&actual, &expected, tolerance(&ActivationConfig::Gelu)) {
+        Err(_) => Ok(()),
+        Ok(()) => Err("a bias that was left out went unseen".into()),
+    }
+}
