@@ -7,6 +7,8 @@
 mod column_sum;
 #[path = "integration/facade.rs"]
 mod facade;
+#[path = "integration/fp8.rs"]
+mod fp8;
 #[path = "integration/gelu.rs"]
 mod gelu;
 #[path = "integration/linear.rs"]
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     let trials = [
         column_sum::trials(),
         facade::trials(),
+        fp8::trials(),
         gelu::trials(),
         linear::trials(),
         matmul::trials(),

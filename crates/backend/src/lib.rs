@@ -5,15 +5,26 @@
 //! - **Fusion providers** see the operation stream of every module, below autodiff, and replace
 //!   stretches of it with tuned kernels: that is how unmodified `burn::nn` modules gain them.
 //!   [`providers`] registers them, and takes out those that a caller switched off.
-//! - **Extension operations**, with hand-written gradients, for what the stream cannot express.
+//! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
+//!   [`fp8_linear`]. They run on the CPU too, where they are all that a build without the feature
+//!   `gpu` has.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
+#[cfg(feature = "gpu")]
 mod column_sum;
+#[cfg(feature = "gpu")]
 mod declined;
+pub mod fp8_linear;
+#[cfg(feature = "gpu")]
 mod gelu;
+#[cfg(feature = "gpu")]
 mod handles;
+#[cfg(feature = "gpu")]
 mod matmul;
+#[cfg(feature = "gpu")]
 mod pattern;
+#[cfg(feature = "gpu")]
 pub mod providers;
+#[cfg(feature = "gpu")]
 pub mod runtime;

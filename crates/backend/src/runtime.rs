@@ -1,6 +1,7 @@
 //! CubeCL's settings, made before the first device starts.
 
 use blackburn_kernels::{buffer::Buffer, gelu::gelu_forward};
+use burn_std::config::BurnConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel};
 use cubecl::ir::{ElemType, FloatKind};
 use std::{
@@ -35,8 +36,33 @@ pub fn configure(settings: &RuntimeSettings) -> RuntimeStatus {
         config.autotune.level = AutotuneLevel::Minimal;
     }
     enable_kernel_cache(&mut config, settings);
+    search_in_program_order();
     let applied = CubeClRuntimeConfig::try_set(config);
     RuntimeStatus { applied, kernel_cache: kernel_cache(&CubeClRuntimeConfig::get()) }
+}
+
+/// Has Burn's fusion look at the operations in the order of the program, where the program's
+/// `burn.toml` says nothing else.
+///
+/// By default it follows up to five independent stretches at once, to fuse what belongs together
+/// across others. Those of a backward pass depend on each other crosswise more often than not; then
+/// Burn runs the lot unfused ("falling back to unfused stream order" in its log), which took four of
+/// ten products of a GPT layer's backward pass from the kernels.
+fn search_in_program_order() {
+    /// Of `fusion.beam_search` in `burn.toml`, and its default.
+    const OPTION: &str = "/fusion/beam_search/max_blocks";
+    const DEFAULT: u64 = 5;
+
+    let config = BurnConfig::from_current_dir().override_from_env();
+    // Its fields are private, but it reads and writes itself.
+    let in_order = serde_json::to_value(&config).ok().and_then(|mut value| {
+        let blocks = value.pointer_mut(OPTION)?;
+        if *blocks == DEFAULT {
+            *blocks = 1.into();
+        }
+        serde_json::from_value::<BurnConfig>(value).ok()
+    });
+    BurnConfig::try_set(in_order.unwrap_or(config));
 }
 
 #[cfg(feature = "persistence")]

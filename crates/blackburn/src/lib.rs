@@ -31,6 +31,7 @@
 mod config;
 mod device;
 mod error;
+pub mod fp8;
 mod init;
 mod report;
 

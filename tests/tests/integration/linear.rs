@@ -1,5 +1,7 @@
 //! Unmodified linear layers and products of tensors: on the matmul kernels, and right.
 
+#[path = "gpt_block.rs"]
+mod gpt_block;
 #[path = "linear_steps.rs"]
 mod steps;
 #[path = "transformer.rs"]
@@ -59,6 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ];
     trials.extend(steps::trials());
     trials.extend(transformer::trials());
+    trials.extend(gpt_block::trials());
     trials
 }
 

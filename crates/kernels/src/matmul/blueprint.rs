@@ -112,8 +112,6 @@ impl MatmulBlueprint {
 
     /// As many stages as fit, up to where more do not pay.
     fn staged(family: Family, tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
-        // Barriers, and what the runtime keeps for itself.
-        const RESERVED_BYTES: usize = 1024;
         // The most that hides latency: with wgmma the whole memory is there for the one cube of a
         // multiprocessor; with mma, two cubes of the smaller tiles are to share it.
         let most = match family {
@@ -121,7 +119,9 @@ impl MatmulBlueprint {
             _ => 4,
         };
         let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
-        let stages = (device.shared_bytes.saturating_sub(RESERVED_BYTES) / stage_bytes).min(most);
+        // Barriers of each stage, and a tile's bias in f32 for every warpgroup that multiplies.
+        let beside_ring = 16 * most + 2 * 4 * tile_n;
+        let stages = (device.shared_bytes.saturating_sub(beside_ring) / stage_bytes).min(most);
         (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0 })
     }
 

@@ -71,6 +71,12 @@ impl Epilogue {
                 }),
             };
         check("bias", self.bias.as_ref(), problem.n, problem.out)?;
+        // It is copied four bytes at a time.
+        let offset = self.bias.as_ref().and_then(|bias| bias.handle.offset_start);
+        if offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
+            let reason = "a bias that does not begin at a multiple of 4 bytes".into();
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
         check("residual", self.residual.as_ref(), problem.out_elements(), problem.out)?;
         let scales = self.scales.iter().flatten();
         scales

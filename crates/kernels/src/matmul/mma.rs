@@ -5,6 +5,7 @@
 //! 3. It finishes and writes its part.
 
 use super::{
+    bias_tile::{self, bias_bytes, fetch_bias},
     epilogue::{EpilogueBlueprint, factor},
     store::{Fragment, StoreWidth, store_fragment},
     work::{Extent, LastMatrix, work_at},
@@ -59,8 +60,9 @@ impl MmaBlueprint {
         (self.tile_m() + self.tile_n()) * ROW_BYTES as u32
     }
 
+    /// The ring and the bias of a tile.
     pub(crate) fn shared_bytes(self) -> usize {
-        (self.stages * self.stage_bytes()) as usize
+        (self.stages * self.stage_bytes()) as usize + bias_bytes(self.tile_n() as usize)
     }
 }
 
@@ -170,6 +172,21 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let (rhs_row, rhs_chunk) =
         warp_position(warp_n * columns, rhs_lane.0, rhs_lane.1, comptime!(operands.rhs_k_major));
 
+    // It arrives with the first block.
+    let bias_at = ring + comptime!(blueprint.stages * blueprint.stage_bytes());
+    if comptime!(epilogue.bias) {
+        fetch_bias::<O>(
+            bias,
+            bias_at,
+            work.column,
+            extent.n,
+            UNIT_POS,
+            UNITS,
+            tile_n,
+            comptime!(blueprint.store.half()),
+        );
+    }
+
     // 1. The first blocks. A group of copies is closed for every block, also where there is none
     // left, so that counting groups counts blocks.
     let blocks = work.last_block - work.first_block;
@@ -260,6 +277,8 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     }
 
     // 3. Finish and write.
+    let bias_bytes = comptime!(bias_tile::element_bytes(blueprint.store.half()));
+    let bias_at = bias_at + warp_n * columns * bias_bytes;
     let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
     #[unroll]
     for i in 0..comptime!(operands.m16) {
@@ -276,7 +295,7 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             store_fragment::<O, S, W, R>(
                 sums,
                 preactivation,
-                bias,
+                bias_at,
                 residual,
                 &place,
                 scale,
@@ -290,7 +309,7 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         store_fragment::<O, S, W, R>(
             sums,
             out,
-            bias,
+            bias_at,
             residual,
             &place,
             scale,

@@ -28,6 +28,8 @@
 //! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
 //! a product that crawls.
 
+#[cfg(feature = "cuda")]
+mod bias_tile;
 mod blueprint;
 mod epilogue;
 mod launch;

@@ -5,7 +5,8 @@
 
 use super::{
     Activation,
-    epilogue::{EpilogueBlueprint, activate, bias_of},
+    bias_tile::{bias_pair, element_bytes},
+    epilogue::{EpilogueBlueprint, activate},
 };
 use crate::ptx::{load, output_address, pack_bf16, pack_f16};
 use cubecl::prelude::*;
@@ -35,6 +36,14 @@ pub(crate) enum HalfKind {
 }
 
 impl StoreWidth {
+    /// The output's type, if it has 16 bits.
+    pub(super) fn half(self) -> Option<HalfKind> {
+        match self {
+            Self::Octet(kind) | Self::HalfPair(kind) | Self::HalfShifted(kind) => Some(kind),
+            Self::Pair | Self::Single => None,
+        }
+    }
+
     /// Columns.
     fn columns(self) -> u32 {
         match self {
@@ -93,12 +102,13 @@ fn finish<O: Float>(
 }
 
 /// Finishes the accumulators `first..` of 16 rows by `columns` and writes them: the values the
-/// activation is applied to if `stop_before_activation`, else the output.
+/// activation is applied to if `stop_before_activation`, else the output. `bias_at` is where the
+/// bias of the columns lies in shared memory.
 #[cube]
 pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     sums: Vector<f32, R>,
     target: &mut [Vector<S, W>],
-    bias: &[O],
+    bias_at: u32,
     residual: &[O],
     place: &Fragment,
     scale: f32,
@@ -121,6 +131,20 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     // Both rows of a block before the next one: it is the order that takes the fewest registers.
     #[unroll]
     for group in 0..comptime!(columns / 8 / blocks) {
+        // Lies there as the accumulators do: pairs of columns, every eighth one on.
+        let mut offsets = Array::<f32>::new(comptime!(2 * blocks));
+        #[unroll]
+        for block in 0..blocks {
+            offsets[comptime!(2 * block)] = 0.0f32;
+            offsets[comptime!(2 * block + 1)] = 0.0f32;
+            if comptime!(epilogue.bias) {
+                let bytes = comptime!(element_bytes(width.half()));
+                let column = comptime!(8 * (group * blocks + block) as u32) + 2 * place.quad;
+                let pair = bias_pair(bias_at + column * bytes, comptime!(width.half()));
+                offsets[comptime!(2 * block)] = pair.extract(0usize);
+                offsets[comptime!(2 * block + 1)] = pair.extract(1usize);
+            }
+        }
         #[unroll]
         for half in 0..2usize {
             let row = place.row + comptime!(8 * half as u32);
@@ -132,7 +156,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                 let at = comptime!(first + 4 * j + 2 * half);
                 let low = finish::<O>(
                     sums.extract(at),
-                    bias_of::<O>(bias, column, place.n, epilogue),
+                    offsets[comptime!(2 * block)],
                     row,
                     column,
                     place,
@@ -143,7 +167,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                 );
                 let high = finish::<O>(
                     sums.extract(comptime!(at + 1)),
-                    bias_of::<O>(bias, column + 1, place.n, epilogue),
+                    offsets[comptime!(2 * block + 1)],
                     row,
                     column + 1,
                     place,

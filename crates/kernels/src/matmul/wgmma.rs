@@ -10,14 +10,17 @@
 //! multicast are slower than this.
 
 use super::{
+    bias_tile::{bias_bytes, fetch_bias},
     epilogue::{EpilogueBlueprint, factor},
     store::{Fragment, StoreWidth, store_fragment},
     work::{Extent, LastMatrix, work_at, work_count},
 };
 use crate::ptx::{
     ROW_BYTES,
-    barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    copy::{tma_batched_tile, tma_tile},
+    barrier::{
+        barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
+    },
+    copy::{copies_wait_all, tma_batched_tile, tma_tile},
     load, shared_address,
     wgmma::{WgmmaOperands, tile_descriptor, wgmma_block, wgmma_drain},
 };
@@ -50,10 +53,16 @@ impl WgmmaBlueprint {
         (TILE_M + self.operands.n) * ROW_BYTES
     }
 
-    /// The ring, and two barriers a stage.
+    /// The ring, and what [`bytes_beside_ring`] counts.
     pub(crate) fn shared_bytes(self) -> usize {
-        self.stages as usize * (self.stage_bytes() + 16)
+        let stages = self.stages as usize;
+        stages * self.stage_bytes() + bytes_beside_ring(stages, self.operands.n)
     }
+}
+
+/// Two barriers a stage, and the bias of a tile for both warpgroups.
+pub(crate) const fn bytes_beside_ring(stages: usize, tile_n: usize) -> usize {
+    16 * stages + 2 * bias_bytes(tile_n)
 }
 
 /// Registers of a vector of accumulators: a power of two, which CubeCL's vectors have to be.
@@ -189,9 +198,26 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         let lane = unit % 128;
         let lhs_at = ring + group * comptime!(CHUNK_BYTES as u32);
         let rhs_at = ring + lhs_bytes;
+        let bias_at = empty
+            + comptime!(8 * blueprint.stages)
+            + group * comptime!(bias_bytes(operands.n) as u32);
         let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
         while index < work_items {
             let work = work_at(index, &extent, tile_m, tile_n);
+            if comptime!(epilogue.bias) {
+                // Until all units of the warpgroup have written the tile before, they need its bias.
+                sync_group(group + 1, 128u32);
+                fetch_bias::<O>(
+                    bias,
+                    bias_at,
+                    work.column,
+                    extent.n,
+                    lane,
+                    128u32,
+                    comptime!(operands.n as u32),
+                    comptime!(blueprint.store.half()),
+                );
+            }
             let mut sums = Vector::<f32, R>::new(0.0f32);
             let mut promoted = Vector::<f32, R>::new(0.0f32);
             let mut previous = 0u32;
@@ -234,6 +260,10 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             }
 
             // 3. Finish and write.
+            if comptime!(epilogue.bias) {
+                copies_wait_all();
+                sync_group(group + 1, 128u32);
+            }
             let place = Fragment {
                 origin: (work.split * extent.batches + work.batch) * extent.m,
                 row: work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,
@@ -246,7 +276,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
                 store_fragment::<O, S, W, R>(
                     sums,
                     preactivation,
-                    bias,
+                    bias_at,
                     residual,
                     &place,
                     scale,
@@ -260,7 +290,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             store_fragment::<O, S, W, R>(
                 sums,
                 out,
-                bias,
+                bias_at,
                 residual,
                 &place,
                 scale,

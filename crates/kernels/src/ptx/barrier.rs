@@ -39,3 +39,9 @@ pub(crate) fn barrier_wait(address: u32, parity: u32) {
         in(_) address, in(_) parity
     );
 }
+
+/// Meets the other units that name the same `barrier`, 1 to 15: `units` of them, whole warps.
+#[cube]
+pub(crate) fn sync_group(barrier: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.sync {b}, {n};", b = in(_) barrier, n = const units);
+}

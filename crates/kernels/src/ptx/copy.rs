@@ -37,6 +37,16 @@ pub(crate) fn copy_16_bytes(destination: u32, source: u64, bytes: u32) {
     );
 }
 
+/// Starts a copy of `bytes`, at most 4, from global to shared memory; the rest of the 4 becomes
+/// zero. Both addresses are multiples of 4.
+#[cube]
+pub(crate) fn copy_4_bytes(destination: u32, source: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.ca.shared.global [{}], [{}], 4, {};",
+        in(_) destination, in(_) source, in(_) bytes
+    );
+}
+
 /// Closes a group of copies.
 #[cube]
 pub(crate) fn copies_commit() {
@@ -47,4 +57,10 @@ pub(crate) fn copies_commit() {
 #[cube]
 pub(crate) fn copies_wait(#[comptime] pending: u32) {
     gpu_asm!("{wait}", wait = const format!("cp.async.wait_group {pending};"));
+}
+
+/// Waits for all of this unit's copies.
+#[cube]
+pub(crate) fn copies_wait_all() {
+    gpu_asm!("cp.async.wait_all;");
 }

@@ -1,0 +1,39 @@
+//! Linear layers that multiply 8-bit floats, forward and backward.
+//!
+//! GPUs with 8-bit tensor cores (Hopper, Ada, workstation Blackwell) multiply at up to twice the rate
+//! of 16-bit floats, and what is saved for backward takes half the memory. Rounding costs a pass over
+//! each tensor, which only large products make up for. Every other device, the CPU included, computes
+//! with the same 8-bit values, only not faster: a model can be tried anywhere.
+//!
+//! Parameters, optimizer and everything else stay as they are. [`linear_forward`] takes any
+//! `burn::nn::Linear`:
+//!
+//! ```
+//! use blackburn::{
+//!     fp8::{self, Recipe},
+//!     prelude::*,
+//! };
+//! use burn::{nn::LinearConfig, tensor::Distribution};
+//!
+//! # fn main() -> Result<(), blackburn::Error> {
+//! let device = blackburn::device()?.autodiff();
+//! let layer = LinearConfig::new(64, 32).init(&device);
+//! let x = Tensor::<3>::random([2, 8, 64], Distribution::Default, &device).require_grad();
+//!
+//! let recipe = Recipe::hybrid();
+//! let y = fp8::linear_forward(&layer, x.clone(), &recipe);
+//! assert_eq!(y.dims(), [2, 8, 32]);
+//!
+//! let gradients = y.sum().backward();
+//! assert_eq!(x.grad(&gradients).map(|dx| dx.dims()), Some([2, 8, 64]));
+//! assert_eq!(layer.weight.grad(&gradients).map(|dw| dw.dims()), Some([64, 32]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Scales are those of the tensor at hand, found on the device in the same step ("current scaling"),
+//! so there is no history to keep, to save or to warm up. What recipes usually leave in 16 bits is
+//! left to you: the first and the last layer of a language model, normalization, attention's own
+//! products.
+
+pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe, linear, linear_forward};
