@@ -1,0 +1,113 @@
+//! Stock Burn's side of the matrix products and of linear + GELU, timed as Blackburn's side is:
+//! median of 15 batches of launches, one wait a batch.
+//!
+//! ```text
+//! matmul_sweep --list --shapes gpt2,squares > shapes.tsv
+//! stock-burn matmul bf16 shapes.tsv > burn.tsv
+//! stock-burn linear_gelu bf16 > burn_linear_gelu.tsv
+//! ```
+//!
+//! Burn tunes each shape when it first meets it, which takes seconds to minutes.
+
+use burn::{
+    nn::{Gelu, Linear, LinearConfig},
+    tensor::{Device, Distribution, FloatDType, Tensor},
+};
+use std::{env, error::Error, fs, time::Instant};
+
+/// Median, least and most, in milliseconds.
+fn measure<T>(device: &Device, mut compute: impl FnMut() -> T) -> Result<[f64; 3], Box<dyn Error>> {
+    let mut batch = |launches: usize| -> Result<f64, Box<dyn Error>> {
+        device.sync()?;
+        let start = Instant::now();
+        for _ in 0..launches {
+            let result = compute();
+            // Burn would merge iterations otherwise.
+            device.flush()?;
+            drop(result);
+        }
+        device.sync()?;
+        Ok(start.elapsed().as_secs_f64() * 1e3 / launches as f64)
+    };
+    batch(3)?;
+    let launches = (8.0 / batch(5)?).ceil().clamp(1.0, 200.0) as usize;
+    let mut times = (0..15).map(|_| batch(launches)).collect::<Result<Vec<_>, _>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok([times[7], times[0], times[14]])
+}
+
+fn operand(device: &Device, batch: usize, rows: usize, columns: usize, letter: char) -> Tensor<3> {
+    let draw = |shape: [usize; 3]| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device);
+    if letter == 'N' {
+        draw([batch, rows, columns])
+    } else {
+        draw([batch, columns, rows]).swap_dims(1, 2)
+    }
+}
+
+fn matmul(device: &Device, dtype: &str, shapes: &str) -> Result<(), Box<dyn Error>> {
+    println!("dtype\tname\tshape\tlayout\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s");
+    for line in fs::read_to_string(shapes)?.lines() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [name, batch, m, k, n, layout] = fields[..] else {
+            return Err(format!("`{line}` is no shape").into());
+        };
+        let [batch, m, k, n] = [batch, m, k, n].map(|size| size.parse::<usize>().unwrap_or(0));
+        let mut letters = layout.chars();
+        let (Some(left), Some(right)) = (letters.next(), letters.next()) else {
+            return Err(format!("`{layout}` is no layout").into());
+        };
+        let lhs = operand(device, batch, m, k, left);
+        let rhs = operand(device, batch, k, n, right);
+        let [median, least, most] =
+            measure(device, || lhs.clone().matmul(rhs.clone()))?;
+        let rate = 2.0 * (batch * m * k * n) as f64 / median / 1e9;
+        println!(
+            "{dtype}\t{name}\t{m}x{k}x{n}\t{layout}\t{median:.4}\t{least:.4}\t{most:.4}\t{rate:.1}"
+        );
+    }
+    Ok(())
+}
+
+fn linear_gelu(device: &Device, dtype: &str) -> Result<(), Box<dyn Error>> {
+    println!("dtype\tpass\tshape\tmedian_ms\tmin_ms\tmax_ms");
+    for [tokens, inputs, outputs] in [[8192, 768, 3072], [8192, 4096, 16384], [512, 768, 3072]] {
+        let layer: Linear = LinearConfig::new(inputs, outputs).init(device);
+        let x = Tensor::<2>::random([tokens, inputs], Distribution::Default, device);
+        let forward = measure(device, || Gelu::new().forward(layer.forward(x.clone())))?;
+        let training = device.clone().autodiff();
+        let layer: Linear = LinearConfig::new(inputs, outputs).init(&training);
+        let x = Tensor::<2>::random([tokens, inputs], Distribution::Default, &training);
+        let both = measure(device, || {
+            let x = x.clone().require_grad();
+            let gradients = Gelu::new().forward(layer.forward(x.clone())).backward();
+            let bias = layer.bias.as_ref().and_then(|bias| bias.grad(&gradients));
+            (x.grad(&gradients), layer.weight.grad(&gradients), bias)
+        })?;
+        for (pass, [median, least, most]) in [("forward", forward), ("forward_backward", both)] {
+            println!(
+                "{dtype}\t{pass}\t{tokens}x{inputs}x{outputs}\t{median:.4}\t{least:.4}\t{most:.4}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut device = Device::cuda(0);
+    if let Some(dtype) = arguments.get(1) {
+        device.configure(match *dtype {
+            "bf16" => FloatDType::BF16,
+            "f16" => FloatDType::F16,
+            "f32" => FloatDType::F32,
+            other => return Err(format!("`{other}`: expected bf16, f16 or f32").into()),
+        })?;
+    }
+    match arguments[..] {
+        ["matmul", dtype, shapes] => matmul(&device, dtype, shapes),
+        ["linear_gelu", dtype] => linear_gelu(&device, dtype),
+        _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE".into()),
+    }
+}
