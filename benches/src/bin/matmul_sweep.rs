@@ -19,7 +19,7 @@ struct Arguments {
     /// Types of the operands.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bf16")]
     dtype: Vec<ProductType>,
-    /// Groups of shapes: gpt2, llama, squares, ragged, batched, tiny.
+    /// Groups of shapes: gpt2, attention, llama, squares, ragged, batched, tiny.
     #[arg(long, value_delimiter = ',', default_value = "gpt2,squares")]
     shapes: Vec<String>,
     /// Rows of the layers' input.
@@ -53,6 +53,7 @@ fn cases(arguments: &Arguments) -> Result<Vec<MatmulCase>, String> {
     for group in &arguments.shapes {
         cases.extend(match group.as_str() {
             "gpt2" => shapes::gpt2_layers(arguments.tokens),
+            "attention" => shapes::gpt2_attention(),
             "llama" => shapes::llama_like_layers(arguments.tokens),
             "squares" => shapes::squares(),
             "ragged" => shapes::ragged(),

@@ -3,7 +3,7 @@
 use crate::{
     column_sum::{self, ColumnSumProvider},
     gelu::{self, GeluProvider},
-    matmul::{self, MatmulProvider},
+    matmul::{self, MatmulProvider, MatmulSettings},
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
@@ -70,6 +70,9 @@ pub struct ProviderSettings {
     pub disabled: BTreeSet<String>,
     /// With what precision matrix products of f32 tensors are computed.
     pub f32_matmul: F32Precision,
+    /// Whether the plan of a matrix product is measured among the few that are expected to be
+    /// fastest, or is the one that is expected to be.
+    pub tune_matmul: bool,
 }
 
 /// Blackburn's providers: a name, and how it is registered.
@@ -102,7 +105,10 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
-    matmul::set_f32_precision(settings.f32_matmul);
+    matmul::configure(MatmulSettings {
+        f32_precision: settings.f32_matmul,
+        tune: settings.tune_matmul,
+    });
 
     let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {

@@ -49,6 +49,7 @@ impl fmt::Display for F32Precision {
 /// | [`device`](Self::device) | `BLACKBURN_DEVICE` | `auto` |
 /// | [`disabled_providers`](Self::disabled_providers) | `BLACKBURN_DISABLE`, names separated by commas | none |
 /// | [`f32_matmul`](Self::f32_matmul) | `BLACKBURN_F32_MATMUL=tf32` or `full` | tf32 |
+/// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -61,6 +62,13 @@ pub struct Config {
     pub disabled_providers: BTreeSet<String>,
     /// With what precision matrix products of f32 tensors are computed.
     pub f32_matmul: F32Precision,
+    /// Choose the kernel of each matrix product by measurement, among up to four that are expected
+    /// to be fastest. Without it the one that is expected to be is taken. A program's first start
+    /// takes longer: every further kernel is compiled, at about a second each, when a shape first
+    /// appears. Later starts find the results on disk, where CubeCL keeps them beside the compiled
+    /// kernels. Leave it off where shapes rarely repeat: each new one is measured. Only NVIDIA GPUs
+    /// have a choice of kernels.
+    pub tune_matmul: bool,
     /// Keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
 }
@@ -71,6 +79,7 @@ impl Default for Config {
             device: DeviceChoice::Auto,
             disabled_providers: BTreeSet::new(),
             f32_matmul: F32Precision::Tf32,
+            tune_matmul: false,
             kernel_cache: true,
         }
     }
@@ -103,17 +112,13 @@ impl Config {
                 other => other,
             })?;
         }
-        if let Some(value) = variable("BLACKBURN_KERNEL_CACHE")? {
-            config.kernel_cache = match value.as_str() {
-                "1" | "on" | "true" => true,
-                "0" | "off" | "false" => false,
-                other => {
-                    return Err(Error::InvalidSetting {
-                        setting: format!("BLACKBURN_KERNEL_CACHE={other}"),
-                        reason: "expected 1 or 0".into(),
-                    });
-                }
-            };
+        for (name, switch) in [
+            ("BLACKBURN_TUNE_MATMUL", &mut config.tune_matmul),
+            ("BLACKBURN_KERNEL_CACHE", &mut config.kernel_cache),
+        ] {
+            if let Some(value) = variable(name)? {
+                *switch = parse_switch(name, &value)?;
+            }
         }
         Ok(config)
     }
@@ -139,11 +144,29 @@ impl Config {
         self
     }
 
+    /// Chooses the kernels of matrix products by measurement, or not.
+    #[must_use]
+    pub fn with_tune_matmul(mut self, tune: bool) -> Self {
+        self.tune_matmul = tune;
+        self
+    }
+
     /// Keeps compiled CUDA kernels on disk, or not.
     #[must_use]
     pub fn with_kernel_cache(mut self, keep: bool) -> Self {
         self.kernel_cache = keep;
         self
+    }
+}
+
+fn parse_switch(name: &str, value: &str) -> Result<bool, Error> {
+    match value {
+        "1" | "on" | "true" => Ok(true),
+        "0" | "off" | "false" => Ok(false),
+        other => Err(Error::InvalidSetting {
+            setting: format!("{name}={other}"),
+            reason: "expected 1 or 0".into(),
+        }),
     }
 }
 
@@ -169,6 +192,20 @@ mod tests {
             assert_eq!(precision.to_string().parse::<F32Precision>().unwrap(), precision);
         }
         assert_eq!("TF32".parse::<F32Precision>().unwrap(), F32Precision::Tf32);
+    }
+
+    #[test]
+    fn a_switch_that_means_nothing_is_refused_by_the_name_of_its_variable() {
+        assert!(parse_switch("BLACKBURN_TUNE_MATMUL", "1").unwrap());
+        assert!(!parse_switch("BLACKBURN_TUNE_MATMUL", "off").unwrap());
+        let error = parse_switch("BLACKBURN_TUNE_MATMUL", "2").unwrap_err();
+        assert_eq!(error.to_string(), "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0");
+    }
+
+    #[test]
+    fn matrix_products_are_tuned_on_request_alone() {
+        assert!(!Config::default().tune_matmul);
+        assert!(Config::default().with_tune_matmul(true).tune_matmul);
     }
 
     #[test]

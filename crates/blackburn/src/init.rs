@@ -79,6 +79,7 @@ fn set_up(config: &Config) -> Result<Setup, Error> {
     let settings = providers::ProviderSettings {
         disabled: config.disabled_providers.clone(),
         f32_matmul: precision(config.f32_matmul),
+        tune_matmul: config.tune_matmul,
     };
     let providers = providers::install(&settings).map_err(|error| Error::InvalidSetting {
         setting: "disabled_providers".into(),

@@ -92,6 +92,8 @@ pub struct Report {
     pub memory_bytes: Option<u64>,
     /// With what precision matrix products of f32 tensors are computed on this device.
     pub f32_matmul: F32Precision,
+    /// Whether the kernels of matrix products are chosen by measurement on this device.
+    pub tune_matmul: bool,
     /// Fusion providers, and what became of them; the CPU backend does not fuse and has none.
     pub providers: Vec<Provider>,
     /// Where compiled kernels are kept, where they are.
@@ -132,6 +134,7 @@ impl Report {
             shared_memory_bytes: None,
             memory_bytes: None,
             f32_matmul: F32Precision::Full,
+            tune_matmul: false,
             providers: Vec::new(),
             kernel_cache: None,
             found: crate::available_devices().iter().map(ToString::to_string).collect(),
@@ -141,9 +144,10 @@ impl Report {
         #[cfg(feature = "gpu")]
         if let Some(cube) = &opened.cube {
             report.describe_gpu(cube);
-            // Without tensor cores nothing is gained by rounding.
+            // Without tensor cores nothing is gained by rounding, and there is no choice of kernels.
             if report.tensor_cores != TensorCores::None {
                 report.f32_matmul = config.f32_matmul;
+                report.tune_matmul = config.tune_matmul;
             }
             report.providers = setup.providers;
             report.kernel_cache = setup.kernel_cache;
@@ -216,6 +220,9 @@ impl fmt::Display for Report {
         line("tensor cores", self.tensor_cores.to_string())?;
         line("float types", self.dtypes.join(", "))?;
         line("f32 products", self.f32_matmul.to_string())?;
+        if self.tune_matmul {
+            line("tuning", "matrix products, each when its shape first appears".into())?;
+        }
         if let Some(bytes) = self.shared_memory_bytes {
             line("shared memory", format!("{:.0} KiB a cube", bytes as f64 / 1024.0))?;
         }

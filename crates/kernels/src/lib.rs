@@ -9,8 +9,9 @@
 //! | `blueprint.rs` | **Blueprint**: how it is compiled: vector width, tiles, what fits the device |
 //! | `forward.rs`, `backward.rs` | device code, each function beside its derivative |
 //! | `launch.rs` | validate, plan, allocate, launch |
+//! | `tune.rs` | the fastest of a few blueprints, by measurement |
 //!
-//! Kernels hold no state. [`gelu`] is the smallest example of the layout.
+//! Kernels hold no state; only what was chosen for a problem is remembered. [`gelu`] is the smallest example of the layout.
 //!
 //! With the feature `cuda-source`, `cuda_source` turns every variant into CUDA C++ without a GPU,
 //! which is how `cargo xtask sass` checks registers, spills and instructions offline.

@@ -184,6 +184,24 @@ pub fn batched() -> Vec<MatmulCase> {
     cases.into_iter().map(case).collect()
 }
 
+/// Products of GPT-2's attention, 8 sequences of 1024 tokens by 12 heads of 64, where the matrix of
+/// scores is written out: forward, then backward, in the order of [`batched`].
+pub fn gpt2_attention() -> Vec<MatmulCase> {
+    // m, n, k
+    let cases = [
+        ("gpt2 q k^T", [1024, 1024, 64], NT),
+        ("gpt2 p v", [1024, 64, 1024], NN),
+        ("gpt2 dout v^T", [1024, 1024, 64], NT),
+        ("gpt2 p^T dout", [1024, 64, 1024], TN),
+        ("gpt2 ds^T q", [1024, 64, 1024], TN),
+        ("gpt2 ds k", [1024, 64, 1024], NN),
+    ];
+    let case = |(name, [m, n, k], [lhs, rhs]): (&'static str, [usize; 3], [Layout; 2])| {
+        MatmulCase { name, batch: 96, m, n, k, lhs, rhs }
+    };
+    cases.into_iter().map(case).collect()
+}
+
 /// Products that can be worked out on paper.
 pub fn tiny() -> Vec<MatmulCase> {
     cycling(&sized![
@@ -233,6 +251,7 @@ mod tests {
             squares(),
             ragged(),
             batched(),
+            gpt2_attention(),
             tiny(),
             empty(),
         ];

@@ -25,6 +25,7 @@ fn start_up() -> Result<(), Failed> {
         "device_name",
         "tensor_cores",
         "f32_matmul",
+        "tune_matmul",
         "dtypes",
         "providers",
         "found",

@@ -2,6 +2,8 @@
 
 #[path = "matmul_epilogue.rs"]
 mod epilogue;
+#[path = "matmul_tune.rs"]
+mod tune;
 
 use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
@@ -59,6 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("bad_arguments_are_named", bad_arguments),
     ]);
     trials.extend(epilogue::trials());
+    trials.extend(tune::trials());
     trials
 }
 

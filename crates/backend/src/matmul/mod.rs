@@ -40,17 +40,26 @@ use std::sync::OnceLock;
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnMatmul";
 
-static F32_PRECISION: OnceLock<F32Precision> = OnceLock::new();
-
-/// Says with what precision f32 tensors are multiplied; the first call decides for the process, as
-/// the first registration of providers does.
-pub(crate) fn set_f32_precision(precision: F32Precision) {
-    // A second call finds Burn's registry sealed too, and changes nothing.
-    let _ = F32_PRECISION.set(precision);
+/// How products are computed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MatmulSettings {
+    /// With what precision f32 tensors are multiplied.
+    pub(crate) f32_precision: F32Precision,
+    /// Whether plans are measured, or chosen by the model alone.
+    pub(crate) tune: bool,
 }
 
-fn f32_precision() -> F32Precision {
-    F32_PRECISION.get().copied().unwrap_or_default()
+static SETTINGS: OnceLock<MatmulSettings> = OnceLock::new();
+
+/// Says how products are computed; the first call decides for the process, as the first
+/// registration of providers does.
+pub(crate) fn configure(settings: MatmulSettings) {
+    // A second call finds Burn's registry sealed too, and changes nothing.
+    let _ = SETTINGS.set(settings);
+}
+
+fn settings() -> MatmulSettings {
+    SETTINGS.get().copied().unwrap_or_default()
 }
 
 /// Registers [`MatmulFuser`] with Burn.

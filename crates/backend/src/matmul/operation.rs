@@ -1,7 +1,7 @@
 use super::{
     NAME,
     chain::{Action, Chain, Step},
-    f32_precision,
+    settings,
 };
 use crate::{
     declined,
@@ -11,7 +11,7 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
-    matmul::{Epilogue, MatmulProblem, TensorLayout, matmul},
+    matmul::{Epilogue, MatmulProblem, TensorLayout, matmul, matmul_tuned},
 };
 use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
 use burn_fusion::stream::ScalarId;
@@ -71,7 +71,9 @@ impl Chain {
     fn launch(&self, context: &mut Tensors) -> Result<usize, KernelError> {
         let lhs = Input::of(context, &self.lhs, OP)?;
         let rhs = Input::of(context, &self.rhs, OP)?;
-        let problem = MatmulProblem::new(layout(&lhs), layout(&rhs), lhs.dtype, f32_precision())?;
+        let settings = settings();
+        let problem =
+            MatmulProblem::new(layout(&lhs), layout(&rhs), lhs.dtype, settings.f32_precision)?;
 
         let mut epilogue = Epilogue::default();
         let mut served = 0;
@@ -84,7 +86,8 @@ impl Chain {
                 }
             }
         }
-        let output = matmul(
+        let product = if settings.tune { matmul_tuned } else { matmul };
+        let output = product(
             &lhs.client,
             &problem,
             &lhs.buffer(problem.lhs_span()),

@@ -32,6 +32,25 @@ pub fn matmul(
     matmul_with(client, problem, &blueprint, lhs, rhs, epilogue)
 }
 
+/// As [`matmul`], on the kernel that was measured to be fastest among the few that are expected to
+/// be. The first product of its sizes, layouts and epilogue compiles and times them, which takes
+/// about a second for each on CUDA; their times are kept in memory and, in programs built with
+/// CubeCL's `persistence`, on disk. Meant for programs whose shapes come back.
+///
+/// # Errors
+///
+/// As [`matmul`].
+pub fn matmul_tuned(
+    client: &Client,
+    problem: &MatmulProblem,
+    lhs: &Buffer,
+    rhs: &Buffer,
+    epilogue: &Epilogue,
+) -> Result<MatmulOutput, KernelError> {
+    let blueprint = MatmulBlueprint::tuned(problem, epilogue, client, lhs, rhs)?;
+    matmul_with(client, problem, &blueprint, lhs, rhs, epilogue)
+}
+
 /// As [`matmul`], by a plan of the caller's.
 ///
 /// # Errors
@@ -45,9 +64,7 @@ pub fn matmul_with(
     rhs: &Buffer,
     epilogue: &Epilogue,
 ) -> Result<MatmulOutput, KernelError> {
-    check_operand("lhs", lhs, &problem.lhs, problem.lhs_span())?;
-    check_operand("rhs", rhs, &problem.rhs, problem.rhs_span())?;
-    epilogue.check(problem)?;
+    check(problem, lhs, rhs, epilogue)?;
     let empty = || Buffer::empty(client, problem.out_elements(), problem.out);
     let output =
         MatmulOutput { out: empty(), preactivation: epilogue.keep_preactivation.then(empty) };
@@ -68,6 +85,18 @@ pub fn matmul_with(
         }
     }
     Ok(output)
+}
+
+/// Checks every tensor against the problem.
+pub(super) fn check(
+    problem: &MatmulProblem,
+    lhs: &Buffer,
+    rhs: &Buffer,
+    epilogue: &Epilogue,
+) -> Result<(), KernelError> {
+    check_operand("lhs", lhs, &problem.lhs, problem.lhs_span())?;
+    check_operand("rhs", rhs, &problem.rhs, problem.rhs_span())?;
+    epilogue.check(problem)
 }
 
 fn check_operand(

@@ -27,12 +27,17 @@
 //! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
 //! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
 //! a product that crawls.
+//!
+//! Which plan runs is a model's choice ([`MatmulBlueprint::plan`]), remembered for each problem, or
+//! the fastest of the model's first few as measured on the device ([`matmul_tuned`]).
 
 #[cfg(feature = "cuda")]
 mod bias_tile;
 mod blueprint;
 mod epilogue;
 mod launch;
+mod layout;
+mod memo;
 #[cfg(feature = "cuda")]
 mod mma;
 #[cfg(feature = "cuda")]
@@ -47,6 +52,7 @@ mod split;
 mod store;
 #[cfg(feature = "cuda")]
 mod tensor_core;
+mod tune;
 #[cfg(feature = "cuda")]
 mod wgmma;
 #[cfg(feature = "cuda")]
@@ -54,7 +60,7 @@ mod work;
 
 pub use blueprint::{Family, MatmulBlueprint};
 pub use epilogue::{Activation, Epilogue};
-pub use launch::{MatmulOutput, matmul, matmul_with};
+pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 
 #[cfg(feature = "cuda-source")]

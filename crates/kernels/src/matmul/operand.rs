@@ -2,6 +2,7 @@
 
 use super::{
     MatmulProblem, Operand,
+    layout::{ALIGNMENT_BYTES, OperandLayout, OperandWalk},
     pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
     problem::OP,
 };
@@ -11,9 +12,6 @@ use cubecl::{
     ir::{ElemType, UIntKind},
     prelude::*,
 };
-
-/// What tensor cores' copies are aligned to.
-const ALIGNMENT_BYTES: usize = 16;
 
 /// An operand whose rows are contiguous and aligned: rows of k for each row or column of the
 /// output, or rows of those for each k.
@@ -39,9 +37,7 @@ impl AlignedOperand {
         problem: &MatmulProblem,
         memory: &Buffer,
     ) -> Result<Self, KernelError> {
-        let Operand { row_stride, column_stride, .. } = problem.lhs;
-        let strides = Strides { mn: row_stride, k: column_stride };
-        Self::new(client, problem, &problem.lhs, problem.m, strides, memory)
+        Self::new(client, OperandWalk::lhs(problem), memory)
     }
 
     /// The right operand, copied into shape if need be.
@@ -50,59 +46,31 @@ impl AlignedOperand {
         problem: &MatmulProblem,
         memory: &Buffer,
     ) -> Result<Self, KernelError> {
-        let Operand { row_stride, column_stride, .. } = problem.rhs;
-        let strides = Strides { mn: column_stride, k: row_stride };
-        Self::new(client, problem, &problem.rhs, problem.n, strides, memory)
+        Self::new(client, OperandWalk::rhs(problem), memory)
     }
 
-    fn new(
-        client: &Client,
-        problem: &MatmulProblem,
-        operand: &Operand,
-        mn: usize,
-        strides: Strides,
-        memory: &Buffer,
-    ) -> Result<Self, KernelError> {
-        let k = problem.k;
+    fn new(client: &Client, walk: OperandWalk, memory: &Buffer) -> Result<Self, KernelError> {
+        let OperandWalk { operand, mn, mn_stride, k, k_stride, matrices } = walk;
+        let OperandLayout { k_major, copied } = walk.layout(memory);
         let bytes = operand.dtype.size();
-        let matrices = [0, 1].map(|dim| match operand.batch_strides[dim] {
-            0 => 1,
-            _ => problem.batch[dim],
-        });
-        let aligned = |stride: usize, size: usize| {
-            size == 1 || (stride > 0 && (stride * bytes).is_multiple_of(ALIGNMENT_BYTES))
-        };
-        let base_aligned = memory
-            .handle
-            .offset_start
-            .is_none_or(|offset| offset.is_multiple_of(ALIGNMENT_BYTES as u64))
-            && (0..2).all(|dim| aligned(operand.batch_strides[dim], matrices[dim]));
-        // Only 16-bit operands may lie across k.
-        let across = bytes == 2 && (strides.mn == 1 || mn == 1);
-        let along = strides.k == 1 || k == 1;
-        let as_it_lies = |k_major: bool, row_stride: usize, rows: usize, columns: usize| Self {
-            memory: memory.clone(),
-            k_major,
-            // Nobody steps over the rows of a single one, but they still need a distance.
-            pitch: if rows == 1 { padded(columns, bytes) } else { row_stride },
-            batch_strides: operand.batch_strides,
-            matrices,
-            mn,
-            k,
-        };
-        if base_aligned && along && aligned(strides.mn, mn) {
-            return Ok(as_it_lies(true, strides.mn, mn, k));
-        }
-        if base_aligned && across && aligned(strides.k, k) {
-            return Ok(as_it_lies(false, strides.k, k, mn));
-        }
-        let k_major = !across || along;
         let (rows, columns, row, column) =
-            if k_major { (mn, k, strides.mn, strides.k) } else { (k, mn, strides.k, strides.mn) };
+            if k_major { (mn, k, mn_stride, k_stride) } else { (k, mn, k_stride, mn_stride) };
+        if !copied {
+            return Ok(Self {
+                memory: memory.clone(),
+                k_major,
+                // Nobody steps over the rows of a single one, but they still need a distance.
+                pitch: if rows == 1 { padded(columns, bytes) } else { row },
+                batch_strides: operand.batch_strides,
+                matrices,
+                mn,
+                k,
+            });
+        }
         let pitch = padded(columns, bytes);
         let matrix = rows * pitch;
         let packed = Buffer::empty(client, matrices[0] * matrices[1] * matrix, operand.dtype);
-        let source = Source { memory, operand, matrices, rows, columns, row, column };
+        let source = Source { memory, operand: &operand, matrices, rows, columns, row, column };
         source.pack(client, &packed, pitch)?;
         Ok(Self {
             memory: packed,
@@ -114,12 +82,6 @@ impl AlignedOperand {
             k,
         })
     }
-}
-
-#[derive(Clone, Copy)]
-struct Strides {
-    mn: usize,
-    k: usize,
 }
 
 /// `elements`, rounded up to whole aligned units.
