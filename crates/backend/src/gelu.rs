@@ -9,7 +9,8 @@
 //! `Phi(x) + x phi(x)`. They differ by up to 9e-4 of the output's gradient (at |x| = 2), which is
 //! 14,000 roundings of f32 and a fifth of one of bf16.
 //!
-//! Taken is what stands at the head of a block. Elsewhere the gradient is Burn's:
+//! Taken is what stands at the head of a block, and a gradient behind the product that it
+//! multiplies, which `BlackburnMatmul` takes along. Elsewhere the gradient is Burn's:
 //! - Behind other element-wise operations (a bias, the gradient of dropout) Burn's fusion makes one
 //!   kernel of all, which saves more than ours gains.
 //! - Behind a product that Burn's fusion takes, that is, without `BlackburnMatmul`, the sixteen
@@ -38,9 +39,12 @@ use burn_cubecl_fusion::{
     optim::{CubeOptimization, FusedOperation},
 };
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::ScalarId};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
-use std::f64::consts::SQRT_2;
+use std::{
+    f64::consts::SQRT_2,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnGelu";
@@ -55,7 +59,7 @@ pub(crate) const FORWARD: Pattern = &[
 ];
 
 /// `ActivationOps::gelu_backward` of burn-backend, with the constants that it has.
-const BACKWARD: Pattern = &[
+pub(crate) const BACKWARD: Pattern = &[
     ("x3", PowfScalar("x", 3.0)),
     ("c1", MulScalar("x3", 0.035_677_4)),
     ("c2", MulScalar("x", 0.797_885)),
@@ -81,23 +85,40 @@ impl OptimizationProvider for GeluProvider {
     type Operation = GeluOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        search();
         CubeFuser::new(GeluFuser::default())
     }
 }
 
-/// Follows both patterns, and closes once one is complete or both are broken.
+static IS_SEARCHED: AtomicBool = AtomicBool::new(false);
+
+/// Has other fusers look for GELU too.
+pub(crate) fn search() {
+    IS_SEARCHED.store(true, Ordering::Relaxed);
+}
+
+/// Whether Burn's fusion searches for GELU, that is, whether the provider is registered.
+pub(crate) fn is_searched() -> bool {
+    IS_SEARCHED.load(Ordering::Relaxed)
+}
+
+/// Follows both patterns from the head of a block, and the backward pass behind the forward pass too:
+/// in `y.backward()` its gradient waits on nothing else.
 ///
 /// It waits on no operation that Burn's element-wise fusion does not wait on too, so it takes none
 /// from another fusion.
 #[derive(Clone)]
 struct GeluFuser {
-    candidates: Vec<Matcher>,
+    /// How many operations were followed.
+    seen: usize,
+    candidates: Vec<Candidate>,
     found: Option<GeluOperation>,
 }
 
 impl Default for GeluFuser {
     fn default() -> Self {
-        Self { candidates: vec![Matcher::new(FORWARD), Matcher::new(BACKWARD)], found: None }
+        let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
+        Self { seen: 0, candidates, found: None }
     }
 }
 
@@ -107,15 +128,31 @@ impl GeluFuser {
     /// tensors at about 2890 GB/s, and Burn's one kernel 3 tensors at 1571 (H200, bf16). With more
     /// behind it, Burn's kernel takes less time.
     const LEAD: u64 = 430;
+
+    fn find(&mut self) {
+        let Some(complete) = self.candidates.iter().find(|c| c.matcher.is_complete()) else {
+            return;
+        };
+        let pass = Pass::of(&complete.matcher);
+        let next = pass.as_ref().filter(|pass| pass.dy.is_none()).map(|forward| forward.x.id);
+        if let Some(pass) = pass {
+            let found = self.found.get_or_insert_default();
+            found.passes.push(pass);
+            found.ones = complete.ones.as_ref().map(|ones| ones.position);
+        }
+        self.candidates = next.map(|x| Candidate::new(BACKWARD, Some(x))).into_iter().collect();
+    }
 }
 
 impl OperationFuser<CubeOptimization> for GeluFuser {
     fn fuse(&mut self, operation: &OperationIr) {
-        self.candidates.retain_mut(|candidate| candidate.follow(operation));
-        if let Some(complete) = self.candidates.iter().find(|matcher| matcher.is_complete()) {
-            self.found = GeluOperation::of(complete);
-            self.candidates.clear();
+        if self.candidates.is_empty() {
+            return;
         }
+        let position = self.seen;
+        self.seen += 1;
+        self.candidates.retain_mut(|candidate| candidate.follow(operation, position));
+        self.find();
     }
 
     fn finish(&mut self) -> CubeOptimization {
@@ -132,17 +169,12 @@ impl OperationFuser<CubeOptimization> for GeluFuser {
     }
 
     fn properties(&self) -> FuserProperties {
-        let score = match &self.found {
-            None => 0,
-            Some(GeluOperation { dy: None, .. }) => burn_score(FORWARD, 1) + Self::LEAD,
-            Some(GeluOperation { dy: Some(_), .. }) => burn_score(BACKWARD, 2) + Self::LEAD,
-        };
+        let score = self.found.as_ref().map_or(0, |found| found.burn_score() + Self::LEAD);
         FuserProperties { score, ready: self.found.is_some() }
     }
 
     fn len(&self) -> usize {
-        let followed = self.candidates.iter().map(Matcher::len).max().unwrap_or(0);
-        self.found.as_ref().map_or(followed, |found| found.operations)
+        self.found.as_ref().map_or(self.seen, GeluOperation::num_ops_fused)
     }
 
     fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
@@ -150,11 +182,59 @@ impl OperationFuser<CubeOptimization> for GeluFuser {
     }
 }
 
-/// GELU on the kernel, or on Burn's own operations where the kernel declines.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// How far the stream has followed one of the patterns.
+#[derive(Clone)]
+struct Candidate {
+    matcher: Matcher,
+    /// What the input has to be.
+    x: Option<TensorId>,
+    /// The ones that the backward pass starts from in `y.backward()`: the search puts them in front
+    /// of it or in front of its last operation. They run first, as Burn runs them.
+    ones: Option<Ones>,
+}
+
+#[derive(Clone)]
+struct Ones {
+    id: TensorId,
+    position: usize,
+}
+
+impl Candidate {
+    fn new(pattern: Pattern, x: Option<TensorId>) -> Self {
+        Self { matcher: Matcher::new(pattern), x, ones: None }
+    }
+
+    /// As [`Matcher::follow`].
+    fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
+        if let OperationIr::BaseFloat(BaseOperationIr::Ones(op)) = operation
+            && self.ones.is_none()
+            && matches!(self.matcher.awaits(), Some("x3" | "dx"))
+        {
+            self.ones = Some(Ones { id: op.out.id, position });
+            return true;
+        }
+        let on_pattern = self.matcher.follow(operation);
+        let is = |name, id| self.matcher.tensor(name).is_some_and(|tensor| tensor.id == id);
+        on_pattern
+            && self.x.is_none_or(|x| is("x", x))
+            && (!self.matcher.is_complete() || self.ones.as_ref().is_none_or(|o| is("dy", o.id)))
+    }
+}
+
+/// One or both passes on the kernels, or on Burn's own operations where those decline.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct GeluOperation {
+    /// The operations of one stand behind those of the other.
+    passes: Vec<Pass>,
+    /// The position of the operation that makes `dy`, if it is among them.
+    ones: Option<usize>,
+}
+
+/// A pass, forward or backward.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Pass {
     x: TensorIr,
-    /// The gradient of the output; with it, the operation is the backward pass.
+    /// The gradient of the output in the backward pass.
     dy: Option<TensorIr>,
     out: TensorIr,
     scalars: Vec<ExpectedScalar>,
@@ -163,7 +243,23 @@ pub(crate) struct GeluOperation {
 }
 
 impl GeluOperation {
-    /// What `complete` has followed, if the kernel takes the type.
+    /// The one pass that `complete` has followed, if the kernel takes the type.
+    pub(crate) fn of(complete: &Matcher) -> Option<Self> {
+        Pass::of(complete).map(|pass| Self { passes: vec![pass], ones: None })
+    }
+
+    /// What Burn's own fusion bids for the same operations.
+    fn burn_score(&self) -> u64 {
+        let pass = |(at, pass): (usize, &Pass)| match pass.dy {
+            None => burn_score(FORWARD, 2),
+            // The second pass does not read x again, and ones are not read.
+            Some(_) => burn_score(BACKWARD, 3 - at - usize::from(self.ones.is_some())),
+        };
+        self.passes.iter().enumerate().map(pass).sum()
+    }
+}
+
+impl Pass {
     fn of(complete: &Matcher) -> Option<Self> {
         let x = complete.tensor("x")?.clone();
         matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16).then_some(())?;
@@ -212,7 +308,8 @@ impl FusedOperation for GeluOperation {
     type State = Self;
 
     fn num_ops_fused(&self) -> usize {
-        self.operations
+        let operations: usize = self.passes.iter().map(|pass| pass.operations).sum();
+        operations + usize::from(self.ones.is_some())
     }
 
     fn run(
@@ -220,10 +317,17 @@ impl FusedOperation for GeluOperation {
         context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        if let Err(reason) = self.launch(context) {
-            tell_once(NAME, &reason);
-            for operation in 0..self.operations {
-                fallback(operation).run(context);
+        if let Some(ones) = self.ones {
+            fallback(ones).run(context);
+        }
+        let mut positions = (0..self.num_ops_fused()).filter(|at| self.ones != Some(*at));
+        for pass in &self.passes {
+            let own: Vec<usize> = positions.by_ref().take(pass.operations).collect();
+            if let Err(reason) = pass.launch(context) {
+                tell_once(NAME, &reason);
+                for position in own {
+                    fallback(position).run(context);
+                }
             }
         }
     }
@@ -234,5 +338,83 @@ impl FusedOperation for GeluOperation {
 
     fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
         state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern::emit::{emit, tensor};
+    use burn_ir::{CreationOpIr, TensorStatus};
+
+    const X: (&str, u64) = ("x", 0);
+    const DY: (&str, u64) = ("dy", 1);
+    const SHAPE: [usize; 2] = [1, 2];
+
+    fn forward() -> Vec<OperationIr> {
+        emit(FORWARD, &[X], 10, SHAPE)
+    }
+
+    fn backward() -> Vec<OperationIr> {
+        emit(BACKWARD, &[X, DY], 20, SHAPE)
+    }
+
+    fn ones(id: u64) -> OperationIr {
+        let out = tensor(id, SHAPE, TensorStatus::NotInit);
+        OperationIr::BaseFloat(BaseOperationIr::Ones(CreationOpIr { out }))
+    }
+
+    fn after(operations: &[OperationIr]) -> GeluFuser {
+        let mut fuser = GeluFuser::default();
+        operations.iter().for_each(|operation| fuser.fuse(operation));
+        fuser
+    }
+
+    /// How many operations the fuser would take, if it is ready.
+    fn taken(operations: &[OperationIr]) -> Option<usize> {
+        let fuser = after(operations);
+        fuser.properties().ready.then(|| fuser.len())
+    }
+
+    #[test]
+    fn each_pass_is_taken_whole_or_not_at_all() {
+        assert_eq!(taken(&forward()), Some(5));
+        assert_eq!(taken(&backward()), Some(16));
+        assert_eq!(taken(&forward()[..4]), None);
+        assert_eq!(taken(&backward()[..15]), None);
+    }
+
+    #[test]
+    fn ones_are_taken_with_the_pass_that_starts_from_them() {
+        let (operations, (_, dy)) = (backward(), DY);
+        let in_front = [&[ones(dy)], &operations[..]].concat();
+        let inside = [&operations[..15], &[ones(dy)], &operations[15..]].concat();
+        for (stream, at) in [(in_front, 0), (inside, 15)] {
+            assert_eq!(taken(&stream), Some(17));
+            assert_eq!(after(&stream).found.and_then(|found| found.ones), Some(at));
+        }
+    }
+
+    #[test]
+    fn ones_that_are_for_others_are_not_taken() {
+        assert_eq!(taken(&[&[ones(9)], &backward()[..]].concat()), None);
+        assert_eq!(taken(&[&[ones(9), ones(8)], &backward()[..]].concat()), None);
+        assert_eq!(taken(&[&[ones(9)], &forward()[..]].concat()), None);
+    }
+
+    #[test]
+    fn both_passes_are_taken_where_one_is_behind_the_other() {
+        let both = [forward(), backward()].concat();
+        assert_eq!(taken(&both), Some(21));
+        assert_eq!(taken(&both[..20]), Some(5));
+        let (_, dy) = DY;
+        let with_ones = [&both[..20], &[ones(dy)], &both[20..]].concat();
+        let score = after(&with_ones).properties().score;
+        assert_eq!(taken(&with_ones), Some(22));
+        // Burn's kernel reads x and writes two of the tensors that 22 operations read and write.
+        let burns = burn_score(FORWARD, 0) + burn_score(BACKWARD, 3) + 100 + 2 * 10;
+        assert!(score > burns, "{score} {burns}");
+        let of_another = [forward(), emit(BACKWARD, &[("x", 7), DY], 20, SHAPE)].concat();
+        assert_eq!(taken(&of_another), Some(5));
     }
 }

@@ -96,6 +96,11 @@ impl Matcher {
         self.matched == self.pattern.len()
     }
 
+    /// What the next operation of the pattern makes.
+    pub(crate) fn awaits(&self) -> Option<Name> {
+        self.pattern.get(self.matched).map(|(made, _)| *made)
+    }
+
     /// How many operations have been followed.
     pub(crate) fn len(&self) -> usize {
         self.matched
@@ -136,7 +141,8 @@ impl Matcher {
         true
     }
 
-    fn fits(&self, tensor: &TensorIr) -> bool {
+    /// Whether `tensor` has the shape of the pattern's tensors.
+    pub(crate) fn fits(&self, tensor: &TensorIr) -> bool {
         self.tensors.first().is_none_or(|(_, first)| first.shape == tensor.shape)
     }
 
@@ -216,18 +222,20 @@ impl Step {
     }
 }
 
-/// What Burn's own element-wise fusion bids for a pattern with that many inputs: 100 for each read
-/// or write that it saves, and 10 for each launch.
-pub(crate) fn burn_score(pattern: Pattern, inputs: usize) -> u64 {
-    let reads: usize = pattern.iter().map(|(_, step)| step.reads()).sum();
-    let saved = (reads + pattern.len()).saturating_sub(inputs + 1);
-    100 * saved as u64 + 10 * pattern.len().saturating_sub(1) as u64
+/// What Burn's own element-wise fusion bids for `steps`: 100 for each read or write that it saves,
+/// all but `kept`, and 10 for each launch.
+pub(crate) fn burn_score(steps: &[(Name, Step)], kept: usize) -> u64 {
+    let reads: usize = steps.iter().map(|(_, step)| step.reads()).sum();
+    let saved = (reads + steps.len()).saturating_sub(kept);
+    100 * saved as u64 + 10 * steps.len().saturating_sub(1) as u64
 }
 
 #[cfg(test)]
+pub(crate) mod emit;
+#[cfg(test)]
 mod tests {
-    use super::*;
-    use burn_backend::{DType, Shape};
+    use super::{emit::tensor as shaped, *};
+    use burn_backend::DType;
     use burn_ir::{BinaryOpIr, ScalarOpIr, TensorId, UnaryOpIr};
 
     /// x (erf(x) + 1)
@@ -238,7 +246,7 @@ mod tests {
     ];
 
     fn tensor(id: u64, status: TensorStatus) -> TensorIr {
-        TensorIr { id: TensorId::new(id), shape: Shape::from([1, 2]), status, dtype: DType::F32 }
+        shaped(id, [1, 2], status)
     }
 
     /// The pattern's operations, the last of which multiplies `lhs` by `rhs`.
@@ -299,6 +307,6 @@ mod tests {
     #[test]
     fn the_score_counts_what_one_kernel_saves() {
         // Of 4 reads and 3 writes, one of each is left, and 2 of 3 launches are saved.
-        assert_eq!(burn_score(PATTERN, 1), 520);
+        assert_eq!(burn_score(PATTERN, 2), 520);
     }
 }

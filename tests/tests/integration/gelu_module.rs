@@ -1,5 +1,8 @@
 //! `burn::nn::Gelu`, unmodified: on the kernels where it is GELU, right where it only looks like it.
 
+#[path = "gelu_training.rs"]
+mod training;
+
 use blackburn_reference::{
     activation::{Activation, FunctionErrors},
     column_sum::bound as sum_bound,
@@ -31,7 +34,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             on_burn_device(|device| test(&device))
         })
     };
-    vec![
+    let mut trials = vec![
         trial("the_module_runs_on_the_kernels_and_is_within_bounds", |device| {
             let storages = Storage::ALL.into_iter();
             storages.filter(|storage| device.supports_dtype(float(*storage))).try_for_each(
@@ -45,8 +48,12 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("an_input_that_is_read_again_is_kept", input_is_kept),
         trial("a_strided_input_is_read_in_its_order", strided),
         trial("a_forward_with_other_constants_or_data_flow_is_computed_as_written", lookalikes),
+        trial("nothing_but_gelu_is_served_in_both_passes", alone),
+        trial("a_gradient_that_nothing_follows_is_served", first),
         trial("a_backward_with_other_constants_is_computed_as_written", other_derivative),
-    ]
+    ];
+    trials.extend(training::trials());
+    trials
 }
 
 fn expect_kernel(blocks: &[Block], operations: usize, name: &str) -> Result<(), Failed> {
@@ -97,7 +104,7 @@ fn module<const D: usize>(
         let gradients = readout.forward(y).sum().backward();
         Ok(input.grad(&gradients).ok_or("the input has no gradient")?)
     })?;
-    expect_kernel(&blocks, 16, "GeluBackwardKernel")?;
+    expect_within(&blocks, 16, &["GeluBackwardKernel"])?;
     let dx = values(dx)?;
     let per_element = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
         x.iter().enumerate().map(|(i, x)| f(*x, w[i % columns])).collect()
@@ -169,6 +176,59 @@ fn perceptron(device: &Device) -> Result<(), Failed> {
         })
         .collect();
     compare(&dw_outer, &expected, &bounds)?;
+    Ok(())
+}
+
+/// Nothing but GELU: the gradient of its output is nothing but ones, and nothing follows it.
+fn alone(device: &Device) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let x = normal(71, 33 * 40, 2.0, F32);
+    let input = tensor(&x, [33, 40], F32, &device).require_grad();
+    let ((y, dx), blocks) = blocks_of(&device, || {
+        let y = Gelu::new().forward(input.clone());
+        let gradients = y.clone().backward();
+        Ok((y, input.grad(&gradients).ok_or("the input has no gradient")?))
+    })?;
+    // With the operation that makes the ones.
+    expect_within(&blocks, 5 + 16 + 1, &["GeluForwardKernel", "GeluBackwardKernel"])?;
+    check_forward(&values(y)?, &x, F32)?;
+    check_backward(&values(dx)?, &x, |_| 1.0)
+}
+
+/// GELU of the input itself, and [`readout`]: its gradient is the last thing that is computed.
+fn first(device: &Device) -> Result<(), Failed> {
+    const COLUMNS: usize = 40;
+
+    let device = device.clone().autodiff();
+    let x = normal(72, 30 * COLUMNS, 2.0, F32);
+    let w = normal(73, COLUMNS, 1.0, Storage::Bf16);
+    let readout = readout(&w, F32, &device);
+    let input = tensor(&x, [2, 15, COLUMNS], F32, &device).require_grad();
+    let (dx, blocks) = blocks_of(&device, || {
+        let gradients = readout.forward(Gelu::new().forward(input.clone())).sum().backward();
+        Ok(input.grad(&gradients).ok_or("the input has no gradient")?)
+    })?;
+    expect_within(&blocks, 16, &["GeluBackwardKernel"])?;
+    check_backward(&values(dx)?, &x, |i| w[i % COLUMNS])
+}
+
+/// Whether one block of that many operations, or more, launches these kernels.
+fn expect_within(blocks: &[Block], least: usize, names: &[&str]) -> Result<(), Failed> {
+    let launches = |block: &Block, name: &str| block.kernels.iter().any(|k| k.ends_with(name));
+    let is_one = |block: &&Block| names.iter().all(|name| launches(block, name));
+    match blocks.iter().find(is_one) {
+        Some(block) if block.operations >= least => Ok(()),
+        _ => Err(format!("{least} operations do not launch {names:?}: {blocks:#?}").into()),
+    }
+}
+
+fn check_backward(actual: &[f64], x: &[f64], dy: impl Fn(usize) -> f64) -> Result<(), Failed> {
+    let per_element = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
+        x.iter().enumerate().map(|(i, x)| f(*x, dy(i))).collect()
+    };
+    let expected = per_element(&|x, dy| dy * gelu_derivative(x));
+    let bounds = per_element(&|x, dy| backward_bound(x, dy, F32, PORTABLE_ERF_ERROR));
+    compare(actual, &expected, &bounds)?;
     Ok(())
 }
 

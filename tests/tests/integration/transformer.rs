@@ -3,7 +3,7 @@
 use super::{F32, expect_products, trial};
 use blackburn_reference::random::normal;
 use blackburn_tests::{
-    blocks::blocks_of,
+    blocks::{Block, blocks_of},
     tensors::{tensor, values},
 };
 use burn::{
@@ -24,16 +24,24 @@ pub(super) fn trials() -> Vec<Trial> {
             [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
                 |activation| {
                     let tolerance = tolerance(&activation);
-                    compare_modules(device, Perceptron::new(activation), 6, tolerance)
+                    let module = Perceptron::new(activation);
+                    compare_modules(device, module, 6, tolerance).map(|_| ())
                 },
             )
+        }),
+        trial("a_residual_perceptron_has_the_gradients_of_the_cpu", |device| {
+            let tolerance = tolerance(&ActivationConfig::Gelu);
+            let blocks = compare_modules(device, Residual::new(), LAYERS * 6, tolerance)?;
+            expect_gelus(&blocks, LAYERS)
         }),
         trial("a_transformer_layer_has_the_gradients_of_the_cpu", |device| {
             [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
                 |activation| {
                     let tolerance = tolerance(&activation);
+                    let gelus = usize::from(matches!(activation, ActivationConfig::Gelu));
                     // Forward: q, k, v, scores, context, output, and two of the feed-forward part.
-                    compare_modules(device, encoder(activation), 3 * 8, tolerance)
+                    let blocks = compare_modules(device, encoder(activation), 3 * 8, tolerance)?;
+                    expect_gelus(&blocks, gelus)
                 },
             )
         }),
@@ -84,6 +92,26 @@ impl Perceptron {
 impl Tokens for Perceptron {
     fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
         self.second.forward(self.activation.forward(self.first.forward(x)))
+    }
+}
+
+const LAYERS: usize = 3;
+
+/// Perceptrons that add to their input.
+#[derive(Module, Debug)]
+struct Residual {
+    layers: Vec<Perceptron>,
+}
+
+impl Residual {
+    fn new() -> Self {
+        Self { layers: (0..LAYERS).map(|_| Perceptron::new(ActivationConfig::Gelu)).collect() }
+    }
+}
+
+impl Tokens for Residual {
+    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
+        self.layers.iter().fold(x, |x, layer| x.clone() + layer.tokens(x))
     }
 }
 
@@ -158,13 +186,27 @@ fn compare_modules<M: Tokens>(
     module: M,
     least_products: usize,
     tolerance: f64,
-) -> Result<(), Failed> {
+) -> Result<Vec<Block>, Failed> {
     let device = device.clone().autodiff();
     let expected = results(&module, &Device::flex().autodiff())?;
     let module = module.fork(&device);
     let (actual, blocks) = blocks_of(&device, || results(&module, &device))?;
     expect_products(&blocks, least_products)?;
-    agree(&actual, &expected, tolerance)
+    agree(&actual, &expected, tolerance)?;
+    Ok(blocks)
+}
+
+/// Whether so many GELUs ran on the kernels, forward and backward.
+fn expect_gelus(blocks: &[Block], least: usize) -> Result<(), Failed> {
+    let launches = |name: &str| {
+        let kernels = blocks.iter().flat_map(|block| &block.kernels);
+        kernels.filter(|kernel| kernel.ends_with(name)).count()
+    };
+    // Tests that run at the same time may add some.
+    match ["GeluForwardKernel", "GeluBackwardKernel"].map(launches) {
+        found if found.iter().all(|launches| *launches >= least) => Ok(()),
+        found => Err(format!("{found:?} GELUs ran on the kernels, not {least}: {blocks:?}").into()),
+    }
 }
 
 /// The negative control: without the bias of one layer, results must not pass.

@@ -1,6 +1,9 @@
 use super::{activations::KnownActivation, chain::Chain, operation::MatmulOperation};
-use crate::pattern::Matcher;
-use burn_cubecl_fusion::optim::CubeOptimization;
+use crate::{
+    gelu::{self, GeluOperation},
+    pattern::Matcher,
+};
+use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use burn_ir::{NumericOperationIr, OperationIr};
 
@@ -10,6 +13,11 @@ use burn_ir::{NumericOperationIr, OperationIr};
 /// runs it at once and begins the next search behind it. An arithmetic operation in front is let
 /// in, one at most, since Burn would settle it together with the product otherwise: its
 /// element-wise fusion waits behind it, does not take it alone, and gives up on the product.
+///
+/// The gradient of GELU behind a product is claimed with it. It multiplies the product by what
+/// fifteen operations make of another tensor in the meantime, in a block of their own. Burn joins the
+/// two blocks only if something in front waits for what is behind; otherwise the last operation
+/// starts a third block, and no fusion gets all sixteen.
 #[derive(Clone, Default)]
 pub(super) struct MatmulFuser {
     /// How many operations were let in.
@@ -19,6 +27,10 @@ pub(super) struct MatmulFuser {
     chain: Option<Chain>,
     /// The activations that the operations behind the chain may turn out to be.
     candidates: Vec<(KnownActivation, Matcher)>,
+    /// The gradient of GELU that they may turn out to be.
+    gradient: Option<Matcher>,
+    /// That gradient, complete.
+    gelu: Option<GeluOperation>,
     closed: bool,
 }
 
@@ -44,7 +56,7 @@ impl MatmulFuser {
     /// Behind the product. Says whether `operation` was let in.
     fn follow(&mut self, operation: &OperationIr) -> bool {
         let Some(chain) = &mut self.chain else { return false };
-        if self.candidates.is_empty() {
+        if self.candidates.is_empty() && self.gradient.is_none() {
             if chain.follow(operation, self.seen) {
                 return true;
             }
@@ -55,6 +67,8 @@ impl MatmulFuser {
             }
             let fresh = KnownActivation::ALL.map(|known| (known, Matcher::new(known.pattern())));
             self.candidates = fresh.into();
+            let may_follow = gelu::is_searched() && chain.end() == self.seen;
+            self.gradient = may_follow.then(|| Matcher::new(gelu::BACKWARD));
         }
         self.candidates.retain_mut(|(_, matcher)| {
             // The chain's value is what the activation is applied to.
@@ -66,7 +80,16 @@ impl MatmulFuser {
             self.candidates.clear();
             return taken;
         }
-        !self.candidates.is_empty()
+        // Mostly the shape tells the product that becomes a gradient's factor from its neighbors.
+        let value = chain.value();
+        self.gradient.take_if(|matcher| !(matcher.follow(operation) && matcher.fits(value)));
+        if let Some(matcher) = self.gradient.take_if(|matcher| matcher.is_complete()) {
+            self.gelu = GeluOperation::of(&matcher)
+                .filter(|_| matcher.tensor("dy").is_some_and(|dy| dy.id == value.id));
+            self.closed = true;
+            return true;
+        }
+        !self.candidates.is_empty() || self.gradient.is_some()
     }
 }
 
@@ -89,7 +112,7 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
         let chain = chain.expect("Burn finishes a fuser only when it says it is ready");
         let end = chain.end();
         let passengers = self.passengers.iter().copied().filter(|at| *at < end).collect();
-        CubeOptimization::new(MatmulOperation { passengers, chain })
+        CubeOptimization::new(MatmulOperation { passengers, chain, gelu: self.gelu.clone() })
     }
 
     fn reset(&mut self) {
@@ -111,7 +134,8 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
 
     /// What was let in behind the last step is left to others.
     fn len(&self) -> usize {
-        self.chain.as_ref().map_or(self.seen, Chain::end)
+        let behind = self.gelu.as_ref().map_or(0, GeluOperation::num_ops_fused);
+        self.chain.as_ref().map_or(self.seen, |chain| chain.end() + behind)
     }
 
     fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {

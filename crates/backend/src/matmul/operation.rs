@@ -5,6 +5,7 @@ use super::{
 };
 use crate::{
     declined,
+    gelu::GeluOperation,
     handles::{Input, Tensors, consume, register_output},
     pattern::ExpectedScalar,
 };
@@ -26,6 +27,8 @@ pub(crate) struct MatmulOperation {
     /// Positions of those that run first, as Burn runs them.
     pub(super) passengers: Vec<usize>,
     pub(super) chain: Chain,
+    /// The gradient of GELU behind the chain.
+    pub(super) gelu: Option<GeluOperation>,
 }
 
 impl FusedOperation for MatmulOperation {
@@ -33,7 +36,7 @@ impl FusedOperation for MatmulOperation {
     type State = Self;
 
     fn num_ops_fused(&self) -> usize {
-        self.chain.end()
+        self.chain.end() + self.gelu.as_ref().map_or(0, GeluOperation::num_ops_fused)
     }
 
     fn run(
@@ -54,6 +57,9 @@ impl FusedOperation for MatmulOperation {
             for position in step.first..step.first + step.operations {
                 fallback(position).run(context);
             }
+        }
+        if let Some(gelu) = &mut self.gelu {
+            gelu.run(context, &|position| fallback(chain.end() + position));
         }
     }
 

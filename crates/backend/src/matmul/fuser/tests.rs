@@ -1,8 +1,9 @@
 use super::*;
-use burn_backend::{DType, Shape};
+use crate::pattern::emit::{emit, tensor};
+use burn_backend::DType;
 use burn_ir::{
     BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, ScalarIr, ScalarOpIr,
-    ShapeOpIr, TensorId, TensorIr,
+    ShapeOpIr, TensorIr,
     TensorStatus::{self, ReadOnly, ReadWrite},
 };
 
@@ -10,10 +11,6 @@ use burn_ir::{
 const M: usize = 1;
 const K: usize = 2;
 const N: usize = 3;
-
-fn tensor<const D: usize>(id: u64, shape: [usize; D], status: TensorStatus) -> TensorIr {
-    TensorIr { id: TensorId::new(id), shape: Shape::from(shape), status, dtype: DType::F32 }
-}
 
 /// `t2 = t0 t1`.
 fn matmul() -> OperationIr {
@@ -173,4 +170,29 @@ fn types_that_no_kernel_takes_are_left_alone() {
     }
     assert_eq!(taken([product_of([of(DType::F64), of(DType::F64)])]), None);
     assert_eq!(taken([product_of([of(DType::F16), of(DType::F32)])]), None);
+}
+
+/// The gradient of GELU by `t9`, of which the product is `dy`.
+fn gelu_gradient(dy: u64, shape: [usize; 2]) -> Vec<OperationIr> {
+    emit(gelu::BACKWARD, &[("x", 9), ("dy", dy)], 20, shape)
+}
+
+fn after_product(behind: Vec<OperationIr>) -> MatmulFuser {
+    gelu::search();
+    after([vec![matmul()], behind].concat())
+}
+
+#[test]
+fn the_gradient_of_gelu_is_taken_whole_or_not_at_all() {
+    let fuser = after_product(gelu_gradient(2, [M, N])[..15].to_vec());
+    assert!(is_open(&fuser) && fuser.len() == 1);
+    let fuser = after_product(gelu_gradient(2, [M, N]));
+    assert!(!is_open(&fuser) && fuser.len() == 17);
+}
+
+#[test]
+fn the_gradient_of_gelu_that_is_another_product_s_is_left_alone() {
+    let fuser = after_product(gelu_gradient(7, [M, N]));
+    assert!(!is_open(&fuser) && fuser.len() == 1);
+    assert!(!is_open(&after_product(gelu_gradient(2, [K, N])[..1].to_vec())));
 }
