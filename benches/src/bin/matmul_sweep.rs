@@ -9,7 +9,11 @@ use blackburn_benches::{
     median_ms,
 };
 use blackburn_kernels::matmul::{Epilogue, Family, MatmulBlueprint};
-use blackburn_reference::{matmul::MatmulCase, shapes};
+use blackburn_reference::{
+    matmul::{Layout, MatmulCase},
+    shapes,
+};
+use burn::tensor::{Distribution, FloatDType, Tensor};
 use clap::Parser;
 use cubecl::client::Client;
 
@@ -46,6 +50,10 @@ struct Arguments {
     /// Verify and do not time.
     #[arg(long)]
     verify: bool,
+    /// Time Burn's `Tensor::matmul` on Blackburn's provider instead, with all that a call costs, as
+    /// `stock-burn` times it on Burn's own kernels; bf16 or f16.
+    #[arg(long, conflicts_with_all = ["picked", "family", "verify"])]
+    tensor: bool,
 }
 
 fn cases(arguments: &Arguments) -> Result<Vec<MatmulCase>, String> {
@@ -77,6 +85,9 @@ fn main() -> Result<(), String> {
         return Ok(());
     }
     let Some(device) = device() else { return Ok(()) };
+    if arguments.tensor {
+        return time_tensors(&arguments, device, &cases);
+    }
     let client = device.client();
     println!(
         "dtype\tname\tshape\tlayout\tpicked\tplan\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tworst_error_in_bounds"
@@ -88,6 +99,55 @@ fn main() -> Result<(), String> {
         }
     }
     if failures > 0 { Err(format!("{failures} plans gave wrong results")) } else { Ok(()) }
+}
+
+/// Times products of tensors.
+fn time_tensors(
+    arguments: &Arguments,
+    device: cubecl::Device,
+    cases: &[MatmulCase],
+) -> Result<(), String> {
+    let client = device.client();
+    let dtype = match arguments.dtype[..] {
+        [ProductType::Bf16] => FloatDType::BF16,
+        [ProductType::F16] => FloatDType::F16,
+        _ => return Err("--tensor: expected one --dtype, bf16 or f16".into()),
+    };
+    blackburn::init().map_err(|error| error.to_string())?;
+    let mut device = burn::tensor::Device::new(device);
+    device.configure(dtype).map_err(|error| error.to_string())?;
+    println!("dtype\tname\tshape\tlayout\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s");
+    for case in cases {
+        let operand = |rows, columns, layout| {
+            let draw = |rows, columns| {
+                Tensor::<3>::random([case.batch, rows, columns], Distribution::Default, &device)
+            };
+            match layout {
+                Layout::RowMajor => draw(rows, columns),
+                Layout::ColumnMajor => draw(columns, rows).swap_dims(1, 2),
+            }
+        };
+        let lhs = operand(case.m, case.k, case.lhs);
+        let rhs = operand(case.k, case.n, case.rhs);
+        let [median, min, max] = median_ms(&client, || {
+            let out = lhs.clone().matmul(rhs.clone());
+            // Burn would merge iterations otherwise.
+            device.flush().expect("the device failed during a bench");
+            drop(out);
+        });
+        let rate = case.flops() / median / 1e9;
+        println!(
+            "{:?}\t{}\t{}x{}x{}\t{}{}\t{median:.4}\t{min:.4}\t{max:.4}\t{rate:.1}",
+            arguments.dtype[0],
+            case.name,
+            case.m,
+            case.k,
+            case.n,
+            case.lhs.letter(),
+            case.rhs.letter()
+        );
+    }
+    Ok(())
 }
 
 /// Runs all plans of a case; returns how many were wrong.

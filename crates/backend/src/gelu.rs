@@ -41,10 +41,7 @@ use burn_cubecl_fusion::{
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::ScalarId};
 use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
-use std::{
-    f64::consts::SQRT_2,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::f64::consts::SQRT_2;
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnGelu";
@@ -85,21 +82,8 @@ impl OptimizationProvider for GeluProvider {
     type Operation = GeluOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        search();
         CubeFuser::new(GeluFuser::default())
     }
-}
-
-static IS_SEARCHED: AtomicBool = AtomicBool::new(false);
-
-/// Has other fusers look for GELU too.
-pub(crate) fn search() {
-    IS_SEARCHED.store(true, Ordering::Relaxed);
-}
-
-/// Whether Burn's fusion searches for GELU, that is, whether the provider is registered.
-pub(crate) fn is_searched() -> bool {
-    IS_SEARCHED.load(Ordering::Relaxed)
 }
 
 /// Follows both patterns from the head of a block, and the backward pass behind the forward pass too:

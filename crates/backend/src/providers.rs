@@ -105,12 +105,13 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
+    let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
     matmul::configure(MatmulSettings {
         f32_precision: settings.f32_matmul,
         tune: settings.tune_matmul,
+        takes_gelu: !is_disabled(gelu::NAME),
     });
 
-    let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)

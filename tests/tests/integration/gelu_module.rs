@@ -39,8 +39,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             let storages = Storage::ALL.into_iter();
             storages.filter(|storage| device.supports_dtype(float(*storage))).try_for_each(
                 |storage| {
-                    module(device, storage, [33, 70])?;
-                    module(device, storage, [3, 5, 96])
+                    module(device, storage, [33, 256])?;
+                    module(device, storage, [3, 5, 256])
                 },
             )
         }),

@@ -20,6 +20,8 @@ use burn_ir::{NumericOperationIr, OperationIr};
 /// starts a third block, and no fusion gets all sixteen.
 #[derive(Clone, Default)]
 pub(super) struct MatmulFuser {
+    /// Whether the gradient of GELU is claimed.
+    takes_gelu: bool,
     /// How many operations were let in.
     seen: usize,
     /// Positions of those that are not part of the chain: they run first, as Burn runs them.
@@ -39,6 +41,11 @@ impl MatmulFuser {
     const SCORE: u64 = 1_000_000;
     /// Below any other fusion that saves a tensor.
     const SCORE_BEHIND_ARITHMETIC: u64 = 15;
+
+    /// Claims the gradient of GELU if it `takes_gelu`.
+    pub(super) fn new(takes_gelu: bool) -> Self {
+        Self { takes_gelu, ..Self::default() }
+    }
 
     /// Before the product. Says whether `operation` was let in.
     fn lead(&mut self, operation: &OperationIr) -> bool {
@@ -67,7 +74,7 @@ impl MatmulFuser {
             }
             let fresh = KnownActivation::ALL.map(|known| (known, Matcher::new(known.pattern())));
             self.candidates = fresh.into();
-            let may_follow = gelu::is_searched() && chain.end() == self.seen;
+            let may_follow = self.takes_gelu && chain.end() == self.seen;
             self.gradient = may_follow.then(|| Matcher::new(gelu::BACKWARD));
         }
         self.candidates.retain_mut(|(_, matcher)| {
@@ -116,7 +123,7 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
     }
 
     fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.takes_gelu);
     }
 
     fn status(&self) -> FuserStatus {

@@ -47,6 +47,8 @@ pub(crate) struct MatmulSettings {
     pub(crate) f32_precision: F32Precision,
     /// Whether plans are measured, or chosen by the model alone.
     pub(crate) tune: bool,
+    /// Whether GELU's gradient behind a product is served with it.
+    pub(crate) takes_gelu: bool,
 }
 
 static SETTINGS: OnceLock<MatmulSettings> = OnceLock::new();
@@ -69,6 +71,6 @@ impl OptimizationProvider for MatmulProvider {
     type Operation = MatmulOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(MatmulFuser::default())
+        CubeFuser::new(MatmulFuser::new(settings().takes_gelu))
     }
 }

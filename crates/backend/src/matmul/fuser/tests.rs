@@ -76,7 +76,7 @@ fn scale(value: u64, out: u64) -> OperationIr {
 }
 
 fn after(operations: impl IntoIterator<Item = OperationIr>) -> MatmulFuser {
-    let mut fuser = MatmulFuser::default();
+    let mut fuser = MatmulFuser::new(true);
     operations.into_iter().for_each(|operation| fuser.fuse(&operation));
     fuser
 }
@@ -178,7 +178,6 @@ fn gelu_gradient(dy: u64, shape: [usize; 2]) -> Vec<OperationIr> {
 }
 
 fn after_product(behind: Vec<OperationIr>) -> MatmulFuser {
-    gelu::search();
     after([vec![matmul()], behind].concat())
 }
 
