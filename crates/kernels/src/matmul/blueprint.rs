@@ -219,6 +219,10 @@ impl MatmulBlueprint {
         const MEMORY_US: f64 = 3.0e6;
         /// A second launch.
         const LAUNCH_US: f64 = 3.0;
+        /// From the launch to the first product.
+        const START_CYCLES: f64 = 1500.0;
+        /// A byte of the output.
+        const STORE_CYCLES: f64 = 0.017;
         let area = (self.tile_m * self.tile_n) as f64;
         let block_macs = area * (BLOCK_BYTES / problem.lhs.dtype.size()) as f64;
         // Multiply-adds of 16-bit operands a cycle, and the share of them that a tile reaches.
@@ -232,8 +236,9 @@ impl MatmulBlueprint {
             (Family::Mma, _) => (1000.0 * byte_speed, 2.0),
             (Family::Portable, _) => (100.0, 2.0),
         };
-        let epilogue_cycles = area / 128.0 * 4.0 * if self.splits > 1 { 2.0 } else { 1.0 };
-        const START_CYCLES: f64 = 1500.0;
+        // Cubes of a multiprocessor share its way to memory.
+        let out_bytes = if self.splits > 1 { 4 } else { problem.out.size() } as f64;
+        let epilogue_cycles = STORE_CYCLES * area * out_bytes * cubes_per_multiprocessor;
         let cubes = (self.tiles(problem) * self.splits) as f64;
         let waves = (cubes / (device.multiprocessors as f64 * cubes_per_multiprocessor)).ceil();
         let blocks = self.k_blocks(problem).div_ceil(self.splits) as f64;
