@@ -21,6 +21,7 @@
     reason = "a condition that is known when a kernel is expanded stays apart from one on the device"
 )]
 
+pub mod attention;
 pub mod buffer;
 pub mod column_sum;
 #[cfg(feature = "cuda-source")]

@@ -1,0 +1,210 @@
+//! The forward pass, on any runtime: a cube for each tile of queries of a head.
+//!
+//! 1. For each tile of keys that the window leaves: scores in f32, the running maximum, weights
+//!    relative to it (Milakov and Gimelshein, 2018; Dao et al., 2022, algorithm 1).
+//! 2. Weights times values are added to the output, which is rescaled as the maximum grows.
+//! 3. The output is divided by the sum of the weights and written with its logarithm.
+
+use super::{
+    rules::{
+        Options, RowStrides, Rules, bias_at, bounded_score, is_kept, is_visible, keys_of, origin,
+        origin_of_row_values, sequence_of,
+    },
+    tile::{PortableBlueprint, Span, UNITS, accumulate, load_rows, products, store_rows},
+};
+use cubecl::prelude::*;
+
+/// `out = dropout(softmax(scores)) v`, and `lse`, the logarithm of the sum of `exp(score)`: minus
+/// infinity where a query sees no key, whose output is zero. Cubes: tiles of queries along x, heads
+/// along y, sequences along z.
+#[cube(launch_unchecked)]
+pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
+    q: &[I],
+    k: &[I],
+    v: &[I],
+    mask: &[M],
+    bias: &[I],
+    starts: &[u32],
+    out: &mut [I],
+    lse: &mut [f32],
+    rules: Rules,
+    q_strides: RowStrides,
+    k_strides: RowStrides,
+    v_strides: RowStrides,
+    out_strides: RowStrides,
+    #[comptime] blueprint: PortableBlueprint,
+    #[comptime] options: Options,
+    #[define(I)] _input: ElemType,
+    #[define(M)] _mask: ElemType,
+) {
+    let side = comptime!(blueprint.side());
+    let unit_tile = comptime!(blueprint.unit_tile as usize);
+    let pitch = comptime!(side + 1);
+    let mut q_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));
+    let mut k_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(blueprint.pair_elements()));
+    let mut values = Shared::<[f32]>::new_slice(comptime!(blueprint.row_elements()));
+
+    let sequence = sequence_of(starts, &rules, CUBE_POS_Z, CUBE_POS_Y, options);
+    let head_kv = CUBE_POS_Y / rules.sizes.group;
+    let first_row = CUBE_POS_X * side;
+    let q_span = Span {
+        origin: origin(&q_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_q),
+        stride: q_strides.row,
+        first: first_row,
+        end: sequence.seq_q,
+    };
+    let k_origin = origin(&k_strides, CUBE_POS_Z, head_kv, sequence.first_kv);
+    let v_origin = origin(&v_strides, CUBE_POS_Z, head_kv, sequence.first_kv);
+
+    let mut sums = Array::<f32>::new(comptime!(blueprint.elements()));
+    #[unroll]
+    for i in 0..comptime!(blueprint.elements()) {
+        sums[i] = 0.0f32;
+    }
+    let mut most = Array::<f32>::new(unit_tile);
+    let mut total = Array::<f32>::new(unit_tile);
+    #[unroll]
+    for i in 0..unit_tile {
+        // Finite, so that no difference of two is NaN.
+        most[i] = f32::min_value();
+        total[i] = 0.0f32;
+    }
+    let mut scores = Array::<f32>::new(comptime!(blueprint.pairs()));
+    let keys =
+        keys_of(&sequence, &rules, first_row, min(first_row + side, sequence.seq_q), options);
+    let mut first_key = keys.0 / side * side;
+    while first_key < keys.1 {
+        // 1. Scores; pairs that are not seen are marked by the least number.
+        let k_span = Span {
+            origin: k_origin,
+            stride: k_strides.row,
+            first: first_key,
+            end: sequence.seq_kv,
+        };
+        let v_span = Span {
+            origin: v_origin,
+            stride: v_strides.row,
+            first: first_key,
+            end: sequence.seq_kv,
+        };
+        products::<I>(
+            &mut scores,
+            q,
+            k,
+            q_part.as_mut_slice(),
+            k_part.as_mut_slice(),
+            &q_span,
+            &k_span,
+            blueprint,
+        );
+        load_rows::<I>(v, values.as_mut_slice(), &v_span, blueprint);
+        #[unroll]
+        for i in 0..unit_tile {
+            let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+            #[unroll]
+            for j in 0..unit_tile {
+                let column = UNIT_POS_X + comptime!(UNITS * j as u32);
+                let pair = comptime!(i * unit_tile + j);
+                let mut score = f32::min_value();
+                let (query, key) = (first_row + row, first_key + column);
+                if query < sequence.seq_q && key < sequence.seq_kv {
+                    if is_visible::<M>(mask, &sequence, &rules, query, key, options) {
+                        score = bounded_score(scores[pair], &rules, options)
+                            + bias_at::<I>(bias, &sequence, &rules, query, key, options);
+                    }
+                }
+                scores[pair] = score;
+                weights[(row * pitch + column) as usize] = score;
+            }
+        }
+        sync_cube();
+
+        // 2. Every unit of a row finds its maximum; each makes weights of its own scores. The sign
+        // says which weights dropout leaves out: they count in the sum all the same.
+        let tile_keys = min(side, sequence.seq_kv - first_key);
+        let mut rescale = Array::<f32>::new(unit_tile);
+        #[unroll]
+        for i in 0..unit_tile {
+            let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+            let mut peak = most[i];
+            for column in 0..tile_keys {
+                peak = max(peak, weights[(row * pitch + column) as usize]);
+            }
+            rescale[i] = (most[i] - peak).exp();
+            most[i] = peak;
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..unit_tile {
+            let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+            #[unroll]
+            for j in 0..unit_tile {
+                let column = UNIT_POS_X + comptime!(UNITS * j as u32);
+                let score = scores[comptime!(i * unit_tile + j)];
+                let mut weight = 0.0f32;
+                if score != f32::min_value() {
+                    weight = (score - most[i]).exp();
+                    if !is_kept(&sequence, &rules, first_row + row, first_key + column, options) {
+                        weight = -weight;
+                    }
+                }
+                weights[(row * pitch + column) as usize] = weight;
+            }
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..unit_tile {
+            let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+            total[i] *= rescale[i];
+            for column in 0..tile_keys {
+                total[i] += weights[(row * pitch + column) as usize].abs();
+            }
+            #[unroll]
+            for j in 0..comptime!(blueprint.columns()) {
+                sums[comptime!(i * blueprint.columns() + j)] *= rescale[i];
+            }
+        }
+        if comptime!(options.dropout) {
+            sync_cube();
+            #[unroll]
+            for i in 0..unit_tile {
+                let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+                #[unroll]
+                for j in 0..unit_tile {
+                    let column = UNIT_POS_X + comptime!(UNITS * j as u32);
+                    let at = (row * pitch + column) as usize;
+                    // A comparison that is false for NaN, which so stays.
+                    weights[at] = select(weights[at] < 0.0f32, 0.0f32, weights[at]);
+                }
+            }
+            sync_cube();
+        }
+        accumulate(&mut sums, weights.as_slice(), values.as_slice(), tile_keys, false, blueprint);
+        sync_cube();
+        first_key += side;
+    }
+
+    // 3. Finish and write.
+    let lse_origin = origin_of_row_values(&sequence, &rules, options);
+    #[unroll]
+    for i in 0..unit_tile {
+        // Of no key the sum is 0; its logarithm is minus infinity.
+        let factor = select(total[i] == 0.0f32, 0.0f32, rules.numbers.kept / total[i]);
+        #[unroll]
+        for j in 0..comptime!(blueprint.columns()) {
+            sums[comptime!(i * blueprint.columns() + j)] *= factor;
+        }
+        let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);
+        if row < sequence.seq_q && UNIT_POS_X == 0 {
+            lse[(lse_origin + row) as usize] = most[i] + total[i].ln();
+        }
+    }
+    let out_span = Span {
+        origin: origin(&out_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_q),
+        stride: out_strides.row,
+        first: first_row,
+        end: sequence.seq_q,
+    };
+    store_rows::<I>(&sums, out, &out_span, 1.0f32, blueprint);
+}

@@ -1,0 +1,486 @@
+use super::{
+    AttentionBlueprint, AttentionProblem,
+    backward::{
+        DELTA_UNITS, attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
+        attention_delta_kernel,
+    },
+    forward::attention_forward_portable_kernel,
+    problem::{Dropout, OP, Pairs, Rows, clamped, invalid, unsupported},
+    rules::{
+        NumbersLaunch, Options, PairStridesLaunch, RowStridesLaunch, RulesLaunch, SizesLaunch,
+    },
+    tile::{PortableBlueprint, UNITS},
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind, IntKind, UIntKind},
+    prelude::*,
+};
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// What attention reads.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInputs<'a> {
+    /// Queries.
+    pub q: &'a Buffer,
+    /// Keys.
+    pub k: &'a Buffer,
+    /// Values.
+    pub v: &'a Buffer,
+    /// Integers of 8 or 32 bits; pairs of which they are not zero are left out.
+    pub mask: Option<&'a Buffer>,
+    /// What is added to the scores, in the type of q.
+    pub bias: Option<&'a Buffer>,
+    /// Where packed sequences begin and the last one ends, as 32-bit integers: `batch + 1` rows of
+    /// q, then as many of k and v.
+    pub starts: Option<&'a Buffer>,
+}
+
+/// What attention returns.
+#[derive(Clone, Debug)]
+pub struct AttentionOutput {
+    /// `heads_q` heads of rows of `head_dim`, ordered as
+    /// [`AttentionProblem::order_q`] says.
+    pub out: Buffer,
+    /// The logarithms of the sums of `exp(score)`, f32, batch, head, query; heads first with packed
+    /// sequences too.
+    pub lse: Buffer,
+}
+
+/// What the backward pass reads besides the inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionResult<'a> {
+    /// The output.
+    pub out: &'a Buffer,
+    /// Its logarithms.
+    pub lse: &'a Buffer,
+    /// The gradient of the output.
+    pub dout: &'a Buffer,
+    /// Where that lies.
+    pub dout_rows: Rows,
+}
+
+/// Gradients of attention.
+#[derive(Clone, Debug)]
+pub struct AttentionGradients {
+    /// Of the queries, ordered as [`AttentionProblem::order_q`] says.
+    pub dq: Buffer,
+    /// Of the keys, ordered as [`AttentionProblem::order_kv`] says.
+    pub dk: Buffer,
+    /// Of the values, as those of the keys.
+    pub dv: Buffer,
+    /// Of the bias for every pair, f32, `[batch, heads_q, seq_q, seq_kv]`, if asked for: to be
+    /// summed over the dimensions that the bias was repeated along.
+    pub dbias: Option<Buffer>,
+}
+
+/// The forward pass, by the plan that is expected to be fastest.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] where the problem is nonsense or a tensor is not what it says;
+/// [`KernelError::Unsupported`] where this device has no kernel for it.
+pub fn attention_forward(
+    client: &Client,
+    problem: &AttentionProblem,
+    inputs: &AttentionInputs<'_>,
+) -> Result<AttentionOutput, KernelError> {
+    problem.validate()?;
+    let blueprint = AttentionBlueprint::plan(problem, client)?;
+    attention_forward_with(client, problem, &blueprint, inputs)
+}
+
+/// As [`attention_forward`], by a plan of the caller's.
+///
+/// # Errors
+///
+/// As [`attention_forward`].
+pub fn attention_forward_with(
+    client: &Client,
+    problem: &AttentionProblem,
+    blueprint: &AttentionBlueprint,
+    inputs: &AttentionInputs<'_>,
+) -> Result<AttentionOutput, KernelError> {
+    let launch = Launch::new(client, problem, blueprint, inputs)?;
+    let output = AttentionOutput {
+        out: Buffer::empty(client, problem.out_elements(), problem.dtype),
+        lse: Buffer::empty(client, problem.lse_elements(), F32),
+    };
+    launch.forward(&output)?;
+    Ok(output)
+}
+
+/// The backward pass, by the plan that is expected to be fastest.
+///
+/// # Errors
+///
+/// As [`attention_forward`].
+pub fn attention_backward(
+    client: &Client,
+    problem: &AttentionProblem,
+    inputs: &AttentionInputs<'_>,
+    result: &AttentionResult<'_>,
+    wants_bias: bool,
+) -> Result<AttentionGradients, KernelError> {
+    problem.validate()?;
+    let blueprint = AttentionBlueprint::plan(problem, client)?;
+    attention_backward_with(client, problem, &blueprint, inputs, result, wants_bias)
+}
+
+/// As [`attention_backward`], by a plan of the caller's.
+///
+/// # Errors
+///
+/// As [`attention_forward`].
+pub fn attention_backward_with(
+    client: &Client,
+    problem: &AttentionProblem,
+    blueprint: &AttentionBlueprint,
+    inputs: &AttentionInputs<'_>,
+    result: &AttentionResult<'_>,
+    wants_bias: bool,
+) -> Result<AttentionGradients, KernelError> {
+    let launch = Launch::new(client, problem, blueprint, inputs)?;
+    launch.check_result(result)?;
+    let wants_bias = wants_bias && problem.bias.is_some();
+    if wants_bias && u32::try_from(problem.pair_elements()).is_err() {
+        let reason = format!("the gradient of a bias of {} pairs", problem.pair_elements());
+        return Err(unsupported(reason));
+    }
+    let kv = || Buffer::empty(client, problem.kv_elements(), problem.dtype);
+    let gradients = AttentionGradients {
+        dq: Buffer::empty(client, problem.out_elements(), problem.dtype),
+        dk: kv(),
+        dv: kv(),
+        dbias: wants_bias.then(|| {
+            // Tiles that the window leaves out are not written.
+            let zeros = vec![0u8; problem.pair_elements() * F32.size()];
+            let handle = client.create_from_slice(&zeros);
+            Buffer { handle, elements: problem.pair_elements(), dtype: F32 }
+        }),
+    };
+    launch.backward(result, &gradients)?;
+    Ok(gradients)
+}
+
+/// A problem that was checked, with its tensors.
+struct Launch<'a> {
+    client: &'a Client,
+    problem: &'a AttentionProblem,
+    kernel: PortableBlueprint,
+    options: Options,
+    inputs: &'a AttentionInputs<'a>,
+}
+
+impl<'a> Launch<'a> {
+    fn new(
+        client: &'a Client,
+        problem: &'a AttentionProblem,
+        blueprint: &AttentionBlueprint,
+        inputs: &'a AttentionInputs<'a>,
+    ) -> Result<Self, KernelError> {
+        problem.validate()?;
+        let kernel = PortableBlueprint {
+            unit_tile: blueprint.tile_q as u32 / UNITS,
+            head_dim: problem.head_dim as u32,
+        };
+        let launch = Self { client, problem, kernel, options: options(problem), inputs };
+        launch.check_inputs()?;
+        Ok(launch)
+    }
+
+    fn check_inputs(&self) -> Result<(), KernelError> {
+        let (problem, inputs) = (self.problem, self.inputs);
+        let heads = [problem.heads_q, problem.heads_kv];
+        let rows = [problem.rows_q(), problem.rows_kv()];
+        check("q", inputs.q, problem.span(problem.q, heads[0], rows[0]), problem.dtype)?;
+        check("k", inputs.k, problem.span(problem.k, heads[1], rows[1]), problem.dtype)?;
+        check("v", inputs.v, problem.span(problem.v, heads[1], rows[1]), problem.dtype)?;
+        check_given("mask", inputs.mask, problem.mask.is_some())?;
+        check_given("bias", inputs.bias, problem.bias.is_some())?;
+        check_given("starts", inputs.starts, problem.packed.is_some())?;
+        if let (Some(mask), Some(pairs)) = (inputs.mask, problem.mask) {
+            let is_int = matches!(
+                mask.dtype,
+                ElemType::UInt(UIntKind::U8 | UIntKind::U32)
+                    | ElemType::Int(IntKind::I8 | IntKind::I32)
+            );
+            if !is_int {
+                let expected = "integers of 8 or 32 bits".into();
+                return Err(invalid("mask", expected, format!("{:?}", mask.dtype)));
+            }
+            check("mask", mask, problem.pair_span(pairs), mask.dtype)?;
+        }
+        if let (Some(bias), Some(pairs)) = (inputs.bias, problem.bias) {
+            check("bias", bias, problem.pair_span(pairs), problem.dtype)?;
+        }
+        if let Some(starts) = inputs.starts {
+            let is_int =
+                matches!(starts.dtype, ElemType::UInt(UIntKind::U32) | ElemType::Int(IntKind::I32));
+            if !is_int || starts.elements != 2 * (problem.batch + 1) {
+                let expected = format!("{} integers of 32 bits", 2 * (problem.batch + 1));
+                let actual = format!("{} elements of {:?}", starts.elements, starts.dtype);
+                return Err(invalid("starts", expected, actual));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_result(&self, result: &AttentionResult<'_>) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let span = problem.span(result.dout_rows, problem.heads_q, problem.rows_q());
+        if u32::try_from(span).is_err() {
+            return Err(unsupported(format!("dout spans {span} elements, 2^32 or more")));
+        }
+        check("out", result.out, problem.out_elements(), problem.dtype)?;
+        check("dout", result.dout, span, problem.dtype)?;
+        check("lse", result.lse, problem.lse_elements(), F32)
+    }
+
+    fn sizes(&self) -> SizesLaunch {
+        let problem = self.problem;
+        SizesLaunch::new(
+            problem.heads_q as u32,
+            (problem.heads_q / problem.heads_kv) as u32,
+            problem.seq_q as u32,
+            problem.seq_kv as u32,
+            problem.batch as u32,
+            problem.rows_q() as u32,
+        )
+    }
+
+    fn numbers(&self) -> NumbersLaunch {
+        let problem = self.problem;
+        let side = |side: Option<usize>| clamped(side.unwrap_or(0)) as i32;
+        let dropout = problem.dropout.unwrap_or(Dropout { rate: 0.0, seed: 0 });
+        NumbersLaunch::new(
+            problem.scale,
+            problem.softcap.unwrap_or(1.0),
+            side(problem.window.left),
+            side(problem.window.right),
+            dropout.threshold(),
+            1.0 / (1.0 - dropout.rate),
+            dropout.seed as u32,
+            (dropout.seed >> 32) as u32,
+        )
+    }
+
+    fn rules(&self) -> RulesLaunch {
+        let problem = self.problem;
+        RulesLaunch::new(self.sizes(), self.numbers(), pairs(problem.mask), pairs(problem.bias))
+    }
+
+    /// The mask, and its type; without one, anything.
+    fn mask(&self) -> (BufferArg, ElemType) {
+        let none = (self.inputs.q.arg(1), ElemType::UInt(UIntKind::U32));
+        self.inputs.mask.map_or(none, |mask| (mask.arg(1), mask.dtype))
+    }
+
+    fn bias(&self) -> BufferArg {
+        self.inputs.bias.unwrap_or(self.inputs.q).arg(1)
+    }
+
+    fn starts(&self) -> BufferArg {
+        self.inputs.starts.unwrap_or(self.inputs.q).arg(1)
+    }
+
+    fn cubes(&self, tiles: usize, heads: usize) -> Result<CubeCount, KernelError> {
+        let cubes = [tiles, heads, self.problem.batch];
+        let most = self.client.properties().hardware.max_cube_count;
+        match cubes.map(u32::try_from) {
+            [Ok(x), Ok(y), Ok(z)] if x <= most.0 && y <= most.1 && z <= most.2 => {
+                Ok(CubeCount::Static(x, y, z))
+            }
+            _ => Err(unsupported(format!("{cubes:?} cubes"))),
+        }
+    }
+
+    fn forward(&self, output: &AttentionOutput) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let tiles = problem.seq_q.div_ceil(self.kernel.side() as usize);
+        let (mask, mask_dtype) = self.mask();
+        // SAFETY: the inputs hold the spans of the problem and the outputs were allocated for it;
+        // the kernel stops rows, keys and columns at their ends.
+        unsafe {
+            attention_forward_portable_kernel::launch_unchecked(
+                self.client,
+                self.cubes(tiles, problem.heads_q)?,
+                CubeDim::new_2d(UNITS, UNITS),
+                self.inputs.q.arg(1),
+                self.inputs.k.arg(1),
+                self.inputs.v.arg(1),
+                mask,
+                self.bias(),
+                self.starts(),
+                output.out.arg(1),
+                output.lse.arg(1),
+                self.rules(),
+                rows(problem.q),
+                rows(problem.k),
+                rows(problem.v),
+                rows(problem.out()),
+                self.kernel,
+                self.options,
+                problem.dtype,
+                mask_dtype,
+            );
+        }
+        Ok(())
+    }
+
+    fn delta(&self, result: &AttentionResult<'_>) -> Result<Buffer, KernelError> {
+        let problem = self.problem;
+        let delta = Buffer::empty(self.client, problem.lse_elements(), F32);
+        let tiles = problem.rows_q().div_ceil(DELTA_UNITS as usize);
+        let batch = problem.tensor_batch();
+        let count = match self.cubes(tiles, problem.heads_q)? {
+            CubeCount::Static(x, y, _) => CubeCount::Static(x, y, batch as u32),
+            other => other,
+        };
+        // SAFETY: as in `forward`; the result was checked.
+        unsafe {
+            attention_delta_kernel::launch_unchecked(
+                self.client,
+                count,
+                CubeDim::new_1d(DELTA_UNITS),
+                result.out.arg(1),
+                result.dout.arg(1),
+                delta.arg(1),
+                problem.rows_q() as u32,
+                problem.heads_q as u32,
+                problem.head_dim as u32,
+                rows(problem.out()),
+                rows(result.dout_rows),
+                problem.dtype,
+            );
+        }
+        Ok(delta)
+    }
+
+    fn backward(
+        &self,
+        result: &AttentionResult<'_>,
+        gradients: &AttentionGradients,
+    ) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let delta = self.delta(result)?;
+        let side = self.kernel.side() as usize;
+        let (mask, mask_dtype) = self.mask();
+        // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
+        // problem.
+        unsafe {
+            attention_backward_kv_portable_kernel::launch_unchecked(
+                self.client,
+                self.cubes(problem.seq_kv.div_ceil(side), problem.heads_kv)?,
+                CubeDim::new_2d(UNITS, UNITS),
+                self.inputs.q.arg(1),
+                self.inputs.k.arg(1),
+                self.inputs.v.arg(1),
+                result.dout.arg(1),
+                mask,
+                self.bias(),
+                self.starts(),
+                result.lse.arg(1),
+                delta.arg(1),
+                gradients.dk.arg(1),
+                gradients.dv.arg(1),
+                self.rules(),
+                rows(problem.q),
+                rows(problem.k),
+                rows(problem.v),
+                rows(result.dout_rows),
+                rows(problem.kv_gradients()),
+                self.kernel,
+                self.options,
+                problem.dtype,
+                mask_dtype,
+            );
+        }
+        let (mask, mask_dtype) = self.mask();
+        let unused = Buffer::empty(self.client, 1, F32);
+        // SAFETY: as above.
+        unsafe {
+            attention_backward_q_portable_kernel::launch_unchecked(
+                self.client,
+                self.cubes(problem.seq_q.div_ceil(side), problem.heads_q)?,
+                CubeDim::new_2d(UNITS, UNITS),
+                self.inputs.q.arg(1),
+                self.inputs.k.arg(1),
+                self.inputs.v.arg(1),
+                result.dout.arg(1),
+                mask,
+                self.bias(),
+                self.starts(),
+                result.lse.arg(1),
+                delta.arg(1),
+                gradients.dq.arg(1),
+                gradients.dbias.as_ref().unwrap_or(&unused).arg(1),
+                self.rules(),
+                rows(problem.q),
+                rows(problem.k),
+                rows(problem.v),
+                rows(result.dout_rows),
+                rows(problem.out()),
+                gradients.dbias.is_some(),
+                self.kernel,
+                self.options,
+                problem.dtype,
+                mask_dtype,
+            );
+        }
+        Ok(())
+    }
+}
+
+fn options(problem: &AttentionProblem) -> Options {
+    Options {
+        left: problem.window.left.is_some(),
+        right: problem.window.right.is_some(),
+        softcap: problem.softcap.is_some(),
+        mask: problem.mask.is_some(),
+        bias: problem.bias.is_some(),
+        dropout: problem.dropout.is_some_and(|dropout| dropout.rate > 0.0),
+        packed: problem.packed.is_some(),
+    }
+}
+
+/// `AttentionProblem::validate` has seen to it that spans, and with them strides, fit 32 bits.
+fn rows(rows: Rows) -> RowStridesLaunch {
+    RowStridesLaunch::new(rows.batch as u32, rows.head as u32, rows.row as u32)
+}
+
+fn pairs(pairs: Option<Pairs>) -> PairStridesLaunch {
+    let Pairs { batch, head, row, column } = pairs.unwrap_or_default();
+    PairStridesLaunch::new(batch as u32, head as u32, row as u32, column as u32)
+}
+
+fn check(
+    argument: &'static str,
+    buffer: &Buffer,
+    span: usize,
+    dtype: ElemType,
+) -> Result<(), KernelError> {
+    if buffer.dtype == dtype && buffer.elements >= span {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op: OP,
+        argument,
+        expected: format!("at least {span} elements of {dtype:?}"),
+        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+    })
+}
+
+fn check_given(
+    argument: &'static str,
+    buffer: Option<&Buffer>,
+    expected: bool,
+) -> Result<(), KernelError> {
+    let say = |given| if given { "a tensor" } else { "none" };
+    match buffer.is_some() == expected {
+        true => Ok(()),
+        false => Err(invalid(argument, say(expected).into(), say(buffer.is_some()))),
+    }
+}

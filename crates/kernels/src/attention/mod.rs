@@ -1,0 +1,53 @@
+//! Attention in memory that grows with the sequence and not with its square, and its gradient.
+//!
+//! ```text
+//! s[i, j]   = cap(scale q_i . k_j) + bias[i, j]            cap(x) = c tanh(x / c), if asked for
+//! p[i, j]   = exp(s[i, j] - lse[i]) where j is visible to i, else 0
+//! lse[i]    = log sum_j exp(s[i, j])                        minus infinity where nothing is visible
+//! out[i]    = sum_j d[i, j] p[i, j] v_j                     d is 0 or 1 / (1 - rate), else 1
+//!
+//! delta[i]  = dout_i . out_i
+//! ds[i, j]  = p[i, j] (d[i, j] dout_i . v_j - delta[i])     the gradient of the bias
+//! dq_i      = scale sum_j ds[i, j] cap'[i, j] k_j
+//! dk_j      = scale sum_i ds[i, j] cap'[i, j] q_i           over all heads that share the key
+//! dv_j      = sum_i d[i, j] p[i, j] dout_i
+//! ```
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | q, out, dout, dq | batch, heads_q, seq_q, head_dim | [`Rows`], rows contiguous | f32, f16, bf16 |
+//! | k, v, dk, dv | batch, heads_kv, seq_kv, head_dim | as q | that of q |
+//! | mask | batch, heads_q, seq_q, seq_kv | [`Pairs`] | 8- or 32-bit integers, not 0 for pairs left out |
+//! | bias | the same | [`Pairs`] | that of q |
+//! | lse, delta | batch, heads_q, seq_q | contiguous | f32 |
+//!
+//! Scores, weights and sums are f32; results are rounded once and overwritten. Saved for backward are
+//! q, k, v, out and lse; the weights are computed again, and so is what dropout leaves out.
+//!
+//! Query i stands at key `i + seq_kv - seq_q`: causal attention and the window are aligned at the
+//! lower right, as in FlashAttention. A query that sees no key has output zero and no gradient.
+//! Sequences of different lengths may follow each other in one batch ([`AttentionProblem::packed`]).
+//!
+//! Sources: Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023); Milakov and Gimelshein,
+//! "Online normalizer calculation for softmax" (2018). Not served: heads wider than 256, and of v
+//! another width than of q.
+//!
+//! | family | instructions | serves |
+//! |---|---|---|
+//! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
+
+mod backward;
+mod blueprint;
+mod dropout;
+mod forward;
+mod launch;
+mod problem;
+mod rules;
+mod tile;
+
+pub use blueprint::AttentionBlueprint;
+pub use launch::{
+    AttentionGradients, AttentionInputs, AttentionOutput, AttentionResult, attention_backward,
+    attention_backward_with, attention_forward, attention_forward_with,
+};
+pub use problem::{AttentionProblem, Dropout, Order, Pairs, Rows, Window};
