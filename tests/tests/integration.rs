@@ -3,6 +3,8 @@
 //! It has a harness of its own because a kernel test knows only at run time whether its device is
 //! there, and has to say so.
 
+#[path = "integration/attention.rs"]
+mod attention;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
 #[path = "integration/facade.rs"]
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let trials = [
+        attention::trials(),
         column_sum::trials(),
         facade::trials(),
         fp8::trials(),

@@ -38,8 +38,8 @@ impl AttentionBlueprint {
     /// As [`candidates`](Self::candidates), on a device that need not be there.
     pub fn candidates_on(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
         // Wide tiles read less memory, and need registers, which software devices do not have.
-        let unit_tiles: &[u32] =
-            if device.compute_capability.is_some() { &[4, 2, 1] } else { &[2, 1] };
+        let (unit_tiles, most): (&[u32], _) =
+            if device.compute_capability.is_some() { (&[4, 2, 1], 3) } else { (&[2, 1], 1) };
         let portable = unit_tiles.iter().map(|unit_tile| {
             let kernel =
                 PortableBlueprint { unit_tile: *unit_tile, head_dim: problem.head_dim as u32 };
@@ -50,6 +50,7 @@ impl AttentionBlueprint {
         portable
             .filter(|(_, shared_bytes)| *shared_bytes <= device.shared_bytes)
             .map(|(plan, _)| plan)
+            .take(most)
             .collect()
     }
 }

@@ -142,10 +142,12 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
             for j in 0..unit_tile {
                 let column = UNIT_POS_X + comptime!(UNITS * j as u32);
                 let score = scores[comptime!(i * unit_tile + j)];
-                let mut weight = 0.0f32;
-                if score != f32::min_value() {
-                    weight = (score - most[i]).exp();
-                    if !is_kept(&sequence, &rules, first_row + row, first_key + column, options) {
+                // Told by equality: WGSL's inequality is false for NaN, which so would not count.
+                let seen = (score - most[i]).exp();
+                let mut weight = select(score == f32::min_value(), 0.0f32, seen);
+                if comptime!(options.dropout) {
+                    let (query, key) = (first_row + row, first_key + column);
+                    if !is_kept(&sequence, &rules, query, key, options) {
                         weight = -weight;
                     }
                 }

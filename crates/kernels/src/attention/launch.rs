@@ -261,7 +261,7 @@ impl<'a> Launch<'a> {
             side(problem.window.left),
             side(problem.window.right),
             dropout.threshold(),
-            1.0 / (1.0 - dropout.rate),
+            (1.0 / (1.0 - dropout.rate)) as f32,
             dropout.seed as u32,
             (dropout.seed >> 32) as u32,
         )

@@ -70,7 +70,7 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// At least 0, below 1.
-    pub rate: f32,
+    pub rate: f64,
     /// The same seed drops the same weights.
     pub seed: u64,
 }
@@ -79,7 +79,7 @@ impl Dropout {
     /// A word of the generator below this is a weight dropped.
     pub(super) fn threshold(self) -> u32 {
         // A rate below 1 stays below 2^32; the cast stops at the largest.
-        (f64::from(self.rate) * 4_294_967_296.0).round() as u32
+        (self.rate * 4_294_967_296.0).round() as u32
     }
 }
 

@@ -1,0 +1,111 @@
+//! Which pairs dropout keeps.
+//!
+//! The choice is a function of the seed and of the pair's place alone, so backward computes it
+//! again instead of reading it, and every device and tiling makes the same one.
+
+/// Dropout of the weights of attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// The share that is left out, from 0 to below 1. A device is given what [`Dropout::threshold`]
+    /// and [`Dropout::rescale`] make of it: the threshold of a rate in f32 is another one.
+    pub rate: f64,
+    /// What the choice depends on.
+    pub seed: u64,
+}
+
+impl Dropout {
+    /// A random word from here on is kept.
+    pub fn threshold(&self) -> u32 {
+        let words = (self.rate * 2f64.powi(32)).round() as u64;
+        u32::try_from(words).unwrap_or(u32::MAX)
+    }
+
+    /// What the weights that are kept are multiplied by, so that their mean stays.
+    pub fn rescale(&self) -> f64 {
+        1.0 / (1.0 - self.rate)
+    }
+
+    /// Whether the pair of query `i` and key `j` is kept, `head` being
+    /// `batch index * heads_q + query head`.
+    ///
+    /// One call of the generator serves four neighboring keys.
+    pub fn keeps(&self, head: usize, i: usize, j: usize) -> bool {
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let words = philox4x32([(j / 4) as u32, i as u32, head as u32, 0], key);
+        words[j % 4] >= self.threshold()
+    }
+}
+
+/// Four random words: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+/// 2011).
+pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    const ROUNDS: usize = 10;
+    const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+    // Of the golden ratio, and of the square root of 3.
+    const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+    let product = |a: u32, b: u32| {
+        let wide = u64::from(a) * u64::from(b);
+        ((wide >> 32) as u32, wide as u32)
+    };
+    let (mut words, mut key) = (counter, key);
+    for _ in 0..ROUNDS {
+        let (high_0, low_0) = product(MULTIPLIERS[0], words[0]);
+        let (high_1, low_1) = product(MULTIPLIERS[1], words[2]);
+        words = [high_1 ^ words[1] ^ key[0], low_1, high_0 ^ words[3] ^ key[1], low_0];
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_words_are_the_known_answers_of_random123() {
+        assert_eq!(
+            philox4x32([0; 4], [0; 2]),
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+        );
+        assert_eq!(
+            philox4x32([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
+        assert_eq!(
+            philox4x32(
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0]
+            ),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+
+    #[test]
+    fn the_share_left_out_is_the_rate() {
+        let dropout = Dropout { rate: 0.3, seed: 1 << 40 };
+        let pairs = (0..100).flat_map(|i| (0..100).map(move |j| (i, j)));
+        let left_out = pairs.filter(|(i, j)| !dropout.keeps(5, *i, *j)).count();
+        // Five standard deviations of 10 000 draws.
+        assert!((left_out as f64 - 3000.0).abs() < 230.0, "{left_out}");
+    }
+
+    #[test]
+    fn nothing_is_left_out_at_rate_zero_and_each_place_draws_for_itself() {
+        assert!((0..100).all(|j| Dropout { rate: 0.0, seed: 3 }.keeps(0, 0, j)));
+        let row = |seed, head, i| {
+            let dropout = Dropout { rate: 0.5, seed };
+            (0..64).map(|j| dropout.keeps(head, i, j)).collect::<Vec<_>>()
+        };
+        assert_ne!(row(1, 0, 0), row(2, 0, 0));
+        assert_ne!(row(1, 0, 0), row(1 << 32, 0, 0));
+        assert_ne!(row(1, 0, 0), row(1, 1, 0));
+        assert_ne!(row(1, 0, 0), row(1, 0, 1));
+    }
+
+    #[test]
+    fn thresholds_split_the_range_of_words() {
+        let threshold = |rate| Dropout { rate, seed: 0 }.threshold();
+        assert_eq!(threshold(0.5), 1 << 31);
+        assert_eq!(threshold(1.0 - 1e-12), u32::MAX);
+    }
+}

@@ -1,0 +1,514 @@
+//! Attention's kernels: every plan that the device offers, forward and backward, against f64.
+
+use crate::gelu::{download, dtype, upload};
+use blackburn_kernels::{
+    KernelError,
+    attention::{
+        AttentionBlueprint, AttentionGradients, AttentionInputs as Tensors, AttentionOutput,
+        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Rows, Window, attention_backward,
+        attention_backward_with, attention_forward, attention_forward_with,
+    },
+    buffer::Buffer,
+};
+use blackburn_reference::{
+    attention::{
+        AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PackedAttention,
+        PairShape, cases,
+    },
+    matmul::MatmulPrecision,
+    random::normal,
+    storage::Storage,
+    tolerance::compare,
+};
+use blackburn_tests::{on_device, on_device_with};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
+use libtest_mimic::{Failed, Trial};
+
+const F32: Storage = Storage::F32;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for storage in Storage::ALL {
+        let mut add = |what: &str, cases: fn() -> Vec<AttentionCase>| {
+            let name = format!("attention::{what}_in_{storage:?}").to_lowercase();
+            trials.push(Trial::ignorable_test(name, move || {
+                on_device_with(dtype(storage), |client| {
+                    let mut cases = cases();
+                    if client.name() != "cuda" && storage != F32 {
+                        // Software devices compile for half a second a kernel, and a type changes
+                        // nothing but loads and stores.
+                        cases.retain(|case| {
+                            case.name.starts_with("everything") || case.seq_kv == 63
+                        });
+                    }
+                    cases.into_iter().try_for_each(|case| every_plan(client, case, storage))
+                })
+            }));
+        };
+        add("lengths_around_the_edges_of_tiles_are_within_bounds", cases::edges);
+        add("every_option_is_within_bounds", cases::options);
+    }
+    let trial = |name: &str, test: fn(&Client) -> Result<(), Failed>| {
+        Trial::ignorable_test(format!("attention::{name}"), move || on_device(test))
+    };
+    trials.extend([
+        trial("heads_side_by_side_are_read_and_written_in_place", side_by_side),
+        trial("packed_sequences_attend_to_themselves_alone", packed),
+        trial("repeated_runs_give_the_same_bits", repeats),
+        trial("nan_reaches_the_rows_that_see_it_and_no_other", nan),
+        trial("scores_of_minus_infinity_are_as_good_as_masked", minus_infinity),
+        trial("planted_faults_are_caught", faults),
+        trial("bad_arguments_are_named", bad_arguments),
+    ]);
+    trials
+}
+
+fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
+    match client.name() {
+        "cuda" => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
+        _ => AttentionPrecision::portable(storage),
+    }
+}
+
+fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+    let options = &case.options;
+    let window = options
+        .window
+        .map_or_else(Window::default, |window| Window { left: window.left, right: window.right });
+    let right = if options.causal { Some(0) } else { window.right };
+    let pairs = |shape: PairShape| {
+        let [batch, heads, rows, keys] = case.pair_dims(shape);
+        let stride = |size: usize, stride| if size == 1 { 0 } else { stride };
+        Pairs {
+            batch: stride(batch, heads * rows * keys),
+            head: stride(heads, rows * keys),
+            row: stride(rows, keys),
+            column: 1,
+        }
+    };
+    let rows = |heads, seq| Order::HeadsFirst.rows(heads, seq, case.head_dim);
+    AttentionProblem {
+        heads_kv: case.heads_kv,
+        q: rows(case.heads_q, case.seq_q),
+        k: rows(case.heads_kv, case.seq_kv),
+        v: rows(case.heads_kv, case.seq_kv),
+        scale: case.scale() as f32,
+        window: Window { left: window.left, right },
+        softcap: options.softcap.map(|cap| cap as f32),
+        dropout: options.dropout.map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed }),
+        mask: options.mask.map(pairs),
+        bias: options.bias.map(pairs),
+        ..AttentionProblem::dense(
+            [case.batch, case.heads_q, case.seq_q, case.head_dim],
+            case.seq_kv,
+            dtype(storage),
+        )
+    }
+}
+
+/// The inputs of a case on the device.
+struct Uploaded {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    dout: Buffer,
+    mask: Option<Buffer>,
+    bias: Option<Buffer>,
+}
+
+impl Uploaded {
+    fn new(client: &Client, inputs: &AttentionInputs, storage: Storage) -> Self {
+        let send = |values: &[f64]| upload(client, values, storage);
+        Self {
+            q: send(&inputs.q),
+            k: send(&inputs.k),
+            v: send(&inputs.v),
+            dout: send(&inputs.dout),
+            mask: inputs.mask.as_deref().map(|mask| {
+                let words = mask.iter().map(|masked| u32::from(*masked));
+                integers(client, &words.collect::<Vec<_>>())
+            }),
+            bias: inputs.bias.as_deref().map(send),
+        }
+    }
+
+    fn tensors(&self) -> Tensors<'_> {
+        Tensors {
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+            mask: self.mask.as_ref(),
+            bias: self.bias.as_ref(),
+            starts: None,
+        }
+    }
+
+    fn result<'a>(
+        &'a self,
+        problem: &AttentionProblem,
+        output: &'a AttentionOutput,
+    ) -> AttentionResult<'a> {
+        AttentionResult {
+            out: &output.out,
+            lse: &output.lse,
+            dout: &self.dout,
+            dout_rows: problem.out(),
+        }
+    }
+}
+
+fn integers(client: &Client, words: &[u32]) -> Buffer {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    Buffer {
+        handle: client.create_from_slice(&bytes),
+        elements: words.len(),
+        dtype: ElemType::UInt(UIntKind::U32),
+    }
+}
+
+fn every_plan(client: &Client, case: AttentionCase, storage: Storage) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&case, 1, storage);
+    let attention = inputs.attention(case);
+    let precision = precision(client, storage);
+    let forward = attention.forward();
+    let forward_bounds = attention.forward_bounds(&forward, &precision);
+    let backward = attention.backward(&inputs.dout);
+    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
+    let problem = problem(&case, storage);
+    let uploaded = Uploaded::new(client, &inputs, storage);
+    for plan in AttentionBlueprint::candidates(&problem, client) {
+        let check = |what: &str, actual: &[f64], expected: &[f64], bounds: &[f64]| {
+            compare(actual, expected, bounds)
+                .map_err(|error| Failed::from(format!("{case}, {what} by {plan:?}: {error}")))
+        };
+        let output = attention_forward_with(client, &problem, &plan, &uploaded.tensors())?;
+        let lse = download(client, output.lse.clone(), F32)?;
+        check("lse", &lse, &forward.lse, &forward_bounds.lse)?;
+        let out = download(client, output.out.clone(), storage)?;
+        check("out", &out, &forward.o, &forward_bounds.o)?;
+        let gradients = attention_backward_with(
+            client,
+            &problem,
+            &plan,
+            &uploaded.tensors(),
+            &uploaded.result(&problem, &output),
+            true,
+        )?;
+        for (what, actual, expected, bounds) in [
+            ("dq", gradients.dq, &backward.dq, &backward_bounds.dq),
+            ("dk", gradients.dk, &backward.dk, &backward_bounds.dk),
+            ("dv", gradients.dv, &backward.dv, &backward_bounds.dv),
+        ] {
+            check(what, &download(client, actual, storage)?, expected, bounds)?;
+        }
+        if let (Some(actual), Some(expected), Some(bounds)) =
+            (gradients.dbias, &backward.dbias, &backward_bounds.dbias)
+        {
+            let actual = summed(&case, &download(client, actual, F32)?);
+            check("dbias", &actual, expected, bounds)?;
+        } else if backward.dbias.is_some() {
+            return Err(format!("{case}: the bias has no gradient").into());
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of all pairs, summed to the shape of the bias.
+fn summed(case: &AttentionCase, pairs: &[f64]) -> Vec<f64> {
+    let Some(shape) = case.options.bias else { return Vec::new() };
+    let [batch, heads, rows, keys] = case.pair_dims(shape);
+    let mut sums = vec![0.0; batch * heads * rows * keys];
+    for (at, value) in pairs.iter().enumerate() {
+        let (row, key) = (at / case.seq_kv, at % case.seq_kv);
+        let (head, row) = (row / case.seq_q, row % case.seq_q);
+        let (b, head) = (head / case.heads_q, head % case.heads_q);
+        let of = |at: usize, size: usize| if size == 1 { 0 } else { at };
+        let index = (of(b, batch) * heads + of(head, heads)) * rows + of(row, rows);
+        sums[index * keys + of(key, keys)] += value;
+    }
+    sums
+}
+
+const SMALL: AttentionCase = AttentionCase {
+    name: "small",
+    batch: 2,
+    heads_q: 4,
+    heads_kv: 2,
+    seq_q: 35,
+    seq_kv: 50,
+    head_dim: 40,
+    options: AttentionOptions { causal: true, ..AttentionOptions::PLAIN },
+};
+
+/// Runs both passes of a case in f32.
+fn run(
+    client: &Client,
+    problem: &AttentionProblem,
+    uploaded: &Uploaded,
+) -> Result<(AttentionOutput, AttentionGradients), KernelError> {
+    let output = attention_forward(client, problem, &uploaded.tensors())?;
+    let result = uploaded.result(problem, &output);
+    let gradients = attention_backward(client, problem, &uploaded.tensors(), &result, false)?;
+    Ok((output, gradients))
+}
+
+/// Batch, head, position as batch, position, head.
+fn positions_first(values: &[f64], [heads, seq, head_dim]: [usize; 3]) -> Vec<f64> {
+    let batches = values.chunks_exact(heads * seq * head_dim);
+    let row = |batch: &[f64], head: usize, at: usize| {
+        batch[(head * seq + at) * head_dim..][..head_dim].to_vec()
+    };
+    batches
+        .flat_map(|batch| {
+            (0..seq).flat_map(move |at| (0..heads).flat_map(move |head| row(batch, head, at)))
+        })
+        .collect()
+}
+
+/// The same numbers in another order give the same bits, in that order.
+fn side_by_side(client: &Client) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&SMALL, 2, F32);
+    let plain = problem(&SMALL, F32);
+    let (output, gradients) = run(client, &plain, &Uploaded::new(client, &inputs, F32))?;
+
+    let of_q = [SMALL.heads_q, SMALL.seq_q, SMALL.head_dim];
+    let of_kv = [SMALL.heads_kv, SMALL.seq_kv, SMALL.head_dim];
+    let swapped = AttentionInputs {
+        q: positions_first(&inputs.q, of_q),
+        k: positions_first(&inputs.k, of_kv),
+        v: positions_first(&inputs.v, of_kv),
+        dout: positions_first(&inputs.dout, of_q),
+        ..inputs
+    };
+    let rows = |[heads, seq, head_dim]: [usize; 3]| -> Rows {
+        Order::PositionsFirst.rows(heads, seq, head_dim)
+    };
+    let problem = AttentionProblem {
+        q: rows(of_q),
+        k: rows(of_kv),
+        v: rows(of_kv),
+        order_q: Order::PositionsFirst,
+        order_kv: Order::PositionsFirst,
+        ..plain
+    };
+    let (swapped_output, swapped_gradients) =
+        run(client, &problem, &Uploaded::new(client, &swapped, F32))?;
+    for (what, plain, swapped, sizes) in [
+        ("out", output.out, swapped_output.out, of_q),
+        ("dq", gradients.dq, swapped_gradients.dq, of_q),
+        ("dk", gradients.dk, swapped_gradients.dk, of_kv),
+        ("dv", gradients.dv, swapped_gradients.dv, of_kv),
+    ] {
+        let plain = positions_first(&download(client, plain, F32)?, sizes);
+        if plain != download(client, swapped, F32)? {
+            return Err(format!("{what} depends on the order of its inputs").into());
+        }
+    }
+    Ok(())
+}
+
+fn packed(client: &Client) -> Result<(), Failed> {
+    const HEADS_Q: usize = 4;
+    const HEADS_KV: usize = 2;
+    const HEAD_DIM: usize = 32;
+    // One sequence has no queries, another fewer than keys, another more.
+    let (starts_q, starts_kv) = ([0, 17, 17, 50, 83], [0, 17, 25, 60, 80]);
+    let (rows_q, rows_kv) = (83, 80);
+    let q = normal(1, rows_q * HEADS_Q * HEAD_DIM, 1.0, F32);
+    let k = normal(2, rows_kv * HEADS_KV * HEAD_DIM, 1.0, F32);
+    let v = normal(3, rows_kv * HEADS_KV * HEAD_DIM, 1.0, F32);
+    let dout = normal(4, q.len(), 1.0, F32);
+    let dropout = blackburn_reference::attention::Dropout { rate: 0.25, seed: 5 };
+    for options in [
+        AttentionOptions::PLAIN,
+        AttentionOptions { causal: true, dropout: Some(dropout), ..AttentionOptions::PLAIN },
+    ] {
+        let exact = PackedAttention {
+            heads_q: HEADS_Q,
+            heads_kv: HEADS_KV,
+            head_dim: HEAD_DIM,
+            options,
+            cu_seqlens_q: &starts_q,
+            cu_seqlens_kv: &starts_kv,
+            q: &q,
+            k: &k,
+            v: &v,
+        };
+        let precision = precision(client, F32);
+        let (forward, bounds) = (exact.forward(), exact.forward_bounds(&precision));
+        let (backward, backward_bounds) =
+            (exact.backward(&dout), exact.backward_bounds(&dout, &precision));
+
+        let case = AttentionCase {
+            name: "packed",
+            batch: 4,
+            heads_q: HEADS_Q,
+            heads_kv: HEADS_KV,
+            seq_q: 33,
+            seq_kv: 35,
+            head_dim: HEAD_DIM,
+            options,
+        };
+        let rows =
+            |heads, seq| Rows { batch: 0, ..Order::PositionsFirst.rows(heads, seq, HEAD_DIM) };
+        let problem = AttentionProblem {
+            q: rows(HEADS_Q, rows_q),
+            k: rows(HEADS_KV, rows_kv),
+            v: rows(HEADS_KV, rows_kv),
+            order_q: Order::PositionsFirst,
+            order_kv: Order::PositionsFirst,
+            packed: Some([rows_q, rows_kv]),
+            ..problem(&case, F32)
+        };
+        let inputs = AttentionInputs {
+            q: q.clone(),
+            k: k.clone(),
+            v: v.clone(),
+            dout: dout.clone(),
+            mask: None,
+            bias: None,
+        };
+        let uploaded = Uploaded::new(client, &inputs, F32);
+        let words: Vec<u32> = starts_q.iter().chain(&starts_kv).map(|at| *at as u32).collect();
+        let starts = integers(client, &words);
+        let tensors = Tensors { starts: Some(&starts), ..uploaded.tensors() };
+        let output = attention_forward(client, &problem, &tensors)?;
+        compare(&download(client, output.out.clone(), F32)?, &forward.o, &bounds.o)?;
+        compare(&download(client, output.lse.clone(), F32)?, &forward.lse, &bounds.lse)?;
+        let result = uploaded.result(&problem, &output);
+        let gradients = attention_backward(client, &problem, &tensors, &result, false)?;
+        for (actual, expected, bounds) in [
+            (gradients.dq, &backward.dq, &backward_bounds.dq),
+            (gradients.dk, &backward.dk, &backward_bounds.dk),
+            (gradients.dv, &backward.dv, &backward_bounds.dv),
+        ] {
+            compare(&download(client, actual, F32)?, expected, bounds)?;
+        }
+    }
+    Ok(())
+}
+
+fn repeats(client: &Client) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&SMALL, 3, F32);
+    let uploaded = Uploaded::new(client, &inputs, F32);
+    let all = || -> Result<Vec<Vec<f64>>, Failed> {
+        let (output, gradients) = run(client, &problem(&SMALL, F32), &uploaded)?;
+        [output.out, output.lse, gradients.dq, gradients.dk, gradients.dv]
+            .into_iter()
+            .map(|buffer| download(client, buffer, F32))
+            .collect()
+    };
+    let first = all()?;
+    for _ in 0..3 {
+        if all()? != first {
+            return Err("the same input gave other bits".into());
+        }
+    }
+    Ok(())
+}
+
+/// A NaN in a key reaches the queries that see it: under causality those behind it.
+fn nan(client: &Client) -> Result<(), Failed> {
+    const KEY: usize = 30;
+    let mut inputs = AttentionInputs::generate(&SMALL, 4, F32);
+    inputs.k[KEY * SMALL.head_dim] = f64::NAN;
+    let uploaded = Uploaded::new(client, &inputs, F32);
+    let output = attention_forward(client, &problem(&SMALL, F32), &uploaded.tensors())?;
+    let out = download(client, output.out, F32)?;
+    for (at, row) in out.chunks_exact(SMALL.head_dim).enumerate() {
+        let (head, query) = (at / SMALL.seq_q, at % SMALL.seq_q);
+        // The first key of the first head of keys, which two heads of queries share.
+        let sees = head < 2 && SMALL.keys(query).contains(&KEY);
+        if row.iter().any(|value| value.is_nan() != sees) {
+            return Err(format!("query {query} of head {head}: {row:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// As programs mask that have no other way than a bias.
+fn minus_infinity(client: &Client) -> Result<(), Failed> {
+    let options = AttentionOptions { bias: Some(PairShape::Full), ..AttentionOptions::PLAIN };
+    let case = AttentionCase { options, ..SMALL };
+    let mut inputs = AttentionInputs::generate(&case, 5, F32);
+    let masked = AttentionCase {
+        options: AttentionOptions { mask: Some(PairShape::Full), dead_rows: true, ..options },
+        ..case
+    };
+    let with_mask = AttentionInputs::generate(&masked, 5, F32);
+    let (Some(bias), Some(mask)) = (&mut inputs.bias, &with_mask.mask) else {
+        return Err("no bias or mask was generated".into());
+    };
+    let exact = with_mask.attention(masked);
+    for (bias, masked) in bias.iter_mut().zip(mask) {
+        if *masked {
+            *bias = f64::NEG_INFINITY;
+        }
+    }
+    let precision = precision(client, F32);
+    let (forward, backward) = (exact.forward(), exact.backward(&inputs.dout));
+    let bounds = exact.forward_bounds(&forward, &precision);
+    let backward_bounds = exact.backward_bounds(&backward, &inputs.dout, &precision);
+    let (output, gradients) =
+        run(client, &problem(&case, F32), &Uploaded::new(client, &inputs, F32))?;
+    compare(&download(client, output.out, F32)?, &forward.o, &bounds.o)?;
+    compare(&download(client, gradients.dq, F32)?, &backward.dq, &backward_bounds.dq)?;
+    compare(&download(client, gradients.dv, F32)?, &backward.dv, &backward_bounds.dv)?;
+    Ok(())
+}
+
+/// The negative control: what is computed of another problem must not pass for this one.
+fn faults(client: &Client) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&SMALL, 6, F32);
+    let exact = inputs.attention(SMALL);
+    let precision = precision(client, F32);
+    let (forward, backward) = (exact.forward(), exact.backward(&inputs.dout));
+    let bounds = exact.forward_bounds(&forward, &precision);
+    let backward_bounds = exact.backward_bounds(&backward, &inputs.dout, &precision);
+    let uploaded = Uploaded::new(client, &inputs, F32);
+    let right = problem(&SMALL, F32);
+    let off_by_one = Window { left: None, right: Some(1) };
+    for (fault, problem) in [
+        ("a scale off by a thousandth", AttentionProblem { scale: right.scale * 1.001, ..right }),
+        ("a key too many", AttentionProblem { window: off_by_one, ..right }),
+        ("a last key that is skipped", AttentionProblem { seq_kv: SMALL.seq_kv - 1, ..right }),
+    ] {
+        let (output, gradients) = run(client, &problem, &uploaded)?;
+        let out = download(client, output.out, F32)?;
+        if compare(&out, &forward.o, &bounds.o).is_ok() {
+            return Err(format!("{fault} went unseen in the output").into());
+        }
+        let dq = download(client, gradients.dq, F32)?;
+        if compare(&dq, &backward.dq, &backward_bounds.dq).is_ok() {
+            return Err(format!("{fault} went unseen in the gradient").into());
+        }
+    }
+    Ok(())
+}
+
+fn bad_arguments(client: &Client) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&SMALL, 7, F32);
+    let uploaded = Uploaded::new(client, &inputs, F32);
+    let right = problem(&SMALL, F32);
+    let short = upload(client, &[0.0; 8], F32);
+    let half = upload(client, &inputs.k, Storage::F16);
+    let tensors = uploaded.tensors();
+    for (argument, problem, tensors) in [
+        ("heads_q", AttentionProblem { heads_kv: 3, ..right }, tensors),
+        ("seq_kv", AttentionProblem { seq_kv: 0, ..right }, tensors),
+        ("q", right, Tensors { q: &short, ..tensors }),
+        ("k", right, Tensors { k: &half, ..tensors }),
+        ("mask", AttentionProblem { mask: Some(Pairs::default()), ..right }, tensors),
+        ("bias", right, Tensors { bias: Some(&short), ..tensors }),
+        ("starts", right, Tensors { starts: Some(&short), ..tensors }),
+    ] {
+        match attention_forward(client, &problem, &tensors) {
+            Err(KernelError::InvalidProblem { argument: named, .. }) if named == argument => {}
+            other => return Err(format!("{argument}: {other:?}").into()),
+        }
+    }
+    Ok(())
+}
