@@ -29,7 +29,7 @@ pub(crate) fn attention_delta_kernel<I: Float>(
     head_dim: u32,
     out_strides: RowStrides,
     dout_strides: RowStrides,
-    #[define(I)] _input: ElemType,
+    #[define(I)] _element: ElemType,
 ) {
     let row = ABSOLUTE_POS_X;
     if row < rows {
@@ -150,8 +150,8 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
     gradient_strides: RowStrides,
     #[comptime] blueprint: PortableBlueprint,
     #[comptime] options: Options,
-    #[define(I)] _input: ElemType,
-    #[define(M)] _mask: ElemType,
+    #[define(I)] _element: ElemType,
+    #[define(M)] _mask_type: ElemType,
 ) {
     let side = comptime!(blueprint.side());
     let mut row_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));
@@ -305,8 +305,8 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
     #[comptime] writes_bias: bool,
     #[comptime] blueprint: PortableBlueprint,
     #[comptime] options: Options,
-    #[define(I)] _input: ElemType,
-    #[define(M)] _mask: ElemType,
+    #[define(I)] _element: ElemType,
+    #[define(M)] _mask_type: ElemType,
 ) {
     let side = comptime!(blueprint.side());
     let mut row_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));

@@ -34,8 +34,8 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     out_strides: RowStrides,
     #[comptime] blueprint: PortableBlueprint,
     #[comptime] options: Options,
-    #[define(I)] _input: ElemType,
-    #[define(M)] _mask: ElemType,
+    #[define(I)] _element: ElemType,
+    #[define(M)] _mask_type: ElemType,
 ) {
     let side = comptime!(blueprint.side());
     let unit_tile = comptime!(blueprint.unit_tile as usize);

@@ -15,17 +15,17 @@
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
-//! | q, out, dout, dq | batch, heads_q, seq_q, head_dim | [`Rows`], rows contiguous | f32, f16, bf16 |
-//! | k, v, dk, dv | batch, heads_kv, seq_kv, head_dim | as q | that of q |
-//! | mask | batch, heads_q, seq_q, seq_kv | [`Pairs`] | 8- or 32-bit integers, not 0 for pairs left out |
+//! | q, out, dout, dq | `[batch, heads_q, seq_q, head_dim]` | [`Rows`], rows contiguous | f32, f16, bf16 |
+//! | k, v, dk, dv | `[batch, heads_kv, seq_kv, head_dim]` | as q | that of q |
+//! | mask | `[batch, heads_q, seq_q, seq_kv]` | [`Pairs`] | 8- or 32-bit integers, not 0 for pairs left out |
 //! | bias | the same | [`Pairs`] | that of q |
-//! | lse, delta | batch, heads_q, seq_q | contiguous | f32 |
+//! | lse, delta | `[batch, heads_q, seq_q]` | contiguous | f32 |
 //!
 //! Scores, weights and sums are f32; results are rounded once and overwritten. Saved for backward are
 //! q, k, v, out and lse; the weights are computed again, and so is what dropout leaves out.
 //!
 //! Query i stands at key `i + seq_kv - seq_q`: causal attention and the window are aligned at the
-//! lower right, as in FlashAttention. A query that sees no key has output zero and no gradient.
+//! lower right, as FlashAttention has them. A query that sees no key has output zero and no gradient.
 //! Sequences of different lengths may follow each other in one batch ([`AttentionProblem::packed`]).
 //!
 //! Sources: Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023); Milakov and Gimelshein,
