@@ -5,6 +5,8 @@
 
 #[path = "integration/attention.rs"]
 mod attention;
+#[path = "integration/attention_op.rs"]
+mod attention_op;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
 #[path = "integration/facade.rs"]
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     }
     let trials = [
         attention::trials(),
+        attention_op::trials(),
         column_sum::trials(),
         facade::trials(),
         fp8::trials(),

@@ -6,11 +6,12 @@
 //!   stretches of it with tuned kernels: that is how unmodified `burn::nn` modules gain them.
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
-//!   [`fp8_linear`]. They run on the CPU too, where they are all that a build without the feature
-//!   `gpu` has.
+//!   [`attention`] and [`fp8_linear`]. They run on the CPU too, where they are all that a build
+//!   without the feature `gpu` has.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
+pub mod attention;
 #[cfg(feature = "gpu")]
 mod column_sum;
 #[cfg(feature = "gpu")]

@@ -28,6 +28,7 @@
 //! Vulkan GPU, then takes the CPU. The environment variable `BLACKBURN_DEVICE`, or [`device_from`],
 //! chooses otherwise.
 
+pub mod attention;
 mod config;
 mod device;
 mod error;
@@ -35,6 +36,7 @@ pub mod fp8;
 mod init;
 mod report;
 
+pub use attention::attention;
 pub use blackburn_train as train;
 pub use config::{Config, F32Precision};
 pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};

@@ -44,6 +44,8 @@ mod launch;
 mod problem;
 mod rules;
 mod tile;
+#[cfg(feature = "cuda")]
+mod wgmma_forward;
 
 pub use blueprint::AttentionBlueprint;
 pub use launch::{
@@ -51,3 +53,18 @@ pub use launch::{
     attention_backward_with, attention_forward, attention_forward_with,
 };
 pub use problem::{AttentionProblem, Dropout, Order, Pairs, Rows, Window};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use {
+    backward::{
+        DELTA_UNITS, attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
+        attention_delta_kernel,
+    },
+    forward::attention_forward_portable_kernel,
+    rules::{
+        NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
+        RulesCompilationArg, SizesCompilationArg,
+    },
+    tile::{PortableBlueprint, UNITS as PORTABLE_UNITS},
+    wgmma_forward::{UNITS as WGMMA_UNITS, WgmmaForwardBlueprint, attention_forward_wgmma_kernel},
+};

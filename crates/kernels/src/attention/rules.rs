@@ -186,10 +186,8 @@ pub(super) fn is_visible<M: Numeric>(
         visible = visible && distance <= rules.numbers.right;
     }
     if comptime!(options.mask) {
-        if visible {
-            let at = pair_at(&rules.mask, sequence, row, column);
-            visible = mask[at as usize] == M::from_int(0);
-        }
+        let at = pair_at(&rules.mask, sequence, row, column);
+        visible = visible && mask[at as usize] == M::from_int(0);
     }
     visible
 }

@@ -3,6 +3,7 @@
 //! `cargo xtask sass` compiles the result for each architecture and checks registers, spills and
 //! instructions. A new kernel adds its variants to [`variants`].
 
+mod attention;
 mod matmul;
 mod quantize;
 
@@ -104,6 +105,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         )?);
         kernels.extend(column_sums(dtype, name)?);
     }
+    kernels.extend(attention::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(quantize::variants()?);
     Ok(kernels)

@@ -8,7 +8,7 @@ use super::{
     bias_tile::{bias_pair, element_bytes},
     epilogue::{EpilogueBlueprint, activate},
 };
-use crate::ptx::{load, output_address, pack_bf16, pack_f16};
+use crate::ptx::{load, output_address, pack_bf16, pack_f16, store_word};
 use cubecl::prelude::*;
 
 /// What is stored at once.
@@ -284,13 +284,6 @@ fn store_shifted<S: Numeric, W: Size>(
             }
         }
     }
-}
-
-/// Writes a word at an even element of 16 bits.
-#[cube]
-fn store_word(base: u64, element: u32, word: u32) {
-    let address = base + u64::cast_from(element) * 2;
-    gpu_asm!("st.global.b32 [{}], {};", in(_) address, in(_) load::<u32>(word));
 }
 
 /// Unit i of a quad gives word j to unit j, as its word i.

@@ -73,6 +73,33 @@ fn address_of(scope: &Scope, pointer: Value) -> NativeExpand<u64> {
     op.result(scope.ctx_mut()).expect("a result was asked for").into()
 }
 
+/// Writes a word at an even element of 16 bits.
+#[cube]
+pub(crate) fn store_word(base: u64, element: u32, word: u32) {
+    let address = base + u64::cast_from(element) * 2;
+    gpu_asm!("st.global.b32 [{}], {};", in(_) address, in(_) load::<u32>(word));
+}
+
+/// Gives all but `count` registers of this warpgroup's units back, a multiple of 8.
+#[cube]
+pub(crate) fn release_registers(#[comptime] count: u32) {
+    gpu_asm!("{text}", text = const format!("setmaxnreg.dec.sync.aligned.u32 {count};"));
+}
+
+/// Waits until this warpgroup's units may have `count` registers each, a multiple of 8.
+#[cube]
+pub(crate) fn acquire_registers(#[comptime] count: u32) {
+    gpu_asm!("{text}", text = const format!("setmaxnreg.inc.sync.aligned.u32 {count};"));
+}
+
+/// `2^x`, to two roundings of f32; results below its normal numbers become zero.
+#[cube]
+pub(crate) fn exp2_fast(x: f32) -> f32 {
+    let y: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {r}, {x};", r = out(_) y, x = in(_) load::<f32>(x), options(nomem));
+    y
+}
+
 /// Two numbers rounded to nearest and packed, `low` in the low half.
 #[cube]
 pub(crate) fn pack_bf16(low: f32, high: f32) -> u32 {

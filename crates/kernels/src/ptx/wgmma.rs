@@ -6,6 +6,7 @@
 
 use super::{ROW_BYTES, load};
 use cubecl::prelude::*;
+use std::ops::Range;
 
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ impl WgmmaOperands {
     }
 }
 
-fn registers(range: std::ops::Range<usize>) -> String {
+fn registers(range: Range<usize>) -> String {
     range.map(|register| format!("%{register}")).collect::<Vec<_>>().join(", ")
 }
 
@@ -78,10 +79,10 @@ fn block_text(operands: WgmmaOperands, width: usize) -> String {
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;\n}"
 }
 
-/// `$0 = $1`, once all products are done.
-fn drain_text(n: usize, width: usize) -> String {
+/// The first registers of `$0 = $1`, once all products are done.
+fn drain_text(used: usize, width: usize) -> String {
     let mut text = String::from("{ // $0 $1\nwgmma.wait_group.sync.aligned 0;\n");
-    for register in 0..n / 2 {
+    for register in 0..used {
         text += &format!("mov.f32 %{register}, %{};\n", width + register);
     }
     text + "}"
@@ -112,8 +113,186 @@ pub(crate) fn wgmma_drain<R: Size>(
 ) -> Vector<f32, R> {
     let width = R::value().comptime();
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n, width),
+    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n / 2, width),
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators));
+    sum
+}
+
+/// As [`wgmma_drain`], of the first `used` registers of a vector.
+#[cube]
+pub(crate) fn wgmma_settle<R: Size>(
+    accumulators: Vector<f32, R>,
+    #[comptime] used: usize,
+) -> Vector<f32, R> {
+    wgmma_drain::<R>(accumulators, comptime!(2 * used))
+}
+
+/// A product of 16-bit operands that starts from zero, both along k, over more than one block of 128
+/// bytes of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaProduct {
+    /// Columns.
+    pub n: usize,
+    /// PTX type of the operands.
+    pub dtype: &'static str,
+    /// Terms of the sums, a multiple of 16.
+    pub k: usize,
+    /// Bytes from one block of an operand to the next.
+    pub lhs_block_bytes: usize,
+    pub rhs_block_bytes: usize,
+}
+
+/// A sum of products whose left operand, 16-bit, lies in registers as accumulators do, packed, and
+/// whose right one runs across k: chunks of 64 rows of k by 64 columns, columns first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaWeights {
+    /// Columns.
+    pub n: usize,
+    /// PTX type of the operands.
+    pub dtype: &'static str,
+    /// Terms of the sums, a multiple of 16.
+    pub k: usize,
+    /// Bytes of 64 rows of k of the right operand.
+    pub rows_bytes: usize,
+    /// Registers before the accumulators in their vector.
+    pub first: usize,
+}
+
+impl WgmmaProduct {
+    /// Issues it as a group; its operands' descriptors are the registers `lhs` and `rhs`, its sums the
+    /// first of the result.
+    fn text(self) -> String {
+        let Self { n, dtype, k, lhs_block_bytes, rhs_block_bytes } = self;
+        let sums = registers(0..n / 2);
+        let mut text = String::new();
+        for step in 0..k / 16 {
+            let at = |block_bytes: usize| (step / 4 * block_bytes + step % 4 * 32) / 16;
+            text += &format!(
+                "add.s64 at, lhs, {};\nadd.s64 bt, rhs, {};\n\
+                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
+                 1, 1, 0, 0;\n",
+                at(lhs_block_bytes),
+                at(rhs_block_bytes),
+                if step == 0 { "from_zero" } else { "onto" },
+            );
+        }
+        text + "wgmma.commit_group.sync.aligned;\n"
+    }
+}
+
+impl WgmmaWeights {
+    /// Registers of the accumulators, of vectors that hold something else before them.
+    fn accumulators(self) -> Range<usize> {
+        self.first..self.first + self.n / 2
+    }
+
+    /// Copies the accumulators of a vector of `width` to the result, before anything is issued.
+    fn moves(self, width: usize) -> String {
+        let moved = |register| format!("mov.f32 %{register}, %{};\n", width + register);
+        self.accumulators().map(moved).collect()
+    }
+
+    /// Issues it as a group; the left operand lies in the registers from `packed` on, the right one's
+    /// descriptor is the register `weighed`.
+    fn text(self, packed: usize) -> String {
+        let Self { n, dtype, k, rows_bytes, .. } = self;
+        let sums = registers(self.accumulators());
+        let mut text = String::new();
+        for step in 0..k / 16 {
+            text += &format!(
+                "add.s64 bt, weighed, {};\n\
+                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, {{{}}}, bt, \
+                 onto, 1, 1, 1;\n",
+                (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16,
+                registers(packed + 4 * step..packed + 4 * step + 4),
+            );
+        }
+        text + "wgmma.commit_group.sync.aligned;\n"
+    }
+}
+
+/// What the texts of products refer to.
+const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 lhs, rhs, weighed, at, bt;\n\
+                            setp.ne.u32 from_zero, 0, 0;\nsetp.eq.u32 onto, 0, 0;\n";
+
+/// `$0 = A B`; `$1` and `$2` describe the operands.
+fn product_text(product: WgmmaProduct) -> String {
+    format!(
+        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
+         wgmma.wait_group.sync.aligned 0;\n}}",
+        product.text()
+    )
+}
+
+/// `$0 = $1 + A B`; `$2` are A's registers, `$3` describes B.
+fn weights_text(weights: WgmmaWeights, width: usize) -> String {
+    format!(
+        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 weighed, $3;\n{}wgmma.fence.sync.aligned;\n{}\
+         wgmma.wait_group.sync.aligned 0;\n}}",
+        weights.moves(width),
+        weights.text(2 * width)
+    )
+}
+
+/// Both at once: `$1` are the accumulators, `$2` the weights; `$3`, `$4` and `$5` describe the
+/// product's operands and what is weighed. Ends with the product.
+fn overlapped_text(product: WgmmaProduct, weights: WgmmaWeights, width: usize) -> String {
+    format!(
+        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 lhs, $3;\nmov.b64 rhs, $4;\nmov.b64 weighed, $5;\n{}\
+         wgmma.fence.sync.aligned;\n{}{}wgmma.wait_group.sync.aligned 1;\n}}",
+        weights.moves(width),
+        product.text(),
+        weights.text(2 * width)
+    )
+}
+
+/// The product of two tiles.
+#[cube]
+pub(crate) fn wgmma_product<R: Size>(
+    lhs: u64,
+    rhs: u64,
+    #[comptime] product: WgmmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{x}{y}", body = const product_text(product),
+        d = out(_) sum, x = in(_) lhs, y = in(_) rhs);
+    sum
+}
+
+/// Adds weighed rows to the accumulators.
+#[cube]
+pub(crate) fn wgmma_weights<R: Size, P: Size>(
+    accumulators: Vector<f32, R>,
+    lhs: Vector<u32, P>,
+    rhs: u64,
+    #[comptime] weights: WgmmaWeights,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}{p}{y}", body = const weights_text(weights, width),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+        p = in(_) load::<Vector<u32, P>>(lhs), y = in(_) rhs);
+    sum
+}
+
+/// [`wgmma_product`], which is done when this returns, and [`wgmma_weights`], which is not: its
+/// accumulators have to be settled. One block of instructions has to issue both: where registers are
+/// written in between, the compiler has each instruction wait for the one before it.
+#[cube]
+pub(crate) fn wgmma_overlapped<R: Size, P: Size>(
+    accumulators: Vector<f32, R>,
+    packed: Vector<u32, P>,
+    lhs: u64,
+    rhs: u64,
+    weighed: u64,
+    #[comptime] product: WgmmaProduct,
+    #[comptime] weights: WgmmaWeights,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}{p}{x}{y}{z}", body = const overlapped_text(product, weights, width),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) lhs, y = in(_) rhs, z = in(_) weighed);
     sum
 }
 

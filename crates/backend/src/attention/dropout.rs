@@ -1,0 +1,85 @@
+//! Which weights dropout leaves out, in plain Rust: the words of
+//! `blackburn_kernels::attention`, so that devices agree.
+
+use super::Dropout;
+
+const ROUNDS: usize = 10;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// Words of a call of the generator.
+const WORDS: usize = 4;
+
+impl Dropout {
+    /// What weights that stay are multiplied by.
+    pub(super) fn kept(self) -> f64 {
+        1.0 / (1.0 - self.rate)
+    }
+
+    /// A word of the generator below this is a weight left out.
+    fn threshold(self) -> u32 {
+        // A rate below 1 stays below 2^32; the cast stops at the largest.
+        (self.rate * 4_294_967_296.0).round() as u32
+    }
+
+    /// Whether each of the pairs is left out, `[heads, rows, columns]`; the first head is number
+    /// `first_head` among those of all sequences.
+    pub(super) fn left_out(
+        self,
+        first_head: usize,
+        [heads, rows, columns]: [usize; 3],
+    ) -> Vec<bool> {
+        let threshold = self.threshold();
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let mut left_out = Vec::with_capacity(heads * rows * columns);
+        for head in first_head..first_head + heads {
+            for row in 0..rows {
+                for group in 0..columns.div_ceil(WORDS) {
+                    // Kernels count in 32 bits, too.
+                    let words = philox([group as u32, row as u32, head as u32, 0], key);
+                    let rest = columns - group * WORDS;
+                    left_out.extend(words.iter().take(rest).map(|word| *word < threshold));
+                }
+            }
+        }
+        left_out
+    }
+}
+
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    let product = |a: u32, b: u32| {
+        let wide = u64::from(a) * u64::from(b);
+        ((wide >> 32) as u32, wide as u32)
+    };
+    let mut words = counter;
+    for _ in 0..ROUNDS {
+        let (high0, low0) = product(words[0], MULTIPLIERS[0]);
+        let (high1, low1) = product(words[2], MULTIPLIERS[1]);
+        words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0];
+        key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_words_are_the_known_answers_of_random123() {
+        let zeros = philox([0; 4], [0; 2]);
+        assert_eq!(zeros, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        let ones = philox([u32::MAX; 4], [u32::MAX; 2]);
+        assert_eq!(ones, [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn places_are_counted_over_all_sequences() {
+        let dropout = Dropout { rate: 0.5, seed: 1 << 40 };
+        let all = dropout.left_out(0, [3, 5, 7]);
+        assert_eq!(all.len(), 3 * 5 * 7);
+        assert_eq!(dropout.left_out(2, [1, 5, 7]), all[70..]);
+        // A row's first words do not depend on how long it is.
+        assert_eq!(dropout.left_out(0, [1, 1, 6]), all[..6]);
+    }
+}

@@ -1,0 +1,71 @@
+//! What attention may be asked for.
+
+use super::{Sequences, Settings, checks::Operands};
+use burn::tensor::{Bool, Tensor};
+use std::sync::Arc;
+
+/// Options of [`attention`](super::attention()); the default is plain attention.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    /// What products of queries and keys are multiplied by: any finite number. `1 /
+    /// sqrt(head_dim)` if none is given.
+    pub scale: Option<f64>,
+    /// No query sees a key behind its own place. With a window, the tighter bound holds.
+    pub causal: bool,
+    /// Queries see keys near them alone.
+    pub window: Option<Window>,
+    /// Scores are bounded smoothly to plus and minus this, which is above zero; the bias is added
+    /// behind it.
+    pub softcap: Option<f64>,
+    /// Weights are left out at random. There is no mode of evaluation: leave it away there.
+    pub dropout: Option<Dropout>,
+    /// True for pairs that are left out, as Burn has it: `[batch, heads_q, seq_q, seq_kv]`, each of
+    /// the first three or 1.
+    pub mask: Option<Tensor<4, Bool>>,
+    /// True for keys that are padding, `[batch, seq_kv]`. The mask leaves out more.
+    pub key_padding: Option<Tensor<2, Bool>>,
+    /// Added to the scores: `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1. Minus
+    /// infinity leaves a pair out.
+    pub bias: Option<Tensor<4>>,
+}
+
+/// Which keys a query sees, by their distance from its own place. Query i of `seq_q` stands at key
+/// `i + seq_kv - seq_q`: the last query at the last key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Keys before it; `None` for all.
+    pub left: Option<usize>,
+    /// Keys behind it; `None` for all.
+    pub right: Option<usize>,
+}
+
+/// Weights are left out with probability `rate`, and those that stay are multiplied by
+/// `1 / (1 - rate)`.
+///
+/// Which ones is a function of the seed and of the place of the pair alone, and the same on every
+/// device: take another seed each step, and for each layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// At least 0 and below 1.
+    pub rate: f64,
+    /// The same seed leaves out the same weights.
+    pub seed: u64,
+}
+
+impl AttentionOptions {
+    /// What is not a tensor.
+    pub(super) fn settings<const D: usize>(
+        &self,
+        operands: &Operands<'_, D>,
+        sequences: Option<Arc<Sequences>>,
+    ) -> Settings {
+        let Window { left, right } = self.window.unwrap_or_default();
+        Settings {
+            scale: self.scale.unwrap_or_else(|| 1.0 / (operands.head_dim() as f64).sqrt()),
+            window: Window { left, right: if self.causal { Some(0) } else { right } },
+            softcap: self.softcap,
+            dropout: self.dropout.filter(|dropout| dropout.rate > 0.0),
+            sequences,
+        }
+    }
+}

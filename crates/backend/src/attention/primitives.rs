@@ -1,0 +1,152 @@
+//! What a backend has to be able to do: attention and its gradients, without a graph.
+
+use super::{Dropout, Window};
+use burn::backend::{
+    Backend, ExtensionType, backend_extension,
+    tensor::{BoolTensor, FloatTensor},
+};
+#[cfg(feature = "gpu")]
+use burn::{
+    backend::fusion::custom::TensorSpec,
+    tensor::{DType, Shape},
+};
+use std::sync::Arc;
+
+/// The tensors that attention reads.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Inputs<B: Backend> {
+    /// `[batch, heads_q, seq_q, head_dim]`; packed sequences are one of all rows.
+    pub q: FloatTensor<B>,
+    /// `[batch, heads_kv, seq_kv, head_dim]`, in the type of q.
+    pub k: FloatTensor<B>,
+    /// As k.
+    pub v: FloatTensor<B>,
+    /// Which pairs are left out.
+    #[extension_type]
+    pub mask: Mask<B>,
+    /// What is added to the scores.
+    #[extension_type]
+    pub bias: Bias<B>,
+}
+
+/// Pairs that are left out.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Mask<B: Backend> {
+    /// None.
+    Absent,
+    /// `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1.
+    Present(BoolTensor<B>),
+}
+
+/// Numbers for pairs.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Bias<B: Backend> {
+    /// None.
+    Absent,
+    /// `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1; in the type of q.
+    Present(FloatTensor<B>),
+}
+
+/// What attention returns, and its backward pass reads again.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Output<B: Backend> {
+    /// In the shape and the type of q.
+    pub out: FloatTensor<B>,
+    /// `[batch, heads_q, seq_q]`, the logarithms of the sums of `exp(score)`; f32, and f64 for f64.
+    pub lse: FloatTensor<B>,
+}
+
+/// The gradients of attention.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Gradients<B: Backend> {
+    /// Of q.
+    pub dq: FloatTensor<B>,
+    /// Of k.
+    pub dk: FloatTensor<B>,
+    /// Of v.
+    pub dv: FloatTensor<B>,
+    /// Of the bias, for every pair and in the type of `lse`, if it was asked for.
+    #[extension_type]
+    pub dbias: Bias<B>,
+}
+
+/// What attention is asked for that is not a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// What products of queries and keys are multiplied by.
+    pub scale: f64,
+    /// Which keys a query sees; causal attention has 0 on its right.
+    pub window: Window,
+    /// What scores are bounded to.
+    pub softcap: Option<f64>,
+    /// Weights that are left out at random.
+    pub dropout: Option<Dropout>,
+    /// Where sequences begin, if they are packed.
+    pub sequences: Option<Arc<Sequences>>,
+}
+
+/// Where packed sequences begin, and the end of the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequences {
+    /// Rows of q.
+    pub q: Vec<usize>,
+    /// Rows of k and v.
+    pub kv: Vec<usize>,
+}
+
+/// The operations under attention. They are not differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(feature = "gpu"),
+)]
+pub trait AttentionPrimitives: Backend {
+    /// Attention.
+    #[fusion(meta = output_of)]
+    fn attention_forward(
+        #[extension_type] inputs: Inputs<Self>,
+        settings: Settings,
+    ) -> Output<Self>;
+
+    /// Its gradients, given that of the output.
+    #[fusion(meta = gradients_of)]
+    fn attention_backward(
+        #[extension_type] inputs: Inputs<Self>,
+        #[extension_type] output: Output<Self>,
+        dout: FloatTensor<Self>,
+        settings: Settings,
+        wants_bias: bool,
+    ) -> Gradients<Self>;
+}
+
+#[cfg(feature = "gpu")]
+fn output_of(inputs: &InputsMetadata, _settings: &Settings) -> OutputMetadata {
+    let q = &inputs.q;
+    OutputMetadata {
+        out: q.clone(),
+        lse: TensorSpec::new(Shape::new([q.shape[0], q.shape[1], q.shape[2]]), DType::F32),
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn gradients_of(
+    inputs: &InputsMetadata,
+    _output: &OutputMetadata,
+    _dout: &TensorSpec,
+    _settings: &Settings,
+    wants_bias: &bool,
+) -> GradientsMetadata {
+    let InputsMetadata { q, k, v, .. } = inputs;
+    let dbias = if *wants_bias {
+        let pairs = Shape::new([q.shape[0], q.shape[1], q.shape[2], k.shape[2]]);
+        BiasMetadata::Present(TensorSpec::new(pairs, DType::F32))
+    } else {
+        BiasMetadata::Absent
+    };
+    GradientsMetadata { dq: q.clone(), dk: k.clone(), dv: v.clone(), dbias }
+}

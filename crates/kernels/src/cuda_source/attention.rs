@@ -1,0 +1,274 @@
+//! Variants of attention.
+
+use super::{
+    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
+};
+use crate::attention::{
+    DELTA_UNITS, NumbersCompilationArg, Options, PORTABLE_UNITS, PairStridesCompilationArg,
+    PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg, SizesCompilationArg,
+    WGMMA_UNITS, WgmmaForwardBlueprint, attention_backward_kv_portable_kernel,
+    attention_backward_q_portable_kernel, attention_delta_kernel,
+    attention_forward_portable_kernel, attention_forward_wgmma_kernel,
+};
+use cubecl::{
+    ir::{AddressType, ElemType, FloatKind, UIntKind},
+    prelude::*,
+};
+use std::sync::Arc;
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+const BF16: ElemType = ElemType::Float(FloatKind::BF16);
+const F16: ElemType = ElemType::Float(FloatKind::F16);
+const BYTE: ElemType = ElemType::UInt(UIntKind::U8);
+
+const PLAIN: Options = Options {
+    left: false,
+    right: false,
+    softcap: false,
+    mask: false,
+    bias: false,
+    dropout: false,
+    packed: false,
+};
+
+const CAUSAL: Options = Options { right: true, ..PLAIN };
+
+const EVERYTHING: Options = Options {
+    left: true,
+    right: true,
+    softcap: true,
+    mask: true,
+    bias: true,
+    dropout: true,
+    packed: false,
+};
+
+pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
+    let mut kernels = Vec::new();
+    for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
+        kernels.push(delta(name, dtype)?);
+    }
+    for (unit_tile, head_dim, options) in
+        [(4, 64, EVERYTHING), (4, 128, CAUSAL), (2, 256, EVERYTHING)]
+    {
+        let blueprint = PortableBlueprint { unit_tile, head_dim };
+        kernels.extend(portable(blueprint, options)?);
+    }
+    for (head_dim, tile_kv, stages) in
+        [(32, 128, 2), (64, 128, 2), (96, 128, 2), (128, 128, 2), (256, 64, 2)]
+    {
+        for (name, options) in [("plain", PLAIN), ("causal", CAUSAL), ("everything", EVERYTHING)] {
+            let blueprint = WgmmaForwardBlueprint { dtype: "bf16", head_dim, tile_kv, stages };
+            kernels.push(wgmma_forward(name, blueprint, options)?);
+        }
+    }
+    let half = WgmmaForwardBlueprint { dtype: "f16", head_dim: 128, tile_kv: 128, stages: 2 };
+    kernels.push(wgmma_forward("causal", half, CAUSAL)?);
+    Ok(kernels)
+}
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+fn rows() -> RowStridesCompilationArg {
+    RowStridesCompilationArg { batch: (), head: (), row: () }
+}
+
+fn rules() -> RulesCompilationArg {
+    let pairs = || PairStridesCompilationArg { batch: (), head: (), row: (), column: () };
+    RulesCompilationArg {
+        sizes: SizesCompilationArg {
+            heads_q: (),
+            group: (),
+            seq_q: (),
+            seq_kv: (),
+            batch: (),
+            rows_q: (),
+        },
+        numbers: NumbersCompilationArg {
+            scale: (),
+            softcap: (),
+            left: (),
+            right: (),
+            threshold: (),
+            kept: (),
+            seed_low: (),
+            seed_high: (),
+        },
+        mask: pairs(),
+        bias: pairs(),
+    }
+}
+
+fn delta(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
+    variant(
+        format!("attention_delta_{name}"),
+        attention_delta_kernel::AttentionDeltaKernel::new(
+            settings_1d(DELTA_UNITS),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            rows(),
+            rows(),
+            dtype,
+        ),
+        everywhere(),
+    )
+}
+
+/// Two cubes of 256 threads a multiprocessor.
+fn everywhere() -> Promise {
+    Promise {
+        architectures: EVERY_ARCHITECTURE.to_vec(),
+        tensor_core: None,
+        max_registers: Some(128),
+    }
+}
+
+fn portable(
+    blueprint: PortableBlueprint,
+    options: Options,
+) -> Result<[CudaKernel; 3], SourceError> {
+    let settings = || {
+        let dim = CubeDim::new_2d(PORTABLE_UNITS, PORTABLE_UNITS);
+        KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32)
+    };
+    let PortableBlueprint { unit_tile, head_dim } = blueprint;
+    let name = |pass: &str| format!("attention_{pass}_portable_{unit_tile}_{head_dim}");
+    Ok([
+        variant(
+            name("forward"),
+            attention_forward_portable_kernel::AttentionForwardPortableKernel::new(
+                settings(),
+                properties(),
+                Arc::default(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                rules(),
+                rows(),
+                rows(),
+                rows(),
+                rows(),
+                blueprint,
+                options,
+                BF16,
+                BYTE,
+            ),
+            everywhere(),
+        )?,
+        variant(
+            name("backward_kv"),
+            attention_backward_kv_portable_kernel::AttentionBackwardKvPortableKernel::new(
+                settings(),
+                properties(),
+                Arc::default(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                rules(),
+                rows(),
+                rows(),
+                rows(),
+                rows(),
+                rows(),
+                blueprint,
+                options,
+                BF16,
+                BYTE,
+            ),
+            everywhere(),
+        )?,
+        variant(
+            name("backward_q"),
+            attention_backward_q_portable_kernel::AttentionBackwardQPortableKernel::new(
+                settings(),
+                properties(),
+                Arc::default(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                rules(),
+                rows(),
+                rows(),
+                rows(),
+                rows(),
+                rows(),
+                true,
+                blueprint,
+                options,
+                BF16,
+                BYTE,
+            ),
+            everywhere(),
+        )?,
+    ])
+}
+
+fn wgmma_forward(
+    name: &str,
+    blueprint: WgmmaForwardBlueprint,
+    options: Options,
+) -> Result<CudaKernel, SourceError> {
+    let WgmmaForwardBlueprint { dtype, head_dim, .. } = blueprint;
+    let [registers, packed] = blueprint.widths();
+    variant(
+        format!("attention_forward_wgmma_{dtype}_{head_dim}_{name}"),
+        attention_forward_wgmma_kernel::AttentionForwardWgmmaKernel::new(
+            settings_1d(WGMMA_UNITS),
+            properties(),
+            Arc::default(),
+            (),
+            (),
+            (),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            rules(),
+            rows(),
+            (),
+            (),
+            blueprint,
+            options,
+            if dtype == "f16" { F16 } else { BF16 },
+            BYTE,
+            registers,
+            packed,
+        ),
+        Promise {
+            architectures: vec!["sm_90a"],
+            tensor_core: Some("HGMMA"),
+            // What a launch gives each unit; those that multiply then take from those that copy.
+            max_registers: Some(168),
+        },
+    )
+}
