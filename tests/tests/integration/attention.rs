@@ -5,8 +5,8 @@ use blackburn_kernels::{
     KernelError,
     attention::{
         AttentionBlueprint, AttentionGradients, AttentionInputs as Tensors, AttentionOutput,
-        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Rows, Window, attention_backward,
-        attention_backward_with, attention_forward, attention_forward_with,
+        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Pass, Rows, Window,
+        attention_backward, attention_backward_with, attention_forward, attention_forward_with,
     },
     buffer::Buffer,
 };
@@ -68,6 +68,8 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
     match client.name() {
+        // What tensor cores are allowed; f32 does not go there.
+        "cuda" if storage != F32 => AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage)),
         "cuda" => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
         _ => AttentionPrecision::portable(storage),
     }
@@ -179,16 +181,19 @@ fn every_plan(client: &Client, case: AttentionCase, storage: Storage) -> Result<
     let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
     let problem = problem(&case, storage);
     let uploaded = Uploaded::new(client, &inputs, storage);
-    for plan in AttentionBlueprint::candidates(&problem, client) {
-        let check = |what: &str, actual: &[f64], expected: &[f64], bounds: &[f64]| {
-            compare(actual, expected, bounds)
-                .map_err(|error| Failed::from(format!("{case}, {what} by {plan:?}: {error}")))
-        };
+    let check = |what: &str, actual: &[f64], expected: &[f64], bounds: &[f64]| {
+        compare(actual, expected, bounds)
+            .map_err(|error| Failed::from(format!("{case}, {what}: {error}")))
+    };
+    for plan in AttentionBlueprint::candidates(&problem, Pass::Forward, client) {
         let output = attention_forward_with(client, &problem, &plan, &uploaded.tensors())?;
-        let lse = download(client, output.lse.clone(), F32)?;
-        check("lse", &lse, &forward.lse, &forward_bounds.lse)?;
-        let out = download(client, output.out.clone(), storage)?;
-        check("out", &out, &forward.o, &forward_bounds.o)?;
+        let lse = download(client, output.lse, F32)?;
+        check(&format!("lse by {plan:?}"), &lse, &forward.lse, &forward_bounds.lse)?;
+        let out = download(client, output.out, storage)?;
+        check(&format!("out by {plan:?}"), &out, &forward.o, &forward_bounds.o)?;
+    }
+    let output = attention_forward(client, &problem, &uploaded.tensors())?;
+    for plan in AttentionBlueprint::candidates(&problem, Pass::Backward, client) {
         let gradients = attention_backward_with(
             client,
             &problem,
@@ -202,13 +207,14 @@ fn every_plan(client: &Client, case: AttentionCase, storage: Storage) -> Result<
             ("dk", gradients.dk, &backward.dk, &backward_bounds.dk),
             ("dv", gradients.dv, &backward.dv, &backward_bounds.dv),
         ] {
-            check(what, &download(client, actual, storage)?, expected, bounds)?;
+            let actual = download(client, actual, storage)?;
+            check(&format!("{what} by {plan:?}"), &actual, expected, bounds)?;
         }
         if let (Some(actual), Some(expected), Some(bounds)) =
             (gradients.dbias, &backward.dbias, &backward_bounds.dbias)
         {
             let actual = summed(&case, &download(client, actual, F32)?);
-            check("dbias", &actual, expected, bounds)?;
+            check(&format!("dbias by {plan:?}"), &actual, expected, bounds)?;
         } else if backward.dbias.is_some() {
             return Err(format!("{case}: the bias has no gradient").into());
         }

@@ -1,6 +1,22 @@
-use super::{AttentionProblem, problem::unsupported, tile::PortableBlueprint};
+use super::{
+    AttentionProblem,
+    problem::{Rows, unsupported},
+    tile::PortableBlueprint,
+};
 use crate::{DeviceProfile, KernelError, matmul::Family};
-use cubecl::client::Client;
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+};
+
+/// Which kernels are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The output and its logarithms.
+    Forward,
+    /// The gradients.
+    Backward,
+}
 
 /// How attention is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,15 +29,24 @@ pub struct AttentionBlueprint {
     pub tile_kv: usize,
 }
 
+/// What TMA's rows are aligned to.
+const ALIGNMENT_BYTES: usize = 16;
+/// Queries of a tile on Hopper's tensor cores.
+const WGMMA_TILE_Q: usize = 128;
+
 impl AttentionBlueprint {
     /// The plan that is expected to be fastest.
     ///
     /// # Errors
     ///
     /// [`KernelError::Unsupported`] where no tile fits the device.
-    pub fn plan(problem: &AttentionProblem, client: &Client) -> Result<Self, KernelError> {
+    pub fn plan(
+        problem: &AttentionProblem,
+        pass: Pass,
+        client: &Client,
+    ) -> Result<Self, KernelError> {
         let device = DeviceProfile::of(client);
-        Self::candidates_on(problem, device).into_iter().next().ok_or_else(|| {
+        Self::candidates_on(problem, pass, device).into_iter().next().ok_or_else(|| {
             unsupported(format!(
                 "head_dim {} with {} bytes of shared memory",
                 problem.head_dim, device.shared_bytes
@@ -31,12 +56,16 @@ impl AttentionBlueprint {
 
     /// Every plan that serves the problem on the client's device, the one expected to be fastest
     /// first; all of them are tested.
-    pub fn candidates(problem: &AttentionProblem, client: &Client) -> Vec<Self> {
-        Self::candidates_on(problem, DeviceProfile::of(client))
+    pub fn candidates(problem: &AttentionProblem, pass: Pass, client: &Client) -> Vec<Self> {
+        Self::candidates_on(problem, pass, DeviceProfile::of(client))
     }
 
     /// As [`candidates`](Self::candidates), on a device that need not be there.
-    pub fn candidates_on(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
+    pub fn candidates_on(
+        problem: &AttentionProblem,
+        pass: Pass,
+        device: DeviceProfile,
+    ) -> Vec<Self> {
         // Wide tiles read less memory, and need registers, which software devices do not have.
         let (unit_tiles, most): (&[u32], _) =
             if device.compute_capability.is_some() { (&[4, 2, 1], 3) } else { (&[2, 1], 1) };
@@ -47,10 +76,94 @@ impl AttentionBlueprint {
             let plan = Self { family: Family::Portable, tile_q: side, tile_kv: side };
             (plan, kernel.shared_bytes())
         });
-        portable
+        let mut plans: Vec<_> = portable
             .filter(|(_, shared_bytes)| *shared_bytes <= device.shared_bytes)
             .map(|(plan, _)| plan)
             .take(most)
-            .collect()
+            .collect();
+        // Behind the others, and so not chosen, until it has been run on a Hopper GPU.
+        if pass == Pass::Forward && device.compute_capability == Some(90) {
+            plans.extend(Self::wgmma(problem));
+        }
+        plans
+    }
+
+    /// Hopper's tensor cores take 16-bit types, in rows of whole chunks.
+    fn wgmma(problem: &AttentionProblem) -> Option<Self> {
+        let is_half =
+            [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&problem.dtype);
+        let tensors = [
+            (problem.q, problem.heads_q, problem.rows_q()),
+            (problem.k, problem.heads_kv, problem.rows_kv()),
+            (problem.v, problem.heads_kv, problem.rows_kv()),
+        ];
+        let is_aligned = |(Rows { batch, head, row }, heads, seq): (Rows, usize, usize)| {
+            let steps = [(batch, problem.tensor_batch()), (head, heads), (row, seq)];
+            steps.into_iter().all(|(stride, size)| {
+                let bytes = stride * problem.dtype.size();
+                size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
+            })
+        };
+        let serves = is_half
+            && problem.head_dim.is_multiple_of(16)
+            && problem.scale > 0.0
+            && tensors.into_iter().all(is_aligned);
+        // Scores and outputs have to fit the registers, and what options compute beside them.
+        let has_options = problem.softcap.is_some()
+            || problem.mask.is_some()
+            || problem.bias.is_some()
+            || problem.dropout.is_some();
+        let tile_kv = match problem.head_dim {
+            ..=64 => 128,
+            65..=128 if !has_options => 128,
+            128 => 64,
+            _ if !has_options => 64,
+            _ => return None,
+        };
+        serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: DeviceProfile =
+        DeviceProfile { compute_capability: Some(90), multiprocessors: 132, shared_bytes: 232_448 };
+    const SOFTWARE: DeviceProfile =
+        DeviceProfile { compute_capability: None, multiprocessors: 8, shared_bytes: 32_768 };
+
+    fn problem(head_dim: usize, kind: FloatKind) -> AttentionProblem {
+        AttentionProblem::dense([2, 4, 100, head_dim], 100, ElemType::Float(kind))
+    }
+
+    fn families(problem: &AttentionProblem, pass: Pass) -> Vec<Family> {
+        let plans = AttentionBlueprint::candidates_on(problem, pass, H200);
+        let mut families: Vec<_> = plans.into_iter().map(|plan| plan.family).collect();
+        families.dedup();
+        families
+    }
+
+    #[test]
+    fn every_head_has_a_tile_that_fits_a_software_device() {
+        for head_dim in 1..=256 {
+            let problem = problem(head_dim, FloatKind::F32);
+            for pass in [Pass::Forward, Pass::Backward] {
+                let plans = AttentionBlueprint::candidates_on(&problem, pass, SOFTWARE);
+                assert_eq!(plans.len(), 1, "heads of {head_dim}");
+            }
+        }
+    }
+
+    #[test]
+    fn hopper_is_offered_what_its_tensor_cores_take() {
+        let offered =
+            |problem: &AttentionProblem| families(problem, Pass::Forward).contains(&Family::Wgmma);
+        assert!(offered(&problem(64, FloatKind::BF16)));
+        assert!(!offered(&problem(64, FloatKind::F32)));
+        assert!(!offered(&problem(40, FloatKind::BF16)));
+        let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
+        assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
+        assert_eq!(families(&problem(64, FloatKind::BF16), Pass::Backward), [Family::Portable]);
     }
 }

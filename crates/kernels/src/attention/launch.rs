@@ -1,5 +1,5 @@
 use super::{
-    AttentionBlueprint, AttentionProblem,
+    AttentionBlueprint, AttentionProblem, Pass,
     backward::{
         DELTA_UNITS, attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
         attention_delta_kernel,
@@ -11,7 +11,7 @@ use super::{
     },
     tile::{PortableBlueprint, UNITS},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{KernelError, buffer::Buffer, matmul::Family};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind, IntKind, UIntKind},
@@ -88,7 +88,7 @@ pub fn attention_forward(
     inputs: &AttentionInputs<'_>,
 ) -> Result<AttentionOutput, KernelError> {
     problem.validate()?;
-    let blueprint = AttentionBlueprint::plan(problem, client)?;
+    let blueprint = AttentionBlueprint::plan(problem, Pass::Forward, client)?;
     attention_forward_with(client, problem, &blueprint, inputs)
 }
 
@@ -108,7 +108,12 @@ pub fn attention_forward_with(
         out: Buffer::empty(client, problem.out_elements(), problem.dtype),
         lse: Buffer::empty(client, problem.lse_elements(), F32),
     };
-    launch.forward(&output)?;
+    match blueprint.family {
+        Family::Portable => launch.forward(&output)?,
+        #[cfg(feature = "cuda")]
+        Family::Wgmma => super::tensor_core::forward(&launch, blueprint, &output)?,
+        other => return Err(unsupported(format!("the forward pass by {other:?}"))),
+    }
     Ok(output)
 }
 
@@ -125,7 +130,7 @@ pub fn attention_backward(
     wants_bias: bool,
 ) -> Result<AttentionGradients, KernelError> {
     problem.validate()?;
-    let blueprint = AttentionBlueprint::plan(problem, client)?;
+    let blueprint = AttentionBlueprint::plan(problem, Pass::Backward, client)?;
     attention_backward_with(client, problem, &blueprint, inputs, result, wants_bias)
 }
 
@@ -144,6 +149,9 @@ pub fn attention_backward_with(
 ) -> Result<AttentionGradients, KernelError> {
     let launch = Launch::new(client, problem, blueprint, inputs)?;
     launch.check_result(result)?;
+    if blueprint.family != Family::Portable {
+        return Err(unsupported(format!("the backward pass by {:?}", blueprint.family)));
+    }
     let wants_bias = wants_bias && problem.bias.is_some();
     if wants_bias && u32::try_from(problem.pair_elements()).is_err() {
         let reason = format!("the gradient of a bias of {} pairs", problem.pair_elements());
@@ -166,12 +174,13 @@ pub fn attention_backward_with(
 }
 
 /// A problem that was checked, with its tensors.
-struct Launch<'a> {
-    client: &'a Client,
-    problem: &'a AttentionProblem,
+pub(super) struct Launch<'a> {
+    pub(super) client: &'a Client,
+    pub(super) problem: &'a AttentionProblem,
+    /// Of the portable family.
     kernel: PortableBlueprint,
-    options: Options,
-    inputs: &'a AttentionInputs<'a>,
+    pub(super) options: Options,
+    pub(super) inputs: &'a AttentionInputs<'a>,
 }
 
 impl<'a> Launch<'a> {
@@ -267,22 +276,22 @@ impl<'a> Launch<'a> {
         )
     }
 
-    fn rules(&self) -> RulesLaunch {
+    pub(super) fn rules(&self) -> RulesLaunch {
         let problem = self.problem;
         RulesLaunch::new(self.sizes(), self.numbers(), pairs(problem.mask), pairs(problem.bias))
     }
 
     /// The mask, and its type; without one, anything.
-    fn mask(&self) -> (BufferArg, ElemType) {
+    pub(super) fn mask(&self) -> (BufferArg, ElemType) {
         let none = (self.inputs.q.arg(1), ElemType::UInt(UIntKind::U32));
         self.inputs.mask.map_or(none, |mask| (mask.arg(1), mask.dtype))
     }
 
-    fn bias(&self) -> BufferArg {
+    pub(super) fn bias(&self) -> BufferArg {
         self.inputs.bias.unwrap_or(self.inputs.q).arg(1)
     }
 
-    fn starts(&self) -> BufferArg {
+    pub(super) fn starts(&self) -> BufferArg {
         self.inputs.starts.unwrap_or(self.inputs.q).arg(1)
     }
 
@@ -447,7 +456,7 @@ fn options(problem: &AttentionProblem) -> Options {
 }
 
 /// `AttentionProblem::validate` has seen to it that spans, and with them strides, fit 32 bits.
-fn rows(rows: Rows) -> RowStridesLaunch {
+pub(super) fn rows(rows: Rows) -> RowStridesLaunch {
     RowStridesLaunch::new(rows.batch as u32, rows.head as u32, rows.row as u32)
 }
 

@@ -35,19 +35,26 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
+//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | the forward pass on Hopper (`sm_90a`); compiled and not run yet, so offered last |
 
 mod backward;
 mod blueprint;
 mod dropout;
 mod forward;
 mod launch;
+#[cfg(feature = "cuda")]
+mod pipeline;
 mod problem;
 mod rules;
+#[cfg(feature = "cuda")]
+mod softmax;
+#[cfg(feature = "cuda")]
+mod tensor_core;
 mod tile;
 #[cfg(feature = "cuda")]
 mod wgmma_forward;
 
-pub use blueprint::AttentionBlueprint;
+pub use blueprint::{AttentionBlueprint, Pass};
 pub use launch::{
     AttentionGradients, AttentionInputs, AttentionOutput, AttentionResult, attention_backward,
     attention_backward_with, attention_forward, attention_forward_with,
@@ -61,10 +68,11 @@ pub(crate) use {
         attention_delta_kernel,
     },
     forward::attention_forward_portable_kernel,
+    pipeline::{UNITS as WGMMA_UNITS, WgmmaForwardBlueprint},
     rules::{
         NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
         RulesCompilationArg, SizesCompilationArg,
     },
     tile::{PortableBlueprint, UNITS as PORTABLE_UNITS},
-    wgmma_forward::{UNITS as WGMMA_UNITS, WgmmaForwardBlueprint, attention_forward_wgmma_kernel},
+    wgmma_forward::attention_forward_wgmma_kernel,
 };

@@ -8,350 +8,23 @@
 //!    the other warpgroup makes weights of its scores (Shah et al., "FlashAttention-3", 2024,
 //!    section 3.2).
 //! 3. They divide by the sums of their weights and write.
-//!
-//! Weights are powers of two, so that one multiply-add and one instruction make each.
 
-use super::rules::{
-    Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible, keys_of,
-    origin, origin_of_row_values, sequence_of,
+use super::{
+    pipeline::{CHUNK_BYTES, Slot, TILE_Q, WgmmaForwardBlueprint, advance, load_tile, work_at},
+    rules::{
+        Options, RowStrides, Rules, Sequence, keys_of, origin, origin_of_row_values, sequence_of,
+    },
+    softmax::{Place, RowState, apply_rules, pack, pack_weights, quad_sum, rescale, unseen, weigh},
 };
 use crate::ptx::{
-    ROW_BYTES, acquire_registers,
+    acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    copy::tma_batched_tile,
-    exp2_fast, load, output_address, pack_bf16, pack_f16, release_registers, shared_address,
-    store_word,
-    wgmma::{
-        WgmmaProduct, WgmmaWeights, tile_descriptor, wgmma_overlapped, wgmma_product, wgmma_settle,
-        wgmma_weights,
-    },
+    load, output_address, release_registers, shared_address, store_word,
+    wgmma::{tile_descriptor, wgmma_overlapped, wgmma_product, wgmma_settle, wgmma_weights},
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 use std::f64::consts::{LN_2, LOG2_E};
-
-/// Units of a cube: the producer's warpgroup and two that multiply.
-pub(crate) const UNITS: u32 = 384;
-/// Queries of a tile, 64 for each warpgroup that multiplies.
-pub(crate) const TILE_Q: usize = 128;
-/// Bytes of 64 rows of 64 elements.
-const CHUNK_BYTES: usize = 64 * ROW_BYTES;
-/// What a score is that does not count. Finite, so that no difference is NaN, and far from all that
-/// is not.
-const UNSEEN: f32 = -1e30;
-
-/// How the kernel is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WgmmaForwardBlueprint {
-    /// PTX type of q, k, v and of the weights: `bf16` or `f16`.
-    pub(crate) dtype: &'static str,
-    /// A multiple of 16, at most 256.
-    pub(crate) head_dim: usize,
-    /// Keys of a tile, a multiple of 64.
-    pub(crate) tile_kv: usize,
-    /// Tiles of keys, and of values, that are held at once.
-    pub(crate) stages: usize,
-}
-
-impl WgmmaForwardBlueprint {
-    /// Blocks of 64 elements of a row; the last may be filled up with zeros.
-    fn blocks(self) -> usize {
-        self.head_dim.div_ceil(64)
-    }
-
-    fn q_bytes(self) -> usize {
-        self.blocks() * TILE_Q * ROW_BYTES
-    }
-
-    fn kv_bytes(self) -> usize {
-        self.blocks() * self.tile_kv * ROW_BYTES
-    }
-
-    /// Queries, both rings, and the barriers: two for each of their tiles, two for the queries.
-    pub(crate) fn shared_bytes(self) -> usize {
-        self.q_bytes() + 2 * self.stages * self.kv_bytes() + 8 * (4 * self.stages + 2)
-    }
-
-    fn scores(self) -> WgmmaProduct {
-        WgmmaProduct {
-            n: self.tile_kv,
-            dtype: self.dtype,
-            k: self.head_dim,
-            lhs_block_bytes: TILE_Q * ROW_BYTES,
-            rhs_block_bytes: self.tile_kv * ROW_BYTES,
-        }
-    }
-
-    fn weights(self) -> WgmmaWeights {
-        WgmmaWeights {
-            n: self.head_dim,
-            dtype: self.dtype,
-            k: self.tile_kv,
-            rows_bytes: self.blocks() * CHUNK_BYTES,
-            first: self.score_registers(),
-        }
-    }
-
-    /// Registers of a unit's scores.
-    fn score_registers(self) -> usize {
-        self.tile_kv / 2
-    }
-
-    /// Registers of a unit's outputs.
-    fn out_registers(self) -> usize {
-        self.head_dim / 2
-    }
-
-    /// Registers of a vector that holds scores and behind them outputs, and of one of packed weights.
-    pub(crate) fn widths(self) -> [usize; 2] {
-        let both = self.score_registers() + self.out_registers();
-        [both.next_power_of_two(), self.score_registers() / 2]
-    }
-}
-
-/// A tile of queries.
-#[derive(CubeType, Clone, Copy)]
-struct Work {
-    first_row: u32,
-    head: u32,
-    batch: u32,
-}
-
-/// Tile `index`: those of a head follow each other, so that cubes at work at the same time share keys
-/// and values; the last queries first, because they may see the most keys.
-#[cube]
-fn work_at(index: u32, tiles: u32, heads: u32) -> Work {
-    let matrix = index / tiles;
-    Work {
-        first_row: (tiles - 1 - index % tiles) * comptime!(TILE_Q as u32),
-        head: matrix % heads,
-        batch: matrix / heads,
-    }
-}
-
-/// Has TMA copy 64 by 64 elements for each block of a row and each 64 rows, or all rows at once.
-#[cube]
-fn load_tile(
-    destination: u32,
-    map: u64,
-    row: u32,
-    head: u32,
-    batch: u32,
-    barrier: u32,
-    #[comptime] rows: usize,
-    #[comptime] box_rows: usize,
-    #[comptime] blocks: usize,
-) {
-    #[unroll]
-    for part in 0..comptime!(rows / box_rows) {
-        #[unroll]
-        for block in 0..blocks {
-            let at =
-                destination + comptime!(((part * blocks + block) * box_rows * ROW_BYTES) as u32);
-            tma_batched_tile(
-                at,
-                map,
-                comptime!(64 * block as u32).runtime(),
-                row + comptime!((part * box_rows) as u32),
-                head,
-                batch,
-                barrier,
-            );
-        }
-    }
-}
-
-/// The largest or the sum of what the four units of a row hold.
-#[cube]
-fn quad_max(x: f32) -> f32 {
-    let pair = max(x, plane_shuffle_xor(x, 1u32));
-    max(pair, plane_shuffle_xor(pair, 2u32))
-}
-
-#[cube]
-fn quad_sum(x: f32) -> f32 {
-    let pair = x + plane_shuffle_xor(x, 1u32);
-    pair + plane_shuffle_xor(pair, 2u32)
-}
-
-/// Where a unit is in a tile, and how it counts.
-#[derive(CubeType, Clone, Copy)]
-struct Place {
-    /// The first of its two rows, which are 8 apart.
-    row: u32,
-    /// Its place among the four units of a row.
-    quad: u32,
-    /// A score counts so much in powers of two.
-    exponent: f32,
-}
-
-/// What a unit knows of its two rows.
-#[derive(CubeType, Clone, Copy)]
-struct RowState {
-    /// The largest scores so far.
-    peak_upper: f32,
-    peak_lower: f32,
-    /// Sums of this unit's weights, relative to them.
-    total_upper: f32,
-    total_lower: f32,
-    /// What sums and outputs are to be multiplied by since the last tile.
-    rescale_upper: f32,
-    rescale_lower: f32,
-}
-
-/// Puts bounds, bias and, with `masked`, what is not seen into a tile of scores. There is no branch:
-/// the tensor cores would have to be done before it.
-#[cube]
-fn apply_rules<I: Float, M: Numeric, R: Size>(
-    scores: Vector<f32, R>,
-    mask: &[M],
-    bias: &[I],
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
-    first_key: u32,
-    #[comptime] masked: bool,
-    #[comptime] tile_kv: usize,
-    #[comptime] options: Options,
-) -> Vector<f32, R> {
-    let mut ruled = scores;
-    #[unroll]
-    for i in 0..comptime!(tile_kv / 2) {
-        let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
-        // Rows and keys beyond the last do not count, but nothing may be read beyond them either.
-        let query = min(place.row + comptime!(8 * ((i / 2) % 2) as u32), sequence.seq_q - 1);
-        let within = min(key, sequence.seq_kv - 1);
-        let mut score = scores.extract(i);
-        if comptime!(options.softcap || options.bias) {
-            score = bounded_score(score, rules, options)
-                + bias_at::<I>(bias, sequence, rules, query, within, options);
-        }
-        if comptime!(masked) {
-            let visible = key < sequence.seq_kv
-                && is_visible::<M>(mask, sequence, rules, query, within, options);
-            score = select(visible, score, UNSEEN);
-        }
-        ruled.insert(i, score);
-    }
-    ruled
-}
-
-/// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
-#[cube]
-fn weigh<R: Size>(
-    scores: Vector<f32, R>,
-    state: &mut RowState,
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
-    first_key: u32,
-    #[comptime] blueprint: WgmmaForwardBlueprint,
-    #[comptime] options: Options,
-) -> Vector<f32, R> {
-    let exponent = place.exponent;
-    let mut upper = state.peak_upper;
-    let mut lower = state.peak_lower;
-    #[unroll]
-    for i in 0..comptime!(blueprint.tile_kv / 2) {
-        if comptime!((i / 2) % 2 == 0) {
-            upper = max(upper, scores.extract(i));
-        } else {
-            lower = max(lower, scores.extract(i));
-        }
-    }
-    upper = quad_max(upper);
-    lower = quad_max(lower);
-    // Where nothing is seen yet, all weights have to be zero, and not one.
-    let upper_from = select(upper == UNSEEN, 0.0f32, upper * exponent);
-    let lower_from = select(lower == UNSEEN, 0.0f32, lower * exponent);
-    state.rescale_upper = exp2_fast(state.peak_upper * exponent - upper_from);
-    state.rescale_lower = exp2_fast(state.peak_lower * exponent - lower_from);
-    state.peak_upper = upper;
-    state.peak_lower = lower;
-    let mut upper_sum = state.total_upper * state.rescale_upper;
-    let mut lower_sum = state.total_lower * state.rescale_lower;
-    let mut weights = scores;
-    #[unroll]
-    for i in 0..comptime!(blueprint.score_registers()) {
-        let is_upper = comptime!((i / 2) % 2 == 0);
-        let from = if comptime!(is_upper) { upper_from } else { lower_from };
-        let mut weight = exp2_fast(scores.extract(i) * exponent - from);
-        if comptime!(is_upper) {
-            upper_sum += weight;
-        } else {
-            lower_sum += weight;
-        }
-        if comptime!(options.dropout) {
-            let query = place.row + comptime!(8 * ((i / 2) % 2) as u32);
-            let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
-            weight = select(is_kept(sequence, rules, query, key, options), weight, 0.0f32);
-        }
-        weights.insert(i, weight);
-    }
-    state.total_upper = upper_sum;
-    state.total_lower = lower_sum;
-    weights
-}
-
-/// Packs weights in pairs, as the tensor cores take them.
-#[cube]
-fn pack_weights<R: Size, P: Size>(
-    weights: Vector<f32, R>,
-    #[comptime] blueprint: WgmmaForwardBlueprint,
-) -> Vector<u32, P> {
-    let mut packed = Vector::<u32, P>::empty();
-    #[unroll]
-    for pair in 0..comptime!(blueprint.score_registers() / 2) {
-        let low = weights.extract(comptime!(2 * pair));
-        let high = weights.extract(comptime!(2 * pair + 1));
-        packed.insert(pair, pack(low, high, comptime!(blueprint.dtype)));
-    }
-    packed
-}
-
-/// Two numbers, packed.
-#[cube]
-fn pack(low: f32, high: f32, #[comptime] dtype: &'static str) -> u32 {
-    match comptime!(dtype) {
-        "f16" => pack_f16(low, high),
-        _ => pack_bf16(low, high),
-    }
-}
-
-/// Multiplies the rows of the output by what their sums were multiplied by.
-#[cube]
-fn rescale<R: Size>(
-    sums: Vector<f32, R>,
-    upper: f32,
-    lower: f32,
-    #[comptime] first: usize,
-    #[comptime] used: usize,
-) -> Vector<f32, R> {
-    let mut scaled = Vector::<f32, R>::empty();
-    #[unroll]
-    for i in 0..used {
-        let factor = if comptime!((i / 2) % 2 == 0) { upper } else { lower };
-        let at = comptime!(first + i);
-        scaled.insert(at, sums.extract(at) * factor);
-    }
-    scaled
-}
-
-/// A place in a ring.
-#[derive(CubeType, Clone, Copy)]
-struct Slot {
-    stage: u32,
-    phase: u32,
-}
-
-#[cube]
-fn advance(slot: &mut Slot, #[comptime] stages: u32) {
-    slot.stage += 1;
-    if slot.stage == stages {
-        slot.stage = 0u32;
-        slot.phase ^= 1;
-    }
-}
 
 /// Waits for both tiles, and then, without a branch, has the tensor cores multiply queries and keys,
 /// and the last weights and values, makes weights of the scores meanwhile, and gives both back.
@@ -375,7 +48,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     #[comptime] blueprint: WgmmaForwardBlueprint,
     #[comptime] options: Options,
 ) -> (Vector<f32, R>, Vector<u32, P>) {
-    let leads = UNIT_POS % 128 == 0;
+    let leads = UNIT_POS & 127 == 0;
     let both = wgmma_overlapped::<R, P>(
         sums,
         weights,
@@ -392,7 +65,16 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     let ruled = apply_rules::<I, M, R>(
         both, mask, bias, sequence, rules, place, first_key, masked, tile_kv, options,
     );
-    let carried = weigh::<R>(ruled, state, sequence, rules, place, first_key, blueprint, options);
+    let carried = weigh::<R>(
+        ruled,
+        state,
+        sequence,
+        rules,
+        place,
+        first_key,
+        comptime!(blueprint.tile_kv),
+        options,
+    );
     let (first, used) = comptime!((blueprint.score_registers(), blueprint.out_registers()));
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
@@ -400,7 +82,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         barrier_arrive(v_empty);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
-    (sums, pack_weights::<R, P>(settled, blueprint))
+    (sums, pack_weights::<R, P>(settled, comptime!(blueprint.tile_kv), comptime!(blueprint.dtype)))
 }
 
 /// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
@@ -584,14 +266,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     all_from = u32::cast_from(max(from, 0i32));
                 }
 
-                let mut state = RowState {
-                    peak_upper: UNSEEN.runtime(),
-                    peak_lower: UNSEEN.runtime(),
-                    total_upper: 0.0f32,
-                    total_lower: 0.0f32,
-                    rescale_upper: 0.0f32,
-                    rescale_lower: 0.0f32,
-                };
+                let mut state = unseen();
                 let mut sums = Vector::<f32, R>::new(0.0f32);
                 barrier_wait(q_full, load::<u32>(q_phase));
                 if first < last {
@@ -626,10 +301,14 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         &rules,
                         &place,
                         first * tile_kv,
-                        blueprint,
+                        comptime!(blueprint.tile_kv),
                         options,
                     );
-                    let mut weights = pack_weights::<R, P>(weighed, blueprint);
+                    let mut weights = pack_weights::<R, P>(
+                        weighed,
+                        comptime!(blueprint.tile_kv),
+                        comptime!(blueprint.dtype),
+                    );
                     for tile in first + 1..last {
                         let k_at = load::<u32>(k_slot.stage);
                         let v_at = load::<u32>(v_slot.stage);

@@ -48,17 +48,21 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
         kernels.push(delta(name, dtype)?);
     }
-    for (unit_tile, head_dim, options) in
-        [(4, 64, EVERYTHING), (4, 128, CAUSAL), (2, 256, EVERYTHING)]
+    for (unit_tile, head_dim, options) in [(4, 64, CAUSAL), (4, 128, CAUSAL), (2, 256, EVERYTHING)]
     {
         let blueprint = PortableBlueprint { unit_tile, head_dim };
         kernels.extend(portable(blueprint, options)?);
     }
-    for (head_dim, tile_kv, stages) in
-        [(32, 128, 2), (64, 128, 2), (96, 128, 2), (128, 128, 2), (256, 64, 2)]
-    {
-        for (name, options) in [("plain", PLAIN), ("causal", CAUSAL), ("everything", EVERYTHING)] {
-            let blueprint = WgmmaForwardBlueprint { dtype: "bf16", head_dim, tile_kv, stages };
+    // Tiles as `AttentionBlueprint::candidates_on` has them.
+    let wgmma = [
+        ("plain", PLAIN, &[(32, 128), (64, 128), (96, 128), (128, 128), (256, 64)][..]),
+        ("causal", CAUSAL, &[(64, 128), (128, 128), (256, 64)]),
+        ("dropout", Options { dropout: true, ..CAUSAL }, &[(64, 128), (128, 64)]),
+        ("everything", EVERYTHING, &[(64, 128), (128, 64)]),
+    ];
+    for (name, options, tiles) in wgmma {
+        for (head_dim, tile_kv) in tiles.iter().copied() {
+            let blueprint = WgmmaForwardBlueprint { dtype: "bf16", head_dim, tile_kv, stages: 2 };
             kernels.push(wgmma_forward(name, blueprint, options)?);
         }
     }
@@ -122,12 +126,12 @@ fn delta(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
     )
 }
 
-/// Two cubes of 256 threads a multiprocessor.
+/// Without tensor cores.
 fn everywhere() -> Promise {
     Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
-        max_registers: Some(128),
+        max_registers: Some(255),
     }
 }
 

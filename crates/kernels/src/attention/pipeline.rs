@@ -1,0 +1,151 @@
+//! What attention on Hopper is compiled for, how its work is divided, and how its tiles come in.
+
+use crate::ptx::{
+    ROW_BYTES,
+    copy::tma_batched_tile,
+    wgmma::{WgmmaProduct, WgmmaWeights},
+};
+use cubecl::prelude::*;
+
+/// Units of a cube: the producer's warpgroup and two that multiply.
+pub(crate) const UNITS: u32 = 384;
+/// Queries of a tile, 64 for each warpgroup that multiplies.
+pub(crate) const TILE_Q: usize = 128;
+/// Bytes of 64 rows of 64 elements.
+pub(super) const CHUNK_BYTES: usize = 64 * ROW_BYTES;
+/// How the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaForwardBlueprint {
+    /// PTX type of q, k, v and of the weights: `bf16` or `f16`.
+    pub(crate) dtype: &'static str,
+    /// A multiple of 16, at most 256.
+    pub(crate) head_dim: usize,
+    /// Keys of a tile, a multiple of 64.
+    pub(crate) tile_kv: usize,
+    /// Tiles of keys, and of values, that are held at once.
+    pub(crate) stages: usize,
+}
+
+impl WgmmaForwardBlueprint {
+    /// Blocks of 64 elements of a row; the last may be filled up with zeros.
+    pub(super) fn blocks(self) -> usize {
+        self.head_dim.div_ceil(64)
+    }
+
+    pub(super) fn q_bytes(self) -> usize {
+        self.blocks() * TILE_Q * ROW_BYTES
+    }
+
+    pub(super) fn kv_bytes(self) -> usize {
+        self.blocks() * self.tile_kv * ROW_BYTES
+    }
+
+    /// Queries, both rings, and the barriers: two for each of their tiles, two for the queries.
+    pub(crate) fn shared_bytes(self) -> usize {
+        self.q_bytes() + 2 * self.stages * self.kv_bytes() + 8 * (4 * self.stages + 2)
+    }
+
+    pub(super) fn scores(self) -> WgmmaProduct {
+        WgmmaProduct {
+            n: self.tile_kv,
+            dtype: self.dtype,
+            k: self.head_dim,
+            lhs_block_bytes: TILE_Q * ROW_BYTES,
+            rhs_block_bytes: self.tile_kv * ROW_BYTES,
+        }
+    }
+
+    pub(super) fn weights(self) -> WgmmaWeights {
+        WgmmaWeights {
+            n: self.head_dim,
+            dtype: self.dtype,
+            k: self.tile_kv,
+            rows_bytes: self.blocks() * CHUNK_BYTES,
+            first: self.score_registers(),
+        }
+    }
+
+    /// Registers of a unit's scores.
+    pub(super) fn score_registers(self) -> usize {
+        self.tile_kv / 2
+    }
+
+    /// Registers of a unit's outputs.
+    pub(super) fn out_registers(self) -> usize {
+        self.head_dim / 2
+    }
+
+    /// Registers of a vector that holds scores and behind them outputs, and of one of packed weights.
+    pub(crate) fn widths(self) -> [usize; 2] {
+        let both = self.score_registers() + self.out_registers();
+        [both.next_power_of_two(), self.score_registers() / 2]
+    }
+}
+
+/// A tile of queries.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Work {
+    pub(super) first_row: u32,
+    pub(super) head: u32,
+    pub(super) batch: u32,
+}
+
+/// Tile `index`: those of a head follow each other, so that cubes at work at the same time share keys
+/// and values; the last queries first, because they may see the most keys.
+#[cube]
+pub(super) fn work_at(index: u32, tiles: u32, heads: u32) -> Work {
+    let matrix = index / tiles;
+    Work {
+        first_row: (tiles - 1 - index % tiles) * comptime!(TILE_Q as u32),
+        head: matrix % heads,
+        batch: matrix / heads,
+    }
+}
+
+/// Has TMA copy 64 by 64 elements for each block of a row and each 64 rows, or all rows at once.
+#[cube]
+pub(super) fn load_tile(
+    destination: u32,
+    map: u64,
+    row: u32,
+    head: u32,
+    batch: u32,
+    barrier: u32,
+    #[comptime] rows: usize,
+    #[comptime] box_rows: usize,
+    #[comptime] blocks: usize,
+) {
+    #[unroll]
+    for part in 0..comptime!(rows / box_rows) {
+        #[unroll]
+        for block in 0..blocks {
+            let at =
+                destination + comptime!(((part * blocks + block) * box_rows * ROW_BYTES) as u32);
+            tma_batched_tile(
+                at,
+                map,
+                comptime!(64 * block as u32).runtime(),
+                row + comptime!((part * box_rows) as u32),
+                head,
+                batch,
+                barrier,
+            );
+        }
+    }
+}
+
+/// A place in a ring.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) stage: u32,
+    pub(super) phase: u32,
+}
+
+#[cube]
+pub(super) fn advance(slot: &mut Slot, #[comptime] stages: u32) {
+    slot.stage += 1;
+    if slot.stage == stages {
+        slot.stage = 0u32;
+        slot.phase ^= 1;
+    }
+}

@@ -1,0 +1,202 @@
+//! Softmax on the tensor cores' accumulators: a unit has pairs of columns of two rows, 8 apart, every
+//! eighth column on, and the four units of a quad have a row between them.
+//!
+//! Weights are powers of two, so that one multiply-add and one instruction make each.
+
+use super::rules::{Options, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible};
+use crate::ptx::{exp2_fast, pack_bf16, pack_f16};
+use cubecl::prelude::*;
+
+/// What a score is that does not count. Finite, so that no difference is NaN, and far from all that
+/// is not.
+const UNSEEN: f32 = -1e30;
+
+/// The largest or the sum of what the four units of a row hold.
+#[cube]
+fn quad_max(x: f32) -> f32 {
+    let pair = max(x, plane_shuffle_xor(x, 1u32));
+    max(pair, plane_shuffle_xor(pair, 2u32))
+}
+
+#[cube]
+pub(super) fn quad_sum(x: f32) -> f32 {
+    let pair = x + plane_shuffle_xor(x, 1u32);
+    pair + plane_shuffle_xor(pair, 2u32)
+}
+
+/// Where a unit is in a tile, and how it counts.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    /// The first of its two rows, which are 8 apart.
+    pub(super) row: u32,
+    /// Its place among the four units of a row.
+    pub(super) quad: u32,
+    /// A score counts so much in powers of two.
+    pub(super) exponent: f32,
+}
+
+/// What a unit knows of its two rows.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowState {
+    /// The largest scores so far.
+    pub(super) peak_upper: f32,
+    pub(super) peak_lower: f32,
+    /// Sums of this unit's weights, relative to them.
+    pub(super) total_upper: f32,
+    pub(super) total_lower: f32,
+    /// What sums and outputs are to be multiplied by since the last tile.
+    pub(super) rescale_upper: f32,
+    pub(super) rescale_lower: f32,
+}
+
+/// Rows of which nothing was seen yet.
+#[cube]
+pub(super) fn unseen() -> RowState {
+    RowState {
+        peak_upper: UNSEEN.runtime(),
+        peak_lower: UNSEEN.runtime(),
+        total_upper: 0.0f32,
+        total_lower: 0.0f32,
+        rescale_upper: 0.0f32,
+        rescale_lower: 0.0f32,
+    }
+}
+
+/// Puts bounds, bias and, with `masked`, what is not seen into a tile of scores. There is no branch:
+/// the tensor cores would have to be done before it.
+#[cube]
+pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
+    scores: Vector<f32, R>,
+    mask: &[M],
+    bias: &[I],
+    sequence: &Sequence,
+    rules: &Rules,
+    place: &Place,
+    first_key: u32,
+    #[comptime] masked: bool,
+    #[comptime] tile_kv: usize,
+    #[comptime] options: Options,
+) -> Vector<f32, R> {
+    let mut ruled = scores;
+    #[unroll]
+    for i in 0..comptime!(tile_kv / 2) {
+        let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
+        // Rows and keys beyond the last do not count, but nothing may be read beyond them either.
+        let query = min(place.row + comptime!(8 * ((i / 2) % 2) as u32), sequence.seq_q - 1);
+        let within = min(key, sequence.seq_kv - 1);
+        let mut score = scores.extract(i);
+        if comptime!(options.softcap || options.bias) {
+            score = bounded_score(score, rules, options)
+                + bias_at::<I>(bias, sequence, rules, query, within, options);
+        }
+        if comptime!(masked) {
+            let visible = key < sequence.seq_kv
+                && is_visible::<M>(mask, sequence, rules, query, within, options);
+            score = select(visible, score, UNSEEN);
+        }
+        ruled.insert(i, score);
+    }
+    ruled
+}
+
+/// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
+#[cube]
+pub(super) fn weigh<R: Size>(
+    scores: Vector<f32, R>,
+    state: &mut RowState,
+    sequence: &Sequence,
+    rules: &Rules,
+    place: &Place,
+    first_key: u32,
+    #[comptime] tile_kv: usize,
+    #[comptime] options: Options,
+) -> Vector<f32, R> {
+    let exponent = place.exponent;
+    let mut upper = state.peak_upper;
+    let mut lower = state.peak_lower;
+    #[unroll]
+    for i in 0..comptime!(tile_kv / 2) {
+        if comptime!((i / 2) % 2 == 0) {
+            upper = max(upper, scores.extract(i));
+        } else {
+            lower = max(lower, scores.extract(i));
+        }
+    }
+    upper = quad_max(upper);
+    lower = quad_max(lower);
+    // Where nothing is seen yet, all weights have to be zero, and not one.
+    let upper_from = select(upper == UNSEEN, 0.0f32, upper * exponent);
+    let lower_from = select(lower == UNSEEN, 0.0f32, lower * exponent);
+    state.rescale_upper = exp2_fast(state.peak_upper * exponent - upper_from);
+    state.rescale_lower = exp2_fast(state.peak_lower * exponent - lower_from);
+    state.peak_upper = upper;
+    state.peak_lower = lower;
+    let mut upper_sum = state.total_upper * state.rescale_upper;
+    let mut lower_sum = state.total_lower * state.rescale_lower;
+    let mut weights = scores;
+    #[unroll]
+    for i in 0..comptime!(tile_kv / 2) {
+        let is_upper = comptime!((i / 2) % 2 == 0);
+        let from = if comptime!(is_upper) { upper_from } else { lower_from };
+        let mut weight = exp2_fast(scores.extract(i) * exponent - from);
+        if comptime!(is_upper) {
+            upper_sum += weight;
+        } else {
+            lower_sum += weight;
+        }
+        if comptime!(options.dropout) {
+            let query = place.row + comptime!(8 * ((i / 2) % 2) as u32);
+            let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
+            weight = select(is_kept(sequence, rules, query, key, options), weight, 0.0f32);
+        }
+        weights.insert(i, weight);
+    }
+    state.total_upper = upper_sum;
+    state.total_lower = lower_sum;
+    weights
+}
+
+/// Packs weights in pairs, as the tensor cores take them.
+#[cube]
+pub(super) fn pack_weights<R: Size, P: Size>(
+    weights: Vector<f32, R>,
+    #[comptime] tile_kv: usize,
+    #[comptime] dtype: &'static str,
+) -> Vector<u32, P> {
+    let mut packed = Vector::<u32, P>::empty();
+    #[unroll]
+    for pair in 0..comptime!(tile_kv / 4) {
+        let low = weights.extract(comptime!(2 * pair));
+        let high = weights.extract(comptime!(2 * pair + 1));
+        packed.insert(pair, pack(low, high, dtype));
+    }
+    packed
+}
+
+/// Two numbers, packed.
+#[cube]
+pub(super) fn pack(low: f32, high: f32, #[comptime] dtype: &'static str) -> u32 {
+    match comptime!(dtype) {
+        "f16" => pack_f16(low, high),
+        _ => pack_bf16(low, high),
+    }
+}
+
+/// Multiplies the rows of the output by what their sums were multiplied by.
+#[cube]
+pub(super) fn rescale<R: Size>(
+    sums: Vector<f32, R>,
+    upper: f32,
+    lower: f32,
+    #[comptime] first: usize,
+    #[comptime] used: usize,
+) -> Vector<f32, R> {
+    let mut scaled = Vector::<f32, R>::empty();
+    #[unroll]
+    for i in 0..used {
+        let factor = if comptime!((i / 2) % 2 == 0) { upper } else { lower };
+        let at = comptime!(first + i);
+        scaled.insert(at, sums.extract(at) * factor);
+    }
+    scaled
+}
