@@ -11,6 +11,9 @@ pub(crate) struct Usage {
     pub(crate) stack_bytes: u64,
     /// Shared memory the source declares statically.
     pub(crate) shared_bytes: u64,
+    /// ptxas warns of a loss of performance: it made `wgmma` instructions wait for each other, or left
+    /// out a change of the number of registers.
+    pub(crate) slowed_down: bool,
 }
 
 /// Reads the report of a file. Registers and shared memory are those of the kernel `entry`, or the
@@ -24,6 +27,8 @@ pub(crate) fn parse(report: &str, entry: &str) -> Result<Usage> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             current = rest.split('\'').next().unwrap_or_default();
             seen.push(current);
+        } else if line.contains("Potential Performance Loss") {
+            usage.slowed_down = true;
         } else if line.contains("bytes stack frame") {
             usage.stack_bytes = usage.stack_bytes.max(before(line, "bytes stack frame"));
             usage.spill_bytes += before(line, "bytes spill stores");
@@ -76,7 +81,7 @@ ptxas info    : Used 32 registers, used 0 barriers, 248 bytes cumulative stack s
 
     #[test]
     fn a_clean_report_is_read_in_full() {
-        let expected = Usage { registers: 26, spill_bytes: 0, stack_bytes: 0, shared_bytes: 4096 };
+        let expected = Usage { registers: 26, shared_bytes: 4096, ..Usage::default() };
         assert_eq!(parse(CLEAN, "").unwrap(), expected);
         assert_eq!(parse(CLEAN, "gelu").unwrap(), expected);
     }
@@ -92,6 +97,14 @@ ptxas info    : Used 32 registers, used 0 barriers, 248 bytes cumulative stack s
         let usage = parse(SPILLING, "small").unwrap();
         assert_eq!((usage.registers, usage.spill_bytes), (10, 544));
         assert_eq!(parse(SPILLING, "").unwrap().registers, 32);
+    }
+
+    #[test]
+    fn a_warning_of_lost_performance_is_seen() {
+        let warning = "ptxas info    : (C7513) Potential Performance Loss: wgmma.mma_async \
+                       instructions are serialized due to";
+        assert!(parse(&format!("{CLEAN}{warning}"), "gelu").unwrap().slowed_down);
+        assert!(!parse(CLEAN, "gelu").unwrap().slowed_down);
     }
 
     #[test]

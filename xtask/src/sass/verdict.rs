@@ -43,6 +43,9 @@ impl Verdict {
         } else if code.local_memory() > 0 {
             faults.push("local memory is used (an array with a run-time index?)".to_owned());
         }
+        if usage.slowed_down {
+            faults.push("ptxas warns of a loss of performance".to_owned());
+        }
         if let Some(name) = kernel.tensor_core.as_deref().filter(|name| code.count(name) == 0) {
             faults.push(format!("no {name}"));
         }
@@ -155,8 +158,13 @@ mod tests {
         }
     }
 
-    const USAGE: Usage =
-        Usage { registers: 96, spill_bytes: 0, stack_bytes: 0, shared_bytes: 1024 };
+    const USAGE: Usage = Usage {
+        registers: 96,
+        spill_bytes: 0,
+        stack_bytes: 0,
+        shared_bytes: 1024,
+        slowed_down: false,
+    };
     const CODE: &str = "/*0010*/ HMMA.16816.F32 R4, R8, R12, R4 ;\n/*0020*/ EXIT ;\n";
 
     fn faults(kernel: &Kernel, usage: Usage, code: &str) -> Vec<String> {
@@ -172,6 +180,12 @@ mod tests {
     fn a_spill_fails() {
         let usage = Usage { spill_bytes: 8, ..USAGE };
         assert_eq!(faults(&kernel(), usage, CODE), ["registers spill"]);
+    }
+
+    #[test]
+    fn a_warning_of_lost_performance_fails() {
+        let usage = Usage { slowed_down: true, ..USAGE };
+        assert_eq!(faults(&kernel(), usage, CODE), ["ptxas warns of a loss of performance"]);
     }
 
     #[test]
