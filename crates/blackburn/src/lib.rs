@@ -60,4 +60,8 @@ mod book {
     struct Devices;
     #[doc = include_str!("../../../book/src/plugging-in.md")]
     struct PluggingIn;
+    #[doc = include_str!("../../../book/src/matmul.md")]
+    struct Matmul;
+    #[doc = include_str!("../../../book/src/attention.md")]
+    struct Attention;
 }
