@@ -37,6 +37,7 @@ mod init;
 mod report;
 
 pub use attention::attention;
+pub use blackburn_nn as nn;
 pub use blackburn_train as train;
 pub use config::{Config, F32Precision};
 pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};

@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::{
-    settings::{Precision, Preset},
+    settings::{AttentionKind, Precision, Preset},
     tokenizer::TokenizerKind,
 };
 use clap::{Args, Parser, Subcommand};
@@ -80,6 +80,10 @@ pub(crate) struct TrainArgs {
     /// Element type of parameters and computation. Default: f32
     #[arg(long, value_enum, help_heading = "Model")]
     pub(crate) precision: Option<Precision>,
+
+    /// How attention is computed; not part of the model.
+    #[arg(long, value_enum, default_value_t, help_heading = "Model")]
+    pub(crate) attention: AttentionKind,
 
     /// Transformer blocks.
     #[arg(long, help_heading = "Model", value_name = "N")]
@@ -184,6 +188,10 @@ pub(crate) struct GenerateArgs {
     /// Seed of the drawing.
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
+
+    /// How attention is computed; not part of the model.
+    #[arg(long, value_enum, default_value_t = AttentionKind::Flash)]
+    pub(crate) attention: AttentionKind,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -202,6 +210,10 @@ pub(crate) struct EvalArgs {
     /// Batches to measure at most, spread evenly; 0 measures everything.
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) batches: usize,
+
+    /// How attention is computed; not part of the model.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) attention: AttentionKind,
 }
 
 #[cfg(test)]

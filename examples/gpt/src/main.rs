@@ -77,6 +77,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
         model: &model,
         tokenizer: &tokenizer,
         context: settings.model.context,
+        attention: args.attention,
         device,
     };
     author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;
@@ -102,7 +103,8 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let most = if args.batches == 0 { usize::MAX } else { args.batches };
     let (batch, context) = (settings.batch, settings.model.context);
     let tokens = if args.all { store.all() } else { store.validation() };
-    let result = evaluation::evaluate(&model, tokens, batch, context, most, device)?;
+    let attention = model::Attention::new(args.attention, context, device);
+    let result = evaluation::evaluate(&model, tokens, batch, context, most, &attention, device)?;
     println!(
         "step {}: loss {:.4} nats per token, perplexity {:.2}, over {} tokens",
         found.state.step,

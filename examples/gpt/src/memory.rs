@@ -1,13 +1,13 @@
 //! Whether a run fits the device at all.
 
-use crate::settings::{Precision, RunSettings};
+use crate::settings::{AttentionKind, Precision, RunSettings};
 use anyhow::{Result, bail};
 use blackburn::Report;
 
 /// Bytes that a training step holds at the very least: parameters, gradients and Adam's two
-/// moments; the logits, their log-softmax and its gradient in f32; and three attention matrices a
-/// layer, which Burn's automatic differentiation keeps.
-fn least_bytes(settings: &RunSettings) -> f64 {
+/// moments; the logits, their log-softmax and its gradient in f32; and, unless attention is flash,
+/// three attention matrices a layer, which Burn's automatic differentiation keeps.
+fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
     let element = match settings.precision {
         Precision::F32 => 4.0,
         Precision::Bf16 => 2.0,
@@ -16,18 +16,25 @@ fn least_bytes(settings: &RunSettings) -> f64 {
     let sequence = settings.batch as f64 * model.context as f64;
     let parameters = 4.0 * element * model.parameters() as f64;
     let logits = 3.0 * 4.0 * sequence * model.vocabulary as f64;
-    let attention =
-        3.0 * element * sequence * model.layers as f64 * model.heads as f64 * model.context as f64;
-    parameters + logits + attention
+    let matrices = match attention {
+        AttentionKind::Naive => 3.0 * model.layers as f64,
+        AttentionKind::Flash => 0.0,
+    };
+    let weights = matrices * element * sequence * model.heads as f64 * model.context as f64;
+    parameters + logits + weights
 }
 
 /// Refuses a run that cannot fit, before it wastes anyone's time.
-pub(crate) fn check(settings: &RunSettings, report: &Report) -> Result<()> {
+pub(crate) fn check(
+    settings: &RunSettings,
+    attention: AttentionKind,
+    report: &Report,
+) -> Result<()> {
     let available = report
         .memory_bytes
         .map(|bytes| bytes as f64)
         .or_else(|| (report.runtime == "flex").then(available_host_memory).flatten());
-    let needed = least_bytes(settings);
+    let needed = least_bytes(settings, attention);
     match available {
         Some(available) if needed > available => bail!(
             "out of memory before the start: a step needs more than {:.1} GiB, and {} has {:.1} \

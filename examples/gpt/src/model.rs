@@ -1,5 +1,10 @@
 //! GPT-2's architecture, of standard `burn::nn` modules.
 
+use crate::settings::AttentionKind;
+use blackburn::nn::{
+    flash,
+    transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
+};
 use burn::{
     module::{Initializer, Module},
     nn::{
@@ -88,14 +93,29 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`; `mask` is `[batch, length,
-    /// length]`, true where attention must not look.
-    fn forward(&self, ids: Tensor<2, Int>, mask: Tensor<3, Bool>) -> Tensor<3> {
-        let [_, length] = ids.dims();
-        let positions = Tensor::<1, Int>::arange(0..length as i64, &ids.device()).unsqueeze::<2>();
-        let x = self.tokens.forward(ids) + self.positions.forward(positions);
-        let input = TransformerEncoderInput::new(self.dropout.forward(x)).mask_attn(mask);
-        self.head.forward(self.norm.forward(self.blocks.forward(input)))
+    pub(crate) fn layers(&self) -> usize {
+        self.blocks.layers.len()
+    }
+
+    /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`.
+    fn forward(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
+        let [batch, length] = ids.dims();
+        let x = self.embed(ids, 0);
+        let x = match &attention.mask {
+            Some(mask) => {
+                let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
+                self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask))
+            }
+            None => flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal()),
+        };
+        self.head.forward(self.norm.forward(x))
+    }
+
+    /// Tokens and positions, the first of which is `start`.
+    fn embed(&self, ids: Tensor<2, Int>, start: usize) -> Tensor<3> {
+        let places = start as i64..(start + ids.dims()[1]) as i64;
+        let positions = Tensor::<1, Int>::arange(places, &ids.device()).unsqueeze::<2>();
+        self.dropout.forward(self.tokens.forward(ids) + self.positions.forward(positions))
     }
 
     /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element.
@@ -103,10 +123,10 @@ impl Gpt {
         &self,
         inputs: Tensor<2, Int>,
         targets: Tensor<2, Int>,
-        mask: &CausalMask,
+        attention: &Attention,
     ) -> Tensor<1> {
         let [batch, length] = inputs.dims();
-        let logits = self.forward(inputs, mask.get(batch, length));
+        let logits = self.forward(inputs, attention);
         let vocabulary = logits.dims()[2];
         let logits = logits.reshape([batch * length, vocabulary]).cast(FloatDType::F32);
         let device = logits.device();
@@ -122,26 +142,45 @@ impl Gpt {
         &self,
         ids: Tensor<2, Int>,
         at: usize,
-        mask: &CausalMask,
+        attention: &Attention,
+    ) -> Tensor<1> {
+        row(self.forward(ids, attention), at)
+    }
+
+    /// Logits of the token after `ids` `[1, length]`, which follow those in the cache, in f32.
+    pub(crate) fn next_logits_cached(
+        &self,
+        ids: Tensor<2, Int>,
+        cache: &mut TransformerCache,
     ) -> Tensor<1> {
         let [_, length] = ids.dims();
-        let logits = self.forward(ids, mask.get(1, length));
-        let vocabulary = logits.dims()[2];
-        logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
+        let input = FlashInput::new(self.embed(ids, cache.len()));
+        let x = flash::transformer_encoder_cached(&self.blocks, input, cache);
+        let width = x.dims()[2];
+        // Of a prompt, the last token alone is asked for.
+        let last = x.slice([0..1, length - 1..length, 0..width]);
+        row(self.head.forward(self.norm.forward(last)), 0)
     }
 }
 
-/// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
+fn row(logits: Tensor<3>, at: usize) -> Tensor<1> {
+    let vocabulary = logits.dims()[2];
+    logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
+}
+
+/// How attention is computed, with what that needs.
 #[derive(Clone, Debug)]
-pub(crate) struct CausalMask(Tensor<3, Bool>);
+pub(crate) struct Attention {
+    /// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
+    /// Flash attention needs none.
+    mask: Option<Tensor<3, Bool>>,
+}
 
-impl CausalMask {
-    pub(crate) fn new(context: usize, device: &Device) -> Self {
-        Self(generate_autoregressive_mask(1, context, &device.clone().without_autodiff()))
-    }
-
-    fn get(&self, batch: usize, length: usize) -> Tensor<3, Bool> {
-        self.0.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch)
+impl Attention {
+    pub(crate) fn new(kind: AttentionKind, context: usize, device: &Device) -> Self {
+        let mask = (kind == AttentionKind::Naive)
+            .then(|| generate_autoregressive_mask(1, context, &device.clone().without_autodiff()));
+        Self { mask }
     }
 }
 
@@ -171,27 +210,45 @@ mod tests {
         assert_eq!(gpt2.parameters(), 163_037_184);
     }
 
+    /// Both ways to compute attention.
+    fn both(device: &Device) -> [Attention; 2] {
+        [AttentionKind::Naive, AttentionKind::Flash]
+            .map(|kind| Attention::new(kind, TINY.context, device))
+    }
+
     #[test]
     fn no_token_sees_the_ones_after_it() {
         let device = Device::flex();
         let model = TINY.init(&device);
-        let mask = CausalMask::new(TINY.context, &device);
-        let logits = |last: i32| -> Vec<f32> {
-            let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
-            let logits = model.forward(ids, mask.get(1, 5)).slice([0..1, 0..4, 0..11]);
-            logits.into_data().try_to_vec().expect("logits are f32")
-        };
-        assert_eq!(logits(5), logits(9));
+        for attention in both(&device) {
+            let logits = |last: i32| -> Vec<f32> {
+                let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
+                let logits = model.forward(ids, &attention).slice([0..1, 0..4, 0..11]);
+                logits.into_data().try_to_vec().expect("logits are f32")
+            };
+            assert_eq!(logits(5), logits(9));
+        }
+    }
+
+    #[test]
+    fn flash_attention_gives_the_logits_of_burns() {
+        let device = Device::flex();
+        let model = TINY.init(&device);
+        let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
+        let [naive, flash] = both(&device).map(|attention| model.forward(ids.clone(), &attention));
+        let distance: f32 = (naive - flash).abs().max().into_scalar();
+        assert!(distance < 1e-5, "{distance}");
     }
 
     #[test]
     fn an_untrained_model_guesses_evenly() {
         let device = Device::flex();
         let model = TINY.init(&device);
-        let mask = CausalMask::new(TINY.context, &device);
         let ids = || Tensor::<2, Int>::random([4, 8], Distribution::Uniform(0.0, 11.0), &device);
-        let loss: f32 = model.loss(ids(), ids(), &mask).into_scalar();
-        assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
+        for attention in both(&device) {
+            let loss: f32 = model.loss(ids(), ids(), &attention).into_scalar();
+            assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
     plot,
-    settings::{Precision, Preset, RunSettings},
+    settings::{AttentionKind, Precision, Preset, RunSettings},
     store::{TokenStore, TrainTokens},
     tokenizer::Tokenizer,
 };
@@ -37,6 +37,7 @@ pub(crate) struct Run {
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) step: usize,
     pub(crate) prompt: String,
+    pub(crate) attention: AttentionKind,
     // Held until the run ends: two processes must not write to one folder.
     _lock: File,
 }
@@ -50,7 +51,7 @@ impl Run {
         device: &mut Device,
         report: &Report,
     ) -> Result<Self> {
-        memory::check(&settings, report)?;
+        memory::check(&settings, args.attention, report)?;
         let data = DataSettings::resolve(&args.data)?;
         let lock = lock(&folder)?;
         if !args.overwrite {
@@ -76,6 +77,7 @@ impl Run {
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
+            attention: args.attention,
             folder,
             settings,
             data,
@@ -99,7 +101,7 @@ impl Run {
         checkpoint::clean(&folder);
         let found = checkpoint::find(&folder)?;
         let settings = found.state.settings.resume(args)?;
-        memory::check(&settings, report)?;
+        memory::check(&settings, args.attention, report)?;
         let data = found.state.data.clone();
         let store = Arc::new(data.reopen(
             &folder.join("data"),
@@ -114,6 +116,7 @@ impl Run {
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
+            attention: args.attention,
             step: found.state.step,
             folder,
             settings,
@@ -153,6 +156,7 @@ impl Run {
         );
         let fields = serde_json::json!({
             "settings": settings,
+            "attention": format!("{:?}", self.attention).to_lowercase(),
             "data": self.data,
             "fingerprint": self.store.fingerprint(),
             "device": report,

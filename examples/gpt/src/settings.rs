@@ -28,6 +28,17 @@ pub(crate) enum Precision {
     Bf16,
 }
 
+/// How attention is computed. The model is the same, and so are its checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AttentionKind {
+    /// As Burn has it: all weights are kept for the backward pass, and each generated token costs a
+    /// whole forward pass.
+    #[default]
+    Naive,
+    /// In memory that grows with the context and not with its square, with a cache for generation.
+    Flash,
+}
+
 /// Everything that decides the numbers a run produces. Saved with every checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunSettings {

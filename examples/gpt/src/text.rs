@@ -1,10 +1,12 @@
 //! Writing text with a model.
 
 use crate::{
-    model::{CausalMask, Gpt},
+    model::{Attention, Gpt},
+    settings::AttentionKind,
     tokenizer::Tokenizer,
 };
 use anyhow::{Context, Result, ensure};
+use blackburn::nn::transformer::TransformerCache;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -37,6 +39,7 @@ pub(crate) struct Author<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     /// Tokens that the model sees at once.
     pub(crate) context: usize,
+    pub(crate) attention: AttentionKind,
     pub(crate) device: &'a Device,
 }
 
@@ -52,8 +55,10 @@ impl Author<'_> {
         emit: &mut dyn FnMut(&str) -> bool,
     ) -> Result<String> {
         sampling.validate()?;
-        let (context, device) = (self.context, self.device);
-        let mask = CausalMask::new(context, device);
+        let mut memory = Memory {
+            attention: Attention::new(self.attention, self.context, self.device),
+            cache: TransformerCache::new(self.model.layers(), self.context),
+        };
         let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
         let mut tokens = self.tokenizer.encode(prompt);
         if tokens.is_empty() {
@@ -62,14 +67,8 @@ impl Author<'_> {
         let prompt_tokens = tokens.len();
         let mut written = 0;
         for _ in 0..count {
-            let seen = &tokens[tokens.len().saturating_sub(context)..];
-            let at = seen.len() - 1;
-            let mut ids: Vec<i32> = seen.iter().map(|token| i32::from(*token)).collect();
-            ids.resize(context, 0);
-            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, context]), device);
             let logits: Vec<f32> = self
-                .model
-                .next_logits(ids, at, &mask)
+                .next_logits(&tokens, &mut memory)
                 .into_data()
                 .try_to_vec()
                 .context("the model's logits are not f32")?;
@@ -86,6 +85,33 @@ impl Author<'_> {
         }
         Ok(self.tokenizer.decode(&tokens))
     }
+
+    /// Logits of the token after `tokens`.
+    fn next_logits(&self, tokens: &[u16], memory: &mut Memory) -> Tensor<1> {
+        let context = self.context;
+        if self.attention == AttentionKind::Flash && tokens.len() <= context {
+            let new = &tokens[memory.cache.len()..];
+            return self.model.next_logits_cached(self.ids(new, new.len()), &mut memory.cache);
+        }
+        // Beyond the context, every token's position changes with each new one, and with it all
+        // that a cache could hold.
+        let seen = &tokens[tokens.len().saturating_sub(context)..];
+        self.model.next_logits(self.ids(seen, context), seen.len() - 1, &memory.attention)
+    }
+
+    /// `[1, length]`, padded at the end.
+    fn ids(&self, tokens: &[u16], length: usize) -> Tensor<2, Int> {
+        let mut ids: Vec<i32> = tokens.iter().map(|token| i32::from(*token)).collect();
+        ids.resize(length, 0);
+        Tensor::from_data(TensorData::new(ids, [1, length]), self.device)
+    }
+}
+
+/// What is kept from token to token.
+struct Memory {
+    attention: Attention,
+    /// Keys and values of the text so far, while it fits the context.
+    cache: TransformerCache,
 }
 
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {
@@ -122,6 +148,7 @@ fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u1
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{model::ModelConfig, tokenizer::TokenizerKind};
 
     fn sampling(temperature: f64, top_k: usize) -> Sampling {
         Sampling { temperature, top_k, seed: 1 }
@@ -156,6 +183,29 @@ mod tests {
         let drawn = draws(&[1.0, 0.9, 0.8, 0.7], sampling(5.0, 2));
         assert!(drawn.iter().all(|token| *token < 2));
         assert!(drawn.contains(&1));
+    }
+
+    #[test]
+    fn the_cache_changes_nothing_of_what_is_written() {
+        let (device, tokenizer) = (Device::flex(), Tokenizer::new(TokenizerKind::Bytes));
+        let config = ModelConfig {
+            layers: 2,
+            width: 16,
+            heads: 2,
+            context: 24,
+            vocabulary: tokenizer.vocab_size(),
+            dropout: 0.0,
+        };
+        let model = config.init(&device);
+        for prompt in ["", "fn main() {", "a prompt that is longer than the context"] {
+            let [naive, flash] = [AttentionKind::Naive, AttentionKind::Flash].map(|attention| {
+                let (model, tokenizer, context) = (&model, &tokenizer, config.context);
+                let author = Author { model, tokenizer, context, attention, device: &device };
+                // Through the context and beyond.
+                author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap()
+            });
+            assert_eq!(naive, flash);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::{
     evaluation::{Evaluation, evaluate, tensors},
     loader::{Prefetcher, Windows},
     metrics::{MetricRecord, MetricsLog},
-    model::{CausalMask, Gpt},
+    model::{Attention, Gpt},
     progress::Progress,
     run::{self, Run},
     settings::RunSettings,
@@ -92,7 +92,7 @@ impl Run {
         let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
         let first = (self.step * self.settings.accumulate) as u64;
         let mut batches = Prefetcher::new(windows, self.settings.batch, first)?;
-        let mask = CausalMask::new(self.settings.model.context, &self.device);
+        let attention = self.attention();
         let schedule = self.settings.schedule();
         let progress = Progress::new(self.step, steps);
         let started = Instant::now();
@@ -100,7 +100,7 @@ impl Run {
 
         while self.step < steps {
             let learning_rate = schedule.at(self.step);
-            let (loss, norm) = self.take_step(&mut batches, &mask, learning_rate)?;
+            let (loss, norm) = self.take_step(&mut batches, &attention, learning_rate)?;
             self.step += 1;
             interval.losses.push(loss);
             progress.advance(self.step);
@@ -138,16 +138,18 @@ impl Run {
     fn take_step(
         &mut self,
         batches: &mut Prefetcher,
-        mask: &CausalMask,
+        attention: &Attention,
         learning_rate: f64,
     ) -> Result<(Tensor<1>, Tensor<1>)> {
         // Dropout follows the step, so that a resumed run repeats it.
-        self.device.seed(self.settings.seed.wrapping_add(1 + self.step as u64));
+        let seed = self.settings.seed.wrapping_add(1 + self.step as u64);
+        self.device.seed(seed);
+        blackburn::nn::seed(seed);
         let mut gradients = GradientSum::new();
         let mut total: Option<Tensor<1>> = None;
         for _ in 0..self.settings.accumulate {
             let (inputs, targets) = tensors(batches.next_batch()?, &self.device);
-            let loss = self.model.loss(inputs, targets, mask);
+            let loss = self.model.loss(inputs, targets, attention);
             let value = loss.clone().inner();
             let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
             gradients.add(&self.model, of_batch, self.settings.batch as f64);
@@ -220,11 +222,16 @@ impl Run {
         )
     }
 
+    fn attention(&self) -> Attention {
+        Attention::new(self.attention, self.settings.model.context, &self.device)
+    }
+
     /// The loss of `model` on held-out text.
     fn evaluate(&self, model: &Gpt, most: usize) -> Result<Evaluation> {
         let device = self.device.clone().without_autodiff();
         let (batch, context) = (self.settings.batch, self.settings.model.context);
-        evaluate(model, self.store.validation(), batch, context, most, &device)
+        let attention = self.attention();
+        evaluate(model, self.store.validation(), batch, context, most, &attention, &device)
             .context("cannot validate")
     }
 
@@ -246,6 +253,7 @@ impl Run {
             model: &model,
             tokenizer: &self.tokenizer,
             context: self.settings.model.context,
+            attention: self.attention,
             device: &self.device.clone().without_autodiff(),
         };
         let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?;

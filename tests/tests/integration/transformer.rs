@@ -1,6 +1,10 @@
 //! Whole modules: what the kernels make of them, against Burn's CPU backend.
 
 use super::{F32, expect_products, trial};
+use blackburn::nn::{
+    flash,
+    transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
+};
 use blackburn_reference::random::normal;
 use blackburn_tests::{
     blocks::{Block, blocks_of},
@@ -45,6 +49,13 @@ pub(super) fn trials() -> Vec<Trial> {
                 },
             )
         }),
+        trial("flash_attention_in_a_transformer_has_the_gradients_of_the_cpu", |device| {
+            let tolerance = tolerance(&ActivationConfig::Relu);
+            let module = Flash { blocks: encoder(ActivationConfig::Relu) };
+            // As above, but for the products of attention itself.
+            compare_modules(device, module, 3 * 6, tolerance).map(|_| ())
+        }),
+        trial("decoding_with_a_cache_is_a_forward_over_all", cached),
         trial("a_part_that_is_left_out_is_caught", left_out),
     ]
 }
@@ -126,6 +137,36 @@ impl Tokens for TransformerEncoder {
     fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
         self.forward(TransformerEncoderInput::new(x))
     }
+}
+
+/// An unmodified encoder on causal flash attention.
+#[derive(Module, Debug)]
+struct Flash {
+    blocks: TransformerEncoder,
+}
+
+impl Tokens for Flash {
+    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
+        flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal())
+    }
+}
+
+/// A prompt of five tokens, and then the others one by one.
+fn cached(device: &Device) -> Result<(), Failed> {
+    let module = Flash { blocks: encoder(ActivationConfig::Relu).valid().fork(device) };
+    let [batch, seq] = TOKENS;
+    let x = normal(1, batch * seq * WIDTH, 1.0, F32);
+    let x = tensor(&x, [batch, seq, WIDTH], F32, device);
+    let mut cache = TransformerCache::new(1, seq);
+    let mut part = |tokens: std::ops::Range<usize>| {
+        let input = FlashInput::new(x.clone().slice([0..batch, tokens]));
+        flash::transformer_encoder_cached(&module.blocks, input, &mut cache)
+    };
+    let mut parts = vec![part(0..5)];
+    parts.extend((5..seq).map(|token| part(token..token + 1)));
+    let expected = values(module.tokens(x.clone()))?;
+    let actual = values(Tensor::cat(parts, 1))?;
+    agree(&[actual], &[expected], tolerance(&ActivationConfig::Relu))
 }
 
 /// The output, the gradient of the input, and then those of all parameters.

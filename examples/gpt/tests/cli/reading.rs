@@ -34,6 +34,22 @@ fn generated_text_follows_from_the_seed_and_is_all_that_standard_output_holds() 
     assert!(succeed(place.gpt(&arguments)).stdout.starts_with(&long));
 }
 
+/// Greedy, so that rounding cannot change a draw; through the context of 16 tokens and beyond.
+#[test]
+fn naive_attention_writes_and_measures_the_same() {
+    let place = trained();
+    let output = |arguments: &[&str]| {
+        ["naive", "flash"].map(|kind| {
+            let arguments = [arguments, &["--checkpoint", "run", "--attention", kind]].concat();
+            succeed(place.gpt(&arguments)).stdout
+        })
+    };
+    let [naive, flash] = output(&["generate", "--temperature", "0", "--tokens", "40"]);
+    assert_eq!(naive, flash);
+    let [naive, flash] = output(&["eval"]);
+    assert_eq!(naive, flash);
+}
+
 #[test]
 fn an_empty_prompt_is_no_obstacle() {
     let place = trained();
@@ -132,12 +148,15 @@ fn every_command_explains_its_options() {
         "--data --extensions --max-data --validation-share --out --resume --overwrite --preset \
          --tokenizer --precision --layers --width --heads --context --dropout --steps --batch \
          --accumulate --learning-rate --min-learning-rate --warmup --weight-decay --clip --seed \
-         --log-every --eval-every --checkpoint-every --keep --prompt --device",
+         --log-every --eval-every --checkpoint-every --keep --prompt --attention --device",
     );
     help(
         &["generate", "--help"],
-        "--checkpoint --prompt --tokens --temperature --top-k --seed --device",
+        "--checkpoint --prompt --tokens --temperature --top-k --seed --attention --device",
     );
-    help(&["eval", "--help"], "--checkpoint --data --extensions --all --batches --device");
+    help(
+        &["eval", "--help"],
+        "--checkpoint --data --extensions --all --batches --attention --device",
+    );
     fail(place.gpt(&["paint"]), &["paint"]);
 }

@@ -39,6 +39,23 @@ fn training_lowers_the_loss_and_writes_what_it_promises() {
     }
 }
 
+#[test]
+fn naive_attention_learns_the_same() {
+    let place = Sandbox::new();
+    let of = |kind| {
+        succeed(place.train(kind, &["--steps", "12", "--attention", kind]));
+        losses(&place.path(kind), "train")
+    };
+    let (naive, flash) = (of("naive"), of("flash"));
+    assert_eq!((naive.len(), flash.len()), (12, 12));
+    for ((step, naive), (_, flash)) in naive.iter().zip(&flash) {
+        assert!((naive - flash).abs() < 1e-3, "{naive} and {flash} at step {step}");
+    }
+    // A checkpoint does not know how it was made.
+    let resumed = ["--steps", "13", "--attention", "naive"];
+    succeed(place.resume("flash", &resumed));
+}
+
 /// Dropout and accumulation are part of it: both depend on where in the run a step is.
 #[test]
 fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {

@@ -1,0 +1,75 @@
+//! Keys and values of the tokens so far.
+
+use crate::refuse;
+use burn::tensor::Tensor;
+
+/// Keys and values of the tokens that one attention has seen, so that the next token costs no more
+/// than a look at each of them.
+///
+/// Memory for `capacity` tokens, `[batch, n_kv_heads, capacity, d_k]` twice, is taken when the
+/// first come; they decide about batch, type and device. It is for inference: with automatic
+/// differentiation, every step would be kept.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    tensors: Option<[Tensor<4>; 2]>,
+    capacity: usize,
+    length: usize,
+}
+
+impl KvCache {
+    /// An empty cache with room for so many tokens.
+    pub fn new(capacity: usize) -> Self {
+        Self { tensors: None, capacity, length: 0 }
+    }
+
+    /// Tokens in it.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Tokens that it has room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Forgets all tokens, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    /// Takes keys and values `[batch, n_kv_heads, seq, d_k]` up, and gives all there are.
+    pub(super) fn append(&mut self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+        let [batch, heads, added, d_k] = new[0].dims();
+        let (start, end) = (self.length, self.length + added);
+        if end > self.capacity {
+            refuse("kv_cache", "capacity", &format!("at least {end}"), self.capacity);
+        }
+        let shape = [batch, heads, self.capacity, d_k];
+        // Memory of another batch is of no use once the cache was cleared.
+        let kept = self.tensors.take().filter(|[keys, _]| start > 0 || keys.dims() == shape);
+        let memory = kept.unwrap_or_else(|| {
+            let options = (&new[0].device(), new[0].dtype());
+            [Tensor::zeros(shape, options), Tensor::zeros(shape, options)]
+        });
+        if memory[0].dims() != shape {
+            let expected = format!("keys of shape {:?}, as it was begun with", memory[0].dims());
+            refuse("kv_cache", "key", &expected, format!("{shape:?}"));
+        }
+        let [keys, values] = new;
+        let [all_keys, all_values] = memory;
+        // Handed over and not cloned, it is written in place.
+        let place = [0..batch, 0..heads, start..end, 0..d_k];
+        let tensors =
+            [all_keys.slice_assign(place.clone(), keys), all_values.slice_assign(place, values)];
+        self.length = end;
+        let filled = [0..batch, 0..heads, 0..end, 0..d_k];
+        let seen = tensors.clone().map(|tensor| tensor.slice(filled.clone()));
+        self.tensors = Some(tensors);
+        seen
+    }
+}

@@ -1,0 +1,116 @@
+//! Multi-head attention with the parameters of `burn::nn`'s.
+//!
+//! ```text
+//! q, k, v  = heads of query(x_q), key(x_k), value(x_v)
+//! context  = output(joined heads of attention(rope(q), rope(k), v))
+//! ```
+//!
+//! Heads are split by a reshape and `swap_dims(1, 2)`, and joined likewise: the operation reads and
+//! writes them where they lie.
+//!
+//! Sources: Vaswani et al., "Attention is all you need" (2017); Ainslie et al., "GQA" (2023) for
+//! shared heads; Su et al., "`RoFormer`" (2021) for rotary positions.
+
+mod cache;
+mod config;
+mod heads;
+mod input;
+mod naive;
+
+pub use cache::KvCache;
+pub use config::MultiHeadAttentionConfig;
+pub(crate) use heads::Heads;
+pub use input::{MhaInput, MhaOutput};
+
+use burn::{
+    module::{Content, DisplaySettings, Module, ModuleDisplay},
+    nn::{Dropout, Linear, RotaryEncoding, activation::Gelu},
+    tensor::Tensor,
+};
+
+/// Multi-head attention; [`MultiHeadAttentionConfig`] makes it.
+///
+/// Records go both ways between it and `burn::nn::attention::MultiHeadAttention`: they hold weights
+/// and biases of `query`, `key`, `value` and `output`, and nothing else.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MultiHeadAttention {
+    /// From `d_model` to `n_heads * d_k`, which is `d_model`.
+    pub query: Linear,
+    /// From `d_model` to `n_kv_heads * d_k`.
+    pub key: Linear,
+    /// From `d_model` to `n_kv_heads * d_k`.
+    pub value: Linear,
+    /// From `n_heads * d_k` to `d_model`.
+    pub output: Linear,
+    /// Dropout of the weights.
+    pub dropout: Dropout,
+    /// Not used, there as in Burn's.
+    pub activation: Gelu,
+    /// Size of a token.
+    pub d_model: usize,
+    /// Heads of queries.
+    pub n_heads: usize,
+    /// Heads of keys and values, each of which neighboring heads of queries share.
+    pub n_kv_heads: usize,
+    /// Size of a head.
+    pub d_k: usize,
+    /// What the naive path sets scores to that are left out.
+    pub min_float: f64,
+    /// Weights of a query add up to less than 1: `exp(s) / (1 + sum exp(s))`. Takes the naive path.
+    pub quiet_softmax: bool,
+    /// How many keys to either side of its own place a query sees; all if none.
+    pub window: Option<usize>,
+    /// Scores are bounded smoothly to plus and minus this.
+    pub softcap: Option<f64>,
+    /// Rotates queries and keys by their positions.
+    pub rope: Option<RotaryEncoding>,
+}
+
+impl ModuleDisplay for MultiHeadAttention {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        DisplaySettings::new().with_new_line_after_attribute(false).optional()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        content
+            .add("d_model", &self.d_model)
+            .add("n_heads", &self.n_heads)
+            .add("n_kv_heads", &self.n_kv_heads)
+            .add("d_k", &self.d_k)
+            .add("dropout", &self.dropout.prob)
+            .add("min_float", &self.min_float)
+            .add("quiet_softmax", &self.quiet_softmax)
+            .optional()
+    }
+}
+
+impl MultiHeadAttention {
+    /// What the queries find among the keys.
+    ///
+    /// | tensor | shape |
+    /// |---|---|
+    /// | query, context | `[batch, seq_q, d_model]` |
+    /// | key, value | `[batch, seq_kv, d_model]` |
+    /// | weights, if asked for | `[batch, n_heads, seq_q, seq_kv]` |
+    ///
+    /// # Panics
+    ///
+    /// With a message that names the argument, when a shape is another.
+    pub fn forward(&self, input: MhaInput) -> MhaOutput {
+        Heads::from(self).forward(input, None)
+    }
+
+    /// As [`forward`](Self::forward), for the tokens that follow those in `cache`, which takes
+    /// their keys and values up: each sees itself and all before it, whether or not the input is
+    /// causal. Results `[batch, seq, d_model]` are those of one causal forward over all tokens.
+    ///
+    /// Masks cover what is in the cache, too: `seq_kv` of theirs is the cache's length afterwards.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and when the cache is full.
+    pub fn forward_cached(&self, input: MhaInput, cache: &mut KvCache) -> Tensor<3> {
+        Heads::from(self).forward(input, Some(cache)).context
+    }
+}

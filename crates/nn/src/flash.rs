@@ -1,0 +1,76 @@
+//! Flash attention for models of `burn::nn` as they are: functions in the place of `forward`.
+//!
+//! Inputs are those of this crate, since the fields of Burn's are private. In a model, a line
+//! changes, and neither its parameters nor its records do:
+//!
+//! ```
+//! use blackburn_nn::{flash, transformer::TransformerEncoderInput};
+//! use burn::{nn::transformer::TransformerEncoderConfig, prelude::*};
+//!
+//! let device = Device::flex();
+//! let encoder = TransformerEncoderConfig::new(16, 64, 2, 1).init(&device);
+//! let x = Tensor::<3>::ones([2, 5, 16], &device);
+//!
+//! // Instead of a mask tensor and `encoder.forward(input)`:
+//! let y = flash::transformer_encoder(&encoder, TransformerEncoderInput::new(x).causal());
+//! assert_eq!(y.dims(), [2, 5, 16]);
+//! ```
+
+use crate::{
+    attention::{Heads, KvCache, MhaInput},
+    transformer::{TransformerCache, TransformerEncoderInput, encode},
+};
+use burn::{
+    nn::{attention::MultiHeadAttention, transformer::TransformerEncoder},
+    tensor::Tensor,
+};
+
+/// What `module` gives as its context `[batch, seq_q, d_model]`. Weights are not returned, even if
+/// the input asks for them.
+///
+/// # Panics
+///
+/// As [`forward`](crate::attention::MultiHeadAttention::forward) of this crate's module.
+pub fn multi_head_attention(module: &MultiHeadAttention, input: MhaInput) -> Tensor<3> {
+    Heads::from(module).forward(input, None).context
+}
+
+/// As [`multi_head_attention`], for tokens that follow those in the cache
+/// ([`forward_cached`](crate::attention::MultiHeadAttention::forward_cached)).
+///
+/// # Panics
+///
+/// As [`multi_head_attention`], and when the cache is full.
+pub fn multi_head_attention_cached(
+    module: &MultiHeadAttention,
+    input: MhaInput,
+    cache: &mut KvCache,
+) -> Tensor<3> {
+    Heads::from(module).forward(input, Some(cache)).context
+}
+
+/// What `module` makes of tokens `[batch, seq, d_model]`.
+///
+/// # Panics
+///
+/// As [`multi_head_attention`].
+pub fn transformer_encoder(
+    module: &TransformerEncoder,
+    input: TransformerEncoderInput,
+) -> Tensor<3> {
+    encode(module.layers.iter().map(Into::into), input, None)
+}
+
+/// As [`transformer_encoder`], causal, for tokens that follow those in the cache, which has as many
+/// layers: one token costs a look at each before it, and not a forward pass over all.
+///
+/// # Panics
+///
+/// As [`transformer_encoder`], and when the cache is full or has another number of layers.
+pub fn transformer_encoder_cached(
+    module: &TransformerEncoder,
+    input: TransformerEncoderInput,
+    cache: &mut TransformerCache,
+) -> Tensor<3> {
+    encode(module.layers.iter().map(Into::into), input, Some(cache))
+}

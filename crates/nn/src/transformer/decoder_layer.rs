@@ -1,0 +1,101 @@
+//! One layer of a decoder.
+
+use super::{TransformerDecoderConfig, TransformerDecoderInput};
+use crate::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::{
+    module::Module,
+    nn::{
+        Dropout, DropoutConfig, LayerNorm, LayerNormConfig,
+        transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig},
+    },
+    tensor::{Device, Tensor},
+};
+
+/// Self-attention, attention to a memory, and a feed-forward part.
+#[derive(Module, Debug)]
+pub struct TransformerDecoderLayer {
+    /// Attention to the memory.
+    pub cross_attn: MultiHeadAttention,
+    /// Self-attention.
+    pub self_attn: MultiHeadAttention,
+    /// The feed-forward part.
+    pub pwff: PositionWiseFeedForward,
+    /// That of attention to the memory if norms come first, else that of self-attention.
+    pub norm_1: LayerNorm,
+    /// That of the feed-forward part if norms come first, else that of attention to the memory.
+    pub norm_2: LayerNorm,
+    /// That of self-attention if norms come first, else that of the feed-forward part.
+    pub norm_3: LayerNorm,
+    /// Dropout of what is added to the tokens.
+    pub dropout: Dropout,
+    /// Whether norms come before the parts, and not behind what they are added to.
+    pub norm_first: bool,
+}
+
+impl TransformerDecoderLayer {
+    /// A layer with fresh weights.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttentionConfig::init`].
+    pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
+        let attention = || {
+            MultiHeadAttentionConfig::new(config.d_model, config.n_heads)
+                .with_initializer(config.initializer.clone())
+                .with_dropout(config.dropout)
+                .with_quiet_softmax(config.quiet_softmax)
+                .with_n_kv_heads(config.n_kv_heads)
+                .init(device)
+        };
+        let norm = || {
+            LayerNormConfig::new(config.d_model).with_epsilon(config.layer_norm_eps).init(device)
+        };
+        Self {
+            self_attn: attention(),
+            cross_attn: attention(),
+            norm_1: norm(),
+            norm_2: norm(),
+            norm_3: norm(),
+            dropout: DropoutConfig::new(config.dropout).init(),
+            pwff: PositionWiseFeedForwardConfig::new(config.d_model, config.d_ff)
+                .with_initializer(config.initializer.clone())
+                .with_dropout(config.dropout)
+                .with_activation(config.activation.clone())
+                .init(device),
+            norm_first: config.norm_first,
+        }
+    }
+
+    /// The input with the target `[batch, seq, d_model]` replaced by what the layer makes of it.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward`].
+    pub fn forward(&self, mut input: TransformerDecoderInput) -> TransformerDecoderInput {
+        let look_around = |x: Tensor<3>| {
+            let masks = input.target_masks.clone();
+            let input =
+                MhaInput::self_attn(x).with_masks(masks.pad, masks.attn).with_causal(masks.causal);
+            self.dropout.forward(self.self_attn.forward(input).context)
+        };
+        let look_back = |x: Tensor<3>| {
+            let (memory, masks) = (&input.memory, input.memory_masks.clone());
+            let input =
+                MhaInput::new(x, memory.clone(), memory.clone()).with_masks(masks.pad, masks.attn);
+            self.dropout.forward(self.cross_attn.forward(input).context)
+        };
+        let feed_forward = |x: Tensor<3>| self.dropout.forward(self.pwff.forward(x));
+        let x = input.target.clone();
+        let x = if self.norm_first {
+            let x = x.clone() + look_around(self.norm_3.forward(x));
+            let x = x.clone() + look_back(self.norm_1.forward(x));
+            x.clone() + feed_forward(self.norm_2.forward(x))
+        } else {
+            let x = self.norm_1.forward(x.clone() + look_around(x));
+            let x = self.norm_2.forward(x.clone() + look_back(x));
+            self.norm_3.forward(x.clone() + feed_forward(x))
+        };
+        input.target = x;
+        input
+    }
+}

@@ -1,0 +1,228 @@
+//! The encoder, which with causal attention is a decoder-only language model's trunk.
+
+use super::encoder_layer::{EncoderLayer, Masks, TransformerEncoderLayer};
+use crate::{attention::KvCache, refuse};
+use burn::{
+    config::Config,
+    module::{Content, DisplaySettings, Module, ModuleDisplay},
+    nn::{Initializer, RotaryEncodingConfig, activation::ActivationConfig},
+    tensor::{Bool, Device, Tensor},
+};
+
+/// Configuration of [`TransformerEncoder`]: that of `burn::nn`'s, with what follows
+/// `layer_norm_eps` in addition.
+#[derive(Config, Debug)]
+pub struct TransformerEncoderConfig {
+    /// Size of a token.
+    pub d_model: usize,
+    /// Size of the feed-forward parts' middle.
+    pub d_ff: usize,
+    /// Heads of attention; they divide `d_model`.
+    pub n_heads: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Share of weights and activations that is left out in training. Default: 0.1
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// Whether norms come before the parts of a layer. Default: false
+    #[config(default = false)]
+    pub norm_first: bool,
+    /// As [`MultiHeadAttentionConfig`](crate::attention::MultiHeadAttentionConfig) has it. Default:
+    /// false
+    #[config(default = false)]
+    pub quiet_softmax: bool,
+    /// How weights begin.
+    #[config(
+        default = "Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }"
+    )]
+    pub initializer: Initializer,
+    /// What stands in the middle of the feed-forward parts. Default: GELU
+    #[config(default = "ActivationConfig::Gelu")]
+    pub activation: ActivationConfig,
+    /// Added to variances by norms. Default: 1e-5
+    #[config(default = 1e-5)]
+    pub layer_norm_eps: f64,
+    /// Heads of keys and values, which divide `n_heads`. Default: `n_heads`. With fewer, records do
+    /// not fit those of Burn.
+    #[config(default = "None")]
+    pub n_kv_heads: Option<usize>,
+    /// How many keys to either side of its own place a query sees. Default: all
+    #[config(default = "None")]
+    pub window: Option<usize>,
+    /// Bounds scores smoothly to plus and minus this, above zero. Default: none
+    #[config(default = "None")]
+    pub softcap: Option<f64>,
+    /// Rotary positions, shared by all layers; their `d_model` is the size of a head. Default: none
+    #[config(default = "None")]
+    pub rope: Option<RotaryEncodingConfig>,
+}
+
+/// Layers of self-attention and feed-forward parts; [`TransformerEncoderConfig`] makes it.
+///
+/// Records go both ways between it and `burn::nn::transformer::TransformerEncoder`.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct TransformerEncoder {
+    /// The layers, in order.
+    pub layers: Vec<TransformerEncoderLayer>,
+    /// Size of a token.
+    pub d_model: usize,
+    /// Size of the feed-forward parts' middle.
+    pub d_ff: usize,
+    /// Heads of attention.
+    pub n_heads: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Share of weights and activations that is left out in training.
+    pub dropout: f64,
+    /// Whether norms come before the parts of a layer.
+    pub norm_first: bool,
+    /// Whether weights may add up to less than 1.
+    pub quiet_softmax: bool,
+}
+
+impl ModuleDisplay for TransformerEncoder {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        DisplaySettings::new().with_new_line_after_attribute(false).optional()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        content
+            .add("d_model", &self.d_model)
+            .add("d_ff", &self.d_ff)
+            .add("n_heads", &self.n_heads)
+            .add("n_layers", &self.n_layers)
+            .add("dropout", &self.dropout)
+            .add("norm_first", &self.norm_first)
+            .add("quiet_softmax", &self.quiet_softmax)
+            .optional()
+    }
+}
+
+/// Input of [`TransformerEncoder`].
+#[derive(Clone, Debug)]
+pub struct TransformerEncoderInput {
+    tensor: Tensor<3>,
+    masks: Masks,
+}
+
+impl TransformerEncoderInput {
+    /// Tokens `[batch, seq, d_model]`.
+    pub fn new(tensor: Tensor<3>) -> Self {
+        Self { tensor, masks: Masks::default() }
+    }
+
+    /// Leaves out tokens that are padding: `[batch, seq]`, true for padding.
+    pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
+        self.masks.pad = Some(mask_pad);
+        self
+    }
+
+    /// Leaves out pairs: `[batch, seq, seq]`, true for what is left out.
+    pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
+        self.masks.attn = Some(mask_attn);
+        self
+    }
+
+    /// No token sees those behind it.
+    pub fn causal(mut self) -> Self {
+        self.masks.causal = true;
+        self
+    }
+}
+
+impl TransformerEncoderConfig {
+    /// The module, with fresh weights.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttentionConfig::init`](crate::attention::MultiHeadAttentionConfig::init).
+    pub fn init(&self, device: &Device) -> TransformerEncoder {
+        let rope = self.rope.as_ref().map(|rope| rope.init(device));
+        let layer = |_| TransformerEncoderLayer::with_rope(self, rope.clone(), device);
+        TransformerEncoder {
+            layers: (0..self.n_layers).map(layer).collect(),
+            d_model: self.d_model,
+            d_ff: self.d_ff,
+            n_heads: self.n_heads,
+            n_layers: self.n_layers,
+            dropout: self.dropout,
+            norm_first: self.norm_first,
+            quiet_softmax: self.quiet_softmax,
+        }
+    }
+}
+
+impl TransformerEncoder {
+    /// Tokens `[batch, seq, d_model]` in, and out.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward`](crate::attention::MultiHeadAttention::forward).
+    pub fn forward(&self, input: TransformerEncoderInput) -> Tensor<3> {
+        encode(self.layers.iter().map(Into::into), input, None)
+    }
+
+    /// As [`forward`](Self::forward), causal, for tokens that follow those in the cache: results
+    /// are those of one causal forward over all tokens, and one more token costs a look at each
+    /// before it. Masks cover what is in the cache, too.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and when the cache is full or has another number of layers.
+    pub fn forward_cached(
+        &self,
+        input: TransformerEncoderInput,
+        cache: &mut TransformerCache,
+    ) -> Tensor<3> {
+        encode(self.layers.iter().map(Into::into), input, Some(cache))
+    }
+}
+
+/// A [`KvCache`] for each layer of an encoder.
+#[derive(Clone, Debug)]
+pub struct TransformerCache {
+    layers: Vec<KvCache>,
+}
+
+impl TransformerCache {
+    /// An empty cache for so many layers, with room for so many tokens.
+    pub fn new(layers: usize, capacity: usize) -> Self {
+        Self { layers: vec![KvCache::new(capacity); layers] }
+    }
+
+    /// Tokens in it.
+    pub fn len(&self) -> usize {
+        self.layers.first().map_or(0, KvCache::len)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all tokens, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.layers.iter_mut().for_each(KvCache::clear);
+    }
+}
+
+/// Runs layers one after the other.
+pub(crate) fn encode<'a>(
+    layers: impl ExactSizeIterator<Item = EncoderLayer<'a>>,
+    input: TransformerEncoderInput,
+    cache: Option<&mut TransformerCache>,
+) -> Tensor<3> {
+    let TransformerEncoderInput { tensor, masks } = input;
+    match cache {
+        None => layers.fold(tensor, |x, layer| layer.forward(x, &masks, None)),
+        Some(cache) => {
+            if cache.layers.len() != layers.len() {
+                let expected = format!("{} layers", layers.len());
+                refuse("transformer_encoder", "cache", &expected, cache.layers.len());
+            }
+            let layers = layers.zip(&mut cache.layers);
+            layers.fold(tensor, |x, (layer, cache)| layer.forward(x, &masks, Some(cache)))
+        }
+    }
+}

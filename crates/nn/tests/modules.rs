@@ -1,0 +1,12 @@
+//! The modules against those of `burn::nn`, on the CPU.
+
+#[path = "modules/attention.rs"]
+mod attention;
+#[path = "modules/cache.rs"]
+mod cache;
+#[path = "modules/compare.rs"]
+mod compare;
+#[path = "modules/options.rs"]
+mod options;
+#[path = "modules/transformer.rs"]
+mod transformer;
