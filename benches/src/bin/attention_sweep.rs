@@ -1,0 +1,182 @@
+//! Times every plan of attention over the catalogue, to find out what is chosen when:
+//! `attention_sweep --dtype bf16 > attention.tsv`. `benches/peers/torch_attention.py` prints the same
+//! rows for PyTorch.
+//!
+//! A plan is compared with the portable one before it is timed; that one is held against double
+//! precision by the tests, at lengths that double precision can be computed for.
+
+use blackburn_benches::{Rotated, device, median_ms};
+use blackburn_kernels::{
+    attention::{
+        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Pass, Window,
+        attention_backward_with, attention_forward_with,
+    },
+    buffer::Buffer,
+    matmul::Family,
+};
+use blackburn_reference::{
+    attention::{AttentionCase, cases},
+    storage::Storage,
+};
+use clap::Parser;
+use cubecl::client::Client;
+
+/// Compare and time every plan of attention.
+#[derive(Parser)]
+struct Arguments {
+    /// Type of q, k and v: f32, f16 or bf16.
+    #[arg(long, default_value = "bf16", value_parser = storage)]
+    dtype: Storage,
+    /// Only cases whose name contains this, such as "heads of 64, causal".
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Only sequences of at most so many tokens.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
+    /// Only plans of this family: wgmma, mma or portable.
+    #[arg(long)]
+    family: Option<String>,
+    /// Only the plan that is picked.
+    #[arg(long)]
+    picked: bool,
+}
+
+fn storage(name: &str) -> Result<Storage, String> {
+    let named = |storage: &Storage| format!("{storage:?}").eq_ignore_ascii_case(name);
+    Storage::ALL.into_iter().find(named).ok_or_else(|| "expected f32, f16 or bf16".into())
+}
+
+fn main() -> Result<(), String> {
+    let arguments = Arguments::parse();
+    let Some(device) = device() else { return Ok(()) };
+    let client = device.client();
+    println!(
+        "dtype\tname\tshape\tpass\tpicked\tplan\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tdistance"
+    );
+    let mut failures = 0;
+    for case in cases::benchmark() {
+        if case.seq_q <= arguments.tokens && case.name.contains(&arguments.filter) {
+            failures += sweep(&client, &arguments, &case)?;
+        }
+    }
+    if failures == 0 { Ok(()) } else { Err(format!("{failures} plans gave wrong results")) }
+}
+
+/// Runs all plans of a case; returns how many were wrong.
+fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result<usize, String> {
+    let dtype = blackburn_benches::dtype_of(arguments.dtype);
+    let shape = [case.batch, case.heads_q, case.seq_q, case.head_dim];
+    let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
+    if case.options.causal {
+        problem.window = Window { left: None, right: Some(0) };
+    }
+    let tensor = |seed, elements| Rotated::new(client, seed, elements, dtype).buffer;
+    let (q, dout) = (tensor(1, case.q_len()), tensor(4, case.q_len()));
+    let (k, v) = (tensor(2, case.kv_len()), tensor(3, case.kv_len()));
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let message = |error: &dyn std::fmt::Display| error.to_string();
+
+    let trusted = |pass: Pass| {
+        let plans = AttentionBlueprint::candidates(&problem, pass, client);
+        let portable = plans.into_iter().find(|plan| plan.family == Family::Portable);
+        portable.ok_or_else(|| format!("{case}: no portable plan"))
+    };
+    let forward = |plan: &AttentionBlueprint| {
+        attention_forward_with(client, &problem, plan, &inputs).map_err(|error| message(&error))
+    };
+    let output = forward(&trusted(Pass::Forward)?)?;
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_rows: problem.out(),
+    };
+    let backward = |plan: &AttentionBlueprint| {
+        attention_backward_with(client, &problem, plan, &inputs, &result, false)
+            .map_err(|error| message(&error))
+    };
+    let mut failures = 0;
+    for pass in [Pass::Forward, Pass::Backward] {
+        let picked = AttentionBlueprint::plan(&problem, pass, client).ok();
+        let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
+        plans.retain(|plan| !arguments.picked || Some(*plan) == picked);
+        if let Some(family) = &arguments.family {
+            plans.retain(|plan| format!("{:?}", plan.family).eq_ignore_ascii_case(family));
+        }
+        let run = |plan: &AttentionBlueprint| -> Result<Vec<Buffer>, String> {
+            Ok(match pass {
+                Pass::Forward => vec![forward(plan)?.out],
+                Pass::Backward => {
+                    let gradients = backward(plan)?;
+                    vec![gradients.dq, gradients.dk, gradients.dv]
+                }
+            })
+        };
+        let flops = match pass {
+            Pass::Forward => case.forward_flops(),
+            Pass::Backward => case.backward_flops(),
+        };
+        let expected = if plans.is_empty() { Vec::new() } else { run(&trusted(pass)?)? };
+        for plan in plans {
+            let mark = if Some(plan) == picked { "*" } else { "" };
+            let row = format!(
+                "{:?}\t{}\t{}\t{pass:?}\t{mark}\t{:?} {}x{}",
+                arguments.dtype,
+                case.name,
+                case.shape(),
+                plan.family,
+                plan.tile_q,
+                plan.tile_kv
+            );
+            let checked =
+                run(&plan).and_then(|actual| distance(client, arguments.dtype, &actual, &expected));
+            match checked {
+                Ok(distance) if distance < TOLERANCE => {
+                    let [median, min, max] = median_ms(client, || {
+                        // It ran a moment ago.
+                        let _ = run(&plan);
+                    });
+                    let rate = flops / median / 1e9;
+                    println!("{row}\t{median:.4}\t{min:.4}\t{max:.4}\t{rate:.1}\t{distance:.4}");
+                }
+                Ok(distance) => {
+                    failures += 1;
+                    println!("{row}\tWRONG: distance {distance}");
+                }
+                Err(reason) => {
+                    failures += 1;
+                    println!("{row}\tWRONG: {reason}");
+                }
+            }
+        }
+    }
+    Ok(failures)
+}
+
+/// Rounding weights to 8 bits of mantissa moves a result by a few thousandths of its size.
+const TOLERANCE: f64 = 0.01;
+
+/// How far the tensors are apart, in root mean squares, of what is expected.
+fn distance(
+    client: &Client,
+    storage: Storage,
+    actual: &[Buffer],
+    expected: &[Buffer],
+) -> Result<f64, String> {
+    let values = |buffer: &Buffer| {
+        let bytes = client.read_one(buffer.handle.clone()).map_err(|error| error.to_string())?;
+        Ok::<_, String>(storage.decode(&bytes))
+    };
+    let mut worst = 0.0f64;
+    for (actual, expected) in actual.iter().zip(expected) {
+        let (actual, expected) = (values(actual)?, values(expected)?);
+        let pairs = || actual.iter().zip(&expected);
+        let squares: f64 = pairs().map(|(a, e)| (a - e) * (a - e)).sum();
+        let size: f64 = expected.iter().map(|e| e * e).sum();
+        worst = worst.max((squares / size.max(f64::MIN_POSITIVE)).sqrt());
+        if squares.is_nan() {
+            return Ok(f64::NAN);
+        }
+    }
+    Ok(worst)
+}
