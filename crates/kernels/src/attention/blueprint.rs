@@ -82,14 +82,14 @@ impl AttentionBlueprint {
             .take(most)
             .collect();
         // Behind the others, and so not chosen, until it has been run on a Hopper GPU.
-        if pass == Pass::Forward && device.compute_capability == Some(90) {
-            plans.extend(Self::wgmma(problem));
+        if device.compute_capability == Some(90) {
+            plans.extend(Self::wgmma(problem, pass));
         }
         plans
     }
 
     /// Hopper's tensor cores take 16-bit types, in rows of whole chunks.
-    fn wgmma(problem: &AttentionProblem) -> Option<Self> {
+    fn wgmma(problem: &AttentionProblem, pass: Pass) -> Option<Self> {
         let is_half =
             [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&problem.dtype);
         let tensors = [
@@ -120,6 +120,9 @@ impl AttentionBlueprint {
             _ if !has_options => 64,
             _ => return None,
         };
+        // Two sums of wider rows do not fit the registers; with narrower ones, or options, ptxas does
+        // not let warpgroups take registers from each other, for a reason not found yet.
+        let serves = serves && (pass == Pass::Forward || problem.head_dim == 128 && !has_options);
         serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
     }
 }
@@ -164,6 +167,8 @@ mod tests {
         assert!(!offered(&problem(40, FloatKind::BF16)));
         let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
         assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
-        assert_eq!(families(&problem(64, FloatKind::BF16), Pass::Backward), [Family::Portable]);
+        let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
+        assert_eq!(backward(128), [Family::Portable, Family::Wgmma]);
+        assert_eq!(backward(64), [Family::Portable]);
     }
 }

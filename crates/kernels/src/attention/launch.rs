@@ -149,9 +149,6 @@ pub fn attention_backward_with(
 ) -> Result<AttentionGradients, KernelError> {
     let launch = Launch::new(client, problem, blueprint, inputs)?;
     launch.check_result(result)?;
-    if blueprint.family != Family::Portable {
-        return Err(unsupported(format!("the backward pass by {:?}", blueprint.family)));
-    }
     let wants_bias = wants_bias && problem.bias.is_some();
     if wants_bias && u32::try_from(problem.pair_elements()).is_err() {
         let reason = format!("the gradient of a bias of {} pairs", problem.pair_elements());
@@ -169,7 +166,12 @@ pub fn attention_backward_with(
             Buffer { handle, elements: problem.pair_elements(), dtype: F32 }
         }),
     };
-    launch.backward(result, &gradients)?;
+    match blueprint.family {
+        Family::Portable => launch.backward(result, &gradients)?,
+        #[cfg(feature = "cuda")]
+        Family::Wgmma => super::tensor_core::backward(&launch, result, &gradients)?,
+        other => return Err(unsupported(format!("the backward pass by {other:?}"))),
+    }
     Ok(gradients)
 }
 
@@ -295,7 +297,7 @@ impl<'a> Launch<'a> {
         self.inputs.starts.unwrap_or(self.inputs.q).arg(1)
     }
 
-    fn cubes(&self, tiles: usize, heads: usize) -> Result<CubeCount, KernelError> {
+    pub(super) fn cubes(&self, tiles: usize, heads: usize) -> Result<CubeCount, KernelError> {
         let cubes = [tiles, heads, self.problem.batch];
         let most = self.client.properties().hardware.max_cube_count;
         match cubes.map(u32::try_from) {
@@ -339,7 +341,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    fn delta(&self, result: &AttentionResult<'_>) -> Result<Buffer, KernelError> {
+    pub(super) fn delta(&self, result: &AttentionResult<'_>) -> Result<Buffer, KernelError> {
         let problem = self.problem;
         let delta = Buffer::empty(self.client, problem.lse_elements(), F32);
         let tiles = problem.rows_q().div_ceil(DELTA_UNITS as usize);

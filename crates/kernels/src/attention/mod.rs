@@ -35,7 +35,7 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
-//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | the forward pass on Hopper (`sm_90a`); compiled and not run yet, so offered last |
+//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | Hopper (`sm_90a`); compiled and not run yet, so offered last |
 
 mod backward;
 mod blueprint;
@@ -51,6 +51,8 @@ mod softmax;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tile;
+#[cfg(feature = "cuda")]
+mod wgmma_backward;
 #[cfg(feature = "cuda")]
 mod wgmma_forward;
 
@@ -68,11 +70,12 @@ pub(crate) use {
         attention_delta_kernel,
     },
     forward::attention_forward_portable_kernel,
-    pipeline::{UNITS as WGMMA_UNITS, WgmmaForwardBlueprint},
+    pipeline::{Side, UNITS as WGMMA_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
     rules::{
         NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
         RulesCompilationArg, SizesCompilationArg,
     },
     tile::{PortableBlueprint, UNITS as PORTABLE_UNITS},
+    wgmma_backward::attention_backward_wgmma_kernel,
     wgmma_forward::attention_forward_wgmma_kernel,
 };

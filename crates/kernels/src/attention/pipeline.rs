@@ -8,7 +8,9 @@ use crate::ptx::{
 use cubecl::prelude::*;
 
 /// Units of a cube: the producer's warpgroup and two that multiply.
-pub(crate) const UNITS: u32 = 384;
+pub(crate) const UNITS: u32 = 3 * UNITS_OF_GROUP;
+/// Units of a warpgroup.
+pub(super) const UNITS_OF_GROUP: u32 = 128;
 /// Queries of a tile, 64 for each warpgroup that multiplies.
 pub(crate) const TILE_Q: usize = 128;
 /// Bytes of 64 rows of 64 elements.
@@ -52,6 +54,7 @@ impl WgmmaForwardBlueprint {
             k: self.head_dim,
             lhs_block_bytes: TILE_Q * ROW_BYTES,
             rhs_block_bytes: self.tile_kv * ROW_BYTES,
+            first: 0,
         }
     }
 
@@ -79,6 +82,69 @@ impl WgmmaForwardBlueprint {
     pub(crate) fn widths(self) -> [usize; 2] {
         let both = self.score_registers() + self.out_registers();
         [both.next_power_of_two(), self.score_registers() / 2]
+    }
+}
+
+/// Which side of the pairs a backward kernel computes gradients of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    /// dq.
+    Queries,
+    /// dk and dv.
+    Keys,
+}
+
+/// How a backward kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaBackwardBlueprint {
+    /// PTX type of the tensors and of the weights: `bf16` or `f16`.
+    pub(crate) dtype: &'static str,
+    /// A multiple of 16.
+    pub(crate) head_dim: usize,
+    /// Tiles of each of the two tensors that come in that are held at once.
+    pub(crate) stages: usize,
+}
+
+impl WgmmaBackwardBlueprint {
+    /// As [`WgmmaForwardBlueprint::blocks`].
+    pub(super) fn blocks(self) -> usize {
+        self.head_dim.div_ceil(64)
+    }
+
+    /// 64 rows.
+    pub(super) fn tile_bytes(self) -> usize {
+        self.blocks() * CHUNK_BYTES
+    }
+
+    /// Two times 128 rows that stay, both rings, and the barriers.
+    pub(crate) fn shared_bytes(self) -> usize {
+        (4 + 2 * self.stages) * self.tile_bytes() + 8 * (2 * self.stages + 1)
+    }
+
+    pub(super) fn products(self) -> WgmmaProduct {
+        WgmmaProduct {
+            n: 64,
+            dtype: self.dtype,
+            k: self.head_dim,
+            lhs_block_bytes: CHUNK_BYTES,
+            rhs_block_bytes: CHUNK_BYTES,
+            first: 0,
+        }
+    }
+
+    pub(super) fn sums(self) -> WgmmaWeights {
+        WgmmaWeights {
+            n: self.head_dim,
+            dtype: self.dtype,
+            k: 64,
+            rows_bytes: self.tile_bytes(),
+            first: 0,
+        }
+    }
+
+    /// Registers of a vector that holds both products or a sum, and of one of packed weights.
+    pub(crate) fn widths(self) -> [usize; 2] {
+        [(self.head_dim / 2).next_power_of_two().max(64), 16]
     }
 }
 

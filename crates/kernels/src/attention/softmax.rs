@@ -156,18 +156,19 @@ pub(super) fn weigh<R: Size>(
     weights
 }
 
-/// Packs weights in pairs, as the tensor cores take them.
+/// Packs `count` registers from the `first` on in pairs, as the tensor cores take them.
 #[cube]
-pub(super) fn pack_weights<R: Size, P: Size>(
+pub(super) fn pack_registers<R: Size, P: Size>(
     weights: Vector<f32, R>,
-    #[comptime] tile_kv: usize,
+    #[comptime] first: usize,
+    #[comptime] count: usize,
     #[comptime] dtype: &'static str,
 ) -> Vector<u32, P> {
     let mut packed = Vector::<u32, P>::empty();
     #[unroll]
-    for pair in 0..comptime!(tile_kv / 4) {
-        let low = weights.extract(comptime!(2 * pair));
-        let high = weights.extract(comptime!(2 * pair + 1));
+    for pair in 0..comptime!(count / 2) {
+        let low = weights.extract(comptime!(first + 2 * pair));
+        let high = weights.extract(comptime!(first + 2 * pair + 1));
         packed.insert(pair, pack(low, high, dtype));
     }
     packed

@@ -1,10 +1,11 @@
 //! Launches of the tensor-core family.
 
 use super::{
-    AttentionBlueprint, AttentionOutput,
+    AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
     launch::{Launch, rows},
-    pipeline::{UNITS, WgmmaForwardBlueprint},
+    pipeline::{Side, UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
     problem::{Rows, unsupported},
+    wgmma_backward::attention_backward_wgmma_kernel,
     wgmma_forward::attention_forward_wgmma_kernel,
 };
 use crate::{DeviceProfile, KernelError, buffer::Buffer};
@@ -14,11 +15,89 @@ use cubecl::{
 };
 
 /// What TMA's memory is aligned to, in bytes.
-const ALIGNMENT: u64 = 16;
+const ALIGNMENT: usize = 16;
 /// Elements of a row that are fetched together: 128 bytes.
 const BLOCK: usize = 64;
-/// The most tiles of keys that hide latency.
+/// The most tiles that hide latency.
 const MOST_STAGES: usize = 4;
+/// Rows of a tile of either side of the backward pass.
+const BACKWARD_TILE: usize = 128;
+
+/// What the instructions call the type.
+fn ptx_type(launch: &Launch<'_>) -> Result<&'static str, KernelError> {
+    match launch.problem.dtype {
+        ElemType::Float(FloatKind::BF16) => Ok("bf16"),
+        ElemType::Float(FloatKind::F16) => Ok("f16"),
+        other => Err(unsupported(format!("{other:?} on tensor cores"))),
+    }
+}
+
+/// The most stages that fit.
+fn with_most_stages<K: Copy>(
+    device: DeviceProfile,
+    kernel: impl Fn(usize) -> K,
+    shared_bytes: impl Fn(K) -> usize,
+) -> Result<K, KernelError> {
+    (2..=MOST_STAGES)
+        .rev()
+        .map(kernel)
+        .find(|kernel| shared_bytes(*kernel) <= device.shared_bytes)
+        .ok_or_else(|| unsupported(format!("{} bytes of shared memory", device.shared_bytes)))
+}
+
+/// A tensor of rows of `head_dim`.
+struct Tensor<'a> {
+    buffer: &'a Buffer,
+    rows: Rows,
+    heads: usize,
+    seq: usize,
+}
+
+impl<'a> Tensor<'a> {
+    fn of_queries(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
+        Self { buffer, rows, heads: launch.problem.heads_q, seq: launch.problem.rows_q() }
+    }
+
+    fn of_keys(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
+        Self { buffer, rows, heads: launch.problem.heads_kv, seq: launch.problem.rows_kv() }
+    }
+
+    /// How TMA finds boxes of so many rows by one block.
+    fn map(
+        &self,
+        launch: &Launch<'_>,
+        box_rows: usize,
+    ) -> Result<TensorMapArg<Tiled>, KernelError> {
+        let problem = launch.problem;
+        let shape = [problem.tensor_batch(), self.heads, self.seq, problem.head_dim];
+        let strides = [self.rows.batch, self.rows.head, self.rows.row, 1];
+        // A dimension of size 1 is never stepped over, but its distance has to be aligned.
+        let row = problem.head_dim;
+        let dense = [self.heads * self.seq * row, self.seq * row, row, 1];
+        let stride = |dim: usize| if shape[dim] == 1 { dense[dim] } else { strides[dim] };
+        let strides: Vec<usize> = (0..4).map(stride).collect();
+        let offset = self.buffer.handle.offset_start.unwrap_or(0);
+        let is_aligned = |stride: &usize| {
+            *stride > 0 && (stride * problem.dtype.size()).is_multiple_of(ALIGNMENT)
+        };
+        if !offset.is_multiple_of(ALIGNMENT as u64) || !strides[..3].iter().all(is_aligned) {
+            let reason = format!("strides {strides:?} from byte {offset} on tensor cores");
+            return Err(unsupported(reason));
+        }
+        // SAFETY: shape and strides stay within the problem's checked span.
+        let tensor = unsafe {
+            TensorArg::from_raw_parts(
+                self.buffer.handle.clone(),
+                strides.into(),
+                shape.to_vec().into(),
+            )
+        };
+        let tile = vec![1, 1, box_rows, BLOCK];
+        Ok(TensorMapArg::new(TiledArgs { tile_size: tile.into() }, tensor, problem.dtype)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256))
+    }
+}
 
 /// The forward pass on Hopper.
 pub(super) fn forward(
@@ -28,52 +107,23 @@ pub(super) fn forward(
 ) -> Result<(), KernelError> {
     let (problem, inputs) = (launch.problem, launch.inputs);
     let device = DeviceProfile::of(launch.client);
-    let dtype = match problem.dtype {
-        ElemType::Float(FloatKind::BF16) => "bf16",
-        ElemType::Float(FloatKind::F16) => "f16",
-        other => return Err(unsupported(format!("{other:?} on tensor cores"))),
-    };
-    for buffer in [inputs.q, inputs.k, inputs.v] {
-        let offset = buffer.handle.offset_start.unwrap_or(0);
-        if !offset.is_multiple_of(ALIGNMENT) {
-            return Err(unsupported(format!("memory that begins at byte {offset}")));
-        }
-    }
-    let with_stages = |stages| WgmmaForwardBlueprint {
-        dtype,
-        head_dim: problem.head_dim,
-        tile_kv: blueprint.tile_kv,
-        stages,
-    };
-    let kernel = (2..=MOST_STAGES)
-        .rev()
-        .map(with_stages)
-        .find(|kernel| kernel.shared_bytes() <= device.shared_bytes)
-        .ok_or_else(|| unsupported(format!("{} bytes of shared memory", device.shared_bytes)))?;
+    let dtype = ptx_type(launch)?;
+    let (head_dim, tile_kv) = (problem.head_dim, blueprint.tile_kv);
+    let kernel = with_most_stages(
+        device,
+        |stages| WgmmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
+        WgmmaForwardBlueprint::shared_bytes,
+    )?;
     let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
     let work_items = tiles * problem.heads_q * problem.batch;
     let Ok(items) = u32::try_from(work_items) else {
         return Err(unsupported(format!("{work_items} tiles of queries")));
     };
     let cubes = items.min(device.multiprocessors as u32);
-    let map = |buffer: &Buffer, rows: Rows, heads: usize, seq: usize, box_rows: usize| {
-        let shape = [problem.tensor_batch(), heads, seq, problem.head_dim];
-        let strides = [rows.batch, rows.head, rows.row, 1];
-        // A dimension of size 1 is never stepped over, but its distance has to be aligned.
-        let dense = [heads * seq * problem.head_dim, seq * problem.head_dim, problem.head_dim, 1];
-        let stride = |dim: usize| if shape[dim] == 1 { dense[dim] } else { strides[dim] };
-        let strides: Vec<usize> = (0..4).map(stride).collect();
-        // SAFETY: shape and strides stay within the problem's checked span.
-        let tensor = unsafe {
-            TensorArg::from_raw_parts(buffer.handle.clone(), strides.into(), shape.to_vec().into())
-        };
-        let tile = vec![1, 1, box_rows, BLOCK];
-        TensorMapArg::new(TiledArgs { tile_size: tile.into() }, tensor, problem.dtype)
-            .with_swizzle(TensorMapSwizzle::B128)
-            .with_prefetch(TensorMapPrefetch::B256)
-    };
-    let [heads, heads_kv] = [problem.heads_q, problem.heads_kv];
-    let [rows_q, rows_kv] = [problem.rows_q(), problem.rows_kv()];
+    let q = Tensor::of_queries(launch, inputs.q, problem.q).map(launch, blueprint.tile_q)?;
+    let k = Tensor::of_keys(launch, inputs.k, problem.k).map(launch, tile_kv)?;
+    // Chunks of 64 keys are what the second product steps through.
+    let v = Tensor::of_keys(launch, inputs.v, problem.v).map(launch, BLOCK)?;
     let (mask, mask_dtype) = launch.mask();
     let [registers, packed] = kernel.widths();
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
@@ -83,10 +133,9 @@ pub(super) fn forward(
             launch.client,
             CubeCount::Static(cubes, 1, 1),
             CubeDim::new_1d(UNITS),
-            map(inputs.q, problem.q, heads, rows_q, blueprint.tile_q),
-            map(inputs.k, problem.k, heads_kv, rows_kv, blueprint.tile_kv),
-            // Chunks of 64 keys are what the second product steps through.
-            map(inputs.v, problem.v, heads_kv, rows_kv, BLOCK),
+            q,
+            k,
+            v,
             mask,
             launch.bias(),
             launch.starts(),
@@ -105,4 +154,89 @@ pub(super) fn forward(
         );
     }
     Ok(())
+}
+
+/// The backward pass on Hopper, without the gradient of a bias.
+pub(super) fn backward(
+    launch: &Launch<'_>,
+    result: &AttentionResult<'_>,
+    gradients: &AttentionGradients,
+) -> Result<(), KernelError> {
+    let problem = launch.problem;
+    if gradients.dbias.is_some() {
+        return Err(unsupported("the gradient of a bias on tensor cores".into()));
+    }
+    let device = DeviceProfile::of(launch.client);
+    let (dtype, head_dim) = (ptx_type(launch)?, problem.head_dim);
+    let kernel = with_most_stages(
+        device,
+        |stages| WgmmaBackwardBlueprint { dtype, head_dim, stages },
+        WgmmaBackwardBlueprint::shared_bytes,
+    )?;
+    let delta = launch.delta(result)?;
+    let Backward { q, k, v, dout } = Backward::new(launch, result);
+    let of_keys = [&k, &v, &q, &dout];
+    let of_queries = [&q, &dout, &k, &v];
+    let call =
+        |side, tensors: [&Tensor<'_>; 4], outs: [&Buffer; 2], out_rows, seq: usize, heads| {
+            let cubes = launch.cubes(seq.div_ceil(BACKWARD_TILE), heads)?;
+            let [first_fixed, second_fixed, first_moving, second_moving] =
+                tensors.map(|tensor| tensor.map(launch, BLOCK));
+            let (mask, mask_dtype) = launch.mask();
+            let [registers, packed] = kernel.widths();
+            // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
+            // problem.
+            unsafe {
+                attention_backward_wgmma_kernel::launch_unchecked(
+                    launch.client,
+                    cubes,
+                    CubeDim::new_1d(UNITS),
+                    first_fixed?,
+                    second_fixed?,
+                    first_moving?,
+                    second_moving?,
+                    mask,
+                    launch.bias(),
+                    launch.starts(),
+                    result.lse.arg(1),
+                    delta.arg(1),
+                    outs[0].arg(1),
+                    outs[1].arg(1),
+                    launch.rules(),
+                    rows(out_rows),
+                    side,
+                    kernel,
+                    launch.options,
+                    problem.dtype,
+                    mask_dtype,
+                    registers,
+                    packed,
+                );
+            }
+            Ok::<_, KernelError>(())
+        };
+    let AttentionGradients { dq, dk, dv, .. } = gradients;
+    let kv_rows = problem.kv_gradients();
+    call(Side::Keys, of_keys, [dk, dv], kv_rows, problem.seq_kv, problem.heads_kv)?;
+    call(Side::Queries, of_queries, [dq, dq], problem.out(), problem.seq_q, problem.heads_q)
+}
+
+/// What the backward pass multiplies.
+struct Backward<'a> {
+    q: Tensor<'a>,
+    k: Tensor<'a>,
+    v: Tensor<'a>,
+    dout: Tensor<'a>,
+}
+
+impl<'a> Backward<'a> {
+    fn new(launch: &Launch<'a>, result: &AttentionResult<'a>) -> Self {
+        let (problem, inputs) = (launch.problem, launch.inputs);
+        Self {
+            q: Tensor::of_queries(launch, inputs.q, problem.q),
+            k: Tensor::of_keys(launch, inputs.k, problem.k),
+            v: Tensor::of_keys(launch, inputs.v, problem.v),
+            dout: Tensor::of_queries(launch, result.dout, result.dout_rows),
+        }
+    }
 }

@@ -14,7 +14,9 @@ use super::{
     rules::{
         Options, RowStrides, Rules, Sequence, keys_of, origin, origin_of_row_values, sequence_of,
     },
-    softmax::{Place, RowState, apply_rules, pack, pack_weights, quad_sum, rescale, unseen, weigh},
+    softmax::{
+        Place, RowState, apply_rules, pack, pack_registers, quad_sum, rescale, unseen, weigh,
+    },
 };
 use crate::ptx::{
     acquire_registers,
@@ -82,7 +84,15 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         barrier_arrive(v_empty);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
-    (sums, pack_weights::<R, P>(settled, comptime!(blueprint.tile_kv), comptime!(blueprint.dtype)))
+    (
+        sums,
+        pack_registers::<R, P>(
+            settled,
+            0usize,
+            comptime!(blueprint.tile_kv / 2),
+            comptime!(blueprint.dtype),
+        ),
+    )
 }
 
 /// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
@@ -304,9 +314,10 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         comptime!(blueprint.tile_kv),
                         options,
                     );
-                    let mut weights = pack_weights::<R, P>(
+                    let mut weights = pack_registers::<R, P>(
                         weighed,
-                        comptime!(blueprint.tile_kv),
+                        0usize,
+                        comptime!(blueprint.tile_kv / 2),
                         comptime!(blueprint.dtype),
                     );
                     for tile in first + 1..last {

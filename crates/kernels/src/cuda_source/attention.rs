@@ -5,10 +5,11 @@ use super::{
 };
 use crate::attention::{
     DELTA_UNITS, NumbersCompilationArg, Options, PORTABLE_UNITS, PairStridesCompilationArg,
-    PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg, SizesCompilationArg,
-    WGMMA_UNITS, WgmmaForwardBlueprint, attention_backward_kv_portable_kernel,
-    attention_backward_q_portable_kernel, attention_delta_kernel,
-    attention_forward_portable_kernel, attention_forward_wgmma_kernel,
+    PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg, Side, SizesCompilationArg,
+    WGMMA_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
+    attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
+    attention_backward_wgmma_kernel, attention_delta_kernel, attention_forward_portable_kernel,
+    attention_forward_wgmma_kernel,
 };
 use cubecl::{
     ir::{AddressType, ElemType, FloatKind, UIntKind},
@@ -64,6 +65,12 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         for (head_dim, tile_kv) in tiles.iter().copied() {
             let blueprint = WgmmaForwardBlueprint { dtype: "bf16", head_dim, tile_kv, stages: 2 };
             kernels.push(wgmma_forward(name, blueprint, options)?);
+        }
+    }
+    for (name, options) in [("plain", PLAIN), ("causal", CAUSAL)] {
+        for (side, gradient) in [(Side::Queries, "q"), (Side::Keys, "kv")] {
+            let blueprint = WgmmaBackwardBlueprint { dtype: "bf16", head_dim: 128, stages: 2 };
+            kernels.push(wgmma_backward(name, side, gradient, blueprint, options)?);
         }
     }
     let half = WgmmaForwardBlueprint { dtype: "f16", head_dim: 128, tile_kv: 128, stages: 2 };
@@ -272,6 +279,51 @@ fn wgmma_forward(
             architectures: vec!["sm_90a"],
             tensor_core: Some("HGMMA"),
             // What a launch gives each unit; those that multiply then take from those that copy.
+            max_registers: Some(168),
+        },
+    )
+}
+
+fn wgmma_backward(
+    name: &str,
+    side: Side,
+    gradient: &str,
+    blueprint: WgmmaBackwardBlueprint,
+    options: Options,
+) -> Result<CudaKernel, SourceError> {
+    let WgmmaBackwardBlueprint { dtype, head_dim, .. } = blueprint;
+    let [registers, packed] = blueprint.widths();
+    variant(
+        format!("attention_backward_{gradient}_wgmma_{dtype}_{head_dim}_{name}"),
+        attention_backward_wgmma_kernel::AttentionBackwardWgmmaKernel::new(
+            settings_1d(WGMMA_UNITS),
+            properties(),
+            Arc::default(),
+            (),
+            (),
+            (),
+            (),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            rules(),
+            rows(),
+            side,
+            blueprint,
+            options,
+            if dtype == "f16" { F16 } else { BF16 },
+            BYTE,
+            registers,
+            packed,
+        ),
+        Promise {
+            architectures: vec!["sm_90a"],
+            tensor_core: Some("HGMMA"),
+            // As for the forward pass.
             max_registers: Some(168),
         },
     )

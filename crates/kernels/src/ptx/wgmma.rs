@@ -140,6 +140,8 @@ pub(crate) struct WgmmaProduct {
     /// Bytes from one block of an operand to the next.
     pub lhs_block_bytes: usize,
     pub rhs_block_bytes: usize,
+    /// Registers before the sums in their vector.
+    pub first: usize,
 }
 
 /// A sum of products whose left operand, 16-bit, lies in registers as accumulators do, packed, and
@@ -159,11 +161,10 @@ pub(crate) struct WgmmaWeights {
 }
 
 impl WgmmaProduct {
-    /// Issues it as a group; its operands' descriptors are the registers `lhs` and `rhs`, its sums the
-    /// first of the result.
+    /// Issues it as a group; its operands' descriptors are the registers `lhs` and `rhs`.
     fn text(self) -> String {
-        let Self { n, dtype, k, lhs_block_bytes, rhs_block_bytes } = self;
-        let sums = registers(0..n / 2);
+        let Self { n, dtype, k, lhs_block_bytes, rhs_block_bytes, first } = self;
+        let sums = registers(first..first + n / 2);
         let mut text = String::new();
         for step in 0..k / 16 {
             let at = |block_bytes: usize| (step / 4 * block_bytes + step % 4 * 32) / 16;
@@ -224,6 +225,18 @@ fn product_text(product: WgmmaProduct) -> String {
     )
 }
 
+/// Two products of the same sizes, the second behind the first in `$0`; `$1` to `$4` describe the
+/// operands of the one and of the other.
+fn products_text(product: WgmmaProduct) -> String {
+    let second = WgmmaProduct { first: product.first + product.n / 2, ..product };
+    format!(
+        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
+         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned 0;\n}}",
+        product.text(),
+        second.text()
+    )
+}
+
 /// `$0 = $1 + A B`; `$2` are A's registers, `$3` describes B.
 fn weights_text(weights: WgmmaWeights, width: usize) -> String {
     format!(
@@ -256,6 +269,22 @@ pub(crate) fn wgmma_product<R: Size>(
     let sum: Vector<f32, R>;
     gpu_asm!("{body}\n// {d}{x}{y}", body = const product_text(product),
         d = out(_) sum, x = in(_) lhs, y = in(_) rhs);
+    sum
+}
+
+/// Two products of the same sizes, one behind the other.
+#[cube]
+pub(crate) fn wgmma_products<R: Size>(
+    first_lhs: u64,
+    first_rhs: u64,
+    second_lhs: u64,
+    second_rhs: u64,
+    #[comptime] product: WgmmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product),
+        d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs,
+        y = in(_) second_lhs, z = in(_) second_rhs);
     sum
 }
 
