@@ -281,8 +281,8 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
     store_rows::<I>(&dv_sums, dv, &span, 1.0f32, blueprint);
 }
 
-/// dq, and the gradient of the bias for every pair where it is asked for, which has to be zero
-/// before; tiles of queries along x, heads along y, sequences along z.
+/// dq, and the gradient of the bias for every pair where it is asked for; tiles of queries along x,
+/// heads along y, sequences along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
     q: &[I],
@@ -338,8 +338,12 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
         first: first_row,
         end: sequence.seq_q,
     };
-    let keys =
+    let mut keys =
         keys_of(&sequence, &rules, first_row, min(first_row + side, sequence.seq_q), options);
+    if comptime!(writes_bias) {
+        // Pairs that the window leaves out have a gradient, too: zero.
+        keys = (0u32, sequence.seq_kv);
+    }
     let mut first_key = keys.0 / side * side;
     while first_key < keys.1 && first_row < sequence.seq_q {
         let k_span = Span {

@@ -159,12 +159,7 @@ pub fn attention_backward_with(
         dq: Buffer::empty(client, problem.out_elements(), problem.dtype),
         dk: kv(),
         dv: kv(),
-        dbias: wants_bias.then(|| {
-            // Tiles that the window leaves out are not written.
-            let zeros = vec![0u8; problem.pair_elements() * F32.size()];
-            let handle = client.create_from_slice(&zeros);
-            Buffer { handle, elements: problem.pair_elements(), dtype: F32 }
-        }),
+        dbias: wants_bias.then(|| Buffer::empty(client, problem.pair_elements(), F32)),
     };
     match blueprint.family {
         Family::Portable => launch.backward(result, &gradients)?,
