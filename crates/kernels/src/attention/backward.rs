@@ -11,7 +11,9 @@ use super::{
         Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible, keys_of,
         origin, origin_of_row_values, queries_of, score_slope, sequence_of,
     },
-    tile::{PortableBlueprint, Span, UNITS, accumulate, load_rows, products, store_rows},
+    tile::{
+        PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, products, store_rows,
+    },
 };
 use cubecl::prelude::*;
 
@@ -174,18 +176,8 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
         let head = CUBE_POS_Y * rules.sizes.group + member;
         let sequence = sequence_of(starts, &rules, CUBE_POS_Z, head, options);
         let row_values = origin_of_row_values(&sequence, &rules, options);
-        let k_span = Span {
-            origin: origin(&k_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_kv),
-            stride: k_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
-        let v_span = Span {
-            origin: origin(&v_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_kv),
-            stride: v_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
+        let k_span = of_keys(&k_strides, &sequence, CUBE_POS_Y, first_key);
+        let v_span = of_keys(&v_strides, &sequence, CUBE_POS_Y, first_key);
         let queries = queries_of(
             &sequence,
             &rules,
@@ -195,18 +187,8 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
         );
         let mut first_row = queries.0 / side * side;
         while first_row < queries.1 && first_key < sequence.seq_kv {
-            let q_span = Span {
-                origin: origin(&q_strides, CUBE_POS_Z, head, sequence.first_q),
-                stride: q_strides.row,
-                first: first_row,
-                end: sequence.seq_q,
-            };
-            let dout_span = Span {
-                origin: origin(&dout_strides, CUBE_POS_Z, head, sequence.first_q),
-                stride: dout_strides.row,
-                first: first_row,
-                end: sequence.seq_q,
-            };
+            let q_span = of_queries(&q_strides, &sequence, head, first_row);
+            let dout_span = of_queries(&dout_strides, &sequence, head, first_row);
             products::<I>(
                 &mut scores,
                 q,
@@ -271,12 +253,7 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
         }
     }
     let sequence = sequence_of(starts, &rules, CUBE_POS_Z, 0u32, options);
-    let span = Span {
-        origin: origin(&gradient_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_kv),
-        stride: gradient_strides.row,
-        first: first_key,
-        end: sequence.seq_kv,
-    };
+    let span = of_keys(&gradient_strides, &sequence, CUBE_POS_Y, first_key);
     store_rows::<I>(&dk_sums, dk, &span, rules.numbers.scale, blueprint);
     store_rows::<I>(&dv_sums, dv, &span, 1.0f32, blueprint);
 }
@@ -326,18 +303,8 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
     let sequence = sequence_of(starts, &rules, CUBE_POS_Z, head, options);
     let row_values = origin_of_row_values(&sequence, &rules, options);
     let head_kv = head / rules.sizes.group;
-    let q_span = Span {
-        origin: origin(&q_strides, CUBE_POS_Z, head, sequence.first_q),
-        stride: q_strides.row,
-        first: first_row,
-        end: sequence.seq_q,
-    };
-    let dout_span = Span {
-        origin: origin(&dout_strides, CUBE_POS_Z, head, sequence.first_q),
-        stride: dout_strides.row,
-        first: first_row,
-        end: sequence.seq_q,
-    };
+    let q_span = of_queries(&q_strides, &sequence, head, first_row);
+    let dout_span = of_queries(&dout_strides, &sequence, head, first_row);
     let mut keys =
         keys_of(&sequence, &rules, first_row, min(first_row + side, sequence.seq_q), options);
     if comptime!(writes_bias) {
@@ -346,18 +313,8 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
     }
     let mut first_key = keys.0 / side * side;
     while first_key < keys.1 && first_row < sequence.seq_q {
-        let k_span = Span {
-            origin: origin(&k_strides, CUBE_POS_Z, head_kv, sequence.first_kv),
-            stride: k_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
-        let v_span = Span {
-            origin: origin(&v_strides, CUBE_POS_Z, head_kv, sequence.first_kv),
-            stride: v_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
+        let k_span = of_keys(&k_strides, &sequence, head_kv, first_key);
+        let v_span = of_keys(&v_strides, &sequence, head_kv, first_key);
         products::<I>(
             &mut scores,
             q,
@@ -405,11 +362,6 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
         sync_cube();
         first_key += side;
     }
-    let span = Span {
-        origin: origin(&gradient_strides, CUBE_POS_Z, head, sequence.first_q),
-        stride: gradient_strides.row,
-        first: first_row,
-        end: sequence.seq_q,
-    };
+    let span = of_queries(&gradient_strides, &sequence, head, first_row);
     store_rows::<I>(&sums, dq, &span, rules.numbers.scale, blueprint);
 }

@@ -7,10 +7,12 @@
 
 use super::{
     rules::{
-        Options, RowStrides, Rules, bias_at, bounded_score, is_kept, is_visible, keys_of, origin,
+        Options, RowStrides, Rules, bias_at, bounded_score, is_kept, is_visible, keys_of,
         origin_of_row_values, sequence_of,
     },
-    tile::{PortableBlueprint, Span, UNITS, accumulate, load_rows, products, store_rows},
+    tile::{
+        PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, products, store_rows,
+    },
 };
 use cubecl::prelude::*;
 
@@ -48,14 +50,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     let sequence = sequence_of(starts, &rules, CUBE_POS_Z, CUBE_POS_Y, options);
     let head_kv = CUBE_POS_Y / rules.sizes.group;
     let first_row = CUBE_POS_X * side;
-    let q_span = Span {
-        origin: origin(&q_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_q),
-        stride: q_strides.row,
-        first: first_row,
-        end: sequence.seq_q,
-    };
-    let k_origin = origin(&k_strides, CUBE_POS_Z, head_kv, sequence.first_kv);
-    let v_origin = origin(&v_strides, CUBE_POS_Z, head_kv, sequence.first_kv);
+    let q_span = of_queries(&q_strides, &sequence, CUBE_POS_Y, first_row);
 
     let mut sums = Array::<f32>::new(comptime!(blueprint.elements()));
     #[unroll]
@@ -76,18 +71,8 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     let mut first_key = keys.0 / side * side;
     while first_key < keys.1 {
         // 1. Scores; pairs that are not seen are marked by the least number.
-        let k_span = Span {
-            origin: k_origin,
-            stride: k_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
-        let v_span = Span {
-            origin: v_origin,
-            stride: v_strides.row,
-            first: first_key,
-            end: sequence.seq_kv,
-        };
+        let k_span = of_keys(&k_strides, &sequence, head_kv, first_key);
+        let v_span = of_keys(&v_strides, &sequence, head_kv, first_key);
         products::<I>(
             &mut scores,
             q,
@@ -202,11 +187,6 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
             lse[(lse_origin + row) as usize] = most[i] + total[i].ln();
         }
     }
-    let out_span = Span {
-        origin: origin(&out_strides, CUBE_POS_Z, CUBE_POS_Y, sequence.first_q),
-        stride: out_strides.row,
-        first: first_row,
-        end: sequence.seq_q,
-    };
+    let out_span = of_queries(&out_strides, &sequence, CUBE_POS_Y, first_row);
     store_rows::<I>(&sums, out, &out_span, 1.0f32, blueprint);
 }

@@ -3,6 +3,7 @@
 //! 16 by 16 units hold a square tile of pairs; unit (x, y) has rows `y + 16 i` and columns
 //! `x + 16 j` of it, and of rows of `head_dim` elements columns `x + 16 j` too.
 
+use super::rules::{RowStrides, Sequence, origin};
 use cubecl::prelude::*;
 
 /// Units of a cube along each side of a tile.
@@ -67,6 +68,28 @@ pub(super) struct Span {
     pub(super) stride: u32,
     pub(super) first: u32,
     pub(super) end: u32,
+}
+
+/// Rows `first..` of a sequence's queries, or of a tensor of their shape.
+#[cube]
+pub(super) fn of_queries(strides: &RowStrides, sequence: &Sequence, head: u32, first: u32) -> Span {
+    Span {
+        origin: origin(strides, sequence.batch, head, sequence.first_q),
+        stride: strides.row,
+        first,
+        end: sequence.seq_q,
+    }
+}
+
+/// Rows `first..` of a sequence's keys, or of a tensor of their shape.
+#[cube]
+pub(super) fn of_keys(strides: &RowStrides, sequence: &Sequence, head: u32, first: u32) -> Span {
+    Span {
+        origin: origin(strides, sequence.batch, head, sequence.first_kv),
+        stride: strides.row,
+        first,
+        end: sequence.seq_kv,
+    }
 }
 
 /// Copies elements `first_column..` of rows to shared memory; zero beyond the last row and column.
