@@ -25,7 +25,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 /// Together they have every option, queries that see nothing by mask and by causality, and
 /// sequences that end within, at and behind tiles.
-const CASES: [&str; 10] = [
+const CASES: [&str; 11] = [
     "1 by 65, heads of 64",
     "127 by 16, heads of 128, causal",
     "another scale",
@@ -34,6 +34,7 @@ const CASES: [&str; 10] = [
     "padded keys, causal",
     "mask with rows that see nothing",
     "bias for each sequence",
+    "bias for each key",
     "everything",
     "everything, more queries",
 ];

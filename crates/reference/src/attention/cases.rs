@@ -121,6 +121,7 @@ pub fn options() -> Vec<AttentionCase> {
         ("bias for each sequence", [2, 2, 2], [17, 63, 64], bias(PairShape::PerBatch)),
         ("bias for each head", [2, 4, 2], [65, 33, 64], bias(PairShape::PerHead)),
         ("bias for each pair", [2, 2, 2], [31, 33, 128], bias(PairShape::Full)),
+        ("bias for each key", [2, 2, 2], [33, 17, 64], bias(PairShape::Keys)),
         ("everything", [2, 4, 2], [63, 65, 64], EVERYTHING),
         ("everything, more queries", [1, 4, 1], [65, 33, 128], EVERYTHING),
         ("everything, heads of 256", [1, 2, 1], [17, 33, 256], EVERYTHING),
