@@ -1,17 +1,20 @@
-//! Stock Burn's side of the matrix products and of linear + GELU, timed as Blackburn's side is:
-//! median of 15 batches of launches, one wait a batch.
+//! Stock Burn's side of the matrix products, of linear + GELU and of attention, timed as Blackburn's
+//! side is: median of 15 batches of launches, one wait a batch.
 //!
 //! ```text
 //! matmul_sweep --list --shapes gpt2,squares > shapes.tsv
 //! stock-burn matmul bf16 shapes.tsv > burn.tsv
 //! stock-burn linear_gelu bf16 > burn_linear_gelu.tsv
+//! stock-burn attention bf16 4096 64 > burn_attention.tsv    # tokens, size of a head
 //! ```
 //!
 //! Burn tunes each shape when it first meets it, which takes seconds to minutes.
 
 use burn::{
     nn::{Gelu, Linear, LinearConfig},
-    tensor::{Device, Distribution, FloatDType, Tensor},
+    tensor::{
+        Device, Distribution, FloatDType, Tensor, module::attention, ops::AttentionModuleOptions,
+    },
 };
 use std::{env, error::Error, fs, time::Instant};
 
@@ -93,6 +96,55 @@ fn linear_gelu(device: &Device, dtype: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Burn's `module::attention`: its own kernel for inference, materialised scores under autodiff.
+fn attention_passes(
+    device: &Device,
+    dtype: &str,
+    tokens: usize,
+    head_dim: usize,
+) -> Result<(), Box<dyn Error>> {
+    let (batch, heads) = (4, 16);
+    println!("dtype\tname\tshape\tpass\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tpeak_MiB");
+    for is_causal in [false, true] {
+        let name = if is_causal { ", causal" } else { "" };
+        let mark = if is_causal { " causal" } else { "" };
+        let options = || AttentionModuleOptions { is_causal, ..Default::default() };
+        let draw = |device: &Device| {
+            let shape = [batch, heads, tokens, head_dim];
+            Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), device)
+        };
+        let share = if is_causal { 0.5 } else { 1.0 };
+        let flops = 4.0 * (batch * heads * tokens * tokens * head_dim) as f64 * share;
+        let training = device.clone().autodiff();
+        for pass in ["Forward", "Both"] {
+            device.memory_cleanup();
+            let at = if pass == "Both" { &training } else { device };
+            let (q, k, v, dout) = (draw(at), draw(at), draw(at), draw(at));
+            let times = measure(at, || {
+                if pass == "Forward" {
+                    let out = attention(q.clone(), k.clone(), v.clone(), None, None, options());
+                    return vec![Some(out)];
+                }
+                let [q, k, v] = [&q, &k, &v].map(|x| x.clone().detach().require_grad());
+                let out = attention(q.clone(), k.clone(), v.clone(), None, None, options());
+                let gradients = (out * dout.clone()).sum().backward();
+                [q, k, v].iter().map(|x| x.grad(&gradients)).collect()
+            })?;
+            let factor = if pass == "Both" { 3.5 } else { 1.0 };
+            let rate = factor * flops / times[0] / 1e9;
+            // Burn does not tell peaks; what its pool holds is what others cannot have.
+            let peak = device.memory_pool_usage().map_or(0, |pool| pool.bytes_reserved >> 20);
+            let [median, least, most] = times;
+            println!(
+                "{dtype}\t{tokens}, heads of {head_dim}{name}\t\
+                 B{batch}H{heads}Q{tokens}K{tokens}D{head_dim}{mark}\t{pass}\t{median:.4}\t\
+                 {least:.4}\t{most:.4}\t{rate:.1}\t{peak}"
+            );
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -108,6 +160,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     match arguments[..] {
         ["matmul", dtype, shapes] => matmul(&device, dtype, shapes),
         ["linear_gelu", dtype] => linear_gelu(&device, dtype),
-        _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE".into()),
+        ["attention", dtype, tokens, head_dim] => {
+            attention_passes(&device, dtype, tokens.parse()?, head_dim.parse()?)
+        }
+        _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE | \
+                  stock-burn attention DTYPE TOKENS HEAD_DIM"
+            .into()),
     }
 }
