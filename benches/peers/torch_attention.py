@@ -1,6 +1,7 @@
 """PyTorch's side of attention: `scaled_dot_product_attention` by each of its backends.
 
-    python3 torch_attention.py bf16 8192 > torch.tsv    # up to 8192 tokens
+    python3 torch_attention.py bf16 8192 > torch.tsv              # up to 8192 tokens
+    python3 torch_attention.py bf16 8192 cudnn,flash > torch.tsv  # by these backends
 
 The cases are those of attention_sweep, which times the passes one by one; `Both` is forward and backward.
 Timed as Blackburn's side is: median of 15 batches of launches, one wait a batch.
@@ -40,6 +41,7 @@ def measure(run):
 
 def main():
     kind, tokens = sys.argv[1], int(sys.argv[2])
+    names = sys.argv[3].split(",") if len(sys.argv) > 3 else list(BACKENDS)
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]
     batch, heads = 4, 16
     torch.manual_seed(0)
@@ -53,7 +55,7 @@ def main():
                 name = f"{seq}, heads of {dim}" + (", causal" if causal else "")
                 shape = f"B{batch}H{heads}Q{seq}K{seq}D{dim}" + (" causal" if causal else "")
                 flops = 4.0 * batch * heads * seq * seq * dim * (0.5 if causal else 1.0)
-                for backend, choice in BACKENDS.items():
+                for backend, choice in ((name, BACKENDS[name]) for name in names):
                     draw = lambda: torch.randn(
                         batch, heads, seq, dim, device="cuda", dtype=dtype, requires_grad=True
                     )

@@ -80,8 +80,9 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
         attention: args.attention,
         device,
     };
-    author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;
+    let writing = author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;
     emit("\n");
+    eprintln!("{writing}");
     Ok(())
 }
 

@@ -10,6 +10,10 @@ use blackburn::nn::transformer::TransformerCache;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 /// How to choose the next token.
 #[derive(Clone, Copy, Debug)]
@@ -43,18 +47,44 @@ pub(crate) struct Author<'a> {
     pub(crate) device: &'a Device,
 }
 
+/// What was written, and how long it took.
+pub(crate) struct Writing {
+    /// The prompt and what follows it.
+    pub(crate) text: String,
+    /// Tokens behind the prompt.
+    pub(crate) tokens: usize,
+    /// Until the first of them, which reads the prompt and may compile kernels.
+    pub(crate) first: Duration,
+    /// All others.
+    pub(crate) others: Duration,
+}
+
+impl fmt::Display for Writing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = self.first.as_secs_f64();
+        write!(f, "{} tokens: the first after {first:.2} s", self.tokens)?;
+        match self.others.as_secs_f64() {
+            seconds if self.tokens > 1 && seconds > 0.0 => {
+                write!(f, ", then {:.1} tokens/s", (self.tokens - 1) as f64 / seconds)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Author<'_> {
     /// Continues `prompt` by `count` tokens, handing each new piece of text to `emit` until that
-    /// returns false; returns the whole text. Of a text longer than the context the model sees the
-    /// end.
+    /// returns false. Of a text longer than the context the model sees the end.
     pub(crate) fn generate(
         &self,
         prompt: &str,
         count: usize,
         sampling: Sampling,
         emit: &mut dyn FnMut(&str) -> bool,
-    ) -> Result<String> {
+    ) -> Result<Writing> {
         sampling.validate()?;
+        let start = Instant::now();
+        let mut first = Duration::ZERO;
         let mut memory = Memory {
             attention: Attention::new(self.attention, self.context, self.device),
             cache: TransformerCache::new(self.model.layers(), self.context),
@@ -73,6 +103,9 @@ impl Author<'_> {
                 .try_to_vec()
                 .context("the model's logits are not f32")?;
             tokens.push(choose(&logits, sampling, &mut rng)?);
+            if first.is_zero() {
+                first = start.elapsed();
+            }
             // A token may end in the middle of a character: emit what is whole.
             let text = self.tokenizer.decode(&tokens[prompt_tokens..]);
             let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
@@ -83,7 +116,12 @@ impl Author<'_> {
                 written = whole;
             }
         }
-        Ok(self.tokenizer.decode(&tokens))
+        Ok(Writing {
+            text: self.tokenizer.decode(&tokens),
+            tokens: tokens.len() - prompt_tokens,
+            first,
+            others: start.elapsed() - first,
+        })
     }
 
     /// Logits of the token after `tokens`.
@@ -119,11 +157,14 @@ fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u1
         logits.iter().all(|logit| !logit.is_nan()),
         "the model's output is not a number: its training diverged; take an earlier checkpoint"
     );
+    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]);
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    if sampling.top_k > 0 {
+    if (1..order.len()).contains(&sampling.top_k) {
+        // Only those that may be drawn are sorted.
+        order.select_nth_unstable_by(sampling.top_k, likelier);
         order.truncate(sampling.top_k);
     }
+    order.sort_by(likelier);
     let best = order[0];
     let chosen = if sampling.temperature == 0.0 {
         best
@@ -202,7 +243,9 @@ mod tests {
                 let (model, tokenizer, context) = (&model, &tokenizer, config.context);
                 let author = Author { model, tokenizer, context, attention, device: &device };
                 // Through the context and beyond.
-                author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap()
+                let writing = author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap();
+                assert_eq!(writing.tokens, 40);
+                writing.text
             });
             assert_eq!(naive, flash);
         }

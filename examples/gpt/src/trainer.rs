@@ -256,7 +256,7 @@ impl Run {
             attention: self.attention,
             device: &self.device.clone().without_autodiff(),
         };
-        let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?;
+        let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?.text;
         progress.line(&format!(
             "step {step}: validation loss {:.4}, perplexity {:.2}\n{}\n",
             result.loss,

@@ -78,6 +78,9 @@ impl AttentionPrimitives for CubeBackend {
     }
 }
 
+/// What rows of 16-bit types that tensor cores fetch are aligned to.
+const FETCHED_BYTES: usize = 16;
+
 /// What a kernel is told, and the memory that it reads.
 struct Call {
     problem: AttentionProblem,
@@ -171,10 +174,25 @@ impl Call {
     }
 }
 
-/// The tensor, copied if the elements of a row do not lie side by side.
+/// The tensor, copied if the elements of a row do not lie side by side, or if rows lie where tensor
+/// cores cannot fetch them and a copy's would not.
 fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
-    let is_whole = tensor.shape()[3] == 1 || tensor.meta.strides()[3] == 1;
-    if is_whole && !tensor.meta.is_tiled() { tensor } else { into_contiguous(tensor) }
+    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+    let is_whole = shape[3] == 1 || strides[3] == 1;
+    let size = tensor.dtype.size();
+    let is_half = size == 2 && (shape[3] * size).is_multiple_of(FETCHED_BYTES);
+    let is_aligned = |dim: usize| {
+        let is_step = strides[dim] > 0 && (strides[dim] * size).is_multiple_of(FETCHED_BYTES);
+        shape[dim] == 1 || is_step
+    };
+    let start = tensor.handle.offset_start.unwrap_or(0);
+    let can_be_fetched =
+        start.is_multiple_of(FETCHED_BYTES as u64) && (0..3).all(is_aligned) || !is_half;
+    if is_whole && can_be_fetched && !tensor.meta.is_tiled() {
+        tensor
+    } else {
+        into_contiguous(tensor)
+    }
 }
 
 fn rows(tensor: &CubeTensor, is_packed: bool) -> Rows {

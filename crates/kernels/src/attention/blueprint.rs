@@ -76,16 +76,18 @@ impl AttentionBlueprint {
             let plan = Self { family: Family::Portable, tile_q: side, tile_kv: side };
             (plan, kernel.shared_bytes())
         });
-        let mut plans: Vec<_> = portable
+        let portable = portable
             .filter(|(_, shared_bytes)| *shared_bytes <= device.shared_bytes)
             .map(|(plan, _)| plan)
-            .take(most)
-            .collect();
-        // Behind the others, and so not chosen, until it has been run on a Hopper GPU.
-        if device.compute_capability == Some(90) {
-            plans.extend(Self::wgmma(problem, pass));
-        }
-        plans
+            .take(most);
+        let is_hopper = device.compute_capability == Some(90);
+        let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
+        wgmma.into_iter().chain(portable).collect()
+    }
+
+    /// Whether the backward pass by this plan can give the gradient of a bias.
+    pub fn gives_bias_gradient(&self) -> bool {
+        self.family == Family::Portable
     }
 
     /// Hopper's tensor cores take 16-bit types, in rows of whole chunks.
@@ -120,9 +122,8 @@ impl AttentionBlueprint {
             _ if !has_options => 64,
             _ => return None,
         };
-        // Two sums of wider rows do not fit the registers; with narrower ones, or options, ptxas does
-        // not let warpgroups take registers from each other, for a reason not found yet.
-        let serves = serves && (pass == Pass::Forward || problem.head_dim == 128 && !has_options);
+        // Two sums of wider rows do not fit the registers.
+        let serves = serves && (pass == Pass::Forward || problem.head_dim <= 128);
         serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
     }
 }
@@ -168,7 +169,7 @@ mod tests {
         let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
         assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
-        assert_eq!(backward(128), [Family::Portable, Family::Wgmma]);
-        assert_eq!(backward(64), [Family::Portable]);
+        assert_eq!(backward(128), [Family::Wgmma, Family::Portable]);
+        assert_eq!(backward(256), [Family::Portable]);
     }
 }

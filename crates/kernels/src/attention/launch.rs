@@ -130,7 +130,13 @@ pub fn attention_backward(
     wants_bias: bool,
 ) -> Result<AttentionGradients, KernelError> {
     problem.validate()?;
-    let blueprint = AttentionBlueprint::plan(problem, Pass::Backward, client)?;
+    let mut blueprint = AttentionBlueprint::plan(problem, Pass::Backward, client)?;
+    if wants_bias && problem.bias.is_some() && !blueprint.gives_bias_gradient() {
+        let plans = AttentionBlueprint::candidates(problem, Pass::Backward, client);
+        let giving = plans.into_iter().find(AttentionBlueprint::gives_bias_gradient);
+        let none = || unsupported("the gradient of a bias on this device".into());
+        blueprint = giving.ok_or_else(none)?;
+    }
     attention_backward_with(client, problem, &blueprint, inputs, result, wants_bias)
 }
 

@@ -35,7 +35,7 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
-//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | Hopper (`sm_90a`); compiled and not run yet, so offered last |
+//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 
 mod backward;
 mod blueprint;
@@ -70,7 +70,9 @@ pub(crate) use {
         attention_delta_kernel,
     },
     forward::attention_forward_portable_kernel,
-    pipeline::{Side, UNITS as WGMMA_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
+    pipeline::{
+        BACKWARD_UNITS, FORWARD_UNITS, Side, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
+    },
     rules::{
         NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
         RulesCompilationArg, SizesCompilationArg,

@@ -7,8 +7,10 @@ use crate::ptx::{
 };
 use cubecl::prelude::*;
 
-/// Units of a cube: the producer's warpgroup and two that multiply.
-pub(crate) const UNITS: u32 = 3 * UNITS_OF_GROUP;
+/// Units of a cube of the forward pass: the producer's warpgroup and two that multiply.
+pub(crate) const FORWARD_UNITS: u32 = 3 * UNITS_OF_GROUP;
+/// Units of a cube of the backward pass: two warpgroups that multiply.
+pub(crate) const BACKWARD_UNITS: u32 = 2 * UNITS_OF_GROUP;
 /// Units of a warpgroup.
 pub(super) const UNITS_OF_GROUP: u32 = 128;
 /// Queries of a tile, 64 for each warpgroup that multiplies.

@@ -1,6 +1,6 @@
 //! What a score is, and which pairs of a query and a key have one: device code that all kernels share.
 
-use super::dropout::random_word;
+use super::dropout::{Seeds, random_word};
 use cubecl::prelude::*;
 
 /// Which options are compiled in.
@@ -250,11 +250,19 @@ pub(super) fn is_kept(
 ) -> bool {
     let mut kept = true;
     if comptime!(options.dropout) {
-        let head = sequence.batch * rules.sizes.heads_q + sequence.head;
-        let (low, high) = (rules.numbers.seed_low, rules.numbers.seed_high);
-        kept = random_word(column, row, head, low, high) >= rules.numbers.threshold;
+        kept = random_word(row, column, &seeds_of(sequence, rules)) >= rules.numbers.threshold;
     }
     kept
+}
+
+/// What the generator of dropout is given besides a place.
+#[cube]
+pub(super) fn seeds_of(sequence: &Sequence, rules: &Rules) -> Seeds {
+    Seeds {
+        head: sequence.batch * rules.sizes.heads_q + sequence.head,
+        low: rules.numbers.seed_low,
+        high: rules.numbers.seed_high,
+    }
 }
 
 /// Where the numbers of a head's queries begin in a tensor of one for each query.

@@ -3,7 +3,11 @@
 //!
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
-use super::rules::{Options, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible};
+use super::{
+    dropout::{Seeds, random_words},
+    pipeline::Side,
+    rules::{Options, Rules, Sequence, bias_at, bounded_score, is_visible, seeds_of},
+};
 use crate::ptx::{exp2_fast, pack_bf16, pack_f16};
 use cubecl::prelude::*;
 
@@ -134,6 +138,7 @@ pub(super) fn weigh<R: Size>(
     let mut upper_sum = state.total_upper * state.rescale_upper;
     let mut lower_sum = state.total_lower * state.rescale_lower;
     let mut weights = scores;
+    let mut kept = 0u32;
     #[unroll]
     for i in 0..comptime!(tile_kv / 2) {
         let is_upper = comptime!((i / 2) % 2 == 0);
@@ -145,15 +150,59 @@ pub(super) fn weigh<R: Size>(
             lower_sum += weight;
         }
         if comptime!(options.dropout) {
-            let query = place.row + comptime!(8 * ((i / 2) % 2) as u32);
-            let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
-            weight = select(is_kept(sequence, rules, query, key, options), weight, 0.0f32);
+            if comptime!(i % 32 == 0) {
+                let column = first_key + comptime!(2 * i as u32) + 2 * place.quad;
+                let seeds = seeds_of(sequence, rules);
+                let threshold = rules.numbers.threshold;
+                kept = kept_bits(place.row, column, threshold, &seeds, Side::Queries);
+            }
+            weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);
         }
         weights.insert(i, weight);
     }
     state.total_upper = upper_sum;
     state.total_lower = lower_sum;
     weights
+}
+
+/// Bit `i` tells whether dropout leaves the weight of register `i` of the 32 that a unit has of 64
+/// columns: four to eight columns, two for its first row and two for the row 8 below.
+///
+/// `row` and `column` are the unit's first; columns begin at a multiple of 16.
+#[cube]
+pub(super) fn kept_bits(
+    row: u32,
+    column: u32,
+    threshold: u32,
+    seeds: &Seeds,
+    #[comptime] rows: Side,
+) -> u32 {
+    let mut bits = 0u32;
+    #[unroll]
+    for call in 0..8usize {
+        let at = column + comptime!((call / 2 * 16 + call % 2) as u32);
+        let (query, key) = match comptime!(rows) {
+            Side::Queries => (row, at),
+            Side::Keys => (at, row),
+        };
+        let (w0, w1, w2, w3) = random_words(query, key, seeds);
+        // In the order of registers: both columns of the first row, both of the second.
+        let (second_column, second_row) = match comptime!(rows) {
+            Side::Queries => (w1, w2),
+            Side::Keys => (w2, w1),
+        };
+        let first = comptime!(call / 2 * 8 + call % 2);
+        bits |= kept_bit(w0, threshold, first);
+        bits |= kept_bit(second_column, threshold, comptime!(first + 4));
+        bits |= kept_bit(second_row, threshold, comptime!(first + 2));
+        bits |= kept_bit(w3, threshold, comptime!(first + 6));
+    }
+    bits
+}
+
+#[cube]
+fn kept_bit(word: u32, threshold: u32, #[comptime] bit: usize) -> u32 {
+    select(word >= threshold, comptime!(1u32 << bit), 0u32)
 }
 
 /// Packs `count` registers from the `first` on in pairs, as the tensor cores take them.

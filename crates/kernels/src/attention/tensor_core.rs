@@ -3,7 +3,9 @@
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
     launch::{Launch, rows},
-    pipeline::{Side, UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
+    pipeline::{
+        BACKWARD_UNITS, FORWARD_UNITS, Side, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
+    },
     problem::{Rows, unsupported},
     wgmma_backward::attention_backward_wgmma_kernel,
     wgmma_forward::attention_forward_wgmma_kernel,
@@ -132,7 +134,7 @@ pub(super) fn forward(
         attention_forward_wgmma_kernel::launch_unchecked(
             launch.client,
             CubeCount::Static(cubes, 1, 1),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(FORWARD_UNITS),
             q,
             k,
             v,
@@ -190,7 +192,7 @@ pub(super) fn backward(
                 attention_backward_wgmma_kernel::launch_unchecked(
                     launch.client,
                     cubes,
-                    CubeDim::new_1d(UNITS),
+                    CubeDim::new_1d(BACKWARD_UNITS),
                     first_fixed?,
                     second_fixed?,
                     first_moving?,

@@ -15,15 +15,14 @@
 use super::{
     pipeline::{Side, Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
     rules::{
-        Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible, keys_of,
-        origin, origin_of_row_values, queries_of, score_slope, sequence_of,
+        Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_visible, keys_of, origin,
+        origin_of_row_values, queries_of, score_slope, seeds_of, sequence_of,
     },
-    softmax::{pack, pack_registers},
+    softmax::{kept_bits, pack, pack_registers},
 };
 use crate::ptx::{
-    acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    exp2_fast, load, output_address, release_registers, shared_address, store_word,
+    exp2_fast, load, output_address, shared_address, store_word,
     wgmma::{tile_descriptor, wgmma_products, wgmma_weights},
 };
 use cubecl::prelude::*;
@@ -52,6 +51,73 @@ fn tiles_of(
     (range.0 / 64, range.1.div_ceil(64))
 }
 
+/// The tiles that come in: those of the first head's other side, then of the next head's.
+#[derive(CubeType, Clone, Copy)]
+struct Moving {
+    first_map: u64,
+    second_map: u64,
+    first_tile: u32,
+    /// Tiles of a head.
+    of_member: u32,
+    count: u32,
+    /// Row of the tensors where the sequence begins.
+    start: u32,
+    head: u32,
+    batch: u32,
+}
+
+/// Has TMA fetch rows in tiles of 64.
+#[cube]
+fn fetch(
+    destination: u32,
+    map: u64,
+    row: u32,
+    head: u32,
+    batch: u32,
+    barrier: u32,
+    #[comptime] rows: usize,
+    #[comptime] blueprint: WgmmaBackwardBlueprint,
+) {
+    let batch = load::<u32>(batch);
+    load_tile(
+        destination,
+        map,
+        row,
+        head,
+        batch,
+        barrier,
+        rows,
+        64usize,
+        comptime!(blueprint.blocks()),
+    );
+}
+
+/// Has TMA fetch tile `index` of both tensors.
+#[cube]
+fn fetch_pair(
+    moving: &Moving,
+    index: u32,
+    destination: u32,
+    barrier: u32,
+    #[comptime] blueprint: WgmmaBackwardBlueprint,
+) {
+    let tile_bytes = comptime!(blueprint.tile_bytes() as u32);
+    let head = moving.head + index / moving.of_member;
+    let row = moving.start + (moving.first_tile + index % moving.of_member) * 64;
+    barrier_expect(barrier, 2 * tile_bytes);
+    fetch(destination, moving.first_map, row, head, moving.batch, barrier, 64usize, blueprint);
+    fetch(
+        destination + tile_bytes,
+        moving.second_map,
+        row,
+        head,
+        moving.batch,
+        barrier,
+        64usize,
+        blueprint,
+    );
+}
+
 /// Where a unit is in a tile of 64 by 64.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
@@ -63,6 +129,8 @@ struct Place {
     /// Where the logarithms and deltas of the head begin.
     row_values: u32,
     exponent: f32,
+    /// Bits of what dropout leaves.
+    kept: u32,
 }
 
 /// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others.
@@ -111,7 +179,7 @@ fn pair_gradients<I: Float, M: Numeric, R: Size>(
         }
         let mut kept = rules.numbers.kept;
         if comptime!(options.dropout) {
-            kept = select(is_kept(sequence, rules, query, key, options), kept, 0.0f32);
+            kept = select(place.kept & comptime!(1u32 << i) != 0, kept, 0.0f32);
         }
         let gradient = products.extract(comptime!(32 + i));
         made.insert(i, kept * weight);
@@ -200,185 +268,177 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
 
     let (first_row, batch) = (CUBE_POS_X * 128, CUBE_POS_Z);
     let group = rules.sizes.group;
-    let (first_head, head_kv, members) = match comptime!(side) {
-        Side::Queries => (CUBE_POS_Y, CUBE_POS_Y / group, 1u32.runtime()),
-        Side::Keys => (CUBE_POS_Y * group, CUBE_POS_Y, group),
+    let (first_head, members) = match comptime!(side) {
+        Side::Queries => (CUBE_POS_Y, 1u32.runtime()),
+        Side::Keys => (CUBE_POS_Y * group, group),
     };
     let own = sequence_of(starts, &rules, batch, first_head, options);
     let end = match comptime!(side) {
         Side::Queries => own.seq_q,
         Side::Keys => own.seq_kv,
     };
-    let mut slot = Slot { stage: 0u32, phase: 0u32 };
-    if unit < comptime!(UNITS_OF_GROUP) {
-        release_registers(24u32);
-        if unit == 0 && first_row < end {
-            let mut tensor_batch = batch;
-            if comptime!(options.packed) {
-                tensor_batch = 0u32;
-            }
-            let (fixed_start, moving_start) = match comptime!(side) {
-                Side::Queries => (own.first_q, own.first_kv),
-                Side::Keys => (own.first_kv, own.first_q),
-            };
-            let blocks = comptime!(blueprint.blocks());
-            barrier_expect(fixed_full, 4 * tile_bytes);
-            load_tile(
-                fixed_at,
-                tensor_map_address::<u32, Tiled>(first_fixed),
-                fixed_start + first_row,
-                CUBE_POS_Y,
-                load::<u32>(tensor_batch),
-                fixed_full,
-                128usize,
-                64usize,
-                blocks,
-            );
-            load_tile(
-                fixed_at + 2 * tile_bytes,
-                tensor_map_address::<u32, Tiled>(second_fixed),
-                fixed_start + first_row,
-                CUBE_POS_Y,
-                load::<u32>(tensor_batch),
-                fixed_full,
-                128usize,
-                64usize,
-                blocks,
-            );
-            let first_map = tensor_map_address::<u32, Tiled>(first_moving);
-            let second_map = tensor_map_address::<u32, Tiled>(second_moving);
-            for member in 0..members {
-                let tiles = tiles_of(&own, &rules, first_row, side, options);
-                let head = match comptime!(side) {
-                    Side::Queries => head_kv,
-                    Side::Keys => first_head + member,
-                };
-                for tile in tiles.0..tiles.1 {
-                    let stage = load::<u32>(slot.stage);
-                    barrier_wait(empty + stage * 8, load::<u32>(slot.phase) ^ 1);
-                    let barrier = full + stage * 8;
-                    barrier_expect(barrier, 2 * tile_bytes);
-                    let at = ring + stage * 2 * tile_bytes;
-                    let row = moving_start + tile * 64;
-                    load_tile(
-                        at,
-                        first_map,
-                        row,
-                        head,
-                        load::<u32>(tensor_batch),
-                        barrier,
-                        64usize,
-                        64usize,
-                        blocks,
-                    );
-                    load_tile(
-                        at + tile_bytes,
-                        second_map,
-                        row,
-                        head,
-                        load::<u32>(tensor_batch),
-                        barrier,
-                        64usize,
-                        64usize,
-                        blocks,
-                    );
-                    advance(&mut slot, stages);
-                }
-            }
-        }
-    } else {
-        acquire_registers(240u32);
-        if first_row < end {
-            let warpgroup = unit / UNITS_OF_GROUP - 1;
-            let lane = unit % UNITS_OF_GROUP;
-            let quad = lane % 4;
-            let group_row = first_row + warpgroup * 64;
-            let row = group_row + lane / 32 * 16 + lane % 32 / 4;
-            let exponent = if comptime!(options.softcap || options.bias) {
-                comptime!(LOG2_E as f32).runtime()
-            } else {
-                rules.numbers.scale * comptime!(LOG2_E as f32)
-            };
-            let first_tile = tile_descriptor(fixed_at + warpgroup * tile_bytes, true);
-            let second_tile = tile_descriptor(fixed_at + (2 + warpgroup) * tile_bytes, true);
-            let mut first_sums = Vector::<f32, R>::new(0.0f32);
-            let mut second_sums = Vector::<f32, R>::new(0.0f32);
-            barrier_wait(fixed_full, 0u32);
-            for member in 0..members {
-                let head = first_head + member;
-                let sequence = sequence_of(starts, &rules, batch, head, options);
-                let row_values = origin_of_row_values(&sequence, &rules, options);
-                let tiles = tiles_of(&sequence, &rules, first_row, side, options);
-                for tile in tiles.0..tiles.1 {
-                    let stage = load::<u32>(slot.stage);
-                    barrier_wait(full + stage * 8, load::<u32>(slot.phase));
-                    let first_at = ring + stage * 2 * tile_bytes;
-                    let second_at = first_at + tile_bytes;
-                    let products = wgmma_products::<R>(
-                        first_tile,
-                        tile_descriptor(first_at, true),
-                        second_tile,
-                        tile_descriptor(second_at, true),
-                        comptime!(blueprint.products()),
-                    );
-                    let place = Place { row, first_column: tile * 64, quad, row_values, exponent };
-                    let checked =
-                        is_checked(&sequence, &rules, group_row, tile * 64, side, options);
-                    let made = if comptime!(options.mask) || checked {
-                        pair_gradients::<I, M, R>(
-                            products, mask, bias, lse, delta, &sequence, &rules, &place, true,
-                            side, options,
-                        )
-                    } else {
-                        pair_gradients::<I, M, R>(
-                            products, mask, bias, lse, delta, &sequence, &rules, &place, false,
-                            side, options,
-                        )
-                    };
-                    let dtype = comptime!(blueprint.dtype);
-                    if comptime!(side == Side::Keys) {
-                        second_sums = wgmma_weights::<R, P>(
-                            second_sums,
-                            pack_registers::<R, P>(made, 0usize, 32usize, dtype),
-                            tile_descriptor(second_at, false),
-                            comptime!(blueprint.sums()),
-                        );
-                    }
-                    first_sums = wgmma_weights::<R, P>(
-                        first_sums,
-                        pack_registers::<R, P>(made, 32usize, 32usize, dtype),
-                        tile_descriptor(first_at, false),
-                        comptime!(blueprint.sums()),
-                    );
-                    if lane == 0 {
-                        barrier_arrive(empty + stage * 8);
-                    }
-                    advance(&mut slot, stages);
-                }
-            }
+    if first_row < end {
+        let tiles = tiles_of(&own, &rules, first_row, side, options);
+        let of_member = tiles.1 - min(tiles.0, tiles.1);
+        let moving = Moving {
+            first_map: tensor_map_address::<u32, Tiled>(first_moving),
+            second_map: tensor_map_address::<u32, Tiled>(second_moving),
+            first_tile: tiles.0,
+            of_member,
+            count: of_member * members,
+            start: match comptime!(side) {
+                Side::Queries => own.first_kv,
+                Side::Keys => own.first_q,
+            },
+            head: match comptime!(side) {
+                Side::Queries => CUBE_POS_Y / group,
+                Side::Keys => first_head,
+            },
+            batch: if comptime!(options.packed) { 0u32.runtime() } else { batch },
+        };
+        if unit == 0 {
             let start = match comptime!(side) {
                 Side::Queries => own.first_q,
                 Side::Keys => own.first_kv,
             };
-            let out_origin = origin(&out_strides, batch, CUBE_POS_Y, start);
-            let stride = out_strides.row;
-            let scale = rules.numbers.scale;
-            store::<I, R>(
-                first_sums, first_out, out_origin, stride, row, end, quad, scale, blueprint,
+            barrier_expect(fixed_full, 4 * tile_bytes);
+            let first_map = tensor_map_address::<u32, Tiled>(first_fixed);
+            let second_map = tensor_map_address::<u32, Tiled>(second_fixed);
+            fetch(
+                fixed_at,
+                first_map,
+                start + first_row,
+                CUBE_POS_Y,
+                moving.batch,
+                fixed_full,
+                128usize,
+                blueprint,
             );
-            if comptime!(side == Side::Keys) {
-                store::<I, R>(
-                    second_sums,
-                    second_out,
-                    out_origin,
-                    stride,
-                    row,
-                    end,
-                    quad,
-                    1.0f32,
+            fetch(
+                fixed_at + 2 * tile_bytes,
+                second_map,
+                start + first_row,
+                CUBE_POS_Y,
+                moving.batch,
+                fixed_full,
+                128usize,
+                blueprint,
+            );
+            for index in 0..min(stages, moving.count) {
+                fetch_pair(
+                    &moving,
+                    index,
+                    ring + index * 2 * tile_bytes,
+                    full + index * 8,
                     blueprint,
                 );
             }
+        }
+        let warpgroup = unit / UNITS_OF_GROUP;
+        let lane = unit % UNITS_OF_GROUP;
+        let quad = lane % 4;
+        let group_row = first_row + warpgroup * 64;
+        let row = group_row + lane / 32 * 16 + lane % 32 / 4;
+        let exponent = if comptime!(options.softcap || options.bias) {
+            comptime!(LOG2_E as f32).runtime()
+        } else {
+            rules.numbers.scale * comptime!(LOG2_E as f32)
+        };
+        let first_tile = tile_descriptor(fixed_at + warpgroup * tile_bytes, true);
+        let second_tile = tile_descriptor(fixed_at + (2 + warpgroup) * tile_bytes, true);
+        let mut first_sums = Vector::<f32, R>::new(0.0f32);
+        let mut second_sums = Vector::<f32, R>::new(0.0f32);
+        let mut slot = Slot { stage: 0u32, phase: 0u32 };
+        let mut emptied = Slot { stage: 0u32, phase: 0u32 };
+        barrier_wait(fixed_full, 0u32);
+        for index in 0..moving.count {
+            let head = first_head + index / moving.of_member;
+            let sequence = sequence_of(starts, &rules, batch, head, options);
+            let first_column = (tiles.0 + index % moving.of_member) * 64;
+            let row_values = origin_of_row_values(&sequence, &rules, options);
+            // Before the products, which take the registers that the generator needs.
+            let mut kept = 0u32;
+            if comptime!(options.dropout) {
+                let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
+                kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
+            }
+            let place = Place { row, first_column, quad, row_values, exponent, kept };
+            let stage = load::<u32>(slot.stage);
+            barrier_wait(full + stage * 8, load::<u32>(slot.phase));
+            let first_at = ring + stage * 2 * tile_bytes;
+            let second_at = first_at + tile_bytes;
+            let products = wgmma_products::<R>(
+                first_tile,
+                tile_descriptor(first_at, true),
+                second_tile,
+                tile_descriptor(second_at, true),
+                comptime!(blueprint.products()),
+            );
+            // What the other warpgroup finished with a tile ago may be overwritten.
+            if unit == 0 && index > 0 && index - 1 + stages < moving.count {
+                let emptied_stage = load::<u32>(emptied.stage);
+                barrier_wait(empty + emptied_stage * 8, load::<u32>(emptied.phase));
+                fetch_pair(
+                    &moving,
+                    index - 1 + stages,
+                    ring + emptied_stage * 2 * tile_bytes,
+                    full + emptied_stage * 8,
+                    blueprint,
+                );
+                advance(&mut emptied, stages);
+            }
+            let checked = is_checked(&sequence, &rules, group_row, first_column, side, options);
+            let made = if comptime!(options.mask || options.dropout) || checked {
+                pair_gradients::<I, M, R>(
+                    products, mask, bias, lse, delta, &sequence, &rules, &place, true, side,
+                    options,
+                )
+            } else {
+                pair_gradients::<I, M, R>(
+                    products, mask, bias, lse, delta, &sequence, &rules, &place, false, side,
+                    options,
+                )
+            };
+            let dtype = comptime!(blueprint.dtype);
+            if comptime!(side == Side::Keys) {
+                second_sums = wgmma_weights::<R, P>(
+                    second_sums,
+                    pack_registers::<R, P>(made, 0usize, 32usize, dtype),
+                    tile_descriptor(second_at, false),
+                    comptime!(blueprint.sums()),
+                );
+            }
+            first_sums = wgmma_weights::<R, P>(
+                first_sums,
+                pack_registers::<R, P>(made, 32usize, 32usize, dtype),
+                tile_descriptor(first_at, false),
+                comptime!(blueprint.sums()),
+            );
+            if lane == 0 {
+                barrier_arrive(empty + stage * 8);
+            }
+            advance(&mut slot, stages);
+        }
+        let start = match comptime!(side) {
+            Side::Queries => own.first_q,
+            Side::Keys => own.first_kv,
+        };
+        let out_origin = origin(&out_strides, batch, CUBE_POS_Y, start);
+        let stride = out_strides.row;
+        let scale = rules.numbers.scale;
+        store::<I, R>(first_sums, first_out, out_origin, stride, row, end, quad, scale, blueprint);
+        if comptime!(side == Side::Keys) {
+            store::<I, R>(
+                second_sums,
+                second_out,
+                out_origin,
+                stride,
+                row,
+                end,
+                quad,
+                1.0f32,
+                blueprint,
+            );
         }
     }
 }

@@ -327,7 +327,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_wait(v_full + v_at * 8, load::<u32>(v_slot.phase));
                         let first_key = tile * tile_kv;
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
-                        if comptime!(options.mask) || checked {
+                        if comptime!(options.mask || options.dropout) || checked {
                             let stepped = step::<I, M, R, P>(
                                 sums,
                                 weights,

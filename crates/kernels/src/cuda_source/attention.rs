@@ -4,9 +4,9 @@ use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
 use crate::attention::{
-    DELTA_UNITS, NumbersCompilationArg, Options, PORTABLE_UNITS, PairStridesCompilationArg,
-    PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg, Side, SizesCompilationArg,
-    WGMMA_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
+    BACKWARD_UNITS, DELTA_UNITS, FORWARD_UNITS, NumbersCompilationArg, Options, PORTABLE_UNITS,
+    PairStridesCompilationArg, PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg,
+    Side, SizesCompilationArg, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
     attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
     attention_backward_wgmma_kernel, attention_delta_kernel, attention_forward_portable_kernel,
     attention_forward_wgmma_kernel,
@@ -67,10 +67,21 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             kernels.push(wgmma_forward(name, blueprint, options)?);
         }
     }
-    for (name, options) in [("plain", PLAIN), ("causal", CAUSAL)] {
-        for (side, gradient) in [(Side::Queries, "q"), (Side::Keys, "kv")] {
-            let blueprint = WgmmaBackwardBlueprint { dtype: "bf16", head_dim: 128, stages: 2 };
-            kernels.push(wgmma_backward(name, side, gradient, blueprint, options)?);
+    let backward = [
+        ("plain", PLAIN, &[32, 64, 96, 128][..]),
+        ("causal", CAUSAL, &[64, 128]),
+        ("dropout", Options { dropout: true, ..CAUSAL }, &[64, 128]),
+        // With these and heads of 128, dk and dv spill a few registers.
+        ("mask", Options { mask: true, ..CAUSAL }, &[64]),
+        ("bias", Options { bias: true, softcap: true, ..PLAIN }, &[64]),
+        ("everything", EVERYTHING, &[64]),
+    ];
+    for (name, options, heads) in backward {
+        for head_dim in heads.iter().copied() {
+            for (side, gradient) in [(Side::Queries, "q"), (Side::Keys, "kv")] {
+                let blueprint = WgmmaBackwardBlueprint { dtype: "bf16", head_dim, stages: 2 };
+                kernels.push(wgmma_backward(name, side, gradient, blueprint, options)?);
+            }
         }
     }
     let half = WgmmaForwardBlueprint { dtype: "f16", head_dim: 128, tile_kv: 128, stages: 2 };
@@ -253,7 +264,7 @@ fn wgmma_forward(
     variant(
         format!("attention_forward_wgmma_{dtype}_{head_dim}_{name}"),
         attention_forward_wgmma_kernel::AttentionForwardWgmmaKernel::new(
-            settings_1d(WGMMA_UNITS),
+            settings_1d(FORWARD_UNITS),
             properties(),
             Arc::default(),
             (),
@@ -296,7 +307,7 @@ fn wgmma_backward(
     variant(
         format!("attention_backward_{gradient}_wgmma_{dtype}_{head_dim}_{name}"),
         attention_backward_wgmma_kernel::AttentionBackwardWgmmaKernel::new(
-            settings_1d(WGMMA_UNITS),
+            settings_1d(BACKWARD_UNITS),
             properties(),
             Arc::default(),
             (),
@@ -324,7 +335,7 @@ fn wgmma_backward(
             architectures: vec!["sm_90a"],
             tensor_core: Some("HGMMA"),
             // As for the forward pass.
-            max_registers: Some(168),
+            max_registers: Some(255),
         },
     )
 }
