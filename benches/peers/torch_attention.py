@@ -2,6 +2,7 @@
 
     python3 torch_attention.py bf16 8192 > torch.tsv              # up to 8192 tokens
     python3 torch_attention.py bf16 8192 cudnn,flash > torch.tsv  # by these backends
+    python3 torch_attention.py bf16 16384 cudnn 16384             # from 16384 tokens on
 
 The cases are those of attention_sweep, which times the passes one by one; `Both` is forward and backward.
 Timed as Blackburn's side is: median of 15 batches of launches, one wait a batch.
@@ -42,6 +43,7 @@ def measure(run):
 def main():
     kind, tokens = sys.argv[1], int(sys.argv[2])
     names = sys.argv[3].split(",") if len(sys.argv) > 3 else list(BACKENDS)
+    least = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]
     batch, heads = 4, 16
     torch.manual_seed(0)
@@ -50,7 +52,7 @@ def main():
     for seq in (1024, 2048, 4096, 8192, 16384):
         for dim in (64, 128):
             for causal in (False, True):
-                if seq > tokens:
+                if not least <= seq <= tokens:
                     continue
                 name = f"{seq}, heads of {dim}" + (", causal" if causal else "")
                 shape = f"B{batch}H{heads}Q{seq}K{seq}D{dim}" + (" causal" if causal else "")

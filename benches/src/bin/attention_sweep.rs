@@ -9,7 +9,7 @@ use blackburn_benches::{Rotated, device, median_ms};
 use blackburn_kernels::{
     attention::{
         AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Pass, Window,
-        attention_backward_with, attention_forward_with,
+        attention_backward, attention_backward_with, attention_forward, attention_forward_with,
     },
     buffer::Buffer,
     matmul::Family,
@@ -19,7 +19,7 @@ use blackburn_reference::{
     storage::Storage,
 };
 use clap::Parser;
-use cubecl::client::Client;
+use cubecl::{MemoryScope, client::Client};
 
 /// Compare and time every plan of attention.
 #[derive(Parser)]
@@ -39,6 +39,10 @@ struct Arguments {
     /// Only the plan that is picked.
     #[arg(long)]
     picked: bool,
+    /// Run both passes by the plans that are picked once, and tell the memory that is in use while
+    /// all tensors live, and what is reserved then, instead of comparing and timing.
+    #[arg(long)]
+    memory: bool,
 }
 
 fn storage(name: &str) -> Result<Storage, String> {
@@ -50,29 +54,81 @@ fn main() -> Result<(), String> {
     let arguments = Arguments::parse();
     let Some(device) = device() else { return Ok(()) };
     let client = device.client();
-    println!(
-        "dtype\tname\tshape\tpass\tpicked\tplan\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tdistance"
-    );
+    if arguments.memory {
+        println!("dtype\tname\tshape\tin_use_MiB\treserved_MiB");
+    } else {
+        println!(
+            "dtype\tname\tshape\tpass\tpicked\tplan\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tdistance"
+        );
+    }
     let mut failures = 0;
     for case in cases::benchmark() {
         if case.seq_q <= arguments.tokens && case.name.contains(&arguments.filter) {
-            failures += sweep(&client, &arguments, &case)?;
+            if arguments.memory {
+                memory(&client, &arguments, &case)?;
+            } else {
+                failures += sweep(&client, &arguments, &case)?;
+            }
         }
     }
     if failures == 0 { Ok(()) } else { Err(format!("{failures} plans gave wrong results")) }
 }
 
-/// Runs all plans of a case; returns how many were wrong.
-fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result<usize, String> {
+fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     let dtype = blackburn_benches::dtype_of(arguments.dtype);
     let shape = [case.batch, case.heads_q, case.seq_q, case.head_dim];
     let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
     if case.options.causal {
         problem.window = Window { left: None, right: Some(0) };
     }
+    problem
+}
+
+/// q, k, v and the gradient of the output.
+fn tensors(client: &Client, arguments: &Arguments, case: &AttentionCase) -> [Buffer; 4] {
+    let dtype = blackburn_benches::dtype_of(arguments.dtype);
     let tensor = |seed, elements| Rotated::new(client, seed, elements, dtype).buffer;
-    let (q, dout) = (tensor(1, case.q_len()), tensor(4, case.q_len()));
-    let (k, v) = (tensor(2, case.kv_len()), tensor(3, case.kv_len()));
+    [
+        tensor(1, case.q_len()),
+        tensor(2, case.kv_len()),
+        tensor(3, case.kv_len()),
+        tensor(4, case.q_len()),
+    ]
+}
+
+/// What both passes of a case take.
+fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result<(), String> {
+    client.memory_cleanup().map_err(|error| error.to_string())?;
+    let problem = problem(arguments, case);
+    let [q, k, v, dout] = tensors(client, arguments, case);
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let output = attention_forward(client, &problem, &inputs).map_err(|error| error.to_string())?;
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_rows: problem.out(),
+    };
+    let gradients = attention_backward(client, &problem, &inputs, &result, false)
+        .map_err(|error| error.to_string())?;
+    let usage = client.memory_report(MemoryScope::Device).usage();
+    let mebibytes = |bytes: u64| bytes >> 20;
+    println!(
+        "{:?}\t{}\t{}\t{}\t{}",
+        arguments.dtype,
+        case.name,
+        case.shape(),
+        mebibytes(usage.bytes_in_use),
+        mebibytes(usage.bytes_reserved)
+    );
+    drop(gradients);
+    Ok(())
+}
+
+/// Runs all plans of a case; returns how many were wrong.
+fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result<usize, String> {
+    let problem = problem(arguments, case);
+    let [q, k, v, dout] = tensors(client, arguments, case);
     let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
     let message = |error: &dyn std::fmt::Display| error.to_string();
 

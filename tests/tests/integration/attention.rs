@@ -173,9 +173,8 @@ fn integers(client: &Client, words: &[u32]) -> Buffer {
     }
 }
 
-/// The plans that a case is run by: all of them in f32, and in the other types those of the tensor
-/// cores, and one without for some. Compiling takes most of the time, and the portable kernels of two
-/// types differ in loads and stores alone.
+/// The plans that a case is run by: all of them for some cases, else one of each family, and on CUDA
+/// only families that a type may make a difference to. Compiling takes most of the time.
 fn plans(
     client: &Client,
     case: &AttentionCase,
@@ -185,10 +184,13 @@ fn plans(
 ) -> Vec<AttentionBlueprint> {
     let mut plans = AttentionBlueprint::candidates(problem, pass, client);
     let is_sample = case.name == "everything" || case.seq_kv == 63;
-    if client.name() == "cuda" && storage != F32 {
-        plans.retain(|plan| plan.family != Family::Portable || is_sample);
-    }
-    if storage != F32 || !is_sample {
+    if !is_sample {
+        plans.retain(|plan| match storage {
+            _ if client.name() != "cuda" => true,
+            Storage::F32 => true,
+            Storage::F16 => plan.family == Family::Wgmma,
+            Storage::Bf16 => plan.family != Family::Portable,
+        });
         plans.dedup_by_key(|plan| plan.family);
     }
     plans

@@ -82,7 +82,11 @@ impl AttentionBlueprint {
             .take(most);
         let is_hopper = device.compute_capability == Some(90);
         let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
-        wgmma.into_iter().chain(portable).collect()
+        let mma = match device.compute_capability {
+            Some(capability) if capability >= 80 => Self::mma(problem, pass, device),
+            _ => Vec::new(),
+        };
+        wgmma.into_iter().chain(mma).chain(portable).collect()
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.
@@ -90,8 +94,8 @@ impl AttentionBlueprint {
         self.family == Family::Portable
     }
 
-    /// Hopper's tensor cores take 16-bit types, in rows of whole chunks.
-    fn wgmma(problem: &AttentionProblem, pass: Pass) -> Option<Self> {
+    /// Whether tensor cores take the problem: 16-bit types, in rows of whole chunks.
+    fn suits_tensor_cores(problem: &AttentionProblem, pass: Pass) -> bool {
         let is_half =
             [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&problem.dtype);
         let tensors = [
@@ -106,10 +110,17 @@ impl AttentionBlueprint {
                 size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
             })
         };
-        let serves = is_half
+        // Two sums of wider rows do not fit the registers.
+        let fits = pass == Pass::Forward || problem.head_dim <= 128;
+        fits && is_half
             && problem.head_dim.is_multiple_of(16)
             && problem.scale > 0.0
-            && tensors.into_iter().all(is_aligned);
+            && tensors.into_iter().all(is_aligned)
+    }
+
+    /// Hopper's.
+    fn wgmma(problem: &AttentionProblem, pass: Pass) -> Option<Self> {
+        let serves = Self::suits_tensor_cores(problem, pass);
         // Scores and outputs have to fit the registers, and what options compute beside them.
         let has_options = problem.softcap.is_some()
             || problem.mask.is_some()
@@ -122,9 +133,28 @@ impl AttentionBlueprint {
             _ if !has_options => 64,
             _ => return None,
         };
-        // Two sums of wider rows do not fit the registers.
-        let serves = serves && (pass == Pass::Forward || problem.head_dim <= 128);
         serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
+    }
+
+    /// Ampere's and later ones', by tiles that fit the device.
+    fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Vec<Self> {
+        if !Self::suits_tensor_cores(problem, pass) {
+            return Vec::new();
+        }
+        let tiles: &[[usize; 2]] = match (pass, problem.head_dim) {
+            (Pass::Backward, _) => &[[128, 64], [64, 64]],
+            (Pass::Forward, ..=64) => &[[128, 128], [64, 128]],
+            (Pass::Forward, 65..=128) => &[[128, 64], [64, 64]],
+            (Pass::Forward, _) => &[[64, 32]],
+        };
+        // Rows lie in blocks of 64 elements; of what comes in, two pairs are held.
+        let row_bytes = problem.head_dim.div_ceil(64) * 64 * problem.dtype.size();
+        let stay = if pass == Pass::Backward { 2 } else { 1 };
+        let shared_bytes =
+            |[tile_q, tile_kv]: [usize; 2]| (stay * tile_q + 4 * tile_kv) * row_bytes;
+        let fitting = tiles.iter().filter(|tile| shared_bytes(**tile) <= device.shared_bytes);
+        let plan = |[tile_q, tile_kv]: [usize; 2]| Self { family: Family::Mma, tile_q, tile_kv };
+        fitting.copied().map(plan).collect()
     }
 }
 
@@ -169,7 +199,7 @@ mod tests {
         let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
         assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
-        assert_eq!(backward(128), [Family::Wgmma, Family::Portable]);
+        assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
         assert_eq!(backward(256), [Family::Portable]);
     }
 }

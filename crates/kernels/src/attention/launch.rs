@@ -1,15 +1,9 @@
 use super::{
     AttentionBlueprint, AttentionProblem, Pass,
-    backward::{
-        DELTA_UNITS, attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
-        attention_delta_kernel,
-    },
-    forward::attention_forward_portable_kernel,
     problem::{Dropout, OP, Pairs, Rows, clamped, invalid, unsupported},
     rules::{
         NumbersLaunch, Options, PairStridesLaunch, RowStridesLaunch, RulesLaunch, SizesLaunch,
     },
-    tile::{PortableBlueprint, UNITS},
 };
 use crate::{KernelError, buffer::Buffer, matmul::Family};
 use cubecl::{
@@ -18,7 +12,7 @@ use cubecl::{
     prelude::*,
 };
 
-const F32: ElemType = ElemType::Float(FloatKind::F32);
+pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// What attention reads.
 #[derive(Clone, Copy, Debug)]
@@ -103,15 +97,18 @@ pub fn attention_forward_with(
     blueprint: &AttentionBlueprint,
     inputs: &AttentionInputs<'_>,
 ) -> Result<AttentionOutput, KernelError> {
-    let launch = Launch::new(client, problem, blueprint, inputs)?;
+    let launch = Launch::new(client, problem, inputs)?;
     let output = AttentionOutput {
         out: Buffer::empty(client, problem.out_elements(), problem.dtype),
         lse: Buffer::empty(client, problem.lse_elements(), F32),
     };
     match blueprint.family {
-        Family::Portable => launch.forward(&output)?,
+        Family::Portable => super::portable_launch::forward(&launch, blueprint, &output)?,
         #[cfg(feature = "cuda")]
         Family::Wgmma => super::tensor_core::forward(&launch, blueprint, &output)?,
+        #[cfg(feature = "cuda")]
+        Family::Mma => super::mma_launch::forward(&launch, blueprint, &output)?,
+        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the forward pass by {other:?}"))),
     }
     Ok(output)
@@ -153,9 +150,12 @@ pub fn attention_backward_with(
     result: &AttentionResult<'_>,
     wants_bias: bool,
 ) -> Result<AttentionGradients, KernelError> {
-    let launch = Launch::new(client, problem, blueprint, inputs)?;
+    let launch = Launch::new(client, problem, inputs)?;
     launch.check_result(result)?;
     let wants_bias = wants_bias && problem.bias.is_some();
+    if wants_bias && !blueprint.gives_bias_gradient() {
+        return Err(unsupported(format!("the gradient of a bias by {:?}", blueprint.family)));
+    }
     if wants_bias && u32::try_from(problem.pair_elements()).is_err() {
         let reason = format!("the gradient of a bias of {} pairs", problem.pair_elements());
         return Err(unsupported(reason));
@@ -168,9 +168,14 @@ pub fn attention_backward_with(
         dbias: wants_bias.then(|| Buffer::empty(client, problem.pair_elements(), F32)),
     };
     match blueprint.family {
-        Family::Portable => launch.backward(result, &gradients)?,
+        Family::Portable => {
+            super::portable_launch::backward(&launch, blueprint, result, &gradients)?;
+        }
         #[cfg(feature = "cuda")]
         Family::Wgmma => super::tensor_core::backward(&launch, result, &gradients)?,
+        #[cfg(feature = "cuda")]
+        Family::Mma => super::mma_launch::backward(&launch, blueprint, result, &gradients)?,
+        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the backward pass by {other:?}"))),
     }
     Ok(gradients)
@@ -180,8 +185,6 @@ pub fn attention_backward_with(
 pub(super) struct Launch<'a> {
     pub(super) client: &'a Client,
     pub(super) problem: &'a AttentionProblem,
-    /// Of the portable family.
-    kernel: PortableBlueprint,
     pub(super) options: Options,
     pub(super) inputs: &'a AttentionInputs<'a>,
 }
@@ -190,15 +193,10 @@ impl<'a> Launch<'a> {
     fn new(
         client: &'a Client,
         problem: &'a AttentionProblem,
-        blueprint: &AttentionBlueprint,
         inputs: &'a AttentionInputs<'a>,
     ) -> Result<Self, KernelError> {
         problem.validate()?;
-        let kernel = PortableBlueprint {
-            unit_tile: blueprint.tile_q as u32 / UNITS,
-            head_dim: problem.head_dim as u32,
-        };
-        let launch = Self { client, problem, kernel, options: options(problem), inputs };
+        let launch = Self { client, problem, options: options(problem), inputs };
         launch.check_inputs()?;
         Ok(launch)
     }
@@ -309,140 +307,17 @@ impl<'a> Launch<'a> {
         }
     }
 
-    fn forward(&self, output: &AttentionOutput) -> Result<(), KernelError> {
-        let problem = self.problem;
-        let tiles = problem.seq_q.div_ceil(self.kernel.side() as usize);
-        let (mask, mask_dtype) = self.mask();
-        // SAFETY: the inputs hold the spans of the problem and the outputs were allocated for it;
-        // the kernel stops rows, keys and columns at their ends.
-        unsafe {
-            attention_forward_portable_kernel::launch_unchecked(
-                self.client,
-                self.cubes(tiles, problem.heads_q)?,
-                CubeDim::new_2d(UNITS, UNITS),
-                self.inputs.q.arg(1),
-                self.inputs.k.arg(1),
-                self.inputs.v.arg(1),
-                mask,
-                self.bias(),
-                self.starts(),
-                output.out.arg(1),
-                output.lse.arg(1),
-                self.rules(),
-                rows(problem.q),
-                rows(problem.k),
-                rows(problem.v),
-                rows(problem.out()),
-                self.kernel,
-                self.options,
-                problem.dtype,
-                mask_dtype,
-            );
-        }
-        Ok(())
-    }
-
-    pub(super) fn delta(&self, result: &AttentionResult<'_>) -> Result<Buffer, KernelError> {
-        let problem = self.problem;
-        let delta = Buffer::empty(self.client, problem.lse_elements(), F32);
-        let tiles = problem.rows_q().div_ceil(DELTA_UNITS as usize);
-        let batch = problem.tensor_batch();
-        let count = match self.cubes(tiles, problem.heads_q)? {
-            CubeCount::Static(x, y, _) => CubeCount::Static(x, y, batch as u32),
-            other => other,
-        };
-        // SAFETY: as in `forward`; the result was checked.
-        unsafe {
-            attention_delta_kernel::launch_unchecked(
-                self.client,
-                count,
-                CubeDim::new_1d(DELTA_UNITS),
-                result.out.arg(1),
-                result.dout.arg(1),
-                delta.arg(1),
-                problem.rows_q() as u32,
-                problem.heads_q as u32,
-                problem.head_dim as u32,
-                rows(problem.out()),
-                rows(result.dout_rows),
-                problem.dtype,
-            );
-        }
-        Ok(delta)
-    }
-
-    fn backward(
+    /// As [`cubes`](Self::cubes), for rows of tensors, whose sequences may be packed.
+    pub(super) fn tensor_cubes(
         &self,
-        result: &AttentionResult<'_>,
-        gradients: &AttentionGradients,
-    ) -> Result<(), KernelError> {
-        let problem = self.problem;
-        let delta = self.delta(result)?;
-        let side = self.kernel.side() as usize;
-        let (mask, mask_dtype) = self.mask();
-        // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
-        // problem.
-        unsafe {
-            attention_backward_kv_portable_kernel::launch_unchecked(
-                self.client,
-                self.cubes(problem.seq_kv.div_ceil(side), problem.heads_kv)?,
-                CubeDim::new_2d(UNITS, UNITS),
-                self.inputs.q.arg(1),
-                self.inputs.k.arg(1),
-                self.inputs.v.arg(1),
-                result.dout.arg(1),
-                mask,
-                self.bias(),
-                self.starts(),
-                result.lse.arg(1),
-                delta.arg(1),
-                gradients.dk.arg(1),
-                gradients.dv.arg(1),
-                self.rules(),
-                rows(problem.q),
-                rows(problem.k),
-                rows(problem.v),
-                rows(result.dout_rows),
-                rows(problem.kv_gradients()),
-                self.kernel,
-                self.options,
-                problem.dtype,
-                mask_dtype,
-            );
-        }
-        let (mask, mask_dtype) = self.mask();
-        let unused = Buffer::empty(self.client, 1, F32);
-        // SAFETY: as above.
-        unsafe {
-            attention_backward_q_portable_kernel::launch_unchecked(
-                self.client,
-                self.cubes(problem.seq_q.div_ceil(side), problem.heads_q)?,
-                CubeDim::new_2d(UNITS, UNITS),
-                self.inputs.q.arg(1),
-                self.inputs.k.arg(1),
-                self.inputs.v.arg(1),
-                result.dout.arg(1),
-                mask,
-                self.bias(),
-                self.starts(),
-                result.lse.arg(1),
-                delta.arg(1),
-                gradients.dq.arg(1),
-                gradients.dbias.as_ref().unwrap_or(&unused).arg(1),
-                self.rules(),
-                rows(problem.q),
-                rows(problem.k),
-                rows(problem.v),
-                rows(result.dout_rows),
-                rows(problem.out()),
-                gradients.dbias.is_some(),
-                self.kernel,
-                self.options,
-                problem.dtype,
-                mask_dtype,
-            );
-        }
-        Ok(())
+        tiles: usize,
+        heads: usize,
+    ) -> Result<CubeCount, KernelError> {
+        let batch = self.problem.tensor_batch() as u32;
+        Ok(match self.cubes(tiles, heads)? {
+            CubeCount::Static(x, y, _) => CubeCount::Static(x, y, batch),
+            other => other,
+        })
     }
 }
 

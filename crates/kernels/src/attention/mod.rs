@@ -36,6 +36,7 @@
 //! |---|---|---|
 //! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
 //! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
+//! | [`Family::Mma`](crate::matmul::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
 
 mod backward;
 mod blueprint;
@@ -43,8 +44,21 @@ mod dropout;
 mod forward;
 mod launch;
 #[cfg(feature = "cuda")]
+mod mma_backward;
+#[cfg(feature = "cuda")]
+mod mma_forward;
+#[cfg(feature = "cuda")]
+mod mma_launch;
+#[cfg(feature = "cuda")]
+mod mma_tiles;
+#[cfg(feature = "cuda")]
+mod pairs;
+#[cfg(feature = "cuda")]
 mod pipeline;
+mod portable_launch;
 mod problem;
+#[cfg(feature = "cuda")]
+mod row_terms;
 mod rules;
 #[cfg(feature = "cuda")]
 mod softmax;
@@ -70,9 +84,14 @@ pub(crate) use {
         attention_delta_kernel,
     },
     forward::attention_forward_portable_kernel,
+    mma_backward::{
+        MmaBackwardBlueprint, TensorStridesCompilationArg, attention_backward_mma_kernel,
+    },
+    mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
     pipeline::{
         BACKWARD_UNITS, FORWARD_UNITS, Side, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
     },
+    row_terms::{UNITS as ROW_TERMS_UNITS, WIDTH as ROW_TERMS_WIDTH, attention_row_terms_kernel},
     rules::{
         NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
         RulesCompilationArg, SizesCompilationArg,

@@ -87,7 +87,7 @@ impl WgmmaForwardBlueprint {
     }
 }
 
-/// Which side of the pairs a backward kernel computes gradients of.
+/// Which side of the pairs a backward kernel computes gradients of; in the forward pass, queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     /// dq.

@@ -2,6 +2,8 @@
 
 use super::dropout::{Seeds, random_word};
 use cubecl::prelude::*;
+#[cfg(feature = "cuda")]
+use std::f64::consts::LOG2_E;
 
 /// Which options are compiled in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -145,6 +147,31 @@ pub(super) fn keys_of(
     (begin, stop)
 }
 
+/// Keys that all of the `rows` queries from `first` on see, but for a mask: the first and the one
+/// after the last.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn keys_of_all(
+    sequence: &Sequence,
+    rules: &Rules,
+    first: u32,
+    #[comptime] rows: u32,
+    #[comptime] options: Options,
+) -> (u32, u32) {
+    let mut begin = 0u32;
+    let mut stop = sequence.seq_kv;
+    if comptime!(options.left) {
+        let last = first + comptime!(rows - 1);
+        let key = i32::cast_from(last) + sequence.diagonal - rules.numbers.left;
+        begin = u32::cast_from(max(key, 0i32));
+    }
+    if comptime!(options.right) {
+        let key = i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 1;
+        stop = bounded(key, sequence.seq_kv);
+    }
+    (begin, stop)
+}
+
 /// As [`keys_of`], queries that see some of the keys.
 #[cube]
 pub(super) fn queries_of(
@@ -209,6 +236,18 @@ pub(super) fn bounded_score(product: f32, rules: &Rules, #[comptime] options: Op
         score = rules.numbers.softcap * (score / rules.numbers.softcap).tanh();
     }
     score
+}
+
+/// What a score of the tensor cores counts in powers of two: with options that need them, scores are
+/// scaled before.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn score_exponent(rules: &Rules, #[comptime] options: Options) -> f32 {
+    if comptime!(options.softcap || options.bias) {
+        comptime!(LOG2_E as f32).runtime()
+    } else {
+        rules.numbers.scale * comptime!(LOG2_E as f32)
+    }
 }
 
 /// What [`bounded_score`] grows by with its product, where it is `score`; without the scale.
@@ -277,4 +316,15 @@ pub(super) fn origin_of_row_values(
         heads += sequence.batch * rules.sizes.heads_q;
     }
     heads * rules.sizes.rows_q + sequence.first_q
+}
+
+/// Numbers of a tensor of one for each query.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn all_rows(rules: &Rules, #[comptime] options: Options) -> u32 {
+    let mut rows = rules.sizes.heads_q * rules.sizes.rows_q;
+    if comptime!(!options.packed) {
+        rows *= rules.sizes.batch;
+    }
+    rows
 }

@@ -6,10 +6,14 @@
 use super::{
     dropout::{Seeds, random_words},
     pipeline::Side,
-    rules::{Options, Rules, Sequence, bias_at, bounded_score, is_visible, seeds_of},
+    rules::{
+        Options, Rules, Sequence, bias_at, bounded_score, is_visible, origin_of_row_values,
+        seeds_of,
+    },
 };
-use crate::ptx::{exp2_fast, pack_bf16, pack_f16};
+use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word};
 use cubecl::prelude::*;
+use std::f64::consts::LN_2;
 
 /// What a score is that does not count. Finite, so that no difference is NaN, and far from all that
 /// is not.
@@ -23,7 +27,7 @@ fn quad_max(x: f32) -> f32 {
 }
 
 #[cube]
-pub(super) fn quad_sum(x: f32) -> f32 {
+fn quad_sum(x: f32) -> f32 {
     let pair = x + plane_shuffle_xor(x, 1u32);
     pair + plane_shuffle_xor(pair, 2u32)
 }
@@ -249,4 +253,54 @@ pub(super) fn rescale<R: Size>(
         scaled.insert(at, sums.extract(at) * factor);
     }
     scaled
+}
+
+/// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes
+/// both rows and their logarithms.
+#[cube]
+pub(super) fn write_rows<I: Float, R: Size>(
+    sums: Vector<f32, R>,
+    #[comptime] first: usize,
+    state: &RowState,
+    place: &Place,
+    sequence: &Sequence,
+    rules: &Rules,
+    out: &mut [I],
+    lse: &mut [f32],
+    out_origin: u32,
+    out_stride: u32,
+    #[comptime] head_dim: usize,
+    #[comptime] dtype: &'static str,
+    #[comptime] options: Options,
+) {
+    let row = place.row;
+    let upper = quad_sum(state.total_upper);
+    let lower = quad_sum(state.total_lower);
+    let upper_factor = select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper);
+    let lower_factor = select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower);
+    let base = output_address::<I>(out);
+    #[unroll]
+    for pair in 0..comptime!(head_dim / 4) {
+        let i = comptime!(2 * pair);
+        let at = row + comptime!(8 * (pair % 2) as u32);
+        let factor = if comptime!(pair % 2 == 0) { upper_factor } else { lower_factor };
+        let register = comptime!(first + i);
+        let low = sums.extract(register) * factor;
+        let high = sums.extract(comptime!(register + 1)) * factor;
+        let word = pack(low, high, dtype);
+        if at < sequence.seq_q {
+            let column = comptime!((i / 4 * 8) as u32) + 2 * place.quad;
+            store_word(base, out_origin + at * out_stride + column, word);
+        }
+    }
+    if place.quad == 0 {
+        let lse_origin = origin_of_row_values(sequence, rules, options);
+        let to_natural = place.exponent * comptime!(LN_2 as f32);
+        if row < sequence.seq_q {
+            lse[(lse_origin + row) as usize] = state.peak_upper * to_natural + upper.ln();
+        }
+        if row + 8 < sequence.seq_q {
+            lse[(lse_origin + row + 8) as usize] = state.peak_lower * to_natural + lower.ln();
+        }
+    }
 }

@@ -1,12 +1,15 @@
-//! Launches of the tensor-core family.
+//! Launches of the `wgmma` family, and what those of all tensor cores share.
 
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
-    launch::{Launch, rows},
+    launch::{F32, Launch, rows},
     pipeline::{
         BACKWARD_UNITS, FORWARD_UNITS, Side, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
     },
     problem::{Rows, unsupported},
+    row_terms::{
+        ROWS as TERMS_ROWS, UNITS as TERMS_UNITS, WIDTH as TERMS_WIDTH, attention_row_terms_kernel,
+    },
     wgmma_backward::attention_backward_wgmma_kernel,
     wgmma_forward::attention_forward_wgmma_kernel,
 };
@@ -26,7 +29,7 @@ const MOST_STAGES: usize = 4;
 const BACKWARD_TILE: usize = 128;
 
 /// What the instructions call the type.
-fn ptx_type(launch: &Launch<'_>) -> Result<&'static str, KernelError> {
+pub(super) fn ptx_type(launch: &Launch<'_>) -> Result<&'static str, KernelError> {
     match launch.problem.dtype {
         ElemType::Float(FloatKind::BF16) => Ok("bf16"),
         ElemType::Float(FloatKind::F16) => Ok("f16"),
@@ -48,10 +51,10 @@ fn with_most_stages<K: Copy>(
 }
 
 /// A tensor of rows of `head_dim`.
-struct Tensor<'a> {
-    buffer: &'a Buffer,
-    rows: Rows,
-    heads: usize,
+pub(super) struct Tensor<'a> {
+    pub(super) buffer: &'a Buffer,
+    pub(super) rows: Rows,
+    pub(super) heads: usize,
     seq: usize,
 }
 
@@ -158,6 +161,38 @@ pub(super) fn forward(
     Ok(())
 }
 
+/// The terms of rows that the backward passes read.
+pub(super) fn row_terms(
+    launch: &Launch<'_>,
+    result: &AttentionResult<'_>,
+) -> Result<Buffer, KernelError> {
+    let problem = launch.problem;
+    let terms = Buffer::empty(launch.client, 2 * problem.lse_elements(), F32);
+    let tiles = problem.rows_q().div_ceil(TERMS_ROWS as usize);
+    let cubes = launch.tensor_cubes(tiles, problem.heads_q)?;
+    // SAFETY: the result was checked, with rows that begin at multiples of 16 bytes, and the terms
+    // were allocated for the problem.
+    unsafe {
+        attention_row_terms_kernel::launch_unchecked(
+            launch.client,
+            cubes,
+            CubeDim::new_1d(TERMS_UNITS),
+            result.out.arg(TERMS_WIDTH),
+            result.dout.arg(TERMS_WIDTH),
+            result.lse.arg(1),
+            terms.arg(1),
+            problem.rows_q() as u32,
+            problem.heads_q as u32,
+            problem.head_dim as u32,
+            rows(problem.out()),
+            rows(result.dout_rows),
+            problem.dtype,
+            TERMS_WIDTH,
+        );
+    }
+    Ok(terms)
+}
+
 /// The backward pass on Hopper, without the gradient of a bias.
 pub(super) fn backward(
     launch: &Launch<'_>,
@@ -165,9 +200,6 @@ pub(super) fn backward(
     gradients: &AttentionGradients,
 ) -> Result<(), KernelError> {
     let problem = launch.problem;
-    if gradients.dbias.is_some() {
-        return Err(unsupported("the gradient of a bias on tensor cores".into()));
-    }
     let device = DeviceProfile::of(launch.client);
     let (dtype, head_dim) = (ptx_type(launch)?, problem.head_dim);
     let kernel = with_most_stages(
@@ -175,7 +207,7 @@ pub(super) fn backward(
         |stages| WgmmaBackwardBlueprint { dtype, head_dim, stages },
         WgmmaBackwardBlueprint::shared_bytes,
     )?;
-    let delta = launch.delta(result)?;
+    let terms = row_terms(launch, result)?;
     let Backward { q, k, v, dout } = Backward::new(launch, result);
     let of_keys = [&k, &v, &q, &dout];
     let of_queries = [&q, &dout, &k, &v];
@@ -200,8 +232,7 @@ pub(super) fn backward(
                     mask,
                     launch.bias(),
                     launch.starts(),
-                    result.lse.arg(1),
-                    delta.arg(1),
+                    terms.arg(1),
                     outs[0].arg(1),
                     outs[1].arg(1),
                     launch.rules(),
@@ -224,15 +255,15 @@ pub(super) fn backward(
 }
 
 /// What the backward pass multiplies.
-struct Backward<'a> {
-    q: Tensor<'a>,
-    k: Tensor<'a>,
-    v: Tensor<'a>,
-    dout: Tensor<'a>,
+pub(super) struct Backward<'a> {
+    pub(super) q: Tensor<'a>,
+    pub(super) k: Tensor<'a>,
+    pub(super) v: Tensor<'a>,
+    pub(super) dout: Tensor<'a>,
 }
 
 impl<'a> Backward<'a> {
-    fn new(launch: &Launch<'a>, result: &AttentionResult<'a>) -> Self {
+    pub(super) fn new(launch: &Launch<'a>, result: &AttentionResult<'a>) -> Self {
         let (problem, inputs) = (launch.problem, launch.inputs);
         Self {
             q: Tensor::of_queries(launch, inputs.q, problem.q),

@@ -1,55 +1,25 @@
 //! The backward pass on Hopper's tensor cores: one kernel for tiles of queries and for tiles of keys.
 //!
-//! 128 rows of one side stay in shared memory, 64 for each of two warpgroups, while a third has TMA
-//! bring in tiles of 64 rows of the other side.
-//!
-//! | | stay | come in | products | sums |
-//! |---|---|---|---|---|
-//! | queries | q, dout | k, v | `S = q k^T`, `dP = dout v^T` | `dq += dS k` |
-//! | keys | k, v | q, dout | `S^T = k q^T`, `dP^T = v dout^T` | `dv += P^T dout`, `dk += dS^T q` |
-//!
-//! Weights and their gradients stay in registers, where they lie as left operands of the sums have to.
-//! The products are computed twice, once for either side: no two cubes then write the same element, so
-//! the same input gives the same bits each time, and nothing is added up in global memory.
+//! 128 rows of one side stay in shared memory, 64 for each of two warpgroups. One unit has TMA bring in
+//! tiles of the other side's rows, some ahead; a unit more for that alone would leave each fewer
+//! registers. [`pairs`](super::pairs) tells what is computed.
 
 use super::{
+    pairs::{Place, is_checked, pair_gradients, store, tiles_of},
     pipeline::{Side, Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
     rules::{
-        Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_visible, keys_of, origin,
-        origin_of_row_values, queries_of, score_slope, seeds_of, sequence_of,
+        Options, RowStrides, Rules, all_rows, origin, origin_of_row_values, score_exponent,
+        seeds_of, sequence_of,
     },
-    softmax::{kept_bits, pack, pack_registers},
+    softmax::{kept_bits, pack_registers},
 };
 use crate::ptx::{
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    exp2_fast, load, output_address, shared_address, store_word,
+    load, shared_address,
     wgmma::{tile_descriptor, wgmma_products, wgmma_weights},
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
-use std::f64::consts::LOG2_E;
-
-/// More than any score in powers of two: what a row without weights subtracts.
-const NO_WEIGHTS: f32 = 1e30;
-
-/// The rows of the other side that a tile of `first..` meets, as tiles of 64: the first and the one
-/// after the last.
-#[cube]
-fn tiles_of(
-    sequence: &Sequence,
-    rules: &Rules,
-    first: u32,
-    #[comptime] side: Side,
-    #[comptime] options: Options,
-) -> (u32, u32) {
-    let range = match comptime!(side) {
-        Side::Queries => keys_of(sequence, rules, first, min(first + 128, sequence.seq_q), options),
-        Side::Keys => {
-            queries_of(sequence, rules, first, min(first + 128, sequence.seq_kv), options)
-        }
-    };
-    (range.0 / 64, range.1.div_ceil(64))
-}
 
 /// The tiles that come in: those of the first head's other side, then of the next head's.
 #[derive(CubeType, Clone, Copy)]
@@ -118,104 +88,6 @@ fn fetch_pair(
     );
 }
 
-/// Where a unit is in a tile of 64 by 64.
-#[derive(CubeType, Clone, Copy)]
-struct Place {
-    /// Its first row among those that stay; its second is 8 below.
-    row: u32,
-    /// First row of those that came in.
-    first_column: u32,
-    quad: u32,
-    /// Where the logarithms and deltas of the head begin.
-    row_values: u32,
-    exponent: f32,
-    /// Bits of what dropout leaves.
-    kept: u32,
-}
-
-/// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others.
-#[cube]
-fn pair_gradients<I: Float, M: Numeric, R: Size>(
-    products: Vector<f32, R>,
-    mask: &[M],
-    bias: &[I],
-    lse: &[f32],
-    delta: &[f32],
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
-    #[comptime] masked: bool,
-    #[comptime] side: Side,
-    #[comptime] options: Options,
-) -> Vector<f32, R> {
-    let mut made = products;
-    #[unroll]
-    for i in 0..32usize {
-        let row = place.row + comptime!(8 * ((i / 2) % 2) as u32);
-        let column = place.first_column + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
-        let (query, key) = match comptime!(side) {
-            Side::Queries => (row, column),
-            Side::Keys => (column, row),
-        };
-        // What lies beyond the ends does not count, but nothing may be read there either.
-        let within_q = min(query, sequence.seq_q - 1);
-        let within_kv = min(key, sequence.seq_kv - 1);
-        let mut score = products.extract(i);
-        let mut slope = 1.0f32;
-        if comptime!(options.softcap || options.bias) {
-            score = bounded_score(score, rules, options);
-            slope = score_slope(score, rules, options);
-            score += bias_at::<I>(bias, sequence, rules, within_q, within_kv, options);
-        }
-        let at = (place.row_values + within_q) as usize;
-        let sum = lse[at];
-        let from = select(sum < f32::min_value(), NO_WEIGHTS, sum * comptime!(LOG2_E as f32));
-        let mut weight = exp2_fast(score * place.exponent - from);
-        if comptime!(masked) {
-            let visible = query < sequence.seq_q
-                && key < sequence.seq_kv
-                && is_visible::<M>(mask, sequence, rules, within_q, within_kv, options);
-            weight = select(visible, weight, 0.0f32);
-        }
-        let mut kept = rules.numbers.kept;
-        if comptime!(options.dropout) {
-            kept = select(place.kept & comptime!(1u32 << i) != 0, kept, 0.0f32);
-        }
-        let gradient = products.extract(comptime!(32 + i));
-        made.insert(i, kept * weight);
-        made.insert(comptime!(32 + i), weight * (kept * gradient - delta[at]) * slope);
-    }
-    made
-}
-
-/// Writes the unit's two rows of a gradient.
-#[cube]
-fn store<I: Float, R: Size>(
-    sums: Vector<f32, R>,
-    out: &mut [I],
-    origin: u32,
-    stride: u32,
-    row: u32,
-    end: u32,
-    quad: u32,
-    factor: f32,
-    #[comptime] blueprint: WgmmaBackwardBlueprint,
-) {
-    let base = output_address::<I>(out);
-    #[unroll]
-    for pair in 0..comptime!(blueprint.head_dim / 4) {
-        let i = comptime!(2 * pair);
-        let at = row + comptime!(8 * (pair % 2) as u32);
-        let low = sums.extract(i) * factor;
-        let high = sums.extract(comptime!(i + 1)) * factor;
-        let word = pack(low, high, comptime!(blueprint.dtype));
-        if at < end {
-            let column = comptime!((i / 4 * 8) as u32) + 2 * quad;
-            store_word(base, origin + at * stride + column, word);
-        }
-    }
-}
-
 /// dq to `first_out`, or dk to it and dv to `second_out`; see
 /// [`attention_backward_kv_portable_kernel`] for what they are. Cubes: tiles of 128 rows along x, heads
 /// of that side along y, sequences along z. The scale has to be positive.
@@ -230,8 +102,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
     mask: &[M],
     bias: &[I],
     starts: &[u32],
-    lse: &[f32],
-    delta: &[f32],
+    terms: &[f32],
     first_out: &mut [I],
     second_out: &mut [I],
     rules: Rules,
@@ -278,7 +149,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         Side::Keys => own.seq_kv,
     };
     if first_row < end {
-        let tiles = tiles_of(&own, &rules, first_row, side, options);
+        let tiles = tiles_of(&own, &rules, first_row, 128u32, side, options);
         let of_member = tiles.1 - min(tiles.0, tiles.1);
         let moving = Moving {
             first_map: tensor_map_address::<u32, Tiled>(first_moving),
@@ -339,11 +210,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         let quad = lane % 4;
         let group_row = first_row + warpgroup * 64;
         let row = group_row + lane / 32 * 16 + lane % 32 / 4;
-        let exponent = if comptime!(options.softcap || options.bias) {
-            comptime!(LOG2_E as f32).runtime()
-        } else {
-            rules.numbers.scale * comptime!(LOG2_E as f32)
-        };
+        let exponent = score_exponent(&rules, options);
         let first_tile = tile_descriptor(fixed_at + warpgroup * tile_bytes, true);
         let second_tile = tile_descriptor(fixed_at + (2 + warpgroup) * tile_bytes, true);
         let mut first_sums = Vector::<f32, R>::new(0.0f32);
@@ -355,14 +222,15 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
             let head = first_head + index / moving.of_member;
             let sequence = sequence_of(starts, &rules, batch, head, options);
             let first_column = (tiles.0 + index % moving.of_member) * 64;
-            let row_values = origin_of_row_values(&sequence, &rules, options);
+            let deltas = origin_of_row_values(&sequence, &rules, options);
+            let shifts = deltas + all_rows(&rules, options);
             // Before the products, which take the registers that the generator needs.
             let mut kept = 0u32;
             if comptime!(options.dropout) {
                 let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
                 kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
             }
-            let place = Place { row, first_column, quad, row_values, exponent, kept };
+            let place = Place { row, first_column, quad, deltas, shifts, exponent, kept };
             let stage = load::<u32>(slot.stage);
             barrier_wait(full + stage * 8, load::<u32>(slot.phase));
             let first_at = ring + stage * 2 * tile_bytes;
@@ -387,16 +255,15 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
                 );
                 advance(&mut emptied, stages);
             }
-            let checked = is_checked(&sequence, &rules, group_row, first_column, side, options);
+            let checked =
+                is_checked(&sequence, &rules, group_row, first_column, 64u32, side, options);
             let made = if comptime!(options.mask || options.dropout) || checked {
                 pair_gradients::<I, M, R>(
-                    products, mask, bias, lse, delta, &sequence, &rules, &place, true, side,
-                    options,
+                    products, mask, bias, terms, &sequence, &rules, &place, true, side, options,
                 )
             } else {
                 pair_gradients::<I, M, R>(
-                    products, mask, bias, lse, delta, &sequence, &rules, &place, false, side,
-                    options,
+                    products, mask, bias, terms, &sequence, &rules, &place, false, side, options,
                 )
             };
             let dtype = comptime!(blueprint.dtype);
@@ -426,7 +293,10 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         let out_origin = origin(&out_strides, batch, CUBE_POS_Y, start);
         let stride = out_strides.row;
         let scale = rules.numbers.scale;
-        store::<I, R>(first_sums, first_out, out_origin, stride, row, end, quad, scale, blueprint);
+        let (head_dim, dtype) = comptime!((blueprint.head_dim, blueprint.dtype));
+        store::<I, R>(
+            first_sums, first_out, out_origin, stride, row, end, quad, scale, head_dim, dtype,
+        );
         if comptime!(side == Side::Keys) {
             store::<I, R>(
                 second_sums,
@@ -437,34 +307,9 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
                 end,
                 quad,
                 1.0f32,
-                blueprint,
+                head_dim,
+                dtype,
             );
         }
     }
-}
-
-/// Whether some pair of 64 rows and 64 columns may not be seen, by the window or the ends.
-#[cube]
-fn is_checked(
-    sequence: &Sequence,
-    rules: &Rules,
-    first_row: u32,
-    first_column: u32,
-    #[comptime] side: Side,
-    #[comptime] options: Options,
-) -> bool {
-    let (query, key) = match comptime!(side) {
-        Side::Queries => (first_row, first_column),
-        Side::Keys => (first_column, first_row),
-    };
-    let mut checked = query + 64 > sequence.seq_q || key + 64 > sequence.seq_kv;
-    // The key's distance from the diagonal of the first query; others differ by less than 64.
-    let distance = i32::cast_from(key) - i32::cast_from(query) - sequence.diagonal;
-    if comptime!(options.right) {
-        checked = checked || distance + 63 > rules.numbers.right;
-    }
-    if comptime!(options.left) {
-        checked = checked || distance - 63 < -rules.numbers.left;
-    }
-    checked
 }

@@ -12,21 +12,19 @@
 use super::{
     pipeline::{CHUNK_BYTES, Slot, TILE_Q, WgmmaForwardBlueprint, advance, load_tile, work_at},
     rules::{
-        Options, RowStrides, Rules, Sequence, keys_of, origin, origin_of_row_values, sequence_of,
+        Options, RowStrides, Rules, Sequence, keys_of, keys_of_all, origin, score_exponent,
+        sequence_of,
     },
-    softmax::{
-        Place, RowState, apply_rules, pack, pack_registers, quad_sum, rescale, unseen, weigh,
-    },
+    softmax::{Place, RowState, apply_rules, pack_registers, rescale, unseen, weigh, write_rows},
 };
 use crate::ptx::{
     acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    load, output_address, release_registers, shared_address, store_word,
+    load, release_registers, shared_address,
     wgmma::{tile_descriptor, wgmma_overlapped, wgmma_product, wgmma_settle, wgmma_weights},
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
-use std::f64::consts::{LN_2, LOG2_E};
 
 /// Waits for both tiles, and then, without a branch, has the tensor cores multiply queries and keys,
 /// and the last weights and values, makes weights of the scores meanwhile, and gives both back.
@@ -244,11 +242,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         let lane = unit % 128;
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);
-        let exponent = if comptime!(options.softcap || options.bias) {
-            comptime!(LOG2_E as f32).runtime()
-        } else {
-            rules.numbers.scale * comptime!(LOG2_E as f32)
-        };
+        let exponent = score_exponent(&rules, options);
         let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
         let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
         while index < work_items {
@@ -263,18 +257,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                 let row = group_row + lane / 32 * 16 + lane % 32 / 4;
                 let place = Place { row, quad, exponent };
                 // Keys that all queries of the group see need no check.
-                let mut all_from = 0u32;
-                let mut all_to = sequence.seq_kv;
-                if comptime!(options.right) {
-                    let until =
-                        i32::cast_from(group_row) + sequence.diagonal + rules.numbers.right + 1;
-                    all_to = u32::cast_from(max(min(until, i32::cast_from(sequence.seq_kv)), 0i32));
-                }
-                if comptime!(options.left) {
-                    let from =
-                        i32::cast_from(group_row) + 63 + sequence.diagonal - rules.numbers.left;
-                    all_from = u32::cast_from(max(from, 0i32));
-                }
+                let (all_from, all_to) = keys_of_all(&sequence, &rules, group_row, 64u32, options);
 
                 let mut state = unseen();
                 let mut sums = Vector::<f32, R>::new(0.0f32);
@@ -396,38 +379,24 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                 q_phase ^= 1;
 
                 // 3. Finish and write.
-                let upper = quad_sum(state.total_upper);
-                let lower = quad_sum(state.total_lower);
-                let upper_factor = select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper);
-                let lower_factor = select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower);
                 let out_origin = origin(&out_strides, work.batch, work.head, sequence.first_q);
-                let base = output_address::<I>(out);
-                #[unroll]
-                for pair in 0..comptime!(blueprint.head_dim / 4) {
-                    let i = comptime!(2 * pair);
-                    let at = row + comptime!(8 * (pair % 2) as u32);
-                    let factor = if comptime!(pair % 2 == 0) { upper_factor } else { lower_factor };
-                    let register = comptime!(blueprint.score_registers() + i);
-                    let low = sums.extract(register) * factor;
-                    let high = sums.extract(comptime!(register + 1)) * factor;
-                    let word = pack(low, high, comptime!(blueprint.dtype));
-                    if at < sequence.seq_q {
-                        let column = comptime!((i / 4 * 8) as u32) + 2 * quad;
-                        store_word(base, out_origin + at * out_strides.row + column, word);
-                    }
-                }
-                if quad == 0 {
-                    let lse_origin = origin_of_row_values(&sequence, &rules, options);
-                    let to_natural = comptime!(LN_2 as f32);
-                    if row < sequence.seq_q {
-                        lse[(lse_origin + row) as usize] =
-                            state.peak_upper * exponent * to_natural + upper.ln();
-                    }
-                    if row + 8 < sequence.seq_q {
-                        lse[(lse_origin + row + 8) as usize] =
-                            state.peak_lower * exponent * to_natural + lower.ln();
-                    }
-                }
+                let (first, head_dim) =
+                    comptime!((blueprint.score_registers(), blueprint.head_dim));
+                write_rows::<I, R>(
+                    sums,
+                    first,
+                    &state,
+                    &place,
+                    &sequence,
+                    &rules,
+                    out,
+                    lse,
+                    out_origin,
+                    out_strides.row,
+                    head_dim,
+                    comptime!(blueprint.dtype),
+                    options,
+                );
             }
             index += CUBE_COUNT_X;
         }

@@ -4,12 +4,14 @@ use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
 use crate::attention::{
-    BACKWARD_UNITS, DELTA_UNITS, FORWARD_UNITS, NumbersCompilationArg, Options, PORTABLE_UNITS,
-    PairStridesCompilationArg, PortableBlueprint, RowStridesCompilationArg, RulesCompilationArg,
-    Side, SizesCompilationArg, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
-    attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
-    attention_backward_wgmma_kernel, attention_delta_kernel, attention_forward_portable_kernel,
-    attention_forward_wgmma_kernel,
+    BACKWARD_UNITS, DELTA_UNITS, FORWARD_UNITS, MmaBackwardBlueprint, MmaForwardBlueprint,
+    NumbersCompilationArg, Options, PORTABLE_UNITS, PairStridesCompilationArg, PortableBlueprint,
+    ROW_TERMS_UNITS, ROW_TERMS_WIDTH, RowStridesCompilationArg, RulesCompilationArg, Side,
+    SizesCompilationArg, TensorStridesCompilationArg, WgmmaBackwardBlueprint,
+    WgmmaForwardBlueprint, attention_backward_kv_portable_kernel, attention_backward_mma_kernel,
+    attention_backward_q_portable_kernel, attention_backward_wgmma_kernel, attention_delta_kernel,
+    attention_forward_mma_kernel, attention_forward_portable_kernel,
+    attention_forward_wgmma_kernel, attention_row_terms_kernel,
 };
 use cubecl::{
     ir::{AddressType, ElemType, FloatKind, UIntKind},
@@ -49,6 +51,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
         kernels.push(delta(name, dtype)?);
     }
+    kernels.push(row_terms()?);
     for (unit_tile, head_dim, options) in [(4, 64, CAUSAL), (4, 128, CAUSAL), (2, 256, EVERYTHING)]
     {
         let blueprint = PortableBlueprint { unit_tile, head_dim };
@@ -67,6 +70,22 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             kernels.push(wgmma_forward(name, blueprint, options)?);
         }
     }
+    let mma = [
+        (
+            "plain",
+            PLAIN,
+            &[(32, 8, 128), (64, 8, 128), (128, 8, 64), (128, 4, 64), (256, 4, 32)][..],
+        ),
+        ("causal", CAUSAL, &[(64, 8, 128), (128, 8, 64), (256, 4, 32)]),
+        ("dropout", Options { dropout: true, ..CAUSAL }, &[(64, 8, 128), (128, 8, 64)]),
+        ("everything", EVERYTHING, &[(64, 8, 128), (128, 8, 64)]),
+    ];
+    for (name, options, tiles) in mma {
+        for (head_dim, warps, tile_kv) in tiles.iter().copied() {
+            let blueprint = MmaForwardBlueprint { dtype: "bf16", head_dim, warps, tile_kv };
+            kernels.push(mma_forward(name, blueprint, options)?);
+        }
+    }
     let backward = [
         ("plain", PLAIN, &[32, 64, 96, 128][..]),
         ("causal", CAUSAL, &[64, 128]),
@@ -81,6 +100,11 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             for (side, gradient) in [(Side::Queries, "q"), (Side::Keys, "kv")] {
                 let blueprint = WgmmaBackwardBlueprint { dtype: "bf16", head_dim, stages: 2 };
                 kernels.push(wgmma_backward(name, side, gradient, blueprint, options)?);
+                // With dropout and heads of 128, dk and dv spill a few registers.
+                if head_dim < 128 || !options.dropout {
+                    let blueprint = MmaBackwardBlueprint { dtype: "bf16", head_dim, warps: 4 };
+                    kernels.push(mma_backward(name, side, gradient, blueprint, options)?);
+                }
             }
         }
     }
@@ -254,6 +278,48 @@ fn portable(
     ])
 }
 
+fn mma_forward(
+    name: &str,
+    blueprint: MmaForwardBlueprint,
+    options: Options,
+) -> Result<CudaKernel, SourceError> {
+    let MmaForwardBlueprint { dtype, head_dim, warps, .. } = blueprint;
+    let [registers, packed] = blueprint.widths();
+    variant(
+        format!("attention_forward_mma_{dtype}_{head_dim}_{warps}_{name}"),
+        attention_forward_mma_kernel::AttentionForwardMmaKernel::new(
+            settings_1d(blueprint.units()),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            rules(),
+            rows(),
+            rows(),
+            rows(),
+            rows(),
+            (),
+            blueprint,
+            options,
+            if dtype == "f16" { F16 } else { BF16 },
+            BYTE,
+            registers,
+            packed,
+        ),
+        Promise {
+            architectures: EVERY_ARCHITECTURE.to_vec(),
+            tensor_core: Some("HMMA"),
+            max_registers: Some(255),
+        },
+    )
+}
+
 fn wgmma_forward(
     name: &str,
     blueprint: WgmmaForwardBlueprint,
@@ -295,6 +361,75 @@ fn wgmma_forward(
     )
 }
 
+fn row_terms() -> Result<CudaKernel, SourceError> {
+    variant(
+        "attention_row_terms_bf16".into(),
+        attention_row_terms_kernel::AttentionRowTermsKernel::new(
+            settings_1d(ROW_TERMS_UNITS),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            rows(),
+            rows(),
+            BF16,
+            ROW_TERMS_WIDTH,
+        ),
+        everywhere(),
+    )
+}
+
+fn mma_backward(
+    name: &str,
+    side: Side,
+    gradient: &str,
+    blueprint: MmaBackwardBlueprint,
+    options: Options,
+) -> Result<CudaKernel, SourceError> {
+    let MmaBackwardBlueprint { dtype, head_dim, warps } = blueprint;
+    let [registers, packed] = blueprint.widths();
+    let strides = || TensorStridesCompilationArg { first: rows(), second: rows() };
+    variant(
+        format!("attention_backward_{gradient}_mma_{dtype}_{head_dim}_{warps}_{name}"),
+        attention_backward_mma_kernel::AttentionBackwardMmaKernel::new(
+            settings_1d(blueprint.units()),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            rules(),
+            strides(),
+            strides(),
+            rows(),
+            side,
+            blueprint,
+            options,
+            if dtype == "f16" { F16 } else { BF16 },
+            BYTE,
+            registers,
+            packed,
+        ),
+        Promise {
+            architectures: EVERY_ARCHITECTURE.to_vec(),
+            tensor_core: Some("HMMA"),
+            max_registers: Some(255),
+        },
+    )
+}
+
 fn wgmma_backward(
     name: &str,
     side: Side,
@@ -314,7 +449,6 @@ fn wgmma_backward(
             (),
             (),
             (),
-            buffer(),
             buffer(),
             buffer(),
             buffer(),

@@ -113,6 +113,184 @@ pub(crate) fn mma_block<R: Size>(
     sum
 }
 
+/// A product that a warp computes of 16 rows and `n` columns, both k-major in shared memory in blocks
+/// of 64 elements of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaProduct {
+    /// Columns, a multiple of 16.
+    pub n: usize,
+    /// A multiple of 16.
+    pub k: usize,
+    /// PTX type of the operands: `bf16` or `f16`.
+    pub dtype: &'static str,
+    /// Bytes from block to block.
+    pub lhs_block_bytes: usize,
+    pub rhs_block_bytes: usize,
+}
+
+impl MmaProduct {
+    /// Sums to the registers from `first` on; row and chunk of a unit are the registers `ar` and `ac`
+    /// in A's tile, `br` and `bc` in B's.
+    fn text(self, first: usize) -> String {
+        let Self { n, k, dtype, lhs_block_bytes, rhs_block_bytes } = self;
+        let zero = |register| format!("mov.f32 %{register}, 0f00000000;\n");
+        let mut text: String = (first..first + n / 2).map(zero).collect();
+        for step in 0..k / 16 {
+            let (block, turn) = (step / 4, 32 * (step % 4));
+            text += &load_matrices("a", "", "ar", "ac", turn, block * lhs_block_bytes);
+            for tile in 0..n / 16 {
+                let offset = block * rhs_block_bytes + 16 * ROW_BYTES * tile;
+                text += &load_matrices("b", "", "br", "bc", turn, offset);
+                text += &mma_pair(dtype, first + 8 * tile, "a0, a1, a2, a3");
+            }
+        }
+        text
+    }
+}
+
+/// What a warp adds to 16 rows of `n` columns: weights in registers times rows in shared memory, in
+/// blocks of 64 columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaWeights {
+    /// Columns, a multiple of 16.
+    pub n: usize,
+    /// Rows that are weighed, a multiple of 16.
+    pub k: usize,
+    /// PTX type of weights and rows: `bf16` or `f16`.
+    pub dtype: &'static str,
+    /// Bytes from block to block.
+    pub block_bytes: usize,
+}
+
+/// `ldmatrix` of four 8 by 8 matrices to `x0` to `x3`, from `row` and `offset` on, at `chunk` turned
+/// over by `turn`.
+fn load_matrices(
+    x: &str,
+    transposed: &str,
+    row: &str,
+    chunk: &str,
+    turn: usize,
+    offset: usize,
+) -> String {
+    format!(
+        "xor.b32 t, {chunk}, {turn};\nadd.u32 t, t, {row};\n\
+         ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{{x}0, {x}1, {x}2, {x}3}}, \
+         [t + {offset}];\n"
+    )
+}
+
+/// Two instructions: fragments `a` with both halves of fragments `b`, onto eight registers.
+fn mma_pair(dtype: &str, first: usize, lhs: &str) -> String {
+    let mut text = String::new();
+    for half in 0..2 {
+        let at = first + 4 * half;
+        let sums = format!("{{%{at}, %{}, %{}, %{}}}", at + 1, at + 2, at + 3);
+        text += &format!(
+            "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {sums}, {{{lhs}}}, \
+             {{b{}, b{}}}, {sums};\n",
+            2 * half,
+            2 * half + 1
+        );
+    }
+    text
+}
+
+/// What the texts of products refer to.
+const DECLARATIONS: &str = ".reg .b32 t, a<4>, b<4>, ar, ac, br, bc;\n";
+
+/// `$0 = A B`; `$1` and `$2` are row and chunk in A's tile, `$3` and `$4` in B's.
+fn product_text(product: MmaProduct) -> String {
+    format!(
+        "{{ // $0\n{DECLARATIONS}mov.b32 ar, $1;\nmov.b32 ac, $2;\nmov.b32 br, $3;\n\
+         mov.b32 bc, $4;\n{}}}",
+        product.text(0)
+    )
+}
+
+/// Two products of the same sizes, the second behind the first in `$0`; `$1` to `$4` are the rows of
+/// both operands of the one and of the other, `$5` and `$6` the chunks of all left and right ones.
+fn products_text(product: MmaProduct) -> String {
+    format!(
+        "{{ // $0\n{DECLARATIONS}mov.b32 ac, $5;\nmov.b32 bc, $6;\nmov.b32 ar, $1;\n\
+         mov.b32 br, $2;\n{}mov.b32 ar, $3;\nmov.b32 br, $4;\n{}}}",
+        product.text(0),
+        product.text(product.n / 2)
+    )
+}
+
+/// `$0 = $1 + A B`; `$2` are A's registers, `$3` and `$4` row and chunk in B's tile.
+fn weights_text(weights: MmaWeights, width: usize) -> String {
+    let MmaWeights { n, k, dtype, block_bytes } = weights;
+    let mut text = format!("{{ // $0 $1 $2\n{DECLARATIONS}mov.b32 br, $3;\nmov.b32 bc, $4;\n");
+    for register in 0..n / 2 {
+        text += &format!("mov.f32 %{register}, %{};\n", width + register);
+    }
+    for step in 0..k / 16 {
+        let packed = 2 * width + 4 * step;
+        let lhs = format!("%{packed}, %{}, %{}, %{}", packed + 1, packed + 2, packed + 3);
+        for tile in 0..n / 16 {
+            let offset = tile / 4 * block_bytes + 16 * ROW_BYTES * step;
+            text += &load_matrices("b", ".trans", "br", "bc", 32 * (tile % 4), offset);
+            text += &mma_pair(dtype, 8 * tile, &lhs);
+        }
+    }
+    text + "}"
+}
+
+/// The product of 16 rows and a tile. Rows and chunks are this unit's, from [`lhs_position`] and
+/// [`rhs_position`], both k-major.
+#[cube]
+pub(crate) fn mma_product<R: Size>(
+    lhs_row: u32,
+    lhs_chunk: u32,
+    rhs_row: u32,
+    rhs_chunk: u32,
+    #[comptime] product: MmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{lr}{lc}{rr}{rc}", body = const product_text(product),
+        d = out(_) sum, lr = in(_) lhs_row, lc = in(_) lhs_chunk, rr = in(_) rhs_row,
+        rc = in(_) rhs_chunk);
+    sum
+}
+
+/// Two products of the same sizes, one behind the other; the chunks are those of both.
+#[cube]
+pub(crate) fn mma_products<R: Size>(
+    first_lhs: u32,
+    first_rhs: u32,
+    second_lhs: u32,
+    second_rhs: u32,
+    lhs_chunk: u32,
+    rhs_chunk: u32,
+    #[comptime] product: MmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}{l}{r}", body = const products_text(product),
+        d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs, y = in(_) second_lhs,
+        z = in(_) second_rhs, l = in(_) lhs_chunk, r = in(_) rhs_chunk);
+    sum
+}
+
+/// Adds weighed rows to the accumulators; `packed` as
+/// [`wgmma_weights`](super::wgmma::wgmma_weights) takes them. Row and chunk are this unit's, from
+/// [`rhs_position`], not k-major.
+#[cube]
+pub(crate) fn mma_weights<R: Size, P: Size>(
+    accumulators: Vector<f32, R>,
+    packed: Vector<u32, P>,
+    rhs_row: u32,
+    rhs_chunk: u32,
+    #[comptime] weights: MmaWeights,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}{p}{r}{c}", body = const weights_text(weights, width),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+        p = in(_) load::<Vector<u32, P>>(packed), r = in(_) rhs_row, c = in(_) rhs_chunk);
+    sum
+}
+
 /// Row and chunk from which `lane` of a warp loads the left operand: of the four 8 by 8 matrices
 /// of a fragment, the first two lie below each other, then 16 bytes of k on.
 #[cube]

@@ -1,0 +1,258 @@
+//! The forward pass on the tensor cores of Ampere and later: a cube for each tile of queries of a
+//! head, 16 queries for each of its warps.
+//!
+//! 1. All units copy the queries to shared memory, and a tile of keys and one of values at a time,
+//!    one pair ahead.
+//! 2. Each warp multiplies its queries with the keys, makes weights of the scores, which stay in
+//!    registers, and multiplies them with the values (Dao, "FlashAttention-2", 2023).
+//! 3. It divides by the sums of the weights and writes.
+
+use super::{
+    mma_tiles::{Rows, copy_rows, left_position, right_position},
+    rules::{
+        Options, RowStrides, Rules, keys_of, keys_of_all, origin, score_exponent, sequence_of,
+    },
+    softmax::{Place, apply_rules, pack_registers, rescale, unseen, weigh, write_rows},
+};
+use crate::ptx::{
+    ROW_BYTES,
+    copy::{copies_commit, copies_wait_all},
+    global_address,
+    mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
+    shared_address,
+};
+use cubecl::prelude::*;
+
+/// How the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaForwardBlueprint {
+    /// PTX type of q, k, v and of the weights: `bf16` or `f16`.
+    pub(crate) dtype: &'static str,
+    /// A multiple of 16, at most 256.
+    pub(crate) head_dim: usize,
+    pub(crate) warps: usize,
+    /// Keys of a tile, a multiple of 64 or 32.
+    pub(crate) tile_kv: usize,
+}
+
+impl MmaForwardBlueprint {
+    pub(crate) fn units(self) -> u32 {
+        32 * self.warps as u32
+    }
+
+    fn tile_q(self) -> usize {
+        16 * self.warps
+    }
+
+    fn bytes(self, rows: usize) -> usize {
+        self.head_dim.div_ceil(64) * rows * ROW_BYTES
+    }
+
+    /// Queries, and two pairs of keys and values.
+    pub(crate) fn shared_bytes(self) -> usize {
+        self.bytes(self.tile_q()) + 4 * self.bytes(self.tile_kv)
+    }
+
+    fn scores(self) -> MmaProduct {
+        MmaProduct {
+            n: self.tile_kv,
+            k: self.head_dim,
+            dtype: self.dtype,
+            lhs_block_bytes: self.tile_q() * ROW_BYTES,
+            rhs_block_bytes: self.tile_kv * ROW_BYTES,
+        }
+    }
+
+    fn weights(self) -> MmaWeights {
+        MmaWeights {
+            n: self.head_dim,
+            k: self.tile_kv,
+            dtype: self.dtype,
+            block_bytes: self.tile_kv * ROW_BYTES,
+        }
+    }
+
+    /// Registers of a vector that holds scores or outputs, and of one of packed weights.
+    pub(crate) fn widths(self) -> [usize; 2] {
+        let most = self.tile_kv.max(self.head_dim) / 2;
+        [most.next_power_of_two(), self.tile_kv / 4]
+    }
+}
+
+/// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
+/// be positive. Cubes: tiles of queries along x, heads along y, sequences along z.
+///
+/// [`attention_forward_portable_kernel`]: super::forward::attention_forward_portable_kernel
+#[cube(launch_unchecked)]
+pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Size>(
+    q: &[I],
+    k: &[I],
+    v: &[I],
+    mask: &[M],
+    bias: &[I],
+    starts: &[u32],
+    out: &mut [I],
+    lse: &mut [f32],
+    rules: Rules,
+    q_strides: RowStrides,
+    k_strides: RowStrides,
+    v_strides: RowStrides,
+    out_strides: RowStrides,
+    tiles: u32,
+    #[comptime] blueprint: MmaForwardBlueprint,
+    #[comptime] options: Options,
+    #[define(I)] _element: ElemType,
+    #[define(M)] _mask_type: ElemType,
+    #[define(R)] _registers: usize,
+    #[define(P)] _packed: usize,
+) {
+    let (tile_q, tile_kv) = comptime!((blueprint.tile_q() as u32, blueprint.tile_kv as u32));
+    let kv_bytes = comptime!(blueprint.bytes(blueprint.tile_kv) as u32);
+    let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
+    let memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
+    let q_at = shared_address::<u32>(memory.as_slice());
+    let ring = q_at + comptime!(blueprint.bytes(blueprint.tile_q()) as u32);
+
+    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
+    let sequence = sequence_of(starts, &rules, batch, head, options);
+    // The last queries first: they may see the most keys.
+    let first_row = (tiles - 1 - CUBE_POS_X) * tile_q;
+    if first_row < sequence.seq_q {
+        let end = min(first_row + tile_q, sequence.seq_q);
+        let keys = keys_of(&sequence, &rules, first_row, end, options);
+        let (first, last) = (keys.0 / tile_kv, keys.1.div_ceil(tile_kv));
+        let head_kv = head / rules.sizes.group;
+        let q_rows = Rows {
+            memory: global_address::<I>(q),
+            origin: origin(&q_strides, batch, head, sequence.first_q),
+            stride: q_strides.row,
+            end: sequence.seq_q,
+        };
+        let k_rows = Rows {
+            memory: global_address::<I>(k),
+            origin: origin(&k_strides, batch, head_kv, sequence.first_kv),
+            stride: k_strides.row,
+            end: sequence.seq_kv,
+        };
+        let v_rows = Rows {
+            memory: global_address::<I>(v),
+            origin: origin(&v_strides, batch, head_kv, sequence.first_kv),
+            stride: v_strides.row,
+            end: sequence.seq_kv,
+        };
+        copy_rows(q_at, &q_rows, first_row, tile_q, head_dim, units);
+        if first < last {
+            copy_rows(ring, &k_rows, first * tile_kv, tile_kv, head_dim, units);
+            copy_rows(ring + kv_bytes, &v_rows, first * tile_kv, tile_kv, head_dim, units);
+        }
+        copies_commit();
+
+        let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
+        let warp_row = first_row + warp * 16;
+        let (q_row, q_chunk) = left_position(lane, warp * 16);
+        let (k_row, k_chunk) = right_position(lane, true);
+        let (v_row, v_chunk) = right_position(lane, false);
+        let exponent = score_exponent(&rules, options);
+        let place = Place { row: warp_row + lane / 4, quad: lane % 4, exponent };
+        let (all_from, all_to) = keys_of_all(&sequence, &rules, warp_row, 16u32, options);
+        let mut state = unseen();
+        let mut sums = Vector::<f32, R>::new(0.0f32);
+        for tile in first..last {
+            copies_wait_all();
+            // Everyone's copies are there, and everyone has read the pair that is overwritten next.
+            sync_cube();
+            let at = ring + ((tile - first) & 1) * (2 * kv_bytes);
+            if tile + 1 < last {
+                let next = ring + ((tile + 1 - first) & 1) * (2 * kv_bytes);
+                let row = (tile + 1) * tile_kv;
+                copy_rows(next, &k_rows, row, tile_kv, head_dim, units);
+                copy_rows(next + kv_bytes, &v_rows, row, tile_kv, head_dim, units);
+            }
+            copies_commit();
+            let scores = mma_product::<R>(
+                q_at + q_row,
+                q_chunk,
+                at + k_row,
+                k_chunk,
+                comptime!(blueprint.scores()),
+            );
+            let first_key = tile * tile_kv;
+            let checked = first_key < all_from || first_key + tile_kv > all_to;
+            let keys_of_tile = comptime!(blueprint.tile_kv);
+            let ruled = if comptime!(options.mask) || checked {
+                apply_rules::<I, M, R>(
+                    scores,
+                    mask,
+                    bias,
+                    &sequence,
+                    &rules,
+                    &place,
+                    first_key,
+                    true,
+                    keys_of_tile,
+                    options,
+                )
+            } else {
+                apply_rules::<I, M, R>(
+                    scores,
+                    mask,
+                    bias,
+                    &sequence,
+                    &rules,
+                    &place,
+                    first_key,
+                    false,
+                    keys_of_tile,
+                    options,
+                )
+            };
+            let weighed = weigh::<R>(
+                ruled,
+                &mut state,
+                &sequence,
+                &rules,
+                &place,
+                first_key,
+                keys_of_tile,
+                options,
+            );
+            let weights = pack_registers::<R, P>(
+                weighed,
+                0usize,
+                comptime!(blueprint.tile_kv / 2),
+                comptime!(blueprint.dtype),
+            );
+            sums = rescale::<R>(
+                sums,
+                state.rescale_upper,
+                state.rescale_lower,
+                0usize,
+                comptime!(blueprint.head_dim / 2),
+            );
+            sums = mma_weights::<R, P>(
+                sums,
+                weights,
+                at + kv_bytes + v_row,
+                v_chunk,
+                comptime!(blueprint.weights()),
+            );
+        }
+        let out_origin = origin(&out_strides, batch, head, sequence.first_q);
+        write_rows::<I, R>(
+            sums,
+            0usize,
+            &state,
+            &place,
+            &sequence,
+            &rules,
+            out,
+            lse,
+            out_origin,
+            out_strides.row,
+            head_dim,
+            comptime!(blueprint.dtype),
+            options,
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! Tiles of rows in shared memory, as `ldmatrix` reads them: blocks of 64 columns, one behind the other,
+//! each of rows of 128 bytes, swizzled.
+
+use crate::ptx::{
+    ROW_BYTES,
+    copy::copy_16_bytes,
+    load,
+    mma::{lhs_position, rhs_position},
+};
+use cubecl::prelude::*;
+
+/// Elements of 16 bytes.
+const CHUNK: usize = 8;
+
+/// Rows of a head in global memory, of 16-bit elements.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) memory: u64,
+    /// Element where row 0 begins.
+    pub(super) origin: u32,
+    pub(super) stride: u32,
+    /// The first row that is not there.
+    pub(super) end: u32,
+}
+
+/// Starts copies of `rows` rows from `first` on; those that are not there become zero.
+#[cube]
+pub(super) fn copy_rows(
+    destination: u32,
+    source: &Rows,
+    first: u32,
+    #[comptime] rows: u32,
+    #[comptime] head_dim: usize,
+    #[comptime] units: u32,
+) {
+    let chunks = comptime!((head_dim / CHUNK) as u32);
+    let all = comptime!(rows * (head_dim / CHUNK) as u32);
+    #[unroll]
+    for round in 0..comptime!(all.div_ceil(units)) {
+        let index = comptime!(round * units) + UNIT_POS;
+        if comptime!((round + 1) * units <= all) || index < all {
+            let (row, chunk) = (index / chunks, index % chunks);
+            let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
+            let at = destination
+                + (chunk / 8) * comptime!(rows * ROW_BYTES as u32)
+                + row * comptime!(ROW_BYTES as u32)
+                + swizzled;
+            let mut bytes = 0u32;
+            let mut from = source.memory;
+            if first + row < source.end {
+                bytes = 16u32.runtime();
+                let element =
+                    source.origin + (first + row) * source.stride + chunk * comptime!(CHUNK as u32);
+                from += u64::cast_from(element) * 2;
+            }
+            copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+        }
+    }
+}
+
+/// A lane's row, in bytes from the tile, and chunk, for a warp whose rows begin at `first`.
+#[cube]
+pub(super) fn left_position(lane: u32, first: u32) -> (u32, u32) {
+    let (row, chunk) = lhs_position(lane, true);
+    ((first + row) * comptime!(ROW_BYTES as u32), chunk << 4)
+}
+
+/// As [`left_position`], of the right operand, which all warps share.
+#[cube]
+pub(super) fn right_position(lane: u32, #[comptime] k_major: bool) -> (u32, u32) {
+    let (row, chunk) = rhs_position(lane, k_major);
+    (row * comptime!(ROW_BYTES as u32), chunk << 4)
+}
