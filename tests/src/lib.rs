@@ -6,6 +6,10 @@ pub mod tensors;
 
 use cubecl::{Device, client::Client, ir::ElemType};
 use libtest_mimic::{Completion, Failed};
+use std::{
+    env,
+    process::{Command, Output},
+};
 
 /// Runs `test` on the device that kernels are tested on.
 ///
@@ -63,13 +67,42 @@ pub fn on_cuda_with(
 pub fn on_burn_device(
     test: impl FnOnce(burn::tensor::Device) -> Result<(), Failed>,
 ) -> Result<Completion, Failed> {
-    on_cube_device(|device| test(burn::tensor::Device::new(device)).map(|()| Completion::Completed))
+    on_burn_device_and_client(|device, _| test(device.clone()))
+}
+
+/// As [`on_burn_device`], with CubeCL's client of the same device.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_device_and_client(
+    test: impl FnOnce(&burn::tensor::Device, &Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| {
+        let client = device.client();
+        test(&burn::tensor::Device::new(device), &client).map(|()| Completion::Completed)
+    })
+}
+
+/// Runs the test of that name in a process of its own, with these variables in its environment.
+///
+/// # Errors
+///
+/// What the test reports there.
+pub fn run_alone(name: &str, variables: &[(&str, &str)]) -> Result<Output, Failed> {
+    let mut command = Command::new(env::current_exe()?);
+    let output = command.args(["--exact", name]).envs(variables.iter().copied()).output()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let report = String::from_utf8_lossy(&output.stdout);
+    Err(format!("{}: {report}", output.status).into())
 }
 
 fn on_cube_device(
     test: impl FnOnce(Device) -> Result<Completion, Failed>,
 ) -> Result<Completion, Failed> {
-    let required = std::env::var("BLACKBURN_REQUIRE_DEVICE").ok().filter(|name| !name.is_empty());
+    let required = env::var("BLACKBURN_REQUIRE_DEVICE").ok().filter(|name| !name.is_empty());
     match find(required.as_deref()) {
         Ok(device) => test(device),
         Err(reason) if required.is_none() => Ok(Completion::ignored_with(reason)),

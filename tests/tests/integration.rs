@@ -7,6 +7,8 @@
 mod attention;
 #[path = "integration/attention_op.rs"]
 mod attention_op;
+#[path = "integration/attention_provider.rs"]
+mod attention_provider;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
 #[path = "integration/facade.rs"]
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let trials = [
         attention::trials(),
         attention_op::trials(),
+        attention_provider::trials(),
         column_sum::trials(),
         facade::trials(),
         fp8::trials(),

@@ -2,6 +2,7 @@
 //! biases, of normalization gains, and of every other broadcast.
 
 use crate::{
+    arithmetic::arithmetic_output,
     declined,
     handles::{Input, Tensors, consume, register_output},
 };
@@ -131,18 +132,6 @@ fn neighbors(axes: &[usize]) -> Option<Range<usize>> {
     let (first, last) = (*axes.iter().min()?, *axes.iter().max()?);
     let range = first..last + 1;
     (axes.len() == range.len() && range.clone().all(|axis| axes.contains(&axis))).then_some(range)
-}
-
-/// What an arithmetic operation makes.
-fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
-    use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub, SubScalar};
-
-    let OperationIr::NumericFloat(_, operation) = operation else { return None };
-    match operation {
-        Add(op) | Sub(op) | Mul(op) | Div(op) => Some(op.out.id),
-        AddScalar(op) | SubScalar(op) | MulScalar(op) | DivScalar(op) => Some(op.out.id),
-        _ => None,
-    }
 }
 
 /// A sum on the kernel, or on Burn's own reduction where the kernel declines.

@@ -2,9 +2,10 @@
 
 use blackburn_kernels::{KernelError, buffer::Buffer};
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
-use burn_ir::TensorIr;
+use burn_ir::{BackendIr, TensorIr};
 use cubecl::{
     client::Client,
     ir::ElemType,
@@ -43,16 +44,7 @@ impl Input {
         tensor: &TensorIr,
         op: &'static str,
     ) -> Result<Self, KernelError> {
-        let unsupported = |reason: &str| KernelError::Unsupported { op, reason: reason.into() };
-        let Some(known) = context.tensors.get(&tensor.id) else {
-            return Err(unsupported("its tensors are unknown"));
-        };
-        let Some(handle) = context.handles.get_handle_ref(&known.id) else {
-            return Err(unsupported("an input has no memory of its own"));
-        };
-        if handle.tiles.is_some() || handle.qparams.is_some() {
-            return Err(unsupported("a tiled or quantized input"));
-        }
+        let (known, handle) = plain(context, tensor, op)?;
         Ok(Self {
             client: handle.client.clone(),
             shape: known.shape.iter().copied().collect(),
@@ -93,6 +85,40 @@ impl Input {
     }
 }
 
+/// What Burn's backend knows `tensor` as, which `op` reads, under the conditions of [`Input::of`].
+///
+/// # Errors
+///
+/// As [`Input::of`].
+pub(crate) fn cube_tensor(
+    context: &Tensors,
+    tensor: &TensorIr,
+    op: &'static str,
+) -> Result<CubeTensor, KernelError> {
+    let (known, handle) = plain(context, tensor, op)?;
+    // Tensors of all kinds are made alike.
+    Ok(CubeBackend::float_tensor(burn_ir::TensorHandle {
+        handle: handle.clone(),
+        shape: known.shape.clone(),
+    }))
+}
+
+/// Makes `tensor` what `out` stands for.
+///
+/// # Errors
+///
+/// As [`register_output`].
+pub(crate) fn register_cube_tensor(
+    context: &mut Tensors,
+    out: &TensorIr,
+    tensor: CubeTensor,
+    op: &'static str,
+) -> Result<(), KernelError> {
+    let id = known_output(context, out, op)?.id;
+    context.handles.register_handle(id, tensor.into());
+    Ok(())
+}
+
 /// Gives the memory of `tensor` back if the operation that holds this description is its last
 /// reader. Call it once for each time an operation names a tensor, after the kernels that read it
 /// were launched.
@@ -113,10 +139,8 @@ pub(crate) fn register_output(
     buffer: Buffer,
     op: &'static str,
 ) -> Result<(), KernelError> {
-    let Some(known) = context.tensors.get(&out.id) else {
-        return Err(KernelError::Unsupported { op, reason: "its output is unknown".into() });
-    };
-    let shape: Vec<usize> = known.shape.iter().copied().collect();
+    let known = known_output(context, out, op)?;
+    let (id, shape): (_, Vec<usize>) = (known.id, known.shape.iter().copied().collect());
     let handle = CubeFusionHandle {
         client: like.client.clone(),
         handle: buffer.handle,
@@ -126,8 +150,36 @@ pub(crate) fn register_output(
         tiles: None,
         qparams: None,
     };
-    context.handles.register_handle(known.id, handle);
+    context.handles.register_handle(id, handle);
     Ok(())
+}
+
+/// The memory behind `tensor`, laid out in rows of plain numbers.
+fn plain<'a>(
+    context: &'a Tensors,
+    tensor: &TensorIr,
+    op: &'static str,
+) -> Result<(&'a TensorIr, &'a CubeFusionHandle), KernelError> {
+    let unsupported = |reason: &str| KernelError::Unsupported { op, reason: reason.into() };
+    let Some(known) = context.tensors.get(&tensor.id) else {
+        return Err(unsupported("its tensors are unknown"));
+    };
+    let Some(handle) = context.handles.get_handle_ref(&known.id) else {
+        return Err(unsupported("an input has no memory of its own"));
+    };
+    if handle.tiles.is_some() || handle.qparams.is_some() {
+        return Err(unsupported("a tiled or quantized input"));
+    }
+    Ok((known, handle))
+}
+
+fn known_output<'a>(
+    context: &'a Tensors,
+    out: &TensorIr,
+    op: &'static str,
+) -> Result<&'a TensorIr, KernelError> {
+    let unknown = || KernelError::Unsupported { op, reason: "its output is unknown".into() };
+    context.tensors.get(&out.id).ok_or_else(unknown)
 }
 
 fn contiguous_strides(shape: &[usize]) -> Vec<usize> {

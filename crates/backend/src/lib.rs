@@ -11,6 +11,8 @@
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
+#[cfg(feature = "gpu")]
+mod arithmetic;
 pub mod attention;
 #[cfg(feature = "gpu")]
 mod column_sum;

@@ -1,6 +1,7 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
 use crate::{
+    attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
     gelu::{self, GeluProvider},
     matmul::{self, MatmulProvider, MatmulSettings},
@@ -76,7 +77,8 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 3] = [
+const OURS: [(&str, Register); 4] = [
+    (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (gelu::NAME, || fusion::register(GeluProvider)),
     (matmul::NAME, || fusion::register(MatmulProvider)),

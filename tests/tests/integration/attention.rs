@@ -68,7 +68,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
+pub(crate) fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
     match client.name() {
         // What tensor cores are allowed; f32 does not go there.
         "cuda" if storage != F32 => AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage)),
@@ -77,7 +77,7 @@ fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
     }
 }
 
-fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+pub(crate) fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
     let options = &case.options;
     let window = options
         .window

@@ -67,7 +67,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn case(name: &str) -> Result<AttentionCase, Failed> {
+pub(crate) fn case(name: &str) -> Result<AttentionCase, Failed> {
     let found = cases::small().into_iter().find(|case| case.name == name);
     found.ok_or_else(|| format!("the catalogue has no case {name:?}").into())
 }
@@ -92,7 +92,11 @@ fn plain_options(options: &CaseOptions) -> AttentionOptions {
     }
 }
 
-fn mask_of<const D: usize>(mask: &[bool], dims: [usize; D], device: &Device) -> Tensor<D, Bool> {
+pub(crate) fn mask_of<const D: usize>(
+    mask: &[bool],
+    dims: [usize; D],
+    device: &Device,
+) -> Tensor<D, Bool> {
     Tensor::from_data(TensorData::new(mask.to_vec(), dims), device)
 }
 

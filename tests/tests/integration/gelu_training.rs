@@ -6,7 +6,7 @@
 
 use super::F32;
 use blackburn_reference::random::normal;
-use blackburn_tests::{blocks::blocks_of, on_burn_device, tensors::tensor};
+use blackburn_tests::{blocks::blocks_of, on_burn_device, run_alone, tensors::tensor};
 use burn::{
     nn::{
         Gelu, LayerNormConfig, LinearConfig,
@@ -18,7 +18,7 @@ use burn::{
     prelude::*,
 };
 use libtest_mimic::{Failed, Trial};
-use std::{env, process::Command};
+use std::env;
 
 /// Takes a step of training each time it is called.
 type Step = Box<dyn FnMut()>;
@@ -78,13 +78,7 @@ fn train(device: &Device, training: fn(&Device) -> Step) -> Result<(), Failed> {
 
 /// Runs the test of that name in a process of its own, and reads what it says.
 fn check(name: &str, gelus: usize) -> Result<(), Failed> {
-    let mut command = Command::new(env::current_exe()?);
-    command.args(["--exact", name]).env(CHILD, "1").env("BURN_FUSION_LOG", "full");
-    let output = command.output()?;
-    if !output.status.success() {
-        let report = String::from_utf8_lossy(&output.stdout);
-        return Err(format!("{}: {report}", output.status).into());
-    }
+    let output = run_alone(name, &[(CHILD, "1"), ("BURN_FUSION_LOG", "full")])?;
     let log = String::from_utf8_lossy(&output.stderr);
     let (mut steps, mut searches) = (Vec::new(), 0);
     for line in log.lines() {

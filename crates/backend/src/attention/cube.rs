@@ -2,9 +2,10 @@
 
 use super::{AttentionPrimitives, Bias, Gradients, Inputs, Mask, Output, Settings};
 use blackburn_kernels::{
+    KernelError,
     attention::{
-        self, AttentionInputs, AttentionProblem, AttentionResult, Dropout, Order, Pairs, Rows,
-        Window,
+        self, AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout,
+        Order, Pairs, Pass, Rows, Window,
     },
     buffer::Buffer,
 };
@@ -24,14 +25,7 @@ use cubecl::{
 impl AttentionPrimitives for CubeBackend {
     fn attention_forward(inputs: Inputs<Self>, settings: Settings) -> Output<Self> {
         let call = Call::new(inputs, &settings);
-        let output = attention::attention_forward(call.client(), &call.problem, &call.inputs())
-            .unwrap_or_else(|error| panic!("{error}"));
-        let shape = call.q.shape();
-        let lse = Shape::new([shape[0], shape[1], shape[2]]);
-        Output {
-            out: like(&call.q, output.out, call.problem.order_q),
-            lse: contiguous(&call.q, output.lse, lse),
-        }
+        call.plan().and_then(|plan| call.forward(&plan)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn attention_backward(
@@ -82,7 +76,7 @@ impl AttentionPrimitives for CubeBackend {
 const FETCHED_BYTES: usize = 16;
 
 /// What a kernel is told, and the memory that it reads.
-struct Call {
+pub(super) struct Call {
     problem: AttentionProblem,
     q: CubeTensor,
     k: CubeTensor,
@@ -95,7 +89,8 @@ struct Call {
 }
 
 impl Call {
-    fn new(inputs: Inputs<CubeBackend>, settings: &Settings) -> Self {
+    /// Copies tensors that no kernel reads as they lie. None may be empty.
+    pub(super) fn new(inputs: Inputs<CubeBackend>, settings: &Settings) -> Self {
         let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(with_whole_rows);
         let mask = match inputs.mask {
             Mask::Present(mask) => Some(mask),
@@ -153,7 +148,27 @@ impl Call {
         }
     }
 
-    fn client(&self) -> &Client {
+    /// How the forward pass is expected to be fastest.
+    pub(super) fn plan(&self) -> Result<AttentionBlueprint, KernelError> {
+        self.problem.validate()?;
+        AttentionBlueprint::plan(&self.problem, Pass::Forward, self.client())
+    }
+
+    pub(super) fn forward(
+        &self,
+        plan: &AttentionBlueprint,
+    ) -> Result<Output<CubeBackend>, KernelError> {
+        let (problem, inputs) = (&self.problem, self.inputs());
+        let output = attention::attention_forward_with(self.client(), problem, plan, &inputs)?;
+        let shape = self.q.shape();
+        let lse = Shape::new([shape[0], shape[1], shape[2]]);
+        Ok(Output {
+            out: like(&self.q, output.out, problem.order_q),
+            lse: contiguous(&self.q, output.lse, lse),
+        })
+    }
+
+    pub(super) fn client(&self) -> &Client {
         &self.q.client
     }
 

@@ -39,6 +39,8 @@ mod host;
 mod layer;
 mod options;
 mod primitives;
+#[cfg(feature = "gpu")]
+pub(crate) mod provider;
 
 pub use layer::AttentionOps;
 pub use options::{AttentionOptions, Dropout, Window};

@@ -1,11 +1,12 @@
 use super::{activations::KnownActivation, chain::Chain, operation::MatmulOperation};
 use crate::{
+    arithmetic::arithmetic_output,
     gelu::{self, GeluOperation},
     pattern::Matcher,
 };
 use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
-use burn_ir::{NumericOperationIr, OperationIr};
+use burn_ir::OperationIr;
 
 /// Follows the stream from a product through what is done to it.
 ///
@@ -53,7 +54,7 @@ impl MatmulFuser {
         if self.chain.is_some() {
             return true;
         }
-        let let_in = self.seen == 0 && is_arithmetic(operation);
+        let let_in = self.seen == 0 && arithmetic_output(operation).is_some();
         if let_in {
             self.passengers.push(self.seen);
         }
@@ -148,26 +149,6 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
     fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
         Box::new(self.clone())
     }
-}
-
-/// Whether `operation` is one that Burn's element-wise fusion waits on.
-fn is_arithmetic(operation: &OperationIr) -> bool {
-    use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub, SubScalar};
-
-    matches!(
-        operation,
-        OperationIr::NumericFloat(
-            _,
-            Add(_)
-                | AddScalar(_)
-                | Div(_)
-                | DivScalar(_)
-                | Mul(_)
-                | MulScalar(_)
-                | Sub(_)
-                | SubScalar(_)
-        )
-    )
 }
 
 #[cfg(test)]

@@ -53,6 +53,22 @@ fn attention_with_a_cache_is_attention_over_all() {
 }
 
 #[test]
+fn a_mask_covers_what_is_in_the_cache() {
+    let device = Device::flex();
+    let module = MultiHeadAttentionConfig::new(WIDTH, 4).init(&device);
+    let x = tensor([2, 7, WIDTH], 0.5, &device);
+    let mask = tensor([2, 7, 7], 0.2, &device).greater_elem(0.3);
+    let all = MhaInput::self_attn(x.clone()).mask_attn(mask.clone()).causal();
+    let expected = module.forward(all).context;
+    let mut cache = KvCache::new(7);
+    let actual = in_parts(&x, |part, end| {
+        let rows = mask.clone().slice([0..2, end - part.dims()[1]..end, 0..end]);
+        module.forward_cached(MhaInput::self_attn(part).mask_attn(rows), &mut cache)
+    });
+    assert_same("context", actual, expected);
+}
+
+#[test]
 fn an_encoder_with_a_cache_is_one_over_all() {
     let device = Device::flex();
     let x = tensor([2, 7, WIDTH], 0.5, &device);
@@ -103,6 +119,21 @@ fn a_full_cache_is_named() {
     let mut cache = KvCache::new(4);
     for seq in [3, 2] {
         let x = tensor([2, seq, WIDTH], 0.5, &device);
+        module.forward_cached(MhaInput::self_attn(x), &mut cache);
+    }
+}
+
+#[test]
+#[should_panic(
+    expected = "kv_cache: `key`: expected keys of shape [2, 4, 8, 4], as it was begun with, \
+                got [1, 4, 8, 4]"
+)]
+fn another_batch_for_tokens_in_the_cache_is_named() {
+    let device = Device::flex();
+    let module = MultiHeadAttentionConfig::new(WIDTH, 4).init(&device);
+    let mut cache = KvCache::new(8);
+    for batch in [2, 1] {
+        let x = tensor([batch, 3, WIDTH], 0.5, &device);
         module.forward_cached(MhaInput::self_attn(x), &mut cache);
     }
 }

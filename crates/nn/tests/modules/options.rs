@@ -3,7 +3,7 @@
 use crate::compare::{assert_same, tensor, values};
 use blackburn_backend::attention::{AttentionOptions, attention};
 use blackburn_nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::{module::Param, nn::RotaryEncodingConfig, prelude::*};
+use burn::{module::Param, nn::RotaryEncodingConfig, prelude::*, tensor::activation::softmax};
 
 fn config() -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(16, 4).with_dropout(0.0)
@@ -65,6 +65,19 @@ fn a_window_leaves_out_what_is_further_away() {
     assert_eq!(weights(MhaInput::self_attn(x).causal()), seen(0));
 }
 
+#[test]
+fn a_soft_cap_bounds_scores() {
+    let device = Device::flex();
+    let module = config().with_softcap(Some(0.1)).init(&device);
+    let x = tensor([1, 5, 16], 0.5, &device);
+    let heads = |x: Tensor<3>| x.reshape([1, 5, 4, 4]).swap_dims(1, 2);
+    let [q, k] = [&module.query, &module.key].map(|linear| heads(linear.forward(x.clone())));
+    let scores = q.matmul(k.transpose()) / 2.0;
+    let expected = softmax((scores / 0.1).tanh() * 0.1, 3);
+    let weights = module.forward(MhaInput::self_attn(x).return_weights()).weights;
+    assert_same("weights", weights.expect("they were asked for"), expected);
+}
+
 /// Heads `[1, 4, seq, 4]` of a projection, rotated by hand: neighboring numbers are a plane each.
 fn rotated(projected: Tensor<3>) -> Tensor<4> {
     let (device, seq) = (projected.device(), projected.dims()[1]);
@@ -106,6 +119,34 @@ fn fewer_queries_than_keys_stand_at_the_last_ones() {
         let few = asked(MhaInput::new(last(x.clone()), x.clone(), x.clone()));
         assert_same("context", module.forward(few).context, last(all));
     }
+}
+
+/// The last keys alone give what they gave among all with the others left out.
+#[test]
+fn fewer_keys_than_queries_are_the_last_ones() {
+    let device = Device::flex();
+    let module = config().with_rope(Some(RotaryEncodingConfig::new(9, 4))).init(&device);
+    let x = tensor([2, 6, 16], 0.5, &device);
+    let first = Tensor::<1, Int>::arange(0..6, &device).lower_elem(4).unsqueeze::<2>();
+    let last = x.clone().slice([0..2, 4..6]);
+    for causal in [false, true] {
+        let asked = |input: MhaInput| if causal { input.causal() } else { input };
+        let all = asked(MhaInput::self_attn(x.clone()).mask_pad(first.clone()));
+        let few = asked(MhaInput::new(x.clone(), last.clone(), last.clone()));
+        assert_same("context", module.forward(few).context, module.forward(all).context);
+    }
+}
+
+#[test]
+fn each_bias_is_left_out_by_its_own_option() {
+    let biases = |config: MultiHeadAttentionConfig| {
+        let module = config.init(&Device::flex());
+        [module.query, module.key, module.value, module.output].map(|part| part.bias.is_some())
+    };
+    assert_eq!(biases(config().with_query_bias(false)), [false, true, true, true]);
+    assert_eq!(biases(config().with_key_bias(false)), [true, false, true, true]);
+    assert_eq!(biases(config().with_value_bias(false)), [true, true, false, true]);
+    assert_eq!(biases(config().with_output_bias(false)), [true, true, true, false]);
 }
 
 fn refused(module: impl FnOnce() -> MultiHeadAttention + std::panic::UnwindSafe) -> String {

@@ -7,12 +7,13 @@ use blackburn_nn::{
     flash,
     transformer::{
         TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig,
-        TransformerEncoderInput,
+        TransformerEncoderInput, TransformerEncoderLayer,
     },
 };
 use burn::{
     nn::{
-        activation::ActivationConfig, attention::generate_autoregressive_mask, transformer as burns,
+        RotaryEncodingConfig, activation::ActivationConfig,
+        attention::generate_autoregressive_mask, transformer as burns,
     },
     prelude::*,
 };
@@ -114,6 +115,63 @@ fn records_go_back_to_burn() {
     let burn = loaded(burn, &ours);
     let actual = burn.forward(burns::TransformerDecoderInput::new(x, memory));
     assert_same("decoder", actual, expected);
+}
+
+#[test]
+fn the_options_that_burn_has_mean_the_same() {
+    let device = Device::flex();
+    let x = tensor([2, 5, WIDTH], 0.5, &device);
+    let burn = burns::TransformerEncoderConfig::new(WIDTH, 20, 3, 1)
+        .with_quiet_softmax(true)
+        .with_activation(ActivationConfig::Relu)
+        .with_layer_norm_eps(0.5)
+        .init(&device);
+    let config = TransformerEncoderConfig::new(WIDTH, 20, 3, 1)
+        .with_quiet_softmax(true)
+        .with_activation(ActivationConfig::Relu)
+        .with_layer_norm_eps(0.5);
+    let ours = loaded(config.init(&device), &burn);
+    let expected = burn.forward(burns::TransformerEncoderInput::new(x.clone()));
+    assert_same("encoder", ours.forward(TransformerEncoderInput::new(x.clone())), expected);
+
+    let memory = tensor([2, 7, WIDTH], 0.7, &device);
+    let burn = burns::TransformerDecoderConfig::new(WIDTH, 20, 3, 1)
+        .with_quiet_softmax(true)
+        .with_activation(ActivationConfig::Relu)
+        .with_layer_norm_eps(0.5)
+        .init(&device);
+    let config = TransformerDecoderConfig::new(WIDTH, 20, 3, 1)
+        .with_quiet_softmax(true)
+        .with_activation(ActivationConfig::Relu)
+        .with_layer_norm_eps(0.5);
+    let ours = loaded(config.init(&device), &burn);
+    let input = burns::TransformerDecoderInput::new(x.clone(), memory.clone());
+    let expected = burn.forward(input);
+    assert_same("decoder", ours.forward(TransformerDecoderInput::new(x, memory)), expected);
+}
+
+#[test]
+fn options_of_attention_reach_the_layers() {
+    let device = Device::flex();
+    let encoder = TransformerEncoderConfig::new(16, 20, 4, 2)
+        .with_dropout(0.25)
+        .with_n_kv_heads(Some(2))
+        .with_window(Some(3))
+        .with_softcap(Some(5.0))
+        .with_rope(Some(RotaryEncodingConfig::new(7, 4)))
+        .init(&device);
+    for TransformerEncoderLayer { mha, .. } in &encoder.layers {
+        assert_eq!((mha.n_kv_heads, mha.window, mha.softcap), (2, Some(3), Some(5.0)));
+        assert!(mha.rope.is_some());
+        assert_eq!(mha.dropout.prob, 0.25);
+    }
+    let decoder = TransformerDecoderConfig::new(16, 20, 4, 2)
+        .with_dropout(0.25)
+        .with_n_kv_heads(Some(2))
+        .init(&device);
+    for attention in decoder.layers.iter().flat_map(|layer| [&layer.self_attn, &layer.cross_attn]) {
+        assert_eq!((attention.n_kv_heads, attention.dropout.prob), (2, 0.25));
+    }
 }
 
 /// Dropout of weights and of activations, in layers on top of each other.

@@ -2,8 +2,8 @@ use super::*;
 use crate::pattern::emit::{emit, tensor};
 use burn_backend::DType;
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, ScalarIr, ScalarOpIr,
-    ShapeOpIr, TensorIr,
+    BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, NumericOperationIr,
+    ScalarIr, ScalarOpIr, ShapeOpIr, TensorIr,
     TensorStatus::{self, ReadOnly, ReadWrite},
 };
 

@@ -1,0 +1,18 @@
+//! The operations that a provider lets in before the one that it takes.
+
+use burn_ir::{NumericOperationIr, OperationIr, TensorId};
+
+/// What an arithmetic operation makes: one that Burn's element-wise fusion waits on by itself.
+///
+/// Burn settles an operation that no fusion wants together with the one after it, which a provider
+/// therefore has to meet behind such an operation, too.
+pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
+    use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub, SubScalar};
+
+    let OperationIr::NumericFloat(_, operation) = operation else { return None };
+    match operation {
+        Add(op) | Sub(op) | Mul(op) | Div(op) => Some(op.out.id),
+        AddScalar(op) | SubScalar(op) | MulScalar(op) | DivScalar(op) => Some(op.out.id),
+        _ => None,
+    }
+}
