@@ -189,7 +189,7 @@ pub(crate) fn find(path: &Path) -> Result<Checkpoint> {
     ensure!(
         !steps.is_empty(),
         "found no checkpoint in {}: expected a run's folder (with checkpoints/{PREFIX}*) or one \
-         checkpoint's folder (with {STATE}). `gpt train` makes one",
+         checkpoint's folder (with {STATE}). `train` makes one",
         path.display()
     );
     let mut reasons = Vec::new();

@@ -81,9 +81,9 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, help_heading = "Model")]
     pub(crate) precision: Option<Precision>,
 
-    /// How attention is computed; not part of the model.
-    #[arg(long, value_enum, default_value_t, help_heading = "Model")]
-    pub(crate) attention: AttentionKind,
+    /// How attention is computed; not part of the model. Default: flash in bf16, naive in f32.
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub(crate) attention: Option<AttentionKind>,
 
     /// Transformer blocks.
     #[arg(long, help_heading = "Model", value_name = "N")]
@@ -211,9 +211,9 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) batches: usize,
 
-    /// How attention is computed; not part of the model.
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) attention: AttentionKind,
+    /// How attention is computed; not part of the model. Default: flash in bf16, naive in f32.
+    #[arg(long, value_enum)]
+    pub(crate) attention: Option<AttentionKind>,
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl fmt::Display for Corpus {
         };
         write!(
             f,
-            "{} files, {}, {held_out} held out for validation; left out {} over the limit, {} empty",
+            "{} files, {}, {held_out} held out for validation; left out {} beyond --max-data, {} empty",
             count(self.files.len()),
             HumanBytes(self.total_bytes),
             count(self.files_over_limit),

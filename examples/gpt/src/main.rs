@@ -22,7 +22,10 @@ mod trainer;
 use anyhow::Result;
 use clap::Parser;
 use cli::{Cli, Command, EvalArgs, GenerateArgs};
-use std::{io::Write, process::ExitCode};
+use std::{
+    io::{IsTerminal, Write},
+    process::ExitCode,
+};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .without_time()
         .init();
@@ -104,7 +108,8 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let most = if args.batches == 0 { usize::MAX } else { args.batches };
     let (batch, context) = (settings.batch, settings.model.context);
     let tokens = if args.all { store.all() } else { store.validation() };
-    let attention = model::Attention::new(args.attention, context, device);
+    let kind = settings::AttentionKind::or_fastest(args.attention, settings.precision);
+    let attention = model::Attention::new(kind, context, device);
     let result = evaluation::evaluate(&model, tokens, batch, context, most, &attention, device)?;
     println!(
         "step {}: loss {:.4} nats per token, perplexity {:.2}, over {} tokens",

@@ -51,7 +51,8 @@ impl Run {
         device: &mut Device,
         report: &Report,
     ) -> Result<Self> {
-        memory::check(&settings, args.attention, report)?;
+        let attention = AttentionKind::or_fastest(args.attention, settings.precision);
+        memory::check(&settings, attention, report)?;
         let data = DataSettings::resolve(&args.data)?;
         let lock = lock(&folder)?;
         if !args.overwrite {
@@ -77,7 +78,7 @@ impl Run {
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
-            attention: args.attention,
+            attention,
             folder,
             settings,
             data,
@@ -101,7 +102,8 @@ impl Run {
         checkpoint::clean(&folder);
         let found = checkpoint::find(&folder)?;
         let settings = found.state.settings.resume(args)?;
-        memory::check(&settings, args.attention, report)?;
+        let attention = AttentionKind::or_fastest(args.attention, settings.precision);
+        memory::check(&settings, attention, report)?;
         let data = found.state.data.clone();
         let store = Arc::new(data.reopen(
             &folder.join("data"),
@@ -116,7 +118,7 @@ impl Run {
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
-            attention: args.attention,
+            attention,
             step: found.state.step,
             folder,
             settings,
@@ -146,7 +148,7 @@ impl Run {
     pub(crate) fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
         let settings = &self.settings;
         eprintln!(
-            "training {} million parameters on {} ({}), {} tokens a step, seed {}; run folder {}",
+            "training {:.1} million parameters on {} ({}), {} tokens a step, seed {}; run folder {}",
             settings.model.parameters() as f64 / 1e6,
             report.device,
             report.device_name,
@@ -177,7 +179,8 @@ impl Run {
         plot::render_loss_curve(&records, &title, &svg, &png)?;
         eprintln!("loss curve: {} and {}", png.display(), svg.display());
         eprintln!(
-            "write with it: gpt generate --checkpoint {} --prompt \"fn main\"",
+            "write with it: {} generate --checkpoint {} --prompt \"fn main\"",
+            std::env::args().next().unwrap_or_else(|| "gpt".into()),
             self.folder.display()
         );
         Ok(())

@@ -29,14 +29,24 @@ pub(crate) enum Precision {
 }
 
 /// How attention is computed. The model is the same, and so are its checkpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AttentionKind {
     /// As Burn has it: all weights are kept for the backward pass, and each generated token costs a
     /// whole forward pass.
-    #[default]
     Naive,
     /// In memory that grows with the context and not with its square, with a cache for generation.
     Flash,
+}
+
+impl AttentionKind {
+    /// What was asked for, or what is fastest: tensor cores take flash attention in 16 bits, and naive
+    /// attention's products in f32.
+    pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision) -> Self {
+        asked.unwrap_or(match precision {
+            Precision::F32 => Self::Naive,
+            Precision::Bf16 => Self::Flash,
+        })
+    }
 }
 
 /// Everything that decides the numbers a run produces. Saved with every checkpoint.

@@ -33,6 +33,8 @@ pub struct AttentionBlueprint {
 const ALIGNMENT_BYTES: usize = 16;
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
+/// Queries of a tile of the `mma` family.
+const MMA_TILE_Q: usize = 64;
 
 impl AttentionBlueprint {
     /// The plan that is expected to be fastest.
@@ -84,7 +86,7 @@ impl AttentionBlueprint {
         let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
         let mma = match device.compute_capability {
             Some(capability) if capability >= 80 => Self::mma(problem, pass, device),
-            _ => Vec::new(),
+            _ => None,
         };
         wgmma.into_iter().chain(mma).chain(portable).collect()
     }
@@ -136,25 +138,25 @@ impl AttentionBlueprint {
         serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
     }
 
-    /// Ampere's and later ones', by tiles that fit the device.
-    fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Vec<Self> {
+    /// Ampere's and later ones', if its tiles fit the device.
+    fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
         if !Self::suits_tensor_cores(problem, pass) {
-            return Vec::new();
+            return None;
         }
-        let tiles: &[[usize; 2]] = match (pass, problem.head_dim) {
-            (Pass::Backward, _) => &[[128, 64], [64, 64]],
-            (Pass::Forward, ..=64) => &[[128, 128], [64, 128]],
-            (Pass::Forward, 65..=128) => &[[128, 64], [64, 64]],
-            (Pass::Forward, _) => &[[64, 32]],
+        // Four warps: several small cubes on a multiprocessor were faster on an H200 than a large one.
+        let tile_q = MMA_TILE_Q;
+        let tile_kv = match (pass, problem.head_dim) {
+            (Pass::Backward, _) => 64,
+            (Pass::Forward, ..=64) => 128,
+            (Pass::Forward, 65..=128) => 64,
+            (Pass::Forward, _) => 32,
         };
         // Rows lie in blocks of 64 elements; of what comes in, two pairs are held.
         let row_bytes = problem.head_dim.div_ceil(64) * 64 * problem.dtype.size();
         let stay = if pass == Pass::Backward { 2 } else { 1 };
-        let shared_bytes =
-            |[tile_q, tile_kv]: [usize; 2]| (stay * tile_q + 4 * tile_kv) * row_bytes;
-        let fitting = tiles.iter().filter(|tile| shared_bytes(**tile) <= device.shared_bytes);
-        let plan = |[tile_q, tile_kv]: [usize; 2]| Self { family: Family::Mma, tile_q, tile_kv };
-        fitting.copied().map(plan).collect()
+        let shared_bytes = (stay * tile_q + 4 * tile_kv) * row_bytes;
+        let fits = shared_bytes <= device.shared_bytes;
+        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv })
     }
 }
 

@@ -159,7 +159,7 @@ fn checkpoints_of_other_programs_and_versions_are_refused() {
 fn a_folder_without_checkpoints_is_refused_with_advice() {
     let place = Sandbox::new();
     for folder in ["text", "nowhere"] {
-        let expected = ["found no checkpoint in", folder, "gpt train"];
+        let expected = ["found no checkpoint in", folder, "`train` makes one"];
         fail(place.gpt(&["generate", "--checkpoint", folder]), &expected);
         fail(place.gpt(&["eval", "--checkpoint", folder]), &expected);
     }
