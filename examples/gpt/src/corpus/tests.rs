@@ -107,7 +107,7 @@ fn a_limit_samples_the_whole_corpus_and_the_seed_decides_which_part() {
     assert_ne!(some.files, with(2, Some(105)).files);
     let summary = some.to_string();
     assert!(summary.starts_with("10 files, 100 B, "), "{summary}");
-    assert!(summary.contains("left out 90 over"), "{summary}");
+    assert!(summary.contains("left out 90 beyond"), "{summary}");
     let none = found(folder.path(), |options| options.max_bytes = Some(9));
     assert_fails(none, "larger than the limit of 9");
 }
