@@ -147,6 +147,11 @@ fn open_best() -> Result<Opened, Error> {
             Err(error) => tracing::warn!("{error}; trying the next device"),
         }
     }
+    // Who built for CUDA does not expect the CPU.
+    #[cfg(feature = "cuda")]
+    if let Err(error) = gpu::find(DeviceChoice::Cuda(0)) {
+        tracing::warn!("{error}; computing on the CPU");
+    }
     open_flex().map_err(|_| Error::NoDevice { found: available_devices() })
 }
 
@@ -212,7 +217,7 @@ mod gpu {
         Ok(Opened { choice, device: Device::new(cube.clone()), cube: Some(cube) })
     }
 
-    fn find(choice: DeviceChoice) -> Result<cubecl::Device, Error> {
+    pub(super) fn find(choice: DeviceChoice) -> Result<cubecl::Device, Error> {
         let missing = |reason: String| Error::DeviceNotFound {
             given: choice.to_string(),
             reason,
