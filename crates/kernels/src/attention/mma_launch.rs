@@ -21,6 +21,9 @@ pub(super) fn forward(
     output: &AttentionOutput,
 ) -> Result<(), KernelError> {
     let (problem, inputs) = (launch.problem, launch.inputs);
+    Tensor::of_queries(launch, inputs.q, problem.q).fetched_strides(launch)?;
+    Tensor::of_keys(launch, inputs.k, problem.k).fetched_strides(launch)?;
+    Tensor::of_keys(launch, inputs.v, problem.v).fetched_strides(launch)?;
     let kernel = MmaForwardBlueprint {
         dtype: ptx_type(launch)?,
         head_dim: problem.head_dim,
@@ -30,8 +33,8 @@ pub(super) fn forward(
     let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
     let (mask, mask_dtype) = launch.mask();
     let [registers, packed] = kernel.widths();
-    // SAFETY: the inputs hold the spans of the problem and the outputs were allocated for it; the
-    // kernel stops rows and keys at their ends.
+    // SAFETY: the inputs hold the spans of the problem, rows begin at multiples of 16 bytes, and the
+    // outputs were allocated for the problem; the kernel stops rows and keys at their ends.
     unsafe {
         attention_forward_mma_kernel::launch_unchecked(
             launch.client,
@@ -77,6 +80,9 @@ pub(super) fn backward(
     };
     let terms = row_terms(launch, result)?;
     let Backward { q, k, v, dout } = Backward::new(launch, result);
+    for tensor in [&q, &k, &v] {
+        tensor.fetched_strides(launch)?;
+    }
     let call = |side: Side,
                 fixed: [&Tensor<'_>; 2],
                 moving: [&Tensor<'_>; 2],

@@ -24,6 +24,7 @@ use cubecl::prelude::*;
 
 /// Rows that come in at once.
 pub(super) const MOVING: usize = 64;
+
 /// The rows of the other side that `rows` rows from `first` on meet, as tiles of 64: the first and the
 /// one after the last.
 #[cube]

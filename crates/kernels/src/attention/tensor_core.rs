@@ -59,12 +59,33 @@ pub(super) struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    fn of_queries(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
+    pub(super) fn of_queries(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
         Self { buffer, rows, heads: launch.problem.heads_q, seq: launch.problem.rows_q() }
     }
 
-    fn of_keys(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
+    pub(super) fn of_keys(launch: &Launch<'_>, buffer: &'a Buffer, rows: Rows) -> Self {
         Self { buffer, rows, heads: launch.problem.heads_kv, seq: launch.problem.rows_kv() }
+    }
+
+    /// The distances of sequences, heads and rows, where 16 bytes at a time can be fetched.
+    pub(super) fn fetched_strides(&self, launch: &Launch<'_>) -> Result<[usize; 4], KernelError> {
+        let problem = launch.problem;
+        let shape = [problem.tensor_batch(), self.heads, self.seq];
+        let strides = [self.rows.batch, self.rows.head, self.rows.row];
+        // A dimension of size 1 is never stepped over, but its distance has to be aligned.
+        let row = problem.head_dim;
+        let dense = [self.heads * self.seq * row, self.seq * row, row];
+        let stride = |dim: usize| if shape[dim] == 1 { dense[dim] } else { strides[dim] };
+        let strides = [stride(0), stride(1), stride(2), 1];
+        let offset = self.buffer.handle.offset_start.unwrap_or(0);
+        let is_aligned = |stride: &usize| {
+            *stride > 0 && (stride * problem.dtype.size()).is_multiple_of(ALIGNMENT)
+        };
+        if !offset.is_multiple_of(ALIGNMENT as u64) || !strides[..3].iter().all(is_aligned) {
+            let reason = format!("strides {strides:?} from byte {offset} on tensor cores");
+            return Err(unsupported(reason));
+        }
+        Ok(strides)
     }
 
     /// How TMA finds boxes of so many rows by one block.
@@ -75,25 +96,12 @@ impl<'a> Tensor<'a> {
     ) -> Result<TensorMapArg<Tiled>, KernelError> {
         let problem = launch.problem;
         let shape = [problem.tensor_batch(), self.heads, self.seq, problem.head_dim];
-        let strides = [self.rows.batch, self.rows.head, self.rows.row, 1];
-        // A dimension of size 1 is never stepped over, but its distance has to be aligned.
-        let row = problem.head_dim;
-        let dense = [self.heads * self.seq * row, self.seq * row, row, 1];
-        let stride = |dim: usize| if shape[dim] == 1 { dense[dim] } else { strides[dim] };
-        let strides: Vec<usize> = (0..4).map(stride).collect();
-        let offset = self.buffer.handle.offset_start.unwrap_or(0);
-        let is_aligned = |stride: &usize| {
-            *stride > 0 && (stride * problem.dtype.size()).is_multiple_of(ALIGNMENT)
-        };
-        if !offset.is_multiple_of(ALIGNMENT as u64) || !strides[..3].iter().all(is_aligned) {
-            let reason = format!("strides {strides:?} from byte {offset} on tensor cores");
-            return Err(unsupported(reason));
-        }
+        let strides = self.fetched_strides(launch)?;
         // SAFETY: shape and strides stay within the problem's checked span.
         let tensor = unsafe {
             TensorArg::from_raw_parts(
                 self.buffer.handle.clone(),
-                strides.into(),
+                strides.to_vec().into(),
                 shape.to_vec().into(),
             )
         };
@@ -167,11 +175,13 @@ pub(super) fn row_terms(
     result: &AttentionResult<'_>,
 ) -> Result<Buffer, KernelError> {
     let problem = launch.problem;
+    Tensor::of_queries(launch, result.out, problem.out()).fetched_strides(launch)?;
+    Tensor::of_queries(launch, result.dout, result.dout_rows).fetched_strides(launch)?;
     let terms = Buffer::empty(launch.client, 2 * problem.lse_elements(), F32);
     let tiles = problem.rows_q().div_ceil(TERMS_ROWS as usize);
     let cubes = launch.tensor_cubes(tiles, problem.heads_q)?;
-    // SAFETY: the result was checked, with rows that begin at multiples of 16 bytes, and the terms
-    // were allocated for the problem.
+    // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
+    // for the problem.
     unsafe {
         attention_row_terms_kernel::launch_unchecked(
             launch.client,
