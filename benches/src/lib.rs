@@ -94,16 +94,21 @@ impl Rotated {
 
 /// Median, least and most of 15 batches of launches, in milliseconds a launch. A batch is long
 /// enough (8 ms or so) that the wait at its end does not count.
-pub fn median_ms(client: &Client, mut launch: impl FnMut()) -> [f64; 3] {
+pub fn median_ms(client: &Client, launch: impl FnMut()) -> [f64; 3] {
+    median_of_batches(|| sync(client), launch)
+}
+
+/// As [`median_ms`], with a way of waiting for the device.
+pub fn median_of_batches(wait: impl Fn(), mut launch: impl FnMut()) -> [f64; 3] {
     const BATCHES: usize = 15;
     const BATCH_MS: f64 = 8.0;
     let mut batch = |launches: usize| {
-        sync(client);
+        wait();
         let start = Instant::now();
         for _ in 0..launches {
             launch();
         }
-        sync(client);
+        wait();
         start.elapsed().as_secs_f64() * 1e3 / launches as f64
     };
     batch(3);

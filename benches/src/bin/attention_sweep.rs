@@ -5,7 +5,7 @@
 //! A plan is compared with the portable one before it is timed; that one is held against double
 //! precision by the tests, at lengths that double precision can be computed for.
 
-use blackburn_benches::{Rotated, device, median_ms};
+use blackburn_benches::{Rotated, device, median_ms, median_of_batches};
 use blackburn_kernels::{
     attention::{
         AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Pass, Window,
@@ -18,8 +18,12 @@ use blackburn_reference::{
     attention::{AttentionCase, cases},
     storage::Storage,
 };
+use burn::tensor::{
+    Distribution, FloatDType, Tensor, module::attention, ops::AttentionModuleOptions,
+};
 use clap::Parser;
 use cubecl::{MemoryScope, client::Client};
+use std::error::Error;
 
 /// Compare and time every plan of attention.
 #[derive(Parser)]
@@ -43,6 +47,10 @@ struct Arguments {
     /// all tensors live, and what is reserved then, instead of comparing and timing.
     #[arg(long)]
     memory: bool,
+    /// Time Burn's `module::attention` at inference instead, from 16 tokens on, as a program that
+    /// calls `blackburn::init` meets it. `BLACKBURN_DISABLE=BlackburnAttention` leaves it to Burn.
+    #[arg(long)]
+    module: bool,
 }
 
 fn storage(name: &str) -> Result<Storage, String> {
@@ -53,6 +61,9 @@ fn storage(name: &str) -> Result<Storage, String> {
 fn main() -> Result<(), String> {
     let arguments = Arguments::parse();
     let Some(device) = device() else { return Ok(()) };
+    if arguments.module {
+        return module(&arguments, burn::tensor::Device::new(device)).map_err(|error| error.to_string());
+    }
     let client = device.client();
     if arguments.memory {
         println!("dtype\tname\tshape\tin_use_MiB\treserved_MiB");
@@ -82,6 +93,50 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
         problem.window = Window { left: None, right: Some(0) };
     }
     problem
+}
+
+/// Burn's own function, by the provider or without it.
+fn module(arguments: &Arguments, mut device: burn::tensor::Device) -> Result<(), Box<dyn Error>> {
+    blackburn::init()?;
+    device.configure(match arguments.dtype {
+        Storage::F32 => FloatDType::F32,
+        Storage::F16 => FloatDType::F16,
+        Storage::Bf16 => FloatDType::BF16,
+    })?;
+    println!("dtype\tshape\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s");
+    let (batch, heads) = (4, 16);
+    let mut tokens = 16;
+    while tokens <= arguments.tokens {
+        for (head_dim, is_causal) in [(64, false), (64, true), (128, false), (128, true)] {
+            let draw = || {
+                let shape = [batch, heads, tokens, head_dim];
+                Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), &device)
+            };
+            let (q, k, v) = (draw(), draw(), draw());
+            let options = || AttentionModuleOptions { is_causal, ..Default::default() };
+            let compute = || {
+                let out = attention(q.clone(), k.clone(), v.clone(), None, None, options());
+                // Burn would merge iterations otherwise.
+                device.flush().map(|()| out)
+            };
+            compute()?;
+            let [median, min, max] = median_of_batches(
+                || device.sync().expect("the device failed during a bench"),
+                || drop(compute()),
+            );
+            let share = if is_causal { 0.5 } else { 1.0 };
+            let flops = 4.0 * (batch * heads * tokens * tokens * head_dim) as f64 * share;
+            let mark = if is_causal { " causal" } else { "" };
+            println!(
+                "{:?}\tB{batch}H{heads}Q{tokens}K{tokens}D{head_dim}{mark}\t{median:.4}\t{min:.4}\t\
+                 {max:.4}\t{:.1}",
+                arguments.dtype,
+                flops / median / 1e9
+            );
+        }
+        tokens *= 2;
+    }
+    Ok(())
 }
 
 /// q, k, v and the gradient of the output.
