@@ -62,7 +62,8 @@ fn main() -> Result<(), String> {
     let arguments = Arguments::parse();
     let Some(device) = device() else { return Ok(()) };
     if arguments.module {
-        return module(&arguments, burn::tensor::Device::new(device)).map_err(|error| error.to_string());
+        return module(&arguments, burn::tensor::Device::new(device))
+            .map_err(|error| error.to_string());
     }
     let client = device.client();
     if arguments.memory {
