@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`accumulate`] | micro-batches that add up to the gradient of the whole batch, by weight |
 //! | [`clip`] | clipping by the global norm, without waiting for the device |
+//! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
 //! | [`optim`] | AdamW that decays matrices only, and states that load on the right device |
 //! | [`schedule`] | linear warm-up and cosine decay as a function of the step |
 //! | [`tensorboard`] | event files for TensorBoard |
@@ -34,5 +35,6 @@
 pub mod accumulate;
 pub mod clip;
 pub mod optim;
+pub mod precision;
 pub mod schedule;
 pub mod tensorboard;

@@ -1,0 +1,368 @@
+//! Mixed precision over unmodified modules.
+//!
+//! A [`PrecisionPolicy`] leaves a module's parameters in f32, the *masters*, and has every read of
+//! one ([`Param::val`](burn::module::Param::val)) give it in the type that is computed in. The cast
+//! takes part in differentiation, so gradients reach the masters in f32, optimizers keep their
+//! state in f32, and records hold f32, loadable by the same model without a policy and the other
+//! way round.
+//!
+//! | | stored | computed in | gradients | optimizer state |
+//! |---|---|---|---|---|
+//! | [`Precision::F32`], [`Precision::Tf32`] | f32 | f32 | f32 | f32 |
+//! | [`Precision::Bf16`] | f32 | bf16 | bf16 between layers, f32 at the parameters | f32 |
+//! | [`Precision::F16`] | f32 | f16 | f16, to be [scaled](crate::scaler); f32 at the parameters | f32 |
+//! | either, [`Masters::None`] | 16 bits | the same | 16 bits | f32, by [`AdamWGroups`](crate::optim::AdamWGroups) |
+//!
+//! Burn's operations want operands of one type and convert none by themselves. Inputs in floating
+//! point are therefore cast where they enter the model ([`PrecisionPolicy::input`]), and its result
+//! before the loss ([`full_precision`]): what PyTorch's autocast does in both places. What a layer
+//! computes inside is its own affair: with f16 Burn's norms compute in f32, with bf16 they sum in f32 and
+//! round in between; [`PrecisionPolicy::keep_type`] and [`keep_path`](PrecisionPolicy::keep_path)
+//! leave parameters in f32 where the code around them casts, as `blackburn::nn::flash` does for
+//! norms.
+//!
+//! ```
+//! use blackburn_train::precision::{Precision, PrecisionPolicy, full_precision};
+//! use burn::{nn::LinearConfig, optim::GradientsParams, prelude::*, tensor::DType};
+//!
+//! let device = Device::flex().autodiff();
+//! let policy = PrecisionPolicy::new(Precision::Bf16);
+//! let model = policy.apply(LinearConfig::new(4, 2).init(&device))?;
+//!
+//! let x = policy.input(Tensor::<2>::ones([3, 4], &device));
+//! let y = model.forward(x);
+//! assert_eq!(y.dtype(), DType::BF16);
+//! let loss = full_precision(y).mean();
+//!
+//! let gradients = GradientsParams::from_grads(loss.backward(), &model);
+//! let of_weight = gradients.get::<2>(model.weight.id).expect("the weight has a gradient");
+//! assert_eq!(of_weight.dtype(), DType::F32);
+//! println!("{}", policy.report(&model));
+//! # Ok::<(), blackburn_train::precision::PrecisionError>(())
+//! ```
+//!
+//! Source of the scheme: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740; for
+//! bf16, Kalamkar et al., arXiv:1905.12322.
+
+mod cast;
+mod paths;
+mod report;
+
+pub use cast::Cast;
+pub use report::{LayerPrecision, PrecisionReport};
+
+use burn::{
+    module::Module,
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use cast::Caster;
+use paths::{FloatParameter, float_parameters};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// What a model computes in.
+///
+/// FP8 is not among them: `blackburn::fp8` has linear layers in FP8 that are called by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Precision {
+    /// Single precision throughout.
+    #[default]
+    F32,
+    /// Single precision whose matrix products round their operands to 11 bits on NVIDIA's tensor
+    /// cores. The products' setting belongs to the process: `blackburn::Config::f32_matmul`.
+    Tf32,
+    /// 8 bits of precision in the range of f32: needs no loss scaling.
+    Bf16,
+    /// 11 bits of precision in a range of 6e-8 to 65504: needs
+    /// [loss scaling](crate::scaler::GradScaler).
+    F16,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::Tf32, Self::Bf16, Self::F16];
+
+    /// The type of tensors between layers.
+    pub fn dtype(self) -> FloatDType {
+        match self {
+            Self::F32 | Self::Tf32 => FloatDType::F32,
+            Self::Bf16 => FloatDType::BF16,
+            Self::F16 => FloatDType::F16,
+        }
+    }
+
+    /// Whether gradients would vanish without [loss scaling](crate::scaler::GradScaler).
+    pub fn needs_loss_scaling(self) -> bool {
+        self == Self::F16
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = PrecisionError;
+
+    fn from_str(name: &str) -> Result<Self, PrecisionError> {
+        let named = |precision: &Self| precision.to_string().eq_ignore_ascii_case(name);
+        Self::ALL
+            .into_iter()
+            .find(named)
+            .ok_or_else(|| PrecisionError::UnknownPrecision { name: name.to_string() })
+    }
+}
+
+/// What a policy cannot do, and why.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrecisionError {
+    /// There is no precision of that name.
+    #[error("precision `{name}`: expected f32, tf32, bf16 or f16")]
+    UnknownPrecision {
+        /// What was given.
+        name: String,
+    },
+    /// The device does not compute in the type.
+    #[error(
+        "PrecisionPolicy::apply: {precision} is not among what {device} computes in: {supported}"
+    )]
+    UnsupportedDtype {
+        /// What was asked for.
+        precision: Precision,
+        /// The model's device.
+        device: String,
+        /// What it can do.
+        supported: String,
+    },
+    /// An override names nothing.
+    #[error("PrecisionPolicy: {selector} matches no parameter; there are {known}")]
+    UnmatchedSelector {
+        /// The override, `path blocks.7` or `type BatchNorm`.
+        selector: String,
+        /// What it could have matched.
+        known: String,
+    },
+    /// The parameter's value is made from something else already.
+    #[error(
+        "PrecisionPolicy::apply: parameter `{path}` has the reparameterization `{found}` already; \
+         expected a model without any"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        path: String,
+        /// The name of its reparameterization.
+        found: String,
+    },
+    /// The masters would not be f32.
+    #[error(
+        "PrecisionPolicy::apply: parameter `{path}`: expected f32, got {dtype:?}; make the model on \
+         a device whose default type is f32"
+    )]
+    MasterDtype {
+        /// Path of the parameter.
+        path: String,
+        /// What it is stored in.
+        dtype: DType,
+    },
+}
+
+/// What is stored of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Masters {
+    /// f32, cast at each use: 4 bytes a parameter, 2 more while a step is under way.
+    #[default]
+    F32,
+    /// Nothing but the type that is computed in: 2 bytes a parameter, and its gradient has 2.
+    /// Updates smaller than half a unit in the last place are lost unless the optimizer
+    /// [rounds stochastically](crate::optim::AdamWGroups::stochastic_rounding).
+    None,
+}
+
+/// Which parameters stay in f32.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Selector {
+    /// Of a module and all in it.
+    Path(String),
+    /// Of every module of that type.
+    Type(String),
+}
+
+impl Selector {
+    fn matches(&self, parameter: &FloatParameter) -> bool {
+        match self {
+            Self::Path(path) => {
+                let rest = parameter.path.strip_prefix(path.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            }
+            Self::Type(name) => parameter.types.iter().any(|found| found == name),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "path `{path}`"),
+            Self::Type(name) => write!(f, "type `{name}`"),
+        }
+    }
+}
+
+/// Which type each parameter of a model is computed in. See the [module](self).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrecisionPolicy {
+    precision: Precision,
+    masters: Masters,
+    kept: Vec<Selector>,
+}
+
+impl PrecisionPolicy {
+    /// Everything in `precision`, with masters in f32.
+    pub fn new(precision: Precision) -> Self {
+        Self { precision, masters: Masters::F32, kept: Vec::new() }
+    }
+
+    /// Chooses what is stored.
+    pub fn with_masters(mut self, masters: Masters) -> Self {
+        self.masters = masters;
+        self
+    }
+
+    /// Leaves the parameters at `path` and below it in f32: `head`, `blocks.layers.0`. What flows
+    /// into that module has to be f32 as well.
+    pub fn keep_path(mut self, path: impl Into<String>) -> Self {
+        self.kept.push(Selector::Path(path.into()));
+        self
+    }
+
+    /// Leaves the parameters of modules of a type in f32: `LayerNorm`. What flows into them has to
+    /// be f32 as well.
+    pub fn keep_type(mut self, name: impl Into<String>) -> Self {
+        self.kept.push(Selector::Type(name.into()));
+        self
+    }
+
+    /// What most of the model is computed in.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// What is stored.
+    pub fn masters(&self) -> Masters {
+        self.masters
+    }
+
+    /// An input of the model, in the type that it computes in. Differentiable.
+    pub fn input<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        tensor.cast(self.precision.dtype())
+    }
+
+    /// The model, which computes as the policy says from now on. Parameters keep their ids, so an
+    /// optimizer made before fits it still.
+    ///
+    /// Running statistics, which are no parameters to an optimizer, cannot be cast at each use;
+    /// they are stored in the type that is computed in, unless they are kept.
+    ///
+    /// # Errors
+    ///
+    /// When the device does not compute in the type, when an override matches nothing, when a
+    /// parameter is not stored in f32, and when one has a reparameterization already, a policy's
+    /// for example. The model is as it was before then, if you kept a clone.
+    pub fn apply<M: Module>(&self, module: M) -> Result<M, PrecisionError> {
+        let parameters = float_parameters(&module);
+        for selector in &self.kept {
+            if !parameters.iter().any(|parameter| selector.matches(parameter)) {
+                return Err(unmatched(selector, &parameters));
+            }
+        }
+        for parameter in &parameters {
+            if let Some(found) = &parameter.reparameterization {
+                let (path, found) = (parameter.path.clone(), found.clone());
+                return Err(PrecisionError::Reparameterized { path, found });
+            }
+            if parameter.dtype != DType::F32 {
+                let (path, dtype) = (parameter.path.clone(), parameter.dtype);
+                return Err(PrecisionError::MasterDtype { path, dtype });
+            }
+        }
+        if let Some(device) = module.devices().first() {
+            self.check_device(device)?;
+        }
+        let dtype = self.precision.dtype();
+        if dtype == FloatDType::F32 {
+            return Ok(module);
+        }
+        let cast = parameters.into_iter().filter(|parameter| !self.keeps(parameter));
+        let caster = Caster::new(dtype, self.masters, cast);
+        Ok(match self.masters {
+            Masters::F32 => module.apply_reparameterization(caster),
+            Masters::None => module.map(&mut caster.in_place()),
+        })
+    }
+
+    /// What `module` stores and computes in, layer by layer. Of a model that the policy was applied
+    /// to, or of one that it is going to be.
+    pub fn report<M: Module>(&self, module: &M) -> PrecisionReport {
+        let keeps = |parameter: &FloatParameter| self.keeps(parameter);
+        PrecisionReport::new(self.precision, self.masters, float_parameters(module), keeps)
+    }
+
+    fn keeps(&self, parameter: &FloatParameter) -> bool {
+        self.kept.iter().any(|selector| selector.matches(parameter))
+    }
+
+    fn check_device(&self, device: &Device) -> Result<(), PrecisionError> {
+        let device = device.clone().without_autodiff();
+        if device.supports_dtype(self.precision.dtype()) {
+            return Ok(());
+        }
+        let supported: Vec<String> = Precision::ALL
+            .into_iter()
+            .filter(|precision| device.supports_dtype(precision.dtype()))
+            .map(|precision| precision.to_string())
+            .collect();
+        Err(PrecisionError::UnsupportedDtype {
+            precision: self.precision,
+            device: format!("{device:?}"),
+            supported: supported.join(", "),
+        })
+    }
+}
+
+/// A result in f32, for the loss. Differentiable.
+pub fn full_precision<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.cast(FloatDType::F32)
+}
+
+fn unmatched(selector: &Selector, parameters: &[FloatParameter]) -> PrecisionError {
+    let mut known: Vec<&str> = match selector {
+        Selector::Path(_) => parameters.iter().map(|p| p.path.as_str()).collect(),
+        Selector::Type(_) => {
+            parameters.iter().flat_map(|p| p.types.iter().map(String::as_str)).collect()
+        }
+    };
+    known.sort_unstable();
+    known.dedup();
+    const SHOWN: usize = 12;
+    let more = known.len().saturating_sub(SHOWN);
+    known.truncate(SHOWN);
+    let mut known = known.join(", ");
+    if more > 0 {
+        known += &format!(" and {more} more");
+    }
+    PrecisionError::UnmatchedSelector { selector: selector.to_string(), known }
+}
+
+#[cfg(test)]
+mod tests;
