@@ -1,23 +1,34 @@
-//! Clipping by the global norm.
+//! Clipping by the global norm or by value.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    grad_clipping::GradientClipping,
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::{DType, FloatDType, Tensor},
 };
+use std::collections::HashSet;
 
 /// Guards the division where all gradients are zero; PyTorch's `clip_grad_norm_` has the same.
 const EPSILON: f64 = 1e-6;
+
+/// Tensors that are joined at once. Burn's fusion makes one kernel of a concatenation as long as its
+/// inputs fit a kernel's bindings, and Burn 0.22 launches one for each input otherwise.
+const JOINED: usize = 16;
 
 /// Scales all gradients of `module` by one factor so that their joint L2 norm is at most
 /// `max_norm`, and returns the norm that they had.
 ///
 /// The norm is computed in f32 on the device that holds the gradients, and nothing waits for it: read the
 /// returned tensor (one element) when it is needed, or not at all. Where a gradient is not finite,
-/// the norm is not either, and so are all gradients afterwards: check the norm before relying on
-/// the step.
+/// the norm is not either, and all gradients are left as they were, so that
+/// [`nonfinite_gradients`](crate::nonfinite::nonfinite_gradients) can tell whose it is: check the norm before relying on the step. (The
+/// squares of values above 1.8e19 are infinite in f32, and so is the norm then.)
 ///
-/// Pass `f64::INFINITY` to measure without clipping.
+/// Each gradient is read once for the norm and once to be scaled. The norm takes a square and a row sum
+/// for each matrix, a concatenation for every 16 vectors or row sums, and one last sum; vectors are
+/// squared together.
+///
+/// Pass `f64::INFINITY` to measure without clipping. After accumulation clip the mean, not the parts.
 ///
 /// Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks",
 /// arXiv:1211.5063, section 3.2.
@@ -34,48 +45,127 @@ pub fn clip_global_norm<M: Module>(
         max_norm > 0.0,
         "clip_global_norm: argument `max_norm`: expected a positive number, got {max_norm}"
     );
-    let mut squares = SumOfSquares { gradients, total: None };
+    let mut squares = Squares { gradients, seen: HashSet::new(), vectors: vec![], sums: vec![] };
     module.visit(&mut squares);
     let norm = squares
-        .total
+        .total()
         .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none")
         .sqrt();
     if max_norm.is_finite() {
         let factor = norm.clone().add_scalar(EPSILON).recip().mul_scalar(max_norm).clamp_max(1.0);
-        module.visit(&mut Scaler { gradients, factor });
+        let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0);
+        module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
     }
     norm
 }
 
-struct SumOfSquares<'a> {
-    gradients: &'a GradientsParams,
-    total: Option<Tensor<1>>,
+/// Limits every element of the gradients of `module` to the range from `-max_value` to `max_value`,
+/// in their own types, without waiting for the device.
+///
+/// An infinite element becomes plus or minus `max_value`, as with `PyTorch`'s
+/// `clip_grad_value_`; NaN stays NaN.
+///
+/// # Panics
+///
+/// When `max_value` is not positive and finite, or there are no gradients.
+pub fn clip_value<M: Module>(gradients: &mut GradientsParams, module: &M, max_value: f32) {
+    assert!(
+        max_value.is_finite() && max_value > 0.0,
+        "clip_value: argument `max_value`: expected a positive number, got {max_value}"
+    );
+    let clipping = GradientClipping::Value(max_value);
+    let mut limiter = Limiter { gradients, clipping, found: false };
+    module.visit(&mut limiter);
+    assert!(
+        limiter.found,
+        "clip_value: argument `gradients`: expected at least one gradient, got none"
+    );
 }
 
-impl ModuleVisitor for SumOfSquares<'_> {
+/// What the sum of all squares is made of. A parameter in two places counts once.
+struct Squares<'a> {
+    gradients: &'a GradientsParams,
+    seen: HashSet<ParamId>,
+    /// Gradients of one dimension, not squared yet.
+    vectors: Vec<Tensor<1>>,
+    /// Sums of squares.
+    sums: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(gradient) = self.gradients.get::<D>(param.id) else { return };
-        let squares = gradient.cast(FloatDType::F32).powi_scalar(2);
-        // Rows first: they are summed side by side, and a sum of one long vector is not.
-        let sum = if D > 1 { squares.sum_dim(D - 1).sum() } else { squares.sum() };
-        self.total = Some(match self.total.take() {
-            Some(total) => total.add(sum),
-            None => sum,
-        });
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        let elements = gradient.shape().num_elements();
+        let gradient = gradient.cast(FloatDType::F32);
+        if D < 2 || elements == 0 {
+            self.vectors.push(gradient.reshape([elements]));
+            return;
+        }
+        let rows = gradient.dims()[0];
+        // Rows are summed side by side, and a sum of one long vector is not. A matrix may be the
+        // transpose of what lies in memory, so it is not reshaped before.
+        let sums = match D {
+            2 => gradient.powi_scalar(2).sum_dim(1).reshape([rows]),
+            _ => {
+                let rest = elements / rows;
+                gradient.reshape([rows, rest]).powi_scalar(2).sum_dim(1).reshape([rows])
+            }
+        };
+        self.sums.push(sums);
+    }
+}
+
+impl Squares<'_> {
+    /// `None` without gradients.
+    fn total(self) -> Option<Tensor<1>> {
+        let vectors = self.vectors.chunks(JOINED).map(|some| join(some).powi_scalar(2));
+        let mut parts: Vec<Tensor<1>> = vectors.chain(self.sums).collect();
+        while parts.len() > 1 {
+            parts = parts.chunks(JOINED).map(join).collect();
+        }
+        parts.pop().map(Tensor::sum)
+    }
+}
+
+fn join(parts: &[Tensor<1>]) -> Tensor<1> {
+    match parts {
+        [one] => one.clone(),
+        parts => Tensor::cat(parts.to_vec(), 0),
     }
 }
 
 struct Scaler<'a> {
     gradients: &'a mut GradientsParams,
+    seen: HashSet<ParamId>,
     factor: Tensor<1>,
 }
 
 impl ModuleVisitor for Scaler<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
         let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
         let dtype = gradient.dtype();
         let factor = self.factor.clone().cast(float_dtype(dtype)).unsqueeze::<D>();
         self.gradients.register::<D>(param.id, gradient.mul(factor));
+    }
+}
+
+struct Limiter<'a> {
+    gradients: &'a mut GradientsParams,
+    clipping: GradientClipping,
+    found: bool,
+}
+
+impl ModuleVisitor for Limiter<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
+        self.gradients.register::<D>(param.id, self.clipping.clip_gradient(gradient));
+        self.found = true;
     }
 }
 
@@ -92,8 +182,11 @@ fn float_dtype(dtype: DType) -> FloatDType {
 mod tests {
     use super::*;
     use burn::{
-        nn::{Linear, LinearConfig},
-        tensor::Device,
+        nn::{
+            Linear, LinearConfig,
+            conv::{Conv2d, Conv2dConfig},
+        },
+        tensor::{Device, TensorData},
     };
 
     fn gradients(weight: f32, bias: f32) -> (Linear, GradientsParams) {
@@ -142,6 +235,119 @@ mod tests {
     fn a_gradient_that_is_not_finite_shows_in_the_norm() {
         let (model, mut gradients) = gradients(f32::NAN, 1.0);
         assert!(scalar(clip_global_norm(&mut gradients, &model, 1.0)).is_nan());
+    }
+
+    /// More parameters than are joined at once, of one to four dimensions, with an empty one.
+    fn many() -> (Vec<(Linear, Conv2d)>, Param<Tensor<2>>, GradientsParams, f64) {
+        let device = Device::flex();
+        let layer = |_| {
+            let conv = Conv2dConfig::new([2, 3], [1, 3]).init(&device);
+            (LinearConfig::new(3, 2).init(&device), conv)
+        };
+        let layers: Vec<(Linear, Conv2d)> = (0..2 * JOINED + 1).map(layer).collect();
+        let empty = Param::from_tensor(Tensor::<2>::zeros([0, 3], &device));
+        let mut fill = Fill { gradients: GradientsParams::new(), next: 0.0, squares: 0.0 };
+        (layers.clone(), empty.clone()).visit(&mut fill);
+        (layers, empty, fill.gradients, fill.squares)
+    }
+
+    struct Fill {
+        gradients: GradientsParams,
+        next: f32,
+        squares: f64,
+    }
+
+    impl ModuleVisitor for Fill {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let shape = param.lazy_shape();
+            let values: Vec<f32> = (0..shape.num_elements())
+                .map(|_| {
+                    self.next += 0.125;
+                    self.squares += f64::from(self.next).powi(2);
+                    self.next
+                })
+                .collect();
+            let data = TensorData::new(values, shape);
+            self.gradients.register(param.id, Tensor::<D>::from_data(data, &param.lazy_device()));
+        }
+    }
+
+    #[test]
+    fn the_norm_is_right_for_many_parameters_of_all_shapes() {
+        let (layers, empty, mut gradients, squares) = many();
+        let model = (layers, empty);
+        let norm = scalar(clip_global_norm(&mut gradients, &model, f64::INFINITY));
+        // At most as many roundings as elements, each of u = epsilon / 2, halved by the root.
+        let bound = squares.sqrt() * model.num_params() as f64 * f64::from(f32::EPSILON) / 4.0;
+        let error = (f64::from(norm) - squares.sqrt()).abs();
+        assert!(error <= bound, "{norm} against {}: {error} > {bound}", squares.sqrt());
+    }
+
+    #[test]
+    fn a_parameter_in_two_places_counts_once_and_is_scaled_once() {
+        let (model, mut gradients) = gradients(2.0, 3.0);
+        let twice = (model.clone(), model.clone());
+        let norm = scalar(clip_global_norm(&mut gradients, &twice, 1.0));
+        assert!((norm - 34f32.sqrt()).abs() < 4.0 * f32::EPSILON * norm, "{norm}");
+        let norm = scalar(clip_global_norm(&mut gradients, &model, f64::INFINITY));
+        assert!((norm - 1.0).abs() < 1e-5, "{norm}");
+    }
+
+    #[test]
+    fn gradients_are_left_alone_where_the_norm_is_not_finite() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let (model, mut gradients) = gradients(bad, 3.0);
+            let norm = scalar(clip_global_norm(&mut gradients, &model, 1.0));
+            assert!(!norm.is_finite());
+            let id = model.bias.as_ref().expect("LinearConfig gives a bias").id;
+            let bias = gradients.get::<1>(id).expect("the bias has a gradient");
+            assert_eq!(scalar(bias.max()), 3.0);
+            let weight = gradients.get::<2>(model.weight.id).expect("the weight has one");
+            assert_eq!(scalar(weight.sum()).is_nan(), bad.is_nan());
+        }
+    }
+
+    #[test]
+    fn every_element_is_limited_and_nan_stays() {
+        let (model, mut gradients) = gradients(0.0, -3.0);
+        let values = [[f32::NAN, f32::NEG_INFINITY], [0.25, 7.0]];
+        let device = Device::flex();
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let weight = Tensor::<2>::from_floats(values, &device).cast(dtype);
+            gradients.register(model.weight.id, weight);
+            clip_value(&mut gradients, &model, 0.5);
+            let weight = gradients.get::<2>(model.weight.id).expect("the weight has one");
+            assert_eq!(float_dtype(weight.dtype()), dtype);
+            let found: Vec<f32> = weight.into_data().iter().collect();
+            assert!(found[0].is_nan(), "{found:?}");
+            assert_eq!(found[1..], [-0.5, 0.25, 0.5]);
+        }
+        let id = model.bias.as_ref().expect("LinearConfig gives a bias").id;
+        let bias = gradients.get::<1>(id).expect("the bias has a gradient");
+        assert_eq!(scalar(bias.max()), -0.5);
+    }
+
+    #[test]
+    #[should_panic(expected = "clip_global_norm: argument `gradients`")]
+    fn the_norm_of_another_modules_gradients_is_refused() {
+        let (_, mut gradients) = gradients(1.0, 1.0);
+        let other: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+        clip_global_norm(&mut gradients, &other, 1.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "clip_value: argument `gradients`")]
+    fn clipping_another_modules_gradients_by_value_is_refused() {
+        let (_, mut gradients) = gradients(1.0, 1.0);
+        let other: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+        clip_value(&mut gradients, &other, 1.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "argument `max_value`")]
+    fn a_limit_that_is_not_finite_is_refused() {
+        let (model, mut gradients) = gradients(1.0, 1.0);
+        clip_value(&mut gradients, &model, f32::NAN);
     }
 
     #[test]

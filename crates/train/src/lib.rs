@@ -3,10 +3,14 @@
 //! | module | gives |
 //! |---|---|
 //! | [`accumulate`] | micro-batches that add up to the gradient of the whole batch, by weight |
-//! | [`clip`] | clipping by the global norm, without waiting for the device |
+//! | [`auto_batch`] | the largest micro-batch that fits the device, found by trial |
+//! | [`clip`] | clipping by the global norm, without waiting for the device, or by value |
+//! | [`ema`] | exponential moving averages of the weights, for validation and export |
+//! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
 //! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
 //! | [`optim`] | AdamW that decays matrices only, and states that load on the right device |
-//! | [`schedule`] | linear warm-up and cosine decay as a function of the step |
+//! | [`plateau`] | learning rates that fall when a metric stops improving |
+//! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |
 //! | [`tensorboard`] | event files for TensorBoard |
 //!
 //! The pieces are independent: use them in a hand-written loop, one by one.
@@ -33,8 +37,13 @@
 //! ```
 
 pub mod accumulate;
+pub mod auto_batch;
 pub mod clip;
+pub mod ema;
+pub mod nonfinite;
 pub mod optim;
+mod path;
+pub mod plateau;
 pub mod precision;
 pub mod schedule;
 pub mod tensorboard;

@@ -1,5 +1,6 @@
 //! AdamW with weight decay on matrices only, and optimizer states that load where they belong.
 
+use crate::path::ModulePath;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamGroup},
     optim::{
@@ -58,22 +59,22 @@ impl AdamWGroups {
 /// The paths of parameters with fewer than two dimensions.
 #[derive(Default)]
 struct VectorPaths {
-    path: Vec<String>,
+    path: ModulePath,
     found: Vec<String>,
 }
 
 impl ModuleVisitor for VectorPaths {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.path.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
         if D < 2 {
-            self.found.push(self.path.join("."));
+            self.found.push(self.path.name());
         }
     }
 }
