@@ -1,6 +1,7 @@
 //! Failures of the device, which Burn and its runtimes report by panicking, as errors.
 
 use anyhow::{Error, Result, anyhow};
+use blackburn::train::auto_batch::names_lack_of_memory;
 use std::{
     any::Any,
     env,
@@ -37,14 +38,6 @@ fn describe(panic: &(dyn Any + Send)) -> Error {
         "the device or the program failed: {}. Checkpoints are intact; RUST_BACKTRACE=1 shows more",
         lines.join(" ")
     )
-}
-
-/// In the words of CUDA's and wgpu's drivers.
-fn names_lack_of_memory(line: &str) -> bool {
-    let line = line.to_lowercase();
-    ["out of memory", "out of device memory", "out of host memory"]
-        .iter()
-        .any(|words| line.contains(words))
 }
 
 #[cfg(test)]
