@@ -45,18 +45,37 @@ pub fn clip_global_norm<M: Module>(
         max_norm > 0.0,
         "clip_global_norm: argument `max_norm`: expected a positive number, got {max_norm}"
     );
+    let norm = global_norm(gradients, module)
+        .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none");
+    clip_to(gradients, module, norm, max_norm)
+}
+
+/// The joint L2 norm of the gradients of `module`, in f32; `None` when there are none.
+pub(crate) fn global_norm<M: Module>(gradients: &GradientsParams, module: &M) -> Option<Tensor<1>> {
     let mut squares = Squares { gradients, seen: HashSet::new(), vectors: vec![], sums: vec![] };
     module.visit(&mut squares);
-    let norm = squares
-        .total()
-        .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none")
-        .sqrt();
-    if max_norm.is_finite() {
-        let factor = norm.clone().add_scalar(EPSILON).recip().mul_scalar(max_norm).clamp_max(1.0);
-        let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0);
+    squares.total().map(Tensor::sqrt)
+}
+
+/// Scales gradients of that norm, which it returns.
+pub(crate) fn clip_to<M: Module>(
+    gradients: &mut GradientsParams,
+    module: &M,
+    norm: Tensor<1>,
+    max_norm: f64,
+) -> Tensor<1> {
+    if let Some(factor) = clipping_factor(&norm, max_norm) {
         module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
     }
     norm
+}
+
+/// What gradients of that norm are multiplied by, 1 where it is not finite; `None` when nothing is
+/// clipped.
+pub(crate) fn clipping_factor(norm: &Tensor<1>, max_norm: f64) -> Option<Tensor<1>> {
+    let limit = max_norm.is_finite().then_some(max_norm)?;
+    let factor = norm.clone().add_scalar(EPSILON).recip().mul_scalar(limit).clamp_max(1.0);
+    Some(factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0))
 }
 
 /// Limits every element of the gradients of `module` to the range from `-max_value` to `max_value`,

@@ -7,11 +7,15 @@
 
 use crate::{
     data::DataSettings,
-    model::{Gpt, ModelConfig},
-    settings::RunSettings,
+    model::Gpt,
+    settings::{MastersKind, RunSettings},
 };
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use blackburn::train::optim::AdamWGroups;
+use blackburn::train::{
+    optim::{AdamWGroups, StepGate},
+    precision::Masters,
+    scaler::{GradScaler, ScalerState},
+};
 use burn::{
     module::Module,
     optim::ModuleOptimizer,
@@ -45,6 +49,9 @@ pub(crate) struct CheckpointState {
     pub(crate) data: DataSettings,
     /// Identifies the tokens that the run learns from.
     pub(crate) fingerprint: String,
+    /// What the loss scaler had come to; none before there was one.
+    #[serde(default)]
+    scaler: Option<ScalerState>,
     model: StoredFile,
     optimizer: StoredFile,
 }
@@ -63,6 +70,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) fingerprint: &'a str,
     pub(crate) model: &'a Gpt,
     pub(crate) optimizer: &'a ModuleOptimizer,
+    pub(crate) scaler: &'a GradScaler,
 }
 
 /// A checkpoint whose checksums hold.
@@ -121,6 +129,7 @@ fn write(checkpoints: &Path, target: &Path, snapshot: &Snapshot<'_>) -> Result<(
         settings: snapshot.settings.clone(),
         data: snapshot.data.clone(),
         fingerprint: snapshot.fingerprint.into(),
+        scaler: snapshot.scaler.is_enabled().then(|| snapshot.scaler.state()),
         model,
         optimizer,
     };
@@ -262,15 +271,39 @@ fn read(path: &Path, expected: &StoredFile) -> Result<Vec<u8>> {
 }
 
 impl Checkpoint {
-    /// The model, on `device`.
+    /// The model, on `device`, stored as it was and computing in the run's precision.
     pub(crate) fn model(&self, device: &Device) -> Result<Gpt> {
-        let config: &ModelConfig = &self.state.settings.model;
+        let settings = &self.state.settings;
+        let model = settings.policy().apply(settings.model.init(device))?;
+        self.load(model)
+    }
+
+    /// The same to read from alone: stored in what it computes in, so that nothing is cast at each
+    /// token.
+    pub(crate) fn model_to_read(&self, device: &Device) -> Result<Gpt> {
+        let settings = &self.state.settings;
+        if settings.masters == MastersKind::None {
+            return self.model(device);
+        }
+        let model = self.load(settings.model.init(device))?;
+        Ok(settings.policy().with_masters(Masters::None).apply(model)?)
+    }
+
+    fn load(&self, model: Gpt) -> Result<Gpt> {
         let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(self.model.clone()))
             .with_context(|| format!("{MODEL} is no record of Burn's"))?;
-        config
-            .init(device)
+        model
             .try_load_record(record)
             .with_context(|| format!("{MODEL} does not fit the sizes in {STATE}"))
+    }
+
+    /// The run's loss scaler, where it was.
+    pub(crate) fn scaler(&self, device: &Device) -> Result<GradScaler> {
+        let mut scaler = self.state.settings.scaler(device)?;
+        if let Some(state) = self.state.scaler {
+            scaler.restore(state).with_context(|| format!("{STATE} is damaged"))?;
+        }
+        Ok(scaler)
     }
 
     /// The optimizer of `model`, with its state.
@@ -279,9 +312,10 @@ impl Checkpoint {
         groups: &AdamWGroups,
         model: &Gpt,
         device: &Device,
+        gate: &StepGate,
     ) -> Result<ModuleOptimizer> {
         groups
-            .init(model, device)
+            .init_gated(model, device, gate)
             .from_bytes(Bytes::from_bytes_vec(self.optimizer.clone()))
             .with_context(|| format!("{OPTIMIZER} is no record of Burn's"))
     }

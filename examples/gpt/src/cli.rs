@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::{
-    settings::{AttentionKind, Precision, Preset},
+    settings::{AttentionKind, MastersKind, Precision, Preset},
     tokenizer::TokenizerKind,
 };
 use clap::{Args, Parser, Subcommand};
@@ -77,12 +77,27 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, help_heading = "Model")]
     pub(crate) tokenizer: Option<TokenizerKind>,
 
-    /// Element type of parameters and computation. Default: f32
-    #[arg(long, value_enum, help_heading = "Model")]
+    /// What layers compute in. Parameters, their gradients and the optimizer's state stay in f32,
+    /// and f16 scales its losses. Default: f32
+    #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) precision: Option<Precision>,
 
-    /// How attention is computed; not part of the model. Default: flash in bf16, naive in f32.
-    #[arg(long, value_enum, help_heading = "Model")]
+    /// What parameters are stored in: f32, or what layers compute in, rounded by chance when they
+    /// are updated. Default: f32
+    #[arg(long, value_enum, help_heading = "Precision and memory")]
+    pub(crate) masters: Option<MastersKind>,
+
+    /// With f16: leave the losses as they are, to see what scaling them is for.
+    #[arg(long, help_heading = "Precision and memory")]
+    pub(crate) no_loss_scaling: bool,
+
+    /// Compute cheap activations again in the backward pass instead of keeping them; not part of
+    /// the model.
+    #[arg(long, help_heading = "Precision and memory")]
+    pub(crate) recompute: bool,
+
+    /// How attention is computed; not part of the model. Default: flash in 16 bits, naive in f32
+    #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) attention: Option<AttentionKind>,
 
     /// Transformer blocks.

@@ -69,7 +69,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
     sampling.validate()?;
     let found = checkpoint::find(&args.checkpoint)?;
     let settings = &found.state.settings;
-    let model = found.model(device)?;
+    let model = found.model_to_read(device)?;
     let tokenizer = tokenizer::Tokenizer::new(settings.tokenizer);
     let mut out = std::io::stdout().lock();
     // A reader that has seen enough (`| head`) is no failure, and neither is it a reason to go on.
@@ -93,7 +93,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
 fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let found = checkpoint::find(&args.checkpoint)?;
     let settings = &found.state.settings;
-    let model = found.model(device)?;
+    let model = found.model_to_read(device)?;
     let kept = data_folder(&found.path);
     let others = args.data.extensions.is_some() || args.data.max_data.is_some();
     anyhow::ensure!(

@@ -1,20 +1,25 @@
 //! Whether a run fits the device at all.
 
-use crate::settings::{AttentionKind, Precision, RunSettings};
+use crate::settings::{AttentionKind, MastersKind, Precision, RunSettings};
 use anyhow::{Result, bail};
 use blackburn::Report;
 
-/// Bytes that a training step holds at the very least: parameters, gradients and Adam's two
-/// moments; the logits, their log-softmax and its gradient in f32; and, unless attention is flash,
+/// Bytes that a training step holds at the very least: parameters, what they are cast to, gradients
+/// and Adam's two moments in f32; the logits, their log-softmax and its gradient in f32; and, unless attention is flash,
 /// three attention matrices a layer, which Burn's automatic differentiation keeps.
 fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
     let element = match settings.precision {
         Precision::F32 => 4.0,
-        Precision::Bf16 => 2.0,
+        Precision::Bf16 | Precision::F16 => 2.0,
+    };
+    let of_parameter = match (settings.masters, settings.precision) {
+        (_, Precision::F32) => 4.0 + 4.0 + 8.0,
+        (MastersKind::F32, _) => 4.0 + 2.0 + 4.0 + 8.0,
+        (MastersKind::None, _) => 2.0 + 2.0 + 8.0,
     };
     let model = &settings.model;
     let sequence = settings.batch as f64 * model.context as f64;
-    let parameters = 4.0 * element * model.parameters() as f64;
+    let parameters = of_parameter * model.parameters() as f64;
     let logits = 3.0 * 4.0 * sequence * model.vocabulary as f64;
     let matrices = match attention {
         AttentionKind::Naive => 3.0 * model.layers as f64,

@@ -11,7 +11,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use blackburn::train::tensorboard::EventWriter;
+use blackburn::train::{scaler::ScalerState, tensorboard::EventWriter};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The longest part of a prompt that names its samples in `TensorBoard`.
@@ -33,6 +33,9 @@ pub(crate) enum MetricRecord {
         learning_rate: f64,
         #[serde(deserialize_with = "null_as_nan")]
         gradient_norm: f32,
+        /// Of losses in f16.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scaler: Option<ScalerState>,
         #[serde(deserialize_with = "null_as_nan")]
         tokens_per_second: f64,
         tokens: u64,
@@ -130,12 +133,18 @@ impl MetricsLog {
                 learning_rate,
                 gradient_norm,
                 tokens_per_second,
+                scaler,
                 ..
             } => {
                 events.scalar("train/loss", *step, *loss)?;
                 events.scalar("train/learning_rate", *step, *learning_rate as f32)?;
                 events.scalar("train/gradient_norm", *step, *gradient_norm)?;
                 events.scalar("train/tokens_per_second", *step, *tokens_per_second as f32)?;
+                if let Some(scaler) = scaler {
+                    events.scalar("train/loss_scale", *step, scaler.scale)?;
+                    let skipped = scaler.skipped_steps as f32;
+                    events.scalar("train/skipped_steps", *step, skipped)?;
+                }
             }
             MetricRecord::Validation { step, loss, perplexity, .. } => {
                 events.scalar("validation/loss", *step, *loss as f32)?;
@@ -249,6 +258,7 @@ mod tests {
             loss,
             learning_rate: 3e-4,
             gradient_norm: 1.5,
+            scaler: None,
             tokens_per_second: 1.25e5,
             tokens: step * 4096,
             seconds: step as f64 * 0.5,

@@ -263,6 +263,7 @@ mod tests {
             loss,
             learning_rate: 1e-3,
             gradient_norm: 1.0,
+            scaler: None,
             tokens_per_second: 1.0,
             tokens: 1,
             seconds: 1.0,

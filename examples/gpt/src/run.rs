@@ -9,16 +9,13 @@ use crate::{
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
     plot,
-    settings::{AttentionKind, Precision, Preset, RunSettings},
+    settings::{AttentionKind, Preset, RunSettings},
     store::{TokenStore, TrainTokens},
     tokenizer::Tokenizer,
 };
 use anyhow::{Context, Result, bail, ensure};
-use blackburn::{Report, train::optim::AdamWGroups};
-use burn::{
-    optim::ModuleOptimizer,
-    tensor::{Device, FloatDType},
-};
+use blackburn::{Report, train::scaler::GradScaler};
+use burn::{nn::LinearConfig, optim::ModuleOptimizer, tensor::Device};
 use std::{
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
@@ -35,6 +32,7 @@ pub(crate) struct Run {
     pub(crate) device: Device,
     pub(crate) model: Gpt,
     pub(crate) optimizer: ModuleOptimizer,
+    pub(crate) scaler: GradScaler,
     pub(crate) step: usize,
     pub(crate) prompt: String,
     pub(crate) attention: AttentionKind,
@@ -69,12 +67,14 @@ impl Run {
         let store = Arc::new(data.open(&folder.join("data"), settings.tokenizer)?);
         // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
         check_windows(&store, &settings)?;
-        configure(device, settings.precision)?;
+        // On a device that does not compute so, nothing old goes either.
+        settings.policy().apply(LinearConfig::new(1, 1).init(device))?;
         remove_results(&folder)?;
         device.seed(settings.seed);
-        let device = device.clone().autodiff();
-        let model = settings.model.init(&device);
-        let optimizer = groups(&settings).init(&model, &device);
+        let device = training(device, args.recompute);
+        let model = settings.policy().apply(settings.model.init(&device))?;
+        let scaler = settings.scaler(&device)?;
+        let optimizer = settings.groups().init_gated(&model, &device, scaler.gate());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
@@ -86,6 +86,7 @@ impl Run {
             device,
             model,
             optimizer,
+            scaler,
             step: 0,
             _lock: lock,
         })
@@ -110,10 +111,10 @@ impl Run {
             settings.tokenizer,
             &found.state.fingerprint,
         )?);
-        configure(device, settings.precision)?;
-        let device = device.clone().autodiff();
+        let device = training(device, args.recompute);
         let model = found.model(&device)?;
-        let optimizer = found.optimizer(&groups(&settings), &model, &device)?;
+        let scaler = found.scaler(&device)?;
+        let optimizer = found.optimizer(&settings.groups(), &model, &device, scaler.gate())?;
         tracing::info!("continuing from {}", found.path.display());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
@@ -127,6 +128,7 @@ impl Run {
             device,
             model,
             optimizer,
+            scaler,
             _lock: lock,
         })
     }
@@ -140,6 +142,7 @@ impl Run {
             fingerprint: self.store.fingerprint(),
             model: &self.model,
             optimizer: &self.optimizer,
+            scaler: &self.scaler,
         };
         checkpoint::save(&self.folder, &snapshot, keep)
     }
@@ -165,6 +168,7 @@ impl Run {
             "parameters": settings.model.parameters(),
             "starts_at_step": self.step,
         });
+        tracing::info!("{}", settings.policy().report(&self.model));
         match fields {
             serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
             _ => Ok(()),
@@ -197,8 +201,10 @@ fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> 
         .context("the text held out for validation is too short")
 }
 
-fn groups(settings: &RunSettings) -> AdamWGroups {
-    AdamWGroups { weight_decay: settings.weight_decay, ..AdamWGroups::default() }
+/// The device, which differentiates.
+fn training(device: &Device, recompute: bool) -> Device {
+    let device = device.clone().autodiff();
+    if recompute { device.gradient_checkpointing() } else { device }
 }
 
 fn prompt(args: &TrainArgs) -> String {
@@ -209,19 +215,6 @@ fn prompt(args: &TrainArgs) -> String {
 pub(crate) fn default_folder(args: &TrainArgs) -> PathBuf {
     let preset = args.preset.unwrap_or(Preset::Tiny);
     PathBuf::from(format!("runs/gpt-{}", format!("{preset:?}").to_lowercase()))
-}
-
-/// Sets the element type of everything that is created on `device` from now on.
-fn configure(device: &mut Device, precision: Precision) -> Result<()> {
-    let dtype = match precision {
-        Precision::F32 => FloatDType::F32,
-        Precision::Bf16 => FloatDType::BF16,
-    };
-    ensure!(
-        device.supports_dtype(dtype),
-        "--precision {precision:?}: {device:?} does not compute in that type; use --precision f32"
-    );
-    device.configure(dtype).with_context(|| format!("cannot set {device:?} to {precision:?}"))
 }
 
 /// Takes the run's folder for this process; the operating system gives it free when the process

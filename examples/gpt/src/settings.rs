@@ -2,7 +2,14 @@
 
 use crate::{cli::TrainArgs, model::ModelConfig, tokenizer::Tokenizer, tokenizer::TokenizerKind};
 use anyhow::{Result, bail};
-use blackburn::train::schedule::WarmupCosine;
+use blackburn::train::{
+    self,
+    optim::AdamWGroups,
+    precision::{Masters, PrecisionPolicy},
+    scaler::{GradScaler, GradScalerConfig},
+    schedule::WarmupCosine,
+};
+use burn::tensor::Device;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -18,14 +25,27 @@ pub(crate) enum Preset {
     Gpt2,
 }
 
-/// Element type of parameters and computation.
+/// What layers compute in; the loss is computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Precision {
     /// Single precision.
     F32,
-    /// bfloat16 throughout, optimizer state included; the loss is computed in f32.
+    /// bfloat16.
     Bf16,
+    /// Half precision, with loss scaling.
+    F16,
+}
+
+/// What parameters are stored in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum MastersKind {
+    /// Single precision: master weights.
+    #[default]
+    F32,
+    /// The type that layers compute in.
+    None,
 }
 
 /// How attention is computed. The model is the same, and so are its checkpoints.
@@ -44,7 +64,7 @@ impl AttentionKind {
     pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision) -> Self {
         asked.unwrap_or(match precision {
             Precision::F32 => Self::Naive,
-            Precision::Bf16 => Self::Flash,
+            Precision::Bf16 | Precision::F16 => Self::Flash,
         })
     }
 }
@@ -55,6 +75,11 @@ pub(crate) struct RunSettings {
     pub(crate) preset: Preset,
     pub(crate) tokenizer: TokenizerKind,
     pub(crate) precision: Precision,
+    #[serde(default)]
+    pub(crate) masters: MastersKind,
+    /// Whether losses in f16 are scaled.
+    #[serde(default = "yes")]
+    pub(crate) loss_scaling: bool,
     pub(crate) model: ModelConfig,
     pub(crate) steps: usize,
     pub(crate) batch: usize,
@@ -128,6 +153,8 @@ impl RunSettings {
             preset,
             tokenizer,
             precision: args.precision.unwrap_or(Precision::F32),
+            masters: args.masters.unwrap_or_default(),
+            loss_scaling: !args.no_loss_scaling,
             model: ModelConfig {
                 layers: args.layers.unwrap_or(defaults.layers),
                 width: args.width.unwrap_or(defaults.width),
@@ -163,6 +190,12 @@ impl RunSettings {
         check("--preset", args.preset.map(name), name(self.preset));
         check("--tokenizer", args.tokenizer.map(|t| t.name().into()), self.tokenizer.name().into());
         check("--precision", args.precision.map(name), name(self.precision));
+        check("--masters", args.masters.map(name), name(self.masters));
+        check(
+            "--no-loss-scaling",
+            args.no_loss_scaling.then(|| "given".into()),
+            if self.loss_scaling { "it not" } else { "given" }.into(),
+        );
         check("--layers", text(args.layers), self.model.layers.to_string());
         check("--width", text(args.width), self.model.width.to_string());
         check("--heads", text(args.heads), self.model.heads.to_string());
@@ -200,6 +233,37 @@ impl RunSettings {
         settings.clip = args.clip.unwrap_or(self.clip);
         settings.validate()?;
         Ok(settings)
+    }
+
+    /// Which types the model computes in and is stored in.
+    pub(crate) fn policy(&self) -> PrecisionPolicy {
+        PrecisionPolicy::new(match self.precision {
+            Precision::F32 => train::precision::Precision::F32,
+            Precision::Bf16 => train::precision::Precision::Bf16,
+            Precision::F16 => train::precision::Precision::F16,
+        })
+        .with_masters(match self.masters {
+            MastersKind::F32 => Masters::F32,
+            MastersKind::None => Masters::None,
+        })
+    }
+
+    /// What scales the losses; it does nothing in f32 and bf16.
+    pub(crate) fn scaler(&self, device: &Device) -> Result<GradScaler> {
+        if self.loss_scaling && self.policy().precision().needs_loss_scaling() {
+            Ok(GradScalerConfig::default().init(device)?)
+        } else {
+            Ok(GradScaler::disabled(device))
+        }
+    }
+
+    /// How the optimizer treats matrices, vectors and rounding.
+    pub(crate) fn groups(&self) -> AdamWGroups {
+        AdamWGroups {
+            weight_decay: self.weight_decay,
+            stochastic_rounding: self.masters == MastersKind::None,
+            ..AdamWGroups::default()
+        }
     }
 
     /// The learning rate by step.
@@ -242,6 +306,9 @@ impl RunSettings {
         if !(0.0..1.0).contains(&model.dropout) {
             bail!("--dropout: expected a number from 0 to below 1, got {}", model.dropout);
         }
+        if !self.loss_scaling && self.precision != Precision::F16 {
+            bail!("--no-loss-scaling: only losses in f16 are scaled, and --precision is not f16");
+        }
         let rates = [("--learning-rate", self.learning_rate), ("--clip", self.clip)];
         if let Some((option, value)) = rates.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
             bail!("{option}: expected a positive number, got {value}");
@@ -258,6 +325,10 @@ impl RunSettings {
         }
         Ok(())
     }
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How the command line spells a choice.

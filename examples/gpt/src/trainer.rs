@@ -16,7 +16,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
-    train::{accumulate::GradientSum, clip::clip_global_norm},
+    train::{accumulate::GradientSum, scaler::ScalerState},
 };
 use burn::{
     module::Module,
@@ -27,6 +27,8 @@ use std::time::Instant;
 
 /// Batches of held-out text that a validation during training looks at.
 const VALIDATION_BATCHES: usize = 20;
+/// Steps that overflow one after another, by which the scale has come down from anywhere.
+const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
 
@@ -151,7 +153,8 @@ impl Run {
             let (inputs, targets) = tensors(batches.next_batch()?, &self.device);
             let loss = self.model.loss(inputs, targets, attention);
             let value = loss.clone().inner();
-            let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
+            let scaled = self.scaler.scale(loss);
+            let of_batch = GradientsParams::from_grads(scaled.backward(), &self.model);
             gradients.add(&self.model, of_batch, self.settings.batch as f64);
             total = Some(match total {
                 Some(total) => total + value,
@@ -161,8 +164,10 @@ impl Run {
         let (Some(total), Some(mut gradients)) = (total, gradients.mean(&self.model)) else {
             bail!("a step needs at least one batch");
         };
-        let norm = clip_global_norm(&mut gradients, &self.model, self.settings.clip);
+        let clip = self.settings.clip;
+        let norm = self.scaler.unscale_and_clip(&mut gradients, &self.model, clip)?;
         self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
+        self.scaler.update()?;
         // Hand the step over to the device now, and go on preparing the next one.
         self.device.flush().context("the device failed")?;
         Ok((total.div_scalar(self.settings.accumulate as f64), norm))
@@ -179,12 +184,14 @@ impl Run {
         let steps = interval.losses.len();
         let loss: f32 = Tensor::cat(interval.losses, 0).mean().into_scalar();
         let gradient_norm: f32 = norm.into_scalar();
+        let scaler = self.scaler.is_enabled().then(|| self.scaler.state());
         let tokens = (steps * self.settings.tokens_per_step()) as f64;
         Ok(MetricRecord::Train {
             step: self.step as u64,
             loss,
             learning_rate,
             gradient_norm,
+            scaler,
             tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
             tokens: (self.step * self.settings.tokens_per_step()) as u64,
             seconds: started.elapsed().as_secs_f64(),
@@ -192,13 +199,18 @@ impl Run {
     }
 
     fn check_finite(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
-        let MetricRecord::Train { step, loss, gradient_norm, tokens_per_second, .. } = record
+        let MetricRecord::Train { step, loss, gradient_norm, tokens_per_second, scaler, .. } =
+            record
         else {
             return Ok(());
         };
         let left = (self.settings.steps - self.step) * self.settings.tokens_per_step();
         progress.report(self.step, *loss, *tokens_per_second, left as f64 / tokens_per_second);
-        if loss.is_finite() && gradient_norm.is_finite() {
+        // A scaler leaves steps out that overflow. It cannot help where all of them do.
+        let is_left_out = |state: &ScalerState| state.skipped_in_a_row < HOPELESS;
+        if loss.is_finite()
+            && (gradient_norm.is_finite() || scaler.as_ref().is_some_and(is_left_out))
+        {
             return Ok(());
         }
         self.diverged(&format!(

@@ -1,5 +1,6 @@
 //! What the parameters of a module are called, and what they belong to.
 
+use crate::path::ModulePath;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     tensor::{DType, Tensor},
@@ -40,7 +41,7 @@ pub(super) fn float_parameters<M: Module>(module: &M) -> Vec<FloatParameter> {
 
 #[derive(Default)]
 struct Collector {
-    path: Vec<String>,
+    path: ModulePath,
     types: Vec<String>,
     /// Depth of the reparameterization that is visited: its own parameters belong to the base.
     within: usize,
@@ -58,7 +59,7 @@ impl ModuleVisitor for Collector {
             }
             self.within += 1;
         }
-        self.path.push(name.to_string());
+        self.path.enter(name);
         self.types.push(container_type.to_string());
     }
 
@@ -66,7 +67,7 @@ impl ModuleVisitor for Collector {
         if container_type == REPARAMETERIZATION {
             self.within -= 1;
         }
-        self.path.pop();
+        self.path.exit();
         self.types.pop();
     }
 
@@ -78,7 +79,7 @@ impl ModuleVisitor for Collector {
         let types = self.types.iter().filter_map(|name| name.split_once(':'));
         self.found.push(FloatParameter {
             id: param.id,
-            path: self.path.join("."),
+            path: self.path.name(),
             types: types.map(|(_, name)| name.to_string()).collect(),
             elements: param.shape().num_elements(),
             dtype: param.base().dtype(),

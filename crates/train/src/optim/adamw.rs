@@ -1,0 +1,133 @@
+//! AdamW whose step can be taken back by the device, and which trains 16-bit parameters.
+//!
+//! With gradient `g`, rate `lr`, decay `wd`, and `t` the number of steps that were taken:
+//!
+//! ```text
+//! m = m + (1 - beta_1) (g - m)                 v = v + (1 - beta_2) (g^2 - v)
+//! p = p - lr wd p - lr / (1 - beta_1^t) m / (sqrt(v / (1 - beta_2^t)) + epsilon)
+//! ```
+//!
+//! Moments and the update are computed in f32 whatever the types of parameter and gradient.
+
+use super::{gate::StepGate, stochastic::round_stochastically};
+use burn::{
+    optim::{AdamWState, AdaptiveMomentumState, LearningRate, Optimizer},
+    tensor::{Device, FloatDType, Tensor},
+};
+
+/// One group's AdamW; [`AdamWGroups`](super::AdamWGroups) makes them. Its state is that of Burn's
+/// AdamW, in f32, and its records are those.
+///
+/// Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    pub(super) beta_1: f64,
+    pub(super) beta_2: f64,
+    pub(super) epsilon: f64,
+    pub(super) weight_decay: f64,
+    pub(super) rounds_stochastically: bool,
+    /// Set by a loss scaler.
+    pub(super) gate: Option<StepGate>,
+}
+
+/// What a step multiplies by: known to the host, unless the device may take the step back.
+enum Factor {
+    Host(f64),
+    Device(Tensor<1>),
+}
+
+impl Factor {
+    fn of<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Host(factor) => tensor.mul_scalar(*factor),
+            Self::Device(factor) => tensor.mul(factor.clone().reshape([1; D])),
+        }
+    }
+}
+
+/// The factors of the equations above, each 0 where the step is not taken.
+struct Factors {
+    of_first: Factor,
+    of_second: Factor,
+    decay: Option<Factor>,
+    rate: Factor,
+    /// `1 / (1 - beta_2^t)`.
+    correction: Factor,
+}
+
+impl AdamW {
+    fn factors(&self, lr: LearningRate, time: usize) -> Factors {
+        let [of_first, of_second] = [1.0 - self.beta_1, 1.0 - self.beta_2];
+        let decay = (self.weight_decay != 0.0).then_some(lr * self.weight_decay);
+        let open = self.gate.as_ref().and_then(|gate| gate.read());
+        let Some(open) = open else {
+            let time = i32::try_from(time).unwrap_or(i32::MAX);
+            return Factors {
+                of_first: Factor::Host(of_first),
+                of_second: Factor::Host(of_second),
+                decay: decay.map(Factor::Host),
+                rate: Factor::Host(lr / (1.0 - self.beta_1.powi(time))),
+                correction: Factor::Host(1.0 / (1.0 - self.beta_2.powi(time))),
+            };
+        };
+        // Steps that were not taken do not count. At the least this one does, which keeps the
+        // divisions finite where it is not taken either.
+        let taken = open.skipped.neg().add_scalar(time as f64).clamp_min(1.0);
+        let missing = |beta: f64| {
+            let power = taken.clone().mul_scalar(beta.ln()).exp();
+            power.neg().add_scalar(1.0)
+        };
+        let gated = |factor: f64| Factor::Device(open.taken.clone().mul_scalar(factor));
+        Factors {
+            of_first: gated(of_first),
+            of_second: gated(of_second),
+            decay: decay.map(gated),
+            rate: Factor::Device(open.taken.clone().mul_scalar(lr).div(missing(self.beta_1))),
+            correction: Factor::Device(missing(self.beta_2).recip()),
+        }
+    }
+}
+
+impl Optimizer for AdamW {
+    type State<const D: usize> = AdamWState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let stored: FloatDType = tensor.dtype().into();
+        let gradient = grad.cast(FloatDType::F32);
+        let (first, second, time) = match state {
+            Some(AdamWState { momentum }) => (momentum.moment_1, momentum.moment_2, momentum.time),
+            None => (gradient.zeros_like(), gradient.zeros_like(), 0),
+        };
+        let time = time + 1;
+        let factors = self.factors(lr, time);
+        let square = gradient.clone().square();
+        let first = first.clone() + factors.of_first.of(gradient - first);
+        let second = second.clone() + factors.of_second.of(square - second);
+        let deviation = factors.correction.of(second.clone()).sqrt().add_scalar(self.epsilon);
+        let mut update = factors.rate.of(first.clone().div(deviation));
+        let parameter = tensor.cast(FloatDType::F32);
+        if let Some(decay) = &factors.decay {
+            update = update + decay.of(parameter.clone());
+        }
+        let updated = parameter - update;
+        let updated = match stored {
+            FloatDType::F32 => updated,
+            _ if self.rounds_stochastically => round_stochastically(updated, stored),
+            _ => updated.cast(stored),
+        };
+        let momentum =
+            AdaptiveMomentumState { time, moment_1: first, moment_2: second, max_moment_2: None };
+        (updated, Some(AdamWState { momentum }))
+    }
+
+    fn to_device<const D: usize>(mut state: Self::State<D>, device: &Device) -> Self::State<D> {
+        state.momentum = state.momentum.to_device(device);
+        state
+    }
+}

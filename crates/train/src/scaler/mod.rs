@@ -1,0 +1,411 @@
+//! Dynamic loss scaling, on the device.
+//!
+//! Gradients in f16 below 6e-8 are zero. Multiplying the loss by a scale moves all of them up; a
+//! scale that is too large makes some of them infinite, in which case the step is left out and the
+//! scale halved. The rules and defaults are those of `PyTorch`'s `GradScaler`: a scale of 2^16,
+//! doubled after 2000 steps without an overflow, halved by each.
+//!
+//! Nothing waits for the device: scale, counts and whether the gradients overflowed live there, and
+//! [`AdamWGroups::init_gated`](crate::optim::AdamWGroups::init_gated) makes an optimizer that reads them.
+//! Other optimizers ask [`GradScaler::overflowed`], which waits.
+//!
+//! ```
+//! use blackburn_train::{
+//!     optim::AdamWGroups,
+//!     precision::{Precision, PrecisionPolicy, full_precision},
+//!     scaler::GradScalerConfig,
+//! };
+//! use burn::{nn::LinearConfig, optim::GradientsParams, prelude::*};
+//!
+//! let device = Device::flex().autodiff();
+//! let policy = PrecisionPolicy::new(Precision::F16);
+//! let mut model = policy.apply(LinearConfig::new(4, 1).init(&device))?;
+//! let mut scaler = GradScalerConfig::default().init(&device)?;
+//! let mut optimizer = AdamWGroups::default().init_gated(&model, &device, scaler.gate());
+//! for _ in 0..3 {
+//!     let x = policy.input(Tensor::<2>::ones([3, 4], &device));
+//!     let loss = full_precision(model.forward(x)).mean();
+//!     let gradients = scaler.scale(loss).backward();
+//!     let mut gradients = GradientsParams::from_grads(gradients, &model);
+//!     let norm = scaler.unscale_and_clip(&mut gradients, &model, 1.0)?;
+//!     model = optimizer.step(1e-3, model, gradients);
+//!     scaler.update()?;
+//! #   drop(norm);
+//! }
+//! assert_eq!(scaler.state().scale, 65536.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
+
+use crate::{
+    clip::{clip_to, clipping_factor, global_norm},
+    optim::{Reading, StepGate},
+};
+use burn::{
+    module::{Module, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{Device, FloatDType, Tensor},
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// How a [`GradScaler`] goes about it. The defaults are `PyTorch`'s, with bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GradScalerConfig {
+    /// The scale to begin with: 65536.
+    pub initial_scale: f32,
+    /// What the scale is multiplied by after `growth_interval` steps without an overflow: 2.
+    pub growth_factor: f32,
+    /// What the scale is multiplied by after an overflow: 0.5.
+    pub backoff_factor: f32,
+    /// Steps without an overflow, one after another, before the scale grows: 2000.
+    pub growth_interval: u32,
+    /// The scale never falls below: 1. Overflows at this scale are not the scale's doing.
+    pub min_scale: f32,
+    /// The scale never grows beyond: 2^32, far above what any step takes, far from f32's end.
+    pub max_scale: f32,
+}
+
+impl Default for GradScalerConfig {
+    fn default() -> Self {
+        Self {
+            initial_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            min_scale: 1.0,
+            max_scale: 4_294_967_296.0,
+        }
+    }
+}
+
+/// What a scaler cannot do, and why.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScalerError {
+    /// A setting that makes no sense.
+    #[error("GradScaler: {setting}: expected {expected}, got {found}")]
+    InvalidSetting {
+        /// Its name.
+        setting: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// A state that no scaler of these settings can be in.
+    #[error(
+        "GradScaler::restore: {field}: expected {expected}, got {found}; the state is of other \
+         settings or damaged, and the scaler was left as it was"
+    )]
+    ForeignState {
+        /// Which of the state's numbers.
+        field: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// Gradients would be divided by the scale twice.
+    #[error(
+        "GradScaler::unscale: gradients of this step were unscaled already; call update() first"
+    )]
+    AlreadyUnscaled,
+    /// There is nothing to learn from about the scale.
+    #[error("GradScaler::update: no gradients were unscaled since the last update")]
+    NothingUnscaled,
+    /// No parameter has a gradient.
+    #[error(
+        "GradScaler::unscale: argument `gradients`: expected at least one of the module's, got none"
+    )]
+    NoGradients,
+}
+
+/// What a checkpoint keeps of a scaler.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScalerState {
+    /// What losses are multiplied by.
+    pub scale: f32,
+    /// Steps since the last overflow, or since the scale last grew.
+    pub clean_steps: u32,
+    /// Steps that were left out, all in all.
+    pub skipped_steps: u32,
+    /// Of those, how many were the last ones, one after another. More than 30 or so at the least
+    /// scale means that the model itself is not finite.
+    pub skipped_in_a_row: u32,
+}
+
+impl GradScalerConfig {
+    /// A scaler whose state lives on `device`.
+    ///
+    /// # Errors
+    ///
+    /// When a setting is not finite, out of its range, or the initial scale not between the bounds.
+    pub fn init(&self, device: &Device) -> Result<GradScaler, ScalerError> {
+        self.check()?;
+        let state = ScalerState {
+            scale: self.initial_scale,
+            clean_steps: 0,
+            skipped_steps: 0,
+            skipped_in_a_row: 0,
+        };
+        Ok(GradScaler::new(Some(*self), device, state))
+    }
+
+    fn check(&self) -> Result<(), ScalerError> {
+        let invalid = |setting, expected: &str, found: f32| ScalerError::InvalidSetting {
+            setting,
+            expected: expected.to_string(),
+            found: found.to_string(),
+        };
+        let is_positive = |value: f32| value.is_finite() && value > 0.0;
+        if !is_positive(self.min_scale) {
+            return Err(invalid("min_scale", "a positive number", self.min_scale));
+        }
+        if !(self.max_scale.is_finite() && self.max_scale >= self.min_scale) {
+            return Err(invalid("max_scale", "a number from min_scale up", self.max_scale));
+        }
+        if !(self.min_scale..=self.max_scale).contains(&self.initial_scale) {
+            let bounds = format!("a number from {} to {}", self.min_scale, self.max_scale);
+            return Err(invalid("initial_scale", &bounds, self.initial_scale));
+        }
+        if !(self.growth_factor.is_finite() && self.growth_factor > 1.0) {
+            return Err(invalid("growth_factor", "a number above 1", self.growth_factor));
+        }
+        if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
+            return Err(invalid("backoff_factor", "between 0 and 1", self.backoff_factor));
+        }
+        if self.growth_interval == 0 {
+            return Err(invalid("growth_interval", "at least 1", 0.0));
+        }
+        Ok(())
+    }
+}
+
+/// Scales losses, unscales gradients, and tells an optimizer to leave a step out. See the
+/// [module](self).
+#[derive(Debug)]
+pub struct GradScaler {
+    /// None where nothing is scaled.
+    config: Option<GradScalerConfig>,
+    gate: StepGate,
+    /// One element each, in f32.
+    scale: Tensor<1>,
+    clean_steps: Tensor<1>,
+    skipped_steps: Tensor<1>,
+    skipped_in_a_row: Tensor<1>,
+    /// 1 if the gradients of this step were finite, from `unscale` to `update`.
+    finite: Option<Tensor<1>>,
+}
+
+impl GradScaler {
+    /// One that multiplies by 1 and lets every step pass: for precisions that
+    /// [need no scaling](crate::precision::Precision::needs_loss_scaling), in a loop that is written once.
+    pub fn disabled(device: &Device) -> Self {
+        let state =
+            ScalerState { scale: 1.0, clean_steps: 0, skipped_steps: 0, skipped_in_a_row: 0 };
+        Self::new(None, device, state)
+    }
+
+    fn new(config: Option<GradScalerConfig>, device: &Device, state: ScalerState) -> Self {
+        let device = device.clone().without_autodiff();
+        // Counts are whole numbers that f32 holds up to 2^24.
+        let one = |value: f32| Tensor::<1>::from_data([value], &device).cast(FloatDType::F32);
+        Self {
+            config,
+            gate: StepGate::new(),
+            scale: one(state.scale),
+            clean_steps: one(state.clean_steps as f32),
+            skipped_steps: one(state.skipped_steps as f32),
+            skipped_in_a_row: one(state.skipped_in_a_row as f32),
+            finite: None,
+        }
+    }
+
+    /// Whether losses are scaled at all.
+    pub fn is_enabled(&self) -> bool {
+        self.config.is_some()
+    }
+
+    /// What an optimizer reads to find out whether to take a step.
+    pub fn gate(&self) -> &StepGate {
+        &self.gate
+    }
+
+    /// The loss to start the backward pass from. It has to be in f32: a loss in f16 overflows at
+    /// the first scale already.
+    pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
+        if !self.is_enabled() {
+            return loss;
+        }
+        let scale = self.scale.clone();
+        let scale = if loss.device().is_autodiff() { Tensor::from_inner(scale) } else { scale };
+        loss.mul(scale)
+    }
+
+    /// Divides the gradients of `module` by the scale, once a step, after accumulation and before clipping,
+    /// and finds out whether all were finite. Where they were not, elements that are no numbers
+    /// become 0, and the step will not be taken.
+    ///
+    /// # Errors
+    ///
+    /// When this step's were unscaled already, and when there are none.
+    pub fn unscale<M: Module>(
+        &mut self,
+        gradients: &mut GradientsParams,
+        module: &M,
+    ) -> Result<(), ScalerError> {
+        self.unscale_and_clip(gradients, module, f64::INFINITY).map(drop)
+    }
+
+    /// [`unscale`](Self::unscale), and [`clip_global_norm`](crate::clip::clip_global_norm) in the
+    /// same pass. Returns the norm of the unscaled gradients, one element on the device.
+    ///
+    /// # Errors
+    ///
+    /// As `unscale`.
+    ///
+    /// # Panics
+    ///
+    /// When `max_norm` is not positive.
+    pub fn unscale_and_clip<M: Module>(
+        &mut self,
+        gradients: &mut GradientsParams,
+        module: &M,
+        max_norm: f64,
+    ) -> Result<Tensor<1>, ScalerError> {
+        assert!(
+            max_norm > 0.0,
+            "GradScaler::unscale_and_clip: argument `max_norm`: expected a positive number, got \
+             {max_norm}"
+        );
+        if self.finite.is_some() {
+            return Err(ScalerError::AlreadyUnscaled);
+        }
+        let scaled_norm = global_norm(gradients, module).ok_or(ScalerError::NoGradients)?;
+        if !self.is_enabled() {
+            return Ok(clip_to(gradients, module, scaled_norm, max_norm));
+        }
+        let finite = scaled_norm.clone().is_finite().float().cast(FloatDType::F32);
+        let unscaling = self.scale.clone().recip();
+        let norm = scaled_norm * unscaling.clone();
+        let clipping = clipping_factor(&norm, max_norm);
+        let factor = clipping.map_or(unscaling.clone(), |clipping| unscaling * clipping);
+        module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
+        self.gate.set(Reading { taken: finite.clone(), skipped: self.skipped_steps.clone() });
+        self.finite = Some(finite);
+        Ok(norm)
+    }
+
+    /// Whether the gradients that were unscaled last overflowed, so that the step has to be left
+    /// out. Waits for the device: for optimizers that do not read the [gate](Self::gate).
+    pub fn overflowed(&self) -> bool {
+        self.finite.as_ref().is_some_and(|finite| read(finite) == 0.0)
+    }
+
+    /// Sets the scale of the next step.
+    ///
+    /// # Errors
+    ///
+    /// When nothing was unscaled since the last time.
+    pub fn update(&mut self) -> Result<(), ScalerError> {
+        let Some(config) = &self.config else { return Ok(()) };
+        let finite = self.finite.take().ok_or(ScalerError::NothingUnscaled)?;
+        let overflow = finite.clone().neg().add_scalar(1.0);
+        let clean_steps = self.clean_steps.clone().add_scalar(1.0) * finite.clone();
+        let grows = clean_steps.clone().greater_equal_scalar(config.growth_interval).float();
+        let grows = grows.cast(FloatDType::F32);
+        // Each of the two is 1 where it does not apply.
+        let growth = grows.clone().mul_scalar(config.growth_factor - 1.0).add_scalar(1.0);
+        let backoff = overflow.clone().mul_scalar(config.backoff_factor - 1.0).add_scalar(1.0);
+        self.scale =
+            (self.scale.clone() * growth * backoff).clamp(config.min_scale, config.max_scale);
+        self.clean_steps = clean_steps * grows.neg().add_scalar(1.0);
+        self.skipped_steps = self.skipped_steps.clone() + overflow.clone();
+        self.skipped_in_a_row = (self.skipped_in_a_row.clone() + overflow.clone()) * overflow;
+        Ok(())
+    }
+
+    /// What the scaler has come to: for a checkpoint, or a log. Waits for the device.
+    pub fn state(&self) -> ScalerState {
+        let all = Tensor::cat(
+            vec![
+                self.scale.clone(),
+                self.clean_steps.clone(),
+                self.skipped_steps.clone(),
+                self.skipped_in_a_row.clone(),
+            ],
+            0,
+        );
+        let numbers: Vec<f32> = all.into_data().iter::<f32>().collect();
+        let count = |index: usize| numbers.get(index).copied().unwrap_or_default() as u32;
+        ScalerState {
+            scale: numbers.first().copied().unwrap_or(1.0),
+            clean_steps: count(1),
+            skipped_steps: count(2),
+            skipped_in_a_row: count(3),
+        }
+    }
+
+    /// Goes on from a checkpoint's state. Optimizers that read the gate still do.
+    ///
+    /// # Errors
+    ///
+    /// When no scaler of these settings can be in that state, or this one is disabled and the state
+    /// is of one that was not. The scaler is left as it was.
+    pub fn restore(&mut self, state: ScalerState) -> Result<(), ScalerError> {
+        let foreign = |field, expected: String, found: f32| {
+            Err(ScalerError::ForeignState { field, expected, found: found.to_string() })
+        };
+        let (low, high, interval) = match &self.config {
+            Some(config) => (config.min_scale, config.max_scale, config.growth_interval),
+            None => (1.0, 1.0, 1),
+        };
+        if !(low..=high).contains(&state.scale) {
+            return foreign("scale", format!("a number from {low} to {high}"), state.scale);
+        }
+        if state.clean_steps >= interval {
+            let expected = format!("less than the growth interval, {interval}");
+            return foreign("clean_steps", expected, state.clean_steps as f32);
+        }
+        if state.skipped_in_a_row > state.skipped_steps {
+            let expected = format!("at most skipped_steps, {}", state.skipped_steps);
+            return foreign("skipped_in_a_row", expected, state.skipped_in_a_row as f32);
+        }
+        let gate = self.gate.clone();
+        *self = Self::new(self.config, &self.scale.device(), state);
+        self.gate = gate;
+        Ok(())
+    }
+}
+
+fn read(tensor: &Tensor<1>) -> f32 {
+    tensor.clone().into_scalar()
+}
+
+/// Multiplies gradients, in f32, and clears what is no number. A parameter in two places is
+/// multiplied once.
+struct Unscaler<'a> {
+    gradients: &'a mut GradientsParams,
+    factor: Tensor<1>,
+    seen: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Unscaler<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
+        // In 16 bits what the scale saved would be lost again.
+        let unscaled = gradient.cast(FloatDType::F32).mul(self.factor.clone().reshape([1; D]));
+        let is_no_number = unscaled.clone().is_finite().bool_not();
+        self.gradients.register::<D>(param.id, unscaled.mask_fill(is_no_number, 0.0));
+    }
+}
+
+#[cfg(test)]
+mod tests;
