@@ -25,6 +25,12 @@ pub(super) fn trials() -> Vec<Trial> {
     trials.extend([
         Trial::ignorable_test("matmul::nan_passes_every_activation", || on_device(nan)),
         Trial::ignorable_test("matmul::a_missing_bias_is_caught", || on_device(missing_bias)),
+        Trial::ignorable_test("matmul::a_residual_times_zero_is_not_read", || {
+            on_device(unread_residual)
+        }),
+        Trial::ignorable_test("matmul::a_residual_added_whole_is_caught", || {
+            on_device(whole_residual)
+        }),
     ]);
     trials
 }
@@ -38,6 +44,7 @@ struct Steps {
     activation: Activation,
     kept: bool,
     residual: bool,
+    beta: f32,
 }
 
 const NONE: Steps = Steps {
@@ -47,12 +54,15 @@ const NONE: Steps = Steps {
     activation: Activation::Identity,
     kept: false,
     residual: false,
+    beta: 1.0,
 };
 
 fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
     let mut cases = vec![
         Steps { bias: true, ..NONE },
         Steps { residual: true, ..NONE },
+        Steps { residual: true, beta: 0.0, ..NONE },
+        Steps { residual: true, beta: -0.5, ..NONE },
         Steps { alpha: -0.125, ..NONE },
         Steps { alpha: 0.3, scales: Some([1.7, 0.01]), bias: true, ..NONE },
         Steps { kept: true, bias: true, ..NONE },
@@ -66,6 +76,7 @@ fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
             activation,
             kept: true,
             residual: true,
+            beta: -0.5,
             ..NONE
         });
     }
@@ -79,10 +90,12 @@ fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
     // A batch: bias and residual repeat as they should.
     let batch = super::MatmulCase { batch: 3, ..case(17, 24, 33, RowMajor, RowMajor) };
     let steps = Steps { bias: true, residual: true, activation: Activation::Gelu, ..NONE };
-    check(client, &Product::new(batch, storage), steps, Plans::All)?;
+    let batch = Product::new(batch, storage);
+    check(client, &batch, steps, Plans::All)?;
+    check(client, &batch, Steps { beta: 0.3, ..steps }, Plans::OneOfAFamily)?;
     // As many blocks of k as splits share.
     let long = Product::new(case(33, 72, 2048, RowMajor, RowMajor), storage);
-    check(client, &long, Steps { kept: true, ..steps }, Plans::All)
+    check(client, &long, Steps { kept: true, beta: -0.5, ..steps }, Plans::All)
 }
 
 /// Which plans run. A family's plans share the code of their epilogues, and each plan compiles
@@ -126,6 +139,7 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
         activation: activation(steps.activation),
         keep_preactivation: steps.kept,
         residual: steps.residual.then(|| upload(client, &residual, storage)),
+        beta: steps.beta,
     };
     let mut plans = plans(client, &problem);
     if let Plans::OneOfAFamily = which {
@@ -175,7 +189,7 @@ impl Expected {
         let mut expected = Self::default();
         for (i, (sum, magnitude)) in product.expected.iter().zip(&product.magnitudes).enumerate() {
             let bias = if steps.bias { bias[i % product.case.n] } else { 0.0 };
-            let residual = if steps.residual { residual[i] } else { 0.0 };
+            let added = if steps.residual { f64::from(steps.beta) * residual[i] } else { 0.0 };
             let z = factor * sum + bias;
             let z_bound = in_f32.bound(z, factor.abs() * magnitude + bias.abs(), terms);
             expected.z.push(z);
@@ -183,11 +197,14 @@ impl Expected {
 
             let y = steps.activation.value(z);
             let y_bound = steps.activation.value_bound(z, z_bound, Storage::F32, errors);
-            // Added in f32, rounded to storage.
-            let most = y.abs() + y_bound + residual.abs();
-            let added = rounding(most, Storage::F32) + rounding(most, storage);
-            expected.out.push(y + residual);
-            expected.out_bounds.push(y_bound + added);
+            // Multiplied and added in f32, where the multiply-add may round twice, and rounded to
+            // storage.
+            let most = y.abs() + y_bound + added.abs();
+            let roundings = rounding(added.abs(), Storage::F32)
+                + rounding(most, Storage::F32)
+                + rounding(most, storage);
+            expected.out.push(y + added);
+            expected.out_bounds.push(y_bound + roundings);
         }
         expected
     }
@@ -234,6 +251,55 @@ fn missing_bias(client: &Client) -> Result<(), Failed> {
         let actual = download(client, output.out, storage)?;
         if let Ok(agreement) = compare(&actual, &expected.out, &expected.out_bounds) {
             return Err(format!("a missing bias went unseen by {plan:?}: {agreement:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Like C in BLAS: with beta = 0, NaN in the residual stays there.
+fn unread_residual(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F32;
+    for k in [72, 2048] {
+        let product = Product::new(case(33, k, 40, RowMajor, RowMajor), storage);
+        let problem = product.problem(storage)?;
+        let [lhs, rhs] = product.upload(client);
+        let nan = upload(client, &vec![f64::NAN; product.case.out_len()], storage);
+        let residual = |beta| Epilogue { residual: Some(nan.clone()), beta, ..Epilogue::default() };
+        for plan in plans(client, &problem) {
+            let run = |epilogue| matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue);
+            let without = download(client, run(Epilogue::default())?.out, storage)?;
+            for beta in [0.0, -0.0] {
+                if download(client, run(residual(beta))?.out, storage)? != without {
+                    return Err(format!("{plan:?} read what is to be left out").into());
+                }
+            }
+            // The control: any other factor lets it through.
+            let out = download(client, run(residual(-0.5))?.out, storage)?;
+            if !out.iter().all(|y| y.is_nan()) {
+                return Err(format!("{plan:?} did not add the residual").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The negative control: a residual that is added whole must not pass for a half of it taken away.
+fn whole_residual(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F16;
+    let product = Product::new(case(33, 72, 40, RowMajor, RowMajor), storage);
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    let residual = normal(8, product.case.out_len(), 1.0, storage);
+    let epilogue =
+        Epilogue { residual: Some(upload(client, &residual, storage)), ..Epilogue::default() };
+    let steps = Steps { residual: true, beta: -0.5, ..NONE };
+    for plan in plans(client, &problem) {
+        let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
+        let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
+        let expected = Expected::of(&product, &steps, &[], &residual, in_f32, errors(client));
+        let actual = download(client, output.out, storage)?;
+        if let Ok(agreement) = compare(&actual, &expected.out, &expected.out_bounds) {
+            return Err(format!("a whole residual passed in {plan:?}: {agreement:?}").into());
         }
     }
     Ok(())

@@ -86,13 +86,24 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             WgmmaOperands { n, lhs: "bf16", rhs: "bf16", lhs_k_major: true, rhs_k_major: false };
         kernels.push(wgmma(operands, 2, epilogue, 0, columns)?);
     }
+    let operands = MmaOperands {
+        m16: 4,
+        n16: 4,
+        lhs: "bf16",
+        rhs: "bf16",
+        lhs_k_major: true,
+        rhs_k_major: false,
+    };
+    kernels.push(mma(operands, 2, LINEAR_RESIDUAL)?);
     let fp8 =
         WgmmaOperands { n: 128, lhs: "e4m3", rhs: "e5m2", lhs_k_major: true, rhs_k_major: true };
     kernels.push(wgmma(fp8, 1, BIAS, 1, EVEN_COLUMNS)?);
     for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
-        kernels.push(split_sum(name, dtype)?);
-        kernels.push(portable(name, dtype)?);
+        kernels.push(split_sum(name, dtype, BIAS)?);
+        kernels.push(split_sum(name, dtype, LINEAR_RESIDUAL)?);
+        kernels.push(portable(name, dtype, BIAS)?);
     }
+    kernels.push(portable("f32", F32, LINEAR_RESIDUAL)?);
     for (name, kind) in [("1", UIntKind::U8), ("2", UIntKind::U16), ("4", UIntKind::U32)] {
         for transpose in [false, true] {
             kernels.push(pack(name, ElemType::UInt(kind), transpose)?);
@@ -108,6 +119,17 @@ fn layout(lhs_k_major: bool, rhs_k_major: bool) -> &'static str {
         (true, true) => "nt",
         (false, false) => "tn",
         (false, true) => "tt",
+    }
+}
+
+/// What a name says of the steps that are more than a bias.
+fn steps(epilogue: EpilogueBlueprint) -> &'static str {
+    if epilogue == EVERYTHING {
+        "_everything"
+    } else if epilogue.residual {
+        "_residual"
+    } else {
+        ""
     }
 }
 
@@ -168,10 +190,8 @@ fn wgmma(
         promotion,
     };
     let WgmmaOperands { n, lhs, lhs_k_major, rhs_k_major, .. } = operands;
-    let extra = if epilogue == EVERYTHING {
-        "_everything"
-    } else if epilogue.residual {
-        "_residual"
+    let extra = if epilogue != BIAS {
+        steps(epilogue)
     } else if columns != EVEN_COLUMNS {
         "_odd"
     } else if promotion > 0 {
@@ -195,6 +215,7 @@ fn wgmma(
             buffer(),
             extent(),
             last_matrix(),
+            (),
             (),
             width,
             blueprint,
@@ -228,7 +249,7 @@ fn mma(
     let served = |arch: &&str| bytes > 1 || matches!(*arch, "sm_89" | "sm_120a");
     let architectures = EVERY_ARCHITECTURE.into_iter().filter(served);
     variant(
-        format!("matmul_mma_{lhs}_{}_{m}x{n}", layout(lhs_k_major, rhs_k_major)),
+        format!("matmul_mma_{lhs}_{}_{m}x{n}{}", layout(lhs_k_major, rhs_k_major), steps(epilogue)),
         matmul_mma_kernel::MatmulMmaKernel::new(
             settings_1d(MMA_UNITS),
             properties(),
@@ -247,6 +268,7 @@ fn mma(
             pitch(),
             (),
             (),
+            (),
             width,
             blueprint,
             epilogue,
@@ -262,9 +284,13 @@ fn mma(
     )
 }
 
-fn split_sum(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
+fn split_sum(
+    name: &str,
+    dtype: ElemType,
+    epilogue: EpilogueBlueprint,
+) -> Result<CudaKernel, SourceError> {
     bandwidth_bound(
-        format!("matmul_split_sum_{name}"),
+        format!("matmul_split_sum_{name}{}", steps(epilogue)),
         matmul_split_sum_kernel::MatmulSplitSumKernel::new(
             settings(),
             properties(),
@@ -280,18 +306,23 @@ fn split_sum(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
             (),
             (),
             (),
+            (),
             4,
-            BIAS,
+            epilogue,
             dtype,
         ),
     )
 }
 
-fn portable(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
+fn portable(
+    name: &str,
+    dtype: ElemType,
+    epilogue: EpilogueBlueprint,
+) -> Result<CudaKernel, SourceError> {
     let blueprint = PortableBlueprint { unit_tile: 8, lhs_k_major: true, rhs_k_major: false };
     let dim = CubeDim::new_2d(PORTABLE_UNITS, PORTABLE_UNITS);
     variant(
-        format!("matmul_portable_{name}_128x128"),
+        format!("matmul_portable_{name}_128x128{}", steps(epilogue)),
         matmul_portable_kernel::MatmulPortableKernel::new(
             KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32),
             properties(),
@@ -311,8 +342,9 @@ fn portable(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
             strides(),
             strides(),
             (),
+            (),
             blueprint,
-            BIAS,
+            epilogue,
             dtype,
             dtype,
         ),

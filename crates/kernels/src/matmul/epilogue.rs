@@ -1,4 +1,4 @@
-//! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + residual`.
+//! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + beta residual`.
 
 use super::MatmulProblem;
 use super::problem::OP;
@@ -38,8 +38,11 @@ pub struct Epilogue {
     pub activation: Activation,
     /// Also return what the activation is applied to, for the backward pass.
     pub keep_preactivation: bool,
-    /// Added last; shape, layout and type of the output.
+    /// Added last, `beta` times; shape, layout and type of the output.
     pub residual: Option<Buffer>,
+    /// The residual's factor. With 0 the residual is not read, as in BLAS: it may hold NaN, or
+    /// nothing yet. Without a residual it has no meaning.
+    pub beta: f32,
 }
 
 impl Default for Epilogue {
@@ -51,6 +54,7 @@ impl Default for Epilogue {
             activation: Activation::Identity,
             keep_preactivation: false,
             residual: None,
+            beta: 1.0,
         }
     }
 }
@@ -96,7 +100,7 @@ impl Epilogue {
             bias: self.bias.is_some(),
             activation: self.activation,
             preactivation: self.keep_preactivation,
-            residual: self.residual.is_some(),
+            residual: self.residual.is_some() && self.beta != 0.0,
         }
     }
 }

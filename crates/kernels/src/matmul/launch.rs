@@ -15,7 +15,7 @@ pub struct MatmulOutput {
     pub preactivation: Option<Buffer>,
 }
 
-/// `out = act(alpha lhs rhs + bias) + residual`, on the kernels that are expected to be fastest.
+/// `out = act(alpha lhs rhs + bias) + beta residual`, on the kernels that are expected to be fastest.
 ///
 /// # Errors
 ///
@@ -167,6 +167,7 @@ fn launch_portable(
             strides(&problem.lhs, problem.lhs.row_stride, problem.lhs.column_stride),
             strides(&problem.rhs, problem.rhs.column_stride, problem.rhs.row_stride),
             epilogue.alpha,
+            epilogue.beta,
             kernel,
             epilogue.blueprint(),
             problem.lhs.dtype,

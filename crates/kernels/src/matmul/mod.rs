@@ -1,9 +1,10 @@
-//! Matrix products: `out = act(alpha lhs rhs + bias) + residual`, over strided and broadcast batches.
+//! Matrix products: `out = act(alpha lhs rhs + bias) + beta residual`, over strided and broadcast
+//! batches.
 //!
 //! ```text
 //! sum[b, m, n]  = sum_k lhs[b, m, k] rhs[b, k, n]
 //! z[b, m, n]    = alpha s_lhs s_rhs sum[b, m, n] + bias[n]
-//! out[b, m, n]  = act(z[b, m, n]) + residual[b, m, n]
+//! out[b, m, n]  = act(z[b, m, n]) + beta residual[b, m, n]
 //! ```
 //!
 //! | tensor | shape | layout | dtype |
@@ -17,6 +18,10 @@
 //! f32's rounding (they cut off bits instead), Hopper's for 8-bit operands keep 14 bits of mantissa
 //! or so unless sums are promoted now and then (DeepSeek-V3 technical report, section 3.3.2). The
 //! output is overwritten. The same input gives the same bits each time.
+//!
+//! The residual is BLAS's C in a buffer of its own, and beta is for it alone: both meet the
+//! activation's value in a multiply-add in f32. With beta = 0 the residual is not read, so that NaN in
+//! it stays there: the kernel without a residual runs.
 //!
 //! | family | instructions | serves |
 //! |---|---|---|

@@ -82,6 +82,7 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
     lhs_strides: Strides,
     rhs_strides: Strides,
     alpha: f32,
+    beta: f32,
     #[comptime] blueprint: PortableBlueprint,
     #[comptime] epilogue: EpilogueBlueprint,
     #[define(I)] _input: ElemType,
@@ -168,7 +169,7 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
                 }
                 value = activate(value, comptime!(epilogue.activation));
                 if comptime!(epilogue.residual) {
-                    value += f32::cast_from(residual[at]);
+                    value = fma(f32::cast_from(residual[at]), beta, value);
                 }
                 out[at] = O::cast_from(value);
             }

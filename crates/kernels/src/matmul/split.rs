@@ -18,6 +18,7 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     row_vectors: u32,
     splits: u32,
     alpha: f32,
+    beta: f32,
     #[comptime] epilogue: EpilogueBlueprint,
     #[define(O)] _output: ElemType,
 ) {
@@ -43,7 +44,8 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
         finished.insert(lane, activate(value.extract(lane), comptime!(epilogue.activation)));
     }
     if comptime!(epilogue.residual) {
-        finished += Vector::cast_from(residual[index as usize]);
+        let added = Vector::<f32, N>::cast_from(residual[index as usize]);
+        finished = fma(added, Vector::new(beta), finished);
     }
     out[index as usize] = Vector::cast_from(finished);
 }

@@ -87,6 +87,7 @@ fn finish<O: Float>(
     column: u32,
     place: &Fragment,
     scale: f32,
+    beta: f32,
     residual: &[O],
     #[comptime] activation: Activation,
     #[comptime] add_residual: bool,
@@ -95,7 +96,7 @@ fn finish<O: Float>(
     if comptime!(add_residual) {
         if row < place.m && column < place.n {
             let at = (place.origin + row) * place.n + column;
-            value += f32::cast_from(residual[at as usize]);
+            value = fma(f32::cast_from(residual[at as usize]), beta, value);
         }
     }
     value
@@ -112,6 +113,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     residual: &[O],
     place: &Fragment,
     scale: f32,
+    beta: f32,
     #[comptime] first: usize,
     #[comptime] columns: usize,
     #[comptime] width: StoreWidth,
@@ -161,6 +163,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                     column,
                     place,
                     scale,
+                    beta,
                     residual,
                     activation,
                     add_residual,
@@ -172,6 +175,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                     column + 1,
                     place,
                     scale,
+                    beta,
                     residual,
                     activation,
                     add_residual,

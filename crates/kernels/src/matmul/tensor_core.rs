@@ -188,6 +188,7 @@ impl Launch<'_> {
                 self.extent(device),
                 self.last_matrix(),
                 epilogue.alpha,
+                epilogue.beta,
                 kernel,
                 epilogue.blueprint(),
                 output.out.dtype,
@@ -288,6 +289,7 @@ impl Launch<'_> {
                 pitch(&self.rhs),
                 self.problem.k as u32,
                 epilogue.alpha,
+                epilogue.beta,
                 kernel,
                 epilogue.blueprint(),
                 output.out.dtype,
@@ -337,6 +339,7 @@ impl Launch<'_> {
                 (self.problem.n / width) as u32,
                 self.blueprint.splits as u32,
                 epilogue.alpha,
+                epilogue.beta,
                 blueprint,
                 output.out.dtype,
             );
