@@ -107,14 +107,14 @@ impl OperationFuser<CubeOptimization> for ColumnSumFuser {
 
 /// A sum over dimensions that are neighbors and not the last.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Sum {
-    input: TensorIr,
-    out: TensorIr,
+pub(crate) struct Sum {
+    pub(crate) input: TensorIr,
+    pub(crate) out: TensorIr,
     axes: Range<usize>,
 }
 
 /// The sum in `operation`, if its type and dimensions are ones that the kernel takes.
-fn served_sum(operation: &OperationIr) -> Option<Sum> {
+pub(crate) fn served_sum(operation: &OperationIr) -> Option<Sum> {
     let OperationIr::NumericFloat(dtype, operation) = operation else { return None };
     let (input, out, axes) = match operation {
         NumericOperationIr::SumDim(op) => (&op.input, &op.out, op.axis..op.axis + 1),
@@ -134,19 +134,17 @@ fn neighbors(axes: &[usize]) -> Option<Range<usize>> {
     (axes.len() == range.len() && range.clone().all(|axis| axes.contains(&axis))).then_some(range)
 }
 
-/// A sum on the kernel, or on Burn's own reduction where the kernel declines.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ColumnSumOperation {
-    sum: Sum,
-    /// Operations before it, which run unfused.
-    passengers: usize,
-}
+impl Sum {
+    /// Whether it leaves one row, along the last dimension, of all.
+    pub(crate) fn is_of_rows(&self) -> bool {
+        self.axes == (0..self.input.shape.num_dims() - 1)
+    }
 
-impl ColumnSumOperation {
-    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
+    /// Runs it on the kernel.
+    pub(crate) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
         const OP: &str = "column_sum";
 
-        let Sum { input, out, axes } = &self.sum;
+        let Self { input, out, axes } = self;
         let x = Input::of(context, input, OP)?;
         let problem = ColumnSumProblem::new(&x.shape, &x.strides, axes.clone(), x.dtype)?;
         let y = column_sum(&x.client, &problem, &x.buffer(problem.span()))?;
@@ -154,6 +152,14 @@ impl ColumnSumOperation {
         consume(context, input);
         Ok(())
     }
+}
+
+/// A sum on the kernel, or on Burn's own reduction where the kernel declines.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ColumnSumOperation {
+    sum: Sum,
+    /// Operations before it, which run unfused.
+    passengers: usize,
 }
 
 impl FusedOperation for ColumnSumOperation {
@@ -172,7 +178,7 @@ impl FusedOperation for ColumnSumOperation {
         for passenger in 0..self.passengers {
             fallback(passenger).run(context);
         }
-        if let Err(reason) = self.launch(context) {
+        if let Err(reason) = self.sum.launch(context) {
             declined::tell_once(NAME, &reason);
             fallback(self.passengers).run(context);
         }

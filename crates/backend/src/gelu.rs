@@ -9,6 +9,11 @@
 //! `Phi(x) + x phi(x)`. They differ by up to 9e-4 of the output's gradient (at |x| = 2), which is
 //! 14,000 roundings of f32 and a fifth of one of bf16.
 //!
+//! With the gradient goes the sum of its rows if it is next in the stream, as it is where a linear layer
+//! with a bias is in front of GELU: one kernel makes both, and the gradient is not read again for the
+//! sum. The stream has `SumDim` right behind the sixteen operations at rank 2, and `Reshape`, `SumDim`
+//! at higher ranks, where Burn's layer makes a matrix of its input.
+//!
 //! Taken is what stands at the head of a block, and a gradient behind the product that it
 //! multiplies, which `BlackburnMatmul` takes along. Elsewhere the gradient is Burn's:
 //! - Behind other element-wise operations (a bias, the gradient of dropout) Burn's fusion makes one
@@ -16,32 +21,24 @@
 //! - Behind a product that Burn's fusion takes, that is, without `BlackburnMatmul`, the sixteen
 //!   operations become part of the product's kernel.
 
-use crate::{
-    declined::tell_once,
-    handles::{Input, Tensors, consume, register_output},
-    pattern::{
-        ExpectedScalar, Matcher, Pattern,
-        Step::{Add, AddScalar, DivScalar, Erf, Mul, MulScalar, PowfScalar, Tanh},
-        burn_score,
-    },
+mod operation;
+pub(crate) mod row_sum;
+
+use crate::pattern::{
+    Matcher, Pattern,
+    Step::{Add, AddScalar, DivScalar, Erf, Mul, MulScalar, PowfScalar, Tanh},
 };
-use blackburn_kernels::{
-    KernelError,
-    gelu::{gelu_backward, gelu_forward},
-};
-use burn_backend::DType;
 use burn_cubecl::{
     CubeDevice,
     fusion::{CubeFuser, OptimizationProvider},
 };
-use burn_cubecl_fusion::{
-    FallbackOperation,
-    optim::{CubeOptimization, FusedOperation},
-};
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::ScalarId};
-use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorIr};
-use serde::{Deserialize, Serialize};
-use std::f64::consts::SQRT_2;
+use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
+use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
+use burn_ir::{BaseOperationIr, OperationIr, TensorId};
+pub(crate) use operation::GeluOperation;
+use operation::Pass;
+pub(crate) use row_sum::{Followed, RowSumSearch};
+use std::{f64::consts::SQRT_2, sync::OnceLock};
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnGelu";
@@ -82,28 +79,40 @@ impl OptimizationProvider for GeluProvider {
     type Operation = GeluOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(GeluFuser::default())
+        CubeFuser::new(GeluFuser::new(takes_sum()))
     }
+}
+
+static TAKES_SUM: OnceLock<bool> = OnceLock::new();
+
+/// Says whether the sum of a gradient's rows is served with it; the first call decides for the
+/// process, as the first registration of providers does.
+pub(crate) fn configure(takes_sum: bool) {
+    // A second call finds Burn's registry sealed too, and changes nothing.
+    let _ = TAKES_SUM.set(takes_sum);
+}
+
+/// Whether the sum of a gradient's rows is served with it.
+pub(crate) fn takes_sum() -> bool {
+    TAKES_SUM.get().copied().unwrap_or(true)
 }
 
 /// Follows both patterns from the head of a block, and the backward pass behind the forward pass too:
 /// in `y.backward()` its gradient waits on nothing else.
 ///
 /// It waits on no operation that Burn's element-wise fusion does not wait on too, so it takes none
-/// from another fusion.
+/// from another fusion. Behind the backward pass it waits for the sum of its rows, which Burn's fusion
+/// of reductions waits for too.
 #[derive(Clone)]
 struct GeluFuser {
+    /// Whether the sum of a gradient's rows is taken.
+    takes_sum: bool,
     /// How many operations were followed.
     seen: usize,
     candidates: Vec<Candidate>,
     found: Option<GeluOperation>,
-}
-
-impl Default for GeluFuser {
-    fn default() -> Self {
-        let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
-        Self { seen: 0, candidates, found: None }
-    }
+    /// Looks for the sum behind the backward pass that was found.
+    behind: Option<RowSumSearch>,
 }
 
 impl GeluFuser {
@@ -113,6 +122,11 @@ impl GeluFuser {
     /// behind it, Burn's kernel takes less time.
     const LEAD: u64 = 430;
 
+    fn new(takes_sum: bool) -> Self {
+        let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
+        Self { takes_sum, seen: 0, candidates, found: None, behind: None }
+    }
+
     fn find(&mut self) {
         let Some(complete) = self.candidates.iter().find(|c| c.matcher.is_complete()) else {
             return;
@@ -120,6 +134,8 @@ impl GeluFuser {
         let pass = Pass::of(&complete.matcher);
         let next = pass.as_ref().filter(|pass| pass.dy.is_none()).map(|forward| forward.x.id);
         if let Some(pass) = pass {
+            self.behind = (self.takes_sum && pass.dy.is_some())
+                .then(|| RowSumSearch::behind(pass.out.clone()));
             let found = self.found.get_or_insert_default();
             found.passes.push(pass);
             found.ones = complete.ones.as_ref().map(|ones| ones.position);
@@ -130,6 +146,14 @@ impl GeluFuser {
 
 impl OperationFuser<CubeOptimization> for GeluFuser {
     fn fuse(&mut self, operation: &OperationIr) {
+        if let Some(search) = self.behind.take() {
+            match (search.follow(operation), &mut self.found) {
+                (Followed::Waits(search), _) => self.behind = Some(search),
+                (Followed::Found(sum), Some(found)) => found.sum = Some(sum),
+                _ => {}
+            }
+            return;
+        }
         if self.candidates.is_empty() {
             return;
         }
@@ -145,13 +169,15 @@ impl OperationFuser<CubeOptimization> for GeluFuser {
     }
 
     fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.takes_sum);
     }
 
     fn status(&self) -> FuserStatus {
-        if self.candidates.is_empty() { FuserStatus::Closed } else { FuserStatus::Open }
+        let waits = !self.candidates.is_empty() || self.behind.is_some();
+        if waits { FuserStatus::Open } else { FuserStatus::Closed }
     }
 
+    /// A sum adds nothing to the bid: Burn's fusion of reductions bids nothing for it either.
     fn properties(&self) -> FuserProperties {
         let score = self.found.as_ref().map_or(0, |found| found.burn_score() + Self::LEAD);
         FuserProperties { score, ready: self.found.is_some() }
@@ -205,131 +231,15 @@ impl Candidate {
     }
 }
 
-/// One or both passes on the kernels, or on Burn's own operations where those decline.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct GeluOperation {
-    /// The operations of one stand behind those of the other.
-    passes: Vec<Pass>,
-    /// The position of the operation that makes `dy`, if it is among them.
-    ones: Option<usize>,
-}
-
-/// A pass, forward or backward.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Pass {
-    x: TensorIr,
-    /// The gradient of the output in the backward pass.
-    dy: Option<TensorIr>,
-    out: TensorIr,
-    scalars: Vec<ExpectedScalar>,
-    /// How many operations it replaces.
-    operations: usize,
-}
-
-impl GeluOperation {
-    /// The one pass that `complete` has followed, if the kernel takes the type.
-    pub(crate) fn of(complete: &Matcher) -> Option<Self> {
-        Pass::of(complete).map(|pass| Self { passes: vec![pass], ones: None })
-    }
-
-    /// What Burn's own fusion bids for the same operations.
-    fn burn_score(&self) -> u64 {
-        let pass = |(at, pass): (usize, &Pass)| match pass.dy {
-            None => burn_score(FORWARD, 2),
-            // The second pass does not read x again, and ones are not read.
-            Some(_) => burn_score(BACKWARD, 3 - at - usize::from(self.ones.is_some())),
-        };
-        self.passes.iter().enumerate().map(pass).sum()
-    }
-}
-
-impl Pass {
-    fn of(complete: &Matcher) -> Option<Self> {
-        let x = complete.tensor("x")?.clone();
-        matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16).then_some(())?;
-        Some(Self {
-            x,
-            dy: complete.tensor("dy").cloned(),
-            out: complete.output()?.clone(),
-            scalars: complete.scalars().to_vec(),
-            operations: complete.len(),
-        })
-    }
-
-    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        const OP: &str = "gelu";
-
-        let unsupported = |reason: &str| KernelError::Unsupported { op: OP, reason: reason.into() };
-        let is_there = |expected: &ExpectedScalar| {
-            let id = ScalarId { value: expected.id };
-            context.scalars.get(&id).is_some_and(|actual| expected.is(*actual))
-        };
-        if !self.scalars.iter().all(is_there) {
-            return Err(unsupported("its operations, but with other constants"));
-        }
-        // Two passes more for a strided input: about the time of Burn's one kernel, and a fraction of
-        // that of its operations one by one.
-        let read = |tensor| Input::of(context, tensor, OP).map(Input::contiguous);
-        let x = read(&self.x)?;
-        let x_buffer = x.buffer(x.elements());
-        let out = match &self.dy {
-            None => gelu_forward(&x.client, &x_buffer)?,
-            Some(dy) => {
-                let dy = read(dy)?;
-                gelu_backward(&x.client, &x_buffer, &dy.buffer(dy.elements()))?
-            }
-        };
-        register_output(context, &self.out, &x, out, OP)?;
-        for input in [Some(&self.x), self.dy.as_ref()].into_iter().flatten() {
-            consume(context, input);
-        }
-        Ok(())
-    }
-}
-
-impl FusedOperation for GeluOperation {
-    const NAME: &'static str = NAME;
-    type State = Self;
-
-    fn num_ops_fused(&self) -> usize {
-        let operations: usize = self.passes.iter().map(|pass| pass.operations).sum();
-        operations + usize::from(self.ones.is_some())
-    }
-
-    fn run(
-        &mut self,
-        context: &mut Tensors,
-        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
-    ) {
-        if let Some(ones) = self.ones {
-            fallback(ones).run(context);
-        }
-        let mut positions = (0..self.num_ops_fused()).filter(|at| self.ones != Some(*at));
-        for pass in &self.passes {
-            let own: Vec<usize> = positions.by_ref().take(pass.operations).collect();
-            if let Err(reason) = pass.launch(context) {
-                tell_once(NAME, &reason);
-                for position in own {
-                    fallback(position).run(context);
-                }
-            }
-        }
-    }
-
-    fn to_state(&self) -> Self::State {
-        self.clone()
-    }
-
-    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
-        state
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pattern::emit::{emit, tensor};
+    use crate::pattern::{
+        burn_score,
+        emit::{emit, tensor},
+    };
     use burn_ir::{CreationOpIr, TensorStatus};
+    use row_sum::tests::{sum, view};
 
     const X: (&str, u64) = ("x", 0);
     const DY: (&str, u64) = ("dy", 1);
@@ -349,7 +259,7 @@ mod tests {
     }
 
     fn after(operations: &[OperationIr]) -> GeluFuser {
-        let mut fuser = GeluFuser::default();
+        let mut fuser = GeluFuser::new(true);
         operations.iter().for_each(|operation| fuser.fuse(operation));
         fuser
     }
@@ -400,5 +310,24 @@ mod tests {
         assert!(score > burns, "{score} {burns}");
         let of_another = [forward(), emit(BACKWARD, &[("x", 7), DY], 20, SHAPE)].concat();
         assert_eq!(taken(&of_another), Some(5));
+    }
+    #[test]
+    fn the_sum_of_a_gradient_s_rows_is_taken_with_it() {
+        const DX: u64 = 35;
+
+        let is_open = |fuser: &GeluFuser| matches!(fuser.status(), FuserStatus::Open);
+        assert!(is_open(&after(&backward())), "a sum may follow");
+        assert_eq!(taken(&[&backward()[..], &[sum(DX, SHAPE)]].concat()), Some(17));
+        let viewed = [&backward()[..], &[view(DX, SHAPE, 40), sum(40, SHAPE)]].concat();
+        assert_eq!(taken(&viewed[..17]), Some(16), "the view waits for the sum");
+        assert_eq!(taken(&viewed), Some(18));
+        let both = [&forward()[..], &backward(), &[sum(DX, SHAPE)]].concat();
+        assert_eq!(taken(&both), Some(22));
+        assert_eq!(taken(&[&backward()[..], &[sum(9, SHAPE)]].concat()), Some(16), "of another");
+        // The output of the forward pass has no such sum.
+        assert_eq!(taken(&[&forward()[..], &[sum(14, SHAPE)]].concat()), Some(5));
+        let mut alone = GeluFuser::new(false);
+        backward().iter().for_each(|operation| alone.fuse(operation));
+        assert!(!is_open(&alone), "it is another provider's");
     }
 }

@@ -108,6 +108,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
         return Err(UnknownProvider { name: name.clone(), known });
     }
     let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
+    gelu::configure(!is_disabled(column_sum::NAME));
     matmul::configure(MatmulSettings {
         f32_precision: settings.f32_matmul,
         tune: settings.tune_matmul,

@@ -1,6 +1,6 @@
 //! GELU in its exact (erf) form.
 
-use crate::storage::Storage;
+use crate::{column_sum, storage::Storage};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// Absolute error of the portable erf in f32: 1.5e-7 of Abramowitz and Stegun 7.1.26, and the
@@ -44,6 +44,25 @@ pub fn forward_bound(x: f64, storage: Storage, erf_error: f64) -> f64 {
 /// How far off dx = dy gelu'(x) may be.
 pub fn backward_bound(x: f64, dy: f64, storage: Storage, erf_error: f64) -> f64 {
     dy.abs() * derivative_error(x, erf_error) + output_error(dy * gelu_derivative(x), storage)
+}
+
+/// How far off the sum of the gradients of such `pairs` of x and dy may be: each term computed in f32
+/// and rounded to `terms`, added up in f32, the sum rounded to `storage`.
+pub fn backward_sum_bound(
+    pairs: impl Iterator<Item = (f64, f64)>,
+    terms: Storage,
+    storage: Storage,
+    erf_error: f64,
+) -> f64 {
+    let (mut count, mut sum, mut magnitudes, mut errors) = (0, 0.0, 0.0, 0.0);
+    for (x, dy) in pairs {
+        let (dx, error) = (dy * gelu_derivative(x), backward_bound(x, dy, terms, erf_error));
+        count += 1;
+        sum += dx;
+        magnitudes += dx.abs() + error;
+        errors += error;
+    }
+    errors + column_sum::bound(sum, magnitudes, count, storage) + errors * storage.unit_roundoff()
 }
 
 /// How far off gelu'(x) may be in f32.

@@ -2,6 +2,8 @@
 
 #[path = "gelu_module.rs"]
 mod module;
+#[path = "gelu_sum.rs"]
+mod sum;
 
 use blackburn_kernels::{
     KernelError,
@@ -44,6 +46,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("gelu::empty_tensors_give_empty_tensors", || on_device(empty)),
         Trial::ignorable_test("gelu::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
+    trials.extend(sum::trials());
     trials.extend(module::trials());
     trials
 }

@@ -44,7 +44,17 @@ pub(crate) fn trials() -> Vec<Trial> {
                 },
             )
         }),
-        trial("a_perceptron_has_the_gradients_of_the_exact_form", perceptron),
+        trial("a_perceptron_has_the_gradients_of_the_exact_form", |device| {
+            perceptron(device, [2, 12, 9], 40).map(drop)
+        }),
+        trial("the_gradient_of_a_bias_is_made_with_that_of_gelu", |device| {
+            with_sum(device, [24, 9], 16 + 1)?;
+            with_sum(device, [2, 12, 9], 16 + 2)?;
+            with_sum(device, [2, 3, 4, 9], 16 + 2)
+        }),
+        trial("the_gradient_of_a_bias_of_one_column_is_left_to_burn", |device| {
+            perceptron(device, [24, 9], 1).map(drop)
+        }),
         trial("an_input_that_is_read_again_is_kept", input_is_kept),
         trial("a_strided_input_is_read_in_its_order", strided),
         trial("a_forward_with_other_constants_or_data_flow_is_computed_as_written", lookalikes),
@@ -122,20 +132,43 @@ fn module<const D: usize>(
     }
 }
 
-/// Linear, GELU, and [`readout`].
-fn perceptron(device: &Device) -> Result<(), Failed> {
+/// One kernel makes the gradient of GELU and its sum, for a layer so wide that its lanes are busy.
+fn with_sum<const D: usize>(
+    device: &Device,
+    shape: [usize; D],
+    operations: usize,
+) -> Result<(), Failed> {
+    let blocks = perceptron(device, shape, 128)?;
+    expect_within(&blocks, operations, &["GeluBackwardSumKernel"])?;
+    let is_sum = |block: &&Block| block.kernels.iter().any(|k| k.ends_with("BackwardSumKernel"));
+    let block = blocks.iter().find(is_sum).ok_or("no block has the kernel")?;
+    match block.kernels.iter().any(|kernel| kernel.ends_with("ColumnSumKernel")) {
+        false => Ok(()),
+        true => Err(format!("few rows were summed in two launches: {block:?}").into()),
+    }
+}
+
+/// Linear, GELU, and [`readout`], on rows that are the last dimension of `shape`.
+fn perceptron<const D: usize>(
+    device: &Device,
+    shape: [usize; D],
+    hidden: usize,
+) -> Result<Vec<Block>, Failed> {
     let device = device.clone().autodiff();
-    let (rows, inputs, hidden) = (24, 9, 40);
+    let inputs = shape[D - 1];
+    let rows = shape.iter().product::<usize>() / inputs;
     let inner = LinearConfig::new(inputs, hidden).init(&device);
     let outer_weight = normal(22, hidden, 0.3, Storage::Bf16);
     let outer = readout(&outer_weight, F32, &device);
     let x = normal(21, rows * inputs, 2.0, F32);
-    let input = tensor(&x, [2, rows / 2, inputs], F32, &device);
+    let input = tensor(&x, shape, F32, &device);
     let inner_bias = inner.bias.as_ref().ok_or("LinearConfig gives a bias")?;
     let (weight, bias) = (values(inner.weight.val())?, values(inner_bias.val())?);
 
-    let h = Gelu::new().forward(inner.forward(input));
-    let gradients = outer.forward(h).sum().backward();
+    let (gradients, blocks) = blocks_of(&device, || {
+        let h = Gelu::new().forward(inner.forward(input));
+        Ok(outer.forward(h).sum().backward())
+    })?;
     let of = |gradient: Option<Tensor<2>>| values(gradient.ok_or("a weight has no gradient")?);
     let db = inner_bias.grad(&gradients).ok_or("the bias has no gradient")?;
     let (dw, db) = (of(inner.weight.grad(&gradients))?, values(db)?);
@@ -176,7 +209,7 @@ fn perceptron(device: &Device) -> Result<(), Failed> {
         })
         .collect();
     compare(&dw_outer, &expected, &bounds)?;
-    Ok(())
+    Ok(blocks)
 }
 
 /// Nothing but GELU: the gradient of its output is nothing but ones, and nothing follows it.

@@ -1,7 +1,7 @@
 use super::{activations::KnownActivation, chain::Chain, operation::MatmulOperation};
 use crate::{
     arithmetic::arithmetic_output,
-    gelu::{self, GeluOperation},
+    gelu::{self, Followed, GeluOperation, RowSumSearch},
     pattern::Matcher,
 };
 use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
@@ -18,11 +18,14 @@ use burn_ir::OperationIr;
 /// The gradient of GELU behind a product is claimed with it. It multiplies the product by what
 /// fifteen operations make of another tensor in the meantime, in a block of their own. Burn joins the
 /// two blocks only if something in front waits for what is behind; otherwise the last operation
-/// starts a third block, and no fusion gets all sixteen.
+/// starts a third block, and no fusion gets all sixteen. The sum of its rows is claimed as
+/// `BlackburnGelu` claims it.
 #[derive(Clone, Default)]
 pub(super) struct MatmulFuser {
     /// Whether the gradient of GELU is claimed.
     takes_gelu: bool,
+    /// Whether the sum of its rows is claimed with it.
+    takes_sum: bool,
     /// How many operations were let in.
     seen: usize,
     /// Positions of those that are not part of the chain: they run first, as Burn runs them.
@@ -34,6 +37,8 @@ pub(super) struct MatmulFuser {
     gradient: Option<Matcher>,
     /// That gradient, complete.
     gelu: Option<GeluOperation>,
+    /// Looks for the sum behind it.
+    behind: Option<RowSumSearch>,
     closed: bool,
 }
 
@@ -43,9 +48,9 @@ impl MatmulFuser {
     /// Below any other fusion that saves a tensor.
     const SCORE_BEHIND_ARITHMETIC: u64 = 15;
 
-    /// Claims the gradient of GELU if it `takes_gelu`.
-    pub(super) fn new(takes_gelu: bool) -> Self {
-        Self { takes_gelu, ..Self::default() }
+    /// Claims the gradient of GELU if it `takes_gelu`, and the sum of its rows if it `takes_sum`.
+    pub(super) fn new(takes_gelu: bool, takes_sum: bool) -> Self {
+        Self { takes_gelu, takes_sum, ..Self::default() }
     }
 
     /// Before the product. Says whether `operation` was let in.
@@ -63,6 +68,9 @@ impl MatmulFuser {
 
     /// Behind the product. Says whether `operation` was let in.
     fn follow(&mut self, operation: &OperationIr) -> bool {
+        if let Some(search) = self.behind.take() {
+            return self.follow_gradient(search, operation);
+        }
         let Some(chain) = &mut self.chain else { return false };
         if self.candidates.is_empty() && self.gradient.is_none() {
             if chain.follow(operation, self.seen) {
@@ -94,10 +102,26 @@ impl MatmulFuser {
         if let Some(matcher) = self.gradient.take_if(|matcher| matcher.is_complete()) {
             self.gelu = GeluOperation::of(&matcher)
                 .filter(|_| matcher.tensor("dy").is_some_and(|dy| dy.id == value.id));
-            self.closed = true;
+            self.behind = (self.takes_sum && self.gelu.is_some())
+                .then(|| matcher.output().cloned().map(RowSumSearch::behind))
+                .flatten();
+            self.closed = self.behind.is_none();
             return true;
         }
         !self.candidates.is_empty() || self.gradient.is_some()
+    }
+
+    /// Behind the gradient of GELU. Says whether `operation` was let in.
+    fn follow_gradient(&mut self, search: RowSumSearch, operation: &OperationIr) -> bool {
+        match search.follow(operation) {
+            Followed::Waits(search) => self.behind = Some(search),
+            Followed::Found(sum) => {
+                self.gelu = self.gelu.take().map(|gelu| gelu.with_sum(sum));
+                self.closed = true;
+            }
+            Followed::Lost => return false,
+        }
+        true
     }
 }
 
@@ -124,7 +148,7 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
     }
 
     fn reset(&mut self) {
-        *self = Self::new(self.takes_gelu);
+        *self = Self::new(self.takes_gelu, self.takes_sum);
     }
 
     fn status(&self) -> FuserStatus {

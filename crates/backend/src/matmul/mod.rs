@@ -28,6 +28,7 @@ mod chain;
 mod fuser;
 mod operation;
 
+use crate::gelu;
 use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::{
     CubeDevice,
@@ -71,6 +72,6 @@ impl OptimizationProvider for MatmulProvider {
     type Operation = MatmulOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(MatmulFuser::new(settings().takes_gelu))
+        CubeFuser::new(MatmulFuser::new(settings().takes_gelu, gelu::takes_sum()))
     }
 }

@@ -42,6 +42,12 @@ impl ColumnSumBlueprint {
         Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) }
     }
 
+    /// The share of lanes that have columns to work on.
+    pub(crate) fn busy_lanes(&self, columns: usize) -> f64 {
+        let lanes = Self::column_cubes(columns, self.vector_size) * VECTOR_LANES as usize;
+        (columns / self.vector_size) as f64 / lanes as f64
+    }
+
     /// Cubes side by side.
     pub(super) fn column_cubes(columns: usize, vector_size: VectorSize) -> usize {
         (columns / vector_size).div_ceil(VECTOR_LANES as usize)

@@ -14,8 +14,6 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     #[define(I)] _input: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let lanes = comptime!((VECTOR_LANES * ROW_LANES) as usize);
-    let mut partial = Shared::<[Vector<f32, N>]>::new_slice(lanes);
     let column = CUBE_POS_X * VECTOR_LANES + UNIT_POS_X;
 
     // 1. Each unit adds up its rows.
@@ -31,6 +29,20 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     }
 
     // 2. The units of a column meet.
+    write_cube_sum::<O, N>(sum, y, column, columns);
+}
+
+/// Adds up what the units of a column hold, and writes it to the place of this cube's split: `y` is
+/// `[outer, splits, columns]`, in vectors. All units of the cube have to call it.
+#[cube]
+pub(crate) fn write_cube_sum<O: Float, N: Size>(
+    sum: Vector<f32, N>,
+    y: &mut [Vector<O, N>],
+    column: u32,
+    columns: u32,
+) {
+    let lanes = comptime!((VECTOR_LANES * ROW_LANES) as usize);
+    let mut partial = Shared::<[Vector<f32, N>]>::new_slice(lanes);
     partial[(UNIT_POS_Y * VECTOR_LANES + UNIT_POS_X) as usize] = sum;
     sync_cube();
     if UNIT_POS_Y == 0 && column < columns {

@@ -23,14 +23,26 @@ pub fn column_sum(
 ) -> Result<Buffer, KernelError> {
     problem.check_input(x)?;
     let blueprint = ColumnSumBlueprint::plan(problem, client);
+    sum_with(client, problem, blueprint, |y| launch(client, problem, blueprint, x, y))
+}
+
+/// Sums what `first` makes: it writes its cubes' sums to the buffer that it gets, which is the result
+/// if there is one split, and otherwise an f32 workspace `[outer, splits, columns]` that a second
+/// launch sums.
+pub(crate) fn sum_with(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    blueprint: ColumnSumBlueprint,
+    first: impl FnOnce(&Buffer) -> Result<(), KernelError>,
+) -> Result<Buffer, KernelError> {
     let y = Buffer::empty(client, problem.outer * problem.columns, problem.dtype);
     if blueprint.splits == 1 {
-        launch(client, problem, blueprint, x, &y)?;
+        first(&y)?;
         return Ok(y);
     }
     let partials = problem.outer * blueprint.splits * problem.columns;
     let workspace = Buffer::empty(client, partials, ElemType::Float(FloatKind::F32));
-    launch(client, problem, blueprint, x, &workspace)?;
+    first(&workspace)?;
     let rest = ColumnSumProblem {
         rows: blueprint.splits,
         outer_stride: blueprint.splits * problem.columns,
@@ -51,16 +63,8 @@ fn launch(
     x: &Buffer,
     y: &Buffer,
 ) -> Result<(), KernelError> {
-    let ColumnSumBlueprint { vector_size, splits } = blueprint;
-    let cubes =
-        [ColumnSumBlueprint::column_cubes(problem.columns, vector_size), splits, problem.outer];
-    let most = client.properties().hardware.max_cube_count;
-    let [Ok(x_count), Ok(y_count), Ok(z_count)] = cubes.map(u32::try_from) else {
-        return Err(too_many(cubes));
-    };
-    if x_count > most.0 || y_count > most.1 || z_count > most.2 {
-        return Err(too_many(cubes));
-    }
+    let count = cube_count(client, problem, blueprint)?;
+    let vector_size = blueprint.vector_size;
     // `ColumnSumProblem::new` has seen to it that all of these fit 32 bits.
     let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: x holds the problem's span, rounded up to whole vectors by the allocator's alignment,
@@ -68,7 +72,7 @@ fn launch(
     unsafe {
         column_sum_kernel::launch_unchecked(
             client,
-            CubeCount::Static(x_count, y_count, z_count),
+            count,
             CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
             vector_size,
             BufferArg::from_raw_parts(x.handle.clone(), x.elements),
@@ -82,6 +86,23 @@ fn launch(
         );
     }
     Ok(())
+}
+
+/// Cubes: columns along x, splits along y, outer along z.
+pub(crate) fn cube_count(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    blueprint: ColumnSumBlueprint,
+) -> Result<CubeCount, KernelError> {
+    let ColumnSumBlueprint { vector_size, splits } = blueprint;
+    let cubes =
+        [ColumnSumBlueprint::column_cubes(problem.columns, vector_size), splits, problem.outer];
+    let most = client.properties().hardware.max_cube_count;
+    let [Ok(x), Ok(y), Ok(z)] = cubes.map(u32::try_from) else { return Err(too_many(cubes)) };
+    if x > most.0 || y > most.1 || z > most.2 {
+        return Err(too_many(cubes));
+    }
+    Ok(CubeCount::Static(x, y, z))
 }
 
 fn too_many(cubes: [usize; 3]) -> KernelError {

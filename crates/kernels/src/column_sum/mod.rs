@@ -33,4 +33,9 @@ pub use launch::column_sum;
 pub use problem::ColumnSumProblem;
 
 #[cfg(feature = "cuda-source")]
-pub(crate) use {blueprint::ROW_LANES, blueprint::VECTOR_LANES, forward::column_sum_kernel};
+pub(crate) use forward::column_sum_kernel;
+pub(crate) use {
+    blueprint::{ROW_LANES, VECTOR_LANES},
+    forward::write_cube_sum,
+    launch::{cube_count, sum_with},
+};

@@ -9,7 +9,7 @@ mod quantize;
 
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
-    gelu::{gelu_backward_kernel, gelu_forward_kernel},
+    gelu::{gelu_backward_kernel, gelu_backward_sum_kernel, gelu_forward_kernel},
 };
 use cubecl::{
     Compiler,
@@ -103,12 +103,47 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
                 dtype,
             ),
         )?);
+        kernels.extend(gelu_backward_sums(dtype, name)?);
         kernels.extend(column_sums(dtype, name)?);
     }
     kernels.extend(attention::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(quantize::variants()?);
     Ok(kernels)
+}
+
+/// Into the f32 workspace, and the only pass of a few rows; in f32 the two are one.
+fn gelu_backward_sums(dtype: ElemType, name: &str) -> Result<Vec<CudaKernel>, SourceError> {
+    let f32 = ElemType::Float(FloatKind::F32);
+    let passes = [("only", dtype), ("first", f32)];
+    let distinct = if dtype == f32 { &passes[..1] } else { &passes[..] };
+    let variant_of = |(pass, sums): &(&str, ElemType)| {
+        let buffer = || BufferCompilationArg { inplace: None };
+        variant(
+            format!("gelu_backward_sum_{pass}_{name}"),
+            gelu_backward_sum_kernel::GeluBackwardSumKernel::new(
+                settings_2d(),
+                properties(),
+                Arc::default(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                16 / dtype.size(),
+                dtype,
+                *sums,
+            ),
+            Promise {
+                architectures: EVERY_ARCHITECTURE.to_vec(),
+                tensor_core: None,
+                // Four cubes of 256 threads a multiprocessor, all that a launch has for it.
+                max_registers: Some(64),
+            },
+        )
+    };
+    distinct.iter().map(variant_of).collect()
 }
 
 /// The first pass into the f32 workspace, the second out of it, and the only one of a short sum;

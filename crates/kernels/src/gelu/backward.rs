@@ -1,5 +1,12 @@
 use super::forward::{normal_cdf, normal_pdf};
+use crate::column_sum::{ROW_LANES, VECTOR_LANES, write_cube_sum};
 use cubecl::prelude::*;
+
+/// Phi(x) + x phi(x), the derivative of x Phi(x).
+#[cube]
+fn derivative<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    normal_cdf::<N>(x) + x * normal_pdf::<N>(x)
+}
 
 /// dx = dy (Phi(x) + x phi(x)), a vector a unit.
 #[cube(launch_unchecked)]
@@ -14,6 +21,47 @@ pub(crate) fn gelu_backward_kernel<F: Float, N: Size>(
     }
     let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
     let grad = Vector::<f32, N>::cast_from(dy[ABSOLUTE_POS]);
-    let slope = normal_cdf::<N>(value) + value * normal_pdf::<N>(value);
-    dx[ABSOLUTE_POS] = Vector::cast_from(grad * slope);
+    dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value));
+}
+
+/// dx as above, and to `sums` those of its columns over the rows that a cube has, which are those of
+/// a column sum. `columns` counts vectors. Cubes: columns along x, splits along y.
+#[cube(launch_unchecked)]
+pub(crate) fn gelu_backward_sum_kernel<F: Float, O: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    sums: &mut [Vector<O, N>],
+    rows: u32,
+    columns: u32,
+    #[define(F)] _dtype: ElemType,
+    #[define(O)] _sums: ElemType,
+) {
+    let column = CUBE_POS_X * VECTOR_LANES + UNIT_POS_X;
+
+    // 1. Each unit works through its rows of one vector of columns.
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut row = CUBE_POS_Y * ROW_LANES + UNIT_POS_Y;
+    if column < columns && row < rows {
+        let step = CUBE_COUNT_Y * ROW_LANES;
+        let mut next_x = x[(row * columns + column) as usize];
+        while row < rows {
+            let index = row * columns + column;
+            let value = Vector::<f32, N>::cast_from(next_x);
+            // x is fetched a row ahead. The compiler leaves dy until the slope is there, to save
+            // registers, so a row would wait for memory twice; so it waits for both at once. dy a row
+            // ahead as well takes 79 registers on Blackwell, which leaves room for three cubes.
+            row += step;
+            if row < rows {
+                next_x = x[(row * columns + column) as usize];
+            }
+            let grad = Vector::<f32, N>::cast_from(dy[index as usize]);
+            let product = grad * derivative::<N>(value);
+            sum += product;
+            dx[index as usize] = Vector::cast_from(product);
+        }
+    }
+
+    // 2. The units of a column meet.
+    write_cube_sum::<O, N>(sum, sums, column, columns);
 }

@@ -1,4 +1,5 @@
 use super::GeluProblem;
+use crate::column_sum::{ColumnSumBlueprint, ColumnSumProblem};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// How a GELU kernel is compiled and spread over the device.
@@ -24,5 +25,32 @@ impl GeluBlueprint {
             .unwrap_or(1);
         let units_per_cube = Self::UNITS.min(client.properties().hardware.max_units_per_cube);
         Self { vector_size, units_per_cube }
+    }
+}
+
+/// How the gradient of GELU and the sums of its columns are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GeluSumBlueprint {
+    /// By one kernel, spread over the device as that of a column sum.
+    Fused(ColumnSumBlueprint),
+    /// By the gradient's kernel, and a column sum that reads what it wrote.
+    Separate,
+}
+
+impl GeluSumBlueprint {
+    /// The share of lanes with columns from which one kernel pays. Idle ones slow the gradient down as
+    /// much as they slow the sum, and the sum takes a third of the gradient's time: a third of its bytes
+    /// at about the same rate (bf16, H200).
+    const BUSY_LANES: f64 = 0.75;
+
+    /// One kernel, unless columns leave too many of its lanes idle or allow only narrower vectors than
+    /// the gradient by itself has.
+    pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
+        let sum = ColumnSumBlueprint::plan(problem, client);
+        let elements = problem.outer * problem.rows * problem.columns;
+        let gradient = GeluBlueprint::plan(&GeluProblem { elements, dtype: problem.dtype }, client);
+        let pays = sum.vector_size == gradient.vector_size
+            && sum.busy_lanes(problem.columns) >= Self::BUSY_LANES;
+        if pays { Self::Fused(sum) } else { Self::Separate }
     }
 }

@@ -59,6 +59,11 @@ impl GeluProblem {
     pub fn backward_bytes(&self) -> usize {
         3 * self.elements * self.dtype.size()
     }
+
+    /// Bytes that the backward pass has to move where the sums of dx's columns go out too.
+    pub fn backward_sum_bytes(&self, columns: usize) -> usize {
+        self.backward_bytes() + columns * self.dtype.size()
+    }
 }
 
 #[cfg(test)]
@@ -70,5 +75,6 @@ mod tests {
         let problem = GeluProblem { elements: 1000, dtype: ElemType::Float(FloatKind::BF16) };
         assert_eq!(problem.forward_bytes(), 4000);
         assert_eq!(problem.backward_bytes() - problem.forward_bytes(), 2000);
+        assert_eq!(problem.backward_sum_bytes(100) - problem.backward_bytes(), 200);
     }
 }

@@ -1,5 +1,8 @@
 use super::*;
-use crate::pattern::emit::{emit, tensor};
+use crate::{
+    gelu::row_sum::tests::{sum, view},
+    pattern::emit::{emit, tensor},
+};
 use burn_backend::DType;
 use burn_ir::{
     BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, NumericOperationIr,
@@ -76,7 +79,7 @@ fn scale(value: u64, out: u64) -> OperationIr {
 }
 
 fn after(operations: impl IntoIterator<Item = OperationIr>) -> MatmulFuser {
-    let mut fuser = MatmulFuser::new(true);
+    let mut fuser = MatmulFuser::new(true, true);
     operations.into_iter().for_each(|operation| fuser.fuse(&operation));
     fuser
 }
@@ -186,7 +189,27 @@ fn the_gradient_of_gelu_is_taken_whole_or_not_at_all() {
     let fuser = after_product(gelu_gradient(2, [M, N])[..15].to_vec());
     assert!(is_open(&fuser) && fuser.len() == 1);
     let fuser = after_product(gelu_gradient(2, [M, N]));
-    assert!(!is_open(&fuser) && fuser.len() == 17);
+    assert!(is_open(&fuser) && fuser.len() == 17, "a sum of its rows may follow");
+}
+
+#[test]
+fn the_sum_of_the_gradient_s_rows_is_taken_with_it() {
+    const DX: u64 = 35;
+
+    let gradient = || gelu_gradient(2, [M, N]);
+    let behind = |others: &[OperationIr]| after_product([&gradient()[..], others].concat());
+    let fuser = behind(&[sum(DX, [M, N])]);
+    assert!(!is_open(&fuser) && fuser.len() == 18);
+    let (viewed, sum_of_view) = (view(DX, [M, N], 40), sum(40, [M, N]));
+    let fuser = behind(std::slice::from_ref(&viewed));
+    assert!(is_open(&fuser) && fuser.len() == 17, "the view waits for the sum");
+    assert_eq!(behind(&[viewed, sum_of_view]).len(), 19);
+    let fuser = behind(&[sum(9, [M, N])]);
+    assert!(!is_open(&fuser) && fuser.len() == 17, "the sum of another");
+    let mut alone = MatmulFuser::new(true, false);
+    let operations = [vec![matmul()], gradient()].concat();
+    operations.iter().for_each(|operation| alone.fuse(operation));
+    assert!(!is_open(&alone) && alone.len() == 17, "the sum is another provider's");
 }
 
 #[test]
