@@ -1,13 +1,24 @@
 //! GELU forward and backward: bytes moved a second, on the activations of GPT-2's feed-forward
-//! layers. `cargo xtask bench gelu --features cuda`
+//! layers; and the gradient with that of the bias in front of GELU, by one kernel and by two.
+//! `cargo xtask bench gelu --features cuda`
 
 use blackburn_benches::{device, dtype_of, input, time, verify};
-use blackburn_kernels::gelu::{GeluProblem, gelu_backward, gelu_forward};
+use blackburn_kernels::{
+    buffer::Buffer,
+    column_sum::{ColumnSumBlueprint, ColumnSumProblem},
+    gelu::{
+        GeluGradients, GeluProblem, GeluSumBlueprint, gelu_backward, gelu_backward_sum_with,
+        gelu_forward,
+    },
+};
 use blackburn_reference::{
     gelu::{self, CUDA_ERF_ERROR},
     storage::Storage,
 };
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{
+    BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
+};
+use cubecl::client::Client;
 
 /// 8192 tokens by four times GPT-2's width: larger than caches.
 const SHAPE: (usize, usize) = (8192, 3072);
@@ -44,7 +55,50 @@ fn bench(criterion: &mut Criterion) {
                 gelu_backward(&client, &x, &dy).expect("the problem is valid")
             });
         });
+        bench_sums(&mut group, &client, storage, [(&values, &x), (&grads, &dy)]);
         group.finish();
+    }
+}
+
+/// The gradient and the sums of its columns, of x and dy here and on the device. Bytes are those that
+/// have to be moved, whichever plan moves more.
+fn bench_sums(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    client: &Client,
+    storage: Storage,
+    [(values, x), (grads, dy)]: [(&[f64], &Buffer); 2],
+) {
+    let (rows, columns) = SHAPE;
+    let dtype = dtype_of(storage);
+    let sums = ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype)
+        .expect("the problem is valid");
+    let column = |column: usize| {
+        let of = |values: &[f64]| -> Vec<f64> {
+            values.iter().copied().skip(column).step_by(columns).collect()
+        };
+        of(values).into_iter().zip(of(grads))
+    };
+    let sum = |c| column(c).map(|(x, dy)| dy * gelu::gelu_derivative(x)).sum();
+    let expected: Vec<f64> = (0..columns).map(sum).collect();
+    let fused = GeluSumBlueprint::Fused(ColumnSumBlueprint::plan(&sums, client));
+    let problem = GeluProblem { elements: rows * columns, dtype };
+    group.throughput(Throughput::Bytes(problem.backward_sum_bytes(columns) as u64));
+    for (name, plan, terms) in [
+        ("backward_with_sums_in_one_kernel", fused, Storage::F32),
+        ("backward_with_sums_in_two_kernels", GeluSumBlueprint::Separate, storage),
+    ] {
+        let run =
+            || gelu_backward_sum_with(client, columns, plan, x, dy).expect("the problem is valid");
+        let GeluGradients { dx, db } = run();
+        let bound = |c| gelu::backward_sum_bound(column(c), terms, storage, CUDA_ERF_ERROR);
+        let bounds: Vec<f64> = (0..columns).map(bound).collect();
+        verify(client, db, storage, &expected, &bounds);
+        let pairs = || values.iter().zip(grads);
+        let gradients: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
+        let bounds: Vec<f64> =
+            pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, CUDA_ERF_ERROR)).collect();
+        verify(client, dx, storage, &gradients, &bounds);
+        group.bench_function(name, |bencher| time(bencher, client, run));
     }
 }
 

@@ -1,5 +1,8 @@
 //! The provider that takes sums over neighboring dimensions that leave out the last: gradients of
 //! biases, of normalization gains, and of every other broadcast.
+//!
+//! With this provider on, the sum of the rows that the gradient of GELU makes is taken with that gradient
+//! (see `gelu`); without it, sums are left to Burn there too.
 
 use crate::{
     arithmetic::arithmetic_output,

@@ -113,7 +113,8 @@ pub(crate) mod tests {
 
     fn sum_along<const D: usize>(id: u64, shape: [usize; D], axis: usize) -> OperationIr {
         let out = tensor(id + 100, shape, NotInit);
-        let sum = ReduceDimOpIr { input: tensor(id, shape, ReadOnly), out, axis };
+        let sum =
+            ReduceDimOpIr { input: tensor(id, shape, ReadOnly), out, axis, accumulator_len: 1 };
         OperationIr::NumericFloat(DType::F32, NumericOperationIr::SumDim(sum))
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn gelu_backward_sum_kernel<F: Float, O: Float, N: Size>(
     rows: u32,
     columns: u32,
     #[define(F)] _dtype: ElemType,
-    #[define(O)] _sums: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let column = CUBE_POS_X * VECTOR_LANES + UNIT_POS_X;
 
