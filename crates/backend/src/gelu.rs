@@ -37,7 +37,7 @@ use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use burn_ir::{BaseOperationIr, OperationIr, TensorId};
 pub(crate) use operation::GeluOperation;
 use operation::Pass;
-pub(crate) use row_sum::{Followed, RowSumSearch};
+pub(crate) use row_sum::{Followed, RowSumSearch, Shown};
 use std::{f64::consts::SQRT_2, sync::OnceLock};
 
 /// The provider's name.
@@ -79,7 +79,7 @@ impl OptimizationProvider for GeluProvider {
     type Operation = GeluOperation;
 
     fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(GeluFuser::new(takes_sum()))
+        CubeFuser::new(GeluFuser::new(takes_sum(), Shown::default()))
     }
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn takes_sum() -> bool {
 ///
 /// It waits on no operation that Burn's element-wise fusion does not wait on too, so it takes none
 /// from another fusion. Behind the backward pass it waits for the sum of its rows, which Burn's fusion
-/// of reductions waits for too.
+/// of reductions waits for too; it does so until any other operation comes ([`Shown`]).
 #[derive(Clone)]
 struct GeluFuser {
     /// Whether the sum of a gradient's rows is taken.
@@ -113,6 +113,7 @@ struct GeluFuser {
     found: Option<GeluOperation>,
     /// Looks for the sum behind the backward pass that was found.
     behind: Option<RowSumSearch>,
+    shown: Shown,
 }
 
 impl GeluFuser {
@@ -122,9 +123,9 @@ impl GeluFuser {
     /// behind it, Burn's kernel takes less time.
     const LEAD: u64 = 430;
 
-    fn new(takes_sum: bool) -> Self {
+    fn new(takes_sum: bool, shown: Shown) -> Self {
         let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
-        Self { takes_sum, seen: 0, candidates, found: None, behind: None }
+        Self { takes_sum, seen: 0, candidates, found: None, behind: None, shown }
     }
 
     fn find(&mut self) {
@@ -135,7 +136,7 @@ impl GeluFuser {
         let next = pass.as_ref().filter(|pass| pass.dy.is_none()).map(|forward| forward.x.id);
         if let Some(pass) = pass {
             self.behind = (self.takes_sum && pass.dy.is_some())
-                .then(|| RowSumSearch::behind(pass.out.clone()));
+                .then(|| RowSumSearch::behind(pass.out.clone(), &self.shown));
             let found = self.found.get_or_insert_default();
             found.passes.push(pass);
             found.ones = complete.ones.as_ref().map(|ones| ones.position);
@@ -146,6 +147,7 @@ impl GeluFuser {
 
 impl OperationFuser<CubeOptimization> for GeluFuser {
     fn fuse(&mut self, operation: &OperationIr) {
+        self.shown.count();
         if let Some(search) = self.behind.take() {
             match (search.follow(operation), &mut self.found) {
                 (Followed::Waits(search), _) => self.behind = Some(search),
@@ -169,11 +171,12 @@ impl OperationFuser<CubeOptimization> for GeluFuser {
     }
 
     fn reset(&mut self) {
-        *self = Self::new(self.takes_sum);
+        *self = Self::new(self.takes_sum, self.shown.clone());
     }
 
     fn status(&self) -> FuserStatus {
-        let waits = !self.candidates.is_empty() || self.behind.is_some();
+        let waits =
+            !self.candidates.is_empty() || self.behind.as_ref().is_some_and(RowSumSearch::waits);
         if waits { FuserStatus::Open } else { FuserStatus::Closed }
     }
 
@@ -259,7 +262,7 @@ mod tests {
     }
 
     fn after(operations: &[OperationIr]) -> GeluFuser {
-        let mut fuser = GeluFuser::new(true);
+        let mut fuser = GeluFuser::new(true, Shown::default());
         operations.iter().for_each(|operation| fuser.fuse(operation));
         fuser
     }
@@ -326,7 +329,7 @@ mod tests {
         assert_eq!(taken(&[&backward()[..], &[sum(9, SHAPE)]].concat()), Some(16), "of another");
         // The output of the forward pass has no such sum.
         assert_eq!(taken(&[&forward()[..], &[sum(14, SHAPE)]].concat()), Some(5));
-        let mut alone = GeluFuser::new(false);
+        let mut alone = GeluFuser::new(false, Shown::default());
         backward().iter().for_each(|operation| alone.fuse(operation));
         assert!(!is_open(&alone), "it is another provider's");
     }

@@ -23,35 +23,71 @@ use std::env;
 /// Takes a step of training each time it is called.
 type Step = Box<dyn FnMut()>;
 
-/// A model, how many GELUs it has, the kernel of their gradients, and its training.
-type Model = (&'static str, usize, &'static str, fn(&Device) -> Step);
+/// A model.
+#[derive(Clone, Copy)]
+struct Model {
+    name: &'static str,
+    gelus: usize,
+    /// The kernel of their gradients.
+    gradient: &'static str,
+    /// How many launches do nothing but add, where that is known.
+    additions: Option<usize>,
+    training: fn(&Device) -> Step,
+}
 
-/// With the gradient of the bias.
+/// The gradient of GELU with that of the bias.
 const WITH_SUM: &str = "GeluBackwardSumKernel";
+/// The gradient of GELU.
 const ALONE: &str = "GeluBackwardKernel";
 
-const MODELS: [Model; 5] = [
-    ("every_gelu_of_a_residual_perceptron_is_served_in_training", 3, WITH_SUM, |device| {
-        perceptron(device, false)
-    }),
-    ("every_gelu_of_a_normalized_perceptron_is_served_in_training", 3, WITH_SUM, |device| {
-        perceptron(device, true)
-    }),
-    ("every_gelu_of_a_transformer_is_served_in_training", 3, WITH_SUM, |device| {
-        transformer(device, false)
-    }),
-    ("every_gelu_of_a_gpt_is_served_in_training", 3, WITH_SUM, |device| transformer(device, true)),
-    // Too narrow for one kernel of both.
-    ("a_gelu_at_the_end_of_a_graph_is_served_in_training", 1, ALONE, last),
+const MODEL: Model =
+    Model { name: "", gelus: 3, gradient: WITH_SUM, additions: None, training: last };
+
+const MODELS: [Model; 6] = [
+    Model {
+        name: "every_gelu_of_a_residual_perceptron_is_served_in_training",
+        training: |device| perceptron(device, false, true),
+        ..MODEL
+    },
+    Model {
+        name: "every_gelu_of_a_normalized_perceptron_is_served_in_training",
+        training: |device| perceptron(device, true, true),
+        ..MODEL
+    },
+    // What waits for a sum that does not come must not keep residuals from their products.
+    Model {
+        name: "a_perceptron_without_biases_keeps_its_residuals_in_its_products",
+        gradient: ALONE,
+        additions: Some(0),
+        training: |device| perceptron(device, false, false),
+        ..MODEL
+    },
+    Model {
+        name: "every_gelu_of_a_transformer_is_served_in_training",
+        training: |device| transformer(device, false),
+        ..MODEL
+    },
+    Model {
+        name: "every_gelu_of_a_gpt_is_served_in_training",
+        training: |device| transformer(device, true),
+        ..MODEL
+    },
+    // Too narrow for one kernel of both gradients.
+    Model {
+        name: "a_gelu_at_the_end_of_a_graph_is_served_in_training",
+        gelus: 1,
+        gradient: ALONE,
+        ..MODEL
+    },
 ];
 
 pub(super) fn trials() -> Vec<Trial> {
-    let trial = |(name, gelus, gradient, training): Model| {
-        let name = format!("gelu::{name}");
+    let trial = |model: Model| {
+        let name = format!("gelu::{}", model.name);
         Trial::ignorable_test(name.clone(), move || {
             on_burn_device(|device| match env::var_os(CHILD) {
-                Some(_) => train(&device, gradient, training),
-                None => check(&name, gelus),
+                Some(_) => train(&device, &model),
+                None => check(&name, &model),
             })
         })
     };
@@ -61,30 +97,32 @@ pub(super) fn trials() -> Vec<Trial> {
 /// Set in the process that runs one test only.
 const CHILD: &str = "BLACKBURN_TEST_TRAINS_HERE";
 /// What such a process starts the line with that it writes after each step.
-const MARK: &str = "gelu kernels of a step, forward and backward:";
+const MARK: &str = "gelu kernels of a step, forward and backward, and additions:";
 const STEPS: usize = 5;
 
-/// Trains, and says after each step how many GELU kernels it launched, those called `gradient` backward.
-fn train(device: &Device, gradient: &str, training: fn(&Device) -> Step) -> Result<(), Failed> {
+/// Trains, and says after each step how many GELU kernels and additions it launched.
+fn train(device: &Device, model: &Model) -> Result<(), Failed> {
     let device = device.clone().autodiff();
-    let mut step = training(&device);
+    let mut step = (model.training)(&device);
     for _ in 0..STEPS {
         let ((), blocks) = blocks_of(&device, || {
             step();
             Ok(())
         })?;
-        let launches = |name: &str| {
+        let launches = |is_it: &dyn Fn(&str) -> bool| {
             let kernels = blocks.iter().flat_map(|block| &block.kernels);
-            kernels.filter(|kernel| kernel.ends_with(name)).count()
+            kernels.filter(|kernel| is_it(kernel)).count()
         };
-        let [forward, backward] = ["GeluForwardKernel", gradient].map(launches);
-        eprintln!("{MARK} {forward} {backward}");
+        let forward = launches(&|kernel| kernel.ends_with("GeluForwardKernel"));
+        let backward = launches(&|kernel| kernel.ends_with(model.gradient));
+        let additions = launches(&|kernel| kernel.contains("AddOp"));
+        eprintln!("{MARK} {forward} {backward} {additions}");
     }
     Ok(())
 }
 
 /// Runs the test of that name in a process of its own, and reads what it says.
-fn check(name: &str, gelus: usize) -> Result<(), Failed> {
+fn check(name: &str, model: &Model) -> Result<(), Failed> {
     let output = run_alone(name, &[(CHILD, "1"), ("BURN_FUSION_LOG", "full")])?;
     let log = String::from_utf8_lossy(&output.stderr);
     let (mut steps, mut searches) = (Vec::new(), 0);
@@ -100,12 +138,15 @@ fn check(name: &str, gelus: usize) -> Result<(), Failed> {
     if first.1 == 0 {
         return Err("Burn's log says nothing of the searches of the first step".into());
     }
-    let served = format!("{gelus} {gelus}");
-    let is_settled = |(kernels, searches): &(&str, usize)| *kernels == served && *searches == 0;
-    let all_served = [first, second].iter().all(|(kernels, _)| *kernels == served);
+    let gelus = model.gelus;
+    let additions = model.additions.map_or_else(String::new, |additions| additions.to_string());
+    let served = format!("{gelus} {gelus} {additions}");
+    let is_settled =
+        |(kernels, searches): &(&str, usize)| kernels.starts_with(&served) && *searches == 0;
+    let all_served = [first, second].iter().all(|(kernels, _)| kernels.starts_with(&served));
     match all_served && rest.len() == STEPS - 2 && rest.iter().all(is_settled) {
         true => Ok(()),
-        false => Err(format!("not {gelus} GELUs a pass, or searches go on: {steps:?}").into()),
+        false => Err(format!("not {served}, or searches go on: {steps:?}").into()),
     }
 }
 
@@ -126,12 +167,13 @@ fn backward(loss: Tensor<1>) {
     drop(gradients);
 }
 
-fn perceptron(device: &Device, normalizes: bool) -> Step {
+fn perceptron(device: &Device, normalizes: bool, has_biases: bool) -> Step {
     let (x, factors) = (tokens(1, device), tokens(2, device));
     let layer = |_| {
         let norm = normalizes.then(|| LayerNormConfig::new(WIDTH).init(device));
-        let inner = LinearConfig::new(WIDTH, 4 * WIDTH).init(device);
-        (norm, inner, LinearConfig::new(4 * WIDTH, WIDTH).init(device))
+        let linear =
+            |inputs, outputs| LinearConfig::new(inputs, outputs).with_bias(has_biases).init(device);
+        (norm, linear(WIDTH, 4 * WIDTH), linear(4 * WIDTH, WIDTH))
     };
     let layers: [_; 3] = std::array::from_fn(layer);
     Box::new(move || {

@@ -10,6 +10,10 @@ use blackburn_kernels::{KernelError, buffer::Buffer};
 use burn_cubecl_fusion::FallbackOperation;
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
 use serde::{Deserialize, Serialize};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// The sum of all rows, the last dimension's, of a gradient or of a view of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,12 +63,34 @@ impl RowSum {
     }
 }
 
+/// Counts the operations that a provider's fuser was shown, the clones of it in other blocks included.
+///
+/// Burn shows an operation only to the blocks that it belongs to, and goes on until no fuser waits. One
+/// that waits for an operation that never comes makes it go on until it has as many blocks as it may
+/// have, and cut off whatever is under way there: without a bias, the residual behind the next product.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown(Arc<AtomicU64>);
+
+impl Shown {
+    /// One more.
+    pub(crate) fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn so_far(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Looks for a [`RowSum`] right behind what makes a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct RowSumSearch {
     /// The gradient, or the view of it.
     value: TensorIr,
     viewed: bool,
+    shown: Shown,
+    /// How many had been shown with the one that made `value`.
+    made_at: u64,
 }
 
 /// What an operation is to a [`RowSumSearch`].
@@ -79,9 +105,14 @@ pub(crate) enum Followed {
 }
 
 impl RowSumSearch {
-    /// The search behind the operation that makes `gradient`.
-    pub(crate) fn behind(gradient: TensorIr) -> Self {
-        Self { value: gradient, viewed: false }
+    /// The search behind the operation that makes `gradient`, the last of those `shown`.
+    pub(crate) fn behind(gradient: TensorIr, shown: &Shown) -> Self {
+        Self { value: gradient, viewed: false, shown: shown.clone(), made_at: shown.so_far() }
+    }
+
+    /// Whether the next operation has yet to come.
+    pub(crate) fn waits(&self) -> bool {
+        self.made_at == self.shown.so_far()
     }
 
     /// The next operation behind.
@@ -90,7 +121,10 @@ impl RowSumSearch {
             && op.input.id == self.value.id
             && !self.viewed
         {
-            return Followed::Waits(Self { value: op.out.clone(), viewed: true });
+            return Followed::Waits(Self {
+                viewed: true,
+                ..Self::behind(op.out.clone(), &self.shown)
+            });
         }
         match column_sum::served_sum(operation) {
             Some(sum) if sum.input.id == self.value.id && sum.is_of_rows() => {
@@ -132,7 +166,7 @@ pub(crate) mod tests {
     const SHAPE: [usize; 2] = [1, 2];
 
     fn follow(operations: &[OperationIr]) -> Followed {
-        let search = RowSumSearch::behind(tensor(1, SHAPE, NotInit));
+        let search = RowSumSearch::behind(tensor(1, SHAPE, NotInit), &Shown::default());
         operations.iter().fold(Followed::Waits(search), |followed, operation| match followed {
             Followed::Waits(search) => search.follow(operation),
             other => other,
@@ -158,5 +192,20 @@ pub(crate) mod tests {
         assert!(matches!(follow(&[view(1, SHAPE, 5), sum(1, SHAPE)]), Followed::Lost));
         let of_a_part = sum_along(1, [1, 2, 3], 1);
         assert!(matches!(follow(&[of_a_part]), Followed::Lost), "sums of groups of rows");
+    }
+
+    #[test]
+    fn the_wait_is_over_when_another_block_got_the_next_operation() {
+        let shown = Shown::default();
+        let search = RowSumSearch::behind(tensor(1, SHAPE, NotInit), &shown);
+        assert!(search.waits());
+        shown.count();
+        assert!(!search.waits());
+        // It is still taken if it comes.
+        let Followed::Waits(search) = search.follow(&view(1, SHAPE, 5)) else {
+            panic!("the view was not followed")
+        };
+        assert!(search.waits());
+        assert!(matches!(search.follow(&sum(5, SHAPE)), Followed::Found(_)));
     }
 }

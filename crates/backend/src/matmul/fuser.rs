@@ -1,7 +1,7 @@
 use super::{activations::KnownActivation, chain::Chain, operation::MatmulOperation};
 use crate::{
     arithmetic::arithmetic_output,
-    gelu::{self, Followed, GeluOperation, RowSumSearch},
+    gelu::{self, Followed, GeluOperation, RowSumSearch, Shown},
     pattern::Matcher,
 };
 use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
@@ -39,6 +39,7 @@ pub(super) struct MatmulFuser {
     gelu: Option<GeluOperation>,
     /// Looks for the sum behind it.
     behind: Option<RowSumSearch>,
+    shown: Shown,
     closed: bool,
 }
 
@@ -103,8 +104,9 @@ impl MatmulFuser {
             self.gelu = GeluOperation::of(&matcher)
                 .filter(|_| matcher.tensor("dy").is_some_and(|dy| dy.id == value.id));
             self.behind = (self.takes_sum && self.gelu.is_some())
-                .then(|| matcher.output().cloned().map(RowSumSearch::behind))
-                .flatten();
+                .then(|| matcher.output().cloned())
+                .flatten()
+                .map(|gradient| RowSumSearch::behind(gradient, &self.shown));
             self.closed = self.behind.is_none();
             return true;
         }
@@ -127,6 +129,7 @@ impl MatmulFuser {
 
 impl OperationFuser<CubeOptimization> for MatmulFuser {
     fn fuse(&mut self, operation: &OperationIr) {
+        self.shown.count();
         if self.closed {
             return;
         }
@@ -148,11 +151,13 @@ impl OperationFuser<CubeOptimization> for MatmulFuser {
     }
 
     fn reset(&mut self) {
-        *self = Self::new(self.takes_gelu, self.takes_sum);
+        let shown = self.shown.clone();
+        *self = Self { shown, ..Self::new(self.takes_gelu, self.takes_sum) };
     }
 
     fn status(&self) -> FuserStatus {
-        if self.closed { FuserStatus::Closed } else { FuserStatus::Open }
+        let is_over = self.behind.as_ref().is_some_and(|search| !search.waits());
+        if self.closed || is_over { FuserStatus::Closed } else { FuserStatus::Open }
     }
 
     fn properties(&self) -> FuserProperties {
