@@ -46,20 +46,21 @@ const MODEL: Model =
 const MODELS: [Model; 6] = [
     Model {
         name: "every_gelu_of_a_residual_perceptron_is_served_in_training",
-        training: |device| perceptron(device, false, true),
+        training: |device| perceptron(device, false),
         ..MODEL
     },
     Model {
         name: "every_gelu_of_a_normalized_perceptron_is_served_in_training",
-        training: |device| perceptron(device, true, true),
+        training: |device| perceptron(device, true),
         ..MODEL
     },
-    // What waits for a sum that does not come must not keep residuals from their products.
+    // What waits for a sum that does not come must not keep residuals from their products: without that
+    // search too, one addition runs by itself.
     Model {
-        name: "a_perceptron_without_biases_keeps_its_residuals_in_its_products",
+        name: "a_perceptron_without_biases_keeps_residuals_in_its_products",
         gradient: ALONE,
-        additions: Some(0),
-        training: |device| perceptron(device, false, false),
+        additions: Some(1),
+        training: unbiased,
         ..MODEL
     },
     Model {
@@ -167,12 +168,11 @@ fn backward(loss: Tensor<1>) {
     drop(gradients);
 }
 
-fn perceptron(device: &Device, normalizes: bool, has_biases: bool) -> Step {
+fn perceptron(device: &Device, normalizes: bool) -> Step {
     let (x, factors) = (tokens(1, device), tokens(2, device));
     let layer = |_| {
         let norm = normalizes.then(|| LayerNormConfig::new(WIDTH).init(device));
-        let linear =
-            |inputs, outputs| LinearConfig::new(inputs, outputs).with_bias(has_biases).init(device);
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
         (norm, linear(WIDTH, 4 * WIDTH), linear(4 * WIDTH, WIDTH))
     };
     let layers: [_; 3] = std::array::from_fn(layer);
@@ -180,6 +180,25 @@ fn perceptron(device: &Device, normalizes: bool, has_biases: bool) -> Step {
         let out = layers.iter().fold(x.clone(), |x, (norm, inner, outer)| {
             let input = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(x.clone()));
             x + outer.forward(Gelu::new().forward(inner.forward(input)))
+        });
+        backward((out * factors.clone()).sum());
+    })
+}
+
+/// A residual perceptron without biases, whose input has a gradient too.
+fn unbiased(device: &Device) -> Step {
+    const WIDTH: usize = 16;
+
+    let input = |seed| {
+        let values = normal(seed, BATCH * TOKENS * WIDTH, 1.0, F32);
+        tensor(&values, [BATCH, TOKENS, WIDTH], F32, device)
+    };
+    let (x, factors) = (input(1).require_grad(), input(2));
+    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).with_bias(false).init(device);
+    let layers: [_; 3] = std::array::from_fn(|_| (linear(WIDTH, 128), linear(128, WIDTH)));
+    Box::new(move || {
+        let out = layers.iter().fold(x.clone(), |x, (inner, outer)| {
+            x.clone() + outer.forward(Gelu::new().forward(inner.forward(x)))
         });
         backward((out * factors.clone()).sum());
     })
