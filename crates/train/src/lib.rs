@@ -12,6 +12,10 @@
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
 //! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |
+//! | [`throughput`] | tokens or images per second, and model FLOPs utilization |
+//! | [`memory`] | what the device's memory pools hold, and their peak |
+//! | `gpu` (feature `nvml`) | utilization, temperature and power of NVIDIA GPUs |
+//! | `learner` (feature `burn-train`) | all of it inside burn-train's learner |
 //! | [`tensorboard`] | event files for TensorBoard |
 //!
 //! The pieces are independent: use them in a hand-written loop, one by one.
@@ -42,6 +46,11 @@ pub mod auto_batch;
 pub mod clip;
 pub mod ema;
 pub mod nonfinite;
+#[cfg(feature = "nvml")]
+pub mod gpu;
+#[cfg(feature = "burn-train")]
+pub mod learner;
+pub mod memory;
 pub mod optim;
 mod path;
 pub mod plateau;
@@ -49,3 +58,4 @@ pub mod precision;
 pub mod scaler;
 pub mod schedule;
 pub mod tensorboard;
+pub mod throughput;

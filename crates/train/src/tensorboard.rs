@@ -296,12 +296,29 @@ struct Tensor {
     string_values: Vec<Vec<u8>>,
 }
 
+/// The scalars of an event file: tag, step, value.
+#[cfg(all(test, feature = "burn-train"))]
+pub(crate) fn scalars(bytes: &[u8]) -> Vec<(String, i64, f32)> {
+    let events = tests::parse(bytes).expect("an undamaged file");
+    let summaries = events.into_iter().filter_map(|event| match event.what? {
+        What::Summary(summary) => Some((event.step, summary.values)),
+        _ => None,
+    });
+    summaries
+        .flat_map(|(step, values)| values.into_iter().map(move |value| (step, value)))
+        .filter_map(|(step, value)| match value.content? {
+            Content::SimpleValue(scalar) => Some((value.tag, step, scalar)),
+            Content::Tensor(_) => None,
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Undoes the framing with a second reading of its description; says what is wrong.
-    fn parse(mut bytes: &[u8]) -> Result<Vec<Event>, String> {
+    pub(super) fn parse(mut bytes: &[u8]) -> Result<Vec<Event>, String> {
         fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], String> {
             let (head, tail) = bytes.split_at_checked(count).ok_or("the file ends early")?;
             *bytes = tail;

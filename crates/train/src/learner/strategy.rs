@@ -1,0 +1,235 @@
+//! The training strategy.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::{
+    data::dataloader::split::split_dataloader,
+    tensor::Device,
+    train::{
+        EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
+        SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
+        TrainingError, TrainingStrategy, ValidLoader, checkpoint::CheckpointerError,
+    },
+};
+
+use super::{
+    epoch::{TrainEpoch, Workers, validate},
+    report::StepOutput,
+    window::StepHook,
+};
+
+/// Steps between two looks for a loss that is not finite: a look waits for the device.
+const CHECK_EVERY: usize = 50;
+
+/// burn-train's training loop with the toolkit's optimizer step:
+///
+/// 1. The gradients of `grads_accumulation` micro-batches, as set on `SupervisedTraining`, become
+///    the mean over all their samples or tokens, however unequal the micro-batches are. The
+///    incomplete last window of an epoch counts as a step of its own. Burn's own strategies add
+///    gradients up and leave it to the user to lower the learning rate.
+/// 2. A [`StepHook`] may change the gradients and refuse the step.
+/// 3. They are clipped by their global norm, which the metric [`GradientNorm`](super::GradientNorm)
+///    shows. Burn's own clipping is for each tensor by itself.
+/// 4. The learning-rate schedule and the optimizer take their step.
+///
+/// A loss or a gradient norm that is not finite ends the training with an error in
+/// `LearningResult::error`, before the epoch is validated and saved, so that no checkpoint of a
+/// diverged model displaces a good one. It is looked for every 50 steps and at the end of an epoch.
+///
+/// Checkpoints, resuming, early stopping, interruption, metrics, loggers and renderers work as with
+/// burn-train's own strategies. A stop leaves the window that it cuts short unapplied.
+///
+/// With several devices each computes its micro-batches' gradients on a thread of its own, and the
+/// first one adds them up and runs the optimizer, as burn-train's `OptimMainDevice` does; a round
+/// of micro-batches, one from each device, counts once for `grads_accumulation`. Optimizers spread
+/// over devices and distributed data parallel are burn-train's own strategies, without the four
+/// points above.
+///
+/// ```no_run
+/// # use blackburn_train::learner::{StepOutput, ToolkitStrategy};
+/// # use burn::{tensor::Device, train::{LearnerModel, SupervisedTraining, TrainStep}};
+/// # fn with<M: LearnerModel>(training: SupervisedTraining<M>, device: &Device) -> SupervisedTraining<M>
+/// # where <M as TrainStep>::Output: StepOutput {
+/// training
+///     .grads_accumulation(4)
+///     .with_training_strategy(ToolkitStrategy::new(device).with_max_norm(1.0).into())
+/// # }
+/// ```
+pub struct ToolkitStrategy<M: LearnerModel> {
+    devices: Vec<Device>,
+    max_norm: f64,
+    check_every: usize,
+    hook: Mutex<Option<Box<dyn StepHook<M>>>>,
+}
+
+impl<M: LearnerModel> ToolkitStrategy<M> {
+    /// Training on `device`, without clipping and without a hook.
+    ///
+    /// `SupervisedTraining::gradient_checkpointing` does not reach strategies of others: give a
+    /// device that has it, `device.autodiff().gradient_checkpointing()`.
+    pub fn new(device: &Device) -> Self {
+        Self {
+            devices: vec![with_autodiff(device)],
+            max_norm: f64::INFINITY,
+            check_every: CHECK_EVERY,
+            hook: Mutex::new(None),
+        }
+    }
+
+    /// Adds a device that takes its share of each training epoch's data.
+    #[must_use]
+    pub fn with_device(mut self, device: &Device) -> Self {
+        self.devices.push(with_autodiff(device));
+        self
+    }
+
+    /// Clips the gradients to this global norm.
+    ///
+    /// # Panics
+    ///
+    /// When `max_norm` is not positive.
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: f64) -> Self {
+        assert!(
+            max_norm > 0.0,
+            "ToolkitStrategy::with_max_norm: argument `max_norm`: expected a positive number, got \
+             {max_norm}"
+        );
+        self.max_norm = max_norm;
+        self
+    }
+
+    /// Looks for a loss that is not finite every `steps` optimizer steps instead of every 50. A
+    /// look waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// When `steps` is zero.
+    #[must_use]
+    pub fn with_check_every(mut self, steps: usize) -> Self {
+        assert!(
+            steps > 0,
+            "ToolkitStrategy::with_check_every: argument `steps`: expected at least 1, got 0"
+        );
+        self.check_every = steps;
+        self
+    }
+
+    /// Shows the gradients to `hook` before they are clipped.
+    #[must_use]
+    pub fn with_hook(mut self, hook: impl StepHook<M> + 'static) -> Self {
+        self.hook = Mutex::new(Some(Box::new(hook)));
+        self
+    }
+}
+
+fn with_autodiff(device: &Device) -> Device {
+    match device.is_autodiff() {
+        true => device.clone(),
+        false => device.clone().autodiff(),
+    }
+}
+
+impl<M: LearnerModel> From<ToolkitStrategy<M>> for TrainingStrategy<M>
+where
+    <M as TrainStep>::Output: StepOutput,
+{
+    fn from(strategy: ToolkitStrategy<M>) -> Self {
+        Self::Custom(Arc::new(strategy))
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for ToolkitStrategy<M>
+where
+    <M as TrainStep>::Output: StepOutput,
+{
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let TrainingComponents {
+            num_epochs,
+            checkpoint,
+            mut checkpointer,
+            grad_accumulation,
+            interrupter,
+            mut early_stopping,
+            event_processor: mut processor,
+            event_store,
+            ..
+        } = components;
+        let device = &self.devices[0];
+        let (train_items, valid_items) = (train.num_items(), valid.num_items());
+        let loaders = match self.devices.as_slice() {
+            [device] => vec![train.to_device(device)],
+            devices => split_dataloader(train, devices),
+        };
+        let valid = valid.to_device(&device.clone().inner());
+        let workers = Workers::new(&self.devices);
+        learner.fork(device);
+        // A hook that panicked has ended its training with it.
+        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(hook), Some(epoch)) = (hook.as_mut(), checkpoint) {
+            interrupter.fail_on_error(hook.load(epoch).map_err(hook_error));
+        }
+
+        for epoch in starting_epoch..=num_epochs {
+            if interrupter.should_stop() {
+                break;
+            }
+            let started =
+                LearnerEvent::StartSplit { epoch_number: epoch, total_items: train_items };
+            interrupter.fail_on_error(processor.process_train(started));
+            let pass = TrainEpoch {
+                epoch,
+                loaders: &loaders,
+                workers: &workers,
+                device,
+                // `SupervisedTraining::grads_accumulation` refuses zero.
+                accumulate: grad_accumulation.unwrap_or(1),
+                max_norm: self.max_norm,
+                check_every: self.check_every,
+                hook: hook.as_mut(),
+                interrupter: &interrupter,
+            };
+            pass.run(&mut learner, &mut processor);
+            interrupter.fail_on_error(processor.process_train(LearnerEvent::EndSplit(epoch)));
+            if interrupter.should_stop() {
+                break;
+            }
+
+            let started =
+                LearnerEvent::StartSplit { epoch_number: epoch, total_items: valid_items };
+            interrupter.fail_on_error(processor.process_valid(started));
+            validate(&valid, &learner, &mut processor, &interrupter);
+            interrupter.fail_on_error(processor.process_valid(LearnerEvent::EndSplit(epoch)));
+            interrupter.fail_on_error(processor.process_train(LearnerEvent::EndEpoch(epoch)));
+            if checkpointer.is_some() || early_stopping.is_some() {
+                // Both read metrics, which another thread computes.
+                interrupter.fail_on_error(processor.flush());
+            }
+            if interrupter.should_stop() {
+                break;
+            }
+
+            if let Some(checkpointer) = &mut checkpointer {
+                checkpointer.checkpoint(&learner, epoch, &event_store);
+                if let Some(hook) = hook.as_mut() {
+                    interrupter.fail_on_error(hook.save(epoch).map_err(hook_error));
+                }
+            }
+            if early_stopping.as_mut().is_some_and(|rule| rule.should_stop(epoch, &event_store)) {
+                break;
+            }
+        }
+        (learner.model(), processor)
+    }
+}
+
+fn hook_error(error: std::io::Error) -> TrainingError {
+    TrainingError::Checkpoint(CheckpointerError::IOError(error))
+}
