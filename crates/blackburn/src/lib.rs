@@ -24,6 +24,9 @@
 //! | `vulkan` | any GPU, through SPIR-V | a Vulkan driver |
 //! | `webgpu` | any adapter, software ones included, through WGSL | a Vulkan, Metal or DirectX driver |
 //!
+//! `burn-train` and `nvml` add to the training toolkit: [`train`] inside Burn's own learner, and
+//! readings of NVIDIA GPUs.
+//!
 //! Features add up: one program can carry them all, and [`device`] looks for CUDA, then for a
 //! Vulkan GPU, then takes the CPU. The environment variable `BLACKBURN_DEVICE`, or [`device_from`],
 //! chooses otherwise.
@@ -65,4 +68,7 @@ mod book {
     struct Matmul;
     #[doc = include_str!("../../../book/src/attention.md")]
     struct Attention;
+    #[cfg(all(feature = "burn-train", feature = "nvml"))]
+    #[doc = include_str!("../../../book/src/training-learner.md")]
+    struct TrainingLearner;
 }
