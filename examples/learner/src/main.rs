@@ -32,6 +32,9 @@ struct Settings {
     /// Seed of weights, data and their order
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Show burn-train's dashboard in a terminal; build with `--features burn/tui`
+    #[arg(long)]
+    dashboard: bool,
     /// Folder for checkpoints, logs and event files
     #[arg(long, default_value = "runs/learner")]
     out: PathBuf,
@@ -85,7 +88,14 @@ mod tests {
     use super::*;
 
     fn settings(out: &std::path::Path) -> Settings {
-        Settings { epochs: 30, accumulate: 2, max_norm: 1.0, seed: 1, out: out.to_owned() }
+        Settings {
+            epochs: 30,
+            accumulate: 2,
+            max_norm: 1.0,
+            seed: 1,
+            dashboard: false,
+            out: out.to_owned(),
+        }
     }
 
     #[test]

@@ -79,8 +79,9 @@ pub(crate) fn train(
         let flops = ModelFlops::new("samples", Classifier::FLOPS_PER_SAMPLE, peak)?;
         training = training.metric_train_numeric(GaugeMetric::new(flops));
     }
-    // burn-train has a dashboard for terminals, built with the feature `tui`.
-    if !(cfg!(feature = "tui") && std::io::stdout().is_terminal()) {
+    // Without a renderer set, burn-train shows its dashboard where it is built and there is a
+    // terminal.
+    if !(settings.dashboard && std::io::stdout().is_terminal()) {
         training = training.renderer(Box::new(LineRenderer::new()));
     }
 
