@@ -68,6 +68,8 @@ mod book {
     struct Matmul;
     #[doc = include_str!("../../../book/src/attention.md")]
     struct Attention;
+    #[doc = include_str!("../../../book/src/training.md")]
+    struct Training;
     #[cfg(all(feature = "burn-train", feature = "nvml"))]
     #[doc = include_str!("../../../book/src/training-learner.md")]
     struct TrainingLearner;

@@ -2,11 +2,11 @@
 //!
 //! | burn-train's part | what this module puts there |
 //! |---|---|
-//! | training strategy | [`ToolkitStrategy`]: accumulation by weight, clipping by the global norm, a hook for loss scaling, a stop before a diverged model is saved |
+//! | training strategy | [`ToolkitStrategy`]: accumulation by weight, clipping by the global norm, [`LossScaling`] and other hooks, a stop before a diverged model is saved |
 //! | output of a training step | [`StepReport`] alone, [`Reported`] around burn-train's own outputs, or any type with [`StepOutput`] |
 //! | metric | [`GaugeMetric`] around [`Throughput`](crate::throughput::Throughput), [`ModelFlops`](crate::throughput::ModelFlops), [`GradientNorm`], [`LossScale`], [`PoolUse`] and, with the feature `nvml`, [`GpuGauge`] |
 //! | metric logger | [`TensorBoardLogger`] |
-//! | learning-rate scheduler | [`StepSchedule`] around a function of the step |
+//! | learning-rate scheduler | [`Schedule::scheduler`](crate::schedule::Schedule::scheduler) of a schedule or a function of the step |
 //! | renderer | [`LineRenderer`]: a line for each epoch, where there is no terminal |
 //!
 //! Checkpointers, early stopping, interruption and the terminal dashboard are burn-train's own and
@@ -19,7 +19,7 @@ mod gauges;
 mod logger;
 mod renderer;
 mod report;
-mod schedule;
+mod scaling;
 mod strategy;
 mod window;
 
@@ -30,7 +30,7 @@ pub use gauges::{GradientNorm, LossScale, PoolQuantity, PoolUse};
 pub use logger::TensorBoardLogger;
 pub use renderer::LineRenderer;
 pub use report::{Reported, StepOutput, StepReport};
-pub use schedule::StepSchedule;
+pub use scaling::LossScaling;
 pub use strategy::ToolkitStrategy;
 pub use window::{StepHook, Verdict};
 

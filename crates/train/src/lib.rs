@@ -45,12 +45,12 @@ pub mod accumulate;
 pub mod auto_batch;
 pub mod clip;
 pub mod ema;
-pub mod nonfinite;
 #[cfg(feature = "nvml")]
 pub mod gpu;
 #[cfg(feature = "burn-train")]
 pub mod learner;
 pub mod memory;
+pub mod nonfinite;
 pub mod optim;
 mod path;
 pub mod plateau;

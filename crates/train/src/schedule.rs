@@ -118,6 +118,20 @@ impl WarmupLinear {
     }
 }
 
+/// Any function of the step.
+impl<F> Schedule for F
+where
+    F: Fn(usize) -> f64 + Clone + Send + Sync + 'static,
+{
+    fn at(&self, step: usize) -> f64 {
+        self(step)
+    }
+
+    fn validate(&self) -> Result<(), ScheduleError> {
+        Ok(())
+    }
+}
+
 impl Schedule for WarmupCosine {
     fn at(&self, step: usize) -> f64 {
         Self::at(self, step)

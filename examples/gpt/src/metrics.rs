@@ -36,6 +36,12 @@ pub(crate) enum MetricRecord {
         /// Of losses in f16.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scaler: Option<ScalerState>,
+        /// What the device's memory pools have taken; a CPU has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserved_bytes: Option<u64>,
+        /// What of it tensors hold when the step is over.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        in_use_bytes: Option<u64>,
         #[serde(deserialize_with = "null_as_nan")]
         tokens_per_second: f64,
         tokens: u64,
@@ -134,12 +140,21 @@ impl MetricsLog {
                 gradient_norm,
                 tokens_per_second,
                 scaler,
+                reserved_bytes,
+                in_use_bytes,
                 ..
             } => {
                 events.scalar("train/loss", *step, *loss)?;
                 events.scalar("train/learning_rate", *step, *learning_rate as f32)?;
                 events.scalar("train/gradient_norm", *step, *gradient_norm)?;
                 events.scalar("train/tokens_per_second", *step, *tokens_per_second as f32)?;
+                let memory = [("reserved", reserved_bytes), ("in_use", in_use_bytes)];
+                for (name, bytes) in memory {
+                    if let Some(bytes) = bytes {
+                        let gibibytes = *bytes as f64 / f64::from(1 << 30);
+                        events.scalar(&format!("memory/{name}_GiB"), *step, gibibytes as f32)?;
+                    }
+                }
                 if let Some(scaler) = scaler {
                     events.scalar("train/loss_scale", *step, scaler.scale)?;
                     let skipped = scaler.skipped_steps as f32;
@@ -259,6 +274,8 @@ mod tests {
             learning_rate: 3e-4,
             gradient_norm: 1.5,
             scaler: None,
+            reserved_bytes: None,
+            in_use_bytes: None,
             tokens_per_second: 1.25e5,
             tokens: step * 4096,
             seconds: step as f64 * 0.5,

@@ -264,6 +264,8 @@ mod tests {
             learning_rate: 1e-3,
             gradient_norm: 1.0,
             scaler: None,
+            reserved_bytes: None,
+            in_use_bytes: None,
             tokens_per_second: 1.0,
             tokens: 1,
             seconds: 1.0,

@@ -16,7 +16,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
-    train::{accumulate::GradientSum, scaler::ScalerState},
+    train::{accumulate::GradientSum, memory::MemoryMonitor, scaler::ScalerState},
 };
 use burn::{
     module::Module,
@@ -185,6 +185,7 @@ impl Run {
         let loss: f32 = Tensor::cat(interval.losses, 0).mean().into_scalar();
         let gradient_norm: f32 = norm.into_scalar();
         let scaler = self.scaler.is_enabled().then(|| self.scaler.state());
+        let memory = MemoryMonitor::new(&self.device).read();
         let tokens = (steps * self.settings.tokens_per_step()) as f64;
         Ok(MetricRecord::Train {
             step: self.step as u64,
@@ -192,6 +193,8 @@ impl Run {
             learning_rate,
             gradient_norm,
             scaler,
+            reserved_bytes: memory.map(|pool| pool.reserved_bytes),
+            in_use_bytes: memory.map(|pool| pool.in_use_bytes),
             tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
             tokens: (self.step * self.settings.tokens_per_step()) as u64,
             seconds: started.elapsed().as_secs_f64(),

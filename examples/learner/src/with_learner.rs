@@ -8,10 +8,11 @@ use anyhow::{Result, bail};
 use blackburn::train::{
     gpu::{Gpu, GpuMonitor},
     learner::{
-        GaugeMetric, GpuGauge, GradientNorm, LineRenderer, PoolQuantity, PoolUse, StepSchedule,
+        GaugeMetric, GpuGauge, GradientNorm, LineRenderer, PoolQuantity, PoolUse,
         TensorBoardLogger, ToolkitStrategy,
     },
     optim::AdamWGroups,
+    schedule::Schedule,
     throughput::{Arithmetic, ModelFlops, Throughput, peak_flops},
 };
 use burn::{
@@ -40,8 +41,7 @@ pub(crate) fn train(
     folder: &Path,
 ) -> Result<Classifier> {
     let optimizer = AdamWGroups::default().init(&model, device);
-    let rates = settings.schedule();
-    let learner = Learner::new(model, optimizer, StepSchedule::new(move |step| rates.at(step)));
+    let learner = Learner::new(model, optimizer, settings.schedule().scheduler()?);
 
     let monitor = GpuMonitor::open(Gpu::Index(0));
     let peak = monitor

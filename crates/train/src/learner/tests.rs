@@ -3,6 +3,7 @@
 
 mod failures;
 mod metrics;
+mod scaling;
 mod steps;
 
 use std::path::Path;
@@ -51,13 +52,15 @@ impl Batcher<Row, Rows> for RowBatcher {
 #[derive(Module, Debug)]
 struct Toy {
     linear: Linear,
+    #[module(skip)]
+    scaling: Option<LossScaling>,
 }
 
 impl Toy {
     fn new() -> Self {
         let device = Device::flex().autodiff();
         let linear = LinearConfig::new(2, 1).with_bias(false).with_initializer(Initializer::Ones);
-        Self { linear: linear.init(&device) }
+        Self { linear: linear.init(&device), scaling: None }
     }
 
     fn loss(&self, rows: Rows) -> Tensor<1> {
@@ -77,6 +80,7 @@ impl TrainStep for Toy {
         let [items, _] = rows.inputs.dims();
         let loss = self.loss(rows);
         let report = StepReport::new(&loss, items);
+        let loss = self.scaling.as_ref().map_or(loss.clone(), |scaling| scaling.scale(loss));
         TrainOutput::new(self, loss.backward(), report)
     }
 }

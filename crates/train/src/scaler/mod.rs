@@ -237,6 +237,11 @@ impl GradScaler {
         &self.gate
     }
 
+    /// What losses are multiplied by, one element on the device.
+    pub fn current_scale(&self) -> Tensor<1> {
+        self.scale.clone()
+    }
+
     /// The loss to start the backward pass from. It has to be in f32: a loss in f16 overflows at
     /// the first scale already.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {

@@ -14,6 +14,7 @@ use burn::{
 };
 
 use super::*;
+use crate::schedule::Schedule;
 
 #[test]
 fn unequal_micro_batches_and_the_incomplete_last_window_are_means_over_their_rows() {
@@ -133,8 +134,8 @@ fn a_skipped_step_leaves_model_and_schedule_alone() {
         _ => Verdict::Apply,
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let schedule = StepSchedule::new(move |_| {
-        asked.fetch_add(1, Ordering::SeqCst);
+    let schedule = (move |_| {
+        asked.fetch_add(1, Ordering::SeqCst).scheduler().expect("functions are not checked");
         RATE
     });
     let result = training(folder.path(), rows(10))

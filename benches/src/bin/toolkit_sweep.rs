@@ -1,0 +1,195 @@
+//! What the training toolkit adds to a step: a GPT-2 sized encoder of unmodified `burn::nn` layers,
+//! trained for a few steps without it and with more and more of it, in turns.
+//! `toolkit_sweep > toolkit.tsv`
+
+use blackburn::{
+    nn::{flash, transformer::TransformerEncoderInput},
+    train::{
+        accumulate::GradientSum,
+        clip::clip_global_norm,
+        optim::AdamWGroups,
+        precision::{Precision, PrecisionPolicy, full_precision},
+        scaler::{GradScaler, GradScalerConfig},
+    },
+};
+use blackburn_benches::device;
+use burn::{
+    module::Module,
+    nn::{
+        Embedding, EmbeddingConfig, Linear, LinearConfig,
+        loss::CrossEntropyLossConfig,
+        transformer::{TransformerEncoder, TransformerEncoderConfig},
+    },
+    optim::{GradientsParams, ModuleOptimizer},
+    tensor::{Device, Distribution, Int, Tensor},
+};
+use clap::Parser;
+use std::{error::Error, time::Instant};
+
+/// Time steps with and without the toolkit.
+#[derive(Parser)]
+struct Arguments {
+    /// Layers of the encoder.
+    #[arg(long, default_value_t = 12)]
+    layers: usize,
+    /// Width of the residual stream; heads have 64.
+    #[arg(long, default_value_t = 768)]
+    width: usize,
+    /// Sequences of a batch.
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 1024)]
+    context: usize,
+    /// Tokens that there are.
+    #[arg(long, default_value_t = 50257)]
+    vocabulary: usize,
+    /// Steps that are timed together.
+    #[arg(long, default_value_t = 10)]
+    steps: usize,
+    /// How often each is timed; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Take Burn's CPU device: to try the program, not to time it.
+    #[arg(long)]
+    flex: bool,
+}
+
+#[derive(Module, Debug)]
+struct Model {
+    embedding: Embedding,
+    blocks: TransformerEncoder,
+    head: Linear,
+}
+
+impl Model {
+    fn loss(&self, ids: Tensor<2, Int>) -> Tensor<1> {
+        let [batch, length] = ids.dims();
+        let x = self.embedding.forward(ids.clone());
+        let input = TransformerEncoderInput::new(x).causal();
+        let logits = self.head.forward(flash::transformer_encoder(&self.blocks, input));
+        let vocabulary = logits.dims()[2];
+        let logits = full_precision(logits.reshape([batch * length, vocabulary]));
+        let device = logits.device();
+        CrossEntropyLossConfig::new().init(&device).forward(logits, ids.reshape([batch * length]))
+    }
+}
+
+/// What a step has beside forward, backward and update.
+#[derive(Clone, Copy, PartialEq)]
+enum Toolkit {
+    Nothing,
+    AccumulateAndClip,
+    ScaleAccumulateAndClip,
+}
+
+struct Subject {
+    name: &'static str,
+    toolkit: Toolkit,
+    model: Model,
+    optimizer: ModuleOptimizer,
+    scaler: GradScaler,
+    times: Vec<f64>,
+}
+
+impl Subject {
+    fn step(&mut self, ids: &Tensor<2, Int>) -> Result<(), Box<dyn Error>> {
+        let loss = self.model.loss(ids.clone());
+        let gradients = if self.toolkit == Toolkit::Nothing {
+            GradientsParams::from_grads(loss.backward(), &self.model)
+        } else {
+            let loss = self.scaler.scale(loss);
+            let mut sum = GradientSum::new();
+            let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
+            sum.try_add(&self.model, of_batch, 1.0)?;
+            let mut mean = sum.mean(&self.model).ok_or("nothing was added")?;
+            if self.toolkit == Toolkit::AccumulateAndClip {
+                clip_global_norm(&mut mean, &self.model, 1.0);
+            } else {
+                self.scaler.unscale_and_clip(&mut mean, &self.model, 1.0)?;
+            }
+            mean
+        };
+        self.model = self.optimizer.step(1e-4, self.model.clone(), gradients);
+        if self.toolkit == Toolkit::ScaleAccumulateAndClip {
+            self.scaler.update()?;
+        }
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let device = if arguments.flex {
+        Device::flex()
+    } else {
+        let Some(device) = device() else { return Ok(()) };
+        Device::new(device)
+    };
+    blackburn::init()?;
+    let training = device.clone().autodiff();
+    let ids = Tensor::<2, Int>::random(
+        [arguments.batch, arguments.context],
+        Distribution::Uniform(0.0, arguments.vocabulary as f64),
+        &device,
+    );
+    let ids = Tensor::from_inner(ids);
+    let subject = |name, precision, toolkit| -> Result<Subject, Box<dyn Error>> {
+        let Arguments { layers, width, vocabulary, .. } = arguments;
+        let blocks = TransformerEncoderConfig::new(width, 4 * width, width.div_ceil(64), layers)
+            .with_dropout(0.0)
+            .with_norm_first(true);
+        let model = Model {
+            embedding: EmbeddingConfig::new(vocabulary, width).init(&training),
+            blocks: blocks.init(&training),
+            head: LinearConfig::new(width, vocabulary).with_bias(false).init(&training),
+        };
+        let model = PrecisionPolicy::new(precision).apply(model)?;
+        let scaler = match toolkit {
+            Toolkit::ScaleAccumulateAndClip => GradScalerConfig::default().init(&training)?,
+            _ => GradScaler::disabled(&training),
+        };
+        let optimizer = AdamWGroups::default().init_gated(&model, &training, scaler.gate());
+        Ok(Subject { name, toolkit, model, optimizer, scaler, times: Vec::new() })
+    };
+    let mut subjects = [
+        subject("bf16", Precision::Bf16, Toolkit::Nothing)?,
+        subject("bf16, accumulated and clipped", Precision::Bf16, Toolkit::AccumulateAndClip)?,
+        subject("f16", Precision::F16, Toolkit::Nothing)?,
+        subject("f16, accumulated and clipped", Precision::F16, Toolkit::AccumulateAndClip)?,
+        subject(
+            "f16, scaled, accumulated and clipped",
+            Precision::F16,
+            Toolkit::ScaleAccumulateAndClip,
+        )?,
+    ];
+    for subject in &mut subjects {
+        eprintln!("warming up: {}", subject.name);
+        for _ in 0..3 {
+            subject.step(&ids)?;
+        }
+        device.sync()?;
+    }
+    for _ in 0..arguments.rounds {
+        for subject in &mut subjects {
+            let start = Instant::now();
+            for _ in 0..arguments.steps {
+                subject.step(&ids)?;
+                device.flush()?;
+            }
+            device.sync()?;
+            let each = start.elapsed().as_secs_f64() * 1e3 / arguments.steps as f64;
+            subject.times.push(each);
+        }
+    }
+    println!("subject\tmedian_ms\tmin_ms\tmax_ms");
+    for subject in &mut subjects {
+        subject.times.sort_by(f64::total_cmp);
+        let times = &subject.times;
+        let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
+        let min = times.first().copied().unwrap_or(f64::NAN);
+        let max = times.last().copied().unwrap_or(f64::NAN);
+        println!("{}\t{median:.2}\t{min:.2}\t{max:.2}", subject.name);
+    }
+    Ok(())
+}
