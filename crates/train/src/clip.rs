@@ -47,7 +47,10 @@ pub fn clip_global_norm<M: Module>(
     );
     let norm = global_norm(gradients, module)
         .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none");
-    clip_to(gradients, module, norm, max_norm)
+    if let Some(factor) = clipping_factor(&norm, max_norm) {
+        module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
+    }
+    norm
 }
 
 /// The joint L2 norm of the gradients of `module`, in f32; `None` when there are none.
@@ -55,19 +58,6 @@ pub(crate) fn global_norm<M: Module>(gradients: &GradientsParams, module: &M) ->
     let mut squares = Squares { gradients, seen: HashSet::new(), vectors: vec![], sums: vec![] };
     module.visit(&mut squares);
     squares.total().map(Tensor::sqrt)
-}
-
-/// Scales gradients of that norm, which it returns.
-pub(crate) fn clip_to<M: Module>(
-    gradients: &mut GradientsParams,
-    module: &M,
-    norm: Tensor<1>,
-    max_norm: f64,
-) -> Tensor<1> {
-    if let Some(factor) = clipping_factor(&norm, max_norm) {
-        module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
-    }
-    norm
 }
 
 /// What gradients of that norm are multiplied by, 1 where it is not finite; `None` when nothing is

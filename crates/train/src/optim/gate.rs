@@ -17,6 +17,8 @@ pub(crate) struct Reading {
     pub(crate) taken: Tensor<1>,
     /// How many steps before this one were not.
     pub(crate) skipped: Tensor<1>,
+    /// What gradients are multiplied by first; nothing where that was done.
+    pub(crate) factor: Option<Tensor<1>>,
 }
 
 impl StepGate {
@@ -25,8 +27,8 @@ impl StepGate {
         Self::default()
     }
 
-    pub(crate) fn set(&self, reading: Reading) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+    pub(crate) fn set(&self, reading: Option<Reading>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reading;
     }
 
     pub(crate) fn read(&self) -> Option<Reading> {

@@ -41,7 +41,7 @@
 //! Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
 
 use crate::{
-    clip::{clip_to, clipping_factor, global_norm},
+    clip::{clipping_factor, global_norm},
     optim::{Reading, StepGate},
 };
 use burn::{
@@ -254,8 +254,8 @@ impl GradScaler {
     }
 
     /// Divides the gradients of `module` by the scale, once a step, after accumulation and before clipping,
-    /// and finds out whether all were finite. Where they were not, elements that are no numbers
-    /// become 0, and the step will not be taken.
+    /// and finds out whether all were finite. Where they were not, the step will not be taken, and
+    /// [`nonfinite_gradients`](crate::nonfinite::nonfinite_gradients) tells whose were not.
     ///
     /// # Errors
     ///
@@ -284,6 +284,48 @@ impl GradScaler {
         module: &M,
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
+        let Measured { norm, factor } = self.look_at(gradients, module, max_norm)?;
+        if let Some(factor) = factor {
+            module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
+        }
+        let taken = self.finite.clone();
+        self.gate.set(taken.map(|taken| self.reading(taken, None)));
+        Ok(norm)
+    }
+
+    /// [`unscale_and_clip`](Self::unscale_and_clip) for optimizers that read the
+    /// [gate](Self::gate): gradients stay as they are, and the optimizer's step multiplies them, which
+    /// saves a pass over all of them. The norm is that of the unscaled gradients.
+    ///
+    /// # Errors
+    ///
+    /// As `unscale`.
+    ///
+    /// # Panics
+    ///
+    /// When `max_norm` is not positive.
+    pub fn unscale_and_clip_in_step<M: Module>(
+        &mut self,
+        gradients: &GradientsParams,
+        module: &M,
+        max_norm: f64,
+    ) -> Result<Tensor<1>, ScalerError> {
+        let Measured { norm, factor } = self.look_at(gradients, module, max_norm)?;
+        let taken = match &self.finite {
+            Some(finite) => Some(finite.clone()),
+            None => factor.as_ref().map(|_| norm.ones_like()),
+        };
+        self.gate.set(taken.map(|taken| self.reading(taken, factor)));
+        Ok(norm)
+    }
+
+    /// The norm of unscaled gradients, and what scaled ones are to be multiplied by, if anything.
+    fn look_at<M: Module>(
+        &mut self,
+        gradients: &GradientsParams,
+        module: &M,
+        max_norm: f64,
+    ) -> Result<Measured, ScalerError> {
         assert!(
             max_norm > 0.0,
             "GradScaler::unscale_and_clip: argument `max_norm`: expected a positive number, got \
@@ -294,17 +336,21 @@ impl GradScaler {
         }
         let scaled_norm = global_norm(gradients, module).ok_or(ScalerError::NoGradients)?;
         if !self.is_enabled() {
-            return Ok(clip_to(gradients, module, scaled_norm, max_norm));
+            let factor = clipping_factor(&scaled_norm, max_norm);
+            return Ok(Measured { norm: scaled_norm, factor });
         }
-        let finite = scaled_norm.clone().is_finite().float().cast(FloatDType::F32);
+        self.finite = Some(scaled_norm.clone().is_finite().float().cast(FloatDType::F32));
         let unscaling = self.scale.clone().recip();
         let norm = scaled_norm * unscaling.clone();
-        let clipping = clipping_factor(&norm, max_norm);
-        let factor = clipping.map_or(unscaling.clone(), |clipping| unscaling * clipping);
-        module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
-        self.gate.set(Reading { taken: finite.clone(), skipped: self.skipped_steps.clone() });
-        self.finite = Some(finite);
-        Ok(norm)
+        let factor = match clipping_factor(&norm, max_norm) {
+            Some(clipping) => unscaling * clipping,
+            None => unscaling,
+        };
+        Ok(Measured { norm, factor: Some(factor) })
+    }
+
+    fn reading(&self, taken: Tensor<1>, factor: Option<Tensor<1>>) -> Reading {
+        Reading { taken, skipped: self.skipped_steps.clone(), factor }
     }
 
     /// Whether the gradients that were unscaled last overflowed, so that the step has to be left
@@ -393,8 +439,15 @@ fn read(tensor: &Tensor<1>) -> f32 {
     tensor.clone().into_scalar()
 }
 
-/// Multiplies gradients, in f32, and clears what is no number. A parameter in two places is
-/// multiplied once.
+/// What gradients come to.
+struct Measured {
+    /// One element, in f32.
+    norm: Tensor<1>,
+    /// One element, in f32.
+    factor: Option<Tensor<1>>,
+}
+
+/// Multiplies gradients, in f32. A parameter in two places is multiplied once.
 struct Unscaler<'a> {
     gradients: &'a mut GradientsParams,
     factor: Tensor<1>,
@@ -409,8 +462,7 @@ impl ModuleVisitor for Unscaler<'_> {
         let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
         // In 16 bits what the scale saved would be lost again.
         let unscaled = gradient.cast(FloatDType::F32).mul(self.factor.clone().reshape([1; D]));
-        let is_no_number = unscaled.clone().is_finite().bool_not();
-        self.gradients.register::<D>(param.id, unscaled.mask_fill(is_no_number, 0.0));
+        self.gradients.register::<D>(param.id, unscaled);
     }
 }
 
