@@ -21,6 +21,7 @@
     reason = "a condition that is known when a kernel is expanded stays apart from one on the device"
 )]
 
+pub mod adamw;
 pub mod attention;
 pub mod buffer;
 pub mod column_sum;
@@ -30,6 +31,7 @@ mod device;
 mod error;
 pub mod gelu;
 pub mod matmul;
+mod philox;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;

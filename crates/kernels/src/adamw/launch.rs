@@ -1,0 +1,150 @@
+use super::{
+    AdamwBlueprint, AdamwProblem, AdamwStep,
+    blueprint::UNITS,
+    problem::{check_reading, check_seed},
+    update::{FactorsLaunch, adamw_update_kernel},
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+
+/// A parameter and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct AdamwTensors {
+    /// p.
+    pub parameter: Buffer,
+    /// g.
+    pub gradient: Buffer,
+    /// m.
+    pub first: Buffer,
+    /// v.
+    pub second: Buffer,
+}
+
+/// What the device says of a step.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    /// 0 where the step is not taken.
+    pub taken: Buffer,
+    /// How many steps before this one were not.
+    pub skipped: Buffer,
+}
+
+/// What decides which way a parameter is rounded.
+#[derive(Clone, Debug)]
+pub struct Chance {
+    /// Two words.
+    pub seed: Buffer,
+    /// Tells updates with the same seed apart.
+    pub draw: u32,
+}
+
+/// Positions of what may be overwritten, among the kernel's buffers.
+const PARAMETER: usize = 0;
+const FIRST: usize = 2;
+const SECOND: usize = 3;
+
+/// The parameter and its moments after one step, in the memory of those before it where nobody else
+/// holds that. A parameter in f32 is not rounded, with a chance or without.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] for numbers that [`AdamwStep::check`] refuses and tensors that do not
+/// go together; [`KernelError::Unsupported`] as for [`AdamwProblem::new`].
+pub fn adamw_update(
+    client: &Client,
+    step: &AdamwStep,
+    tensors: AdamwTensors,
+    gate: Option<Gate>,
+    chance: Option<Chance>,
+) -> Result<AdamwTensors, KernelError> {
+    step.check()?;
+    let problem = AdamwProblem::new(&tensors)?;
+    if let Some(Gate { taken, skipped }) = &gate {
+        check_reading("taken", taken)?;
+        check_reading("skipped", skipped)?;
+    }
+    if let Some(chance) = &chance {
+        check_seed(&chance.seed)?;
+    }
+    if problem.elements == 0 {
+        return Ok(tensors);
+    }
+    let chance = chance.filter(|_| problem.parameter != ElemType::Float(FloatKind::F32));
+    let AdamwBlueprint { vector_size, cubes } = AdamwBlueprint::plan(&problem, client);
+    let AdamwTensors { parameter, gradient, first, second } = tensors;
+    // Asked before a copy of a handle is made for the launch.
+    let [new_parameter, new_first, new_second] = [&parameter, &first, &second].map(|old| {
+        let is_ours = old.handle.can_mut();
+        (!is_ours).then(|| Buffer::empty(client, old.elements, old.dtype))
+    });
+    let out = |new: &Option<Buffer>, position| match new {
+        Some(new) => new.arg(vector_size),
+        None => BufferArg::alias(position, problem.elements),
+    };
+    // What is not read is not compiled in, and the gradient, of which there is as much, stands in for
+    // it.
+    let reading = |of: fn(&Gate) -> &Buffer| gate.as_ref().map_or(&gradient, of).arg(1);
+    let seed = chance.as_ref().map_or(&gradient, |chance| &chance.seed);
+    // SAFETY: `AdamwProblem::new` has seen that the four tensors hold `elements` elements, a multiple of
+    // the vector size, whose indices and one step beyond fit 32 bits; new ones were allocated so. The
+    // kernel stops at the last vector. A gate's readings and a seed are as long as they are read.
+    unsafe {
+        adamw_update_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(cubes, 1, 1),
+            CubeDim::new_1d(UNITS),
+            vector_size,
+            parameter.arg(vector_size),
+            gradient.arg(vector_size),
+            first.arg(vector_size),
+            second.arg(vector_size),
+            reading(|gate| &gate.taken),
+            reading(|gate| &gate.skipped),
+            seed.arg(1),
+            out(&new_parameter, PARAMETER),
+            out(&new_first, FIRST),
+            out(&new_second, SECOND),
+            factors(step, gate.is_some()),
+            chance.as_ref().map_or(0, |chance| chance.draw),
+            (problem.elements / vector_size) as u32,
+            gate.is_some(),
+            chance.is_some(),
+            problem.parameter,
+            problem.gradient,
+        );
+    }
+    Ok(AdamwTensors {
+        parameter: new_parameter.unwrap_or(parameter),
+        gradient,
+        first: new_first.unwrap_or(first),
+        second: new_second.unwrap_or(second),
+    })
+}
+
+fn factors(step: &AdamwStep, gated: bool) -> FactorsLaunch {
+    /// Below this a power is 0 from the first step on; the logarithm of 0 is no number for WGSL.
+    const LEAST_LOG: f64 = -128.0;
+    let log = |beta: f64| beta.ln().max(LEAST_LOG) as f32;
+    let time = i32::try_from(step.time).unwrap_or(i32::MAX);
+    let (rate, correction) = if gated {
+        (step.rate, 1.0)
+    } else {
+        let [first, second] = [step.beta_1, step.beta_2].map(|beta| 1.0 - beta.powi(time));
+        (step.rate / first, 1.0 / second)
+    };
+    FactorsLaunch::new(
+        (1.0 - step.beta_1) as f32,
+        (1.0 - step.beta_2) as f32,
+        (step.rate * step.weight_decay) as f32,
+        rate as f32,
+        correction as f32,
+        step.epsilon as f32,
+        log(step.beta_1),
+        log(step.beta_2),
+        step.time as f32,
+    )
+}

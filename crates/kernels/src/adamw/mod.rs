@@ -1,0 +1,62 @@
+//! One step of AdamW on one parameter, by one kernel.
+//!
+//! With gradient `g`, rate `lr`, decay `wd`, and `t` the number of steps that were taken, this one
+//! among them:
+//!
+//! ```text
+//! m = m + (1 - beta_1) (g - m)                 v = v + (1 - beta_2) (g^2 - v)
+//! p = p - lr wd p - lr / (1 - beta_1^t) m / (sqrt(v / (1 - beta_2^t)) + epsilon)
+//! ```
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | p | any, `elements` in all | contiguous | f32, f16 or bf16 |
+//! | g | that of p | contiguous | f32, f16 or bf16 |
+//! | m, v | that of p | contiguous | f32 |
+//! | taken, skipped | 1 | | f32 |
+//! | seed | 2 | | any of 32 bits |
+//!
+//! Everything is widened to f32 and computed there; p is rounded once. p, m and v are overwritten
+//! where nobody else holds their memory, and go to new memory otherwise.
+//!
+//! # Steps that are taken back
+//!
+//! The device may know better than the host whether a step counts, as where the gradients of scaled
+//! losses overflowed. With a [`Gate`], the kernel reads from the device whether the step is `taken`,
+//! and leaves p, m and v as they are, bit for bit, where it is not, whatever the gradient holds; and how
+//! many of the steps that the host counted were `skipped` before. `1 - beta^t` is then computed by each
+//! unit, as the series of `-expm1` where it is small, since `1 - exp` would lose the digits of the first
+//! steps. Without a gate the host computes it.
+//!
+//! # Rounding by chance
+//!
+//! A parameter in bf16 has 8 bits: an update below a 512th of it is lost to rounding to the nearest
+//! value, every time. With a [`Chance`], p becomes one of the two values around the result, the nearer
+//! the likelier, so that the mean is right. The neighbor is found by integer arithmetic on the bits of
+//! f32, or, where f16 has subnormal numbers, by exact arithmetic in f32. The choice is a function of the
+//! seed, the draw and the element's place: word `i % 4` of Philox's counter `(i / 4, draw, 0, 0)`.
+//!
+//! # Traffic
+//!
+//! p, m and v are read and written and g is read: 28 bytes an element in f32, 22 where p and g are in 16
+//! bits. A unit moves one vector at a time, and each cube goes through the parameter in steps of the
+//! whole grid.
+//!
+//! Not served: parameters of 2^32 elements or nearly so.
+//!
+//! Sources: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101; for
+//! rounding by chance, Gupta et al., "Deep Learning with Limited Numerical Precision",
+//! arXiv:1502.02551, section 3.
+
+mod blueprint;
+mod launch;
+mod problem;
+mod rounding;
+mod update;
+
+pub use blueprint::AdamwBlueprint;
+pub use launch::{AdamwTensors, Chance, Gate, adamw_update};
+pub use problem::{AdamwProblem, AdamwStep};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use {blueprint::UNITS, update::adamw_update_kernel};
