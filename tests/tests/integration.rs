@@ -3,6 +3,8 @@
 //! It has a harness of its own because a kernel test knows only at run time whether its device is
 //! there, and has to say so.
 
+#[path = "integration/adamw.rs"]
+mod adamw;
 #[path = "integration/attention.rs"]
 mod attention;
 #[path = "integration/attention_op.rs"]
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let trials = [
+        adamw::trials(),
         attention::trials(),
         attention_op::trials(),
         attention_provider::trials(),

@@ -7,10 +7,12 @@
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
 //!   [`attention`] and [`fp8_linear`]. They run on the CPU too, where they are all that a build
-//!   without the feature `gpu` has.
+//!   without the feature `gpu` has. And without a gradient, for GPUs alone, an optimizer's step:
+//!   [`adamw`].
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
+pub mod adamw;
 #[cfg(feature = "gpu")]
 mod arithmetic;
 pub mod attention;

@@ -14,6 +14,7 @@
 //! | [`column_sum`] | sums of columns, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
+//! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
 //! | [`attention`] | attention and its gradients, with their bounds and the catalogue of cases |
 //! | [`matmul`] | products of matrices, whole or at single elements, with their bounds |
 //! | [`linear`] | linear layers with an activation, and their gradients, with their bounds |
@@ -31,6 +32,7 @@
 //! ```
 
 pub mod activation;
+pub mod adamw;
 pub mod attention;
 pub mod column_sum;
 pub mod fp8;

@@ -1,0 +1,91 @@
+//! The step on GPUs.
+
+use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
+use blackburn_kernels::{
+    adamw::{self, AdamwStep, AdamwTensors},
+    buffer::Buffer,
+};
+use burn::backend::{
+    TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::{CubeBackend, CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::{DType, Shape};
+use cubecl::client::Client;
+
+impl AdamwPrimitives for CubeBackend {
+    fn adamw_step(
+        parameter: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        gate: Gate<Self>,
+        chance: Chance<Self>,
+        step: Step,
+    ) -> Updated<Self> {
+        let like = Like {
+            client: parameter.client.clone(),
+            device: parameter.device.clone(),
+            shape: parameter.shape(),
+        };
+        let stored = parameter.dtype;
+        let tensors = AdamwTensors {
+            parameter: buffer(parameter),
+            gradient: buffer(gradient),
+            first: buffer(first),
+            second: buffer(second),
+        };
+        let gate = match gate {
+            Gate::Open => None,
+            Gate::Read(reading) => Some(adamw::Gate {
+                taken: buffer(reading.taken),
+                skipped: buffer(reading.skipped),
+            }),
+        };
+        let chance = match chance {
+            Chance::Nearest => None,
+            Chance::Drawn { seed, number } => Some(drawn(seed, number)),
+        };
+        let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
+        let step = AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time };
+        let updated = adamw::adamw_update(&like.client, &step, tensors, gate, chance)
+            .unwrap_or_else(|error| panic!("{error}"));
+        Updated {
+            parameter: like.tensor(updated.parameter, stored),
+            first: like.tensor(updated.first, DType::F32),
+            second: like.tensor(updated.second, DType::F32),
+        }
+    }
+}
+
+fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {
+    adamw::Chance { seed: buffer(seed), draw }
+}
+
+/// The memory of a tensor, which is let go of: where it was the last to hold it, the kernel may write
+/// there.
+fn buffer(tensor: CubeTensor) -> Buffer {
+    let tensor = into_contiguous(tensor);
+    let elements = tensor.shape().num_elements();
+    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
+}
+
+/// Where and how results lie.
+struct Like {
+    client: Client,
+    device: CubeDevice,
+    shape: Shape,
+}
+
+impl Like {
+    fn tensor(&self, buffer: Buffer, dtype: DType) -> CubeTensor {
+        CubeTensor::new_contiguous(
+            self.client.clone(),
+            self.device.clone(),
+            self.shape.clone(),
+            buffer.handle,
+            dtype,
+        )
+    }
+}

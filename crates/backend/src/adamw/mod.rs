@@ -1,0 +1,143 @@
+//! A step of AdamW on one parameter, as one operation of Burn's stream and one kernel, where element by
+//! element it takes some fifteen operations.
+//!
+//! It takes no part in differentiation, and exists on GPUs only: [`serves`] says where. What it computes
+//! stands in `blackburn_kernels::adamw`. Memory of parameter and moments is used again where nobody else
+//! holds it.
+
+#[cfg(feature = "gpu")]
+mod cube;
+mod primitives;
+
+pub use primitives::{AdamwPrimitives, Chance, Gate, Reading, Step, Updated};
+#[cfg(feature = "gpu")]
+pub use primitives::{ChanceMetadata, GateMetadata, ReadingMetadata, UpdatedMetadata};
+
+use burn::{
+    backend::Dispatch,
+    tensor::{DType, Int, Tensor},
+};
+
+/// A parameter and what belongs to it, all of one shape.
+#[derive(Clone, Debug)]
+pub struct Tensors<const D: usize> {
+    /// In f32, f16 or bf16.
+    pub parameter: Tensor<D>,
+    /// In f32, f16 or bf16.
+    pub gradient: Tensor<D>,
+    /// The first moment, in f32.
+    pub first: Tensor<D>,
+    /// The second moment, in f32.
+    pub second: Tensor<D>,
+}
+
+/// A parameter and its moments after a step, in the types of those before it.
+#[derive(Clone, Debug)]
+pub struct Stepped<const D: usize> {
+    /// The parameter.
+    pub parameter: Tensor<D>,
+    /// The first moment.
+    pub first: Tensor<D>,
+    /// The second moment.
+    pub second: Tensor<D>,
+}
+
+/// What the device says of a step; one element each, in f32.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// 0 where the step is not taken: parameter and moments then stay as they are, bit for bit.
+    pub taken: Tensor<1>,
+    /// How many steps before this one were not.
+    pub skipped: Tensor<1>,
+}
+
+/// What decides which way a parameter in 16 bits is rounded.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    /// Two integers of 32 bits.
+    pub seed: Tensor<1, Int>,
+    /// Tells updates with the same seed apart.
+    pub number: u32,
+}
+
+/// Whether [`step`] takes `tensors`: they are on a GPU (or a software device that passes for one), of
+/// the types and shapes that [`Tensors`] lists, and of fewer than 2^32 elements by a margin.
+pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
+    /// What the kernel leaves free at the upper end of 32-bit indices.
+    const MARGIN: u64 = 1 << 24;
+    let Tensors { parameter, gradient, first, second } = tensors;
+    let shape = parameter.dims();
+    let is_float = |tensor: &Tensor<D>| {
+        matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) && tensor.dims() == shape
+    };
+    let is_moment = |tensor: &Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
+    let elements: u64 = shape.iter().map(|size| *size as u64).product();
+    is_on_gpu(parameter)
+        && [parameter, gradient].into_iter().all(is_float)
+        && [first, second].into_iter().all(is_moment)
+        && elements + MARGIN <= u64::from(u32::MAX)
+}
+
+#[cfg(feature = "gpu")]
+fn is_on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.device().as_dispatch(), burn::backend::DispatchDevice::Cube(_))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn is_on_gpu<const D: usize>(_tensor: &Tensor<D>) -> bool {
+    false
+}
+
+/// The parameter and its moments after `step`. A parameter in f32 is rounded to the nearest value, with
+/// a draw or without.
+///
+/// # Panics
+///
+/// On tensors that [`serves`] refuses, numbers out of the ranges that [`Step`] gives, a gate whose
+/// readings are not one f32 each, or a seed that is not two integers of 32 bits.
+pub fn step<const D: usize>(
+    tensors: Tensors<D>,
+    step: Step,
+    gate: Option<Taken>,
+    draw: Option<Draw>,
+) -> Stepped<D> {
+    assert!(
+        serves(&tensors),
+        "adamw: argument `tensors`: expected tensors of one shape on a GPU, the parameter and its \
+         gradient in f32, f16 or bf16, the moments in f32, got {:?}",
+        [&tensors.parameter, &tensors.gradient, &tensors.first, &tensors.second]
+            .map(|tensor| (tensor.device(), tensor.dtype(), tensor.dims()))
+    );
+    step.check();
+    let gate = gate.map_or(Gate::Open, |Taken { taken, skipped }| {
+        for (argument, reading) in [("taken", &taken), ("skipped", &skipped)] {
+            assert!(
+                (reading.dtype(), reading.dims()) == (DType::F32, [1]),
+                "adamw: argument `{argument}`: expected one f32, got {:?} of {:?}",
+                reading.dims(),
+                reading.dtype()
+            );
+        }
+        Gate::Read(Reading { taken: taken.into_dispatch(), skipped: skipped.into_dispatch() })
+    });
+    let chance = draw.map_or(Chance::Nearest, |Draw { seed, number }| {
+        assert!(
+            matches!(seed.dtype(), DType::I32 | DType::U32) && seed.dims() == [2],
+            "adamw: argument `seed`: expected two integers of 32 bits, got {:?} of {:?}",
+            seed.dims(),
+            seed.dtype()
+        );
+        Chance::Drawn { seed: seed.into_dispatch(), number }
+    });
+    let Tensors { parameter, gradient, first, second } = tensors;
+    let [parameter, gradient, first, second] =
+        [parameter, gradient, first, second].map(Tensor::into_dispatch);
+    let updated = <Dispatch as AdamwPrimitives>::adamw_step(
+        parameter, gradient, first, second, gate, chance, step,
+    );
+    Stepped {
+        parameter: Tensor::from_dispatch(updated.parameter),
+        first: Tensor::from_dispatch(updated.first),
+        second: Tensor::from_dispatch(updated.second),
+    }
+}

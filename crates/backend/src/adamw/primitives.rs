@@ -1,0 +1,126 @@
+//! What a backend has to be able to do: one step of AdamW.
+
+#[cfg(feature = "gpu")]
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::{
+    Backend, ExtensionType, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+/// A step's numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Decay of the first moment, from 0 to below 1.
+    pub beta_1: f64,
+    /// Decay of the second moment, from 0 to below 1.
+    pub beta_2: f64,
+    /// Keeps the division finite; not negative.
+    pub epsilon: f64,
+    /// Decoupled weight decay, before the rate.
+    pub weight_decay: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// Steps up to this one and with it, those included that a gate took back; from 1.
+    pub time: usize,
+}
+
+impl Step {
+    /// Here, since the stream would find out only when nobody knows any more who asked.
+    pub(super) fn check(&self) {
+        for (argument, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
+            assert!(
+                (0.0..1.0).contains(&beta),
+                "adamw: argument `{argument}`: expected a number from 0 to below 1, got {beta}"
+            );
+        }
+        assert!(
+            self.epsilon >= 0.0 && self.epsilon.is_finite(),
+            "adamw: argument `epsilon`: expected a number from 0, got {}",
+            self.epsilon
+        );
+        assert!(self.time > 0, "adamw: argument `time`: expected at least 1, the first step, got 0");
+    }
+}
+
+/// A gate's readings, one f32 each.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Reading<B: Backend> {
+    /// 0 where the step is not taken.
+    pub taken: FloatTensor<B>,
+    /// How many steps before this one were not.
+    pub skipped: FloatTensor<B>,
+}
+
+/// Whether the device may take a step back.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Gate<B: Backend> {
+    /// It may not.
+    Open,
+    /// It does where this says so.
+    Read(#[extension_type] Reading<B>),
+}
+
+/// How parameters in 16 bits are rounded.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Chance<B: Backend> {
+    /// To the nearest value.
+    Nearest,
+    /// To one of the two values around, the nearer the likelier.
+    Drawn {
+        /// Two integers of 32 bits.
+        seed: IntTensor<B>,
+        /// Tells updates with the same seed apart.
+        number: u32,
+    },
+}
+
+/// A parameter and its moments after a step.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Updated<B: Backend> {
+    /// In its type.
+    pub parameter: FloatTensor<B>,
+    /// The first moment, in f32.
+    pub first: FloatTensor<B>,
+    /// The second moment, in f32.
+    pub second: FloatTensor<B>,
+}
+
+/// The operation under an optimizer's step. It is not differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Fusion: cfg(feature = "gpu"),
+)]
+pub trait AdamwPrimitives: Backend {
+    /// The parameter and its moments after a step.
+    #[fusion(meta = updated)]
+    fn adamw_step(
+        parameter: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        #[extension_type] gate: Gate<Self>,
+        #[extension_type] chance: Chance<Self>,
+        step: Step,
+    ) -> Updated<Self>;
+}
+
+#[cfg(feature = "gpu")]
+fn updated(
+    parameter: &TensorSpec,
+    _gradient: &TensorSpec,
+    first: &TensorSpec,
+    second: &TensorSpec,
+    _gate: &GateMetadata,
+    _chance: &ChanceMetadata,
+    _step: &Step,
+) -> UpdatedMetadata {
+    UpdatedMetadata {
+        parameter: parameter.clone(),
+        first: first.clone(),
+        second: second.clone(),
+    }
+}
