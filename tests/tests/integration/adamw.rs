@@ -321,7 +321,18 @@ fn memory(client: &Client) -> Result<(), Failed> {
             .enumerate()
             .map(|(i, buffer)| (held >> i & 1 == 1).then_some(buffer))
             .collect();
+        let places = |tensors: &AdamwTensors| {
+            let AdamwTensors { parameter, first, second, .. } = tensors;
+            [parameter, first, second].map(|buffer| format!("{:?}", buffer.handle.memory.descriptor()))
+        };
+        let before = places(&tensors);
         let new = adamw_update(client, &STEP, tensors, None, None)?;
+        for (i, (before, after)) in before.into_iter().zip(places(&new)).enumerate() {
+            let is_held = held >> i & 1 == 1;
+            if (before == after) == is_held {
+                return Err(format!("{held:03b} held: tensor {i} went from {before} to {after}").into());
+            }
+        }
         if elements(client, &new, storage)? != expected {
             return Err(format!("holding {held:03b} of the tensors changed the result").into());
         }

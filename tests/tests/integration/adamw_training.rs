@@ -1,2 +1,319 @@
-use libtest_mimic::Trial;
-pub(crate) fn trials() -> Vec<Trial> { Vec::new() }
+//! The optimizer of `blackburn::train` on the kernel.
+
+use blackburn::train::{
+    optim::AdamWGroups,
+    scaler::GradScalerConfig,
+};
+use blackburn_backend::adamw::{self, Draw, Step, Taken, Tensors};
+use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
+use blackburn_tests::{
+    blocks::{Block, blocks_of},
+    on_burn_device, run_alone,
+    tensors::{float, tensor, values},
+};
+use burn::{
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, ModuleOptimizer},
+    prelude::*,
+    tensor::Distribution,
+};
+use libtest_mimic::{Failed, Trial};
+use std::{env, ops::Range};
+
+/// Set in a process that runs one test alone: others would add to the blocks that are observed.
+const ALONE: &str = "BLACKBURN_TEST_ADAMW_HERE";
+
+type Test = fn(&Device) -> Result<(), Failed>;
+
+const COUNTS: [(&str, Test); 2] = [
+    ("a_step_is_one_kernel_a_parameter", one_kernel_each),
+    ("a_step_that_rounds_by_chance_is_one_kernel_a_parameter_too", one_kernel_by_chance),
+];
+
+const TESTS: [(&str, Test); 4] = [
+    ("training_is_that_of_the_cpu", as_on_the_cpu),
+    ("an_overflow_takes_the_step_back", overflow),
+    ("strided_gradients_are_read_right", strided_gradient),
+    ("what_the_operation_does_not_take_is_refused_where_it_is_asked_for", refusals),
+];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let name = |name| format!("adamw::{name}");
+    let count = |(test_name, test): (&str, Test)| {
+        let name = name(test_name);
+        Trial::ignorable_test(name.clone(), move || {
+            on_burn_device(|device| match env::var_os(ALONE) {
+                Some(_) => test(&device),
+                None => run_alone(&name, &[(ALONE, "1")]).map(drop),
+            })
+        })
+    };
+    let test = |(test_name, test): (&str, Test)| {
+        Trial::ignorable_test(name(test_name), move || on_burn_device(|device| test(&device)))
+    };
+    COUNTS.into_iter().map(count).chain(TESTS.into_iter().map(test)).collect()
+}
+
+#[derive(Module, Debug)]
+struct Network {
+    first: Linear,
+    second: Linear,
+}
+
+/// Two matrices and two vectors.
+const PARAMETERS: usize = 4;
+const SHAPES: ([usize; 2], [usize; 2]) = ([12, 20], [20, 5]);
+
+fn network(storage: Storage, device: &Device) -> Network {
+    let layer = |seed: u64, [inputs, outputs]: [usize; 2]| {
+        let mut layer = LinearConfig::new(inputs, outputs).init(device);
+        let weight = normal(seed, inputs * outputs, 1.0, storage);
+        layer.weight = layer.weight.map(|old| {
+            tensor(&weight, [inputs, outputs], storage, &old.device()).detach().require_grad()
+        });
+        let bias = normal(seed + 1, outputs, 1.0, storage);
+        layer.bias = layer.bias.map(|param| {
+            param.map(|old| tensor(&bias, [outputs], storage, &old.device()).detach().require_grad())
+        });
+        layer
+    };
+    Network { first: layer(1, SHAPES.0), second: layer(3, SHAPES.1) }
+}
+
+/// Gradients that are drawn, and on the device before anything is watched.
+fn gradients(
+    network: &Network,
+    seed: u64,
+    storage: Storage,
+    device: &Device,
+) -> Result<GradientsParams, Failed> {
+    let device = &device.clone().without_autodiff();
+    let mut gradients = GradientsParams::new();
+    for (i, layer) in [&network.first, &network.second].into_iter().enumerate() {
+        let seed = 10 * seed + 2 * i as u64;
+        let shape = layer.weight.dims();
+        let weight = normal(seed, shape[0] * shape[1], 0.1, storage);
+        gradients.register::<2>(layer.weight.id, tensor(&weight, shape, storage, device));
+        let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+        let values = normal(seed + 1, shape[1], 0.1, storage);
+        gradients.register::<1>(bias.id, tensor(&values, [shape[1]], storage, device));
+    }
+    device.sync().map_err(|error| error.to_string())?;
+    Ok(gradients)
+}
+
+fn numbers(network: &Network) -> Result<Vec<f64>, Failed> {
+    let mut all = Vec::new();
+    for layer in [&network.first, &network.second] {
+        all.extend(values(layer.weight.val())?);
+        let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+        all.extend(values(bias.val())?);
+    }
+    Ok(all)
+}
+
+fn train(
+    mut optimizer: ModuleOptimizer,
+    mut network: Network,
+    steps: Range<u64>,
+    storage: Storage,
+    device: &Device,
+) -> Result<(ModuleOptimizer, Network), Failed> {
+    for step in steps {
+        let gradients = gradients(&network, step, storage, device)?;
+        network = optimizer.step(0.01, network, gradients);
+    }
+    device.sync().map_err(|error| error.to_string())?;
+    Ok((optimizer, network))
+}
+
+/// What one step runs once the moments are there.
+fn blocks_of_a_step(
+    groups: AdamWGroups,
+    storage: Storage,
+    device: &Device,
+) -> Result<Vec<Block>, Failed> {
+    let device = &device.clone().autodiff();
+    let network = network(storage, device);
+    let optimizer = groups.init(&network, device);
+    let (mut optimizer, network) = train(optimizer, network, 0..2, storage, device)?;
+    let gradients = gradients(&network, 2, storage, device)?;
+    let (_network, blocks) = blocks_of(device, || Ok(optimizer.step(0.01, network, gradients)))?;
+    Ok(blocks)
+}
+
+/// How many blocks are one operation by the kernel.
+fn updates(blocks: &[Block]) -> usize {
+    blocks.iter().filter(|block| block.is_one_kernel(1, "AdamwUpdateKernel")).count()
+}
+
+fn one_kernel_each(device: &Device) -> Result<(), Failed> {
+    let blocks = blocks_of_a_step(AdamWGroups::default(), Storage::F32, device)?;
+    if updates(&blocks) == PARAMETERS && blocks.len() == PARAMETERS {
+        return Ok(());
+    }
+    Err(format!("{PARAMETERS} parameters took {blocks:?}").into())
+}
+
+/// Besides, each group draws a seed.
+fn one_kernel_by_chance(device: &Device) -> Result<(), Failed> {
+    const GROUPS: usize = 2;
+    let groups = AdamWGroups { stochastic_rounding: true, ..AdamWGroups::default() };
+    let blocks = blocks_of_a_step(groups, Storage::F16, device)?;
+    if updates(&blocks) == PARAMETERS && blocks.len() == PARAMETERS + GROUPS {
+        return Ok(());
+    }
+    Err(format!("{PARAMETERS} parameters took {blocks:?}").into())
+}
+
+/// The same gradients on the kernel and through Burn's operations on the CPU.
+fn as_on_the_cpu(device: &Device) -> Result<(), Failed> {
+    const STEPS: u64 = 5;
+    for storage in [Storage::F32, Storage::F16] {
+        let run = |device: Device| -> Result<Vec<f64>, Failed> {
+            let device = device.autodiff();
+            let network = network(storage, &device);
+            let optimizer = AdamWGroups::default().init(&network, &device);
+            let (_, network) = train(optimizer, network, 0..STEPS, storage, &device)?;
+            numbers(&network)
+        };
+        let (actual, expected) = (run(device.clone())?, run(Device::flex())?);
+        // A step is at most some 0.01 / (1 - 0.9) of some fifty roundings in f32. Stored in f16, each
+        // step may be rounded to the other side.
+        let bounds: Vec<f64> = expected
+            .iter()
+            .map(|p| {
+                let in_f32 = Storage::F32.unit_roundoff() * (50.0 * 0.1 + 2.0 * p.abs());
+                let stored = match storage {
+                    Storage::F32 => 0.0,
+                    other => 2.0 * other.unit_roundoff() * p.abs() + other.underflow(),
+                };
+                STEPS as f64 * (in_f32 + stored)
+            })
+            .collect();
+        compare(&actual, &expected, &bounds).map_err(|error| format!("{storage:?}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// A gradient that is not finite leaves the model as it is and does not count as a step.
+fn overflow(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let storage = Storage::F32;
+    let run = |overflows: bool| -> Result<Vec<f64>, Failed> {
+        // At the least scale, where it stays.
+        let config = GradScalerConfig { initial_scale: 1.0, ..GradScalerConfig::default() };
+        let mut scaler = config.init(device)?;
+        let mut model = network(storage, device);
+        let mut optimizer = AdamWGroups::default().init_gated(&model, device, scaler.gate());
+        for step in 0..3 {
+            if overflows && step == 1 {
+                let mut bad = gradients(&model, 99, storage, device)?;
+                let plain = device.clone().without_autodiff();
+                let inf = Tensor::<2>::full(SHAPES.0, f32::INFINITY, &plain);
+                bad.register::<2>(model.first.weight.id, inf);
+                let before = numbers(&model)?;
+                scaler.unscale(&mut bad, &model)?;
+                model = optimizer.step(0.01, model, bad);
+                scaler.update()?;
+                if numbers(&model)? != before {
+                    return Err("the step was not taken back".into());
+                }
+            }
+            let mut gradients = gradients(&model, step, storage, device)?;
+            scaler.unscale(&mut gradients, &model)?;
+            model = optimizer.step(0.01, model, gradients);
+            scaler.update()?;
+        }
+        numbers(&model)
+    };
+    let (with, without) = (run(true)?, run(false)?);
+    // Corrections are computed from the steps that were taken, which are as many.
+    if with == without { Ok(()) } else { Err("a step that was taken back left its trace".into()) }
+}
+
+/// The gradient of a weight may come as a view.
+fn strided_gradient(device: &Device) -> Result<(), Failed> {
+    let [rows, columns] = [7, 12];
+    let count = rows * columns;
+    let storage = Storage::F32;
+    let of = |seed, deviation| -> Tensor<2> {
+        tensor(&normal(seed, count, deviation, storage), [rows, columns], storage, device)
+    };
+    let step = Step {
+        beta_1: 0.9,
+        beta_2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        rate: 0.01,
+        time: 3,
+    };
+    let run = |gradient: Tensor<2>| -> Result<Vec<f64>, Failed> {
+        let zeros = || Tensor::zeros([rows, columns], device);
+        let tensors =
+            Tensors { parameter: of(1, 1.0), gradient, first: zeros(), second: zeros() };
+        values(adamw::step(tensors, step, None, None).parameter)
+    };
+    let straight = of(2, 1.0);
+    // The same numbers, one column after the other in memory.
+    let columns_first = straight.clone().swap_dims(0, 1).into_data();
+    let turned = Tensor::<2>::from_data(columns_first, device).swap_dims(0, 1);
+    if run(straight)? == run(turned)? { Ok(()) } else { Err("a view was read as it lies".into()) }
+}
+
+fn refusals(device: &Device) -> Result<(), Failed> {
+    let ones = |shape: [usize; 2], storage: Storage, device: &Device| -> Tensor<2> {
+        Tensor::ones(shape, device).cast(float(storage))
+    };
+    let tensors = |gradient: [usize; 2], moment: Storage, device: &Device| Tensors {
+        parameter: ones([2, 3], Storage::F32, device),
+        gradient: ones(gradient, Storage::F32, device),
+        first: ones([2, 3], moment, device),
+        second: ones([2, 3], Storage::F32, device),
+    };
+    let served = tensors([2, 3], Storage::F32, device);
+    if !adamw::serves(&served) {
+        return Err("tensors that fit each other are refused".into());
+    }
+    for (what, refused) in [
+        ("another shape", tensors([3, 2], Storage::F32, device)),
+        ("moments in f16", tensors([2, 3], Storage::F16, device)),
+        ("the CPU", tensors([2, 3], Storage::F32, &Device::flex())),
+    ] {
+        if adamw::serves(&refused) {
+            return Err(format!("{what} was taken").into());
+        }
+    }
+    let step = Step {
+        beta_1: 0.9,
+        beta_2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        rate: 0.1,
+        time: 1,
+    };
+    let two = || Tensor::<1>::ones([2], device);
+    let taken = || Taken { taken: two(), skipped: two() };
+    let draw = || Draw {
+        seed: Tensor::<1, Int>::random([3], Distribution::Uniform(0.0, 9.0), device),
+        number: 0,
+    };
+    let calls: [(&str, Step, Option<Taken>, Option<Draw>); 4] = [
+        ("`beta_2`", Step { beta_2: 1.0, ..step }, None, None),
+        ("`time`", Step { time: 0, ..step }, None, None),
+        ("`taken`", step, Some(taken()), None),
+        ("`seed`", step, None, Some(draw())),
+    ];
+    for (argument, step, gate, draw) in calls {
+        let tensors = served.clone();
+        let call = std::panic::AssertUnwindSafe(|| adamw::step(tensors, step, gate, draw));
+        let Err(panic) = std::panic::catch_unwind(call) else {
+            return Err(format!("a bad {argument} was taken").into());
+        };
+        let message = panic.downcast_ref::<String>().ok_or("a panic without a message")?;
+        if !message.contains(argument) {
+            return Err(format!("{argument} is not named: {message}").into());
+        }
+    }
+    Ok(())
+}

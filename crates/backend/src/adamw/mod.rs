@@ -7,6 +7,10 @@
 
 #[cfg(feature = "gpu")]
 mod cube;
+#[cfg_attr(
+    not(feature = "gpu"),
+    allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
+)]
 mod primitives;
 
 pub use primitives::{AdamwPrimitives, Chance, Gate, Reading, Step, Updated};

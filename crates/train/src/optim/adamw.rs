@@ -7,12 +7,17 @@
 //! p = p - lr wd p - lr / (1 - beta_1^t) m / (sqrt(v / (1 - beta_2^t)) + epsilon)
 //! ```
 //!
-//! Moments and the update are computed in f32 whatever the types of parameter and gradient.
+//! Moments and the update are computed in f32 whatever the types of parameter and gradient. On GPUs one
+//! kernel computes all of a parameter's step; elsewhere Burn's operations do, element by element.
 
-use super::{gate::StepGate, stochastic::round_stochastically};
+use super::{
+    gate::{Reading, StepGate},
+    stochastic::{Draws, round_stochastically},
+};
+use blackburn_backend::adamw;
 use burn::{
     optim::{AdamWState, AdaptiveMomentumState, LearningRate, Optimizer},
-    tensor::{Device, FloatDType, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
 
 /// One group's AdamW; [`AdamWGroups`](super::AdamWGroups) makes them. Its state is that of Burn's
@@ -28,6 +33,8 @@ pub struct AdamW {
     pub(super) rounds_stochastically: bool,
     /// Set by a loss scaler.
     pub(super) gate: Option<StepGate>,
+    /// What the kernel rounds by, where it rounds by chance.
+    pub(super) draws: Draws,
 }
 
 /// What a step multiplies by: known to the host, unless the device may take the step back.
@@ -56,10 +63,9 @@ struct Factors {
 }
 
 impl AdamW {
-    fn factors(&self, lr: LearningRate, time: usize) -> Factors {
+    fn factors(&self, lr: LearningRate, time: usize, open: Option<Reading>) -> Factors {
         let [of_first, of_second] = [1.0 - self.beta_1, 1.0 - self.beta_2];
         let decay = (self.weight_decay != 0.0).then_some(lr * self.weight_decay);
-        let open = self.gate.as_ref().and_then(|gate| gate.read());
         let Some(open) = open else {
             let time = i32::try_from(time).unwrap_or(i32::MAX);
             return Factors {
@@ -86,6 +92,59 @@ impl AdamW {
             correction: Factor::Device(missing(self.beta_2).recip()),
         }
     }
+
+    /// The step as one operation.
+    fn by_kernel<const D: usize>(
+        &self,
+        lr: LearningRate,
+        time: usize,
+        tensors: adamw::Tensors<D>,
+        open: Option<Reading>,
+    ) -> adamw::Stepped<D> {
+        let step = adamw::Step {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+            rate: lr,
+            time,
+        };
+        let gate = open.map(|Reading { taken, skipped }| adamw::Taken { taken, skipped });
+        let stored: FloatDType = tensors.parameter.dtype().into();
+        let draw = (self.rounds_stochastically && stored != FloatDType::F32)
+            .then(|| self.draws.next(time, &tensors.parameter.device()));
+        adamw::step(tensors, step, gate, draw)
+    }
+
+    /// The step as Burn's operations.
+    fn by_operations<const D: usize>(
+        &self,
+        lr: LearningRate,
+        time: usize,
+        tensors: adamw::Tensors<D>,
+        open: Option<Reading>,
+    ) -> adamw::Stepped<D> {
+        let adamw::Tensors { parameter, gradient, first, second } = tensors;
+        let stored: FloatDType = parameter.dtype().into();
+        let gradient = gradient.cast(FloatDType::F32);
+        let factors = self.factors(lr, time, open);
+        let square = gradient.clone().square();
+        let first = first.clone() + factors.of_first.of(gradient - first);
+        let second = second.clone() + factors.of_second.of(square - second);
+        let deviation = factors.correction.of(second.clone()).sqrt().add_scalar(self.epsilon);
+        let mut update = factors.rate.of(first.clone().div(deviation));
+        let parameter = parameter.cast(FloatDType::F32);
+        if let Some(decay) = &factors.decay {
+            update = update + decay.of(parameter.clone());
+        }
+        let updated = parameter - update;
+        let parameter = match stored {
+            FloatDType::F32 => updated,
+            _ if self.rounds_stochastically => round_stochastically(updated, stored),
+            _ => updated.cast(stored),
+        };
+        adamw::Stepped { parameter, first, second }
+    }
 }
 
 impl Optimizer for AdamW {
@@ -98,32 +157,25 @@ impl Optimizer for AdamW {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let stored: FloatDType = tensor.dtype().into();
-        let gradient = grad.cast(FloatDType::F32);
         let (first, second, time) = match state {
             Some(AdamWState { momentum }) => (momentum.moment_1, momentum.moment_2, momentum.time),
-            None => (gradient.zeros_like(), gradient.zeros_like(), 0),
+            None => {
+                // Each in memory of its own, which the kernel writes to.
+                let zeros = || Tensor::zeros(grad.dims(), (&grad.device(), DType::F32));
+                (zeros(), zeros(), 0)
+            }
         };
         let time = time + 1;
-        let factors = self.factors(lr, time);
-        let square = gradient.clone().square();
-        let first = first.clone() + factors.of_first.of(gradient - first);
-        let second = second.clone() + factors.of_second.of(square - second);
-        let deviation = factors.correction.of(second.clone()).sqrt().add_scalar(self.epsilon);
-        let mut update = factors.rate.of(first.clone().div(deviation));
-        let parameter = tensor.cast(FloatDType::F32);
-        if let Some(decay) = &factors.decay {
-            update = update + decay.of(parameter.clone());
-        }
-        let updated = parameter - update;
-        let updated = match stored {
-            FloatDType::F32 => updated,
-            _ if self.rounds_stochastically => round_stochastically(updated, stored),
-            _ => updated.cast(stored),
+        let open = self.gate.as_ref().and_then(|gate| gate.read());
+        let tensors = adamw::Tensors { parameter: tensor, gradient: grad, first, second };
+        let adamw::Stepped { parameter, first, second } = if adamw::serves(&tensors) {
+            self.by_kernel(lr, time, tensors, open)
+        } else {
+            self.by_operations(lr, time, tensors, open)
         };
         let momentum =
             AdaptiveMomentumState { time, moment_1: first, moment_2: second, max_moment_2: None };
-        (updated, Some(AdamWState { momentum }))
+        (parameter, Some(AdamWState { momentum }))
     }
 
     fn to_device<const D: usize>(mut state: Self::State<D>, device: &Device) -> Self::State<D> {

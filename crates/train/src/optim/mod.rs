@@ -10,6 +10,7 @@ pub use adamw::AdamW;
 pub(crate) use gate::Reading;
 pub use gate::StepGate;
 pub use on_device::OnDevice;
+use stochastic::Draws;
 
 use crate::path::ModulePath;
 use burn::{
@@ -81,6 +82,7 @@ impl AdamWGroups {
             weight_decay: weight_decay.into(),
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
+            draws: Draws::default(),
         };
         let mut vectors = VectorPaths::default();
         model.visit(&mut vectors);

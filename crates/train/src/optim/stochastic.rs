@@ -7,7 +7,40 @@
 //! Source: Gupta et al., "Deep Learning with Limited Numerical Precision", arXiv:1502.02551,
 //! section 3; for bf16, Zamirai et al., arXiv:2010.06192.
 
-use burn::tensor::{Distribution, FloatDType, Tensor};
+use blackburn_backend::adamw::Draw;
+use burn::tensor::{Device, Distribution, FloatDType, Int, IntDType, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Seeds for the kernel, drawn with the device's own seed: one for all parameters of a step, which are
+/// then told apart by a number.
+///
+/// Clones draw from one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Draws(Arc<Mutex<Option<Drawn>>>);
+
+#[derive(Debug)]
+struct Drawn {
+    time: usize,
+    seed: Tensor<1, Int>,
+    next: u32,
+}
+
+impl Draws {
+    /// A draw that there was not before, on `device`.
+    pub(super) fn next(&self, time: usize, device: &Device) -> Draw {
+        let mut drawn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = drawn.take().filter(|drawn| {
+            drawn.time == time && drawn.next < u32::MAX && drawn.seed.device() == *device
+        });
+        let Drawn { time, seed, next } = current.unwrap_or_else(|| {
+            let any = Distribution::Uniform(0.0, f64::from(i32::MAX));
+            let seed = Tensor::<1, Int>::random([2], any, device).cast(IntDType::I32);
+            Drawn { time, seed, next: 0 }
+        });
+        *drawn = Some(Drawn { time, seed: seed.clone(), next: next + 1 });
+        Draw { seed, number: next }
+    }
+}
 
 /// `tensor`, in f32, in a type of 16 bits: each element one of the two values around it, the nearer
 /// the likelier, drawn with the device's seed. What the type has is kept.
@@ -36,7 +69,6 @@ pub(super) fn round_stochastically<const D: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
 
     const COUNT: usize = 20_000;
 
@@ -65,6 +97,23 @@ mod tests {
                 let bound = 5.0 * (share * (1.0 - share) / COUNT as f32).sqrt();
                 assert!((ups - share).abs() < bound, "{stored:?}: {ups}, expected {share}");
             }
+        }
+    }
+
+    #[test]
+    fn no_draw_occurs_twice() {
+        let device = Device::flex();
+        let draws = Draws::default();
+        let all: Vec<(Vec<i32>, u32)> = [1, 1, 2, 2, 1]
+            .into_iter()
+            .map(|time| {
+                let Draw { seed, number } = draws.clone().next(time, &device);
+                (seed.into_data().try_to_vec().expect("i32"), number)
+            })
+            .collect();
+        assert_eq!(all[0].0, all[1].0, "parameters of one step share a seed");
+        for (i, draw) in all.iter().enumerate() {
+            assert!(!all[..i].contains(draw), "{all:?}");
         }
     }
 
