@@ -82,11 +82,12 @@ pub fn bound(
 
     // The factor, the difference and their product are rounded, then the sum.
     let first = 3.0 * u * of_first * (g - old.first).abs() + u * m.abs() + 2.0 * tiny;
-    let second = of_second * (u * g * g + 3.0 * u * (g * g - old.second).abs()) + u * v + 3.0 * tiny;
+    let second =
+        of_second * (u * g * g + 3.0 * u * (g * g - old.second).abs()) + u * v + 3.0 * tiny;
 
     let [missing_1, missing_2] = corrections(step);
-    let [relative_1, relative_2] = [step.beta_1, step.beta_2]
-        .map(|beta| correction_error(beta, step.taken, corrections_by));
+    let [relative_1, relative_2] =
+        [step.beta_1, step.beta_2].map(|beta| correction_error(beta, step.taken, corrections_by));
     let radicand = v / missing_2;
     let radicand_error = second / missing_2 + (relative_2 + u) * radicand + tiny;
     // The slope of the root is steepest below.
@@ -100,9 +101,8 @@ pub fn bound(
     let least = (divisor - divisor_error).max(0.0);
     let direction = m / divisor;
     let direction_error = (first + direction.abs() * divisor_error) / least;
-    let direction_error = direction_error
-        + 2.0 * QUOTIENT_ULP * u * (direction.abs() + direction_error)
-        + tiny;
+    let direction_error =
+        direction_error + 2.0 * QUOTIENT_ULP * u * (direction.abs() + direction_error) + tiny;
 
     let rate = step.rate / missing_1;
     let decayed = step.rate * step.weight_decay * old.parameter.abs();

@@ -26,14 +26,8 @@ use libtest_mimic::{Failed, Trial};
 /// the grid takes at once.
 const LENGTHS: [usize; 8] = [1, 2, 3, 255, 1024, 1027, 1028, 70_004];
 
-const STEP: AdamwStep = AdamwStep {
-    beta_1: 0.9,
-    beta_2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    rate: 1e-2,
-    time: 1,
-};
+const STEP: AdamwStep =
+    AdamwStep { beta_1: 0.9, beta_2: 0.95, epsilon: 1e-8, weight_decay: 0.1, rate: 1e-2, time: 1 };
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -52,12 +46,14 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     for storage in [Storage::F16, Storage::Bf16] {
         let name = |what: &str| format!("adamw::{what}_in_{storage:?}").to_lowercase();
-        trials.push(Trial::ignorable_test(name("rounding_by_chance_is_right_to_the_bit"), move || {
-            on_device_with(dtype(storage), |client| rounds_to_the_bit(client, storage))
-        }));
-        trials.push(Trial::ignorable_test(name("rounding_by_chance_has_the_right_mean"), move || {
-            on_device_with(dtype(storage), |client| rounds_in_the_mean(client, storage))
-        }));
+        trials.push(Trial::ignorable_test(
+            name("rounding_by_chance_is_right_to_the_bit"),
+            move || on_device_with(dtype(storage), |client| rounds_to_the_bit(client, storage)),
+        ));
+        trials.push(Trial::ignorable_test(
+            name("rounding_by_chance_has_the_right_mean"),
+            move || on_device_with(dtype(storage), |client| rounds_in_the_mean(client, storage)),
+        ));
     }
     trials.extend([
         Trial::ignorable_test("adamw::a_closed_gate_keeps_every_bit", || on_device(closed_gate)),
@@ -206,8 +202,7 @@ fn rounds_to_the_bit(client: &Client, stored: Storage) -> Result<(), Failed> {
         let mut parameter = normal(length as u64, length, 1.0, stored);
         // Numbers that f16 has few bits for.
         parameter.iter_mut().step_by(3).for_each(|p| *p = stored.round(*p * 1e-6));
-        let mut tensors =
-            start(client, length, stored, upload(client, &vec![0.0; length], stored));
+        let mut tensors = start(client, length, stored, upload(client, &vec![0.0; length], stored));
         tensors.parameter = upload(client, &parameter, stored);
         let seed = [17, 0xffff_0001];
         let new = adamw_update(client, &step, tensors, None, Some(chance(client, seed, 9)))?;
@@ -232,8 +227,7 @@ fn rounds_in_the_mean(client: &Client, stored: Storage) -> Result<(), Failed> {
     let distance = stored.unit_roundoff();
     let step = AdamwStep { weight_decay: share * distance, rate: 1.0, ..STEP };
     let mean = |chance: Option<Chance>| -> Result<f64, Failed> {
-        let mut tensors =
-            start(client, length, stored, upload(client, &vec![0.0; length], stored));
+        let mut tensors = start(client, length, stored, upload(client, &vec![0.0; length], stored));
         tensors.parameter = upload(client, &vec![1.0; length], stored);
         let new = adamw_update(client, &step, tensors, None, chance)?;
         let new = download(client, new.parameter, stored)?;
@@ -302,13 +296,8 @@ fn skipped_steps(client: &Client) -> Result<(), Failed> {
 fn memory(client: &Client) -> Result<(), Failed> {
     let (length, storage) = (1028, Storage::F32);
     let gradient = || upload(client, &normal(3, length, 1.0, storage), storage);
-    let in_place = adamw_update(
-        client,
-        &STEP,
-        start(client, length, storage, gradient()),
-        None,
-        None,
-    )?;
+    let in_place =
+        adamw_update(client, &STEP, start(client, length, storage, gradient()), None, None)?;
     let expected = elements(client, &in_place, storage)?;
 
     for held in 0..8 {
@@ -323,14 +312,17 @@ fn memory(client: &Client) -> Result<(), Failed> {
             .collect();
         let places = |tensors: &AdamwTensors| {
             let AdamwTensors { parameter, first, second, .. } = tensors;
-            [parameter, first, second].map(|buffer| format!("{:?}", buffer.handle.memory.descriptor()))
+            [parameter, first, second].map(|buffer| buffer.handle.memory.descriptor().id)
         };
         let before = places(&tensors);
         let new = adamw_update(client, &STEP, tensors, None, None)?;
         for (i, (before, after)) in before.into_iter().zip(places(&new)).enumerate() {
             let is_held = held >> i & 1 == 1;
             if (before == after) == is_held {
-                return Err(format!("{held:03b} held: tensor {i} went from {before} to {after}").into());
+                return Err(format!(
+                    "{held:03b} held: tensor {i} went from {before:?} to {after:?}"
+                )
+                .into());
             }
         }
         if elements(client, &new, storage)? != expected {

@@ -38,10 +38,9 @@ impl AdamwPrimitives for CubeBackend {
         };
         let gate = match gate {
             Gate::Open => None,
-            Gate::Read(reading) => Some(adamw::Gate {
-                taken: buffer(reading.taken),
-                skipped: buffer(reading.skipped),
-            }),
+            Gate::Read(reading) => {
+                Some(adamw::Gate { taken: buffer(reading.taken), skipped: buffer(reading.skipped) })
+            }
         };
         let chance = match chance {
             Chance::Nearest => None,

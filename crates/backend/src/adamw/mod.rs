@@ -109,8 +109,11 @@ pub fn step<const D: usize>(
         serves(&tensors),
         "adamw: argument `tensors`: expected tensors of one shape on a GPU, the parameter and its \
          gradient in f32, f16 or bf16, the moments in f32, got {:?}",
-        [&tensors.parameter, &tensors.gradient, &tensors.first, &tensors.second]
-            .map(|tensor| (tensor.device(), tensor.dtype(), tensor.dims()))
+        [&tensors.parameter, &tensors.gradient, &tensors.first, &tensors.second].map(|tensor| (
+            tensor.device(),
+            tensor.dtype(),
+            tensor.dims()
+        ))
     );
     step.check();
     let gate = gate.map_or(Gate::Open, |Taken { taken, skipped }| {

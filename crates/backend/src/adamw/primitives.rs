@@ -38,7 +38,10 @@ impl Step {
             "adamw: argument `epsilon`: expected a number from 0, got {}",
             self.epsilon
         );
-        assert!(self.time > 0, "adamw: argument `time`: expected at least 1, the first step, got 0");
+        assert!(
+            self.time > 0,
+            "adamw: argument `time`: expected at least 1, the first step, got 0"
+        );
     }
 }
 
@@ -118,9 +121,5 @@ fn updated(
     _chance: &ChanceMetadata,
     _step: &Step,
 ) -> UpdatedMetadata {
-    UpdatedMetadata {
-        parameter: parameter.clone(),
-        first: first.clone(),
-        second: second.clone(),
-    }
+    UpdatedMetadata { parameter: parameter.clone(), first: first.clone(), second: second.clone() }
 }

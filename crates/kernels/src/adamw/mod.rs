@@ -59,4 +59,7 @@ pub use launch::{AdamwTensors, Chance, Gate, adamw_update};
 pub use problem::{AdamwProblem, AdamwStep};
 
 #[cfg(feature = "cuda-source")]
-pub(crate) use {blueprint::UNITS, update::adamw_update_kernel};
+pub(crate) use {
+    blueprint::UNITS,
+    update::{FactorsCompilationArg, adamw_update_kernel},
+};

@@ -72,14 +72,18 @@ impl AdamwProblem {
         let AdamwTensors { parameter, gradient, first, second } = tensors;
         for (argument, buffer) in [("parameter", parameter), ("gradient", gradient)] {
             let dtype = buffer.dtype;
-            if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
+            if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
+            {
                 let reason = format!("{argument} of {dtype:?}; it takes f32, f16 and bf16");
                 return Err(KernelError::Unsupported { op: OP, reason });
             }
         }
         let elements = parameter.elements;
         if u32::try_from(elements + STEP).is_err() {
-            return Err(KernelError::Unsupported { op: OP, reason: format!("{elements} elements") });
+            return Err(KernelError::Unsupported {
+                op: OP,
+                reason: format!("{elements} elements"),
+            });
         }
         check(elements, gradient.dtype, "gradient", gradient)?;
         check(elements, F32, "first", first)?;

@@ -3,6 +3,7 @@
 //! `cargo xtask sass` compiles the result for each architecture and checks registers, spills and
 //! instructions. A new kernel adds its variants to [`variants`].
 
+mod adamw;
 mod attention;
 mod matmul;
 mod quantize;
@@ -106,6 +107,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         kernels.extend(gelu_backward_sums(dtype, name)?);
         kernels.extend(column_sums(dtype, name)?);
     }
+    kernels.extend(adamw::variants()?);
     kernels.extend(attention::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(quantize::variants()?);
