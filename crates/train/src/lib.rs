@@ -8,7 +8,7 @@
 //! | [`ema`] | exponential moving averages of the weights, for validation and export |
 //! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
 //! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
-//! | [`optim`] | AdamW that decays matrices only, trains 16-bit parameters, and leaves out steps that overflowed |
+//! | [`optim`] | AdamW that decays matrices only, trains 16-bit parameters, and leaves out steps that overflowed; on GPUs one kernel a parameter |
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
 //! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |

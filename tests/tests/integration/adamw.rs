@@ -29,6 +29,12 @@ const LENGTHS: [usize; 8] = [1, 2, 3, 255, 1024, 1027, 1028, 70_004];
 const STEP: AdamwStep =
     AdamwStep { beta_1: 0.9, beta_2: 0.95, epsilon: 1e-8, weight_decay: 0.1, rate: 1e-2, time: 1 };
 
+type Number = fn(&Element) -> f64;
+
+/// What an element is made of.
+const NUMBERS: [(&str, Number); 3] =
+    [("p", |e| e.parameter), ("m", |e| e.first), ("v", |e| e.second)];
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for parameter in Storage::ALL {
@@ -137,9 +143,7 @@ fn check(
     let expected: Vec<Element> = pairs().map(|(old, g)| update(step, *old, *g)).collect();
     let bounds: Vec<Element> =
         pairs().map(|(old, g)| bound(step, *old, *g, stored, rounding, by)).collect();
-    let numbers: [(&str, fn(&Element) -> f64); 3] =
-        [("p", |e| e.parameter), ("m", |e| e.first), ("v", |e| e.second)];
-    for (name, of) in numbers {
+    for (name, of) in NUMBERS {
         let [new, expected, bounds] =
             [new, &expected[..], &bounds[..]].map(|all| all.iter().map(of).collect::<Vec<f64>>());
         compare(&new, &expected, &bounds).map_err(|error| format!("{name}: {error}"))?;
@@ -328,8 +332,7 @@ fn memory(client: &Client) -> Result<(), Failed> {
         if elements(client, &new, storage)? != expected {
             return Err(format!("holding {held:03b} of the tensors changed the result").into());
         }
-        let numbers: [fn(&Element) -> f64; 3] = [|e| e.parameter, |e| e.first, |e| e.second];
-        for (kept, of) in kept.into_iter().zip(numbers) {
+        for (kept, (_, of)) in kept.into_iter().zip(NUMBERS) {
             let Some(kept) = kept else { continue };
             let before: Vec<f64> = old.iter().map(of).collect();
             if download(client, kept, storage)? != before {

@@ -46,9 +46,7 @@ impl AdamwPrimitives for CubeBackend {
             Chance::Nearest => None,
             Chance::Drawn { seed, number } => Some(drawn(seed, number)),
         };
-        let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
-        let step = AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time };
-        let updated = adamw::adamw_update(&like.client, &step, tensors, gate, chance)
+        let updated = adamw::adamw_update(&like.client, &numbers(step), tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
         Updated {
             parameter: like.tensor(updated.parameter, stored),
@@ -56,6 +54,16 @@ impl AdamwPrimitives for CubeBackend {
             second: like.tensor(updated.second, DType::F32),
         }
     }
+}
+
+fn numbers(step: Step) -> AdamwStep {
+    let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
+    AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
+}
+
+/// Panics where the kernel would refuse these numbers.
+pub(super) fn check(step: Step) {
+    numbers(step).check().unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {

@@ -115,7 +115,9 @@ pub fn step<const D: usize>(
             tensor.dims()
         ))
     );
-    step.check();
+    // Here, since the stream would find out only when nobody knows any more who asked.
+    #[cfg(feature = "gpu")]
+    cube::check(step);
     let gate = gate.map_or(Gate::Open, |Taken { taken, skipped }| {
         for (argument, reading) in [("taken", &taken), ("skipped", &skipped)] {
             assert!(

@@ -24,27 +24,6 @@ pub struct Step {
     pub time: usize,
 }
 
-impl Step {
-    /// Here, since the stream would find out only when nobody knows any more who asked.
-    pub(super) fn check(&self) {
-        for (argument, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
-            assert!(
-                (0.0..1.0).contains(&beta),
-                "adamw: argument `{argument}`: expected a number from 0 to below 1, got {beta}"
-            );
-        }
-        assert!(
-            self.epsilon >= 0.0 && self.epsilon.is_finite(),
-            "adamw: argument `epsilon`: expected a number from 0, got {}",
-            self.epsilon
-        );
-        assert!(
-            self.time > 0,
-            "adamw: argument `time`: expected at least 1, the first step, got 0"
-        );
-    }
-}
-
 /// A gate's readings, one f32 each.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]

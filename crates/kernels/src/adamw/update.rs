@@ -88,7 +88,7 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
     #[comptime] gated: bool,
     #[comptime] by_chance: bool,
     #[define(P)] parameter_dtype: ElemType,
-    #[define(G)] _gradient: ElemType,
+    #[define(G)] _gradient_dtype: ElemType,
 ) {
     let size = N::value().comptime();
 
@@ -105,7 +105,7 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
     }
 
     let mut index = ABSOLUTE_POS as u32;
-    let step = CUBE_COUNT as u32 * CUBE_DIM as u32;
+    let step = CUBE_COUNT as u32 * CUBE_DIM;
     while index < vectors {
         let at = index as usize;
         let stored = parameter[at];

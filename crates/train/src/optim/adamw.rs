@@ -40,14 +40,14 @@ pub struct AdamW {
 /// What a step multiplies by: known to the host, unless the device may take the step back.
 enum Factor {
     Host(f64),
-    Device(Tensor<1>),
+    Device(Box<Tensor<1>>),
 }
 
 impl Factor {
     fn of<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Host(factor) => tensor.mul_scalar(*factor),
-            Self::Device(factor) => tensor.mul(factor.clone().reshape([1; D])),
+            Self::Device(factor) => tensor.mul(factor.as_ref().clone().reshape([1; D])),
         }
     }
 }
@@ -83,13 +83,14 @@ impl AdamW {
             let power = taken.clone().mul_scalar(beta.ln()).exp();
             power.neg().add_scalar(1.0)
         };
-        let gated = |factor: f64| Factor::Device(open.taken.clone().mul_scalar(factor));
+        let device = |factor| Factor::Device(Box::new(factor));
+        let gated = |factor: f64| device(open.taken.clone().mul_scalar(factor));
         Factors {
             of_first: gated(of_first),
             of_second: gated(of_second),
             decay: decay.map(gated),
-            rate: Factor::Device(open.taken.clone().mul_scalar(lr).div(missing(self.beta_1))),
-            correction: Factor::Device(missing(self.beta_2).recip()),
+            rate: device(open.taken.clone().mul_scalar(lr).div(missing(self.beta_1))),
+            correction: device(missing(self.beta_2).recip()),
         }
     }
 
