@@ -20,7 +20,7 @@ use burn::{
         loss::CrossEntropyLossConfig,
         transformer::{TransformerEncoder, TransformerEncoderConfig},
     },
-    optim::{GradientsParams, ModuleOptimizer},
+    optim::{AdamWConfig, GradientsParams, ModuleOptimizer},
     tensor::{Device, Distribution, Int, Tensor},
 };
 use clap::Parser;
@@ -78,9 +78,14 @@ impl Model {
 /// What a step has beside forward, backward and update.
 #[derive(Clone, Copy, PartialEq)]
 enum Toolkit {
+    /// Burn's optimizer, and nothing else.
+    Burn,
+    /// The toolkit's optimizer.
     Nothing,
-    AccumulateAndClip,
-    ScaleAccumulateAndClip,
+    /// Accumulated, and clipped before the optimizer's step.
+    Apart,
+    /// Accumulated, and clipped and unscaled in the optimizer's step.
+    InStep,
 }
 
 struct Subject {
@@ -95,7 +100,7 @@ struct Subject {
 impl Subject {
     fn step(&mut self, ids: &Tensor<2, Int>) -> Result<(), Box<dyn Error>> {
         let loss = self.model.loss(ids.clone());
-        let gradients = if self.toolkit == Toolkit::Nothing {
+        let gradients = if matches!(self.toolkit, Toolkit::Burn | Toolkit::Nothing) {
             GradientsParams::from_grads(loss.backward(), &self.model)
         } else {
             let loss = self.scaler.scale(loss);
@@ -103,15 +108,14 @@ impl Subject {
             let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
             sum.try_add(&self.model, of_batch, 1.0)?;
             let mut mean = sum.mean(&self.model).ok_or("nothing was added")?;
-            if self.toolkit == Toolkit::AccumulateAndClip {
-                clip_global_norm(&mut mean, &self.model, 1.0);
-            } else {
-                self.scaler.unscale_and_clip(&mut mean, &self.model, 1.0)?;
+            match self.toolkit {
+                Toolkit::Apart => drop(clip_global_norm(&mut mean, &self.model, 1.0)),
+                _ => drop(self.scaler.unscale_and_clip_in_step(&mean, &self.model, 1.0)?),
             }
             mean
         };
         self.model = self.optimizer.step(1e-4, self.model.clone(), gradients);
-        if self.toolkit == Toolkit::ScaleAccumulateAndClip {
+        if self.toolkit == Toolkit::InStep {
             self.scaler.update()?;
         }
         Ok(())
@@ -145,23 +149,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             head: LinearConfig::new(width, vocabulary).with_bias(false).init(&training),
         };
         let model = PrecisionPolicy::new(precision).apply(model)?;
-        let scaler = match toolkit {
-            Toolkit::ScaleAccumulateAndClip => GradScalerConfig::default().init(&training)?,
+        let scaler = match precision {
+            Precision::F16 => GradScalerConfig::default().init(&training)?,
             _ => GradScaler::disabled(&training),
         };
-        let optimizer = AdamWGroups::default().init_gated(&model, &training, scaler.gate());
+        let optimizer = match toolkit {
+            Toolkit::Burn => AdamWConfig::new().init(),
+            _ => AdamWGroups::default().init_gated(&model, &training, scaler.gate()),
+        };
         Ok(Subject { name, toolkit, model, optimizer, scaler, times: Vec::new() })
     };
     let mut subjects = [
+        subject("bf16, Burn's AdamW", Precision::Bf16, Toolkit::Burn)?,
         subject("bf16", Precision::Bf16, Toolkit::Nothing)?,
-        subject("bf16, accumulated and clipped", Precision::Bf16, Toolkit::AccumulateAndClip)?,
-        subject("f16", Precision::F16, Toolkit::Nothing)?,
-        subject("f16, accumulated and clipped", Precision::F16, Toolkit::AccumulateAndClip)?,
-        subject(
-            "f16, scaled, accumulated and clipped",
-            Precision::F16,
-            Toolkit::ScaleAccumulateAndClip,
-        )?,
+        subject("bf16, accumulated, clipped", Precision::Bf16, Toolkit::Apart)?,
+        subject("bf16, accumulated, clipped in the step", Precision::Bf16, Toolkit::InStep)?,
+        subject("f16, scaled, accumulated, clipped in the step", Precision::F16, Toolkit::InStep)?,
     ];
     for subject in &mut subjects {
         eprintln!("warming up: {}", subject.name);

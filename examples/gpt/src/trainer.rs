@@ -161,11 +161,11 @@ impl Run {
                 None => value,
             });
         }
-        let (Some(total), Some(mut gradients)) = (total, gradients.mean(&self.model)) else {
+        let (Some(total), Some(gradients)) = (total, gradients.mean(&self.model)) else {
             bail!("a step needs at least one batch");
         };
         let clip = self.settings.clip;
-        let norm = self.scaler.unscale_and_clip(&mut gradients, &self.model, clip)?;
+        let norm = self.scaler.unscale_and_clip_in_step(&gradients, &self.model, clip)?;
         self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
         self.scaler.update()?;
         // Hand the step over to the device now, and go on preparing the next one.

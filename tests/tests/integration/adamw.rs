@@ -63,6 +63,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     trials.extend([
         Trial::ignorable_test("adamw::a_closed_gate_keeps_every_bit", || on_device(closed_gate)),
+        Trial::ignorable_test("adamw::a_factor_multiplies_the_gradient", || on_device(multiplied)),
         Trial::ignorable_test("adamw::skipped_steps_do_not_count", || on_device(skipped_steps)),
         Trial::ignorable_test("adamw::memory_is_used_again_where_nobody_holds_it", || {
             on_device(memory)
@@ -97,7 +98,8 @@ fn number(client: &Client, value: f64) -> Buffer {
 }
 
 fn gate(client: &Client, taken: f64, skipped: f64) -> Gate {
-    Gate { taken: number(client, taken), skipped: number(client, skipped) }
+    let [taken, skipped, factor] = [taken, skipped, 1.0].map(|value| number(client, value));
+    Gate { taken, skipped, factor }
 }
 
 fn chance(client: &Client, seed: [u32; 2], draw: u32) -> Chance {
@@ -292,6 +294,26 @@ fn skipped_steps(client: &Client) -> Result<(), Failed> {
         let step = reference(&step, taken);
         check(&step, [&old, &new], &gradient, storage, Rounding::Nearest, Corrections::Device)
             .map_err(|error| told(&format!("{skipped} of {time} skipped"), error))?;
+    }
+    Ok(())
+}
+
+/// A factor multiplies the gradient. It is a power of two here, which leaves no rounding behind.
+fn multiplied(client: &Client) -> Result<(), Failed> {
+    let (length, storage) = (1029, Storage::F32);
+    let gradient = normal(3, length, 1.0, storage);
+    let update = |scale: f64, factor: f64| {
+        let scaled: Vec<f64> = gradient.iter().map(|g| scale * g).collect();
+        let tensors = start(client, length, storage, upload(client, &scaled, storage));
+        let gate = Gate { factor: number(client, factor), ..gate(client, 1.0, 0.0) };
+        let new = adamw_update(client, &STEP, tensors, Some(gate), None)?;
+        elements(client, &new, storage)
+    };
+    if update(65536.0, 1.0 / 65536.0)? != update(1.0, 1.0)? {
+        return Err("scaled and unscaled in the step, the gradient gave another result".into());
+    }
+    if update(65536.0, 1.0)? == update(1.0, 1.0)? {
+        return Err("the control, without a factor, gave the same".into());
     }
     Ok(())
 }

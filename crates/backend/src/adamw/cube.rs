@@ -38,9 +38,11 @@ impl AdamwPrimitives for CubeBackend {
         };
         let gate = match gate {
             Gate::Open => None,
-            Gate::Read(reading) => {
-                Some(adamw::Gate { taken: buffer(reading.taken), skipped: buffer(reading.skipped) })
-            }
+            Gate::Read(reading) => Some(adamw::Gate {
+                taken: buffer(reading.taken),
+                skipped: buffer(reading.skipped),
+                factor: buffer(reading.factor),
+            }),
         };
         let chance = match chance {
             Chance::Nearest => None,

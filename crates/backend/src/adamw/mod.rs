@@ -53,6 +53,8 @@ pub struct Taken {
     pub taken: Tensor<1>,
     /// How many steps before this one were not.
     pub skipped: Tensor<1>,
+    /// What the gradient is multiplied by first.
+    pub factor: Tensor<1>,
 }
 
 /// What decides which way a parameter in 16 bits is rounded.
@@ -118,8 +120,8 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
-    let gate = gate.map_or(Gate::Open, |Taken { taken, skipped }| {
-        for (argument, reading) in [("taken", &taken), ("skipped", &skipped)] {
+    let gate = gate.map_or(Gate::Open, |Taken { taken, skipped, factor }| {
+        for (argument, reading) in [("taken", &taken), ("skipped", &skipped), ("factor", &factor)] {
             assert!(
                 (reading.dtype(), reading.dims()) == (DType::F32, [1]),
                 "adamw: argument `{argument}`: expected one f32, got {:?} of {:?}",
@@ -127,7 +129,8 @@ pub fn step<const D: usize>(
                 reading.dtype()
             );
         }
-        Gate::Read(Reading { taken: taken.into_dispatch(), skipped: skipped.into_dispatch() })
+        let [taken, skipped, factor] = [taken, skipped, factor].map(Tensor::into_dispatch);
+        Gate::Read(Reading { taken, skipped, factor })
     });
     let chance = draw.map_or(Chance::Nearest, |Draw { seed, number }| {
         assert!(

@@ -32,6 +32,8 @@ pub struct Reading<B: Backend> {
     pub taken: FloatTensor<B>,
     /// How many steps before this one were not.
     pub skipped: FloatTensor<B>,
+    /// What the gradient is multiplied by first.
+    pub factor: FloatTensor<B>,
 }
 
 /// Whether the device may take a step back.

@@ -31,6 +31,8 @@ pub struct Gate {
     pub taken: Buffer,
     /// How many steps before this one were not.
     pub skipped: Buffer,
+    /// What the gradient is multiplied by first.
+    pub factor: Buffer,
 }
 
 /// What decides which way a parameter is rounded.
@@ -63,7 +65,8 @@ pub fn adamw_update(
 ) -> Result<AdamwTensors, KernelError> {
     step.check()?;
     let problem = AdamwProblem::new(&tensors)?;
-    if let Some(Gate { taken, skipped }) = &gate {
+    if let Some(Gate { taken, skipped, factor }) = &gate {
+        check_reading("factor", factor)?;
         check_reading("taken", taken)?;
         check_reading("skipped", skipped)?;
     }
@@ -104,6 +107,7 @@ pub fn adamw_update(
             second.arg(vector_size),
             reading(|gate| &gate.taken),
             reading(|gate| &gate.skipped),
+            reading(|gate| &gate.factor),
             seed.arg(1),
             out(&new_parameter, PARAMETER),
             out(&new_first, FIRST),

@@ -13,7 +13,7 @@
 //! | p | any, `elements` in all | contiguous | f32, f16 or bf16 |
 //! | g | that of p | contiguous | f32, f16 or bf16 |
 //! | m, v | that of p | contiguous | f32 |
-//! | taken, skipped | 1 | | f32 |
+//! | taken, skipped, factor | 1 | | f32 |
 //! | seed | 2 | | any of 32 bits |
 //!
 //! Everything is widened to f32 and computed there; p is rounded once. p, m and v are overwritten
@@ -24,7 +24,8 @@
 //! The device may know better than the host whether a step counts, as where the gradients of scaled
 //! losses overflowed. With a [`Gate`], the kernel reads from the device whether the step is `taken`,
 //! and leaves p, m and v as they are, bit for bit, where it is not, whatever the gradient holds; and how
-//! many of the steps that the host counted were `skipped` before. `1 - beta^t` is then computed by each
+//! many of the steps that the host counted were `skipped` before; and by which `factor` the gradient is
+//! multiplied first, which is where a loss's scale and the clipping by a global norm go, for nothing. `1 - beta^t` is then computed by each
 //! unit, as the series of `-expm1` where it is small, since `1 - exp` would lose the digits of the first
 //! steps. Without a gate the host computes it.
 //!

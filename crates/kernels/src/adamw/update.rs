@@ -68,7 +68,8 @@ fn round_vector<N: Size>(
     rounded
 }
 
-/// One step; `vectors` are those of the parameter. `taken` and `skipped` are read if it is `gated`,
+/// One step; `vectors` are those of the parameter. `taken`, `skipped` and `factor` are read if it is
+/// `gated`,
 /// `seed` if it is `by_chance`.
 #[cube(launch_unchecked)]
 pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
@@ -78,6 +79,7 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
     second: &[Vector<f32, N>],
     taken: &[f32],
     skipped: &[f32],
+    factor: &[f32],
     seed: &[u32],
     parameter_out: &mut [Vector<P, N>],
     first_out: &mut [Vector<f32, N>],
@@ -97,8 +99,10 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
     let mut rate = factors.rate;
     let mut correction = factors.correction;
     let mut is_taken = true;
+    let mut of_gradient = 1.0f32;
     if comptime!(gated) {
         is_taken = taken[0] != 0.0f32;
+        of_gradient = factor[0];
         let steps = max(factors.time - skipped[0], 1.0f32);
         rate /= complement_of_power(factors.log_beta_1, steps);
         correction = 1.0f32 / complement_of_power(factors.log_beta_2, steps);
@@ -113,7 +117,10 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size>(
         let old_second = second[at];
         if is_taken {
             // 2. The moments.
-            let g = Vector::<f32, N>::cast_from(gradient[at]);
+            let mut g = Vector::<f32, N>::cast_from(gradient[at]);
+            if comptime!(gated) {
+                g *= Vector::new(of_gradient);
+            }
             let new_first = old_first + Vector::new(factors.of_first) * (g - old_first);
             let new_second = old_second + Vector::new(factors.of_second) * (g * g - old_second);
             first_out[at] = new_first;

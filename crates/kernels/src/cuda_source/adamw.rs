@@ -71,6 +71,7 @@ fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
         input(),
         input(),
         input(),
+        input(),
         out(0),
         out(2),
         out(3),

@@ -161,7 +161,16 @@ where
             if self.loaders.len() > 1 {
                 gradients = gradients.to_device(self.device, &model);
             }
-            sum.add(&model, gradients, report.items as f64);
+            if gradients.is_empty() {
+                return Err(failure(
+                    "ToolkitStrategy: no parameter of the model has a gradient: expected \
+                     `TrainStep::step` to differentiate a loss that depends on one, on a device \
+                     with autodiff"
+                        .to_owned(),
+                ));
+            }
+            let weight = report.items as f64;
+            sum.try_add(&model, gradients, weight).map_err(|error| failure(error.to_string()))?;
         }
         Ok(())
     }
@@ -174,7 +183,7 @@ where
     ) -> Result<Completed, TrainingError> {
         let hook = self.hook.as_deref_mut().map(Box::as_mut);
         let watched = hook.is_none();
-        let completed = complete(sum, learner, self.max_norm, hook).map_err(failure)?;
+        let completed = complete(sum, learner, self.max_norm, hook);
         if let (true, Some(norm)) = (watched, &completed.gradient_norm) {
             watch.add(norm.clone());
         }

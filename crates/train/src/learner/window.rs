@@ -75,33 +75,23 @@ pub(super) struct Completed {
 }
 
 /// Takes the step that the accumulated gradients are for.
-///
-/// # Errors
-///
-/// When no parameter of the model has a gradient.
 pub(super) fn complete<M: LearnerModel>(
     sum: &mut GradientSum,
     learner: &mut Learner<M>,
     max_norm: f64,
     hook: Option<&mut (dyn StepHook<M> + 'static)>,
-) -> Result<Completed, String> {
+) -> Completed {
     let mut completed = Completed::default();
     // The copy of the model is dropped before the step: the optimizer then owns the parameters,
     // and may update them in place.
     let gradients = {
         let model = learner.model();
-        let Some(mut gradients) = sum.mean(&model) else { return Ok(completed) };
-        if gradients.is_empty() {
-            return Err("ToolkitStrategy: no parameter of the model has a gradient: expected \
-                        `TrainStep::step` to differentiate a loss that depends on one, on a \
-                        device with autodiff"
-                .to_owned());
-        }
+        let Some(mut gradients) = sum.mean(&model) else { return completed };
         if let Some(hook) = hook {
             let verdict = hook.before_step(&mut gradients, &model);
             completed.loss_scale = hook.loss_scale();
             if verdict == Verdict::Skip {
-                return Ok(completed);
+                return completed;
             }
         }
         completed.gradient_norm = Some(clip_global_norm(&mut gradients, &model, max_norm));
@@ -109,7 +99,7 @@ pub(super) fn complete<M: LearnerModel>(
     };
     learner.lr_step();
     learner.optimizer_step(gradients);
-    Ok(completed)
+    completed
 }
 
 /// Finds losses and norms that are not finite, without waiting for each.

@@ -110,7 +110,8 @@ impl AdamW {
             rate: lr,
             time,
         };
-        let gate = open.map(|Reading { taken, skipped }| adamw::Taken { taken, skipped });
+        let gate =
+            open.map(|Reading { taken, skipped, factor }| adamw::Taken { taken, skipped, factor });
         let stored: FloatDType = tensors.parameter.dtype().into();
         let draw = (self.rounds_stochastically && stored != FloatDType::F32)
             .then(|| self.draws.next(time, &tensors.parameter.device()));
@@ -127,7 +128,13 @@ impl AdamW {
     ) -> adamw::Stepped<D> {
         let adamw::Tensors { parameter, gradient, first, second } = tensors;
         let stored: FloatDType = parameter.dtype().into();
-        let gradient = gradient.cast(FloatDType::F32);
+        let mut gradient = gradient.cast(FloatDType::F32);
+        if let Some(Reading { factor, .. }) = &open {
+            // What is no number would come through where the step is multiplied by 0.
+            let whole = gradient * factor.clone().reshape([1; D]);
+            let is_no_number = whole.clone().is_finite().bool_not();
+            gradient = whole.mask_fill(is_no_number, 0.0);
+        }
         let factors = self.factors(lr, time, open);
         let square = gradient.clone().square();
         let first = first.clone() + factors.of_first.of(gradient - first);

@@ -17,8 +17,8 @@ pub(crate) struct Reading {
     pub(crate) taken: Tensor<1>,
     /// How many steps before this one were not.
     pub(crate) skipped: Tensor<1>,
-    /// What gradients are multiplied by first; nothing where that was done.
-    pub(crate) factor: Option<Tensor<1>>,
+    /// What gradients are multiplied by first.
+    pub(crate) factor: Tensor<1>,
 }
 
 impl StepGate {

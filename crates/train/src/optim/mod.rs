@@ -193,16 +193,17 @@ mod tests {
         let reading = |taken: f32| Reading {
             taken: Tensor::from_data([taken], &Device::flex()),
             skipped: Tensor::from_data([0.0], &Device::flex()),
+            factor: Tensor::from_data([1.0], &Device::flex()),
         };
         let gate = StepGate::new();
-        gate.set(reading(1.0));
+        gate.set(Some(reading(1.0)));
         let gated = trained(config.init_gated(&ones(&device), &device, &gate), &device);
         for (a, b) in gated.iter().zip(trained(config.init(&ones(&device), &device), &device)) {
             // The corrections of the first steps are computed in f32: 1 - exp(ln 0.95) has lost
             // four bits.
             assert!((a - b).abs() < 5.0 * 0.1 * 32.0 * f32::EPSILON, "{a} against {b}");
         }
-        gate.set(reading(0.0));
+        gate.set(Some(reading(0.0)));
         let closed = trained(config.init_gated(&ones(&device), &device, &gate), &device);
         assert!(closed.iter().all(|x| *x == 1.0), "{closed:?}");
     }

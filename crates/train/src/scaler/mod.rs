@@ -249,8 +249,10 @@ impl GradScaler {
             return loss;
         }
         let scale = self.scale.clone();
-        let scale = if loss.device().is_autodiff() { Tensor::from_inner(scale) } else { scale };
-        loss.mul(scale)
+        loss.clone().mul(match loss.gradient_checkpointing_strategy() {
+            Some(strategy) => scale.autodiff().with_gradient_checkpointing_strategy(strategy),
+            None => scale,
+        })
     }
 
     /// Divides the gradients of `module` by the scale, once a step, after accumulation and before clipping,
@@ -289,7 +291,8 @@ impl GradScaler {
             module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
         }
         let taken = self.finite.clone();
-        self.gate.set(taken.map(|taken| self.reading(taken, None)));
+        let one = norm.ones_like();
+        self.gate.set(taken.map(|taken| self.reading(taken, one)));
         Ok(norm)
     }
 
@@ -311,11 +314,10 @@ impl GradScaler {
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
         let Measured { norm, factor } = self.look_at(gradients, module, max_norm)?;
-        let taken = match &self.finite {
-            Some(finite) => Some(finite.clone()),
-            None => factor.as_ref().map(|_| norm.ones_like()),
-        };
-        self.gate.set(taken.map(|taken| self.reading(taken, factor)));
+        self.gate.set(factor.map(|factor| {
+            let taken = self.finite.clone().unwrap_or_else(|| norm.ones_like());
+            self.reading(taken, factor)
+        }));
         Ok(norm)
     }
 
@@ -349,7 +351,7 @@ impl GradScaler {
         Ok(Measured { norm, factor: Some(factor) })
     }
 
-    fn reading(&self, taken: Tensor<1>, factor: Option<Tensor<1>>) -> Reading {
+    fn reading(&self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
         Reading { taken, skipped: self.skipped_steps.clone(), factor }
     }
 

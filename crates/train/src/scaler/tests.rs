@@ -145,6 +145,40 @@ fn losses_and_gradients_go_by_the_scale_and_back() {
 }
 
 #[test]
+fn losses_whose_activations_are_recomputed_are_scaled_too() {
+    let recomputing = device().gradient_checkpointing();
+    let layer = LinearConfig::new(3, 2).init(&recomputing);
+    let loss = layer.forward(Tensor::<2>::ones([1, 3], &recomputing)).sum();
+    let gradients = GradientsParams::from_grads(scaler().scale(loss).backward(), &layer);
+    let of_weight = gradients.get::<2>(layer.weight.id).expect("it was used");
+    let least: f32 = of_weight.min().into_scalar();
+    assert_eq!(least, 65536.0);
+}
+
+#[test]
+fn gradients_and_norms_of_the_optimizers_step_are_those_of_unscaled_gradients() {
+    let run = |in_step: bool| {
+        let (mut scaler, mut layer) = (scaler(), layer());
+        let mut optimizer = AdamWGroups::default().init_gated(&layer, &device(), scaler.gate());
+        let mut norms = Vec::new();
+        for gradient in [0.3, -0.7, f32::NAN, 0.25] {
+            let scale = scaler.state().scale;
+            let mut all = gradients(&layer, scale * gradient, scale);
+            let norm = match in_step {
+                true => scaler.unscale_and_clip_in_step(&all, &layer, 0.5),
+                false => scaler.unscale_and_clip(&mut all, &layer, 0.5),
+            };
+            norms.push(norm.expect("once a step").into_scalar::<f32>());
+            layer = optimizer.step(0.1, layer, all);
+            scaler.update().expect("gradients were unscaled");
+        }
+        norms.remove(2);
+        (weights(&layer), norms, scaler.state())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
 fn gradients_in_f16_are_unscaled_in_f32() {
     let layer = layer();
     let mut scaler = scaler();

@@ -22,8 +22,8 @@ fn message(result: &LearningResult<Toy>) -> String {
 fn a_loss_that_is_not_finite_ends_the_training_and_spares_the_checkpoints() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     // The target is spoiled from the second epoch on: a rate that explodes does that.
-    let schedule =
-        (|step| if step < 2 { 0.1 } else { 1e30 }).scheduler().expect("functions are not checked");
+    let schedule = |step: usize| if step < 2 { 0.1 } else { 1e30 };
+    let schedule = schedule.scheduler().expect("functions are not checked");
     let result = training(folder.path(), rows(6))
         .num_epochs(5)
         .with_default_checkpointers()

@@ -134,10 +134,11 @@ fn a_skipped_step_leaves_model_and_schedule_alone() {
         _ => Verdict::Apply,
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let schedule = (move |_| {
-        asked.fetch_add(1, Ordering::SeqCst).scheduler().expect("functions are not checked");
+    let schedule = move |_: usize| {
+        asked.fetch_add(1, Ordering::SeqCst);
         RATE
-    });
+    };
+    let schedule = schedule.scheduler().expect("functions are not checked");
     let result = training(folder.path(), rows(10))
         .grads_accumulation(2)
         .with_metric_logger(InMemoryMetricLogger::new())
