@@ -147,8 +147,8 @@ fn summed(all: Tensor<1>, change: impl Fn(Tensor<2>) -> Tensor<2>) -> Vec<Tensor
     let (whole, left_over) = match rest {
         0 => (all, None),
         _ => (
-            all.clone().slice([0..elements - rest]),
-            Some(all.slice([elements - rest..elements]).reshape([1, rest])),
+            all.clone().slice(0..elements - rest),
+            Some(all.slice(elements - rest..elements).reshape([1, rest])),
         ),
     };
     let sums = change(whole.reshape([TERMS, columns])).sum_dim(0).reshape([columns]);

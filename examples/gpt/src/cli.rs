@@ -92,9 +92,15 @@ pub(crate) struct TrainArgs {
     pub(crate) no_loss_scaling: bool,
 
     /// Compute cheap activations again in the backward pass instead of keeping them; not part of
-    /// the model.
-    #[arg(long, help_heading = "Precision and memory")]
-    pub(crate) recompute: bool,
+    /// the model. Default: with flash attention in 16 bits and masters in f32, where it is faster
+    #[arg(
+        long,
+        help_heading = "Precision and memory",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub(crate) recompute: Option<bool>,
 
     /// How attention is computed; not part of the model. Default: flash in 16 bits, naive in f32
     #[arg(long, value_enum, help_heading = "Precision and memory")]

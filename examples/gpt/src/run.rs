@@ -9,7 +9,7 @@ use crate::{
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
     plot,
-    settings::{AttentionKind, Preset, RunSettings},
+    settings::{AttentionKind, MastersKind, Precision, Preset, RunSettings},
     store::{TokenStore, TrainTokens},
     tokenizer::Tokenizer,
 };
@@ -71,7 +71,7 @@ impl Run {
         settings.policy().apply(LinearConfig::new(1, 1).init(device))?;
         remove_results(&folder)?;
         device.seed(settings.seed);
-        let device = training(device, args.recompute);
+        let device = training(device, recomputes(args, &settings, attention));
         let model = settings.policy().apply(settings.model.init(&device))?;
         let scaler = settings.scaler(&device)?;
         let optimizer = settings.groups().init_gated(&model, &device, scaler.gate());
@@ -111,7 +111,7 @@ impl Run {
             settings.tokenizer,
             &found.state.fingerprint,
         )?);
-        let device = training(device, args.recompute);
+        let device = training(device, recomputes(args, &settings, attention));
         let model = found.model(&device)?;
         let scaler = found.scaler(&device)?;
         let optimizer = found.optimizer(&settings.groups(), &model, &device, scaler.gate())?;
@@ -199,6 +199,16 @@ fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> 
     sequential_batches(store.validation(), batch, context, 1)
         .map(drop)
         .context("the text held out for validation is too short")
+}
+
+/// Whether cheap activations are computed again: what was asked for, or what was measured to be
+/// faster.
+fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind) -> bool {
+    args.recompute.unwrap_or(
+        settings.precision != Precision::F32
+            && settings.masters == MastersKind::F32
+            && attention == AttentionKind::Flash,
+    )
 }
 
 /// The device, which differentiates.

@@ -2,6 +2,7 @@
 //! loss, and steps of an optimizer.
 
 use super::{expect_products, trial};
+use blackburn::train::precision::{Precision, PrecisionPolicy, full_precision};
 use blackburn_tests::blocks::{Block, blocks_of};
 use burn::{
     module::Module,
@@ -17,7 +18,12 @@ use burn::{
 use libtest_mimic::{Failed, Trial};
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![trial("every_product_and_gelu_of_a_gpt_is_served_from_the_second_step_on", steps)]
+    vec![
+        trial("every_product_and_gelu_of_a_gpt_is_served_from_the_second_step_on", |device| {
+            steps(device, Precision::F32)
+        }),
+        trial("so_they_are_in_mixed_precision", |device| steps(device, Precision::F16)),
+    ]
 }
 
 const LAYERS: usize = 3;
@@ -61,16 +67,16 @@ impl Gpt {
         let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
         let logits = self.head.forward(self.norm.forward(x));
         CrossEntropyLossConfig::new().init(&device).forward(
-            logits.reshape([batch * length, VOCABULARY]),
+            full_precision(logits.reshape([batch * length, VOCABULARY])),
             targets.reshape([batch * length]),
         )
     }
 }
 
-fn steps(device: &Device) -> Result<(), Failed> {
+fn steps(device: &Device, precision: Precision) -> Result<(), Failed> {
     let plain = device;
     let device = &device.clone().autodiff();
-    let mut model = Gpt::new(device);
+    let mut model = PrecisionPolicy::new(precision).apply(Gpt::new(device))?;
     let mut optimizer = AdamWConfig::new().init();
     let [batch, length] = TOKENS;
     let mask = generate_autoregressive_mask(batch, length, plain);
