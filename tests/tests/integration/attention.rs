@@ -59,6 +59,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend([
         trial("heads_side_by_side_are_read_and_written_in_place", side_by_side),
         trial("packed_sequences_attend_to_themselves_alone", packed::packed),
+        trial("gradients_in_odd_rows_are_read_right_or_refused", odd_rows),
         trial("repeated_runs_give_the_same_bits", repeats),
         trial("nan_reaches_the_rows_that_see_it_and_no_other", nan),
         trial("scores_of_minus_infinity_are_as_good_as_masked", minus_infinity),
@@ -355,6 +356,41 @@ fn repeats(client: &Client) -> Result<(), Failed> {
     for _ in 0..3 {
         if all()? != first {
             return Err("the same input gave other bits".into());
+        }
+    }
+    Ok(())
+}
+
+/// Rows at odd elements cannot be fetched 16 bytes at a time, which tensor cores' plans have to say.
+fn odd_rows(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::F16;
+    let case = AttentionCase { head_dim: 64, ..SMALL };
+    let inputs = AttentionInputs::generate(&case, 4, storage);
+    let uploaded = Uploaded::new(client, &inputs, storage);
+    let problem = problem(&case, storage);
+    let output = attention_forward(client, &problem, &uploaded.tensors())?;
+    let rows = inputs.dout.chunks(case.head_dim);
+    let spread: Vec<f64> = rows.flat_map(|row| [row, &[f64::NAN]].concat()).collect();
+    let mut odd = Uploaded::new(client, &inputs, storage);
+    odd.dout = upload(client, &spread, storage);
+    let (row, seq) = (case.head_dim + 1, case.seq_q);
+    let dout_rows = Rows { batch: case.heads_q * seq * row, head: seq * row, row };
+    for plan in AttentionBlueprint::candidates(&problem, Pass::Backward, client) {
+        let run = |of: &Uploaded, dout_rows| {
+            let result = AttentionResult { dout_rows, ..of.result(&problem, &output) };
+            attention_backward_with(client, &problem, &plan, &of.tensors(), &result, false)
+        };
+        let odd = run(&odd, dout_rows);
+        if plan.family != Family::Portable {
+            match odd {
+                Err(KernelError::Unsupported { reason, .. }) if reason.contains("strides") => {}
+                other => return Err(format!("{plan:?} gave {other:?}").into()),
+            }
+            continue;
+        }
+        let expected = run(&uploaded, problem.out())?;
+        if download(client, odd?.dq, storage)? != download(client, expected.dq, storage)? {
+            return Err("odd rows gave another gradient".into());
         }
     }
     Ok(())
