@@ -19,10 +19,14 @@ mod facade;
 mod fp8;
 #[path = "integration/gelu.rs"]
 mod gelu;
+#[path = "integration/gradient_graph.rs"]
+mod gradient_graph;
 #[path = "integration/linear.rs"]
 mod linear;
 #[path = "integration/matmul.rs"]
 mod matmul;
+#[path = "integration/square_sum.rs"]
+mod square_sum;
 #[path = "integration/training.rs"]
 mod training;
 
@@ -45,8 +49,10 @@ fn main() -> ExitCode {
         facade::trials(),
         fp8::trials(),
         gelu::trials(),
+        gradient_graph::trials(),
         linear::trials(),
         matmul::trials(),
+        square_sum::trials(),
         training::trials(),
     ];
     let trials = trials.into_iter().flatten().collect();

@@ -7,8 +7,11 @@
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
 //!   [`attention`] and [`fp8_linear`]. They run on the CPU too, where they are all that a build
-//!   without the feature `gpu` has. And without a gradient, for GPUs alone, an optimizer's step:
-//!   [`adamw`].
+//!   without the feature `gpu` has. And without a gradient, for GPUs alone, what training needs around
+//!   the passes: an optimizer's step ([`adamw`]), a norm ([`square_sum`]), memory of one's own
+//!   ([`overwrite`]).
+//!
+//! [`graph`] has the device's work recorded and replayed.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
@@ -20,16 +23,20 @@ pub mod attention;
 mod column_sum;
 #[cfg(feature = "gpu")]
 mod declined;
+mod device;
 pub mod fp8_linear;
 #[cfg(feature = "gpu")]
 mod gelu;
+pub mod graph;
 #[cfg(feature = "gpu")]
 mod handles;
 #[cfg(feature = "gpu")]
 mod matmul;
+pub mod overwrite;
 #[cfg(feature = "gpu")]
 mod pattern;
 #[cfg(feature = "gpu")]
 pub mod providers;
 #[cfg(feature = "gpu")]
 pub mod runtime;
+pub mod square_sum;

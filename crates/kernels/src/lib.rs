@@ -31,10 +31,12 @@ mod device;
 mod error;
 pub mod gelu;
 pub mod matmul;
+pub mod overwrite;
 mod philox;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+pub mod square_sum;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;

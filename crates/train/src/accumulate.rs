@@ -7,12 +7,12 @@
 //! The mean is of whatever was added: a last window with fewer micro-batches than the others needs
 //! no special case. Clip what [`GradientSum::mean`] returns, not the parts: the norm of a sum is not
 //! the sum of the norms. One set of gradients is held between micro-batches; the first is taken
-//! over as it is, and the others are added to it and dropped.
+//! over as it is, and the others are added to it and dropped. Sums of 16-bit gradients are in f32.
 
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::Tensor,
+    tensor::{DType, FloatDType, Tensor},
 };
 use std::collections::HashSet;
 
@@ -177,6 +177,14 @@ impl ModuleVisitor for Matching<'_> {
     }
 }
 
+/// Sums of 16-bit gradients are in f32, or they would lose what a micro-batch adds.
+fn widened<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match gradient.dtype() {
+        DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
+        _ => gradient,
+    }
+}
+
 struct Adder<'a> {
     sum: &'a mut GradientsParams,
     new: GradientsParams,
@@ -190,7 +198,7 @@ impl ModuleVisitor for Adder<'_> {
             gradient = gradient.mul_scalar(self.factor);
         }
         if let Some(sum) = self.sum.remove::<D>(param.id) {
-            gradient = sum.add(gradient);
+            gradient = widened(sum).add(widened(gradient));
         }
         self.sum.register::<D>(param.id, gradient);
     }

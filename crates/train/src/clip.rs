@@ -1,5 +1,6 @@
 //! Clipping by the global norm or by value.
 
+use blackburn_backend::square_sum::SquareSum;
 use burn::{
     grad_clipping::GradientClipping,
     module::{Module, ModuleVisitor, Param, ParamId},
@@ -61,7 +62,8 @@ pub fn clip_global_norm<M: Module>(
 
 /// The joint L2 norm of the gradients of `module`, in f32; `None` when there are none.
 pub(crate) fn global_norm<M: Module>(gradients: &GradientsParams, module: &M) -> Option<Tensor<1>> {
-    let mut squares = Squares { gradients, seen: HashSet::new(), vectors: vec![], sums: vec![] };
+    let mut squares =
+        Squares { gradients, seen: HashSet::new(), on_gpu: None, vectors: vec![], sums: vec![] };
     module.visit(&mut squares);
     squares.total().map(Tensor::sqrt)
 }
@@ -101,6 +103,8 @@ pub fn clip_value<M: Module>(gradients: &mut GradientsParams, module: &M, max_va
 struct Squares<'a> {
     gradients: &'a GradientsParams,
     seen: HashSet<ParamId>,
+    /// Of all gradients that one kernel each squares and sums.
+    on_gpu: Option<SquareSum>,
     /// Gradients of one dimension, not squared yet.
     vectors: Vec<Tensor<1>>,
     /// Sums of squares.
@@ -111,6 +115,11 @@ impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(gradient) = self.gradients.get::<D>(param.id) else { return };
         if !self.seen.insert(param.id) {
+            return;
+        }
+        if SquareSum::serves(&gradient) {
+            let sum = self.on_gpu.take().unwrap_or_else(|| SquareSum::new(&gradient.device()));
+            self.on_gpu = Some(sum.add(gradient));
             return;
         }
         let elements = gradient.shape().num_elements();
@@ -127,7 +136,8 @@ impl Squares<'_> {
     /// `None` without gradients.
     fn total(self) -> Option<Tensor<1>> {
         let vectors = self.vectors.chunks(JOINED).map(|some| join(some).powi_scalar(2));
-        let mut parts: Vec<Tensor<1>> = vectors.chain(self.sums).collect();
+        let on_gpu = self.on_gpu.map(SquareSum::total);
+        let mut parts: Vec<Tensor<1>> = vectors.chain(self.sums).chain(on_gpu).collect();
         while parts.len() > 1 {
             parts = parts.chunks(JOINED).map(join).collect();
         }

@@ -6,6 +6,7 @@
 //! | [`auto_batch`] | the largest micro-batch that fits the device, found by trial |
 //! | [`clip`] | clipping by the global norm, without waiting for the device, or by value |
 //! | [`ema`] | exponential moving averages of the weights, for validation and export |
+//! | [`graph`] | forward and backward pass recorded once and replayed by one command, as a CUDA graph |
 //! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
 //! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
 //! | [`optim`] | AdamW that decays matrices only, trains 16-bit parameters, and leaves out steps that overflowed; on GPUs one kernel a parameter |
@@ -47,6 +48,7 @@ pub mod clip;
 pub mod ema;
 #[cfg(feature = "nvml")]
 pub mod gpu;
+pub mod graph;
 #[cfg(feature = "burn-train")]
 pub mod learner;
 pub mod memory;

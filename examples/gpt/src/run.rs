@@ -36,6 +36,8 @@ pub(crate) struct Run {
     pub(crate) step: usize,
     pub(crate) prompt: String,
     pub(crate) attention: AttentionKind,
+    /// Whether passes are recorded and replayed.
+    pub(crate) graph: bool,
     // Held until the run ends: two processes must not write to one folder.
     _lock: File,
 }
@@ -79,6 +81,7 @@ impl Run {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
             attention,
+            graph: replays(args, &settings),
             folder,
             settings,
             data,
@@ -120,6 +123,7 @@ impl Run {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
             attention,
+            graph: replays(args, &settings),
             step: found.state.step,
             folder,
             settings,
@@ -209,6 +213,12 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
             && settings.masters == MastersKind::F32
             && attention == AttentionKind::Flash,
     )
+}
+
+/// Whether passes are recorded: what was asked for, or where they can be. Dropout, which differs from
+/// pass to pass, cannot.
+fn replays(args: &TrainArgs, settings: &RunSettings) -> bool {
+    args.graph.unwrap_or(settings.model.dropout == 0.0)
 }
 
 /// The device, which differentiates.

@@ -16,12 +16,17 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
-    train::{accumulate::GradientSum, memory::MemoryMonitor, scaler::ScalerState},
+    train::{
+        accumulate::GradientSum,
+        graph::GradientGraph,
+        memory::MemoryMonitor,
+        scaler::{ScalerState, scaled},
+    },
 };
 use burn::{
     module::Module,
     optim::GradientsParams,
-    tensor::{Device, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use std::time::Instant;
 
@@ -31,6 +36,9 @@ const VALIDATION_BATCHES: usize = 20;
 const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
+
+/// Forward and backward passes over micro-batches of token ids and targets, and a loss scale.
+type Passes = GradientGraph<Gpt, (Vec<(Tensor<2, Int>, Tensor<2, Int>)>, Tensor<1>), Tensor<1>>;
 
 /// How often a run reports, and how much it keeps.
 struct Cadence {
@@ -95,6 +103,7 @@ impl Run {
         let first = (self.step * self.settings.accumulate) as u64;
         let mut batches = Prefetcher::new(windows, self.settings.batch, first)?;
         let attention = self.attention();
+        let mut graph = self.passes();
         let schedule = self.settings.schedule();
         let progress = Progress::new(self.step, steps);
         let started = Instant::now();
@@ -102,7 +111,8 @@ impl Run {
 
         while self.step < steps {
             let learning_rate = schedule.at(self.step);
-            let (loss, norm) = self.take_step(&mut batches, &attention, learning_rate)?;
+            let (loss, norm) =
+                self.take_step(&mut batches, &mut graph, &attention, learning_rate)?;
             self.step += 1;
             interval.losses.push(loss);
             progress.advance(self.step);
@@ -140,6 +150,7 @@ impl Run {
     fn take_step(
         &mut self,
         batches: &mut Prefetcher,
+        graph: &mut Passes,
         attention: &Attention,
         learning_rate: f64,
     ) -> Result<(Tensor<1>, Tensor<1>)> {
@@ -147,30 +158,31 @@ impl Run {
         let seed = self.settings.seed.wrapping_add(1 + self.step as u64);
         self.device.seed(seed);
         blackburn::nn::seed(seed);
-        let mut gradients = GradientSum::new();
-        let mut total: Option<Tensor<1>> = None;
-        for _ in 0..self.settings.accumulate {
-            let (inputs, targets) = tensors(batches.next_batch()?, &self.device);
-            let loss = self.model.loss(inputs, targets, attention);
-            let value = loss.clone().inner();
-            let scaled = self.scaler.scale(loss);
-            let of_batch = GradientsParams::from_grads(scaled.backward(), &self.model);
-            gradients.add(&self.model, of_batch, self.settings.batch as f64);
-            total = Some(match total {
-                Some(total) => total + value,
-                None => value,
-            });
-        }
-        let (Some(total), Some(gradients)) = (total, gradients.mean(&self.model)) else {
-            bail!("a step needs at least one batch");
-        };
+        let micro_batches = (0..self.settings.accumulate)
+            .map(|_| Ok(tensors(batches.next_batch()?, &self.device)))
+            .collect::<Result<Vec<_>>>()?;
+        let scale = self.scaler.current_scale();
+        let weight = self.settings.batch as f64;
+        let (total, gradients) =
+            graph.run(&self.model, (micro_batches, scale), |model, (micro_batches, scale)| {
+                let mut gradients = GradientSum::new();
+                let mut losses = Vec::new();
+                for (inputs, targets) in micro_batches {
+                    let loss = model.loss(inputs, targets, attention);
+                    losses.push(loss.clone().inner());
+                    let backward = scaled(loss, scale.clone()).backward();
+                    gradients.add(model, GradientsParams::from_grads(backward, model), weight);
+                }
+                let mean = gradients.mean(model).unwrap_or_default();
+                (Tensor::cat(losses, 0).mean(), mean)
+            })?;
         let clip = self.settings.clip;
         let norm = self.scaler.unscale_and_clip_in_step(&gradients, &self.model, clip)?;
         self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
         self.scaler.update()?;
         // Hand the step over to the device now, and go on preparing the next one.
         self.device.flush().context("the device failed")?;
-        Ok((total.div_scalar(self.settings.accumulate as f64), norm))
+        Ok((total, norm))
     }
 
     /// The interval in numbers. Reading the loss waits for the device, so the time is the steps' own.
@@ -235,6 +247,12 @@ impl Run {
             checkpoint::steps(&checkpoint::folder(&self.folder)).last().copied().unwrap_or(0),
             self.settings.learning_rate
         )
+    }
+
+    /// What runs forward and backward passes.
+    fn passes(&self) -> Passes {
+        let policy = self.settings.policy();
+        if self.graph { GradientGraph::new(policy) } else { GradientGraph::disabled(policy) }
     }
 
     fn attention(&self) -> Attention {

@@ -1,6 +1,7 @@
 //! The step on GPUs.
 
 use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
+use crate::handles::contiguous_buffer;
 use blackburn_kernels::{
     adamw::{self, AdamwStep, AdamwTensors},
     buffer::Buffer,
@@ -9,8 +10,7 @@ use burn::backend::{
     TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
-use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::{CubeBackend, CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_std::{DType, Shape};
 use cubecl::client::Client;
 
@@ -31,17 +31,17 @@ impl AdamwPrimitives for CubeBackend {
         };
         let stored = parameter.dtype;
         let tensors = AdamwTensors {
-            parameter: buffer(parameter),
-            gradient: buffer(gradient),
-            first: buffer(first),
-            second: buffer(second),
+            parameter: contiguous_buffer(parameter),
+            gradient: contiguous_buffer(gradient),
+            first: contiguous_buffer(first),
+            second: contiguous_buffer(second),
         };
         let gate = match gate {
             Gate::Open => None,
             Gate::Read(reading) => Some(adamw::Gate {
-                taken: buffer(reading.taken),
-                skipped: buffer(reading.skipped),
-                factor: buffer(reading.factor),
+                taken: contiguous_buffer(reading.taken),
+                skipped: contiguous_buffer(reading.skipped),
+                factor: contiguous_buffer(reading.factor),
             }),
         };
         let chance = match chance {
@@ -69,15 +69,7 @@ pub(super) fn check(step: Step) {
 }
 
 fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {
-    adamw::Chance { seed: buffer(seed), draw }
-}
-
-/// The memory of a tensor, which is let go of: where it was the last to hold it, the kernel may write
-/// there.
-fn buffer(tensor: CubeTensor) -> Buffer {
-    let tensor = into_contiguous(tensor);
-    let elements = tensor.shape().num_elements();
-    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
+    adamw::Chance { seed: contiguous_buffer(seed), draw }
 }
 
 /// Where and how results lie.

@@ -78,20 +78,10 @@ pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
     };
     let is_moment = |tensor: &Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
     let elements: u64 = shape.iter().map(|size| *size as u64).product();
-    is_on_gpu(parameter)
+    crate::device::is_gpu(&parameter.device())
         && [parameter, gradient].into_iter().all(is_float)
         && [first, second].into_iter().all(is_moment)
         && elements + MARGIN <= u64::from(u32::MAX)
-}
-
-#[cfg(feature = "gpu")]
-fn is_on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
-    matches!(tensor.device().as_dispatch(), burn::backend::DispatchDevice::Cube(_))
-}
-
-#[cfg(not(feature = "gpu"))]
-fn is_on_gpu<const D: usize>(_tensor: &Tensor<D>) -> bool {
-    false
 }
 
 /// The parameter and its moments after `step`. A parameter in f32 is rounded to the nearest value, with

@@ -6,6 +6,7 @@
 mod adamw;
 mod attention;
 mod matmul;
+mod memory;
 mod quantize;
 
 use crate::{
@@ -110,6 +111,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     kernels.extend(adamw::variants()?);
     kernels.extend(attention::variants()?);
     kernels.extend(matmul::variants()?);
+    kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);
     Ok(kernels)
 }

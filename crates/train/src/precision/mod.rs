@@ -52,13 +52,13 @@ pub use cast::Cast;
 pub use report::{LayerPrecision, PrecisionReport};
 
 use burn::{
-    module::Module,
+    module::{Module, ParamId, Reparameterization},
     tensor::{DType, Device, FloatDType, Tensor},
 };
 use cast::Caster;
 use paths::{FloatParameter, float_parameters};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{collections::HashMap, fmt, str::FromStr};
 
 /// What a model computes in.
 ///
@@ -316,6 +316,15 @@ impl PrecisionPolicy {
     pub fn report<M: Module>(&self, module: &M) -> PrecisionReport {
         let keeps = |parameter: &FloatParameter| self.keeps(parameter);
         PrecisionReport::new(self.precision, self.masters, float_parameters(module), keeps)
+    }
+
+    /// The type that each parameter which is cast on reading is computed in.
+    pub(crate) fn computed_types<M: Module>(&self, module: &M) -> HashMap<ParamId, FloatDType> {
+        float_parameters(module)
+            .into_iter()
+            .filter(|parameter| parameter.reparameterization.as_deref() == Some(Cast::NAME))
+            .map(|parameter| (parameter.id, self.precision.dtype()))
+            .collect()
     }
 
     fn keeps(&self, parameter: &FloatParameter) -> bool {

@@ -245,14 +245,7 @@ impl GradScaler {
     /// The loss to start the backward pass from. It has to be in f32: a loss in f16 overflows at
     /// the first scale already.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
-        if !self.is_enabled() {
-            return loss;
-        }
-        let scale = self.scale.clone();
-        loss.clone().mul(match loss.gradient_checkpointing_strategy() {
-            Some(strategy) => scale.autodiff().with_gradient_checkpointing_strategy(strategy),
-            None => scale,
-        })
+        if self.is_enabled() { scaled(loss, self.scale.clone()) } else { loss }
     }
 
     /// Divides the gradients of `module` by the scale, once a step, after accumulation and before clipping,
@@ -435,6 +428,17 @@ impl GradScaler {
         self.gate = gate;
         Ok(())
     }
+}
+
+/// A loss times a scale that is given, as a pass has it which reads nothing else: see
+/// [`graph`](crate::graph). [`GradScaler::current_scale`] is the one to give; it is 1 where losses are not
+/// scaled.
+pub fn scaled(loss: Tensor<1>, scale: Tensor<1>) -> Tensor<1> {
+    let scale = match loss.gradient_checkpointing_strategy() {
+        Some(strategy) => scale.autodiff().with_gradient_checkpointing_strategy(strategy),
+        None => scale,
+    };
+    loss.mul(scale)
 }
 
 fn read(tensor: &Tensor<1>) -> f32 {

@@ -1,0 +1,144 @@
+//! Overwriting a tensor's memory, for what is known by its address: the inputs of a captured graph.
+//!
+//! Burn's tensors are values, and operations that write in place do so only where nobody can tell. Here
+//! everybody can: whoever holds the tensor finds the new numbers in it.
+
+#[cfg(feature = "gpu")]
+use crate::handles::contiguous_buffer;
+#[cfg(feature = "gpu")]
+use blackburn_kernels::{
+    buffer::Buffer,
+    overwrite::{Rows, overwrite},
+};
+use burn::{
+    backend::{
+        Backend, Dispatch, backend_extension,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{Int, Tensor},
+};
+#[cfg(feature = "gpu")]
+use burn_backend::cubecl::dtype_to_elem_type;
+#[cfg(feature = "gpu")]
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+/// The operations under it. They are not differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Fusion: cfg(feature = "gpu"),
+)]
+pub trait OverwritePrimitives: Backend {
+    /// `target`, with the elements of `source`.
+    #[fusion(dtype = target, shape = target)]
+    fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `target`, with the elements of `source`.
+    #[fusion(dtype = target, shape = target)]
+    fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl OverwritePrimitives for CubeBackend {
+    fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self> {
+        overwritten(target, source)
+    }
+
+    fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self> {
+        overwritten(target, source)
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
+    let client = target.client.clone();
+    let Some(into) = rows_of(&target) else {
+        panic!(
+            "overwrite: argument `target`: expected rows that follow each other in memory, got strides \
+             {:?} for {:?}",
+            target.meta.strides(),
+            target.meta.shape()
+        );
+    };
+    // Both by rows, or both as one.
+    let contiguous = || Rows::one(contiguous_buffer(source.clone()));
+    let from = match rows_of(&source) {
+        Some(from) if from.rows == into.rows => from,
+        _ if into.rows == 1 => contiguous(),
+        _ => Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() },
+    };
+    overwrite(&client, &into, &from).unwrap_or_else(|error| panic!("{error}"));
+    target
+}
+
+/// A tensor's rows, where they follow each other; one, where nothing lies between them.
+#[cfg(feature = "gpu")]
+fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let elements = shape.num_elements();
+    let columns = shape.last().copied().unwrap_or(1);
+    let (rows, pitch) = match (elements / columns.max(1), strides.len()) {
+        (0 | 1, _) | (_, 0 | 1) => (1, elements),
+        (rows, rank) => (rows, strides[rank - 2]),
+    };
+    let follows = |dim: usize| {
+        let inner: usize = shape[dim + 1..strides.len() - 1].iter().product();
+        shape[dim] == 1 || strides[dim] == inner * pitch
+    };
+    let is_dense = columns <= 1 || strides.last() == Some(&1);
+    if !(is_dense && (0..strides.len().saturating_sub(1)).all(|dim| rows == 1 || follows(dim))) {
+        return None;
+    }
+    let buffer = |elements| Buffer {
+        handle: tensor.handle.clone(),
+        elements,
+        dtype: dtype_to_elem_type(tensor.dtype),
+    };
+    Some(if pitch == columns || rows == 1 {
+        Rows::one(buffer(elements))
+    } else {
+        Rows { buffer: buffer((rows - 1) * pitch + columns), rows, columns, pitch }
+    })
+}
+
+/// `target`, in the memory that it has, with the elements of `source` rounded to its type. All clones of
+/// `target` have them, too. For tensors on GPUs, outside automatic differentiation.
+///
+/// # Panics
+///
+/// When shapes or devices differ, or rows of `target` do not follow each other in memory.
+pub fn overwrite_float<const D: usize>(target: Tensor<D>, source: Tensor<D>) -> Tensor<D> {
+    check(target.dims(), source.dims());
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::overwrite_float(
+        target.into_dispatch(),
+        source.into_dispatch(),
+    ))
+}
+
+/// The same for whole numbers, which have to be of one type.
+///
+/// # Panics
+///
+/// As [`overwrite_float`], and when types differ.
+pub fn overwrite_int<const D: usize>(
+    target: Tensor<D, Int>,
+    source: Tensor<D, Int>,
+) -> Tensor<D, Int> {
+    check(target.dims(), source.dims());
+    assert!(
+        target.dtype() == source.dtype(),
+        "overwrite: argument `source`: expected {:?}, got {:?}",
+        target.dtype(),
+        source.dtype()
+    );
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::overwrite_int(
+        target.into_dispatch(),
+        source.into_dispatch(),
+    ))
+}
+
+fn check<const D: usize>(target: [usize; D], source: [usize; D]) {
+    assert!(
+        target == source,
+        "overwrite: argument `source`: expected the shape {target:?}, got {source:?}"
+    );
+}

@@ -1,0 +1,69 @@
+//! Variants of the kernels that only pass over memory once: overwriting and summing squares.
+
+use super::{
+    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
+};
+use crate::{
+    overwrite::{self, overwrite_kernel},
+    square_sum::{self, square_sum_kernel},
+};
+use cubecl::{
+    ir::{ElemType, FloatKind, IntKind},
+    prelude::*,
+};
+use std::sync::Arc;
+
+const F32: (ElemType, &str) = (ElemType::Float(FloatKind::F32), "f32");
+const F16: (ElemType, &str) = (ElemType::Float(FloatKind::F16), "f16");
+const BF16: (ElemType, &str) = (ElemType::Float(FloatKind::BF16), "bf16");
+const I32: (ElemType, &str) = (ElemType::Int(IntKind::I32), "i32");
+
+/// What training overwrites and sums.
+pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
+    let overwrites = [(F32, F32), (F32, F16), (F32, BF16), (BF16, BF16), (F16, F16), (I32, I32)];
+    let mut all = Vec::new();
+    for (source, target) in overwrites {
+        let kernel = overwrite_kernel::OverwriteKernel::new(
+            settings_1d(overwrite::UNITS),
+            properties(),
+            Arc::default(),
+            BufferCompilationArg { inplace: None },
+            BufferCompilationArg { inplace: None },
+            (),
+            (),
+            (),
+            (),
+            (),
+            16 / source.0.size(),
+            source.0,
+            target.0,
+        );
+        all.push(variant(format!("overwrite_{}_with_{}", target.1, source.1), kernel, promise())?);
+    }
+    for input in [F32, F16, BF16] {
+        for (inplace, how) in [(Some(1), ""), (None, "_copied")] {
+            let kernel = square_sum_kernel::SquareSumKernel::new(
+                settings_1d(square_sum::UNITS),
+                properties(),
+                Arc::default(),
+                BufferCompilationArg { inplace: None },
+                BufferCompilationArg { inplace: None },
+                BufferCompilationArg { inplace },
+                (),
+                16 / input.0.size(),
+                input.0,
+            );
+            all.push(variant(format!("square_sum_{}{how}", input.1), kernel, promise())?);
+        }
+    }
+    Ok(all)
+}
+
+fn promise() -> Promise {
+    Promise {
+        architectures: EVERY_ARCHITECTURE.to_vec(),
+        tensor_core: None,
+        // Eight cubes of 256 threads a multiprocessor.
+        max_registers: Some(32),
+    }
+}

@@ -1,0 +1,180 @@
+//! Sums of squares and overwritten memory on the device.
+
+use crate::gelu::{download, dtype, upload};
+use blackburn::train::clip::clip_global_norm;
+use blackburn_backend::overwrite::{overwrite_float, overwrite_int};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    overwrite::{Rows, overwrite},
+    square_sum::{PLACES, square_sum},
+};
+use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::{
+    on_burn_device, on_device, on_device_with,
+    tensors::{tensor, values},
+};
+use burn::{nn::LinearConfig, optim::GradientsParams, prelude::*, tensor::FloatDType};
+use cubecl::{client::Client, ir::ElemType};
+use libtest_mimic::{Failed, Trial};
+
+/// Around vectors and cubes, odd ones that take scalar loads, and more than all cubes take at once.
+const LENGTHS: [usize; 8] = [0, 1, 3, 255, 1024, 1027, 4100, 2_100_000];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for storage in Storage::ALL {
+        trials.push(Trial::ignorable_test(
+            format!("square_sum::sums_are_within_bounds_in_{storage:?}").to_lowercase(),
+            move || on_device_with(dtype(storage), |client| sums(client, storage)),
+        ));
+        trials.push(Trial::ignorable_test(
+            format!("overwrite::{storage:?}_takes_what_f32_rounds_to").to_lowercase(),
+            move || on_device_with(dtype(storage), |client| overwrites(client, storage)),
+        ));
+    }
+    trials
+        .push(Trial::ignorable_test("square_sum::bad_arguments_are_named", || on_device(refusals)));
+    let on_burn = |name: &str, test: fn(Device) -> Result<(), Failed>| {
+        Trial::ignorable_test(name.to_string(), move || on_burn_device(test))
+    };
+    trials.push(on_burn("square_sum::a_norm_is_that_of_all_gradients", norm));
+    trials.push(on_burn("overwrite::all_who_hold_the_memory_see_it", seen_by_all));
+    trials
+}
+
+fn zeros(client: &Client) -> Buffer {
+    upload(client, &vec![0.0; PLACES], Storage::F32)
+}
+
+fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let mut held = None;
+    let mut sum = zeros(client);
+    let (mut exact, mut additions) = (0.0, 0);
+    for (i, length) in LENGTHS.into_iter().enumerate() {
+        let x = normal(i as u64, length, 3.0, storage);
+        exact += x.iter().map(|x| x * x).sum::<f64>();
+        additions += length.div_ceil(PLACES * 256) + 1;
+        // In every other round somebody else holds the sums, which then have to stay.
+        let before = i.is_multiple_of(2).then(|| sum.clone());
+        sum = square_sum(client, sum, &upload(client, &x, storage))?;
+        held = before.or(held);
+    }
+    let found = download(client, sum.clone(), Storage::F32)?;
+    let total: f64 = found.iter().sum();
+    // All terms are positive: each is rounded once as a square, once an addition of its unit, and
+    // where vector and cube meet.
+    let bound = (additions as f64 + 1.0 + 8.0 + 8.0) * f64::from(f32::EPSILON) / 2.0 * exact;
+    if !((total - exact).abs() <= bound) {
+        return Err(format!("{total} against {exact}, bound {bound}").into());
+    }
+    let held = held.ok_or("a round holds the sums")?;
+    let kept: f64 = download(client, held, Storage::F32)?.iter().sum();
+    if kept >= total {
+        return Err("sums that somebody held were written to".into());
+    }
+    for bad in [f64::NAN, f64::INFINITY] {
+        let mut x = normal(1, 1000, 1.0, storage);
+        x[777] = bad;
+        let sum = square_sum(client, zeros(client), &upload(client, &x, storage))?;
+        let total: f64 = download(client, sum.clone(), Storage::F32)?.iter().sum();
+        if total.is_nan() != bad.is_nan() || total.is_finite() {
+            return Err(format!("{bad} came out as {total}").into());
+        }
+    }
+    Ok(())
+}
+
+fn overwrites(client: &Client, storage: Storage) -> Result<(), Failed> {
+    for length in LENGTHS {
+        let wide = normal(3, length, 1.0, Storage::F32);
+        let target = upload(client, &vec![7.0; length], storage);
+        let address = target.clone();
+        let source = upload(client, &wide, Storage::F32);
+        overwrite(client, &Rows::one(target), &Rows::one(source))?;
+        let expected: Vec<f64> = wide.iter().map(|x| storage.round(*x)).collect();
+        if download(client, address, storage)? != expected {
+            return Err(format!("{length} elements differ").into());
+        }
+    }
+    // Rows with something in between, which stays; by vectors, by vectors and an end, by elements.
+    for (columns, from, into) in
+        [(8, 12, 16), (11, 12, 16), (11, 11, 12), (1, 1, 3), (600, 604, 600)]
+    {
+        const ROWS: usize = 5;
+        let wide = normal(4, ROWS * from, 1.0, Storage::F32);
+        let target = upload(client, &vec![7.0; ROWS * into], storage);
+        let rows = |buffer: Buffer, pitch| Rows { buffer, rows: ROWS, columns, pitch };
+        let source = rows(upload(client, &wide, Storage::F32), from);
+        overwrite(client, &rows(target.clone(), into), &source)?;
+        let expected: Vec<f64> = (0..ROWS * into)
+            .map(|i| match i % into {
+                column if column < columns => storage.round(wide[i / into * from + column]),
+                _ => 7.0,
+            })
+            .collect();
+        if download(client, target, storage)? != expected {
+            return Err(format!("rows of {columns} from {from} into {into} differ").into());
+        }
+    }
+    Ok(())
+}
+
+fn refusals(client: &Client) -> Result<(), Failed> {
+    let few = upload(client, &[1.0, 2.0], Storage::F32);
+    let argument = |result: Result<(), KernelError>| match result {
+        Err(KernelError::InvalidProblem { argument, .. }) => Ok(argument),
+        other => Err(Failed::from(format!("{other:?}"))),
+    };
+    assert_eq!(argument(square_sum(client, few.clone(), &few).map(drop))?, "sums");
+    let integers = Buffer { dtype: ElemType::Int(cubecl::ir::IntKind::I32), ..few.clone() };
+    let unsupported = square_sum(client, zeros(client), &integers);
+    assert!(matches!(unsupported, Err(KernelError::Unsupported { .. })), "{unsupported:?}");
+    assert_eq!(
+        argument(overwrite(client, &Rows::one(zeros(client)), &Rows::one(few.clone())))?,
+        "source"
+    );
+    assert_eq!(
+        argument(overwrite(client, &Rows::one(integers), &Rows::one(few.clone())))?,
+        "source"
+    );
+    let too_long = Rows { rows: 2, ..Rows::one(few) };
+    assert_eq!(argument(overwrite(client, &too_long, &too_long))?, "source");
+    Ok(())
+}
+
+/// Long and odd gradients, one of them strided.
+fn norm(device: Device) -> Result<(), Failed> {
+    for storage in [Storage::F32, Storage::F16] {
+        let model = LinearConfig::new(70, 1031).init(&device);
+        let bias = model.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+        let [weight, short] = [70 * 1031, 1031].map(|length| normal(5, length, 1.0, storage));
+        let exact = weight.iter().chain(&short).map(|x| x * x).sum::<f64>().sqrt();
+        let mut gradients = GradientsParams::new();
+        let transposed = tensor(&weight, [1031, 70], storage, &device).transpose();
+        gradients.register::<2>(model.weight.id, transposed);
+        gradients.register::<1>(bias.id, tensor(&short, [1031], storage, &device));
+        let found = values(clip_global_norm(&mut gradients, &model, f64::INFINITY))?[0];
+        // Some 30 roundings a term, halved by the root, and those of the root itself.
+        let bound = 32.0 * f64::from(f32::EPSILON) / 2.0 * exact;
+        if !((found - exact).abs() <= bound) {
+            return Err(format!("{storage:?}: {found} against {exact}, bound {bound}").into());
+        }
+    }
+    Ok(())
+}
+
+fn seen_by_all(device: Device) -> Result<(), Failed> {
+    let floats = Tensor::<2>::zeros([3, 5], &device).cast(FloatDType::F16);
+    let (held, before) = (floats.clone(), values(floats.clone())?);
+    let new = Tensor::<2>::full([3, 5], 0.5, &device);
+    let after = values(overwrite_float(floats, new))?;
+    let integers = Tensor::<1, Int>::from_data([1, 2, 3], &device);
+    let held_integers = integers.clone();
+    let _new = overwrite_int(integers, Tensor::from_data([4, 5, 6], &device));
+    device.flush().map_err(|error| error.to_string())?;
+    let seen: Vec<i32> = held_integers.into_data().iter().collect();
+    let all_seen = (before, after, values(held)?, seen)
+        == (vec![0.0; 15], vec![0.5; 15], vec![0.5; 15], vec![4, 5, 6]);
+    if all_seen { Ok(()) } else { Err("a holder does not see what was written".into()) }
+}
