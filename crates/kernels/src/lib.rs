@@ -28,6 +28,7 @@ pub mod column_sum;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 mod device;
+pub mod embedding;
 mod error;
 pub mod gelu;
 pub mod matmul;

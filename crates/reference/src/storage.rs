@@ -48,7 +48,7 @@ impl Storage {
         match self {
             Self::F32 => f64::from(value as f32),
             Self::F16 => f16::from_f64(value).to_f64(),
-            Self::Bf16 => bf16::from_f64(value).to_f64(),
+            Self::Bf16 => to_bf16(value).to_f64(),
         }
     }
 
@@ -57,7 +57,7 @@ impl Storage {
         let element = |value: &f64| match self {
             Self::F32 => (*value as f32).to_ne_bytes().to_vec(),
             Self::F16 => f16::from_f64(*value).to_ne_bytes().to_vec(),
-            Self::Bf16 => bf16::from_f64(*value).to_ne_bytes().to_vec(),
+            Self::Bf16 => to_bf16(*value).to_ne_bytes().to_vec(),
         };
         values.iter().flat_map(element).collect()
     }

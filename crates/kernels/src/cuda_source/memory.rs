@@ -1,9 +1,11 @@
-//! Variants of the kernels that only pass over memory once: overwriting and summing squares.
+//! Variants of the kernels that only pass over memory: overwriting, summing squares, and adding up the
+//! gradient of an embedding.
 
 use super::{
-    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
+    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings, settings_1d, variant,
 };
 use crate::{
+    embedding::{SORT_UNITS, embedding_backward_kernel, embedding_sort_kernel},
     overwrite::{self, overwrite_kernel},
     square_sum::{self, square_sum_kernel},
 };
@@ -55,6 +57,37 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             );
             all.push(variant(format!("square_sum_{}{how}", input.1), kernel, promise())?);
         }
+    }
+    let buffer = || BufferCompilationArg { inplace: None };
+    let sort = embedding_sort_kernel::EmbeddingSortKernel::new(
+        settings_1d(SORT_UNITS),
+        properties(),
+        Arc::default(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+    );
+    all.push(variant("embedding_sort".into(), sort, promise())?);
+    for input in [F32, F16, BF16] {
+        let kernel = embedding_backward_kernel::EmbeddingBackwardKernel::new(
+            settings(),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            16 / input.0.size(),
+            input.0,
+        );
+        all.push(variant(format!("embedding_backward_{}", input.1), kernel, promise())?);
     }
     Ok(all)
 }

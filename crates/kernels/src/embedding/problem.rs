@@ -1,0 +1,68 @@
+use crate::{KernelError, buffer::Buffer};
+use cubecl::ir::{ElemType, FloatKind, IntKind};
+
+pub(super) const OP: &str = "embedding_backward";
+
+/// Indices that are sorted by comparing all with all: 2^17 take 10^10 comparisons, a millisecond on an
+/// H200.
+pub const MOST_INDICES: usize = 1 << 17;
+
+/// What a gradient asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EmbeddingProblem {
+    /// Indices, and rows of `dy`.
+    pub indices: usize,
+    /// Rows of `dw`.
+    pub rows: usize,
+    /// Columns of both.
+    pub columns: usize,
+    /// Type of both.
+    pub dtype: ElemType,
+}
+
+impl EmbeddingProblem {
+    /// The problem that these tensors pose.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] for other types, more than [`MOST_INDICES`] indices, or tensors beyond
+    /// 32-bit indices; [`KernelError::InvalidProblem`] when they do not go together.
+    pub fn new(
+        index: &Buffer,
+        dy: &Buffer,
+        dw: &Buffer,
+        columns: usize,
+    ) -> Result<Self, KernelError> {
+        let unsupported = |reason| Err(KernelError::Unsupported { op: OP, reason });
+        if index.dtype != ElemType::Int(IntKind::I32) {
+            return unsupported(format!("indices of {:?}; it takes i32", index.dtype));
+        }
+        if !matches!(dy.dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
+            return unsupported(format!("{:?}; it takes f32, f16 and bf16", dy.dtype));
+        }
+        let indices = index.elements;
+        if indices > MOST_INDICES {
+            return unsupported(format!("{indices} indices; it takes {MOST_INDICES}"));
+        }
+        for (argument, buffer) in [("dy", dy), ("dw", dw)] {
+            if i32::try_from(buffer.elements).is_err() {
+                return unsupported(format!("{} elements of {argument}", buffer.elements));
+            }
+        }
+        let rows = dw.elements / columns.max(1);
+        let fits = |buffer: &Buffer, rows: usize| {
+            buffer.dtype == dy.dtype && buffer.elements == rows * columns
+        };
+        for (argument, buffer, rows) in [("dy", dy, indices), ("dw", dw, rows)] {
+            if !fits(buffer, rows) {
+                return Err(KernelError::InvalidProblem {
+                    op: OP,
+                    argument,
+                    expected: format!("{rows} rows of {columns} elements of {:?}", dy.dtype),
+                    actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+                });
+            }
+        }
+        Ok(Self { indices, rows, columns, dtype: dy.dtype })
+    }
+}
