@@ -25,6 +25,7 @@ pub mod adamw;
 pub mod attention;
 pub mod buffer;
 pub mod column_sum;
+pub mod cross_entropy;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 mod device;

@@ -12,6 +12,7 @@
 //! | [`shapes`] | the catalogue of matrix products |
 //! | [`gradcheck`] | central differences, for gradients of the references themselves |
 //! | [`column_sum`] | sums of columns, with their bounds |
+//! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
@@ -35,6 +36,7 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod column_sum;
+pub mod cross_entropy;
 pub mod fp8;
 pub mod gelu;
 pub mod gradcheck;

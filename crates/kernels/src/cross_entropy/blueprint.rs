@@ -1,0 +1,84 @@
+use super::CrossEntropyProblem;
+use crate::{DeviceProfile, buffer::Buffer};
+use cubecl::{client::Client, ir::VectorSize, ir::features::Plane};
+
+/// Units in a cube: every adapter takes as many.
+pub(crate) const UNITS: u32 = 256;
+
+/// How a pass is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyBlueprint {
+    /// Elements that a unit loads at once.
+    pub vector_size: VectorSize,
+    /// Units that share a row: a power of two, from 8 to 256.
+    pub lanes: u32,
+    /// Units that exchange numbers without shared memory: the device's plane size, or 1 where it has no
+    /// such exchange or does not say how many.
+    pub plane: u32,
+    /// Whether exponentials are NVIDIA's instruction for powers of two.
+    pub hardware: bool,
+}
+
+impl CrossEntropyBlueprint {
+    /// At least the elements of a vector, so that what is left at the ends of a row takes few steps.
+    const LEAST_LANES: u32 = 8;
+    /// Vectors that a unit reads before another one pays.
+    const VECTORS_A_LANE: usize = 4;
+    /// Partial results of a row, which each unit reads.
+    const MOST_PARTIALS: u32 = 32;
+
+    /// The widest vectors that begin where the buffer does, and as many units a row as it keeps busy.
+    pub fn plan(problem: &CrossEntropyProblem, logits: &Buffer, client: &Client) -> Self {
+        let size = problem.dtype.size();
+        let offset = logits.handle.offset_start.unwrap_or(0) as usize;
+        // A vector may belong to two rows, and not to three.
+        let fits =
+            |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
+        let vector_size =
+            client.io_optimized_vector_sizes(size).filter(fits).max().unwrap_or(1).min(8);
+        let properties = client.properties();
+        let hardware = &properties.hardware;
+        let is_known = properties.features.plane.contains(Plane::Ops)
+            && hardware.plane_size_min == hardware.plane_size_max;
+        let plane = if is_known { hardware.plane_size_min.clamp(1, UNITS) } else { 1 };
+        let busy = (problem.classes / vector_size / Self::VECTORS_A_LANE).next_power_of_two();
+        let most = UNITS.min(Self::MOST_PARTIALS * plane);
+        Self {
+            vector_size,
+            lanes: (busy.min(UNITS as usize) as u32).clamp(Self::LEAST_LANES, most),
+            plane,
+            hardware: DeviceProfile::of(client).compute_capability.is_some(),
+        }
+    }
+
+    /// At most so many additions lie between a logit and its row's sum.
+    pub fn additions(&self, classes: usize) -> usize {
+        self.vectors(classes) * self.vector_size + self.ends() + self.meetings()
+    }
+
+    /// As often, at most, what is subtracted from logits grows on the way.
+    pub fn rescales(&self, classes: usize) -> usize {
+        self.vectors(classes) + self.ends() + self.meetings()
+    }
+
+    /// Vectors of a unit.
+    fn vectors(&self, classes: usize) -> usize {
+        (classes / self.vector_size).div_ceil(self.lanes as usize)
+    }
+
+    /// Elements of a unit before the first and behind the last vector of a row.
+    fn ends(&self) -> usize {
+        (2 * self.vector_size).div_ceil(self.lanes as usize)
+    }
+
+    /// Sums of other units that a unit adds.
+    fn meetings(&self) -> usize {
+        let width = self.plane.min(self.lanes);
+        (width.ilog2() + self.lanes / width) as usize
+    }
+
+    /// Rows of a cube.
+    pub(super) fn rows_a_cube(&self) -> u32 {
+        UNITS / self.lanes
+    }
+}

@@ -1,0 +1,194 @@
+use super::{
+    blueprint::{CrossEntropyBlueprint, UNITS},
+    exponential::exponential,
+};
+use cubecl::prelude::*;
+
+/// What was seen of a row.
+#[derive(CubeType, Clone, Copy)]
+struct Seen {
+    /// The largest logit.
+    peak: f32,
+    /// The sum of `exp(logit - peak)`.
+    total: f32,
+    /// The sum of the logits, with smoothing.
+    sum: f32,
+}
+
+/// Nothing. The peak is finite, so that no difference of infinities comes of it.
+#[cube]
+fn nothing() -> Seen {
+    Seen { peak: f32::min_value(), total: 0.0f32.runtime(), sum: 0.0f32.runtime() }
+}
+
+/// Adds logits to what was seen. NaN need not become the peak: it stays in the total.
+#[cube]
+fn see<N: Size>(
+    seen: &mut Seen,
+    logits: Vector<f32, N>,
+    #[comptime] blueprint: CrossEntropyBlueprint,
+    #[comptime] is_smoothed: bool,
+) {
+    let mut peak = seen.peak;
+    #[unroll]
+    for i in 0..N::value().comptime() {
+        peak = max(peak, logits.extract(i));
+    }
+    let mut total = seen.total * exponential(seen.peak - peak, blueprint);
+    #[unroll]
+    for i in 0..N::value().comptime() {
+        total += exponential(logits.extract(i) - peak, blueprint);
+    }
+    if comptime!(is_smoothed) {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..N::value().comptime() {
+            sum += logits.extract(i);
+        }
+        seen.sum += sum;
+    }
+    seen.peak = peak;
+    seen.total = total;
+}
+
+/// Adds what another unit saw of the same row.
+#[cube]
+fn join(seen: &mut Seen, other: &Seen, #[comptime] blueprint: CrossEntropyBlueprint) {
+    let peak = max(seen.peak, other.peak);
+    seen.total = seen.total * exponential(seen.peak - peak, blueprint)
+        + other.total * exponential(other.peak - peak, blueprint);
+    seen.sum += other.sum;
+    seen.peak = peak;
+}
+
+/// Adds what the other units of the row saw. All units of the cube have to call it.
+#[cube]
+fn join_row(
+    seen: &mut Seen,
+    partials: &mut [f32],
+    #[comptime] blueprint: CrossEntropyBlueprint,
+) {
+    let lanes = comptime!(blueprint.lanes);
+    let width = comptime!(if blueprint.plane < lanes { blueprint.plane } else { lanes });
+    #[unroll]
+    for step in 0..comptime!(width.ilog2()) {
+        let distance = comptime!(1u32 << step);
+        let other = Seen {
+            peak: plane_shuffle_xor(seen.peak, distance),
+            total: plane_shuffle_xor(seen.total, distance),
+            sum: plane_shuffle_xor(seen.sum, distance),
+        };
+        join(seen, &other, blueprint);
+    }
+    if comptime!(width < lanes) {
+        let groups = comptime!(UNITS / width);
+        let group = UNIT_POS / width;
+        if UNIT_POS % width == 0 {
+            partials[group as usize] = seen.peak;
+            partials[(groups + group) as usize] = seen.total;
+            partials[(2 * groups + group) as usize] = seen.sum;
+        }
+        sync_cube();
+        let groups_a_row = comptime!(lanes / width);
+        let first = UNIT_POS / lanes * groups_a_row;
+        seen.peak = f32::min_value();
+        seen.total = 0.0f32;
+        seen.sum = 0.0f32;
+        for index in 0..groups_a_row {
+            let at = first + index;
+            let other = Seen {
+                peak: partials[at as usize],
+                total: partials[(groups + at) as usize],
+                sum: partials[(2 * groups + at) as usize],
+            };
+            join(seen, &other, blueprint);
+        }
+        // The next row's may not come before all have read these.
+        sync_cube();
+    }
+}
+
+/// `loss[r]` and `lse[r]` of each row; `elements` are the logits one by one. Rows are spread over the
+/// cubes along x, `lanes` units a row. `share` is the smoothing; `invalid` is NaN, of which WGSL has no
+/// constant.
+#[cube(launch_unchecked)]
+pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    elements: &[F],
+    targets: &[i32],
+    loss: &mut [f32],
+    lse: &mut [f32],
+    rows: u32,
+    classes: u32,
+    row_stride: u32,
+    ignore_index: i32,
+    share: f32,
+    invalid: f32,
+    #[comptime] blueprint: CrossEntropyBlueprint,
+    #[comptime] ignores: bool,
+    #[comptime] is_smoothed: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let lanes = comptime!(blueprint.lanes);
+    let width = comptime!(blueprint.vector_size as u32);
+    let rows_a_cube = comptime!(UNITS / lanes);
+    let lane = UNIT_POS % lanes;
+    let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
+
+    let mut first_row = CUBE_POS_X * rows_a_cube;
+    while first_row < rows {
+        let row = first_row + UNIT_POS / lanes;
+        let mut seen = nothing();
+        if row < rows {
+            let start = row * row_stride;
+            // 1. What lies before the first whole vector of the row and behind the last.
+            let head = min((width - start % width) % width, classes);
+            let vectors = (classes - head) / width;
+            let ends = classes - vectors * width;
+            let mut end = lane;
+            while end < ends {
+                let column = select(end < head, end, end + vectors * width);
+                let logit = f32::cast_from(elements[(start + column) as usize]);
+                see::<Const<1>>(&mut seen, Vector::new(logit), blueprint, is_smoothed);
+                end += lanes;
+            }
+
+            // 2. The vectors, each asked for before the one ahead of it is looked at.
+            let first = (start + head) / width;
+            let mut index = lane;
+            if index < vectors {
+                let mut next = logits[(first + index) as usize];
+                while index < vectors {
+                    let current = Vector::<f32, N>::cast_from(next);
+                    index += lanes;
+                    if index < vectors {
+                        next = logits[(first + index) as usize];
+                    }
+                    see::<N>(&mut seen, current, blueprint, is_smoothed);
+                }
+            }
+        }
+
+        // 3. The units of the row meet.
+        join_row(&mut seen, &mut partials, blueprint);
+        if row < rows && lane == 0 {
+            let log = seen.peak + seen.total.ln();
+            let target = targets[row as usize];
+            let mut of_row = invalid;
+            if target >= 0 && u32::cast_from(target) < classes {
+                let at = row * row_stride + u32::cast_from(target);
+                of_row = log - f32::cast_from(elements[at as usize]);
+                if comptime!(is_smoothed) {
+                    let of_all = log - seen.sum / f32::cast_from(classes);
+                    of_row = (1.0f32 - share) * of_row + share * of_all;
+                }
+            }
+            if comptime!(ignores) {
+                of_row = select(target == ignore_index, 0.0f32, of_row);
+            }
+            loss[row as usize] = of_row;
+            lse[row as usize] = log;
+        }
+        first_row += CUBE_COUNT_X * rows_a_cube;
+    }
+}

@@ -1,0 +1,269 @@
+use super::{
+    CrossEntropyBlueprint, CrossEntropyProblem, Reduction,
+    backward::{TargetsLaunch, cross_entropy_backward_kernel},
+    blueprint::UNITS,
+    forward::cross_entropy_forward_kernel,
+    problem::{F32, OP, check_scalar},
+    reduce::cross_entropy_reduce_kernel,
+};
+use crate::{DeviceProfile, KernelError, buffer::Buffer};
+use cubecl::{client::Client, prelude::*};
+
+/// What the forward pass returns.
+#[derive(Clone, Debug)]
+pub struct CrossEntropyOutput {
+    /// The loss of each row, f32.
+    pub loss: Buffer,
+    /// The logarithm of each row's sum of exponentials, f32, which the backward pass reads.
+    pub lse: Buffer,
+}
+
+/// What [`cross_entropy_reduce`] returns, one f32 each.
+#[derive(Clone, Debug)]
+pub struct Reduced {
+    /// The mean or the sum of the losses.
+    pub loss: Buffer,
+    /// What the gradient of a row is multiplied by: 1 over the number of rows that count, or 1.
+    pub factor: Buffer,
+}
+
+/// The loss of each row.
+///
+/// # Errors
+///
+/// As [`CrossEntropyProblem::validate`], and [`KernelError::InvalidProblem`] when a buffer does not go
+/// with the problem.
+pub fn cross_entropy_forward(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    logits: &Buffer,
+    targets: &Buffer,
+) -> Result<CrossEntropyOutput, KernelError> {
+    let blueprint = CrossEntropyBlueprint::plan(problem, logits, client);
+    cross_entropy_forward_with(client, problem, blueprint, logits, targets)
+}
+
+/// As [`cross_entropy_forward`], by a plan of the caller's.
+///
+/// # Errors
+///
+/// As [`cross_entropy_forward`], and [`KernelError::InvalidProblem`] when lanes or plane of the plan are
+/// no powers of two up to a cube's units.
+pub fn cross_entropy_forward_with(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    blueprint: CrossEntropyBlueprint,
+    logits: &Buffer,
+    targets: &Buffer,
+) -> Result<CrossEntropyOutput, KernelError> {
+    problem.validate()?;
+    problem.check_logits(logits)?;
+    problem.check_targets(targets)?;
+    check_blueprint(&blueprint)?;
+    let [loss, lse] = [(); 2].map(|()| Buffer::empty(client, problem.rows, F32));
+    if problem.rows == 0 {
+        return Ok(CrossEntropyOutput { loss, lse });
+    }
+    let width = blueprint.vector_size;
+    // SAFETY: logits span what was checked, in which every index below the last row's end lies;
+    // `validate` has seen to 32-bit indices with a margin for steps beyond the end. The kernel reads a
+    // target's logit only where there is one, and stops at the last row.
+    unsafe {
+        cross_entropy_forward_kernel::launch_unchecked(
+            client,
+            row_cubes(client, problem.rows, &blueprint, 1),
+            CubeDim::new_1d(UNITS),
+            width,
+            BufferArg::from_raw_parts(logits.handle.clone(), whole(problem, width)),
+            BufferArg::from_raw_parts(logits.handle.clone(), problem.span()),
+            targets.arg(1),
+            loss.arg(1),
+            lse.arg(1),
+            problem.rows as u32,
+            problem.classes as u32,
+            problem.row_stride as u32,
+            problem.ignore_index.unwrap_or_default(),
+            problem.smoothing,
+            f32::NAN,
+            blueprint,
+            problem.ignore_index.is_some(),
+            problem.smoothing > 0.0,
+            problem.dtype,
+        );
+    }
+    Ok(CrossEntropyOutput { loss, lse })
+}
+
+/// The mean or the sum of the losses of rows. It stays on the device.
+///
+/// # Errors
+///
+/// As [`cross_entropy_forward`].
+pub fn cross_entropy_reduce(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    reduction: Reduction,
+    losses: &Buffer,
+    targets: &Buffer,
+) -> Result<Reduced, KernelError> {
+    problem.validate()?;
+    problem.check_row_values("loss", losses)?;
+    problem.check_targets(targets)?;
+    let [loss, factor] = [(); 2].map(|()| Buffer::empty(client, 1, F32));
+    // SAFETY: losses and targets hold a number for each row, at the last of which the kernel stops.
+    unsafe {
+        cross_entropy_reduce_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(UNITS),
+            losses.arg(1),
+            targets.arg(1),
+            loss.arg(1),
+            factor.arg(1),
+            problem.rows as u32,
+            problem.ignore_index.unwrap_or_default(),
+            f32::NAN,
+            problem.ignore_index.is_some(),
+            reduction == Reduction::Mean,
+        );
+    }
+    Ok(Reduced { loss, factor })
+}
+
+/// The gradient of the logits, in their layout, and in their memory where nobody else holds that.
+///
+/// `grad` is the gradient of each row's loss; with a `factor`, which is [`Reduced::factor`], it is the
+/// gradient of what the losses were reduced to. What lies between rows that are apart is unspecified.
+///
+/// # Errors
+///
+/// As [`cross_entropy_forward`].
+pub fn cross_entropy_backward(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    logits: Buffer,
+    targets: &Buffer,
+    lse: &Buffer,
+    grad: &Buffer,
+    factor: Option<&Buffer>,
+) -> Result<Buffer, KernelError> {
+    problem.validate()?;
+    problem.check_logits(&logits)?;
+    problem.check_targets(targets)?;
+    problem.check_row_values("lse", lse)?;
+    match factor {
+        Some(factor) => {
+            check_scalar("grad", grad)?;
+            check_scalar("factor", factor)?;
+        }
+        None => problem.check_row_values("grad", grad)?,
+    }
+    if problem.rows == 0 {
+        return Ok(logits);
+    }
+    // Asked before a copy of the handle is made for the launch.
+    let is_ours = logits.handle.can_mut();
+    let out = (!is_ours).then(|| Buffer::empty(client, problem.span(), problem.dtype));
+    let blueprint = CrossEntropyBlueprint::plan(problem, &logits, client);
+    let end = whole(problem, blueprint.vector_size);
+    let ends = CrossEntropyBlueprint { vector_size: 1, ..blueprint };
+    let launches = [(blueprint, 0, end), (ends, end, problem.span())];
+    for (blueprint, first, last) in launches {
+        if first == last {
+            continue;
+        }
+        // What is left for vectors of one is shorter than a row.
+        let first_row = if first == 0 { 0 } else { problem.rows - 1 };
+        let parts = if first == 0 { parts(client, problem, &blueprint) } else { 1 };
+        let target = match &out {
+            // SAFETY: as below; new memory was allocated for the span.
+            Some(new) => unsafe { BufferArg::from_raw_parts(new.handle.clone(), last) },
+            None => BufferArg::alias(LOGITS, last),
+        };
+        // SAFETY: vectors end before the last logit, and the kernel stops there; rows have their terms,
+        // whose lengths were checked. `validate` has seen to 32-bit indices. In place, each vector is
+        // read and written by the unit that owns it. Without a factor none is compiled in, and the
+        // gradients stand in for it.
+        unsafe {
+            cross_entropy_backward_kernel::launch_unchecked(
+                client,
+                row_cubes(client, problem.rows - first_row, &blueprint, parts),
+                CubeDim::new_1d(UNITS),
+                blueprint.vector_size,
+                BufferArg::from_raw_parts(logits.handle.clone(), last),
+                targets.arg(1),
+                lse.arg(1),
+                grad.arg(1),
+                factor.unwrap_or(grad).arg(1),
+                target,
+                problem.rows as u32,
+                problem.classes as u32,
+                problem.row_stride as u32,
+                first_row as u32,
+                first as u32,
+                problem.ignore_index.unwrap_or_default(),
+                f32::NAN,
+                TargetsLaunch::new(
+                    problem.smoothing / problem.classes as f32,
+                    1.0 - problem.smoothing,
+                ),
+                blueprint,
+                problem.ignore_index.is_some(),
+                problem.smoothing > 0.0,
+                factor.is_some(),
+                problem.dtype,
+            );
+        }
+    }
+    Ok(out.unwrap_or(logits))
+}
+
+/// The position of the logits among the backward kernel's buffers.
+const LOGITS: usize = 0;
+
+/// Elements of the whole vectors in the span of the logits.
+fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
+    problem.span() / vector_size * vector_size
+}
+
+/// Cubes for each multiprocessor: eight of 256 units are all that it has room for.
+const CUBES_A_MULTIPROCESSOR: usize = 8;
+
+/// In how many parts rows are worked on: one, unless there are too few rows to fill the device.
+fn parts(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    blueprint: &CrossEntropyBlueprint,
+) -> u32 {
+    let wanted = DeviceProfile::of(client).multiprocessors * CUBES_A_MULTIPROCESSOR;
+    let cubes = problem.rows.div_ceil(blueprint.rows_a_cube() as usize);
+    let steps = (problem.classes / blueprint.vector_size).div_ceil(blueprint.lanes as usize);
+    // At most some thousands.
+    wanted.div_ceil(cubes).clamp(1, steps.max(1)) as u32
+}
+
+/// Rows along x, which step over what the device does not take at once; parts along y.
+fn row_cubes(
+    client: &Client,
+    rows: usize,
+    blueprint: &CrossEntropyBlueprint,
+    parts: u32,
+) -> CubeCount {
+    let most = client.properties().hardware.max_cube_count;
+    let cubes = rows.div_ceil(blueprint.rows_a_cube() as usize).min(most.0 as usize);
+    // Below `most.0`.
+    CubeCount::Static(cubes as u32, parts.min(most.1), 1)
+}
+
+fn check_blueprint(blueprint: &CrossEntropyBlueprint) -> Result<(), KernelError> {
+    let is_share = |units: u32| units.is_power_of_two() && units <= UNITS;
+    if is_share(blueprint.lanes) && is_share(blueprint.plane) && blueprint.vector_size > 0 {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op: OP,
+        argument: "blueprint",
+        expected: format!("lanes and a plane of powers of two up to {UNITS}"),
+        actual: format!("{blueprint:?}"),
+    })
+}
