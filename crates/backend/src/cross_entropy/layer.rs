@@ -1,0 +1,130 @@
+//! Cross-entropy on any backend that has the primitives, and its gradient.
+
+use super::{CrossEntropyPrimitives, Factor, Output, Reduced, Reduction, Settings};
+use burn::backend::{
+    Autodiff, Backend,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+/// Cross-entropy, differentiable in the logits.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Flex: cfg(feature = "flex"),
+    Autodiff,
+)]
+pub trait CrossEntropyOps: Backend {
+    /// The losses, reduced; targets are i32.
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "flex")]
+impl CrossEntropyOps for burn::backend::Flex {
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> FloatTensor<Self> {
+        forward::<Self>(logits, targets, settings, reduction).0
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl CrossEntropyOps for burn_cubecl::CubeBackend {
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> FloatTensor<Self> {
+        forward::<Self>(logits, targets, settings, reduction).0
+    }
+}
+
+/// By hand, because the primitives are what a stream of operations is to hold.
+#[cfg(feature = "gpu")]
+impl<B: burn_fusion::FusionBackend + CrossEntropyPrimitives> CrossEntropyOps
+    for burn_fusion::Fusion<B>
+{
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> FloatTensor<Self> {
+        forward::<Self>(logits, targets, settings, reduction).0
+    }
+}
+
+impl<B: CrossEntropyPrimitives, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, C> {
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> FloatTensor<Self> {
+        let (logits, node) = logits.into_parts();
+        match CrossEntropy.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (loss, lse, factor) =
+                    forward::<B>(logits.clone(), targets.clone(), settings, reduction);
+                prep.finish(Saved { logits, targets, lse, factor, settings }, loss)
+            }
+            OpsKind::UnTracked(prep) => {
+                prep.finish(forward::<B>(logits, targets, settings, reduction).0)
+            }
+        }
+    }
+}
+
+/// The reduced losses, and what the gradient needs: `lse` and what the losses were multiplied by.
+fn forward<B: CrossEntropyPrimitives>(
+    logits: FloatTensor<B>,
+    targets: IntTensor<B>,
+    settings: Settings,
+    reduction: Reduction,
+) -> (FloatTensor<B>, FloatTensor<B>, Factor<B>) {
+    let Output { loss, lse } = B::cross_entropy_forward(logits, targets.clone(), settings);
+    if reduction == Reduction::None {
+        return (loss, lse, Factor::Absent);
+    }
+    let Reduced { loss, factor } = B::cross_entropy_reduce(loss, targets, settings, reduction);
+    (loss, lse, Factor::Present(factor))
+}
+
+/// What backward reads.
+#[derive(Clone, Debug)]
+struct Saved<B: Backend> {
+    logits: FloatTensor<B>,
+    targets: IntTensor<B>,
+    lse: FloatTensor<B>,
+    factor: Factor<B>,
+    settings: Settings,
+}
+
+#[derive(Debug)]
+struct CrossEntropy;
+
+impl<B: CrossEntropyPrimitives> Backward<B, 1> for CrossEntropy {
+    type State = Saved<B>;
+
+    fn backward(self, ops: Ops<Saved<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let [parent] = ops.parents;
+        let Some(node) = parent else { return };
+        let Saved { logits, targets, lse, factor, settings } = ops.state;
+        let dlogits = B::cross_entropy_backward(logits, targets, lse, grad, factor, settings);
+        grads.register::<B>(node.id, dlogits);
+    }
+}

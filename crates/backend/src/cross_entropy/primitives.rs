@@ -1,0 +1,118 @@
+//! What a backend has to be able to do: losses, what they are reduced to, and their gradient, without a
+//! graph.
+
+use super::Reduction;
+use burn::backend::{
+    Backend, ExtensionType, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+#[cfg(feature = "gpu")]
+use burn::{
+    backend::fusion::custom::TensorSpec,
+    tensor::{DType, Shape},
+};
+
+/// What a cross-entropy is asked for that is not a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// The target of rows that do not count.
+    pub ignore_index: Option<i32>,
+    /// The share of the target that is spread over all classes, from 0 to below 1.
+    pub smoothing: f64,
+}
+
+/// Losses, and what the backward pass reads again; f32, and f64 for f64.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Output<B: Backend> {
+    /// `[rows]`.
+    pub loss: FloatTensor<B>,
+    /// `[rows]`, the logarithms of the sums of exponentials.
+    pub lse: FloatTensor<B>,
+}
+
+/// What losses were reduced to, one number each, of their type.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Reduced<B: Backend> {
+    /// Their mean or sum.
+    pub loss: FloatTensor<B>,
+    /// What its gradient is multiplied by to be that of each row's loss.
+    pub factor: FloatTensor<B>,
+}
+
+/// What a gradient stands for.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Factor<B: Backend> {
+    /// It is that of each row's loss.
+    Absent,
+    /// It is one for all, to be multiplied by [`Reduced::factor`].
+    Present(FloatTensor<B>),
+}
+
+/// The operations under cross-entropy. They are not differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(feature = "gpu"),
+)]
+pub trait CrossEntropyPrimitives: Backend {
+    /// The loss of each row; targets are i32.
+    #[fusion(meta = output_of)]
+    fn cross_entropy_forward(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+    ) -> Output<Self>;
+
+    /// The mean or the sum of the losses, which [`Reduction::None`] is not.
+    #[fusion(meta = reduced)]
+    fn cross_entropy_reduce(
+        loss: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> Reduced<Self>;
+
+    /// The gradient of the logits.
+    #[fusion(meta = gradient_of)]
+    fn cross_entropy_backward(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        lse: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        #[extension_type] factor: Factor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+fn output_of(logits: &TensorSpec, _targets: &TensorSpec, _settings: &Settings) -> OutputMetadata {
+    let dtype = if logits.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let spec = TensorSpec::new(Shape::new([logits.shape[0]]), dtype);
+    OutputMetadata { loss: spec.clone(), lse: spec }
+}
+
+#[cfg(feature = "gpu")]
+fn reduced(
+    loss: &TensorSpec,
+    _targets: &TensorSpec,
+    _settings: &Settings,
+    _reduction: &Reduction,
+) -> ReducedMetadata {
+    let spec = TensorSpec::new(Shape::new([1]), loss.dtype);
+    ReducedMetadata { loss: spec.clone(), factor: spec }
+}
+
+#[cfg(feature = "gpu")]
+fn gradient_of(
+    logits: &TensorSpec,
+    _targets: &TensorSpec,
+    _lse: &TensorSpec,
+    _grad: &TensorSpec,
+    _factor: &FactorMetadata,
+    _settings: &Settings,
+) -> TensorSpec {
+    logits.clone()
+}
