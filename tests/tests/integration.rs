@@ -13,6 +13,8 @@ mod attention_op;
 mod attention_provider;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
+#[path = "integration/cross_entropy.rs"]
+mod cross_entropy;
 #[path = "integration/facade.rs"]
 mod facade;
 #[path = "integration/fp8.rs"]
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         attention_op::trials(),
         attention_provider::trials(),
         column_sum::trials(),
+        cross_entropy::trials(),
         facade::trials(),
         fp8::trials(),
         gelu::trials(),

@@ -33,6 +33,7 @@
 
 pub mod attention;
 mod config;
+pub mod cross_entropy;
 mod device;
 mod error;
 pub mod fp8;

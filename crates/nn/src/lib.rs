@@ -16,6 +16,9 @@
 //! one loads into the other, as long as options leave the shapes alone, as all do but shared heads
 //! of keys.
 //!
+//! The loss over a large vocabulary is another: [`loss`] runs Burn's own on an operation that keeps no
+//! copies of the logits.
+//!
 //! # What differs from Burn
 //!
 //! - `causal` is a flag of the input and costs nothing; a mask tensor has to be read.
@@ -35,6 +38,7 @@
 
 pub mod attention;
 pub mod flash;
+pub mod loss;
 mod seed;
 pub mod transformer;
 
