@@ -110,7 +110,8 @@ impl CrossEntropy {
             let probability = exponent.exp();
             // An absolute error of the exponent is a relative one of the exponential.
             let of_exponent = of_lse + exponent_error(exponent);
-            let of_probability = probability * of_exponent.exp_m1() + Storage::F32.underflow();
+            let relative = if probability == 0.0 { 0.0 } else { of_exponent.exp_m1() };
+            let of_probability = probability * relative + Storage::F32.underflow();
             // What is subtracted is rounded, and so are the differences.
             let of_excess = of_probability + 3.0 * u * (probability + everywhere + at_target);
             // Besides the product, the gradient may be one of its own.

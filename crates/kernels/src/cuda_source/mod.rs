@@ -5,6 +5,7 @@
 
 mod adamw;
 mod attention;
+mod cross_entropy;
 mod matmul;
 mod memory;
 mod quantize;
@@ -110,6 +111,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     }
     kernels.extend(adamw::variants()?);
     kernels.extend(attention::variants()?);
+    kernels.extend(cross_entropy::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);
