@@ -6,6 +6,8 @@ mod attention;
 mod cache;
 #[path = "modules/compare.rs"]
 mod compare;
+#[path = "modules/loss.rs"]
+mod loss;
 #[path = "modules/options.rs"]
 mod options;
 #[path = "modules/transformer.rs"]

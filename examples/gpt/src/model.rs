@@ -2,7 +2,7 @@
 
 use crate::settings::AttentionKind;
 use blackburn::nn::{
-    flash,
+    flash, loss,
     transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
 };
 use burn::{
@@ -118,7 +118,8 @@ impl Gpt {
         self.dropout.forward(self.tokens.forward(ids) + self.positions.forward(positions))
     }
 
-    /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element.
+    /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element. With flash
+    /// attention the loss is Blackburn's too, which takes logits in 16 bits as they are.
     pub(crate) fn loss(
         &self,
         inputs: Tensor<2, Int>,
@@ -128,11 +129,14 @@ impl Gpt {
         let [batch, length] = inputs.dims();
         let logits = self.forward(inputs, attention);
         let vocabulary = logits.dims()[2];
-        let logits = logits.reshape([batch * length, vocabulary]).cast(FloatDType::F32);
-        let device = logits.device();
-        CrossEntropyLossConfig::new()
-            .init(&device)
-            .forward(logits, targets.reshape([batch * length]))
+        let logits = logits.reshape([batch * length, vocabulary]);
+        let targets = targets.reshape([batch * length]);
+        let criterion = CrossEntropyLossConfig::new().init(&logits.device());
+        if attention.is_flash() {
+            loss::cross_entropy(&criterion, logits, targets)
+        } else {
+            criterion.forward(logits.cast(FloatDType::F32), targets)
+        }
     }
 
     /// Logits of the token after position `at` of `ids` `[1, context]`, in f32. Ids behind it are
@@ -181,6 +185,10 @@ impl Attention {
         let mask = (kind == AttentionKind::Naive)
             .then(|| generate_autoregressive_mask(1, context, &device.clone().without_autodiff()));
         Self { mask }
+    }
+
+    fn is_flash(&self) -> bool {
+        self.mask.is_none()
     }
 }
 
@@ -237,6 +245,22 @@ mod tests {
         let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
         let [naive, flash] = both(&device).map(|attention| model.forward(ids.clone(), &attention));
         let distance: f32 = (naive - flash).abs().max().into_scalar();
+        assert!(distance < 1e-5, "{distance}");
+    }
+
+    #[test]
+    fn both_losses_and_their_gradients_are_the_same() {
+        let device = Device::flex().autodiff();
+        let model = TINY.init(&device);
+        let ids = || Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
+        let [(naive, naive_gradient), (flash, flash_gradient)] = both(&device).map(|attention| {
+            let loss = model.loss(ids(), ids(), &attention);
+            let gradients = loss.backward();
+            let gradient = model.head.weight.grad(&gradients).expect("the head has a gradient");
+            (loss.into_scalar::<f32>(), gradient)
+        });
+        assert!((naive - flash).abs() < 1e-5, "{naive}, {flash}");
+        let distance: f32 = (naive_gradient - flash_gradient).abs().max().into_scalar();
         assert!(distance < 1e-5, "{distance}");
     }
 
