@@ -154,7 +154,7 @@ fn bench_losses(group: &mut BenchmarkGroup<'_, WallTime>, client: &Client, devic
         let gradients = loss(logits.clone()).backward();
         let gradient = logits.grad(&gradients);
         // Or iterations would be joined.
-        device.flush();
+        device.flush().expect("the device failed during a bench");
         gradient
     };
     let losses: [(&str, &dyn Fn(Tensor<2>) -> Tensor<1>); 2] =
