@@ -56,7 +56,8 @@ fn problem() -> CrossEntropyProblem {
 fn bench(criterion: &mut Criterion) {
     let Some(device) = device() else { return };
     let client = device.client();
-    let mut group = criterion.benchmark_group(format!("cross_entropy/{STORAGE:?}/{ROWS}x{CLASSES}"));
+    let mut group =
+        criterion.benchmark_group(format!("cross_entropy/{STORAGE:?}/{ROWS}x{CLASSES}"));
     bench_kernels(&mut group, &client);
     let device = burn::tensor::Device::new(device).autodiff();
     bench_losses(&mut group, &client, &device);
@@ -106,10 +107,8 @@ fn bench_kernels(group: &mut BenchmarkGroup<'_, WallTime>, client: &Client) {
 /// The first and the last rows.
 fn prove(client: &Client, logits: &Rotated, loss: Buffer, gradient: Buffer) {
     let blueprint = CrossEntropyBlueprint::plan(&problem(), &logits.buffer, client);
-    let steps = Steps {
-        additions: blueprint.additions(CLASSES),
-        rescales: blueprint.rescales(CLASSES),
-    };
+    let steps =
+        Steps { additions: blueprint.additions(CLASSES), rescales: blueprint.rescales(CLASSES) };
     for first in [0, ROWS - PROVEN] {
         let rows = first..first + PROVEN;
         let (mut losses, mut loss_bounds) = (Vec::new(), Vec::new());

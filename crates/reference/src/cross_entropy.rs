@@ -26,7 +26,10 @@ pub struct Steps {
 
 /// The largest logit; NaN if there is one.
 fn peak(logits: &[f64]) -> f64 {
-    logits.iter().copied().fold(f64::NEG_INFINITY, |peak, x| if x.is_nan() { x } else { peak.max(x) })
+    logits
+        .iter()
+        .copied()
+        .fold(f64::NEG_INFINITY, |peak, x| if x.is_nan() { x } else { peak.max(x) })
 }
 
 /// `log sum_j exp(x[j])`: minus infinity of nothing but minus infinity; NaN where a logit is NaN or plus
@@ -83,7 +86,8 @@ impl CrossEntropy {
         let magnitudes = logits.iter().map(|x| x.abs()).sum::<f64>() / count;
         let mean = logits.iter().sum::<f64>() / count;
         // As many additions, a quotient of 2.5 ulp, and the difference.
-        let of_mean = (steps.additions as f64 + 5.0) * u * magnitudes + of_lse + u * (lse - mean).abs();
+        let of_mean =
+            (steps.additions as f64 + 5.0) * u * magnitudes + of_lse + u * (lse - mean).abs();
         // Both factors are rounded, and one is a difference; both products, and their sum.
         let share = self.smoothing;
         let parts = (1.0 - share) * (lse - logit).abs() + share * (lse - mean).abs();
@@ -104,8 +108,7 @@ impl CrossEntropy {
         let of_lse = lse_bound(logits, steps);
         let everywhere = self.smoothing / logits.len() as f64;
         let bound = |(class, (x, dx)): (usize, (&f64, f64))| {
-            let at_target =
-                if self.target == Some(class) { 1.0 - self.smoothing } else { 0.0 };
+            let at_target = if self.target == Some(class) { 1.0 - self.smoothing } else { 0.0 };
             let exponent = x - lse;
             let probability = exponent.exp();
             // An absolute error of the exponent is a relative one of the exponential.

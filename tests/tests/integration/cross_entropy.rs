@@ -80,9 +80,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("bad_arguments_are_named", bad_arguments),
     ];
     for (name, test) in tests {
-        trials.push(Trial::ignorable_test(format!("cross_entropy::{name}"), move || {
-            on_device(test)
-        }));
+        trials
+            .push(Trial::ignorable_test(format!("cross_entropy::{name}"), move || on_device(test)));
     }
     trials.extend(op::trials());
     trials
@@ -165,12 +164,7 @@ impl Case {
     }
 
     /// `actual` has rows apart as the logits are.
-    fn check_gradient(
-        &self,
-        actual: &[f64],
-        grads: &[f64],
-        steps: Steps,
-    ) -> Result<(), Mismatch> {
+    fn check_gradient(&self, actual: &[f64], grads: &[f64], steps: Steps) -> Result<(), Mismatch> {
         let CrossEntropyProblem { classes, row_stride, rows, .. } = self.problem;
         let (mut dense, mut expected, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
         for (row, grad) in (0..rows).zip(grads) {
@@ -194,7 +188,13 @@ impl Case {
         // Nobody else holds these.
         let logits = self.upload(client);
         let dlogits = cross_entropy_backward(
-            client, &self.problem, logits, &targets, &output.lse, &grads, None,
+            client,
+            &self.problem,
+            logits,
+            &targets,
+            &output.lse,
+            &grads,
+            None,
         )?;
         download(client, dlogits, self.storage)
     }
@@ -289,11 +289,7 @@ fn held(client: &Client, storage: Storage) -> Result<(), Failed> {
     if id(&dlogits) == id(&logits) {
         return Err("the gradient is where logits are that somebody holds".into());
     }
-    case.check_gradient(
-        &download(client, dlogits, storage)?,
-        &case.grads,
-        case.steps(client),
-    )?;
+    case.check_gradient(&download(client, dlogits, storage)?, &case.grads, case.steps(client))?;
     if download(client, logits.clone(), storage)? != case.logits {
         return Err("logits that were held have changed".into());
     }
@@ -380,8 +376,8 @@ fn reductions(client: &Client) -> Result<(), Failed> {
         for (reduction, divisor) in [(Reduction::Sum, 1.0), (Reduction::Mean, counted)] {
             let reduced =
                 cross_entropy_reduce(client, &case.problem, reduction, &losses, &targets)?;
-            let [loss, factor] = [reduced.loss, reduced.factor]
-                .map(|buffer| download(client, buffer, Storage::F32));
+            let [loss, factor] =
+                [reduced.loss, reduced.factor].map(|buffer| download(client, buffer, Storage::F32));
             // A quotient is off by 2.5 units in the last place.
             compare(&loss?, &[sum / divisor], &[(bound + 5.0 * u * sum) / divisor])
                 .map_err(|error| format!("{reduction:?} of {rows}: {error}"))?;
@@ -430,7 +426,11 @@ fn blueprints(client: &Client) -> Result<(), Failed> {
             for vector_size in [1, planned.vector_size] {
                 let blueprint = CrossEntropyBlueprint { vector_size, lanes, plane, ..planned };
                 let output = cross_entropy_forward_with(
-                    client, &case.problem, blueprint, &logits, &targets,
+                    client,
+                    &case.problem,
+                    blueprint,
+                    &logits,
+                    &targets,
                 )?;
                 let losses = download(client, output.loss, Storage::F32)?;
                 case.check_losses(&losses, steps_of(&blueprint, 1001))
@@ -478,16 +478,23 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
             other => Err(Failed::from(format!("{what} gave {other:?}"))),
         }
     };
-    let forward = |problem: CrossEntropyProblem| {
-        cross_entropy_forward(client, &problem, &logits, &targets)
-    };
+    let forward =
+        |problem: CrossEntropyProblem| cross_entropy_forward(client, &problem, &logits, &targets);
     let problem = case.problem;
-    named("too few logits", "logits", forward(CrossEntropyProblem { classes: 11, row_stride: 11, ..problem }))?;
+    named(
+        "too few logits",
+        "logits",
+        forward(CrossEntropyProblem { classes: 11, row_stride: 11, ..problem }),
+    )?;
     named("too few targets", "targets", {
         let short = Buffer { elements: 3, ..targets.clone() };
         cross_entropy_forward(client, &problem, &logits, &short)
     })?;
-    named("all smoothing", "smoothing", forward(CrossEntropyProblem { smoothing: 1.0, ..problem }))?;
+    named(
+        "all smoothing",
+        "smoothing",
+        forward(CrossEntropyProblem { smoothing: 1.0, ..problem }),
+    )?;
     let blueprint = CrossEntropyBlueprint::plan(&problem, &logits, client);
     named("three lanes", "blueprint", {
         let blueprint = CrossEntropyBlueprint { lanes: 3, ..blueprint };

@@ -206,8 +206,7 @@ fn upstream(device: &Device) -> Result<(), Failed> {
     let weight = (identity * 2.0).require_grad();
     let half = case.logits(device) * 0.5;
     let logits = half.clone().matmul(weight.clone());
-    let loss =
-        cross_entropy(logits, case.targets(device), case.options, Reduction::Mean);
+    let loss = cross_entropy(logits, case.targets(device), case.options, Reduction::Mean);
     let gradients = (loss.clone() * loss.clone()).sum().backward();
     let loss = values(loss.inner())?[0];
     let actual = values(weight.grad(&gradients).ok_or("the gradient is missing")?)?;
@@ -246,7 +245,8 @@ fn layouts(device: &Device) -> Result<(), Failed> {
             "columns of wider rows" => base.clone().slice([0..6, 0..41]),
             _ => base.clone().slice([6..12, 0..41]),
         };
-        let loss = cross_entropy(logits.clone(), case.targets(device), case.options, Reduction::Sum);
+        let loss =
+            cross_entropy(logits.clone(), case.targets(device), case.options, Reduction::Sum);
         let gradients = loss.clone().backward();
         let gradient = base.grad(&gradients).ok_or("the gradient is missing")?;
         let gradient = match name {
@@ -270,7 +270,10 @@ fn held(device: &Device) -> Result<(), Failed> {
     let other = logits.clone();
     let loss = cross_entropy(logits, case.targets(device), case.options, Reduction::Sum);
     let gradients = loss.backward();
-    case.check_gradient(&values(leaf.grad(&gradients).ok_or("the gradient is missing")?)?, &[1.0; 6])?;
+    case.check_gradient(
+        &values(leaf.grad(&gradients).ok_or("the gradient is missing")?)?,
+        &[1.0; 6],
+    )?;
     if values(other.inner())? != case.logits {
         return Err("logits that were held have changed".into());
     }
@@ -352,6 +355,7 @@ fn arguments(device: &Device) -> Result<(), Failed> {
         refused("logits", empty, targets(), plain)?;
     }
     // And a good call is none of these.
-    let loss = cross_entropy(logits().cast(float(Storage::F16)), targets(), case.options, Reduction::Mean);
+    let loss =
+        cross_entropy(logits().cast(float(Storage::F16)), targets(), case.options, Reduction::Mean);
     if values(loss)?[0].is_finite() { Ok(()) } else { Err("a good call failed".into()) }
 }

@@ -30,13 +30,14 @@ impl CrossEntropyPrimitives for CubeBackend {
             return host::forward::<Self>(logits, targets, settings);
         }
         let targets = whole(into_contiguous(targets));
-        let output =
-            cross_entropy::cross_entropy_forward(&logits.client, &problem, &span(&logits), &targets)
-                .unwrap_or_else(|error| panic!("{error}"));
-        Output {
-            loss: numbers(&logits, output.loss),
-            lse: numbers(&logits, output.lse),
-        }
+        let output = cross_entropy::cross_entropy_forward(
+            &logits.client,
+            &problem,
+            &span(&logits),
+            &targets,
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        Output { loss: numbers(&logits, output.loss), lse: numbers(&logits, output.lse) }
     }
 
     fn cross_entropy_reduce(
@@ -91,7 +92,13 @@ impl CrossEntropyPrimitives for CubeBackend {
             buffer
         };
         let dlogits = cross_entropy::cross_entropy_backward(
-            &client, &problem, logits, &targets, &lse, &grad, factor.as_ref(),
+            &client,
+            &problem,
+            logits,
+            &targets,
+            &lse,
+            &grad,
+            factor.as_ref(),
         )
         .unwrap_or_else(|error| panic!("{error}"));
         CubeTensor::new(client, dlogits.handle, meta, device, dtype)

@@ -113,9 +113,7 @@ pub(super) fn backward<B: Backend>(
     let column = Shape::new([rows, 1]);
     let grad = match factor {
         Factor::Absent => B::float_reshape(grad, column.clone()),
-        Factor::Present(factor) => {
-            B::float_reshape(B::float_mul(grad, factor), Shape::new([1, 1]))
-        }
+        Factor::Present(factor) => B::float_reshape(B::float_mul(grad, factor), Shape::new([1, 1])),
     };
     let logits = wide::<B>(logits);
     let excess = B::float_exp(B::float_sub(logits, B::float_reshape(lse, column.clone())));
@@ -131,8 +129,7 @@ pub(super) fn backward<B: Backend>(
         &excess.device(),
         excess.dtype().into(),
     );
-    let excess =
-        B::float_scatter(1, excess, row.class.clone(), at_target, IndexingUpdateOp::Add);
+    let excess = B::float_scatter(1, excess, row.class.clone(), at_target, IndexingUpdateOp::Add);
     cast::<B>(row.settled(B::float_mul(excess, grad)), dtype)
 }
 
@@ -150,7 +147,8 @@ impl<B: Backend> Row<B> {
         let targets = B::int_reshape(targets, Shape::new([rows, 1]));
         let bool_dtype = get_or_init_device_settings::<B>(&targets.device()).bool_dtype;
         let below = B::int_lower_elem(targets.clone(), 0i64.into(), bool_dtype);
-        let beyond = B::int_greater_equal_elem(targets.clone(), (classes as i64).into(), bool_dtype);
+        let beyond =
+            B::int_greater_equal_elem(targets.clone(), (classes as i64).into(), bool_dtype);
         let is_no_class = B::bool_or(below, beyond);
         Self {
             is_ignored: settings.ignore_index.map(|index| equal::<B>(targets.clone(), index)),

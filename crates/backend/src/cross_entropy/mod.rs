@@ -89,11 +89,7 @@ pub fn cross_entropy(
     Tensor::from_dispatch(loss)
 }
 
-fn checked(
-    logits: &Tensor<2>,
-    targets: &Tensor<1, Int>,
-    options: CrossEntropyOptions,
-) -> Settings {
+fn checked(logits: &Tensor<2>, targets: &Tensor<1, Int>, options: CrossEntropyOptions) -> Settings {
     let [rows, classes] = logits.dims();
     if rows == 0 || classes == 0 {
         refuse("logits", "at least 1 in every dimension", format!("shape {:?}", logits.dims()));
@@ -107,7 +103,11 @@ fn checked(
     }
     let device = logits.device().without_autodiff();
     if targets.device().without_autodiff() != device {
-        refuse("targets", &format!("{device:?}, as logits are on"), format!("{:?}", targets.device()));
+        refuse(
+            "targets",
+            &format!("{device:?}, as logits are on"),
+            format!("{:?}", targets.device()),
+        );
     }
     let smoothing = options.label_smoothing;
     // What kernels compute with.
@@ -116,7 +116,11 @@ fn checked(
     }
     let ignore_index = options.ignore_index.map(|index| match i32::try_from(index) {
         Ok(index) if index > i32::MIN && index < i32::MAX => index,
-        _ => refuse("ignore_index", "a number within 32 bits, and not an end of them", index.to_string()),
+        _ => refuse(
+            "ignore_index",
+            "a number within 32 bits, and not an end of them",
+            index.to_string(),
+        ),
     });
     Settings { ignore_index, smoothing }
 }

@@ -81,7 +81,16 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
         let start = row * row_stride;
         let end = start + classes;
         let terms = terms_of(
-            row, targets, lse, grad, factor, classes, ignore_index, invalid, ignores, is_reduced,
+            row,
+            targets,
+            lse,
+            grad,
+            factor,
+            classes,
+            ignore_index,
+            invalid,
+            ignores,
+            is_reduced,
         );
         // A vector with an end of the row before belongs to that row.
         let mut first = max(start / width, first_element / width);
@@ -102,7 +111,12 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
                 for i in 0..size {
                     let is_target = target == comptime!(i as u32);
                     let one = derivative(
-                        x.extract(i), is_target, &terms, &expected, blueprint, is_smoothed,
+                        x.extract(i),
+                        is_target,
+                        &terms,
+                        &expected,
+                        blueprint,
+                        is_smoothed,
                     );
                     dx.insert(i, select(terms.is_ignored, 0.0f32, one));
                 }
@@ -110,8 +124,16 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
                 // 2. One at an end of it: the next row may begin here. What lies between rows stays.
                 let next_start = start + row_stride;
                 let next = terms_of(
-                    min(row + 1, rows - 1), targets, lse, grad, factor, classes, ignore_index,
-                    invalid, ignores, is_reduced,
+                    min(row + 1, rows - 1),
+                    targets,
+                    lse,
+                    grad,
+                    factor,
+                    classes,
+                    ignore_index,
+                    invalid,
+                    ignores,
+                    is_reduced,
                 );
                 #[unroll]
                 for i in 0..size {

@@ -32,8 +32,7 @@ impl CrossEntropyBlueprint {
         let size = problem.dtype.size();
         let offset = logits.handle.offset_start.unwrap_or(0) as usize;
         // A vector may belong to two rows, and not to three.
-        let fits =
-            |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
+        let fits = |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
         let vector_size =
             client.io_optimized_vector_sizes(size).filter(fits).max().unwrap_or(1).min(8);
         let properties = client.properties();

@@ -63,11 +63,7 @@ fn join(seen: &mut Seen, other: &Seen, #[comptime] blueprint: CrossEntropyBluepr
 
 /// Adds what the other units of the row saw. All units of the cube have to call it.
 #[cube]
-fn join_row(
-    seen: &mut Seen,
-    partials: &mut [f32],
-    #[comptime] blueprint: CrossEntropyBlueprint,
-) {
+fn join_row(seen: &mut Seen, partials: &mut [f32], #[comptime] blueprint: CrossEntropyBlueprint) {
     let lanes = comptime!(blueprint.lanes);
     let width = comptime!(if blueprint.plane < lanes { blueprint.plane } else { lanes });
     #[unroll]

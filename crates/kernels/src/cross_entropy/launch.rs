@@ -230,11 +230,7 @@ fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
 const CUBES_A_MULTIPROCESSOR: usize = 8;
 
 /// In how many parts rows are worked on: one, unless there are too few rows to fill the device.
-fn parts(
-    client: &Client,
-    problem: &CrossEntropyProblem,
-    blueprint: &CrossEntropyBlueprint,
-) -> u32 {
+fn parts(client: &Client, problem: &CrossEntropyProblem, blueprint: &CrossEntropyBlueprint) -> u32 {
     let wanted = DeviceProfile::of(client).multiprocessors * CUBES_A_MULTIPROCESSOR;
     let cubes = problem.rows.div_ceil(blueprint.rows_a_cube() as usize);
     let steps = (problem.classes / blueprint.vector_size).div_ceil(blueprint.lanes as usize);

@@ -68,6 +68,8 @@ pub use problem::{CrossEntropyProblem, Reduction};
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {
-    backward::{TargetsCompilationArg, cross_entropy_backward_kernel}, blueprint::UNITS, forward::cross_entropy_forward_kernel,
+    backward::{TargetsCompilationArg, cross_entropy_backward_kernel},
+    blueprint::UNITS,
+    forward::cross_entropy_forward_kernel,
     reduce::cross_entropy_reduce_kernel,
 };

@@ -28,8 +28,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         for (lanes, vector_size, everything) in
             [(UNITS, 16 / dtype.size(), false), (UNITS, 16 / dtype.size(), true), (32, 1, true)]
         {
-            let blueprint =
-                CrossEntropyBlueprint { vector_size, lanes, plane: 32, hardware: true };
+            let blueprint = CrossEntropyBlueprint { vector_size, lanes, plane: 32, hardware: true };
             let kind = if everything { "_smoothed" } else { "" };
             let name = format!("{name}_lanes{lanes}_vector{vector_size}{kind}");
             all.push(forward(&name, dtype, blueprint, everything)?);

@@ -28,7 +28,8 @@ fn assert_as_burns(name: &str, config: CrossEntropyLossConfig) {
         let gradients = (loss.clone() * 2.5).backward();
         (loss.inner(), logits.grad(&gradients).expect("logits have a gradient"))
     };
-    let (expected, expected_gradient) = run(&|module, logits, targets| module.forward(logits, targets));
+    let (expected, expected_gradient) =
+        run(&|module, logits, targets| module.forward(logits, targets));
     let (actual, gradient) = run(&loss::cross_entropy);
     assert_same(&format!("{name}: loss"), actual, expected);
     assert_same(&format!("{name}: gradient"), gradient, expected_gradient);
@@ -44,7 +45,10 @@ fn losses_and_gradients_are_those_of_burn() {
         ("several kinds of padding", plain().with_pad_tokens(Some(vec![0, 7, 5]))),
         ("smoothing", plain().with_smoothing(Some(0.1))),
         ("no smoothing", plain().with_smoothing(Some(0.0))),
-        ("smoothing and padding", plain().with_smoothing(Some(0.3)).with_pad_tokens(Some(vec![2, 3]))),
+        (
+            "smoothing and padding",
+            plain().with_smoothing(Some(0.3)).with_pad_tokens(Some(vec![2, 3])),
+        ),
     ];
     for (name, config) in cases {
         assert_as_burns(name, config);
