@@ -1,5 +1,7 @@
 //! Cross-entropy and its gradient on the device, against f64.
 
+#[path = "cross_entropy_limits.rs"]
+mod limits;
 #[path = "cross_entropy_op.rs"]
 mod op;
 
@@ -48,6 +50,8 @@ const SIZES: [(usize, usize); 14] = [
     (9, 50_257),
 ];
 
+type Test = fn(&Client) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for storage in Storage::ALL {
@@ -68,17 +72,14 @@ pub(crate) fn trials() -> Vec<Trial> {
             on_device_with(dtype(storage), |client| held(client, storage))
         }));
     }
-    let tests: [(&str, fn(&Client) -> Result<(), Failed>); 9] = [
+    let mut tests: Vec<(&str, Test)> = vec![
         ("a_planted_fault_is_caught", planted_faults),
-        ("nan_and_infinity_are_nan_in_their_rows_alone", special_values),
-        ("targets_that_are_no_class_are_nan_in_their_rows_alone", bad_targets),
         ("means_and_sums_are_within_bounds", reductions),
         ("a_gradient_of_the_mean_is_that_of_each_row_by_their_number", reduced_gradient),
         ("every_way_to_share_rows_is_within_bounds", blueprints),
         ("repeated_runs_give_the_same_bits", repeats),
-        ("no_rows_give_nothing", empty),
-        ("bad_arguments_are_named", bad_arguments),
     ];
+    tests.extend(limits::TESTS);
     for (name, test) in tests {
         trials
             .push(Trial::ignorable_test(format!("cross_entropy::{name}"), move || on_device(test)));
@@ -334,36 +335,6 @@ fn planted_faults(client: &Client) -> Result<(), Failed> {
     }
 }
 
-fn special_values(client: &Client) -> Result<(), Failed> {
-    for classes in [5, 300] {
-        let mut case = Case::new(8, classes, 0.0, Storage::F32);
-        case.logits[classes + 3] = f64::NAN;
-        case.logits[2 * classes + 4] = f64::INFINITY;
-        case.logits[3 * classes..][..classes].fill(f64::NEG_INFINITY);
-        // Of a row that does not count.
-        case.logits[4 * classes + 1] = f64::NAN;
-        case.check(client)?;
-        let losses = download(client, case.forward(client)?.loss, Storage::F32)?;
-        let are_nan: Vec<bool> = losses.iter().map(|loss| loss.is_nan()).collect();
-        if are_nan != [false, true, true, true, false, false, false, false] {
-            return Err(format!("losses are {losses:?}").into());
-        }
-    }
-    Ok(())
-}
-
-fn bad_targets(client: &Client) -> Result<(), Failed> {
-    let mut case = Case::new(7, 100, 0.1, Storage::F32);
-    case.targets = vec![0, 100, -1, 99, i32::MAX, i32::MIN, IGNORED];
-    case.check(client)?;
-    let losses = download(client, case.forward(client)?.loss, Storage::F32)?;
-    let are_nan: Vec<bool> = losses.iter().map(|loss| loss.is_nan()).collect();
-    if are_nan != [false, true, true, false, true, true, false] {
-        return Err(format!("losses are {losses:?}").into());
-    }
-    Ok(())
-}
-
 /// Sums of f32 in some order, of which each is rounded.
 fn reductions(client: &Client) -> Result<(), Failed> {
     for rows in [1, 2, 255, 256, 257, 3000] {
@@ -457,52 +428,4 @@ fn repeats(client: &Client) -> Result<(), Failed> {
         }
     }
     Ok(())
-}
-
-fn empty(client: &Client) -> Result<(), Failed> {
-    let case = Case::new(0, 10, 0.0, Storage::F32);
-    let output = case.forward(client)?;
-    let gradient = case.backward(client)?;
-    match (output.loss.elements, gradient.len()) {
-        (0, _) => Ok(()),
-        others => Err(format!("{others:?} elements from nothing").into()),
-    }
-}
-
-fn bad_arguments(client: &Client) -> Result<(), Failed> {
-    let case = Case::new(4, 10, 0.0, Storage::F32);
-    let (logits, targets) = (case.upload(client), case.upload_targets(client));
-    let named = |what: &str, argument: &str, result: Result<CrossEntropyOutput, KernelError>| {
-        match result {
-            Err(KernelError::InvalidProblem { argument: named, .. }) if named == argument => Ok(()),
-            other => Err(Failed::from(format!("{what} gave {other:?}"))),
-        }
-    };
-    let forward =
-        |problem: CrossEntropyProblem| cross_entropy_forward(client, &problem, &logits, &targets);
-    let problem = case.problem;
-    named(
-        "too few logits",
-        "logits",
-        forward(CrossEntropyProblem { classes: 11, row_stride: 11, ..problem }),
-    )?;
-    named("too few targets", "targets", {
-        let short = Buffer { elements: 3, ..targets.clone() };
-        cross_entropy_forward(client, &problem, &logits, &short)
-    })?;
-    named(
-        "all smoothing",
-        "smoothing",
-        forward(CrossEntropyProblem { smoothing: 1.0, ..problem }),
-    )?;
-    let blueprint = CrossEntropyBlueprint::plan(&problem, &logits, client);
-    named("three lanes", "blueprint", {
-        let blueprint = CrossEntropyBlueprint { lanes: 3, ..blueprint };
-        cross_entropy_forward_with(client, &problem, blueprint, &logits, &targets)
-    })?;
-    let integers = CrossEntropyProblem { dtype: ElemType::Int(IntKind::I32), ..problem };
-    match forward(integers) {
-        Err(KernelError::Unsupported { op: "cross_entropy", .. }) => Ok(()),
-        other => Err(format!("integers gave {other:?}").into()),
-    }
 }

@@ -198,14 +198,15 @@ fn planted_fault(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Logits that a matrix product made, whose gradient arrives through others and goes on.
+/// Logits that a matrix product made, as a model's head does, whose gradient arrives through others and
+/// goes on.
 fn upstream(device: &Device) -> Result<(), Failed> {
     let device = &device.clone().autodiff();
     let case = Case::new(6, 33, Storage::F32);
     let identity: Tensor<2> = Tensor::eye(33, device);
     let weight = (identity * 2.0).require_grad();
-    let half = case.logits(device) * 0.5;
-    let logits = half.clone().matmul(weight.clone());
+    let half = case.logits(device).reshape([2, 3, 33]) * 0.5;
+    let logits = half.matmul(weight.clone().unsqueeze()).reshape([6, 33]);
     let loss = cross_entropy(logits, case.targets(device), case.options, Reduction::Mean);
     let gradients = (loss.clone() * loss.clone()).sum().backward();
     let loss = values(loss.inner())?[0];
