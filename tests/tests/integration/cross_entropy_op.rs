@@ -342,7 +342,7 @@ fn arguments(device: &Device) -> Result<(), Failed> {
             Err(format!("a wrong {argument} gave {message:?}").into())
         }
     };
-    refused("targets", logits(), targets().slice([0..3]), plain)?;
+    refused("targets", logits(), targets().slice(0..3), plain)?;
     for label_smoothing in [1.0, -0.1, f64::NAN, 1.0 - 1e-12] {
         let options = CrossEntropyOptions { label_smoothing, ..plain };
         refused("label_smoothing", logits(), targets(), options)?;

@@ -79,7 +79,8 @@ fn join_row(seen: &mut Seen, partials: &mut [f32], #[comptime] blueprint: CrossE
     if comptime!(width < lanes) {
         let groups = comptime!(UNITS / width);
         let group = UNIT_POS / width;
-        if UNIT_POS % width == 0 {
+        let place = UNIT_POS % width;
+        if place == 0 {
             partials[group as usize] = seen.peak;
             partials[(groups + group) as usize] = seen.total;
             partials[(2 * groups + group) as usize] = seen.sum;

@@ -76,7 +76,7 @@ fn padding_need_not_be_a_class() {
     let module = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![500])).init(&device);
     let logits = tensor([3, CLASSES], 0.1, &device);
     let targets = Tensor::<1, Int>::from_data([1, 500, 4], &device);
-    let kept = Tensor::cat(vec![logits.clone().slice([0..1]), logits.clone().slice([2..3])], 0);
+    let kept = Tensor::cat(vec![logits.clone().slice(0..1), logits.clone().slice(2..3)], 0);
     let expected = CrossEntropyLossConfig::new()
         .init(&device)
         .forward(kept, Tensor::<1, Int>::from_data([1, 4], &device));
