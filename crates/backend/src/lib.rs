@@ -6,7 +6,7 @@
 //!   stretches of it with tuned kernels: that is how unmodified `burn::nn` modules gain them.
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
-//!   [`attention`], [`cross_entropy`] and [`fp8_linear`]. They run on the CPU too, where they are all that
+//!   [`attention`], [`cross_entropy`], [`embedding`] and [`fp8_linear`]. They run on the CPU too, where they are all that
 //!   a build without the feature `gpu` has. And without a gradient, for GPUs alone, what training needs
 //!   around the passes: an optimizer's step ([`adamw`]), a norm ([`square_sum`]), memory of one's own
 //!   ([`overwrite`]).
@@ -25,6 +25,7 @@ pub mod cross_entropy;
 #[cfg(feature = "gpu")]
 mod declined;
 mod device;
+pub mod embedding;
 pub mod fp8_linear;
 #[cfg(feature = "gpu")]
 mod gelu;

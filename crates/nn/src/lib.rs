@@ -17,7 +17,7 @@
 //! of keys.
 //!
 //! The loss over a large vocabulary is another: [`loss`] runs Burn's own on an operation that keeps no
-//! copies of the logits.
+//! copies of the logits. [`embedding`] runs Burn's with a gradient that adds up rows in parallel.
 //!
 //! # What differs from Burn
 //!
@@ -37,6 +37,7 @@
 #![deny(missing_docs)]
 
 pub mod attention;
+pub mod embedding;
 pub mod flash;
 pub mod loss;
 mod seed;

@@ -74,6 +74,20 @@ impl Storage {
     }
 }
 
+/// To nearest with ties to even. `bf16::from_f64` of half 2.7 cuts the significand to 20 bits before it
+/// rounds, and so takes for a tie what is above one.
+fn to_bf16(value: f64) -> bf16 {
+    let near = value as f32;
+    let exact = f64::from(near);
+    if exact == value || !near.is_finite() {
+        return bf16::from_f32(near);
+    }
+    // What is lost leaves its mark in the last bit (rounding to odd), so that the second rounding sees it.
+    let towards_zero =
+        if exact.abs() > value.abs() { f32::from_bits(near.to_bits() - 1) } else { near };
+    bf16::from_f32(f32::from_bits(towards_zero.to_bits() | 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,6 +99,18 @@ mod tests {
             // The midpoint between 1 and its successor is the worst case, and is reached.
             assert_eq!(storage.round(1.0 + u) - 1.0, 0.0);
             assert_eq!(storage.round(1.0 + 1.01 * u) - 1.0, 2.0 * u);
+        }
+    }
+
+    #[test]
+    fn just_above_a_tie_is_rounded_up() {
+        for storage in [Storage::F16, Storage::Bf16] {
+            let u = storage.unit_roundoff();
+            for little in [2f64.powi(-22), 2f64.powi(-40), 2f64.powi(-51)] {
+                assert_eq!(storage.round(1.0 + u + little), 1.0 + 2.0 * u, "{storage:?} {little}");
+                assert_eq!(storage.round(1.0 + u - little), 1.0, "{storage:?} {little}");
+                assert_eq!(storage.round(-1.0 - 3.0 * u + little), -1.0 - 2.0 * u);
+            }
         }
     }
 

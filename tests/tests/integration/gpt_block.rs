@@ -27,7 +27,7 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 const LAYERS: usize = 3;
-const WIDTH: usize = 32;
+const WIDTH: usize = 64;
 const VOCABULARY: usize = 51;
 const TOKENS: [usize; 2] = [2, 16];
 
