@@ -32,6 +32,7 @@ mod device;
 pub mod embedding;
 mod error;
 pub mod gelu;
+pub mod layer_norm;
 pub mod matmul;
 pub mod overwrite;
 mod philox;

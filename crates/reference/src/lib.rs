@@ -14,6 +14,7 @@
 //! | [`column_sum`] | sums of columns, with their bounds |
 //! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
+//! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
 //! | [`attention`] | attention and its gradients, with their bounds and the catalogue of cases |
@@ -40,6 +41,7 @@ pub mod cross_entropy;
 pub mod fp8;
 pub mod gelu;
 pub mod gradcheck;
+pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
 pub mod random;

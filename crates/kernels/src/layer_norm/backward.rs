@@ -1,0 +1,212 @@
+use super::{
+    blueprint::{LayerNormBlueprint, LayerNormForm},
+    forward::{is_there, row_sum_of},
+};
+use cubecl::prelude::*;
+
+/// Units side by side that add up a parameter's partial sums: 128 bytes.
+pub(crate) const SUM_COLUMNS: u32 = 32;
+
+/// dx, and what a cube's rows add to the gradients of the parameters. `columns` counts vectors;
+/// `partials` is `[2 or 1, cubes, columns]`, dgamma before dbeta.
+#[cube(launch_unchecked)]
+pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    dsum: &[Vector<F, N>],
+    gamma: &[Vector<G, N>],
+    mean: &[f32],
+    rstd: &[f32],
+    dx: &mut [Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    rows: u32,
+    columns: u32,
+    of_width: f32,
+    #[comptime] form: LayerNormForm,
+    #[comptime] blueprint: LayerNormBlueprint,
+    #[define(F)] _dtype: ElemType,
+    #[define(G)] _parameter: ElemType,
+) {
+    let units = comptime!(blueprint.plane * blueprint.planes);
+    let vectors = comptime!(blueprint.vectors);
+    let step = CUBE_COUNT_X * comptime!(blueprint.rows);
+
+    // 1. What all rows share.
+    let mut factors = Array::<Vector<G, N>>::new(vectors);
+    let mut dgamma = Array::<Vector<f32, N>>::new(vectors);
+    let mut dbeta = Array::<Vector<f32, N>>::new(vectors);
+    #[unroll]
+    for v in 0..vectors {
+        let column = UNIT_POS_X + comptime!(v as u32 * units);
+        let mut factor = Vector::<G, N>::new(G::new(0.0));
+        if is_there(0u32, rows, column, columns, blueprint) {
+            factor = gamma[column as usize];
+        }
+        factors[v] = factor;
+        dgamma[v] = Vector::new(0.0f32);
+        dbeta[v] = Vector::new(0.0f32);
+    }
+
+    // The same for all units of a cube, which may have to meet.
+    let mut first_row = CUBE_POS_X * comptime!(blueprint.rows);
+    while first_row < rows {
+        let row = first_row + UNIT_POS_Y;
+        let start = row * columns;
+
+        // 2. The row goes to registers, all loads before the first use.
+        let mut values = Array::<Vector<F, N>>::new(vectors);
+        let mut grads = Array::<Vector<F, N>>::new(vectors);
+        #[unroll]
+        for v in 0..vectors {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            let mut value = Vector::<F, N>::new(F::new(0.0));
+            let mut grad = Vector::<F, N>::new(F::new(0.0));
+            if is_there(row, rows, column, columns, blueprint) {
+                value = x[(start + column) as usize];
+                grad = dy[(start + column) as usize];
+            }
+            values[v] = value;
+            grads[v] = grad;
+        }
+        let mut center = 0.0f32;
+        let mut scale = 0.0f32;
+        if row < rows {
+            scale = rstd[row as usize];
+            if comptime!(!form.rms) {
+                center = mean[row as usize];
+            }
+        }
+
+        // 3. The means of the gradient and of its product with the normalized row; and the row's part
+        // in the gradients of the parameters. Vectors that are not there have a gradient of zero.
+        let mut plain = Vector::<f32, N>::new(0.0f32);
+        let mut weighted = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for v in 0..vectors {
+            let grad = Vector::<f32, N>::cast_from(grads[v]);
+            let normal = normalized::<F, N>(values[v], center, scale);
+            let product = grad * Vector::<f32, N>::cast_from(factors[v]);
+            plain += product;
+            weighted += product * normal;
+            dgamma[v] = dgamma[v] + grad * normal;
+            if comptime!(form.bias) {
+                dbeta[v] = dbeta[v] + grad;
+            }
+        }
+        let mut mean_plain = 0.0f32;
+        if comptime!(!form.rms) {
+            mean_plain = row_sum_of::<N>(plain, blueprint) * of_width;
+        }
+        let mean_weighted = row_sum_of::<N>(weighted, blueprint) * of_width;
+
+        // 4. The gradient of the row.
+        #[unroll]
+        for v in 0..vectors {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            if is_there(row, rows, column, columns, blueprint) {
+                let product = Vector::<f32, N>::cast_from(grads[v])
+                    * Vector::<f32, N>::cast_from(factors[v]);
+                let normal = normalized::<F, N>(values[v], center, scale);
+                let mut result =
+                    product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);
+                result *= Vector::new(scale);
+                if comptime!(form.residual) {
+                    result += Vector::<f32, N>::cast_from(dsum[(start + column) as usize]);
+                }
+                dx[(start + column) as usize] = Vector::cast_from(result);
+            }
+        }
+        first_row += step;
+    }
+
+    // 5. The rows of a cube meet.
+    let slots = comptime!(if blueprint.rows > 1 { (units * blueprint.rows) as usize } else { 1 });
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(slots);
+    #[unroll]
+    for v in 0..vectors {
+        let column = UNIT_POS_X + comptime!(v as u32 * units);
+        let sum = cube_sum::<N>(dgamma[v], &mut shared, blueprint);
+        if UNIT_POS_Y == 0 && column < columns {
+            partials[(CUBE_POS_X * columns + column) as usize] = sum;
+        }
+        if comptime!(form.bias) {
+            let sum = cube_sum::<N>(dbeta[v], &mut shared, blueprint);
+            if UNIT_POS_Y == 0 && column < columns {
+                let place = CUBE_COUNT_X + CUBE_POS_X;
+                partials[(place * columns + column) as usize] = sum;
+            }
+        }
+    }
+}
+
+/// (x - mean) / deviation.
+#[cube]
+fn normalized<F: Float, N: Size>(value: Vector<F, N>, center: f32, scale: f32) -> Vector<f32, N> {
+    (Vector::<f32, N>::cast_from(value) - Vector::new(center)) * Vector::new(scale)
+}
+
+/// What the units of a column hold in the rows of a cube, added up for those of the first row. All
+/// units of the cube have to call it.
+#[cube]
+fn cube_sum<N: Size>(
+    sum: Vector<f32, N>,
+    shared: &mut Shared<[Vector<f32, N>]>,
+    #[comptime] blueprint: LayerNormBlueprint,
+) -> Vector<f32, N> {
+    let units = comptime!(blueprint.plane * blueprint.planes);
+    let rows = comptime!(blueprint.rows);
+    let mut total = sum;
+    if comptime!(rows > 1) {
+        shared[(UNIT_POS_Y * units + UNIT_POS_X) as usize] = sum;
+        sync_cube();
+        total = Vector::new(0.0f32);
+        #[unroll]
+        for row in 0..rows {
+            total += shared[(row * units + UNIT_POS_X) as usize];
+        }
+        // The next sum is written to the same memory.
+        sync_cube();
+    }
+    total
+}
+
+/// The gradients of the parameters from the partial sums `[2 or 1, cubes, width]`: dgamma by the first
+/// cubes along y, dbeta by the second, where there is one.
+#[cube(launch_unchecked)]
+pub(crate) fn layer_norm_parameters_kernel<G: Float>(
+    partials: &[f32],
+    dgamma: &mut [G],
+    dbeta: &mut [G],
+    cubes: u32,
+    width: u32,
+    #[comptime] lanes: u32,
+    #[comptime] bias: bool,
+    #[define(G)] _parameter: ElemType,
+) {
+    let column = CUBE_POS_X * SUM_COLUMNS + UNIT_POS_X;
+    let mut sum = 0.0f32;
+    if column < width {
+        let mut place = UNIT_POS_Y;
+        while place < cubes {
+            sum += partials[((CUBE_POS_Y * cubes + place) * width + column) as usize];
+            place += lanes;
+        }
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!((SUM_COLUMNS * lanes) as usize));
+    shared[(UNIT_POS_Y * SUM_COLUMNS + UNIT_POS_X) as usize] = sum;
+    sync_cube();
+    if UNIT_POS_Y == 0 && column < width {
+        let mut total = 0.0f32;
+        #[unroll]
+        for lane in 0..lanes {
+            total += shared[(lane * SUM_COLUMNS + UNIT_POS_X) as usize];
+        }
+        if CUBE_POS_Y == 0 {
+            dgamma[column as usize] = G::cast_from(total);
+        } else {
+            if comptime!(bias) {
+                dbeta[column as usize] = G::cast_from(total);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+use super::{LayerNormProblem, Norm};
+use crate::{DeviceProfile, KernelError};
+use cubecl::{
+    client::Client,
+    ir::{VectorSize, features::Plane},
+};
+
+/// Which pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Reads x, writes y.
+    Forward,
+    /// Reads x and dy, writes dx and the gradients of the parameters.
+    Backward,
+}
+
+impl Pass {
+    fn op(self) -> &'static str {
+        match self {
+            Self::Forward => super::problem::FORWARD,
+            Self::Backward => super::problem::BACKWARD,
+        }
+    }
+}
+
+/// What is compiled in and what is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LayerNormForm {
+    /// No mean.
+    pub(crate) rms: bool,
+    /// With beta.
+    pub(crate) bias: bool,
+    /// With a residual.
+    pub(crate) residual: bool,
+}
+
+impl LayerNormForm {
+    pub(super) fn of(problem: &LayerNormProblem) -> Self {
+        let LayerNormProblem { norm, bias, residual, .. } = *problem;
+        Self { rms: norm == Norm::Rms, bias, residual }
+    }
+}
+
+/// How a pass is compiled and spread over the device. A cube has `plane * planes` units along x, which
+/// share a row, and `rows` along y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNormBlueprint {
+    /// Elements that a unit loads and stores at once.
+    pub vector_size: VectorSize,
+    /// Units of a plane; 1 on devices without operations of planes.
+    pub plane: u32,
+    /// Planes that share a row.
+    pub planes: u32,
+    /// Rows that a cube has at once.
+    pub rows: u32,
+    /// Vectors of a row that a unit holds.
+    pub vectors: usize,
+    /// Whether every unit has as many vectors.
+    pub even: bool,
+    /// Cubes of the backward pass for a multiprocessor, where rows are many: all that it holds at once.
+    pub cubes: u32,
+}
+
+/// Registers of a multiprocessor.
+const REGISTERS: usize = 65_536;
+
+/// Units of a cube that shares one row, at most: with as many registers as they may have, one cube fills
+/// a multiprocessor.
+const ROW_UNITS: u32 = 512;
+/// Registers of a unit, at most, and those among them that hold neither rows nor sums.
+const MOST_REGISTERS: usize = 128;
+const OTHER_REGISTERS: usize = 32;
+
+impl LayerNormBlueprint {
+    /// The widest loads that divide a row; a plane for each row if it holds one, and otherwise a cube,
+    /// of as few vectors a unit as it has units for.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] where no cube holds a row.
+    pub fn plan(
+        problem: &LayerNormProblem,
+        pass: Pass,
+        client: &Client,
+    ) -> Result<Self, KernelError> {
+        let properties = client.properties();
+        let hardware = &properties.hardware;
+        let vector_size = client
+            .io_optimized_vector_sizes(problem.dtype.size())
+            .filter(|size| problem.width.is_multiple_of(*size))
+            .max()
+            .unwrap_or(1);
+        let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
+        let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
+        let found = if has_planes {
+            Self::with_planes(problem, pass, vector_size, hardware.plane_size_max)
+        } else {
+            Self::without_planes(problem, vector_size)
+        };
+        let fits = |plan: &Self| {
+            plan.units() * plan.rows <= hardware.max_units_per_cube
+                && plan.shared_bytes(pass) <= hardware.max_shared_memory_size
+        };
+        found.filter(fits).ok_or_else(|| {
+            let LayerNormProblem { width, dtype, .. } = problem;
+            let reason = format!("rows of {width} {dtype:?} are more than a cube holds");
+            KernelError::Unsupported { op: pass.op(), reason }
+        })
+    }
+
+    pub(crate) fn with_planes(
+        problem: &LayerNormProblem,
+        pass: Pass,
+        vector_size: VectorSize,
+        plane: u32,
+    ) -> Option<Self> {
+        /// Registers with which planes of their own rows hide each other's latency.
+        const FORWARD_REGISTERS: usize = 64;
+        let columns = problem.width / vector_size;
+        let of_vector = vector_registers(problem, pass, vector_size);
+        let registers = |vectors: usize| vectors * of_vector + OTHER_REGISTERS;
+        // Backward, the fewer cubes there are, the fewer sums they leave.
+        let (most, units) = match pass {
+            Pass::Forward => (FORWARD_REGISTERS, ROW_UNITS / 2),
+            Pass::Backward => (MOST_REGISTERS, ROW_UNITS),
+        };
+        let vectors = columns.div_ceil(plane as usize);
+        let (planes, rows, vectors) = if registers(vectors) <= most {
+            (1, (units / plane).max(1), vectors)
+        } else {
+            let vectors = columns.div_ceil(ROW_UNITS as usize);
+            // At most `ROW_UNITS`.
+            let planes = columns.div_ceil(vectors * plane as usize) as u32;
+            (planes, 1, vectors)
+        };
+        let plan = Self {
+            vector_size,
+            plane,
+            planes,
+            rows,
+            vectors,
+            even: columns == (plane * planes) as usize * vectors,
+            cubes: 0,
+        };
+        let at_once = REGISTERS / registers(vectors).next_multiple_of(8);
+        let cubes = (at_once as u32 / (plan.units() * rows)).clamp(1, Self::MOST_CUBES);
+        (registers(vectors) <= MOST_REGISTERS).then_some(Self { cubes, ..plan })
+    }
+
+    /// Units meet in memory, where each reads what all of them wrote: few share a row.
+    fn without_planes(problem: &LayerNormProblem, vector_size: VectorSize) -> Option<Self> {
+        /// Vectors that a unit has before it pays to bring in others, and the most that it may have.
+        const VECTORS: [usize; 2] = [4, 64];
+        /// Units that share a row, at most, and that a cube of several rows has.
+        const UNITS: [usize; 2] = [256, 64];
+        let columns = problem.width / vector_size;
+        let units = columns.div_ceil(VECTORS[0]).next_power_of_two().min(UNITS[0]);
+        let vectors = columns.div_ceil(units);
+        let plan = Self {
+            vector_size,
+            plane: 1,
+            planes: units as u32,
+            rows: (UNITS[1] / units).max(1) as u32,
+            vectors,
+            even: columns == units * vectors,
+            cubes: Self::MOST_CUBES,
+        };
+        (vectors <= VECTORS[1]).then_some(plan)
+    }
+
+    const MOST_CUBES: u32 = 8;
+
+    /// Units that share a row.
+    pub(crate) fn units(&self) -> u32 {
+        self.plane * self.planes
+    }
+
+    /// Additions that a term of a row's sum goes through, at most.
+    pub fn additions(&self) -> usize {
+        let in_plane = self.plane.ilog2();
+        let between = self.planes.div_ceil(self.plane);
+        self.vectors + self.vector_size + (2 * in_plane + between) as usize
+    }
+
+    /// Cubes of the backward pass, each of which leaves one partial sum of every parameter.
+    pub(super) fn backward_cubes(&self, rows: usize, client: &Client) -> usize {
+        let at_once = DeviceProfile::of(client).multiprocessors * self.cubes as usize;
+        rows.div_ceil(self.rows as usize).min(at_once)
+    }
+
+    fn shared_bytes(&self, pass: Pass) -> usize {
+        let slots = (self.planes * self.rows) as usize;
+        let slab = match pass {
+            Pass::Backward if self.rows > 1 => (self.units() * self.rows) as usize,
+            _ => 1,
+        };
+        (2 * slots + slab * self.vector_size) * size_of::<f32>()
+    }
+}
+
+/// Registers that a vector of a row takes.
+fn vector_registers(problem: &LayerNormProblem, pass: Pass, vector_size: VectorSize) -> usize {
+    let stored = |bytes: usize| (vector_size * bytes).div_ceil(4);
+    let x = stored(problem.dtype.size());
+    match pass {
+        Pass::Forward if problem.residual => 2 * x,
+        Pass::Forward => x,
+        Pass::Backward => {
+            let sums = if problem.bias { 2 } else { 1 };
+            2 * x + stored(problem.parameter.size()) + sums * vector_size
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cubecl::ir::{ElemType, FloatKind};
+
+    fn plan(width: usize, kind: FloatKind, pass: Pass) -> Option<LayerNormBlueprint> {
+        let dtype = ElemType::Float(kind);
+        let problem = LayerNormProblem {
+            norm: Norm::Layer,
+            rows: 8192,
+            width,
+            dtype,
+            parameter: dtype,
+            bias: true,
+            residual: true,
+        };
+        LayerNormBlueprint::with_planes(&problem, pass, 16 / dtype.size(), 32)
+    }
+
+    #[test]
+    fn narrow_rows_have_a_plane_and_wide_ones_a_cube() {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let narrow = plan(768, FloatKind::BF16, pass).unwrap();
+            assert_eq!((narrow.planes, narrow.vectors, narrow.even), (1, 3, true));
+            assert!(narrow.rows > 1);
+            let wide = plan(4096, FloatKind::BF16, pass).unwrap();
+            assert_eq!((wide.planes, wide.rows, wide.vectors, wide.even), (16, 1, 1, true));
+        }
+    }
+
+    #[test]
+    fn units_cover_a_row_without_one_to_spare() {
+        for width in (8..12_288).step_by(8) {
+            let plan = plan(width, FloatKind::BF16, Pass::Backward).unwrap();
+            let columns = width / plan.vector_size;
+            let held = plan.units() as usize * plan.vectors;
+            assert!(held >= columns, "{width}: {plan:?}");
+            assert_eq!(plan.even, held == columns, "{width}: {plan:?}");
+            assert!(plan.units() * plan.rows <= ROW_UNITS, "{width}: {plan:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_registers_do_not_hold_are_declined() {
+        assert!(plan(98_304, FloatKind::BF16, Pass::Forward).is_none());
+        assert!(plan(32_768, FloatKind::BF16, Pass::Forward).is_some());
+        assert!(plan(32_768, FloatKind::BF16, Pass::Backward).is_none());
+    }
+}

@@ -1,0 +1,182 @@
+use super::blueprint::{LayerNormBlueprint, LayerNormForm};
+use cubecl::prelude::*;
+
+/// The sum of what the units of a row hold, which each of them gets. All units of the cube have to call
+/// it where rows have more than one plane.
+#[cube]
+fn row_sum(value: f32, #[comptime] blueprint: LayerNormBlueprint) -> f32 {
+    let plane = comptime!(blueprint.plane);
+    let planes = comptime!(blueprint.planes);
+    let mut sum = value;
+    if comptime!(plane > 1) {
+        sum = plane_sum(value);
+    }
+    if comptime!(planes > 1) {
+        let slots = comptime!((blueprint.planes * blueprint.rows) as usize);
+        let mut partial = Shared::<[f32]>::new_slice(slots);
+        let first = UNIT_POS_Y * planes;
+        let lane = UNIT_POS_X % plane;
+        if lane == 0 {
+            partial[(first + UNIT_POS_X / plane) as usize] = sum;
+        }
+        sync_cube();
+        let mut all = 0.0f32;
+        let mut at = lane;
+        while at < planes {
+            all += partial[(first + at) as usize];
+            at += plane;
+        }
+        if comptime!(plane > 1) {
+            all = plane_sum(all);
+        }
+        sum = all;
+        // The next sum is written to the same memory.
+        sync_cube();
+    }
+    sum
+}
+
+/// The sum of a vector's elements over all units of a row.
+#[cube]
+pub(super) fn row_sum_of<N: Size>(
+    value: Vector<f32, N>,
+    #[comptime] blueprint: LayerNormBlueprint,
+) -> f32 {
+    let size = N::value().comptime();
+    let mut sum = 0.0f32;
+    #[unroll]
+    for i in 0..size {
+        sum += value.extract(i);
+    }
+    row_sum(sum, blueprint)
+}
+
+/// Whether vector `column` of `row` exists. Rows that units share out evenly need not ask.
+#[cube]
+pub(super) fn is_there(
+    row: u32,
+    rows: u32,
+    column: u32,
+    columns: u32,
+    #[comptime] blueprint: LayerNormBlueprint,
+) -> bool {
+    let mut there = row < rows;
+    if comptime!(!blueprint.even) {
+        there = there && column < columns;
+    }
+    there
+}
+
+/// y, and what backward reads. `columns` counts vectors; cubes lie along x.
+#[cube(launch_unchecked)]
+pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    gamma: &[Vector<G, N>],
+    beta: &[Vector<G, N>],
+    y: &mut [Vector<F, N>],
+    sum: &mut [Vector<F, N>],
+    mean: &mut [f32],
+    rstd: &mut [f32],
+    rows: u32,
+    columns: u32,
+    of_width: f32,
+    epsilon: f32,
+    #[comptime] form: LayerNormForm,
+    #[comptime] blueprint: LayerNormBlueprint,
+    #[define(F)] _dtype: ElemType,
+    #[define(G)] _parameter: ElemType,
+) {
+    let units = comptime!(blueprint.plane * blueprint.planes);
+    let vectors = comptime!(blueprint.vectors);
+    let step = CUBE_COUNT_X * comptime!(blueprint.rows);
+    // The same for all units of a cube, which may have to meet.
+    let mut first_row = CUBE_POS_X * comptime!(blueprint.rows);
+    while first_row < rows {
+        let row = first_row + UNIT_POS_Y;
+        let start = row * columns;
+
+        // 1. The row goes to registers, all loads before the first use.
+        let mut values = Array::<Vector<F, N>>::new(vectors);
+        #[unroll]
+        for v in 0..vectors {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            let mut value = Vector::<F, N>::new(F::new(0.0));
+            if is_there(row, rows, column, columns, blueprint) {
+                value = x[(start + column) as usize];
+            }
+            values[v] = value;
+        }
+        if comptime!(form.residual) {
+            let mut addends = Array::<Vector<F, N>>::new(vectors);
+            #[unroll]
+            for v in 0..vectors {
+                let column = UNIT_POS_X + comptime!(v as u32 * units);
+                let mut addend = Vector::<F, N>::new(F::new(0.0));
+                if is_there(row, rows, column, columns, blueprint) {
+                    addend = residual[(start + column) as usize];
+                }
+                addends[v] = addend;
+            }
+            #[unroll]
+            for v in 0..vectors {
+                let column = UNIT_POS_X + comptime!(v as u32 * units);
+                let wide = Vector::<f32, N>::cast_from(values[v])
+                    + Vector::<f32, N>::cast_from(addends[v]);
+                // Rounded first: what backward reads is what is normalized.
+                let value = Vector::<F, N>::cast_from(wide);
+                values[v] = value;
+                if is_there(row, rows, column, columns, blueprint) {
+                    sum[(start + column) as usize] = value;
+                }
+            }
+        }
+
+        // 2. The mean. Vectors that are not there are zeros.
+        let mut center = 0.0f32;
+        if comptime!(!form.rms) {
+            let mut total = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for v in 0..vectors {
+                total += Vector::cast_from(values[v]);
+            }
+            center = row_sum_of::<N>(total, blueprint) * of_width;
+        }
+
+        // 3. The variance around it.
+        let mut squares = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for v in 0..vectors {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            if is_there(row, rows, column, columns, blueprint) {
+                let distance = Vector::<f32, N>::cast_from(values[v]) - Vector::new(center);
+                squares += distance * distance;
+            }
+        }
+        let variance = row_sum_of::<N>(squares, blueprint) * of_width;
+        let scale = (variance + epsilon).inverse_sqrt();
+
+        // 4. The result.
+        #[unroll]
+        for v in 0..vectors {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            if is_there(row, rows, column, columns, blueprint) {
+                let distance = Vector::<f32, N>::cast_from(values[v]) - Vector::new(center);
+                let mut result = distance
+                    * Vector::new(scale)
+                    * Vector::<f32, N>::cast_from(gamma[column as usize]);
+                if comptime!(form.bias) {
+                    result += Vector::<f32, N>::cast_from(beta[column as usize]);
+                }
+                y[(start + column) as usize] = Vector::cast_from(result);
+            }
+        }
+        if UNIT_POS_X == 0 && row < rows {
+            rstd[row as usize] = scale;
+            if comptime!(!form.rms) {
+                mean[row as usize] = center;
+            }
+        }
+        first_row += step;
+    }
+}

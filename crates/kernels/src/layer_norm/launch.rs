@@ -1,0 +1,268 @@
+use super::{
+    LayerNormBlueprint, LayerNormProblem, Norm, Pass,
+    backward::{SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel},
+    blueprint::LayerNormForm,
+    forward::layer_norm_forward_kernel,
+    problem::{BACKWARD, FORWARD},
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// What the forward pass reads.
+#[derive(Clone, Debug)]
+pub struct LayerNormInputs {
+    /// Rows.
+    pub x: Buffer,
+    /// Is added to the rows before they are normalized.
+    pub residual: Option<Buffer>,
+    /// One factor a column.
+    pub gamma: Buffer,
+    /// Is added to the columns.
+    pub beta: Option<Buffer>,
+}
+
+/// What the forward pass returns.
+#[derive(Clone, Debug)]
+pub struct LayerNormOutput {
+    /// The normalized rows.
+    pub y: Buffer,
+    /// x and the residual, where there is one.
+    pub sum: Option<Buffer>,
+    /// The mean of each row, unless it is the RMS norm.
+    pub mean: Option<Buffer>,
+    /// 1 / deviation of each row.
+    pub rstd: Buffer,
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub struct LayerNormSaved {
+    /// What was normalized: x, or the sum with the residual.
+    pub x: Buffer,
+    /// The factors.
+    pub gamma: Buffer,
+    /// As [`LayerNormOutput`] has it.
+    pub mean: Option<Buffer>,
+    /// As [`LayerNormOutput`] has it.
+    pub rstd: Buffer,
+}
+
+/// What the backward pass returns.
+#[derive(Clone, Debug)]
+pub struct LayerNormGradients {
+    /// Of what was normalized.
+    pub dx: Buffer,
+    /// Of the factors, in their type.
+    pub dgamma: Buffer,
+    /// Of what is added, if asked for; in the type of the factors.
+    pub dbeta: Option<Buffer>,
+}
+
+/// y, and what backward reads.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] where tensors do not go together, or epsilon is negative or no
+/// number; [`KernelError::Unsupported`] for other dtypes, tensors beyond 32-bit indices and rows that no
+/// cube holds.
+pub fn layer_norm_forward(
+    client: &Client,
+    norm: Norm,
+    inputs: &LayerNormInputs,
+    epsilon: f64,
+) -> Result<LayerNormOutput, KernelError> {
+    let LayerNormInputs { x, residual, gamma, beta } = inputs;
+    let problem = LayerNormProblem {
+        bias: beta.is_some(),
+        residual: residual.is_some(),
+        ..LayerNormProblem::new(FORWARD, norm, x, gamma)?
+    };
+    if let Some(residual) = residual {
+        problem.check_rows(FORWARD, "residual", residual)?;
+    }
+    if let Some(beta) = beta {
+        problem.check_parameter(FORWARD, "beta", beta)?;
+    }
+    if !(epsilon >= 0.0 && epsilon.is_finite()) {
+        return Err(KernelError::InvalidProblem {
+            op: FORWARD,
+            argument: "epsilon",
+            expected: "a number from 0".into(),
+            actual: epsilon.to_string(),
+        });
+    }
+    let rows = |is_there: bool| is_there.then(|| Buffer::empty(client, x.elements, x.dtype));
+    let output = LayerNormOutput {
+        y: Buffer::empty(client, x.elements, x.dtype),
+        sum: rows(problem.residual),
+        mean: (norm == Norm::Layer).then(|| Buffer::empty(client, problem.rows, F32)),
+        rstd: Buffer::empty(client, problem.rows, F32),
+    };
+    if x.elements == 0 {
+        return Ok(output);
+    }
+    let blueprint = LayerNormBlueprint::plan(&problem, Pass::Forward, client)?;
+    let vector_size = blueprint.vector_size;
+    let cubes = problem.rows.div_ceil(blueprint.rows as usize);
+    let most_cubes = client.properties().hardware.max_cube_count.0;
+    // What is not there is not compiled in. What would be read has gamma standing in for it; what would
+    // be written must not be in use, too.
+    let unused = |dtype| Buffer::empty(client, vector_size, dtype);
+    let sum = output.sum.clone().unwrap_or_else(|| unused(x.dtype));
+    let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
+    // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
+    // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
+    // and column.
+    unsafe {
+        layer_norm_forward_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(cubes.min(most_cubes as usize) as u32, 1, 1),
+            CubeDim::new_2d(blueprint.units(), blueprint.rows),
+            vector_size,
+            x.arg(vector_size),
+            residual.as_ref().unwrap_or(gamma).arg(vector_size),
+            gamma.arg(vector_size),
+            beta.as_ref().unwrap_or(gamma).arg(vector_size),
+            output.y.arg(vector_size),
+            sum.arg(vector_size),
+            mean.arg(1),
+            output.rstd.arg(1),
+            problem.rows as u32,
+            (problem.width / vector_size) as u32,
+            of_width(&problem),
+            epsilon as f32,
+            LayerNormForm::of(&problem),
+            blueprint,
+            problem.dtype,
+            problem.parameter,
+        );
+    }
+    Ok(output)
+}
+
+/// The gradients of what was normalized and of the parameters, given that of y; to the first, `dsum` is
+/// added.
+///
+/// # Errors
+///
+/// As [`layer_norm_forward`]; the widest rows that a cube holds are narrower here.
+pub fn layer_norm_backward(
+    client: &Client,
+    norm: Norm,
+    saved: &LayerNormSaved,
+    dy: &Buffer,
+    dsum: Option<&Buffer>,
+    bias: bool,
+) -> Result<LayerNormGradients, KernelError> {
+    let LayerNormSaved { x, gamma, mean, rstd } = saved;
+    let problem = LayerNormProblem {
+        bias,
+        residual: dsum.is_some(),
+        ..LayerNormProblem::new(BACKWARD, norm, x, gamma)?
+    };
+    problem.check_rows(BACKWARD, "dy", dy)?;
+    if let Some(dsum) = dsum {
+        problem.check_rows(BACKWARD, "dsum", dsum)?;
+    }
+    problem.check_statistic(BACKWARD, "rstd", rstd)?;
+    match (norm, mean) {
+        (Norm::Layer, Some(mean)) => problem.check_statistic(BACKWARD, "mean", mean)?,
+        (Norm::Rms, _) => {}
+        (Norm::Layer, None) => {
+            return Err(KernelError::InvalidProblem {
+                op: BACKWARD,
+                argument: "mean",
+                expected: format!("the means of {} rows", problem.rows),
+                actual: "none".into(),
+            });
+        }
+    }
+    if x.elements == 0 {
+        let zeros = || {
+            let bytes = vec![0; problem.width * gamma.dtype.size()];
+            Buffer { handle: client.create_from_slice(&bytes), ..gamma.clone() }
+        };
+        let dx = Buffer::empty(client, 0, x.dtype);
+        return Ok(LayerNormGradients { dx, dgamma: zeros(), dbeta: bias.then(zeros) });
+    }
+    let blueprint = LayerNormBlueprint::plan(&problem, Pass::Backward, client)?;
+    let vector_size = blueprint.vector_size;
+    let cubes = blueprint.backward_cubes(problem.rows, client);
+    let sums = cubes * problem.width * if bias { 2 } else { 1 };
+    let partials = Buffer::empty(client, sums, F32);
+    let dx = Buffer::empty(client, x.elements, x.dtype);
+    // SAFETY: as in `layer_norm_forward`; `partials` has a row for each cube and parameter.
+    unsafe {
+        layer_norm_backward_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_2d(blueprint.units(), blueprint.rows),
+            vector_size,
+            x.arg(vector_size),
+            dy.arg(vector_size),
+            dsum.unwrap_or(dy).arg(vector_size),
+            gamma.arg(vector_size),
+            mean.as_ref().unwrap_or(rstd).arg(1),
+            rstd.arg(1),
+            dx.arg(vector_size),
+            partials.arg(vector_size),
+            problem.rows as u32,
+            (problem.width / vector_size) as u32,
+            of_width(&problem),
+            LayerNormForm::of(&problem),
+            blueprint,
+            problem.dtype,
+            problem.parameter,
+        );
+    }
+    let (dgamma, dbeta) = parameters(client, &problem, &partials, cubes);
+    Ok(LayerNormGradients { dx, dgamma, dbeta })
+}
+
+/// The second launch of the backward pass.
+fn parameters(
+    client: &Client,
+    problem: &LayerNormProblem,
+    partials: &Buffer,
+    cubes: usize,
+) -> (Buffer, Option<Buffer>) {
+    let (width, dtype) = (problem.width, problem.parameter);
+    let dgamma = Buffer::empty(client, width, dtype);
+    let dbeta = problem.bias.then(|| Buffer::empty(client, width, dtype));
+    let unused = dbeta.clone().unwrap_or_else(|| Buffer::empty(client, 1, dtype));
+    // Few columns are left, and a unit waits for memory once for each sum of its column that it adds:
+    // as many units as a cube may have share one.
+    let lanes = client.properties().hardware.max_units_per_cube.min(1024) / SUM_COLUMNS;
+    // SAFETY: `partials` is `[2 or 1, cubes, width]`, and there are as many cubes along y as parameters;
+    // the kernel stops at the last column.
+    unsafe {
+        layer_norm_parameters_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(
+                width.div_ceil(SUM_COLUMNS as usize) as u32,
+                1 + u32::from(problem.bias),
+                1,
+            ),
+            CubeDim::new_2d(SUM_COLUMNS, lanes),
+            partials.arg(1),
+            dgamma.arg(1),
+            unused.arg(1),
+            cubes as u32,
+            width as u32,
+            lanes,
+            problem.bias,
+            dtype,
+        );
+    }
+    (dgamma, dbeta)
+}
+
+fn of_width(problem: &LayerNormProblem) -> f32 {
+    (1.0 / problem.width as f64) as f32
+}

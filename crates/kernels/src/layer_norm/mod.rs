@@ -1,0 +1,72 @@
+//! Layer and RMS normalization of rows, and their gradients.
+//!
+//! With rows `x` of `width` elements, or `x = x + residual` where there is a residual:
+//!
+//! ```text
+//! mean = sum(x) / width                                 0 for the RMS norm
+//! rstd = 1 / sqrt(sum((x - mean)^2) / width + epsilon)
+//! h    = (x - mean) rstd
+//! y    = gamma h + beta                                 beta may be left out
+//! ```
+//!
+//! and with `g = gamma dy`, and the gradient `dsum` that reached the sum `x + residual` from elsewhere:
+//!
+//! ```text
+//! dx     = rstd (g - sum(g) / width - h sum(g h) / width) + dsum      sum(g) is left out for RMS
+//! dgamma = sum over rows of dy h                        dbeta = sum over rows of dy
+//! ```
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | x, residual, sum, y, dy, dsum, dx | rows, width | contiguous | f32, f16 or bf16, all the same |
+//! | gamma, beta, dgamma, dbeta | width | contiguous | f32, or that of x; all the same |
+//! | mean, rstd | rows | contiguous | f32 |
+//!
+//! Everything is widened to f32 and computed there, and outputs are rounded once. The sum with a
+//! residual is rounded to its type before it is normalized, so that the result is that of two
+//! operations, and backward reads what forward normalized. Saved for backward: x or the sum, mean, rstd
+//! and gamma. Outputs are overwritten.
+//!
+//! # One look at memory
+//!
+//! A row is loaded once, in vectors of up to 16 bytes, and stays in registers in its own type while its
+//! units add up its mean and then its variance around that mean, which loses no digits where the mean
+//! is large. Narrow rows have a plane each, whose units exchange sums without memory; wide ones have a
+//! cube. On devices without operations of planes, units meet in shared memory. Widths that no vector
+//! divides take narrower loads, and units that have nothing left hold zeros.
+//!
+//! Backward, each cube works through many rows and keeps the sums of dgamma and dbeta over them in
+//! registers. At the end each cube leaves one row of `[2, cubes, width]` in f32, and a second launch adds
+//! these up in order. The same input gives the same bits each time, and no atomic operation is used.
+//!
+//! Traffic is each tensor once. The partial sums are 16 bytes a column and cube, of which there are as
+//! many as the device holds at once.
+//!
+//! No rows give no rows, and gradients of zero to the parameters. A row with a NaN or an infinity is all
+//! NaN. A row of squares beyond f32 is normalized to zeros.
+//!
+//! Not served: rows beyond a cube's registers, which on CUDA hold 98,000 elements of 16 bits without a
+//! residual and half as many with one, and backward 12,288, or 8192 in f32.
+//!
+//! Sources: Ba et al., "Layer Normalization", arXiv:1607.06450, section 3; Zhang and Sennrich, "Root
+//! Mean Square Layer Normalization", arXiv:1910.07467, section 4.
+
+mod backward;
+mod blueprint;
+mod forward;
+mod launch;
+mod problem;
+
+pub use blueprint::{LayerNormBlueprint, Pass};
+pub use launch::{
+    LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormSaved, layer_norm_backward,
+    layer_norm_forward,
+};
+pub use problem::{LayerNormProblem, Norm};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use {
+    backward::{SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel},
+    blueprint::LayerNormForm,
+    forward::layer_norm_forward_kernel,
+};

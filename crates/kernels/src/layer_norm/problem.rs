@@ -1,0 +1,176 @@
+use crate::{KernelError, buffer::Buffer};
+use cubecl::ir::{ElemType, FloatKind};
+
+pub(super) const FORWARD: &str = "layer_norm_forward";
+pub(super) const BACKWARD: &str = "layer_norm_backward";
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// What rows are divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// Their deviation, after their mean was taken off.
+    Layer,
+    /// The root of the mean of their squares.
+    Rms,
+}
+
+/// What the normalization of rows asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNormProblem {
+    /// Which normalization.
+    pub norm: Norm,
+    /// Rows, each normalized by itself.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Type of the rows.
+    pub dtype: ElemType,
+    /// Type of gamma and beta.
+    pub parameter: ElemType,
+    /// Whether there is a beta.
+    pub bias: bool,
+    /// Forward, whether a residual is added first; backward, whether there is a gradient of the sum.
+    pub residual: bool,
+}
+
+impl LayerNormProblem {
+    /// The problem that rows `x` and the factors gamma pose.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] when x is not rows of gamma's length;
+    /// [`KernelError::Unsupported`] for dtypes other than f32, f16 and bf16, for parameters that are
+    /// neither f32 nor of the type of x, and for tensors beyond 32-bit indices.
+    pub(super) fn new(
+        op: &'static str,
+        norm: Norm,
+        x: &Buffer,
+        gamma: &Buffer,
+    ) -> Result<Self, KernelError> {
+        /// Units step beyond the end before they stop.
+        const STEP: usize = 1 << 24;
+        let unsupported = |reason: String| KernelError::Unsupported { op, reason };
+        let (dtype, parameter, width) = (x.dtype, gamma.dtype, gamma.elements);
+        if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
+            return Err(unsupported(format!("rows of {dtype:?}; it takes f32, f16 and bf16")));
+        }
+        if parameter != F32 && parameter != dtype {
+            return Err(unsupported(format!("rows of {dtype:?} with a gamma of {parameter:?}")));
+        }
+        if u32::try_from(x.elements + STEP).is_err() {
+            return Err(unsupported(format!("{} elements", x.elements)));
+        }
+        if x.elements > 0 && (width == 0 || !x.elements.is_multiple_of(width)) {
+            return Err(KernelError::InvalidProblem {
+                op,
+                argument: "x",
+                expected: format!("rows of {width} elements, as gamma has"),
+                actual: format!("{} elements", x.elements),
+            });
+        }
+        let rows = x.elements.checked_div(width).unwrap_or(0);
+        Ok(Self { norm, rows, width, dtype, parameter, bias: false, residual: false })
+    }
+
+    /// Whether `buffer` is rows as x is.
+    pub(super) fn check_rows(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        buffer: &Buffer,
+    ) -> Result<(), KernelError> {
+        check(op, argument, buffer, self.rows * self.width, self.dtype)
+    }
+
+    /// Whether `buffer` is a parameter as gamma is.
+    pub(super) fn check_parameter(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        buffer: &Buffer,
+    ) -> Result<(), KernelError> {
+        check(op, argument, buffer, self.width, self.parameter)
+    }
+
+    /// Whether `buffer` is one f32 a row.
+    pub(super) fn check_statistic(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        buffer: &Buffer,
+    ) -> Result<(), KernelError> {
+        check(op, argument, buffer, self.rows, F32)
+    }
+
+    /// Bytes that the forward pass has to move: x in and y out, with a residual that in and the sum
+    /// out, the parameters in, the statistics out.
+    pub fn forward_bytes(&self) -> usize {
+        let tensors = if self.residual { 4 } else { 2 };
+        tensors * self.tensor_bytes() + self.parameter_bytes() + self.statistics_bytes()
+    }
+
+    /// Bytes that the backward pass has to move: x and dy in and dx out, with a residual the gradient
+    /// of the sum in, gamma and the statistics in, the gradients of the parameters out.
+    pub fn backward_bytes(&self) -> usize {
+        let tensors = if self.residual { 4 } else { 3 };
+        let gamma = self.width * self.parameter.size();
+        tensors * self.tensor_bytes() + self.statistics_bytes() + gamma + self.parameter_bytes()
+    }
+
+    fn tensor_bytes(&self) -> usize {
+        self.rows * self.width * self.dtype.size()
+    }
+
+    fn parameter_bytes(&self) -> usize {
+        (1 + usize::from(self.bias)) * self.width * self.parameter.size()
+    }
+
+    fn statistics_bytes(&self) -> usize {
+        let numbers = if self.norm == Norm::Rms { 1 } else { 2 };
+        numbers * self.rows * F32.size()
+    }
+}
+
+fn check(
+    op: &'static str,
+    argument: &'static str,
+    buffer: &Buffer,
+    elements: usize,
+    dtype: ElemType,
+) -> Result<(), KernelError> {
+    if (buffer.elements, buffer.dtype) == (elements, dtype) {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op,
+        argument,
+        expected: format!("{elements} elements of {dtype:?}"),
+        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_residual_moves_two_tensors_more_forward_and_one_more_backward() {
+        let plain = LayerNormProblem {
+            norm: Norm::Layer,
+            rows: 100,
+            width: 10,
+            dtype: ElemType::Float(FloatKind::BF16),
+            parameter: F32,
+            bias: true,
+            residual: false,
+        };
+        let with_residual = LayerNormProblem { residual: true, ..plain };
+        assert_eq!(plain.forward_bytes(), 2 * 2000 + 2 * 40 + 2 * 400);
+        assert_eq!(with_residual.forward_bytes() - plain.forward_bytes(), 2 * 2000);
+        assert_eq!(plain.backward_bytes(), 3 * 2000 + 3 * 40 + 2 * 400);
+        assert_eq!(with_residual.backward_bytes() - plain.backward_bytes(), 2000);
+        let rms = LayerNormProblem { norm: Norm::Rms, bias: false, ..plain };
+        assert_eq!(rms.forward_bytes(), 2 * 2000 + 40 + 400);
+    }
+}
