@@ -25,6 +25,8 @@ mod fp8;
 mod gelu;
 #[path = "integration/gradient_graph.rs"]
 mod gradient_graph;
+#[path = "integration/layer_norm.rs"]
+mod layer_norm;
 #[path = "integration/linear.rs"]
 mod linear;
 #[path = "integration/matmul.rs"]
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         fp8::trials(),
         gelu::trials(),
         gradient_graph::trials(),
+        layer_norm::trials(),
         linear::trials(),
         matmul::trials(),
         square_sum::trials(),

@@ -2,7 +2,7 @@
 
 use blackburn_kernels::{KernelError, buffer::Buffer};
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, kernel, tensor::CubeTensor};
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
 use burn_ir::{BackendIr, TensorIr};
@@ -101,6 +101,14 @@ pub(crate) fn cube_tensor(
         handle: handle.clone(),
         shape: known.shape.clone(),
     }))
+}
+
+/// The memory of a tensor, copied if its elements do not follow each other. It is let go of: where it was
+/// the last to hold it, a kernel may write there.
+pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
+    let tensor = kernel::into_contiguous(tensor);
+    let elements = tensor.meta.shape().num_elements();
+    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
 }
 
 /// Makes `tensor` what `out` stands for.

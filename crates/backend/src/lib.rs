@@ -6,10 +6,10 @@
 //!   stretches of it with tuned kernels: that is how unmodified `burn::nn` modules gain them.
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
-//!   [`attention`], [`cross_entropy`], [`embedding`] and [`fp8_linear`]. They run on the CPU too, where they are all that
-//!   a build without the feature `gpu` has. And without a gradient, for GPUs alone, what training needs
-//!   around the passes: an optimizer's step ([`adamw`]), a norm ([`square_sum`]), memory of one's own
-//!   ([`overwrite`]).
+//!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`] and [`layer_norm`]. They run on the CPU
+//!   too, where they are all that a build without the feature `gpu` has. And without a gradient, for GPUs
+//!   alone, what training needs around the passes: an optimizer's step ([`adamw`]), a norm
+//!   ([`square_sum`]), memory of one's own ([`overwrite`]).
 //!
 //! [`graph`] has the device's work recorded and replayed.
 //!
@@ -19,6 +19,7 @@ pub mod adamw;
 #[cfg(feature = "gpu")]
 mod arithmetic;
 pub mod attention;
+mod casting;
 #[cfg(feature = "gpu")]
 mod column_sum;
 pub mod cross_entropy;
@@ -32,6 +33,7 @@ mod gelu;
 pub mod graph;
 #[cfg(feature = "gpu")]
 mod handles;
+pub mod layer_norm;
 #[cfg(feature = "gpu")]
 mod matmul;
 pub mod overwrite;

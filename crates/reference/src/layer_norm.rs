@@ -99,8 +99,7 @@ impl LayerNorm<'_> {
         let mut dx = Vec::with_capacity(x.len());
         for (row, dy) in self.rows(x).zip(self.rows(dy)) {
             let statistics = self.statistics(row);
-            let h: Vec<f64> =
-                row.iter().map(|x| (x - statistics.mean) * statistics.rstd).collect();
+            let h: Vec<f64> = row.iter().map(|x| (x - statistics.mean) * statistics.rstd).collect();
             let g: Vec<f64> = dy.iter().zip(self.gamma).map(|(dy, gamma)| dy * gamma).collect();
             let [plain, weighted] = self.means(&g, &h);
             for c in 0..width {
@@ -156,8 +155,8 @@ impl LayerNorm<'_> {
                     + h[c].abs() * weighted_error
                     + 3.0 * u * sizes;
                 let result = exact.dx[r * width + c];
-                let error = rstd * (inner_error + inner.abs() * (errors.rstd + u))
-                    + u * result.abs();
+                let error =
+                    rstd * (inner_error + inner.abs() * (errors.rstd + u)) + u * result.abs();
                 dx.push(error * SECOND_ORDER + stored(result, error, how.rows));
                 dgamma_error[c] += dy[c].abs() * h_error[c];
                 dgamma_size[c] += (dy[c] * h[c]).abs();
@@ -216,8 +215,7 @@ impl LayerNorm<'_> {
         // Relative to variance + epsilon: the distance and its square are rounded, the sum and the
         // quotient, epsilon and the last sum. That distances are taken from a mean that is off adds the
         // square of how far: their own sum is zero.
-        let variance =
-            (additions + 7.0) * u + mean_error * mean_error * rstd * rstd;
+        let variance = (additions + 7.0) * u + mean_error * mean_error * rstd * rstd;
         Errors { mean: mean_error, rstd: 0.5 * variance * SECOND_ORDER + ROOT_ERROR }
     }
 

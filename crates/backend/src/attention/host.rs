@@ -4,12 +4,13 @@
 //! f32 and rounded once.
 
 use super::{Bias, Gradients, Inputs, Mask, Output, Settings};
+use crate::casting::{cast, wide};
 use burn::{
     backend::{
         Backend, TensorMetadata,
         tensor::{BoolTensor, FloatTensor},
     },
-    tensor::{DType, FloatDType, Shape, Slice, TensorData},
+    tensor::{Shape, Slice, TensorData},
 };
 use std::ops::Range;
 
@@ -287,13 +288,4 @@ fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> FloatTensor<B> {
 
 fn zeros<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(like.shape(), &like.device(), like.dtype().into())
-}
-
-/// In the type that is computed in.
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    if tensor.dtype() == DType::F64 { tensor } else { cast::<B>(tensor, DType::F32) }
-}
-
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, FloatDType::from(dtype)) }
 }

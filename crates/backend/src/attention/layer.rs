@@ -1,6 +1,7 @@
 //! Attention on any backend that has the primitives, and its gradient.
 
 use super::{AttentionPrimitives, Bias, Inputs, Mask, Output, Settings};
+use crate::casting::cast;
 use burn::{
     backend::{
         Autodiff, Backend, TensorMetadata,
@@ -81,10 +82,6 @@ fn with_bias_of_q<B: Backend>(inputs: Inputs<B>) -> Inputs<B> {
         Bias::Absent => Bias::Absent,
     };
     Inputs { bias, ..inputs }
-}
-
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, dtype.into()) }
 }
 
 /// What backward reads: of all that there is for each pair, what the caller gave.

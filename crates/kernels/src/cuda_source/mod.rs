@@ -6,6 +6,7 @@
 mod adamw;
 mod attention;
 mod cross_entropy;
+mod layer_norm;
 mod matmul;
 mod memory;
 mod quantize;
@@ -112,6 +113,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     kernels.extend(adamw::variants()?);
     kernels.extend(attention::variants()?);
     kernels.extend(cross_entropy::variants()?);
+    kernels.extend(layer_norm::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);

@@ -104,8 +104,8 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         for v in 0..vectors {
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             if is_there(row, rows, column, columns, blueprint) {
-                let product = Vector::<f32, N>::cast_from(grads[v])
-                    * Vector::<f32, N>::cast_from(factors[v]);
+                let product =
+                    Vector::<f32, N>::cast_from(grads[v]) * Vector::<f32, N>::cast_from(factors[v]);
                 let normal = normalized::<F, N>(values[v], center, scale);
                 let mut result =
                     product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);

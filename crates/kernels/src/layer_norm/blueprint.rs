@@ -21,6 +21,13 @@ impl Pass {
             Self::Backward => super::problem::BACKWARD,
         }
     }
+
+    fn tiers(self) -> &'static [Tier] {
+        match self {
+            Self::Forward => &FORWARD_TIERS,
+            Self::Backward => &BACKWARD_TIERS,
+        }
+    }
 }
 
 /// What is compiled in and what is left out.
@@ -64,12 +71,32 @@ pub struct LayerNormBlueprint {
 /// Registers of a multiprocessor.
 const REGISTERS: usize = 65_536;
 
-/// Units of a cube that shares one row, at most: with as many registers as they may have, one cube fills
-/// a multiprocessor.
-const ROW_UNITS: u32 = 512;
-/// Registers of a unit, at most, and those among them that hold neither rows nor sums.
-const MOST_REGISTERS: usize = 128;
-const OTHER_REGISTERS: usize = 32;
+/// How much of a row a unit may hold, and what that costs: what the compiler makes of it, since it widens
+/// elements once and keeps them so. `cargo xtask sass` checks the registers.
+struct Tier {
+    /// Elements of a row, at most.
+    elements: usize,
+    /// Units of a cube, at most.
+    units: u32,
+    /// Registers of a unit.
+    registers: usize,
+}
+
+const FORWARD_TIERS: [Tier; 3] = [
+    Tier { elements: 16, units: 512, registers: 64 },
+    Tier { elements: 24, units: 256, registers: 80 },
+    Tier { elements: 48, units: 512, registers: 128 },
+];
+
+/// With two sums for each element.
+const BACKWARD_TIERS: [Tier; 3] = [
+    Tier { elements: 8, units: 512, registers: 64 },
+    Tier { elements: 16, units: 512, registers: 128 },
+    Tier { elements: 24, units: 384, registers: 168 },
+];
+
+/// Elements of a unit up to which a row has a plane of its own, which waits for no other.
+const PLANE_ELEMENTS: usize = 24;
 
 impl LayerNormBlueprint {
     /// The widest loads that divide a row; a plane for each row if it holds one, and otherwise a cube,
@@ -108,43 +135,37 @@ impl LayerNormBlueprint {
         })
     }
 
+    /// The plan on a device with operations of planes of that size.
     pub(crate) fn with_planes(
         problem: &LayerNormProblem,
         pass: Pass,
         vector_size: VectorSize,
         plane: u32,
     ) -> Option<Self> {
-        /// Registers with which planes of their own rows hide each other's latency.
-        const FORWARD_REGISTERS: usize = 64;
         let columns = problem.width / vector_size;
-        let of_vector = vector_registers(problem, pass, vector_size);
-        let registers = |vectors: usize| vectors * of_vector + OTHER_REGISTERS;
-        // Backward, the fewer cubes there are, the fewer sums they leave.
-        let (most, units) = match pass {
-            Pass::Forward => (FORWARD_REGISTERS, ROW_UNITS / 2),
-            Pass::Backward => (MOST_REGISTERS, ROW_UNITS),
-        };
-        let vectors = columns.div_ceil(plane as usize);
-        let (planes, rows, vectors) = if registers(vectors) <= most {
-            (1, (units / plane).max(1), vectors)
+        let tiers = pass.tiers().iter();
+        let of_plane = columns.div_ceil(plane as usize);
+        let (tier, planes, rows, vectors) = if of_plane * vector_size <= PLANE_ELEMENTS {
+            let tier = tiers.clone().find(|tier| of_plane * vector_size <= tier.elements)?;
+            (tier, 1, (tier.units / plane).max(1), of_plane)
         } else {
-            let vectors = columns.div_ceil(ROW_UNITS as usize);
-            // At most `ROW_UNITS`.
-            let planes = columns.div_ceil(vectors * plane as usize) as u32;
-            (planes, 1, vectors)
+            let vectors = |tier: &Tier| columns.div_ceil(tier.units as usize);
+            let tier = tiers.clone().find(|tier| vectors(tier) * vector_size <= tier.elements)?;
+            let vectors = vectors(tier);
+            // No more units than the tier has.
+            (tier, columns.div_ceil(vectors * plane as usize) as u32, 1, vectors)
         };
-        let plan = Self {
+        let units = plane * planes;
+        let at_once = (REGISTERS / tier.registers) as u32 / (units * rows);
+        Some(Self {
             vector_size,
             plane,
             planes,
             rows,
             vectors,
-            even: columns == (plane * planes) as usize * vectors,
-            cubes: 0,
-        };
-        let at_once = REGISTERS / registers(vectors).next_multiple_of(8);
-        let cubes = (at_once as u32 / (plan.units() * rows)).clamp(1, Self::MOST_CUBES);
-        (registers(vectors) <= MOST_REGISTERS).then_some(Self { cubes, ..plan })
+            even: columns == units as usize * vectors,
+            cubes: at_once.clamp(1, Self::MOST_CUBES),
+        })
     }
 
     /// Units meet in memory, where each reads what all of them wrote: few share a row.
@@ -169,6 +190,13 @@ impl LayerNormBlueprint {
     }
 
     const MOST_CUBES: u32 = 8;
+
+    /// Registers that a unit may have, so that as many fit a multiprocessor as this counts on.
+    #[cfg(feature = "cuda-source")]
+    pub(crate) fn registers(&self, pass: Pass) -> Option<usize> {
+        let elements = self.vectors * self.vector_size;
+        pass.tiers().iter().find(|tier| elements <= tier.elements).map(|tier| tier.registers)
+    }
 
     /// Units that share a row.
     pub(crate) fn units(&self) -> u32 {
@@ -195,20 +223,6 @@ impl LayerNormBlueprint {
             _ => 1,
         };
         (2 * slots + slab * self.vector_size) * size_of::<f32>()
-    }
-}
-
-/// Registers that a vector of a row takes.
-fn vector_registers(problem: &LayerNormProblem, pass: Pass, vector_size: VectorSize) -> usize {
-    let stored = |bytes: usize| (vector_size * bytes).div_ceil(4);
-    let x = stored(problem.dtype.size());
-    match pass {
-        Pass::Forward if problem.residual => 2 * x,
-        Pass::Forward => x,
-        Pass::Backward => {
-            let sums = if problem.bias { 2 } else { 1 };
-            2 * x + stored(problem.parameter.size()) + sums * vector_size
-        }
     }
 }
 
@@ -243,21 +257,26 @@ mod tests {
     }
 
     #[test]
-    fn units_cover_a_row_without_one_to_spare() {
-        for width in (8..12_288).step_by(8) {
+    fn units_cover_a_row_within_their_tier() {
+        for width in (8..=9216).step_by(8) {
             let plan = plan(width, FloatKind::BF16, Pass::Backward).unwrap();
             let columns = width / plan.vector_size;
             let held = plan.units() as usize * plan.vectors;
             assert!(held >= columns, "{width}: {plan:?}");
             assert_eq!(plan.even, held == columns, "{width}: {plan:?}");
-            assert!(plan.units() * plan.rows <= ROW_UNITS, "{width}: {plan:?}");
+            let elements = plan.vectors * plan.vector_size;
+            let most = BACKWARD_TIERS.iter().find(|tier| elements <= tier.elements).unwrap();
+            assert!(plan.units() * plan.rows <= most.units, "{width}: {plan:?}");
         }
     }
 
     #[test]
     fn rows_that_registers_do_not_hold_are_declined() {
-        assert!(plan(98_304, FloatKind::BF16, Pass::Forward).is_none());
-        assert!(plan(32_768, FloatKind::BF16, Pass::Forward).is_some());
-        assert!(plan(32_768, FloatKind::BF16, Pass::Backward).is_none());
+        for kind in [FloatKind::F32, FloatKind::BF16] {
+            assert!(plan(24_576, kind, Pass::Forward).is_some());
+            assert!(plan(24_584, kind, Pass::Forward).is_none());
+            assert!(plan(9216, kind, Pass::Backward).is_some());
+            assert!(plan(9224, kind, Pass::Backward).is_none());
+        }
     }
 }

@@ -45,8 +45,8 @@
 //! No rows give no rows, and gradients of zero to the parameters. A row with a NaN or an infinity is all
 //! NaN. A row of squares beyond f32 is normalized to zeros.
 //!
-//! Not served: rows beyond a cube's registers, which on CUDA hold 98,000 elements of 16 bits without a
-//! residual and half as many with one, and backward 12,288, or 8192 in f32.
+//! Not served: rows beyond a cube's registers, which on devices with planes of 32 hold 24,576 elements
+//! forward and 9216 backward.
 //!
 //! Sources: Ba et al., "Layer Normalization", arXiv:1607.06450, section 3; Zhang and Sennrich, "Root
 //! Mean Square Layer Normalization", arXiv:1910.07467, section 4.

@@ -1,0 +1,368 @@
+//! Normalization of rows and its gradients on the device, against f64.
+
+#[path = "layer_norm_op.rs"]
+mod op;
+
+use crate::gelu::{download, dtype, upload};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    layer_norm::{
+        LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormProblem,
+        LayerNormSaved, Norm, Pass, layer_norm_backward, layer_norm_forward,
+    },
+};
+use blackburn_reference::{
+    layer_norm::{Arithmetic, LayerNorm, Norm as ReferenceNorm},
+    random::normal,
+    storage::Storage,
+    tolerance::compare,
+};
+use blackburn_tests::{on_device, on_device_with};
+use cubecl::client::Client;
+use libtest_mimic::{Failed, Trial};
+
+/// (rows, width): one element; around vectors of 4 and 8; a plane's row and one that vectors do not
+/// divide; a cube's, with a vector more and one that units do not share out evenly; rows around what a
+/// cube has at once and what the device has.
+const SHAPES: [(usize, usize); 14] = [
+    (1, 1),
+    (5, 1),
+    (3, 7),
+    (17, 8),
+    (65, 9),
+    (2, 31),
+    (33, 64),
+    (1, 768),
+    (19, 768),
+    (7, 769),
+    (3, 1025),
+    (5, 4096),
+    (2, 8200),
+    (2500, 24),
+];
+
+const EPSILON: f64 = 1e-5;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for storage in Storage::ALL {
+        let name = |what: &str| format!("layer_norm::{what}_in_{storage:?}").to_lowercase();
+        trials.push(Trial::ignorable_test(name("every_shape_is_within_bounds"), move || {
+            on_device_with(dtype(storage), |client| {
+                let mut seen = 0;
+                for (rows, width) in SHAPES {
+                    let case = Case { rows, width, ..Case::plain(storage) };
+                    seen += usize::from(case.check(client)?);
+                }
+                // All but those that are wider than this device's cubes.
+                if seen < SHAPES.len() - 1 { Err("few shapes were served".into()) } else { Ok(()) }
+            })
+        }));
+        trials.push(Trial::ignorable_test(name("every_variant_is_within_bounds"), move || {
+            on_device_with(dtype(storage), |client| every_variant(client, storage))
+        }));
+    }
+    trials.extend([
+        Trial::ignorable_test("layer_norm::a_large_mean_loses_no_digits", || {
+            on_device(|client| {
+                let case = Case { offset: 1000.0, ..Case::plain(Storage::F32) };
+                case.check(client).map(drop)
+            })
+        }),
+        Trial::ignorable_test("layer_norm::planted_faults_are_caught", || on_device(faults)),
+        Trial::ignorable_test("layer_norm::a_nan_stays_in_its_row", || on_device(nan)),
+        Trial::ignorable_test("layer_norm::no_rows_give_gradients_of_zero", || on_device(no_rows)),
+        Trial::ignorable_test("layer_norm::repeated_runs_give_the_same_bits", || {
+            on_device(repeats)
+        }),
+        Trial::ignorable_test("layer_norm::bad_arguments_are_named", || on_device(bad_arguments)),
+    ]);
+    trials.extend(op::trials());
+    trials
+}
+
+/// A problem with its numbers' seed.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    rows: usize,
+    width: usize,
+    storage: Storage,
+    parameter: Storage,
+    norm: Norm,
+    bias: bool,
+    residual: bool,
+    /// Is added to x.
+    offset: f64,
+}
+
+/// Its numbers, here.
+struct Numbers {
+    x: Vec<f64>,
+    residual: Vec<f64>,
+    gamma: Vec<f64>,
+    beta: Vec<f64>,
+    dy: Vec<f64>,
+    dsum: Vec<f64>,
+}
+
+/// What the device made of it, here: `x` is what was normalized.
+struct Results {
+    x: Vec<f64>,
+    y: Vec<f64>,
+    gradients: [Vec<f64>; 3],
+}
+
+impl Case {
+    fn plain(storage: Storage) -> Self {
+        Self {
+            rows: 19,
+            width: 136,
+            storage,
+            parameter: storage,
+            norm: Norm::Layer,
+            bias: true,
+            residual: false,
+            offset: 0.0,
+        }
+    }
+
+    fn numbers(&self) -> Numbers {
+        let Self { rows, width, storage, parameter, .. } = *self;
+        let rows_of = |seed| normal(seed, rows * width, 1.0, storage);
+        let x = rows_of(1).into_iter().map(|x| storage.round(x + self.offset)).collect();
+        Numbers {
+            x,
+            residual: rows_of(2),
+            gamma: normal(3, width, 1.0, parameter),
+            beta: normal(4, width, 1.0, parameter),
+            dy: rows_of(5),
+            dsum: rows_of(6),
+        }
+    }
+
+    fn op<'a>(&self, numbers: &'a Numbers) -> LayerNorm<'a> {
+        LayerNorm {
+            norm: match self.norm {
+                Norm::Layer => ReferenceNorm::Layer,
+                Norm::Rms => ReferenceNorm::Rms,
+            },
+            gamma: &numbers.gamma,
+            beta: self.bias.then_some(&numbers.beta),
+            epsilon: EPSILON,
+        }
+    }
+
+    fn arithmetic(&self, client: &Client, pass: Pass) -> Result<Arithmetic, KernelError> {
+        let Self { rows, width, norm, bias, residual, .. } = *self;
+        let (dtype, parameter) = (dtype(self.storage), dtype(self.parameter));
+        let problem = LayerNormProblem { norm, rows, width, dtype, parameter, bias, residual };
+        let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
+        Ok(Arithmetic { rows: self.storage, parameters: self.parameter, additions })
+    }
+
+    fn inputs(&self, client: &Client, numbers: &Numbers) -> LayerNormInputs {
+        LayerNormInputs {
+            x: upload(client, &numbers.x, self.storage),
+            residual: self.residual.then(|| upload(client, &numbers.residual, self.storage)),
+            gamma: upload(client, &numbers.gamma, self.parameter),
+            beta: self.bias.then(|| upload(client, &numbers.beta, self.parameter)),
+        }
+    }
+
+    fn run(&self, client: &Client, numbers: &Numbers) -> Result<Results, Failed> {
+        let inputs = self.inputs(client, numbers);
+        let LayerNormOutput { y, sum, mean, rstd } =
+            layer_norm_forward(client, self.norm, &inputs, EPSILON)?;
+        let x = sum.unwrap_or(inputs.x);
+        let saved = LayerNormSaved { x: x.clone(), gamma: inputs.gamma, mean, rstd };
+        let dy = upload(client, &numbers.dy, self.storage);
+        let dsum = self.residual.then(|| upload(client, &numbers.dsum, self.storage));
+        let LayerNormGradients { dx, dgamma, dbeta } =
+            layer_norm_backward(client, self.norm, &saved, &dy, dsum.as_ref(), self.bias)?;
+        let rows = |buffer| download(client, buffer, self.storage);
+        let parameter = |buffer| download(client, buffer, self.parameter);
+        let dbeta = dbeta.map_or(Ok(Vec::new()), parameter)?;
+        let gradients = [rows(dx)?, parameter(dgamma)?, dbeta];
+        Ok(Results { x: rows(x)?, y: rows(y)?, gradients })
+    }
+
+    /// Whether the device serves it; if it does, whether results are within bounds.
+    fn check(&self, client: &Client) -> Result<bool, Failed> {
+        match self.arithmetic(client, Pass::Backward) {
+            Err(KernelError::Unsupported { .. }) => return Ok(false),
+            other => drop(other?),
+        }
+        let numbers = self.numbers();
+        let results = self.run(client, &numbers)?;
+        self.compare(client, &numbers, &results)
+            .map_err(|error| format!("{self:?}: {}", error.message().unwrap_or("")))?;
+        Ok(true)
+    }
+
+    fn compare(&self, client: &Client, numbers: &Numbers, results: &Results) -> Result<(), Failed> {
+        let x = &results.x;
+        let dsum = self.residual.then_some(&numbers.dsum[..]);
+        if self.residual {
+            let pairs = || numbers.x.iter().zip(&numbers.residual);
+            let sum: Vec<f64> = pairs().map(|(x, residual)| x + residual).collect();
+            // Rounded in f32, and to storage.
+            let u = Storage::F32.unit_roundoff() + self.storage.unit_roundoff();
+            let bounds: Vec<f64> =
+                sum.iter().map(|sum| sum.abs() * u + self.storage.underflow()).collect();
+            compare(x, &sum, &bounds).map_err(|error| format!("sum: {error}"))?;
+        }
+        // From what the device normalized: the rounding of the sum is counted above.
+        let op = self.op(numbers);
+        let how = self.arithmetic(client, Pass::Forward)?;
+        compare(&results.y, &op.forward(x), &op.forward_bounds(x, how))
+            .map_err(|error| format!("y: {error}"))?;
+        let how = self.arithmetic(client, Pass::Backward)?;
+        let expected = op.backward(x, &numbers.dy, dsum);
+        let bounds = op.backward_bounds(x, &numbers.dy, dsum, how);
+        let [dx, dgamma, dbeta] = &results.gradients;
+        compare(dx, &expected.dx, &bounds.dx).map_err(|error| format!("dx: {error}"))?;
+        compare(dgamma, &expected.dgamma, &bounds.dgamma)
+            .map_err(|error| format!("dgamma: {error}"))?;
+        if self.bias {
+            compare(dbeta, &expected.dbeta, &bounds.dbeta)
+                .map_err(|error| format!("dbeta: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn every_variant(client: &Client, storage: Storage) -> Result<(), Failed> {
+    for norm in [Norm::Layer, Norm::Rms] {
+        for (bias, residual) in [(false, false), (false, true), (true, false), (true, true)] {
+            for parameter in [Storage::F32, storage] {
+                for (rows, width) in [(70, 36), (6, 1160)] {
+                    let case =
+                        Case { rows, width, storage, parameter, norm, bias, residual, offset: 0.0 };
+                    if !case.check(client)? {
+                        return Err(format!("{case:?} was declined").into());
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The negative control: one result a little off, and a row that the sums leave out, must not pass.
+fn faults(client: &Client) -> Result<(), Failed> {
+    let case = Case { residual: true, ..Case::plain(Storage::F32) };
+    let numbers = case.numbers();
+    let is_caught = |what: &str, fault: &dyn Fn(&mut Results)| {
+        let mut results = case.run(client, &numbers)?;
+        case.compare(client, &numbers, &results)?;
+        fault(&mut results);
+        match case.compare(client, &numbers, &results) {
+            Err(_) => Ok(()),
+            Ok(()) => Err(Failed::from(format!("{what}: a fault went unseen"))),
+        }
+    };
+    let last = case.rows * case.width - 1;
+    let last_dy = numbers.dy[last];
+    is_caught("sum", &|results| results.x[last] *= 1.001)?;
+    is_caught("y", &|results| results.y[last] *= 1.001)?;
+    is_caught("dx", &|results| results.gradients[0][last] *= 1.001)?;
+    is_caught("dx without dsum", &|results| results.gradients[0][last] -= numbers.dsum[last])?;
+    is_caught("dgamma", &|results| results.gradients[1][case.width - 1] *= 1.001)?;
+    is_caught("dbeta", &|results| results.gradients[2][case.width - 1] -= last_dy)
+}
+
+fn nan(client: &Client) -> Result<(), Failed> {
+    let case = Case::plain(Storage::F32);
+    let mut numbers = case.numbers();
+    let spoiled = 3;
+    numbers.x[spoiled * case.width + 77] = f64::NAN;
+    let results = case.run(client, &numbers)?;
+    for (what, values) in [("y", &results.y), ("dx", &results.gradients[0])] {
+        for (row, values) in values.chunks_exact(case.width).enumerate() {
+            let is_right = if row == spoiled {
+                values.iter().all(|value| value.is_nan())
+            } else {
+                values.iter().all(|value| value.is_finite())
+            };
+            if !is_right {
+                return Err(format!("row {row} of {what} beside a NaN in row {spoiled}").into());
+            }
+        }
+    }
+    if results.gradients[1].iter().any(|value| value.is_finite()) {
+        return Err("a NaN row left a finite sum of its products".into());
+    }
+    Ok(())
+}
+
+fn no_rows(client: &Client) -> Result<(), Failed> {
+    let case = Case { rows: 0, residual: true, ..Case::plain(Storage::F32) };
+    let results = case.run(client, &case.numbers())?;
+    let [dx, dgamma, dbeta] = &results.gradients;
+    let zeros = vec![0.0; case.width];
+    if !results.y.is_empty() || !dx.is_empty() || *dgamma != zeros || *dbeta != zeros {
+        return Err("no rows gave something else than no rows and zeros".into());
+    }
+    Ok(())
+}
+
+fn repeats(client: &Client) -> Result<(), Failed> {
+    let case = Case { rows: 2500, width: 24, ..Case::plain(Storage::F32) };
+    let numbers = case.numbers();
+    let first = case.run(client, &numbers)?;
+    for _ in 0..3 {
+        let again = case.run(client, &numbers)?;
+        if again.y != first.y || again.gradients != first.gradients {
+            return Err("two runs on the same input differ".into());
+        }
+    }
+    Ok(())
+}
+
+fn bad_arguments(client: &Client) -> Result<(), Failed> {
+    let case = Case::plain(Storage::F32);
+    let numbers = case.numbers();
+    let inputs = case.inputs(client, &numbers);
+    let forward = |inputs: &LayerNormInputs| layer_norm_forward(client, case.norm, inputs, EPSILON);
+    let short = || upload(client, &numbers.x[1..], Storage::F32);
+    let refused = [
+        ("x", forward(&LayerNormInputs { x: short(), ..inputs.clone() })),
+        ("residual", forward(&LayerNormInputs { residual: Some(short()), ..inputs.clone() })),
+        ("beta", forward(&LayerNormInputs { beta: Some(short()), ..inputs.clone() })),
+        ("epsilon", layer_norm_forward(client, case.norm, &inputs, -1.0)),
+    ];
+    for (name, result) in refused {
+        match result {
+            Err(KernelError::InvalidProblem { argument, .. }) if argument == name => {}
+            other => return Err(format!("a wrong {name} gave {other:?}").into()),
+        }
+    }
+    let LayerNormOutput { mean, rstd, .. } = forward(&inputs)?;
+    let saved = LayerNormSaved { x: inputs.x.clone(), gamma: inputs.gamma.clone(), mean, rstd };
+    let backward = |saved: &LayerNormSaved, dy: &Buffer| {
+        layer_norm_backward(client, case.norm, saved, dy, None, true)
+    };
+    let refused = [
+        ("dy", backward(&saved, &short())),
+        ("mean", backward(&LayerNormSaved { mean: None, ..saved.clone() }, &inputs.x)),
+        ("rstd", backward(&LayerNormSaved { rstd: short(), ..saved.clone() }, &inputs.x)),
+    ];
+    for (name, result) in refused {
+        match result {
+            Err(KernelError::InvalidProblem { argument, .. }) if argument == name => {}
+            other => return Err(format!("a wrong {name} gave {other:?}").into()),
+        }
+    }
+    let wide = 1 << 20;
+    let wide = LayerNormInputs {
+        x: Buffer::empty(client, wide, dtype(Storage::F32)),
+        residual: None,
+        gamma: Buffer::empty(client, wide, dtype(Storage::F32)),
+        beta: None,
+    };
+    match forward(&wide) {
+        Err(KernelError::Unsupported { .. }) => Ok(()),
+        other => Err(format!("a row of a million elements gave {other:?}").into()),
+    }
+}
