@@ -5,11 +5,12 @@
 //! nothing from here. What fusion cannot reach is what automatic differentiation decides above it:
 //! which tensors are kept for the backward pass. Attention is the case in point, whose matrix of
 //! weights grows with the square of the sequence. What keeps less has to call an operation with a
-//! gradient of its own, [`blackburn_backend::attention`], in one of two ways:
+//! gradient of its own, [`blackburn_backend::attention`] or [`blackburn_backend::layer_norm`], in one of
+//! two ways:
 //!
 //! | to keep | use |
 //! |---|---|
-//! | a model of `burn::nn` as it is | [`flash`]: functions that run Burn's own modules |
+//! | a model of `burn::nn` as it is | [`flash`] and [`norm`]: functions that run Burn's own modules |
 //! | checkpoints, and gain options | [`attention`] and [`transformer`]: modules with Burn's names |
 //!
 //! Burn's records hold parameters by path, and the modules have the fields of Burn's: a record of
@@ -40,6 +41,7 @@ pub mod attention;
 pub mod embedding;
 pub mod flash;
 pub mod loss;
+pub mod norm;
 mod seed;
 pub mod transformer;
 

@@ -8,6 +8,8 @@ mod cache;
 mod compare;
 #[path = "modules/loss.rs"]
 mod loss;
+#[path = "modules/norm.rs"]
+mod norm;
 #[path = "modules/options.rs"]
 mod options;
 #[path = "modules/transformer.rs"]

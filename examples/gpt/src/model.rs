@@ -2,7 +2,8 @@
 
 use crate::settings::AttentionKind;
 use blackburn::nn::{
-    flash, loss,
+    embedding::embedding,
+    flash, loss, norm,
     transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
 };
 use burn::{
@@ -104,11 +105,15 @@ impl Gpt {
         let x = match &attention.mask {
             Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
-                self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask))
+                let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
+                self.norm.forward(x)
             }
-            None => flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal()),
+            None => {
+                let x = flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal());
+                norm::layer_norm(&self.norm, x)
+            }
         };
-        self.head.forward(self.norm.forward(x))
+        self.head.forward(x)
     }
 
     /// Tokens and positions, the first of which is `start`.
@@ -163,7 +168,7 @@ impl Gpt {
         let width = x.dims()[2];
         // Of a prompt, the last token alone is asked for.
         let last = x.slice([0..1, length - 1..length, 0..width]);
-        row(self.head.forward(self.norm.forward(last)), 0)
+        row(self.head.forward(norm::layer_norm(&self.norm, last)), 0)
     }
 }
 

@@ -1,7 +1,10 @@
 //! One layer of a decoder.
 
 use super::{TransformerDecoderConfig, TransformerDecoderInput};
-use crate::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use crate::{
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    norm::{Stream, add_layer_norm},
+};
 use burn::{
     module::Module,
     nn::{
@@ -87,13 +90,14 @@ impl TransformerDecoderLayer {
         let feed_forward = |x: Tensor<3>| self.dropout.forward(self.pwff.forward(x));
         let x = input.target.clone();
         let x = if self.norm_first {
-            let x = x.clone() + look_around(self.norm_3.forward(x));
-            let x = x.clone() + look_back(self.norm_1.forward(x));
-            x.clone() + feed_forward(self.norm_2.forward(x))
+            let (x, normalized) = Stream::new(x).normalized(&self.norm_3);
+            let (x, normalized) = Stream::with(x, look_around(normalized)).normalized(&self.norm_1);
+            let (x, normalized) = Stream::with(x, look_back(normalized)).normalized(&self.norm_2);
+            x + feed_forward(normalized)
         } else {
-            let x = self.norm_1.forward(x.clone() + look_around(x));
-            let x = self.norm_2.forward(x.clone() + look_back(x));
-            self.norm_3.forward(x.clone() + feed_forward(x))
+            let (_, x) = add_layer_norm(&self.norm_1, x.clone(), look_around(x));
+            let (_, x) = add_layer_norm(&self.norm_2, x.clone(), look_back(x));
+            add_layer_norm(&self.norm_3, x.clone(), feed_forward(x)).1
         };
         input.target = x;
         input

@@ -1,7 +1,7 @@
 //! The encoder, which with causal attention is a decoder-only language model's trunk.
 
 use super::encoder_layer::{EncoderLayer, Masks, TransformerEncoderLayer};
-use crate::{attention::KvCache, refuse};
+use crate::{attention::KvCache, norm::Stream, refuse};
 use burn::{
     config::Config,
     module::{Content, DisplaySettings, Module, ModuleDisplay},
@@ -214,15 +214,17 @@ pub(crate) fn encode<'a>(
     cache: Option<&mut TransformerCache>,
 ) -> Tensor<3> {
     let TransformerEncoderInput { tensor, masks } = input;
-    match cache {
-        None => layers.fold(tensor, |x, layer| layer.forward(x, &masks, None)),
+    let stream = Stream::new(tensor);
+    let stream = match cache {
+        None => layers.fold(stream, |stream, layer| layer.forward(stream, &masks, None)),
         Some(cache) => {
             if cache.layers.len() != layers.len() {
                 let expected = format!("{} layers", layers.len());
                 refuse("transformer_encoder", "cache", &expected, cache.layers.len());
             }
             let layers = layers.zip(&mut cache.layers);
-            layers.fold(tensor, |x, (layer, cache)| layer.forward(x, &masks, Some(cache)))
+            layers.fold(stream, |stream, (layer, cache)| layer.forward(stream, &masks, Some(cache)))
         }
-    }
+    };
+    stream.into_tokens()
 }

@@ -1,7 +1,10 @@
 //! One layer of an encoder.
 
 use super::TransformerEncoderConfig;
-use crate::attention::{Heads, KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use crate::{
+    attention::{Heads, KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    norm::{Stream, add_layer_norm},
+};
 use burn::{
     module::Module,
     nn::{
@@ -116,10 +119,10 @@ pub(crate) struct Masks {
 impl EncoderLayer<'_> {
     pub(crate) fn forward(
         &self,
-        x: Tensor<3>,
+        stream: Stream,
         masks: &Masks,
         cache: Option<&mut KvCache>,
-    ) -> Tensor<3> {
+    ) -> Stream {
         let attention = |x| {
             let input = MhaInput::self_attn(x)
                 .with_masks(masks.pad.clone(), masks.attn.clone())
@@ -128,11 +131,14 @@ impl EncoderLayer<'_> {
         };
         let feed_forward = |x| self.dropout.forward(self.pwff.forward(x));
         if self.norm_first {
-            let x = x.clone() + attention(self.norm_2.forward(x));
-            x.clone() + feed_forward(self.norm_1.forward(x))
+            let (x, normalized) = stream.normalized(self.norm_2);
+            let (x, normalized) = Stream::with(x, attention(normalized)).normalized(self.norm_1);
+            Stream::with(x, feed_forward(normalized))
         } else {
-            let x = self.norm_1.forward(x.clone() + attention(x));
-            self.norm_2.forward(x.clone() + feed_forward(x))
+            let x = stream.into_tokens();
+            let (_, x) = add_layer_norm(self.norm_1, x.clone(), attention(x));
+            let (_, x) = add_layer_norm(self.norm_2, x.clone(), feed_forward(x));
+            Stream::new(x)
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Normalization for models of `burn::nn` as they are, by one kernel a pass on GPUs: functions in the
+//! place of `forward`.
+//!
+//! Burn decomposes a norm into some ten operations under automatic differentiation, and keeps several
+//! tensors of the size of its input; [`blackburn_backend::layer_norm`] keeps one, and reads it once. The
+//! modules stay Burn's, and so do their records:
+//!
+//! ```
+//! use blackburn_nn::norm;
+//! use burn::{nn::LayerNormConfig, prelude::*};
+//!
+//! let device = Device::flex();
+//! let module = LayerNormConfig::new(16).init(&device);
+//! let x = Tensor::<3>::ones([2, 5, 16], &device);
+//!
+//! // Instead of `module.forward(x + residual)`, with the sum that goes on to the next layer:
+//! let (sum, y) = norm::add_layer_norm(&module, x.clone(), x);
+//! assert_eq!((sum.dims(), y.dims()), ([2, 5, 16], [2, 5, 16]));
+//! ```
+//!
+//! The result has the dtype of the input, whatever that of the parameters: in mixed precision either may
+//! be in 16 bits. Everything is computed in f32.
+
+use blackburn_backend::layer_norm as op;
+use burn::{
+    module::{Content, DisplaySettings, ModuleDisplay, Param},
+    nn::{LayerNorm, RmsNorm},
+    tensor::Tensor,
+};
+
+/// What `module` makes of `x`, `[.., d_model]`.
+///
+/// # Panics
+///
+/// As [`blackburn_backend::layer_norm::layer_norm`], as when the last dimension is not `d_model`.
+pub fn layer_norm<const D: usize>(module: &LayerNorm, x: Tensor<D>) -> Tensor<D> {
+    match epsilon(module) {
+        Some(epsilon) => op::layer_norm(x, module.gamma.val(), beta(module), epsilon),
+        None => module.forward(x),
+    }
+}
+
+/// `x + residual`, and what `module` makes of it. Both have one shape, `[.., d_model]`, and one dtype.
+///
+/// # Panics
+///
+/// As [`layer_norm`], and when the two differ.
+pub fn add_layer_norm<const D: usize>(
+    module: &LayerNorm,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+) -> (Tensor<D>, Tensor<D>) {
+    match epsilon(module) {
+        Some(epsilon) => op::add_layer_norm(x, residual, module.gamma.val(), beta(module), epsilon),
+        None => {
+            let sum = x + residual;
+            (sum.clone(), module.forward(sum))
+        }
+    }
+}
+
+/// What `module` makes of `x`, `[.., d_model]`.
+///
+/// # Panics
+///
+/// As [`layer_norm`].
+pub fn rms_norm<const D: usize>(module: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
+    op::rms_norm(x, module.gamma.val(), module.epsilon)
+}
+
+/// `x + residual`, and what `module` makes of it, as [`add_layer_norm`].
+///
+/// # Panics
+///
+/// As [`add_layer_norm`].
+pub fn add_rms_norm<const D: usize>(
+    module: &RmsNorm,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+) -> (Tensor<D>, Tensor<D>) {
+    op::add_rms_norm(x, residual, module.gamma.val(), module.epsilon)
+}
+
+fn beta(module: &LayerNorm) -> Option<Tensor<1>> {
+    module.beta.as_ref().map(Param::val)
+}
+
+/// What `module` adds to the variance: a private field, which its description tells in full. A module
+/// that does not tell it runs by Burn's operations.
+fn epsilon(module: &LayerNorm) -> Option<f64> {
+    let described = module.custom_content(Content::new(DisplaySettings::new()))?;
+    let told = described.attributes.iter().find(|attribute| attribute.name == "epsilon")?;
+    told.value.trim().parse().ok()
+}
+
+/// A residual stream: tokens, and what is to be added to them, which the next norm does in its own pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    x: Tensor<3>,
+    addend: Option<Tensor<3>>,
+}
+
+impl Stream {
+    pub(crate) fn new(x: Tensor<3>) -> Self {
+        Self { x, addend: None }
+    }
+
+    /// With what is to be added.
+    pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>) -> Self {
+        Self { x, addend: Some(addend) }
+    }
+
+    /// The tokens, and what `norm` makes of them.
+    pub(crate) fn normalized(self, norm: &LayerNorm) -> (Tensor<3>, Tensor<3>) {
+        match self.addend {
+            Some(addend) => add_layer_norm(norm, self.x, addend),
+            None => (self.x.clone(), layer_norm(norm, self.x)),
+        }
+    }
+
+    /// The tokens.
+    pub(crate) fn into_tokens(self) -> Tensor<3> {
+        match self.addend {
+            Some(addend) => self.x + addend,
+            None => self.x,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::{nn::LayerNormConfig, tensor::Device};
+
+    #[test]
+    fn a_module_tells_its_epsilon_to_the_last_digit() {
+        for value in [1e-5, 1e-12, 0.1 + 0.2, 0.0, 1.0 / 3.0] {
+            let module = LayerNormConfig::new(3).with_epsilon(value).init(&Device::flex());
+            assert_eq!(epsilon(&module), Some(value));
+        }
+    }
+}
