@@ -18,7 +18,7 @@ const F32: FloatKind = FloatKind::F32;
 
 /// GPT-2's, in a plane, and one that vectors do not divide; wide ones in a cube; the widest that each tier
 /// of each pass takes; one that units do not share out evenly.
-const WIDTHS: [usize; 8] = [512, 768, 769, 4096, 8192, 8200, 9216, 24_576];
+const WIDTHS: [usize; 7] = [512, 768, 769, 4096, 8192, 8200, 24_576];
 
 /// What is compiled apart.
 #[derive(Clone, Copy)]
