@@ -88,9 +88,9 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
             let product = grad * Vector::<f32, N>::cast_from(factors[v]);
             plain += product;
             weighted += product * normal;
-            dgamma[v] = dgamma[v] + grad * normal;
+            dgamma[v] += grad * normal;
             if comptime!(form.bias) {
-                dbeta[v] = dbeta[v] + grad;
+                dbeta[v] += grad;
             }
         }
         let mut mean_plain = 0.0f32;
