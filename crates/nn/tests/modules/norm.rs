@@ -98,10 +98,12 @@ fn an_rms_norm_is_that_of_burn() {
 /// In mixed precision parameters come in 16 bits, or in f32 where they are left alone.
 #[test]
 fn results_have_the_type_of_the_input() {
+    fn cast(param: Param<Tensor<1>>) -> Param<Tensor<1>> {
+        param.map(|tensor| tensor.cast(FloatDType::BF16))
+    }
     let device = Device::flex();
     let in_f32 = module(true, &device);
     let mut in_bf16 = in_f32.clone();
-    let cast = |param: Param<Tensor<1>>| param.map(|tensor| tensor.cast(FloatDType::BF16));
     in_bf16.gamma = cast(in_bf16.gamma);
     in_bf16.beta = in_bf16.beta.map(cast);
     let x: Tensor<3> = tensor(SHAPE, 0.5, &device);
