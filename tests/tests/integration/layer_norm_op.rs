@@ -312,31 +312,28 @@ fn beyond_a_cube(device: &Device) -> Result<(), Failed> {
 }
 
 fn bad_arguments(device: &Device) -> Result<(), Failed> {
-    let x = Tensor::<2>::ones([2, 4], device);
-    let right = Tensor::<1>::ones([4], device);
-    let wrong = Tensor::<1>::ones([3], device);
-    let other = Tensor::<2>::ones([2, 3], device);
-    let calls: [(&str, Box<dyn Fn()>); 4] = [
-        ("gamma", {
-            let (x, wrong) = (x.clone(), wrong.clone());
-            Box::new(move || drop(layer_norm(x.clone(), wrong.clone(), None, EPSILON)))
+    fn ones<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+        Tensor::ones(shape, device)
+    }
+    type Call = fn(&Device);
+    let calls: [(&str, Call); 4] = [
+        ("gamma", |device| {
+            drop(layer_norm(ones([2, 4], device), ones([3], device), None, EPSILON));
         }),
-        ("beta", {
-            let (x, right) = (x.clone(), right.clone());
-            Box::new(move || {
-                drop(layer_norm(x.clone(), right.clone(), Some(wrong.clone()), EPSILON));
-            })
+        ("beta", |device| {
+            let beta = Some(ones([3], device));
+            drop(layer_norm(ones([2, 4], device), ones([4], device), beta, EPSILON));
         }),
-        ("residual", {
-            let (x, right) = (x.clone(), right.clone());
-            Box::new(move || {
-                drop(add_rms_norm(x.clone(), other.clone(), right.clone(), EPSILON));
-            })
+        ("residual", |device| {
+            let [x, residual] = [4, 3].map(|width| ones([2, width], device));
+            drop(add_rms_norm(x, residual, ones([4], device), EPSILON));
         }),
-        ("epsilon", Box::new(move || drop(rms_norm(x.clone(), right.clone(), f64::NAN)))),
+        ("epsilon", |device| {
+            drop(rms_norm(ones([2, 4], device), ones([4], device), f64::NAN));
+        }),
     ];
     for (argument, call) in calls {
-        let panic = catch_unwind(AssertUnwindSafe(call)).err().ok_or("no panic")?;
+        let panic = catch_unwind(AssertUnwindSafe(|| call(device))).err().ok_or("no panic")?;
         let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
         if !message.contains(&format!("`{argument}`")) {
             return Err(format!("a wrong {argument} was reported as: {message}").into());

@@ -1,8 +1,6 @@
 //! Variants of layer and RMS normalization.
 
-use super::{
-    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, bandwidth_bound, properties, variant,
-};
+use super::{CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, variant};
 use crate::layer_norm::{
     LayerNormBlueprint, LayerNormForm, LayerNormProblem, Norm, Pass, SUM_COLUMNS,
     layer_norm_backward_kernel, layer_norm_forward_kernel, layer_norm_parameters_kernel,
@@ -16,7 +14,7 @@ use std::sync::Arc;
 const PLANE: u32 = 32;
 const F32: FloatKind = FloatKind::F32;
 
-/// GPT-2's, in a plane, and one that vectors do not divide; wide ones in a cube; the widest that each tier
+/// GPT-2's, and one that vectors do not divide; wide ones in a cube; the widest that each tier
 /// of each pass takes; one that units do not share out evenly.
 const WIDTHS: [usize; 7] = [512, 768, 769, 4096, 8192, 8200, 24_576];
 
@@ -187,20 +185,24 @@ fn backward(this: Variant, plan: LayerNormBlueprint) -> Result<CudaKernel, Sourc
 fn parameters(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
     /// As many as make a cube of 1024 units.
     const LANES: u32 = 1024 / SUM_COLUMNS;
-    bandwidth_bound(
-        format!("layer_norm_parameters_{name}"),
-        layer_norm_parameters_kernel::LayerNormParametersKernel::new(
-            settings(SUM_COLUMNS, LANES),
-            properties(),
-            Arc::default(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            LANES,
-            true,
-            dtype,
-        ),
-    )
+    let kernel = layer_norm_parameters_kernel::LayerNormParametersKernel::new(
+        settings(SUM_COLUMNS, LANES),
+        properties(),
+        Arc::default(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        LANES,
+        true,
+        dtype,
+    );
+    // A cube fills a multiprocessor.
+    let promise = Promise {
+        architectures: EVERY_ARCHITECTURE.to_vec(),
+        tensor_core: None,
+        max_registers: Some(64),
+    };
+    variant(format!("layer_norm_parameters_{name}"), kernel, promise)
 }

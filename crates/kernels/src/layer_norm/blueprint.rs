@@ -22,6 +22,15 @@ impl Pass {
         }
     }
 
+    /// Elements of a unit up to which a row has a plane of its own, which waits for no other. Backward, 24
+    /// would spill registers.
+    fn plane_elements(self) -> usize {
+        match self {
+            Self::Forward => 24,
+            Self::Backward => 16,
+        }
+    }
+
     fn tiers(self) -> &'static [Tier] {
         match self {
             Self::Forward => &FORWARD_TIERS,
@@ -89,14 +98,10 @@ const FORWARD_TIERS: [Tier; 3] = [
 ];
 
 /// With two sums for each element.
-const BACKWARD_TIERS: [Tier; 3] = [
+const BACKWARD_TIERS: [Tier; 2] = [
     Tier { elements: 8, units: 512, registers: 64 },
     Tier { elements: 16, units: 512, registers: 128 },
-    Tier { elements: 24, units: 320, registers: 200 },
 ];
-
-/// Elements of a unit up to which a row has a plane of its own, which waits for no other.
-const PLANE_ELEMENTS: usize = 24;
 
 impl LayerNormBlueprint {
     /// The widest loads that divide a row; a plane for each row if it holds one, and otherwise a cube,
@@ -145,17 +150,18 @@ impl LayerNormBlueprint {
         let columns = problem.width / vector_size;
         let tiers = pass.tiers().iter();
         let of_plane = columns.div_ceil(plane as usize);
-        let (tier, planes, rows, vectors) = if of_plane * vector_size <= PLANE_ELEMENTS {
+        let (tier, planes, vectors) = if of_plane * vector_size <= pass.plane_elements() {
             let tier = tiers.clone().find(|tier| of_plane * vector_size <= tier.elements)?;
-            (tier, 1, (tier.units / plane).max(1), of_plane)
+            (tier, 1, of_plane)
         } else {
             let vectors = |tier: &Tier| columns.div_ceil(tier.units as usize);
             let tier = tiers.clone().find(|tier| vectors(tier) * vector_size <= tier.elements)?;
             let vectors = vectors(tier);
             // No more units than the tier has.
-            (tier, columns.div_ceil(vectors * plane as usize) as u32, 1, vectors)
+            (tier, columns.div_ceil(vectors * plane as usize) as u32, vectors)
         };
         let units = plane * planes;
+        let rows = (tier.units / units).max(1);
         let at_once = (REGISTERS / tier.registers) as u32 / (units * rows);
         Some(Self {
             vector_size,
@@ -247,10 +253,12 @@ mod tests {
 
     #[test]
     fn narrow_rows_have_a_plane_and_wide_ones_a_cube() {
+        let narrow = plan(768, FloatKind::BF16, Pass::Forward).unwrap();
+        assert_eq!((narrow.planes, narrow.rows, narrow.vectors, narrow.even), (1, 8, 3, true));
+        // Backward the same row is shared by three planes.
+        let narrow = plan(768, FloatKind::BF16, Pass::Backward).unwrap();
+        assert_eq!((narrow.planes, narrow.rows, narrow.vectors, narrow.even), (3, 5, 1, true));
         for pass in [Pass::Forward, Pass::Backward] {
-            let narrow = plan(768, FloatKind::BF16, pass).unwrap();
-            assert_eq!((narrow.planes, narrow.vectors, narrow.even), (1, 3, true));
-            assert!(narrow.rows > 1);
             let wide = plan(4096, FloatKind::BF16, pass).unwrap();
             assert_eq!((wide.planes, wide.rows, wide.vectors, wide.even), (16, 1, 1, true));
         }

@@ -31,8 +31,8 @@
 //!
 //! A row is loaded once, in vectors of up to 16 bytes, and stays in registers in its own type while its
 //! units add up its mean and then its variance around that mean, which loses no digits where the mean
-//! is large. Narrow rows have a plane each, whose units exchange sums without memory; wide ones have a
-//! cube. On devices without operations of planes, units meet in shared memory. Widths that no vector
+//! is large. Narrow rows have a plane each, whose units exchange sums without memory; wider ones several,
+//! up to a cube, which meet in shared memory. On devices without operations of planes all units meet there. Widths that no vector
 //! divides take narrower loads, and units that have nothing left hold zeros.
 //!
 //! Backward, each cube works through many rows and keeps the sums of dgamma and dbeta over them in
