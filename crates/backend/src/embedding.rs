@@ -6,10 +6,7 @@
 #[cfg(feature = "gpu")]
 use crate::{declined::tell_once, handles::contiguous_buffer};
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{
-    KernelError,
-    embedding::embedding_backward,
-};
+use blackburn_kernels::{KernelError, embedding::embedding_backward};
 use burn::{
     backend::{
         Autodiff, Backend, Dispatch, TensorMetadata,

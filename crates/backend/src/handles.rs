@@ -135,14 +135,6 @@ pub(crate) fn consume(context: &mut Tensors, tensor: &TensorIr) {
     context.handles.free(&TensorIr { status: tensor.status, ..known });
 }
 
-/// The memory of a tensor, contiguous. The tensor is let go of: where it was the last to hold its memory,
-/// a kernel may write there.
-pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
-    let tensor = burn_cubecl::kernel::into_contiguous(tensor);
-    let elements = tensor.meta.shape().num_elements();
-    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
-}
-
 /// Makes `buffer` the memory of `out`, contiguous, on the device of `like` and of its type.
 ///
 /// # Errors

@@ -101,7 +101,7 @@ impl Gpt {
     /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`.
     fn forward(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
         let [batch, length] = ids.dims();
-        let x = self.embed(ids, 0);
+        let x = self.embed(ids, 0, attention.is_flash());
         let x = match &attention.mask {
             Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
@@ -116,11 +116,14 @@ impl Gpt {
         self.head.forward(x)
     }
 
-    /// Tokens and positions, the first of which is `start`.
-    fn embed(&self, ids: Tensor<2, Int>, start: usize) -> Tensor<3> {
+    /// Tokens and positions, the first of which is `start`; by Blackburn's operation or by Burn's own.
+    fn embed(&self, ids: Tensor<2, Int>, start: usize, is_ours: bool) -> Tensor<3> {
         let places = start as i64..(start + ids.dims()[1]) as i64;
         let positions = Tensor::<1, Int>::arange(places, &ids.device()).unsqueeze::<2>();
-        self.dropout.forward(self.tokens.forward(ids) + self.positions.forward(positions))
+        let rows = |module: &Embedding, ids| {
+            if is_ours { embedding(module, ids) } else { module.forward(ids) }
+        };
+        self.dropout.forward(rows(&self.tokens, ids) + rows(&self.positions, positions))
     }
 
     /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element. With flash
@@ -163,7 +166,7 @@ impl Gpt {
         cache: &mut TransformerCache,
     ) -> Tensor<1> {
         let [_, length] = ids.dims();
-        let input = FlashInput::new(self.embed(ids, cache.len()));
+        let input = FlashInput::new(self.embed(ids, cache.len(), true));
         let x = flash::transformer_encoder_cached(&self.blocks, input, cache);
         let width = x.dims()[2];
         // Of a prompt, the last token alone is asked for.

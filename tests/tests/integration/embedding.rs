@@ -23,9 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             move || on_device_with(dtype(storage), |client| gradients(client, storage)),
         ));
     }
-    trials.push(Trial::ignorable_test("embedding::bad_arguments_are_named", || {
-        on_device(refusals)
-    }));
+    trials
+        .push(Trial::ignorable_test("embedding::bad_arguments_are_named", || on_device(refusals)));
     trials.push(Trial::ignorable_test("embedding::training_is_that_of_burns_own", || {
         on_burn_device(as_burns)
     }));

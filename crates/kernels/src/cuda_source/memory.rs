@@ -2,7 +2,8 @@
 //! gradient of an embedding.
 
 use super::{
-    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings, settings_1d, variant,
+    CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings, settings_1d,
+    variant,
 };
 use crate::{
     embedding::{SORT_UNITS, embedding_backward_kernel, embedding_sort_kernel},

@@ -25,6 +25,6 @@ pub(crate) use backward::embedding_backward_kernel;
 pub use launch::embedding_backward;
 pub use problem::{EmbeddingProblem, MOST_INDICES};
 #[cfg(feature = "cuda-source")]
-pub(crate) use sort::embedding_sort_kernel;
-#[cfg(feature = "cuda-source")]
 pub(crate) use sort::UNITS as SORT_UNITS;
+#[cfg(feature = "cuda-source")]
+pub(crate) use sort::embedding_sort_kernel;
