@@ -150,7 +150,7 @@ impl<B: EmbeddingPrimitives> Backward<B, 1> for Embedding {
 /// | weights | `[rows, columns]` | any float; the gradient's kernel takes f32, f16 and bf16 |
 /// | index | `[batch, seq]`, from 0 to `rows - 1` | any integer; the gradient's kernel takes i32 |
 ///
-/// On GPUs the gradient sums in f32, in the order of the places, and is rounded once; indices that name no
+/// On GPUs the gradient sums in f32, in an order that depends on the indices alone, and is rounded once; indices that name no
 /// row add nothing to it. The forward pass does not check them, as Burn's does not.
 ///
 /// # Panics

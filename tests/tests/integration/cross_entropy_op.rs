@@ -211,19 +211,26 @@ fn upstream(device: &Device) -> Result<(), Failed> {
     let gradients = (loss.clone() * loss.clone()).sum().backward();
     let loss = values(loss.inner())?[0];
     let actual = values(weight.grad(&gradients).ok_or("the gradient is missing")?)?;
-    let mut expected = vec![0.0; 33 * 33];
+    // Tensor cores cut the operands of both products to TF32's ten bits: those of the sum, and the logits,
+    // which are off by as much of the largest. Then a probability is by twice that, relatively, and the
+    // mean loss by once.
+    const CUT: f64 = 1.0 / 1024.0;
+    let (mut expected, mut bounds) = (vec![0.0; 33 * 33], vec![0.0; 33 * 33]);
     let scale = 2.0 * loss / case.counted();
     for row in 0..6 {
         let (asked, logits) = case.row(row);
         let gradient = asked.gradient(logits, scale);
+        let off = CUT * logits.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let sum: f64 = logits.iter().map(|x| x.exp()).sum();
         for (i, x) in logits.iter().enumerate() {
             for (j, dx) in gradient.iter().enumerate() {
+                let probability = logits[j].exp() / sum;
+                let error = dx.abs() * (2.0 * CUT + off / loss) + 2.0 * off * scale * probability;
                 expected[i * 33 + j] += 0.5 * x * dx;
+                bounds[i * 33 + j] += 0.5 * x.abs() * error;
             }
         }
     }
-    // Six terms of at most four, with TF32's operands where tensor cores take them.
-    let bounds = vec![2e-3; expected.len()];
     compare(&actual, &expected, &bounds)?;
     Ok(())
 }

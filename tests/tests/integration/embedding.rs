@@ -56,7 +56,7 @@ fn integers(client: &Client, values: &[i32]) -> Buffer {
 }
 
 fn gradients(client: &Client, storage: Storage) -> Result<(), Failed> {
-    // Places, rows and columns around cubes (128 places; 4 places by 32 vectors), odd ones too.
+    // Places, rows and columns around cubes (128 places; 32 vectors), odd ones too.
     let sizes =
         [(1, 1, 1), (3, 2, 7), (127, 50, 8), (128, 3, 260), (129, 1000, 33), (700, 40, 768)];
     for (n, rows, columns) in sizes {

@@ -1,6 +1,9 @@
 //! What follows a product: in its epilogue where it fits, computed as written where it does not.
 
-use super::{F32, expect_products, is_ours, layer_precision, new_layer, product_precision, trial};
+use super::{
+    F32, compare_product, expect_products, is_ours, layer_precision, new_layer, product_precision,
+    trial,
+};
 use blackburn_reference::{
     activation::Activation,
     linear::Linear as Exact,
@@ -27,6 +30,7 @@ pub(super) fn trials() -> Vec<Trial> {
         trial("a_product_that_is_read_again_is_kept", product_is_kept),
         trial("a_layer_s_output_that_its_activation_leaves_is_kept", preactivation_is_kept),
         trial("what_only_looks_like_a_step_is_computed_as_written", lookalikes),
+        trial("a_gradient_that_a_batch_shares_is_one_product", batch_sum),
     ]
 }
 
@@ -282,6 +286,37 @@ fn lookalikes(device: &Device) -> Result<(), Failed> {
         product
             .check(&y, [slope, ERF_ERROR], exact)
             .map_err(|error| format!("{name}: {}", error.message().unwrap_or("")))?;
+    }
+    Ok(())
+}
+
+/// The gradient of a weight that all of a batch share, as Burn computes it: a product for each of the
+/// batch, and their sum. Batches that do not go on in each other are summed by what comes behind.
+fn batch_sum(device: &Device) -> Result<(), Failed> {
+    const BATCH: usize = 3;
+    let rows = BATCH * ROWS;
+    let (x, dy) = (normal(7, rows * INPUTS, 1.0, F32), normal(8, rows * OUTPUTS, 1.0, F32));
+    let case = MatmulCase { m: INPUTS, n: OUTPUTS, k: rows, ..case() };
+    let by_columns = transpose(&x, INPUTS);
+    // The same numbers with the batch innermost, which does not go on along the sum.
+    let place = |row: usize| row % BATCH * ROWS + row / BATCH;
+    let swapped: Vec<f64> =
+        (0..rows).flat_map(|row| dy[place(row) * OUTPUTS..][..OUTPUTS].iter().copied()).collect();
+    for goes_on in [true, false] {
+        let x = tensor(&x, [BATCH, ROWS, INPUTS], F32, device);
+        let of_dy = match goes_on {
+            true => tensor(&dy, [BATCH, ROWS, OUTPUTS], F32, device),
+            false => tensor(&swapped, [ROWS, BATCH, OUTPUTS], F32, device),
+        };
+        device.sync().map_err(|error| error.to_string())?;
+        let (dw, blocks) = blocks_of(device, || {
+            let dy = if goes_on { of_dy } else { of_dy.swap_dims(0, 1) };
+            values(x.swap_dims(1, 2).matmul(dy).sum_dim(0))
+        })?;
+        compare_product(&case, [&by_columns, &dy], &dw)?;
+        if goes_on {
+            expect_one_launch(&blocks, 2)?;
+        }
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 /// One thing done to the product.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Action {
+    /// Summed over its first dimension of three: the gradient of a matrix that all of a batch share.
+    BatchSum,
     /// Multiplied, or divided, by the number at that position of the stream.
     Scale { scalar: u64, divides: bool },
     /// One number added to each column.
@@ -31,14 +33,15 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// What is done to a product comes in this order; views fit in anywhere.
+    /// What is done to a product comes in this order; views fit in anywhere but before a sum.
     fn rank(&self) -> usize {
         match self {
             Self::View => 0,
-            Self::Scale { .. } => 1,
-            Self::Bias(_) => 2,
-            Self::Activation { .. } => 3,
-            Self::Residual(_) => 4,
+            Self::BatchSum => 1,
+            Self::Scale { .. } => 2,
+            Self::Bias(_) => 3,
+            Self::Activation { .. } => 4,
+            Self::Residual(_) => 5,
         }
     }
 }
@@ -146,7 +149,7 @@ impl Chain {
     }
 
     fn single_step<'a>(&self, operation: &'a OperationIr) -> Option<(Action, &'a TensorIr)> {
-        use NumericOperationIr::{Add, DivScalar, MulScalar};
+        use NumericOperationIr::{Add, DivScalar, MulScalar, SumDim};
 
         match operation {
             OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => {
@@ -155,6 +158,14 @@ impl Chain {
             OperationIr::NumericFloat(_, MulScalar(op)) => self.scale(op, false),
             OperationIr::NumericFloat(_, DivScalar(op)) => self.scale(op, true),
             OperationIr::NumericFloat(_, Add(op)) => self.add(op),
+            OperationIr::NumericFloat(_, SumDim(op)) => {
+                let is_of_batch = self.steps.is_empty()
+                    && op.axis == 0
+                    && op.input.shape.num_dims() == 3
+                    && op.out.dtype == op.input.dtype
+                    && self.is_spent_by(&op.input);
+                is_of_batch.then_some((Action::BatchSum, &op.out))
+            }
             _ => None,
         }
     }
@@ -186,7 +197,7 @@ impl Chain {
     }
 
     fn has_bias(&self) -> bool {
-        self.steps.iter().any(|step| step.action.rank() >= 2)
+        self.steps.iter().any(|step| step.action.rank() >= 3)
     }
 
     /// Whether `tensor` is the chain's value, read for the last time.
@@ -201,7 +212,9 @@ impl Chain {
     fn reads(&self, id: TensorId) -> bool {
         let operand = |step: &Step| match &step.action {
             Action::Bias(tensor) | Action::Residual(tensor) => tensor.id == id,
-            Action::Scale { .. } | Action::Activation { .. } | Action::View => false,
+            Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
+                false
+            }
         };
         self.lhs.id == id || self.rhs.id == id || self.steps.iter().any(operand)
     }

@@ -78,12 +78,26 @@ impl Chain {
         let lhs = Input::of(context, &self.lhs, OP)?;
         let rhs = Input::of(context, &self.rhs, OP)?;
         let settings = settings();
-        let problem =
-            MatmulProblem::new(layout(&lhs), layout(&rhs), lhs.dtype, settings.f32_precision)?;
-
+        let (of_lhs, of_rhs, dtype) = (layout(&lhs), layout(&rhs), lhs.dtype);
+        let precision = settings.f32_precision;
         let mut epilogue = Epilogue::default();
         let mut served = 0;
-        for step in &self.steps {
+        let summed = self.steps.first().is_some_and(|step| step.action == Action::BatchSum);
+        let summed = summed
+            .then(|| MatmulProblem::summed_over_batch(of_lhs, of_rhs, dtype, precision))
+            .transpose()
+            .unwrap_or_else(|reason| {
+                declined::tell_once(NAME, &reason);
+                None
+            });
+        let problem = match summed {
+            Some(problem) => {
+                served = 1;
+                problem
+            }
+            None => MatmulProblem::new(of_lhs, of_rhs, dtype, precision)?,
+        };
+        for step in &self.steps[served..] {
             match step.add_to(&mut epilogue, context, &problem) {
                 Ok(()) => served += 1,
                 Err(reason) => {
@@ -126,7 +140,9 @@ impl Step {
     fn operand(&self) -> Option<&TensorIr> {
         match &self.action {
             Action::Bias(tensor) | Action::Residual(tensor) => Some(tensor),
-            Action::Scale { .. } | Action::Activation { .. } | Action::View => None,
+            Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
+                None
+            }
         }
     }
 
@@ -163,6 +179,9 @@ impl Step {
                 epilogue.keep_preactivation = *kept;
             }
             Action::View => {}
+            Action::BatchSum => {
+                return Err(unsupported("a sum over batches that do not follow each other"));
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 use super::{
     EmbeddingProblem,
-    backward::embedding_backward_kernel,
+    backward::{COLUMN_UNITS, SHARES, embedding_backward_kernel},
     sort::{UNITS, embedding_sort_kernel},
 };
 use crate::{KernelError, buffer::Buffer};
@@ -10,9 +10,6 @@ use cubecl::{
     prelude::*,
 };
 
-/// Units of a cube along columns, and places that it looks at.
-const COLUMN_UNITS: u32 = 32;
-const PLACES: u32 = 4;
 /// Cubes along places, which go on from there.
 const MOST_CUBES: usize = 1 << 15;
 
@@ -56,14 +53,14 @@ pub fn embedding_backward(
         .max()
         .unwrap_or(1);
     let vectors = (columns / vector_size) as u32;
-    let down = indices.div_ceil(PLACES as usize).min(MOST_CUBES) as u32;
+    let down = indices.min(MOST_CUBES) as u32;
     // SAFETY: as above; dy holds `indices` rows and dw `rows` of `columns` elements, a multiple of the
     // vector size, and the kernel stops at the last place, row and column.
     unsafe {
         embedding_backward_kernel::launch_unchecked(
             client,
             CubeCount::Static(vectors.div_ceil(COLUMN_UNITS), down, 1),
-            CubeDim::new_2d(COLUMN_UNITS, PLACES),
+            CubeDim::new_2d(COLUMN_UNITS, SHARES),
             vector_size,
             index.arg(1),
             order.arg(1),

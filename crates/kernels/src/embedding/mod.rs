@@ -10,7 +10,7 @@
 //! | dy | n x columns | f32, f16 or bf16 |
 //! | dw, overwritten where an index names a row | v x columns | that of dy |
 //!
-//! Sums are in f32, in the order of i, and rounded once. There are no atomics, so results repeat to the bit;
+//! Sums are in f32, in an order that depends on the indices alone, and rounded once. There are no atomics, so results repeat to the bit;
 //! instead the places are sorted by index first, by counting: the place of i is the number of smaller
 //! indices and of equal ones before it. That takes n^2 comparisons, which for the tokens of a step are few
 //! microseconds, and beyond [`MOST_INDICES`] too many.

@@ -60,6 +60,38 @@ pub struct TensorLayout<'a> {
 }
 
 impl MatmulProblem {
+    /// The sum of the products of two batches of matrices: one product, over the rows of all of the right
+    /// operands and the columns of all of the left ones.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`KernelError::Unsupported`] where one matrix's rows or columns do not
+    /// go on in the next matrix.
+    pub fn summed_over_batch(
+        lhs: TensorLayout<'_>,
+        rhs: TensorLayout<'_>,
+        out: ElemType,
+        f32_precision: F32Precision,
+    ) -> Result<Self, KernelError> {
+        let (&[batch, m, k], &[l0, l1, l2]) = (lhs.shape, lhs.strides) else {
+            return Err(invalid("lhs", "rank 3".into(), lhs.shape.len()));
+        };
+        let (&[rhs_batch, rhs_k, n], &[r0, r1, r2]) = (rhs.shape, rhs.strides) else {
+            return Err(invalid("rhs", "rank 3".into(), rhs.shape.len()));
+        };
+        // The stride of a dimension of size 1 has no meaning: the next row is the next matrix's.
+        let l2 = if k == 1 { l0 } else { l2 };
+        let r1 = if rhs_k == 1 { r0 } else { r1 };
+        let goes_on = batch == rhs_batch && (batch == 1 || l0 == k * l2 && r0 == rhs_k * r1);
+        if !goes_on {
+            let reason = "a sum over matrices that do not go on in each other".into();
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
+        let lhs = TensorLayout { shape: &[m, batch * k], strides: &[l1, l2], ..lhs };
+        let rhs = TensorLayout { shape: &[batch * rhs_k, n], strides: &[r1, r2], ..rhs };
+        Self::new(lhs, rhs, out, f32_precision)
+    }
+
     /// The product of two tensors of equal rank over their last two dimensions, leading dimensions
     /// broadcast as Burn's do.
     ///
@@ -269,6 +301,29 @@ mod tests {
         assert_eq!((p.lhs_span(), p.rhs_span(), p.out_elements()), (120, 42, 140));
         assert_eq!(p.flops(), 2.0 * 20.0 * 7.0 * 6.0);
         assert_eq!(p.bytes(), 2 * (120 + 42 + 140));
+    }
+
+    #[test]
+    fn a_gradient_that_a_batch_shares_is_one_product() {
+        let summed =
+            |lhs, rhs| MatmulProblem::summed_over_batch(lhs, rhs, BF16, F32Precision::Tf32);
+        // x [4, 5, 6] seen as [4, 6, 5], and dy [4, 5, 7].
+        let (x, dy) = (layout(&[4, 6, 5], &[30, 1, 6]), layout(&[4, 5, 7], &[35, 7, 1]));
+        let p = summed(x, dy).unwrap();
+        assert_eq!((p.batch, p.m, p.n, p.k), ([1, 1], 6, 7, 20));
+        assert_eq!((p.lhs.row_stride, p.lhs.column_stride), (1, 6));
+        // Of one row, which is where the next one lies in the next matrix.
+        let (x, dy) = (layout(&[4, 6, 1], &[6, 1, 99]), layout(&[4, 1, 7], &[7, 99, 1]));
+        let p = summed(x, dy).unwrap();
+        assert_eq!((p.k, p.lhs.column_stride, p.rhs.row_stride), (4, 6, 7));
+        // Matrices with something between, and those that do not go on along the sum.
+        for (x, dy) in [
+            (layout(&[4, 6, 5], &[40, 1, 6]), layout(&[4, 5, 7], &[35, 7, 1])),
+            (layout(&[4, 6, 5], &[30, 5, 1]), layout(&[4, 5, 7], &[35, 7, 1])),
+            (layout(&[4, 6, 5], &[30, 1, 6]), layout(&[1, 5, 7], &[35, 7, 1])),
+        ] {
+            assert!(matches!(summed(x, dy), Err(KernelError::Unsupported { .. })));
+        }
     }
 
     #[test]

@@ -142,13 +142,10 @@ impl<M: Module, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
             return Ok(pass(model, inputs));
         }
         let held = self.held.get_or_insert_with(|| HeldModel::new(model, &self.policy));
-        match &mut self.stage {
-            Stage::Recorded(recording) if recording.inputs.layout() == inputs.layout() => {
-                held.refresh(model);
-                recording.inputs = recording.inputs.clone().overwritten(inputs);
-                return recording.replay(&held.model);
-            }
-            Stage::WarmUp { passes, failures } if *passes >= WARM_UP_PASSES => {
+        if let Stage::WarmUp { passes, failures } = &mut self.stage {
+            if *passes < WARM_UP_PASSES {
+                *passes += 1;
+            } else {
                 let failures = *failures;
                 held.refresh(model);
                 self.stage = match Recording::new(&device, &held.model, &inputs, &pass) {
@@ -162,8 +159,13 @@ impl<M: Module, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
                     }
                 };
             }
-            Stage::WarmUp { passes, .. } => *passes += 1,
-            _ => {}
+        }
+        if let Stage::Recorded(recording) = &mut self.stage
+            && recording.inputs.layout() == inputs.layout()
+        {
+            held.refresh(model);
+            recording.inputs = recording.inputs.clone().overwritten(inputs);
+            return recording.replay(&held.model);
         }
         // The stream knows nothing of what parameters share memory with: what read them is let through
         // before they are overwritten, and they are overwritten before they are read.

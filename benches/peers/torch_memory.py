@@ -1,0 +1,88 @@
+"""PyTorch's side of what memory bounds: norms, cross-entropy, AdamW.
+
+    python3 torch_memory.py > torch.tsv
+
+Prints op, pass, shape, subject, median, least and most milliseconds, GB/s. Bytes are those that have to be
+moved: what Blackburn's side counts. Timed as torch_matmul.py does.
+"""
+
+import math
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+DEVICE, BF16 = "cuda", torch.bfloat16
+
+
+def batch_ms(run, launches):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(launches):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3 / launches
+
+
+def measure(run):
+    batch_ms(run, 3)
+    launches = min(200, max(1, math.ceil(8.0 / batch_ms(run, 5))))
+    times = sorted(batch_ms(run, launches) for _ in range(15))
+    return statistics.median(times), times[0], times[-1]
+
+
+def show(op, of_pass, shape, subject, moved, run):
+    median, least, most = measure(run)
+    print(op, of_pass, shape, subject, f"{median:.4f}", f"{least:.4f}", f"{most:.4f}", f"{moved / median / 1e6:.0f}", sep="\t", flush=True)
+
+
+def layer_norms():
+    for rows, columns in [(65536, 4096), (8192, 768)]:
+        x = torch.randn(rows, columns, device=DEVICE, dtype=BF16)
+        dy = torch.randn_like(x)
+        norm = torch.nn.LayerNorm(columns, device=DEVICE, dtype=BF16)
+
+        def forward_backward(call, x=x, dy=dy, norm=norm):
+            x.grad = norm.weight.grad = norm.bias.grad = None
+            call(x).backward(dy)
+
+        for subject, call in [("torch", norm), ("torch-compile", torch.compile(norm))]:
+            with torch.no_grad():
+                show("layer_norm", "forward", f"{rows}x{columns}", subject, 4 * x.numel(), lambda: call(x))
+            x.requires_grad_()
+            show("layer_norm", "forward_backward", f"{rows}x{columns}", subject, 10 * x.numel(), lambda: forward_backward(call))
+            x.requires_grad_(False)
+
+
+def cross_entropy():
+    rows, classes = 8192, 50257
+    logits = torch.randn(rows, classes, device=DEVICE, dtype=BF16, requires_grad=True)
+    targets = torch.randint(0, classes, (rows,), device=DEVICE)
+
+    def forward_backward(call):
+        logits.grad = None
+        call(logits, targets).backward()
+
+    for subject, call in [("torch", F.cross_entropy), ("torch-compile", torch.compile(F.cross_entropy))]:
+        with torch.no_grad():
+            show("cross_entropy", "forward", f"{rows}x{classes}", subject, 2 * logits.numel(), lambda: call(logits, targets))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        show("cross_entropy", "forward_backward", f"{rows}x{classes}", subject, 6 * logits.numel(), lambda: forward_backward(call))
+        print(f"# {subject}: peak {(torch.cuda.max_memory_allocated() - before) >> 20} MiB beside the logits", flush=True)
+
+
+def adamw():
+    parameters = [torch.randn(163_037_184 // 148, device=DEVICE).requires_grad_() for _ in range(148)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)
+    elements = sum(parameter.numel() for parameter in parameters)
+    show("adamw", "step", str(elements), "torch", 28 * elements, optimizer.step)
+
+
+if __name__ == "__main__":
+    layer_norms()
+    cross_entropy()
+    adamw()
