@@ -29,8 +29,12 @@ mod gradient_graph;
 mod layer_norm;
 #[path = "integration/linear.rs"]
 mod linear;
+#[path = "integration/loss_scaling.rs"]
+mod loss_scaling;
 #[path = "integration/matmul.rs"]
 mod matmul;
+#[path = "integration/resources.rs"]
+mod resources;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
 #[path = "integration/training.rs"]
@@ -60,7 +64,9 @@ fn main() -> ExitCode {
         gradient_graph::trials(),
         layer_norm::trials(),
         linear::trials(),
+        loss_scaling::trials(),
         matmul::trials(),
+        resources::trials(),
         square_sum::trials(),
         training::trials(),
     ];

@@ -1,15 +1,16 @@
-//! What the training toolkit adds to a step: a GPT-2 sized encoder of unmodified `burn::nn` layers,
-//! trained for a few steps without it and with more and more of it, in turns.
+//! What the training toolkit adds to a step: a GPT-2 sized encoder of `burn::nn` layers, trained for a few
+//! steps without it and with more and more of it, with and without a graph, in turns.
 //! `toolkit_sweep > toolkit.tsv`
 
 use blackburn::{
-    nn::{flash, transformer::TransformerEncoderInput},
+    nn::{embedding::embedding, flash, loss, transformer::TransformerEncoderInput},
     train::{
         accumulate::GradientSum,
         clip::clip_global_norm,
+        graph::GradientGraph,
         optim::AdamWGroups,
-        precision::{Precision, PrecisionPolicy, full_precision},
-        scaler::{GradScaler, GradScalerConfig},
+        precision::{Precision, PrecisionPolicy},
+        scaler::{GradScaler, GradScalerConfig, scaled},
     },
 };
 use blackburn_benches::device;
@@ -65,13 +66,12 @@ struct Model {
 impl Model {
     fn loss(&self, ids: Tensor<2, Int>) -> Tensor<1> {
         let [batch, length] = ids.dims();
-        let x = self.embedding.forward(ids.clone());
-        let input = TransformerEncoderInput::new(x).causal();
-        let logits = self.head.forward(flash::transformer_encoder(&self.blocks, input));
-        let vocabulary = logits.dims()[2];
-        let logits = full_precision(logits.reshape([batch * length, vocabulary]));
-        let device = logits.device();
-        CrossEntropyLossConfig::new().init(&device).forward(logits, ids.reshape([batch * length]))
+        let input = TransformerEncoderInput::new(embedding(&self.embedding, ids.clone())).causal();
+        let x = flash::transformer_encoder(&self.blocks, input);
+        let width = x.dims()[2];
+        let logits = self.head.forward(x.reshape([batch * length, width]));
+        let criterion = CrossEntropyLossConfig::new().init(&logits.device());
+        loss::cross_entropy(&criterion, logits, ids.reshape([batch * length]))
     }
 }
 
@@ -92,28 +92,46 @@ struct Subject {
     name: &'static str,
     toolkit: Toolkit,
     model: Model,
+    /// Forward and backward passes, over ids and a loss scale.
+    passes: Option<GradientGraph<Model, (Tensor<2, Int>, Tensor<1>), Tensor<1>>>,
     optimizer: ModuleOptimizer,
     scaler: GradScaler,
     times: Vec<f64>,
 }
 
+/// Loss and gradients, accumulated if they are to be.
+fn pass(
+    model: &Model,
+    (ids, scale): (Tensor<2, Int>, Tensor<1>),
+    toolkit: Toolkit,
+) -> (Tensor<1>, GradientsParams) {
+    let loss = model.loss(ids);
+    let value = loss.clone().inner();
+    if matches!(toolkit, Toolkit::Burn | Toolkit::Nothing) {
+        return (value, GradientsParams::from_grads(loss.backward(), model));
+    }
+    let mut sum = GradientSum::new();
+    let backward = scaled(loss, scale).backward();
+    sum.add(model, GradientsParams::from_grads(backward, model), 1.0);
+    (value, sum.mean(model).unwrap_or_default())
+}
+
 impl Subject {
     fn step(&mut self, ids: &Tensor<2, Int>) -> Result<(), Box<dyn Error>> {
-        let loss = self.model.loss(ids.clone());
-        let gradients = if matches!(self.toolkit, Toolkit::Burn | Toolkit::Nothing) {
-            GradientsParams::from_grads(loss.backward(), &self.model)
-        } else {
-            let loss = self.scaler.scale(loss);
-            let mut sum = GradientSum::new();
-            let of_batch = GradientsParams::from_grads(loss.backward(), &self.model);
-            sum.try_add(&self.model, of_batch, 1.0)?;
-            let mut mean = sum.mean(&self.model).ok_or("nothing was added")?;
-            match self.toolkit {
-                Toolkit::Apart => drop(clip_global_norm(&mut mean, &self.model, 1.0)),
-                _ => drop(self.scaler.unscale_and_clip_in_step(&mean, &self.model, 1.0)?),
+        let (toolkit, inputs) = (self.toolkit, (ids.clone(), self.scaler.current_scale()));
+        let (_, mut gradients) = match &mut self.passes {
+            Some(passes) => {
+                passes.run(&self.model, inputs, |model, inputs| pass(model, inputs, toolkit))?
             }
-            mean
+            None => pass(&self.model, inputs, toolkit),
         };
+        match self.toolkit {
+            Toolkit::Burn | Toolkit::Nothing => {}
+            Toolkit::Apart => drop(clip_global_norm(&mut gradients, &self.model, 1.0)),
+            Toolkit::InStep => {
+                drop(self.scaler.unscale_and_clip_in_step(&gradients, &self.model, 1.0)?);
+            }
+        }
         self.model = self.optimizer.step(1e-4, self.model.clone(), gradients);
         if self.toolkit == Toolkit::InStep {
             self.scaler.update()?;
@@ -138,7 +156,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         &device,
     );
     let ids = Tensor::from_inner(ids);
-    let subject = |name, precision, toolkit| -> Result<Subject, Box<dyn Error>> {
+    let subject = |name, precision, toolkit, graph| -> Result<Subject, Box<dyn Error>> {
         let Arguments { layers, width, vocabulary, .. } = arguments;
         let blocks = TransformerEncoderConfig::new(width, 4 * width, width.div_ceil(64), layers)
             .with_dropout(0.0)
@@ -148,7 +166,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             blocks: blocks.init(&training),
             head: LinearConfig::new(width, vocabulary).with_bias(false).init(&training),
         };
-        let model = PrecisionPolicy::new(precision).apply(model)?;
+        let policy = PrecisionPolicy::new(precision);
+        let model = policy.apply(model)?;
         let scaler = match precision {
             Precision::F16 => GradScalerConfig::default().init(&training)?,
             _ => GradScaler::disabled(&training),
@@ -157,18 +176,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             Toolkit::Burn => AdamWConfig::new().init(),
             _ => AdamWGroups::default().init_gated(&model, &training, scaler.gate()),
         };
-        Ok(Subject { name, toolkit, model, optimizer, scaler, times: Vec::new() })
+        let passes = match toolkit {
+            // Burn's optimizer takes gradients in the type of the masters.
+            Toolkit::Burn => None,
+            _ if graph => Some(GradientGraph::new(policy)),
+            _ => Some(GradientGraph::disabled(policy)),
+        };
+        Ok(Subject { name, toolkit, model, passes, optimizer, scaler, times: Vec::new() })
     };
     let mut subjects = [
-        subject("bf16, Burn's AdamW", Precision::Bf16, Toolkit::Burn)?,
-        subject("bf16", Precision::Bf16, Toolkit::Nothing)?,
-        subject("bf16, accumulated, clipped", Precision::Bf16, Toolkit::Apart)?,
-        subject("bf16, accumulated, clipped in the step", Precision::Bf16, Toolkit::InStep)?,
-        subject("f16, scaled, accumulated, clipped in the step", Precision::F16, Toolkit::InStep)?,
+        subject("bf16, Burn's AdamW", Precision::Bf16, Toolkit::Burn, false)?,
+        subject("bf16", Precision::Bf16, Toolkit::Nothing, false)?,
+        subject("bf16, clipped in the step", Precision::Bf16, Toolkit::InStep, false)?,
+        subject("bf16, graph", Precision::Bf16, Toolkit::Nothing, true)?,
+        subject("bf16, graph, clipped", Precision::Bf16, Toolkit::Apart, true)?,
+        subject("bf16, graph, clipped in the step", Precision::Bf16, Toolkit::InStep, true)?,
+        subject("f16, graph, scaled, clipped in the step", Precision::F16, Toolkit::InStep, true)?,
     ];
     for subject in &mut subjects {
         eprintln!("warming up: {}", subject.name);
-        for _ in 0..3 {
+        // Passes are recorded in the fourth step.
+        for _ in 0..6 {
             subject.step(&ids)?;
         }
         device.sync()?;

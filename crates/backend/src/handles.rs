@@ -79,6 +79,12 @@ impl Input {
         Self { handle: copy.handle, strides: contiguous_strides(shape), ..self }
     }
 
+    /// Whether its memory goes on for that many elements.
+    pub(crate) fn holds(&self, elements: usize) -> bool {
+        let bytes = elements as u64 * self.dtype.size() as u64;
+        bytes <= self.handle.size_in_used()
+    }
+
     /// Its first `elements` elements in memory, as a kernel takes them.
     pub(crate) fn buffer(&self, elements: usize) -> Buffer {
         Buffer { handle: self.handle.clone(), elements, dtype: self.dtype }
@@ -147,8 +153,28 @@ pub(crate) fn register_output(
     buffer: Buffer,
     op: &'static str,
 ) -> Result<(), KernelError> {
+    let columns = known_output(context, out, op)?.shape.last().copied().unwrap_or(1);
+    register_rows(context, out, like, buffer, columns, op)
+}
+
+/// The same with rows, along the last dimension, that lie `pitch` elements apart.
+///
+/// # Errors
+///
+/// As [`register_output`].
+pub(crate) fn register_rows(
+    context: &mut Tensors,
+    out: &TensorIr,
+    like: &Input,
+    buffer: Buffer,
+    pitch: usize,
+    op: &'static str,
+) -> Result<(), KernelError> {
     let known = known_output(context, out, op)?;
-    let (id, shape): (_, Vec<usize>) = (known.id, known.shape.iter().copied().collect());
+    let (id, mut shape): (_, Vec<usize>) = (known.id, known.shape.iter().copied().collect());
+    if let Some(columns) = shape.last_mut() {
+        *columns = pitch;
+    }
     let handle = CubeFusionHandle {
         client: like.client.clone(),
         handle: buffer.handle,

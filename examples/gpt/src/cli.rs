@@ -92,7 +92,8 @@ pub(crate) struct TrainArgs {
     pub(crate) no_loss_scaling: bool,
 
     /// Compute cheap activations again in the backward pass instead of keeping them; not part of
-    /// the model. Default: with flash attention in 16 bits and masters in f32, where it is faster
+    /// the model. Default: without --graph, with flash attention in 16 bits and masters in f32, where it
+    /// is faster
     #[arg(
         long,
         help_heading = "Precision and memory",

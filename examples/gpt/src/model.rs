@@ -100,9 +100,14 @@ impl Gpt {
 
     /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`.
     fn forward(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
+        self.head.forward(self.hidden(ids, attention))
+    }
+
+    /// What the head reads: `[batch, length, width]` of ids `[batch, length]`.
+    fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
         let [batch, length] = ids.dims();
         let x = self.embed(ids, 0, attention.is_flash());
-        let x = match &attention.mask {
+        match &attention.mask {
             Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
                 let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
@@ -112,8 +117,7 @@ impl Gpt {
                 let x = flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal());
                 norm::layer_norm(&self.norm, x)
             }
-        };
-        self.head.forward(x)
+        }
     }
 
     /// Tokens and positions, the first of which is `start`; by Blackburn's operation or by Burn's own.
@@ -135,9 +139,9 @@ impl Gpt {
         attention: &Attention,
     ) -> Tensor<1> {
         let [batch, length] = inputs.dims();
-        let logits = self.forward(inputs, attention);
-        let vocabulary = logits.dims()[2];
-        let logits = logits.reshape([batch * length, vocabulary]);
+        let hidden = self.hidden(inputs, attention);
+        let width = hidden.dims()[2];
+        let logits = self.head.forward(hidden.reshape([batch * length, width]));
         let targets = targets.reshape([batch * length]);
         let criterion = CrossEntropyLossConfig::new().init(&logits.device());
         if attention.is_flash() {

@@ -206,10 +206,11 @@ fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> 
 }
 
 /// Whether cheap activations are computed again: what was asked for, or what was measured to be
-/// faster.
+/// faster, which is where the GPU waits for the host.
 fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind) -> bool {
     args.recompute.unwrap_or(
-        settings.precision != Precision::F32
+        !replays(args, settings)
+            && settings.precision != Precision::F32
             && settings.masters == MastersKind::F32
             && attention == AttentionKind::Flash,
     )

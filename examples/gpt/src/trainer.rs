@@ -270,7 +270,8 @@ impl Run {
 
     fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<()> {
         let started = Instant::now();
-        let model = self.model.valid();
+        // In the type that is computed in: masters would be cast anew for each batch and each token.
+        let model = self.model.valid().materialize();
         let result = self.evaluate(&model, VALIDATION_BATCHES)?;
         let step = self.step as u64;
         log.write(&MetricRecord::Validation {

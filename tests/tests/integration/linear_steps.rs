@@ -31,6 +31,7 @@ pub(super) fn trials() -> Vec<Trial> {
         trial("a_layer_s_output_that_its_activation_leaves_is_kept", preactivation_is_kept),
         trial("what_only_looks_like_a_step_is_computed_as_written", lookalikes),
         trial("a_gradient_that_a_batch_shares_is_one_product", batch_sum),
+        trial("rows_of_an_odd_length_are_read_right_wherever_they_lie", odd_rows),
     ]
 }
 
@@ -318,5 +319,35 @@ fn batch_sum(device: &Device) -> Result<(), Failed> {
             expect_one_launch(&blocks, 2)?;
         }
     }
+    Ok(())
+}
+
+/// Outputs that CUDA's runtime gives padded rows, by themselves, seen in another shape and transposed.
+fn odd_rows(device: &Device) -> Result<(), Failed> {
+    const M: usize = 1056;
+    const K: usize = 24;
+    const N: usize = 1003;
+    let (x, weight) = (normal(11, M * K, 1.0, F32), normal(12, K * N, 0.5, F32));
+    let case = MatmulCase { m: M, n: N, k: K, ..case() };
+    let product = || {
+        let x = tensor(&x, [M, K], F32, device);
+        x.matmul(tensor(&weight, [K, N], F32, device))
+    };
+    let (y, blocks) = blocks_of(device, || values(product()))?;
+    expect_products(&blocks, 1)?;
+    compare_product(&case, [&x, &weight], &y)?;
+    compare_product(&case, [&x, &weight], &values(product().reshape([2, M / 2, N]))?)?;
+    let transposed = values(product().transpose() * 1.0)?;
+    compare_product(&case, [&x, &weight], &transpose(&transposed, M))?;
+    let halves =
+        values(product().slice([0..M, 0..N / 2]) + product().slice([0..M, N / 2..2 * (N / 2)]))?;
+    let sums: Vec<f64> = (0..M * (N / 2))
+        .map(|i| {
+            let (row, column) = (i / (N / 2), i % (N / 2));
+            y[row * N + column] + y[row * N + N / 2 + column]
+        })
+        .collect();
+    let bounds: Vec<f64> = sums.iter().map(|sum| F32.unit_roundoff() * sum.abs() + 1e-30).collect();
+    compare(&halves, &sums, &bounds)?;
     Ok(())
 }

@@ -196,6 +196,12 @@ impl Chain {
         Some((action, &op.out))
     }
 
+    /// Whether it is a gradient of a weight, which nothing follows that a product could take. Blocks that
+    /// stay open are counted by Burn, and at four it begins to close others.
+    pub(super) fn is_over(&self) -> bool {
+        self.steps.last().is_some_and(|step| step.action == Action::BatchSum)
+    }
+
     fn has_bias(&self) -> bool {
         self.steps.iter().any(|step| step.action.rank() >= 3)
     }

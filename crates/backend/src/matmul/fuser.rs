@@ -75,6 +75,7 @@ impl MatmulFuser {
         let Some(chain) = &mut self.chain else { return false };
         if self.candidates.is_empty() && self.gradient.is_none() {
             if chain.follow(operation, self.seen) {
+                self.closed = chain.is_over();
                 return true;
             }
             // The bias of a linear layer gets its shape between the product and the addition.

@@ -6,7 +6,7 @@ use super::{
 use crate::{
     declined,
     gelu::GeluOperation,
-    handles::{Input, Tensors, consume, register_output},
+    handles::{Input, Tensors, consume, register_output, register_rows},
     pattern::ExpectedScalar,
 };
 use blackburn_kernels::{
@@ -106,6 +106,8 @@ impl Chain {
                 }
             }
         }
+        let aligned = self.with_aligned_rows(context, &problem, &epilogue, &rhs, served);
+        let problem = aligned.unwrap_or(problem);
         let product = if settings.tune { matmul_tuned } else { matmul };
         let output = product(
             &lhs.client,
@@ -115,7 +117,11 @@ impl Chain {
             &epilogue,
         )?;
 
-        register_output(context, self.value_before(served), &lhs, output.out, OP)?;
+        let out = self.value_before(served);
+        match aligned {
+            Some(problem) => register_rows(context, out, &lhs, output.out, problem.n, OP)?,
+            None => register_output(context, out, &lhs, output.out, OP)?,
+        }
         if let (Some(kept), Some(buffer)) = (self.preactivation(served), output.preactivation) {
             register_output(context, kept, &lhs, buffer, OP)?;
         }
@@ -126,6 +132,29 @@ impl Chain {
             consume(context, operand);
         }
         Ok(served)
+    }
+
+    /// The product with rows of the output at aligned addresses, where that is to be had and worth it: a
+    /// head's logits over a vocabulary of an odd size would be copied to such rows by both products that
+    /// take their gradient.
+    fn with_aligned_rows(
+        &self,
+        context: &Tensors,
+        problem: &MatmulProblem,
+        epilogue: &Epilogue,
+        rhs: &Input,
+        served: usize,
+    ) -> Option<MatmulProblem> {
+        /// What is small is packed in no time, and small tensors are looked at in more ways.
+        const LEAST_ELEMENTS: usize = 1 << 20;
+        let columns = self.value_before(served);
+        let keeps_columns = context.tensors.get(&columns.id)?.shape.last() == Some(&problem.n);
+        let is_plain = epilogue.bias.is_none()
+            && epilogue.residual.is_none()
+            && !epilogue.keep_preactivation
+            && keeps_columns
+            && problem.out_elements() >= LEAST_ELEMENTS;
+        problem.with_aligned_rows().filter(|aligned| is_plain && rhs.holds(aligned.rhs_span()))
     }
 
     /// What an activation among the first `served` steps is applied to.

@@ -60,6 +60,18 @@ pub struct TensorLayout<'a> {
 }
 
 impl MatmulProblem {
+    /// The same product with more columns, so that rows of the output begin at aligned addresses, where
+    /// the right operand has what to read for them: CubeCL pads its rows. What lands in the additional
+    /// columns means nothing. `None` where rows are aligned already or there is nothing to read.
+    pub fn with_aligned_rows(&self) -> Option<Self> {
+        /// Elements of the widest loads and stores, 16 bytes of the narrowest type.
+        const ALIGNED: usize = 8;
+        let n = self.n.next_multiple_of(ALIGNED);
+        let has_more = self.rhs.column_stride == 1 && self.rhs.row_stride >= n;
+        let is_one = self.batch == [1, 1];
+        (n != self.n && has_more && is_one).then_some(Self { n, ..*self })
+    }
+
     /// The sum of the products of two batches of matrices: one product, over the rows of all of the right
     /// operands and the columns of all of the left ones.
     ///
@@ -301,6 +313,17 @@ mod tests {
         assert_eq!((p.lhs_span(), p.rhs_span(), p.out_elements()), (120, 42, 140));
         assert_eq!(p.flops(), 2.0 * 20.0 * 7.0 * 6.0);
         assert_eq!(p.bytes(), 2 * (120 + 42 + 140));
+    }
+
+    #[test]
+    fn rows_are_aligned_where_the_padding_can_be_read() {
+        let aligned = |rhs| product(layout(&[4, 6], &[6, 1]), rhs).unwrap().with_aligned_rows();
+        let padded = aligned(layout(&[6, 7], &[16, 1])).unwrap();
+        assert_eq!((padded.m, padded.n, padded.k), (4, 8, 6));
+        assert_eq!(padded.rhs_span(), 5 * 16 + 8);
+        for rhs in [(&[6, 7], &[7, 1]), (&[6, 8], &[16, 1]), (&[6, 7], &[1, 16])] {
+            assert_eq!(aligned(layout(rhs.0, rhs.1)), None);
+        }
     }
 
     #[test]
