@@ -35,6 +35,8 @@ mod loss_scaling;
 mod matmul;
 #[path = "integration/resources.rs"]
 mod resources;
+#[path = "integration/profile.rs"]
+mod profile;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
 #[path = "integration/training.rs"]
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         loss_scaling::trials(),
         matmul::trials(),
         resources::trials(),
+        profile::trials(),
         square_sum::trials(),
         training::trials(),
     ];

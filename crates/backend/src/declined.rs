@@ -16,3 +16,8 @@ pub(crate) fn tell_once(provider: &'static str, reason: &KernelError) {
         tracing::debug!("{message}");
     }
 }
+
+/// What was told so far, in alphabetical order.
+pub(crate) fn told() -> Vec<String> {
+    TOLD.lock().map(|told| told.iter().cloned().collect()).unwrap_or_default()
+}

@@ -11,7 +11,8 @@
 //!   alone, what training needs around the passes: an optimizer's step ([`adamw`]), a norm
 //!   ([`square_sum`]), memory of one's own ([`overwrite`]).
 //!
-//! [`graph`] has the device's work recorded and replayed.
+//! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
+//! kernel took.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
 
@@ -39,6 +40,7 @@ mod matmul;
 pub mod overwrite;
 #[cfg(feature = "gpu")]
 mod pattern;
+pub mod profile;
 #[cfg(feature = "gpu")]
 pub mod providers;
 #[cfg(feature = "gpu")]

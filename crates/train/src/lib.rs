@@ -10,6 +10,7 @@
 //! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
 //! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
 //! | [`optim`] | AdamW that decays matrices only, trains 16-bit parameters, and leaves out steps that overflowed; on GPUs one kernel a parameter |
+//! | [`profile`] | where a step's time goes, by kernel and operation, and what to change |
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
 //! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |
@@ -57,6 +58,7 @@ pub mod optim;
 mod path;
 pub mod plateau;
 pub mod precision;
+pub mod profile;
 pub mod scaler;
 pub mod schedule;
 pub mod tensorboard;
