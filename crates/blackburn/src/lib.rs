@@ -71,6 +71,8 @@ mod book {
     struct Attention;
     #[doc = include_str!("../../../book/src/training.md")]
     struct Training;
+    #[doc = include_str!("../../../book/src/profiling.md")]
+    struct Profiling;
     #[cfg(all(feature = "burn-train", feature = "nvml"))]
     #[doc = include_str!("../../../book/src/training-learner.md")]
     struct TrainingLearner;

@@ -191,6 +191,19 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Reports", value_name = "N")]
     pub(crate) keep: Option<usize>,
 
+    /// Find out where a step's time goes, instead of training: takes steps, prints a table with
+    /// recommendations, writes profile.json, profile.png and profile.svg to the run's folder, and ends
+    /// without a checkpoint. N is the number of steps whose kernels are timed, and of those in each round
+    /// that is timed as a whole. With --resume, from the newest checkpoint. Default of N: 4
+    #[arg(
+        long,
+        help_heading = "Reports",
+        value_name = "N",
+        num_args = 0..=1,
+        default_missing_value = "4"
+    )]
+    pub(crate) profile: Option<usize>,
+
     /// Beginning of the samples. Default: "fn "
     #[arg(long, help_heading = "Reports", value_name = "TEXT")]
     pub(crate) prompt: Option<String>,

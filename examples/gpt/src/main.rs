@@ -1,5 +1,6 @@
 //! `gpt`: a GPT-2 style language model of standard Burn modules that trains on real text.
 
+mod bars;
 mod checkpoint;
 mod cli;
 mod corpus;
@@ -10,7 +11,9 @@ mod loader;
 mod memory;
 mod metrics;
 mod model;
+mod picture;
 mod plot;
+mod profile;
 mod progress;
 mod run;
 mod settings;

@@ -1,26 +1,14 @@
-//! The loss curve of a run, as SVG for the web and PNG for everything else.
+//! The loss curve of a run.
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::{FontStyle, register_font};
 
-use crate::metrics::{MetricRecord, replace_file};
-
-const SIZE: (u32, u32) = (1200, 700);
-
-/// A family that every browser has; the bitmap is drawn with an embedded font of that name.
-const FONT: &str = "sans-serif";
-
-// Told apart by the colour blind, and by their lightness in print.
-const TRAIN: RGBColor = RGBColor(0, 114, 178);
-const VALIDATION: RGBColor = RGBColor(213, 94, 0);
-const TEXT: RGBColor = RGBColor(51, 51, 51);
-const GRID: RGBColor = RGBColor(226, 226, 226);
+use crate::metrics::MetricRecord;
+use crate::picture::{self, BLUE as TRAIN, Drawing, FONT, GRID, ORANGE as VALIDATION, TEXT};
 
 /// Points a line keeps: about one a pixel column, with the extremes of each.
 const MAX_POINTS: usize = 2000;
@@ -35,41 +23,13 @@ pub(crate) fn render_loss_curve(
     svg: &Path,
     png: &Path,
 ) -> Result<()> {
-    let curves = Curves::from_records(records)?;
-    register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
-        .map_err(|_| anyhow!("the embedded font cannot be read"))?;
-    replace_file(svg, |temporary| {
-        let mut text = String::new();
-        curves.draw(&SVGBackend::with_string(&mut text, SIZE).into_drawing_area(), title, 1)?;
-        Ok(fs::write(temporary, text)?)
-    })?;
-    replace_file(png, |temporary| {
-        // Drawn at twice the size and averaged: the bitmap backend smooths neither thick lines
-        // nor the spacing of letters.
-        let (width, height) = (SIZE.0 * 2, SIZE.1 * 2);
-        let mut pixels = vec![0; (width * height * 3) as usize];
-        let large = BitMapBackend::with_buffer(&mut pixels, (width, height));
-        curves.draw(&large.into_drawing_area(), title, 2)?;
-        let mut bitmap = BitMapBackend::new(temporary, SIZE);
-        bitmap.blit_bitmap((0, 0), SIZE, &halve(&pixels, width as usize))?;
-        bitmap.present().context("encoding the picture")
-    })
+    picture::write(&LossCurve { curves: Curves::from_records(records)?, title }, svg, png)
 }
 
-/// Averages squares of two by two RGB pixels.
-fn halve(pixels: &[u8], width: usize) -> Vec<u8> {
-    let mut small = Vec::with_capacity(pixels.len() / 4);
-    for rows in pixels.chunks_exact(2 * width * 3) {
-        let (upper, lower) = rows.split_at(width * 3);
-        for (upper, lower) in upper.chunks_exact(6).zip(lower.chunks_exact(6)) {
-            for channel in 0..3 {
-                let four = [upper[channel], upper[channel + 3], lower[channel], lower[channel + 3]];
-                let sum: u16 = four.into_iter().map(u16::from).sum();
-                small.push(((sum + 2) / 4) as u8);
-            }
-        }
-    }
-    small
+/// The picture: the curves under a title.
+struct LossCurve<'a> {
+    curves: Curves,
+    title: &'a str,
 }
 
 struct Curves {
@@ -127,21 +87,23 @@ impl Curves {
         let margin = (0.05 * (high - low)).max(0.05);
         low - margin..high + margin
     }
+}
 
-    /// `scale` is the number of pixels to a unit of length.
-    fn draw<B>(&self, area: &DrawingArea<B, Shift>, title: &str, scale: u32) -> Result<()>
+impl Drawing for LossCurve<'_> {
+    fn draw<B>(&self, area: &DrawingArea<B, Shift>, scale: u32) -> Result<()>
     where
         B: DrawingBackend,
         B::ErrorType: 'static,
     {
+        let Self { curves, title } = self;
         let px = |length: i32| length * scale as i32;
         let font = |size: i32| (FONT, px(size)).into_font().color(&TEXT);
-        let (steps, losses) = (self.steps(), self.losses());
+        let (steps, losses) = (curves.steps(), curves.losses());
         let decimals = decimals(&losses);
 
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(area)
-            .caption(title, font(28))
+            .caption(*title, font(28))
             .margin(px(20))
             .margin_right(px(30))
             .x_label_area_size(px(60))
@@ -163,30 +125,30 @@ impl Curves {
             .light_line_style(TRANSPARENT)
             .draw()?;
 
-        if self.span > 1 {
+        if curves.span > 1 {
             // Always one pixel wide: the corners of a thicker zigzag are drawn as spikes.
             let faint = TRAIN.mix(0.35 * f64::from(scale));
             chart
-                .draw_series(LineSeries::new(self.train.iter().copied(), faint))?
+                .draw_series(LineSeries::new(curves.train.iter().copied(), faint))?
                 .label("training")
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + px(30), y)], faint));
         }
-        if !self.train.is_empty() {
+        if !curves.train.is_empty() {
             let strong = TRAIN.stroke_width(3 * scale);
             // A single point makes no line.
-            let dots = self.smooth.iter().filter(|_| self.smooth.len() == 1);
+            let dots = curves.smooth.iter().filter(|_| curves.smooth.len() == 1);
             chart.draw_series(dots.map(|point| Circle::new(*point, px(5), TRAIN.filled())))?;
             chart
-                .draw_series(LineSeries::new(self.smooth.iter().copied(), strong))?
-                .label(match self.span {
+                .draw_series(LineSeries::new(curves.smooth.iter().copied(), strong))?
+                .label(match curves.span {
                     1 => "training".to_owned(),
                     span => format!("training, moving average of {span} records"),
                 })
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + px(30), y)], strong));
         }
-        if !self.validation.is_empty() {
+        if !curves.validation.is_empty() {
             let line = VALIDATION.filled().stroke_width(2 * scale);
-            let points = self.validation.iter().copied();
+            let points = curves.validation.iter().copied();
             chart
                 .draw_series(LineSeries::new(points, line).point_size(4 * scale))?
                 .label("validation")
@@ -256,6 +218,7 @@ fn thousands(step: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn train(step: u64, loss: f32) -> MetricRecord {
         MetricRecord::Train {

@@ -283,7 +283,8 @@ fn remove_results(folder: &Path) -> Result<()> {
                 .with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
-    for name in ["metrics.jsonl", "loss.svg", "loss.png"] {
+    let profile = ["profile.json", "profile.svg", "profile.png"];
+    for name in ["metrics.jsonl", "loss.svg", "loss.png"].into_iter().chain(profile) {
         let path = folder.join(name);
         if path.exists() {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;

@@ -38,7 +38,8 @@ const HOPELESS: u32 = 40;
 const SAMPLE_TOKENS: usize = 120;
 
 /// Forward and backward passes over micro-batches of token ids and targets, and a loss scale.
-type Passes = GradientGraph<Gpt, (Vec<(Tensor<2, Int>, Tensor<2, Int>)>, Tensor<1>), Tensor<1>>;
+pub(crate) type Passes =
+    GradientGraph<Gpt, (Vec<(Tensor<2, Int>, Tensor<2, Int>)>, Tensor<1>), Tensor<1>>;
 
 /// How often a run reports, and how much it keeps.
 struct Cadence {
@@ -58,6 +59,7 @@ impl Cadence {
             keep: args.keep.unwrap_or(3),
         };
         let all = [
+            ("--profile", args.profile.unwrap_or(1)),
             ("--log-every", cadence.log),
             ("--eval-every", cadence.evaluate),
             ("--checkpoint-every", cadence.checkpoint),
@@ -76,15 +78,23 @@ pub(crate) fn train(args: &TrainArgs, mut device: Device, report: &Report) -> Re
     if args.resume {
         let mut run = Run::resume(args, folder, &mut device, report)?;
         let cadence = Cadence::resolve(args, run.settings.steps)?;
-        return run.train(&cadence, report);
+        return run.carry_out(args, &cadence, report);
     }
     let settings = RunSettings::resolve(args)?;
     // Before the start, which with --overwrite removes the run before it.
     let cadence = Cadence::resolve(args, settings.steps)?;
-    Run::start(args, folder, settings, &mut device, report)?.train(&cadence, report)
+    Run::start(args, folder, settings, &mut device, report)?.carry_out(args, &cadence, report)
 }
 
 impl Run {
+    /// Trains or profiles, as was asked for.
+    fn carry_out(&mut self, args: &TrainArgs, cadence: &Cadence, report: &Report) -> Result<()> {
+        match args.profile {
+            Some(steps) => self.profile(steps),
+            None => self.train(cadence, report),
+        }
+    }
+
     fn train(&mut self, cadence: &Cadence, report: &Report) -> Result<()> {
         let steps = self.settings.steps;
         if self.step >= steps {
@@ -98,10 +108,7 @@ impl Run {
         let mut log = MetricsLog::open(&self.folder, resumed_at)?;
         self.introduce(&mut log, report)?;
 
-        let tokens = TrainTokens(self.store.clone());
-        let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
-        let first = (self.step * self.settings.accumulate) as u64;
-        let mut batches = Prefetcher::new(windows, self.settings.batch, first)?;
+        let mut batches = self.batches()?;
         let attention = self.attention();
         let mut graph = self.passes();
         let schedule = self.settings.schedule();
@@ -145,9 +152,17 @@ impl Run {
         self.conclude()
     }
 
+    /// The batches of the steps to come.
+    pub(crate) fn batches(&self) -> Result<Prefetcher> {
+        let tokens = TrainTokens(self.store.clone());
+        let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
+        let first = (self.step * self.settings.accumulate) as u64;
+        Prefetcher::new(windows, self.settings.batch, first)
+    }
+
     /// One optimizer step: forward and backward over the micro-batches, clip, update. Returns the
     /// mean loss and the gradients' norm, still on the device.
-    fn take_step(
+    pub(crate) fn take_step(
         &mut self,
         batches: &mut Prefetcher,
         graph: &mut Passes,
@@ -250,12 +265,12 @@ impl Run {
     }
 
     /// What runs forward and backward passes.
-    fn passes(&self) -> Passes {
+    pub(crate) fn passes(&self) -> Passes {
         let policy = self.settings.policy();
         if self.graph { GradientGraph::new(policy) } else { GradientGraph::disabled(policy) }
     }
 
-    fn attention(&self) -> Attention {
+    pub(crate) fn attention(&self) -> Attention {
         Attention::new(self.attention, self.settings.model.context, &self.device)
     }
 

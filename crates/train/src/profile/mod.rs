@@ -228,6 +228,16 @@ impl Profiler {
         })
     }
 
+    /// Tells that steps do not replay a recorded graph, though [`ProfileOptions::recorded`] said so: the steps
+    /// that would be timed without one are left out. To call once the recording was refused.
+    pub fn without_recording(&mut self) {
+        let taken = self.schedule.drain(..self.taken).collect::<Vec<_>>();
+        let is_needed = |phase: &Phase| !matches!(phase, Phase::EagerWarmUp | Phase::EagerWall);
+        let left = std::mem::take(&mut self.schedule).into_iter().filter(is_needed);
+        self.schedule = taken.into_iter().chain(left).collect();
+        self.options.recorded = false;
+    }
+
     /// What the next step is for.
     pub fn phase(&self) -> Phase {
         self.schedule.get(self.taken).copied().unwrap_or(Phase::Done)

@@ -163,3 +163,29 @@ fn a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints() {
     succeed(place.resume("run", &["--steps", "8"]));
     assert!(losses(&run, "train").iter().all(|(_, loss)| *loss < 6.0));
 }
+
+/// On the CPU there are no kernels to time; the files are there all the same.
+#[test]
+fn a_profile_is_printed_and_written_and_nothing_else() {
+    let place = Sandbox::new();
+    let run = place.path("run");
+    let finished = succeed(place.train("run", &["--profile", "2"]));
+    assert!(finished.stdout.contains("need a GPU"), "{}", finished.stdout);
+    let profile: serde_json::Value =
+        serde_json::from_slice(&fs::read(run.join("profile.json")).unwrap()).unwrap();
+    assert!(profile["wall_us"].as_f64().unwrap() > 0.0);
+    assert_eq!((&profile["verdict"], &profile["device_us"]), (&"unknown".into(), &().into()));
+    assert!(fs::read(run.join("profile.png")).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
+    assert!(fs::read_to_string(run.join("profile.svg")).unwrap().starts_with("<svg"));
+    assert!(!run.join("checkpoints").exists() && !run.join("metrics.jsonl").exists());
+
+    // The folder is as good as new, and of a run that goes on a profile changes nothing.
+    succeed(place.train("run", &[]));
+    assert!(!run.join("profile.json").exists());
+    let before = checkpoints::contents(&run);
+    succeed(place.resume("run", &["--profile", "1"]));
+    assert!(run.join("profile.json").exists());
+    assert_eq!(checkpoints::contents(&run), before);
+
+    fail(place.resume("run", &["--profile", "0"]), &["--profile: expected at least 1, got 0"]);
+}

@@ -1,0 +1,55 @@
+//! Where the time of a training step goes: `train --profile`.
+
+use crate::{bars::Bars, metrics::replace_file, picture, run::Run, trainer::Passes};
+use anyhow::Result;
+use blackburn::train::profile::{Phase, ProfileOptions, Profiler};
+use std::fs;
+
+impl Run {
+    /// Takes steps from where the run is, and tells where their time goes. No checkpoint is written: the run
+    /// is afterwards where it was.
+    pub(crate) fn profile(&mut self, steps: usize) -> Result<()> {
+        let options = ProfileOptions {
+            steps_per_round: steps,
+            observed: steps,
+            recorded: self.graph,
+            ..ProfileOptions::default()
+        };
+        let mut profiler = Profiler::with_options(&self.device, options)?;
+        let mut batches = self.batches()?;
+        let attention = self.attention();
+        let mut passes = self.passes();
+        let schedule = self.settings.schedule();
+        eprintln!("profiling {} steps; nothing of them is kept", profiler.steps_left());
+
+        let mut recorded = self.graph;
+        while !profiler.is_done() {
+            let phase = profiler.phase();
+            if recorded && phase != Phase::WarmUp && !passes.is_recorded() {
+                // Devices without graphs, and passes that cannot be recorded.
+                profiler.without_recording();
+                recorded = false;
+            }
+            if recorded && phase.is_eager() {
+                passes = Passes::disabled(self.settings.policy());
+                recorded = false;
+            }
+            let learning_rate = schedule.at(self.step);
+            profiler.step(|| {
+                self.take_step(&mut batches, &mut passes, &attention, learning_rate).map(drop)
+            })??;
+            self.step += 1;
+        }
+        let profile = profiler.finish()?;
+
+        println!("{profile}");
+        let path = |extension: &str| self.folder.join(format!("profile.{extension}"));
+        let (json, svg, png) = (path("json"), path("svg"), path("png"));
+        replace_file(&json, |temporary| {
+            Ok(fs::write(temporary, serde_json::to_string_pretty(&profile)?)?)
+        })?;
+        picture::write(&Bars::new(&profile), &svg, &png)?;
+        eprintln!("profile: {}, {} and {}", json.display(), png.display(), svg.display());
+        Ok(())
+    }
+}
