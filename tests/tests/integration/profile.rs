@@ -177,7 +177,7 @@ fn measured_peaks(device: &Device) -> Result<(), Failed> {
     let peaks = Peaks::measure(device).map_err(|error| error.to_string())?;
     println!("{peaks:?}");
     // Between what no device is as slow as and what none reaches.
-    assert!((1e8..1e14).contains(&peaks.bytes_per_second), "{peaks:?}");
+    assert!((1e8..2e13).contains(&peaks.bytes_per_second), "{peaks:?}");
     for flops in [Some(peaks.flops_f32), peaks.flops_16_bit].into_iter().flatten() {
         assert!((1e7..1e17).contains(&flops), "{peaks:?}");
     }

@@ -65,7 +65,7 @@ pub(super) fn summarize(
                 share: share(total_us),
                 bytes: sums.bytes.map(|bytes| bytes as f64 * per_step),
                 flops: sums.flops.map(|flops| flops as f64 * per_step),
-                roofline: sums.roofline(),
+                roofline: sums.roofline_where_known(),
             }
         })
         .collect();
@@ -171,6 +171,8 @@ struct Sums {
     bytes: Option<u64>,
     flops: Option<u64>,
     ideal_us: Option<f64>,
+    /// Times at the peaks, and times taken, of what was timed and has the former.
+    known_us: (f64, f64),
 }
 
 impl Sums {
@@ -181,6 +183,10 @@ impl Sums {
         self.timed += usize::from(is_timed);
         if let Some(time) = time_us {
             *self.time_us.get_or_insert(0.0) += time;
+            if let Some(ideal) = cost.ideal_us.filter(|_| is_timed) {
+                self.known_us.0 += ideal;
+                self.known_us.1 += time;
+            }
         }
         fn sum<T: std::ops::Add<Output = T>>(
             is_first: bool,
@@ -192,6 +198,10 @@ impl Sums {
         self.bytes = sum(is_first, self.bytes, cost.bytes);
         self.flops = sum(is_first, self.flops, cost.flops);
         self.ideal_us = sum(is_first, self.ideal_us, cost.ideal_us);
+    }
+
+    fn roofline_where_known(&self) -> Option<f64> {
+        (self.known_us.1 > 0.0).then(|| self.known_us.0 / self.known_us.1)
     }
 
     /// Only of what was timed to the last launch.

@@ -151,6 +151,12 @@ pub enum ProfileError {
         /// The observed steps.
         steps: usize,
     },
+    /// What the device does at best could not be measured.
+    #[error("Peaks::measure: {reason}")]
+    Peaks {
+        /// Why not.
+        reason: String,
+    },
     /// The device's work could not be observed.
     #[error(transparent)]
     Observe(#[from] ObserveError),
@@ -315,7 +321,7 @@ impl Profiler {
             return Err(ProfileError::NoKernels { steps: self.observed.len() });
         }
         let floor = peaks::launch_floor_us(&self.device)?;
-        let peaks = self.options.peaks.resolve(&self.device)?;
+        let peaks = self.options.peaks.resolve(&self.device);
         let eager = self.options.recorded.then(|| median(self.eager_wall));
         let mut profile = collect::summarize(&self.observed, floor, peaks.as_ref());
         profile.device = device_name;

@@ -4,14 +4,14 @@ use super::{ProfileError, median, wait_for};
 use blackburn_backend::profile as backend;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, Instant};
 
-/// Bytes of the tensor that is copied. Larger than the caches of the GPUs there are.
-const COPY_BYTES: usize = 256 << 20;
+/// Bytes of the tensor that is read, and of the one that is written. Together more than the caches of the
+/// GPUs there are hold; each what WebGPU promises for a buffer.
+const COPY_BYTES: usize = 128 << 20;
 /// Largest side of the matrices.
 const LARGEST_SIDE: usize = 4096;
 /// A product that takes this long shows what a device can do.
-const LONG_ENOUGH: Duration = Duration::from_millis(20);
+const LONG_ENOUGH_US: f64 = 20e3;
 /// Measurements, of which the best counts.
 const ROUNDS: usize = 5;
 /// Launches of the smallest kernel.
@@ -32,8 +32,8 @@ pub struct Peaks {
 /// Where peaks are from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum PeakSource {
-    /// Measured at the end, with Burn's operations: an element-wise operation that reads and writes 256 MiB, and
-    /// products of square matrices, of side 4096 or as large as takes 20 ms.
+    /// Measured at the end: see [`Peaks::measure`]. Where that fails, with a warning, there are no shares of
+    /// the roofline.
     #[default]
     Measured,
     /// Given, from a data sheet for instance: see [`peak_flops`](crate::throughput::peak_flops).
@@ -43,11 +43,13 @@ pub enum PeakSource {
 }
 
 impl PeakSource {
-    pub(super) fn resolve(&self, device: &Device) -> Result<Option<Peaks>, ProfileError> {
+    pub(super) fn resolve(&self, device: &Device) -> Option<Peaks> {
         match self {
-            Self::Measured => Peaks::measure(device).map(Some),
-            Self::Given(peaks) => Ok(Some(peaks.clone())),
-            Self::Unknown => Ok(None),
+            Self::Measured => Peaks::measure(device)
+                .inspect_err(|error| tracing::warn!("a profile without a roofline: {error}"))
+                .ok(),
+            Self::Given(peaks) => Some(peaks.clone()),
+            Self::Unknown => None,
         }
     }
 }
@@ -76,60 +78,92 @@ impl Peaks {
         }
     }
 
-    /// Measures what `device` does.
+    /// Measures what `device` does, with Burn's operations and in the way in which a profile times kernels: an
+    /// element-wise operation that reads 128 MiB and writes as many, and products of square matrices, of side
+    /// 4096 or as large as takes 20 ms.
     ///
     /// # Errors
     ///
-    /// [`ProfileError::Device`].
+    /// [`ProfileError::Observe`] on a CPU, [`ProfileError::Peaks`] where kernels are not timed or compute
+    /// wrongly, for want of memory for instance.
     pub fn measure(device: &Device) -> Result<Self, ProfileError> {
         let device = device.clone().without_autodiff();
-        let source = Tensor::<1>::ones([COPY_BYTES / 4], (&device, DType::F32));
-        let copy = best(&device, || source.clone().mul_scalar(2.0))?;
-        drop(source);
+        let untimed = || ProfileError::Peaks { reason: "the runtime times no kernels".into() };
+        let measured = Meter { floor_us: launch_floor_us(&device)?.ok_or_else(untimed)?, device };
         let sixteen = [FloatDType::BF16, FloatDType::F16]
             .into_iter()
-            .find(|dtype| device.supports_dtype(*dtype));
+            .find(|dtype| measured.device.supports_dtype(*dtype));
         Ok(Self {
-            bytes_per_second: 2.0 * COPY_BYTES as f64 / copy.as_secs_f64(),
-            flops_16_bit: sixteen.map(|dtype| product(&device, dtype)).transpose()?,
-            flops_f32: product(&device, FloatDType::F32)?,
+            bytes_per_second: measured.copy()?,
+            flops_16_bit: sixteen.map(|dtype| measured.product(dtype)).transpose()?,
+            flops_f32: measured.product(FloatDType::F32)?,
         })
     }
 }
 
-/// Operations per second of products.
-fn product(device: &Device, dtype: FloatDType) -> Result<f64, ProfileError> {
-    let mut side = 512;
-    loop {
-        let random = || {
-            Tensor::<2>::random([side, side], Distribution::Uniform(-1.0, 1.0), device).cast(dtype)
-        };
-        let (lhs, rhs) = (random(), random());
-        let time = best(device, || lhs.clone().matmul(rhs.clone()))?;
-        if side == LARGEST_SIDE || time >= LONG_ENOUGH {
-            return Ok(2.0 * (side as f64).powi(3) / time.as_secs_f64());
+struct Meter {
+    device: Device,
+    floor_us: f64,
+}
+
+impl Meter {
+    /// Bytes read and written per second.
+    fn copy(&self) -> Result<f64, ProfileError> {
+        let source = Tensor::<1>::ones([COPY_BYTES / 4], (&self.device, DType::F32));
+        let (time_us, doubled) = self.best(|| source.clone().mul_scalar(2.0))?;
+        let last = doubled.slice([COPY_BYTES / 4 - 1..COPY_BYTES / 4]);
+        is_right("a copy", last, 2.0)?;
+        Ok(2.0 * COPY_BYTES as f64 / (time_us * 1e-6))
+    }
+
+    /// Operations per second of products.
+    fn product(&self, dtype: FloatDType) -> Result<f64, ProfileError> {
+        let mut side = 512;
+        loop {
+            // Powers of two: the sum is exact in any order and type.
+            let ones = Tensor::<2>::ones([side, side], (&self.device, DType::F32)).cast(dtype);
+            let random =
+                Tensor::<2>::random([side, side], Distribution::Uniform(-1.0, 1.0), &self.device);
+            let random = random.cast(dtype);
+            let (_, sums) = self.best(|| ones.clone().matmul(ones.clone()))?;
+            let corner = sums.slice([side - 1..side, side - 1..side]);
+            is_right("a product", corner.cast(FloatDType::F32).flatten(0, 1), side as f32)?;
+            let (time_us, _) = self.best(|| random.clone().matmul(random.clone()))?;
+            if side == LARGEST_SIDE || time_us >= LONG_ENOUGH_US {
+                return Ok(2.0 * (side as f64).powi(3) / (time_us * 1e-6));
+            }
+            side *= 2;
         }
-        side *= 2;
+    }
+
+    /// The shortest time of the kernels of `work`, and a result.
+    fn best<T>(&self, work: impl Fn() -> T) -> Result<(f64, T), ProfileError> {
+        let untimed = || ProfileError::Peaks { reason: "a kernel was not timed".into() };
+        // Kernels are compiled here.
+        let mut best = (f64::INFINITY, backend::observe(&self.device, &work)?.0);
+        for _ in 0..ROUNDS {
+            let (result, blocks) = backend::observe(&self.device, &work)?;
+            let times: Option<Vec<_>> =
+                blocks.iter().flat_map(|block| &block.launches).map(|launch| launch.time).collect();
+            let times = times.filter(|times| !times.is_empty()).ok_or_else(untimed)?;
+            let each = times.iter().map(|time| (time.as_secs_f64() * 1e6 - self.floor_us).max(0.0));
+            let time_us: f64 = each.sum();
+            if time_us > 0.0 && time_us < best.0 {
+                best = (time_us, result);
+            }
+        }
+        if best.0.is_finite() { Ok(best) } else { Err(untimed()) }
     }
 }
 
-/// The shortest time of `work`, begun and ended with the device idle. Its result is kept until then: work
-/// whose results are let go of before it ran need not run.
-fn best<T>(device: &Device, work: impl Fn() -> T) -> Result<Duration, ProfileError> {
-    let mut best = Duration::MAX;
-    // The first compiles the kernel.
-    for round in 0..=ROUNDS {
-        wait_for(device)?;
-        let started = Instant::now();
-        let result = work();
-        wait_for(device)?;
-        let time = started.elapsed();
-        drop(result);
-        if round > 0 {
-            best = best.min(time);
-        }
+/// A kernel that did not run is fast.
+fn is_right(what: &str, value: Tensor<1>, expected: f32) -> Result<(), ProfileError> {
+    let wrong = |reason: String| ProfileError::Peaks { reason: format!("{what} {reason}") };
+    let data = value.try_into_data().map_err(|error| wrong(format!("failed: {error}")))?;
+    match data.as_slice::<f32>() {
+        Ok([actual]) if *actual == expected => Ok(()),
+        other => Err(wrong(format!("came out as {other:?} instead of {expected}"))),
     }
-    Ok(best.max(Duration::from_nanos(1)))
 }
 
 /// What the smallest kernel measures, in microseconds: an addition to one number. `None` where the

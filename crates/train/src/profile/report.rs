@@ -102,7 +102,8 @@ pub struct KernelRow {
     pub bytes: Option<f64>,
     /// Its arithmetic, likewise.
     pub flops: Option<f64>,
-    /// The time at the device's peaks as a share of its time. Above 1 for what fits the caches.
+    /// The time at the device's peaks as a share of its time, over those launches that are the only one of
+    /// a block whose bytes and arithmetic are known. Above 1 for what fits the caches.
     pub roofline: Option<f64>,
 }
 
@@ -131,7 +132,7 @@ pub struct BlockRow {
     pub element_bytes: Option<u8>,
     /// The time that bytes and arithmetic take at the device's peaks.
     pub roofline_us: Option<f64>,
-    /// Part of the time that is: above 1 for what fits the caches.
+    /// The part of the time that this is: above 1 for what fits the caches.
     pub roofline: Option<f64>,
 }
 

@@ -60,6 +60,12 @@ impl StepProfile {
                     "kernels",
                     format!("{} in {launches:.0} launches ({:.0} %)", ms(device), share(device)),
                 )?;
+                if device > self.wall_us {
+                    line(
+                        "",
+                        "more than the step: in it they overlap, or find data in caches".into(),
+                    )?;
+                }
                 line("gaps", format!("{} ({:.0} %)", ms(gap), share(gap)))?;
             }
             _ => {
@@ -122,7 +128,7 @@ impl StepProfile {
                 number(row.mean_us, 2),
                 percent(row.share),
                 number(rate(row.bytes, 1e9), 1),
-                number(rate(row.flops, 1e12), 2),
+                number(rate(row.flops, 1e9), 1),
                 percent(row.roofline)
             )?;
         }
