@@ -9,6 +9,9 @@ use burn::backend::{Backend, Dispatch, DispatchDevice};
 use burn::tensor::Device;
 #[cfg(feature = "gpu")]
 use burn_backend::{BackendGraph, ExecutionError};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static REPLAYS: AtomicU64 = AtomicU64::new(0);
 
 /// Why a device's work is not recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +36,12 @@ pub enum GraphError {
 /// Whether `device` may record.
 pub fn is_supported(device: &Device) -> bool {
     crate::device::is_gpu(&device.clone().without_autodiff())
+}
+
+/// Replays that the process asked for so far. Nobody sees the kernels of a replay, so a profile has to know
+/// that there was one.
+pub fn replays() -> u64 {
+    REPLAYS.load(Ordering::Relaxed)
 }
 
 /// Gets `device` ready to record on this thread. What runs from here until [`start`] is warm-up: it
@@ -105,6 +114,7 @@ impl Graph {
     pub unsafe fn replay(&self) -> Result<(), GraphError> {
         #[cfg(feature = "gpu")]
         {
+            REPLAYS.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the caller's.
             unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.recorded) }
                 .map_err(|error| refused("replay", &error))

@@ -2,13 +2,16 @@
 
 use crate::{bars::Bars, metrics::replace_file, picture, run::Run, trainer::Passes};
 use anyhow::Result;
-use blackburn::train::profile::{Phase, ProfileOptions, Profiler};
+use blackburn::{
+    Report,
+    train::profile::{Phase, ProfileOptions, Profiler},
+};
 use std::fs;
 
 impl Run {
     /// Takes steps from where the run is, and tells where their time goes. No checkpoint is written: the run
     /// is afterwards where it was.
-    pub(crate) fn profile(&mut self, steps: usize) -> Result<()> {
+    pub(crate) fn profile(&mut self, steps: usize, report: &Report) -> Result<()> {
         let options = ProfileOptions {
             steps_per_round: steps,
             observed: steps,
@@ -40,7 +43,8 @@ impl Run {
             })??;
             self.step += 1;
         }
-        let profile = profiler.finish()?;
+        let mut profile = profiler.finish()?;
+        profile.device = format!("{} ({})", report.device, report.device_name);
 
         println!("{profile}");
         let path = |extension: &str| self.folder.join(format!("profile.{extension}"));

@@ -90,7 +90,7 @@ impl Run {
     /// Trains or profiles, as was asked for.
     fn carry_out(&mut self, args: &TrainArgs, cadence: &Cadence, report: &Report) -> Result<()> {
         match args.profile {
-            Some(steps) => self.profile(steps),
+            Some(steps) => self.profile(steps, report),
             None => self.train(cadence, report),
         }
     }

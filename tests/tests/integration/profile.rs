@@ -1,8 +1,12 @@
 //! Profiles of training steps, against what is known of the steps.
 
-use blackburn::train::profile::{
-    Advice, Clock, ObserveError, PeakSource, Peaks, ProfileError, ProfileOptions, Profiler,
-    ServedBy, StepProfile, Verdict,
+use blackburn::train::{
+    graph::GradientGraph,
+    precision::PrecisionPolicy,
+    profile::{
+        Advice, Clock, ObserveError, PeakSource, Peaks, ProfileError, ProfileOptions, Profiler,
+        ServedBy, StepProfile, Verdict,
+    },
 };
 use blackburn_backend::profile::{OperationKind, observe};
 use blackburn_tests::{on_burn_device, run_alone};
@@ -19,11 +23,13 @@ const ALONE: &str = "BLACKBURN_TEST_PROFILE_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 5] = [
+const TESTS: [(&str, Test); 7] = [
     ("a_perceptrons_profile_has_its_kernels", perceptron),
     ("a_step_that_waits_for_the_host_is_told_so", launch_bound),
     ("what_the_device_does_at_best_is_measured", measured_peaks),
     ("two_observations_at_a_time_are_refused", busy),
+    ("recorded_steps_are_timed_beside_eager_ones", recorded),
+    ("a_replay_is_not_taken_for_a_step_without_kernels", replayed),
     ("steps_without_kernels_have_no_profile", no_kernels),
 ];
 
@@ -141,6 +147,63 @@ fn perceptron(device: &Device) -> Result<(), Failed> {
     // serde_json rounds a number's last digit its own way.
     assert_eq!(back.to_string(), profile.to_string());
     Ok(())
+}
+
+type Passes = GradientGraph<Perceptron, Tensor<2>, Tensor<1>>;
+
+/// Takes a training step whose passes may be replayed.
+fn recorded_step(
+    passes: &mut Passes,
+    model: &Perceptron,
+    device: &Device,
+) -> Result<GradientsParams, String> {
+    let pass = |model: &Perceptron, x: Tensor<2>| {
+        let loss = model.loss(x);
+        (loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model))
+    };
+    let run = passes.run(model, Tensor::ones([ROWS, WIDTH], device), pass);
+    run.map(|(_, gradients)| gradients).map_err(|error| error.to_string())
+}
+
+fn recorded(device: &Device) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let model = Perceptron::new(&device);
+    let (mut replaying, mut eager) =
+        (Passes::new(PrecisionPolicy::default()), Passes::disabled(PrecisionPolicy::default()));
+    let options = ProfileOptions { warm_up: 6, recorded: true, ..options() };
+    let mut profiler =
+        Profiler::with_options(&device, options).map_err(|error| error.to_string())?;
+    while !profiler.is_done() {
+        let passes = if profiler.phase().is_eager() { &mut eager } else { &mut replaying };
+        // Without an update: gradients of a replay are the recording's own.
+        let step = profiler.step(|| recorded_step(passes, &model, &device).map(drop));
+        step.map_err(|error| error.to_string())??;
+    }
+    assert!(replaying.is_recorded());
+    let profile = profiler.finish().map_err(|error| error.to_string())?;
+    assert!(profile.eager_wall_us.is_some_and(|wall| wall > 0.0), "{profile}");
+    let products = profile.blocks.iter().filter(|row| row.operations.contains("Matmul"));
+    assert_eq!(products.map(|row| row.count).sum::<f64>(), PRODUCTS, "{profile}");
+    Ok(())
+}
+
+fn replayed(device: &Device) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let model = Perceptron::new(&device);
+    let mut passes = Passes::new(PrecisionPolicy::default());
+    let options = ProfileOptions { warm_up: 6, ..options() };
+    let mut profiler =
+        Profiler::with_options(&device, options).map_err(|error| error.to_string())?;
+    loop {
+        match profiler.step(|| recorded_step(&mut passes, &model, &device).map(drop)) {
+            Ok(step) => step?,
+            Err(error) => {
+                assert!(matches!(error, ProfileError::Replayed), "{error}");
+                return Ok(());
+            }
+        }
+        assert!(!profiler.is_done(), "a replay was taken for a step");
+    }
 }
 
 /// The host does nothing for 30 ms between small kernels.

@@ -54,7 +54,10 @@ pub use blackburn_backend::profile::ObserveError;
 pub use peaks::{PeakSource, Peaks};
 pub use report::{BlockRow, Chains, Clock, KernelRow, ServedBy, StepProfile, Verdict};
 
-use blackburn_backend::profile::{self as backend, BlockRecord};
+use blackburn_backend::{
+    graph,
+    profile::{self as backend, BlockRecord},
+};
 use burn::tensor::Device;
 use std::time::Instant;
 
@@ -142,15 +145,21 @@ pub enum ProfileError {
         /// Those taken.
         actual: usize,
     },
-    /// Steps replay a recorded graph, of which no kernel is seen.
+    /// An observed step launched no kernel.
     #[error(
         "Profiler::finish: no kernel was launched in the {steps} observed steps: they compute nothing on the \
-         device, or replay a recorded graph; run them without it (ProfileOptions::recorded)"
+         device"
     )]
     NoKernels {
         /// The observed steps.
         steps: usize,
     },
+    /// An observed step replayed a recorded graph, whose kernels nobody sees.
+    #[error(
+        "Profiler::step: the step replayed a recorded graph, whose kernels cannot be timed; set \
+         ProfileOptions::recorded, and run the step without the recording where Phase::is_eager"
+    )]
+    Replayed,
     /// What the device does at best could not be measured.
     #[error("Peaks::measure: {reason}")]
     Peaks {
@@ -264,7 +273,8 @@ impl Profiler {
     ///
     /// # Errors
     ///
-    /// [`ProfileError::Device`] and [`ProfileError::Observe`]; the step is not taken again.
+    /// [`ProfileError::Device`], [`ProfileError::Observe`], and [`ProfileError::Replayed`] for a step that was to
+    /// be observed and replayed a recorded graph. The step is not taken again.
     pub fn step<T>(&mut self, step: impl FnOnce() -> T) -> Result<T, ProfileError> {
         let phase = self.phase();
         let done = match phase {
@@ -272,7 +282,11 @@ impl Profiler {
             Phase::WarmUp | Phase::EagerWarmUp => step(),
             Phase::Wall | Phase::EagerWall => self.time(phase, step)?,
             Phase::Kernels => {
+                let replays = graph::replays();
                 let (done, blocks) = backend::observe(&self.device, step)?;
+                if graph::replays() != replays {
+                    return Err(ProfileError::Replayed);
+                }
                 self.observed.push(blocks);
                 done
             }
