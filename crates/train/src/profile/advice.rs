@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 const WORTH_IT: f64 = 0.05;
 /// Kernels above this share of the roofline have little left to gain.
 const NEAR_THE_ROOFLINE: f64 = 0.6;
+/// How many times the arithmetic 16 bits have to allow, for casts not to eat up the gain.
+const WORTH_CASTING: f64 = 1.5;
 /// Recommendations of one kind for single kernels.
 const MOST_OF_A_KIND: usize = 3;
 
@@ -168,7 +170,7 @@ fn far_from_roofline(profile: &StepProfile) -> impl Iterator<Item = Recommendati
 
 fn precision(profile: &StepProfile) -> Option<Recommendation> {
     let peaks = profile.peaks.as_ref()?;
-    let sixteen = peaks.flops_16_bit.filter(|flops| *flops > peaks.flops_f32)?;
+    let sixteen = peaks.flops_16_bit.filter(|flops| *flops > WORTH_CASTING * peaks.flops_f32)?;
     let products = || profile.blocks.iter().filter(|block| block.element_bytes == Some(4));
     let time: f64 = products().map(|block| block.device_us).sum::<Option<f64>>()?;
     if products().next().is_none() || time < WORTH_IT * profile.device_us? {

@@ -111,7 +111,7 @@ impl Meter {
     fn copy(&self) -> Result<f64, ProfileError> {
         let source = Tensor::<1>::ones([COPY_BYTES / 4], (&self.device, DType::F32));
         let (time_us, doubled) = self.best(|| source.clone().mul_scalar(2.0))?;
-        let last = doubled.slice([COPY_BYTES / 4 - 1..COPY_BYTES / 4]);
+        let last = doubled.narrow(0, COPY_BYTES / 4 - 1, 1);
         is_right("a copy", last, 2.0)?;
         Ok(2.0 * COPY_BYTES as f64 / (time_us * 1e-6))
     }

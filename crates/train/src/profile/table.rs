@@ -90,11 +90,14 @@ impl StepProfile {
             )?;
         }
         if let Some(peaks) = &self.peaks {
-            let tera = |flops: f64| format!("{:.2} TFLOP/s", flops / 1e12);
-            let sixteen = peaks.flops_16_bit.map_or("none".into(), tera);
-            let products =
-                format!("16-bit products {sixteen}, f32 products {}", tera(peaks.flops_f32));
-            line("peaks", format!("{:.1} GB/s, {products}", peaks.bytes_per_second / 1e9))?;
+            let rate = |flops: f64| match flops {
+                1e12.. => format!("{:.1} TFLOP/s", flops / 1e12),
+                _ => format!("{:.2} GFLOP/s", flops / 1e9),
+            };
+            let bandwidth = format!("{:.1} GB/s", peaks.bytes_per_second / 1e9);
+            let sixteen = peaks.flops_16_bit.map_or("none".into(), rate);
+            let f32 = rate(peaks.flops_f32);
+            line("peaks", format!("{bandwidth}, 16-bit products {sixteen}, f32 products {f32}"))?;
         }
         Ok(())
     }
@@ -110,7 +113,7 @@ impl StepProfile {
             "mean us",
             "share",
             "GB/s",
-            "TFLOP/s",
+            "GFLOP/s",
             "roofline"
         )?;
         for row in self.kernels.iter().take(ROWS) {
