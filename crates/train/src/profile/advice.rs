@@ -2,6 +2,7 @@
 
 use super::{BlockRow, ServedBy, StepProfile, Verdict};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Blocks below this part of the kernels' time are not worth a recommendation of their own.
 const WORTH_IT: f64 = 0.05;
@@ -30,7 +31,7 @@ pub struct Recommendation {
 pub enum Advice {
     /// The device waits for the host to ask for kernels.
     LaunchBound,
-    /// Products that Blackburn's kernels could have done, and did not.
+    /// Operations that Blackburn has kernels for, on Burn's.
     Unserved,
     /// Neighboring memory-bound blocks that could be one.
     Unfused,
@@ -79,38 +80,66 @@ fn launch_bound(profile: &StepProfile) -> Option<Recommendation> {
     })
 }
 
-/// Whether Blackburn has kernels for one of the block's operations, and Burn's ran.
-fn is_unserved(block: &BlockRow) -> bool {
-    let names = || block.operations.split([',', ' ']);
-    block.served_by != ServedBy::Blackburn
-        && names().any(|name| matches!(name, "Matmul" | "Attention"))
+/// Blackburn's extension operations that Burn's kernels may do as well, by how their names begin.
+const EXTENSIONS: [&str; 4] = ["attention_", "cross_entropy_", "layer_norm_", "embedding_"];
+
+/// What of the block Blackburn has kernels for, where Burn's ran. An extension operation counts where one was
+/// declined: some use Burn's kernels by design.
+fn left_to_burn<'a>(block: &'a BlockRow, declined: &[String]) -> Option<&'a str> {
+    let is_left = |name: &&str| match *name {
+        "Matmul" | "Attention" => true,
+        name => EXTENSIONS
+            .iter()
+            .filter(|start| name.starts_with(**start))
+            .any(|start| declined.iter().any(|reason| is_about(reason, start))),
+    };
+    let mut names = block.operations.split([',', ' ']).filter(is_left);
+    names.next().filter(|_| block.served_by != ServedBy::Blackburn)
+}
+
+/// Whether a reason, which begins with the name of what declined, is about an operation.
+fn is_about(reason: &str, operation: &str) -> bool {
+    let plain = |name: &str| name.replace('_', "").to_lowercase();
+    plain(reason.split(':').next().unwrap_or(reason)).contains(&plain(operation))
 }
 
 fn unserved(profile: &StepProfile) -> Option<Recommendation> {
-    let blocks: Vec<_> = profile.blocks.iter().filter(|block| is_unserved(block)).collect();
-    let count: f64 = blocks.iter().map(|block| block.count).sum();
-    if blocks.is_empty() {
+    let left: Vec<_> = profile
+        .blocks
+        .iter()
+        .filter_map(|block| Some((block, left_to_burn(block, &profile.declined)?)))
+        .collect();
+    if left.is_empty() {
         return None;
     }
-    let time: Option<f64> = blocks.iter().map(|block| block.device_us).sum();
-    let gains = blocks.iter().map(|block| Some((block.device_us? - block.roofline_us?).max(0.0)));
-    let is_about = |reason: &&String| {
-        ["matmul", "attention"].iter().any(|op| reason.to_lowercase().contains(op))
+    let count: f64 = left.iter().map(|(block, _)| block.count).sum();
+    let time: Option<f64> = left.iter().map(|(block, _)| block.device_us).sum();
+    let gains =
+        left.iter().map(|(block, _)| Some((block.device_us? - block.roofline_us?).max(0.0)));
+    let starts = |name: &str| {
+        let start = EXTENSIONS.into_iter().find(|start| name.starts_with(*start));
+        start.unwrap_or(name).to_owned()
     };
-    let reasons: Vec<_> = profile.declined.iter().filter(is_about).map(String::as_str).collect();
+    let of: BTreeSet<String> = left.iter().map(|(_, name)| starts(name)).collect();
+    let reasons: Vec<_> = profile
+        .declined
+        .iter()
+        .filter(|reason| of.iter().any(|operation| is_about(reason, operation)))
+        .map(String::as_str)
+        .collect();
     let reasons = match reasons[..] {
         [] => "no reason was noted: the provider is switched off, or the operations around them kept it from \
                seeing them"
             .to_owned(),
         _ => reasons.join("; "),
     };
+    let names: BTreeSet<&str> = left.iter().map(|(_, name)| *name).collect();
+    let names = Vec::from_iter(names).join(", ");
     let time = time.map_or(String::new(), |time| format!(" ({:.2} ms)", time / 1e3));
     Some(Recommendation {
         kind: Advice::Unserved,
         gain_us: gains.sum(),
-        text: format!(
-            "matrix products and attentions on Burn's kernels: {count:.0}{time}; {reasons}"
-        ),
+        text: format!("{names} on Burn's kernels: {count:.0}{time}; {reasons}"),
     })
 }
 
@@ -142,7 +171,7 @@ fn far_from_roofline(profile: &StepProfile) -> impl Iterator<Item = Recommendati
     let is_far = |block: &&BlockRow| {
         block.share.is_some_and(|share| share >= WORTH_IT)
             && block.roofline.is_some_and(|share| share < NEAR_THE_ROOFLINE)
-            && !is_unserved(block)
+            && left_to_burn(block, &profile.declined).is_none()
     };
     let recommend = |block: &BlockRow| {
         let (time, least) = (block.device_us?, block.roofline_us?);

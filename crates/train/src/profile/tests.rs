@@ -183,6 +183,23 @@ fn recommendations_are_ranked_by_what_they_gain() {
 }
 
 #[test]
+fn an_extension_operation_on_burns_kernels_is_told_where_it_was_declined() {
+    let norm = OperationRecord { name: "layer_norm_forward".into(), ..add(&[1], 2) };
+    let step = vec![block(vec![norm], &[("burn_cubecl::Reduce", 12)])];
+    let mut profile = collect::summarize(&[step], None, Some(&peaks()));
+    profile.conclude(20.0, None);
+    assert_eq!(profile.recommendation(Advice::Unserved), None);
+    profile.declined = vec!["layer_norm: rows too long".into(), "BlackburnGelu: layer_norm".into()];
+    profile.conclude(20.0, None);
+    let advice = profile.recommendation(Advice::Unserved).expect("advice");
+    assert_eq!(advice.gain_us, Some(10.0));
+    assert_eq!(
+        advice.text,
+        "layer_norm_forward on Burn's kernels: 1 (0.01 ms); layer_norm: rows too long"
+    );
+}
+
+#[test]
 fn a_profile_is_read_back_from_json() {
     let profile = profile(1000.0);
     let text = serde_json::to_string(&profile).expect("JSON");
