@@ -33,10 +33,10 @@ mod linear;
 mod loss_scaling;
 #[path = "integration/matmul.rs"]
 mod matmul;
-#[path = "integration/resources.rs"]
-mod resources;
 #[path = "integration/profile.rs"]
 mod profile;
+#[path = "integration/resources.rs"]
+mod resources;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
 #[path = "integration/training.rs"]

@@ -51,7 +51,7 @@ impl SquareSum {
         Self { sums: Tensor::zeros([PLACES], (&device, DType::F32)) }
     }
 
-    /// Whether [`add`](Self::add) takes `x`: it is on a GPU (or a software device that passes for one),
+    /// Whether [`with`](Self::with) takes `x`: it is on a GPU (or a software device that passes for one),
     /// in f32, f16 or bf16, and of fewer than 2^32 elements by a margin.
     pub fn serves<const D: usize>(x: &Tensor<D>) -> bool {
         /// What the kernel leaves free at the upper end of 32-bit indices.
@@ -67,7 +67,7 @@ impl SquareSum {
     /// # Panics
     ///
     /// On what [`serves`](Self::serves) refuses, and on a tensor of another device.
-    pub fn add<const D: usize>(self, x: Tensor<D>) -> Self {
+    pub fn with<const D: usize>(self, x: Tensor<D>) -> Self {
         assert!(
             Self::serves(&x),
             "square_sum: argument `x`: expected f32, f16 or bf16 on a GPU, got {:?} of {:?} on {:?}",

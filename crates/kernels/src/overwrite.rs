@@ -149,8 +149,8 @@ pub(crate) fn overwrite_kernel<S: Numeric, T: Numeric, N: Size>(
     end: u32,
     source_pitch: u32,
     target_pitch: u32,
-    #[define(S)] _source: ElemType,
-    #[define(T)] _target: ElemType,
+    #[define(S)] _source_dtype: ElemType,
+    #[define(T)] _target_dtype: ElemType,
 ) {
     let mut row = CUBE_POS_Y;
     while row < rows {

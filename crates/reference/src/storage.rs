@@ -47,8 +47,8 @@ impl Storage {
     pub fn round(self, value: f64) -> f64 {
         match self {
             Self::F32 => f64::from(value as f32),
-            Self::F16 => f16::from_f64(value).to_f64(),
-            Self::Bf16 => to_bf16(value).to_f64(),
+            Self::F16 => f16::from_f32(to_odd(value)).to_f64(),
+            Self::Bf16 => bf16::from_f32(to_odd(value)).to_f64(),
         }
     }
 
@@ -56,8 +56,8 @@ impl Storage {
     pub fn encode(self, values: &[f64]) -> Vec<u8> {
         let element = |value: &f64| match self {
             Self::F32 => (*value as f32).to_ne_bytes().to_vec(),
-            Self::F16 => f16::from_f64(*value).to_ne_bytes().to_vec(),
-            Self::Bf16 => to_bf16(*value).to_ne_bytes().to_vec(),
+            Self::F16 => f16::from_f32(to_odd(*value)).to_ne_bytes().to_vec(),
+            Self::Bf16 => bf16::from_f32(to_odd(*value)).to_ne_bytes().to_vec(),
         };
         values.iter().flat_map(element).collect()
     }
@@ -74,18 +74,18 @@ impl Storage {
     }
 }
 
-/// To nearest with ties to even. `bf16::from_f64` of half 2.7 cuts the significand to 20 bits before it
-/// rounds, and so takes for a tie what is above one.
-fn to_bf16(value: f64) -> bf16 {
+/// `value` in f32, with what was lost leaving its mark in the last bit (rounding to odd), so that a second
+/// rounding, to fewer bits, is right. `from_f64` of half 2.7 cuts the significand to 20 bits instead, and so
+/// takes for a tie what is above one.
+fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let exact = f64::from(near);
     if exact == value || !near.is_finite() {
-        return bf16::from_f32(near);
+        return near;
     }
-    // What is lost leaves its mark in the last bit (rounding to odd), so that the second rounding sees it.
     let towards_zero =
         if exact.abs() > value.abs() { f32::from_bits(near.to_bits() - 1) } else { near };
-    bf16::from_f32(f32::from_bits(towards_zero.to_bits() | 1))
+    f32::from_bits(towards_zero.to_bits() | 1)
 }
 
 #[cfg(test)]

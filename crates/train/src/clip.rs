@@ -119,7 +119,7 @@ impl ModuleVisitor for Squares<'_> {
         }
         if SquareSum::serves(&gradient) {
             let sum = self.on_gpu.take().unwrap_or_else(|| SquareSum::new(&gradient.device()));
-            self.on_gpu = Some(sum.add(gradient));
+            self.on_gpu = Some(sum.with(gradient));
             return;
         }
         let elements = gradient.shape().num_elements();

@@ -153,7 +153,8 @@ fn train(
 fn agree(replayed: &[f64], ran: &[f64], least: f64) -> Result<(), Failed> {
     let norm: f64 = ran.iter().map(|x| x * x).sum::<f64>().sqrt();
     let distance: f64 = replayed.iter().zip(ran).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-    if replayed.len() != ran.len() || !(distance <= least * norm) {
+    let is_near = distance <= least * norm;
+    if replayed.len() != ran.len() || !is_near {
         return Err(format!("{distance} apart, of a norm of {norm}").into());
     }
     Ok(())

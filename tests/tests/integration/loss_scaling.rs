@@ -95,11 +95,13 @@ fn learns(device: Device) -> Result<(), Failed> {
     let device = device.autodiff();
     let config = GradScalerConfig { initial_scale: 16_777_216.0, ..GradScalerConfig::default() };
     let [first, last] = train(&device, config.init(&device)?)?;
-    if !(last < 0.2 * first) {
+    let has_learned = last < 0.2 * first;
+    if !has_learned {
         return Err(format!("with scaling the loss went from {first} to {last}").into());
     }
     let [first, last] = train(&device, GradScaler::disabled(&device))?;
-    if !((last - first).abs() < 0.2 * first) {
+    let stands_still = (last - first).abs() < 0.2 * first;
+    if !stands_still {
         return Err(format!("without scaling the loss went from {first} to {last}").into());
     }
     Ok(())

@@ -65,7 +65,8 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
     // All terms are positive: each is rounded once as a square, once an addition of its unit, and
     // where vector and cube meet.
     let bound = (additions as f64 + 1.0 + 8.0 + 8.0) * f64::from(f32::EPSILON) / 2.0 * exact;
-    if !((total - exact).abs() <= bound) {
+    let is_within = (total - exact).abs() <= bound;
+    if !is_within {
         return Err(format!("{total} against {exact}, bound {bound}").into());
     }
     let held = held.ok_or("a round holds the sums")?;
@@ -157,7 +158,8 @@ fn norm(device: Device) -> Result<(), Failed> {
         let found = values(clip_global_norm(&mut gradients, &model, f64::INFINITY))?[0];
         // Some 30 roundings a term, halved by the root, and those of the root itself.
         let bound = 32.0 * f64::from(f32::EPSILON) / 2.0 * exact;
-        if !((found - exact).abs() <= bound) {
+        let is_within = (found - exact).abs() <= bound;
+        if !is_within {
             return Err(format!("{storage:?}: {found} against {exact}, bound {bound}").into());
         }
     }

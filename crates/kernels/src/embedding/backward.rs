@@ -16,7 +16,7 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
     counts: &[u32],
     dy: &[Vector<I, N>],
     dw: &mut [Vector<I, N>],
-    n: u32,
+    places: u32,
     rows: u32,
     columns: u32,
     #[define(I)] _dtype: ElemType,
@@ -25,7 +25,7 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
     let lanes = comptime!((SHARES * COLUMN_UNITS) as usize);
     let mut parts = Shared::<[Vector<f32, N>]>::new_slice(lanes);
     let mut place = CUBE_POS_Y;
-    while place < n {
+    while place < places {
         // The same for all units of the cube.
         let count = counts[place as usize];
         let row = index[place as usize];

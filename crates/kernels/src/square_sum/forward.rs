@@ -41,7 +41,7 @@ pub(crate) fn square_sum_kernel<I: Float, N: Size>(
         sync_cube();
     }
     if UNIT_POS == 0 {
-        let place = CUBE_POS as usize;
+        let place = CUBE_POS;
         sums_out[place] = sums[place] + all[0];
     }
 }

@@ -318,7 +318,7 @@ impl ModuleVisitor for Comparer<'_> {
         }
         let [expected, found] = [expected, found].map(|gradient| gradient.cast(FloatDType::F32));
         self.squares = self.squares.take().map(|(all, differences)| {
-            (all.add(expected.clone()), differences.add(expected - found))
+            (all.with(expected.clone()), differences.with(expected - found))
         });
     }
 }
