@@ -7,7 +7,7 @@ use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     overwrite::{Rows, overwrite},
-    square_sum::{PLACES, square_sum},
+    square_sum::{MOST_TENSORS, PLACES, square_sum},
 };
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::{
@@ -39,6 +39,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(name.to_string(), move || on_burn_device(test))
     };
     trials.push(on_burn("square_sum::a_norm_is_that_of_all_gradients", norm));
+    trials.push(on_burn("square_sum::a_norm_is_that_of_many_gradients", norm_of_many));
     trials.push(on_burn("overwrite::all_who_hold_the_memory_see_it", seen_by_all));
     trials
 }
@@ -57,9 +58,18 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
         additions += length.div_ceil(PLACES * 256) + 1;
         // In every other round somebody else holds the sums, which then have to stay.
         let before = i.is_multiple_of(2).then(|| sum.clone());
-        sum = square_sum(client, sum, &upload(client, &x, storage))?;
+        sum = square_sum(client, sum, &[upload(client, &x, storage)])?;
         held = before.or(held);
     }
+    // All of them again, in one launch.
+    let all = LENGTHS.map(|length| upload(client, &normal(9, length, 3.0, storage), storage));
+    exact += LENGTHS
+        .iter()
+        .flat_map(|length| normal(9, *length, 3.0, storage))
+        .map(|x| x * x)
+        .sum::<f64>();
+    additions += LENGTHS.map(|length| length.div_ceil(PLACES * 256)).iter().sum::<usize>() + 8;
+    sum = square_sum(client, sum, &all)?;
     let found = download(client, sum.clone(), Storage::F32)?;
     let total: f64 = found.iter().sum();
     // All terms are positive: each is rounded once as a square, once an addition of its unit, and
@@ -77,7 +87,7 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
     for bad in [f64::NAN, f64::INFINITY] {
         let mut x = normal(1, 1000, 1.0, storage);
         x[777] = bad;
-        let sum = square_sum(client, zeros(client), &upload(client, &x, storage))?;
+        let sum = square_sum(client, zeros(client), &[upload(client, &x, storage)])?;
         let total: f64 = download(client, sum.clone(), Storage::F32)?.iter().sum();
         if total.is_nan() != bad.is_nan() || total.is_finite() {
             return Err(format!("{bad} came out as {total}").into());
@@ -127,9 +137,15 @@ fn refusals(client: &Client) -> Result<(), Failed> {
         Err(KernelError::InvalidProblem { argument, .. }) => Ok(argument),
         other => Err(Failed::from(format!("{other:?}"))),
     };
-    assert_eq!(argument(square_sum(client, few.clone(), &few).map(drop))?, "sums");
+    let one = || std::slice::from_ref(&few);
+    assert_eq!(argument(square_sum(client, few.clone(), one()).map(drop))?, "sums");
+    let too_many = vec![few.clone(); MOST_TENSORS + 1];
+    let mixed = [few.clone(), upload(client, &[1.0], Storage::F16)];
+    for tensors in [&[], &too_many[..], &mixed] {
+        assert_eq!(argument(square_sum(client, zeros(client), tensors).map(drop))?, "tensors");
+    }
     let integers = Buffer { dtype: ElemType::Int(cubecl::ir::IntKind::I32), ..few.clone() };
-    let unsupported = square_sum(client, zeros(client), &integers);
+    let unsupported = square_sum(client, zeros(client), std::slice::from_ref(&integers));
     assert!(matches!(unsupported, Err(KernelError::Unsupported { .. })), "{unsupported:?}");
     assert_eq!(
         argument(overwrite(client, &Rows::one(zeros(client)), &Rows::one(few.clone())))?,
@@ -164,6 +180,33 @@ fn norm(device: Device) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// More than one launch takes, of both kinds of lengths, whatever the order they come in.
+fn norm_of_many(device: Device) -> Result<(), Failed> {
+    let layers: Vec<_> =
+        (0..11).map(|i| LinearConfig::new(8 + i, 16).with_bias(i % 2 == 0).init(&device)).collect();
+    let mut gradients = GradientsParams::new();
+    let mut exact = 0.0;
+    for (i, layer) in layers.iter().enumerate() {
+        let [rows, columns] = layer.weight.dims();
+        let weight = normal(20 + i as u64, rows * columns, 1.0, Storage::F32);
+        exact += weight.iter().map(|x| x * x).sum::<f64>();
+        gradients.register::<2>(
+            layer.weight.id,
+            tensor(&weight, [rows, columns], Storage::F32, &device),
+        );
+        if let Some(bias) = &layer.bias {
+            exact += 16.0 * 0.25;
+            gradients.register::<1>(bias.id, Tensor::full([16], 0.5, &device));
+        }
+    }
+    let found = values(clip_global_norm(&mut gradients, &layers, f64::INFINITY))?[0];
+    let bound = 40.0 * f64::from(f32::EPSILON) / 2.0 * exact.sqrt();
+    if (found - exact.sqrt()).abs() <= bound {
+        return Ok(());
+    }
+    Err(format!("{found} against {}, bound {bound}", exact.sqrt()).into())
 }
 
 fn seen_by_all(device: Device) -> Result<(), Failed> {

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     embedding::{SORT_UNITS, embedding_backward_kernel, embedding_sort_kernel},
     overwrite::{self, overwrite_kernel},
-    square_sum::{self, square_sum_kernel},
+    square_sum::{self, CountsCompilationArg, MOST_TENSORS, square_sum_kernel},
 };
 use cubecl::{
     ir::{ElemType, FloatKind, IntKind},
@@ -44,15 +44,23 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         all.push(variant(format!("overwrite_{}_with_{}", target.1, source.1), kernel, promise())?);
     }
     for input in [F32, F16, BF16] {
-        for (inplace, how) in [(Some(1), ""), (None, "_copied")] {
+        for (inplace, how) in [(Some(MOST_TENSORS), ""), (None, "_copied")] {
+            let x = || BufferCompilationArg { inplace: None };
             let kernel = square_sum_kernel::SquareSumKernel::new(
                 settings_1d(square_sum::UNITS),
                 properties(),
                 Arc::default(),
-                BufferCompilationArg { inplace: None },
-                BufferCompilationArg { inplace: None },
+                x(),
+                x(),
+                x(),
+                x(),
+                x(),
+                x(),
+                x(),
+                x(),
+                x(),
                 BufferCompilationArg { inplace },
-                (),
+                counts(),
                 16 / input.0.size(),
                 input.0,
             );
@@ -91,6 +99,19 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         all.push(variant(format!("embedding_backward_{}", input.1), kernel, promise())?);
     }
     Ok(all)
+}
+
+fn counts() -> CountsCompilationArg {
+    CountsCompilationArg {
+        of_0: (),
+        of_1: (),
+        of_2: (),
+        of_3: (),
+        of_4: (),
+        of_5: (),
+        of_6: (),
+        of_7: (),
+    }
 }
 
 fn promise() -> Promise {

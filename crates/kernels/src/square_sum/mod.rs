@@ -1,5 +1,5 @@
-//! The sum of squares of many tensors, for their joint norm: each tensor is read once and adds to the
-//! same few sums, which a last sum joins.
+//! The sum of squares of many tensors, for their joint norm: each tensor is read once, eight in a launch,
+//! and adds to the same few sums, which a last sum joins.
 //!
 //! ```text
 //! sums[c] += sum of x[i]^2 over the elements of cube c           norm = sqrt(sum of sums)
@@ -19,7 +19,7 @@ mod launch;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use blueprint::UNITS;
-pub use blueprint::{PLACES, SquareSumBlueprint};
+pub use blueprint::{MOST_TENSORS, PLACES, SquareSumBlueprint};
 #[cfg(feature = "cuda-source")]
-pub(crate) use forward::square_sum_kernel;
+pub(crate) use forward::{CountsCompilationArg, square_sum_kernel};
 pub use launch::square_sum;
