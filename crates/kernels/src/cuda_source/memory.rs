@@ -6,7 +6,7 @@ use super::{
     variant,
 };
 use crate::{
-    embedding::{SORT_UNITS, embedding_backward_kernel, embedding_sort_kernel},
+    embedding::{SORT_UNITS, WIDEST, embedding_backward_kernel, embedding_sort_kernel},
     overwrite::{self, overwrite_kernel},
     square_sum::{self, CountsCompilationArg, MOST_TENSORS, square_sum_kernel},
 };
@@ -41,7 +41,12 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             source.0,
             target.0,
         );
-        all.push(variant(format!("overwrite_{}_with_{}", target.1, source.1), kernel, promise())?);
+        // Eight cubes of 256 threads a multiprocessor.
+        all.push(variant(
+            format!("overwrite_{}_with_{}", target.1, source.1),
+            kernel,
+            promise(32),
+        )?);
     }
     for input in [F32, F16, BF16] {
         for (inplace, how) in [(Some(MOST_TENSORS), ""), (None, "_copied")] {
@@ -64,7 +69,8 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
                 16 / input.0.size(),
                 input.0,
             );
-            all.push(variant(format!("square_sum_{}{how}", input.1), kernel, promise())?);
+            // Three cubes of 256 threads: their loops are unrolled, with four loads on the way.
+            all.push(variant(format!("square_sum_{}{how}", input.1), kernel, promise(80))?);
         }
     }
     let buffer = || BufferCompilationArg { inplace: None };
@@ -78,7 +84,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         buffer(),
         (),
     );
-    all.push(variant("embedding_sort".into(), sort, promise())?);
+    all.push(variant("embedding_sort".into(), sort, promise(32))?);
     for input in [F32, F16, BF16] {
         let kernel = embedding_backward_kernel::EmbeddingBackwardKernel::new(
             settings(),
@@ -93,10 +99,11 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             (),
             (),
             (),
-            16 / input.0.size(),
+            WIDEST,
             input.0,
         );
-        all.push(variant(format!("embedding_backward_{}", input.1), kernel, promise())?);
+        // Six cubes of 256 threads, which wait for rows that lie anywhere.
+        all.push(variant(format!("embedding_backward_{}", input.1), kernel, promise(40))?);
     }
     Ok(all)
 }
@@ -114,11 +121,10 @@ fn counts() -> CountsCompilationArg {
     }
 }
 
-fn promise() -> Promise {
+fn promise(max_registers: u32) -> Promise {
     Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
-        // Eight cubes of 256 threads a multiprocessor.
-        max_registers: Some(32),
+        max_registers: Some(max_registers),
     }
 }

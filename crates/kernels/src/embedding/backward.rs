@@ -44,7 +44,6 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
                 parts[(UNIT_POS_Y * CUBE_DIM_X + UNIT_POS_X) as usize] = sum;
                 sync_cube();
                 if UNIT_POS_Y == 0 {
-                    #[unroll]
                     for share in 1..SHARES {
                         sum += parts[(share * CUBE_DIM_X + UNIT_POS_X) as usize];
                     }

@@ -22,6 +22,8 @@ mod sort;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use backward::embedding_backward_kernel;
+#[cfg(feature = "cuda-source")]
+pub(crate) use launch::WIDEST;
 pub use launch::embedding_backward;
 pub use problem::{EmbeddingProblem, MOST_INDICES};
 #[cfg(feature = "cuda-source")]
