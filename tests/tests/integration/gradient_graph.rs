@@ -18,7 +18,11 @@ use burn::{
     tensor::FloatDType,
 };
 use libtest_mimic::{Failed, Trial};
-use std::env;
+use std::{
+    env,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 /// Set in a process that runs one test alone: a recording is of one thread, and others would allocate in
 /// between.
@@ -26,13 +30,14 @@ const ALONE: &str = "BLACKBURN_TEST_GRAPH_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 6] = [
+const TESTS: [(&str, Test); 7] = [
     ("training_by_replays_is_training", training),
     ("training_by_replays_is_training_in_mixed_precision", mixed_precision),
     ("a_batch_of_another_shape_runs_without_the_recording", other_shapes),
     ("a_recording_that_leaves_out_the_same_units_each_time_is_refused", dropout),
     ("a_pass_that_reads_a_value_is_not_recorded", reads_a_value),
     ("outputs_are_the_callers_own", outputs_are_kept),
+    ("another_thread_runs_passes_without_the_recording", other_thread),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -241,4 +246,33 @@ fn outputs_are_kept(device: &Device) -> Result<(), Failed> {
         agree(&values(output)?, &expected(step as u64)?, 1e-5)?;
     }
     Ok(())
+}
+
+/// A thread has a stream of its own, with which a replay would not be in order.
+fn other_thread(device: &Device) -> Result<(), Failed> {
+    let network = Network::new(0.0, device);
+    let mut graph = Passes::new(PrecisionPolicy::default());
+    for step in 0..STEPS {
+        graph.run(&network, batch(step, ROWS, device), pass)?;
+    }
+    if !graph.is_recorded() {
+        return Err("nothing was recorded".into());
+    }
+    // Replays do not call the closure.
+    let calls = AtomicUsize::new(0);
+    let counted = |network: &Network, inputs| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        pass(network, inputs)
+    };
+    graph.run(&network, batch(1, ROWS, device), counted)?;
+    let here = calls.load(Ordering::Relaxed);
+    let there = thread::scope(|scope| {
+        let run = || graph.run(&network, batch(1, ROWS, device), counted).map(|_| ());
+        scope.spawn(run).join()
+    });
+    there.map_err(|_| "the other thread panicked")??;
+    match (here, calls.load(Ordering::Relaxed)) {
+        (0, 1) => Ok(()),
+        calls => Err(format!("passes that ran, here and with the other thread: {calls:?}").into()),
+    }
 }

@@ -34,7 +34,8 @@
 //! differ the recording is dropped, with a warning. Nothing may be read or made on the host in between:
 //! no `into_scalar`, no `from_data`.
 //!
-//! Batches of another shape run without the graph, as does everything on devices that have none.
+//! Batches of another shape run without the graph, as does everything on devices that have none and on
+//! other threads than the one that recorded.
 //!
 //! # What it costs
 //!
@@ -46,7 +47,7 @@ mod held;
 mod tensors;
 
 pub use blackburn_backend::graph::GraphError;
-pub use tensors::PassTensors;
+pub use tensors::{PassTensors, TensorLayout};
 
 use crate::precision::PrecisionPolicy;
 use blackburn_backend::{
@@ -62,6 +63,7 @@ use held::HeldModel;
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
+    thread::{self, ThreadId},
 };
 
 /// Passes before the first recording. Burn's fusion meets a stream of operations a few times before it
@@ -98,6 +100,8 @@ enum Stage<I, O> {
 #[derive(Debug)]
 struct Recording<I, O> {
     graph: Graph,
+    /// Whose work it is in order with: each thread has a stream of its own.
+    thread: ThreadId,
     inputs: I,
     outputs: O,
     gradients: GradientsParams,
@@ -141,6 +145,11 @@ impl<M: Module, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
         if !graph::is_supported(&device) {
             return Ok(pass(model, inputs));
         }
+        if matches!(self.stage, Stage::Refused) && !self.policy.casts() {
+            // Nothing is gained by a copy then.
+            self.held = None;
+            return Ok(pass(model, inputs));
+        }
         let held = self.held.get_or_insert_with(|| HeldModel::new(model, &self.policy));
         if let Stage::WarmUp { passes, failures } = &mut self.stage {
             if *passes < WARM_UP_PASSES {
@@ -161,7 +170,7 @@ impl<M: Module, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
             }
         }
         if let Stage::Recorded(recording) = &mut self.stage
-            && recording.inputs.layout() == inputs.layout()
+            && recording.serves(&inputs)
         {
             held.refresh(model);
             recording.inputs = recording.inputs.clone().overwritten(inputs);
@@ -204,7 +213,8 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         });
         let graph = graph::stop(device);
         let (outputs, gradients) = recorded?;
-        let recording = Self { graph: graph?, inputs, outputs, gradients };
+        let thread = thread::current().id();
+        let recording = Self { graph: graph?, thread, inputs, outputs, gradients };
 
         let (_, replayed) = recording.replay(model)?;
         let difference = Difference::between(&expected, &replayed, model, device);
@@ -217,10 +227,15 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         Ok(recording)
     }
 
+    /// Whether it may be replayed for `inputs`, here.
+    fn serves(&self, inputs: &I) -> bool {
+        self.thread == thread::current().id() && self.inputs.layout() == inputs.layout()
+    }
+
     fn replay<M: Module>(&self, model: &M) -> Result<(O, GradientsParams), GraphError> {
         // SAFETY: parameters, inputs, outputs and gradients are held by `self` and the caller's
-        // `HeldModel`; what lies between is guarded by the graph. A graph belongs to the thread that
-        // recorded it, whose work is in order.
+        // `HeldModel`; what lies between is guarded by the graph. `serves` has seen that this is the
+        // thread that recorded it, whose work is in order.
         unsafe { self.graph.replay() }?;
         let mut gradients = GradientsParams::new();
         model.visit(&mut Sharer { from: &self.gradients, to: &mut gradients });

@@ -1,7 +1,7 @@
 //! What goes into a pass and comes out of it.
 
 use blackburn_backend::overwrite::{overwrite_float, overwrite_int};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// Tensors that a pass is given or gives, besides parameters and gradients: a tensor of floating-point or
 /// whole numbers, a tuple of up to four, or a `Vec` of some.
@@ -13,7 +13,15 @@ pub trait PassTensors: Clone {
     fn overwritten(self, new: Self) -> Self;
 
     /// Types, shapes and devices, which a captured pass cannot change.
-    fn layout(&self) -> Vec<String>;
+    fn layout(&self) -> Vec<TensorLayout>;
+}
+
+/// Shape, type and device of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorLayout {
+    dims: Vec<usize>,
+    dtype: DType,
+    device: Device,
 }
 
 impl<const D: usize> PassTensors for Tensor<D> {
@@ -27,8 +35,8 @@ impl<const D: usize> PassTensors for Tensor<D> {
         overwrite_float(self, new.without_autodiff())
     }
 
-    fn layout(&self) -> Vec<String> {
-        vec![layout(self.dims(), format!("{:?}", self.dtype()), self.device())]
+    fn layout(&self) -> Vec<TensorLayout> {
+        vec![layout(self.dims(), self.dtype(), self.device())]
     }
 }
 
@@ -43,13 +51,13 @@ impl<const D: usize> PassTensors for Tensor<D, Int> {
         overwrite_int(self, new.without_autodiff())
     }
 
-    fn layout(&self) -> Vec<String> {
-        vec![layout(self.dims(), format!("{:?}", self.dtype()), self.device())]
+    fn layout(&self) -> Vec<TensorLayout> {
+        vec![layout(self.dims(), self.dtype(), self.device())]
     }
 }
 
-fn layout<const D: usize>(dims: [usize; D], dtype: String, device: Device) -> String {
-    format!("{dims:?} of {dtype} on {:?}", device.without_autodiff())
+fn layout<const D: usize>(dims: [usize; D], dtype: DType, device: Device) -> TensorLayout {
+    TensorLayout { dims: dims.to_vec(), dtype, device: device.without_autodiff() }
 }
 
 impl<T: PassTensors> PassTensors for Vec<T> {
@@ -61,7 +69,7 @@ impl<T: PassTensors> PassTensors for Vec<T> {
         self.into_iter().zip(new).map(|(old, new)| old.overwritten(new)).collect()
     }
 
-    fn layout(&self) -> Vec<String> {
+    fn layout(&self) -> Vec<TensorLayout> {
         self.iter().flat_map(PassTensors::layout).collect()
     }
 }
@@ -77,7 +85,7 @@ macro_rules! tuples {
                 ($(self.$index.overwritten(new.$index),)+)
             }
 
-            fn layout(&self) -> Vec<String> {
+            fn layout(&self) -> Vec<TensorLayout> {
                 [$(self.$index.layout()),+].concat()
             }
         }

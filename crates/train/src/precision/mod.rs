@@ -318,6 +318,11 @@ impl PrecisionPolicy {
         PrecisionReport::new(self.precision, self.masters, float_parameters(module), keeps)
     }
 
+    /// Whether parameters are cast when they are read.
+    pub(crate) fn casts(&self) -> bool {
+        self.masters == Masters::F32 && self.precision.dtype() != FloatDType::F32
+    }
+
     /// The type that each parameter which is cast on reading is computed in.
     pub(crate) fn computed_types<M: Module>(&self, module: &M) -> HashMap<ParamId, FloatDType> {
         float_parameters(module)
