@@ -103,11 +103,9 @@ impl SquareSum {
     /// Whether [`with`](Self::with) takes `x`: it is on a GPU (or a software device that passes for one),
     /// in f32, f16 or bf16, and of fewer than 2^32 elements by a margin.
     pub fn serves<const D: usize>(x: &Tensor<D>) -> bool {
-        /// What the kernel leaves free at the upper end of 32-bit indices.
-        const MARGIN: u64 = 1 << 24;
         crate::device::is_gpu(&x.device())
             && SERVED.contains(&x.dtype())
-            && elements(x) + MARGIN <= u64::from(u32::MAX)
+            && crate::device::is_counted_in_32_bits(x)
     }
 
     /// The sum with the squares of `x`.
@@ -117,7 +115,7 @@ impl SquareSum {
     /// On what [`serves`](Self::serves) refuses, and on a tensor of another device.
     pub fn with<const D: usize>(mut self, x: Tensor<D>) -> Self {
         /// Elements of the widest loads.
-        const WIDEST: u64 = 8;
+        const WIDEST: usize = 8;
         assert!(
             Self::serves(&x) && x.device() == self.sums.device(),
             "square_sum: argument `x`: expected f32, f16 or bf16 on {:?}, got {:?} of {:?} on {:?}",
@@ -127,7 +125,7 @@ impl SquareSum {
             x.device()
         );
         let of_type = SERVED.iter().position(|served| *served == x.dtype()).unwrap_or_default();
-        let is_even = elements(&x).is_multiple_of(WIDEST);
+        let is_even = x.shape().num_elements().is_multiple_of(WIDEST);
         let waiting = &mut self.waiting[2 * of_type + usize::from(is_even)];
         waiting.push(x.into_dispatch());
         match <[_; 8]>::try_from(std::mem::take(waiting)) {
@@ -151,8 +149,4 @@ impl SquareSum {
         }
         Tensor::<1>::from_dispatch(sums).sum()
     }
-}
-
-fn elements<const D: usize>(x: &Tensor<D>) -> u64 {
-    x.dims().iter().map(|size| *size as u64).product()
 }

@@ -69,19 +69,16 @@ pub struct Draw {
 /// Whether [`step`] takes `tensors`: they are on a GPU (or a software device that passes for one), of
 /// the types and shapes that [`Tensors`] lists, and of fewer than 2^32 elements by a margin.
 pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
-    /// What the kernel leaves free at the upper end of 32-bit indices.
-    const MARGIN: u64 = 1 << 24;
     let Tensors { parameter, gradient, first, second } = tensors;
     let shape = parameter.dims();
     let is_float = |tensor: &Tensor<D>| {
         matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) && tensor.dims() == shape
     };
     let is_moment = |tensor: &Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
-    let elements: u64 = shape.iter().map(|size| *size as u64).product();
     crate::device::is_gpu(&parameter.device())
         && [parameter, gradient].into_iter().all(is_float)
         && [first, second].into_iter().all(is_moment)
-        && elements + MARGIN <= u64::from(u32::MAX)
+        && crate::device::is_counted_in_32_bits(parameter)
 }
 
 /// The parameter and its moments after `step`. A parameter in f32 is rounded to the nearest value, with
