@@ -235,17 +235,6 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
 
-    /// Record forward and backward pass once, and have the GPU replay them by one command; not part of
-    /// the model. Default: where there is no dropout
-    #[arg(
-        long,
-        help_heading = "Precision and memory",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        default_missing_value = "true"
-    )]
-    pub(crate) graph: Option<bool>,
-
     /// How attention is computed; not part of the model.
     #[arg(long, value_enum, default_value_t = AttentionKind::Flash)]
     pub(crate) attention: AttentionKind,
@@ -267,17 +256,6 @@ pub(crate) struct EvalArgs {
     /// Batches to measure at most, spread evenly; 0 measures everything.
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) batches: usize,
-
-    /// Record forward and backward pass once, and have the GPU replay them by one command; not part of
-    /// the model. Default: where there is no dropout
-    #[arg(
-        long,
-        help_heading = "Precision and memory",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        default_missing_value = "true"
-    )]
-    pub(crate) graph: Option<bool>,
 
     /// How attention is computed; not part of the model. Default: flash in bf16, naive in f32.
     #[arg(long, value_enum)]

@@ -23,7 +23,7 @@ fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
     let logits = 3.0 * 4.0 * sequence * model.vocabulary as f64;
     let matrices = match attention {
         AttentionKind::Naive => 3.0 * model.layers as f64,
-        AttentionKind::Flash => 0.0,
+        AttentionKind::Flash | AttentionKind::FlashOnly => 0.0,
     };
     let weights = matrices * element * sequence * model.heads as f64 * model.context as f64;
     parameters + logits + weights

@@ -2,6 +2,7 @@
 
 use crate::settings::AttentionKind;
 use blackburn::nn::{
+    attention::MhaInput,
     embedding::embedding,
     flash, loss, norm,
     transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
@@ -13,7 +14,10 @@ use burn::{
         LinearConfig,
         attention::generate_autoregressive_mask,
         loss::CrossEntropyLossConfig,
-        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+        transformer::{
+            TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+            TransformerEncoderLayer,
+        },
     },
     tensor::{Bool, Device, FloatDType, Int, Tensor},
 };
@@ -106,16 +110,20 @@ impl Gpt {
     /// What the head reads: `[batch, length, width]` of ids `[batch, length]`.
     fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
         let [batch, length] = ids.dims();
-        let x = self.embed(ids, 0, attention.is_flash());
-        match &attention.mask {
-            Some(mask) => {
+        let x = self.embed(ids, 0, attention.is_fused());
+        match attention {
+            Attention::Naive { mask } => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
                 let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
                 self.norm.forward(x)
             }
-            None => {
+            Attention::Flash => {
                 let x = flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal());
                 norm::layer_norm(&self.norm, x)
+            }
+            Attention::FlashOnly => {
+                let x = self.blocks.layers.iter().fold(x, block);
+                self.norm.forward(x)
             }
         }
     }
@@ -144,7 +152,7 @@ impl Gpt {
         let logits = self.head.forward(hidden.reshape([batch * length, width]));
         let targets = targets.reshape([batch * length]);
         let criterion = CrossEntropyLossConfig::new().init(&logits.device());
-        if attention.is_flash() {
+        if attention.is_fused() {
             loss::cross_entropy(&criterion, logits, targets)
         } else {
             criterion.forward(logits.cast(FloatDType::F32), targets)
@@ -179,35 +187,53 @@ impl Gpt {
     }
 }
 
+/// A block of standard modules, but for its attention.
+fn block(x: Tensor<3>, layer: &TransformerEncoderLayer) -> Tensor<3> {
+    // Where norms come first, Burn numbers them the other way around.
+    let input = MhaInput::self_attn(layer.norm_2.forward(x.clone())).causal();
+    let x = x + layer.dropout.forward(flash::multi_head_attention(&layer.mha, input));
+    let fed = layer.pwff.forward(layer.norm_1.forward(x.clone()));
+    x + layer.dropout.forward(fed)
+}
+
 fn row(logits: Tensor<3>, at: usize) -> Tensor<1> {
     let vocabulary = logits.dims()[2];
     logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
 }
 
-/// How attention is computed, with what that needs.
+/// How attention is computed, with what that needs: see [`AttentionKind`].
 #[derive(Clone, Debug)]
-pub(crate) struct Attention {
-    /// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
-    /// Flash attention needs none.
-    mask: Option<Tensor<3, Bool>>,
+pub(crate) enum Attention {
+    Naive {
+        /// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
+        mask: Tensor<3, Bool>,
+    },
+    Flash,
+    FlashOnly,
 }
 
 impl Attention {
     pub(crate) fn new(kind: AttentionKind, context: usize, device: &Device) -> Self {
-        let mask = (kind == AttentionKind::Naive)
-            .then(|| generate_autoregressive_mask(1, context, &device.clone().without_autodiff()));
-        Self { mask }
+        match kind {
+            AttentionKind::Naive => {
+                let device = device.clone().without_autodiff();
+                Self::Naive { mask: generate_autoregressive_mask(1, context, &device) }
+            }
+            AttentionKind::Flash => Self::Flash,
+            AttentionKind::FlashOnly => Self::FlashOnly,
+        }
     }
 
-    fn is_flash(&self) -> bool {
-        self.mask.is_none()
+    /// Whether norms, embeddings and loss are Blackburn's.
+    fn is_fused(&self) -> bool {
+        matches!(self, Self::Flash)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::{nn::transformer::TransformerEncoderLayer, tensor::Distribution};
+    use burn::tensor::Distribution;
 
     const TINY: ModelConfig =
         ModelConfig { layers: 2, width: 16, heads: 2, context: 8, vocabulary: 11, dropout: 0.0 };
@@ -230,9 +256,9 @@ mod tests {
         assert_eq!(gpt2.parameters(), 163_037_184);
     }
 
-    /// Both ways to compute attention.
-    fn both(device: &Device) -> [Attention; 2] {
-        [AttentionKind::Naive, AttentionKind::Flash]
+    /// All ways to compute attention, naive first.
+    fn all(device: &Device) -> [Attention; 3] {
+        [AttentionKind::Naive, AttentionKind::Flash, AttentionKind::FlashOnly]
             .map(|kind| Attention::new(kind, TINY.context, device))
     }
 
@@ -240,7 +266,7 @@ mod tests {
     fn no_token_sees_the_ones_after_it() {
         let device = Device::flex();
         let model = TINY.init(&device);
-        for attention in both(&device) {
+        for attention in all(&device) {
             let logits = |last: i32| -> Vec<f32> {
                 let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
                 let logits = model.forward(ids, &attention).slice([0..1, 0..4, 0..11]);
@@ -255,25 +281,30 @@ mod tests {
         let device = Device::flex();
         let model = TINY.init(&device);
         let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
-        let [naive, flash] = both(&device).map(|attention| model.forward(ids.clone(), &attention));
-        let distance: f32 = (naive - flash).abs().max().into_scalar();
-        assert!(distance < 1e-5, "{distance}");
+        let [naive, others @ ..] =
+            all(&device).map(|attention| model.forward(ids.clone(), &attention));
+        for other in others {
+            let distance: f32 = (naive.clone() - other).abs().max().into_scalar();
+            assert!(distance < 1e-5, "{distance}");
+        }
     }
 
     #[test]
-    fn both_losses_and_their_gradients_are_the_same() {
+    fn losses_and_their_gradients_are_the_same() {
         let device = Device::flex().autodiff();
         let model = TINY.init(&device);
         let ids = || Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
-        let [(naive, naive_gradient), (flash, flash_gradient)] = both(&device).map(|attention| {
+        let [(naive, naive_gradient), others @ ..] = all(&device).map(|attention| {
             let loss = model.loss(ids(), ids(), &attention);
             let gradients = loss.backward();
             let gradient = model.head.weight.grad(&gradients).expect("the head has a gradient");
             (loss.into_scalar::<f32>(), gradient)
         });
-        assert!((naive - flash).abs() < 1e-5, "{naive}, {flash}");
-        let distance: f32 = (naive_gradient - flash_gradient).abs().max().into_scalar();
-        assert!(distance < 1e-5, "{distance}");
+        for (loss, gradient) in others {
+            assert!((naive - loss).abs() < 1e-5, "{naive}, {loss}");
+            let distance: f32 = (naive_gradient.clone() - gradient).abs().max().into_scalar();
+            assert!(distance < 1e-5, "{distance}");
+        }
     }
 
     #[test]
@@ -281,7 +312,7 @@ mod tests {
         let device = Device::flex();
         let model = TINY.init(&device);
         let ids = || Tensor::<2, Int>::random([4, 8], Distribution::Uniform(0.0, 11.0), &device);
-        for attention in both(&device) {
+        for attention in all(&device) {
             let loss: f32 = model.loss(ids(), ids(), &attention).into_scalar();
             assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
         }

@@ -212,7 +212,7 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
         !replays(args, settings)
             && settings.precision != Precision::F32
             && settings.masters == MastersKind::F32
-            && attention == AttentionKind::Flash,
+            && attention != AttentionKind::Naive,
     )
 }
 

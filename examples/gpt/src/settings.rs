@@ -55,7 +55,10 @@ pub(crate) enum AttentionKind {
     /// whole forward pass.
     Naive,
     /// In memory that grows with the context and not with its square, with a cache for generation.
+    /// Norms, embeddings and loss are Blackburn's too.
     Flash,
+    /// The same attention; all else is `burn::nn`'s modules, called as they are.
+    FlashOnly,
 }
 
 impl AttentionKind {

@@ -127,7 +127,7 @@ impl Author<'_> {
     /// Logits of the token after `tokens`.
     fn next_logits(&self, tokens: &[u16], memory: &mut Memory) -> Tensor<1> {
         let context = self.context;
-        if self.attention == AttentionKind::Flash && tokens.len() <= context {
+        if self.attention != AttentionKind::Naive && tokens.len() <= context {
             let new = &tokens[memory.cache.len()..];
             return self.model.next_logits_cached(self.ids(new, new.len()), &mut memory.cache);
         }
