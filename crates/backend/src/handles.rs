@@ -27,7 +27,7 @@ pub(crate) struct Input {
     pub(crate) strides: Vec<usize>,
     /// Element type.
     pub(crate) dtype: ElemType,
-    handle: Handle,
+    pub(crate) handle: Handle,
     device: cubecl::Device,
     burn_dtype: DType,
 }

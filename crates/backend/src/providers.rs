@@ -4,7 +4,7 @@ use crate::{
     attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
     gelu::{self, GeluProvider},
-    matmul::{self, MatmulProvider, MatmulSettings},
+    matmul::{self, MatmulSettings},
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
@@ -81,7 +81,7 @@ const OURS: [(&str, Register); 4] = [
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (gelu::NAME, || fusion::register(GeluProvider)),
-    (matmul::NAME, || fusion::register(MatmulProvider)),
+    (matmul::NAME, matmul::register),
 ];
 
 type Register = fn() -> Result<(), RegistryError>;

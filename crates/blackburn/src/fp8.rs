@@ -31,9 +31,14 @@
 //! # }
 //! ```
 //!
+//! A whole model computes so with `Precision::Fp8` of `blackburn::train::precision`, which [marks](mark) the
+//! weights of its linear layers: their modules stay as they are.
+//!
 //! Scales are those of the tensor at hand, found on the device in the same step ("current scaling"),
 //! so there is no history to keep, to save or to warm up. What recipes usually leave in 16 bits is
 //! left to you: the first and the last layer of a language model, normalization, attention's own
 //! products.
 
-pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe, linear, linear_forward};
+pub use blackburn_backend::fp8_linear::{
+    Format, Promotion, Recipe, linear, linear_forward, mark, serves_marks,
+};

@@ -10,7 +10,7 @@ use blackburn::Report;
 fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
     let element = match settings.precision {
         Precision::F32 => 4.0,
-        Precision::Bf16 | Precision::F16 => 2.0,
+        Precision::Bf16 | Precision::F16 | Precision::Fp8 => 2.0,
     };
     let of_parameter = match (settings.masters, settings.precision) {
         (_, Precision::F32) => 4.0 + 4.0 + 8.0,

@@ -15,7 +15,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{Report, train::scaler::GradScaler};
-use burn::{nn::LinearConfig, optim::ModuleOptimizer, tensor::Device};
+use burn::{optim::ModuleOptimizer, tensor::Device};
 use std::{
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
@@ -70,7 +70,7 @@ impl Run {
         // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
         check_windows(&store, &settings)?;
         // On a device that does not compute so, nothing old goes either.
-        settings.policy().apply(LinearConfig::new(1, 1).init(device))?;
+        settings.policy().check_device(device)?;
         remove_results(&folder)?;
         device.seed(settings.seed);
         let device = training(device, recomputes(args, &settings, attention));

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use blackburn::train::{
     self,
     optim::AdamWGroups,
-    precision::{Masters, PrecisionPolicy},
+    precision::{Masters, PrecisionPolicy, Recipe},
     scaler::{GradScaler, GradScalerConfig},
     schedule::WarmupCosine,
 };
@@ -35,6 +35,8 @@ pub(crate) enum Precision {
     Bf16,
     /// Half precision, with loss scaling.
     F16,
+    /// bfloat16, and products of all linear layers but the head in 8 bits. GPUs only.
+    Fp8,
 }
 
 /// What parameters are stored in.
@@ -67,7 +69,7 @@ impl AttentionKind {
     pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision) -> Self {
         asked.unwrap_or(match precision {
             Precision::F32 => Self::Naive,
-            Precision::Bf16 | Precision::F16 => Self::Flash,
+            Precision::Bf16 | Precision::F16 | Precision::Fp8 => Self::Flash,
         })
     }
 }
@@ -244,7 +246,9 @@ impl RunSettings {
             Precision::F32 => train::precision::Precision::F32,
             Precision::Bf16 => train::precision::Precision::Bf16,
             Precision::F16 => train::precision::Precision::F16,
+            Precision::Fp8 => train::precision::Precision::Fp8(Recipe::hybrid()),
         })
+        .without_fp8("head")
         .with_masters(match self.masters {
             MastersKind::F32 => Masters::F32,
             MastersKind::None => Masters::None,

@@ -2,6 +2,8 @@
 
 #[path = "fp8_linear.rs"]
 mod linear;
+#[path = "fp8_marked.rs"]
+mod marked;
 
 use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
@@ -58,6 +60,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("bad_arguments_are_named", bad_arguments),
     ]);
     trials.extend(linear::trials());
+    trials.extend(marked::trials());
     trials
 }
 

@@ -1,17 +1,11 @@
 //! The primitives on GPUs.
 
 use super::{
-    Bias, Format, Fp8Matrix, Fp8Primitives, Layout, Product, Rounding, primitives::padded_row,
+    Bias, Fp8Matrix, Fp8Primitives, Layout, Product, Rounding,
+    codes::{self, Codes},
+    primitives::padded_row,
 };
-use blackburn_kernels::{
-    KernelError,
-    buffer::Buffer,
-    matmul::{
-        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout, matmul,
-        matmul_with,
-    },
-    quantize::{self, Fp8Format, Layouts, QuantizeProblem},
-};
+use blackburn_kernels::{KernelError, buffer::Buffer, matmul::Epilogue, quantize::Layouts};
 use burn::{
     backend::{
         TensorMetadata,
@@ -21,10 +15,7 @@ use burn::{
 };
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-};
+use cubecl::ir::{ElemType, FloatKind};
 
 impl Fp8Primitives for CubeBackend {
     fn fp8_quantize(x: FloatTensor<Self>, rounding: Rounding, layout: Layout) -> Fp8Matrix<Self> {
@@ -69,15 +60,8 @@ fn quantize(
     let x = into_contiguous(x);
     let shape = x.shape();
     let (rows, columns) = (shape[0], shape[1]);
-    let problem = QuantizeProblem {
-        rows,
-        columns,
-        input: dtype_to_elem_type(x.dtype),
-        format: kernel_format(rounding.format),
-        margin: rounding.margin,
-        layouts,
-    };
-    let quantized = quantize::quantize(&x.client, &problem, &buffer(&x, problem.input))
+    let values = buffer(&x, dtype_to_elem_type(x.dtype));
+    let quantized = codes::quantize(&x.client, &values, [rows, columns], rounding, layouts)
         .unwrap_or_else(|error| panic!("{error}"));
     let scale = on_device_of(&x, quantized.scale, Shape::new([2]), DType::F32);
     let copy = |codes: Option<Buffer>, rows: usize, columns: usize| {
@@ -95,100 +79,30 @@ fn quantize(
     (copy(quantized.codes, rows, columns), copy(quantized.transposed, columns, rows))
 }
 
-/// The product on tensor cores that take 8 bits, and otherwise on what the device has, with the
-/// codes' numbers as a wider type that holds them exactly.
 fn product(
     lhs: &Fp8Matrix<CubeBackend>,
     rhs: &Fp8Matrix<CubeBackend>,
     bias: Bias<CubeBackend>,
     how: Product,
 ) -> Result<Buffer, KernelError> {
-    let client = &lhs.scale.client;
     let out = dtype_to_elem_type(how.out);
     let bias = match bias {
         Bias::Absent => None,
         Bias::Present(bias) => Some(buffer(&into_contiguous(bias), out)),
     };
-    let scale =
-        |matrix: &Fp8Matrix<CubeBackend>| buffer(&matrix.scale, ElemType::Float(FloatKind::F32));
-    let epilogue = Epilogue { scales: Some([scale(lhs), scale(rhs)]), bias, ..Epilogue::default() };
-    let codes = |matrix: &Fp8Matrix<CubeBackend>| {
-        buffer(&matrix.codes, kernel_format(matrix.format).dtype())
-    };
-    let (lhs_codes, rhs_codes) = (codes(lhs), codes(rhs));
+    let epilogue = Epilogue { bias, ..Epilogue::default() };
+    let [lhs, rhs] = [lhs, rhs].map(|matrix| (Codes::from(matrix), &matrix.scale.client));
+    codes::multiply(lhs.1, [&lhs.0, &rhs.0], epilogue, out, how.promoted).map(|output| output.out)
+}
 
-    let problem = problem(lhs, rhs, [lhs_codes.dtype, rhs_codes.dtype], out)?;
-    match MatmulBlueprint::plan(&problem, &epilogue, client) {
-        Ok(plan) => {
-            let plan = if how.promoted { promoted(plan, &problem, client) } else { plan };
-            matmul_with(client, &problem, &plan, &lhs_codes, &rhs_codes, &epilogue)
+impl From<&Fp8Matrix<CubeBackend>> for Codes {
+    fn from(matrix: &Fp8Matrix<CubeBackend>) -> Self {
+        Self {
+            codes: buffer(&matrix.codes, codes::kernel_format(matrix.format).dtype()),
+            scale: buffer(&matrix.scale, ElemType::Float(FloatKind::F32)),
+            rows: matrix.rows,
+            columns: matrix.columns,
         }
-        Err(KernelError::Unsupported { .. }) => {
-            let wide = wide_type(client, out);
-            let lhs_values = quantize::decode(client, &lhs_codes, wide)?;
-            let rhs_values = quantize::decode(client, &rhs_codes, wide)?;
-            let problem = self::problem(lhs, rhs, [wide, wide], out)?;
-            matmul(client, &problem, &lhs_values, &rhs_values, &epilogue)
-        }
-        Err(error) => Err(error),
-    }
-    .map(|output| output.out)
-}
-
-fn problem(
-    lhs: &Fp8Matrix<CubeBackend>,
-    rhs: &Fp8Matrix<CubeBackend>,
-    [lhs_dtype, rhs_dtype]: [ElemType; 2],
-    out: ElemType,
-) -> Result<MatmulProblem, KernelError> {
-    let [lhs_pitch, rhs_pitch] = [lhs.columns, rhs.columns].map(padded_row);
-    let lhs = TensorLayout {
-        shape: &[lhs.rows, lhs.columns],
-        strides: &[lhs_pitch, 1],
-        dtype: lhs_dtype,
-    };
-    let rhs = TensorLayout {
-        shape: &[rhs.columns, rhs.rows],
-        strides: &[1, rhs_pitch],
-        dtype: rhs_dtype,
-    };
-    MatmulProblem::new(lhs, rhs, out, F32Precision::Tf32)
-}
-
-/// `plan` with sums promoted after every block of k, as DeepSeek-V3 trained. The sums are then held
-/// twice, which leaves no registers for tiles of more than 128 columns.
-fn promoted(plan: MatmulBlueprint, problem: &MatmulProblem, client: &Client) -> MatmulBlueprint {
-    const WIDEST: usize = 128;
-    if plan.family != Family::Wgmma {
-        return plan;
-    }
-    let narrow = if plan.tile_n <= WIDEST {
-        plan
-    } else {
-        MatmulBlueprint::candidates(problem, client)
-            .into_iter()
-            .filter(|other| other.family == plan.family && other.tile_n == WIDEST)
-            .min_by_key(|other| other.splits.abs_diff(plan.splits))
-            .unwrap_or(plan)
-    };
-    MatmulBlueprint { promotion: 1, ..narrow }
-}
-
-/// A type that holds every code's number and is multiplied into `out`.
-fn wide_type(client: &Client, out: ElemType) -> ElemType {
-    let bf16 = ElemType::Float(FloatKind::BF16);
-    let f32 = ElemType::Float(FloatKind::F32);
-    if out == f32 && client.properties().features.types.elem.contains_key(&bf16) {
-        bf16
-    } else {
-        out
-    }
-}
-
-fn kernel_format(format: Format) -> Fp8Format {
-    match format {
-        Format::E4m3 => Fp8Format::E4m3,
-        Format::E5m2 => Fp8Format::E5m2,
     }
 }
 

@@ -21,17 +21,26 @@
 //! | other GPUs, software adapters | kernels | codes as 16-bit floats or f32, the same sums |
 //! | the CPU (Flex) | Rust | codes as f32 |
 //!
+//! [`linear`] is called by name. [`mark`] has the products that unmodified modules make with a weight
+//! computed so.
+//!
 //! Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022); NVIDIA Transformer Engine's
 //! `Float8CurrentScaling` for the recipe.
 
 #[cfg(feature = "gpu")]
+pub(crate) mod codes;
+#[cfg(feature = "gpu")]
 mod cube;
 mod host;
 mod layer;
+mod mark;
+#[cfg(feature = "gpu")]
+pub(crate) mod marked;
 mod primitives;
 mod recipe;
 
 pub use layer::Fp8LinearOps;
+pub use mark::{Fp8MarkOps, Fp8MarkPrimitives, mark, serves_marks};
 pub use primitives::{Bias, Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
 #[cfg(feature = "gpu")]
 pub use primitives::{BiasMetadata, Fp8MatrixMetadata};
@@ -67,7 +76,7 @@ pub fn linear<const D: usize>(
     let [inputs, outputs] = weight.dims();
     check_types(&x, &weight);
     check_shapes(x.dims(), [inputs, outputs], bias.as_ref().map(|bias| bias.dims()));
-    recipe.check();
+    recipe.check("fp8::linear");
     let dtype = x.dtype();
     let mut shape = x.dims();
     let rows = shape[..D - 1].iter().product();

@@ -1,5 +1,8 @@
+use serde::{Deserialize, Serialize};
+
 /// An 8-bit floating-point type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
     /// 4 bits of exponent, 3 of mantissa; numbers up to 448.
     E4m3,
@@ -9,7 +12,8 @@ pub enum Format {
 
 /// Which products' sums Hopper's tensor cores hand over to f32 every 128 elements of k. They keep 14
 /// bits of mantissa or so by themselves, which shows in long sums. Other devices sum in f32 anyway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Promotion {
     /// None: fastest.
     Never,
@@ -22,7 +26,7 @@ pub enum Promotion {
 
 /// How a linear layer is computed in 8 bits. Each tensor is scaled as a whole, by its own largest
 /// magnitude.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Recipe {
     /// The format of activations and weights.
@@ -41,7 +45,7 @@ impl Recipe {
 
     /// E4M3 forward, where precision counts, and E5M2 for gradients, whose range is wide. The
     /// default.
-    pub fn hybrid() -> Self {
+    pub const fn hybrid() -> Self {
         Self {
             forward: Format::E4m3,
             backward: Format::E5m2,
@@ -51,7 +55,7 @@ impl Recipe {
     }
 
     /// E4M3 for gradients too: one bit of mantissa more for those whose range fits.
-    pub fn e4m3() -> Self {
+    pub const fn e4m3() -> Self {
         Self { backward: Format::E4m3, ..Self::hybrid() }
     }
 
@@ -70,10 +74,11 @@ impl Recipe {
         self
     }
 
-    pub(super) fn check(&self) {
+    /// Panics, in the name of `op`, where no number would be left.
+    pub(super) fn check(&self, op: &str) {
         assert!(
             self.margin <= Self::MOST_MARGIN,
-            "fp8::linear: argument `recipe`: expected a margin of at most {}, got {}",
+            "{op}: argument `recipe`: expected a margin of at most {}, got {}",
             Self::MOST_MARGIN,
             self.margin
         );

@@ -13,6 +13,8 @@
 //! | residual | `Add` of a tensor of the same shape | [`Epilogue::residual`] |
 //! | view | `Reshape` of the result | the same memory under another shape |
 //!
+//! Where an operand's memory is [marked](crate::fp8_linear::mark), the product is computed in 8 bits.
+//!
 //! Each step is optional, and what is done to the product stays in that order. A step is taken only
 //! if nothing else reads what it is applied to. Sizes, numbers and memory layouts are known only
 //! when the stretch runs: the steps up to the first that does not fit are served by one launch, and
@@ -25,6 +27,7 @@
 
 mod activations;
 mod chain;
+mod eight_bits;
 mod fuser;
 mod operation;
 
@@ -32,11 +35,14 @@ use crate::gelu;
 use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::{
     CubeDevice,
-    fusion::{CubeFuser, OptimizationProvider},
+    fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
 };
 use fuser::MatmulFuser;
 use operation::MatmulOperation;
-use std::sync::OnceLock;
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnMatmul";
@@ -61,12 +67,30 @@ pub(crate) fn configure(settings: MatmulSettings) {
     let _ = SETTINGS.set(settings);
 }
 
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Registers the provider with Burn.
+///
+/// # Errors
+///
+/// As Burn's registry has them: a second provider of the name, and tensors that were there before.
+pub(crate) fn register() -> Result<(), RegistryError> {
+    fusion::register(MatmulProvider)?;
+    REGISTERED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Whether [`register`] was called, and Burn took the provider.
+pub(crate) fn is_registered() -> bool {
+    REGISTERED.load(Ordering::Acquire)
+}
+
 fn settings() -> MatmulSettings {
     SETTINGS.get().copied().unwrap_or_default()
 }
 
-/// Registers [`MatmulFuser`] with Burn.
-pub(crate) struct MatmulProvider;
+/// Gives Burn a [`MatmulFuser`].
+struct MatmulProvider;
 
 impl OptimizationProvider for MatmulProvider {
     type Operation = MatmulOperation;

@@ -1,7 +1,7 @@
 use super::{
     NAME,
     chain::{Action, Chain, Step},
-    settings,
+    eight_bits, settings,
 };
 use crate::{
     declined,
@@ -19,7 +19,7 @@ use burn_fusion::stream::ScalarId;
 use burn_ir::{ScalarIr, TensorIr};
 use serde::{Deserialize, Serialize};
 
-const OP: &str = "matmul";
+pub(super) const OP: &str = "matmul";
 
 /// A product on the kernel, with as many of its steps as the kernel serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -106,16 +106,27 @@ impl Chain {
                 }
             }
         }
-        let aligned = self.with_aligned_rows(context, &problem, &epilogue, &rhs, served);
-        let problem = aligned.unwrap_or(problem);
-        let product = if settings.tune { matmul_tuned } else { matmul };
-        let output = product(
-            &lhs.client,
-            &problem,
-            &lhs.buffer(problem.lhs_span()),
-            &rhs.buffer(problem.rhs_span()),
-            &epilogue,
-        )?;
+        let in_eight_bits = eight_bits::multiply(&lhs, &rhs, &problem, &epilogue);
+        let in_eight_bits = in_eight_bits.unwrap_or_else(|reason| {
+            declined::tell_once(NAME, &reason);
+            None
+        });
+        let (output, aligned) = match in_eight_bits {
+            Some(output) => (output, None),
+            None => {
+                let aligned = self.with_aligned_rows(context, &problem, &epilogue, &rhs, served);
+                let problem = aligned.unwrap_or(problem);
+                let product = if settings.tune { matmul_tuned } else { matmul };
+                let output = product(
+                    &lhs.client,
+                    &problem,
+                    &lhs.buffer(problem.lhs_span()),
+                    &rhs.buffer(problem.rhs_span()),
+                    &epilogue,
+                )?;
+                (output, aligned)
+            }
+        };
 
         let out = self.value_before(served);
         match aligned {

@@ -1,6 +1,7 @@
 //! The reparameterization that casts.
 
 use super::{Masters, paths::FloatParameter};
+use blackburn_backend::fp8_linear::{self, Recipe};
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId, Reparameterization, Reparameterizer},
     tensor::{FloatDType, Tensor},
@@ -14,6 +15,8 @@ use std::collections::HashMap;
 pub struct Cast {
     #[module(skip)]
     dtype: FloatDType,
+    #[module(skip)]
+    recipe: Option<Recipe>,
 }
 
 impl Cast {
@@ -21,21 +24,44 @@ impl Cast {
     pub fn dtype(&self) -> FloatDType {
         self.dtype
     }
+
+    /// How products with the parameter are computed in 8 bits, if they are.
+    pub fn recipe(&self) -> Option<Recipe> {
+        self.recipe
+    }
 }
 
 impl Reparameterization for Cast {
     const NAME: &'static str = "cast";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        base.cast(self.dtype)
+        let cast = base.cast(self.dtype);
+        match &self.recipe {
+            // Of two dimensions, as weights of linear layers are: the reshape makes that known.
+            Some(recipe) if D == 2 => {
+                let shape = cast.dims();
+                fp8_linear::mark(cast.reshape([shape[0], shape[1]]), recipe).reshape(shape)
+            }
+            _ => cast,
+        }
     }
+}
+
+/// What becomes of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Computation {
+    /// It is read in another type.
+    Cast,
+    /// And multiplied in 8 bits.
+    Fp8(Recipe),
+    /// It is a running statistic, which is stored in the other type.
+    Statistic,
 }
 
 /// Attaches [`Cast`] to the chosen parameters.
 pub(super) struct Caster {
     dtype: FloatDType,
-    /// By id; the value tells whether it is a running statistic.
-    chosen: HashMap<ParamId, bool>,
+    chosen: HashMap<ParamId, Computation>,
     masters: Masters,
 }
 
@@ -43,10 +69,9 @@ impl Caster {
     pub(super) fn new(
         dtype: FloatDType,
         masters: Masters,
-        chosen: impl Iterator<Item = FloatParameter>,
+        chosen: HashMap<ParamId, Computation>,
     ) -> Self {
-        let chosen = chosen.map(|parameter| (parameter.id, is_running_statistic(&parameter)));
-        Self { dtype, chosen: chosen.collect(), masters }
+        Self { dtype, chosen, masters }
     }
 
     /// The mapper that stores what it would have attached a cast to in the type itself.
@@ -69,12 +94,16 @@ impl Reparameterizer for Caster {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Cast>) {
-        match self.chosen.get(&param.id) {
-            None => (param, None),
-            Some(is_statistic) if *is_statistic || self.masters == Masters::None => {
-                (stored_in(param, self.dtype), None)
-            }
-            Some(_) => (param, Some(Cast { dtype: self.dtype })),
+        let Some(computation) = self.chosen.get(&param.id) else { return (param, None) };
+        let recipe = match computation {
+            Computation::Statistic => return (stored_in(param, self.dtype), None),
+            Computation::Fp8(recipe) => Some(*recipe),
+            Computation::Cast => None,
+        };
+        let cast = Cast { dtype: self.dtype, recipe };
+        match self.masters {
+            Masters::F32 => (param, Some(cast)),
+            Masters::None => (stored_in(param, self.dtype), recipe.map(|_| cast)),
         }
     }
 }

@@ -11,7 +11,13 @@
 //! | [`Precision::F32`], [`Precision::Tf32`] | f32 | f32 | f32 | f32 |
 //! | [`Precision::Bf16`] | f32 | bf16 | bf16 between layers, f32 at the parameters | f32 |
 //! | [`Precision::F16`] | f32 | f16 | f16, to be [scaled](crate::scaler); f32 at the parameters | f32 |
-//! | either, [`Masters::None`] | 16 bits | the same | 16 bits | f32, by [`AdamWGroups`](crate::optim::AdamWGroups) |
+//! | [`Precision::Fp8`] | f32 | products of [`Linear`](burn::nn::Linear) layers in 8 bits, all else in bf16 | bf16 between layers, f32 at the parameters | f32 |
+//! | any of these, [`Masters::None`] | 16 bits | the same | 16 bits | f32, by [`AdamWGroups`](crate::optim::AdamWGroups) |
+//!
+//! In 8 bits are the products alone: their operands are rounded as `blackburn::fp8` says, by scales of the
+//! tensors at hand, and results are bf16. [`PrecisionPolicy::without_fp8`] leaves layers out; recipes in the
+//! literature leave out the head. Tensors that such a layer reads should not be read by one that is left
+//! out, whose weight's gradient would be computed in 8 bits too.
 //!
 //! Burn's operations want operands of one type and convert none by themselves. Inputs in floating
 //! point are therefore cast where they enter the model ([`PrecisionPolicy::input`]), and its result
@@ -48,21 +54,21 @@ mod cast;
 mod paths;
 mod report;
 
+pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe};
 pub use cast::Cast;
 pub use report::{LayerPrecision, PrecisionReport};
 
+use blackburn_backend::fp8_linear;
 use burn::{
     module::{Module, ParamId, Reparameterization},
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use cast::Caster;
+use cast::{Caster, Computation, is_running_statistic};
 use paths::{FloatParameter, float_parameters};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashMap, fmt, str::FromStr};
 
 /// What a model computes in.
-///
-/// FP8 is not among them: `blackburn::fp8` has linear layers in FP8 that are called by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -78,19 +84,45 @@ pub enum Precision {
     /// 11 bits of precision in a range of 6e-8 to 65504: needs
     /// [loss scaling](crate::scaler::GradScaler).
     F16,
+    /// Products of linear layers in 8 bits by that recipe, all else as with `Bf16`. GPUs only, with
+    /// Blackburn's products registered (`blackburn::init`); faster only where tensor cores take 8 bits and
+    /// layers are large.
+    Fp8(Recipe),
 }
 
 impl Precision {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Tf32, Self::Bf16, Self::F16];
+    /// All of them; of 8 bits, the recipes that have a name.
+    pub const ALL: [Self; 6] = [
+        Self::F32,
+        Self::Tf32,
+        Self::Bf16,
+        Self::F16,
+        Self::Fp8(Recipe::hybrid()),
+        Self::Fp8(Recipe::e4m3()),
+    ];
 
     /// The type of tensors between layers.
     pub fn dtype(self) -> FloatDType {
         match self {
             Self::F32 | Self::Tf32 => FloatDType::F32,
-            Self::Bf16 => FloatDType::BF16,
+            Self::Bf16 | Self::Fp8(_) => FloatDType::BF16,
             Self::F16 => FloatDType::F16,
         }
+    }
+
+    /// How products of linear layers are computed in 8 bits, where they are.
+    pub fn recipe(self) -> Option<Recipe> {
+        match self {
+            Self::Fp8(recipe) => Some(recipe),
+            _ => None,
+        }
+    }
+
+    /// Whether `device` computes in it.
+    pub fn is_supported(self, device: &Device) -> bool {
+        let device = device.clone().without_autodiff();
+        device.supports_dtype(self.dtype())
+            && (self.recipe().is_none() || fp8_linear::serves_marks(&device))
     }
 
     /// Whether gradients would vanish without [loss scaling](crate::scaler::GradScaler).
@@ -106,6 +138,8 @@ impl fmt::Display for Precision {
             Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
+            Self::Fp8(recipe) if recipe.backward == Format::E5m2 => "fp8",
+            Self::Fp8(_) => "fp8-e4m3",
         })
     }
 }
@@ -127,15 +161,13 @@ impl FromStr for Precision {
 #[non_exhaustive]
 pub enum PrecisionError {
     /// There is no precision of that name.
-    #[error("precision `{name}`: expected f32, tf32, bf16 or f16")]
+    #[error("precision `{name}`: expected f32, tf32, bf16, f16, fp8 or fp8-e4m3")]
     UnknownPrecision {
         /// What was given.
         name: String,
     },
     /// The device does not compute in the type.
-    #[error(
-        "PrecisionPolicy::apply: {precision} is not among what {device} computes in: {supported}"
-    )]
+    #[error("PrecisionPolicy: {precision} is not among what {device} computes in: {supported}")]
     UnsupportedDtype {
         /// What was asked for.
         precision: Precision,
@@ -225,12 +257,14 @@ pub struct PrecisionPolicy {
     precision: Precision,
     masters: Masters,
     kept: Vec<Selector>,
+    #[serde(default)]
+    without_fp8: Vec<Selector>,
 }
 
 impl PrecisionPolicy {
     /// Everything in `precision`, with masters in f32.
     pub fn new(precision: Precision) -> Self {
-        Self { precision, masters: Masters::F32, kept: Vec::new() }
+        Self { precision, ..Self::default() }
     }
 
     /// Chooses what is stored.
@@ -250,6 +284,13 @@ impl PrecisionPolicy {
     /// be f32 as well.
     pub fn keep_type(mut self, name: impl Into<String>) -> Self {
         self.kept.push(Selector::Type(name.into()));
+        self
+    }
+
+    /// With [`Precision::Fp8`], computes the layers at `path` and below it in bf16. With others it changes
+    /// nothing.
+    pub fn without_fp8(mut self, path: impl Into<String>) -> Self {
+        self.without_fp8.push(Selector::Path(path.into()));
         self
     }
 
@@ -281,7 +322,7 @@ impl PrecisionPolicy {
     /// for example. The model is as it was before then, if you kept a clone.
     pub fn apply<M: Module>(&self, module: M) -> Result<M, PrecisionError> {
         let parameters = float_parameters(&module);
-        for selector in &self.kept {
+        for selector in self.kept.iter().chain(&self.without_fp8) {
             if !parameters.iter().any(|parameter| selector.matches(parameter)) {
                 return Err(unmatched(selector, &parameters));
             }
@@ -303,19 +344,22 @@ impl PrecisionPolicy {
         if dtype == FloatDType::F32 {
             return Ok(module);
         }
-        let cast = parameters.into_iter().filter(|parameter| !self.keeps(parameter));
-        let caster = Caster::new(dtype, self.masters, cast);
-        Ok(match self.masters {
-            Masters::F32 => module.apply_reparameterization(caster),
-            Masters::None => module.map(&mut caster.in_place()),
+        let chosen = parameters.iter().filter(|parameter| !self.keeps(parameter));
+        let chosen = chosen.map(|parameter| (parameter.id, self.computation(parameter)));
+        let caster = Caster::new(dtype, self.masters, chosen.collect());
+        Ok(match (self.masters, self.precision) {
+            (Masters::F32, _) | (_, Precision::Fp8(_)) => module.apply_reparameterization(caster),
+            (Masters::None, _) => module.map(&mut caster.in_place()),
         })
     }
 
     /// What `module` stores and computes in, layer by layer. Of a model that the policy was applied
     /// to, or of one that it is going to be.
     pub fn report<M: Module>(&self, module: &M) -> PrecisionReport {
-        let keeps = |parameter: &FloatParameter| self.keeps(parameter);
-        PrecisionReport::new(self.precision, self.masters, float_parameters(module), keeps)
+        let of = |parameter: &FloatParameter| {
+            (!self.keeps(parameter)).then(|| self.computation(parameter))
+        };
+        PrecisionReport::new(self.precision, self.masters, float_parameters(module), of)
     }
 
     /// Whether parameters are cast when they are read.
@@ -336,19 +380,35 @@ impl PrecisionPolicy {
         self.kept.iter().any(|selector| selector.matches(parameter))
     }
 
-    fn check_device(&self, device: &Device) -> Result<(), PrecisionError> {
-        let device = device.clone().without_autodiff();
-        if device.supports_dtype(self.precision.dtype()) {
+    /// How a parameter that is not kept is computed.
+    fn computation(&self, parameter: &FloatParameter) -> Computation {
+        let is_left_out = self.without_fp8.iter().any(|selector| selector.matches(parameter));
+        match self.precision {
+            _ if is_running_statistic(parameter) => Computation::Statistic,
+            Precision::Fp8(recipe) if parameter.is_weight_of_linear() && !is_left_out => {
+                Computation::Fp8(recipe)
+            }
+            _ => Computation::Cast,
+        }
+    }
+
+    /// Whether `device` computes as the policy says, before there is a model.
+    ///
+    /// # Errors
+    ///
+    /// When it does not compute in the type.
+    pub fn check_device(&self, device: &Device) -> Result<(), PrecisionError> {
+        if self.precision.is_supported(device) {
             return Ok(());
         }
         let supported: Vec<String> = Precision::ALL
             .into_iter()
-            .filter(|precision| device.supports_dtype(precision.dtype()))
+            .filter(|precision| precision.is_supported(device))
             .map(|precision| precision.to_string())
             .collect();
         Err(PrecisionError::UnsupportedDtype {
             precision: self.precision,
-            device: format!("{device:?}"),
+            device: format!("{:?}", device.clone().without_autodiff()),
             supported: supported.join(", "),
         })
     }

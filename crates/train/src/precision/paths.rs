@@ -30,6 +30,11 @@ impl FloatParameter {
     pub(super) fn layer_type(&self) -> &str {
         self.types.last().map_or("", String::as_str)
     }
+
+    /// Whether it is the matrix of a `burn::nn::Linear`.
+    pub(super) fn is_weight_of_linear(&self) -> bool {
+        self.layer_type() == "Linear" && self.path.rsplit('.').next() == Some("weight")
+    }
 }
 
 /// All of them, in the order of a visit.

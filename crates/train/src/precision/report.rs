@@ -1,6 +1,10 @@
 //! What runs in which type.
 
-use super::{Masters, Precision, cast::is_running_statistic, paths::FloatParameter};
+use super::{
+    Masters, Precision,
+    cast::{Computation, is_running_statistic},
+    paths::FloatParameter,
+};
 use burn::tensor::{DType, FloatDType};
 use serde::Serialize;
 use std::fmt;
@@ -42,20 +46,25 @@ impl PrecisionReport {
         precision: Precision,
         masters: Masters,
         parameters: Vec<FloatParameter>,
-        keeps: impl Fn(&FloatParameter) -> bool,
+        computation: impl Fn(&FloatParameter) -> Option<Computation>,
     ) -> Self {
         let dtype: DType = precision.dtype().into();
         let mut report =
             Self { precision, masters, layers: Vec::new(), stored_bytes: 0, cast_bytes: 0 };
         for parameter in &parameters {
-            let computed = if keeps(parameter) { DType::F32 } else { dtype };
+            let computation = computation(parameter);
+            let computed = if computation.is_none() { DType::F32 } else { dtype };
             let is_in_place = masters == Masters::None || is_running_statistic(parameter);
             let stored = if is_in_place { computed } else { DType::F32 };
             report.stored_bytes += parameter.elements * stored.size();
             if stored != computed {
                 report.cast_bytes += parameter.elements * computed.size();
             }
-            report.add(parameter, name(stored), name(computed));
+            let computed = match computation {
+                Some(Computation::Fp8(_)) => precision.to_string(),
+                _ => name(computed),
+            };
+            report.add(parameter, name(stored), computed);
         }
         report
     }
@@ -97,7 +106,7 @@ fn note(parameter: &FloatParameter, computed: &str) -> Option<String> {
     let note = match computed {
         "f16" if is_norm && layer != "BatchNorm" => "computed in f32 inside",
         "bf16" if is_norm => "sums in f32, rounded in between",
-        "f32" => return None,
+        _ if computed.starts_with("fp8") => "products in 8 bits, results in bf16",
         _ => return None,
     };
     Some(note.to_string())

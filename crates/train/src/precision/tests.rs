@@ -252,3 +252,22 @@ fn the_report_tells_types_and_bytes() {
     assert_eq!(rows, [("input", "bf16"), ("norm", "bf16"), ("head", "f32")]);
     assert!(report.to_string().contains("rounded in between"), "{report}");
 }
+
+#[test]
+fn a_device_without_marks_has_no_8_bits_and_says_what_it_has() {
+    let policy = PrecisionPolicy::new(Precision::Fp8(Recipe::hybrid()));
+    let text = message(policy.apply(perceptron(&device())));
+    assert!(text.contains("fp8 is not among") && text.contains("bf16"), "{text}");
+    assert!(!text.contains("fp8-e4m3"), "{text}");
+}
+
+#[test]
+fn the_report_tells_which_layers_multiply_in_8_bits() {
+    let policy = PrecisionPolicy::new(Precision::Fp8(Recipe::hybrid())).without_fp8("head");
+    let report = policy.report(&perceptron(&device()));
+    let rows: Vec<_> = report.layers.iter().map(|row| (&*row.path, &*row.computed)).collect();
+    let expected = [("input", "fp8"), ("input", "bf16"), ("norm", "bf16"), ("head", "bf16")];
+    assert_eq!(rows, expected);
+    let policy = policy.without_fp8("tail");
+    assert!(message(policy.apply(perceptron(&device()))).contains("path `tail`"));
+}
