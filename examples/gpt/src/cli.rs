@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Measure a trained model's loss on text.
     Eval(EvalArgs),
+    /// Write parameters and batches for another program, to train the same model there.
+    Export(Box<ExportArgs>),
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -207,6 +209,22 @@ pub(crate) struct TrainArgs {
     /// Beginning of the samples. Default: "fn "
     #[arg(long, help_heading = "Reports", value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
+}
+
+/// With no --resume it prepares a run as `train` would, which `train --resume` goes on with.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Folder to write to: model.safetensors, with PyTorch's names and layouts, batches.safetensors and
+    /// run.json.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: PathBuf,
+
+    /// Steps whose batches are written.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) batches: usize,
+
+    #[command(flatten)]
+    pub(crate) run: TrainArgs,
 }
 
 #[derive(Clone, Debug, Args)]

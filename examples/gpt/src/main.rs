@@ -6,6 +6,7 @@ mod cli;
 mod corpus;
 mod data;
 mod evaluation;
+mod export;
 mod failure;
 mod loader;
 mod memory;
@@ -63,6 +64,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Train(args) => trainer::train(args, device, &report),
         Command::Generate(args) => generate(args, &device),
         Command::Eval(args) => eval(args, &device),
+        Command::Export(args) => export::export(args, device, &report),
     }
 }
 

@@ -76,7 +76,18 @@ impl Sandbox {
 
     /// A fresh run in the folder `run`: the small one, where `options` name nothing else.
     pub(crate) fn train(&self, run: &str, options: &[&str]) -> Command {
-        let mut command = self.gpt(&["train", "--out", run]);
+        self.begin("train", run, options)
+    }
+
+    /// The parameters and batches of such a run, in the folder `to`.
+    pub(crate) fn export(&self, run: &str, to: &str, options: &[&str]) -> Command {
+        let mut command = self.begin("export", run, options);
+        command.args(["--to", to]);
+        command
+    }
+
+    fn begin(&self, subcommand: &str, run: &str, options: &[&str]) -> Command {
+        let mut command = self.gpt(&[subcommand, "--out", run]);
         for pair in SMALL.iter().filter(|pair| !options.contains(&pair[0])) {
             command.args(pair);
         }

@@ -5,6 +5,7 @@ use crate::{
     checkpoints::{self, TENSORS, of_step},
     sandbox::{Running, Sandbox, fail, losses, succeed},
 };
+use safetensors::{Dtype, SafeTensors};
 use std::fs;
 
 #[test]
@@ -54,6 +55,32 @@ fn naive_attention_learns_the_same() {
     // A checkpoint does not know how it was made.
     let resumed = ["--steps", "13", "--attention", "naive"];
     succeed(place.resume("flash", &resumed));
+}
+
+#[test]
+fn an_exported_run_goes_on_as_one_that_was_not() {
+    let place = Sandbox::new();
+    succeed(place.train("plain", &[]));
+    succeed(place.export("exported", "start", &["--batches", "6"]));
+    succeed(place.resume("exported", &[]));
+    let of = |run| losses(&place.path(run), "train");
+    assert_eq!(of("plain"), of("exported"));
+
+    let read = |name: &str| fs::read(place.path("start").join(name)).unwrap();
+    let bytes = read("model.safetensors");
+    let model = SafeTensors::deserialize(&bytes).unwrap();
+    let inner = model.tensor("blocks.layers.0.pwff.linear_inner.weight").unwrap();
+    // As PyTorch has it: outputs by inputs.
+    assert_eq!((inner.dtype(), inner.shape()), (Dtype::F32, &[64, 16][..]));
+    assert!(model.tensor("norm.weight").is_ok(), "{:?}", model.names());
+    let bytes = read("batches.safetensors");
+    let batches = SafeTensors::deserialize(&bytes).unwrap();
+    let [inputs, targets] = ["inputs", "targets"].map(|name| batches.tensor(name).unwrap());
+    assert_eq!((inputs.dtype(), inputs.shape()), (Dtype::I32, &[6, 2, 16][..]));
+    // A token's target is the next token.
+    assert_eq!(inputs.data()[4..64], targets.data()[..60]);
+
+    fail(place.export("another", "start", &["--batches", "7"]), &["--batches", "6 steps", "7"]);
 }
 
 /// Dropout and accumulation are part of it: both depend on where in the run a step is.
