@@ -1,14 +1,17 @@
 //! Stock Burn's side of the matrix products, of linear + GELU and of attention, timed as Blackburn's
-//! side is: median of 15 batches of launches, one wait a batch.
+//! side is, median of 15 batches of launches, one wait a batch; and of GPT-2's training step.
 //!
 //! ```text
 //! matmul_sweep --list --shapes gpt2,squares > shapes.tsv
 //! stock-burn matmul bf16 shapes.tsv > burn.tsv
 //! stock-burn linear_gelu bf16 > burn_linear_gelu.tsv
 //! stock-burn attention bf16 4096 64 > burn_attention.tsv    # tokens, size of a head
+//! stock-burn gpt2 bf16 20 > burn_gpt2.tsv                   # steps
 //! ```
 //!
 //! Burn tunes each shape when it first meets it, which takes seconds to minutes.
+
+mod gpt2;
 
 use burn::{
     nn::{Gelu, Linear, LinearConfig},
@@ -163,8 +166,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["attention", dtype, tokens, head_dim] => {
             attention_passes(&device, dtype, tokens.parse()?, head_dim.parse()?)
         }
+        ["gpt2", dtype, steps] => gpt2::gpt2(&device, dtype, steps.parse()?),
         _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE | \
-                  stock-burn attention DTYPE TOKENS HEAD_DIM"
+                  stock-burn attention DTYPE TOKENS HEAD_DIM | stock-burn gpt2 DTYPE STEPS"
             .into()),
     }
 }
