@@ -117,3 +117,6 @@ impl OperationFuser<CubeOptimization> for SoftmaxFuser {
         Box::new(self.clone())
     }
 }
+
+#[cfg(test)]
+mod tests;
