@@ -14,8 +14,7 @@ use std::sync::Arc;
 /// Of every type rows of a cube, and what is written of them in the same type and of a narrow one in f32
 /// and back.
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
-    let [f32, f16, bf16] =
-        [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(ElemType::Float);
+    let [f32, f16, bf16] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(ElemType::Float);
     let mut all = Vec::new();
     for (dtype, name) in [(f32, "f32"), (f16, "f16"), (bf16, "bf16")] {
         for picks in [false, true] {
