@@ -3,8 +3,10 @@
 
 use blackburn_benches::{Rotated, device, dtype_of, time, verify};
 use blackburn_kernels::{
-    adamw::{AdamwProblem, AdamwStep, AdamwTensors, adamw_update},
-    buffer::Buffer,
+    adamw::{
+        AdamwBlueprint, AdamwProblem, AdamwStep, AdamwTensors, AdamwTuning, adamw_update_with,
+    },
+    buffer::{Buffer, Rows},
 };
 use blackburn_reference::{
     adamw::{Corrections, Element, Rounding, Step, bound, update},
@@ -15,13 +17,13 @@ use cubecl::client::Client;
 
 const WIDTH: usize = 768;
 const LAYERS: usize = 12;
+const VOCABULARY: usize = 50_257;
 
 const STEP: AdamwStep =
     AdamwStep { beta_1: 0.9, beta_2: 0.95, epsilon: 1e-8, weight_decay: 0.1, rate: 6e-4, time: 1 };
 
 /// Elements of each parameter of GPT-2 small, whose head is not tied: 163.0 million.
 fn parameters() -> Vec<usize> {
-    const VOCABULARY: usize = 50_257;
     const CONTEXT: usize = 1024;
     let linear = |outputs: usize, inputs: usize| [outputs * inputs, outputs];
     let norm = [WIDTH, WIDTH];
@@ -41,30 +43,32 @@ fn parameters() -> Vec<usize> {
 }
 
 /// A parameter of numbers that are known here too, with moments of zero.
-fn tensors(client: &Client, elements: usize, storage: Storage) -> (AdamwTensors, [Rotated; 2]) {
-    let [parameter, gradient] =
-        [1, 2].map(|seed| Rotated::new(client, seed, elements, dtype_of(storage)));
+fn tensors(client: &Client, elements: usize, types: Types) -> (AdamwTensors, [Rotated; 2]) {
+    let [parameter, gradient] = [(1, types.parameter), (2, types.gradient)]
+        .map(|(seed, storage)| Rotated::new(client, seed, elements, dtype_of(storage)));
     let moment = || {
         let handle = client.create_from_slice(&vec![0; elements * Storage::F32.bytes()]);
-        Buffer { handle, elements, dtype: dtype_of(Storage::F32) }
+        Rows::one(Buffer { handle, elements, dtype: dtype_of(Storage::F32) })
     };
     let tensors = AdamwTensors {
-        parameter: parameter.buffer.clone(),
-        gradient: gradient.buffer.clone(),
+        parameter: parameter.buffer.clone().into(),
+        gradient: gradient.buffer.clone().into(),
         first: moment(),
         second: moment(),
     };
     (tensors, [parameter, gradient])
 }
 
-fn step(client: &Client, tensors: AdamwTensors) -> AdamwTensors {
-    adamw_update(client, &STEP, tensors, None, None).expect("the problem is valid")
+fn step(client: &Client, tensors: AdamwTensors, tuning: AdamwTuning) -> AdamwTensors {
+    let plan =
+        |problem: &AdamwProblem, client: &Client| AdamwBlueprint::tuned(problem, client, tuning);
+    adamw_update_with(client, &STEP, tensors, None, None, plan).expect("the problem is valid")
 }
 
 /// One feed-forward matrix, in memory that others hold.
-fn prove(client: &Client, storage: Storage) {
+fn prove(client: &Client, types: Types, tuning: AdamwTuning) {
     let elements = 4 * WIDTH * WIDTH;
-    let (before, [parameter, gradient]) = tensors(client, elements, storage);
+    let (before, [parameter, gradient]) = tensors(client, elements, types);
     let asked = Step {
         beta_1: STEP.beta_1,
         beta_2: STEP.beta_2,
@@ -78,31 +82,84 @@ fn prove(client: &Client, storage: Storage) {
         (0..elements).map(|i| update(&asked, old(i), gradient.at(i)).parameter).collect();
     let bound_of = |i| {
         let (rounding, by) = (Rounding::Nearest, Corrections::Host);
-        bound(&asked, old(i), gradient.at(i), storage, rounding, by).parameter
+        bound(&asked, old(i), gradient.at(i), types.parameter, rounding, by).parameter
     };
     let bounds: Vec<f64> = (0..elements).map(bound_of).collect();
-    verify(client, step(client, before).parameter, storage, &expected, &bounds);
+    let after = step(client, before, tuning).parameter.buffer;
+    verify(client, after, types.parameter, &expected, &bounds);
+}
+
+/// Types of a step.
+#[derive(Clone, Copy)]
+struct Types {
+    parameter: Storage,
+    gradient: Storage,
+}
+
+/// All in f32, f32 masters by bf16 gradients, and all but the moments in bf16.
+const TYPES: [Types; 3] = [
+    Types { parameter: Storage::F32, gradient: Storage::F32 },
+    Types { parameter: Storage::F32, gradient: Storage::Bf16 },
+    Types { parameter: Storage::Bf16, gradient: Storage::Bf16 },
+];
+
+/// What is measured: the plan, and what it could be.
+fn tunings(types: Types) -> Vec<AdamwTuning> {
+    let widths = if types.parameter == Storage::F32 { &[4][..] } else { &[4, 8] };
+    let mut all = Vec::new();
+    for widest in widths {
+        for unroll in [1, 2, 4] {
+            for cubes_a_multiprocessor in [4, 8, 16] {
+                all.push(AdamwTuning { widest: *widest, unroll, cubes_a_multiprocessor });
+            }
+        }
+    }
+    all
 }
 
 fn bench(criterion: &mut Criterion) {
     let Some(device) = device() else { return };
     let client = device.client();
-    for storage in [Storage::F32, Storage::Bf16] {
-        prove(&client, storage);
+    for types in TYPES {
         let all = parameters();
         // Nobody else holds these: they are updated in place, as an optimizer's are.
         let mut model: Vec<AdamwTensors> =
-            all.iter().map(|elements| tensors(&client, *elements, storage).0).collect();
+            all.iter().map(|elements| tensors(&client, *elements, types).0).collect();
         let bytes: usize = model
             .iter()
             .map(|tensors| AdamwProblem::new(tensors).expect("the problem is valid").bytes())
             .sum();
         let count: usize = all.iter().sum();
-        let mut group = criterion.benchmark_group(format!("adamw/{storage:?}/{count}"));
+        let Types { parameter, gradient } = types;
+        let name = format!("adamw/{parameter:?} by {gradient:?}/{count}");
+        let mut group = criterion.benchmark_group(name);
         group.throughput(Throughput::Bytes(bytes as u64));
-        group.bench_function("step", |bencher| {
+        let mut rows = vec![("step".to_string(), AdamwTuning::default())];
+        rows.extend(tunings(types).into_iter().map(|tuning| {
+            let AdamwTuning { widest, unroll, cubes_a_multiprocessor } = tuning;
+            let name =
+                format!("vectors of {widest}, {unroll} at once, {cubes_a_multiprocessor} cubes");
+            (name, tuning)
+        }));
+        for (name, tuning) in rows {
+            prove(&client, types, tuning);
+            group.bench_function(name, |bencher| {
+                time(bencher, &client, || {
+                    let stepped = model.drain(..).map(|tensors| step(&client, tensors, tuning));
+                    model = stepped.collect();
+                });
+            });
+        }
+        // The two largest alone, of which launches are no part.
+        let mut large: Vec<AdamwTensors> =
+            (0..2).map(|_| tensors(&client, VOCABULARY * WIDTH, types).0).collect();
+        let bytes = |tensors| AdamwProblem::new(tensors).expect("the problem is valid").bytes();
+        group.throughput(Throughput::Bytes(large.iter().map(bytes).sum::<usize>() as u64));
+        group.bench_function("embedding and head alone", |bencher| {
             time(bencher, &client, || {
-                model = model.drain(..).map(|tensors| step(&client, tensors)).collect();
+                let tuning = AdamwTuning::default();
+                let stepped = large.drain(..).map(|tensors| step(&client, tensors, tuning));
+                large = stepped.collect();
             });
         });
         group.finish();

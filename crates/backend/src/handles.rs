@@ -1,11 +1,15 @@
 //! Between the tensors of Burn's fusion stream and the buffers that kernels take.
 
-use blackburn_kernels::{KernelError, buffer::Buffer};
+use blackburn_kernels::{
+    KernelError,
+    buffer::{Buffer, Rows},
+};
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::{CubeBackend, kernel, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, CubeDevice, kernel, tensor::CubeTensor};
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
 use burn_ir::{BackendIr, TensorIr};
+use burn_std::{Metadata, Shape};
 use cubecl::{
     client::Client,
     ir::ElemType,
@@ -115,6 +119,75 @@ pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
     let tensor = kernel::into_contiguous(tensor);
     let elements = tensor.meta.shape().num_elements();
     Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
+}
+
+/// A tensor's rows, where they follow each other; one, where nothing lies between them.
+pub(crate) fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let elements = shape.num_elements();
+    let columns = shape.last().copied().unwrap_or(1);
+    let (rows, pitch) = match (elements / columns.max(1), strides.len()) {
+        (0 | 1, _) | (_, 0 | 1) => (1, elements),
+        (rows, rank) => (rows, strides[rank - 2]),
+    };
+    let follows = |dim: usize| {
+        let inner: usize = shape[dim + 1..strides.len() - 1].iter().product();
+        shape[dim] == 1 || strides[dim] == inner * pitch
+    };
+    let is_dense = columns <= 1 || strides.last() == Some(&1);
+    let is_plain = tensor.qparams.is_none() && !tensor.meta.is_tiled();
+    let all_follow = (0..strides.len().saturating_sub(1)).all(|dim| rows == 1 || follows(dim));
+    if !(is_plain && is_dense && all_follow) {
+        return None;
+    }
+    let buffer = |elements| Buffer {
+        handle: tensor.handle.clone(),
+        elements,
+        dtype: dtype_to_elem_type(tensor.dtype),
+    };
+    Some(if pitch == columns || rows == 1 {
+        Rows::one(buffer(elements))
+    } else {
+        Rows { buffer: buffer((rows - 1) * pitch + columns), rows, columns, pitch }
+    })
+}
+
+/// The memory of a tensor by rows, copied if they do not follow each other, or are not counted in 32 bits
+/// with what lies between them. It is let go of: where it was the last to hold it, a kernel may write
+/// there.
+pub(crate) fn rows(tensor: CubeTensor) -> Rows {
+    /// What kernels leave free at the upper end.
+    const MARGIN: usize = 1 << 24;
+    let is_counted = |rows: &Rows| u32::try_from(rows.rows * rows.pitch + MARGIN).is_ok();
+    rows_of(&tensor).filter(is_counted).unwrap_or_else(|| Rows::one(contiguous_buffer(tensor)))
+}
+
+/// A tensor of that shape whose memory is `rows`.
+pub(crate) fn tensor_of_rows(like: &Place, shape: Shape, rows: Rows, dtype: DType) -> CubeTensor {
+    let mut steps: Vec<usize> = shape.iter().copied().collect();
+    if let (Some(columns), false) = (steps.last_mut(), rows.is_contiguous()) {
+        *columns = rows.pitch;
+    }
+    CubeTensor::new(
+        like.client.clone(),
+        rows.buffer.handle,
+        Metadata::new(shape, contiguous_strides(&steps)),
+        like.device.clone(),
+        dtype,
+    )
+}
+
+/// Where tensors are.
+pub(crate) struct Place {
+    pub(crate) client: Client,
+    pub(crate) device: CubeDevice,
+}
+
+impl Place {
+    /// Where `tensor` is.
+    pub(crate) fn of(tensor: &CubeTensor) -> Self {
+        Self { client: tensor.client.clone(), device: tensor.device.clone() }
+    }
 }
 
 /// Makes `tensor` what `out` stands for.

@@ -4,12 +4,9 @@
 //! everybody can: whoever holds the tensor finds the new numbers in it.
 
 #[cfg(feature = "gpu")]
-use crate::handles::contiguous_buffer;
+use crate::handles::{contiguous_buffer, rows_of};
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{
-    buffer::Buffer,
-    overwrite::{Rows, overwrite},
-};
+use blackburn_kernels::overwrite::{Rows, overwrite};
 use burn::{
     backend::{
         Backend, Dispatch, backend_extension,
@@ -17,8 +14,6 @@ use burn::{
     },
     tensor::{Int, Tensor},
 };
-#[cfg(feature = "gpu")]
-use burn_backend::cubecl::dtype_to_elem_type;
 #[cfg(feature = "gpu")]
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
@@ -68,36 +63,6 @@ fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
     };
     overwrite(&client, &into, &from).unwrap_or_else(|error| panic!("{error}"));
     target
-}
-
-/// A tensor's rows, where they follow each other; one, where nothing lies between them.
-#[cfg(feature = "gpu")]
-fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
-    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-    let elements = shape.num_elements();
-    let columns = shape.last().copied().unwrap_or(1);
-    let (rows, pitch) = match (elements / columns.max(1), strides.len()) {
-        (0 | 1, _) | (_, 0 | 1) => (1, elements),
-        (rows, rank) => (rows, strides[rank - 2]),
-    };
-    let follows = |dim: usize| {
-        let inner: usize = shape[dim + 1..strides.len() - 1].iter().product();
-        shape[dim] == 1 || strides[dim] == inner * pitch
-    };
-    let is_dense = columns <= 1 || strides.last() == Some(&1);
-    if !(is_dense && (0..strides.len().saturating_sub(1)).all(|dim| rows == 1 || follows(dim))) {
-        return None;
-    }
-    let buffer = |elements| Buffer {
-        handle: tensor.handle.clone(),
-        elements,
-        dtype: dtype_to_elem_type(tensor.dtype),
-    };
-    Some(if pitch == columns || rows == 1 {
-        Rows::one(buffer(elements))
-    } else {
-        Rows { buffer: buffer((rows - 1) * pitch + columns), rows, columns, pitch }
-    })
 }
 
 /// `target`, in the memory that it has, with the elements of `source` rounded to its type. All clones of

@@ -1,4 +1,4 @@
-//! A contiguous device buffer with its length and element type.
+//! Device buffers with their length and element type, contiguous or by rows that lie apart.
 
 use cubecl::{client::Client, ir::ElemType, prelude::BufferArg, server::Handle};
 
@@ -24,5 +24,81 @@ impl Buffer {
         debug_assert_eq!(self.elements % vector_size, 0);
         // SAFETY: `elements` is the length that the handle was allocated with.
         unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+    }
+}
+
+/// Rows of a tensor, in memory of `buffer.elements` elements.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// The memory, from the first row to the end of the last one.
+    pub buffer: Buffer,
+    /// How many rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub columns: usize,
+    /// Elements from one row to the next, at least `columns`.
+    pub pitch: usize,
+}
+
+impl Rows {
+    /// All of a buffer, as one row.
+    pub fn one(buffer: Buffer) -> Self {
+        Self { rows: 1, columns: buffer.elements, pitch: buffer.elements, buffer }
+    }
+
+    /// Memory for the same rows, with whatever it held before: contiguous where these are, and otherwise
+    /// each where the device would begin it, if not sooner.
+    pub(crate) fn empty_like(&self, client: &Client) -> Self {
+        let Self { buffer: Buffer { dtype, .. }, rows, columns, .. } = *self;
+        let pitch = if self.is_contiguous() {
+            columns
+        } else {
+            let alignment = client.properties().memory.alignment as usize;
+            let aligned = columns.next_multiple_of((alignment / dtype.size()).max(1));
+            self.pitch.min(aligned)
+        };
+        Self { buffer: Buffer::empty(client, rows * pitch, dtype), rows, columns, pitch }
+    }
+
+    /// Elements of all rows, without what lies between them.
+    pub fn elements(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Elements from the first to the last, with what lies between rows.
+    pub(crate) fn span(&self) -> usize {
+        match self.rows {
+            0 => 0,
+            rows => (rows - 1) * self.pitch + self.columns,
+        }
+    }
+
+    /// Whether nothing lies between rows.
+    pub fn is_contiguous(&self) -> bool {
+        self.rows <= 1 || self.pitch == self.columns
+    }
+
+    /// Whether vectors of that many elements may be read to the end of each row, beyond it where they do
+    /// not divide it: in memory of its own, which goes on for that long.
+    pub(crate) fn takes_vectors(&self, vector_size: usize) -> bool {
+        let bytes = self.buffer.dtype.size();
+        let offset = self.buffer.handle.offset_start.unwrap_or(0);
+        let row = self.columns.next_multiple_of(vector_size);
+        let end = self.rows.saturating_sub(1) * self.pitch + row;
+        (self.rows <= 1 || self.pitch.is_multiple_of(vector_size) && row <= self.pitch)
+            && offset.is_multiple_of((vector_size * bytes) as u64)
+            && (row == self.columns || (end * bytes) as u64 <= self.buffer.handle.size_in_used())
+    }
+
+    /// The memory as a kernel argument; a kernel may have to stop before its end.
+    pub(crate) fn arg(&self) -> BufferArg {
+        // SAFETY: whoever made the rows states that `buffer` has its elements.
+        unsafe { BufferArg::from_raw_parts(self.buffer.handle.clone(), self.buffer.elements) }
+    }
+}
+
+impl From<Buffer> for Rows {
+    fn from(buffer: Buffer) -> Self {
+        Self::one(buffer)
     }
 }

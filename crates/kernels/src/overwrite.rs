@@ -10,7 +10,9 @@
 //!
 //! What lies between rows stays as it is.
 
-use crate::{DeviceProfile, KernelError, buffer::Buffer};
+use crate::{DeviceProfile, KernelError};
+
+pub use crate::buffer::Rows;
 use cubecl::{
     client::Client,
     ir::{ElemType, VectorSize},
@@ -25,26 +27,6 @@ pub(crate) const UNITS: u32 = 256;
 
 /// Cubes that a multiprocessor has room for: 2048 threads.
 const CUBES_A_MULTIPROCESSOR: usize = 8;
-
-/// Rows of a tensor, in memory of `buffer.elements` elements.
-#[derive(Clone, Debug)]
-pub struct Rows {
-    /// The memory, from the first row to the end of the last one.
-    pub buffer: Buffer,
-    /// How many rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub columns: usize,
-    /// Elements from one row to the next, at least `columns`.
-    pub pitch: usize,
-}
-
-impl Rows {
-    /// All of a buffer, as one row.
-    pub fn one(buffer: Buffer) -> Self {
-        Self { rows: 1, columns: buffer.elements, pitch: buffer.elements, buffer }
-    }
-}
 
 /// Writes the elements of `source` to the memory of `target`, in the type of `target`, although others
 /// may hold it.
@@ -68,8 +50,7 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
     if target.rows * target.columns == 0 {
         return Ok(());
     }
-    let end = |side: &Rows| (side.rows - 1) * side.pitch + side.columns;
-    if [target, source].iter().any(|side| end(side) > side.buffer.elements) {
+    if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
         return Err(KernelError::InvalidProblem {
             op: OP,
             argument: "source",
@@ -78,7 +59,7 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
         });
     }
     // Units step beyond the end of a row before they stop.
-    if u32::try_from(end(target).max(end(source)) + (1 << 24)).is_err() {
+    if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
         let reason = format!("{} rows of {} elements", target.rows, target.columns);
         return Err(KernelError::Unsupported { op: OP, reason });
     }
@@ -114,16 +95,13 @@ fn launch(
     // and one step beyond fit 32 bits, and chosen vectors that divide pitches and columns. The kernel
     // stops at the last row and column.
     unsafe {
-        let arg = |side: &Rows| {
-            BufferArg::from_raw_parts(side.buffer.handle.clone(), side.buffer.elements)
-        };
         overwrite_kernel::launch_unchecked(
             client,
             CubeCount::Static(across as u32, down as u32, 1),
             CubeDim::new_1d(UNITS),
             vector_size,
-            arg(source),
-            arg(target),
+            source.arg(),
+            target.arg(),
             target.rows as u32,
             vectors(columns.start),
             vectors(columns.end),

@@ -1,5 +1,7 @@
 //! Steps of AdamW on the device, against f64.
 
+#[path = "adamw_layouts.rs"]
+mod layouts;
 #[path = "adamw_training.rs"]
 mod training;
 
@@ -7,7 +9,7 @@ use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     adamw::{AdamwStep, AdamwTensors, Chance, Gate, adamw_update},
-    buffer::Buffer,
+    buffer::{Buffer, Rows},
 };
 use blackburn_reference::{
     adamw::{Corrections, Element, Rounding, Step, bound, round_by_chance, update, word_of},
@@ -75,6 +77,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("adamw::empty_parameters_stay_empty", || on_device(empty)),
         Trial::ignorable_test("adamw::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
+    trials.extend(layouts::trials());
     trials.extend(training::trials());
     trials
 }
@@ -114,19 +117,19 @@ fn elements(
     tensors: &AdamwTensors,
     stored: Storage,
 ) -> Result<Vec<Element>, Failed> {
-    let parameter = download(client, tensors.parameter.clone(), stored)?;
-    let first = download(client, tensors.first.clone(), Storage::F32)?;
-    let second = download(client, tensors.second.clone(), Storage::F32)?;
+    let parameter = download(client, tensors.parameter.buffer.clone(), stored)?;
+    let first = download(client, tensors.first.buffer.clone(), Storage::F32)?;
+    let second = download(client, tensors.second.buffer.clone(), Storage::F32)?;
     let moments = first.into_iter().zip(second);
     let element = |(parameter, (first, second))| Element { parameter, first, second };
     Ok(parameter.into_iter().zip(moments).map(element).collect())
 }
 
 fn start(client: &Client, length: usize, stored: Storage, gradient: Buffer) -> AdamwTensors {
-    let moment = || upload(client, &vec![0.0; length], Storage::F32);
+    let moment = || Rows::one(upload(client, &vec![0.0; length], Storage::F32));
     AdamwTensors {
-        parameter: upload(client, &normal(length as u64, length, 1.0, stored), stored),
-        gradient,
+        parameter: upload(client, &normal(length as u64, length, 1.0, stored), stored).into(),
+        gradient: gradient.into(),
         first: moment(),
         second: moment(),
     }
@@ -184,7 +187,7 @@ fn several_steps(
         let mut old = elements(client, &tensors, stored)?;
         for time in [1, 2, 3, 9, 40, 1000] {
             let gradient = normal((length + time) as u64, length, 0.5, gradients);
-            tensors.gradient = upload(client, &gradient, gradients);
+            tensors.gradient = upload(client, &gradient, gradients).into();
             let step = AdamwStep { time, weight_decay: asked.weight_decay, ..STEP };
             let gate = asked.gated.then(|| gate(client, 1.0, 0.0));
             let chance = (asked.rounding == Rounding::Chance)
@@ -209,10 +212,10 @@ fn rounds_to_the_bit(client: &Client, stored: Storage) -> Result<(), Failed> {
         // Numbers that f16 has few bits for.
         parameter.iter_mut().step_by(3).for_each(|p| *p = stored.round(*p * 1e-6));
         let mut tensors = start(client, length, stored, upload(client, &vec![0.0; length], stored));
-        tensors.parameter = upload(client, &parameter, stored);
+        tensors.parameter = upload(client, &parameter, stored).into();
         let seed = [17, 0xffff_0001];
         let new = adamw_update(client, &step, tensors, None, Some(chance(client, seed, 9)))?;
-        let new = download(client, new.parameter, stored)?;
+        let new = download(client, new.parameter.buffer, stored)?;
         for (i, (p, new)) in parameter.iter().zip(new).enumerate() {
             let exact = (p - p * step.weight_decay) as f32;
             let expected = round_by_chance(exact, word_of(i as u32, 9, seed), stored);
@@ -234,9 +237,9 @@ fn rounds_in_the_mean(client: &Client, stored: Storage) -> Result<(), Failed> {
     let step = AdamwStep { weight_decay: share * distance, rate: 1.0, ..STEP };
     let mean = |chance: Option<Chance>| -> Result<f64, Failed> {
         let mut tensors = start(client, length, stored, upload(client, &vec![0.0; length], stored));
-        tensors.parameter = upload(client, &vec![1.0; length], stored);
+        tensors.parameter = upload(client, &vec![1.0; length], stored).into();
         let new = adamw_update(client, &step, tensors, None, chance)?;
-        let new = download(client, new.parameter, stored)?;
+        let new = download(client, new.parameter.buffer, stored)?;
         if new.iter().any(|p| *p != 1.0 && *p != 1.0 - distance) {
             return Err("a value that is no neighbor".into());
         }
@@ -331,14 +334,14 @@ fn memory(client: &Client) -> Result<(), Failed> {
         let old = elements(client, &tensors, storage)?;
         let AdamwTensors { parameter, first, second, .. } = &tensors;
         let all = [parameter.clone(), first.clone(), second.clone()];
-        let kept: Vec<Option<Buffer>> = all
+        let kept: Vec<Option<Rows>> = all
             .into_iter()
             .enumerate()
-            .map(|(i, buffer)| (held >> i & 1 == 1).then_some(buffer))
+            .map(|(i, rows)| (held >> i & 1 == 1).then_some(rows))
             .collect();
         let places = |tensors: &AdamwTensors| {
             let AdamwTensors { parameter, first, second, .. } = tensors;
-            [parameter, first, second].map(|buffer| buffer.handle.memory.descriptor().id)
+            [parameter, first, second].map(|rows| rows.buffer.handle.memory.descriptor().id)
         };
         let before = places(&tensors);
         let new = adamw_update(client, &STEP, tensors, None, None)?;
@@ -357,7 +360,7 @@ fn memory(client: &Client) -> Result<(), Failed> {
         for (kept, (_, of)) in kept.into_iter().zip(NUMBERS) {
             let Some(kept) = kept else { continue };
             let before: Vec<f64> = old.iter().map(of).collect();
-            if download(client, kept, storage)? != before {
+            if download(client, kept.buffer, storage)? != before {
                 return Err(format!("what was held was overwritten, {held:03b}").into());
             }
         }
@@ -368,10 +371,10 @@ fn memory(client: &Client) -> Result<(), Failed> {
 fn infinite_parameter(client: &Client) -> Result<(), Failed> {
     let storage = Storage::F32;
     let mut tensors = start(client, 2, storage, upload(client, &[1.0, 1.0], storage));
-    tensors.parameter = upload(client, &[f64::INFINITY, f64::NAN], storage);
+    tensors.parameter = upload(client, &[f64::INFINITY, f64::NAN], storage).into();
     let step = AdamwStep { weight_decay: 0.0, ..STEP };
     let new = adamw_update(client, &step, tensors, None, None)?;
-    let new = download(client, new.parameter, storage)?;
+    let new = download(client, new.parameter.buffer, storage)?;
     match new[..] {
         [infinite, nan] if infinite == f64::INFINITY && nan.is_nan() => Ok(()),
         _ => Err(format!("infinity and NaN became {new:?}").into()),
@@ -387,7 +390,7 @@ fn planted_faults(client: &Client) -> Result<(), Failed> {
     let step = AdamwStep { time: 3, ..STEP };
     let run = |asked: AdamwStep, gradient: &[f64]| -> Result<[Vec<Element>; 2], Failed> {
         let mut tensors = start(client, length, storage, upload(client, gradient, storage));
-        tensors.parameter = upload(client, &parameter, storage);
+        tensors.parameter = upload(client, &parameter, storage).into();
         let old = elements(client, &tensors, storage)?;
         let new = adamw_update(client, &asked, tensors, None, None)?;
         Ok([old, elements(client, &new, storage)?])
@@ -423,7 +426,7 @@ fn planted_faults(client: &Client) -> Result<(), Failed> {
 fn empty(client: &Client) -> Result<(), Failed> {
     let tensors = start(client, 0, Storage::F32, Buffer::empty(client, 0, dtype(Storage::F16)));
     let new = adamw_update(client, &STEP, tensors, None, None)?;
-    if new.parameter.elements == 0 { Ok(()) } else { Err("elements from nothing".into()) }
+    if new.parameter.elements() == 0 { Ok(()) } else { Err("elements from nothing".into()) }
 }
 
 fn bad_arguments(client: &Client) -> Result<(), Failed> {
@@ -435,7 +438,7 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     };
     named(adamw_update(client, &STEP, tensors(3), None, None), "gradient")?;
     let mut wrong = tensors(4);
-    wrong.second.dtype = ElemType::Float(FloatKind::F16);
+    wrong.second.buffer.dtype = ElemType::Float(FloatKind::F16);
     named(adamw_update(client, &STEP, wrong, None, None), "second")?;
     let step = AdamwStep { time: 0, ..STEP };
     named(adamw_update(client, &step, tensors(4), None, None), "time")?;
@@ -444,7 +447,7 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     let short = Chance { seed: gradient(1), draw: 0 };
     named(adamw_update(client, &STEP, tensors(4), None, Some(short)), "seed")?;
     let mut wide = tensors(4);
-    wide.parameter.dtype = ElemType::Float(FloatKind::F64);
+    wide.parameter.buffer.dtype = ElemType::Float(FloatKind::F64);
     match adamw_update(client, &STEP, wide, None, None) {
         Err(KernelError::Unsupported { .. }) => Ok(()),
         other => Err(format!("f64 gave {other:?}").into()),

@@ -1,18 +1,14 @@
 //! The step on GPUs.
 
 use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
-use crate::handles::contiguous_buffer;
-use blackburn_kernels::{
-    adamw::{self, AdamwStep, AdamwTensors},
-    buffer::Buffer,
-};
+use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
+use blackburn_kernels::adamw::{self, AdamwStep, AdamwTensors};
 use burn::backend::{
     TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
-use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-use burn_std::{DType, Shape};
-use cubecl::client::Client;
+use burn_cubecl::CubeBackend;
+use burn_std::DType;
 
 impl AdamwPrimitives for CubeBackend {
     fn adamw_step(
@@ -24,17 +20,13 @@ impl AdamwPrimitives for CubeBackend {
         chance: Chance<Self>,
         step: Step,
     ) -> Updated<Self> {
-        let like = Like {
-            client: parameter.client.clone(),
-            device: parameter.device.clone(),
-            shape: parameter.shape(),
-        };
+        let (place, shape) = (Place::of(&parameter), parameter.shape());
         let stored = parameter.dtype;
         let tensors = AdamwTensors {
-            parameter: contiguous_buffer(parameter),
-            gradient: contiguous_buffer(gradient),
-            first: contiguous_buffer(first),
-            second: contiguous_buffer(second),
+            parameter: rows(parameter),
+            gradient: rows(gradient),
+            first: rows(first),
+            second: rows(second),
         };
         let gate = match gate {
             Gate::Open => None,
@@ -48,12 +40,13 @@ impl AdamwPrimitives for CubeBackend {
             Chance::Nearest => None,
             Chance::Drawn { seed, number } => Some(drawn(seed, number)),
         };
-        let updated = adamw::adamw_update(&like.client, &numbers(step), tensors, gate, chance)
+        let updated = adamw::adamw_update(&place.client, &numbers(step), tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
+        let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
         Updated {
-            parameter: like.tensor(updated.parameter, stored),
-            first: like.tensor(updated.first, DType::F32),
-            second: like.tensor(updated.second, DType::F32),
+            parameter: tensor(updated.parameter, stored),
+            first: tensor(updated.first, DType::F32),
+            second: tensor(updated.second, DType::F32),
         }
     }
 }
@@ -70,23 +63,4 @@ pub(super) fn check(step: Step) {
 
 fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {
     adamw::Chance { seed: contiguous_buffer(seed), draw }
-}
-
-/// Where and how results lie.
-struct Like {
-    client: Client,
-    device: CubeDevice,
-    shape: Shape,
-}
-
-impl Like {
-    fn tensor(&self, buffer: Buffer, dtype: DType) -> CubeTensor {
-        CubeTensor::new_contiguous(
-            self.client.clone(),
-            self.device.clone(),
-            self.shape.clone(),
-            buffer.handle,
-            dtype,
-        )
-    }
 }

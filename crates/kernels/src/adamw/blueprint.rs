@@ -1,38 +1,119 @@
-use super::AdamwProblem;
-use crate::DeviceProfile;
+use super::{AdamwProblem, problem::OP};
+use crate::{DeviceProfile, KernelError};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units in a cube: every adapter takes as many.
 pub(crate) const UNITS: u32 = 256;
+
+/// How units find their elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AdamwWalk {
+    /// Nothing lies between rows: all is one row.
+    Flat,
+    /// Row by row, each tensor with its own pitch. What vectors reach of the memory between rows is
+    /// read and written, and means nothing.
+    Rows,
+    /// As [`Flat`](Self::Flat), but the gradient is by rows, and read by elements.
+    Gathered,
+}
+
+/// What of a plan is free, whatever the problem: to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdamwTuning {
+    /// Elements of the widest vectors; more than four where parameter and gradient are in 16 bits.
+    pub widest: VectorSize,
+    /// Vectors of each tensor that a unit has on the way at once.
+    pub unroll: usize,
+    /// Cubes of a multiprocessor, at most.
+    pub cubes_a_multiprocessor: usize,
+}
+
+impl Default for AdamwTuning {
+    /// Two vectors on the way, in as many cubes as a multiprocessor has threads for. Words of the
+    /// generator are drawn by four, one an element.
+    fn default() -> Self {
+        Self { widest: 4, unroll: 2, cubes_a_multiprocessor: 8 }
+    }
+}
 
 /// How an update is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdamwBlueprint {
     /// Elements that a unit loads and stores at once.
     pub vector_size: VectorSize,
+    /// How it finds them.
+    pub walk: AdamwWalk,
+    /// Vectors of each tensor that a unit loads before it computes with any.
+    pub unroll: usize,
+    /// Root and quotient by PTX's approximations, for NVIDIA GPUs alone: rounded correctly, each is a
+    /// branch, and one waits for the other.
+    pub by_ptx: bool,
     /// Cubes, which go through the parameter together.
     pub cubes: u32,
 }
 
 impl AdamwBlueprint {
-    /// Words of the generator are drawn by four, one an element.
-    const WIDEST: usize = 4;
+    /// Vectors that a unit may have on the way.
+    const MOST_UNROLLED: usize = 8;
 
-    /// Cubes that a multiprocessor has room for: 2048 threads.
-    const CUBES_A_MULTIPROCESSOR: usize = 8;
+    /// Cubes times vectors: units step by as much, which [`AdamwProblem::new`] leaves room for.
+    const MOST_CUBES: usize = (1 << 24) / UNITS as usize;
 
-    /// The widest loads of moments that divide the parameter evenly, so that no unit needs a tail; those
-    /// of 16-bit parameters hold as many elements and fewer bytes. As many cubes as run at once, so that
-    /// what a unit computes ahead of its elements is spread over many.
+    /// [`tuned`](Self::tuned) as measured to be best.
     pub fn plan(problem: &AdamwProblem, client: &Client) -> Self {
-        let vector_size = client
-            .io_optimized_vector_sizes(size_of::<f32>())
-            .filter(|size| *size <= Self::WIDEST && problem.elements.is_multiple_of(*size))
-            .max()
-            .unwrap_or(1);
-        let needed = (problem.elements / vector_size).div_ceil(UNITS as usize);
-        let at_once = DeviceProfile::of(client).multiprocessors * Self::CUBES_A_MULTIPROCESSOR;
-        // At most a few thousand.
-        Self { vector_size, cubes: needed.clamp(1, at_once) as u32 }
+        Self::tuned(problem, client, AdamwTuning::default())
+    }
+
+    /// The widest loads that serve all tensors, with the walk that has them. As many cubes as `tuning` has
+    /// at most, so that what a unit computes ahead of its elements is spread over many, and each of them
+    /// with as much to do.
+    pub fn tuned(problem: &AdamwProblem, client: &Client, tuning: AdamwTuning) -> Self {
+        let device = DeviceProfile::of(client);
+        let by_ptx = device.compute_capability.is_some();
+        let wider = problem.parameter.size().max(problem.gradient.size());
+        // Moments are moved as two of the device's vectors then.
+        let bytes = if by_ptx && tuning.widest > 4 { wider } else { size_of::<f32>() };
+        let sizes: Vec<VectorSize> = client
+            .io_optimized_vector_sizes(bytes)
+            .filter(|size| *size <= tuning.widest)
+            .chain([1])
+            .collect();
+        let walks = [AdamwWalk::Flat, AdamwWalk::Rows, AdamwWalk::Gathered];
+        let ways = walks.iter().flat_map(|walk| sizes.iter().map(|size| (*walk, *size)));
+        let (walk, vector_size) = ways
+            .filter(|(walk, size)| problem.allows(*walk, *size))
+            .reduce(|best, other| if other.1 > best.1 { other } else { best })
+            // By elements all rows can be walked.
+            .unwrap_or((AdamwWalk::Rows, 1));
+        let unroll = tuning.unroll.clamp(1, Self::MOST_UNROLLED);
+        let passes = problem.vectors(walk, vector_size).div_ceil(UNITS as usize * unroll);
+        let most = (device.multiprocessors * tuning.cubes_a_multiprocessor).max(1);
+        let rounds = passes.div_ceil(most).max(1);
+        // At most some thousands.
+        let cubes = passes.div_ceil(rounds).max(1) as u32;
+        Self { vector_size, walk, unroll, by_ptx, cubes }
+    }
+
+    /// Whether a problem can be walked in this way on that device.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] where it cannot.
+    pub(super) fn check(&self, problem: &AdamwProblem, client: &Client) -> Result<(), KernelError> {
+        let is_nvidia = DeviceProfile::of(client).compute_capability.is_some();
+        let is_right = problem.allows(self.walk, self.vector_size)
+            && (1..=Self::MOST_UNROLLED).contains(&self.unroll)
+            && (is_nvidia || !self.by_ptx)
+            && self.cubes > 0
+            && self.cubes as usize * self.unroll <= Self::MOST_CUBES;
+        if is_right {
+            return Ok(());
+        }
+        Err(KernelError::InvalidProblem {
+            op: OP,
+            argument: "blueprint",
+            expected: format!("one that serves {problem:?}"),
+            actual: format!("{self:?}"),
+        })
     }
 }

@@ -1,10 +1,13 @@
 use super::{
-    AdamwBlueprint, AdamwProblem, AdamwStep,
+    AdamwBlueprint, AdamwProblem, AdamwStep, AdamwWalk,
     blueprint::UNITS,
     problem::{check_reading, check_seed},
-    update::{FactorsLaunch, adamw_update_kernel},
+    update::{Compiled, FactorsLaunch, PitchesLaunch, adamw_update_kernel},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, Rows},
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -15,13 +18,13 @@ use cubecl::{
 #[derive(Clone, Debug)]
 pub struct AdamwTensors {
     /// p.
-    pub parameter: Buffer,
+    pub parameter: Rows,
     /// g.
-    pub gradient: Buffer,
+    pub gradient: Rows,
     /// m.
-    pub first: Buffer,
+    pub first: Rows,
     /// v.
-    pub second: Buffer,
+    pub second: Rows,
 }
 
 /// What the device says of a step.
@@ -50,7 +53,7 @@ const FIRST: usize = 2;
 const SECOND: usize = 3;
 
 /// The parameter and its moments after one step, in the memory of those before it where nobody else
-/// holds that. A parameter in f32 is not rounded, with a chance or without.
+/// holds that, and laid out as they were. A parameter in f32 is not rounded, with a chance or without.
 ///
 /// # Errors
 ///
@@ -63,6 +66,22 @@ pub fn adamw_update(
     gate: Option<Gate>,
     chance: Option<Chance>,
 ) -> Result<AdamwTensors, KernelError> {
+    adamw_update_with(client, step, tensors, gate, chance, AdamwBlueprint::plan)
+}
+
+/// [`adamw_update`] by the blueprint that `plan` makes of the problem.
+///
+/// # Errors
+///
+/// As there, and [`KernelError::InvalidProblem`] for a blueprint that does not serve the problem.
+pub fn adamw_update_with(
+    client: &Client,
+    step: &AdamwStep,
+    tensors: AdamwTensors,
+    gate: Option<Gate>,
+    chance: Option<Chance>,
+    plan: impl FnOnce(&AdamwProblem, &Client) -> AdamwBlueprint,
+) -> Result<AdamwTensors, KernelError> {
     step.check()?;
     let problem = AdamwProblem::new(&tensors)?;
     if let Some(Gate { taken, skipped, factor }) = &gate {
@@ -73,38 +92,63 @@ pub fn adamw_update(
     if let Some(chance) = &chance {
         check_seed(&chance.seed)?;
     }
-    if problem.elements == 0 {
+    if problem.elements() == 0 {
         return Ok(tensors);
     }
+    let blueprint = plan(&problem, client);
+    blueprint.check(&problem, client)?;
     let chance = chance.filter(|_| problem.parameter != ElemType::Float(FloatKind::F32));
-    let AdamwBlueprint { vector_size, cubes } = AdamwBlueprint::plan(&problem, client);
+    let AdamwBlueprint { vector_size, walk, unroll, by_ptx, cubes } = blueprint;
     let AdamwTensors { parameter, gradient, first, second } = tensors;
     // Asked before a copy of a handle is made for the launch.
     let [new_parameter, new_first, new_second] = [&parameter, &first, &second].map(|old| {
-        let is_ours = old.handle.can_mut();
-        (!is_ours).then(|| Buffer::empty(client, old.elements, old.dtype))
+        let is_ours = old.buffer.handle.can_mut();
+        (!is_ours).then(|| old.empty_like(client))
     });
-    let out = |new: &Option<Buffer>, position| match new {
-        Some(new) => new.arg(vector_size),
-        None => BufferArg::alias(position, problem.elements),
+    let out = |new: &Option<Rows>, position| match new {
+        Some(new) => new.arg(),
+        None => BufferArg::alias(position, problem.elements()),
+    };
+    let pitches = {
+        let [parameter_out, first_out, second_out] =
+            [(&new_parameter, &parameter), (&new_first, &first), (&new_second, &second)]
+                .map(|(new, old)| pitch_of(new.as_ref().unwrap_or(old), problem.columns));
+        let unit = if walk == AdamwWalk::Gathered { 1 } else { vector_size };
+        // All of these fit 32 bits, as the problem has seen; new pitches are not longer.
+        let units = |elements: usize| (elements / unit) as u32;
+        let [parameter, gradient, first, second] = problem.pitches.map(units);
+        PitchesLaunch::new(
+            problem.columns.div_ceil(unit) as u32,
+            problem.columns as u32,
+            parameter,
+            gradient,
+            first,
+            second,
+            units(parameter_out),
+            units(first_out),
+            units(second_out),
+        )
     };
     // What is not read is not compiled in, and the gradient, of which there is as much, stands in for
     // it.
-    let reading = |of: fn(&Gate) -> &Buffer| gate.as_ref().map_or(&gradient, of).arg(1);
-    let seed = chance.as_ref().map_or(&gradient, |chance| &chance.seed);
-    // SAFETY: `AdamwProblem::new` has seen that the four tensors hold `elements` elements, a multiple of
-    // the vector size, whose indices and one step beyond fit 32 bits; new ones were allocated so. The
-    // kernel stops at the last vector. A gate's readings and a seed are as long as they are read.
+    let reading = |of: fn(&Gate) -> &Buffer| gate.as_ref().map_or(&gradient.buffer, of).arg(1);
+    let seed = chance.as_ref().map_or(&gradient.buffer, |chance| &chance.seed);
+    let (gated, by_chance) = (gate.is_some(), chance.is_some());
+    // SAFETY: `AdamwProblem::new` has seen that the four tensors hold the problem's rows, whose indices and
+    // one step beyond fit 32 bits, and `AdamwBlueprint::check` that vectors divide what is walked, or that
+    // memory goes on for the last of each row; new ones were allocated so. The kernel stops at the last
+    // vector. A gate's readings and a seed are as long as they are read.
     unsafe {
         adamw_update_kernel::launch_unchecked(
             client,
             CubeCount::Static(cubes, 1, 1),
             CubeDim::new_1d(UNITS),
             vector_size,
-            parameter.arg(vector_size),
-            gradient.arg(vector_size),
-            first.arg(vector_size),
-            second.arg(vector_size),
+            if walk == AdamwWalk::Gathered { 1 } else { vector_size },
+            parameter.arg(),
+            gradient.arg(),
+            first.arg(),
+            second.arg(),
             reading(|gate| &gate.taken),
             reading(|gate| &gate.skipped),
             reading(|gate| &gate.factor),
@@ -112,11 +156,11 @@ pub fn adamw_update(
             out(&new_parameter, PARAMETER),
             out(&new_first, FIRST),
             out(&new_second, SECOND),
-            factors(step, gate.is_some()),
+            factors(step, gated),
+            pitches,
             chance.as_ref().map_or(0, |chance| chance.draw),
-            (problem.elements / vector_size) as u32,
-            gate.is_some(),
-            chance.is_some(),
+            problem.vectors(walk, vector_size) as u32,
+            Compiled { walk, unroll, by_ptx, gated, by_chance },
             problem.parameter,
             problem.gradient,
         );
@@ -127,6 +171,11 @@ pub fn adamw_update(
         first: new_first.unwrap_or(first),
         second: new_second.unwrap_or(second),
     })
+}
+
+/// Elements from one row to the next, of rows that may be told as one.
+fn pitch_of(rows: &Rows, columns: usize) -> usize {
+    if rows.is_contiguous() { columns } else { rows.pitch }
 }
 
 fn factors(step: &AdamwStep, gated: bool) -> FactorsLaunch {

@@ -10,14 +10,16 @@
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
-//! | p | any, `elements` in all | contiguous | f32, f16 or bf16 |
-//! | g | that of p | contiguous | f32, f16 or bf16 |
-//! | m, v | that of p | contiguous | f32 |
+//! | p | rows x columns | rows, each tensor with its pitch | f32, f16 or bf16 |
+//! | g | that of p | rows | f32, f16 or bf16 |
+//! | m, v | that of p | rows | f32 |
 //! | taken, skipped, factor | 1 | | f32 |
 //! | seed | 2 | | any of 32 bits |
 //!
 //! Everything is widened to f32 and computed there; p is rounded once. p, m and v are overwritten
-//! where nobody else holds their memory, and go to new memory otherwise.
+//! where nobody else holds their memory, and go to new memory otherwise. What lies between rows is not
+//! looked at for what it holds, and may be overwritten where p, m or v has something there: it belongs to
+//! them.
 //!
 //! # Steps that are taken back
 //!
@@ -39,9 +41,16 @@
 //!
 //! # Traffic
 //!
-//! p, m and v are read and written and g is read: 28 bytes an element in f32, 22 where p and g are in 16
-//! bits. A unit moves one vector at a time, and each cube goes through the parameter in steps of the
-//! whole grid.
+//! p, m and v are read and written and g is read: 28 bytes an element in f32, 26 with g in 16 bits, 22
+//! where p is, too. A unit has a few vectors of each tensor on the way before it computes with any, and
+//! each cube goes through the parameter in steps of the whole grid. On NVIDIA GPUs root and quotient are
+//! the hardware's approximations: rounded correctly they are code that branches, eight times a vector, and
+//! the kernel took as long with 22 bytes as with 28.
+//!
+//! CUDA's runtime begins rows at addresses that 512 divides, in every type, so that p and g of a layer with
+//! odd columns differ in pitch. Three [walks](AdamwWalk) serve that: one for tensors without anything
+//! between rows; one by rows, by vectors wherever all pitches allow; and one for a pitched gradient of a
+//! contiguous parameter, which reads the gradient by elements, rather than everything.
 //!
 //! Not served: parameters of 2^32 elements or nearly so.
 //!
@@ -55,12 +64,12 @@ mod problem;
 mod rounding;
 mod update;
 
-pub use blueprint::AdamwBlueprint;
-pub use launch::{AdamwTensors, Chance, Gate, adamw_update};
+pub use blueprint::{AdamwBlueprint, AdamwTuning, AdamwWalk};
+pub use launch::{AdamwTensors, Chance, Gate, adamw_update, adamw_update_with};
 pub use problem::{AdamwProblem, AdamwStep};
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {
     blueprint::UNITS,
-    update::{FactorsCompilationArg, adamw_update_kernel},
+    update::{Compiled, FactorsCompilationArg, PitchesCompilationArg, adamw_update_kernel},
 };

@@ -3,9 +3,12 @@
 use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
-use crate::adamw::{FactorsCompilationArg, UNITS, adamw_update_kernel};
+use crate::adamw::{
+    AdamwTuning, AdamwWalk, Compiled, FactorsCompilationArg, PitchesCompilationArg, UNITS,
+    adamw_update_kernel,
+};
 use cubecl::{
-    ir::{ElemType, FloatKind},
+    ir::{ElemType, FloatKind, VectorSize},
     prelude::*,
 };
 use std::sync::Arc;
@@ -18,40 +21,80 @@ const FLOATS: [(FloatKind, &str); 3] =
 struct Variant {
     parameter: (FloatKind, &'static str),
     gradient: (FloatKind, &'static str),
-    gated: bool,
-    by_chance: bool,
+    compiled: Compiled,
+    vector_size: VectorSize,
     in_place: bool,
 }
 
 impl Variant {
     fn name(self) -> String {
+        let Compiled { walk, unroll, gated, by_chance, .. } = self.compiled;
         let mut name = format!("adamw_update_{}_{}", self.parameter.1, self.gradient.1);
-        for (is_it, part) in
-            [(self.gated, "_gated"), (self.by_chance, "_by_chance"), (!self.in_place, "_copied")]
-        {
+        for (is_it, part) in [
+            (gated, "_gated"),
+            (by_chance, "_by_chance"),
+            (!self.in_place, "_copied"),
+            (walk == AdamwWalk::Rows, "_by_rows"),
+            (walk == AdamwWalk::Gathered, "_gathered"),
+        ] {
             if is_it {
                 name += part;
             }
         }
+        let AdamwTuning { unroll: planned, widest, .. } = AdamwTuning::default();
+        if (unroll, self.vector_size) != (planned, widest) {
+            name += &format!("_{unroll}_by_{}", self.vector_size);
+        }
         name
+    }
+
+    /// What occupancy takes, for the bytes that a unit has on the way: a multiprocessor has 65,536
+    /// registers for cubes of 256 threads.
+    fn max_registers(self) -> u32 {
+        match self.compiled.unroll * self.vector_size {
+            // Five cubes, each with 56 bytes on the way in f32.
+            ..=4 => 48,
+            // Four, with twice as much.
+            5..=8 => 64,
+            // Two, with four times as much.
+            _ => 128,
+        }
     }
 }
 
-/// Every pair of types by the longest way that it can take, and each thing left out in the types that
-/// training has.
+/// Every pair of types by the longest way that it can take, each thing left out in the types that
+/// training has, each walk, and what may be measured against the plan.
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
+    let AdamwTuning { unroll, widest, .. } = AdamwTuning::default();
     let mut all = Vec::new();
     for parameter in FLOATS {
         let by_chance = parameter.0 != FloatKind::F32;
-        for gradient in FLOATS {
-            all.push(Variant { parameter, gradient, gated: true, by_chance, in_place: true });
-        }
         let longest =
-            Variant { parameter, gradient: parameter, gated: true, by_chance, in_place: true };
-        all.push(Variant { in_place: false, ..longest });
-        all.push(Variant { gated: false, ..longest });
+            Compiled { walk: AdamwWalk::Flat, unroll, by_ptx: true, gated: true, by_chance };
+        let variant = |gradient, compiled| Variant {
+            parameter,
+            gradient,
+            compiled,
+            vector_size: widest,
+            in_place: true,
+        };
+        for gradient in FLOATS {
+            all.push(variant(gradient, longest));
+            all.push(variant(gradient, Compiled { walk: AdamwWalk::Rows, ..longest }));
+            all.push(variant(gradient, Compiled { walk: AdamwWalk::Gathered, ..longest }));
+        }
+        all.push(Variant { in_place: false, ..variant(parameter, longest) });
+        let open = Compiled { gated: false, ..longest };
+        all.push(variant(parameter, open));
         if by_chance {
-            all.push(Variant { by_chance: false, gated: false, ..longest });
+            let nearest = Compiled { by_chance: false, ..open };
+            all.push(variant(parameter, nearest));
+            all.push(Variant { vector_size: 8, ..variant(parameter, nearest) });
+            let single = Compiled { unroll: 1, ..nearest };
+            all.push(Variant { vector_size: 8, ..variant(parameter, single) });
+        }
+        for unroll in [1, 4] {
+            all.push(variant(FLOATS[2], Compiled { unroll, by_chance: false, ..open }));
         }
     }
     all.into_iter().map(compiled).collect()
@@ -60,6 +103,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
 fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
     let input = || BufferCompilationArg { inplace: None };
     let out = |position| BufferCompilationArg { inplace: this.in_place.then_some(position) };
+    let is_gathered = this.compiled.walk == AdamwWalk::Gathered;
     let kernel = adamw_update_kernel::AdamwUpdateKernel::new(
         settings_1d(UNITS),
         properties(),
@@ -76,21 +120,35 @@ fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
         out(2),
         out(3),
         factors(),
+        pitches(),
         (),
         (),
-        16 / size_of::<f32>(),
-        this.gated,
-        this.by_chance,
+        this.vector_size,
+        if is_gathered { 1 } else { this.vector_size },
+        this.compiled,
         ElemType::Float(this.parameter.0),
         ElemType::Float(this.gradient.0),
     );
     let promise = Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
-        // Five cubes of 256 threads a multiprocessor, each with 56 bytes on the way in f32.
-        max_registers: Some(48),
+        max_registers: Some(this.max_registers()),
     };
     variant(this.name(), kernel, promise)
+}
+
+fn pitches() -> PitchesCompilationArg {
+    PitchesCompilationArg {
+        columns: (),
+        elements: (),
+        parameter: (),
+        gradient: (),
+        first: (),
+        second: (),
+        parameter_out: (),
+        first_out: (),
+        second_out: (),
+    }
 }
 
 fn factors() -> FactorsCompilationArg {
