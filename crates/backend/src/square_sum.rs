@@ -1,7 +1,9 @@
 //! Sums of squares of many tensors, each read once: what a joint norm is made of.
 
 #[cfg(feature = "gpu")]
-use crate::handles::contiguous_buffer;
+use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
+#[cfg(feature = "gpu")]
+use burn::backend::TensorMetadata;
 use burn::{
     backend::{
         Backend, Dispatch, DispatchTensor, ExtensionType, backend_extension, tensor::FloatTensor,
@@ -9,7 +11,7 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 #[cfg(feature = "gpu")]
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::CubeBackend;
 
 /// Numbers that the squares are added to.
 #[cfg(feature = "gpu")]
@@ -17,7 +19,7 @@ const PLACES: usize = blackburn_kernels::square_sum::PLACES;
 #[cfg(not(feature = "gpu"))]
 const PLACES: usize = 1;
 
-/// Tensors of one type and any shapes.
+/// Tensors of any shapes.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Eight<B: Backend> {
@@ -39,57 +41,70 @@ pub struct Eight<B: Backend> {
     pub x7: FloatTensor<B>,
 }
 
-/// The operations under it. They are not differentiable.
+/// As many tensors as an operation has a place for.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub enum Batch<B: Backend> {
+    /// Up to eight.
+    Few(#[extension_type] Eight<B>),
+    /// Up to 32.
+    Many(
+        #[extension_type] Eight<B>,
+        #[extension_type] Eight<B>,
+        #[extension_type] Eight<B>,
+        #[extension_type] Eight<B>,
+    ),
+}
+
+/// The operation under it. It is not differentiable.
 #[backend_extension(
     Cube: cfg(feature = "gpu"),
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait SquareSumPrimitives: Backend {
-    /// `sums` with the squares of `x` added.
+    /// `sums` with the squares of the first `count` tensors added.
     #[fusion(dtype = sums, shape = sums)]
-    fn square_sum(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `sums` with the squares of all eight added.
-    #[fusion(dtype = sums, shape = sums)]
-    fn square_sum_of_eight(
+    fn square_sum(
         sums: FloatTensor<Self>,
-        #[extension_type] tensors: Eight<Self>,
+        #[extension_type] batch: Batch<Self>,
+        count: usize,
     ) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "gpu")]
 impl SquareSumPrimitives for CubeBackend {
-    fn square_sum(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        added(sums, vec![x])
-    }
-
-    fn square_sum_of_eight(sums: FloatTensor<Self>, tensors: Eight<Self>) -> FloatTensor<Self> {
-        let Eight { x0, x1, x2, x3, x4, x5, x6, x7 } = tensors;
-        added(sums, vec![x0, x1, x2, x3, x4, x5, x6, x7])
-    }
-}
-
-#[cfg(feature = "gpu")]
-fn added(sums: CubeTensor, tensors: Vec<CubeTensor>) -> CubeTensor {
-    let (client, device, shape, dtype) =
-        (sums.client.clone(), sums.device.clone(), sums.meta.shape().clone(), sums.dtype);
-    let tensors: Vec<_> = tensors.into_iter().map(contiguous_buffer).collect();
-    let added =
-        blackburn_kernels::square_sum::square_sum(&client, contiguous_buffer(sums), &tensors)
+    fn square_sum(sums: FloatTensor<Self>, batch: Batch<Self>, count: usize) -> FloatTensor<Self> {
+        let eights = match batch {
+            Batch::Few(a) => vec![a],
+            Batch::Many(a, b, c, d) => vec![a, b, c, d],
+        };
+        let tensors: Vec<_> = eights
+            .into_iter()
+            .flat_map(|Eight { x0, x1, x2, x3, x4, x5, x6, x7 }| [x0, x1, x2, x3, x4, x5, x6, x7])
+            .take(count)
+            .map(rows)
+            .collect();
+        let (place, shape, dtype) = (Place::of(&sums), sums.shape(), sums.dtype);
+        let sums = contiguous_buffer(sums);
+        let added = blackburn_kernels::square_sum::square_sum(&place.client, sums, &tensors)
             .unwrap_or_else(|error| panic!("{error}"));
-    CubeTensor::new_contiguous(client, device, shape, added.handle, dtype)
+        tensor_of_rows(&place, shape, added.into(), dtype)
+    }
 }
 
 /// Types of tensors that are served.
 const SERVED: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// A sum of squares that tensors add to, in f32 on the device. Tensors wait until there are eight of a
-/// type, which one launch takes.
+/// Tensors of an operation.
+const MOST: usize = 32;
+
+/// A sum of squares that tensors add to, in f32 on the device. Tensors wait until there are 32 of a type,
+/// which one launch takes if nothing lies between their rows.
 #[derive(Clone, Debug)]
 pub struct SquareSum {
     sums: Tensor<1>,
-    /// By type, and apart those of lengths that no vector divides: they would slow the others down.
-    waiting: [Vec<DispatchTensor>; 2 * SERVED.len()],
+    /// By type.
+    waiting: [Vec<DispatchTensor>; SERVED.len()],
 }
 
 impl SquareSum {
@@ -114,8 +129,6 @@ impl SquareSum {
     ///
     /// On what [`serves`](Self::serves) refuses, and on a tensor of another device.
     pub fn with<const D: usize>(mut self, x: Tensor<D>) -> Self {
-        /// Elements of the widest loads.
-        const WIDEST: usize = 8;
         assert!(
             Self::serves(&x) && x.device() == self.sums.device(),
             "square_sum: argument `x`: expected f32, f16 or bf16 on {:?}, got {:?} of {:?} on {:?}",
@@ -125,28 +138,47 @@ impl SquareSum {
             x.device()
         );
         let of_type = SERVED.iter().position(|served| *served == x.dtype()).unwrap_or_default();
-        let is_even = x.shape().num_elements().is_multiple_of(WIDEST);
-        let waiting = &mut self.waiting[2 * of_type + usize::from(is_even)];
+        let waiting = &mut self.waiting[of_type];
         waiting.push(x.into_dispatch());
-        match <[_; 8]>::try_from(std::mem::take(waiting)) {
-            Ok([x0, x1, x2, x3, x4, x5, x6, x7]) => {
-                let sums = <Dispatch as SquareSumPrimitives>::square_sum_of_eight(
-                    self.sums.into_dispatch(),
-                    Eight { x0, x1, x2, x3, x4, x5, x6, x7 },
-                );
-                self.sums = Tensor::from_dispatch(sums);
-            }
-            Err(fewer) => *waiting = fewer,
+        if waiting.len() == MOST {
+            let full = std::mem::take(waiting);
+            self.sums = added(self.sums, full);
         }
         self
     }
 
     /// The sum, one f32.
     pub fn total(self) -> Tensor<1> {
-        let mut sums = self.sums.into_dispatch();
-        for x in self.waiting.into_iter().flatten() {
-            sums = <Dispatch as SquareSumPrimitives>::square_sum(sums, x);
-        }
-        Tensor::<1>::from_dispatch(sums).sum()
+        self.parts().sum()
     }
+
+    /// Numbers whose sum is the sum.
+    fn parts(self) -> Tensor<1> {
+        self.waiting.into_iter().fold(self.sums, added)
+    }
+}
+
+/// `sums` with the squares of `tensors` added, of which there are 32 at most.
+fn added(sums: Tensor<1>, tensors: Vec<DispatchTensor>) -> Tensor<1> {
+    let count = tensors.len();
+    let Some(last) = tensors.last().cloned() else { return sums };
+    // The last one fills up what is left, and does not count again.
+    let mut all = tensors.into_iter().chain(std::iter::repeat(last));
+    let mut next = || all.next().unwrap_or_else(|| unreachable!("it repeats without an end"));
+    let mut eight = || Eight {
+        x0: next(),
+        x1: next(),
+        x2: next(),
+        x3: next(),
+        x4: next(),
+        x5: next(),
+        x6: next(),
+        x7: next(),
+    };
+    let batch = match count {
+        ..=8 => Batch::Few(eight()),
+        _ => Batch::Many(eight(), eight(), eight(), eight()),
+    };
+    let sums = sums.into_dispatch();
+    Tensor::from_dispatch(<Dispatch as SquareSumPrimitives>::square_sum(sums, batch, count))
 }

@@ -78,16 +78,18 @@ impl Rows {
         self.rows <= 1 || self.pitch == self.columns
     }
 
-    /// Whether vectors of that many elements may be read to the end of each row, beyond it where they do
-    /// not divide it: in memory of its own, which goes on for that long.
-    pub(crate) fn takes_vectors(&self, vector_size: usize) -> bool {
+    /// Whether vectors of that many elements may be moved to the end of each row, beyond it where they do
+    /// not divide it: in its own memory, which has to be that long unless it is known to go on.
+    pub(crate) fn takes_vectors(&self, vector_size: usize, goes_on: bool) -> bool {
         let bytes = self.buffer.dtype.size();
         let offset = self.buffer.handle.offset_start.unwrap_or(0);
         let row = self.columns.next_multiple_of(vector_size);
         let end = self.rows.saturating_sub(1) * self.pitch + row;
         (self.rows <= 1 || self.pitch.is_multiple_of(vector_size) && row <= self.pitch)
             && offset.is_multiple_of((vector_size * bytes) as u64)
-            && (row == self.columns || (end * bytes) as u64 <= self.buffer.handle.size_in_used())
+            && (row == self.columns
+                || goes_on
+                || (end * bytes) as u64 <= self.buffer.handle.size_in_used())
     }
 
     /// The memory as a kernel argument; a kernel may have to stop before its end.

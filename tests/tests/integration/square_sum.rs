@@ -29,6 +29,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             move || on_device_with(dtype(storage), |client| sums(client, storage)),
         ));
         trials.push(Trial::ignorable_test(
+            format!("square_sum::many_tensors_of_any_layout_are_summed_in_{storage:?}")
+                .to_lowercase(),
+            move || on_device_with(dtype(storage), |client| many(client, storage)),
+        ));
+        trials.push(Trial::ignorable_test(
             format!("overwrite::{storage:?}_takes_what_f32_rounds_to").to_lowercase(),
             move || on_device_with(dtype(storage), |client| overwrites(client, storage)),
         ));
@@ -58,11 +63,12 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
         additions += length.div_ceil(PLACES * 256) + 1;
         // In every other round somebody else holds the sums, which then have to stay.
         let before = i.is_multiple_of(2).then(|| sum.clone());
-        sum = square_sum(client, sum, &[upload(client, &x, storage)])?;
+        sum = square_sum(client, sum, &[upload(client, &x, storage).into()])?;
         held = before.or(held);
     }
     // All of them again, in one launch.
-    let all = LENGTHS.map(|length| upload(client, &normal(9, length, 3.0, storage), storage));
+    let all =
+        LENGTHS.map(|length| Rows::one(upload(client, &normal(9, length, 3.0, storage), storage)));
     exact += LENGTHS
         .iter()
         .flat_map(|length| normal(9, *length, 3.0, storage))
@@ -87,11 +93,61 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
     for bad in [f64::NAN, f64::INFINITY] {
         let mut x = normal(1, 1000, 1.0, storage);
         x[777] = bad;
-        let sum = square_sum(client, zeros(client), &[upload(client, &x, storage)])?;
+        let sum = square_sum(client, zeros(client), &[upload(client, &x, storage).into()])?;
         let total: f64 = download(client, sum.clone(), Storage::F32)?.iter().sum();
         if total.is_nan() != bad.is_nan() || total.is_finite() {
             return Err(format!("{bad} came out as {total}").into());
         }
+    }
+    Ok(())
+}
+
+/// More tensors than a launch takes, of two types, some of them by rows with something in between, and
+/// with vectors that go beyond the end: to the bound, and twice to the same bits.
+fn many(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let mut tensors = Vec::new();
+    let mut exact = 0.0;
+    let mut most = 0;
+    for i in 0..2 * MOST_TENSORS + 3 {
+        let storage = if i % 5 == 0 { Storage::F32 } else { storage };
+        let (rows, columns, pitch) = match i % 4 {
+            // As in memory that goes on, and not.
+            0 => (1, 1 + 37 * i, 8 * (2 + 37 * i)),
+            1 => (1, 1 + 37 * i, 1 + 37 * i),
+            2 => (3 + i, 13, 16 + 8 * (i % 3)),
+            _ => (5, 3000 + i, 3000 + i + i % 2),
+        };
+        let values = normal(i as u64, rows * columns, 1.0, storage);
+        exact += values.iter().map(|x| x * x).sum::<f64>();
+        most = most.max(rows * columns);
+        let mut all = vec![f64::NAN; rows * pitch];
+        for (row, values) in values.chunks(columns).enumerate() {
+            all[row * pitch..][..columns].copy_from_slice(values);
+        }
+        let mut buffer = upload(client, &all, storage);
+        buffer.elements = (rows - 1) * pitch + columns;
+        let pitch = if rows == 1 { columns } else { pitch };
+        tensors.push(Rows { buffer, rows, columns, pitch });
+    }
+    let total = |tensors: &[Rows]| -> Result<f64, Failed> {
+        let sums = square_sum(client, zeros(client), tensors)?;
+        Ok(download(client, sums, Storage::F32)?.iter().sum())
+    };
+    let found = total(&tensors)?;
+    // A square is rounded, and each of the additions that it goes through: those of its unit, of vector
+    // and cube, and one a launch.
+    let additions = most.div_ceil(256) + 8 + 8 + 12;
+    let bound = (additions + 1) as f64 * f64::from(f32::EPSILON) / 2.0 * exact;
+    let is_within = (found - exact).abs() <= bound;
+    if !is_within {
+        return Err(format!("{found} against {exact}, bound {bound}").into());
+    }
+    if total(&tensors)?.to_bits() != found.to_bits() {
+        return Err("the same tensors gave another sum".into());
+    }
+    let fewer = total(&tensors[..tensors.len() - 1])?;
+    if (fewer - exact).abs() <= bound {
+        return Err("the control, without the last tensor, is within the bound".into());
     }
     Ok(())
 }
@@ -138,15 +194,16 @@ fn refusals(client: &Client) -> Result<(), Failed> {
         Err(KernelError::InvalidProblem { argument, .. }) => Ok(argument),
         other => Err(Failed::from(format!("{other:?}"))),
     };
-    let one = || std::slice::from_ref(&few);
-    assert_eq!(argument(square_sum(client, few.clone(), one()).map(drop))?, "sums");
-    let too_many = vec![few.clone(); MOST_TENSORS + 1];
-    let mixed = [few.clone(), upload(client, &[1.0], Storage::F16)];
-    for tensors in [&[], &too_many[..], &mixed] {
-        assert_eq!(argument(square_sum(client, zeros(client), tensors).map(drop))?, "tensors");
+    let one = Rows::one(few.clone());
+    let of_one = std::slice::from_ref(&one);
+    assert_eq!(argument(square_sum(client, few.clone(), of_one).map(drop))?, "sums");
+    let too_long = Rows { rows: 2, ..one.clone() };
+    let overlapping = Rows { rows: 2, columns: 2, pitch: 0, ..one.clone() };
+    for bad in [too_long, overlapping] {
+        assert_eq!(argument(square_sum(client, zeros(client), &[bad]).map(drop))?, "tensors");
     }
     let integers = Buffer { dtype: ElemType::Int(cubecl::ir::IntKind::I32), ..few.clone() };
-    let unsupported = square_sum(client, zeros(client), std::slice::from_ref(&integers));
+    let unsupported = square_sum(client, zeros(client), &[integers.clone().into()]);
     assert!(matches!(unsupported, Err(KernelError::Unsupported { .. })), "{unsupported:?}");
     assert_eq!(
         argument(overwrite(client, &Rows::one(zeros(client)), &Rows::one(few.clone())))?,

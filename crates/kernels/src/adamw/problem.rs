@@ -103,7 +103,7 @@ impl AdamwProblem {
         }
         // All that any device has.
         let beyond_rows = [8, 4, 2, 1].into_iter().find(|size| {
-            all.iter().all(|tensor| !tensor.is_contiguous() && tensor.takes_vectors(*size))
+            all.iter().all(|tensor| !tensor.is_contiguous() && tensor.takes_vectors(*size, false))
         });
         Ok(Self {
             rows,

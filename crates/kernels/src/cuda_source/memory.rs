@@ -8,7 +8,7 @@ use super::{
 use crate::{
     embedding::{SORT_UNITS, WIDEST, embedding_backward_kernel, embedding_sort_kernel},
     overwrite::{self, overwrite_kernel},
-    square_sum::{self, CountsCompilationArg, MOST_TENSORS, square_sum_kernel},
+    square_sum::{self, MOST_TENSORS, PartCompilationArg, square_sum_kernel},
 };
 use cubecl::{
     ir::{ElemType, FloatKind, IntKind},
@@ -49,29 +49,9 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         )?);
     }
     for input in [F32, F16, BF16] {
-        for (inplace, how) in [(Some(MOST_TENSORS), ""), (None, "_copied")] {
-            let x = || BufferCompilationArg { inplace: None };
-            let kernel = square_sum_kernel::SquareSumKernel::new(
-                settings_1d(square_sum::UNITS),
-                properties(),
-                Arc::default(),
-                x(),
-                x(),
-                x(),
-                x(),
-                x(),
-                x(),
-                x(),
-                x(),
-                x(),
-                BufferCompilationArg { inplace },
-                counts(),
-                16 / input.0.size(),
-                input.0,
-            );
-            // Three cubes of 256 threads: their loops are unrolled, with four loads on the way.
-            all.push(variant(format!("square_sum_{}{how}", input.1), kernel, promise(80))?);
-        }
+        all.push(square_sum_of(MOST_TENSORS, input, false, true)?);
+        all.push(square_sum_of(1, input, true, true)?);
+        all.push(square_sum_of(8, input, true, false)?);
     }
     let buffer = || BufferCompilationArg { inplace: None };
     let sort = embedding_sort_kernel::EmbeddingSortKernel::new(
@@ -108,17 +88,36 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     Ok(all)
 }
 
-fn counts() -> CountsCompilationArg {
-    CountsCompilationArg {
-        of_0: (),
-        of_1: (),
-        of_2: (),
-        of_3: (),
-        of_4: (),
-        of_5: (),
-        of_6: (),
-        of_7: (),
+fn square_sum_of(
+    tensors: usize,
+    input: (ElemType, &str),
+    by_rows: bool,
+    in_place: bool,
+) -> Result<CudaKernel, SourceError> {
+    let buffer = || BufferCompilationArg { inplace: None };
+    let part = || PartCompilationArg { end: (), vectors: (), columns: (), last: (), pitch: () };
+    let kernel = square_sum_kernel::SquareSumKernel::new(
+        settings_1d(square_sum::UNITS),
+        properties(),
+        Arc::default(),
+        (0..tensors).map(|_| buffer()).collect(),
+        buffer(),
+        BufferCompilationArg { inplace: in_place.then_some(tensors) },
+        (0..tensors).map(|_| part()).collect(),
+        (),
+        16 / input.0.size(),
+        by_rows,
+        input.0,
+    );
+    let mut name = format!("square_sum_of_{tensors}_{}", input.1);
+    for (is_it, part) in [(by_rows, "_by_rows"), (!in_place, "_copied")] {
+        if is_it {
+            name += part;
+        }
     }
+    // Six cubes of 256 threads, each with four loads of 16 bytes on the way; four where every vector may be
+    // a row's last.
+    variant(name, kernel, promise(if by_rows { 64 } else { 40 }))
 }
 
 fn promise(max_registers: u32) -> Promise {

@@ -1,5 +1,8 @@
-use crate::buffer::Buffer;
-use cubecl::{client::Client, ir::VectorSize};
+use crate::{DeviceProfile, buffer::Rows};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, VectorSize},
+};
 
 /// Sums that tensors add to: enough cubes to keep any GPU of today busy (132 multiprocessors with room
 /// for eight each on an H200), and few enough to be added up by a last one.
@@ -9,28 +12,76 @@ pub const PLACES: usize = 1024;
 pub(crate) const UNITS: u32 = 256;
 
 /// Tensors of a launch: a launch takes two microseconds, and many a tensor less.
-pub const MOST_TENSORS: usize = 8;
+pub const MOST_TENSORS: usize = 32;
 
-/// How a sum is compiled and spread over the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Vectors that a unit loads before it squares any.
+pub(crate) const UNROLL: usize = 4;
+
+/// How a sum is compiled and spread over the device: tensors of one type in one launch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SquareSumBlueprint {
     /// Elements that a unit loads at once.
     pub vector_size: VectorSize,
-    /// Cubes that have something to read, at most [`PLACES`].
-    pub cubes: u32,
+    /// Whether something lies between the rows of any tensor.
+    pub by_rows: bool,
+    /// Vectors of a cube, at most.
+    pub share: usize,
+    /// Cubes of each tensor, at most [`PLACES`] in all.
+    pub cubes: Vec<usize>,
 }
 
 impl SquareSumBlueprint {
-    /// The widest loads that divide all tensors evenly, so that no unit needs a tail.
-    pub fn plan(tensors: &[Buffer], client: &Client) -> Self {
-        let bytes = tensors.first().map_or(size_of::<f32>(), |x| x.dtype.size());
-        let divides = |size: usize| tensors.iter().all(|x| x.elements.is_multiple_of(size));
+    /// Cubes that a multiprocessor has room for: 2048 threads.
+    const CUBES_A_MULTIPROCESSOR: usize = 8;
+
+    /// The widest loads that serve all of `tensors`, and as many cubes as there is room for at once, each
+    /// with as much to read of one tensor.
+    pub fn plan(tensors: &[Rows], dtype: ElemType, client: &Client) -> Self {
+        let device = DeviceProfile::of(client);
         let vector_size = client
-            .io_optimized_vector_sizes(bytes)
-            .filter(|size| divides(*size))
+            .io_optimized_vector_sizes(dtype.size())
+            .filter(|size| tensors.iter().all(|rows| serves(rows, *size, &device)))
             .max()
             .unwrap_or(1);
-        let largest = tensors.iter().map(|x| x.elements / vector_size).max().unwrap_or(0);
-        Self { vector_size, cubes: largest.div_ceil(UNITS as usize).min(PLACES) as u32 }
+        let vectors: Vec<usize> = tensors.iter().map(|rows| vectors(rows, vector_size)).collect();
+        let at_once = device.multiprocessors * Self::CUBES_A_MULTIPROCESSOR;
+        let most = at_once.clamp(PLACES / 2, PLACES);
+        // Each tensor's last cube may have less than its share.
+        let total: usize = vectors.iter().sum();
+        let pass = UNITS as usize * UNROLL;
+        let share = total.div_ceil(most - tensors.len().min(most - 1)).next_multiple_of(pass);
+        let share = share.max(pass);
+        Self {
+            vector_size,
+            by_rows: tensors.iter().any(|rows| !rows.is_contiguous()),
+            share,
+            cubes: vectors.iter().map(|vectors| vectors.div_ceil(share)).collect(),
+        }
+    }
+
+    /// Whether indices of vectors fit 32 bits with a cube's share and a step beyond: for one tensor alone,
+    /// of which a share is a 511th, they do if its own leave 2^24.
+    pub(super) fn is_counted_in_32_bits(&self) -> bool {
+        let most_cubes = self.cubes.iter().max().copied().unwrap_or_default();
+        u32::try_from((most_cubes + 2) * self.share).is_ok()
+    }
+}
+
+/// Vectors of a tensor, one that its end or a row's has only begun among them.
+pub(super) fn vectors(rows: &Rows, vector_size: VectorSize) -> usize {
+    match rows.is_contiguous() {
+        true => rows.elements().div_ceil(vector_size),
+        false => rows.rows * rows.columns.div_ceil(vector_size),
+    }
+}
+
+/// Whether vectors of that many elements can be read from the first to the one that has the last.
+fn serves(rows: &Rows, vector_size: VectorSize, device: &DeviceProfile) -> bool {
+    let one = || Rows::one(rows.buffer.clone());
+    // What CUDA allocates ends where 512 divides it, so that a vector that begins within goes no further.
+    let goes_on = device.compute_capability.is_some();
+    match rows.is_contiguous() {
+        true => one().takes_vectors(vector_size, goes_on),
+        false => rows.takes_vectors(vector_size, goes_on),
     }
 }

@@ -1,35 +1,48 @@
-use super::blueprint::UNITS;
+use super::blueprint::{UNITS, UNROLL};
 use cubecl::prelude::*;
 
-/// Adds the squares of eight tensors to `sums`, each cube to its place; `vectors` of them count, of which 0
-/// leaves one out. Cubes beyond all tensors copy their places.
+/// Where a tensor is read, and by which cubes; vectors are counted in each of its rows as begun.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Part {
+    /// The cube after its last one; those after the last of the tensor before are its own.
+    pub(crate) end: u32,
+    /// Vectors in all.
+    pub(crate) vectors: u32,
+    /// Vectors of a row.
+    pub(crate) columns: u32,
+    /// Elements of a row's last vector that count.
+    pub(crate) last: u32,
+    /// Vectors from one row to the next.
+    pub(crate) pitch: u32,
+}
+
+/// Adds the squares of tensors to `sums`, each cube those of one tensor to its place. Cubes beyond all
+/// tensors copy their places.
 #[cube(launch_unchecked)]
 pub(crate) fn square_sum_kernel<I: Float, N: Size>(
-    x0: &[Vector<I, N>],
-    x1: &[Vector<I, N>],
-    x2: &[Vector<I, N>],
-    x3: &[Vector<I, N>],
-    x4: &[Vector<I, N>],
-    x5: &[Vector<I, N>],
-    x6: &[Vector<I, N>],
-    x7: &[Vector<I, N>],
+    tensors: Sequence<Box<[Vector<I, N>]>>,
     sums: &[f32],
     sums_out: &mut [f32],
-    vectors: Counts,
+    parts: Sequence<Part>,
+    share: u32,
+    #[comptime] by_rows: bool,
     #[define(I)] _input: ElemType,
 ) {
     let size = N::value().comptime();
 
-    // 1. Each unit adds up its squares.
+    // 1. Each unit adds up its squares, of the tensor that its cube is for.
     let mut sum = Vector::<f32, N>::new(0.0f32);
-    sum += squares::<I, N>(x0, vectors.of_0);
-    sum += squares::<I, N>(x1, vectors.of_1);
-    sum += squares::<I, N>(x2, vectors.of_2);
-    sum += squares::<I, N>(x3, vectors.of_3);
-    sum += squares::<I, N>(x4, vectors.of_4);
-    sum += squares::<I, N>(x5, vectors.of_5);
-    sum += squares::<I, N>(x6, vectors.of_6);
-    sum += squares::<I, N>(x7, vectors.of_7);
+    let cube = CUBE_POS as u32;
+    let mut start = 0u32;
+    #[unroll]
+    for tensor in 0..tensors.len() {
+        let part = &parts[tensor];
+        if cube >= start && cube < part.end {
+            let first = (cube - start) * share;
+            sum = squares::<I, N>(&tensors[tensor], part, first, share, by_rows);
+        }
+        start = part.end;
+    }
     let mut mine = 0.0f32;
     #[unroll]
     for lane in 0..size {
@@ -55,29 +68,76 @@ pub(crate) fn square_sum_kernel<I: Float, N: Size>(
     }
 }
 
-/// Vectors of each tensor.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Counts {
-    pub(crate) of_0: u32,
-    pub(crate) of_1: u32,
-    pub(crate) of_2: u32,
-    pub(crate) of_3: u32,
-    pub(crate) of_4: u32,
-    pub(crate) of_5: u32,
-    pub(crate) of_6: u32,
-    pub(crate) of_7: u32,
-}
-
-/// A unit's share of the squares of one tensor.
+/// A unit's share of the squares of one tensor: of `share` vectors from `first`, every 256th.
 #[cube]
-fn squares<I: Float, N: Size>(x: &[Vector<I, N>], vectors: u32) -> Vector<f32, N> {
+fn squares<I: Float, N: Size>(
+    x: &[Vector<I, N>],
+    part: &Part,
+    first: u32,
+    share: u32,
+    #[comptime] by_rows: bool,
+) -> Vector<f32, N> {
     let mut sum = Vector::<f32, N>::new(0.0f32);
-    let mut index = ABSOLUTE_POS as u32;
-    let step = CUBE_COUNT as u32 * CUBE_DIM;
-    while index < vectors {
-        let values = Vector::<f32, N>::cast_from(x[index as usize]);
-        sum += values * values;
-        index += step;
+    let mut end = min(first + share, part.vectors);
+    if comptime!(!by_rows) {
+        // The one that may be partial comes last, and alone.
+        end = min(first + share, part.vectors - 1);
+        if first + share >= part.vectors && UNIT_POS == 0 {
+            let last = part.vectors - 1;
+            sum = square::<I, N>(x[last as usize], part.last, true);
+        }
+    }
+    let mut index = first + UNIT_POS;
+    while index < end {
+        // All loads before any is used, so that they are on the way together. Beyond the end there is
+        // nothing to load, and nothing to add.
+        let mut values = Array::<Vector<I, N>>::new(UNROLL);
+        #[unroll]
+        for step in 0..UNROLL {
+            let at = index + comptime!(step as u32 * UNITS);
+            values[step] = Vector::new(I::new(0.0f32));
+            if at < end {
+                values[step] = x[place(at, part, by_rows)];
+            }
+        }
+        #[unroll]
+        for step in 0..UNROLL {
+            let mut counted = 0u32;
+            if comptime!(by_rows) {
+                let column = (index + comptime!(step as u32 * UNITS)) % part.columns;
+                counted = select(column + 1 == part.columns, part.last, u32::MAX);
+            }
+            sum += square::<I, N>(values[step], counted, by_rows);
+        }
+        index += comptime!(UNROLL as u32 * UNITS);
     }
     sum
+}
+
+/// Where the vector `index` lies.
+#[cube]
+fn place(index: u32, part: &Part, #[comptime] by_rows: bool) -> usize {
+    if comptime!(by_rows) {
+        (index / part.columns * part.pitch + index % part.columns) as usize
+    } else {
+        index as usize
+    }
+}
+
+/// The squares of a vector: of its first `counted` elements where it may go beyond the end of a row.
+#[cube]
+fn square<I: Float, N: Size>(
+    values: Vector<I, N>,
+    counted: u32,
+    #[comptime] may_go_beyond: bool,
+) -> Vector<f32, N> {
+    let mut values = Vector::<f32, N>::cast_from(values);
+    if comptime!(may_go_beyond) {
+        #[unroll]
+        for lane in 0..N::value().comptime() {
+            let counts = comptime!(lane as u32) < counted;
+            values.insert(lane, select(counts, values.extract(lane), 0.0f32));
+        }
+    }
+    values * values
 }

@@ -1,9 +1,12 @@
 use super::{
     MOST_TENSORS, PLACES, SquareSumBlueprint,
-    blueprint::UNITS,
-    forward::{CountsLaunch, square_sum_kernel},
+    blueprint::{UNITS, vectors},
+    forward::{Part, PartLaunch, square_sum_kernel},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, Rows},
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -12,18 +15,18 @@ use cubecl::{
 
 const OP: &str = "square_sum";
 
-/// `sums` with the squares of all tensors added, in the same memory where nobody else holds it.
+/// Types of tensors that are served.
+const SERVED: [FloatKind; 3] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16];
+
+/// `sums` with the squares of all tensors added, in the same memory where nobody else holds it. Tensors of
+/// one type take a launch for every [`MOST_TENSORS`], those with something between their rows apart.
 ///
 /// # Errors
 ///
-/// [`KernelError::InvalidProblem`] where `sums` are not [`PLACES`] numbers of f32, or the tensors are none,
-/// more than [`MOST_TENSORS`] or of different types; [`KernelError::Unsupported`] for one that is not f32,
-/// f16 or bf16 or is beyond 32-bit indices.
-pub fn square_sum(
-    client: &Client,
-    sums: Buffer,
-    tensors: &[Buffer],
-) -> Result<Buffer, KernelError> {
+/// [`KernelError::InvalidProblem`] where `sums` are not [`PLACES`] numbers of f32, or rows are not within
+/// their memory; [`KernelError::Unsupported`] for a tensor that is not f32, f16 or bf16 or is beyond 32-bit
+/// indices.
+pub fn square_sum(client: &Client, sums: Buffer, tensors: &[Rows]) -> Result<Buffer, KernelError> {
     const F32: ElemType = ElemType::Float(FloatKind::F32);
     let invalid = |argument, expected: String, actual: String| {
         Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
@@ -32,68 +35,101 @@ pub fn square_sum(
         let actual = format!("{} elements of {:?}", sums.elements, sums.dtype);
         return invalid("sums", format!("{PLACES} elements of {F32:?}"), actual);
     }
-    let types: Vec<ElemType> = tensors.iter().map(|x| x.dtype).collect();
-    let dtype = match types[..] {
-        [first, ..] if types.len() <= MOST_TENSORS && types.iter().all(|other| *other == first) => {
-            first
+    for rows in tensors {
+        let dtype = rows.buffer.dtype;
+        if !SERVED.iter().any(|kind| dtype == ElemType::Float(*kind)) {
+            let reason = format!("{dtype:?}; it takes f32, f16 and bf16");
+            return Err(KernelError::Unsupported { op: OP, reason });
         }
-        _ => {
-            let expected = format!("1 to {MOST_TENSORS} of one type");
-            return invalid("tensors", expected, format!("{types:?}"));
+        if rows.span() > rows.buffer.elements || rows.pitch < rows.columns && rows.rows > 1 {
+            let expected = "rows one after another, within their memory".into();
+            return invalid("tensors", expected, format!("{rows:?}"));
         }
-    };
-    let unsupported = |reason| Err(KernelError::Unsupported { op: OP, reason });
-    if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-        return unsupported(format!("{dtype:?}; it takes f32, f16 and bf16"));
+        // A cube's share of one tensor goes beyond the end by less.
+        if u32::try_from(rows.rows * rows.pitch + (1 << 24)).is_err() {
+            let reason = format!("{} rows of {} elements", rows.rows, rows.columns);
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
     }
-    let SquareSumBlueprint { vector_size, cubes } = SquareSumBlueprint::plan(tensors, client);
-    let most = tensors.iter().map(|x| x.elements).max().unwrap_or(0);
-    if u32::try_from(most / vector_size + PLACES * UNITS as usize).is_err() {
-        return unsupported(format!("{most} elements"));
+    let mut sums = sums;
+    for kind in SERVED {
+        let dtype = ElemType::Float(kind);
+        for is_contiguous in [true, false] {
+            let alike: Vec<Rows> = tensors
+                .iter()
+                .filter(|rows| rows.buffer.dtype == dtype && rows.elements() > 0)
+                .filter(|rows| rows.is_contiguous() == is_contiguous)
+                .cloned()
+                .collect();
+            for some in alike.chunks(most_tensors(client)) {
+                sums = launch(client, sums, some, dtype);
+            }
+        }
     }
-    if cubes == 0 {
-        return Ok(sums);
+    Ok(sums)
+}
+
+/// Tensors that a launch has room for, beside sums and numbers.
+fn most_tensors(client: &Client) -> usize {
+    /// Sums before and after, and CubeCL's own.
+    const OTHERS: usize = 4;
+    let most = client.properties().hardware.max_bindings as usize;
+    most.saturating_sub(OTHERS).clamp(1, MOST_TENSORS)
+}
+
+/// Adds tensors of one type, which are not empty.
+fn launch(client: &Client, sums: Buffer, tensors: &[Rows], dtype: ElemType) -> Buffer {
+    let blueprint = SquareSumBlueprint::plan(tensors, dtype, client);
+    if !blueprint.is_counted_in_32_bits() && tensors.len() > 1 {
+        let (some, others) = tensors.split_at(tensors.len() / 2);
+        let sums = launch(client, sums, some, dtype);
+        return launch(client, sums, others, dtype);
+    }
+    let SquareSumBlueprint { vector_size, by_rows, share, cubes } = blueprint;
+    let mut end = 0;
+    let mut parts: SequenceArg<Part> = tensors
+        .iter()
+        .zip(&cubes)
+        .map(|(rows, cubes)| {
+            end += *cubes as u32;
+            let columns = if by_rows { rows.columns } else { rows.elements() };
+            PartLaunch::new(
+                end,
+                vectors(rows, vector_size) as u32,
+                columns.div_ceil(vector_size) as u32,
+                ((columns - 1) % vector_size + 1) as u32,
+                (rows.pitch / vector_size) as u32,
+            )
+        })
+        .collect();
+    // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
+    let count = tensors.len().next_power_of_two().min(most_tensors(client));
+    for _ in tensors.len()..count {
+        parts.push(PartLaunch::new(end, 0, 1, 1, 0));
     }
     // Asked before a copy of the handle is made for the launch. In new memory every place is written.
-    let new = (!sums.handle.can_mut()).then(|| Buffer::empty(client, PLACES, F32));
-    let cubes = if new.is_some() { PLACES as u32 } else { cubes };
-    // What is not there is stood in for by the first, of which nothing is read then.
-    let x = |at: usize| tensors.get(at).unwrap_or(&tensors[0]).arg(vector_size);
-    let vectors = |at: usize| tensors.get(at).map_or(0, |x| (x.elements / vector_size) as u32);
-    // SAFETY: the tensors hold `elements` elements, a multiple of the vector size, whose indices and one
-    // step beyond fit 32 bits; the kernel stops at the last vectors. There are at most as many cubes as
-    // places.
+    let new = (!sums.handle.can_mut()).then(|| Buffer::empty(client, PLACES, sums.dtype));
+    let all_cubes = if new.is_some() { PLACES as u32 } else { end };
+    // SAFETY: `square_sum` has seen that the tensors hold their rows and that indices and a cube's share
+    // beyond fit 32 bits, and the plan that memory goes on to the end of each row's last vector; the kernel
+    // stops there. There are at most as many cubes as places.
     unsafe {
         square_sum_kernel::launch_unchecked(
             client,
-            CubeCount::Static(cubes, 1, 1),
+            CubeCount::Static(all_cubes, 1, 1),
             CubeDim::new_1d(UNITS),
             vector_size,
-            x(0),
-            x(1),
-            x(2),
-            x(3),
-            x(4),
-            x(5),
-            x(6),
-            x(7),
+            (0..count).map(|at| tensors.get(at).unwrap_or(&tensors[0]).arg()).collect(),
             sums.arg(1),
             match &new {
                 Some(new) => new.arg(1),
-                None => BufferArg::alias(MOST_TENSORS, PLACES),
+                None => BufferArg::alias(count, PLACES),
             },
-            CountsLaunch::new(
-                vectors(0),
-                vectors(1),
-                vectors(2),
-                vectors(3),
-                vectors(4),
-                vectors(5),
-                vectors(6),
-                vectors(7),
-            ),
+            parts,
+            share as u32,
+            by_rows,
             dtype,
         );
     }
-    Ok(new.unwrap_or(sums))
+    new.unwrap_or(sums)
 }
