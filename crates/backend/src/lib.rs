@@ -9,7 +9,7 @@
 //!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`] and [`layer_norm`]. They run on the CPU
 //!   too, where they are all that a build without the feature `gpu` has. And without a gradient, for GPUs
 //!   alone, what training needs around the passes: an optimizer's step ([`adamw`]), a norm
-//!   ([`square_sum`]), memory of one's own ([`overwrite`]).
+//!   ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]).
 //!
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
@@ -35,6 +35,7 @@ pub mod graph;
 #[cfg(feature = "gpu")]
 mod handles;
 pub mod layer_norm;
+pub mod loss_scale;
 #[cfg(feature = "gpu")]
 mod matmul;
 pub mod overwrite;

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "gpu")]
 use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
+use crate::loss_scale::{Measured, measure};
 #[cfg(feature = "gpu")]
 use burn::backend::TensorMetadata;
 use burn::{
@@ -150,6 +151,17 @@ impl SquareSum {
     /// The sum, one f32.
     pub fn total(self) -> Tensor<1> {
         self.parts().sum()
+    }
+
+    /// What gradients come to that this is the sum of: their norm without `scale`, which they were multiplied
+    /// by, whether that was finite, and the factor that undoes the scale and clips them to the norm
+    /// `largest`, by one more launch.
+    ///
+    /// # Panics
+    ///
+    /// Where `scale` is not one f32 on the device, or `largest` is not positive.
+    pub fn measured(self, scale: Option<Tensor<1>>, largest: f32) -> Measured {
+        measure(self.parts(), scale, largest)
     }
 
     /// Numbers whose sum is the sum.

@@ -33,6 +33,7 @@ pub mod embedding;
 mod error;
 pub mod gelu;
 pub mod layer_norm;
+pub mod loss_scale;
 pub mod matmul;
 pub mod overwrite;
 mod philox;

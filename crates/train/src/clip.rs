@@ -1,6 +1,6 @@
 //! Clipping by the global norm or by value.
 
-use blackburn_backend::square_sum::SquareSum;
+use blackburn_backend::{loss_scale::Measured, square_sum::SquareSum};
 use burn::{
     grad_clipping::GradientClipping,
     module::{Module, ModuleVisitor, Param, ParamId},
@@ -52,25 +52,46 @@ pub fn clip_global_norm<M: Module>(
         max_norm > 0.0,
         "clip_global_norm: argument `max_norm`: expected a positive number, got {max_norm}"
     );
-    let norm = global_norm(gradients, module)
+    let Measured { norm, factor, .. } = measured(gradients, module, None, max_norm)
         .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none");
-    if let Some(factor) = clipping_factor(&norm, max_norm) {
+    if max_norm.is_finite() {
         module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
     }
     norm
 }
 
-/// The joint L2 norm of the gradients of `module`, in f32; `None` when there are none.
-pub(crate) fn global_norm<M: Module>(gradients: &GradientsParams, module: &M) -> Option<Tensor<1>> {
+/// The joint L2 norm of the gradients of `module`, in f32, without `scale` if they were multiplied by one,
+/// whether it is finite with it, and what undoes the scale and clips them; `None` when there are none. The
+/// factor is 1 where there is nothing to undo or clip.
+pub(crate) fn measured<M: Module>(
+    gradients: &GradientsParams,
+    module: &M,
+    scale: Option<Tensor<1>>,
+    max_norm: f64,
+) -> Option<Measured> {
     let mut squares =
         Squares { gradients, seen: HashSet::new(), on_gpu: None, vectors: vec![], sums: vec![] };
     module.visit(&mut squares);
-    squares.total().map(Tensor::sqrt)
+    if let Some(on_gpu) = squares.alone_on_gpu() {
+        return Some(on_gpu.measured(scale, (max_norm as f32).max(f32::MIN_POSITIVE)));
+    }
+    let scaled_norm = squares.total()?.sqrt();
+    let finite = scaled_norm.clone().is_finite().float().cast(FloatDType::F32);
+    let unscaling = match scale {
+        Some(scale) => scale.recip(),
+        None => scaled_norm.ones_like(),
+    };
+    let norm = scaled_norm * unscaling.clone();
+    let factor = match clipping_factor(&norm, max_norm) {
+        Some(clipping) => unscaling * clipping,
+        None => unscaling,
+    };
+    Some(Measured { norm, finite, factor })
 }
 
 /// What gradients of that norm are multiplied by, 1 where it is not finite; `None` when nothing is
 /// clipped.
-pub(crate) fn clipping_factor(norm: &Tensor<1>, max_norm: f64) -> Option<Tensor<1>> {
+fn clipping_factor(norm: &Tensor<1>, max_norm: f64) -> Option<Tensor<1>> {
     let limit = max_norm.is_finite().then_some(max_norm)?;
     let factor = norm.clone().add_scalar(EPSILON).recip().mul_scalar(limit).clamp_max(1.0);
     Some(factor.mask_fill(norm.clone().is_finite().bool_not(), 1.0))
@@ -133,6 +154,12 @@ impl ModuleVisitor for Squares<'_> {
 }
 
 impl Squares<'_> {
+    /// The sum on the GPU, taken out, if all of it is there.
+    fn alone_on_gpu(&mut self) -> Option<SquareSum> {
+        let is_all = self.vectors.is_empty() && self.sums.is_empty();
+        self.on_gpu.take_if(|_| is_all)
+    }
+
     /// `None` without gradients.
     fn total(self) -> Option<Tensor<1>> {
         let vectors = self.vectors.chunks(JOINED).map(|some| join(some).powi_scalar(2));

@@ -1,5 +1,5 @@
-//! Variants of the kernels that only pass over memory: overwriting, summing squares, and adding up the
-//! gradient of an embedding.
+//! Variants of the kernels that only pass over memory: overwriting, summing squares with what a loss scaler
+//! makes of the sums, and adding up the gradient of an embedding.
 
 use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings, settings_1d,
@@ -7,6 +7,9 @@ use super::{
 };
 use crate::{
     embedding::{SORT_UNITS, WIDEST, embedding_backward_kernel, embedding_sort_kernel},
+    loss_scale::{
+        MEASURE_UNITS, RulesCompilationArg, loss_scale_measure_kernel, loss_scale_update_kernel,
+    },
     overwrite::{self, overwrite_kernel},
     square_sum::{self, MOST_TENSORS, PartCompilationArg, square_sum_kernel},
 };
@@ -53,6 +56,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         all.push(square_sum_of(1, input, true, true)?);
         all.push(square_sum_of(8, input, true, false)?);
     }
+    all.extend(loss_scales()?);
     let buffer = || BufferCompilationArg { inplace: None };
     let sort = embedding_sort_kernel::EmbeddingSortKernel::new(
         settings_1d(SORT_UNITS),
@@ -118,6 +122,52 @@ fn square_sum_of(
     // Six cubes of 256 threads, each with four loads of 16 bytes on the way; four where every vector may be
     // a row's last.
     variant(name, kernel, promise(if by_rows { 64 } else { 40 }))
+}
+
+/// Neither is many at once.
+fn loss_scales() -> Result<Vec<CudaKernel>, SourceError> {
+    let buffer = || BufferCompilationArg { inplace: None };
+    let mut all = Vec::new();
+    for (scaled, clipped, name) in [
+        (true, true, "scaled_clipped"),
+        (true, false, "scaled"),
+        (false, true, "clipped"),
+        (false, false, "plain"),
+    ] {
+        let measure = loss_scale_measure_kernel::LossScaleMeasureKernel::new(
+            settings_1d(MEASURE_UNITS),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            scaled,
+            clipped,
+        );
+        all.push(variant(format!("loss_scale_measure_{name}"), measure, promise(64))?);
+    }
+    let rules =
+        RulesCompilationArg { growth: (), backoff: (), interval: (), least: (), largest: () };
+    let update = loss_scale_update_kernel::LossScaleUpdateKernel::new(
+        settings_1d(1),
+        properties(),
+        Arc::default(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        rules,
+    );
+    all.push(variant("loss_scale_update".into(), update, promise(64))?);
+    Ok(all)
 }
 
 fn promise(max_registers: u32) -> Promise {

@@ -41,9 +41,10 @@
 //! Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
 
 use crate::{
-    clip::{clipping_factor, global_norm},
+    clip::measured,
     optim::{Reading, StepGate},
 };
+use blackburn_backend::loss_scale::{self, Measured, Rules, State};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -199,6 +200,8 @@ pub struct GradScaler {
     clean_steps: Tensor<1>,
     skipped_steps: Tensor<1>,
     skipped_in_a_row: Tensor<1>,
+    /// 1, for readers who are to change nothing.
+    one: Tensor<1>,
     /// 1 if the gradients of this step were finite, from `unscale` to `update`.
     finite: Option<Tensor<1>>,
 }
@@ -223,6 +226,7 @@ impl GradScaler {
             clean_steps: one(state.clean_steps as f32),
             skipped_steps: one(state.skipped_steps as f32),
             skipped_in_a_row: one(state.skipped_in_a_row as f32),
+            one: one(1.0),
             finite: None,
         }
     }
@@ -279,13 +283,12 @@ impl GradScaler {
         module: &M,
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
-        let Measured { norm, factor } = self.look_at(gradients, module, max_norm)?;
-        if let Some(factor) = factor {
+        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm)?;
+        if self.is_enabled() || max_norm.is_finite() {
             module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
         }
         let taken = self.finite.clone();
-        let one = norm.ones_like();
-        self.gate.set(taken.map(|taken| self.reading(taken, one)));
+        self.gate.set(taken.map(|taken| self.reading(taken, self.one.clone())));
         Ok(norm)
     }
 
@@ -306,15 +309,16 @@ impl GradScaler {
         module: &M,
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
-        let Measured { norm, factor } = self.look_at(gradients, module, max_norm)?;
-        self.gate.set(factor.map(|factor| {
-            let taken = self.finite.clone().unwrap_or_else(|| norm.ones_like());
+        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm)?;
+        let is_multiplied = self.is_enabled() || max_norm.is_finite();
+        self.gate.set(is_multiplied.then(|| {
+            let taken = self.finite.clone().unwrap_or_else(|| self.one.clone());
             self.reading(taken, factor)
         }));
         Ok(norm)
     }
 
-    /// The norm of unscaled gradients, and what scaled ones are to be multiplied by, if anything.
+    /// The norm of unscaled gradients, and what scaled ones are to be multiplied by.
     fn look_at<M: Module>(
         &mut self,
         gradients: &GradientsParams,
@@ -329,19 +333,11 @@ impl GradScaler {
         if self.finite.is_some() {
             return Err(ScalerError::AlreadyUnscaled);
         }
-        let scaled_norm = global_norm(gradients, module).ok_or(ScalerError::NoGradients)?;
-        if !self.is_enabled() {
-            let factor = clipping_factor(&scaled_norm, max_norm);
-            return Ok(Measured { norm: scaled_norm, factor });
-        }
-        self.finite = Some(scaled_norm.clone().is_finite().float().cast(FloatDType::F32));
-        let unscaling = self.scale.clone().recip();
-        let norm = scaled_norm * unscaling.clone();
-        let factor = match clipping_factor(&norm, max_norm) {
-            Some(clipping) => unscaling * clipping,
-            None => unscaling,
-        };
-        Ok(Measured { norm, factor: Some(factor) })
+        let scale = self.is_enabled().then(|| self.scale.clone());
+        let measured =
+            measured(gradients, module, scale, max_norm).ok_or(ScalerError::NoGradients)?;
+        self.finite = self.is_enabled().then(|| measured.finite.clone());
+        Ok(measured)
     }
 
     fn reading(&self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
@@ -362,6 +358,27 @@ impl GradScaler {
     pub fn update(&mut self) -> Result<(), ScalerError> {
         let Some(config) = &self.config else { return Ok(()) };
         let finite = self.finite.take().ok_or(ScalerError::NothingUnscaled)?;
+        if loss_scale::serves(&finite.device()) {
+            let rules = Rules {
+                growth: config.growth_factor,
+                backoff: config.backoff_factor,
+                interval: config.growth_interval,
+                least: config.min_scale,
+                largest: config.max_scale,
+            };
+            let old = State {
+                scale: self.scale.clone(),
+                clean: self.clean_steps.clone(),
+                skipped: self.skipped_steps.clone(),
+                in_a_row: self.skipped_in_a_row.clone(),
+            };
+            let State { scale, clean, skipped, in_a_row } = loss_scale::update(rules, finite, old);
+            self.scale = scale;
+            self.clean_steps = clean;
+            self.skipped_steps = skipped;
+            self.skipped_in_a_row = in_a_row;
+            return Ok(());
+        }
         let overflow = finite.clone().neg().add_scalar(1.0);
         let clean_steps = self.clean_steps.clone().add_scalar(1.0) * finite.clone();
         let grows = clean_steps.clone().greater_equal_scalar(config.growth_interval).float();
@@ -443,14 +460,6 @@ pub fn scaled(loss: Tensor<1>, scale: Tensor<1>) -> Tensor<1> {
 
 fn read(tensor: &Tensor<1>) -> f32 {
     tensor.clone().into_scalar()
-}
-
-/// What gradients come to.
-struct Measured {
-    /// One element, in f32.
-    norm: Tensor<1>,
-    /// One element, in f32.
-    factor: Option<Tensor<1>>,
 }
 
 /// Multiplies gradients, in f32. A parameter in two places is multiplied once.
