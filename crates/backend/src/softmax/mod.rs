@@ -15,8 +15,10 @@
 //! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
 //! in, and run first, as Burn runs them.
 //!
-//! Left to Burn are other dimensions than the last, and the gradient of a `log_softmax` that is used
-//! otherwise, as with label smoothing.
+//! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
+//! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
+//! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
+//! behind a mean over two dimensions.
 
 mod backward;
 mod forward;
