@@ -1,4 +1,8 @@
 //! Sums of squares of many tensors, each read once: what a joint norm is made of.
+#![allow(
+    clippy::large_enum_variant,
+    reason = "batches are moved a few times a step, by code that is derived too, and never stored"
+)]
 
 #[cfg(feature = "gpu")]
 use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};

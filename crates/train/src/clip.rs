@@ -32,8 +32,9 @@ const LEAST_SUMMED: usize = 16 * 1024;
 /// [`nonfinite_gradients`](crate::nonfinite::nonfinite_gradients) can tell whose it is: check the norm before relying on the step. (The
 /// squares of values above 1.8e19 are infinite in f32, and so is the norm then.)
 ///
-/// Each gradient is read once for the norm and once to be scaled. The norm takes a kernel for each matrix,
-/// a concatenation for every 16 vectors or sums, and a few last sums; vectors are squared together.
+/// Each gradient is read once for the norm and once to be scaled. On GPUs the norm takes a kernel for every
+/// 32 gradients of a type, and one more for all that is left. Elsewhere it takes one for each matrix, a
+/// concatenation for every 16 vectors or sums, and a few last sums; vectors are squared together.
 ///
 /// Pass `f64::INFINITY` to measure without clipping. After accumulation clip the mean, not the parts.
 ///
