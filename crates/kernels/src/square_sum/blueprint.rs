@@ -5,7 +5,7 @@ use cubecl::{
 };
 
 /// Sums that tensors add to: enough cubes to keep any GPU of today busy (132 multiprocessors with room
-/// for eight each on an H200), and few enough to be added up by a last one.
+/// for six each on an H200), and few enough to be added up by a last one.
 pub const PLACES: usize = 1024;
 
 /// Units in a cube: every adapter takes as many.
@@ -31,8 +31,8 @@ pub struct SquareSumBlueprint {
 }
 
 impl SquareSumBlueprint {
-    /// Cubes that a multiprocessor has room for: 2048 threads.
-    const CUBES_A_MULTIPROCESSOR: usize = 8;
+    /// Cubes that a multiprocessor has room for: of 256 threads with 40 registers, of 65,536.
+    const CUBES_A_MULTIPROCESSOR: usize = 6;
 
     /// The widest loads that serve all of `tensors`, and as many cubes as there is room for at once, each
     /// with as much to read of one tensor.
