@@ -3,6 +3,10 @@
 //!
 //! They take no part in differentiation, and exist on GPUs only. The equations stand in
 //! `blackburn_kernels::loss_scale`.
+#![cfg_attr(
+    not(feature = "gpu"),
+    allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
+)]
 
 #[cfg(feature = "gpu")]
 use crate::handles::{Place, contiguous_buffer, tensor_of_rows};

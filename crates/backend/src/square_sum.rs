@@ -3,6 +3,10 @@
     clippy::large_enum_variant,
     reason = "batches are moved a few times a step, by code that is derived too, and never stored"
 )]
+#![cfg_attr(
+    not(feature = "gpu"),
+    allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
+)]
 
 #[cfg(feature = "gpu")]
 use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
