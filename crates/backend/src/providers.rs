@@ -3,6 +3,7 @@
 use crate::{
     attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
+    embedding::provider::{self as embedding, EmbeddingProvider},
     gelu::{self, GeluProvider},
     matmul::{self, MatmulSettings},
     softmax::{self, SoftmaxProvider},
@@ -78,9 +79,10 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 5] = [
+const OURS: [(&str, Register); 6] = [
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
+    (embedding::NAME, || fusion::register(EmbeddingProvider)),
     (gelu::NAME, || fusion::register(GeluProvider)),
     (matmul::NAME, matmul::register),
     (softmax::NAME, || fusion::register(SoftmaxProvider)),

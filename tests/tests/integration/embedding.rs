@@ -5,15 +5,18 @@ use blackburn_backend::embedding::embedding;
 use blackburn_kernels::{KernelError, buffer::Buffer, embedding::embedding_backward};
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::{
+    blocks::{Block, blocks_of},
     on_burn_device, on_device, on_device_with,
     tensors::{tensor, values},
 };
-use burn::prelude::*;
+use burn::{prelude::*, tensor::IndexingUpdateOp};
 use cubecl::{
     client::Client,
     ir::{ElemType, IntKind},
 };
 use libtest_mimic::{Failed, Trial};
+
+const KERNEL: &str = "EmbeddingBackwardKernel";
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -25,9 +28,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     trials
         .push(Trial::ignorable_test("embedding::bad_arguments_are_named", || on_device(refusals)));
-    trials.push(Trial::ignorable_test("embedding::training_is_that_of_burns_own", || {
-        on_burn_device(as_burns)
-    }));
+    let trial = |name: &str, test: fn(Device) -> Result<(), Failed>| {
+        Trial::ignorable_test(format!("embedding::{name}"), move || on_burn_device(test))
+    };
+    trials.push(trial("both_ways_to_train_run_on_the_kernel", training));
+    trials.push(trial("other_additions_are_right", other_additions));
     trials
 }
 
@@ -115,32 +120,73 @@ fn refusals(client: &Client) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows that CUDA's runtime pads, too.
-fn as_burns(device: Device) -> Result<(), Failed> {
-    let device = device.autodiff();
+/// By name and by Burn's own module, whose gradient is found in the stream. Rows that CUDA's runtime pads,
+/// too.
+fn training(device: Device) -> Result<(), Failed> {
+    let training = &device.clone().autodiff();
     for (rows, columns) in [(50, 256), (9, 33)] {
         let weights = normal(1, rows * columns, 1.0, Storage::F32);
         let factors = normal(2, 24 * columns, 1.0, Storage::F32);
         let ids: Vec<i32> = (0..24).map(|i| (i * i) % rows as i32).collect();
-        let run = |ours: bool| {
+        let mut expected = vec![0.0; rows * columns];
+        for (place, factor) in factors.iter().enumerate() {
+            expected[ids[place / columns] as usize * columns + place % columns] += factor;
+        }
+        for by_name in [true, false] {
             let weights =
-                tensor(&weights, [rows, columns], Storage::F32, &device).detach().require_grad();
-            let ids = Tensor::<1, Int>::from_data(&ids[..], &device).reshape([4, 6]);
-            let y = if ours {
-                embedding(weights.clone(), ids)
-            } else {
-                burn::tensor::module::embedding(weights.clone(), ids)
-            };
-            let factors = tensor(&factors, [4, 6, columns], Storage::F32, &device);
-            let gradients = (y.clone() * factors).sum().backward();
-            let gradient = weights.grad(&gradients).ok_or("the weights have no gradient")?;
-            Ok::<_, Failed>((values(y.inner())?, values(gradient)?))
-        };
-        let ((y, gradient), (expected_y, expected)) = (run(true)?, run(false)?);
-        assert_eq!(y, expected_y);
-        // At most 24 terms of some 3, added up in another order.
-        let bounds = vec![24.0 * 24.0 * 3.0 * f64::from(f32::EPSILON); expected.len()];
-        compare(&gradient, &expected, &bounds).map_err(|error| error.to_string())?;
+                tensor(&weights, [rows, columns], Storage::F32, training).detach().require_grad();
+            let ids = Tensor::<1, Int>::from_data(&ids[..], training).reshape([4, 6]);
+            let factors = tensor(&factors, [4, 6, columns], Storage::F32, training);
+            let (gradient, blocks) = blocks_of(&device, || {
+                let y = if by_name {
+                    embedding(weights.clone(), ids)
+                } else {
+                    burn::tensor::module::embedding(weights.clone(), ids)
+                };
+                let gradients = (y * factors).sum().backward();
+                values(weights.grad(&gradients).ok_or("the weights have no gradient")?)
+            })?;
+            let served = |block: &Block| block.kernels.iter().any(|it| it.ends_with(KERNEL));
+            if !blocks.iter().any(served) {
+                return Err(format!("by name: {by_name}, {rows} rows: {blocks:?}").into());
+            }
+            // At most 24 terms of some 3, added up in another order.
+            let bounds = vec![24.0 * 24.0 * 3.0 * f64::from(f32::EPSILON); expected.len()];
+            compare(&gradient, &expected, &bounds).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows added to what is not zeros, or along the other dimension.
+fn other_additions(device: Device) -> Result<(), Failed> {
+    let numbers = |start: usize, n: usize| (start..start + n).map(|i| i as f64).collect::<Vec<_>>();
+    let into = || tensor(&numbers(1, 20), [5, 4], Storage::F32, &device);
+    let index = || Tensor::<1, Int>::from_data([3, 1, 3], &device);
+    let rows = tensor(&numbers(100, 12), [3, 4], Storage::F32, &device);
+    let columns = tensor(&numbers(100, 15), [5, 3], Storage::F32, &device);
+    let add = IndexingUpdateOp::Add;
+    let zeros = Tensor::<2>::zeros([5, 4], &device);
+    let by_rows = values(into().select_assign(0, index(), rows, add.clone()))?;
+    let by_columns = values(zeros.select_assign(1, index(), columns, add))?;
+    for row in 0..5 {
+        for column in 0..4 {
+            let at = row * 4 + column;
+            let added: f64 = [3, 1, 3]
+                .iter()
+                .enumerate()
+                .filter(|(_, target)| **target == row)
+                .map(|(place, _)| (100 + place * 4 + column) as f64)
+                .sum();
+            assert_eq!(by_rows[at], (1 + at) as f64 + added, "row {row}, column {column}");
+            let added: f64 = [3, 1, 3]
+                .iter()
+                .enumerate()
+                .filter(|(_, target)| **target == column)
+                .map(|(place, _)| (100 + row * 3 + place) as f64)
+                .sum();
+            assert_eq!(by_columns[at], added, "row {row}, column {column}");
+        }
     }
     Ok(())
 }
