@@ -111,20 +111,17 @@ impl Gpt {
     fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
         let [batch, length] = ids.dims();
         let x = self.embed(ids, 0, attention.is_fused());
-        match attention {
-            Attention::Naive { mask } => {
+        match &attention.mask {
+            Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
                 let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
                 self.norm.forward(x)
             }
-            Attention::Flash => {
+            None if attention.is_fused() => {
                 let x = flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal());
                 norm::layer_norm(&self.norm, x)
             }
-            Attention::FlashOnly => {
-                let x = self.blocks.layers.iter().fold(x, block);
-                self.norm.forward(x)
-            }
+            None => self.norm.forward(self.blocks.layers.iter().fold(x, block)),
         }
     }
 
@@ -201,32 +198,25 @@ fn row(logits: Tensor<3>, at: usize) -> Tensor<1> {
     logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
 }
 
-/// How attention is computed, with what that needs: see [`AttentionKind`].
+/// How attention is computed, with what that needs.
 #[derive(Clone, Debug)]
-pub(crate) enum Attention {
-    Naive {
-        /// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
-        mask: Tensor<3, Bool>,
-    },
-    Flash,
-    FlashOnly,
+pub(crate) struct Attention {
+    kind: AttentionKind,
+    /// The causal mask of a context, made once: `[1, context, context]`, true above the diagonal.
+    /// Flash attention needs none.
+    mask: Option<Tensor<3, Bool>>,
 }
 
 impl Attention {
     pub(crate) fn new(kind: AttentionKind, context: usize, device: &Device) -> Self {
-        match kind {
-            AttentionKind::Naive => {
-                let device = device.clone().without_autodiff();
-                Self::Naive { mask: generate_autoregressive_mask(1, context, &device) }
-            }
-            AttentionKind::Flash => Self::Flash,
-            AttentionKind::FlashOnly => Self::FlashOnly,
-        }
+        let mask = (kind == AttentionKind::Naive)
+            .then(|| generate_autoregressive_mask(1, context, &device.clone().without_autodiff()));
+        Self { kind, mask }
     }
 
     /// Whether norms, embeddings and loss are Blackburn's.
     fn is_fused(&self) -> bool {
-        matches!(self, Self::Flash)
+        self.kind == AttentionKind::Flash
     }
 }
 

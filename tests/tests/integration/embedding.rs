@@ -167,7 +167,7 @@ fn other_additions(device: Device) -> Result<(), Failed> {
     let columns = tensor(&numbers(100, 15), [5, 3], Storage::F32, &device);
     let add = IndexingUpdateOp::Add;
     let zeros = Tensor::<2>::zeros([5, 4], &device);
-    let by_rows = values(into().select_assign(0, index(), rows, add.clone()))?;
+    let by_rows = values(into().select_assign(0, index(), rows, add))?;
     let by_columns = values(zeros.select_assign(1, index(), columns, add))?;
     for row in 0..5 {
         for column in 0..4 {
