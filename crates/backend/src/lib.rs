@@ -44,5 +44,9 @@ pub mod profile;
 #[cfg(feature = "gpu")]
 pub mod providers;
 #[cfg(feature = "gpu")]
+mod rows;
+#[cfg(feature = "gpu")]
 pub mod runtime;
+#[cfg(feature = "gpu")]
+mod softmax;
 pub mod square_sum;

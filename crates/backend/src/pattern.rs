@@ -1,5 +1,9 @@
-//! Fixed sequences of element-wise operations, written down as data and found in the stream.
+//! Fixed sequences of operations, written down as data and found in the stream: of element-wise operations
+//! on tensors of one shape by [`Matcher`], of operations on rows by [`DataFlow`].
 
+mod data_flow;
+
+use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, TensorIr,
     TensorStatus,
@@ -11,8 +15,7 @@ pub(crate) type Name = &'static str;
 
 /// A pattern: what each operation makes and from what, in the order in which Burn emits them.
 ///
-/// A name that no step makes is an input, and the last step makes the output. All tensors have one
-/// shape.
+/// A name that no step makes is an input, and the last step makes the output.
 pub(crate) type Pattern = &'static [(Name, Step)];
 
 /// An operation of a pattern, with the names of the tensors that it reads and the number in it.
@@ -29,11 +32,24 @@ pub(crate) enum Step {
     Exp(Name),
     /// A tensor, and that number where the second one holds.
     Fill(Name, Name, f64),
+    /// A tensor's elements at the indices that the second one has, along the last dimension.
+    Gather(Name, Name),
     Log(Name),
+    /// The largest element along the last dimension.
+    MaxRow(Name),
     Mul(Name, Name),
     MulScalar(Name, f64),
+    Ones,
     PowfScalar(Name, f64),
+    Recip(Name),
+    /// A tensor with the elements of the third added at the indices that the second has, along the last
+    /// dimension.
+    ScatterAdd(Name, Name, Name),
+    Sub(Name, Name),
+    /// The sum of the elements along the last dimension.
+    SumRow(Name),
     Tanh(Name),
+    Zeros,
 }
 
 /// A number in the stream, and what the pattern has in its place.
@@ -59,7 +75,7 @@ impl ExpectedScalar {
     }
 }
 
-/// How far a stream has followed a pattern.
+/// How far a stream has followed a pattern whose tensors all have one shape, operation by operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Matcher {
     pattern: Pattern,
@@ -166,7 +182,33 @@ struct Found<'a> {
 impl Step {
     /// How many tensors it reads.
     fn reads(self) -> usize {
-        if matches!(self, Self::Add(..) | Self::Fill(..) | Self::Mul(..)) { 2 } else { 1 }
+        self.names().into_iter().flatten().count()
+    }
+
+    /// What it reads.
+    fn names(self) -> [Option<Name>; 3] {
+        match self {
+            Self::Zeros | Self::Ones => [None; 3],
+            Self::Add(lhs, rhs)
+            | Self::Fill(lhs, rhs, _)
+            | Self::Gather(lhs, rhs)
+            | Self::Mul(lhs, rhs)
+            | Self::Sub(lhs, rhs) => [Some(lhs), Some(rhs), None],
+            Self::ScatterAdd(tensor, indices, value) => [tensor, indices, value].map(Some),
+            Self::AddScalar(name, _)
+            | Self::AtMost(name, _)
+            | Self::Cast(name)
+            | Self::DivScalar(name, _)
+            | Self::Erf(name)
+            | Self::Exp(name)
+            | Self::Log(name)
+            | Self::MaxRow(name)
+            | Self::MulScalar(name, _)
+            | Self::PowfScalar(name, _)
+            | Self::Recip(name)
+            | Self::SumRow(name)
+            | Self::Tanh(name) => [Some(name), None, None],
+        }
     }
 
     fn find(self, operation: &OperationIr) -> Option<Found<'_>> {
@@ -179,6 +221,7 @@ impl Step {
                 (Self::Erf(input), Float::Erf(op))
                 | (Self::Exp(input), Float::Exp(op))
                 | (Self::Log(input), Float::Log(op))
+                | (Self::Recip(input), Float::Recip(op))
                 | (Self::Tanh(input), Float::Tanh(op)) => {
                     Some(Found { reads: vec![(input, &op.input)], scalar: None, out: &op.out })
                 }
@@ -198,11 +241,37 @@ impl Step {
                     scalar: Some((op.value, value)),
                     out: &op.out,
                 }),
+                (Self::Gather(tensor, indices), Base::Gather(op)) => {
+                    is_last(op.dim, &op.tensor).then(|| Found {
+                        reads: vec![(tensor, &op.tensor), (indices, &op.indices)],
+                        scalar: None,
+                        out: &op.out,
+                    })
+                }
+                (Self::ScatterAdd(tensor, indices, value), Base::Scatter(op)) => {
+                    let adds = op.update == IndexingUpdateOp::Add && is_last(op.dim, &op.tensor);
+                    adds.then(|| Found {
+                        reads: vec![
+                            (tensor, &op.tensor),
+                            (indices, &op.indices),
+                            (value, &op.value),
+                        ],
+                        scalar: None,
+                        out: &op.out,
+                    })
+                }
+                (Self::Ones, Base::Ones(op)) | (Self::Zeros, Base::Zeros(op)) => {
+                    Some(Found { reads: vec![], scalar: None, out: &op.out })
+                }
                 _ => None,
             },
             OperationIr::NumericFloat(_, operation) => match (self, operation) {
+                (Self::MaxRow(input), Numeric::MaxDim(op))
+                | (Self::SumRow(input), Numeric::SumDim(op)) => is_last(op.axis, &op.input)
+                    .then(|| Found { reads: vec![(input, &op.input)], scalar: None, out: &op.out }),
                 (Self::Add(lhs, rhs), Numeric::Add(op))
-                | (Self::Mul(lhs, rhs), Numeric::Mul(op)) => Some(Found {
+                | (Self::Mul(lhs, rhs), Numeric::Mul(op))
+                | (Self::Sub(lhs, rhs), Numeric::Sub(op)) => Some(Found {
                     reads: vec![(lhs, &op.lhs), (rhs, &op.rhs)],
                     scalar: None,
                     out: &op.out,
@@ -222,6 +291,11 @@ impl Step {
     }
 }
 
+/// Whether the dimension is the last of the tensor's.
+fn is_last(dim: usize, tensor: &TensorIr) -> bool {
+    dim + 1 == tensor.shape.num_dims()
+}
+
 /// What Burn's own element-wise fusion bids for `steps`: 100 for each read or write that it saves,
 /// all but `kept`, and 10 for each launch.
 pub(crate) fn burn_score(steps: &[(Name, Step)], kept: usize) -> u64 {
@@ -229,6 +303,8 @@ pub(crate) fn burn_score(steps: &[(Name, Step)], kept: usize) -> u64 {
     let saved = (reads + steps.len()).saturating_sub(kept);
     100 * saved as u64 + 10 * steps.len().saturating_sub(1) as u64
 }
+
+pub(crate) use data_flow::DataFlow;
 
 #[cfg(test)]
 pub(crate) mod emit;

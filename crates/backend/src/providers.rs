@@ -5,6 +5,7 @@ use crate::{
     column_sum::{self, ColumnSumProvider},
     gelu::{self, GeluProvider},
     matmul::{self, MatmulSettings},
+    softmax::{self, SoftmaxProvider},
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
@@ -77,11 +78,12 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 4] = [
+const OURS: [(&str, Register); 5] = [
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (gelu::NAME, || fusion::register(GeluProvider)),
     (matmul::NAME, matmul::register),
+    (softmax::NAME, || fusion::register(SoftmaxProvider)),
 ];
 
 type Register = fn() -> Result<(), RegistryError>;

@@ -39,6 +39,7 @@ mod philox;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+pub mod softmax;
 pub mod square_sum;
 
 pub use device::DeviceProfile;

@@ -1,7 +1,7 @@
 //! The primitives on GPUs.
 
 use super::{CrossEntropyPrimitives, Factor, Output, Reduced, Reduction, Settings, host};
-use crate::declined::tell_once;
+use crate::{declined::tell_once, rows::Rows};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -16,7 +16,6 @@ use burn::{
 };
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
-use burn_std::Metadata;
 
 impl CrossEntropyPrimitives for CubeBackend {
     fn cross_entropy_forward(
@@ -24,19 +23,16 @@ impl CrossEntropyPrimitives for CubeBackend {
         targets: IntTensor<Self>,
         settings: Settings,
     ) -> Output<Self> {
-        let logits = with_near_rows(logits);
+        let logits = Rows::of(logits);
         let problem = problem(&logits, settings);
+        let (span, logits) = (logits.span(), logits.tensor);
         if is_declined(&problem) {
             return host::forward::<Self>(logits, targets, settings);
         }
         let targets = whole(into_contiguous(targets));
-        let output = cross_entropy::cross_entropy_forward(
-            &logits.client,
-            &problem,
-            &span(&logits),
-            &targets,
-        )
-        .unwrap_or_else(|error| panic!("{error}"));
+        let output =
+            cross_entropy::cross_entropy_forward(&logits.client, &problem, &span, &targets)
+                .unwrap_or_else(|error| panic!("{error}"));
         Output { loss: numbers(&logits, output.loss), lse: numbers(&logits, output.lse) }
     }
 
@@ -72,9 +68,10 @@ impl CrossEntropyPrimitives for CubeBackend {
         factor: Factor<Self>,
         settings: Settings,
     ) -> FloatTensor<Self> {
-        let logits = with_near_rows(logits);
+        let logits = Rows::of(logits);
         let problem = problem(&logits, settings);
         if is_declined(&problem) {
+            let logits = logits.tensor;
             return host::backward::<Self>(logits, targets, lse, grad, factor, settings);
         }
         let [lse, grad] = [lse, grad].map(|tensor| whole(into_contiguous(tensor)));
@@ -83,25 +80,18 @@ impl CrossEntropyPrimitives for CubeBackend {
             Factor::Absent => None,
             Factor::Present(factor) => Some(whole(into_contiguous(factor))),
         };
-        let (client, device, dtype) = (logits.client.clone(), logits.device.clone(), logits.dtype);
-        let meta = Metadata::new(logits.shape(), [problem.row_stride, 1]);
-        // The tensor is let go of: where it was the last to hold its memory, the kernel writes there.
-        let logits = {
-            let buffer = span(&logits);
-            drop(logits);
-            buffer
-        };
+        let (layout, dtype) = (logits.layout(), logits.tensor.dtype);
         let dlogits = cross_entropy::cross_entropy_backward(
-            &client,
+            &layout.client,
             &problem,
-            logits,
+            logits.into_span(),
             &targets,
             &lse,
             &grad,
             factor.as_ref(),
         )
         .unwrap_or_else(|error| panic!("{error}"));
-        CubeTensor::new(client, dlogits.handle, meta, device, dtype)
+        layout.rows(dlogits.handle, dtype)
     }
 }
 
@@ -117,25 +107,8 @@ fn is_declined(problem: &CrossEntropyProblem) -> bool {
     }
 }
 
-/// The tensor, copied unless classes lie side by side and rows one behind the other, with no more between
-/// them than CUDA's runtime leaves to align them.
-fn with_near_rows(logits: CubeTensor) -> CubeTensor {
-    const ALIGNED_BYTES: usize = 512;
-    let (shape, strides) = (logits.shape(), logits.meta.strides());
-    let are_side_by_side = shape[1] == 1 || strides[1] == 1;
-    let between = strides[0].checked_sub(shape[1]);
-    let are_near = between.is_some_and(|gap| gap * logits.dtype.size() < ALIGNED_BYTES);
-    if are_side_by_side && (shape[0] == 1 || are_near) && !logits.meta.is_tiled() {
-        logits
-    } else {
-        into_contiguous(logits)
-    }
-}
-
-fn problem(logits: &CubeTensor, settings: Settings) -> CrossEntropyProblem {
-    let shape = logits.shape();
-    let row_stride = if shape[0] == 1 { shape[1] } else { logits.meta.strides()[0] };
-    problem_of(&shape, row_stride, logits.dtype, settings)
+fn problem(logits: &Rows, settings: Settings) -> CrossEntropyProblem {
+    problem_of(&logits.tensor.shape(), logits.stride, logits.tensor.dtype, settings)
 }
 
 fn problem_of(
@@ -151,17 +124,6 @@ fn problem_of(
         dtype: dtype_to_elem_type(dtype),
         ignore_index: settings.ignore_index,
         smoothing: settings.smoothing as f32,
-    }
-}
-
-/// The memory that the logits span.
-fn span(logits: &CubeTensor) -> Buffer {
-    let shape = logits.shape();
-    let before = (shape[0] - 1) * logits.meta.strides()[0];
-    Buffer {
-        handle: logits.handle.clone(),
-        elements: before + shape[1],
-        dtype: dtype_to_elem_type(logits.dtype),
     }
 }
 

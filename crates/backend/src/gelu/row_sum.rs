@@ -77,7 +77,8 @@ impl Shown {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn so_far(&self) -> u64 {
+    /// How many there were.
+    pub(crate) fn so_far(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

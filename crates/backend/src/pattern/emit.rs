@@ -30,7 +30,7 @@ pub(crate) fn emit(
         let read = |name: Name| match pattern.iter().position(|(made, _)| *made == name) {
             Some(made) => {
                 let is_last =
-                    pattern[at + 1..].iter().all(|(_, step)| !step.names().contains(&name));
+                    pattern[at + 1..].iter().all(|(_, step)| !step.names().contains(&Some(name)));
                 tensor(first + made as u64, shape, if is_last { ReadWrite } else { ReadOnly })
             }
             None => {
@@ -59,23 +59,4 @@ pub(crate) fn emit(
         }
     };
     (0..pattern.len()).map(operation).collect()
-}
-
-impl Step {
-    /// What it reads.
-    fn names(self) -> Vec<Name> {
-        match self {
-            Self::Add(lhs, rhs) | Self::Mul(lhs, rhs) | Self::Fill(lhs, rhs, _) => vec![lhs, rhs],
-            Self::AddScalar(name, _)
-            | Self::AtMost(name, _)
-            | Self::Cast(name)
-            | Self::DivScalar(name, _)
-            | Self::Erf(name)
-            | Self::Exp(name)
-            | Self::Log(name)
-            | Self::MulScalar(name, _)
-            | Self::PowfScalar(name, _)
-            | Self::Tanh(name) => vec![name],
-        }
-    }
 }

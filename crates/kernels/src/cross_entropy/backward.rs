@@ -4,6 +4,26 @@ use super::{
 };
 use cubecl::prelude::*;
 
+/// What a pass over the elements of rows makes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ElementForm {
+    /// The derivative of losses in logits.
+    OfLosses,
+    /// The derivative of the targets' log-probabilities, of which a row has its logits less the largest,
+    /// and in place of `lse` the sum of their exponentials. A target that is no class is met nowhere.
+    OfLogProbabilities,
+    /// Logits less a number of their row, which stands in place of `lse`.
+    Less,
+    /// And less a second one, which stands in place of `grad`.
+    LessTwice,
+}
+
+impl ElementForm {
+    fn is_difference(self) -> bool {
+        matches!(self, Self::Less | Self::LessTwice)
+    }
+}
+
 /// What the gradient of a row needs besides its logits.
 #[derive(CubeType, Clone, Copy)]
 struct RowTerms {
@@ -26,7 +46,8 @@ pub(crate) struct Targets {
     pub(crate) at_target: f32,
 }
 
-/// `scale (exp(x - lse) - everywhere - at_target [is the target])`, the derivative of a row's loss.
+/// `scale (exp(x - lse) - everywhere - at_target [is the target])`, the derivative of a row's loss; or
+/// what else the form says.
 #[cube]
 fn derivative(
     logit: f32,
@@ -35,26 +56,32 @@ fn derivative(
     expected: &Targets,
     #[comptime] blueprint: CrossEntropyBlueprint,
     #[comptime] is_smoothed: bool,
+    #[comptime] form: ElementForm,
 ) -> f32 {
-    let mut excess = exponential(logit - terms.lse, blueprint);
-    if comptime!(is_smoothed) {
-        excess -= expected.everywhere;
+    let less = logit - terms.lse;
+    if comptime!(form.is_difference()) {
+        if comptime!(form == ElementForm::LessTwice) { less - terms.scale } else { less }
+    } else {
+        let mut excess = exponential(less, blueprint);
+        if comptime!(is_smoothed) {
+            excess -= expected.everywhere;
+        }
+        excess = select(is_target, excess - expected.at_target, excess);
+        excess * terms.scale
     }
-    excess = select(is_target, excess - expected.at_target, excess);
-    excess * terms.scale
 }
 
 /// `dlogits` of the rows from `first_row` on, from element `first_element` on. `dlogits` may be `logits`:
-/// a vector is read and written by one unit. `grad` is one for each row or, with `is_reduced`, one for
+/// a vector is read and written by one unit, as long as both are of one type. `grad` is one for each row or, with `is_reduced`, one for
 /// all, to be multiplied by `factor`. Rows along x, `lanes` units each; parts of rows along y.
 #[cube(launch_unchecked)]
-pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
+pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
     logits: &[Vector<F, N>],
     targets: &[i32],
     lse: &[f32],
     grad: &[f32],
     factor: &[f32],
-    dlogits: &mut [Vector<F, N>],
+    dlogits: &mut [Vector<O, N>],
     rows: u32,
     classes: u32,
     row_stride: u32,
@@ -67,7 +94,9 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
     #[comptime] ignores: bool,
     #[comptime] is_smoothed: bool,
     #[comptime] is_reduced: bool,
+    #[comptime] form: ElementForm,
     #[define(F)] _dtype: ElemType,
+    #[define(O)] _out: ElemType,
 ) {
     let lanes = comptime!(blueprint.lanes);
     let width = comptime!(blueprint.vector_size as u32);
@@ -91,6 +120,7 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
             invalid,
             ignores,
             is_reduced,
+            form,
         );
         // A vector with an end of the row before belongs to that row.
         let mut first = max(start / width, first_element / width);
@@ -117,6 +147,7 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
                         &expected,
                         blueprint,
                         is_smoothed,
+                        form,
                     );
                     dx.insert(i, select(terms.is_ignored, 0.0f32, one));
                 }
@@ -134,6 +165,7 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
                     invalid,
                     ignores,
                     is_reduced,
+                    form,
                 );
                 #[unroll]
                 for i in 0..size {
@@ -142,12 +174,12 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, N: Size>(
                     if at >= start && at < end {
                         let is_target = at - start == terms.target;
                         let here =
-                            derivative(one, is_target, &terms, &expected, blueprint, is_smoothed);
+                            derivative(one, is_target, &terms, &expected, blueprint, is_smoothed, form);
                         one = select(terms.is_ignored, 0.0f32, here);
                     } else if at >= next_start {
                         let is_target = at - next_start == next.target;
                         let there =
-                            derivative(one, is_target, &next, &expected, blueprint, is_smoothed);
+                            derivative(one, is_target, &next, &expected, blueprint, is_smoothed, form);
                         one = select(next.is_ignored, 0.0f32, there);
                     }
                     dx.insert(i, one);
@@ -172,18 +204,37 @@ fn terms_of(
     invalid: f32,
     #[comptime] ignores: bool,
     #[comptime] is_reduced: bool,
+    #[comptime] form: ElementForm,
 ) -> RowTerms {
-    let target = targets[row as usize];
-    let is_class = target >= 0 && u32::cast_from(target) < classes;
-    let scale = if comptime!(is_reduced) { grad[0] * factor[0] } else { grad[row as usize] };
-    let mut is_ignored = false;
-    if comptime!(ignores) {
-        is_ignored = target == ignore_index;
-    }
-    RowTerms {
-        lse: lse[row as usize],
-        scale: select(is_class, scale, invalid),
-        target: u32::cast_from(target),
-        is_ignored,
+    let number = lse[row as usize];
+    if comptime!(form.is_difference()) {
+        let second = comptime!(form == ElementForm::LessTwice);
+        RowTerms {
+            lse: number,
+            scale: if comptime!(second) { grad[row as usize] } else { 0.0f32.runtime() },
+            target: 0u32.runtime(),
+            is_ignored: false.runtime(),
+        }
+    } else if comptime!(form == ElementForm::OfLogProbabilities) {
+        RowTerms {
+            lse: number.ln(),
+            scale: -grad[row as usize],
+            target: u32::cast_from(targets[row as usize]),
+            is_ignored: false.runtime(),
+        }
+    } else {
+        let target = targets[row as usize];
+        let is_class = target >= 0 && u32::cast_from(target) < classes;
+        let scale = if comptime!(is_reduced) { grad[0] * factor[0] } else { grad[row as usize] };
+        let mut is_ignored = false;
+        if comptime!(ignores) {
+            is_ignored = target == ignore_index;
+        }
+        RowTerms {
+            lse: number,
+            scale: select(is_class, scale, invalid),
+            target: u32::cast_from(target),
+            is_ignored,
+        }
     }
 }

@@ -1,6 +1,9 @@
 use super::CrossEntropyProblem;
 use crate::{DeviceProfile, buffer::Buffer};
-use cubecl::{client::Client, ir::VectorSize, ir::features::Plane};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, VectorSize, features::Plane},
+};
 
 /// Units in a cube: every adapter takes as many.
 pub(crate) const UNITS: u32 = 256;
@@ -29,12 +32,22 @@ impl CrossEntropyBlueprint {
 
     /// The widest vectors that begin where the buffer does, and as many units a row as it keeps busy.
     pub fn plan(problem: &CrossEntropyProblem, logits: &Buffer, client: &Client) -> Self {
+        Self::plan_for(problem, logits, problem.dtype, client)
+    }
+
+    /// As [`plan`](Self::plan), with vectors that are not too wide for elements of type `out`.
+    pub(crate) fn plan_for(
+        problem: &CrossEntropyProblem,
+        logits: &Buffer,
+        out: ElemType,
+        client: &Client,
+    ) -> Self {
         let size = problem.dtype.size();
         let offset = logits.handle.offset_start.unwrap_or(0) as usize;
         // A vector may belong to two rows, and not to three.
         let fits = |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
-        let vector_size =
-            client.io_optimized_vector_sizes(size).filter(fits).max().unwrap_or(1).min(8);
+        let widest = client.io_optimized_vector_sizes(size.max(out.size()));
+        let vector_size = widest.filter(fits).max().unwrap_or(1).min(8);
         let properties = client.properties();
         let hardware = &properties.hardware;
         let is_known = properties.features.plane.contains(Plane::Ops)

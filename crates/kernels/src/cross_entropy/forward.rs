@@ -6,18 +6,18 @@ use cubecl::prelude::*;
 
 /// What was seen of a row.
 #[derive(CubeType, Clone, Copy)]
-struct Seen {
+pub(crate) struct Seen {
     /// The largest logit.
-    peak: f32,
+    pub(crate) peak: f32,
     /// The sum of `exp(logit - peak)`.
-    total: f32,
+    pub(crate) total: f32,
     /// The sum of the logits, with smoothing.
-    sum: f32,
+    pub(crate) sum: f32,
 }
 
 /// Nothing. The peak is finite, so that no difference of infinities comes of it.
 #[cube]
-fn nothing() -> Seen {
+pub(crate) fn nothing() -> Seen {
     Seen { peak: f32::min_value(), total: 0.0f32.runtime(), sum: 0.0f32.runtime() }
 }
 
@@ -63,7 +63,11 @@ fn join(seen: &mut Seen, other: &Seen, #[comptime] blueprint: CrossEntropyBluepr
 
 /// Adds what the other units of the row saw. All units of the cube have to call it.
 #[cube]
-fn join_row(seen: &mut Seen, partials: &mut [f32], #[comptime] blueprint: CrossEntropyBlueprint) {
+pub(crate) fn join_row(
+    seen: &mut Seen,
+    partials: &mut [f32],
+    #[comptime] blueprint: CrossEntropyBlueprint,
+) {
     let lanes = comptime!(blueprint.lanes);
     let width = comptime!(if blueprint.plane < lanes { blueprint.plane } else { lanes });
     #[unroll]
@@ -105,6 +109,49 @@ fn join_row(seen: &mut Seen, partials: &mut [f32], #[comptime] blueprint: CrossE
     }
 }
 
+/// Adds to what was seen the part of a row, from element `start` on, that is the unit's, the `lane`-th of
+/// the row's. `elements` are the logits one by one.
+#[cube]
+pub(crate) fn see_row<F: Float, N: Size>(
+    seen: &mut Seen,
+    logits: &[Vector<F, N>],
+    elements: &[F],
+    start: u32,
+    classes: u32,
+    lane: u32,
+    #[comptime] blueprint: CrossEntropyBlueprint,
+    #[comptime] is_smoothed: bool,
+) {
+    let lanes = comptime!(blueprint.lanes);
+    let width = comptime!(blueprint.vector_size as u32);
+    // 1. What lies before the first whole vector of the row and behind the last.
+    let head = min((width - start % width) % width, classes);
+    let vectors = (classes - head) / width;
+    let ends = classes - vectors * width;
+    let mut end = lane;
+    while end < ends {
+        let column = select(end < head, end, end + vectors * width);
+        let logit = f32::cast_from(elements[(start + column) as usize]);
+        see::<Const<1>>(seen, Vector::new(logit), blueprint, is_smoothed);
+        end += lanes;
+    }
+
+    // 2. The vectors, each asked for before the one ahead of it is looked at.
+    let first = (start + head) / width;
+    let mut index = lane;
+    if index < vectors {
+        let mut next = logits[(first + index) as usize];
+        while index < vectors {
+            let current = Vector::<f32, N>::cast_from(next);
+            index += lanes;
+            if index < vectors {
+                next = logits[(first + index) as usize];
+            }
+            see::<N>(seen, current, blueprint, is_smoothed);
+        }
+    }
+}
+
 /// `loss[r]` and `lse[r]` of each row; `elements` are the logits one by one. Rows are spread over the
 /// cubes along x, `lanes` units a row. `share` is the smoothing; `invalid` is NaN, of which WGSL has no
 /// constant.
@@ -127,7 +174,6 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let lanes = comptime!(blueprint.lanes);
-    let width = comptime!(blueprint.vector_size as u32);
     let rows_a_cube = comptime!(UNITS / lanes);
     let lane = UNIT_POS % lanes;
     let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
@@ -136,37 +182,21 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
     while first_row < rows {
         let row = first_row + UNIT_POS / lanes;
         let mut seen = nothing();
+        // 1. Each unit sees its part.
         if row < rows {
-            let start = row * row_stride;
-            // 1. What lies before the first whole vector of the row and behind the last.
-            let head = min((width - start % width) % width, classes);
-            let vectors = (classes - head) / width;
-            let ends = classes - vectors * width;
-            let mut end = lane;
-            while end < ends {
-                let column = select(end < head, end, end + vectors * width);
-                let logit = f32::cast_from(elements[(start + column) as usize]);
-                see::<Const<1>>(&mut seen, Vector::new(logit), blueprint, is_smoothed);
-                end += lanes;
-            }
-
-            // 2. The vectors, each asked for before the one ahead of it is looked at.
-            let first = (start + head) / width;
-            let mut index = lane;
-            if index < vectors {
-                let mut next = logits[(first + index) as usize];
-                while index < vectors {
-                    let current = Vector::<f32, N>::cast_from(next);
-                    index += lanes;
-                    if index < vectors {
-                        next = logits[(first + index) as usize];
-                    }
-                    see::<N>(&mut seen, current, blueprint, is_smoothed);
-                }
-            }
+            see_row::<F, N>(
+                &mut seen,
+                logits,
+                elements,
+                row * row_stride,
+                classes,
+                lane,
+                blueprint,
+                is_smoothed,
+            );
         }
 
-        // 3. The units of the row meet.
+        // 2. The units of the row meet.
         join_row(&mut seen, &mut partials, blueprint);
         if row < rows && lane == 0 {
             let log = seen.peak + seen.total.ln();

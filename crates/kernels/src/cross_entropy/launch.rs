@@ -1,13 +1,13 @@
 use super::{
     CrossEntropyBlueprint, CrossEntropyProblem, Reduction,
-    backward::{TargetsLaunch, cross_entropy_backward_kernel},
+    backward::{ElementForm, TargetsLaunch, cross_entropy_backward_kernel},
     blueprint::UNITS,
     forward::cross_entropy_forward_kernel,
     problem::{F32, OP, check_scalar},
     reduce::cross_entropy_reduce_kernel,
 };
 use crate::{DeviceProfile, KernelError, buffer::Buffer};
-use cubecl::{client::Client, prelude::*};
+use cubecl::{client::Client, ir::ElemType, prelude::*};
 
 /// What the forward pass returns.
 #[derive(Clone, Debug)]
@@ -158,13 +158,40 @@ pub fn cross_entropy_backward(
         }
         None => problem.check_row_values("grad", grad)?,
     }
-    if problem.rows == 0 {
-        return Ok(logits);
-    }
+    let terms = RowNumbers { targets, lse, grad, factor };
+    Ok(launch_elements(client, problem, logits, problem.dtype, terms, ElementForm::OfLosses))
+}
+
+/// What a pass over the elements of rows reads besides, a number for each row: of those that a form does
+/// not read, any buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct RowNumbers<'a> {
+    pub(crate) targets: &'a Buffer,
+    pub(crate) lse: &'a Buffer,
+    pub(crate) grad: &'a Buffer,
+    /// What `grad` is multiplied by if it is one for all rows.
+    pub(crate) factor: Option<&'a Buffer>,
+}
+
+/// What `form` makes of the elements of a valid problem, in their layout and of type `out`, and in their
+/// memory where nobody else holds that and it is their type. Lengths were checked by the caller.
+pub(crate) fn launch_elements(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    logits: Buffer,
+    out: ElemType,
+    terms: RowNumbers<'_>,
+    form: ElementForm,
+) -> Buffer {
+    let RowNumbers { targets, lse, grad, factor } = terms;
     // Asked before a copy of the handle is made for the launch.
-    let is_ours = logits.handle.can_mut();
-    let out = (!is_ours).then(|| Buffer::empty(client, problem.span(), problem.dtype));
-    let blueprint = CrossEntropyBlueprint::plan(problem, &logits, client);
+    let is_ours = out == problem.dtype && logits.handle.can_mut();
+    if problem.rows == 0 && out == problem.dtype {
+        return logits;
+    }
+    let blueprint = CrossEntropyBlueprint::plan_for(problem, &logits, out, client);
+    let out = (!is_ours).then(|| Buffer::empty(client, problem.span(), out));
+    let dtype = out.as_ref().map_or(problem.dtype, |out| out.dtype);
     let end = whole(problem, blueprint.vector_size);
     let ends = CrossEntropyBlueprint { vector_size: 1, ..blueprint };
     let launches = [(blueprint, 0, end), (ends, end, problem.span())];
@@ -211,18 +238,20 @@ pub fn cross_entropy_backward(
                 problem.ignore_index.is_some(),
                 problem.smoothing > 0.0,
                 factor.is_some(),
+                form,
                 problem.dtype,
+                dtype,
             );
         }
     }
-    Ok(out.unwrap_or(logits))
+    out.unwrap_or(logits)
 }
 
 /// The position of the logits among the backward kernel's buffers.
 const LOGITS: usize = 0;
 
 /// Elements of the whole vectors in the span of the logits.
-fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
+pub(crate) fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
     problem.span() / vector_size * vector_size
 }
 
@@ -239,7 +268,7 @@ fn parts(client: &Client, problem: &CrossEntropyProblem, blueprint: &CrossEntrop
 }
 
 /// Rows along x, which step over what the device does not take at once; parts along y.
-fn row_cubes(
+pub(crate) fn row_cubes(
     client: &Client,
     rows: usize,
     blueprint: &CrossEntropyBlueprint,

@@ -66,10 +66,15 @@ pub use launch::{
 };
 pub use problem::{CrossEntropyProblem, Reduction};
 
+pub(crate) use {
+    backward::ElementForm,
+    blueprint::UNITS,
+    forward::{join_row, nothing, see_row},
+    launch::{RowNumbers, launch_elements, row_cubes, whole},
+};
 #[cfg(feature = "cuda-source")]
 pub(crate) use {
     backward::{TargetsCompilationArg, cross_entropy_backward_kernel},
-    blueprint::UNITS,
     forward::cross_entropy_forward_kernel,
     reduce::cross_entropy_reduce_kernel,
 };

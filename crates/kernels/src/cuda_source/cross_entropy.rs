@@ -4,7 +4,7 @@ use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
 use crate::cross_entropy::{
-    CrossEntropyBlueprint, TargetsCompilationArg, UNITS, cross_entropy_backward_kernel,
+    CrossEntropyBlueprint, ElementForm, TargetsCompilationArg, UNITS, cross_entropy_backward_kernel,
     cross_entropy_forward_kernel, cross_entropy_reduce_kernel,
 };
 use cubecl::{
@@ -32,7 +32,9 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
             let kind = if everything { "_smoothed" } else { "" };
             let name = format!("{name}_lanes{lanes}_vector{vector_size}{kind}");
             all.push(forward(&name, dtype, blueprint, everything)?);
-            all.push(backward(&name, dtype, blueprint, everything)?);
+            let name = format!("cross_entropy_backward_{name}");
+            let form = ElementForm::OfLosses;
+            all.push(elements(name, [dtype; 2], blueprint, everything, form)?);
         }
     }
     for (name, is_mean) in [("mean", true), ("sum", false)] {
@@ -41,7 +43,8 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     Ok(all)
 }
 
-fn promise() -> Promise {
+/// What passes over rows keep to.
+pub(super) fn promise() -> Promise {
     Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
@@ -83,11 +86,13 @@ fn forward(
     variant(format!("cross_entropy_forward_{name}"), kernel, promise())
 }
 
-fn backward(
-    name: &str,
-    dtype: ElemType,
+/// A pass over elements of the first type that writes the second, in place where it is one.
+pub(super) fn elements(
+    name: String,
+    [dtype, out]: [ElemType; 2],
     blueprint: CrossEntropyBlueprint,
     everything: bool,
+    form: ElementForm,
 ) -> Result<CudaKernel, SourceError> {
     let kernel = cross_entropy_backward_kernel::CrossEntropyBackwardKernel::new(
         settings_1d(UNITS),
@@ -98,8 +103,7 @@ fn backward(
         buffer(),
         buffer(),
         buffer(),
-        // In place.
-        BufferCompilationArg { inplace: Some(0) },
+        BufferCompilationArg { inplace: (dtype == out).then_some(0) },
         (),
         (),
         (),
@@ -112,10 +116,12 @@ fn backward(
         blueprint,
         everything,
         everything,
-        !everything,
+        !everything && form == ElementForm::OfLosses,
+        form,
         dtype,
+        out,
     );
-    variant(format!("cross_entropy_backward_{name}"), kernel, promise())
+    variant(name, kernel, promise())
 }
 
 fn reduce(name: &str, is_mean: bool) -> Result<CudaKernel, SourceError> {

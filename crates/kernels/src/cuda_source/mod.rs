@@ -10,6 +10,7 @@ mod layer_norm;
 mod matmul;
 mod memory;
 mod quantize;
+mod softmax;
 
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
@@ -117,6 +118,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     kernels.extend(matmul::variants()?);
     kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);
+    kernels.extend(softmax::variants()?);
     Ok(kernels)
 }
 

@@ -1,0 +1,128 @@
+//! Tensors as rows along their last dimension, as kernels read them.
+
+use blackburn_kernels::buffer::Buffer;
+use burn::{backend::TensorMetadata, tensor::{DType, Shape}};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::Metadata;
+use cubecl::{client::Client, server::Handle};
+
+/// Rows, a fixed number of elements apart.
+pub(crate) struct Rows {
+    pub(crate) tensor: CubeTensor,
+    pub(crate) rows: usize,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
+}
+
+impl Rows {
+    /// The tensor, copied unless the elements of rows lie side by side and rows one behind the other, with
+    /// no more between them than CUDA's runtime leaves to align them.
+    pub(crate) fn of(tensor: CubeTensor) -> Self {
+        match Self::stride_of(&tensor) {
+            Some(stride) => Self::new(tensor, stride),
+            None => {
+                let tensor = into_contiguous(tensor);
+                // The copy may have its rows aligned.
+                let stride = Self::stride_of(&tensor);
+                let columns = tensor.shape().last().copied().unwrap_or(1);
+                Self::new(tensor, stride.unwrap_or(columns))
+            }
+        }
+    }
+
+    fn new(tensor: CubeTensor, stride: usize) -> Self {
+        let shape = tensor.shape();
+        let (columns, leading) = shape.split_last().map_or((1, &[][..]), |(last, rest)| (*last, rest));
+        Self { rows: leading.iter().product(), columns, stride, tensor }
+    }
+
+    fn stride_of(tensor: &CubeTensor) -> Option<usize> {
+        const ALIGNED_BYTES: usize = 512;
+        let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+        let (columns, leading) = shape.split_last()?;
+        let last = strides.last()?;
+        if tensor.meta.is_tiled() || (*columns != 1 && *last != 1) {
+            return None;
+        }
+        // The stride of a dimension of size 1 is never stepped over.
+        let mut steps = (0..leading.len()).rev().filter(|dim| leading[*dim] != 1);
+        let Some(innermost) = steps.next() else { return Some(*columns) };
+        let stride = strides[innermost];
+        let mut next = stride * leading[innermost];
+        for dim in steps {
+            if strides[dim] != next {
+                return None;
+            }
+            next *= leading[dim];
+        }
+        let between = stride.checked_sub(*columns)?;
+        (between * tensor.dtype.size() < ALIGNED_BYTES).then_some(stride)
+    }
+
+    /// The memory that they span.
+    pub(crate) fn span(&self) -> Buffer {
+        let elements = self.rows.checked_sub(1).map_or(0, |before| before * self.stride + self.columns);
+        Buffer {
+            handle: self.tensor.handle.clone(),
+            elements,
+            dtype: dtype_to_elem_type(self.tensor.dtype),
+        }
+    }
+
+    /// The same, and the tensor is let go of: where it was the last to hold its memory, a kernel may write
+    /// there.
+    pub(crate) fn into_span(self) -> Buffer {
+        self.span()
+    }
+
+    /// What makes tensors that lie as these rows do.
+    pub(crate) fn layout(&self) -> RowLayout {
+        RowLayout {
+            client: self.tensor.client.clone(),
+            device: self.tensor.device.clone(),
+            shape: self.tensor.shape(),
+            stride: self.stride,
+        }
+    }
+}
+
+/// Where rows lie, without their memory.
+pub(crate) struct RowLayout {
+    pub(crate) client: Client,
+    device: cubecl::Device,
+    shape: Shape,
+    stride: usize,
+}
+
+impl RowLayout {
+    /// Whether a tensor of that shape has one number for each row.
+    pub(crate) fn is_of_rows(&self, shape: &Shape) -> bool {
+        let leading = shape.num_dims().checked_sub(1);
+        shape.num_dims() == self.shape.num_dims()
+            && leading.is_some_and(|last| shape[last] == 1 && shape[..last] == self.shape[..last])
+    }
+
+    /// Rows of that shape and layout in `handle`.
+    pub(crate) fn rows(&self, handle: Handle, dtype: DType) -> CubeTensor {
+        let mut strides = vec![1; self.shape.num_dims()];
+        let mut next = self.stride;
+        for dim in (0..strides.len().saturating_sub(1)).rev() {
+            strides[dim] = next;
+            next *= self.shape[dim];
+        }
+        let meta = Metadata::new(self.shape.clone(), &strides[..]);
+        CubeTensor::new(self.client.clone(), handle, meta, self.device.clone(), dtype)
+    }
+
+    /// A number for each row, contiguous, with a last dimension of 1.
+    pub(crate) fn numbers(&self, handle: Handle, dtype: DType) -> CubeTensor {
+        let mut shape = self.shape.clone();
+        if let Some(last) = shape.last_mut() {
+            *last = 1;
+        }
+        CubeTensor::new_contiguous(self.client.clone(), self.device.clone(), shape, handle, dtype)
+    }
+}

@@ -1,0 +1,107 @@
+use super::{NAME, OP, backward::Backward, forward::Forward};
+use crate::{
+    declined,
+    handles::{Tensors, contiguous_buffer, cube_tensor},
+};
+use blackburn_kernels::{KernelError, buffer::Buffer};
+use burn_backend::DType;
+use burn_cubecl::kernel::cast;
+use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
+use burn_ir::TensorIr;
+use serde::{Deserialize, Serialize};
+
+/// A pass on the kernels, or on Burn's own operations where those decline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SoftmaxOperation {
+    pub(super) pass: Pass,
+}
+
+/// Which.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Pass {
+    /// An operation that begins neither, as Burn runs it.
+    Head,
+    Forward(Forward),
+    Backward(Backward),
+}
+
+/// Positions of the operations that a pass covers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Positions {
+    /// Of those that run first, as Burn runs them.
+    pub(super) passengers: Vec<usize>,
+    /// Of those that the kernels replace.
+    pub(super) steps: Vec<usize>,
+}
+
+impl Positions {
+    /// How many there are.
+    fn len(&self) -> usize {
+        self.passengers.len() + self.steps.len()
+    }
+}
+
+impl Pass {
+    fn positions(&self) -> Option<&Positions> {
+        match self {
+            Self::Head => None,
+            Self::Forward(forward) => Some(&forward.positions),
+            Self::Backward(backward) => Some(&backward.positions),
+        }
+    }
+
+    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
+        match self {
+            Self::Head => Err(unsupported("an operation that begins nothing")),
+            Self::Forward(forward) => forward.launch(context),
+            Self::Backward(backward) => backward.launch(context),
+        }
+    }
+}
+
+impl FusedOperation for SoftmaxOperation {
+    const NAME: &'static str = NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.pass.positions().map_or(1, Positions::len)
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        let Some(positions) = self.pass.positions() else { return fallback(0).run(context) };
+        for position in &positions.passengers {
+            fallback(*position).run(context);
+        }
+        if let Err(reason) = self.pass.launch(context) {
+            declined::tell_once(NAME, &reason);
+            for position in &positions.steps {
+                fallback(*position).run(context);
+            }
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}
+
+/// The numbers in `tensor`, one for each row, in the type that the kernels take them.
+pub(super) fn numbers(
+    context: &Tensors,
+    tensor: &TensorIr,
+    dtype: DType,
+) -> Result<Buffer, KernelError> {
+    Ok(contiguous_buffer(cast(cube_tensor(context, tensor, OP)?, dtype)))
+}
+
+pub(super) fn unsupported(reason: &str) -> KernelError {
+    KernelError::Unsupported { op: OP, reason: reason.into() }
+}
