@@ -37,6 +37,8 @@ mod matmul;
 mod profile;
 #[path = "integration/resources.rs"]
 mod resources;
+#[path = "integration/softmax.rs"]
+mod softmax;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
 #[path = "integration/training.rs"]
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         matmul::trials(),
         resources::trials(),
         profile::trials(),
+        softmax::trials(),
         square_sum::trials(),
         training::trials(),
     ];

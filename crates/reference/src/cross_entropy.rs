@@ -25,7 +25,7 @@ pub struct Steps {
 }
 
 /// The largest logit; NaN if there is one.
-fn peak(logits: &[f64]) -> f64 {
+pub(crate) fn peak(logits: &[f64]) -> f64 {
     logits
         .iter()
         .copied()
@@ -128,7 +128,7 @@ impl CrossEntropy {
 
 /// The error of `exp(x)` in f32 as one of its exponent: the rounded difference that the exponent is, and
 /// the function's own.
-fn exponent_error(exponent: f64) -> f64 {
+pub(crate) fn exponent_error(exponent: f64) -> f64 {
     let u = Storage::F32.unit_roundoff();
     // Twice more, where a power of two is taken of a product with a rounded factor.
     3.0 * u * exponent.abs() + exp_relative_error(exponent)
@@ -141,6 +141,14 @@ pub fn lse_bound(logits: &[f64], steps: Steps) -> f64 {
     if !lse.is_finite() {
         return 0.0;
     }
+    // The logarithm, and its sum with the peak.
+    log_bound(logits, steps) + u * (lse.abs() + peak.abs())
+}
+
+/// How far off the sum of exponentials of what logits lack to the largest may be in f32, relative to it.
+pub(crate) fn sum_relative_error(logits: &[f64], steps: Steps) -> f64 {
+    let u = Storage::F32.unit_roundoff();
+    let peak = peak(logits);
     // A term is multiplied by exponentials whose exponents add up to what its own lacks, so that what is
     // proportional to them is that of one exponential; the rest of each, and its product, comes every
     // time.
@@ -153,8 +161,13 @@ pub fn lse_bound(logits: &[f64], steps: Steps) -> f64 {
         .map(|x| (x - peak).exp() * (2.0 * exponent_error(x - peak) + on_the_way))
         .sum::<f64>()
         / total;
-    // The logarithm, and its sum with the peak.
-    relative.exp_m1() + LOG_ERROR * (1.0 + total.ln().abs()) + u * (lse.abs() + peak.abs())
+    relative.exp_m1()
+}
+
+/// How far off the logarithm of that sum may be in f32.
+pub(crate) fn log_bound(logits: &[f64], steps: Steps) -> f64 {
+    let log = log_sum_exp(logits) - peak(logits);
+    sum_relative_error(logits, steps) + LOG_ERROR * (1.0 + log.abs())
 }
 
 #[cfg(test)]

@@ -87,20 +87,25 @@ impl BackwardSearch {
         is_ours
     }
 
-    /// Whether an operation reads nothing of the pass, and does not go over as many elements.
+    /// How many of the operations no other fusion takes: the zeros, what is added to them, and what was let
+    /// in between.
+    pub(super) fn lone(&self) -> usize {
+        1 + self.passengers.len() + usize::from(self.flow.has("dy"))
+    }
+
+    /// Whether an operation reads nothing of the pass and does not go over as many elements, as those that
+    /// make the gradient from that of a loss, which is one number in one dimension.
     fn is_beside(&self, operation: &OperationIr) -> bool {
-        let is_plain = matches!(
+        let is_float = matches!(
             operation,
-            OperationIr::BaseFloat(_)
-                | OperationIr::BaseInt(_)
-                | OperationIr::BaseBool(_)
-                | OperationIr::NumericFloat(..)
-                | OperationIr::NumericInt(..)
-                | OperationIr::Float(..)
+            OperationIr::BaseFloat(_) | OperationIr::NumericFloat(..) | OperationIr::Float(..)
         );
+        let may_begin = !self.passengers.is_empty()
+            || operation.outputs().all(|out| out.shape.num_dims() == 1);
         let row = self.flow.tensor("zeros").and_then(|zeros| zeros.shape.last());
         let is_small = |tensor: &TensorIr| row.is_some_and(|row| !tensor.shape.contains(row));
-        is_plain
+        is_float
+            && may_begin
             && self.passengers.len() < Self::MOST_PASSENGERS
             && operation.nodes().into_iter().all(is_small)
     }

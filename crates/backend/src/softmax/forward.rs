@@ -23,9 +23,11 @@ use serde::{Deserialize, Serialize};
 /// Looks for the forward pass.
 #[derive(Clone)]
 pub(super) struct ForwardSearch {
-    /// What an arithmetic operation in front makes.
-    lead: Option<TensorId>,
-    /// A cast behind it.
+    /// How many operations were let in in front.
+    leads: usize,
+    /// What the last of them makes.
+    made: Option<TensorId>,
+    /// The last of them, if it is a cast.
     cast: Option<CastOpIr>,
     flow: DataFlow,
     /// Positions of the steps that were found.
@@ -35,43 +37,49 @@ pub(super) struct ForwardSearch {
 }
 
 impl ForwardSearch {
+    /// The logits of a model are scaled or get a bias, and are cast.
+    const MOST_LEADS: usize = 2;
+
     /// The search behind `operation`, if a pass may begin with it.
     pub(super) fn start(operation: &OperationIr) -> Option<Self> {
         let mut search = Self {
-            lead: arithmetic_output(operation),
+            leads: 0,
+            made: None,
             cast: None,
             flow: DataFlow::new(FORWARD),
             steps: Vec::new(),
             views: Vec::new(),
         };
-        (search.lead.is_some() || search.begin(operation, 0)).then_some(search)
+        search.begin(operation).then_some(search)
     }
 
-    /// Before the first step. Says whether `operation` was let in.
-    fn begin(&mut self, operation: &OperationIr, position: usize) -> bool {
-        let made = self.cast.as_ref().map(|cast| cast.out.id).or(self.lead);
-        if let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation
-            && self.cast.is_none()
-            && made.is_none_or(|made| made == op.input.id)
-        {
-            self.cast = Some(op.clone());
-            return true;
+    /// Before the first step, with operations that Burn's element-wise fusion waits on too. Says whether
+    /// `operation` was let in.
+    fn begin(&mut self, operation: &OperationIr) -> bool {
+        let made = self.made;
+        let reads = |id| operation.inputs().any(|input| input.id == id);
+        if !made.is_none_or(reads) {
+            return false;
         }
         let mut flow = self.flow.clone();
-        let begins = flow.follow(operation)
-            && flow.has("peak")
-            && flow.tensor("x").is_some_and(|x| made.is_none_or(|made| made == x.id));
-        if begins {
+        if flow.follow(operation) && flow.has("peak") {
             self.flow = flow;
-            self.steps.push(position);
+            self.steps.push(self.leads);
+            return true;
         }
-        begins
+        self.cast = match operation {
+            OperationIr::BaseFloat(BaseOperationIr::Cast(op)) => Some(op.clone()),
+            _ => None,
+        };
+        self.made = self.cast.as_ref().map(|op| op.out.id).or(arithmetic_output(operation));
+        self.leads += 1;
+        self.made.is_some() && self.leads <= Self::MOST_LEADS
     }
 
     /// Whether `operation`, at that position, was let in.
     pub(super) fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
         if !self.flow.has("peak") {
-            return self.begin(operation, position);
+            return self.begin(operation);
         }
         if self.flow.follow(operation) {
             self.steps.push(position);
@@ -85,9 +93,9 @@ impl ForwardSearch {
         let_in
     }
 
-    /// Whether the peak is the head.
-    pub(super) fn starts_with_peak(&self) -> bool {
-        self.lead.is_none() && self.cast.is_none() && self.flow.has("peak")
+    /// How many of the operations no other fusion takes: the one that finds the peak, at the head.
+    pub(super) fn lone(&self) -> usize {
+        usize::from(self.leads == 0 && self.flow.has("peak"))
     }
 
     /// Whether there is nothing left to wait for.
@@ -102,17 +110,16 @@ impl ForwardSearch {
         is_served.then_some(())?;
         let kept = |name| flow.tensor(name).filter(|_| !flow.is_dead(name)).cloned();
         let x = flow.tensor("x")?;
-        let mut positions = Positions { steps: self.steps.clone(), ..Positions::default() };
-        positions.passengers.extend(self.lead.map(|_| 0));
+        let mut positions =
+            Positions { passengers: (0..self.leads).collect(), steps: self.steps.clone() };
         let mut input = x.clone();
-        if let Some(cast) = &self.cast {
-            let position = usize::from(self.lead.is_some());
-            if x.status == TensorStatus::ReadWrite && is_widened(cast) {
-                positions.steps.insert(0, position);
-                input = cast.input.clone();
-            } else {
-                positions.passengers.push(position);
-            }
+        if let Some(cast) = &self.cast
+            && x.status == TensorStatus::ReadWrite
+            && is_widened(cast)
+            && let Some(position) = positions.passengers.pop()
+        {
+            positions.steps.insert(0, position);
+            input = cast.input.clone();
         }
         let end = self.steps.last()?;
         positions.passengers.extend(self.views.iter().filter(|view| *view < end));

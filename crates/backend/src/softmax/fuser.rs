@@ -4,15 +4,15 @@ use super::{
     operation::{Pass, SoftmaxOperation},
 };
 use crate::gelu::Shown;
-use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
+use burn_cubecl_fusion::optim::CubeOptimization;
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use burn_ir::OperationIr;
 
 /// Follows either pass from the head of a block.
 ///
-/// Burn would settle what a fusion waited on in vain without fusing any of it, so where the first
-/// operation is one that no other fusion starts with, it is claimed by itself, for less than anything else
-/// bids, and runs as Burn runs it: the search goes on behind it.
+/// Burn settles what a fusion waited on in vain without fusing any of it. So where the first operations are
+/// such as no other fusion takes, these alone are claimed then, for less than anything else bids, and run
+/// as Burn runs them: the next search begins behind them.
 #[derive(Clone, Default)]
 pub(super) struct SoftmaxFuser {
     /// How many operations were let in.
@@ -35,7 +35,7 @@ impl SoftmaxFuser {
     /// 10 for an operation.
     const SCORE: u64 = 100_000;
     /// Below any other fusion.
-    const SCORE_OF_HEAD: u64 = 1;
+    const SCORE_OF_NEITHER: u64 = 1;
 
     fn follow(&mut self, operation: &OperationIr) -> bool {
         match &mut self.search {
@@ -54,22 +54,14 @@ impl SoftmaxFuser {
         }
     }
 
-    /// The pass that was found.
-    fn found(&self) -> Option<Pass> {
-        match &self.search {
-            Search::Nothing => None,
-            Search::Forward(forward) => forward.found().map(Pass::Forward),
-            Search::Backward(backward) => backward.found().map(Pass::Backward),
-        }
-    }
-
-    /// Whether no other fusion starts with the head.
-    fn has_lone_head(&self) -> bool {
-        match &self.search {
-            Search::Nothing => false,
-            Search::Forward(forward) => forward.starts_with_peak(),
-            Search::Backward(_) => true,
-        }
+    /// What there is to claim.
+    fn claim(&self) -> Option<Pass> {
+        let (found, waited_on) = match &self.search {
+            Search::Nothing => return None,
+            Search::Forward(forward) => (forward.found().map(Pass::Forward), forward.lone()),
+            Search::Backward(backward) => (backward.found().map(Pass::Backward), backward.lone()),
+        };
+        found.or((waited_on > 0).then_some(Pass::Neither(waited_on)))
     }
 
     fn is_over(&self) -> bool {
@@ -95,7 +87,7 @@ impl OperationFuser<CubeOptimization> for SoftmaxFuser {
     }
 
     fn finish(&mut self) -> CubeOptimization {
-        let pass = self.found().unwrap_or(Pass::Head);
+        let pass = self.claim().expect("Burn finishes a fuser only when it says it is ready");
         CubeOptimization::new(SoftmaxOperation { pass })
     }
 
@@ -108,9 +100,9 @@ impl OperationFuser<CubeOptimization> for SoftmaxFuser {
     }
 
     fn properties(&self) -> FuserProperties {
-        let score = match self.found() {
+        let score = match self.claim() {
+            Some(Pass::Neither(_)) => Self::SCORE_OF_NEITHER,
             Some(_) => Self::SCORE,
-            None if self.has_lone_head() => Self::SCORE_OF_HEAD,
             None => 0,
         };
         FuserProperties { score, ready: score > 0 }
@@ -118,11 +110,7 @@ impl OperationFuser<CubeOptimization> for SoftmaxFuser {
 
     /// What was let in behind the last step is left to others.
     fn len(&self) -> usize {
-        match self.found() {
-            Some(pass) => SoftmaxOperation { pass }.num_ops_fused(),
-            None if self.has_lone_head() => 1,
-            None => self.seen,
-        }
+        self.claim().map_or(self.seen, |pass| pass.len())
     }
 
     fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {

@@ -19,8 +19,8 @@ pub(crate) struct SoftmaxOperation {
 /// Which.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Pass {
-    /// An operation that begins neither, as Burn runs it.
-    Head,
+    /// So many operations that turned out to begin neither, as Burn runs them.
+    Neither(usize),
     Forward(Forward),
     Backward(Backward),
 }
@@ -34,27 +34,15 @@ pub(super) struct Positions {
     pub(super) steps: Vec<usize>,
 }
 
-impl Positions {
-    /// How many there are.
-    fn len(&self) -> usize {
-        self.passengers.len() + self.steps.len()
-    }
-}
-
 impl Pass {
-    fn positions(&self) -> Option<&Positions> {
+    /// How many operations it covers.
+    pub(super) fn len(&self) -> usize {
         match self {
-            Self::Head => None,
-            Self::Forward(forward) => Some(&forward.positions),
-            Self::Backward(backward) => Some(&backward.positions),
-        }
-    }
-
-    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        match self {
-            Self::Head => Err(unsupported("an operation that begins nothing")),
-            Self::Forward(forward) => forward.launch(context),
-            Self::Backward(backward) => backward.launch(context),
+            Self::Neither(operations) => *operations,
+            Self::Forward(Forward { positions, .. })
+            | Self::Backward(Backward { positions, .. }) => {
+                positions.passengers.len() + positions.steps.len()
+            }
         }
     }
 }
@@ -64,7 +52,7 @@ impl FusedOperation for SoftmaxOperation {
     type State = Self;
 
     fn num_ops_fused(&self) -> usize {
-        self.pass.positions().map_or(1, Positions::len)
+        self.pass.len()
     }
 
     fn run(
@@ -72,11 +60,20 @@ impl FusedOperation for SoftmaxOperation {
         context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        let Some(positions) = self.pass.positions() else { return fallback(0).run(context) };
+        let (positions, launch): (_, &dyn Fn(&mut Tensors) -> Result<(), KernelError>) =
+            match &self.pass {
+                Pass::Neither(operations) => {
+                    return (0..*operations).for_each(|position| fallback(position).run(context));
+                }
+                Pass::Forward(forward) => (&forward.positions, &|context| forward.launch(context)),
+                Pass::Backward(backward) => {
+                    (&backward.positions, &|context| backward.launch(context))
+                }
+            };
         for position in &positions.passengers {
             fallback(*position).run(context);
         }
-        if let Err(reason) = self.pass.launch(context) {
+        if let Err(reason) = launch(context) {
             declined::tell_once(NAME, &reason);
             for position in &positions.steps {
                 fallback(*position).run(context);
