@@ -37,6 +37,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_loss_without_gradient_writes_no_more_than_it", without_gradient),
         trial("rows_that_do_not_count_and_weights_are_right", padded_and_weighted),
         trial("a_smoothed_loss_is_right", smoothed),
+        trial("a_loss_of_what_nothing_made_is_right", of_a_leaf),
         trial("the_logarithm_of_softmax_runs_on_the_kernels_at_every_rank", ranks),
         trial("one_that_is_read_again_is_written", read_again),
         trial("other_dimensions_are_left_to_burn", other_dimension),
@@ -113,7 +114,7 @@ impl Case {
             .collect()
     }
 
-    /// Loss and gradient of logits that `widen` may cast, with the blocks that ran.
+    /// Loss and gradient of logits that a model makes, and that `widen` may cast, with the blocks that ran.
     fn run(
         &self,
         device: &Device,
@@ -122,7 +123,9 @@ impl Case {
     ) -> Result<(f64, Vec<f64>, Vec<Block>), Failed> {
         let (logits, targets) = (self.logits(device).require_grad(), self.targets(device));
         let ((loss, gradient), blocks) = blocks_of(device, || {
-            let used = if widen { logits.clone().cast(FloatDType::F32) } else { logits.clone() };
+            // Of what nothing made, Burn's autodiff follows the largest element too.
+            let made = logits.clone() * 1.0;
+            let used = if widen { made.cast(FloatDType::F32) } else { made };
             let loss = loss.forward(used, targets);
             let gradients = loss.backward();
             Ok((loss.inner(), logits.grad(&gradients).ok_or("the logits have no gradient")?))
@@ -168,9 +171,9 @@ fn losses(device: &Device) -> Result<(), Failed> {
                     format!("{what} of {rows} by {classes} in {storage:?}, {cast}: {error}")
                 };
                 let (loss, gradient, blocks) = case.run(&autodiff, &plain(&autodiff), *widen)?;
-                // Of 7 and 12 operations; a cast each.
+                // Of 7, with the product, and 12 operations; a cast each.
                 let casts = usize::from(*widen);
-                expect_forward(&blocks, 7 + casts)?;
+                expect_forward(&blocks, 7 + 1 + casts)?;
                 expect_backward(&blocks, 12 + casts)?;
                 let kept = if *widen { F32 } else { storage };
                 within(&[loss], &[case.mean(kept)]).map_err(|error| named("loss", error))?;
@@ -293,6 +296,21 @@ fn smoothed(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Burn's autodiff follows the largest element too, and adds its gradient, which is next to nothing.
+fn of_a_leaf(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let case = Case::new(16, 9, F32);
+    let logits = case.logits(device).require_grad();
+    let loss = plain(device).forward(logits.clone(), case.targets(device));
+    let gradients = loss.backward();
+    within(&values(loss.inner())?, &[case.mean(F32)])?;
+    let gradient = logits.grad(&gradients).ok_or("the logits have no gradient")?;
+    let rounding = 64.0 * F32.unit_roundoff() / 16.0;
+    let expected: Vec<Bounded> =
+        case.gradient(F32).into_iter().map(|(dx, bound)| (dx, bound + rounding)).collect();
+    Ok(within(&values(gradient)?, &expected)?)
+}
+
 fn ranks(device: &Device) -> Result<(), Failed> {
     let case = Case::new(8, 129, F32);
     let x: Tensor<3> = tensor(&case.logits, [2, 4, 129], F32, device);
@@ -305,7 +323,7 @@ fn ranks(device: &Device) -> Result<(), Failed> {
     let x: Tensor<3> = tensor(&case.logits, [2, 4, 129], F32, device).require_grad();
     let targets = case.targets(device).reshape([2, 4, 1]);
     let (gradient, blocks) = blocks_of(device, || {
-        let loss = -log_softmax(x.clone(), 2).gather(2, targets).mean();
+        let loss = -log_softmax(x.clone() * 1.0, 2).gather(2, targets).mean();
         x.grad(&loss.backward()).ok_or_else(|| "x has no gradient".into())
     })?;
     expect_forward(&blocks, 7)?;
