@@ -2,6 +2,8 @@
 
 #[path = "softmax_module.rs"]
 mod module;
+#[path = "softmax_rows.rs"]
+mod rows;
 
 use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
@@ -69,6 +71,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trials.push(Trial::ignorable_test(format!("softmax::{name}"), move || on_device(test)));
     }
     trials.extend(module::trials());
+    trials.extend(rows::trials());
     trials
 }
 
