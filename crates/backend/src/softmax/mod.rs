@@ -22,11 +22,12 @@ mod backward;
 mod forward;
 mod fuser;
 mod operation;
+mod probabilities;
 
 use crate::pattern::{
     Pattern,
     Step::{
-        Add, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow, Zeros,
+        Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow, Zeros,
     },
 };
 use burn_cubecl::{
@@ -66,6 +67,32 @@ const BACKWARD: Pattern = &[
     ("exp", Exp("shifted")),
     ("of_exp", Mul("dexp", "exp")),
     ("dx", Add("of_exp", "dy")),
+];
+
+/// `ActivationOps::softmax` of burn-backend.
+const SOFTMAX: Pattern = &[
+    ("peak", MaxRow("x")),
+    ("shifted", Sub("x", "peak")),
+    ("exp", Exp("shifted")),
+    ("sum", SumRow("exp")),
+    ("y", Div("exp", "sum")),
+];
+
+/// What burn-autodiff makes of [`SOFTMAX`].
+const SOFTMAX_BACKWARD: Pattern = &[
+    ("inverse", Recip("sum")),
+    ("of_exp", Mul("dy", "inverse")),
+    ("negative", MulScalar("exp", -1.0)),
+    ("square", Mul("sum", "sum")),
+    ("slope", Div("negative", "square")),
+    ("products", Mul("dy", "slope")),
+    ("dsum", SumRow("products")),
+    ("ones", Ones),
+    ("of_row", SumRow("dsum")),
+    ("dexp_of_sum", Mul("ones", "of_row")),
+    ("dexp", Add("dexp_of_sum", "of_exp")),
+    ("exp_again", Exp("shifted")),
+    ("dx", Mul("dexp", "exp_again")),
 ];
 
 /// Registers [`SoftmaxFuser`] with Burn.

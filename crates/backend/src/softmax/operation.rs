@@ -1,4 +1,6 @@
-use super::{NAME, OP, backward::Backward, forward::Forward};
+use super::{
+    NAME, OP, backward::Backward, forward::Forward, probabilities::Probabilities,
+};
 use crate::{
     declined,
     handles::{Tensors, contiguous_buffer, cube_tensor},
@@ -23,6 +25,7 @@ pub(super) enum Pass {
     Neither(usize),
     Forward(Forward),
     Backward(Backward),
+    Probabilities(Probabilities),
 }
 
 /// Positions of the operations that a pass covers.
@@ -40,7 +43,8 @@ impl Pass {
         match self {
             Self::Neither(operations) => *operations,
             Self::Forward(Forward { positions, .. })
-            | Self::Backward(Backward { positions, .. }) => {
+            | Self::Backward(Backward { positions, .. })
+            | Self::Probabilities(Probabilities { positions, .. }) => {
                 positions.passengers.len() + positions.steps.len()
             }
         }
@@ -69,6 +73,7 @@ impl FusedOperation for SoftmaxOperation {
                 Pass::Backward(backward) => {
                     (&backward.positions, &|context| backward.launch(context))
                 }
+                Pass::Probabilities(pass) => (&pass.positions, &|context| pass.launch(context)),
             };
         for position in &positions.passengers {
             fallback(*position).run(context);
