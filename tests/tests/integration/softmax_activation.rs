@@ -40,7 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("scales_and_masks_in_front_of_it_run_first", masked),
         trial("other_dimensions_and_lookalikes_are_computed_as_written", others),
         trial("a_backward_with_another_constant_is_computed_as_written", other_constant),
-        trial("attention_of_burn_runs_on_the_kernels", attention),
+        trial("attention_of_burn_runs_on_the_kernel", attention),
     ]
 }
 
@@ -258,14 +258,14 @@ fn others(device: &Device) -> Result<(), Failed> {
         return Err(format!("columns were taken for rows: {blocks:#?}").into());
     }
     within(&values(y.transpose())?, &case.softmax())?;
-    // Its sums have one more.
+    // Its sums have one more, less the largest as the others.
     let y = values(quiet_softmax(case.tensor(device), 1))?;
     let expected: Vec<Bounded> = case
         .rows()
         .flat_map(|row| {
             let (sum, _) = row.sum(F32);
-            let part = sum / (1.0 + sum);
-            row.softmax(F32).into_iter().map(move |(y, bound)| (y * part, 2.0 * bound))
+            let part = sum / ((-row.peak()).exp() + sum);
+            row.softmax(F32).into_iter().map(move |(y, bound)| (y * part, 8.0 * bound))
         })
         .collect();
     within(&y, &expected)?;
@@ -323,7 +323,8 @@ fn other_constant(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// `burn::nn`'s, with both masks, against the same module on the CPU.
+/// `burn::nn`'s, with both masks, against the same module on the CPU. Its gradient is left to Burn, which
+/// joins the product in front of it with it.
 fn attention(device: &Device) -> Result<(), Failed> {
     const WIDTH: usize = 32;
     let config = MultiHeadAttentionConfig::new(WIDTH, 4).with_dropout(0.0);
@@ -356,9 +357,6 @@ fn attention(device: &Device) -> Result<(), Failed> {
     for is_training in [false, true] {
         let (actual, blocks) = run(device, is_training)?;
         expect(&blocks, 5, FORWARD)?;
-        if is_training {
-            expect(&blocks, 13, BACKWARD)?;
-        }
         let (expected, _) = run(&cpu, is_training)?;
         for (name, (actual, expected)) in
             ["weights", "context", "dx"].iter().zip(actual.iter().zip(&expected))
