@@ -29,6 +29,8 @@ mod gradient_graph;
 mod layer_norm;
 #[path = "integration/linear.rs"]
 mod linear;
+#[path = "integration/linear_cross_entropy.rs"]
+mod linear_cross_entropy;
 #[path = "integration/loss_scaling.rs"]
 mod loss_scaling;
 #[path = "integration/matmul.rs"]
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         gradient_graph::trials(),
         layer_norm::trials(),
         linear::trials(),
+        linear_cross_entropy::trials(),
         loss_scaling::trials(),
         matmul::trials(),
         resources::trials(),

@@ -35,6 +35,7 @@ pub mod graph;
 #[cfg(feature = "gpu")]
 mod handles;
 pub mod layer_norm;
+pub mod linear_cross_entropy;
 #[cfg(feature = "gpu")]
 mod matmul;
 pub mod overwrite;
