@@ -93,8 +93,7 @@ impl Kernels {
         let [x, dy] = [&self.x, &self.dy]
             .map(|rotated| (0..elements).map(|i| rotated.at(i)).collect::<Vec<f64>>());
         let plan = plan_forward(client, &self.problem, &self.x.buffer);
-        let steps =
-            Steps { additions: plan.additions(classes), rescales: plan.rescales(classes) };
+        let steps = Steps { additions: plan.additions(classes), rescales: plan.rescales(classes) };
         let rows = x.chunks(classes).map(|x| SoftmaxRow { x, steps });
         let y = self.forward(client);
         check(&y, rows.flat_map(|row| row.softmax(self.storage)).collect());
@@ -103,9 +102,8 @@ impl Kernels {
         let stored = self.storage.decode(&bytes);
         let plan = plan_backward(client, &self.problem, &y, &self.dy.buffer, row_stride);
         let additions = plan.additions(classes);
-        let gradient = |(y, dy): (&[f64], &[f64])| {
-            softmax_gradient(y, 1.0, dy, additions, self.storage)
-        };
+        let gradient =
+            |(y, dy): (&[f64], &[f64])| softmax_gradient(y, 1.0, dy, additions, self.storage);
         let pairs = stored[..elements].chunks(classes).zip(dy.chunks(classes));
         check(&self.backward(client, &y), pairs.flat_map(gradient).collect());
     }

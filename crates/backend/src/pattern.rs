@@ -243,13 +243,12 @@ impl Step {
                     scalar: Some((op.value, value)),
                     out: &op.out,
                 }),
-                (Self::Gather(tensor, indices), Base::Gather(op)) => {
-                    is_last(op.dim, &op.tensor).then(|| Found {
+                (Self::Gather(tensor, indices), Base::Gather(op)) => is_last(op.dim, &op.tensor)
+                    .then(|| Found {
                         reads: vec![(tensor, &op.tensor), (indices, &op.indices)],
                         scalar: None,
                         out: &op.out,
-                    })
-                }
+                    }),
                 (Self::ScatterAdd(tensor, indices, value), Base::Scatter(op)) => {
                     let adds = op.update == IndexingUpdateOp::Add && is_last(op.dim, &op.tensor);
                     adds.then(|| Found {

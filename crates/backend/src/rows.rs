@@ -1,7 +1,10 @@
 //! Tensors as rows along their last dimension, as kernels read them.
 
 use blackburn_kernels::buffer::Buffer;
-use burn::{backend::TensorMetadata, tensor::{DType, Shape}};
+use burn::{
+    backend::TensorMetadata,
+    tensor::{DType, Shape},
+};
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::Metadata;
@@ -35,7 +38,8 @@ impl Rows {
 
     fn new(tensor: CubeTensor, stride: usize) -> Self {
         let shape = tensor.shape();
-        let (columns, leading) = shape.split_last().map_or((1, &[][..]), |(last, rest)| (*last, rest));
+        let (columns, leading) =
+            shape.split_last().map_or((1, &[][..]), |(last, rest)| (*last, rest));
         Self { rows: leading.iter().product(), columns, stride, tensor }
     }
 
@@ -64,7 +68,8 @@ impl Rows {
 
     /// The memory that they span.
     pub(crate) fn span(&self) -> Buffer {
-        let elements = self.rows.checked_sub(1).map_or(0, |before| before * self.stride + self.columns);
+        let elements =
+            self.rows.checked_sub(1).map_or(0, |before| before * self.stride + self.columns);
         Buffer {
             handle: self.tensor.handle.clone(),
             elements,

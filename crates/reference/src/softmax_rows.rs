@@ -31,8 +31,7 @@ impl SoftmaxRow<'_> {
             let shifted = x - peak;
             // Its exponential is that of a smaller difference times that of the rest, which are
             // proportional to it together; what is not comes with each.
-            let exponent =
-                2.0 * exponent_error(shifted) + exp_relative_error(0.0) + 2.0 * u;
+            let exponent = 2.0 * exponent_error(shifted) + exp_relative_error(0.0) + 2.0 * u;
             let (value, relative) = of(shifted, exponent.exp_m1());
             let error = if value == 0.0 { 0.0 } else { value * relative };
             (value, rounded(value, error + Storage::F32.underflow(), storage))

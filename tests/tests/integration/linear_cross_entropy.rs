@@ -83,9 +83,10 @@ impl Case {
             tensor::<2>(values, shape, self.storage, device).detach().require_grad()
         };
         let x = leaf(&self.x, [self.rows, WIDTH]);
-        let bias = self.bias.as_ref().map(|bias| {
-            tensor::<1>(bias, [CLASSES], self.storage, device).detach().require_grad()
-        });
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| tensor::<1>(bias, [CLASSES], self.storage, device).detach().require_grad());
         let linear = Linear {
             weight: Param::from_tensor(leaf(&self.weight, [WIDTH, CLASSES])),
             bias: bias.map(Param::from_tensor),
@@ -93,9 +94,13 @@ impl Case {
         let data = TensorData::new(self.targets.clone(), [self.rows]);
         let targets = Tensor::<1, Int>::from_data(data, device);
         let value = match chunk_rows {
-            Some(_) => {
-                loss::linear_cross_entropy_in_chunks(module, &linear, x.clone(), targets, chunk_rows)
-            }
+            Some(_) => loss::linear_cross_entropy_in_chunks(
+                module,
+                &linear,
+                x.clone(),
+                targets,
+                chunk_rows,
+            ),
             None => module.forward(linear.forward(x.clone()), targets),
         };
         let gradients = (value.clone() * factor).backward();
@@ -135,7 +140,8 @@ impl Case {
         let expected = wide.run(&cpu, &module(&cpu.clone().autodiff()), None, factor)?;
         let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
         let cut = if on_cuda { 1.0 / 1024.0 } else { 0.0 };
-        let u = if self.storage == F32 { F32.unit_roundoff() } else { self.storage.unit_roundoff() };
+        let u =
+            if self.storage == F32 { F32.unit_roundoff() } else { self.storage.unit_roundoff() };
         // Of a product's terms, and of what is added up of it.
         let per_term = 2.0 * cut + WIDTH as f64 * F32.unit_roundoff();
         let largest_logit = |row: &[f64]| -> f64 {
@@ -188,7 +194,8 @@ fn chunks(device: &Device) -> Result<(), Failed> {
         for rows in [1, 4, 12, 13, 100] {
             let autodiff = device.clone().autodiff();
             let results = case.run(device, &plain(&autodiff), Some(rows), 1.0)?;
-            case.check(plain, 1.0, &results).map_err(|error| on(&format!("{rows} rows"), &error))?;
+            case.check(plain, 1.0, &results)
+                .map_err(|error| on(&format!("{rows} rows"), &error))?;
         }
     }
     Ok(())
@@ -201,7 +208,10 @@ fn kinds(device: &Device) -> Result<(), Failed> {
         ("padded", config().with_pad_tokens(Some(vec![7, 21]))),
         ("smoothed", config().with_smoothing(Some(0.1))),
         ("weighted", config().with_weights(Some(weights.clone()))),
-        ("padded and weighted", config().with_pad_tokens(Some(vec![0])).with_weights(Some(weights.clone()))),
+        (
+            "padded and weighted",
+            config().with_pad_tokens(Some(vec![0])).with_weights(Some(weights.clone())),
+        ),
         ("smoothed and weighted", config().with_smoothing(Some(0.2)).with_weights(Some(weights))),
     ];
     let case = Case::new(13, true, F32);

@@ -124,7 +124,8 @@ fn gradients(device: &Device) -> Result<(), Failed> {
         for shape in [[2, 3, 8, 33], [1, 2, 4, 256]] {
             let case = Case::new(shape, storage);
             let dy = normal(3, case.x.len(), 1.0, storage);
-            let (x, weights) = (case.tensor(device).require_grad(), tensor(&dy, shape, storage, device));
+            let (x, weights) =
+                (case.tensor(device).require_grad(), tensor(&dy, shape, storage, device));
             let ((y, dx), blocks) = blocks_of(device, || {
                 let y = softmax(x.clone() * 1.0, 3);
                 let gradients = (y.clone() * weights).sum().backward();
@@ -221,10 +222,8 @@ fn masked(device: &Device) -> Result<(), Failed> {
     let case = Case::new(shape, F32);
     let scores = case.tensor(device);
     let mask = generate_autoregressive_mask(2, 16, device);
-    let padding: Tensor<2, Bool> = Tensor::<1, Int>::arange(0..32, device)
-        .reshape([2, 16])
-        .lower_elem(30)
-        .bool_not();
+    let padding: Tensor<2, Bool> =
+        Tensor::<1, Int>::arange(0..32, device).reshape([2, 16]).lower_elem(30).bool_not();
     let (y, blocks) = blocks_of(device, || {
         let scores = scores.div_scalar(4.0).mask_fill(padding.reshape([2, 1, 1, 16]), -1e4);
         Ok(softmax(scores.mask_fill(mask.reshape([2, 1, 16, 16]), -1e4), 3))

@@ -264,9 +264,11 @@ fn padded_and_weighted(device: &Device) -> Result<(), Failed> {
             mean -= share * y;
             bound += share * (of_y + 40.0 * F32.unit_roundoff() * y.abs());
             // The quotient of the weights is rounded some times.
-            expected.extend(row.picked_gradient(target, -share, F32, F32).into_iter().map(
-                |(dx, of_dx)| (dx, of_dx + 32.0 * F32.unit_roundoff() * share),
-            ));
+            expected.extend(
+                row.picked_gradient(target, -share, F32, F32)
+                    .into_iter()
+                    .map(|(dx, of_dx)| (dx, of_dx + 32.0 * F32.unit_roundoff() * share)),
+            );
         }
         within(&[loss], &[(mean, bound)]).map_err(|error| format!("{name}: {error}"))?;
         within(&gradient, &expected).map_err(|error| format!("{name}: {error}"))?;
@@ -367,8 +369,7 @@ fn other_dimension(device: &Device) -> Result<(), Failed> {
 
 fn strided(device: &Device) -> Result<(), Failed> {
     let case = Case::new(8, 33, F32);
-    let in_columns: Vec<f64> =
-        (0..8 * 33).map(|i| case.logits[i % 8 * 33 + i / 8]).collect();
+    let in_columns: Vec<f64> = (0..8 * 33).map(|i| case.logits[i % 8 * 33 + i / 8]).collect();
     let columns: Tensor<2> = tensor(&in_columns, [33, 8], F32, device);
     let x = columns.transpose();
     // Now the transposition is settled, and the logarithm is by itself.
@@ -402,7 +403,8 @@ fn steps_read(device: &Device) -> Result<(), Failed> {
         };
         drop((shifted, exp, sum, log));
         let (y, step) = (values(y)?, values(step * 1.0)?);
-        within(&y, &case.log_softmax(F32)).map_err(|error| format!("with step {which}: {error}"))?;
+        within(&y, &case.log_softmax(F32))
+            .map_err(|error| format!("with step {which}: {error}"))?;
         let of_row = |(row, _): (SoftmaxRow<'_>, usize)| {
             let u = F32.unit_roundoff();
             let (sum, of_sum) = row.sum(F32);
@@ -427,10 +429,8 @@ fn several_targets(device: &Device) -> Result<(), Failed> {
     let case = Case::new(8, 33, F32);
     let columns = Tensor::cat(vec![case.targets(device).reshape([8, 1]); 2], 1);
     let picked = values(log_softmax(case.logits(device), 1).gather(1, columns))?;
-    let expected: Vec<Bounded> = case
-        .of_rows()
-        .flat_map(|(row, target)| [row.log_softmax(F32)[target]; 2])
-        .collect();
+    let expected: Vec<Bounded> =
+        case.of_rows().flat_map(|(row, target)| [row.log_softmax(F32)[target]; 2]).collect();
     Ok(within(&picked, &expected)?)
 }
 

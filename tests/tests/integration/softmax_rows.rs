@@ -6,8 +6,8 @@ use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     softmax::{
-        SoftmaxBlueprint, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward, softmax_rows,
-        softmax_rows_backward,
+        SoftmaxBlueprint, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward,
+        softmax_rows, softmax_rows_backward,
     },
 };
 use blackburn_reference::{
@@ -40,8 +40,7 @@ const SIZES: [(usize, usize, usize); 11] = [
     (2, 24_577, 24_577),
 ];
 
-const ALL: SoftmaxOutputs =
-    SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
+const ALL: SoftmaxOutputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -116,7 +115,8 @@ impl Case {
     }
 
     fn rows(&self, client: &Client) -> impl Iterator<Item = SoftmaxRow<'_>> {
-        let steps = steps(&plan_forward(client, &self.problem, &self.upload(client)), &self.problem);
+        let steps =
+            steps(&plan_forward(client, &self.problem, &self.upload(client)), &self.problem);
         self.x.chunks(self.problem.classes).map(move |x| SoftmaxRow { x, steps })
     }
 
@@ -203,8 +203,7 @@ fn backward(client: &Client, storage: Storage) -> Result<(), Failed> {
         for (y, sum) in [(made.exponentials, Some(&made.sum)), (Some(made.y), None)] {
             let y = y.ok_or("exponentials were asked for")?;
             let plan = plan_backward(client, &case.problem, &y, &dy_buffer, dy_stride);
-            let dx =
-                softmax_rows_backward(client, &case.problem, &y, sum, &dy_buffer, dy_stride)?;
+            let dx = softmax_rows_backward(client, &case.problem, &y, sum, &dy_buffer, dy_stride)?;
             let y = case.download(client, y, storage)?;
             let divisor = |row: usize| sum.map_or(1.0, |_| sums[row]);
             let expected: Vec<Bounded> = (0..rows)

@@ -252,9 +252,8 @@ impl<B: CrossEntropyPrimitives, const N: usize> Backward<B, N> for LinearCrossEn
             let factor = B::float_reshape(grad.clone(), Shape::new([1, 1]));
             cast::<B>(B::float_mul(wide::<B>(gradient), factor), dtype)
         };
-        let dbias = dbias.zip(classes).map(|(dbias, classes)| {
-            B::float_reshape(times_grad(dbias), classes)
-        });
+        let dbias =
+            dbias.zip(classes).map(|(dbias, classes)| B::float_reshape(times_grad(dbias), classes));
         let gradients = [dx.map(times_grad), dweight.map(times_grad), dbias];
         for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (parent, gradient) {

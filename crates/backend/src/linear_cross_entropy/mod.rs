@@ -90,8 +90,7 @@ pub fn linear_cross_entropy(
         bias: bias.map(Tensor::into_dispatch).into(),
         share: share.into_dispatch(),
     };
-    let loss =
-        <Dispatch as LinearCrossEntropyOps>::linear_cross_entropy(inputs, targets, settings);
+    let loss = <Dispatch as LinearCrossEntropyOps>::linear_cross_entropy(inputs, targets, settings);
     Tensor::from_dispatch(loss)
 }
 

@@ -100,8 +100,8 @@ impl BackwardSearch {
             operation,
             OperationIr::BaseFloat(_) | OperationIr::NumericFloat(..) | OperationIr::Float(..)
         );
-        let may_begin = !self.passengers.is_empty()
-            || operation.outputs().all(|out| out.shape.num_dims() == 1);
+        let may_begin =
+            !self.passengers.is_empty() || operation.outputs().all(|out| out.shape.num_dims() == 1);
         let row = self.flow.tensor("zeros").and_then(|zeros| zeros.shape.last());
         let is_small = |tensor: &TensorIr| row.is_some_and(|row| !tensor.shape.contains(row));
         is_float
@@ -137,10 +137,7 @@ impl BackwardSearch {
             && one_type;
         fits.then_some(())?;
         Some(Backward {
-            positions: Positions {
-                passengers: self.passengers.clone(),
-                steps: self.steps.clone(),
-            },
+            positions: Positions { passengers: self.passengers.clone(), steps: self.steps.clone() },
             scalars: flow.scalars().to_vec(),
             shifted: of("shifted")?.clone(),
             sum: of("sum")?.clone(),

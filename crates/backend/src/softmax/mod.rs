@@ -1,4 +1,4 @@
-//! The provider that runs `log_softmax`, and with it `burn::nn::loss::CrossEntropyLoss`, on the softmax
+//! The provider that runs `softmax` and `log_softmax`, and with the latter `burn::nn::loss::CrossEntropyLoss`, on the softmax
 //! kernels.
 //!
 //! Burn emits the logarithm of softmax over the last dimension as six operations, of which a loss takes
@@ -15,6 +15,11 @@
 //! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
 //! in, and run first, as Burn runs them.
 //!
+//! Softmax itself is five operations ([`SOFTMAX`]), and its gradient thirteen ([`SOFTMAX_BACKWARD`]): one
+//! kernel each, which reads each element once. They are taken behind some operations on elements, of which a
+//! scale and masks are such; these run first, as Burn runs them. Where the gradient that comes in is a matrix
+//! product's, Burn's search joins the two, and neither this provider nor another takes the rest whole.
+//!
 //! Left to Burn are other dimensions than the last, and the gradient of a `log_softmax` that is used
 //! otherwise, as with label smoothing.
 
@@ -27,7 +32,8 @@ mod probabilities;
 use crate::pattern::{
     Pattern,
     Step::{
-        Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow, Zeros,
+        Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow,
+        Zeros,
     },
 };
 use burn_cubecl::{

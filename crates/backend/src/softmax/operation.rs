@@ -1,6 +1,4 @@
-use super::{
-    NAME, OP, backward::Backward, forward::Forward, probabilities::Probabilities,
-};
+use super::{NAME, OP, backward::Backward, forward::Forward, probabilities::Probabilities};
 use crate::{
     declined,
     handles::{Tensors, contiguous_buffer, cube_tensor},
@@ -64,17 +62,16 @@ impl FusedOperation for SoftmaxOperation {
         context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        let (positions, launch): (_, &dyn Fn(&mut Tensors) -> Result<(), KernelError>) =
-            match &self.pass {
-                Pass::Neither(operations) => {
-                    return (0..*operations).for_each(|position| fallback(position).run(context));
-                }
-                Pass::Forward(forward) => (&forward.positions, &|context| forward.launch(context)),
-                Pass::Backward(backward) => {
-                    (&backward.positions, &|context| backward.launch(context))
-                }
-                Pass::Probabilities(pass) => (&pass.positions, &|context| pass.launch(context)),
-            };
+        let (positions, launch): (_, &dyn Fn(&mut Tensors) -> Result<(), KernelError>) = match &self
+            .pass
+        {
+            Pass::Neither(operations) => {
+                return (0..*operations).for_each(|position| fallback(position).run(context));
+            }
+            Pass::Forward(forward) => (&forward.positions, &|context| forward.launch(context)),
+            Pass::Backward(backward) => (&backward.positions, &|context| backward.launch(context)),
+            Pass::Probabilities(pass) => (&pass.positions, &|context| pass.launch(context)),
+        };
         for position in &positions.passengers {
             fallback(*position).run(context);
         }

@@ -173,13 +173,27 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
                     let mut one = x.extract(i);
                     if at >= start && at < end {
                         let is_target = at - start == terms.target;
-                        let here =
-                            derivative(one, is_target, &terms, &expected, blueprint, is_smoothed, form);
+                        let here = derivative(
+                            one,
+                            is_target,
+                            &terms,
+                            &expected,
+                            blueprint,
+                            is_smoothed,
+                            form,
+                        );
                         one = select(terms.is_ignored, 0.0f32, here);
                     } else if at >= next_start {
                         let is_target = at - next_start == next.target;
-                        let there =
-                            derivative(one, is_target, &next, &expected, blueprint, is_smoothed, form);
+                        let there = derivative(
+                            one,
+                            is_target,
+                            &next,
+                            &expected,
+                            blueprint,
+                            is_smoothed,
+                            form,
+                        );
                         one = select(next.is_ignored, 0.0f32, there);
                     }
                     dx.insert(i, one);

@@ -17,11 +17,7 @@ pub(super) fn exponential(x: f32, #[comptime] blueprint: CrossEntropyBlueprint) 
 #[cfg(feature = "cuda")]
 #[cube]
 pub(crate) fn exponential_by(x: f32, #[comptime] hardware: bool) -> f32 {
-    if comptime!(hardware) {
-        exp2_fast(x * comptime!(std::f32::consts::LOG2_E))
-    } else {
-        x.exp()
-    }
+    if comptime!(hardware) { exp2_fast(x * comptime!(std::f32::consts::LOG2_E)) } else { x.exp() }
 }
 
 /// `e^x`.

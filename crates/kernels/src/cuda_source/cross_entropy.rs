@@ -4,8 +4,8 @@ use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
 use crate::cross_entropy::{
-    CrossEntropyBlueprint, ElementForm, TargetsCompilationArg, UNITS, cross_entropy_backward_kernel,
-    cross_entropy_forward_kernel, cross_entropy_reduce_kernel,
+    CrossEntropyBlueprint, ElementForm, TargetsCompilationArg, UNITS,
+    cross_entropy_backward_kernel, cross_entropy_forward_kernel, cross_entropy_reduce_kernel,
 };
 use cubecl::{
     ir::{ElemType, FloatKind},

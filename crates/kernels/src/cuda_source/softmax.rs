@@ -21,8 +21,7 @@ use std::sync::Arc;
 /// Of every type rows of a cube, and what is written of them in the same type and of a narrow one in f32
 /// and back.
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
-    let [f32, f16, bf16] =
-        [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(ElemType::Float);
+    let [f32, f16, bf16] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(ElemType::Float);
     let mut all = Vec::new();
     for (dtype, name) in [(f32, "f32"), (f16, "f16"), (bf16, "bf16")] {
         for picks in [false, true] {
@@ -62,9 +61,8 @@ const LENGTHS: [usize; 8] = [512, 1024, 4096, 8192, 16_384, 16_377, 24_576, 50_2
 /// Softmax alone, its logarithm with all that may be kept, and the gradient from exponentials.
 fn rows(name: &str, dtype: ElemType, classes: usize) -> Result<Vec<CudaKernel>, SourceError> {
     let buffer = || BufferCompilationArg { inplace: None };
-    let plan = |pass| {
-        SoftmaxBlueprint::with_planes(classes, pass, 16 / dtype.size(), 32, 1024, true)
-    };
+    let plan =
+        |pass| SoftmaxBlueprint::with_planes(classes, pass, 16 / dtype.size(), 32, 1024, true);
     let settings = |plan: &SoftmaxBlueprint| {
         let dim = *CubeDim::new_2d(plan.units(), plan.rows);
         KernelSettings::new(dim, ExecutionMode::Unchecked, AddressType::U32)
@@ -77,11 +75,8 @@ fn rows(name: &str, dtype: ElemType, classes: usize) -> Result<Vec<CudaKernel>, 
     let forward = plan(Pass::Forward);
     let mut all = Vec::new();
     for (kind, everything) in [("", false), ("_kept", true)] {
-        let form = SoftmaxForm {
-            logarithms: everything,
-            shifted: everything,
-            exponentials: everything,
-        };
+        let form =
+            SoftmaxForm { logarithms: everything, shifted: everything, exponentials: everything };
         let kernel = softmax_rows_kernel::SoftmaxRowsKernel::new(
             settings(&forward),
             properties(),

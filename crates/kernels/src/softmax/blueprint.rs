@@ -54,39 +54,36 @@ pub struct SoftmaxBlueprint {
     pub hardware: bool,
 }
 
-/// How much of a row a unit may hold, and what that costs. `cargo xtask sass` checks the registers.
+/// How much of a row a unit may hold.
 struct Tier {
     /// Elements of a row, at most.
     elements: usize,
     /// Units of a cube, at most.
     units: u32,
-    /// Registers of a unit.
+    /// Cubes that a multiprocessor has at once, at least, as far as registers go. `cargo xtask sass` checks
+    /// them.
     #[cfg(feature = "cuda-source")]
-    registers: u32,
+    cubes: u32,
 }
 
 impl Tier {
-    const fn new(elements: usize, units: u32, registers: u32) -> Self {
+    const fn new(elements: usize, units: u32, cubes: u32) -> Self {
         #[cfg(not(feature = "cuda-source"))]
-        let _ = registers;
+        let _ = cubes;
         Self {
             elements,
             units,
             #[cfg(feature = "cuda-source")]
-            registers,
+            cubes,
         }
     }
 }
 
 /// Few units with several loads on the way each: rows wait for each other less often than with many.
-const FORWARD_TIERS: [Tier; 2] = [Tier::new(32, 256, 80), Tier::new(48, 512, 128)];
+const FORWARD_TIERS: [Tier; 2] = [Tier::new(32, 256, 3), Tier::new(48, 512, 1)];
 
 /// With two tensors to hold.
-const BACKWARD_TIERS: [Tier; 2] = [Tier::new(16, 512, 80), Tier::new(32, 512, 128)];
-
-/// What rows that are read twice cost.
-#[cfg(feature = "cuda-source")]
-const STREAMED_REGISTERS: u32 = 64;
+const BACKWARD_TIERS: [Tier; 2] = [Tier::new(16, 512, 1), Tier::new(32, 512, 1)];
 
 impl SoftmaxBlueprint {
     /// Units of a cube of rows that are read twice, at most.
@@ -177,11 +174,16 @@ impl SoftmaxBlueprint {
     /// Registers that a unit may have.
     #[cfg(feature = "cuda-source")]
     pub(crate) fn registers(&self, pass: Pass) -> Option<u32> {
-        if self.vectors == 0 {
-            return Some(STREAMED_REGISTERS);
-        }
+        /// Of a multiprocessor, of a unit at most, and what is given at a time.
+        const REGISTERS: [u32; 3] = [65_536, 255, 8];
+        let [all, most, step] = REGISTERS;
         let elements = self.vectors * self.vector_size;
-        pass.tiers().iter().find(|tier| elements <= tier.elements).map(|tier| tier.registers)
+        let cubes = match self.vectors {
+            0 => 2,
+            _ => pass.tiers().iter().find(|tier| elements <= tier.elements)?.cubes,
+        };
+        let of_unit = all / (cubes * self.units() * self.rows);
+        Some((of_unit / step * step).min(most))
     }
 
     /// Units that share a row.

@@ -108,19 +108,20 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
             }
         } else {
             // 1. Each unit goes through its part.
-            let mut products = Vector::<f32, N>::new(0.0f32);
+            let mut total = 0.0f32;
             let mut column = UNIT_POS_X;
             if row < rows {
                 while column < columns {
                     let product = Vector::<f32, N>::cast_from(y[(start + column) as usize])
                         * Vector::<f32, N>::cast_from(dy[(start_of_dy + column) as usize]);
-                    products += within_row::<N>(product, column, classes, 0.0f32, blueprint);
+                    let inside = within_row::<N>(product, column, classes, 0.0f32, blueprint);
+                    total += sum_of::<N>(inside);
                     column += units;
                 }
             }
 
             // 2. The units of the row meet.
-            let mean = row_sum(sum_of::<N>(products), blueprint) * scale;
+            let mean = row_sum(total, blueprint) * scale;
 
             // 3. Once more, to write.
             if row < rows {

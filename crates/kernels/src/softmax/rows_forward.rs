@@ -231,7 +231,8 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 let wide = Vector::<f32, N>::cast_from(values[v]);
-                peak = largest::<N>(within_row::<N>(wide, column, classes, lowest, blueprint), peak);
+                peak =
+                    largest::<N>(within_row::<N>(wide, column, classes, lowest, blueprint), peak);
             }
             if comptime!(blueprint.plane > 1) {
                 peak = plane_max(peak);
@@ -259,11 +260,8 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             // 4. The result.
             let log = met.total.ln();
             // Where exponentials are not written, one product does for both.
-            let inverse = if comptime!(form.exponentials) {
-                1.0f32 / met.total
-            } else {
-                factor / met.total
-            };
+            let inverse =
+                if comptime!(form.exponentials) { 1.0f32 / met.total } else { factor / met.total };
             #[unroll]
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
