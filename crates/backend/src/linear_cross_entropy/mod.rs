@@ -24,8 +24,8 @@
 //!
 //! Without autodiff, and for what is not to be differentiated, no gradient is computed.
 //!
-//! Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv:2410.10989,
-//! section 3.2, "FusedLinearCrossEntropy".
+//! Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv:2410.10989, its
+//! `FusedLinearCrossEntropy`.
 
 mod layer;
 
