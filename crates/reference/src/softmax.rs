@@ -140,8 +140,9 @@ mod tests {
         let x = normal(3, 50_257, 1.0, Storage::Bf16);
         let row = SoftmaxRow { x: &x, steps: Steps { additions: 220, rescales: 45 } };
         let (sum, bound) = row.sum(Storage::F32);
-        // An element is left out.
-        assert!((x[7] - row.peak()).exp() > 4.0 * bound, "{bound:e} of {sum}");
+        // Of 50257 elements, 32 are left out.
+        let left_out: f64 = x[..32].iter().map(|x| (x - row.peak()).exp()).sum();
+        assert!(left_out > 2.0 * bound, "{left_out:e}, {bound:e} of {sum}");
         let gradient = row.picked_gradient(7, 1.0, Storage::F32, Storage::Bf16);
         let (dx, bound) = gradient[8];
         assert!(bound < 0.01 * dx.abs(), "{bound:e} of {dx:e}");

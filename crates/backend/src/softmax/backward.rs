@@ -94,14 +94,17 @@ impl BackwardSearch {
     }
 
     /// Whether an operation reads nothing of the pass and does not go over as many elements, as those that
-    /// make the gradient from that of a loss, which is one number in one dimension.
+    /// make the gradient. That begins with the gradient of a loss, which is 1 in one dimension; ones in more
+    /// are what label smoothing adds.
     fn is_beside(&self, operation: &OperationIr) -> bool {
         let is_float = matches!(
             operation,
             OperationIr::BaseFloat(_) | OperationIr::NumericFloat(..) | OperationIr::Float(..)
         );
-        let may_begin =
-            !self.passengers.is_empty() || operation.outputs().all(|out| out.shape.num_dims() == 1);
+        let is_rank_one = |tensor: &TensorIr| tensor.shape.num_dims() == 1;
+        let may_begin = !self.passengers.is_empty()
+            || !matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Ones(_)))
+            || operation.outputs().all(is_rank_one);
         let row = self.flow.tensor("zeros").and_then(|zeros| zeros.shape.last());
         let is_small = |tensor: &TensorIr| row.is_some_and(|row| !tensor.shape.contains(row));
         is_float
@@ -137,7 +140,10 @@ impl BackwardSearch {
             && one_type;
         fits.then_some(())?;
         Some(Backward {
-            positions: Positions { passengers: self.passengers.clone(), steps: self.steps.clone() },
+            positions: Positions {
+                passengers: self.passengers.clone(),
+                steps: self.steps.clone(),
+            },
             scalars: flow.scalars().to_vec(),
             shifted: of("shifted")?.clone(),
             sum: of("sum")?.clone(),

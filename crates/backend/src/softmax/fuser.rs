@@ -160,3 +160,6 @@ impl OperationFuser<CubeOptimization> for SoftmaxFuser {
         Box::new(self.clone())
     }
 }
+
+#[cfg(test)]
+mod tests;
