@@ -1,5 +1,6 @@
 //! Cross-entropy over GPT-2's vocabulary: the kernels' bytes a second, and loss and gradient as a program
-//! calls them, against Burn's own loss of logits that are cast to f32.
+//! calls them, by `blackburn::cross_entropy` and by Burn's unmodified module of logits that are cast to f32.
+//! `BLACKBURN_DISABLE=BlackburnSoftmax` leaves the module to Burn's own kernels.
 //! `cargo xtask bench cross_entropy --features cuda`
 
 use blackburn::{
@@ -12,6 +13,7 @@ use blackburn_kernels::{
     cross_entropy::{
         CrossEntropyBlueprint, CrossEntropyProblem, cross_entropy_backward, cross_entropy_forward,
     },
+    softmax::{SoftmaxProblem, picked_backward, softmax_shifted, softmax_sums},
 };
 use blackburn_reference::{
     cross_entropy::{CrossEntropy, Steps},
@@ -54,6 +56,8 @@ fn problem() -> CrossEntropyProblem {
 }
 
 fn bench(criterion: &mut Criterion) {
+    // Providers have to be registered before Burn's first operation.
+    blackburn::init().expect("the device starts");
     let Some(device) = device() else { return };
     let client = device.client();
     let mut group =
@@ -102,6 +106,44 @@ fn bench_kernels(group: &mut BenchmarkGroup<'_, WallTime>, client: &Client) {
             own = own.take().map(backward);
         });
     });
+    bench_steps(group, client, &logits, &targets, &grads);
+}
+
+/// What the unmodified module's operations become: sums of the logits and, in f32, what logits lack to the
+/// largest; of that the gradient in the logits' type.
+fn bench_steps(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    client: &Client,
+    logits: &Rotated,
+    targets: &Buffer,
+    grads: &Buffer,
+) {
+    let forward = SoftmaxProblem {
+        rows: ROWS,
+        classes: CLASSES,
+        row_stride: CLASSES,
+        dtype: dtype_of(STORAGE),
+        out: dtype_of(Storage::F32),
+    };
+    let backward = SoftmaxProblem { dtype: forward.out, out: forward.dtype, ..forward };
+    let sums = || {
+        softmax_sums(client, &forward, &logits.buffer, Some(targets)).expect("the problem is valid")
+    };
+    let of_rows = sums();
+    let shifted = || {
+        softmax_shifted(client, &forward, logits.buffer.clone(), &of_rows.peak)
+            .expect("the problem is valid")
+    };
+    let kept = shifted();
+    let gradient = || {
+        picked_backward(client, &backward, kept.clone(), &of_rows.sum, targets, grads)
+            .expect("the problem is valid")
+    };
+    group.throughput(Throughput::Bytes(forward.sums_bytes() as u64));
+    group.bench_function("softmax_sums", |bencher| time(bencher, client, sums));
+    group.throughput(Throughput::Bytes(forward.elements_bytes() as u64));
+    group.bench_function("softmax_shifted", |bencher| time(bencher, client, shifted));
+    group.bench_function("picked_backward", |bencher| time(bencher, client, gradient));
 }
 
 /// The first and the last rows.
@@ -146,7 +188,7 @@ fn bench_losses(group: &mut BenchmarkGroup<'_, WallTime>, client: &Client, devic
         let options = CrossEntropyOptions::default();
         cross_entropy(logits, targets.clone(), options, Reduction::Mean)
     };
-    let burns =
+    let module =
         |logits: Tensor<2>| criterion.forward(logits.cast(FloatDType::F32), targets.clone());
     let run = |loss: &dyn Fn(Tensor<2>) -> Tensor<1>| {
         let logits = drawn.clone().require_grad();
@@ -157,7 +199,7 @@ fn bench_losses(group: &mut BenchmarkGroup<'_, WallTime>, client: &Client, devic
         gradient
     };
     let losses: [(&str, &dyn Fn(Tensor<2>) -> Tensor<1>); 2] =
-        [("forward_backward", &ours), ("forward_backward_burn", &burns)];
+        [("forward_backward", &ours), ("forward_backward_module", &module)];
     for (name, loss) in losses {
         group.throughput(Throughput::Bytes(
             (problem().forward_bytes() + problem().backward_bytes()) as u64,

@@ -58,9 +58,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAttention`,
-    /// `BlackburnColumnSum`, `BlackburnGelu`, `BlackburnMatmul`,
-    /// `BlackburnSoftmax`). For comparisons, and to step
-    /// around a fault.
+    /// `BlackburnColumnSum`, `BlackburnGelu`, `BlackburnMatmul`, `BlackburnSoftmax`). For comparisons,
+    /// and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// With what precision matrix products of f32 tensors are computed.
     pub f32_matmul: F32Precision,

@@ -47,6 +47,8 @@ const SIZES: [(usize, usize, usize); 9] = [
     (2, 50_257, 50_257),
 ];
 
+type Test = fn(&Client) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for storage in Storage::ALL {
@@ -63,7 +65,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             }));
         }
     }
-    let tests: [(&str, fn(&Client) -> Result<(), Failed>); 4] = [
+    let tests: [(&str, Test); 4] = [
         ("a_planted_fault_is_caught", planted_faults),
         ("memory_that_is_held_stays", held),
         ("targets_that_are_no_element_are_met_nowhere", other_targets),

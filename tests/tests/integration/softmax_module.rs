@@ -237,21 +237,14 @@ fn padded_and_weighted(device: &Device) -> Result<(), Failed> {
     let device = &device.clone().autodiff();
     let case = Case::new(16, 9, F32);
     let padding = case.targets[3];
-    let weights: Vec<f32> = (0..9).map(|class| 1.0 + 0.5 * class as f32).collect();
-    let config = CrossEntropyLossConfig::new();
-    let losses: [(&str, CrossEntropyLoss, Box<dyn Fn(usize) -> f64>); 2] = [
-        (
-            "padded",
-            config.clone().with_pad_tokens(Some(vec![padding])).init(device),
-            Box::new(move |target| if target == padding { 0.0 } else { 1.0 }),
-        ),
-        (
-            "weighted",
-            config.with_weights(Some(weights.clone())).init(device),
-            Box::new(move |target| f64::from(weights[target])),
-        ),
-    ];
-    for (name, loss, weight) in losses {
+    let of_padding: Vec<f32> =
+        (0..9).map(|class| if class == padding { 0.0 } else { 1.0 }).collect();
+    let rising: Vec<f32> = (0..9).map(|class| 1.0 + 0.5 * class as f32).collect();
+    let padded = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![padding]));
+    let weighted = CrossEntropyLossConfig::new().with_weights(Some(rising.clone()));
+    for (name, loss, weights) in [("padded", padded, of_padding), ("weighted", weighted, rising)] {
+        let weight = |class: usize| f64::from(weights[class]);
+        let loss = loss.init(device);
         let (loss, gradient, blocks) = case.run(device, &loss, false)?;
         expect_forward(&blocks, 7).map_err(|error| format!("{name}: {error:?}"))?;
         expect_backward(&blocks, 12).map_err(|error| format!("{name}: {error:?}"))?;

@@ -140,10 +140,7 @@ impl BackwardSearch {
             && one_type;
         fits.then_some(())?;
         Some(Backward {
-            positions: Positions {
-                passengers: self.passengers.clone(),
-                steps: self.steps.clone(),
-            },
+            positions: Positions { passengers: self.passengers.clone(), steps: self.steps.clone() },
             scalars: flow.scalars().to_vec(),
             shifted: of("shifted")?.clone(),
             sum: of("sum")?.clone(),

@@ -35,6 +35,26 @@ pub(super) struct Positions {
     pub(super) steps: Vec<usize>,
 }
 
+impl Positions {
+    /// Runs what runs first, and `launch` or, where that declines, Burn's own operations.
+    fn run(
+        &self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+        launch: impl FnOnce(&mut Tensors) -> Result<(), KernelError>,
+    ) {
+        for position in &self.passengers {
+            fallback(*position).run(context);
+        }
+        if let Err(reason) = launch(context) {
+            declined::tell_once(NAME, &reason);
+            for position in &self.steps {
+                fallback(*position).run(context);
+            }
+        }
+    }
+}
+
 impl Pass {
     /// How many operations it covers.
     pub(super) fn len(&self) -> usize {
@@ -62,23 +82,18 @@ impl FusedOperation for SoftmaxOperation {
         context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        let (positions, launch): (_, &dyn Fn(&mut Tensors) -> Result<(), KernelError>) = match &self
-            .pass
-        {
+        match &self.pass {
             Pass::Neither(operations) => {
-                return (0..*operations).for_each(|position| fallback(position).run(context));
+                (0..*operations).for_each(|position| fallback(position).run(context));
             }
-            Pass::Forward(forward) => (&forward.positions, &|context| forward.launch(context)),
-            Pass::Backward(backward) => (&backward.positions, &|context| backward.launch(context)),
-            Pass::Probabilities(pass) => (&pass.positions, &|context| pass.launch(context)),
-        };
-        for position in &positions.passengers {
-            fallback(*position).run(context);
-        }
-        if let Err(reason) = launch(context) {
-            declined::tell_once(NAME, &reason);
-            for position in &positions.steps {
-                fallback(*position).run(context);
+            Pass::Forward(forward) => {
+                forward.positions.run(context, fallback, |context| forward.launch(context));
+            }
+            Pass::Backward(backward) => {
+                backward.positions.run(context, fallback, |context| backward.launch(context));
+            }
+            Pass::Probabilities(pass) => {
+                pass.positions.run(context, fallback, |context| pass.launch(context));
             }
         }
     }

@@ -54,7 +54,12 @@ fn reduced(
     numeric(of(ReduceDimOpIr { input, out, axis, accumulator_len: 1 }))
 }
 
-fn binary(of: fn(BinaryOpIr) -> Numeric, lhs: TensorIr, rhs: TensorIr, out: TensorIr) -> OperationIr {
+fn binary(
+    of: fn(BinaryOpIr) -> Numeric,
+    lhs: TensorIr,
+    rhs: TensorIr,
+    out: TensorIr,
+) -> OperationIr {
     numeric(of(BinaryOpIr { lhs, rhs, out }))
 }
 
@@ -167,7 +172,8 @@ fn the_forward_pass_is_taken_with_and_without_the_elements_at_targets() {
     assert_eq!(taken(&operations[..6]), Some((vec![], all(0..6))));
     assert!(matches!(follow(&operations).status(), FuserStatus::Closed));
     // What comes behind is left to others.
-    let longer = [operations, vec![scaled(number(PICKED, ReadWrite), number(40, NotInit))]].concat();
+    let longer =
+        [operations, vec![scaled(number(PICKED, ReadWrite), number(40, NotInit))]].concat();
     assert_eq!(taken(&longer), Some((vec![], all(0..7))));
 }
 
@@ -237,9 +243,7 @@ fn a_backward_pass_that_is_another_leaves_all_but_what_begins_it() {
 
 #[test]
 fn what_makes_the_gradient_of_a_loss_is_let_in_and_run() {
-    let with = |operation: OperationIr| {
-        taken(&[vec![zeros(), operation], behind_zeros()].concat())
-    };
+    let with = |operation: OperationIr| taken(&[vec![zeros(), operation], behind_zeros()].concat());
     let of_loss = created(Base::Ones, tensor(60, [0], NotInit));
     let steps: Vec<usize> = std::iter::once(0).chain(2..13).collect();
     assert_eq!(with(of_loss), Some((vec![1], steps)));
