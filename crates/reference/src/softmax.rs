@@ -25,7 +25,7 @@ impl SoftmaxRow<'_> {
 
     /// `sum_j exp(x[j] - peak)`, rounded to `storage`.
     pub fn sum(&self, storage: Storage) -> Bounded {
-        let sum: f64 = self.x.iter().map(|x| (x - self.peak()).exp()).sum();
+        let sum = self.exact_sum();
         (sum, rounded(sum, sum_relative_error(self.x, self.steps) * sum, storage))
     }
 
@@ -86,7 +86,12 @@ impl SoftmaxRow<'_> {
     }
 
     fn log(&self) -> f64 {
-        self.x.iter().map(|x| (x - self.peak()).exp()).sum::<f64>().ln()
+        self.exact_sum().ln()
+    }
+
+    fn exact_sum(&self) -> f64 {
+        let peak = self.peak();
+        self.x.iter().map(|x| (x - peak).exp()).sum()
     }
 }
 

@@ -190,7 +190,8 @@ pub(crate) fn launch_elements(
         return logits;
     }
     let blueprint = CrossEntropyBlueprint::plan_for(problem, &logits, out, client);
-    let out = (!is_ours).then(|| Buffer::empty(client, problem.span(), out));
+    // With what lies behind the last row, too: who reads aligned rows reads all of it.
+    let out = (!is_ours).then(|| Buffer::empty(client, problem.rows * problem.row_stride, out));
     let dtype = out.as_ref().map_or(problem.dtype, |out| out.dtype);
     let end = whole(problem, blueprint.vector_size);
     let ends = CrossEntropyBlueprint { vector_size: 1, ..blueprint };
