@@ -44,26 +44,8 @@ impl Rows {
     }
 
     fn stride_of(tensor: &CubeTensor) -> Option<usize> {
-        const ALIGNED_BYTES: usize = 512;
-        let (shape, strides) = (tensor.shape(), tensor.meta.strides());
-        let (columns, leading) = shape.split_last()?;
-        let last = strides.last()?;
-        if tensor.meta.is_tiled() || (*columns != 1 && *last != 1) {
-            return None;
-        }
-        // The stride of a dimension of size 1 is never stepped over.
-        let mut steps = (0..leading.len()).rev().filter(|dim| leading[*dim] != 1);
-        let Some(innermost) = steps.next() else { return Some(*columns) };
-        let stride = strides[innermost];
-        let mut next = stride * leading[innermost];
-        for dim in steps {
-            if strides[dim] != next {
-                return None;
-            }
-            next *= leading[dim];
-        }
-        let between = stride.checked_sub(*columns)?;
-        (between * tensor.dtype.size() < ALIGNED_BYTES).then_some(stride)
+        let strides = tensor.meta.strides();
+        (!tensor.meta.is_tiled()).then(|| row_stride(&tensor.shape(), strides)).flatten()
     }
 
     /// The memory that they span.
@@ -129,5 +111,53 @@ impl RowLayout {
             *last = 1;
         }
         CubeTensor::new_contiguous(self.client.clone(), self.device.clone(), shape, handle, dtype)
+    }
+}
+
+/// How far apart rows are, if their elements lie side by side and they at equal distances, near each other.
+fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
+    /// CUDA's runtime has rows begin at multiples of 512 bytes: so many elements of 16 bits, and as many of
+    /// 32 bits in what is made of those and lies as they do.
+    const NEAR: usize = 512 / 2;
+    let (columns, leading) = shape.split_last()?;
+    if *columns != 1 && *strides.last()? != 1 {
+        return None;
+    }
+    // The stride of a dimension of size 1 is never stepped over.
+    let mut steps = (0..leading.len()).rev().filter(|dim| leading[*dim] != 1);
+    let Some(innermost) = steps.next() else { return Some(*columns) };
+    let stride = strides[innermost];
+    let mut next = stride * leading[innermost];
+    for dim in steps {
+        if strides[dim] != next {
+            return None;
+        }
+        next *= leading[dim];
+    }
+    (stride.checked_sub(*columns)? < NEAR).then_some(stride)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_as_they_lie_if_they_are_near_and_equally_far_apart() {
+        assert_eq!(row_stride(&[4, 7], &[7, 1]), Some(7));
+        assert_eq!(row_stride(&[2, 4, 7], &[32, 8, 1]), Some(8));
+        assert_eq!(row_stride(&[2, 4, 7], &[40, 8, 1]), None, "a gap between matrices");
+        assert_eq!(row_stride(&[4, 7], &[1, 4]), None, "columns");
+        assert_eq!(row_stride(&[4, 7], &[0, 1]), None, "one row for all");
+        assert_eq!(row_stride(&[4, 7], &[7000, 1]), None, "far apart");
+        // GPT-2's logits in 16 bits as CUDA's runtime lays them out, and in f32 what is made of them.
+        assert_eq!(row_stride(&[8192, 50_257], &[50_432, 1]), Some(50_432));
+    }
+
+    #[test]
+    fn a_dimension_of_size_1_has_no_say() {
+        assert_eq!(row_stride(&[1, 7], &[9000, 1]), Some(7));
+        assert_eq!(row_stride(&[7], &[1]), Some(7));
+        assert_eq!(row_stride(&[3, 1, 7], &[8, 99, 1]), Some(8));
+        assert_eq!(row_stride(&[5, 1], &[3, 9]), Some(3));
     }
 }

@@ -19,7 +19,7 @@ use libtest_mimic::{Failed, Trial};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        trial("every_product_and_gelu_of_a_gpt_is_served_from_the_second_step_on", |device| {
+        trial("products_gelu_and_loss_of_a_gpt_are_served_from_the_second_step_on", |device| {
             steps(device, Precision::F32)
         }),
         trial("so_they_are_in_mixed_precision", |device| steps(device, Precision::F16)),
@@ -98,9 +98,24 @@ fn steps(device: &Device, precision: Precision) -> Result<(), Failed> {
             // Of a layer: q, k, v, scores, context, projection, and two of the feed-forward part.
             expect_products(&blocks, 3 * (8 * LAYERS + 1))?;
             expect_gelu(&blocks)?;
+            expect_loss(&blocks)?;
         }
     }
     Ok(())
+}
+
+/// Both passes, of seven and of twelve operations, and the casts around them.
+fn expect_loss(blocks: &[Block]) -> Result<(), Failed> {
+    let launches = |block: &Block, kernel: &str| block.kernels.iter().any(|k| k.ends_with(kernel));
+    let is_forward = |block: &&Block| launches(block, "SoftmaxSumsKernel");
+    let is_backward =
+        |block: &&Block| launches(block, "CrossEntropyBackwardKernel") && !is_forward(block);
+    let forward = blocks.iter().find(is_forward).map(|block| block.operations);
+    let backward = blocks.iter().find(is_backward).map(|block| block.operations);
+    if forward.is_some_and(|count| count >= 7) && backward.is_some_and(|count| count >= 12) {
+        return Ok(());
+    }
+    Err(format!("the loss is {forward:?} and {backward:?} operations: {blocks:#?}").into())
 }
 
 fn expect_gelu(blocks: &[Block]) -> Result<(), Failed> {

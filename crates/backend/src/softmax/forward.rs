@@ -40,6 +40,8 @@ pub(super) struct ForwardSearch {
 impl ForwardSearch {
     /// The logits of a model are scaled or get a bias, and are cast.
     const MOST_LEADS: usize = 2;
+    /// Targets of sequences become those of a batch, and those a column.
+    const MOST_VIEWS: usize = 4;
 
     /// The search behind `operation`, if a pass may begin with it.
     pub(super) fn start(operation: &OperationIr) -> Option<Self> {
@@ -87,7 +89,7 @@ impl ForwardSearch {
             return true;
         }
         let is_view = matches!(operation, OperationIr::BaseInt(BaseOperationIr::Reshape(_)));
-        let let_in = is_view && self.flow.has("y") && self.views.is_empty();
+        let let_in = is_view && self.flow.has("y") && self.views.len() < Self::MOST_VIEWS;
         if let_in {
             self.views.push(position);
         }
