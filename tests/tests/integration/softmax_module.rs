@@ -38,6 +38,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("rows_that_do_not_count_and_weights_are_right", padded_and_weighted),
         trial("a_smoothed_loss_is_right", smoothed),
         trial("a_loss_of_what_nothing_made_is_right", of_a_leaf),
+        trial("a_loss_whose_steps_are_made_again_is_right", recomputed),
         trial("the_logarithm_of_softmax_runs_on_the_kernels_at_every_rank", ranks),
         trial("one_that_is_read_again_is_written", read_again),
         trial("other_dimensions_are_left_to_burn", other_dimension),
@@ -112,6 +113,12 @@ impl Case {
         self.of_rows()
             .flat_map(|(row, target)| row.picked_gradient(target, grad, kept, self.storage))
             .collect()
+    }
+
+    /// The same by more steps, of Burn's.
+    fn gradient_by_steps(&self) -> Vec<Bounded> {
+        let rounding = 64.0 * F32.unit_roundoff() / self.rows as f64;
+        self.gradient(F32).into_iter().map(|(dx, bound)| (dx, bound + rounding)).collect()
     }
 
     /// Loss and gradient of logits that a model makes, and that `widen` may cast, with the blocks that ran.
@@ -291,6 +298,16 @@ fn smoothed(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// With gradient checkpointing, autodiff keeps other steps.
+fn recomputed(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff().gradient_checkpointing();
+    let case = Case::new(16, 129, F32);
+    let (loss, gradient, blocks) = case.run(device, &plain(device), false)?;
+    expect_forward(&blocks, 7)?;
+    within(&[loss], &[case.mean(F32)])?;
+    Ok(within(&gradient, &case.gradient_by_steps())?)
+}
+
 /// Burn's autodiff follows the largest element too, and adds its gradient, which is next to nothing.
 fn of_a_leaf(device: &Device) -> Result<(), Failed> {
     let device = &device.clone().autodiff();
@@ -300,10 +317,7 @@ fn of_a_leaf(device: &Device) -> Result<(), Failed> {
     let gradients = loss.backward();
     within(&values(loss.inner())?, &[case.mean(F32)])?;
     let gradient = logits.grad(&gradients).ok_or("the logits have no gradient")?;
-    let rounding = 64.0 * F32.unit_roundoff() / 16.0;
-    let expected: Vec<Bounded> =
-        case.gradient(F32).into_iter().map(|(dx, bound)| (dx, bound + rounding)).collect();
-    Ok(within(&values(gradient)?, &expected)?)
+    Ok(within(&values(gradient)?, &case.gradient_by_steps())?)
 }
 
 fn ranks(device: &Device) -> Result<(), Failed> {
@@ -323,10 +337,7 @@ fn ranks(device: &Device) -> Result<(), Failed> {
         x.grad(&loss.backward()).ok_or_else(|| "x has no gradient".into())
     })?;
     expect_forward(&blocks, 7)?;
-    let rounding = 64.0 * F32.unit_roundoff() / 8.0;
-    let expected: Vec<Bounded> =
-        case.gradient(F32).into_iter().map(|(dx, bound)| (dx, bound + rounding)).collect();
-    within(&values(gradient)?, &expected)?;
+    within(&values(gradient)?, &case.gradient_by_steps())?;
 
     // Of one dimension, where the rows are one.
     let case = Case::new(1, 40, F32);

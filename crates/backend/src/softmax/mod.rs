@@ -20,8 +20,10 @@
 //! scale and masks are such; these run first, as Burn runs them. Where the gradient that comes in is a matrix
 //! product's, Burn's search joins the two, and neither this provider nor another takes the rest whole.
 //!
-//! Left to Burn are other dimensions than the last, and the gradient of a `log_softmax` that is used
-//! otherwise, as with label smoothing.
+//! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
+//! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
+//! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
+//! behind a mean over two dimensions.
 
 mod backward;
 mod forward;
