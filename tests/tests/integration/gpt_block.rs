@@ -110,12 +110,14 @@ fn expect_loss(blocks: &[Block]) -> Result<(), Failed> {
     let is_forward = |block: &&Block| launches(block, "SoftmaxSumsKernel");
     let is_backward =
         |block: &&Block| launches(block, "CrossEntropyBackwardKernel") && !is_forward(block);
-    let forward = blocks.iter().find(is_forward).map(|block| block.operations);
-    let backward = blocks.iter().find(is_backward).map(|block| block.operations);
-    if forward.is_some_and(|count| count >= 7) && backward.is_some_and(|count| count >= 12) {
+    // Other tests' blocks may be among them.
+    let has = |least: usize, is: &dyn Fn(&&Block) -> bool| {
+        blocks.iter().any(|block| is(&block) && block.operations >= least)
+    };
+    if has(7, &is_forward) && has(12, &is_backward) {
         return Ok(());
     }
-    Err(format!("the loss is {forward:?} and {backward:?} operations: {blocks:#?}").into())
+    Err(format!("the loss is not on the softmax kernels: {blocks:#?}").into())
 }
 
 fn expect_gelu(blocks: &[Block]) -> Result<(), Failed> {
