@@ -42,6 +42,8 @@ const SIZES: [(usize, usize, usize); 11] = [
 
 const ALL: SoftmaxOutputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
 
+type Test = fn(&Client) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for storage in Storage::ALL {
@@ -55,7 +57,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("every_output_is_within_bounds", outputs);
         add("backward_is_within_bounds", backward);
     }
-    let tests: [(&str, fn(&Client) -> Result<(), Failed>); 6] = [
+    let tests: [(&str, Test); 6] = [
         ("casts_are_within_bounds", casts),
         ("a_planted_fault_is_caught", faults),
         ("huge_and_missing_elements_come_out_as_the_maths_has_them", special),
