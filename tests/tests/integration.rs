@@ -15,6 +15,8 @@ mod attention_provider;
 mod column_sum;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "integration/dropout.rs"]
+mod dropout;
 #[path = "integration/embedding.rs"]
 mod embedding;
 #[path = "integration/facade.rs"]
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         attention_provider::trials(),
         column_sum::trials(),
         cross_entropy::trials(),
+        dropout::trials(),
         embedding::trials(),
         facade::trials(),
         fp8::trials(),

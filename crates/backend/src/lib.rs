@@ -27,6 +27,7 @@ pub mod cross_entropy;
 #[cfg(feature = "gpu")]
 mod declined;
 mod device;
+pub mod dropout;
 pub mod embedding;
 pub mod fp8_linear;
 #[cfg(feature = "gpu")]
