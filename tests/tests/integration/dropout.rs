@@ -27,6 +27,8 @@ use libtest_mimic::{Failed, Trial};
 const F32: Storage = Storage::F32;
 const SEED: u64 = 0x1234_5678_9abc_def0;
 
+type Test = fn(&Device) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for storage in Storage::ALL {
@@ -39,7 +41,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("dropout::a_planted_fault_is_caught", || on_device(planted_fault)),
         Trial::ignorable_test("dropout::bad_arguments_are_named", || on_device(arguments)),
     ]);
-    let tests: [(&str, fn(&Device) -> Result<(), Failed>); 3] = [
+    let tests: [(&str, Test); 3] = [
         ("what_is_left_out_has_no_gradient_and_the_rest_its_scale", gradients),
         ("the_module_draws_in_training_alone", module),
         ("a_transformer_leaves_out_in_training_alone", transformer),
