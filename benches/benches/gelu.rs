@@ -1,8 +1,8 @@
-//! GELU forward and backward: bytes moved a second, on the activations of GPT-2's feed-forward
-//! layers; and the gradient with that of the bias in front of GELU, by one kernel and by two.
+//! GELU forward and backward: bytes moved a second, on the activations of GPT-2's feed-forward layers and on
+//! wide rows; and the gradient with that of the bias in front of GELU, by one kernel and by two.
 //! `cargo xtask bench gelu --features cuda`
 
-use blackburn_benches::{device, dtype_of, input, time, verify};
+use blackburn_benches::{Rotated, device, dtype_of, input, time, verify};
 use blackburn_kernels::{
     buffer::Buffer,
     column_sum::{ColumnSumBlueprint, ColumnSumProblem},
@@ -22,6 +22,9 @@ use cubecl::client::Client;
 
 /// 8192 tokens by four times GPT-2's width: larger than caches.
 const SHAPE: (usize, usize) = (8192, 3072);
+
+/// Those of the figures for softmax and norms.
+const WIDE: (usize, usize) = (65_536, 4096);
 
 fn bench(criterion: &mut Criterion) {
     let Some(device) = device() else { return };
@@ -57,7 +60,36 @@ fn bench(criterion: &mut Criterion) {
         });
         bench_sums(&mut group, &client, storage, [(&values, &x), (&grads, &dy)]);
         group.finish();
+        bench_wide(criterion, &client, storage);
     }
+}
+
+/// Both passes on wide rows, of which the first elements are proved.
+fn bench_wide(criterion: &mut Criterion, client: &Client, storage: Storage) {
+    const PROVED: usize = 1 << 18;
+    let (rows, columns) = WIDE;
+    let (elements, dtype) = (rows * columns, dtype_of(storage));
+    let [x, dy] = [3, 4].map(|seed| Rotated::new(client, seed, elements, dtype));
+    let forward = || gelu_forward(client, &x.buffer).expect("the problem is valid");
+    let backward = || gelu_backward(client, &x.buffer, &dy.buffer).expect("the problem is valid");
+    let check = |result: Buffer, expected: &dyn Fn(usize) -> (f64, f64)| {
+        let (expected, bounds): (Vec<f64>, Vec<f64>) = (0..PROVED).map(expected).unzip();
+        verify(client, Buffer { elements: PROVED, ..result }, storage, &expected, &bounds);
+    };
+    check(forward(), &|i| {
+        (gelu::gelu(x.at(i)), gelu::forward_bound(x.at(i), storage, CUDA_ERF_ERROR))
+    });
+    check(backward(), &|i| {
+        let (x, dy) = (x.at(i), dy.at(i));
+        (dy * gelu::gelu_derivative(x), gelu::backward_bound(x, dy, storage, CUDA_ERF_ERROR))
+    });
+    let problem = GeluProblem { elements, dtype };
+    let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
+    group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
+    group.bench_function("forward", |bencher| time(bencher, client, forward));
+    group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
+    group.bench_function("backward", |bencher| time(bencher, client, backward));
+    group.finish();
 }
 
 /// The gradient and the sums of its columns, of x and dy here and on the device. Bytes are those that

@@ -1,4 +1,4 @@
-"""PyTorch's side of what memory bounds: norms, cross-entropy, AdamW.
+"""PyTorch's side of what memory bounds: norms, softmax, GELU, cross-entropy, AdamW.
 
     python3 torch_memory.py > torch.tsv
 
@@ -55,6 +55,15 @@ def layer_norms():
             x.requires_grad_(False)
 
 
+def activations():
+    rows, columns = 65536, 4096
+    x = torch.randn(rows, columns, device=DEVICE, dtype=BF16)
+    for op, function in [("softmax", lambda x: F.softmax(x, dim=-1)), ("gelu", F.gelu)]:
+        for subject, call in [("torch", function), ("torch-compile", torch.compile(function))]:
+            with torch.no_grad():
+                show(op, "forward", f"{rows}x{columns}", subject, 4 * x.numel(), lambda: call(x))
+
+
 def cross_entropy():
     rows, classes = 8192, 50257
     logits = torch.randn(rows, classes, device=DEVICE, dtype=BF16, requires_grad=True)
@@ -84,5 +93,6 @@ def adamw():
 
 if __name__ == "__main__":
     layer_norms()
+    activations()
     cross_entropy()
     adamw()

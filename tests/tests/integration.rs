@@ -15,6 +15,8 @@ mod attention_provider;
 mod column_sum;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "integration/dropout.rs"]
+mod dropout;
 #[path = "integration/embedding.rs"]
 mod embedding;
 #[path = "integration/facade.rs"]
@@ -29,6 +31,8 @@ mod gradient_graph;
 mod layer_norm;
 #[path = "integration/linear.rs"]
 mod linear;
+#[path = "integration/linear_cross_entropy.rs"]
+mod linear_cross_entropy;
 #[path = "integration/loss_scale.rs"]
 mod loss_scale;
 #[path = "integration/loss_scaling.rs"]
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         attention_provider::trials(),
         column_sum::trials(),
         cross_entropy::trials(),
+        dropout::trials(),
         embedding::trials(),
         facade::trials(),
         fp8::trials(),
@@ -70,6 +75,7 @@ fn main() -> ExitCode {
         gradient_graph::trials(),
         layer_norm::trials(),
         linear::trials(),
+        linear_cross_entropy::trials(),
         loss_scale::trials(),
         loss_scaling::trials(),
         matmul::trials(),

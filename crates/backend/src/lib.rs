@@ -27,6 +27,7 @@ pub mod cross_entropy;
 #[cfg(feature = "gpu")]
 mod declined;
 mod device;
+pub mod dropout;
 pub mod embedding;
 pub mod fp8_linear;
 #[cfg(feature = "gpu")]
@@ -35,6 +36,7 @@ pub mod graph;
 #[cfg(feature = "gpu")]
 mod handles;
 pub mod layer_norm;
+pub mod linear_cross_entropy;
 pub mod loss_scale;
 #[cfg(feature = "gpu")]
 mod matmul;

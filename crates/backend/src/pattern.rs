@@ -27,6 +27,7 @@ pub(crate) enum Step {
     AtMost(Name, f64),
     /// To any type.
     Cast(Name),
+    Div(Name, Name),
     DivScalar(Name, f64),
     Erf(Name),
     Exp(Name),
@@ -190,6 +191,7 @@ impl Step {
         match self {
             Self::Zeros | Self::Ones => [None; 3],
             Self::Add(lhs, rhs)
+            | Self::Div(lhs, rhs)
             | Self::Fill(lhs, rhs, _)
             | Self::Gather(lhs, rhs)
             | Self::Mul(lhs, rhs)
@@ -269,6 +271,7 @@ impl Step {
                 | (Self::SumRow(input), Numeric::SumDim(op)) => is_last(op.axis, &op.input)
                     .then(|| Found { reads: vec![(input, &op.input)], scalar: None, out: &op.out }),
                 (Self::Add(lhs, rhs), Numeric::Add(op))
+                | (Self::Div(lhs, rhs), Numeric::Div(op))
                 | (Self::Mul(lhs, rhs), Numeric::Mul(op))
                 | (Self::Sub(lhs, rhs), Numeric::Sub(op)) => Some(Found {
                     reads: vec![(lhs, &op.lhs), (rhs, &op.rhs)],

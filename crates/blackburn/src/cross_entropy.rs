@@ -26,5 +26,11 @@
 //! ```
 //!
 //! [`nn::loss`](crate::nn::loss) runs Burn's own `CrossEntropyLoss` on it.
+//!
+//! [`linear_cross_entropy`] has the layer that makes the logits with it, and makes them in chunks of rows, of
+//! which never more than one is there.
 
 pub use blackburn_backend::cross_entropy::{CrossEntropyOptions, Reduction, cross_entropy};
+pub use blackburn_backend::linear_cross_entropy::{
+    LinearCrossEntropyOptions, chunk_rows, linear_cross_entropy,
+};

@@ -29,6 +29,7 @@ pub mod cross_entropy;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 mod device;
+pub mod dropout;
 pub mod embedding;
 mod error;
 pub mod gelu;

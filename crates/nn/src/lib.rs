@@ -25,8 +25,8 @@
 //! - `causal` is a flag of the input and costs nothing; a mask tensor has to be read.
 //! - What a mask leaves out is left out exactly. Burn sets scores to `min_float` instead, so that
 //!   a query that sees nothing finds the mean of all values; here it finds zero.
-//! - Dropout of weights draws from [`seed`], not from the device's random numbers: the operation is
-//!   a function of a number that the host knows.
+//! - Dropout of weights, and of what layers add to the tokens ([`dropout`]), draws from [`seed`], not from
+//!   the device's random numbers: the operation is a function of a number that the host knows.
 //! - Weights are returned only when asked for.
 //!
 //! # What takes the naive path
@@ -38,6 +38,7 @@
 #![deny(missing_docs)]
 
 pub mod attention;
+pub mod dropout;
 pub mod embedding;
 pub mod flash;
 pub mod loss;

@@ -13,11 +13,16 @@
 //! let loss = loss::cross_entropy(&criterion, logits, targets);
 //! assert!((loss.into_scalar::<f32>() - 7f32.ln()).abs() < 1e-6);
 //! ```
+//!
+//! [`linear_cross_entropy`] takes the layer that makes the logits along, and never holds all of them.
 
-use blackburn_backend::cross_entropy::{self, CrossEntropyOptions, Reduction};
+use blackburn_backend::{
+    cross_entropy::{self, CrossEntropyOptions, Reduction},
+    linear_cross_entropy::{self, LinearCrossEntropyOptions},
+};
 use burn::{
-    nn::loss::CrossEntropyLoss,
-    tensor::{DType, Int, Tensor},
+    nn::{Linear, loss::CrossEntropyLoss},
+    tensor::{DType, FloatDType, Int, Tensor},
 };
 
 /// What `module.forward(logits, targets)` gives: the mean of the rows whose target is not padding, one
@@ -45,29 +50,120 @@ pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
 ) -> Tensor<1> {
+    let served = options_of(module, &targets).filter(|_| module.weights.is_none());
+    let Some((options, others)) = served else { return module.forward(logits, targets) };
+    let targets = joined(targets, &options, others);
+    cross_entropy::cross_entropy(logits, targets, options, Reduction::Mean)
+}
+
+/// What `module.forward(linear.forward(x), targets)` gives, of rows x `[rows, width]`, by
+/// [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy), which never holds all logits: it
+/// makes them in chunks of rows, and the gradients with them. Where logits are the largest tensor of a
+/// model, that takes the more out of its memory the more rows there are; each chunk reads the weight again.
+///
+/// The loss is as [`cross_entropy`] has it: in f32, NaN for targets that are no class. Weights of classes
+/// are served here. With weights and a smoothing, with probabilities instead of logits, with a smoothing of
+/// 1 and with padding beyond 32 bits, this is `module.forward(linear.forward(x), targets)`.
+///
+/// # Panics
+///
+/// As `module.forward`, and as
+/// [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy).
+pub fn linear_cross_entropy(
+    module: &CrossEntropyLoss,
+    linear: &Linear,
+    x: Tensor<2>,
+    targets: Tensor<1, Int>,
+) -> Tensor<1> {
+    linear_cross_entropy_in_chunks(module, linear, x, targets, None)
+}
+
+/// As [`linear_cross_entropy`], in chunks of so many rows; without a number of
+/// [`chunk_rows`](linear_cross_entropy::chunk_rows).
+///
+/// # Panics
+///
+/// As [`linear_cross_entropy`], and with chunks of no rows.
+pub fn linear_cross_entropy_in_chunks(
+    module: &CrossEntropyLoss,
+    linear: &Linear,
+    x: Tensor<2>,
+    targets: Tensor<1, Int>,
+    chunk_rows: Option<usize>,
+) -> Tensor<1> {
+    let served = options_of(module, &targets)
+        .filter(|(options, _)| module.weights.is_none() || options.label_smoothing == 0.0);
+    let Some((options, others)) = served else {
+        return module.forward(linear.forward(x), targets);
+    };
+    let targets = joined(targets, &options, others);
+    let share = shares(module, &targets, &options);
+    linear_cross_entropy::linear_cross_entropy(
+        x,
+        linear.weight.val(),
+        linear.bias.as_ref().map(|bias| bias.val()),
+        targets,
+        share,
+        LinearCrossEntropyOptions { cross_entropy: options, chunk_rows },
+    )
+}
+
+/// What each row counts in the mean, in f32: nothing where its target is padding, and the weight of its
+/// class where there are some.
+fn shares(
+    module: &CrossEntropyLoss,
+    targets: &Tensor<1, Int>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    let ignored = options.ignore_index.map(|index| targets.clone().equal_scalar(index));
+    let weights = match &module.weights {
+        Some(weights) => {
+            let [classes] = weights.dims();
+            // What is no class is NaN in the loss; here it must not be read.
+            let class = targets.clone().clamp(0, classes as i64 - 1);
+            weights.clone().cast(FloatDType::F32).gather(0, class)
+        }
+        None => {
+            let options = (&targets.device(), DType::F32);
+            Tensor::ones(targets.dims(), options)
+        }
+    };
+    let weights = match ignored {
+        Some(ignored) => weights.mask_fill(ignored, 0.0),
+        None => weights,
+    };
+    weights.clone() / weights.sum()
+}
+
+/// The options of the module, with what else of its padding than the first is to be ignored; none where the
+/// operations do not serve it.
+fn options_of(
+    module: &CrossEntropyLoss,
+    targets: &Tensor<1, Int>,
+) -> Option<(CrossEntropyOptions, Vec<i64>)> {
     let label_smoothing = f64::from(module.smoothing.unwrap_or(0.0));
     let padding: Option<Vec<i64>> =
         module.pad_tokens.iter().flatten().map(|token| within_32_bits(*token)).collect();
-    let Some(padding) = padding else { return module.forward(logits, targets) };
-    let is_served = module.logits
-        && module.weights.is_none()
-        && (0.0..1.0).contains(&label_smoothing)
-        && can_hold(targets.dtype(), &padding);
-    if !is_served {
-        return module.forward(logits, targets);
-    }
-    let mut rest = padding.into_iter();
-    let ignore_index = rest.next();
-    let targets = match ignore_index {
-        // The operation knows one: the others become that one.
-        Some(first) => rest.fold(targets, |targets, other| {
-            let is_other = targets.clone().equal_scalar(other);
-            targets.mask_fill(is_other, first)
-        }),
-        None => targets,
-    };
-    let options = CrossEntropyOptions { ignore_index, label_smoothing };
-    cross_entropy::cross_entropy(logits, targets, options, Reduction::Mean)
+    let mut padding = padding.filter(|padding| {
+        let is_in_range = (0.0..1.0).contains(&label_smoothing);
+        module.logits && is_in_range && can_hold(targets.dtype(), padding)
+    })?;
+    let others = padding.split_off(padding.len().min(1));
+    let ignore_index = padding.pop();
+    Some((CrossEntropyOptions { ignore_index, label_smoothing }, others))
+}
+
+/// The operations know one target that is padding: the others become that one.
+fn joined(
+    targets: Tensor<1, Int>,
+    options: &CrossEntropyOptions,
+    others: Vec<i64>,
+) -> Tensor<1, Int> {
+    let Some(first) = options.ignore_index else { return targets };
+    others.into_iter().fold(targets, |targets, other| {
+        let is_other = targets.clone().equal_scalar(other);
+        targets.mask_fill(is_other, first)
+    })
 }
 
 /// The token, unless it is what targets beyond 32 bits become.

@@ -15,6 +15,7 @@
 //! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
+//! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
@@ -48,5 +49,6 @@ pub mod matmul;
 pub mod random;
 pub mod shapes;
 pub mod softmax;
+pub mod softmax_rows;
 pub mod storage;
 pub mod tolerance;

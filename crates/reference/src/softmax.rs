@@ -96,7 +96,7 @@ impl SoftmaxRow<'_> {
 }
 
 /// The bound of a number that was `error` off before it was rounded to `storage`.
-fn rounded(exact: f64, error: f64, storage: Storage) -> f64 {
+pub(crate) fn rounded(exact: f64, error: f64, storage: Storage) -> f64 {
     error + storage.unit_roundoff() * (exact.abs() + error) + storage.underflow()
 }
 

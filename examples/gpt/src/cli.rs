@@ -120,6 +120,11 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) attention: Option<AttentionKind>,
 
+    /// Make the logits in chunks of rows, with the loss and their gradients, and never all at once: less
+    /// memory, for reading the head's weight once more for each chunk.
+    #[arg(long, help_heading = "Precision and memory")]
+    pub(crate) chunked_loss: bool,
+
     /// Transformer blocks.
     #[arg(long, help_heading = "Model", value_name = "N")]
     pub(crate) layers: Option<usize>,

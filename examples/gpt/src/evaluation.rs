@@ -2,7 +2,7 @@
 
 use crate::{
     loader::{self, Batch},
-    model::{Attention, Gpt},
+    model::{Computation, Gpt},
 };
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -38,14 +38,14 @@ pub(crate) fn evaluate(
     batch: usize,
     context: usize,
     max_batches: usize,
-    attention: &Attention,
+    how: &Computation,
     device: &Device,
 ) -> Result<Evaluation> {
     let (mut sum, mut count) = (0.0, 0u64);
     for batch in loader::sequential_batches(tokens, batch, context, max_batches)? {
         let predicted = (batch.batch * batch.context) as u64;
         let (inputs, targets) = tensors(batch, device);
-        let loss: f32 = model.loss(inputs, targets, attention).into_scalar();
+        let loss: f32 = model.loss(inputs, targets, how).into_scalar();
         sum += f64::from(loss) * predicted as f64;
         count += predicted;
     }

@@ -115,7 +115,8 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let tokens = if args.all { store.all() } else { store.validation() };
     let kind = settings::AttentionKind::or_fastest(args.attention, settings.precision);
     let attention = model::Attention::new(kind, context, device);
-    let result = evaluation::evaluate(&model, tokens, batch, context, most, &attention, device)?;
+    let how = model::Computation { attention, chunked_loss: false };
+    let result = evaluation::evaluate(&model, tokens, batch, context, most, &how, device)?;
     println!(
         "step {}: loss {:.4} nats per token, perplexity {:.2}, over {} tokens",
         found.state.step,

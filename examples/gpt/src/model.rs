@@ -141,15 +141,19 @@ impl Gpt {
         &self,
         inputs: Tensor<2, Int>,
         targets: Tensor<2, Int>,
-        attention: &Attention,
+        how: &Computation,
     ) -> Tensor<1> {
         let [batch, length] = inputs.dims();
-        let hidden = self.hidden(inputs, attention);
+        let hidden = self.hidden(inputs, &how.attention);
         let width = hidden.dims()[2];
-        let logits = self.head.forward(hidden.reshape([batch * length, width]));
+        let hidden = hidden.reshape([batch * length, width]);
         let targets = targets.reshape([batch * length]);
-        let criterion = CrossEntropyLossConfig::new().init(&logits.device());
-        if attention.is_fused() {
+        let criterion = CrossEntropyLossConfig::new().init(&hidden.device());
+        if how.chunked_loss {
+            return loss::linear_cross_entropy(&criterion, &self.head, hidden, targets);
+        }
+        let logits = self.head.forward(hidden);
+        if how.attention.is_fused() {
             loss::cross_entropy(&criterion, logits, targets)
         } else {
             criterion.forward(logits.cast(FloatDType::F32), targets)
@@ -196,6 +200,14 @@ fn block(x: Tensor<3>, layer: &TransformerEncoderLayer) -> Tensor<3> {
 fn row(logits: Tensor<3>, at: usize) -> Tensor<1> {
     let vocabulary = logits.dims()[2];
     logits.slice([0..1, at..at + 1, 0..vocabulary]).reshape([vocabulary]).cast(FloatDType::F32)
+}
+
+/// How a loss is computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Computation {
+    pub(crate) attention: Attention,
+    /// Whether logits are made in chunks of rows, with the loss, and never all at once.
+    pub(crate) chunked_loss: bool,
 }
 
 /// How attention is computed, with what that needs.
@@ -284,13 +296,17 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = TINY.init(&device);
         let ids = || Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5], [9, 0, 9, 7, 7]], &device);
-        let [(naive, naive_gradient), others @ ..] = all(&device).map(|attention| {
-            let loss = model.loss(ids(), ids(), &attention);
-            let gradients = loss.backward();
-            let gradient = model.head.weight.grad(&gradients).expect("the head has a gradient");
-            (loss.into_scalar::<f32>(), gradient)
-        });
-        for (loss, gradient) in others {
+        let losses = |chunked_loss| {
+            all(&device).map(|attention| {
+                let how = Computation { attention, chunked_loss };
+                let loss = model.loss(ids(), ids(), &how);
+                let gradients = loss.backward();
+                let gradient = model.head.weight.grad(&gradients).expect("the head has a gradient");
+                (loss.into_scalar::<f32>(), gradient)
+            })
+        };
+        let [(naive, naive_gradient), others @ ..] = losses(false);
+        for (loss, gradient) in others.into_iter().chain(losses(true)) {
             assert!((naive - loss).abs() < 1e-5, "{naive}, {loss}");
             let distance: f32 = (naive_gradient.clone() - gradient).abs().max().into_scalar();
             assert!(distance < 1e-5, "{distance}");
@@ -303,7 +319,8 @@ mod tests {
         let model = TINY.init(&device);
         let ids = || Tensor::<2, Int>::random([4, 8], Distribution::Uniform(0.0, 11.0), &device);
         for attention in all(&device) {
-            let loss: f32 = model.loss(ids(), ids(), &attention).into_scalar();
+            let how = Computation { attention, chunked_loss: false };
+            let loss: f32 = model.loss(ids(), ids(), &how).into_scalar();
             assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
         }
     }

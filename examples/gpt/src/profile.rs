@@ -20,7 +20,7 @@ impl Run {
         };
         let mut profiler = Profiler::with_options(&self.device, options)?;
         let mut batches = self.batches()?;
-        let attention = self.attention();
+        let how = self.computation();
         let mut passes = self.passes();
         let schedule = self.settings.schedule();
         eprintln!("profiling {} steps; nothing of them is kept", profiler.steps_left());
@@ -39,7 +39,7 @@ impl Run {
             }
             let learning_rate = schedule.at(self.step);
             profiler.step(|| {
-                self.take_step(&mut batches, &mut passes, &attention, learning_rate).map(drop)
+                self.take_step(&mut batches, &mut passes, &how, learning_rate).map(drop)
             })??;
             self.step += 1;
         }

@@ -36,6 +36,8 @@ pub(crate) struct Run {
     pub(crate) step: usize,
     pub(crate) prompt: String,
     pub(crate) attention: AttentionKind,
+    /// Whether logits are made in chunks of rows, with the loss.
+    pub(crate) chunked_loss: bool,
     /// Whether passes are recorded and replayed.
     pub(crate) graph: bool,
     // Held until the run ends: two processes must not write to one folder.
@@ -81,6 +83,7 @@ impl Run {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
             attention,
+            chunked_loss: args.chunked_loss,
             graph: replays(args, &settings),
             folder,
             settings,
@@ -123,6 +126,7 @@ impl Run {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
             attention,
+            chunked_loss: args.chunked_loss,
             graph: replays(args, &settings),
             step: found.state.step,
             folder,

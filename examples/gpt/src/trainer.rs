@@ -6,7 +6,7 @@ use crate::{
     evaluation::{Evaluation, evaluate, tensors},
     loader::{Prefetcher, Windows},
     metrics::{MetricRecord, MetricsLog},
-    model::{Attention, Gpt},
+    model::{Attention, Computation, Gpt},
     progress::Progress,
     run::{self, Run},
     settings::RunSettings,
@@ -109,7 +109,7 @@ impl Run {
         self.introduce(&mut log, report)?;
 
         let mut batches = self.batches()?;
-        let attention = self.attention();
+        let how = self.computation();
         let mut graph = self.passes();
         let schedule = self.settings.schedule();
         let progress = Progress::new(self.step, steps);
@@ -118,8 +118,7 @@ impl Run {
 
         while self.step < steps {
             let learning_rate = schedule.at(self.step);
-            let (loss, norm) =
-                self.take_step(&mut batches, &mut graph, &attention, learning_rate)?;
+            let (loss, norm) = self.take_step(&mut batches, &mut graph, &how, learning_rate)?;
             self.step += 1;
             interval.losses.push(loss);
             progress.advance(self.step);
@@ -166,7 +165,7 @@ impl Run {
         &mut self,
         batches: &mut Prefetcher,
         graph: &mut Passes,
-        attention: &Attention,
+        how: &Computation,
         learning_rate: f64,
     ) -> Result<(Tensor<1>, Tensor<1>)> {
         // Dropout follows the step, so that a resumed run repeats it.
@@ -183,7 +182,7 @@ impl Run {
                 let mut gradients = GradientSum::new();
                 let mut losses = Vec::new();
                 for (inputs, targets) in micro_batches {
-                    let loss = model.loss(inputs, targets, attention);
+                    let loss = model.loss(inputs, targets, how);
                     losses.push(loss.clone().inner());
                     let backward = scaled(loss, scale.clone()).backward();
                     gradients.add(model, GradientsParams::from_grads(backward, model), weight);
@@ -270,16 +269,19 @@ impl Run {
         if self.graph { GradientGraph::new(policy) } else { GradientGraph::disabled(policy) }
     }
 
-    pub(crate) fn attention(&self) -> Attention {
-        Attention::new(self.attention, self.settings.model.context, &self.device)
+    /// How losses are computed.
+    pub(crate) fn computation(&self) -> Computation {
+        let context = self.settings.model.context;
+        let attention = Attention::new(self.attention, context, &self.device);
+        Computation { attention, chunked_loss: self.chunked_loss }
     }
 
     /// The loss of `model` on held-out text.
     fn evaluate(&self, model: &Gpt, most: usize) -> Result<Evaluation> {
         let device = self.device.clone().without_autodiff();
         let (batch, context) = (self.settings.batch, self.settings.model.context);
-        let attention = self.attention();
-        evaluate(model, self.store.validation(), batch, context, most, &attention, &device)
+        let how = self.computation();
+        evaluate(model, self.store.validation(), batch, context, most, &how, &device)
             .context("cannot validate")
     }
 

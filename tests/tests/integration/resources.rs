@@ -23,20 +23,23 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("the_largest_micro_batch_is_found_by_running_out_of_memory", largest_micro_batch),
         ("pools_and_sensors_are_read", readings),
     ];
-    let trial = |(name, test): (&str, Test)| {
-        let name = format!("resources::{name}");
-        Trial::ignorable_test(name.clone(), move || {
-            on_burn_device_and_client(|device, client| match (client.name(), env::var_os(ALONE)) {
-                ("cuda", Some(_)) => test(device),
-                ("cuda", None) => run_alone(&name, &[(ALONE, "1")]).map(drop),
-                (other, _) => {
-                    eprintln!("nothing to see on {other}, which shares the machine's memory");
-                    Ok(())
-                }
-            })
-        })
-    };
+    let trial = |(name, test): (&str, Test)| alone_on_cuda(&format!("resources::{name}"), test);
     tests.into_iter().map(trial).collect()
+}
+
+/// A test of memory, which has a process of its own, and only where a GPU has memory of its own.
+pub(crate) fn alone_on_cuda(name: &str, test: fn(&Device) -> Result<(), Failed>) -> Trial {
+    let name = name.to_string();
+    Trial::ignorable_test(name.clone(), move || {
+        on_burn_device_and_client(|device, client| match (client.name(), env::var_os(ALONE)) {
+            ("cuda", Some(_)) => test(device),
+            ("cuda", None) => run_alone(&name, &[(ALONE, "1")]).map(drop),
+            (other, _) => {
+                eprintln!("nothing to see on {other}, which shares the machine's memory");
+                Ok(())
+            }
+        })
+    })
 }
 
 /// Columns of a layer, and rows of a sample: 4 MiB in f32.

@@ -1,7 +1,11 @@
 //! What the logarithm of softmax is made of on the device, against f64.
 
+#[path = "softmax_activation.rs"]
+mod activation;
 #[path = "softmax_module.rs"]
 mod module;
+#[path = "softmax_rows.rs"]
+mod rows;
 
 use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
@@ -70,7 +74,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     for (name, test) in tests {
         trials.push(Trial::ignorable_test(format!("softmax::{name}"), move || on_device(test)));
     }
+    trials.extend(activation::trials());
     trials.extend(module::trials());
+    trials.extend(rows::trials());
     trials
 }
 

@@ -21,6 +21,23 @@ impl Dropout {
         (self.rate * 4_294_967_296.0).round() as u32
     }
 
+    /// What so many elements are multiplied by, one after the other: 0 where they are left out. Words are
+    /// those of `blackburn_kernels::dropout`.
+    pub(crate) fn factors(self, elements: usize) -> Vec<f32> {
+        let (threshold, kept) = (self.threshold(), self.kept() as f32);
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let mut factors = vec![kept; elements];
+        for (call, factors) in factors.chunks_mut(4).enumerate() {
+            let words = philox([call as u32, 0, 0, 0], key);
+            for (factor, word) in factors.iter_mut().zip(words) {
+                if word < threshold {
+                    *factor = 0.0;
+                }
+            }
+        }
+        factors
+    }
+
     /// Whether each of the pairs is left out, `[heads, rows, columns]`; the first head is number
     /// `first_head` among those of all sequences.
     pub(super) fn left_out(

@@ -109,6 +109,11 @@ fn checked(logits: &Tensor<2>, targets: &Tensor<1, Int>, options: CrossEntropyOp
             format!("{:?}", targets.device()),
         );
     }
+    checked_options(options)
+}
+
+/// The options, as the primitives take them.
+pub(crate) fn checked_options(options: CrossEntropyOptions) -> Settings {
     let smoothing = options.label_smoothing;
     // What kernels compute with.
     if !(0.0..1.0).contains(&smoothing) || !(0.0..1.0).contains(&(smoothing as f32)) {
@@ -126,7 +131,7 @@ fn checked(logits: &Tensor<2>, targets: &Tensor<1, Int>, options: CrossEntropyOp
 }
 
 /// Targets in 32 bits. What does not fit was no class, and is none afterwards.
-fn narrowed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
+pub(crate) fn narrowed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     let targets = match targets.dtype() {
         DType::I32 => return targets,
         DType::I64 => targets.clamp(i64::from(i32::MIN), i64::from(i32::MAX)),

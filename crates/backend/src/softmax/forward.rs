@@ -3,20 +3,21 @@
 use super::{
     FORWARD, OP,
     operation::{Positions, numbers, unsupported},
+    probabilities::register_numbers,
 };
 use crate::{
     arithmetic::arithmetic_output,
     handles::{Tensors, consume, cube_tensor, register_cube_tensor},
     pattern::DataFlow,
-    rows::{RowLayout, Rows},
+    rows::Rows,
 };
 use blackburn_kernels::{
     KernelError,
-    buffer::Buffer,
-    softmax::{SoftmaxProblem, log_softmax, softmax_shifted, softmax_sums},
+    softmax::{
+        SoftmaxOutputs, SoftmaxProblem, log_softmax, softmax_rows, softmax_shifted, softmax_sums,
+    },
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::kernel::cast;
 use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 
@@ -185,6 +186,11 @@ impl Forward {
         });
         let targets = targets.transpose()?;
         let client = &layout.client;
+        if targets.is_none()
+            && let Some(y) = &self.y
+        {
+            return self.launch_whole(context, y, &problem, &x);
+        }
         let sums = softmax_sums(client, &problem, &x.span(), targets.as_ref())?;
 
         let rows = [
@@ -194,7 +200,7 @@ impl Forward {
         ];
         for (out, buffer) in rows {
             if let (Some(out), Some(buffer)) = (out, buffer) {
-                self.register_numbers(context, out, &layout, buffer)?;
+                register_numbers(context, out, &layout, buffer)?;
             }
         }
         if let Some(y) = &self.y {
@@ -215,14 +221,32 @@ impl Forward {
         Ok(())
     }
 
-    fn register_numbers(
+    /// Without targets, in one pass.
+    fn launch_whole(
         &self,
         context: &mut Tensors,
-        out: &TensorIr,
-        layout: &RowLayout,
-        buffer: &Buffer,
+        y: &TensorIr,
+        problem: &SoftmaxProblem,
+        x: &Rows,
     ) -> Result<(), KernelError> {
-        let numbers = layout.numbers(buffer.handle.clone(), DType::F32);
-        register_cube_tensor(context, out, cast(numbers, self.dtype), OP)
+        let layout = x.layout();
+        let outputs = SoftmaxOutputs {
+            logarithms: true,
+            shifted: self.shifted.is_some(),
+            exponentials: false,
+        };
+        let made = softmax_rows(&layout.client, problem, outputs, &x.span())?;
+        for (out, buffer) in [(Some(y), Some(made.y)), (self.shifted.as_ref(), made.shifted)] {
+            if let (Some(out), Some(buffer)) = (out, buffer) {
+                register_cube_tensor(context, out, layout.rows(buffer.handle, self.dtype), OP)?;
+            }
+        }
+        for (out, buffer) in [(&self.peak, &made.peak), (&self.sum, &made.sum)] {
+            if let Some(out) = out {
+                register_numbers(context, out, &layout, buffer)?;
+            }
+        }
+        consume(context, &self.input);
+        Ok(())
     }
 }

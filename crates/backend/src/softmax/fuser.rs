@@ -2,6 +2,7 @@ use super::{
     backward::BackwardSearch,
     forward::ForwardSearch,
     operation::{Pass, SoftmaxOperation},
+    probabilities::ProbabilitiesSearch,
 };
 use crate::gelu::Shown;
 use burn_cubecl_fusion::optim::CubeOptimization;
@@ -17,17 +18,67 @@ use burn_ir::OperationIr;
 pub(super) struct SoftmaxFuser {
     /// How many operations were let in.
     seen: usize,
-    search: Search,
+    candidates: Vec<Candidate>,
     closed: bool,
     shown: Shown,
 }
 
-#[derive(Clone, Default)]
+/// A pass that may be there, as far as the stream has followed it.
+#[derive(Clone)]
+struct Candidate {
+    search: Search,
+    /// Whether it let in all that came.
+    is_open: bool,
+}
+
+#[derive(Clone)]
 enum Search {
-    #[default]
-    Nothing,
     Forward(ForwardSearch),
     Backward(BackwardSearch),
+    Probabilities(ProbabilitiesSearch),
+}
+
+impl Search {
+    /// Those that `operation` may begin.
+    fn start(operation: &OperationIr, shown: &Shown) -> impl Iterator<Item = Self> {
+        let forward = ForwardSearch::start(operation).map(Self::Forward);
+        let backward = BackwardSearch::start(operation, shown).map(Self::Backward);
+        let probabilities = ProbabilitiesSearch::start(operation).map(Self::Probabilities);
+        [forward, backward, probabilities].into_iter().flatten()
+    }
+
+    fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
+        match self {
+            Self::Forward(forward) => forward.follow(operation, position),
+            Self::Backward(backward) => backward.follow(operation, position),
+            Self::Probabilities(probabilities) => probabilities.follow(operation, position),
+        }
+    }
+
+    fn found(&self) -> Option<Pass> {
+        match self {
+            Self::Forward(forward) => forward.found().map(Pass::Forward),
+            Self::Backward(backward) => backward.found().map(Pass::Backward),
+            Self::Probabilities(search) => search.found().map(Pass::Probabilities),
+        }
+    }
+
+    /// How many of the first operations no other fusion takes.
+    fn lone(&self) -> usize {
+        match self {
+            Self::Forward(forward) => forward.lone(),
+            Self::Backward(backward) => backward.lone(),
+            Self::Probabilities(probabilities) => probabilities.lone(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Forward(forward) => forward.is_over(),
+            Self::Backward(backward) => backward.is_over(),
+            Self::Probabilities(probabilities) => probabilities.is_over(),
+        }
+    }
 }
 
 impl SoftmaxFuser {
@@ -38,38 +89,29 @@ impl SoftmaxFuser {
     const SCORE_OF_NEITHER: u64 = 1;
 
     fn follow(&mut self, operation: &OperationIr) -> bool {
-        match &mut self.search {
-            Search::Nothing => {
-                self.search = match ForwardSearch::start(operation) {
-                    Some(forward) => Search::Forward(forward),
-                    None => match BackwardSearch::start(operation, &self.shown) {
-                        Some(backward) => Search::Backward(backward),
-                        None => return false,
-                    },
-                };
-                true
+        if self.seen == 0 {
+            let searches = Search::start(operation, &self.shown);
+            self.candidates = searches.map(|search| Candidate { search, is_open: true }).collect();
+        } else {
+            for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {
+                candidate.is_open = candidate.search.follow(operation, self.seen);
             }
-            Search::Forward(forward) => forward.follow(operation, self.seen),
-            Search::Backward(backward) => backward.follow(operation, self.seen),
         }
+        self.candidates.iter().any(|candidate| candidate.is_open)
+    }
+
+    fn searches(&self) -> impl Iterator<Item = &Search> {
+        self.candidates.iter().map(|candidate| &candidate.search)
     }
 
     /// What there is to claim.
     fn claim(&self) -> Option<Pass> {
-        let (found, waited_on) = match &self.search {
-            Search::Nothing => return None,
-            Search::Forward(forward) => (forward.found().map(Pass::Forward), forward.lone()),
-            Search::Backward(backward) => (backward.found().map(Pass::Backward), backward.lone()),
-        };
-        found.or((waited_on > 0).then_some(Pass::Neither(waited_on)))
+        let waited_on = self.searches().map(Search::lone).max().filter(|lone| *lone > 0);
+        self.searches().find_map(Search::found).or(waited_on.map(Pass::Neither))
     }
 
     fn is_over(&self) -> bool {
-        match &self.search {
-            Search::Nothing => false,
-            Search::Forward(forward) => forward.is_over(),
-            Search::Backward(backward) => backward.is_over(),
-        }
+        self.searches().any(Search::is_over)
     }
 }
 

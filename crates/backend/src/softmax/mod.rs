@@ -1,4 +1,4 @@
-//! The provider that runs `log_softmax`, and with it `burn::nn::loss::CrossEntropyLoss`, on the softmax
+//! The provider that runs `softmax` and `log_softmax`, and with the latter `burn::nn::loss::CrossEntropyLoss`, on the softmax
 //! kernels.
 //!
 //! Burn emits the logarithm of softmax over the last dimension as six operations, of which a loss takes
@@ -15,6 +15,11 @@
 //! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
 //! in, and run first, as Burn runs them.
 //!
+//! Softmax itself is five operations ([`SOFTMAX`]), and its gradient thirteen ([`SOFTMAX_BACKWARD`]): one
+//! kernel each, which reads each element once. They are taken behind some operations on elements, of which a
+//! scale and masks are such; these run first, as Burn runs them. Where the gradient that comes in is a matrix
+//! product's, Burn's search joins the two, and neither this provider nor another takes the rest whole.
+//!
 //! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
 //! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
 //! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
@@ -24,11 +29,13 @@ mod backward;
 mod forward;
 mod fuser;
 mod operation;
+mod probabilities;
 
 use crate::pattern::{
     Pattern,
     Step::{
-        Add, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow, Zeros,
+        Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow,
+        Zeros,
     },
 };
 use burn_cubecl::{
@@ -68,6 +75,32 @@ const BACKWARD: Pattern = &[
     ("exp", Exp("shifted")),
     ("of_exp", Mul("dexp", "exp")),
     ("dx", Add("of_exp", "dy")),
+];
+
+/// `ActivationOps::softmax` of burn-backend.
+const SOFTMAX: Pattern = &[
+    ("peak", MaxRow("x")),
+    ("shifted", Sub("x", "peak")),
+    ("exp", Exp("shifted")),
+    ("sum", SumRow("exp")),
+    ("y", Div("exp", "sum")),
+];
+
+/// What burn-autodiff makes of [`SOFTMAX`].
+const SOFTMAX_BACKWARD: Pattern = &[
+    ("inverse", Recip("sum")),
+    ("of_exp", Mul("dy", "inverse")),
+    ("negative", MulScalar("exp", -1.0)),
+    ("square", Mul("sum", "sum")),
+    ("slope", Div("negative", "square")),
+    ("products", Mul("dy", "slope")),
+    ("dsum", SumRow("products")),
+    ("ones", Ones),
+    ("of_row", SumRow("dsum")),
+    ("dexp_of_sum", Mul("ones", "of_row")),
+    ("dexp", Add("dexp_of_sum", "of_exp")),
+    ("exp_again", Exp("shifted")),
+    ("dx", Mul("dexp", "exp_again")),
 ];
 
 /// Registers [`SoftmaxFuser`] with Burn.

@@ -1,4 +1,4 @@
-use super::{NAME, OP, backward::Backward, forward::Forward};
+use super::{NAME, OP, backward::Backward, forward::Forward, probabilities::Probabilities};
 use crate::{
     declined,
     handles::{Tensors, contiguous_buffer, cube_tensor},
@@ -23,6 +23,7 @@ pub(super) enum Pass {
     Neither(usize),
     Forward(Forward),
     Backward(Backward),
+    Probabilities(Probabilities),
 }
 
 /// Positions of the operations that a pass covers.
@@ -60,7 +61,8 @@ impl Pass {
         match self {
             Self::Neither(operations) => *operations,
             Self::Forward(Forward { positions, .. })
-            | Self::Backward(Backward { positions, .. }) => {
+            | Self::Backward(Backward { positions, .. })
+            | Self::Probabilities(Probabilities { positions, .. }) => {
                 positions.passengers.len() + positions.steps.len()
             }
         }
@@ -89,6 +91,9 @@ impl FusedOperation for SoftmaxOperation {
             }
             Pass::Backward(backward) => {
                 backward.positions.run(context, fallback, |context| backward.launch(context));
+            }
+            Pass::Probabilities(pass) => {
+                pass.positions.run(context, fallback, |context| pass.launch(context));
             }
         }
     }

@@ -69,6 +69,7 @@ pub use problem::{CrossEntropyProblem, Reduction};
 pub(crate) use {
     backward::ElementForm,
     blueprint::UNITS,
+    exponential::exponential_by,
     forward::{join_row, nothing, see_row},
     launch::{RowNumbers, launch_elements, row_cubes, whole},
 };

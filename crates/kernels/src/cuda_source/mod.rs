@@ -14,6 +14,7 @@ mod softmax;
 
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
+    dropout::dropout_kernel,
     gelu::{gelu_backward_kernel, gelu_backward_sum_kernel, gelu_forward_kernel},
 };
 use cubecl::{
@@ -108,6 +109,26 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
                 dtype,
             ),
         )?);
+        for (adds, kind) in [(false, ""), (true, "_residual")] {
+            kernels.push(bandwidth_bound(
+                format!("dropout{kind}_{name}"),
+                dropout_kernel::DropoutKernel::new(
+                    settings(),
+                    properties(),
+                    Arc::default(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    (),
+                    (),
+                    (),
+                    (),
+                    vector_size,
+                    adds,
+                    dtype,
+                ),
+            )?);
+        }
         kernels.extend(gelu_backward_sums(dtype, name)?);
         kernels.extend(column_sums(dtype, name)?);
     }

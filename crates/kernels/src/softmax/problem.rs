@@ -48,6 +48,11 @@ impl SoftmaxProblem {
         self.rows * self.classes * (self.dtype.size() + self.out.size())
     }
 
+    /// Bytes that [`softmax_rows_backward`](super::softmax_rows_backward) has to move: y and dy in, dx out.
+    pub fn backward_bytes(&self) -> usize {
+        3 * self.rows * self.classes * self.dtype.size()
+    }
+
     /// The cross-entropy of such rows.
     pub(super) fn loss(&self) -> CrossEntropyProblem {
         self.of(self.dtype)

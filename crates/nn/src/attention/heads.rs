@@ -4,11 +4,11 @@ use super::{
     KvCache, MhaInput, MhaOutput, MultiHeadAttention,
     naive::{self, Rules},
 };
-use crate::{refuse, seed::next_seed};
+use crate::{dropout::drawn, refuse};
 use blackburn_backend::attention::{self, AttentionOptions, Window};
 use burn::{
     nn::{Dropout, Linear, RotaryEncoding},
-    tensor::{Device, Tensor},
+    tensor::Tensor,
 };
 
 const MODULE: &str = "multi_head_attention";
@@ -102,7 +102,7 @@ impl Heads<'_> {
                 causal,
                 window: self.window.map(|keys| Window { left: Some(keys), right: Some(keys) }),
                 softcap: self.softcap,
-                dropout: self.drawn_dropout(&q.device()),
+                dropout: drawn(self.dropout, &q.device()),
                 mask: mask_attn.map(|mask| mask.unsqueeze_dim(1)),
                 key_padding: mask_pad.map(|mask| mask.expand([batch, seq_kv])),
                 ..AttentionOptions::default()
@@ -111,14 +111,6 @@ impl Heads<'_> {
         };
         let joined = context.swap_dims(1, 2).reshape([batch, seq_q, self.n_heads * self.d_k]);
         MhaOutput { weights, context: self.output.forward(joined) }
-    }
-
-    /// Dropout as Burn's module decides about it: where a backward pass is possible, and unless the
-    /// module is frozen.
-    fn drawn_dropout(&self, device: &Device) -> Option<attention::Dropout> {
-        let rate = self.dropout.prob;
-        let is_training = self.dropout.training.is_enabled() && device.is_autodiff();
-        (is_training && rate > 0.0).then(|| attention::Dropout { rate, seed: next_seed() })
     }
 
     fn rotated(&self, heads: Tensor<4>, start: usize) -> Tensor<4> {

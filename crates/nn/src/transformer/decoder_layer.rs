@@ -3,6 +3,7 @@
 use super::{TransformerDecoderConfig, TransformerDecoderInput};
 use crate::{
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    dropout::{add_dropout, dropout},
     norm::{Stream, add_layer_norm},
 };
 use burn::{
@@ -79,25 +80,25 @@ impl TransformerDecoderLayer {
             let masks = input.target_masks.clone();
             let input =
                 MhaInput::self_attn(x).with_masks(masks.pad, masks.attn).with_causal(masks.causal);
-            self.dropout.forward(self.self_attn.forward(input).context)
+            dropout(&self.dropout, self.self_attn.forward(input).context)
         };
         let look_back = |x: Tensor<3>| {
             let (memory, masks) = (&input.memory, input.memory_masks.clone());
             let input =
                 MhaInput::new(x, memory.clone(), memory.clone()).with_masks(masks.pad, masks.attn);
-            self.dropout.forward(self.cross_attn.forward(input).context)
+            dropout(&self.dropout, self.cross_attn.forward(input).context)
         };
-        let feed_forward = |x: Tensor<3>| self.dropout.forward(self.pwff.forward(x));
         let x = input.target.clone();
         let x = if self.norm_first {
             let (x, normalized) = Stream::new(x).normalized(&self.norm_3);
             let (x, normalized) = Stream::with(x, look_around(normalized)).normalized(&self.norm_1);
             let (x, normalized) = Stream::with(x, look_back(normalized)).normalized(&self.norm_2);
-            x + feed_forward(normalized)
+            add_dropout(&self.dropout, x, self.pwff.forward(normalized))
         } else {
             let (_, x) = add_layer_norm(&self.norm_1, x.clone(), look_around(x));
             let (_, x) = add_layer_norm(&self.norm_2, x.clone(), look_back(x));
-            add_layer_norm(&self.norm_3, x.clone(), feed_forward(x)).1
+            let fed = dropout(&self.dropout, self.pwff.forward(x.clone()));
+            add_layer_norm(&self.norm_3, x, fed).1
         };
         input.target = x;
         input

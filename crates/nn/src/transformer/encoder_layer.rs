@@ -3,6 +3,7 @@
 use super::TransformerEncoderConfig;
 use crate::{
     attention::{Heads, KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    dropout::dropout,
     norm::{Stream, add_layer_norm},
 };
 use burn::{
@@ -127,9 +128,9 @@ impl EncoderLayer<'_> {
             let input = MhaInput::self_attn(x)
                 .with_masks(masks.pad.clone(), masks.attn.clone())
                 .with_causal(masks.causal);
-            self.dropout.forward(self.heads.forward(input, cache).context)
+            dropout(self.dropout, self.heads.forward(input, cache).context)
         };
-        let feed_forward = |x| self.dropout.forward(self.pwff.forward(x));
+        let feed_forward = |x| dropout(self.dropout, self.pwff.forward(x));
         if self.norm_first {
             let (x, normalized) = stream.normalized(self.norm_2);
             let (x, normalized) = Stream::with(x, attention(normalized)).normalized(self.norm_1);

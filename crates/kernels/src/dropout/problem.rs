@@ -1,0 +1,107 @@
+use crate::{KernelError, buffer::Buffer};
+use cubecl::ir::{ElemType, FloatKind};
+
+pub(super) const OP: &str = "dropout";
+
+/// What a dropout asks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DropoutProblem {
+    /// Number of elements.
+    pub elements: usize,
+    /// Type of all tensors.
+    pub dtype: ElemType,
+    /// The share that is left out, from 0 to below 1.
+    pub rate: f64,
+    /// What the choice depends on.
+    pub seed: u64,
+}
+
+impl DropoutProblem {
+    /// Checks what the numbers have to be.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] for a rate out of its range; [`KernelError::Unsupported`] for dtypes
+    /// other than f32, f16 and bf16 and for elements beyond 32-bit indices.
+    pub fn validate(&self) -> Result<(), KernelError> {
+        /// Units step beyond the end before they stop.
+        const STEP: usize = 1 << 20;
+        let unsupported = |reason| Err(KernelError::Unsupported { op: OP, reason });
+        if !matches!(self.dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
+        {
+            return unsupported(format!(
+                "dtype {:?}; the kernel takes f32, f16 and bf16",
+                self.dtype
+            ));
+        }
+        if u32::try_from(self.elements.saturating_add(STEP)).is_err() {
+            return unsupported(format!("{} elements", self.elements));
+        }
+        if !(0.0..1.0).contains(&self.rate) {
+            return Err(KernelError::InvalidProblem {
+                op: OP,
+                argument: "rate",
+                expected: "a number from 0 to below 1".into(),
+                actual: self.rate.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A random word below this leaves its element out.
+    pub(super) fn threshold(&self) -> u32 {
+        // The cast stops at the largest.
+        (self.rate * 2f64.powi(32)).round() as u32
+    }
+
+    /// What elements that stay are multiplied by.
+    pub(super) fn scale(&self) -> f32 {
+        (1.0 / (1.0 - self.rate)) as f32
+    }
+
+    /// Bytes that have to be moved: x in, y out, and a residual in.
+    pub fn bytes(&self, adds: bool) -> usize {
+        (2 + usize::from(adds)) * self.elements * self.dtype.size()
+    }
+
+    pub(super) fn check(&self, argument: &'static str, buffer: &Buffer) -> Result<(), KernelError> {
+        if (buffer.elements, buffer.dtype) == (self.elements, self.dtype) {
+            return Ok(());
+        }
+        Err(KernelError::InvalidProblem {
+            op: OP,
+            argument,
+            expected: format!("{} elements of {:?}", self.elements, self.dtype),
+            actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: DropoutProblem = DropoutProblem {
+        elements: 100,
+        dtype: ElemType::Float(FloatKind::BF16),
+        rate: 0.5,
+        seed: 0,
+    };
+
+    #[test]
+    fn half_of_all_words_are_below_the_threshold_of_a_half() {
+        assert_eq!((HALF.threshold(), HALF.scale()), (1 << 31, 2.0));
+        assert_eq!(DropoutProblem { rate: 0.0, ..HALF }.threshold(), 0);
+        assert_eq!(HALF.bytes(true) - HALF.bytes(false), 200);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for rate in [-0.1, 1.0, f64::NAN] {
+            let refused = DropoutProblem { rate, ..HALF }.validate();
+            assert!(matches!(refused, Err(KernelError::InvalidProblem { argument: "rate", .. })));
+        }
+        let refused = DropoutProblem { elements: 1 << 32, ..HALF }.validate();
+        assert!(matches!(refused, Err(KernelError::Unsupported { .. })));
+    }
+}

@@ -1,0 +1,199 @@
+use super::{
+    SoftmaxBlueprint, SoftmaxProblem,
+    blueprint::Pass,
+    problem::F32,
+    rows_backward::softmax_rows_backward_kernel,
+    rows_forward::{SoftmaxForm, softmax_rows_kernel},
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{client::Client, prelude::*};
+
+const FORWARD: &str = "softmax_rows";
+const BACKWARD: &str = "softmax_rows_backward";
+
+/// What [`softmax_rows`] is to write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SoftmaxOutputs {
+    /// The logarithm of softmax as y, and otherwise softmax.
+    pub logarithms: bool,
+    /// What elements lack to the largest of their row, too.
+    pub shifted: bool,
+    /// The exponentials of that, too.
+    pub exponentials: bool,
+}
+
+/// What [`softmax_rows`] returns.
+#[derive(Clone, Debug)]
+pub struct SoftmaxRows {
+    /// Softmax or its logarithm, as far apart as the rows of x.
+    pub y: Buffer,
+    /// What elements lack to the largest of their row, if asked for.
+    pub shifted: Option<Buffer>,
+    /// The exponentials of that, if asked for.
+    pub exponentials: Option<Buffer>,
+    /// The largest element of each row, f32.
+    pub peak: Buffer,
+    /// The sum of the exponentials of each row, f32.
+    pub sum: Buffer,
+}
+
+/// The plan of [`softmax_rows`].
+pub fn plan_forward(client: &Client, problem: &SoftmaxProblem, x: &Buffer) -> SoftmaxBlueprint {
+    SoftmaxBlueprint::plan_for(problem, Pass::Forward, &[(x, problem.row_stride)], client)
+}
+
+/// The plan of [`softmax_rows_backward`].
+pub fn plan_backward(
+    client: &Client,
+    problem: &SoftmaxProblem,
+    y: &Buffer,
+    dy: &Buffer,
+    dy_stride: usize,
+) -> SoftmaxBlueprint {
+    let inputs = [(y, problem.row_stride), (dy, dy_stride)];
+    SoftmaxBlueprint::plan_for(problem, Pass::Backward, &inputs, client)
+}
+
+/// Softmax of rows, or its logarithm, with what else is asked for. What lies between rows of what is
+/// written is unspecified.
+///
+/// # Errors
+///
+/// As [`SoftmaxProblem::validate`], and [`KernelError::InvalidProblem`] when x does not go with the
+/// problem.
+pub fn softmax_rows(
+    client: &Client,
+    problem: &SoftmaxProblem,
+    outputs: SoftmaxOutputs,
+    x: &Buffer,
+) -> Result<SoftmaxRows, KernelError> {
+    problem.validate()?;
+    problem.check_rows(FORWARD, "x", x)?;
+    let blueprint = plan_forward(client, problem, x);
+    let vector_size = blueprint.vector_size;
+    let span = whole_span(problem, problem.row_stride, vector_size);
+    let rows_of = |elements| Buffer::empty(client, elements, problem.out);
+    let y = rows_of(span);
+    // What is not asked for is not compiled in, but must not be in use, too.
+    let [shifted, exponentials] = [outputs.shifted, outputs.exponentials]
+        .map(|asked| rows_of(if asked { span } else { vector_size }));
+    let [peak, sum] = [(); 2].map(|()| Buffer::empty(client, problem.rows, F32));
+    if problem.rows > 0 {
+        let form = SoftmaxForm {
+            logarithms: outputs.logarithms,
+            shifted: outputs.shifted,
+            exponentials: outputs.exponentials,
+        };
+        // SAFETY: the plan's vectors begin and end where x has memory, and what is written was allocated
+        // for as many; the kernel stops at the last row and column. `validate` has seen to 32-bit indices
+        // with a margin for steps beyond the end.
+        unsafe {
+            softmax_rows_kernel::launch_unchecked(
+                client,
+                cubes(client, problem, &blueprint),
+                CubeDim::new_2d(blueprint.units(), blueprint.rows),
+                vector_size,
+                BufferArg::from_raw_parts(x.handle.clone(), span),
+                y.arg(vector_size),
+                shifted.arg(vector_size),
+                exponentials.arg(vector_size),
+                peak.arg(1),
+                sum.arg(1),
+                problem.rows as u32,
+                problem.classes as u32,
+                problem.classes.div_ceil(vector_size) as u32,
+                (problem.row_stride / vector_size) as u32,
+                f32::NEG_INFINITY,
+                form,
+                blueprint,
+                problem.dtype,
+                problem.out,
+            );
+        }
+    }
+    let spanned = |buffer: Buffer| Buffer { elements: problem.span(), ..buffer };
+    Ok(SoftmaxRows {
+        y: spanned(y),
+        shifted: outputs.shifted.then(|| spanned(shifted)),
+        exponentials: outputs.exponentials.then(|| spanned(exponentials)),
+        peak,
+        sum,
+    })
+}
+
+/// The gradient of x, as far apart as the rows of y, where dy, whose rows are `dy_stride` elements apart,
+/// is that of softmax. `y` is softmax; or with `sum` the exponentials, whose sums these are.
+///
+/// # Errors
+///
+/// As [`softmax_rows`], and [`KernelError::InvalidProblem`] where the problem asks for another type than
+/// that of y.
+pub fn softmax_rows_backward(
+    client: &Client,
+    problem: &SoftmaxProblem,
+    y: &Buffer,
+    sum: Option<&Buffer>,
+    dy: &Buffer,
+    dy_stride: usize,
+) -> Result<Buffer, KernelError> {
+    let of_dy = SoftmaxProblem { row_stride: dy_stride, ..*problem };
+    problem.validate()?;
+    of_dy.validate()?;
+    problem.check_rows(BACKWARD, "y", y)?;
+    of_dy.check_rows(BACKWARD, "dy", dy)?;
+    if let Some(sum) = sum {
+        problem.check_numbers(BACKWARD, "sum", sum, F32)?;
+    }
+    if problem.out != problem.dtype {
+        return Err(KernelError::InvalidProblem {
+            op: BACKWARD,
+            argument: "out",
+            expected: format!("{:?}, as y is", problem.dtype),
+            actual: format!("{:?}", problem.out),
+        });
+    }
+    let blueprint = plan_backward(client, problem, y, dy, dy_stride);
+    let vector_size = blueprint.vector_size;
+    let [span, dy_span] =
+        [problem.row_stride, dy_stride].map(|stride| whole_span(problem, stride, vector_size));
+    let dx = Buffer::empty(client, span, problem.dtype);
+    if problem.rows > 0 {
+        let none = || Buffer::empty(client, 1, F32);
+        // SAFETY: as in `softmax_rows`; the sums were checked to be one for each row, and are not compiled
+        // in where there are none.
+        unsafe {
+            softmax_rows_backward_kernel::launch_unchecked(
+                client,
+                cubes(client, problem, &blueprint),
+                CubeDim::new_2d(blueprint.units(), blueprint.rows),
+                vector_size,
+                BufferArg::from_raw_parts(y.handle.clone(), span),
+                BufferArg::from_raw_parts(dy.handle.clone(), dy_span),
+                sum.cloned().unwrap_or_else(none).arg(1),
+                dx.arg(vector_size),
+                problem.rows as u32,
+                problem.classes as u32,
+                problem.classes.div_ceil(vector_size) as u32,
+                (problem.row_stride / vector_size) as u32,
+                (dy_stride / vector_size) as u32,
+                sum.is_some(),
+                blueprint,
+                problem.dtype,
+            );
+        }
+    }
+    Ok(Buffer { elements: problem.span(), ..dx })
+}
+
+/// Elements from the first to the end of the last vector.
+fn whole_span(problem: &SoftmaxProblem, stride: usize, vector_size: usize) -> usize {
+    let last = problem.classes.next_multiple_of(vector_size);
+    problem.rows.checked_sub(1).map_or(0, |before| before * stride + last)
+}
+
+/// Rows along x, which step over what the device does not take at once.
+fn cubes(client: &Client, problem: &SoftmaxProblem, blueprint: &SoftmaxBlueprint) -> CubeCount {
+    let most = client.properties().hardware.max_cube_count.0;
+    let cubes = problem.rows.div_ceil(blueprint.rows as usize);
+    CubeCount::Static(cubes.min(most as usize) as u32, 1, 1)
+}

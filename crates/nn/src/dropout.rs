@@ -1,0 +1,56 @@
+//! Dropout of `burn::nn` as it is, by an operation that keeps nothing for its gradient: functions in the
+//! place of `forward`.
+//!
+//! ```
+//! use blackburn_nn::dropout;
+//! use burn::{nn::DropoutConfig, prelude::*};
+//!
+//! let device = Device::flex().autodiff();
+//! let module = DropoutConfig::new(0.1).init();
+//! let x = Tensor::<2>::ones([3, 8], &device);
+//!
+//! // Instead of `x.clone() + module.forward(x)`:
+//! let y = dropout::add_dropout(&module, x.clone(), x);
+//! assert_eq!(y.dims(), [3, 8]);
+//! ```
+//!
+//! What is left out depends on [`seed`](crate::seed()), and not on the device's random numbers.
+
+use crate::seed::next_seed;
+use blackburn_backend::{attention::Dropout as Drawn, dropout as op};
+use burn::{
+    nn::Dropout,
+    tensor::{Device, Tensor},
+};
+
+/// What `module.forward(x)` gives: x itself where no backward pass is possible or the module is frozen.
+pub fn dropout<const D: usize>(module: &Dropout, x: Tensor<D>) -> Tensor<D> {
+    match drawn(module, &x.device()) {
+        Some(drawn) => op::dropout(x, drawn),
+        None => x,
+    }
+}
+
+/// What `residual + module.forward(x)` gives.
+///
+/// # Panics
+///
+/// When the two differ in shape, dtype or device.
+pub fn add_dropout<const D: usize>(
+    module: &Dropout,
+    residual: Tensor<D>,
+    x: Tensor<D>,
+) -> Tensor<D> {
+    match drawn(module, &x.device()) {
+        Some(drawn) => op::add_dropout(residual, x, drawn),
+        None => residual + x,
+    }
+}
+
+/// Dropout as Burn's module decides about it: where a backward pass is possible, and unless the module is
+/// frozen.
+pub(crate) fn drawn(module: &Dropout, device: &Device) -> Option<Drawn> {
+    let rate = module.prob;
+    let is_training = module.training.is_enabled() && device.is_autodiff();
+    (is_training && rate > 0.0).then(|| Drawn { rate, seed: next_seed() })
+}
