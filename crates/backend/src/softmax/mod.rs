@@ -15,15 +15,15 @@
 //! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
 //! in, and run first, as Burn runs them.
 //!
-//! Softmax itself is five operations ([`SOFTMAX`]), and its gradient thirteen ([`SOFTMAX_BACKWARD`]): one
-//! kernel each, which reads each element once. They are taken behind some operations on elements, of which a
-//! scale and masks are such; these run first, as Burn runs them. Where the gradient that comes in is a matrix
-//! product's, Burn's search joins the two, and neither this provider nor another takes the rest whole.
+//! Softmax itself is five operations ([`SOFTMAX`]), one kernel, which reads each element once. Masks in front
+//! run first, as Burn runs them.
 //!
 //! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
 //! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
 //! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
-//! behind a mean over two dimensions.
+//! behind a mean over two dimensions. And the gradient of softmax: it begins as that of every division does,
+//! the layer norm's too, and to wait behind all of these makes segments so long that Burn cannot put them in
+//! order and fuses none of them, matrix products included.
 
 mod backward;
 mod forward;
@@ -84,23 +84,6 @@ const SOFTMAX: Pattern = &[
     ("exp", Exp("shifted")),
     ("sum", SumRow("exp")),
     ("y", Div("exp", "sum")),
-];
-
-/// What burn-autodiff makes of [`SOFTMAX`].
-const SOFTMAX_BACKWARD: Pattern = &[
-    ("inverse", Recip("sum")),
-    ("of_exp", Mul("dy", "inverse")),
-    ("negative", MulScalar("exp", -1.0)),
-    ("square", Mul("sum", "sum")),
-    ("slope", Div("negative", "square")),
-    ("products", Mul("dy", "slope")),
-    ("dsum", SumRow("products")),
-    ("ones", Ones),
-    ("of_row", SumRow("dsum")),
-    ("dexp_of_sum", Mul("ones", "of_row")),
-    ("dexp", Add("dexp_of_sum", "of_exp")),
-    ("exp_again", Exp("shifted")),
-    ("dx", Mul("dexp", "exp_again")),
 ];
 
 /// Registers [`SoftmaxFuser`] with Burn.

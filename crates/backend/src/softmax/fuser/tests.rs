@@ -280,52 +280,12 @@ fn probabilities() -> Vec<OperationIr> {
     operations
 }
 
-/// The gradient of softmax where that of `Y` is `GRAD`, the constant of which is numbered 0.
-fn probabilities_backward() -> Vec<OperationIr> {
-    let sum = || number(SUM, ReadOnly);
-    vec![
-        float(Float::Recip, sum(), number(80, NotInit)),
-        binary(Numeric::Mul, rows(GRAD, ReadOnly), number(80, ReadWrite), rows(81, NotInit)),
-        scaled(rows(EXP, ReadWrite), rows(82, NotInit)),
-        binary(Numeric::Mul, sum(), number(SUM, ReadWrite), number(83, NotInit)),
-        binary(Numeric::Div, rows(82, ReadWrite), number(83, ReadWrite), rows(84, NotInit)),
-        binary(Numeric::Mul, rows(GRAD, ReadWrite), rows(84, ReadWrite), rows(85, NotInit)),
-        reduced(Numeric::SumDim, rows(85, ReadWrite), number(86, NotInit), 1),
-        created(Base::Ones, rows(87, NotInit)),
-        reduced(Numeric::SumDim, number(86, ReadWrite), number(88, NotInit), 1),
-        binary(Numeric::Mul, rows(87, ReadWrite), number(88, ReadWrite), rows(89, NotInit)),
-        binary(Numeric::Add, rows(89, ReadWrite), rows(81, ReadWrite), rows(90, NotInit)),
-        float(Float::Exp, rows(SHIFTED, ReadWrite), rows(91, NotInit)),
-        binary(Numeric::Mul, rows(90, ReadWrite), rows(91, ReadWrite), rows(92, NotInit)),
-    ]
-}
-
 #[test]
-fn softmax_is_taken_behind_some_operations_on_elements() {
+fn softmax_is_taken_and_waited_for_behind_no_arithmetic() {
     let operations = probabilities();
     assert_eq!(taken(&operations), Some((vec![], all(0..5))));
     assert!(matches!(follow(&operations).status(), FuserStatus::Closed));
     assert_eq!(taken(&operations[..4]), Some((vec![0], vec![])), "without its last step");
-    let lead = || scaled(rows(49, ReadOnly), rows(X, NotInit));
-    let behind = |leads: usize| {
-        let leads: Vec<_> = (0..leads).map(|_| lead()).collect();
-        taken(&[leads, probabilities()].concat())
-    };
-    assert_eq!(behind(5), Some((all(0..5), all(5..10))));
-    assert_eq!(behind(6), None, "what is saved is lost on them");
-}
-
-#[test]
-fn the_gradient_of_softmax_is_taken_whole_or_not_at_all() {
-    let operations = probabilities_backward();
-    assert_eq!(taken(&operations), Some((vec![], all(0..13))));
-    assert_eq!(taken(&operations[..12]), None);
-    let mut early = operations.clone();
-    let ones = early.remove(7);
-    early.insert(1, ones);
-    assert_eq!(taken(&early), Some((vec![], all(0..13))), "ones wait for nothing");
-    let mut read_again = operations;
-    read_again[12] =
-        binary(Numeric::Mul, rows(90, ReadOnly), rows(91, ReadWrite), rows(92, NotInit));
-    assert_eq!(taken(&read_again), None, "an intermediate is read again");
+    let lead = scaled(rows(49, ReadOnly), rows(X, NotInit));
+    assert_eq!(taken(&[vec![lead], probabilities()].concat()), None);
 }
