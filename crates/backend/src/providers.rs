@@ -1,7 +1,6 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
 use crate::{
-    adamw::provider::{self as adamw, AdamwProvider},
     attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
     embedding::provider::{self as embedding, EmbeddingProvider},
@@ -80,8 +79,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 7] = [
-    (adamw::NAME, || fusion::register(AdamwProvider)),
+const OURS: [(&str, Register); 6] = [
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (embedding::NAME, || fusion::register(EmbeddingProvider)),
