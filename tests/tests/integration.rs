@@ -43,6 +43,8 @@ mod matmul;
 mod profile;
 #[path = "integration/resources.rs"]
 mod resources;
+#[path = "integration/sgd.rs"]
+mod sgd;
 #[path = "integration/softmax.rs"]
 mod softmax;
 #[path = "integration/square_sum.rs"]
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         matmul::trials(),
         resources::trials(),
         profile::trials(),
+        sgd::trials(),
         softmax::trials(),
         square_sum::trials(),
         training::trials(),

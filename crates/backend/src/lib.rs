@@ -8,8 +8,8 @@
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
 //!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`] and [`layer_norm`]. They run on the CPU
 //!   too, where they are all that a build without the feature `gpu` has. And without a gradient, for GPUs
-//!   alone, what training needs around the passes: an optimizer's step ([`adamw`]), a norm
-//!   ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]).
+//!   alone, what training needs around the passes: an optimizer's step ([`adamw`], [`sgd`]), a
+//!   norm ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]).
 //!
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
@@ -50,6 +50,7 @@ pub mod providers;
 mod rows;
 #[cfg(feature = "gpu")]
 pub mod runtime;
+pub mod sgd;
 #[cfg(feature = "gpu")]
 mod softmax;
 pub mod square_sum;

@@ -41,6 +41,7 @@ mod philox;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
 

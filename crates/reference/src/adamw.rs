@@ -39,6 +39,18 @@ pub enum Rounding {
     Chance,
 }
 
+impl Rounding {
+    /// How far a number of that magnitude, computed in f32, is from what is stored of it.
+    pub fn error(self, stored: Storage, magnitude: f64) -> f64 {
+        let distances = match (stored, self) {
+            (Storage::F32, _) => 0.0,
+            (_, Self::Nearest) => 1.0,
+            (_, Self::Chance) => 2.0,
+        };
+        distances * (stored.unit_roundoff() * magnitude + stored.underflow())
+    }
+}
+
 /// Where the corrections `1 - beta^t` are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corrections {
@@ -113,13 +125,7 @@ pub fn bound(
         + u * (moved + decayed)
         + 2.0 * tiny;
     let parameter = change_error + u * p.abs();
-    let distances = match (stored, rounding) {
-        (Storage::F32, _) => 0.0,
-        (_, Rounding::Nearest) => 1.0,
-        (_, Rounding::Chance) => 2.0,
-    };
-    let parameter = parameter
-        + distances * (stored.unit_roundoff() * (p.abs() + parameter) + stored.underflow());
+    let parameter = parameter + rounding.error(stored, p.abs() + parameter);
     // Of second order: products of the errors above.
     let second_order = 1.0 + 64.0 * u;
     Element {

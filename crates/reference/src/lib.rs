@@ -19,6 +19,7 @@
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
+//! | [`sgd`] | a step of gradient descent with momentum, with its bounds |
 //! | [`attention`] | attention and its gradients, with their bounds and the catalogue of cases |
 //! | [`matmul`] | products of matrices, whole or at single elements, with their bounds |
 //! | [`linear`] | linear layers with an activation, and their gradients, with their bounds |
@@ -47,6 +48,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
 pub mod random;
+pub mod sgd;
 pub mod shapes;
 pub mod softmax;
 pub mod softmax_rows;

@@ -1,9 +1,9 @@
 //! Steps of AdamW on the device, against f64.
 
 #[path = "adamw_layouts.rs"]
-mod layouts;
+pub(crate) mod layouts;
 #[path = "adamw_training.rs"]
-mod training;
+pub(crate) mod training;
 
 use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
@@ -82,7 +82,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn on_device_with_both(
+pub(crate) fn on_device_with_both(
     parameter: Storage,
     gradient: Storage,
     test: impl FnOnce(&Client) -> Result<(), Failed>,
@@ -92,20 +92,20 @@ fn on_device_with_both(
     on_device_with(dtype(rarer), test)
 }
 
-fn told(what: &str, error: Failed) -> Failed {
+pub(crate) fn told(what: &str, error: Failed) -> Failed {
     format!("{what}: {}", error.message().unwrap_or_default()).into()
 }
 
-fn number(client: &Client, value: f64) -> Buffer {
+pub(crate) fn number(client: &Client, value: f64) -> Buffer {
     upload(client, &[value], Storage::F32)
 }
 
-fn gate(client: &Client, taken: f64, skipped: f64) -> Gate {
+pub(crate) fn gate(client: &Client, taken: f64, skipped: f64) -> Gate {
     let [taken, skipped, factor] = [taken, skipped, 1.0].map(|value| number(client, value));
     Gate { taken, skipped, factor }
 }
 
-fn chance(client: &Client, seed: [u32; 2], draw: u32) -> Chance {
+pub(crate) fn chance(client: &Client, seed: [u32; 2], draw: u32) -> Chance {
     let bytes: Vec<u8> = seed.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let dtype = ElemType::UInt(UIntKind::U32);
     Chance { seed: Buffer { handle: client.create_from_slice(&bytes), elements: 2, dtype }, draw }

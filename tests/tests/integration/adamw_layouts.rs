@@ -41,7 +41,7 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// The rows of a contiguous tensor, `pitch` elements apart.
-fn spread(
+pub(crate) fn spread(
     client: &Client,
     values: &[f64],
     storage: Storage,
@@ -57,7 +57,7 @@ fn spread(
 }
 
 /// What rows hold, without what lies between them.
-fn gathered(client: &Client, rows: &Rows, storage: Storage) -> Result<Vec<f64>, Failed> {
+pub(crate) fn gathered(client: &Client, rows: &Rows, storage: Storage) -> Result<Vec<f64>, Failed> {
     let all = download(client, rows.buffer.clone(), storage)?;
     Ok((0..rows.rows).flat_map(|row| all[row * rows.pitch..][..rows.columns].to_vec()).collect())
 }
@@ -76,7 +76,7 @@ fn results(
 
 /// Columns, and pitches of parameter, gradient and moments. Where a pitch is that of contiguous rows,
 /// they are.
-const LAYOUTS: [(usize, [usize; 4]); 9] = [
+pub(crate) const LAYOUTS: [(usize, [usize; 4]); 9] = [
     (12, [16, 16, 16, 16]),
     (12, [12, 20, 12, 12]),
     (13, [13, 16, 13, 13]),

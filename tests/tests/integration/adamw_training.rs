@@ -52,17 +52,17 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 #[derive(Module, Debug)]
-struct Network {
-    first: Linear,
+pub(crate) struct Network {
+    pub(crate) first: Linear,
     second: Linear,
 }
 
 /// Two matrices and two vectors. Rows are 512 bytes in any type: CUDA's runtime pads others, and what
 /// is padded is copied before it is updated.
-const PARAMETERS: usize = 4;
-const SHAPES: ([usize; 2], [usize; 2]) = ([12, 256], [256, 256]);
+pub(crate) const PARAMETERS: usize = 4;
+pub(crate) const SHAPES: ([usize; 2], [usize; 2]) = ([12, 256], [256, 256]);
 
-fn network(storage: Storage, device: &Device) -> Network {
+pub(crate) fn network(storage: Storage, device: &Device) -> Network {
     let layer = |seed: u64, [inputs, outputs]: [usize; 2]| {
         let mut layer = LinearConfig::new(inputs, outputs).init(device);
         let weight = normal(seed, inputs * outputs, 1.0, storage);
@@ -80,7 +80,7 @@ fn network(storage: Storage, device: &Device) -> Network {
 }
 
 /// Gradients that are drawn, and on the device before anything is watched.
-fn gradients(
+pub(crate) fn gradients(
     network: &Network,
     seed: u64,
     storage: Storage,
@@ -101,7 +101,7 @@ fn gradients(
     Ok(gradients)
 }
 
-fn numbers(network: &Network) -> Result<Vec<f64>, Failed> {
+pub(crate) fn numbers(network: &Network) -> Result<Vec<f64>, Failed> {
     let mut all = Vec::new();
     for layer in [&network.first, &network.second] {
         all.extend(values(layer.weight.val())?);
@@ -111,7 +111,7 @@ fn numbers(network: &Network) -> Result<Vec<f64>, Failed> {
     Ok(all)
 }
 
-fn train(
+pub(crate) fn train(
     mut optimizer: ModuleOptimizer,
     mut network: Network,
     steps: Range<u64>,
@@ -155,7 +155,7 @@ fn one_kernel_each(device: &Device) -> Result<(), Failed> {
 }
 
 /// How many kernels there were in all.
-fn kernels(blocks: &[Block]) -> usize {
+pub(crate) fn kernels(blocks: &[Block]) -> usize {
     blocks.iter().map(|block| block.kernels.len()).sum()
 }
 

@@ -3,10 +3,7 @@
 use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
 use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
 use blackburn_kernels::adamw::{self, AdamwStep, AdamwTensors};
-use burn::backend::{
-    TensorMetadata,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
 use burn_std::DType;
 
@@ -28,18 +25,7 @@ impl AdamwPrimitives for CubeBackend {
             first: rows(first),
             second: rows(second),
         };
-        let gate = match gate {
-            Gate::Open => None,
-            Gate::Read(reading) => Some(adamw::Gate {
-                taken: contiguous_buffer(reading.taken),
-                skipped: contiguous_buffer(reading.skipped),
-                factor: contiguous_buffer(reading.factor),
-            }),
-        };
-        let chance = match chance {
-            Chance::Nearest => None,
-            Chance::Drawn { seed, number } => Some(drawn(seed, number)),
-        };
+        let (gate, chance) = (kernel_gate(gate), kernel_chance(chance));
         let updated = adamw::adamw_update(&place.client, &numbers(step), tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
         let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
@@ -61,6 +47,24 @@ pub(super) fn check(step: Step) {
     numbers(step).check().unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {
-    adamw::Chance { seed: contiguous_buffer(seed), draw }
+/// A gate as kernels read it.
+pub(crate) fn kernel_gate(gate: Gate<CubeBackend>) -> Option<adamw::Gate> {
+    match gate {
+        Gate::Open => None,
+        Gate::Read(reading) => Some(adamw::Gate {
+            taken: contiguous_buffer(reading.taken),
+            skipped: contiguous_buffer(reading.skipped),
+            factor: contiguous_buffer(reading.factor),
+        }),
+    }
+}
+
+/// A chance as kernels take it.
+pub(crate) fn kernel_chance(chance: Chance<CubeBackend>) -> Option<adamw::Chance> {
+    match chance {
+        Chance::Nearest => None,
+        Chance::Drawn { seed, number } => {
+            Some(adamw::Chance { seed: contiguous_buffer(seed), draw: number })
+        }
+    }
 }

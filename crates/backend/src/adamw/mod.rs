@@ -13,6 +13,8 @@ mod cube;
 )]
 mod primitives;
 
+#[cfg(feature = "gpu")]
+pub(crate) use cube::{kernel_chance, kernel_gate};
 pub use primitives::{AdamwPrimitives, Chance, Gate, Reading, Step, Updated};
 #[cfg(feature = "gpu")]
 pub use primitives::{ChanceMetadata, GateMetadata, ReadingMetadata, UpdatedMetadata};
@@ -70,14 +72,23 @@ pub struct Draw {
 /// the types and shapes that [`Tensors`] lists, and of fewer than 2^32 elements by a margin.
 pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
     let Tensors { parameter, gradient, first, second } = tensors;
+    is_stepped(parameter, gradient, &[first, second])
+}
+
+/// Whether a kernel steps a parameter by a gradient, with what is `kept` for it in f32.
+pub(crate) fn is_stepped<const D: usize>(
+    parameter: &Tensor<D>,
+    gradient: &Tensor<D>,
+    kept: &[&Tensor<D>],
+) -> bool {
     let shape = parameter.dims();
     let is_float = |tensor: &Tensor<D>| {
         matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) && tensor.dims() == shape
     };
-    let is_moment = |tensor: &Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
+    let is_kept = |tensor: &&Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
     crate::device::is_gpu(&parameter.device())
         && [parameter, gradient].into_iter().all(is_float)
-        && [first, second].into_iter().all(is_moment)
+        && kept.iter().all(is_kept)
         && crate::device::is_counted_in_32_bits(parameter)
 }
 
@@ -94,9 +105,10 @@ pub fn step<const D: usize>(
     gate: Option<Taken>,
     draw: Option<Draw>,
 ) -> Stepped<D> {
+    const OP: &str = "adamw";
     assert!(
         serves(&tensors),
-        "adamw: argument `tensors`: expected tensors of one shape on a GPU, the parameter and its \
+        "{OP}: argument `tensors`: expected tensors of one shape on a GPU, the parameter and its \
          gradient in f32, f16 or bf16, the moments in f32, got {:?}",
         [&tensors.parameter, &tensors.gradient, &tensors.first, &tensors.second].map(|tensor| (
             tensor.device(),
@@ -107,27 +119,7 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
-    let gate = gate.map_or(Gate::Open, |Taken { taken, skipped, factor }| {
-        for (argument, reading) in [("taken", &taken), ("skipped", &skipped), ("factor", &factor)] {
-            assert!(
-                (reading.dtype(), reading.dims()) == (DType::F32, [1]),
-                "adamw: argument `{argument}`: expected one f32, got {:?} of {:?}",
-                reading.dims(),
-                reading.dtype()
-            );
-        }
-        let [taken, skipped, factor] = [taken, skipped, factor].map(Tensor::into_dispatch);
-        Gate::Read(Reading { taken, skipped, factor })
-    });
-    let chance = draw.map_or(Chance::Nearest, |Draw { seed, number }| {
-        assert!(
-            matches!(seed.dtype(), DType::I32 | DType::U32) && seed.dims() == [2],
-            "adamw: argument `seed`: expected two integers of 32 bits, got {:?} of {:?}",
-            seed.dims(),
-            seed.dtype()
-        );
-        Chance::Drawn { seed: seed.into_dispatch(), number }
-    });
+    let (gate, chance) = (gate_of(OP, gate), chance_of(OP, draw));
     let Tensors { parameter, gradient, first, second } = tensors;
     let [parameter, gradient, first, second] =
         [parameter, gradient, first, second].map(Tensor::into_dispatch);
@@ -139,4 +131,34 @@ pub fn step<const D: usize>(
         first: Tensor::from_dispatch(updated.first),
         second: Tensor::from_dispatch(updated.second),
     }
+}
+
+/// A gate as the operation takes it; panics, in the name of `op`, on readings that are not one f32 each.
+pub(crate) fn gate_of(op: &str, gate: Option<Taken>) -> Gate<Dispatch> {
+    gate.map_or(Gate::Open, |Taken { taken, skipped, factor }| {
+        for (argument, reading) in [("taken", &taken), ("skipped", &skipped), ("factor", &factor)] {
+            assert!(
+                (reading.dtype(), reading.dims()) == (DType::F32, [1]),
+                "{op}: argument `{argument}`: expected one f32, got {:?} of {:?}",
+                reading.dims(),
+                reading.dtype()
+            );
+        }
+        let [taken, skipped, factor] = [taken, skipped, factor].map(Tensor::into_dispatch);
+        Gate::Read(Reading { taken, skipped, factor })
+    })
+}
+
+/// A draw as the operation takes it; panics, in the name of `op`, on a seed that is not two integers of
+/// 32 bits.
+pub(crate) fn chance_of(op: &str, draw: Option<Draw>) -> Chance<Dispatch> {
+    draw.map_or(Chance::Nearest, |Draw { seed, number }| {
+        assert!(
+            matches!(seed.dtype(), DType::I32 | DType::U32) && seed.dims() == [2],
+            "{op}: argument `seed`: expected two integers of 32 bits, got {:?} of {:?}",
+            seed.dims(),
+            seed.dtype()
+        );
+        Chance::Drawn { seed: seed.into_dispatch(), number }
+    })
 }

@@ -1,4 +1,4 @@
-use super::{AdamwProblem, problem::OP};
+use super::{AdamwProblem, layout::Spread, problem::OP};
 use crate::{DeviceProfile, KernelError};
 use cubecl::{client::Client, ir::VectorSize};
 
@@ -53,12 +53,6 @@ pub struct AdamwBlueprint {
 }
 
 impl AdamwBlueprint {
-    /// Vectors that a unit may have on the way.
-    const MOST_UNROLLED: usize = 8;
-
-    /// Cubes times vectors: units step by as much, which [`AdamwProblem::new`] leaves room for.
-    const MOST_CUBES: usize = (1 << 24) / UNITS as usize;
-
     /// [`tuned`](Self::tuned) as measured to be best.
     pub fn plan(problem: &AdamwProblem, client: &Client) -> Self {
         Self::tuned(problem, client, AdamwTuning::default())
@@ -68,29 +62,12 @@ impl AdamwBlueprint {
     /// at most, so that what a unit computes ahead of its elements is spread over many, and each of them
     /// with as much to do.
     pub fn tuned(problem: &AdamwProblem, client: &Client, tuning: AdamwTuning) -> Self {
-        let device = DeviceProfile::of(client);
-        let by_ptx = device.compute_capability.is_some();
+        let by_ptx = DeviceProfile::of(client).compute_capability.is_some();
         let wider = problem.parameter.size().max(problem.gradient.size());
         // Moments are moved as two of the device's vectors then.
         let bytes = if by_ptx && tuning.widest > 4 { wider } else { size_of::<f32>() };
-        let sizes: Vec<VectorSize> = client
-            .io_optimized_vector_sizes(bytes)
-            .filter(|size| *size <= tuning.widest)
-            .chain([1])
-            .collect();
-        let walks = [AdamwWalk::Flat, AdamwWalk::Rows, AdamwWalk::Gathered];
-        let ways = walks.iter().flat_map(|walk| sizes.iter().map(|size| (*walk, *size)));
-        let (walk, vector_size) = ways
-            .filter(|(walk, size)| problem.allows(*walk, *size))
-            .reduce(|best, other| if other.1 > best.1 { other } else { best })
-            // By elements all rows can be walked.
-            .unwrap_or((AdamwWalk::Rows, 1));
-        let unroll = tuning.unroll.clamp(1, Self::MOST_UNROLLED);
-        let passes = problem.vectors(walk, vector_size).div_ceil(UNITS as usize * unroll);
-        let most = (device.multiprocessors * tuning.cubes_a_multiprocessor).max(1);
-        let rounds = passes.div_ceil(most).max(1);
-        // At most some thousands.
-        let cubes = passes.div_ceil(rounds).max(1) as u32;
+        let Spread { vector_size, walk, unroll, cubes } =
+            problem.layout().spread(client, tuning, bytes);
         Self { vector_size, walk, unroll, by_ptx, cubes }
     }
 
@@ -101,11 +78,9 @@ impl AdamwBlueprint {
     /// [`KernelError::InvalidProblem`] where it cannot.
     pub(super) fn check(&self, problem: &AdamwProblem, client: &Client) -> Result<(), KernelError> {
         let is_nvidia = DeviceProfile::of(client).compute_capability.is_some();
-        let is_right = problem.allows(self.walk, self.vector_size)
-            && (1..=Self::MOST_UNROLLED).contains(&self.unroll)
-            && (is_nvidia || !self.by_ptx)
-            && self.cubes > 0
-            && self.cubes as usize * self.unroll <= Self::MOST_CUBES;
+        let Self { vector_size, walk, unroll, by_ptx, cubes } = *self;
+        let is_right = Spread { vector_size, walk, unroll, cubes }.serves(&problem.layout())
+            && (is_nvidia || !by_ptx);
         if is_right {
             return Ok(());
         }

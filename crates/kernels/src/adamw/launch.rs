@@ -1,7 +1,8 @@
 use super::{
     AdamwBlueprint, AdamwProblem, AdamwStep, AdamwWalk,
     blueprint::UNITS,
-    problem::{check_reading, check_seed},
+    layout::{check_reading, check_seed},
+    problem::OP,
     update::{Compiled, FactorsLaunch, PitchesLaunch, adamw_update_kernel},
 };
 use crate::{
@@ -84,14 +85,7 @@ pub fn adamw_update_with(
 ) -> Result<AdamwTensors, KernelError> {
     step.check()?;
     let problem = AdamwProblem::new(&tensors)?;
-    if let Some(Gate { taken, skipped, factor }) = &gate {
-        check_reading("factor", factor)?;
-        check_reading("taken", taken)?;
-        check_reading("skipped", skipped)?;
-    }
-    if let Some(chance) = &chance {
-        check_seed(&chance.seed)?;
-    }
+    check_readings(OP, gate.as_ref(), chance.as_ref())?;
     if problem.elements() == 0 {
         return Ok(tensors);
     }
@@ -159,7 +153,7 @@ pub fn adamw_update_with(
             factors(step, gated),
             pitches,
             chance.as_ref().map_or(0, |chance| chance.draw),
-            problem.vectors(walk, vector_size) as u32,
+            problem.layout().vectors(walk, vector_size) as u32,
             Compiled { walk, unroll, by_ptx, gated, by_chance },
             problem.parameter,
             problem.gradient,
@@ -173,8 +167,22 @@ pub fn adamw_update_with(
     })
 }
 
+/// Whether what a gate and a chance read is as long as it is read.
+pub(crate) fn check_readings(
+    op: &'static str,
+    gate: Option<&Gate>,
+    chance: Option<&Chance>,
+) -> Result<(), KernelError> {
+    if let Some(Gate { taken, skipped, factor }) = gate {
+        check_reading(op, "factor", factor)?;
+        check_reading(op, "taken", taken)?;
+        check_reading(op, "skipped", skipped)?;
+    }
+    chance.map_or(Ok(()), |chance| check_seed(op, &chance.seed))
+}
+
 /// Elements from one row to the next, of rows that may be told as one.
-fn pitch_of(rows: &Rows, columns: usize) -> usize {
+pub(crate) fn pitch_of(rows: &Rows, columns: usize) -> usize {
     if rows.is_contiguous() { columns } else { rows.pitch }
 }
 

@@ -60,6 +60,7 @@
 
 mod blueprint;
 mod launch;
+mod layout;
 mod problem;
 mod rounding;
 mod update;
@@ -68,8 +69,14 @@ pub use blueprint::{AdamwBlueprint, AdamwTuning, AdamwWalk};
 pub use launch::{AdamwTensors, Chance, Gate, adamw_update, adamw_update_with};
 pub use problem::{AdamwProblem, AdamwStep};
 
-#[cfg(feature = "cuda-source")]
 pub(crate) use {
     blueprint::UNITS,
-    update::{Compiled, FactorsCompilationArg, PitchesCompilationArg, adamw_update_kernel},
+    launch::{check_readings, pitch_of},
+    layout::{F32, Layout, Spread},
+    update::{load_gradient, place, round_at},
+};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use update::{
+    Compiled, FactorsCompilationArg, PitchesCompilationArg, adamw_update_kernel,
 };

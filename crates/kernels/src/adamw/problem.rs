@@ -1,13 +1,11 @@
-use super::{AdamwWalk, launch::AdamwTensors};
-use crate::{
-    KernelError,
-    buffer::{Buffer, Rows},
+use super::{
+    launch::AdamwTensors,
+    layout::{F32, Layout},
 };
-use cubecl::ir::{ElemType, FloatKind};
+use crate::KernelError;
+use cubecl::ir::ElemType;
 
 pub(super) const OP: &str = "adamw_update";
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// A step's numbers, of which all parameters of a group share all but the time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,43 +74,16 @@ impl AdamwProblem {
     /// [`KernelError::Unsupported`] for a dtype other than f32, f16 and bf16 and for parameters beyond
     /// 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go together.
     pub fn new(tensors: &AdamwTensors) -> Result<Self, KernelError> {
-        /// Units step beyond the end before they stop.
-        const STEP: usize = 1 << 24;
         let AdamwTensors { parameter, gradient, first, second } = tensors;
-        for (argument, tensor) in [("parameter", parameter), ("gradient", gradient)] {
-            let dtype = tensor.buffer.dtype;
-            if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-            {
-                let reason = format!("{argument} of {dtype:?}; it takes f32, f16 and bf16");
-                return Err(KernelError::Unsupported { op: OP, reason });
-            }
-        }
-        let all = [parameter, gradient, first, second];
-        let pitched = all.into_iter().find(|tensor| !tensor.is_contiguous());
-        let (rows, columns) =
-            pitched.map_or((1, parameter.elements()), |tensor| (tensor.rows, tensor.columns));
-        check_rows([rows, columns], parameter.buffer.dtype, "parameter", parameter)?;
-        check_rows([rows, columns], gradient.buffer.dtype, "gradient", gradient)?;
-        check_rows([rows, columns], F32, "first", first)?;
-        check_rows([rows, columns], F32, "second", second)?;
-        let pitches = all.map(|tensor| if tensor.is_contiguous() { columns } else { tensor.pitch });
-        let longest = pitches.iter().max().map_or(0, |pitch| rows * pitch);
-        if u32::try_from(longest + STEP).is_err() {
-            let reason = format!("{longest} elements with what lies between their rows");
-            return Err(KernelError::Unsupported { op: OP, reason });
-        }
-        // All that any device has.
-        let beyond_rows = [8, 4, 2, 1].into_iter().find(|size| {
-            all.iter().all(|tensor| !tensor.is_contiguous() && tensor.takes_vectors(*size, false))
-        });
-        Ok(Self {
-            rows,
-            columns,
-            pitches,
-            parameter: parameter.buffer.dtype,
-            gradient: gradient.buffer.dtype,
-            beyond_rows: beyond_rows.unwrap_or(1),
-        })
+        let named = [
+            ("parameter", parameter),
+            ("gradient", gradient),
+            ("first", first),
+            ("second", second),
+        ];
+        let Layout { rows, columns, pitches, beyond_rows } = Layout::of(OP, named)?;
+        let [parameter, gradient] = [parameter, gradient].map(|tensor| tensor.buffer.dtype);
+        Ok(Self { rows, columns, pitches, parameter, gradient, beyond_rows })
     }
 
     /// Elements of the parameter.
@@ -126,97 +97,17 @@ impl AdamwProblem {
         self.elements() * (moments + 2 * self.parameter.size() + self.gradient.size())
     }
 
-    /// Whether vectors of that many elements can be walked so.
-    pub(super) fn allows(&self, walk: AdamwWalk, vector_size: usize) -> bool {
-        let Self { rows, columns, pitches: [parameter, gradient, first, second], .. } = *self;
-        let divides = |elements: usize| elements.is_multiple_of(vector_size);
-        let is_flat = |pitch: usize| rows == 1 || pitch == columns;
-        match walk {
-            AdamwWalk::Flat => self.pitches.into_iter().all(is_flat) && divides(columns * rows),
-            AdamwWalk::Rows => {
-                self.pitches.into_iter().all(divides)
-                    && (divides(columns) || vector_size <= self.beyond_rows)
-            }
-            AdamwWalk::Gathered => {
-                [parameter, first, second].into_iter().all(is_flat)
-                    && !is_flat(gradient)
-                    && divides(columns * rows)
-                    // A vector goes from one row into the next, and no further.
-                    && vector_size <= columns
-            }
-        }
+    /// How its tensors lie.
+    pub(super) fn layout(&self) -> Layout<4> {
+        let Self { rows, columns, pitches, beyond_rows, .. } = *self;
+        Layout { rows, columns, pitches, beyond_rows }
     }
-
-    /// Vectors of a walk.
-    pub(super) fn vectors(&self, walk: AdamwWalk, vector_size: usize) -> usize {
-        match walk {
-            AdamwWalk::Flat | AdamwWalk::Gathered => self.elements() / vector_size,
-            AdamwWalk::Rows => self.rows * self.columns.div_ceil(vector_size),
-        }
-    }
-}
-
-/// Whether `tensor` has those rows, or as many elements in one, of that type and within its memory.
-fn check_rows(
-    [rows, columns]: [usize; 2],
-    dtype: ElemType,
-    argument: &'static str,
-    tensor: &Rows,
-) -> Result<(), KernelError> {
-    let is_alike = match tensor.is_contiguous() {
-        true => tensor.elements() == rows * columns,
-        false => (tensor.rows, tensor.columns) == (rows, columns) && tensor.pitch > columns,
-    };
-    if is_alike && tensor.buffer.dtype == dtype && tensor.span() <= tensor.buffer.elements {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op: OP,
-        argument,
-        expected: format!("{rows} rows of {columns} elements of {dtype:?}"),
-        actual: format!("{tensor:?}"),
-    })
-}
-
-/// Whether `buffer` holds that many elements of that type.
-fn check(
-    elements: usize,
-    dtype: ElemType,
-    argument: &'static str,
-    buffer: &Buffer,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (elements, dtype) {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op: OP,
-        argument,
-        expected: format!("{elements} elements of {dtype:?}"),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
-}
-
-/// Whether a gate's reading is one number of f32.
-pub(super) fn check_reading(argument: &'static str, buffer: &Buffer) -> Result<(), KernelError> {
-    check(1, F32, argument, buffer)
-}
-
-/// Whether a seed is two words.
-pub(super) fn check_seed(seed: &Buffer) -> Result<(), KernelError> {
-    if seed.elements == 2 && seed.dtype.size() == 4 {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op: OP,
-        argument: "seed",
-        expected: "2 elements of 32 bits".into(),
-        actual: format!("{} elements of {:?}", seed.elements, seed.dtype),
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const STEP: AdamwStep = AdamwStep {
         beta_1: 0.9,

@@ -81,6 +81,28 @@ fn round_vector<N: Size>(
     rounded
 }
 
+/// The vector `at` of a parameter rounded by chance; rows of that many vectors and elements.
+#[cube]
+pub(crate) fn round_at<N: Size>(
+    values: Vector<f32, N>,
+    at: u32,
+    columns: u32,
+    elements: u32,
+    draw: u32,
+    seed: &[u32],
+    #[comptime] walk: AdamwWalk,
+    #[comptime] dtype: ElemType,
+) -> Vector<f32, N> {
+    let size = N::value().comptime();
+    let is_by_rows = comptime!(walk == AdamwWalk::Rows);
+    let mut element = at * comptime!(size as u32);
+    if comptime!(is_by_rows) {
+        let row = at / columns;
+        element = row * elements + at % columns * comptime!(size as u32);
+    }
+    round_vector::<N>(values, element, draw, seed, comptime!(!is_by_rows), dtype)
+}
+
 /// The root of each element.
 #[cube]
 fn root<N: Size>(x: Vector<f32, N>, #[comptime] by_ptx: bool) -> Vector<f32, N> {
@@ -148,7 +170,7 @@ pub(crate) struct Pitches {
 
 /// Where the vector `index` of a tensor lies.
 #[cube]
-fn place(index: u32, columns: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
+pub(crate) fn place(index: u32, columns: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
     if comptime!(walk == AdamwWalk::Rows) {
         (index / columns * pitch + index % columns) as usize
     } else {
@@ -158,28 +180,29 @@ fn place(index: u32, columns: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> u
 
 /// The vector `index` of a gradient: as it lies, or from two rows at most.
 #[cube]
-fn load_gradient<G: Float, N: Size, M: Size>(
+pub(crate) fn load_gradient<G: Float, N: Size, M: Size>(
     gradient: &[Vector<G, M>],
     index: u32,
-    pitches: &Pitches,
+    columns: u32,
+    pitch: u32,
     #[comptime] walk: AdamwWalk,
 ) -> Vector<f32, N> {
     let mut g = Vector::<f32, N>::empty();
     let size = N::value().comptime();
     if comptime!(walk == AdamwWalk::Gathered) {
         let first = index * comptime!(size as u32);
-        let row = first / pitches.columns;
-        let column = first % pitches.columns;
+        let row = first / columns;
+        let column = first % columns;
         #[unroll]
         for lane in 0..size {
             let beside = column + comptime!(lane as u32);
-            let gap = pitches.gradient - pitches.columns;
-            let skipped = select(beside < pitches.columns, 0u32, gap);
-            let at = (row * pitches.gradient + beside + skipped) as usize;
+            let gap = pitch - columns;
+            let skipped = select(beside < columns, 0u32, gap);
+            let at = (row * pitch + beside + skipped) as usize;
             g.insert(lane, f32::cast_from(gradient[at].extract(0usize)));
         }
     } else {
-        let values = gradient[place(index, pitches.columns, pitches.gradient, walk)];
+        let values = gradient[place(index, columns, pitch, walk)];
         #[unroll]
         for lane in 0..size {
             g.insert(lane, f32::cast_from(values.extract(lane)));
@@ -211,7 +234,6 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size, M: Size>(
     #[define(P)] parameter_dtype: ElemType,
     #[define(G)] _gradient_dtype: ElemType,
 ) {
-    let size = N::value().comptime();
     let Compiled { walk, unroll, by_ptx, gated, by_chance } = comptime!(compiled);
 
     // 1. What depends on the steps that were taken. At the least this one was, which keeps the divisions
@@ -243,7 +265,8 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size, M: Size>(
             for ahead in 0..unroll {
                 let at = min(index + comptime!(ahead as u32) * step, vectors - 1);
                 stored[ahead] = parameter[place(at, columns, pitches.parameter, walk)];
-                gradients[ahead] = load_gradient::<G, N, M>(gradient, at, &pitches, walk);
+                gradients[ahead] =
+                    load_gradient::<G, N, M>(gradient, at, columns, pitches.gradient, walk);
                 old_first[ahead] = first[place(at, columns, pitches.first, walk)];
                 old_second[ahead] = second[place(at, columns, pitches.second, walk)];
             }
@@ -273,19 +296,14 @@ pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size, M: Size>(
                 }
                 let mut updated = p - change;
                 if comptime!(by_chance) {
-                    let is_by_rows = comptime!(walk == AdamwWalk::Rows);
-                    let mut element = at * comptime!(size as u32);
-                    if comptime!(is_by_rows) {
-                        let row = at / columns;
-                        element = row * pitches.elements + at % columns * comptime!(size as u32);
-                    }
-                    let is_aligned = comptime!(!is_by_rows);
-                    updated = round_vector::<N>(
+                    updated = round_at::<N>(
                         updated,
-                        element,
+                        at,
+                        columns,
+                        pitches.elements,
                         draw,
                         seed,
-                        is_aligned,
+                        walk,
                         parameter_dtype,
                     );
                 }

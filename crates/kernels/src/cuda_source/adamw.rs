@@ -13,7 +13,7 @@ use cubecl::{
 };
 use std::sync::Arc;
 
-const FLOATS: [(FloatKind, &str); 3] =
+pub(super) const FLOATS: [(FloatKind, &str); 3] =
     [(FloatKind::F32, "f32"), (FloatKind::F16, "f16"), (FloatKind::BF16, "bf16")];
 
 /// What is compiled apart.

@@ -10,6 +10,7 @@ mod layer_norm;
 mod matmul;
 mod memory;
 mod quantize;
+mod sgd;
 mod softmax;
 
 use crate::{
@@ -139,6 +140,7 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     kernels.extend(matmul::variants()?);
     kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);
+    kernels.extend(sgd::variants()?);
     kernels.extend(softmax::variants()?);
     Ok(kernels)
 }

@@ -12,7 +12,7 @@
 
 use super::{
     gate::{Reading, StepGate},
-    stochastic::{Draws, round_stochastically},
+    stochastic::{Draws, stored_as},
 };
 use blackburn_backend::adamw;
 use burn::{
@@ -110,12 +110,10 @@ impl AdamW {
             rate: lr,
             time,
         };
-        let gate =
-            open.map(|Reading { taken, skipped, factor }| adamw::Taken { taken, skipped, factor });
         let stored: FloatDType = tensors.parameter.dtype().into();
         let draw = (self.rounds_stochastically && stored != FloatDType::F32)
             .then(|| self.draws.next(time, &tensors.parameter.device()));
-        adamw::step(tensors, step, gate, draw)
+        adamw::step(tensors, step, open.map(Into::into), draw)
     }
 
     /// The step as Burn's operations.
@@ -146,11 +144,7 @@ impl AdamW {
             update = update + decay.of(parameter.clone());
         }
         let updated = parameter - update;
-        let parameter = match stored {
-            FloatDType::F32 => updated,
-            _ if self.rounds_stochastically => round_stochastically(updated, stored),
-            _ => updated.cast(stored),
-        };
+        let parameter = stored_as(updated, stored, self.rounds_stochastically);
         adamw::Stepped { parameter, first, second }
     }
 }

@@ -1,5 +1,6 @@
 //! Whether the device takes a step, told without waiting for it.
 
+use blackburn_backend::adamw::Taken;
 use burn::tensor::Tensor;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,5 +34,12 @@ impl StepGate {
 
     pub(crate) fn read(&self) -> Option<Reading> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// As the kernels' operations take it.
+impl From<Reading> for Taken {
+    fn from(Reading { taken, skipped, factor }: Reading) -> Self {
+        Self { taken, skipped, factor }
     }
 }

@@ -42,12 +42,22 @@ impl Draws {
     }
 }
 
-/// `tensor`, in f32, in a type of 16 bits: each element one of the two values around it, the nearer
-/// the likelier, drawn with the device's seed. What the type has is kept.
-pub(super) fn round_stochastically<const D: usize>(
+/// `tensor`, in f32, as a parameter is `stored`: rounded to the nearest value, or in 16 bits by chance.
+pub(super) fn stored_as<const D: usize>(
     tensor: Tensor<D>,
     stored: FloatDType,
+    by_chance: bool,
 ) -> Tensor<D> {
+    match stored {
+        FloatDType::F32 => tensor,
+        _ if by_chance => round_stochastically(tensor, stored),
+        _ => tensor.cast(stored),
+    }
+}
+
+/// `tensor`, in f32, in a type of 16 bits: each element one of the two values around it, the nearer
+/// the likelier, drawn with the device's seed. What the type has is kept.
+fn round_stochastically<const D: usize>(tensor: Tensor<D>, stored: FloatDType) -> Tensor<D> {
     // Bits after the leading one, and the least normal number.
     let (fraction_bits, least): (i32, f64) = match stored {
         FloatDType::F16 => (10, 2f64.powi(-14)),

@@ -1,0 +1,211 @@
+//! How tensors that are stepped together lie, the ways to go through them, and how many cubes do.
+
+use super::{AdamwTuning, AdamwWalk, blueprint::UNITS};
+use crate::{
+    DeviceProfile, KernelError,
+    buffer::{Buffer, Rows},
+};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind, VectorSize},
+};
+
+pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// Where the gradient stands among the tensors of a layout.
+const GRADIENT: usize = 1;
+
+/// Vectors that a unit may have on the way.
+const MOST_UNROLLED: usize = 8;
+
+/// Cubes times vectors: units step by as much, which [`Layout::of`] leaves room for.
+const MOST_CUBES: usize = (1 << 24) / UNITS as usize;
+
+/// Rows of tensors of one shape: a parameter, its gradient, and what an optimizer keeps for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Layout<const N: usize> {
+    /// Rows of each tensor; 1 where nothing lies between the rows of any.
+    pub(crate) rows: usize,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    /// Elements from one row to the next.
+    pub(crate) pitches: [usize; N],
+    /// Elements of the widest vectors that may go beyond the end of every row.
+    pub(crate) beyond_rows: usize,
+}
+
+/// How a kernel goes through a layout.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread {
+    pub(crate) vector_size: VectorSize,
+    pub(crate) walk: AdamwWalk,
+    pub(crate) unroll: usize,
+    pub(crate) cubes: u32,
+}
+
+impl<const N: usize> Layout<N> {
+    /// That of tensors with their names: parameter, gradient, and the rest, which is in f32.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] for a parameter or gradient in other types than f32, f16 and bf16 and
+    /// for what goes beyond 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go
+    /// together.
+    pub(crate) fn of(
+        op: &'static str,
+        tensors: [(&'static str, &Rows); N],
+    ) -> Result<Self, KernelError> {
+        /// Units step beyond the end before they stop.
+        const STEP: usize = 1 << 24;
+        let all = tensors.map(|(_, tensor)| tensor);
+        for (argument, tensor) in &tensors[..=GRADIENT] {
+            let dtype = tensor.buffer.dtype;
+            if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
+            {
+                let reason = format!("{argument} of {dtype:?}; it takes f32, f16 and bf16");
+                return Err(KernelError::Unsupported { op, reason });
+            }
+        }
+        let pitched = all.into_iter().find(|tensor| !tensor.is_contiguous());
+        let (rows, columns) =
+            pitched.map_or((1, all[0].elements()), |tensor| (tensor.rows, tensor.columns));
+        for (position, (argument, tensor)) in tensors.into_iter().enumerate() {
+            let dtype = if position <= GRADIENT { tensor.buffer.dtype } else { F32 };
+            check_rows(op, [rows, columns], dtype, argument, tensor)?;
+        }
+        let pitches = all.map(|tensor| if tensor.is_contiguous() { columns } else { tensor.pitch });
+        let longest = pitches.iter().max().map_or(0, |pitch| rows * pitch);
+        if u32::try_from(longest + STEP).is_err() {
+            let reason = format!("{longest} elements with what lies between their rows");
+            return Err(KernelError::Unsupported { op, reason });
+        }
+        // All that any device has.
+        let beyond_rows = [8, 4, 2, 1].into_iter().find(|size| {
+            all.iter().all(|tensor| !tensor.is_contiguous() && tensor.takes_vectors(*size, false))
+        });
+        Ok(Self { rows, columns, pitches, beyond_rows: beyond_rows.unwrap_or(1) })
+    }
+
+    /// Elements of each tensor.
+    pub(crate) fn elements(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Whether vectors of that many elements can be walked so.
+    pub(crate) fn allows(&self, walk: AdamwWalk, vector_size: usize) -> bool {
+        let Self { rows, columns, pitches, .. } = *self;
+        let divides = |elements: usize| elements.is_multiple_of(vector_size);
+        let is_flat = |pitch: usize| rows == 1 || pitch == columns;
+        match walk {
+            AdamwWalk::Flat => pitches.into_iter().all(is_flat) && divides(columns * rows),
+            AdamwWalk::Rows => {
+                pitches.into_iter().all(divides)
+                    && (divides(columns) || vector_size <= self.beyond_rows)
+            }
+            AdamwWalk::Gathered => {
+                let mut each = pitches.into_iter().enumerate();
+                each.all(|(position, pitch)| is_flat(pitch) == (position != GRADIENT))
+                    && divides(columns * rows)
+                    // A vector goes from one row into the next, and no further.
+                    && vector_size <= columns
+            }
+        }
+    }
+
+    /// Vectors of a walk.
+    pub(crate) fn vectors(&self, walk: AdamwWalk, vector_size: usize) -> usize {
+        match walk {
+            AdamwWalk::Flat | AdamwWalk::Gathered => self.elements() / vector_size,
+            AdamwWalk::Rows => self.rows * self.columns.div_ceil(vector_size),
+        }
+    }
+
+    /// The widest loads that serve all tensors, of those that the device has for elements of that many
+    /// bytes, with the walk that has them. As many cubes as `tuning` has at most, so that what a unit
+    /// computes ahead of its elements is spread over many, and each of them with as much to do.
+    pub(crate) fn spread(&self, client: &Client, tuning: AdamwTuning, bytes: usize) -> Spread {
+        let sizes: Vec<VectorSize> = client
+            .io_optimized_vector_sizes(bytes)
+            .filter(|size| *size <= tuning.widest)
+            .chain([1])
+            .collect();
+        let walks = [AdamwWalk::Flat, AdamwWalk::Rows, AdamwWalk::Gathered];
+        let ways = walks.iter().flat_map(|walk| sizes.iter().map(|size| (*walk, *size)));
+        let (walk, vector_size) = ways
+            .filter(|(walk, size)| self.allows(*walk, *size))
+            .reduce(|best, other| if other.1 > best.1 { other } else { best })
+            // By elements all rows can be walked.
+            .unwrap_or((AdamwWalk::Rows, 1));
+        let unroll = tuning.unroll.clamp(1, MOST_UNROLLED);
+        let passes = self.vectors(walk, vector_size).div_ceil(UNITS as usize * unroll);
+        let multiprocessors = DeviceProfile::of(client).multiprocessors;
+        let most = (multiprocessors * tuning.cubes_a_multiprocessor).max(1);
+        let rounds = passes.div_ceil(most).max(1);
+        // At most some thousands.
+        let cubes = passes.div_ceil(rounds).max(1) as u32;
+        Spread { vector_size, walk, unroll, cubes }
+    }
+}
+
+impl Spread {
+    /// Whether it goes through all of `layout`, and no further.
+    pub(crate) fn serves<const N: usize>(&self, layout: &Layout<N>) -> bool {
+        layout.allows(self.walk, self.vector_size)
+            && (1..=MOST_UNROLLED).contains(&self.unroll)
+            && self.cubes > 0
+            && self.cubes as usize * self.unroll <= MOST_CUBES
+    }
+}
+
+/// Whether `tensor` has those rows, or as many elements in one, of that type and within its memory.
+fn check_rows(
+    op: &'static str,
+    [rows, columns]: [usize; 2],
+    dtype: ElemType,
+    argument: &'static str,
+    tensor: &Rows,
+) -> Result<(), KernelError> {
+    let is_alike = match tensor.is_contiguous() {
+        true => tensor.elements() == rows * columns,
+        false => (tensor.rows, tensor.columns) == (rows, columns) && tensor.pitch > columns,
+    };
+    if is_alike && tensor.buffer.dtype == dtype && tensor.span() <= tensor.buffer.elements {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op,
+        argument,
+        expected: format!("{rows} rows of {columns} elements of {dtype:?}"),
+        actual: format!("{tensor:?}"),
+    })
+}
+
+/// Whether a gate's reading is one number of f32.
+pub(crate) fn check_reading(
+    op: &'static str,
+    argument: &'static str,
+    buffer: &Buffer,
+) -> Result<(), KernelError> {
+    if (buffer.elements, buffer.dtype) == (1, F32) {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op,
+        argument,
+        expected: format!("1 elements of {F32:?}"),
+        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+    })
+}
+
+/// Whether a seed is two words.
+pub(crate) fn check_seed(op: &'static str, seed: &Buffer) -> Result<(), KernelError> {
+    if seed.elements == 2 && seed.dtype.size() == 4 {
+        return Ok(());
+    }
+    Err(KernelError::InvalidProblem {
+        op,
+        argument: "seed",
+        expected: "2 elements of 32 bits".into(),
+        actual: format!("{} elements of {:?}", seed.elements, seed.dtype),
+    })
+}

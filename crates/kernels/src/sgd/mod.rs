@@ -1,0 +1,58 @@
+//! One step of stochastic gradient descent with momentum on one parameter, by one kernel.
+//!
+//! With gradient `g`, rate `lr`, decay `wd`, momentum `mu` and dampening `d`:
+//!
+//! ```text
+//! g = g + wd p
+//! v = g                        in the first step that is taken
+//! v = mu v + (1 - d) g         in those after it
+//! p = p - lr v                 or, by Nesterov,  p = p - lr (g + mu v)
+//! ```
+//!
+//! These are the equations of PyTorch's `torch.optim.SGD`, which dampens no first step either. With
+//! Nesterov's momentum it refuses a dampening; Burn does not, and neither does this.
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | p | rows x columns | rows, each tensor with its pitch | f32, f16 or bf16 |
+//! | g | that of p | rows | f32, f16 or bf16 |
+//! | v | that of p | rows | f32 |
+//! | taken, skipped, factor | 1 | | f32 |
+//! | seed | 2 | | any of 32 bits |
+//!
+//! Everything is widened to f32 and computed there; p is rounded once. p and v are overwritten where
+//! nobody else holds their memory, and go to new memory otherwise. Gradients are not written to. What
+//! lies between rows, the walks, and rounding by [`Chance`] are [`adamw`](crate::adamw)'s.
+//!
+//! # Steps that are taken back
+//!
+//! With a [`Gate`], a step that is not taken leaves p and v as they are, bit for bit, and the gradient is
+//! multiplied by a factor first, as in [`adamw`](crate::adamw). Which step is the first, the device finds
+//! out: of `time` steps that the host counted, `skipped` were not taken before this one, and if that leaves
+//! one, it is this. What v holds then is not used.
+//!
+//! # Traffic
+//!
+//! p and v are read and written and g is read: 20 bytes an element in f32, 18 with g in 16 bits, 14 where
+//! p is, too.
+//!
+//! Not served: parameters of 2^32 elements or nearly so.
+//!
+//! Sources: Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep
+//! learning", ICML 2013, for Nesterov's form; PyTorch's documentation of `torch.optim.SGD` for the order of
+//! decay, momentum and dampening.
+
+mod blueprint;
+mod launch;
+mod problem;
+mod update;
+
+pub use crate::adamw::{AdamwTuning as SgdTuning, AdamwWalk as SgdWalk, Chance, Gate};
+pub use blueprint::SgdBlueprint;
+pub use launch::{SgdTensors, sgd_update, sgd_update_with};
+pub use problem::{SgdProblem, SgdStep};
+
+#[cfg(feature = "cuda-source")]
+pub(crate) use update::{
+    Compiled, FactorsCompilationArg, PitchesCompilationArg, sgd_update_kernel,
+};
