@@ -1,7 +1,11 @@
 //! AdamW over all of GPT-2's parameters, one launch each: bytes moved a second.
 //! `cargo xtask bench adamw --features cuda`
 
-use blackburn_benches::{Rotated, device, dtype_of, time, verify};
+use blackburn_benches::{
+    Rotated, device, dtype_of,
+    gpt2::{VOCABULARY, WIDTH, parameters},
+    time, verify,
+};
 use blackburn_kernels::{
     adamw::{
         AdamwBlueprint, AdamwProblem, AdamwStep, AdamwTensors, AdamwTuning, adamw_update_with,
@@ -15,32 +19,8 @@ use blackburn_reference::{
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use cubecl::client::Client;
 
-const WIDTH: usize = 768;
-const LAYERS: usize = 12;
-const VOCABULARY: usize = 50_257;
-
 const STEP: AdamwStep =
     AdamwStep { beta_1: 0.9, beta_2: 0.95, epsilon: 1e-8, weight_decay: 0.1, rate: 6e-4, time: 1 };
-
-/// Elements of each parameter of GPT-2 small, whose head is not tied: 163.0 million.
-fn parameters() -> Vec<usize> {
-    const CONTEXT: usize = 1024;
-    let linear = |outputs: usize, inputs: usize| [outputs * inputs, outputs];
-    let norm = [WIDTH, WIDTH];
-    let layer = [
-        norm,
-        linear(3 * WIDTH, WIDTH),
-        linear(WIDTH, WIDTH),
-        norm,
-        linear(4 * WIDTH, WIDTH),
-        linear(WIDTH, 4 * WIDTH),
-    ]
-    .concat();
-    let mut all = layer.repeat(LAYERS);
-    all.extend(norm);
-    all.extend([VOCABULARY * WIDTH, CONTEXT * WIDTH, VOCABULARY * WIDTH]);
-    all
-}
 
 /// A parameter of numbers that are known here too, with moments of zero.
 fn tensors(client: &Client, elements: usize, types: Types) -> (AdamwTensors, [Rotated; 2]) {

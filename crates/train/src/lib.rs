@@ -9,7 +9,7 @@
 //! | [`graph`] | forward and backward pass recorded once and replayed by one command, as a CUDA graph |
 //! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
 //! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
-//! | [`optim`] | AdamW that decays matrices only, trains 16-bit parameters, and leaves out steps that overflowed; on GPUs one kernel a parameter |
+//! | [`optim`] | AdamW, and gradient descent with momentum, that decay matrices only, train 16-bit parameters, and leave out steps that overflowed; on GPUs one kernel a parameter |
 //! | [`profile`] | where a step's time goes, by kernel and operation, and what to change |
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |

@@ -51,7 +51,8 @@ impl LossScaling {
         self.scaler().scale(loss)
     }
 
-    /// For [`AdamWGroups::init_gated`](crate::optim::AdamWGroups::init_gated).
+    /// For [`AdamWGroups::init_gated`](crate::optim::AdamWGroups::init_gated) and
+    /// [`SgdGroups::init_gated`](crate::optim::SgdGroups::init_gated).
     pub fn gate(&self) -> StepGate {
         self.scaler().gate().clone()
     }

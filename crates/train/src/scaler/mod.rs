@@ -6,7 +6,8 @@
 //! doubled after 2000 steps without an overflow, halved by each.
 //!
 //! Nothing waits for the device: scale, counts and whether the gradients overflowed live there, and
-//! [`AdamWGroups::init_gated`](crate::optim::AdamWGroups::init_gated) makes an optimizer that reads them.
+//! [`AdamWGroups::init_gated`](crate::optim::AdamWGroups::init_gated) makes an optimizer that reads them, and
+//! so does [`SgdGroups::init_gated`](crate::optim::SgdGroups::init_gated).
 //! Other optimizers ask [`GradScaler::overflowed`], which waits.
 //!
 //! ```
