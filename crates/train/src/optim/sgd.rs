@@ -87,6 +87,10 @@ impl SgdGroups {
     /// The same, which leaves parameters and velocities alone in steps whose gradients overflowed: give
     /// it [`GradScaler::gate`](crate::scaler::GradScaler::gate).
     ///
+    /// With dampening, the first step of a parameter is told by how many steps the scaler has left out. Of
+    /// those, some may lie before the parameter's first gradient, as where an optimizer without a state
+    /// joins a scaler with one: as many of its later steps are then taken as first ones.
+    ///
     /// # Panics
     ///
     /// As [`init`](Self::init).
