@@ -14,7 +14,7 @@
 //! assert!((loss.into_scalar::<f32>() - 7f32.ln()).abs() < 1e-6);
 //! ```
 //!
-//! [`linear_cross_entropy`] takes the layer that makes the logits along, and never holds all of them.
+//! [`linear_cross_entropy()`] takes the layer that makes the logits along, and never holds all of them.
 
 use blackburn_backend::{
     cross_entropy::{self, CrossEntropyOptions, Reduction},
@@ -61,7 +61,7 @@ pub fn cross_entropy(
 /// makes them in chunks of rows, and the gradients with them. Where logits are the largest tensor of a
 /// model, that takes the more out of its memory the more rows there are; each chunk reads the weight again.
 ///
-/// The loss is as [`cross_entropy`] has it: in f32, NaN for targets that are no class. Weights of classes
+/// The loss is as [`cross_entropy()`] has it: in f32, NaN for targets that are no class. Weights of classes
 /// are served here. With weights and a smoothing, with probabilities instead of logits, with a smoothing of
 /// 1 and with padding beyond 32 bits, this is `module.forward(linear.forward(x), targets)`.
 ///
@@ -78,12 +78,12 @@ pub fn linear_cross_entropy(
     linear_cross_entropy_in_chunks(module, linear, x, targets, None)
 }
 
-/// As [`linear_cross_entropy`], in chunks of so many rows; without a number of
+/// As [`linear_cross_entropy()`], in chunks of so many rows; without a number of
 /// [`chunk_rows`](linear_cross_entropy::chunk_rows).
 ///
 /// # Panics
 ///
-/// As [`linear_cross_entropy`], and with chunks of no rows.
+/// As [`linear_cross_entropy()`], and with chunks of no rows.
 pub fn linear_cross_entropy_in_chunks(
     module: &CrossEntropyLoss,
     linear: &Linear,

@@ -266,6 +266,8 @@ fn held(client: &Client) -> Result<(), Failed> {
         return Err("memory that somebody holds was written".into());
     }
     let before = id(&shifted);
+    // What was launched holds its memory until it ran.
+    download(client, sums.peak.clone(), F32)?;
     if id(&case.backward(client, shifted, &sums.sum)?) != before {
         return Err("memory that nobody holds was not used again".into());
     }
