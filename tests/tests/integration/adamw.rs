@@ -2,6 +2,8 @@
 
 #[path = "adamw_layouts.rs"]
 mod layouts;
+#[path = "adamw_many.rs"]
+mod many;
 #[path = "adamw_training.rs"]
 mod training;
 
@@ -78,6 +80,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("adamw::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
     trials.extend(layouts::trials());
+    trials.extend(many::trials());
     trials.extend(training::trials());
     trials
 }

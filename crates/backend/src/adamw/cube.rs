@@ -3,10 +3,7 @@
 use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
 use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
 use blackburn_kernels::adamw::{self, AdamwStep, AdamwTensors};
-use burn::backend::{
-    TensorMetadata,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
 use burn_std::DType;
 
@@ -18,8 +15,15 @@ impl AdamwPrimitives for CubeBackend {
         second: FloatTensor<Self>,
         gate: Gate<Self>,
         chance: Chance<Self>,
-        step: Step,
+        draw: u32,
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+        weight_decay: f64,
+        rate: f64,
+        time: usize,
     ) -> Updated<Self> {
+        let step = AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time };
         let (place, shape) = (Place::of(&parameter), parameter.shape());
         let stored = parameter.dtype;
         let tensors = AdamwTensors {
@@ -38,9 +42,9 @@ impl AdamwPrimitives for CubeBackend {
         };
         let chance = match chance {
             Chance::Nearest => None,
-            Chance::Drawn { seed, number } => Some(drawn(seed, number)),
+            Chance::Drawn { seed } => Some(adamw::Chance { seed: contiguous_buffer(seed), draw }),
         };
-        let updated = adamw::adamw_update(&place.client, &numbers(step), tensors, gate, chance)
+        let updated = adamw::adamw_update(&place.client, &step, tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
         let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
         Updated {
@@ -51,7 +55,7 @@ impl AdamwPrimitives for CubeBackend {
     }
 }
 
-fn numbers(step: Step) -> AdamwStep {
+pub(super) fn numbers(step: Step) -> AdamwStep {
     let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
     AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
 }
@@ -59,8 +63,4 @@ fn numbers(step: Step) -> AdamwStep {
 /// Panics where the kernel would refuse these numbers.
 pub(super) fn check(step: Step) {
     numbers(step).check().unwrap_or_else(|error| panic!("{error}"));
-}
-
-fn drawn(seed: IntTensor<CubeBackend>, draw: u32) -> adamw::Chance {
-    adamw::Chance { seed: contiguous_buffer(seed), draw }
 }

@@ -22,17 +22,15 @@ pub enum AdamwWalk {
 pub struct AdamwTuning {
     /// Elements of the widest vectors; more than four where parameter and gradient are in 16 bits.
     pub widest: VectorSize,
-    /// Vectors of each tensor that a unit has on the way at once.
-    pub unroll: usize,
     /// Cubes of a multiprocessor, at most.
     pub cubes_a_multiprocessor: usize,
 }
 
 impl Default for AdamwTuning {
-    /// Two vectors on the way, in as many cubes as a multiprocessor has threads for. Words of the
-    /// generator are drawn by four, one an element.
+    /// As many cubes as a multiprocessor has threads for. Words of the generator are drawn by four, one an
+    /// element.
     fn default() -> Self {
-        Self { widest: 4, unroll: 2, cubes_a_multiprocessor: 8 }
+        Self { widest: 4, cubes_a_multiprocessor: 8 }
     }
 }
 
@@ -43,8 +41,6 @@ pub struct AdamwBlueprint {
     pub vector_size: VectorSize,
     /// How it finds them.
     pub walk: AdamwWalk,
-    /// Vectors of each tensor that a unit loads before it computes with any.
-    pub unroll: usize,
     /// Root and quotient by PTX's approximations, for NVIDIA GPUs alone: rounded correctly, each is a
     /// branch, and one waits for the other.
     pub by_ptx: bool,
@@ -53,10 +49,7 @@ pub struct AdamwBlueprint {
 }
 
 impl AdamwBlueprint {
-    /// Vectors that a unit may have on the way.
-    const MOST_UNROLLED: usize = 8;
-
-    /// Cubes times vectors: units step by as much, which [`AdamwProblem::new`] leaves room for.
+    /// Units step by as many cubes, which [`AdamwProblem::new`] leaves room for.
     const MOST_CUBES: usize = (1 << 24) / UNITS as usize;
 
     /// [`tuned`](Self::tuned) as measured to be best.
@@ -85,13 +78,35 @@ impl AdamwBlueprint {
             .reduce(|best, other| if other.1 > best.1 { other } else { best })
             // By elements all rows can be walked.
             .unwrap_or((AdamwWalk::Rows, 1));
-        let unroll = tuning.unroll.clamp(1, Self::MOST_UNROLLED);
-        let passes = problem.vectors(walk, vector_size).div_ceil(UNITS as usize * unroll);
-        let most = (device.multiprocessors * tuning.cubes_a_multiprocessor).max(1);
-        let rounds = passes.div_ceil(most).max(1);
-        // At most some thousands.
-        let cubes = passes.div_ceil(rounds).max(1) as u32;
-        Self { vector_size, walk, unroll, by_ptx, cubes }
+        let mut this = Self { vector_size, walk, by_ptx, cubes: 1 };
+        let most = device.multiprocessors * tuning.cubes_a_multiprocessor;
+        Self::divide(most, [(problem, &mut this)]);
+        this
+    }
+
+    /// Gives each problem's blueprint its cubes of one launch: about `most` in all, so that each cube has as
+    /// much to do as any other.
+    pub(super) fn divide<'a>(
+        most: usize,
+        blueprints: impl IntoIterator<Item = (&'a AdamwProblem, &'a mut Self)>,
+    ) {
+        let with_passes = |(problem, blueprint): (&AdamwProblem, &'a mut Self)| {
+            let vectors = problem.vectors(blueprint.walk, blueprint.vector_size);
+            (vectors.div_ceil(UNITS as usize), blueprint)
+        };
+        let all: Vec<_> = blueprints.into_iter().map(with_passes).collect();
+        let total: usize = all.iter().map(|(passes, _)| passes).sum();
+        let rounds = total.div_ceil(most.max(1)).max(1);
+        for (passes, blueprint) in all {
+            // At most some thousands.
+            blueprint.cubes = passes.div_ceil(rounds).max(1) as u32;
+        }
+    }
+
+    /// As many cubes as run at once by the plan.
+    pub(super) fn most_cubes(client: &Client) -> usize {
+        let tuning = AdamwTuning::default();
+        DeviceProfile::of(client).multiprocessors * tuning.cubes_a_multiprocessor
     }
 
     /// Whether a problem can be walked in this way on that device.
@@ -102,10 +117,9 @@ impl AdamwBlueprint {
     pub(super) fn check(&self, problem: &AdamwProblem, client: &Client) -> Result<(), KernelError> {
         let is_nvidia = DeviceProfile::of(client).compute_capability.is_some();
         let is_right = problem.allows(self.walk, self.vector_size)
-            && (1..=Self::MOST_UNROLLED).contains(&self.unroll)
             && (is_nvidia || !self.by_ptx)
             && self.cubes > 0
-            && self.cubes as usize * self.unroll <= Self::MOST_CUBES;
+            && self.cubes as usize <= Self::MOST_CUBES;
         if is_right {
             return Ok(());
         }
