@@ -4,6 +4,8 @@
 mod layouts;
 #[path = "adamw_many.rs"]
 mod many;
+#[path = "adamw_steps.rs"]
+mod steps;
 #[path = "adamw_training.rs"]
 mod training;
 
@@ -81,6 +83,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]);
     trials.extend(layouts::trials());
     trials.extend(many::trials());
+    trials.extend(steps::trials());
     trials.extend(training::trials());
     trials
 }

@@ -20,7 +20,7 @@ use std::{env, ops::Range};
 /// Set in a process that runs one test alone: others would add to the blocks that are observed.
 const ALONE: &str = "BLACKBURN_TEST_ADAMW_HERE";
 
-type Test = fn(&Device) -> Result<(), Failed>;
+pub(super) type Test = fn(&Device) -> Result<(), Failed>;
 
 const COUNTS: [(&str, Test); 2] = [
     ("a_step_is_one_kernel", one_kernel),
@@ -35,20 +35,23 @@ const TESTS: [(&str, Test); 4] = [
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let name = |name: &str| format!("adamw::{name}");
-    let count = |(test_name, test): (&str, Test)| {
-        let name = name(test_name);
-        Trial::ignorable_test(name.clone(), move || {
-            on_burn_device(|device| match env::var_os(ALONE) {
-                Some(_) => test(&device),
-                None => run_alone(&name, &[(ALONE, "1")]).map(drop),
-            })
-        })
+    let test = |(name, test): (&str, Test)| {
+        let name = format!("adamw::{name}");
+        Trial::ignorable_test(name, move || on_burn_device(|device| test(&device)))
     };
-    let test = |(test_name, test): (&str, Test)| {
-        Trial::ignorable_test(name(test_name), move || on_burn_device(|device| test(&device)))
-    };
+    let count = |(name, test)| counted(name, test);
     COUNTS.into_iter().map(count).chain(TESTS.into_iter().map(test)).collect()
+}
+
+/// A test that counts blocks.
+pub(super) fn counted(name: &str, test: Test) -> Trial {
+    let name = format!("adamw::{name}");
+    Trial::ignorable_test(name.clone(), move || {
+        on_burn_device(|device| match env::var_os(ALONE) {
+            Some(_) => test(&device),
+            None => run_alone(&name, &[(ALONE, "1")]).map(drop),
+        })
+    })
 }
 
 #[derive(Module, Debug)]

@@ -32,7 +32,7 @@ use burn_cubecl_fusion::{
 };
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser, stream::ScalarId};
 use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
-use burn_std::DType;
+use burn_std::{DType, Shape};
 use serde::{Deserialize, Serialize};
 
 /// The provider's name.
@@ -180,7 +180,7 @@ impl Update {
 
     /// The step's numbers and the draw.
     fn numbers(&self, context: &Tensors) -> Result<(Step, u32), KernelError> {
-        let unknown = || KernelError::Unsupported { op: OP, reason: "an unknown number".into() };
+        let unknown = || unknown("number");
         let scalar = |at: usize| {
             let ScalarIr::UInt(value) = self.0.scalars[at] else { return Err(unknown()) };
             context.scalars.get(&ScalarId { value }).copied().ok_or_else(unknown)
@@ -205,6 +205,10 @@ impl Update {
     }
 }
 
+fn unknown(what: &str) -> KernelError {
+    KernelError::Unsupported { op: OP, reason: format!("an unknown {what}") }
+}
+
 /// Steps on the kernel, or one by one where something of them is unknown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AdamwOperation {
@@ -214,7 +218,7 @@ pub(crate) struct AdamwOperation {
 /// What an updated parameter is as a tensor.
 struct Parameter {
     place: Place,
-    shape: burn_std::Shape,
+    shape: Shape,
     dtype: DType,
 }
 
@@ -240,6 +244,9 @@ impl AdamwOperation {
         for update in &self.updates {
             for tensor in update.tensors() {
                 cube_tensor(context, tensor, OP)?;
+            }
+            if update.0.outputs.iter().any(|out| !context.tensors.contains_key(&out.id)) {
+                return Err(unknown("output"));
             }
         }
         let numbers: Result<_, KernelError> =
@@ -319,5 +326,96 @@ impl FusedOperation for AdamwOperation {
 
     fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
         state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{gelu::row_sum::tests::view, pattern::emit::tensor};
+    use burn_ir::TensorStatus::{NotInit, ReadOnly, ReadWrite};
+
+    /// A step of a parameter of its own, whose tensors have the numbers from `first` on.
+    fn step(first: u64, shared: &[u64]) -> OperationIr {
+        let own = (first..first + 4).map(|id| tensor(id, [2], ReadWrite));
+        let shared = shared.iter().map(|id| tensor(*id, [1], ReadOnly));
+        let inputs: Vec<_> = own.chain(shared).collect();
+        let outputs: Vec<_> = (first + 4..first + 7).map(|id| tensor(id, [2], NotInit)).collect();
+        let scalars = (0..7).map(ScalarIr::UInt).collect();
+        OperationIr::Custom(CustomOpIr { id: ID.into(), inputs, outputs, scalars })
+    }
+
+    fn fused(operations: &[OperationIr]) -> AdamwFuser {
+        let mut fuser = AdamwFuser::default();
+        operations.iter().for_each(|operation| fuser.fuse(operation));
+        fuser
+    }
+
+    fn is_open(fuser: &AdamwFuser) -> bool {
+        fuser.status() == FuserStatus::Open
+    }
+
+    #[test]
+    fn steps_are_taken_up_to_what_a_launch_takes() {
+        let all: Vec<_> = (0..20).map(|i| step(100 * i, &[7, 8, 9])).collect();
+        let some = fused(&all[..MOST_TENSORS - 1]);
+        assert!(is_open(&some) && some.properties().ready);
+        assert_eq!(some.len(), MOST_TENSORS - 1);
+        let many = fused(&all);
+        assert!(!is_open(&many));
+        assert_eq!(many.len(), MOST_TENSORS);
+    }
+
+    #[test]
+    fn another_step_of_the_same_parameter_is_not_taken() {
+        // The second one reads what the first makes.
+        let fuser = fused(&[step(10, &[]), step(14, &[])]);
+        assert!(!is_open(&fuser));
+        assert_eq!(fuser.len(), 1);
+    }
+
+    #[test]
+    fn steps_share_gate_and_seed_or_are_not_taken() {
+        for (one, other) in
+            [(&[1, 2, 3][..], &[1, 2, 4][..]), (&[1], &[2]), (&[1, 2, 3, 5], &[1, 2, 3])]
+        {
+            let fuser = fused(&[step(10, one), step(20, other)]);
+            assert!(!is_open(&fuser), "{one:?} and {other:?}");
+            assert_eq!(fuser.len(), 1);
+        }
+        let OperationIr::Custom(with_seed) = step(10, &[1, 2, 3, 5]) else { unreachable!() };
+        let with_seed = Update(with_seed);
+        assert_eq!(with_seed.seed().map(|seed| seed.id), Some(TensorId::new(5)));
+        assert_eq!(with_seed.gate().map(<[_]>::len), Some(3));
+        let OperationIr::Custom(alone) = step(10, &[5]) else { unreachable!() };
+        assert_eq!(Update(alone).seed().map(|seed| seed.id), Some(TensorId::new(5)));
+    }
+
+    #[test]
+    fn any_other_operation_ends_it_in_whichever_block() {
+        let fuser = fused(&[step(10, &[])]);
+        let mut other_block = fuser.clone();
+        other_block.reset();
+        assert!(is_open(&fuser) && is_open(&other_block));
+        other_block.fuse(&view(1, [1, 2], 5));
+        assert!(!is_open(&fuser) && !is_open(&other_block));
+        assert!(fuser.properties().ready && !other_block.properties().ready);
+        // The next search begins anew.
+        other_block.reset();
+        other_block.fuse(&step(10, &[]));
+        assert!(is_open(&other_block));
+    }
+
+    #[test]
+    fn other_operations_of_that_kind_are_left_alone() {
+        let OperationIr::Custom(good) = step(10, &[]) else { unreachable!() };
+        let named = CustomOpIr { id: "another".into(), ..good.clone() };
+        let mut short = good.clone();
+        short.scalars.pop();
+        let mut more = good;
+        more.inputs.extend([1, 2].map(|id| tensor(id, [1], ReadOnly)));
+        for other in [named, short, more] {
+            assert!(Update::of(&OperationIr::Custom(other)).is_none());
+        }
     }
 }

@@ -34,6 +34,13 @@ impl Default for AdamwTuning {
     }
 }
 
+impl AdamwTuning {
+    /// Cubes of a launch.
+    pub(super) fn most_cubes(&self, client: &Client) -> usize {
+        DeviceProfile::of(client).multiprocessors * self.cubes_a_multiprocessor
+    }
+}
+
 /// How an update is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdamwBlueprint {
@@ -79,8 +86,7 @@ impl AdamwBlueprint {
             // By elements all rows can be walked.
             .unwrap_or((AdamwWalk::Rows, 1));
         let mut this = Self { vector_size, walk, by_ptx, cubes: 1 };
-        let most = device.multiprocessors * tuning.cubes_a_multiprocessor;
-        Self::divide(most, [(problem, &mut this)]);
+        Self::divide(tuning.most_cubes(client), [(problem, &mut this)]);
         this
     }
 
@@ -101,12 +107,6 @@ impl AdamwBlueprint {
             // At most some thousands.
             blueprint.cubes = passes.div_ceil(rounds).max(1) as u32;
         }
-    }
-
-    /// As many cubes as run at once by the plan.
-    pub(super) fn most_cubes(client: &Client) -> usize {
-        let tuning = AdamwTuning::default();
-        DeviceProfile::of(client).multiprocessors * tuning.cubes_a_multiprocessor
     }
 
     /// Whether a problem can be walked in this way on that device.

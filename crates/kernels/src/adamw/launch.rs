@@ -1,5 +1,5 @@
 use super::{
-    AdamwBlueprint, AdamwProblem, AdamwStep, AdamwWalk,
+    AdamwBlueprint, AdamwProblem, AdamwStep, AdamwTuning, AdamwWalk,
     blueprint::UNITS,
     kernel::{Compiled, FactorsLaunch, Part, PartLaunch, PitchesLaunch, adamw_update_kernel},
     problem::{check_reading, check_seed},
@@ -103,9 +103,8 @@ pub const MOST_TENSORS: usize = 16;
 /// [`adamw_update`] of several parameters, in their order, which no tensor of another's depends on. With a
 /// `seed` those in 16 bits are rounded by chance.
 ///
-/// Up to [`MOST_TENSORS`] take one launch: those that are alike in their types, in how their elements are
-/// found, and in that nobody else holds their memory, or whatever somebody else holds takes a launch of
-/// its own.
+/// Up to [`MOST_TENSORS`] take one launch: those that are alike in their types and in how their elements
+/// are found, and whose memory nobody else holds. What somebody else holds takes a launch of its own.
 ///
 /// # Errors
 ///
@@ -116,11 +115,29 @@ pub fn adamw_update_many(
     gate: Option<Gate>,
     seed: Option<Buffer>,
 ) -> Result<Vec<AdamwTensors>, KernelError> {
+    adamw_update_many_with(client, updates, gate, seed, AdamwTuning::default())
+}
+
+/// [`adamw_update_many`] by plans that are tuned so.
+///
+/// # Errors
+///
+/// As there.
+pub fn adamw_update_many_with(
+    client: &Client,
+    updates: Vec<AdamwUpdate>,
+    gate: Option<Gate>,
+    seed: Option<Buffer>,
+    tuning: AdamwTuning,
+) -> Result<Vec<AdamwTensors>, KernelError> {
     check_shared(gate.as_ref(), seed.as_ref())?;
     let most = most_tensors(client);
     let mut launches: Vec<(Vec<usize>, Vec<Planned>)> = Vec::new();
     for (place, update) in updates.into_iter().enumerate() {
-        let planned = Planned::new(update, client, AdamwBlueprint::plan)?;
+        let plan = |problem: &AdamwProblem, client: &Client| {
+            AdamwBlueprint::tuned(problem, client, tuning)
+        };
+        let planned = Planned::new(update, client, plan)?;
         let with = launches
             .iter_mut()
             .find(|(_, others)| others.len() < most && others[0].goes_with(&planned));
@@ -135,7 +152,7 @@ pub fn adamw_update_many(
     let mut updated = Vec::new();
     for (places, mut planned) in launches {
         let blueprints = planned.iter_mut().map(|one| (&one.problem, &mut one.blueprint));
-        AdamwBlueprint::divide(AdamwBlueprint::most_cubes(client), blueprints);
+        AdamwBlueprint::divide(tuning.most_cubes(client), blueprints);
         launch(client, &mut planned, gate.as_ref(), seed.as_ref());
         updated.extend(places.into_iter().zip(planned.into_iter().map(|one| one.update.tensors)));
     }

@@ -75,7 +75,7 @@ mod update;
 pub use blueprint::{AdamwBlueprint, AdamwTuning, AdamwWalk};
 pub use launch::{
     AdamwTensors, AdamwUpdate, Chance, Gate, MOST_TENSORS, adamw_update, adamw_update_many,
-    adamw_update_with,
+    adamw_update_many_with, adamw_update_with,
 };
 pub use problem::{AdamwProblem, AdamwStep};
 

@@ -115,28 +115,39 @@ fn approximate_quotient(a: f32, b: f32) -> f32 {
     a / b
 }
 
-/// Where the vector `index` of a tensor lies.
+/// Row and column of the vector `index`, which is the column itself where rows are not asked for.
 #[cube]
-fn place(index: u32, columns: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
+fn row_and_column(index: u32, columns: u32, #[comptime] walk: AdamwWalk) -> (u32, u32) {
     if comptime!(walk == AdamwWalk::Rows) {
-        (index / columns * pitch + index % columns) as usize
+        (index / columns, index % columns)
     } else {
-        index as usize
+        (0u32, index)
     }
 }
 
-/// The vector `index` of a gradient: as it lies, or from two rows at most.
+/// Where a tensor has its vector of that row and column.
+#[cube]
+fn place(row: u32, column: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
+    if comptime!(walk == AdamwWalk::Rows) {
+        (row * pitch + column) as usize
+    } else {
+        column as usize
+    }
+}
+
+/// A gradient's vector of that row and column: as it lies, or, if it is gathered, from two rows at most.
 #[cube]
 fn load_gradient<G: Float, N: Size, M: Size>(
     gradient: &[Vector<G, M>],
-    index: u32,
+    row: u32,
+    column: u32,
     pitches: &Pitches,
     #[comptime] walk: AdamwWalk,
 ) -> Vector<f32, N> {
     let mut g = Vector::<f32, N>::empty();
     let size = N::value().comptime();
     if comptime!(walk == AdamwWalk::Gathered) {
-        let first = index * comptime!(size as u32);
+        let first = column * comptime!(size as u32);
         let row = first / pitches.columns;
         let column = first % pitches.columns;
         #[unroll]
@@ -148,7 +159,7 @@ fn load_gradient<G: Float, N: Size, M: Size>(
             g.insert(lane, f32::cast_from(gradient[at].extract(0usize)));
         }
     } else {
-        let values = gradient[place(index, pitches.columns, pitches.gradient, walk)];
+        let values = gradient[place(row, column, pitches.gradient, walk)];
         #[unroll]
         for lane in 0..size {
             g.insert(lane, f32::cast_from(values.extract(lane)));
@@ -195,10 +206,11 @@ pub(super) fn update<P: Float, G: Float, N: Size, M: Size>(
     let mut index = first_index;
     while index < part.vectors {
         // 2. All loads before any is used.
-        let stored = parameter[place(index, columns, pitches.parameter, walk)];
-        let mut g = load_gradient::<G, N, M>(gradient, index, pitches, walk);
-        let old_first = first[place(index, columns, pitches.first, walk)];
-        let old_second = second[place(index, columns, pitches.second, walk)];
+        let (row, column) = row_and_column(index, columns, walk);
+        let stored = parameter[place(row, column, pitches.parameter, walk)];
+        let mut g = load_gradient::<G, N, M>(gradient, row, column, pitches, walk);
+        let old_first = first[place(row, column, pitches.first, walk)];
+        let old_second = second[place(row, column, pitches.second, walk)];
 
         // 3. The moments.
         if comptime!(gated) {
@@ -206,6 +218,8 @@ pub(super) fn update<P: Float, G: Float, N: Size, M: Size>(
         }
         let new_first = old_first + Vector::new(factors.of_first) * (g - old_first);
         let new_second = old_second + Vector::new(factors.of_second) * (g * g - old_second);
+        first_out[place(row, column, pitches.first_out, walk)] = new_first;
+        second_out[place(row, column, pitches.second_out, walk)] = new_second;
 
         // 4. The parameter.
         let p = Vector::<f32, N>::cast_from(stored);
@@ -222,17 +236,13 @@ pub(super) fn update<P: Float, G: Float, N: Size, M: Size>(
             let is_by_rows = comptime!(walk == AdamwWalk::Rows);
             let mut element = index * comptime!(size as u32);
             if comptime!(is_by_rows) {
-                let row = index / columns;
-                element = row * pitches.elements + index % columns * comptime!(size as u32);
+                element = row * pitches.elements + column * comptime!(size as u32);
             }
             let is_aligned = comptime!(!is_by_rows);
             updated =
                 round_vector::<N>(updated, element, part.draw, seed, is_aligned, parameter_dtype);
         }
-        parameter_out[place(index, columns, pitches.parameter_out, walk)] =
-            Vector::cast_from(updated);
-        first_out[place(index, columns, pitches.first_out, walk)] = new_first;
-        second_out[place(index, columns, pitches.second_out, walk)] = new_second;
+        parameter_out[place(row, column, pitches.parameter_out, walk)] = Vector::cast_from(updated);
         index += stride;
     }
 }
@@ -255,12 +265,13 @@ pub(super) fn keep<P: Float, N: Size>(
     let columns = pitches.columns;
     let mut index = first_index;
     while index < part.vectors {
-        let same = parameter[place(index, columns, pitches.parameter, walk)];
-        parameter_out[place(index, columns, pitches.parameter_out, walk)] = same;
-        let same = first[place(index, columns, pitches.first, walk)];
-        first_out[place(index, columns, pitches.first_out, walk)] = same;
-        let same = second[place(index, columns, pitches.second, walk)];
-        second_out[place(index, columns, pitches.second_out, walk)] = same;
+        let (row, column) = row_and_column(index, columns, walk);
+        let same = parameter[place(row, column, pitches.parameter, walk)];
+        parameter_out[place(row, column, pitches.parameter_out, walk)] = same;
+        let same = first[place(row, column, pitches.first, walk)];
+        first_out[place(row, column, pitches.first_out, walk)] = same;
+        let same = second[place(row, column, pitches.second, walk)];
+        second_out[place(row, column, pitches.second_out, walk)] = same;
         index += stride;
     }
 }

@@ -103,12 +103,12 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
 
 fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
     let input = || BufferCompilationArg { inplace: None };
-    let inputs = || (0..this.tensors).map(|_| input()).collect();
+    let inputs = || (0..this.tensors).map(|_| input());
     let outs = |buffers_before: usize| {
-        let position = |place| buffers_before * this.tensors + place;
-        (0..this.tensors)
-            .map(|place| BufferCompilationArg { inplace: this.in_place.then_some(position(place)) })
-            .collect()
+        let position = move |place| buffers_before * this.tensors + place;
+        (0..this.tensors).map(move |place| BufferCompilationArg {
+            inplace: this.in_place.then_some(position(place)),
+        })
     };
     let part = || PartCompilationArg {
         end: (),
@@ -122,17 +122,17 @@ fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
         settings_1d(UNITS),
         properties(),
         Arc::default(),
-        inputs(),
-        inputs(),
-        inputs(),
-        inputs(),
+        inputs().collect(),
+        inputs().collect(),
+        inputs().collect(),
+        inputs().collect(),
         input(),
         input(),
         input(),
         input(),
-        outs(0),
-        outs(2),
-        outs(3),
+        outs(0).collect(),
+        outs(2).collect(),
+        outs(3).collect(),
         (0..this.tensors).map(|_| part()).collect(),
         this.vector_size,
         if is_gathered { 1 } else { this.vector_size },
