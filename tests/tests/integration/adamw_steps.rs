@@ -94,10 +94,11 @@ const RATES: [f64; 5] = [0.01, 0.003, 0.02, 0.004, 0.01];
 /// At best sixteen of the forty go together, in one launch where the device binds enough buffers. Steps that
 /// share nothing are put together by Burn as far as it goes.
 fn are_few(blocks: &[Block]) -> Result<(), Failed> {
-    let is_step = |kernel: &&str| kernel.ends_with("AdamwUpdateKernel");
-    let steps: Vec<_> = blocks.iter().filter(|block| block.kernels.iter().any(is_step)).collect();
+    let launches = |block: &Block| {
+        block.kernels.iter().filter(|kernel| kernel.ends_with("AdamwUpdateKernel")).count()
+    };
+    let steps: Vec<&Block> = blocks.iter().filter(|block| launches(block) > 0).collect();
     let operations: usize = steps.iter().map(|block| block.operations).sum();
-    let launches = |block: &Block| block.kernels.iter().filter(is_step).count();
     let is_shared = |block: &&Block| launches(block) <= block.operations.div_ceil(4);
     if steps.len() == 3 && operations == 2 * LAYERS && steps.iter().all(is_shared) {
         return Ok(());
