@@ -113,6 +113,23 @@ pub(crate) fn cube_tensor(
     }))
 }
 
+/// The same, but taken from the stream where the operation is its last reader: where nobody else holds the
+/// memory, a kernel may write there. It takes the place of [`consume`].
+///
+/// # Errors
+///
+/// As [`Input::of`]; nothing is taken then.
+pub(crate) fn take_cube_tensor(
+    context: &mut Tensors,
+    tensor: &TensorIr,
+    op: &'static str,
+) -> Result<CubeTensor, KernelError> {
+    let (known, _) = plain(context, tensor, op)?;
+    let (id, shape) = (known.id, known.shape.clone());
+    let handle = context.handles.get_handle(&id, &tensor.status);
+    Ok(CubeBackend::float_tensor(burn_ir::TensorHandle { handle, shape }))
+}
+
 /// The memory of a tensor, copied if its elements do not follow each other. It is let go of: where it was
 /// the last to hold it, a kernel may write there.
 pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {

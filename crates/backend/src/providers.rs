@@ -1,6 +1,7 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
 use crate::{
+    adamw::provider::{self as adamw, AdamwProvider},
     attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
     embedding::provider::{self as embedding, EmbeddingProvider},
@@ -79,7 +80,8 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 6] = [
+const OURS: [(&str, Register); 7] = [
+    (adamw::NAME, || fusion::register(AdamwProvider)),
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (embedding::NAME, || fusion::register(EmbeddingProvider)),

@@ -57,7 +57,7 @@ pub struct Config {
     /// The device that [`device`](crate::device) returns.
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
-    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAttention`,
+    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnColumnSum`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnMatmul`,
     /// `BlackburnSoftmax`). For comparisons,
     /// and to step around a fault.

@@ -2,6 +2,10 @@
 
 #[path = "adamw_layouts.rs"]
 pub(crate) mod layouts;
+#[path = "adamw_many.rs"]
+mod many;
+#[path = "adamw_steps.rs"]
+mod steps;
 #[path = "adamw_training.rs"]
 pub(crate) mod training;
 
@@ -78,6 +82,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("adamw::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
     trials.extend(layouts::trials());
+    trials.extend(many::trials());
+    trials.extend(steps::trials());
     trials.extend(training::trials());
     trials
 }

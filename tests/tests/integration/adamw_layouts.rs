@@ -173,8 +173,8 @@ fn blueprints(client: &Client, stored: Storage) -> Result<(), Failed> {
         };
         let planned = run(None)?;
         for widest in [1, 2, 4, 8] {
-            for (unroll, cubes_a_multiprocessor) in [(1, 16), (2, 1), (3, 8), (4, 4), (8, 2)] {
-                let tuning = AdamwTuning { widest, unroll, cubes_a_multiprocessor };
+            for cubes_a_multiprocessor in [1, 2, 8, 16] {
+                let tuning = AdamwTuning { widest, cubes_a_multiprocessor };
                 let error = |what: &str| format!("{length} elements by {tuning:?}: {what}");
                 let found = run(Some(tuning)).map_err(|failed| told(&error(""), failed))?;
                 if found != planned {
@@ -236,6 +236,6 @@ fn refusals(client: &Client) -> Result<(), Failed> {
     };
     named(wrong(|plan| AdamwBlueprint { walk: AdamwWalk::Flat, ..plan }), "blueprint")?;
     named(wrong(|plan| AdamwBlueprint { vector_size: 5, ..plan }), "blueprint")?;
-    named(wrong(|plan| AdamwBlueprint { unroll: 0, ..plan }), "blueprint")?;
+    named(wrong(|plan| AdamwBlueprint { cubes: 0, ..plan }), "blueprint")?;
     named(wrong(|plan| AdamwBlueprint { cubes: u32::MAX, ..plan }), "blueprint")
 }

@@ -20,11 +20,11 @@ use std::{env, ops::Range};
 /// Set in a process that runs one test alone: others would add to the blocks that are observed.
 const ALONE: &str = "BLACKBURN_TEST_ADAMW_HERE";
 
-type Test = fn(&Device) -> Result<(), Failed>;
+pub(super) type Test = fn(&Device) -> Result<(), Failed>;
 
 const COUNTS: [(&str, Test); 2] = [
-    ("a_step_is_one_kernel_a_parameter", one_kernel_each),
-    ("a_step_that_rounds_by_chance_is_one_kernel_a_parameter_too", one_kernel_by_chance),
+    ("a_step_is_one_kernel", one_kernel),
+    ("a_step_that_rounds_by_chance_is_one_kernel_and_a_seed", one_kernel_by_chance),
 ];
 
 const TESTS: [(&str, Test); 4] = [
@@ -35,20 +35,23 @@ const TESTS: [(&str, Test); 4] = [
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let name = |name: &str| format!("adamw::{name}");
-    let count = |(test_name, test): (&str, Test)| {
-        let name = name(test_name);
-        Trial::ignorable_test(name.clone(), move || {
-            on_burn_device(|device| match env::var_os(ALONE) {
-                Some(_) => test(&device),
-                None => run_alone(&name, &[(ALONE, "1")]).map(drop),
-            })
-        })
+    let test = |(name, test): (&str, Test)| {
+        let name = format!("adamw::{name}");
+        Trial::ignorable_test(name, move || on_burn_device(|device| test(&device)))
     };
-    let test = |(test_name, test): (&str, Test)| {
-        Trial::ignorable_test(name(test_name), move || on_burn_device(|device| test(&device)))
-    };
+    let count = |(name, test)| counted(name, test);
     COUNTS.into_iter().map(count).chain(TESTS.into_iter().map(test)).collect()
+}
+
+/// A test that counts blocks.
+pub(super) fn counted(name: &str, test: Test) -> Trial {
+    let name = format!("adamw::{name}");
+    Trial::ignorable_test(name.clone(), move || {
+        on_burn_device(|device| match env::var_os(ALONE) {
+            Some(_) => test(&device),
+            None => run_alone(&name, &[(ALONE, "1")]).map(drop),
+        })
+    })
 }
 
 #[derive(Module, Debug)]
@@ -141,14 +144,16 @@ fn blocks_of_a_step(
     Ok(blocks)
 }
 
-/// How many blocks are one operation by the kernel.
-fn updates(blocks: &[Block]) -> usize {
-    blocks.iter().filter(|block| block.is_one_kernel(1, "AdamwUpdateKernel")).count()
+/// Whether one launch took the steps of all parameters, beside `others`.
+fn is_one_step(blocks: &[Block], others: usize) -> bool {
+    let is_step = |block: &&Block| block.is_one_kernel(PARAMETERS, "AdamwUpdateKernel");
+    let kernels: usize = blocks.iter().map(|block| block.kernels.len()).sum();
+    blocks.iter().filter(is_step).count() == 1 && kernels == 1 + others
 }
 
-fn one_kernel_each(device: &Device) -> Result<(), Failed> {
+fn one_kernel(device: &Device) -> Result<(), Failed> {
     let blocks = blocks_of_a_step(AdamWGroups::default(), Storage::F32, device)?;
-    if updates(&blocks) == PARAMETERS && kernels(&blocks) == PARAMETERS {
+    if is_one_step(&blocks, 0) {
         return Ok(());
     }
     Err(format!("{PARAMETERS} parameters took {blocks:?}").into())
@@ -159,12 +164,11 @@ pub(crate) fn kernels(blocks: &[Block]) -> usize {
     blocks.iter().map(|block| block.kernels.len()).sum()
 }
 
-/// Besides, each group draws a seed.
+/// Besides, each step draws a seed.
 fn one_kernel_by_chance(device: &Device) -> Result<(), Failed> {
-    const GROUPS: usize = 2;
     let groups = AdamWGroups { stochastic_rounding: true, ..AdamWGroups::default() };
     let blocks = blocks_of_a_step(groups, Storage::F16, device)?;
-    if updates(&blocks) == PARAMETERS && kernels(&blocks) == PARAMETERS + GROUPS {
+    if is_one_step(&blocks, 1) {
         return Ok(());
     }
     Err(format!("{PARAMETERS} parameters took {blocks:?}").into())

@@ -131,8 +131,8 @@ fn blueprints(client: &Client, stored: Storage) -> Result<(), Failed> {
         };
         let planned = run(None)?;
         for widest in [1, 4, 8] {
-            for (unroll, cubes_a_multiprocessor) in [(1, 16), (2, 1), (3, 8), (8, 2)] {
-                let tuning = SgdTuning { widest, unroll, cubes_a_multiprocessor };
+            for cubes_a_multiprocessor in [1, 2, 8, 16] {
+                let tuning = SgdTuning { widest, cubes_a_multiprocessor };
                 let error = |what: &str| format!("{length} elements by {tuning:?}: {what}");
                 let found = run(Some(tuning)).map_err(|failed| told(&error(""), failed))?;
                 if found != planned {
@@ -194,6 +194,5 @@ fn refusals(client: &Client) -> Result<(), Failed> {
     };
     named(wrong(|plan| SgdBlueprint { walk: SgdWalk::Flat, ..plan }), "blueprint")?;
     named(wrong(|plan| SgdBlueprint { vector_size: 5, ..plan }), "blueprint")?;
-    named(wrong(|plan| SgdBlueprint { unroll: 0, ..plan }), "blueprint")?;
     named(wrong(|plan| SgdBlueprint { cubes: u32::MAX, ..plan }), "blueprint")
 }

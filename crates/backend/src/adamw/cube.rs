@@ -15,8 +15,15 @@ impl AdamwPrimitives for CubeBackend {
         second: FloatTensor<Self>,
         gate: Gate<Self>,
         chance: Chance<Self>,
-        step: Step,
+        draw: u32,
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+        weight_decay: f64,
+        rate: f64,
+        time: usize,
     ) -> Updated<Self> {
+        let step = AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time };
         let (place, shape) = (Place::of(&parameter), parameter.shape());
         let stored = parameter.dtype;
         let tensors = AdamwTensors {
@@ -25,8 +32,8 @@ impl AdamwPrimitives for CubeBackend {
             first: rows(first),
             second: rows(second),
         };
-        let (gate, chance) = (kernel_gate(gate), kernel_chance(chance));
-        let updated = adamw::adamw_update(&place.client, &numbers(step), tensors, gate, chance)
+        let (gate, chance) = (kernel_gate(gate), kernel_chance(chance, draw));
+        let updated = adamw::adamw_update(&place.client, &step, tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
         let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
         Updated {
@@ -37,7 +44,7 @@ impl AdamwPrimitives for CubeBackend {
     }
 }
 
-fn numbers(step: Step) -> AdamwStep {
+pub(super) fn numbers(step: Step) -> AdamwStep {
     let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
     AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
 }
@@ -59,12 +66,10 @@ pub(crate) fn kernel_gate(gate: Gate<CubeBackend>) -> Option<adamw::Gate> {
     }
 }
 
-/// A chance as kernels take it.
-pub(crate) fn kernel_chance(chance: Chance<CubeBackend>) -> Option<adamw::Chance> {
+/// A chance as kernels take it, told apart from others with its seed by `draw`.
+pub(crate) fn kernel_chance(chance: Chance<CubeBackend>, draw: u32) -> Option<adamw::Chance> {
     match chance {
         Chance::Nearest => None,
-        Chance::Drawn { seed, number } => {
-            Some(adamw::Chance { seed: contiguous_buffer(seed), draw: number })
-        }
+        Chance::Drawn { seed } => Some(adamw::Chance { seed: contiguous_buffer(seed), draw }),
     }
 }

@@ -1,5 +1,5 @@
-//! A step of AdamW on one parameter, as one operation of Burn's stream and one kernel, where element by
-//! element it takes some fifteen operations.
+//! A step of AdamW on one parameter, as one operation of Burn's stream, where element by element it takes
+//! some fifteen. The provider `BlackburnAdamw` takes the operations of up to 16 parameters by one launch.
 //!
 //! It takes no part in differentiation, and exists on GPUs only: [`serves`] says where. What it computes
 //! stands in `blackburn_kernels::adamw`. Memory of parameter and moments is used again where nobody else
@@ -12,6 +12,8 @@ mod cube;
     allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
 )]
 mod primitives;
+#[cfg(feature = "gpu")]
+pub(crate) mod provider;
 
 #[cfg(feature = "gpu")]
 pub(crate) use cube::{kernel_chance, kernel_gate};
@@ -119,12 +121,26 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
+    let number = draw.as_ref().map_or(0, |draw| draw.number);
     let (gate, chance) = (gate_of(OP, gate), chance_of(OP, draw));
     let Tensors { parameter, gradient, first, second } = tensors;
     let [parameter, gradient, first, second] =
         [parameter, gradient, first, second].map(Tensor::into_dispatch);
+    let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
     let updated = <Dispatch as AdamwPrimitives>::adamw_step(
-        parameter, gradient, first, second, gate, chance, step,
+        parameter,
+        gradient,
+        first,
+        second,
+        gate,
+        chance,
+        number,
+        beta_1,
+        beta_2,
+        epsilon,
+        weight_decay,
+        rate,
+        time,
     );
     Stepped {
         parameter: Tensor::from_dispatch(updated.parameter),
@@ -152,13 +168,13 @@ pub(crate) fn gate_of(op: &str, gate: Option<Taken>) -> Gate<Dispatch> {
 /// A draw as the operation takes it; panics, in the name of `op`, on a seed that is not two integers of
 /// 32 bits.
 pub(crate) fn chance_of(op: &str, draw: Option<Draw>) -> Chance<Dispatch> {
-    draw.map_or(Chance::Nearest, |Draw { seed, number }| {
+    draw.map_or(Chance::Nearest, |Draw { seed, .. }| {
         assert!(
             matches!(seed.dtype(), DType::I32 | DType::U32) && seed.dims() == [2],
             "{op}: argument `seed`: expected two integers of 32 bits, got {:?} of {:?}",
             seed.dims(),
             seed.dtype()
         );
-        Chance::Drawn { seed: seed.into_dispatch(), number }
+        Chance::Drawn { seed: seed.into_dispatch() }
     })
 }

@@ -1,5 +1,9 @@
 //! What a backend has to be able to do: one step of AdamW.
 #![allow(
+    clippy::too_many_arguments,
+    reason = "numbers are arguments of their own, since structures are hidden from the stream"
+)]
+#![allow(
     clippy::large_enum_variant,
     reason = "gates are moved once a step, by code that is derived too, and never stored"
 )]
@@ -60,8 +64,6 @@ pub enum Chance<B: Backend> {
     Drawn {
         /// Two integers of 32 bits.
         seed: IntTensor<B>,
-        /// Tells updates with the same seed apart.
-        number: u32,
     },
 }
 
@@ -83,8 +85,10 @@ pub struct Updated<B: Backend> {
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait AdamwPrimitives: Backend {
-    /// The parameter and its moments after a step.
-    #[fusion(meta = updated)]
+    /// The parameter and its moments after a step. `draw` tells updates with the same seed apart; the rest
+    /// are the numbers of a [`Step`], one by one, so that the stream knows of them: plans for many parameters
+    /// are kept from step to step, and take what is a number of its own only anew.
+    #[fusion(meta = updated, id = "blackburn::adamw_step")]
     fn adamw_step(
         parameter: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -92,7 +96,13 @@ pub trait AdamwPrimitives: Backend {
         second: FloatTensor<Self>,
         #[extension_type] gate: Gate<Self>,
         #[extension_type] chance: Chance<Self>,
-        step: Step,
+        draw: u32,
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+        weight_decay: f64,
+        rate: f64,
+        time: usize,
     ) -> Updated<Self>;
 }
 
@@ -104,7 +114,13 @@ fn updated(
     second: &TensorSpec,
     _gate: &GateMetadata,
     _chance: &ChanceMetadata,
-    _step: &Step,
+    _draw: &u32,
+    _beta_1: &f64,
+    _beta_2: &f64,
+    _epsilon: &f64,
+    _weight_decay: &f64,
+    _rate: &f64,
+    _time: &usize,
 ) -> UpdatedMetadata {
     UpdatedMetadata { parameter: parameter.clone(), first: first.clone(), second: second.clone() }
 }

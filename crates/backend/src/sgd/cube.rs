@@ -17,6 +17,7 @@ impl SgdPrimitives for CubeBackend {
         velocity: FloatTensor<Self>,
         gate: Gate<Self>,
         chance: Chance<Self>,
+        draw: u32,
         step: Step,
     ) -> Updated<Self> {
         let (place, shape) = (Place::of(&parameter), parameter.shape());
@@ -26,7 +27,7 @@ impl SgdPrimitives for CubeBackend {
             gradient: rows(gradient),
             velocity: rows(velocity),
         };
-        let (gate, chance) = (kernel_gate(gate), kernel_chance(chance));
+        let (gate, chance) = (kernel_gate(gate), kernel_chance(chance, draw));
         let updated = sgd_update(&place.client, &numbers(step), tensors, gate, chance)
             .unwrap_or_else(|error| panic!("{error}"));
         let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);

@@ -74,12 +74,14 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
+    let number = draw.as_ref().map_or(0, |draw| draw.number);
     let (gate, chance) = (gate_of(OP, gate), chance_of(OP, draw));
     let Tensors { parameter, gradient, velocity } = tensors;
     let [parameter, gradient, velocity] =
         [parameter, gradient, velocity].map(Tensor::into_dispatch);
-    let updated =
-        <Dispatch as SgdPrimitives>::sgd_step(parameter, gradient, velocity, gate, chance, step);
+    let updated = <Dispatch as SgdPrimitives>::sgd_step(
+        parameter, gradient, velocity, gate, chance, number, step,
+    );
     Stepped {
         parameter: Tensor::from_dispatch(updated.parameter),
         velocity: Tensor::from_dispatch(updated.velocity),

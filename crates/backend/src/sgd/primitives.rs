@@ -41,7 +41,7 @@ pub struct Updated<B: Backend> {
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait SgdPrimitives: Backend {
-    /// The parameter and its velocity after a step.
+    /// The parameter and its velocity after a step. `draw` tells updates with the same seed apart.
     #[fusion(meta = updated)]
     fn sgd_step(
         parameter: FloatTensor<Self>,
@@ -49,6 +49,7 @@ pub trait SgdPrimitives: Backend {
         velocity: FloatTensor<Self>,
         #[extension_type] gate: Gate<Self>,
         #[extension_type] chance: Chance<Self>,
+        draw: u32,
         step: Step,
     ) -> Updated<Self>;
 }
@@ -60,6 +61,7 @@ fn updated(
     velocity: &TensorSpec,
     _gate: &GateMetadata,
     _chance: &ChanceMetadata,
+    _draw: &u32,
     _step: &Step,
 ) -> UpdatedMetadata {
     UpdatedMetadata { parameter: parameter.clone(), velocity: velocity.clone() }

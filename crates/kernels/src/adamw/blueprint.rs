@@ -1,4 +1,4 @@
-use super::{AdamwProblem, layout::Spread, problem::OP};
+use super::{AdamwProblem, layout::divide, problem::OP};
 use crate::{DeviceProfile, KernelError};
 use cubecl::{client::Client, ir::VectorSize};
 
@@ -22,17 +22,22 @@ pub enum AdamwWalk {
 pub struct AdamwTuning {
     /// Elements of the widest vectors; more than four where parameter and gradient are in 16 bits.
     pub widest: VectorSize,
-    /// Vectors of each tensor that a unit has on the way at once.
-    pub unroll: usize,
     /// Cubes of a multiprocessor, at most.
     pub cubes_a_multiprocessor: usize,
 }
 
 impl Default for AdamwTuning {
-    /// Two vectors on the way, in as many cubes as a multiprocessor has threads for. Words of the
-    /// generator are drawn by four, one an element.
+    /// As many cubes as a multiprocessor has threads for. Words of the generator are drawn by four, one an
+    /// element.
     fn default() -> Self {
-        Self { widest: 4, unroll: 2, cubes_a_multiprocessor: 8 }
+        Self { widest: 4, cubes_a_multiprocessor: 8 }
+    }
+}
+
+impl AdamwTuning {
+    /// Cubes of a launch.
+    pub(crate) fn most_cubes(&self, client: &Client) -> usize {
+        DeviceProfile::of(client).multiprocessors * self.cubes_a_multiprocessor
     }
 }
 
@@ -43,8 +48,6 @@ pub struct AdamwBlueprint {
     pub vector_size: VectorSize,
     /// How it finds them.
     pub walk: AdamwWalk,
-    /// Vectors of each tensor that a unit loads before it computes with any.
-    pub unroll: usize,
     /// Root and quotient by PTX's approximations, for NVIDIA GPUs alone: rounded correctly, each is a
     /// branch, and one waits for the other.
     pub by_ptx: bool,
@@ -66,9 +69,10 @@ impl AdamwBlueprint {
         let wider = problem.parameter.size().max(problem.gradient.size());
         // Moments are moved as two of the device's vectors then.
         let bytes = if by_ptx && tuning.widest > 4 { wider } else { size_of::<f32>() };
-        let Spread { vector_size, walk, unroll, cubes } =
-            problem.layout().spread(client, tuning, bytes);
-        Self { vector_size, walk, unroll, by_ptx, cubes }
+        let (walk, vector_size) = problem.layout.way(client, tuning.widest, bytes);
+        let passes = problem.layout.passes(walk, vector_size);
+        let cubes = divide(tuning.most_cubes(client), &[passes])[0];
+        Self { vector_size, walk, by_ptx, cubes }
     }
 
     /// Whether a problem can be walked in this way on that device.
@@ -78,9 +82,8 @@ impl AdamwBlueprint {
     /// [`KernelError::InvalidProblem`] where it cannot.
     pub(super) fn check(&self, problem: &AdamwProblem, client: &Client) -> Result<(), KernelError> {
         let is_nvidia = DeviceProfile::of(client).compute_capability.is_some();
-        let Self { vector_size, walk, unroll, by_ptx, cubes } = *self;
-        let is_right = Spread { vector_size, walk, unroll, cubes }.serves(&problem.layout())
-            && (is_nvidia || !by_ptx);
+        let Self { vector_size, walk, by_ptx, cubes } = *self;
+        let is_right = problem.layout.is_served(walk, vector_size, cubes) && (is_nvidia || !by_ptx);
         if is_right {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! How tensors that are stepped together lie, the ways to go through them, and how many cubes do.
 
-use super::{AdamwTuning, AdamwWalk, blueprint::UNITS};
+use super::{AdamwWalk, blueprint::UNITS};
 use crate::{
-    DeviceProfile, KernelError,
+    KernelError,
     buffer::{Buffer, Rows},
 };
 use cubecl::{
@@ -15,11 +15,8 @@ pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
 /// Where the gradient stands among the tensors of a layout.
 const GRADIENT: usize = 1;
 
-/// Vectors that a unit may have on the way.
-const MOST_UNROLLED: usize = 8;
-
-/// Cubes times vectors: units step by as much, which [`Layout::of`] leaves room for.
-const MOST_CUBES: usize = (1 << 24) / UNITS as usize;
+/// Units step by as many cubes, which [`Layout::of`] leaves room for.
+const MOST_CUBES: u32 = (1 << 24) / UNITS;
 
 /// Rows of tensors of one shape: a parameter, its gradient, and what an optimizer keeps for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,15 +29,6 @@ pub(crate) struct Layout<const N: usize> {
     pub(crate) pitches: [usize; N],
     /// Elements of the widest vectors that may go beyond the end of every row.
     pub(crate) beyond_rows: usize,
-}
-
-/// How a kernel goes through a layout.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spread {
-    pub(crate) vector_size: VectorSize,
-    pub(crate) walk: AdamwWalk,
-    pub(crate) unroll: usize,
-    pub(crate) cubes: u32,
 }
 
 impl<const N: usize> Layout<N> {
@@ -120,41 +108,74 @@ impl<const N: usize> Layout<N> {
         }
     }
 
-    /// The widest loads that serve all tensors, of those that the device has for elements of that many
-    /// bytes, with the walk that has them. As many cubes as `tuning` has at most, so that what a unit
-    /// computes ahead of its elements is spread over many, and each of them with as much to do.
-    pub(crate) fn spread(&self, client: &Client, tuning: AdamwTuning, bytes: usize) -> Spread {
+    /// What a cube's units have to do together, once each.
+    pub(crate) fn passes(&self, walk: AdamwWalk, vector_size: usize) -> usize {
+        self.vectors(walk, vector_size).div_ceil(UNITS as usize)
+    }
+
+    /// The widest vectors that serve all tensors, of up to `widest` elements and of those that the device
+    /// has for elements of that many bytes, with the walk that has them.
+    pub(crate) fn way(
+        &self,
+        client: &Client,
+        widest: VectorSize,
+        bytes: usize,
+    ) -> (AdamwWalk, VectorSize) {
         let sizes: Vec<VectorSize> = client
             .io_optimized_vector_sizes(bytes)
-            .filter(|size| *size <= tuning.widest)
+            .filter(|size| *size <= widest)
             .chain([1])
             .collect();
         let walks = [AdamwWalk::Flat, AdamwWalk::Rows, AdamwWalk::Gathered];
-        let ways = walks.iter().flat_map(|walk| sizes.iter().map(|size| (*walk, *size)));
-        let (walk, vector_size) = ways
+        walks
+            .iter()
+            .flat_map(|walk| sizes.iter().map(|size| (*walk, *size)))
             .filter(|(walk, size)| self.allows(*walk, *size))
             .reduce(|best, other| if other.1 > best.1 { other } else { best })
             // By elements all rows can be walked.
-            .unwrap_or((AdamwWalk::Rows, 1));
-        let unroll = tuning.unroll.clamp(1, MOST_UNROLLED);
-        let passes = self.vectors(walk, vector_size).div_ceil(UNITS as usize * unroll);
-        let multiprocessors = DeviceProfile::of(client).multiprocessors;
-        let most = (multiprocessors * tuning.cubes_a_multiprocessor).max(1);
-        let rounds = passes.div_ceil(most).max(1);
-        // At most some thousands.
-        let cubes = passes.div_ceil(rounds).max(1) as u32;
-        Spread { vector_size, walk, unroll, cubes }
+            .unwrap_or((AdamwWalk::Rows, 1))
+    }
+
+    /// Whether that goes through all of it, and no further.
+    pub(crate) fn is_served(&self, walk: AdamwWalk, vector_size: usize, cubes: u32) -> bool {
+        self.allows(walk, vector_size) && (1..=MOST_CUBES).contains(&cubes)
     }
 }
 
-impl Spread {
-    /// Whether it goes through all of `layout`, and no further.
-    pub(crate) fn serves<const N: usize>(&self, layout: &Layout<N>) -> bool {
-        layout.allows(self.walk, self.vector_size)
-            && (1..=MOST_UNROLLED).contains(&self.unroll)
-            && self.cubes > 0
-            && self.cubes as usize * self.unroll <= MOST_CUBES
+/// The cubes of each part of a launch by its passes: about `most` in all, so that each cube has as much to
+/// do as any other.
+pub(crate) fn divide(most: usize, passes: &[usize]) -> Vec<u32> {
+    let rounds = passes.iter().sum::<usize>().div_ceil(most.max(1)).max(1);
+    // At most some thousands.
+    passes.iter().map(|passes| passes.div_ceil(rounds).max(1) as u32).collect()
+}
+
+/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
+/// in their order.
+pub(crate) fn in_launches<T>(
+    all: Vec<T>,
+    most: usize,
+    goes_with: impl Fn(&T, &T) -> bool,
+    mut launch: impl FnMut(&mut [T]),
+) -> Vec<T> {
+    let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
+    for (place, one) in all.into_iter().enumerate() {
+        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
+        match launches.iter_mut().find(|(_, others)| fits(others)) {
+            Some((places, others)) => {
+                places.push(place);
+                others.push(one);
+            }
+            None => launches.push((vec![place], vec![one])),
+        }
     }
+    let mut done = Vec::new();
+    for (places, mut together) in launches {
+        launch(&mut together);
+        done.extend(places.into_iter().zip(together));
+    }
+    done.sort_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, one)| one).collect()
 }
 
 /// Whether `tensor` has those rows, or as many elements in one, of that type and within its memory.

@@ -52,18 +52,12 @@ impl AdamwStep {
 /// What an update asks: how many elements of which types, and how they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdamwProblem {
-    /// Rows of each tensor; 1 where nothing lies between the rows of any.
-    pub rows: usize,
-    /// Elements of a row.
-    pub columns: usize,
-    /// Elements from one row to the next, of parameter, gradient and both moments.
-    pub pitches: [usize; 4],
     /// Type of the parameter.
     pub parameter: ElemType,
     /// Type of its gradient.
     pub gradient: ElemType,
-    /// Elements of the widest vectors that may go beyond the end of every row.
-    beyond_rows: usize,
+    /// How parameter, gradient and moments lie.
+    pub(super) layout: Layout<4>,
 }
 
 impl AdamwProblem {
@@ -81,26 +75,20 @@ impl AdamwProblem {
             ("first", first),
             ("second", second),
         ];
-        let Layout { rows, columns, pitches, beyond_rows } = Layout::of(OP, named)?;
+        let layout = Layout::of(OP, named)?;
         let [parameter, gradient] = [parameter, gradient].map(|tensor| tensor.buffer.dtype);
-        Ok(Self { rows, columns, pitches, parameter, gradient, beyond_rows })
+        Ok(Self { parameter, gradient, layout })
     }
 
     /// Elements of the parameter.
     pub fn elements(&self) -> usize {
-        self.rows * self.columns
+        self.layout.elements()
     }
 
     /// Bytes that have to be moved: parameter and moments in and out, the gradient in.
     pub fn bytes(&self) -> usize {
         let moments = 4 * F32.size();
         self.elements() * (moments + 2 * self.parameter.size() + self.gradient.size())
-    }
-
-    /// How its tensors lie.
-    pub(super) fn layout(&self) -> Layout<4> {
-        let Self { rows, columns, pitches, beyond_rows, .. } = *self;
-        Layout { rows, columns, pitches, beyond_rows }
     }
 }
 
@@ -122,9 +110,8 @@ mod tests {
     fn an_element_moves_28_bytes_in_f32_and_22_in_bf16() {
         let bytes = |kind| {
             let dtype = ElemType::Float(kind);
-            let (rows, pitches) = (1, [10; 4]);
-            let (parameter, gradient, beyond_rows) = (dtype, dtype, 1);
-            AdamwProblem { rows, columns: 10, pitches, parameter, gradient, beyond_rows }.bytes()
+            let layout = Layout { rows: 1, columns: 10, pitches: [10; 4], beyond_rows: 1 };
+            AdamwProblem { parameter: dtype, gradient: dtype, layout }.bytes()
         };
         assert_eq!(bytes(FloatKind::F32), 280);
         assert_eq!(bytes(FloatKind::BF16), 220);

@@ -1,28 +1,14 @@
-use super::{AdamwWalk, rounding::round_by_chance};
+//! The step of one tensor.
+
+use super::{
+    AdamwWalk,
+    kernel::{Compiled, Part, Readings},
+    rounding::round_by_chance,
+};
 use crate::philox::philox4x32;
 #[cfg(feature = "cuda")]
 use crate::ptx::math::{approximate_quotient, approximate_sqrt};
 use cubecl::prelude::*;
-
-/// What an update multiplies by.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Factors {
-    /// `1 - beta_1`.
-    pub(crate) of_first: f32,
-    /// `1 - beta_2`.
-    pub(crate) of_second: f32,
-    /// Rate times decay.
-    pub(crate) decay: f32,
-    /// The rate, over `1 - beta_1^t` unless gated.
-    pub(crate) rate: f32,
-    /// `1 / (1 - beta_2^t)`, 1 if gated.
-    pub(crate) correction: f32,
-    pub(crate) epsilon: f32,
-    /// The rest is read by gated updates only.
-    pub(crate) log_beta_1: f32,
-    pub(crate) log_beta_2: f32,
-    pub(crate) time: f32,
-}
 
 /// Up to here a power's complement is summed, since `1 - exp` would lose digits.
 const SMALL: f32 = -0.5;
@@ -81,25 +67,22 @@ fn round_vector<N: Size>(
     rounded
 }
 
-/// The vector `at` of a parameter rounded by chance; rows of that many vectors and elements.
+/// A parameter's vector of that row and column rounded by chance; rows of that many elements.
 #[cube]
 pub(crate) fn round_at<N: Size>(
     values: Vector<f32, N>,
-    at: u32,
-    columns: u32,
+    row: u32,
+    column: u32,
     elements: u32,
     draw: u32,
     seed: &[u32],
     #[comptime] walk: AdamwWalk,
     #[comptime] dtype: ElemType,
 ) -> Vector<f32, N> {
-    let size = N::value().comptime();
     let is_by_rows = comptime!(walk == AdamwWalk::Rows);
-    let mut element = at * comptime!(size as u32);
-    if comptime!(is_by_rows) {
-        let row = at / columns;
-        element = row * elements + at % columns * comptime!(size as u32);
-    }
+    let size = N::value().comptime();
+    let within = column * comptime!(size as u32);
+    let element = if comptime!(is_by_rows) { row * elements + within } else { within };
     round_vector::<N>(values, element, draw, seed, comptime!(!is_by_rows), dtype)
 }
 
@@ -151,38 +134,32 @@ fn approximate_quotient(a: f32, b: f32) -> f32 {
     a / b
 }
 
-/// Where elements lie, for the walks that ask.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Pitches {
-    /// Vectors of a row, begun ones too, or its elements where the gradient is gathered.
-    pub(crate) columns: u32,
-    /// Elements of a row.
-    pub(crate) elements: u32,
-    /// From one row to the next, in vectors, but in elements where the gradient is gathered.
-    pub(crate) parameter: u32,
-    pub(crate) gradient: u32,
-    pub(crate) first: u32,
-    pub(crate) second: u32,
-    pub(crate) parameter_out: u32,
-    pub(crate) first_out: u32,
-    pub(crate) second_out: u32,
-}
-
-/// Where the vector `index` of a tensor lies.
+/// Row and column of the vector `index`, which is the column itself where rows are not asked for.
 #[cube]
-pub(crate) fn place(index: u32, columns: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
+pub(crate) fn row_and_column(index: u32, columns: u32, #[comptime] walk: AdamwWalk) -> (u32, u32) {
     if comptime!(walk == AdamwWalk::Rows) {
-        (index / columns * pitch + index % columns) as usize
+        (index / columns, index % columns)
     } else {
-        index as usize
+        (0u32, index)
     }
 }
 
-/// The vector `index` of a gradient: as it lies, or from two rows at most.
+/// Where a tensor has its vector of that row and column.
+#[cube]
+pub(crate) fn place(row: u32, column: u32, pitch: u32, #[comptime] walk: AdamwWalk) -> usize {
+    if comptime!(walk == AdamwWalk::Rows) {
+        (row * pitch + column) as usize
+    } else {
+        column as usize
+    }
+}
+
+/// A gradient's vector of that row and column: as it lies, or, if it is gathered, from two rows at most.
 #[cube]
 pub(crate) fn load_gradient<G: Float, N: Size, M: Size>(
     gradient: &[Vector<G, M>],
-    index: u32,
+    row: u32,
+    column: u32,
     columns: u32,
     pitch: u32,
     #[comptime] walk: AdamwWalk,
@@ -190,7 +167,7 @@ pub(crate) fn load_gradient<G: Float, N: Size, M: Size>(
     let mut g = Vector::<f32, N>::empty();
     let size = N::value().comptime();
     if comptime!(walk == AdamwWalk::Gathered) {
-        let first = index * comptime!(size as u32);
+        let first = column * comptime!(size as u32);
         let row = first / columns;
         let column = first % columns;
         #[unroll]
@@ -202,7 +179,7 @@ pub(crate) fn load_gradient<G: Float, N: Size, M: Size>(
             g.insert(lane, f32::cast_from(gradient[at].extract(0usize)));
         }
     } else {
-        let values = gradient[place(index, columns, pitch, walk)];
+        let values = gradient[place(row, column, pitch, walk)];
         #[unroll]
         for lane in 0..size {
             g.insert(lane, f32::cast_from(values.extract(lane)));
@@ -211,133 +188,112 @@ pub(crate) fn load_gradient<G: Float, N: Size, M: Size>(
     g
 }
 
-/// One step; `vectors` are those of the parameter. `taken`, `skipped` and `factor` are read if it is
-/// `gated`, `seed` if it is `by_chance`. Vectors of the gradient are of one element where it is gathered.
-#[cube(launch_unchecked)]
-pub(crate) fn adamw_update_kernel<P: Float, G: Float, N: Size, M: Size>(
+/// One step of a tensor, by units each of which takes the vector `first_index` and every `stride`-th after
+/// it.
+#[cube]
+pub(super) fn update<P: Float, G: Float, N: Size, M: Size>(
     parameter: &[Vector<P, N>],
     gradient: &[Vector<G, M>],
     first: &[Vector<f32, N>],
     second: &[Vector<f32, N>],
-    taken: &[f32],
-    skipped: &[f32],
-    factor: &[f32],
     seed: &[u32],
     parameter_out: &mut [Vector<P, N>],
     first_out: &mut [Vector<f32, N>],
     second_out: &mut [Vector<f32, N>],
-    factors: Factors,
-    pitches: Pitches,
-    draw: u32,
-    vectors: u32,
+    part: &Part,
+    readings: &Readings,
+    first_index: u32,
+    stride: u32,
     #[comptime] compiled: Compiled,
-    #[define(P)] parameter_dtype: ElemType,
-    #[define(G)] _gradient_dtype: ElemType,
+    #[comptime] parameter_dtype: ElemType,
 ) {
-    let Compiled { walk, unroll, by_ptx, gated, by_chance } = comptime!(compiled);
+    let Compiled { walk, by_ptx, gated, by_chance, .. } = comptime!(compiled);
+    let factors = &part.factors;
+    let pitches = &part.pitches;
 
     // 1. What depends on the steps that were taken. At the least this one was, which keeps the divisions
     //    finite where it is not taken either.
     let mut rate = factors.rate;
     let mut correction = factors.correction;
-    let mut is_taken = true;
-    let mut of_gradient = 1.0f32;
     if comptime!(gated) {
-        is_taken = taken[0] != 0.0f32;
-        of_gradient = factor[0];
-        let steps = max(factors.time - skipped[0], 1.0f32);
+        let steps = max(factors.time - readings.skipped, 1.0f32);
         rate /= complement_of_power(factors.log_beta_1, steps);
         correction = 1.0f32 / complement_of_power(factors.log_beta_2, steps);
     }
 
     let columns = pitches.columns;
-    let step = CUBE_COUNT as u32 * CUBE_DIM;
-    let mut index = ABSOLUTE_POS as u32;
-    if is_taken {
-        while index < vectors {
-            // 2. All loads before any is used, so that they are on the way together. Units beyond the end
-            //    load the last vector again, and leave it.
-            let mut stored = Array::<Vector<P, N>>::new(unroll);
-            let mut gradients = Array::<Vector<f32, N>>::new(unroll);
-            let mut old_first = Array::<Vector<f32, N>>::new(unroll);
-            let mut old_second = Array::<Vector<f32, N>>::new(unroll);
-            #[unroll]
-            for ahead in 0..unroll {
-                let at = min(index + comptime!(ahead as u32) * step, vectors - 1);
-                stored[ahead] = parameter[place(at, columns, pitches.parameter, walk)];
-                gradients[ahead] =
-                    load_gradient::<G, N, M>(gradient, at, columns, pitches.gradient, walk);
-                old_first[ahead] = first[place(at, columns, pitches.first, walk)];
-                old_second[ahead] = second[place(at, columns, pitches.second, walk)];
-            }
-            #[unroll]
-            for ahead in 0..unroll {
-                let at = index + comptime!(ahead as u32) * step;
+    let mut index = first_index;
+    while index < part.vectors {
+        // 2. All loads before any is used.
+        let (row, column) = row_and_column(index, columns, walk);
+        let stored = parameter[place(row, column, pitches.parameter, walk)];
+        let mut g =
+            load_gradient::<G, N, M>(gradient, row, column, columns, pitches.gradient, walk);
+        let old_first = first[place(row, column, pitches.first, walk)];
+        let old_second = second[place(row, column, pitches.second, walk)];
 
-                // 3. The moments.
-                let mut g = gradients[ahead];
-                if comptime!(gated) {
-                    g *= Vector::new(of_gradient);
-                }
-                let new_first =
-                    old_first[ahead] + Vector::new(factors.of_first) * (g - old_first[ahead]);
-                let new_second = old_second[ahead]
-                    + Vector::new(factors.of_second) * (g * g - old_second[ahead]);
+        // 3. The moments.
+        if comptime!(gated) {
+            g *= Vector::new(readings.factor);
+        }
+        let new_first = old_first + Vector::new(factors.of_first) * (g - old_first);
+        let new_second = old_second + Vector::new(factors.of_second) * (g * g - old_second);
+        first_out[place(row, column, pitches.first_out, walk)] = new_first;
+        second_out[place(row, column, pitches.second_out, walk)] = new_second;
 
-                // 4. The parameter.
-                let p = Vector::<f32, N>::cast_from(stored[ahead]);
-                let deviation = root::<N>(Vector::new(correction) * new_second, by_ptx);
-                let divisor = deviation + Vector::new(factors.epsilon);
-                let direction = quotient::<N>(new_first, divisor, by_ptx);
-                let mut change = Vector::new(rate) * direction;
-                // Zero times an infinite parameter would be no number.
-                if factors.decay != 0.0f32 {
-                    change += Vector::new(factors.decay) * p;
-                }
-                let mut updated = p - change;
-                if comptime!(by_chance) {
-                    updated = round_at::<N>(
-                        updated,
-                        at,
-                        columns,
-                        pitches.elements,
-                        draw,
-                        seed,
-                        walk,
-                        parameter_dtype,
-                    );
-                }
-                if at < vectors {
-                    let new = Vector::cast_from(updated);
-                    parameter_out[place(at, columns, pitches.parameter_out, walk)] = new;
-                    first_out[place(at, columns, pitches.first_out, walk)] = new_first;
-                    second_out[place(at, columns, pitches.second_out, walk)] = new_second;
-                }
-            }
-            index += comptime!(unroll as u32) * step;
+        // 4. The parameter.
+        let p = Vector::<f32, N>::cast_from(stored);
+        let deviation = root::<N>(Vector::new(correction) * new_second, by_ptx);
+        let divisor = deviation + Vector::new(factors.epsilon);
+        let direction = quotient::<N>(new_first, divisor, by_ptx);
+        let mut change = Vector::new(rate) * direction;
+        // Zero times an infinite parameter would be no number.
+        if factors.decay != 0.0f32 {
+            change += Vector::new(factors.decay) * p;
         }
-    } else {
-        // 5. Or nothing, in memory that may be new.
-        while index < vectors {
-            let same = parameter[place(index, columns, pitches.parameter, walk)];
-            parameter_out[place(index, columns, pitches.parameter_out, walk)] = same;
-            let same = first[place(index, columns, pitches.first, walk)];
-            first_out[place(index, columns, pitches.first_out, walk)] = same;
-            let same = second[place(index, columns, pitches.second, walk)];
-            second_out[place(index, columns, pitches.second_out, walk)] = same;
-            index += step;
+        let mut updated = p - change;
+        if comptime!(by_chance) {
+            updated = round_at::<N>(
+                updated,
+                row,
+                column,
+                pitches.elements,
+                part.draw,
+                seed,
+                walk,
+                parameter_dtype,
+            );
         }
+        parameter_out[place(row, column, pitches.parameter_out, walk)] = Vector::cast_from(updated);
+        index += stride;
     }
 }
 
-/// What a kernel is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Compiled {
-    pub(crate) walk: AdamwWalk,
-    /// Vectors of each tensor on the way at once.
-    pub(crate) unroll: usize,
-    /// Root and quotient by PTX.
-    pub(crate) by_ptx: bool,
-    pub(crate) gated: bool,
-    pub(crate) by_chance: bool,
+/// No step of a tensor, whose new memory is to hold what the old does.
+#[cube]
+pub(super) fn keep<P: Float, N: Size>(
+    parameter: &[Vector<P, N>],
+    first: &[Vector<f32, N>],
+    second: &[Vector<f32, N>],
+    parameter_out: &mut [Vector<P, N>],
+    first_out: &mut [Vector<f32, N>],
+    second_out: &mut [Vector<f32, N>],
+    part: &Part,
+    first_index: u32,
+    stride: u32,
+    #[comptime] walk: AdamwWalk,
+) {
+    let pitches = &part.pitches;
+    let columns = pitches.columns;
+    let mut index = first_index;
+    while index < part.vectors {
+        let (row, column) = row_and_column(index, columns, walk);
+        let same = parameter[place(row, column, pitches.parameter, walk)];
+        parameter_out[place(row, column, pitches.parameter_out, walk)] = same;
+        let same = first[place(row, column, pitches.first, walk)];
+        first_out[place(row, column, pitches.first_out, walk)] = same;
+        let same = second[place(row, column, pitches.second, walk)];
+        second_out[place(row, column, pitches.second_out, walk)] = same;
+        index += stride;
+    }
 }

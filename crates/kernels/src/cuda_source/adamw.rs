@@ -4,8 +4,8 @@ use super::{
     CudaKernel, EVERY_ARCHITECTURE, Promise, SourceError, properties, settings_1d, variant,
 };
 use crate::adamw::{
-    AdamwTuning, AdamwWalk, Compiled, FactorsCompilationArg, PitchesCompilationArg, UNITS,
-    adamw_update_kernel,
+    AdamwTuning, AdamwWalk, Compiled, FactorsCompilationArg, MOST_TENSORS, PartCompilationArg,
+    PitchesCompilationArg, UNITS, adamw_update_kernel,
 };
 use cubecl::{
     ir::{ElemType, FloatKind, VectorSize},
@@ -23,17 +23,17 @@ struct Variant {
     gradient: (FloatKind, &'static str),
     compiled: Compiled,
     vector_size: VectorSize,
-    in_place: bool,
+    tensors: usize,
 }
 
 impl Variant {
     fn name(self) -> String {
-        let Compiled { walk, unroll, gated, by_chance, .. } = self.compiled;
+        let Compiled { walk, gated, by_chance, in_place, .. } = self.compiled;
         let mut name = format!("adamw_update_{}_{}", self.parameter.1, self.gradient.1);
         for (is_it, part) in [
             (gated, "_gated"),
             (by_chance, "_by_chance"),
-            (!self.in_place, "_copied"),
+            (!in_place, "_copied"),
             (walk == AdamwWalk::Rows, "_by_rows"),
             (walk == AdamwWalk::Gathered, "_gathered"),
         ] {
@@ -41,9 +41,11 @@ impl Variant {
                 name += part;
             }
         }
-        let AdamwTuning { unroll: planned, widest, .. } = AdamwTuning::default();
-        if (unroll, self.vector_size) != (planned, widest) {
-            name += &format!("_{unroll}_by_{}", self.vector_size);
+        if self.vector_size != AdamwTuning::default().widest {
+            name += &format!("_by_{}", self.vector_size);
+        }
+        if self.tensors > 1 {
+            name += &format!("_of_{}", self.tensors);
         }
         name
     }
@@ -51,78 +53,91 @@ impl Variant {
     /// What occupancy takes, for the bytes that a unit has on the way: a multiprocessor has 65,536
     /// registers for cubes of 256 threads.
     fn max_registers(self) -> u32 {
-        match self.compiled.unroll * self.vector_size {
+        match self.vector_size {
             // Five cubes, each with 56 bytes on the way in f32.
             ..=4 => 48,
             // Four, with twice as much.
-            5..=8 => 64,
-            // Two, with four times as much.
-            _ => 128,
+            _ => 64,
         }
     }
 }
 
 /// Every pair of types by the longest way that it can take, each thing left out in the types that
-/// training has, each walk, and what may be measured against the plan.
+/// training has, each walk, one tensor and as many as a launch takes, and what may be measured against the
+/// plan.
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
-    let AdamwTuning { unroll, widest, .. } = AdamwTuning::default();
+    let AdamwTuning { widest, .. } = AdamwTuning::default();
     let mut all = Vec::new();
     for parameter in FLOATS {
         let by_chance = parameter.0 != FloatKind::F32;
-        let longest =
-            Compiled { walk: AdamwWalk::Flat, unroll, by_ptx: true, gated: true, by_chance };
+        let longest = Compiled {
+            walk: AdamwWalk::Flat,
+            by_ptx: true,
+            gated: true,
+            by_chance,
+            in_place: true,
+        };
         let variant = |gradient, compiled| Variant {
             parameter,
             gradient,
             compiled,
             vector_size: widest,
-            in_place: true,
+            tensors: 1,
         };
+        let many =
+            |gradient, compiled| Variant { tensors: MOST_TENSORS, ..variant(gradient, compiled) };
         for gradient in FLOATS {
             all.push(variant(gradient, longest));
+            all.push(many(gradient, longest));
             all.push(variant(gradient, Compiled { walk: AdamwWalk::Rows, ..longest }));
             all.push(variant(gradient, Compiled { walk: AdamwWalk::Gathered, ..longest }));
         }
-        all.push(Variant { in_place: false, ..variant(parameter, longest) });
+        all.push(variant(parameter, Compiled { in_place: false, ..longest }));
         let open = Compiled { gated: false, ..longest };
         all.push(variant(parameter, open));
         if by_chance {
             let nearest = Compiled { by_chance: false, ..open };
             all.push(variant(parameter, nearest));
             all.push(Variant { vector_size: 8, ..variant(parameter, nearest) });
-            let single = Compiled { unroll: 1, ..nearest };
-            all.push(Variant { vector_size: 8, ..variant(parameter, single) });
         }
-        for unroll in [1, 4] {
-            all.push(variant(FLOATS[2], Compiled { unroll, by_chance: false, ..open }));
-        }
+        all.push(many(FLOATS[2], Compiled { by_chance: false, ..open }));
     }
     all.into_iter().map(compiled).collect()
 }
 
 fn compiled(this: Variant) -> Result<CudaKernel, SourceError> {
     let input = || BufferCompilationArg { inplace: None };
-    let out = |position| BufferCompilationArg { inplace: this.in_place.then_some(position) };
+    let inputs = || (0..this.tensors).map(|_| input());
+    let outs = |buffers_before: usize| {
+        let position = move |place| buffers_before * this.tensors + place;
+        (0..this.tensors).map(move |place| BufferCompilationArg {
+            inplace: this.compiled.in_place.then_some(position(place)),
+        })
+    };
+    let part = || PartCompilationArg {
+        end: (),
+        vectors: (),
+        draw: (),
+        factors: factors(),
+        pitches: pitches(),
+    };
     let is_gathered = this.compiled.walk == AdamwWalk::Gathered;
     let kernel = adamw_update_kernel::AdamwUpdateKernel::new(
         settings_1d(UNITS),
         properties(),
         Arc::default(),
+        inputs().collect(),
+        inputs().collect(),
+        inputs().collect(),
+        inputs().collect(),
         input(),
         input(),
         input(),
         input(),
-        input(),
-        input(),
-        input(),
-        input(),
-        out(0),
-        out(2),
-        out(3),
-        factors(),
-        pitches(),
-        (),
-        (),
+        outs(0).collect(),
+        outs(2).collect(),
+        outs(3).collect(),
+        (0..this.tensors).map(|_| part()).collect(),
         this.vector_size,
         if is_gathered { 1 } else { this.vector_size },
         this.compiled,

@@ -29,7 +29,7 @@ struct Variant {
 
 impl Variant {
     fn name(self) -> String {
-        let Compiled { walk, unroll, nesterov, gated, by_chance } = self.compiled;
+        let Compiled { walk, nesterov, gated, by_chance } = self.compiled;
         let mut name = format!("sgd_update_{}_{}", self.parameter.1, self.gradient.1);
         for (is_it, part) in [
             (nesterov, "_nesterov"),
@@ -43,9 +43,8 @@ impl Variant {
                 name += part;
             }
         }
-        let SgdTuning { unroll: planned, widest, .. } = SgdTuning::default();
-        if (unroll, self.vector_size) != (planned, widest) {
-            name += &format!("_{unroll}_by_{}", self.vector_size);
+        if self.vector_size != SgdTuning::default().widest {
+            name += &format!("_by_{}", self.vector_size);
         }
         name
     }
@@ -53,13 +52,11 @@ impl Variant {
     /// What occupancy takes, for the bytes that a unit has on the way: a multiprocessor has 65,536
     /// registers for cubes of 256 threads.
     fn max_registers(self) -> u32 {
-        match self.compiled.unroll * self.vector_size {
+        match self.vector_size {
             // Five cubes, each with 40 bytes on the way in f32.
             ..=4 => 48,
             // Four, with twice as much.
-            5..=8 => 64,
-            // Two, with four times as much.
-            _ => 128,
+            _ => 64,
         }
     }
 }
@@ -67,12 +64,11 @@ impl Variant {
 /// Every pair of types by the longest way that it can take, each thing left out in the types that
 /// training has, each walk, and what may be measured against the plan.
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
-    let SgdTuning { unroll, widest, .. } = SgdTuning::default();
+    let SgdTuning { widest, .. } = SgdTuning::default();
     let mut all = Vec::new();
     for parameter in FLOATS {
         let by_chance = parameter.0 != FloatKind::F32;
-        let longest =
-            Compiled { walk: SgdWalk::Flat, unroll, nesterov: true, gated: true, by_chance };
+        let longest = Compiled { walk: SgdWalk::Flat, nesterov: true, gated: true, by_chance };
         let variant = |gradient, compiled| Variant {
             parameter,
             gradient,
@@ -88,9 +84,6 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         all.push(Variant { in_place: false, ..variant(parameter, longest) });
         let plain = Compiled { nesterov: false, gated: false, by_chance: false, ..longest };
         all.push(variant(parameter, plain));
-        for unroll in [1, 4] {
-            all.push(variant(parameter, Compiled { unroll, ..plain }));
-        }
         if by_chance {
             all.push(variant(parameter, Compiled { by_chance, ..plain }));
             all.push(Variant { vector_size: 8, ..variant(parameter, plain) });

@@ -1,5 +1,5 @@
 use super::{SgdProblem, SgdTuning, SgdWalk, problem::OP};
-use crate::{DeviceProfile, KernelError, adamw::Spread};
+use crate::{DeviceProfile, KernelError, adamw::divide};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// How an update is compiled and spread over the device.
@@ -9,8 +9,6 @@ pub struct SgdBlueprint {
     pub vector_size: VectorSize,
     /// How it finds them.
     pub walk: SgdWalk,
-    /// Vectors of each tensor that a unit loads before it computes with any.
-    pub unroll: usize,
     /// Cubes, which go through the parameter together.
     pub cubes: u32,
 }
@@ -29,9 +27,10 @@ impl SgdBlueprint {
         let wider = problem.parameter.size().max(problem.gradient.size());
         // The velocity is moved as two of the device's vectors then.
         let bytes = if is_nvidia && tuning.widest > 4 { wider } else { size_of::<f32>() };
-        let Spread { vector_size, walk, unroll, cubes } =
-            problem.layout.spread(client, tuning, bytes);
-        Self { vector_size, walk, unroll, cubes }
+        let (walk, vector_size) = problem.layout.way(client, tuning.widest, bytes);
+        let passes = problem.layout.passes(walk, vector_size);
+        let cubes = divide(tuning.most_cubes(client), &[passes])[0];
+        Self { vector_size, walk, cubes }
     }
 
     /// Whether a problem can be walked in this way.
@@ -40,8 +39,7 @@ impl SgdBlueprint {
     ///
     /// [`KernelError::InvalidProblem`] where it cannot.
     pub(super) fn check(&self, problem: &SgdProblem) -> Result<(), KernelError> {
-        let Self { vector_size, walk, unroll, cubes } = *self;
-        if (Spread { vector_size, walk, unroll, cubes }).serves(&problem.layout) {
+        if problem.layout.is_served(self.walk, self.vector_size, self.cubes) {
             return Ok(());
         }
         Err(KernelError::InvalidProblem {

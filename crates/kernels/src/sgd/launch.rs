@@ -57,14 +57,14 @@ pub fn sgd_update_with(
 ) -> Result<SgdTensors, KernelError> {
     step.check()?;
     let problem = SgdProblem::new(&tensors)?;
-    check_readings(OP, gate.as_ref(), chance.as_ref())?;
+    check_readings(OP, gate.as_ref(), chance.as_ref().map(|chance| &chance.seed))?;
     if problem.elements() == 0 {
         return Ok(tensors);
     }
     let blueprint = plan(&problem, client);
     blueprint.check(&problem)?;
     let chance = chance.filter(|_| problem.parameter != F32);
-    let SgdBlueprint { vector_size, walk, unroll, cubes } = blueprint;
+    let SgdBlueprint { vector_size, walk, cubes } = blueprint;
     let SgdTensors { parameter, gradient, velocity } = tensors;
     // Asked before a copy of a handle is made for the launch.
     let [new_parameter, new_velocity] = [&parameter, &velocity].map(|old| {
@@ -100,7 +100,6 @@ pub fn sgd_update_with(
     let seed = chance.as_ref().map_or(&gradient.buffer, |chance| &chance.seed);
     let compiled = Compiled {
         walk,
-        unroll,
         nesterov: step.nesterov,
         gated: gate.is_some(),
         by_chance: chance.is_some(),

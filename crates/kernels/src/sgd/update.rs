@@ -1,5 +1,5 @@
 use super::SgdWalk;
-use crate::adamw::{load_gradient, place, round_at};
+use crate::adamw::{load_gradient, place, round_at, row_and_column};
 use cubecl::{ir::ElemType, prelude::*};
 
 /// What an update multiplies by.
@@ -49,7 +49,7 @@ pub(crate) fn sgd_update_kernel<P: Float, G: Float, N: Size, M: Size>(
     #[define(P)] parameter_dtype: ElemType,
     #[define(G)] _gradient_dtype: ElemType,
 ) {
-    let Compiled { walk, unroll, nesterov, gated, by_chance } = comptime!(compiled);
+    let Compiled { walk, nesterov, gated, by_chance } = comptime!(compiled);
 
     // 1. Whether there was a step before this one.
     let mut steps = factors.time;
@@ -67,73 +67,60 @@ pub(crate) fn sgd_update_kernel<P: Float, G: Float, N: Size, M: Size>(
     let mut index = ABSOLUTE_POS as u32;
     if is_taken {
         while index < vectors {
-            // 2. All loads before any is used, so that they are on the way together. Units beyond the end
-            //    load the last vector again, and leave it.
-            let mut stored = Array::<Vector<P, N>>::new(unroll);
-            let mut gradients = Array::<Vector<f32, N>>::new(unroll);
-            let mut old_velocity = Array::<Vector<f32, N>>::new(unroll);
-            #[unroll]
-            for ahead in 0..unroll {
-                let at = min(index + comptime!(ahead as u32) * step, vectors - 1);
-                stored[ahead] = parameter[place(at, columns, pitches.parameter, walk)];
-                gradients[ahead] =
-                    load_gradient::<G, N, M>(gradient, at, columns, pitches.gradient, walk);
-                old_velocity[ahead] = velocity[place(at, columns, pitches.velocity, walk)];
+            // 2. All loads before any is used.
+            let (row, column) = row_and_column(index, columns, walk);
+            let stored = parameter[place(row, column, pitches.parameter, walk)];
+            let mut g =
+                load_gradient::<G, N, M>(gradient, row, column, columns, pitches.gradient, walk);
+            let old_velocity = velocity[place(row, column, pitches.velocity, walk)];
+
+            // 3. The gradient, with the decay. Zero times an infinite parameter would be no number.
+            let p = Vector::<f32, N>::cast_from(stored);
+            if comptime!(gated) {
+                g *= Vector::new(multiplier);
             }
-            #[unroll]
-            for ahead in 0..unroll {
-                let at = index + comptime!(ahead as u32) * step;
-
-                // 3. The gradient, with the decay. Zero times an infinite parameter would be no number.
-                let p = Vector::<f32, N>::cast_from(stored[ahead]);
-                let mut g = gradients[ahead];
-                if comptime!(gated) {
-                    g *= Vector::new(multiplier);
-                }
-                if factors.decay != 0.0f32 {
-                    g += Vector::new(factors.decay) * p;
-                }
-
-                // 4. The velocity.
-                let mut new_velocity = g;
-                if !is_first {
-                    new_velocity = Vector::new(factors.momentum) * old_velocity[ahead]
-                        + Vector::new(factors.of_gradient) * g;
-                }
-
-                // 5. The parameter.
-                let mut direction = new_velocity;
-                if comptime!(nesterov) {
-                    direction = g + Vector::new(factors.momentum) * new_velocity;
-                }
-                let mut updated = p - Vector::new(factors.rate) * direction;
-                if comptime!(by_chance) {
-                    updated = round_at::<N>(
-                        updated,
-                        at,
-                        columns,
-                        pitches.elements,
-                        draw,
-                        seed,
-                        walk,
-                        parameter_dtype,
-                    );
-                }
-                if at < vectors {
-                    let new = Vector::cast_from(updated);
-                    parameter_out[place(at, columns, pitches.parameter_out, walk)] = new;
-                    velocity_out[place(at, columns, pitches.velocity_out, walk)] = new_velocity;
-                }
+            if factors.decay != 0.0f32 {
+                g += Vector::new(factors.decay) * p;
             }
-            index += comptime!(unroll as u32) * step;
+
+            // 4. The velocity.
+            let mut new_velocity = g;
+            if !is_first {
+                new_velocity = Vector::new(factors.momentum) * old_velocity
+                    + Vector::new(factors.of_gradient) * g;
+            }
+            velocity_out[place(row, column, pitches.velocity_out, walk)] = new_velocity;
+
+            // 5. The parameter.
+            let mut direction = new_velocity;
+            if comptime!(nesterov) {
+                direction = g + Vector::new(factors.momentum) * new_velocity;
+            }
+            let mut updated = p - Vector::new(factors.rate) * direction;
+            if comptime!(by_chance) {
+                updated = round_at::<N>(
+                    updated,
+                    row,
+                    column,
+                    pitches.elements,
+                    draw,
+                    seed,
+                    walk,
+                    parameter_dtype,
+                );
+            }
+            let new = Vector::cast_from(updated);
+            parameter_out[place(row, column, pitches.parameter_out, walk)] = new;
+            index += step;
         }
     } else {
         // 6. Or nothing, in memory that may be new.
         while index < vectors {
-            let same = parameter[place(index, columns, pitches.parameter, walk)];
-            parameter_out[place(index, columns, pitches.parameter_out, walk)] = same;
-            let same = velocity[place(index, columns, pitches.velocity, walk)];
-            velocity_out[place(index, columns, pitches.velocity_out, walk)] = same;
+            let (row, column) = row_and_column(index, columns, walk);
+            let same = parameter[place(row, column, pitches.parameter, walk)];
+            parameter_out[place(row, column, pitches.parameter_out, walk)] = same;
+            let same = velocity[place(row, column, pitches.velocity, walk)];
+            velocity_out[place(row, column, pitches.velocity_out, walk)] = same;
             index += step;
         }
     }
@@ -143,8 +130,6 @@ pub(crate) fn sgd_update_kernel<P: Float, G: Float, N: Size, M: Size>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Compiled {
     pub(crate) walk: SgdWalk,
-    /// Vectors of each tensor on the way at once.
-    pub(crate) unroll: usize,
     pub(crate) nesterov: bool,
     pub(crate) gated: bool,
     pub(crate) by_chance: bool,

@@ -77,6 +77,8 @@ impl AdamWGroups {
         device: &Device,
         gate: Option<&StepGate>,
     ) -> ModuleOptimizer {
+        // One seed a step for all groups, whose steps share a launch then.
+        let draws = Draws::default();
         let adamw = |weight_decay: f32| AdamW {
             beta_1: self.beta_1.into(),
             beta_2: self.beta_2.into(),
@@ -84,7 +86,7 @@ impl AdamWGroups {
             weight_decay: weight_decay.into(),
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
-            draws: Draws::default(),
+            draws: draws.clone(),
         };
         in_two_groups(model, device, adamw(self.weight_decay), adamw(0.0))
     }
