@@ -83,7 +83,15 @@ def cross_entropy():
 
 
 def adamw():
-    parameters = [torch.randn(163_037_184 // 148, device=DEVICE).requires_grad_() for _ in range(148)]
+    width, layers, vocabulary, context = 768, 12, 50_257, 1024
+    norm = [(width,)] * 2
+
+    def linear(outputs, inputs):
+        return [(outputs, inputs), (outputs,)]
+
+    layer = norm + linear(3 * width, width) + linear(width, width) + norm + linear(4 * width, width) + linear(width, 4 * width)
+    shapes = layers * layer + norm + [(vocabulary, width), (context, width), (vocabulary, width)]
+    parameters = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)

@@ -134,9 +134,10 @@ pub fn verify(client: &Client, actual: Buffer, storage: Storage, expected: &[f64
 
 /// Times `launch`: as many launches as criterion asks for, then one wait, so that the time is the
 /// device's where a kernel takes longer than its launch. One launch before that is not timed: the first of
-/// all compiles, and criterion would take it for what each one takes, and measure too few at once.
+/// all compiles, and criterion would take that for what each one takes, and make too few at once.
 pub fn time<T>(bencher: &mut Bencher<'_>, client: &Client, mut launch: impl FnMut() -> T) {
     launch();
+    sync(client);
     bencher.iter_custom(|iterations| {
         sync(client);
         let start = Instant::now();

@@ -73,7 +73,7 @@ pub(crate) fn gpt2(device: &Device, dtype: &str, steps: usize) -> Result<(), Box
     let targets = Tensor::<1, Int>::random([BATCH * CONTEXT], draw(), &training);
 
     let mut times = Vec::new();
-    for _ in 0..WARM_UP + steps {
+    for step in 0..WARM_UP + steps {
         device.sync()?;
         let start = Instant::now();
         let loss = model.loss(ids.clone(), targets.clone(), mask.clone(), &criterion);
@@ -82,6 +82,9 @@ pub(crate) fn gpt2(device: &Device, dtype: &str, steps: usize) -> Result<(), Box
         device.flush()?;
         device.sync()?;
         times.push(start.elapsed().as_secs_f64());
+        if step < WARM_UP {
+            eprintln!("step {step}: {:.2} s", times[step]);
+        }
     }
     let first = times[0];
     let mut rest = times.split_off(WARM_UP);

@@ -11,8 +11,8 @@ use super::{
         seeds_of,
     },
 };
-use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word};
-use cubecl::prelude::*;
+use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
+use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
 /// What a score is that does not count. Finite, so that no difference is NaN, and far from all that
@@ -85,7 +85,7 @@ pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
     #[comptime] tile_kv: usize,
     #[comptime] options: Options,
 ) -> Vector<f32, R> {
-    let mut ruled = scores;
+    let mut ruled = Elements::<f32>::new();
     #[unroll]
     for i in 0..comptime!(tile_kv / 2) {
         let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
@@ -102,9 +102,24 @@ pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
                 && is_visible::<M>(mask, sequence, rules, query, within, options);
             score = select(visible, score, UNSEEN);
         }
-        ruled.insert(i, score);
+        ruled.push(score);
     }
-    ruled
+    with_first::<R>(scores, ruled, comptime!(tile_kv / 2))
+}
+
+/// The vector with its first `count` elements replaced by `first`.
+#[cube]
+fn with_first<R: Size>(
+    vector: Vector<f32, R>,
+    first: Elements<f32>,
+    #[comptime] count: usize,
+) -> Vector<f32, R> {
+    let mut all = first;
+    #[unroll]
+    for i in count..R::value().comptime() {
+        all.push(vector.extract(i));
+    }
+    vector_of::<f32, R>(all)
 }
 
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
@@ -141,7 +156,7 @@ pub(super) fn weigh<R: Size>(
     state.peak_lower = lower;
     let mut upper_sum = state.total_upper * state.rescale_upper;
     let mut lower_sum = state.total_lower * state.rescale_lower;
-    let mut weights = scores;
+    let mut weights = Elements::<f32>::new();
     let mut kept = 0u32;
     #[unroll]
     for i in 0..comptime!(tile_kv / 2) {
@@ -162,11 +177,11 @@ pub(super) fn weigh<R: Size>(
             }
             weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);
         }
-        weights.insert(i, weight);
+        weights.push(weight);
     }
     state.total_upper = upper_sum;
     state.total_lower = lower_sum;
-    weights
+    with_first::<R>(scores, weights, comptime!(tile_kv / 2))
 }
 
 /// Bit `i` tells whether dropout leaves the weight of register `i` of the 32 that a unit has of 64
@@ -217,14 +232,14 @@ pub(super) fn pack_registers<R: Size, P: Size>(
     #[comptime] count: usize,
     #[comptime] dtype: &'static str,
 ) -> Vector<u32, P> {
-    let mut packed = Vector::<u32, P>::empty();
+    let mut packed = Elements::<u32>::new();
     #[unroll]
     for pair in 0..comptime!(count / 2) {
         let low = weights.extract(comptime!(first + 2 * pair));
         let high = weights.extract(comptime!(first + 2 * pair + 1));
-        packed.insert(pair, pack(low, high, dtype));
+        packed.push(pack(low, high, dtype));
     }
-    packed
+    vector_of::<u32, P>(packed)
 }
 
 /// Two numbers, packed.
@@ -245,14 +260,19 @@ pub(super) fn rescale<R: Size>(
     #[comptime] first: usize,
     #[comptime] used: usize,
 ) -> Vector<f32, R> {
-    let mut scaled = Vector::<f32, R>::empty();
+    let unused = Vector::<f32, R>::empty();
+    let mut scaled = Elements::<f32>::new();
     #[unroll]
-    for i in 0..used {
-        let factor = if comptime!((i / 2) % 2 == 0) { upper } else { lower };
-        let at = comptime!(first + i);
-        scaled.insert(at, sums.extract(at) * factor);
+    for at in 0..R::value().comptime() {
+        if comptime!(at >= first && at < first + used) {
+            let is_upper = comptime!(((at - first) / 2).is_multiple_of(2));
+            let factor = if comptime!(is_upper) { upper } else { lower };
+            scaled.push(sums.extract(at) * factor);
+        } else {
+            scaled.push(unused.extract(at));
+        }
     }
-    scaled
+    vector_of::<f32, R>(scaled)
 }
 
 /// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes

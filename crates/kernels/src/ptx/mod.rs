@@ -25,7 +25,7 @@ pub(crate) mod wgmma;
 
 use cubecl::{
     intrinsic,
-    ir::{Scope, prelude::Value},
+    ir::{Scope, dialect::vector::CompositeConstructOp, prelude::Value},
     prelude::*,
 };
 use cubecl_cpp::cuda::ptx::{InlinePtxOp, generic_to_shared};
@@ -37,6 +37,18 @@ pub(crate) const ROW_BYTES: usize = 128;
 #[cube]
 pub(crate) fn load<T: CubePrimitive>(variable: T) -> T {
     intrinsic!(|scope| { variable.read_value(scope).into() })
+}
+
+/// The vector of those elements, made at once. Of a chain of insertions each is a vector of its own to
+/// CubeCL's compiler, for which it walks through the rest of the kernel: seconds, where there are hundreds.
+#[cube]
+pub(crate) fn vector_of<T: Scalar, N: Size>(elements: Sequence<T>) -> Vector<T, N> {
+    intrinsic!(|scope| {
+        let values = elements.iter_cloned().map(|element| element.read_value(scope)).collect();
+        let ty = Vector::<T, N>::__expand_as_type(scope);
+        let op = CompositeConstructOp::new(scope.ctx_mut(), ty, values);
+        scope.register_with_result(&op).into()
+    })
 }
 
 /// Where `memory`, a slice in shared memory, begins.
