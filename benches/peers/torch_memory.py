@@ -1,4 +1,4 @@
-"""PyTorch's side of what memory bounds: norms, softmax, GELU, cross-entropy, AdamW.
+"""PyTorch's side of what memory bounds: norms, softmax, GELU, cross-entropy, AdamW, gradient descent.
 
     python3 torch_memory.py > torch.tsv
 
@@ -82,7 +82,7 @@ def cross_entropy():
         print(f"# {subject}: peak {(torch.cuda.max_memory_allocated() - before) >> 20} MiB beside the logits", flush=True)
 
 
-def adamw():
+def optimizers():
     width, layers, vocabulary, context = 768, 12, 50_257, 1024
     norm = [(width,)] * 2
 
@@ -94,13 +94,16 @@ def adamw():
     parameters = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)
     elements = sum(parameter.numel() for parameter in parameters)
-    show("adamw", "step", str(elements), "torch", 28 * elements, optimizer.step)
+    adamw = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)
+    show("adamw", "step", str(elements), "torch", 28 * elements, adamw.step)
+    del adamw
+    sgd = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=True)
+    show("sgd", "step", str(elements), "torch", 20 * elements, sgd.step)
 
 
 if __name__ == "__main__":
     layer_norms()
     activations()
     cross_entropy()
-    adamw()
+    optimizers()
