@@ -44,6 +44,7 @@ pub mod quantize;
 pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
+pub mod step;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;

@@ -65,29 +65,19 @@
 //! rounding by chance, Gupta et al., "Deep Learning with Limited Numerical Precision",
 //! arXiv:1502.02551, section 3.
 
-mod blueprint;
-mod kernel;
 mod launch;
-mod layout;
 mod problem;
-mod rounding;
-mod update;
+mod rule;
 
-pub use blueprint::{AdamwBlueprint, AdamwTuning, AdamwWalk};
+pub use crate::step::{
+    Blueprint as AdamwBlueprint, Chance, Gate, MOST_TENSORS, Tuning as AdamwTuning,
+    Walk as AdamwWalk,
+};
 pub use launch::{
-    AdamwTensors, AdamwUpdate, Chance, Gate, MOST_TENSORS, adamw_update, adamw_update_many,
-    adamw_update_many_with, adamw_update_with,
+    AdamwTensors, AdamwUpdate, adamw_update, adamw_update_many, adamw_update_many_with,
+    adamw_update_with,
 };
 pub use problem::{AdamwProblem, AdamwStep};
 
-pub(crate) use {
-    blueprint::UNITS,
-    launch::{check_readings, pitch_of},
-    layout::{F32, Layout, divide},
-    update::{load_gradient, place, round_at, row_and_column},
-};
-
 #[cfg(feature = "cuda-source")]
-pub(crate) use kernel::{
-    Compiled, FactorsCompilationArg, PartCompilationArg, PitchesCompilationArg, adamw_update_kernel,
-};
+pub(crate) use rule::{AdamwRule, FactorsCompilationArg, Form};

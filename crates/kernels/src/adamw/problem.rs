@@ -1,11 +1,13 @@
 use super::{
     launch::AdamwTensors,
-    layout::{F32, Layout},
+    rule::{AdamwRule, FactorsLaunch, Form},
 };
-use crate::KernelError;
-use cubecl::ir::ElemType;
-
-pub(super) const OP: &str = "adamw_update";
+use crate::{
+    DeviceProfile, KernelError,
+    buffer::Rows,
+    step::{Problem, Step},
+};
+use cubecl::client::Client;
 
 /// A step's numbers, of which all parameters of a group share all but the time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +34,12 @@ impl AdamwStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem { op: OP, argument, expected: expected.into(), actual })
+            Err(KernelError::InvalidProblem {
+                op: Self::OP,
+                argument,
+                expected: expected.into(),
+                actual,
+            })
         };
         for (argument, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             if !(0.0..1.0).contains(&beta) {
@@ -49,16 +56,60 @@ impl AdamwStep {
     }
 }
 
-/// What an update asks: how many elements of which types, and how they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AdamwProblem {
-    /// Type of the parameter.
-    pub parameter: ElemType,
-    /// Type of its gradient.
-    pub gradient: ElemType,
-    /// How parameter, gradient and moments lie.
-    pub(super) layout: Layout<4>,
+impl Step<4> for AdamwStep {
+    const OP: &'static str = "adamw_update";
+    const NAMES: [&'static str; 4] = ["parameter", "gradient", "first", "second"];
+    type Rule = AdamwRule;
+    type Tensors = AdamwTensors;
+
+    fn validate(&self) -> Result<(), KernelError> {
+        self.check()
+    }
+
+    fn form(&self, client: &Client) -> Form {
+        Form { by_ptx: DeviceProfile::of(client).compute_capability.is_some() }
+    }
+
+    fn factors(&self, gated: bool) -> FactorsLaunch {
+        /// Below this a power is 0 from the first step on; the logarithm of 0 is no number for WGSL.
+        const LEAST_LOG: f64 = -128.0;
+        let log = |beta: f64| beta.ln().max(LEAST_LOG) as f32;
+        let time = i32::try_from(self.time).unwrap_or(i32::MAX);
+        let (rate, correction) = if gated {
+            (self.rate, 1.0)
+        } else {
+            let [first, second] = [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time));
+            (self.rate / first, 1.0 / second)
+        };
+        FactorsLaunch::new(
+            (1.0 - self.beta_1) as f32,
+            (1.0 - self.beta_2) as f32,
+            (self.rate * self.weight_decay) as f32,
+            rate as f32,
+            correction as f32,
+            self.epsilon as f32,
+            log(self.beta_1),
+            log(self.beta_2),
+            self.time as f32,
+        )
+    }
 }
+
+impl From<AdamwTensors> for [Rows; 4] {
+    fn from(tensors: AdamwTensors) -> Self {
+        let AdamwTensors { parameter, gradient, first, second } = tensors;
+        [parameter, gradient, first, second]
+    }
+}
+
+impl From<[Rows; 4]> for AdamwTensors {
+    fn from([parameter, gradient, first, second]: [Rows; 4]) -> Self {
+        Self { parameter, gradient, first, second }
+    }
+}
+
+/// What an update asks: parameter, gradient and moments.
+pub type AdamwProblem = Problem<4>;
 
 impl AdamwProblem {
     /// The problem that `tensors` pose.
@@ -69,33 +120,13 @@ impl AdamwProblem {
     /// 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go together.
     pub fn new(tensors: &AdamwTensors) -> Result<Self, KernelError> {
         let AdamwTensors { parameter, gradient, first, second } = tensors;
-        let named = [
-            ("parameter", parameter),
-            ("gradient", gradient),
-            ("first", first),
-            ("second", second),
-        ];
-        let layout = Layout::of(OP, named)?;
-        let [parameter, gradient] = [parameter, gradient].map(|tensor| tensor.buffer.dtype);
-        Ok(Self { parameter, gradient, layout })
-    }
-
-    /// Elements of the parameter.
-    pub fn elements(&self) -> usize {
-        self.layout.elements()
-    }
-
-    /// Bytes that have to be moved: parameter and moments in and out, the gradient in.
-    pub fn bytes(&self) -> usize {
-        let moments = 4 * F32.size();
-        self.elements() * (moments + 2 * self.parameter.size() + self.gradient.size())
+        Self::of::<AdamwStep>([parameter, gradient, first, second])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cubecl::ir::FloatKind;
 
     const STEP: AdamwStep = AdamwStep {
         beta_1: 0.9,
@@ -105,17 +136,6 @@ mod tests {
         rate: 1e-3,
         time: 1,
     };
-
-    #[test]
-    fn an_element_moves_28_bytes_in_f32_and_22_in_bf16() {
-        let bytes = |kind| {
-            let dtype = ElemType::Float(kind);
-            let layout = Layout { rows: 1, columns: 10, pitches: [10; 4], beyond_rows: 1 };
-            AdamwProblem { parameter: dtype, gradient: dtype, layout }.bytes()
-        };
-        assert_eq!(bytes(FloatKind::F32), 280);
-        assert_eq!(bytes(FloatKind::BF16), 220);
-    }
 
     #[test]
     fn numbers_that_lead_to_no_number_are_named() {

@@ -42,17 +42,17 @@
 //! learning", ICML 2013, for Nesterov's form; PyTorch's documentation of `torch.optim.SGD` for the order of
 //! decay, momentum and dampening.
 
-mod blueprint;
 mod launch;
 mod problem;
-mod update;
+mod rule;
 
-pub use crate::adamw::{AdamwTuning as SgdTuning, AdamwWalk as SgdWalk, Chance, Gate};
-pub use blueprint::SgdBlueprint;
-pub use launch::{SgdTensors, sgd_update, sgd_update_with};
+pub use crate::step::{
+    Blueprint as SgdBlueprint, Chance, Gate, MOST_TENSORS, Tuning as SgdTuning, Walk as SgdWalk,
+};
+pub use launch::{
+    SgdTensors, SgdUpdate, sgd_update, sgd_update_many, sgd_update_many_with, sgd_update_with,
+};
 pub use problem::{SgdProblem, SgdStep};
 
 #[cfg(feature = "cuda-source")]
-pub(crate) use update::{
-    Compiled, FactorsCompilationArg, PitchesCompilationArg, sgd_update_kernel,
-};
+pub(crate) use rule::{FactorsCompilationArg, Form, SgdRule};

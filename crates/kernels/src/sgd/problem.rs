@@ -1,11 +1,13 @@
-use super::launch::SgdTensors;
+use super::{
+    launch::SgdTensors,
+    rule::{FactorsLaunch, Form, SgdRule},
+};
 use crate::{
     KernelError,
-    adamw::{F32, Layout},
+    buffer::Rows,
+    step::{Problem, Step},
 };
-use cubecl::ir::ElemType;
-
-pub(super) const OP: &str = "sgd_update";
+use cubecl::client::Client;
 
 /// A step's numbers, of which all parameters of a group share all but the time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +35,12 @@ impl SgdStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem { op: OP, argument, expected: expected.into(), actual })
+            Err(KernelError::InvalidProblem {
+                op: Self::OP,
+                argument,
+                expected: expected.into(),
+                actual,
+            })
         };
         if !(self.momentum >= 0.0 && self.momentum.is_finite()) {
             return invalid("momentum", "a number from 0", self.momentum.to_string());
@@ -54,16 +61,45 @@ impl SgdStep {
     }
 }
 
-/// What an update asks: how many elements of which types, and how they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SgdProblem {
-    /// Type of the parameter.
-    pub parameter: ElemType,
-    /// Type of its gradient.
-    pub gradient: ElemType,
-    /// How parameter, gradient and velocity lie.
-    pub(super) layout: Layout<3>,
+impl Step<3> for SgdStep {
+    const OP: &'static str = "sgd_update";
+    const NAMES: [&'static str; 3] = ["parameter", "gradient", "velocity"];
+    type Rule = SgdRule;
+    type Tensors = SgdTensors;
+
+    fn validate(&self) -> Result<(), KernelError> {
+        self.check()
+    }
+
+    fn form(&self, _client: &Client) -> Form {
+        Form { nesterov: self.nesterov }
+    }
+
+    fn factors(&self, _gated: bool) -> FactorsLaunch {
+        FactorsLaunch::new(
+            self.momentum as f32,
+            (1.0 - self.dampening) as f32,
+            self.weight_decay as f32,
+            self.rate as f32,
+            self.time as f32,
+        )
+    }
 }
+
+impl From<SgdTensors> for [Rows; 3] {
+    fn from(SgdTensors { parameter, gradient, velocity }: SgdTensors) -> Self {
+        [parameter, gradient, velocity]
+    }
+}
+
+impl From<[Rows; 3]> for SgdTensors {
+    fn from([parameter, gradient, velocity]: [Rows; 3]) -> Self {
+        Self { parameter, gradient, velocity }
+    }
+}
+
+/// What an update asks: parameter, gradient and velocity.
+pub type SgdProblem = Problem<3>;
 
 impl SgdProblem {
     /// The problem that `tensors` pose.
@@ -74,28 +110,13 @@ impl SgdProblem {
     /// 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go together.
     pub fn new(tensors: &SgdTensors) -> Result<Self, KernelError> {
         let SgdTensors { parameter, gradient, velocity } = tensors;
-        let named = [("parameter", parameter), ("gradient", gradient), ("velocity", velocity)];
-        let layout = Layout::of(OP, named)?;
-        let [parameter, gradient] = [parameter, gradient].map(|tensor| tensor.buffer.dtype);
-        Ok(Self { parameter, gradient, layout })
-    }
-
-    /// Elements of the parameter.
-    pub fn elements(&self) -> usize {
-        self.layout.elements()
-    }
-
-    /// Bytes that have to be moved: parameter and velocity in and out, the gradient in.
-    pub fn bytes(&self) -> usize {
-        let velocity = 2 * F32.size();
-        self.elements() * (velocity + 2 * self.parameter.size() + self.gradient.size())
+        Self::of::<SgdStep>([parameter, gradient, velocity])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cubecl::ir::FloatKind;
 
     const STEP: SgdStep = SgdStep {
         momentum: 0.9,
@@ -105,17 +126,6 @@ mod tests {
         rate: 0.1,
         time: 1,
     };
-
-    #[test]
-    fn an_element_moves_20_bytes_in_f32_and_14_in_bf16() {
-        let bytes = |kind| {
-            let dtype = ElemType::Float(kind);
-            let layout = Layout { rows: 1, columns: 10, pitches: [10; 3], beyond_rows: 1 };
-            SgdProblem { parameter: dtype, gradient: dtype, layout }.bytes()
-        };
-        assert_eq!(bytes(FloatKind::F32), 200);
-        assert_eq!(bytes(FloatKind::BF16), 140);
-    }
 
     #[test]
     fn numbers_that_lead_to_no_number_are_named() {

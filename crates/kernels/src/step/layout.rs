@@ -1,19 +1,18 @@
 //! How tensors that are stepped together lie, the ways to go through them, and how many cubes do.
 
-use super::{AdamwWalk, blueprint::UNITS};
-use crate::{
-    KernelError,
-    buffer::{Buffer, Rows},
-};
+use super::{Walk, blueprint::UNITS};
+use crate::{KernelError, buffer::Rows};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind, VectorSize},
 };
 
-pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
+pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 
-/// Where the gradient stands among the tensors of a layout.
-const GRADIENT: usize = 1;
+/// Where the gradient stands among tensors that are stepped together: after the parameter.
+pub(super) const GRADIENT: usize = 1;
+/// Where the states begin.
+pub(super) const STATES: usize = 2;
 
 /// Units step by as many cubes, which [`Layout::of`] leaves room for.
 const MOST_CUBES: u32 = (1 << 24) / UNITS;
@@ -32,21 +31,21 @@ pub(crate) struct Layout<const N: usize> {
 }
 
 impl<const N: usize> Layout<N> {
-    /// That of tensors with their names: parameter, gradient, and the rest, which is in f32.
+    /// That of tensors of these names: parameter, gradient, and states, which are in f32.
     ///
     /// # Errors
     ///
     /// [`KernelError::Unsupported`] for a parameter or gradient in other types than f32, f16 and bf16 and
     /// for what goes beyond 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go
     /// together.
-    pub(crate) fn of(
+    pub(super) fn of(
         op: &'static str,
-        tensors: [(&'static str, &Rows); N],
+        names: [&'static str; N],
+        all: [&Rows; N],
     ) -> Result<Self, KernelError> {
         /// Units step beyond the end before they stop.
         const STEP: usize = 1 << 24;
-        let all = tensors.map(|(_, tensor)| tensor);
-        for (argument, tensor) in &tensors[..=GRADIENT] {
+        for (argument, tensor) in names.into_iter().zip(all).take(STATES) {
             let dtype = tensor.buffer.dtype;
             if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
             {
@@ -57,8 +56,8 @@ impl<const N: usize> Layout<N> {
         let pitched = all.into_iter().find(|tensor| !tensor.is_contiguous());
         let (rows, columns) =
             pitched.map_or((1, all[0].elements()), |tensor| (tensor.rows, tensor.columns));
-        for (position, (argument, tensor)) in tensors.into_iter().enumerate() {
-            let dtype = if position <= GRADIENT { tensor.buffer.dtype } else { F32 };
+        for (position, (argument, tensor)) in names.into_iter().zip(all).enumerate() {
+            let dtype = if position < STATES { tensor.buffer.dtype } else { F32 };
             check_rows(op, [rows, columns], dtype, argument, tensor)?;
         }
         let pitches = all.map(|tensor| if tensor.is_contiguous() { columns } else { tensor.pitch });
@@ -75,22 +74,22 @@ impl<const N: usize> Layout<N> {
     }
 
     /// Elements of each tensor.
-    pub(crate) fn elements(&self) -> usize {
+    pub(super) fn elements(&self) -> usize {
         self.rows * self.columns
     }
 
     /// Whether vectors of that many elements can be walked so.
-    pub(crate) fn allows(&self, walk: AdamwWalk, vector_size: usize) -> bool {
+    pub(super) fn allows(&self, walk: Walk, vector_size: usize) -> bool {
         let Self { rows, columns, pitches, .. } = *self;
         let divides = |elements: usize| elements.is_multiple_of(vector_size);
         let is_flat = |pitch: usize| rows == 1 || pitch == columns;
         match walk {
-            AdamwWalk::Flat => pitches.into_iter().all(is_flat) && divides(columns * rows),
-            AdamwWalk::Rows => {
+            Walk::Flat => pitches.into_iter().all(is_flat) && divides(columns * rows),
+            Walk::Rows => {
                 pitches.into_iter().all(divides)
                     && (divides(columns) || vector_size <= self.beyond_rows)
             }
-            AdamwWalk::Gathered => {
+            Walk::Gathered => {
                 let mut each = pitches.into_iter().enumerate();
                 each.all(|(position, pitch)| is_flat(pitch) == (position != GRADIENT))
                     && divides(columns * rows)
@@ -101,81 +100,53 @@ impl<const N: usize> Layout<N> {
     }
 
     /// Vectors of a walk.
-    pub(crate) fn vectors(&self, walk: AdamwWalk, vector_size: usize) -> usize {
+    pub(super) fn vectors(&self, walk: Walk, vector_size: usize) -> usize {
         match walk {
-            AdamwWalk::Flat | AdamwWalk::Gathered => self.elements() / vector_size,
-            AdamwWalk::Rows => self.rows * self.columns.div_ceil(vector_size),
+            Walk::Flat | Walk::Gathered => self.elements() / vector_size,
+            Walk::Rows => self.rows * self.columns.div_ceil(vector_size),
         }
     }
 
     /// What a cube's units have to do together, once each.
-    pub(crate) fn passes(&self, walk: AdamwWalk, vector_size: usize) -> usize {
+    pub(super) fn passes(&self, walk: Walk, vector_size: usize) -> usize {
         self.vectors(walk, vector_size).div_ceil(UNITS as usize)
     }
 
     /// The widest vectors that serve all tensors, of up to `widest` elements and of those that the device
     /// has for elements of that many bytes, with the walk that has them.
-    pub(crate) fn way(
+    pub(super) fn way(
         &self,
         client: &Client,
         widest: VectorSize,
         bytes: usize,
-    ) -> (AdamwWalk, VectorSize) {
+    ) -> (Walk, VectorSize) {
         let sizes: Vec<VectorSize> = client
             .io_optimized_vector_sizes(bytes)
             .filter(|size| *size <= widest)
             .chain([1])
             .collect();
-        let walks = [AdamwWalk::Flat, AdamwWalk::Rows, AdamwWalk::Gathered];
+        let walks = [Walk::Flat, Walk::Rows, Walk::Gathered];
         walks
             .iter()
             .flat_map(|walk| sizes.iter().map(|size| (*walk, *size)))
             .filter(|(walk, size)| self.allows(*walk, *size))
             .reduce(|best, other| if other.1 > best.1 { other } else { best })
             // By elements all rows can be walked.
-            .unwrap_or((AdamwWalk::Rows, 1))
+            .unwrap_or((Walk::Rows, 1))
     }
 
     /// Whether that goes through all of it, and no further.
-    pub(crate) fn is_served(&self, walk: AdamwWalk, vector_size: usize, cubes: u32) -> bool {
+    pub(super) fn is_served(&self, walk: Walk, vector_size: usize, cubes: u32) -> bool {
         self.allows(walk, vector_size) && (1..=MOST_CUBES).contains(&cubes)
     }
 }
 
 /// The cubes of each part of a launch by its passes: about `most` in all, so that each cube has as much to
 /// do as any other.
-pub(crate) fn divide(most: usize, passes: &[usize]) -> Vec<u32> {
+pub(super) fn divide(most: usize, passes: &[usize]) -> Vec<u32> {
     let rounds = passes.iter().sum::<usize>().div_ceil(most.max(1)).max(1);
     // At most some thousands.
     passes.iter().map(|passes| passes.div_ceil(rounds).max(1) as u32).collect()
-}
-
-/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
-/// in their order.
-pub(crate) fn in_launches<T>(
-    all: Vec<T>,
-    most: usize,
-    goes_with: impl Fn(&T, &T) -> bool,
-    mut launch: impl FnMut(&mut [T]),
-) -> Vec<T> {
-    let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
-    for (place, one) in all.into_iter().enumerate() {
-        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
-        match launches.iter_mut().find(|(_, others)| fits(others)) {
-            Some((places, others)) => {
-                places.push(place);
-                others.push(one);
-            }
-            None => launches.push((vec![place], vec![one])),
-        }
-    }
-    let mut done = Vec::new();
-    for (places, mut together) in launches {
-        launch(&mut together);
-        done.extend(places.into_iter().zip(together));
-    }
-    done.sort_by_key(|(place, _)| *place);
-    done.into_iter().map(|(_, one)| one).collect()
 }
 
 /// Whether `tensor` has those rows, or as many elements in one, of that type and within its memory.
@@ -198,35 +169,5 @@ fn check_rows(
         argument,
         expected: format!("{rows} rows of {columns} elements of {dtype:?}"),
         actual: format!("{tensor:?}"),
-    })
-}
-
-/// Whether a gate's reading is one number of f32.
-pub(crate) fn check_reading(
-    op: &'static str,
-    argument: &'static str,
-    buffer: &Buffer,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (1, F32) {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument,
-        expected: format!("1 elements of {F32:?}"),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
-}
-
-/// Whether a seed is two words.
-pub(crate) fn check_seed(op: &'static str, seed: &Buffer) -> Result<(), KernelError> {
-    if seed.elements == 2 && seed.dtype.size() == 4 {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument: "seed",
-        expected: "2 elements of 32 bits".into(),
-        actual: format!("{} elements of {:?}", seed.elements, seed.dtype),
     })
 }

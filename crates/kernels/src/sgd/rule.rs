@@ -1,0 +1,71 @@
+//! What becomes of a parameter and its velocity.
+
+use crate::step::Rule;
+use cubecl::prelude::*;
+
+/// What an update multiplies by.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Factors {
+    pub(crate) momentum: f32,
+    /// `1 - dampening`.
+    pub(crate) of_gradient: f32,
+    pub(crate) decay: f32,
+    pub(crate) rate: f32,
+    /// Steps with this one, less those that were not taken. 1, or less, is the first.
+    pub(crate) time: f32,
+}
+
+/// Gradient descent with momentum.
+pub(crate) struct SgdRule;
+
+/// Whether the step looks ahead by the new velocity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    pub(crate) nesterov: bool,
+}
+
+#[cube]
+impl Rule for SgdRule {
+    type Factors = Factors;
+    type Form = Form;
+
+    fn counted(factors: &Factors, skipped: f32, #[comptime] gated: bool) -> Factors {
+        let mut time = factors.time;
+        if comptime!(gated) {
+            time -= skipped;
+        }
+        Factors {
+            momentum: factors.momentum,
+            of_gradient: factors.of_gradient,
+            decay: factors.decay,
+            rate: factors.rate,
+            time,
+        }
+    }
+
+    fn step<N: Size>(
+        p: Vector<f32, N>,
+        g: Vector<f32, N>,
+        velocities: &Sequence<Vector<f32, N>>,
+        factors: &Factors,
+        #[comptime] form: Form,
+    ) -> (Vector<f32, N>, Sequence<Vector<f32, N>>) {
+        let momentum = Vector::new(factors.momentum);
+        let mut g = g;
+        // Zero times an infinite parameter would be no number.
+        if factors.decay != 0.0f32 {
+            g += Vector::new(factors.decay) * p;
+        }
+        let mut velocity = g;
+        if factors.time > 1.0f32 {
+            velocity = momentum * velocities[0] + Vector::new(factors.of_gradient) * g;
+        }
+        let mut direction = velocity;
+        if comptime!(form.nesterov) {
+            direction = g + momentum * velocity;
+        }
+        let mut new = Sequence::<Vector<f32, N>>::new();
+        new.push(velocity);
+        (p - Vector::new(factors.rate) * direction, new)
+    }
+}

@@ -1,0 +1,313 @@
+use super::{
+    Blueprint, Chance, Gate, Problem, Rule, Tuning,
+    blueprint::UNITS,
+    gate::check_readings,
+    kernel::{Compiled, Part, PartLaunch, PitchesLaunch, step_kernel},
+    layout::{F32, GRADIENT, STATES, divide},
+};
+use crate::{
+    KernelError,
+    buffer::{Buffer, Rows},
+};
+use cubecl::{client::Client, prelude::*};
+
+/// A step's numbers, of N tensors: parameter, gradient and states.
+pub(crate) trait Step<const N: usize>: Copy {
+    /// Whose errors say so.
+    const OP: &'static str;
+    /// What its tensors are called.
+    const NAMES: [&'static str; N];
+    /// What becomes of the tensors.
+    type Rule: Rule;
+    /// The tensors by name.
+    type Tensors: Into<[Rows; N]> + From<[Rows; N]>;
+
+    /// Checks what would make the update no number.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] naming the number.
+    fn validate(&self) -> Result<(), KernelError>;
+
+    /// What is compiled apart.
+    fn form(&self, client: &Client) -> Form<Self, N>;
+
+    /// What the kernel is told.
+    fn factors(&self, gated: bool) -> FactorsArg<Self, N>;
+}
+
+/// What is compiled apart for a step.
+type Form<S, const N: usize> = <<S as Step<N>>::Rule as Rule>::Form;
+
+type Factors<S, const N: usize> = <<S as Step<N>>::Rule as Rule>::Factors;
+
+/// Factors of a step as a launch takes them.
+type FactorsArg<S, const N: usize> = <Factors<S, N> as LaunchArg>::RuntimeArg;
+
+/// A parameter's step, of several in one launch.
+#[derive(Clone, Debug)]
+pub struct Update<S, T> {
+    /// The step's numbers.
+    pub step: S,
+    /// The parameter, and what belongs to it.
+    pub tensors: T,
+    /// Tells updates with the same seed apart.
+    pub draw: u32,
+}
+
+/// Tensors of a launch: a launch takes some microseconds, and many a tensor less.
+pub const MOST_TENSORS: usize = 16;
+
+/// The tensors after one step, by the blueprint that `plan` makes of the problem.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] for numbers, tensors, readings, seeds and blueprints that do not go
+/// together; [`KernelError::Unsupported`] as for [`Problem`].
+pub(crate) fn update_one<S: Step<N>, const N: usize>(
+    client: &Client,
+    step: &S,
+    tensors: S::Tensors,
+    gate: Option<Gate>,
+    chance: Option<Chance>,
+    plan: impl FnOnce(&Problem<N>, &Client) -> Blueprint,
+) -> Result<S::Tensors, KernelError> {
+    let draw = chance.as_ref().map_or(0, |chance| chance.draw);
+    let seed = chance.map(|chance| chance.seed);
+    check_readings(S::OP, gate.as_ref(), seed.as_ref())?;
+    let mut planned = [Planned::new(Update { step: *step, tensors, draw }, client, plan)?];
+    launch(client, &mut planned, gate.as_ref(), seed.as_ref());
+    let [Planned { tensors, .. }] = planned;
+    Ok(tensors.into())
+}
+
+/// [`update_one`] of several parameters, in their order, up to [`MOST_TENSORS`] of a kind by a launch.
+///
+/// # Errors
+///
+/// As there, before anything is launched.
+pub(crate) fn update_many<S: Step<N>, const N: usize>(
+    client: &Client,
+    updates: Vec<Update<S, S::Tensors>>,
+    gate: Option<Gate>,
+    seed: Option<Buffer>,
+    tuning: Tuning,
+) -> Result<Vec<S::Tensors>, KernelError> {
+    check_readings(S::OP, gate.as_ref(), seed.as_ref())?;
+    let plan = |problem: &Problem<N>, client: &Client| Blueprint::tuned(problem, client, tuning);
+    let planned: Result<_, KernelError> =
+        updates.into_iter().map(|update| Planned::new(update, client, plan)).collect();
+    let most = most_tensors::<N>(client);
+    let updated = in_launches(planned?, most, Planned::<S, N>::goes_with, |together| {
+        let passes: Vec<_> = together.iter().map(Planned::passes).collect();
+        for (one, cubes) in together.iter_mut().zip(divide(tuning.most_cubes(client), &passes)) {
+            one.blueprint.cubes = cubes;
+        }
+        launch(client, together, gate.as_ref(), seed.as_ref());
+    });
+    Ok(updated.into_iter().map(|one| one.tensors.into()).collect())
+}
+
+/// Tensors that a launch has room for, of N buffers each.
+fn most_tensors<const N: usize>(client: &Client) -> usize {
+    /// A gate's readings, the seed, and CubeCL's own.
+    const OTHERS: usize = 6;
+    let most = client.properties().hardware.max_bindings as usize;
+    (most.saturating_sub(OTHERS) / N).clamp(1, MOST_TENSORS)
+}
+
+/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
+/// in their order.
+fn in_launches<T>(
+    all: Vec<T>,
+    most: usize,
+    goes_with: impl Fn(&T, &T) -> bool,
+    mut launch: impl FnMut(&mut [T]),
+) -> Vec<T> {
+    let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
+    for (place, one) in all.into_iter().enumerate() {
+        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
+        match launches.iter_mut().find(|(_, others)| fits(others)) {
+            Some((places, others)) => {
+                places.push(place);
+                others.push(one);
+            }
+            None => launches.push((vec![place], vec![one])),
+        }
+    }
+    let mut done = Vec::new();
+    for (places, mut together) in launches {
+        launch(&mut together);
+        done.extend(places.into_iter().zip(together));
+    }
+    done.sort_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, one)| one).collect()
+}
+
+/// An update that was checked, and how it is done.
+struct Planned<S: Step<N>, const N: usize> {
+    step: S,
+    tensors: [Rows; N],
+    draw: u32,
+    problem: Problem<N>,
+    blueprint: Blueprint,
+    form: Form<S, N>,
+}
+
+impl<S: Step<N>, const N: usize> Planned<S, N> {
+    fn new(
+        update: Update<S, S::Tensors>,
+        client: &Client,
+        plan: impl FnOnce(&Problem<N>, &Client) -> Blueprint,
+    ) -> Result<Self, KernelError> {
+        let Update { step, tensors, draw } = update;
+        step.validate()?;
+        let tensors = tensors.into();
+        let problem = Problem::of::<S>(tensors.each_ref())?;
+        let blueprint = plan(&problem, client);
+        if problem.elements() > 0 {
+            blueprint.check(&problem)?;
+        }
+        let form = step.form(client);
+        Ok(Self { step, tensors, draw, problem, blueprint, form })
+    }
+
+    fn passes(&self) -> usize {
+        self.problem.layout.passes(self.blueprint.walk, self.blueprint.vector_size)
+    }
+
+    /// Whether somebody else holds the memory that this one of its tensors is to go to.
+    fn is_held(&self, which: usize) -> bool {
+        which != GRADIENT && !self.tensors[which].buffer.handle.can_mut()
+    }
+
+    /// Whether one launch takes both.
+    fn goes_with(&self, other: &Self) -> bool {
+        let kind = |this: &Self| {
+            let Blueprint { vector_size, walk, .. } = this.blueprint;
+            let Problem { parameter, gradient, .. } = this.problem;
+            (vector_size, walk, parameter, gradient, this.form)
+        };
+        let may_share =
+            |this: &Self| this.problem.elements() > 0 && !(0..N).any(|which| this.is_held(which));
+        may_share(self) && may_share(other) && kind(self) == kind(other)
+    }
+
+    /// Memory for what somebody else holds.
+    fn new_memory(&self, client: &Client) -> [Option<Rows>; N] {
+        std::array::from_fn(|which| {
+            self.is_held(which).then(|| self.tensors[which].empty_like(client))
+        })
+    }
+
+    /// What the kernel is told, with cubes before `end` that follow those of the tensor before.
+    fn part(&self, end: u32, new: &[Option<Rows>; N]) -> PartLaunch {
+        let layout = &self.problem.layout;
+        let Blueprint { vector_size, walk, .. } = self.blueprint;
+        let unit = walk.of_gradient(vector_size);
+        // All of these fit 32 bits, as the problem has seen; new pitches are not longer.
+        let units = |elements: usize| (elements / unit) as u32;
+        let pitches = |which: usize| {
+            let new = new[which].as_ref().unwrap_or(&self.tensors[which]);
+            PitchesLaunch::new(
+                units(layout.pitches[which]),
+                units(pitch_of(new, layout.columns)),
+            )
+        };
+        PartLaunch::new(
+            end,
+            layout.vectors(walk, vector_size) as u32,
+            self.draw,
+            layout.columns.div_ceil(unit) as u32,
+            layout.columns as u32,
+            pitches(0),
+            units(layout.pitches[GRADIENT]),
+            (STATES..N).map(pitches).collect(),
+        )
+    }
+}
+
+/// Updates what goes together, in one launch: one tensor, or several that nobody else holds.
+fn launch<S: Step<N>, const N: usize>(
+    client: &Client,
+    planned: &mut [Planned<S, N>],
+    gate: Option<&Gate>,
+    seed: Option<&Buffer>,
+) {
+    let Some(model) = planned.first().filter(|one| one.problem.elements() > 0) else { return };
+    let Problem { parameter: stored, gradient: read, .. } = model.problem;
+    let (Blueprint { vector_size, walk, .. }, form) = (model.blueprint, model.form);
+    let seed = seed.filter(|_| stored != F32);
+    let gated = gate.is_some();
+
+    // Asked before copies of handles are made for the launch.
+    let new: Vec<_> = planned.iter().map(|one| one.new_memory(client)).collect();
+    let in_place = new.iter().flatten().all(Option::is_none);
+    let compiled = Compiled { walk, gated, by_chance: seed.is_some(), in_place };
+    // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
+    let count = planned.len().next_power_of_two().min(most_tensors::<N>(client));
+    let at = |place: usize| if place < planned.len() { place } else { 0 };
+    let mut end = 0;
+    let parts: SequenceArg<Part> = (0..count)
+        .map(|place| {
+            end += planned.get(place).map_or(0, |one| one.blueprint.cubes);
+            planned[at(place)].part(end, &new[at(place)])
+        })
+        .collect();
+    let tensor = |place: usize, which: usize| planned[at(place)].tensors[which].arg();
+    // Buffers are counted as the kernel names them: the parameters, their gradients, the states of each.
+    let out = |place: usize, which: usize| match &new[at(place)][which] {
+        Some(new) => new.arg(),
+        None => {
+            let position = match which.checked_sub(STATES) {
+                None => place,
+                Some(state) => STATES * count + place * (N - STATES) + state,
+            };
+            BufferArg::alias(position, planned[at(place)].problem.elements())
+        }
+    };
+    // What is not read is not compiled in, and the gradient, of which there is as much, stands in for it.
+    let stand_in = &model.tensors[GRADIENT].buffer;
+    let reading = |of: fn(&Gate) -> &Buffer| gate.map_or(stand_in, of).arg(1);
+    // SAFETY: `Problem::of` has seen that tensors hold their problem's rows, whose indices and one step
+    // beyond fit 32 bits, and `Blueprint::check` that vectors divide what is walked, or that memory goes on
+    // for the last of each row; new ones were allocated so. The kernel stops at the last vector. A gate's
+    // readings and a seed are as long as they are read.
+    unsafe {
+        step_kernel::launch_unchecked::<S::Rule>(
+            client,
+            CubeCount::Static(end, 1, 1),
+            CubeDim::new_1d(UNITS),
+            vector_size,
+            walk.of_gradient(vector_size),
+            (0..count).map(|place| tensor(place, 0)).collect(),
+            (0..count).map(|place| tensor(place, GRADIENT)).collect(),
+            (0..count)
+                .map(|place| (STATES..N).map(|which| tensor(place, which)).collect())
+                .collect(),
+            reading(|gate| &gate.taken),
+            reading(|gate| &gate.skipped),
+            reading(|gate| &gate.factor),
+            seed.unwrap_or(stand_in).arg(1),
+            (0..count).map(|place| out(place, 0)).collect(),
+            (0..count).map(|place| (STATES..N).map(|which| out(place, which)).collect()).collect(),
+            parts,
+            (0..count).map(|place| planned[at(place)].step.factors(gated)).collect(),
+            compiled,
+            form,
+            stored,
+            read,
+        );
+    }
+    let olds = planned.iter_mut().flat_map(|one| &mut one.tensors);
+    for (old, new) in olds.zip(new.into_iter().flatten()) {
+        if let Some(new) = new {
+            *old = new;
+        }
+    }
+}
+
+/// Elements from one row to the next, of rows that may be told as one.
+fn pitch_of(rows: &Rows, columns: usize) -> usize {
+    if rows.is_contiguous() { columns } else { rows.pitch }
+}
