@@ -54,3 +54,5 @@ pub mod sgd;
 #[cfg(feature = "gpu")]
 mod softmax;
 pub mod square_sum;
+#[cfg(feature = "gpu")]
+mod steps;

@@ -1,13 +1,15 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
 use crate::{
-    adamw::provider::{self as adamw, AdamwProvider},
+    adamw::{Adamw, AdamwProvider},
     attention::provider::{self as attention, AttentionProvider},
     column_sum::{self, ColumnSumProvider},
     embedding::provider::{self as embedding, EmbeddingProvider},
     gelu::{self, GeluProvider},
     matmul::{self, MatmulSettings},
+    sgd::{Sgd, SgdProvider},
     softmax::{self, SoftmaxProvider},
+    steps::Kind,
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
@@ -80,13 +82,14 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 7] = [
-    (adamw::NAME, || fusion::register(AdamwProvider)),
+const OURS: [(&str, Register); 8] = [
+    (Adamw::NAME, || fusion::register(AdamwProvider::default())),
     (attention::NAME, || fusion::register(AttentionProvider)),
     (column_sum::NAME, || fusion::register(ColumnSumProvider)),
     (embedding::NAME, || fusion::register(EmbeddingProvider)),
     (gelu::NAME, || fusion::register(GeluProvider)),
     (matmul::NAME, matmul::register),
+    (Sgd::NAME, || fusion::register(SgdProvider::default())),
     (softmax::NAME, || fusion::register(SoftmaxProvider)),
 ];
 

@@ -1,11 +1,10 @@
 //! The step on GPUs.
 
-use super::{AdamwPrimitives, Chance, Gate, Step, Updated};
-use crate::handles::{Place, contiguous_buffer, rows, tensor_of_rows};
-use blackburn_kernels::adamw::{self, AdamwStep, AdamwTensors};
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use super::{Adamw, AdamwPrimitives, Chance, Gate, Step, Updated};
+use crate::{handles::contiguous_buffer, steps::alone};
+use blackburn_kernels::adamw::{self, AdamwStep};
+use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
-use burn_std::DType;
 
 impl AdamwPrimitives for CubeBackend {
     fn adamw_step(
@@ -24,34 +23,19 @@ impl AdamwPrimitives for CubeBackend {
         time: usize,
     ) -> Updated<Self> {
         let step = AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time };
-        let (place, shape) = (Place::of(&parameter), parameter.shape());
-        let stored = parameter.dtype;
-        let tensors = AdamwTensors {
-            parameter: rows(parameter),
-            gradient: rows(gradient),
-            first: rows(first),
-            second: rows(second),
-        };
         let (gate, chance) = (kernel_gate(gate), kernel_chance(chance, draw));
-        let updated = adamw::adamw_update(&place.client, &step, tensors, gate, chance)
-            .unwrap_or_else(|error| panic!("{error}"));
-        let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
-        Updated {
-            parameter: tensor(updated.parameter, stored),
-            first: tensor(updated.first, DType::F32),
-            second: tensor(updated.second, DType::F32),
-        }
+        let tensors = [parameter, gradient, first, second];
+        let [parameter, _, first, second] = alone::<Adamw, 4>(step, tensors, gate, chance);
+        Updated { parameter, first, second }
     }
-}
-
-pub(super) fn numbers(step: Step) -> AdamwStep {
-    let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
-    AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
 }
 
 /// Panics where the kernel would refuse these numbers.
 pub(super) fn check(step: Step) {
-    numbers(step).check().unwrap_or_else(|error| panic!("{error}"));
+    let Step { beta_1, beta_2, epsilon, weight_decay, rate, time } = step;
+    AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
+        .check()
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// A gate as kernels read it.

@@ -7,16 +7,17 @@
 
 #[cfg(feature = "gpu")]
 mod cube;
+#[cfg(feature = "gpu")]
+mod kind;
 #[cfg_attr(
     not(feature = "gpu"),
     allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
 )]
 mod primitives;
 #[cfg(feature = "gpu")]
-pub(crate) mod provider;
-
-#[cfg(feature = "gpu")]
 pub(crate) use cube::{kernel_chance, kernel_gate};
+#[cfg(feature = "gpu")]
+pub(crate) use kind::{Adamw, AdamwProvider};
 pub use primitives::{AdamwPrimitives, Chance, Gate, Reading, Step, Updated};
 #[cfg(feature = "gpu")]
 pub use primitives::{ChanceMetadata, GateMetadata, ReadingMetadata, UpdatedMetadata};

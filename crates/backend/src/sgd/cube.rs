@@ -1,14 +1,13 @@
 //! The step on GPUs.
 
-use super::{SgdPrimitives, Step, Updated};
+use super::{Sgd, SgdPrimitives, Step, Updated};
 use crate::{
     adamw::{Chance, Gate, kernel_chance, kernel_gate},
-    handles::{Place, rows, tensor_of_rows},
+    steps::alone,
 };
-use blackburn_kernels::sgd::{SgdStep, SgdTensors, sgd_update};
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use blackburn_kernels::sgd::SgdStep;
+use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
-use burn_std::DType;
 
 impl SgdPrimitives for CubeBackend {
     fn sgd_step(
@@ -18,32 +17,25 @@ impl SgdPrimitives for CubeBackend {
         gate: Gate<Self>,
         chance: Chance<Self>,
         draw: u32,
-        step: Step,
+        momentum: f64,
+        dampening: f64,
+        nesterov: bool,
+        weight_decay: f64,
+        rate: f64,
+        time: usize,
     ) -> Updated<Self> {
-        let (place, shape) = (Place::of(&parameter), parameter.shape());
-        let stored = parameter.dtype;
-        let tensors = SgdTensors {
-            parameter: rows(parameter),
-            gradient: rows(gradient),
-            velocity: rows(velocity),
-        };
+        let step = SgdStep { momentum, dampening, nesterov, weight_decay, rate, time };
         let (gate, chance) = (kernel_gate(gate), kernel_chance(chance, draw));
-        let updated = sgd_update(&place.client, &numbers(step), tensors, gate, chance)
-            .unwrap_or_else(|error| panic!("{error}"));
-        let tensor = |rows, dtype| tensor_of_rows(&place, shape.clone(), rows, dtype);
-        Updated {
-            parameter: tensor(updated.parameter, stored),
-            velocity: tensor(updated.velocity, DType::F32),
-        }
+        let tensors = [parameter, gradient, velocity];
+        let [parameter, _, velocity] = alone::<Sgd, 3>(step, tensors, gate, chance);
+        Updated { parameter, velocity }
     }
-}
-
-fn numbers(step: Step) -> SgdStep {
-    let Step { momentum, dampening, nesterov, weight_decay, rate, time } = step;
-    SgdStep { momentum, dampening, nesterov, weight_decay, rate, time }
 }
 
 /// Panics where the kernel would refuse these numbers.
 pub(super) fn check(step: Step) {
-    numbers(step).check().unwrap_or_else(|error| panic!("{error}"));
+    let Step { momentum, dampening, nesterov, weight_decay, rate, time } = step;
+    SgdStep { momentum, dampening, nesterov, weight_decay, rate, time }
+        .check()
+        .unwrap_or_else(|error| panic!("{error}"));
 }

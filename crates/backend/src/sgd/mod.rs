@@ -1,5 +1,5 @@
-//! A step of gradient descent with momentum on one parameter, as one operation of Burn's stream and one
-//! kernel.
+//! A step of gradient descent with momentum on one parameter, as one operation of Burn's stream. The
+//! provider `BlackburnSgd` takes the operations of up to 16 parameters by one launch.
 //!
 //! It takes no part in differentiation, and exists on GPUs only: [`serves`] says where. What it computes
 //! stands in `blackburn_kernels::sgd`. Memory of parameter and velocity is used again where nobody else
@@ -7,12 +7,16 @@
 
 #[cfg(feature = "gpu")]
 mod cube;
+#[cfg(feature = "gpu")]
+mod kind;
 #[cfg_attr(
     not(feature = "gpu"),
     allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
 )]
 mod primitives;
 
+#[cfg(feature = "gpu")]
+pub(crate) use kind::{Sgd, SgdProvider};
 #[cfg(feature = "gpu")]
 pub use primitives::UpdatedMetadata;
 pub use primitives::{SgdPrimitives, Step, Updated};
@@ -79,8 +83,20 @@ pub fn step<const D: usize>(
     let Tensors { parameter, gradient, velocity } = tensors;
     let [parameter, gradient, velocity] =
         [parameter, gradient, velocity].map(Tensor::into_dispatch);
+    let Step { momentum, dampening, nesterov, weight_decay, rate, time } = step;
     let updated = <Dispatch as SgdPrimitives>::sgd_step(
-        parameter, gradient, velocity, gate, chance, number, step,
+        parameter,
+        gradient,
+        velocity,
+        gate,
+        chance,
+        number,
+        momentum,
+        dampening,
+        nesterov,
+        weight_decay,
+        rate,
+        time,
     );
     Stepped {
         parameter: Tensor::from_dispatch(updated.parameter),

@@ -1,4 +1,8 @@
 //! What a backend has to be able to do: one step of gradient descent with momentum.
+#![allow(
+    clippy::too_many_arguments,
+    reason = "numbers are arguments of their own, since structures are hidden from the stream"
+)]
 
 use crate::adamw::{Chance, Gate};
 #[cfg(feature = "gpu")]
@@ -41,8 +45,9 @@ pub struct Updated<B: Backend> {
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait SgdPrimitives: Backend {
-    /// The parameter and its velocity after a step. `draw` tells updates with the same seed apart.
-    #[fusion(meta = updated)]
+    /// The parameter and its velocity after a step. `draw` tells updates with the same seed apart; the rest
+    /// are the numbers of a [`Step`], one by one, as they are for AdamW.
+    #[fusion(meta = updated, id = "blackburn::sgd_step")]
     fn sgd_step(
         parameter: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -50,7 +55,12 @@ pub trait SgdPrimitives: Backend {
         #[extension_type] gate: Gate<Self>,
         #[extension_type] chance: Chance<Self>,
         draw: u32,
-        step: Step,
+        momentum: f64,
+        dampening: f64,
+        nesterov: bool,
+        weight_decay: f64,
+        rate: f64,
+        time: usize,
     ) -> Updated<Self>;
 }
 
@@ -62,7 +72,12 @@ fn updated(
     _gate: &GateMetadata,
     _chance: &ChanceMetadata,
     _draw: &u32,
-    _step: &Step,
+    _momentum: &f64,
+    _dampening: &f64,
+    _nesterov: &bool,
+    _weight_decay: &f64,
+    _rate: &f64,
+    _time: &usize,
 ) -> UpdatedMetadata {
     UpdatedMetadata { parameter: parameter.clone(), velocity: velocity.clone() }
 }

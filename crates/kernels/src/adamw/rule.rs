@@ -56,30 +56,44 @@ impl Rule for AdamwRule {
         }
     }
 
-    fn step<N: Size>(
-        p: Vector<f32, N>,
+    /// The decay is decoupled from it.
+    fn gradient<N: Size>(
+        _p: Vector<f32, N>,
+        g: Vector<f32, N>,
+        _factors: &Factors,
+    ) -> Vector<f32, N> {
+        g
+    }
+
+    fn states<N: Size>(
         g: Vector<f32, N>,
         moments: &Sequence<Vector<f32, N>>,
         factors: &Factors,
-        #[comptime] form: Form,
-    ) -> (Vector<f32, N>, Sequence<Vector<f32, N>>) {
-        let by_ptx = comptime!(form.by_ptx);
+    ) -> Sequence<Vector<f32, N>> {
         let (first, second) = (moments[0], moments[1]);
-        let first = first + Vector::new(factors.of_first) * (g - first);
-        let second = second + Vector::new(factors.of_second) * (g * g - second);
+        let mut new = Sequence::<Vector<f32, N>>::new();
+        new.push(first + Vector::new(factors.of_first) * (g - first));
+        new.push(second + Vector::new(factors.of_second) * (g * g - second));
+        new
+    }
 
-        let deviation = root::<N>(Vector::new(factors.correction) * second, by_ptx);
+    fn parameter<N: Size>(
+        p: Vector<f32, N>,
+        _g: Vector<f32, N>,
+        moments: &Sequence<Vector<f32, N>>,
+        factors: &Factors,
+        #[comptime] form: Form,
+    ) -> Vector<f32, N> {
+        let by_ptx = comptime!(form.by_ptx);
+        let deviation = root::<N>(Vector::new(factors.correction) * moments[1], by_ptx);
         let divisor = deviation + Vector::new(factors.epsilon);
-        let direction = quotient::<N>(first, divisor, by_ptx);
+        let direction = quotient::<N>(moments[0], divisor, by_ptx);
         let mut change = Vector::new(factors.rate) * direction;
         // Zero times an infinite parameter would be no number.
         if factors.decay != 0.0f32 {
             change += Vector::new(factors.decay) * p;
         }
-        let mut new = Sequence::<Vector<f32, N>>::new();
-        new.push(first);
-        new.push(second);
-        (p - change, new)
+        p - change
     }
 }
 

@@ -3,15 +3,14 @@
 //! `cargo xtask sass` compiles the result for each architecture and checks registers, spills and
 //! instructions. A new kernel adds its variants to [`variants`].
 
-mod adamw;
 mod attention;
 mod cross_entropy;
 mod layer_norm;
 mod matmul;
 mod memory;
 mod quantize;
-mod sgd;
 mod softmax;
+mod step;
 
 use crate::{
     column_sum::{ROW_LANES, VECTOR_LANES, column_sum_kernel},
@@ -133,15 +132,14 @@ pub fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         kernels.extend(gelu_backward_sums(dtype, name)?);
         kernels.extend(column_sums(dtype, name)?);
     }
-    kernels.extend(adamw::variants()?);
     kernels.extend(attention::variants()?);
     kernels.extend(cross_entropy::variants()?);
     kernels.extend(layer_norm::variants()?);
     kernels.extend(matmul::variants()?);
     kernels.extend(memory::variants()?);
     kernels.extend(quantize::variants()?);
-    kernels.extend(sgd::variants()?);
     kernels.extend(softmax::variants()?);
+    kernels.extend(step::variants()?);
     Ok(kernels)
 }
 

@@ -43,29 +43,45 @@ impl Rule for SgdRule {
         }
     }
 
-    fn step<N: Size>(
+    fn gradient<N: Size>(
+        p: Vector<f32, N>,
+        g: Vector<f32, N>,
+        factors: &Factors,
+    ) -> Vector<f32, N> {
+        let mut decayed = g;
+        // Zero times an infinite parameter would be no number.
+        if factors.decay != 0.0f32 {
+            decayed += Vector::new(factors.decay) * p;
+        }
+        decayed
+    }
+
+    fn states<N: Size>(
+        g: Vector<f32, N>,
+        velocities: &Sequence<Vector<f32, N>>,
+        factors: &Factors,
+    ) -> Sequence<Vector<f32, N>> {
+        let mut velocity = g;
+        if factors.time > 1.0f32 {
+            velocity = Vector::new(factors.momentum) * velocities[0]
+                + Vector::new(factors.of_gradient) * g;
+        }
+        let mut new = Sequence::<Vector<f32, N>>::new();
+        new.push(velocity);
+        new
+    }
+
+    fn parameter<N: Size>(
         p: Vector<f32, N>,
         g: Vector<f32, N>,
         velocities: &Sequence<Vector<f32, N>>,
         factors: &Factors,
         #[comptime] form: Form,
-    ) -> (Vector<f32, N>, Sequence<Vector<f32, N>>) {
-        let momentum = Vector::new(factors.momentum);
-        let mut g = g;
-        // Zero times an infinite parameter would be no number.
-        if factors.decay != 0.0f32 {
-            g += Vector::new(factors.decay) * p;
-        }
-        let mut velocity = g;
-        if factors.time > 1.0f32 {
-            velocity = momentum * velocities[0] + Vector::new(factors.of_gradient) * g;
-        }
-        let mut direction = velocity;
+    ) -> Vector<f32, N> {
+        let mut direction = velocities[0];
         if comptime!(form.nesterov) {
-            direction = g + momentum * velocity;
+            direction = g + Vector::new(factors.momentum) * velocities[0];
         }
-        let mut new = Sequence::<Vector<f32, N>>::new();
-        new.push(velocity);
-        (p - Vector::new(factors.rate) * direction, new)
+        p - Vector::new(factors.rate) * direction
     }
 }

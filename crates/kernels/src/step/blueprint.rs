@@ -20,7 +20,7 @@ pub enum Walk {
 impl Walk {
     /// Elements in the gradient's vectors, and what pitches are counted in, where the others' vectors have
     /// that many.
-    pub(super) fn of_gradient(self, vector_size: VectorSize) -> VectorSize {
+    pub(crate) fn of_gradient(self, vector_size: VectorSize) -> VectorSize {
         if self == Self::Gathered { 1 } else { vector_size }
     }
 }

@@ -20,14 +20,28 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// counted were `skipped` before.
     fn counted(factors: &Self::Factors, skipped: f32, #[comptime] gated: bool) -> Self::Factors;
 
-    /// A vector of the parameter and of each state after a step.
-    fn step<N: Size>(
+    /// The gradient that the states see, of a vector of the parameter and of its own.
+    fn gradient<N: Size>(
+        parameter: Vector<f32, N>,
+        gradient: Vector<f32, N>,
+        factors: &Self::Factors,
+    ) -> Vector<f32, N>;
+
+    /// The states after a step, of those before it.
+    fn states<N: Size>(
+        gradient: Vector<f32, N>,
+        states: &Sequence<Vector<f32, N>>,
+        factors: &Self::Factors,
+    ) -> Sequence<Vector<f32, N>>;
+
+    /// The parameter after a step, of the states after it.
+    fn parameter<N: Size>(
         parameter: Vector<f32, N>,
         gradient: Vector<f32, N>,
         states: &Sequence<Vector<f32, N>>,
         factors: &Self::Factors,
         #[comptime] form: Self::Form,
-    ) -> (Vector<f32, N>, Sequence<Vector<f32, N>>);
+    ) -> Vector<f32, N>;
 }
 
 /// From one row to the next, in vectors, but in elements where the gradient is gathered.
@@ -79,7 +93,7 @@ struct Readings {
 /// One step of each parameter. `taken`, `skipped` and `factor` are read if it is `gated`, `seed` if it is
 /// `by_chance`. Vectors of gradients are of one element where they are gathered.
 #[cube(launch_unchecked)]
-pub(crate) fn step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Size>(
+pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Size>(
     parameters: Sequence<Box<[Vector<P, N>]>>,
     gradients: Sequence<Box<[Vector<G, M>]>>,
     states: Sequence<Sequence<Box<[Vector<f32, N>]>>>,
@@ -179,21 +193,22 @@ fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
             old.push(states[state][place(row, column, pitches.old, walk)]);
         }
 
-        // 2. The rule.
+        // 2. The states.
         let p = Vector::<f32, N>::cast_from(stored);
         if comptime!(gated) {
             g *= Vector::new(multiplier);
         }
-        let (stepped, new) = R::step::<N>(p, g, &old, factors, form);
-
-        // 3. What it made.
+        let g = R::gradient::<N>(p, g, factors);
+        let new = R::states::<N>(g, &old, factors);
         #[unroll]
         for state in 0..states.len() {
             let pitches = &part.states[state];
             let at = place(row, column, pitches.new, walk);
             store::<f32, N>(&mut states_out[state], at, new[state]);
         }
-        let mut updated = stepped;
+
+        // 3. The parameter.
+        let mut updated = R::parameter::<N>(p, g, &new, factors, form);
         if comptime!(by_chance) {
             updated = round_at::<N>(
                 updated,
@@ -232,11 +247,7 @@ fn keep<P: Float, N: Size>(
         for state in 0..states.len() {
             let pitches = &part.states[state];
             let same = states[state][place(row, column, pitches.old, walk)];
-            store::<f32, N>(
-                &mut states_out[state],
-                place(row, column, pitches.new, walk),
-                same,
-            );
+            store::<f32, N>(&mut states_out[state], place(row, column, pitches.new, walk), same);
         }
         index += stride;
     }

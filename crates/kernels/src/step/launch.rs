@@ -2,7 +2,7 @@ use super::{
     Blueprint, Chance, Gate, Problem, Rule, Tuning,
     blueprint::UNITS,
     gate::check_readings,
-    kernel::{Compiled, Part, PartLaunch, PitchesLaunch, step_kernel},
+    kernel::{Compiled, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
     layout::{F32, GRADIENT, STATES, divide},
 };
 use crate::{
@@ -209,10 +209,7 @@ impl<S: Step<N>, const N: usize> Planned<S, N> {
         let units = |elements: usize| (elements / unit) as u32;
         let pitches = |which: usize| {
             let new = new[which].as_ref().unwrap_or(&self.tensors[which]);
-            PitchesLaunch::new(
-                units(layout.pitches[which]),
-                units(pitch_of(new, layout.columns)),
-            )
+            PitchesLaunch::new(units(layout.pitches[which]), units(pitch_of(new, layout.columns)))
         };
         PartLaunch::new(
             end,
@@ -274,7 +271,7 @@ fn launch<S: Step<N>, const N: usize>(
     // for the last of each row; new ones were allocated so. The kernel stops at the last vector. A gate's
     // readings and a seed are as long as they are read.
     unsafe {
-        step_kernel::launch_unchecked::<S::Rule>(
+        optimizer_step_kernel::launch_unchecked::<S::Rule>(
             client,
             CubeCount::Static(end, 1, 1),
             CubeDim::new_1d(UNITS),

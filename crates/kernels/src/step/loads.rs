@@ -6,21 +6,13 @@ use cubecl::prelude::*;
 /// Row and column of the vector `index`, which is the column itself where rows are not asked for.
 #[cube]
 pub(super) fn row_and_column(index: u32, columns: u32, #[comptime] walk: Walk) -> (u32, u32) {
-    if comptime!(walk == Walk::Rows) {
-        (index / columns, index % columns)
-    } else {
-        (0u32, index)
-    }
+    if comptime!(walk == Walk::Rows) { (index / columns, index % columns) } else { (0u32, index) }
 }
 
 /// Where a tensor has its vector of that row and column.
 #[cube]
 pub(super) fn place(row: u32, column: u32, pitch: u32, #[comptime] walk: Walk) -> usize {
-    if comptime!(walk == Walk::Rows) {
-        (row * pitch + column) as usize
-    } else {
-        column as usize
-    }
+    if comptime!(walk == Walk::Rows) { (row * pitch + column) as usize } else { column as usize }
 }
 
 /// A gradient's vector of that row and column: as it lies, or, if it is gathered, from two rows at most.

@@ -25,5 +25,5 @@ pub(crate) use launch::{Step, update_many, update_one};
 #[cfg(feature = "cuda-source")]
 pub(crate) use {
     blueprint::UNITS,
-    kernel::{Compiled, PartCompilationArg, PitchesCompilationArg, step_kernel},
+    kernel::{Compiled, PartCompilationArg, PitchesCompilationArg, optimizer_step_kernel},
 };

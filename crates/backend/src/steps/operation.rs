@@ -1,0 +1,255 @@
+//! Steps of several parameters on the kernel.
+
+use super::Kind;
+use crate::{
+    declined,
+    handles::{
+        Place, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
+        take_cube_tensor, tensor_of_rows,
+    },
+};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    step::{Chance, Gate, Update},
+};
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
+use burn_fusion::stream::ScalarId;
+use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
+use burn_std::{DType, Shape};
+use serde::{Deserialize, Serialize};
+use std::marker::PhantomData;
+
+/// Where the gradient stands among an operation's tensors; the results are the others.
+const GRADIENT: usize = 1;
+
+/// What a gate reads.
+pub(super) const READINGS: usize = 3;
+
+/// One parameter's operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(super) struct Asked<K, const N: usize> {
+    pub(super) operation: CustomOpIr,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind<N>, const N: usize> Asked<K, N> {
+    /// The step in `operation`, if that is one.
+    pub(super) fn of(operation: &OperationIr) -> Option<Self> {
+        let OperationIr::Custom(custom) = operation else { return None };
+        let shared = custom.inputs.len().checked_sub(N)?;
+        let is_step = custom.id == K::ID
+            && [0, 1, READINGS, READINGS + 1].contains(&shared)
+            && (custom.outputs.len(), custom.scalars.len()) == (N - 1, K::SCALARS);
+        is_step.then(|| Self { operation: custom.clone(), kind: PhantomData })
+    }
+
+    fn tensors(&self) -> [&TensorIr; N] {
+        std::array::from_fn(|at| &self.operation.inputs[at])
+    }
+
+    pub(super) fn gate(&self) -> Option<&[TensorIr]> {
+        self.operation.inputs.get(N..N + READINGS)
+    }
+
+    pub(super) fn seed(&self) -> Option<&TensorIr> {
+        let after_gate = self.gate().map_or(0, <[_]>::len);
+        self.operation.inputs.get(N + after_gate)
+    }
+
+    /// What the device says of the step, and the seed.
+    pub(super) fn shared(&self) -> impl Iterator<Item = TensorId> {
+        self.operation.inputs[N..].iter().map(|tensor| tensor.id)
+    }
+
+    /// Whether it needs something that `other` makes.
+    pub(super) fn reads_from(&self, other: &Self) -> bool {
+        let makes = |id: TensorId| other.operation.outputs.iter().any(|out| out.id == id);
+        self.operation.inputs.iter().any(|input| makes(input.id))
+    }
+
+    /// The step's numbers and the draw.
+    fn numbers(&self, context: &Tensors) -> Result<(K::Step, u32), KernelError> {
+        let scalars = Scalars { of: &self.operation.scalars, context };
+        let draw = scalars.whole(0).and_then(|draw| u32::try_from(draw).ok());
+        K::step(&scalars).zip(draw).ok_or_else(|| unknown::<K, N>("number"))
+    }
+}
+
+fn unknown<K: Kind<N>, const N: usize>(what: &str) -> KernelError {
+    KernelError::Unsupported { op: K::OP, reason: format!("an unknown {what}") }
+}
+
+/// An operation's scalars, as they are this time.
+pub(crate) struct Scalars<'a> {
+    of: &'a [ScalarIr],
+    context: &'a Tensors,
+}
+
+impl Scalars<'_> {
+    fn at(&self, place: usize) -> Option<ScalarIr> {
+        let ScalarIr::UInt(value) = *self.of.get(place)? else { return None };
+        self.context.scalars.get(&ScalarId { value }).copied()
+    }
+
+    pub(crate) fn real(&self, place: usize) -> Option<f64> {
+        match self.at(place)? {
+            ScalarIr::Float(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn whole(&self, place: usize) -> Option<usize> {
+        match self.at(place)? {
+            ScalarIr::UInt(number) => usize::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn flag(&self, place: usize) -> Option<bool> {
+        match self.at(place)? {
+            ScalarIr::Bool(flag) => Some(flag),
+            _ => None,
+        }
+    }
+}
+
+/// Steps on the kernel, or one by one where something of them is unknown.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct StepOperation<K, const N: usize> {
+    pub(super) updates: Vec<Asked<K, N>>,
+}
+
+impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
+    /// What the device says of all steps, which stays with the stream, and each step's numbers.
+    #[expect(clippy::type_complexity, reason = "named nowhere else")]
+    fn known(
+        &self,
+        context: &Tensors,
+    ) -> Result<(Option<Gate>, Option<Buffer>, Vec<(K::Step, u32)>), KernelError> {
+        let buffer = |tensor| Ok(contiguous_buffer(cube_tensor(context, tensor, K::OP)?));
+        let (mut gate, mut seed) = (None, None);
+        if let Some(first) = self.updates.first() {
+            if let Some([taken, skipped, factor]) = first.gate() {
+                gate = Some(Gate {
+                    taken: buffer(taken)?,
+                    skipped: buffer(skipped)?,
+                    factor: buffer(factor)?,
+                });
+            }
+            seed = first.seed().map(buffer).transpose()?;
+        }
+        for update in &self.updates {
+            for tensor in update.tensors() {
+                cube_tensor(context, tensor, K::OP)?;
+            }
+            if update.operation.outputs.iter().any(|out| !context.tensors.contains_key(&out.id)) {
+                return Err(unknown::<K, N>("output"));
+            }
+        }
+        let numbers: Result<_, KernelError> =
+            self.updates.iter().map(|update| update.numbers(context)).collect();
+        Ok((gate, seed, numbers?))
+    }
+
+    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
+        let (gate, seed, numbers) = self.known(context)?;
+        let mut updates = Vec::new();
+        for (update, (step, draw)) in self.updates.iter().zip(numbers) {
+            let taken: Result<Vec<_>, _> = update
+                .tensors()
+                .into_iter()
+                .map(|tensor| take_cube_tensor(context, tensor, K::OP))
+                .collect();
+            let tensors = taken?.try_into().map_err(|_| unknown::<K, N>("tensor"))?;
+            updates.push(Update { step, tensors, draw });
+        }
+        for (update, made) in self.updates.iter().zip(stepped::<K, N>(updates, gate, seed)) {
+            let kept = made.into_iter().enumerate().filter(|(at, _)| *at != GRADIENT);
+            for (out, (_, tensor)) in update.operation.outputs.iter().zip(kept) {
+                register_cube_tensor(context, out, tensor, K::OP)?;
+            }
+            for shared in &update.operation.inputs[N..] {
+                consume(context, shared);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One parameter's tensors after a step; the gradient is there as it was.
+///
+/// # Panics
+///
+/// Where the kernel refuses it: nobody could do anything else with tensors that are taken.
+pub(crate) fn alone<K: Kind<N>, const N: usize>(
+    step: K::Step,
+    tensors: [CubeTensor; N],
+    gate: Option<Gate>,
+    chance: Option<Chance>,
+) -> [CubeTensor; N] {
+    let draw = chance.as_ref().map_or(0, |chance| chance.draw);
+    let seed = chance.map(|chance| chance.seed);
+    stepped::<K, N>(vec![Update { step, tensors, draw }], gate, seed).swap_remove(0)
+}
+
+/// [`alone`] of several parameters.
+fn stepped<K: Kind<N>, const N: usize>(
+    updates: Vec<Update<K::Step, [CubeTensor; N]>>,
+    gate: Option<Gate>,
+    seed: Option<Buffer>,
+) -> Vec<[CubeTensor; N]> {
+    let Some(first) = updates.first() else { return Vec::new() };
+    let client = first.tensors[0].client.clone();
+    let told = |tensor: &CubeTensor| (Place::of(tensor), tensor.shape(), tensor.dtype);
+    let (kept, updates): (Vec<_>, Vec<_>) = updates
+        .into_iter()
+        .map(|Update { step, tensors, draw }| {
+            let kept = tensors.each_ref().map(told);
+            (kept, Update { step, tensors: tensors.map(rows).into(), draw })
+        })
+        .unzip();
+    let updated = K::MANY(&client, updates, gate, seed).unwrap_or_else(|error| panic!("{error}"));
+    let tensors = |(kept, updated): ([(Place, Shape, DType); N], K::Tensors)| {
+        let updated = updated.into();
+        std::array::from_fn(|at| {
+            let (place, shape, dtype) = &kept[at];
+            tensor_of_rows(place, shape.clone(), updated[at].clone(), *dtype)
+        })
+    };
+    kept.into_iter().zip(updated).map(tensors).collect()
+}
+
+impl<K: Kind<N>, const N: usize> FusedOperation for StepOperation<K, N> {
+    const NAME: &'static str = K::NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.updates.len()
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        if let Err(reason) = self.launch(context) {
+            declined::tell_once(K::NAME, &reason);
+            for update in 0..self.updates.len() {
+                fallback(update).run(context);
+            }
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}
