@@ -49,6 +49,10 @@ mod sgd;
 mod softmax;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
+#[path = "integration/step_many.rs"]
+mod step_many;
+#[path = "integration/step_model.rs"]
+mod step_model;
 #[path = "integration/training.rs"]
 mod training;
 

@@ -9,7 +9,10 @@ mod steps;
 #[path = "adamw_training.rs"]
 pub(crate) mod training;
 
-use crate::gelu::{download, dtype, upload};
+use crate::{
+    gelu::{download, dtype, upload},
+    step_many, step_model,
+};
 use blackburn_kernels::{
     KernelError,
     adamw::{AdamwStep, AdamwTensors, Chance, Gate, adamw_update},
@@ -82,8 +85,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("adamw::bad_arguments_are_named", || on_device(bad_arguments)),
     ]);
     trials.extend(layouts::trials());
-    trials.extend(many::trials());
-    trials.extend(steps::trials());
+    trials.extend(step_many::trials::<many::Adamw>());
+    trials.extend(step_model::trials::<steps::Adamw>());
     trials.extend(training::trials());
     trials
 }

@@ -1,201 +1,47 @@
-//! The provider of AdamW's steps on models of many parameters.
+//! AdamW on models of many parameters.
 
-use super::training::counted;
-use blackburn::train::{optim::AdamWGroups, scaler::GradScalerConfig};
+use crate::step_model::{Deep, Kind, RATES};
+use blackburn::train::optim::{AdamWGroups, StepGate};
 use blackburn_backend::adamw::{self, Step, Tensors};
-use blackburn_reference::{random::normal, storage::Storage};
-use blackburn_tests::{
-    blocks::{Block, blocks_of},
-    on_burn_device,
-    tensors::{tensor, values},
-};
-use burn::{
-    nn::{Linear, LinearConfig},
-    optim::GradientsParams,
-    prelude::*,
-};
-use libtest_mimic::{Failed, Trial};
+use burn::{optim::ModuleOptimizer, prelude::*};
+use libtest_mimic::Failed;
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        counted("many_parameters_take_few_launches", few_launches),
-        counted("many_parameters_take_few_launches_with_a_gate", few_launches_gated),
-        Trial::ignorable_test("adamw::steps_of_many_are_those_of_each", || {
-            on_burn_device(|device| as_each(&device))
-        }),
-    ]
-}
+pub(super) struct Adamw;
 
-/// Twenty matrices and as many vectors.
-#[derive(Module, Debug)]
-struct Deep {
-    layers: Vec<Linear>,
-}
+impl Kind for Adamw {
+    const NAME: &'static str = "adamw";
+    const RULE: &'static str = "AdamwRule>";
 
-const LAYERS: usize = 20;
-
-/// Inputs and outputs of a layer. Rows are 512 bytes or a multiple: CUDA's runtime pads others.
-fn sizes(layer: usize) -> [usize; 2] {
-    [3 + layer % 4, 128 * (1 + layer % 3)]
-}
-
-fn weight(layer: usize, device: &Device) -> Tensor<2> {
-    let [inputs, outputs] = sizes(layer);
-    let numbers = normal(layer as u64, inputs * outputs, 1.0, Storage::F32);
-    tensor(&numbers, [inputs, outputs], Storage::F32, device)
-}
-
-fn bias(layer: usize, device: &Device) -> Tensor<1> {
-    let [_, outputs] = sizes(layer);
-    tensor(&normal(500 + layer as u64, outputs, 1.0, Storage::F32), [outputs], Storage::F32, device)
-}
-
-fn deep(device: &Device) -> Deep {
-    let layer = |number: usize| {
-        let [inputs, outputs] = sizes(number);
-        let mut layer = LinearConfig::new(inputs, outputs).init(device);
-        layer.weight = layer.weight.map(|_| weight(number, device).detach().require_grad());
-        layer.bias =
-            layer.bias.map(|param| param.map(|_| bias(number, device).detach().require_grad()));
-        layer
-    };
-    Deep { layers: (0..LAYERS).map(layer).collect() }
-}
-
-/// Gradients of a layer's parameters, drawn by step.
-fn layer_gradients(layer: usize, step: usize, device: &Device) -> (Tensor<2>, Tensor<1>) {
-    let [inputs, outputs] = sizes(layer);
-    let seed = (1000 * (1 + step) + 2 * layer) as u64;
-    let storage = Storage::F32;
-    let of_weight = normal(seed, inputs * outputs, 0.1, storage);
-    let of_bias = normal(seed + 1, outputs, 0.1, storage);
-    (
-        tensor(&of_weight, [inputs, outputs], storage, device),
-        tensor(&of_bias, [outputs], storage, device),
-    )
-}
-
-fn gradients(model: &Deep, step: usize, device: &Device) -> Result<GradientsParams, Failed> {
-    let device = &device.clone().without_autodiff();
-    let mut all = GradientsParams::new();
-    for (number, layer) in model.layers.iter().enumerate() {
-        let (of_weight, of_bias) = layer_gradients(number, step, device);
-        all.register::<2>(layer.weight.id, of_weight);
-        let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
-        all.register::<1>(bias.id, of_bias);
-    }
-    device.sync().map_err(|error| error.to_string())?;
-    Ok(all)
-}
-
-/// Rates of steps: no two steps have the same numbers.
-const RATES: [f64; 5] = [0.01, 0.003, 0.02, 0.004, 0.01];
-
-/// At best sixteen of the forty go together, in one launch where the device binds enough buffers. Steps that
-/// share nothing are put together by Burn as far as it goes.
-fn are_few(blocks: &[Block]) -> Result<(), Failed> {
-    let launches = |block: &Block| {
-        block.kernels.iter().filter(|kernel| kernel.ends_with("AdamwUpdateKernel")).count()
-    };
-    let steps: Vec<&Block> = blocks.iter().filter(|block| launches(block) > 0).collect();
-    let operations: usize = steps.iter().map(|block| block.operations).sum();
-    let is_shared = |block: &&Block| launches(block) <= block.operations.div_ceil(4);
-    if steps.len() == 3 && operations == 2 * LAYERS && steps.iter().all(is_shared) {
-        return Ok(());
-    }
-    Err(format!("{} parameters took {steps:?}", 2 * LAYERS).into())
-}
-
-fn few_launches(device: &Device) -> Result<(), Failed> {
-    let device = &device.clone().autodiff();
-    let mut model = deep(device);
-    let mut optimizer = AdamWGroups::default().init(&model, device);
-    for (step, rate) in RATES.into_iter().enumerate() {
-        let gradients = gradients(&model, step, device)?;
-        let (next, blocks) = blocks_of(device, || Ok(optimizer.step(rate, model, gradients)))?;
-        model = next;
-        // The first one makes the moments, between steps.
-        if step > 0 {
-            are_few(&blocks).map_err(|error| at_step(step, error))?;
+    fn optimizer(model: &Deep, device: &Device, gate: Option<&StepGate>) -> ModuleOptimizer {
+        let groups = AdamWGroups::default();
+        match gate {
+            Some(gate) => groups.init_gated(model, device, gate),
+            None => groups.init(model, device),
         }
     }
-    Ok(())
-}
 
-fn at_step(step: usize, error: Failed) -> Failed {
-    format!("step {step}: {}", error.message().unwrap_or_default()).into()
-}
-
-fn few_launches_gated(device: &Device) -> Result<(), Failed> {
-    let device = &device.clone().autodiff();
-    let mut model = deep(device);
-    let mut scaler = GradScalerConfig::default().init(device)?;
-    let mut optimizer = AdamWGroups::default().init_gated(&model, device, scaler.gate());
-    for (step, rate) in RATES.into_iter().enumerate() {
-        let mut gradients = gradients(&model, step, device)?;
-        let (next, blocks) = blocks_of(device, || {
-            scaler.unscale(&mut gradients, &model)?;
-            let next = optimizer.step(rate, model, gradients);
-            scaler.update()?;
-            Ok(next)
-        })?;
-        model = next;
-        if step > 0 {
-            are_few(&blocks).map_err(|error| at_step(step, error))?;
+    fn alone<const D: usize>(
+        mut parameter: Tensor<D>,
+        gradient: impl Fn(usize) -> Tensor<D>,
+        device: &Device,
+    ) -> Result<Tensor<D>, Failed> {
+        let zeros = || Tensor::zeros(parameter.dims(), device);
+        let (mut first, mut second) = (zeros(), zeros());
+        let groups = AdamWGroups::default();
+        for (step, rate) in RATES.into_iter().enumerate() {
+            let tensors = Tensors { parameter, gradient: gradient(step), first, second };
+            let step = Step {
+                beta_1: groups.beta_1.into(),
+                beta_2: groups.beta_2.into(),
+                epsilon: groups.epsilon.into(),
+                weight_decay: if D > 1 { groups.weight_decay.into() } else { 0.0 },
+                rate,
+                time: step + 1,
+            };
+            let stepped = adamw::step(tensors, step, None, None);
+            device.sync().map_err(|error| error.to_string())?;
+            (parameter, first, second) = (stepped.parameter, stepped.first, stepped.second);
         }
+        Ok(parameter)
     }
-    Ok(())
-}
-
-/// One parameter's steps, each waited for.
-fn alone<const D: usize>(
-    parameter: Tensor<D>,
-    gradient: impl Fn(usize) -> Tensor<D>,
-    device: &Device,
-) -> Result<Vec<f64>, Failed> {
-    let zeros = || Tensor::zeros(parameter.dims(), device);
-    let (mut first, mut second) = (zeros(), zeros());
-    let mut parameter = parameter;
-    let groups = AdamWGroups::default();
-    for (step, rate) in RATES.into_iter().enumerate() {
-        let tensors = Tensors { parameter, gradient: gradient(step), first, second };
-        let step = Step {
-            beta_1: groups.beta_1.into(),
-            beta_2: groups.beta_2.into(),
-            epsilon: groups.epsilon.into(),
-            weight_decay: if D > 1 { groups.weight_decay.into() } else { 0.0 },
-            rate,
-            time: step + 1,
-        };
-        let stepped = adamw::step(tensors, step, None, None);
-        device.sync().map_err(|error| error.to_string())?;
-        (parameter, first, second) = (stepped.parameter, stepped.first, stepped.second);
-    }
-    values(parameter)
-}
-
-/// To the bit, with another rate and time in every step, and a decay of matrices alone. Steps are not waited
-/// for, so that one may follow the other in the stream.
-fn as_each(device: &Device) -> Result<(), Failed> {
-    let plain = &device.clone().without_autodiff();
-    let device = &device.clone().autodiff();
-    let mut model = deep(device);
-    let mut optimizer = AdamWGroups::default().init(&model, device);
-    let all: Result<Vec<_>, Failed> =
-        (0..RATES.len()).map(|step| gradients(&model, step, device)).collect();
-    for (rate, gradients) in RATES.into_iter().zip(all?) {
-        model = optimizer.step(rate, model, gradients);
-    }
-    for (number, layer) in model.layers.iter().enumerate() {
-        let of_weight = |step| layer_gradients(number, step, plain).0;
-        let of_bias = |step| layer_gradients(number, step, plain).1;
-        let bias_of = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
-        if values(layer.weight.val())? != alone(weight(number, plain), of_weight, plain)? {
-            return Err(format!("the weight of layer {number} is another").into());
-        }
-        if values(bias_of.val())? != alone(bias(number, plain), of_bias, plain)? {
-            return Err(format!("the bias of layer {number} is another").into());
-        }
-    }
-    Ok(())
 }

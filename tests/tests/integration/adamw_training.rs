@@ -1,11 +1,13 @@
 //! The optimizer of `blackburn::train` on the kernel.
 
+use super::steps::Adamw;
+use crate::step_model::{Kind, Test, counted, launches};
 use blackburn::train::{optim::AdamWGroups, scaler::GradScalerConfig};
 use blackburn_backend::adamw::{self, Draw, Step, Taken, Tensors};
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::{
     blocks::{Block, blocks_of},
-    on_burn_device, run_alone,
+    on_burn_device,
     tensors::{float, tensor, values},
 };
 use burn::{
@@ -15,12 +17,7 @@ use burn::{
     tensor::Distribution,
 };
 use libtest_mimic::{Failed, Trial};
-use std::{env, ops::Range};
-
-/// Set in a process that runs one test alone: others would add to the blocks that are observed.
-const ALONE: &str = "BLACKBURN_TEST_ADAMW_HERE";
-
-pub(super) type Test = fn(&Device) -> Result<(), Failed>;
+use std::ops::Range;
 
 const COUNTS: [(&str, Test); 2] = [
     ("a_step_is_one_kernel", one_kernel),
@@ -39,19 +36,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!("adamw::{name}");
         Trial::ignorable_test(name, move || on_burn_device(|device| test(&device)))
     };
-    let count = |(name, test)| counted(name, test);
+    let count = |(name, test)| counted("adamw", name, test);
     COUNTS.into_iter().map(count).chain(TESTS.into_iter().map(test)).collect()
-}
-
-/// A test that counts blocks.
-pub(super) fn counted(name: &str, test: Test) -> Trial {
-    let name = format!("adamw::{name}");
-    Trial::ignorable_test(name.clone(), move || {
-        on_burn_device(|device| match env::var_os(ALONE) {
-            Some(_) => test(&device),
-            None => run_alone(&name, &[(ALONE, "1")]).map(drop),
-        })
-    })
 }
 
 #[derive(Module, Debug)]
@@ -129,15 +115,15 @@ pub(crate) fn train(
     Ok((optimizer, network))
 }
 
-/// What one step runs once the moments are there.
-fn blocks_of_a_step(
-    groups: AdamWGroups,
+/// What one step runs once the states are there.
+pub(crate) fn blocks_of_a_step(
+    optimizer: impl Fn(&Network, &Device) -> ModuleOptimizer,
     storage: Storage,
     device: &Device,
 ) -> Result<Vec<Block>, Failed> {
     let device = &device.clone().autodiff();
     let network = network(storage, device);
-    let optimizer = groups.init(&network, device);
+    let optimizer = optimizer(&network, device);
     let (mut optimizer, network) = train(optimizer, network, 0..2, storage, device)?;
     let gradients = gradients(&network, 2, storage, device)?;
     let (_network, blocks) = blocks_of(device, || Ok(optimizer.step(0.01, network, gradients)))?;
@@ -145,33 +131,30 @@ fn blocks_of_a_step(
 }
 
 /// Whether one launch took the steps of all parameters, beside `others`.
-fn is_one_step(blocks: &[Block], others: usize) -> bool {
-    let is_step = |block: &&Block| block.is_one_kernel(PARAMETERS, "AdamwUpdateKernel");
+pub(crate) fn is_one_step(blocks: &[Block], rule: &str, others: usize) -> Result<(), Failed> {
+    let is_step = |block: &&Block| {
+        (block.operations, block.kernels.len(), launches(block, rule)) == (PARAMETERS, 1, 1)
+    };
     let kernels: usize = blocks.iter().map(|block| block.kernels.len()).sum();
-    blocks.iter().filter(is_step).count() == 1 && kernels == 1 + others
-}
-
-fn one_kernel(device: &Device) -> Result<(), Failed> {
-    let blocks = blocks_of_a_step(AdamWGroups::default(), Storage::F32, device)?;
-    if is_one_step(&blocks, 0) {
+    if blocks.iter().filter(is_step).count() == 1 && kernels == 1 + others {
         return Ok(());
     }
     Err(format!("{PARAMETERS} parameters took {blocks:?}").into())
 }
 
-/// How many kernels there were in all.
-pub(crate) fn kernels(blocks: &[Block]) -> usize {
-    blocks.iter().map(|block| block.kernels.len()).sum()
+fn one_kernel(device: &Device) -> Result<(), Failed> {
+    let groups = AdamWGroups::default();
+    let blocks =
+        blocks_of_a_step(|model, device| groups.init(model, device), Storage::F32, device)?;
+    is_one_step(&blocks, Adamw::RULE, 0)
 }
 
 /// Besides, each step draws a seed.
 fn one_kernel_by_chance(device: &Device) -> Result<(), Failed> {
     let groups = AdamWGroups { stochastic_rounding: true, ..AdamWGroups::default() };
-    let blocks = blocks_of_a_step(groups, Storage::F16, device)?;
-    if is_one_step(&blocks, 1) {
-        return Ok(());
-    }
-    Err(format!("{PARAMETERS} parameters took {blocks:?}").into())
+    let blocks =
+        blocks_of_a_step(|model, device| groups.init(model, device), Storage::F16, device)?;
+    is_one_step(&blocks, Adamw::RULE, 1)
 }
 
 /// The same gradients on the kernel and through Burn's operations on the CPU.

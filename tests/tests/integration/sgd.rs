@@ -2,12 +2,17 @@
 
 #[path = "sgd_layouts.rs"]
 mod layouts;
+#[path = "sgd_many.rs"]
+mod many;
+#[path = "sgd_steps.rs"]
+mod steps;
 #[path = "sgd_training.rs"]
 mod training;
 
 use crate::{
     adamw::{chance, gate, number, on_device_with_both, told},
     gelu::{download, dtype, upload},
+    step_many, step_model,
 };
 use blackburn_kernels::{
     KernelError,
@@ -85,6 +90,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("sgd::{name}"), move || on_device(test))
     }));
     trials.extend(layouts::trials());
+    trials.extend(step_many::trials::<many::Sgd>());
+    trials.extend(step_model::trials::<steps::Sgd>());
     trials.extend(training::trials());
     trials
 }

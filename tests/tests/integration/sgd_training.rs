@@ -1,6 +1,10 @@
 //! The optimizer of `blackburn::train` on the kernel.
 
-use crate::adamw::training::{PARAMETERS, SHAPES, gradients, kernels, network, numbers, train};
+use super::steps::Sgd;
+use crate::{
+    adamw::training::{SHAPES, blocks_of_a_step, gradients, is_one_step, network, numbers, train},
+    step_model::{Kind, Test, counted},
+};
 use blackburn::train::{optim::SgdGroups, scaler::GradScalerConfig};
 use blackburn_backend::{
     adamw::{Draw, Taken},
@@ -8,18 +12,16 @@ use blackburn_backend::{
 };
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::{
-    blocks::blocks_of,
-    on_burn_device, run_alone,
+    on_burn_device,
     tensors::{float, tensor, values},
 };
 use burn::{optim::ModuleOptimizer, prelude::*, tensor::Distribution};
 use libtest_mimic::{Failed, Trial};
-use std::env;
 
-/// Set in a process that runs one test alone: others would add to the blocks that are observed.
-const ALONE: &str = "BLACKBURN_TEST_SGD_HERE";
-
-type Test = fn(&Device) -> Result<(), Failed>;
+const COUNTS: [(&str, Test); 2] = [
+    ("a_step_is_one_kernel", one_kernel),
+    ("a_step_that_rounds_by_chance_is_one_kernel_and_a_seed", one_kernel_by_chance),
+];
 
 const TESTS: [(&str, Test); 5] = [
     ("training_is_that_of_the_cpu", as_on_the_cpu),
@@ -29,7 +31,7 @@ const TESTS: [(&str, Test); 5] = [
     ("what_the_operation_does_not_take_is_refused_where_it_is_asked_for", refusals),
 ];
 
-const DAMPENED: SgdGroups = SgdGroups {
+pub(super) const DAMPENED: SgdGroups = SgdGroups {
     momentum: 0.9,
     dampening: 0.25,
     nesterov: true,
@@ -39,41 +41,28 @@ const DAMPENED: SgdGroups = SgdGroups {
 };
 
 pub(super) fn trials() -> Vec<Trial> {
-    let count = "sgd::a_step_is_one_kernel_a_parameter";
-    let count = Trial::ignorable_test(count, move || {
-        on_burn_device(|device| match env::var_os(ALONE) {
-            Some(_) => one_kernel_each(&device),
-            None => run_alone(count, &[(ALONE, "1")]).map(drop),
-        })
-    });
     let test = |(name, test): (&str, Test)| {
         Trial::ignorable_test(format!("sgd::{name}"), move || {
             on_burn_device(|device| test(&device))
         })
     };
-    [count].into_iter().chain(TESTS.map(test)).collect()
+    let count = |(name, test)| counted("sgd", name, test);
+    COUNTS.into_iter().map(count).chain(TESTS.into_iter().map(test)).collect()
 }
 
-/// Once the velocities are there; with the rounding by chance, each group draws a seed besides.
-fn one_kernel_each(device: &Device) -> Result<(), Failed> {
-    const GROUPS: usize = 2;
-    for (stochastic_rounding, storage, draws) in
-        [(false, Storage::F32, 0), (true, Storage::F16, GROUPS)]
-    {
-        let device = &device.clone().autodiff();
-        let network = network(storage, device);
-        let optimizer =
-            SgdGroups { stochastic_rounding, ..SgdGroups::default() }.init(&network, device);
-        let (mut optimizer, network) = train(optimizer, network, 0..2, storage, device)?;
-        let gradients = gradients(&network, 2, storage, device)?;
-        let (_, blocks) = blocks_of(device, || Ok(optimizer.step(0.01, network, gradients)))?;
-        let updates =
-            blocks.iter().filter(|block| block.is_one_kernel(1, "SgdUpdateKernel")).count();
-        if updates != PARAMETERS || kernels(&blocks) != PARAMETERS + draws {
-            return Err(format!("{PARAMETERS} parameters in {storage:?} took {blocks:?}").into());
-        }
-    }
-    Ok(())
+fn one_kernel(device: &Device) -> Result<(), Failed> {
+    let groups = SgdGroups::default();
+    let blocks =
+        blocks_of_a_step(|model, device| groups.init(model, device), Storage::F32, device)?;
+    is_one_step(&blocks, Sgd::RULE, 0)
+}
+
+/// Besides, each step draws a seed.
+fn one_kernel_by_chance(device: &Device) -> Result<(), Failed> {
+    let groups = SgdGroups { stochastic_rounding: true, ..SgdGroups::default() };
+    let blocks =
+        blocks_of_a_step(|model, device| groups.init(model, device), Storage::F16, device)?;
+    is_one_step(&blocks, Sgd::RULE, 1)
 }
 
 /// The same gradients on the kernel and through Burn's operations on the CPU.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Velocity and update are computed in f32 whatever the types of parameter and gradient. On GPUs one
-//! kernel computes all of a parameter's step; elsewhere Burn's operations do, element by element, and so
-//! they do without momentum, where a step is a sum that Burn fuses by itself.
+//! kernel computes all of a step of up to 16 parameters; elsewhere Burn's operations do, element by element,
+//! and so they do without momentum, where a step is a sum that Burn fuses by itself.
 
 use super::{
     gate::{Reading, StepGate},
@@ -121,6 +121,8 @@ impl SgdGroups {
                 if least == 0.0 { " from 0" } else { "" }
             );
         }
+        // One seed a step for all groups, whose steps share a launch then.
+        let draws = Draws::default();
         let sgd = |weight_decay: f64| Sgd {
             momentum,
             dampening,
@@ -128,7 +130,7 @@ impl SgdGroups {
             weight_decay,
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
-            draws: Draws::default(),
+            draws: draws.clone(),
         };
         let of_vectors = if self.decays_vectors { weight_decay } else { 0.0 };
         in_two_groups(model, device, sgd(weight_decay), sgd(of_vectors))
