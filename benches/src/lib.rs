@@ -2,6 +2,7 @@
 
 pub mod gpt2;
 pub mod matmul;
+pub mod optimizer;
 
 use blackburn_kernels::buffer::Buffer;
 use blackburn_reference::{fp8::Fp8, random::normal, storage::Storage, tolerance::compare};

@@ -59,8 +59,7 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnColumnSum`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnMatmul`,
-    /// `BlackburnSoftmax`). For comparisons,
-    /// and to step around a fault.
+    /// `BlackburnSgd`, `BlackburnSoftmax`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// With what precision matrix products of f32 tensors are computed.
     pub f32_matmul: F32Precision,

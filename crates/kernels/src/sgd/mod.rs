@@ -1,4 +1,5 @@
-//! One step of stochastic gradient descent with momentum on one parameter, by one kernel.
+//! One step of stochastic gradient descent with momentum, by one kernel: on one parameter, or on several in
+//! one launch.
 //!
 //! With gradient `g`, rate `lr`, decay `wd`, momentum `mu` and dampening `d`:
 //!
@@ -22,7 +23,8 @@
 //!
 //! Everything is widened to f32 and computed there; p is rounded once. p and v are overwritten where
 //! nobody else holds their memory, and go to new memory otherwise. Gradients are not written to. What
-//! lies between rows, the walks, and rounding by [`Chance`] are [`adamw`](crate::adamw)'s.
+//! lies between rows, the walks, and rounding by [`Chance`] are as for [`adamw`](crate::adamw), by the same
+//! kernel: see [`step`](crate::step).
 //!
 //! # Steps that are taken back
 //!
@@ -34,7 +36,9 @@
 //! # Traffic
 //!
 //! p and v are read and written and g is read: 20 bytes an element in f32, 18 with g in 16 bits, 14 where
-//! p is, too.
+//! p is, too. [`sgd_update_many`] divides the cubes of a launch among up to 16 parameters by what these have
+//! to move. Numbers of the step may differ among them; gate and seed are shared, and so is whether they step
+//! in Nesterov's form, which is compiled apart.
 //!
 //! Not served: parameters of 2^32 elements or nearly so.
 //!

@@ -1,9 +1,14 @@
 //! What the steps of optimizers share: a kernel that goes through parameters with their gradients and what
-//! is kept for them, several in one launch, by a `Rule` that says what becomes of each
-//! vector.
+//! is kept for them, several in one launch, and launches that do as [`adamw`](crate::adamw) and
+//! [`sgd`](crate::sgd) tell.
 //!
-//! A rule's own module has its equations, its numbers, and its tensors by name. Here those are an array:
-//! parameter, gradient, then the states.
+//! What becomes of a vector of the parameter and of its states is a `Rule`, for which the kernel is compiled;
+//! a `Step` has its numbers. Both have their places in the optimizer's own module, with its equations and
+//! its tensors by name. Here those are an array: parameter, gradient, then the states.
+//!
+//! Each cube finds the tensor that is its own by comparing its place with the end of each, in registers, since
+//! buffers cannot be chosen at run time. Launches are compiled for powers of two of tensors; where there are
+//! fewer, the first stands in for those that are not there, and no cube goes there.
 
 mod blueprint;
 mod gate;

@@ -1,0 +1,156 @@
+//! An optimizer's step over all of GPT-2's parameters, in few launches and in one each: bytes moved a second.
+
+use crate::{
+    Rotated, device, dtype_of,
+    gpt2::{TYPES, Types, VOCABULARY, WIDTH, parameters},
+    time, verify,
+};
+use blackburn_kernels::{
+    KernelError,
+    buffer::{Buffer, Rows},
+    step::{Gate, MOST_TENSORS, Tuning, Update},
+};
+use blackburn_reference::storage::Storage;
+use criterion::Criterion;
+use cubecl::client::Client;
+
+/// An optimizer whose step takes N tensors: parameter, gradient, and states in f32.
+pub trait Optimizer<const N: usize> {
+    /// What its rows are named after.
+    const NAME: &'static str;
+    /// A step's numbers.
+    type Step: Copy;
+    /// The tensors as the kernel takes them.
+    type Tensors: From<[Rows; N]> + Into<[Rows; N]>;
+    /// The step that is measured.
+    const STEP: Self::Step;
+    /// Does the steps of several parameters.
+    const MANY: Many<Self::Step, Self::Tensors>;
+
+    /// What a parameter's element is after [`STEP`](Self::STEP) from states of zero, and how far off a
+    /// device may be that stores it so.
+    fn expected(parameter: f64, gradient: f64, stored: Storage) -> [f64; 2];
+}
+
+/// Steps of several parameters by plans that are tuned so.
+pub type Many<S, T> = fn(
+    &Client,
+    Vec<Update<S, T>>,
+    Option<Gate>,
+    Option<Buffer>,
+    Tuning,
+) -> Result<Vec<T>, KernelError>;
+
+/// A parameter of numbers that are known here too, with states of zero.
+fn tensors<const N: usize>(
+    client: &Client,
+    elements: usize,
+    types: Types,
+) -> ([Rows; N], [Rotated; 2]) {
+    let known = [(1, types.parameter), (2, types.gradient)]
+        .map(|(seed, storage)| Rotated::new(client, seed, elements, dtype_of(storage)));
+    let state = || {
+        let handle = client.create_from_slice(&vec![0; elements * Storage::F32.bytes()]);
+        Buffer { handle, elements, dtype: dtype_of(Storage::F32) }
+    };
+    let tensor = |which: usize| known.get(which).map_or_else(state, |known| known.buffer.clone());
+    (std::array::from_fn(|which| tensor(which).into()), known)
+}
+
+/// All parameters in their order, so many `together`.
+fn step<O: Optimizer<N>, const N: usize>(
+    client: &Client,
+    model: Vec<O::Tensors>,
+    tuning: Tuning,
+    together: usize,
+) -> Vec<O::Tensors> {
+    let mut stepped = Vec::new();
+    let mut all = model.into_iter().map(|tensors| Update { step: O::STEP, tensors, draw: 0 });
+    loop {
+        let some: Vec<_> = all.by_ref().take(together).collect();
+        if some.is_empty() {
+            return stepped;
+        }
+        let some = O::MANY(client, some, None, None, tuning);
+        stepped.extend(some.expect("the problems are valid"));
+    }
+}
+
+/// One feed-forward matrix, in memory that others hold.
+fn prove<O: Optimizer<N>, const N: usize>(client: &Client, types: Types, tuning: Tuning) {
+    let elements = 4 * WIDTH * WIDTH;
+    let (before, [parameter, gradient]) = tensors::<N>(client, elements, types);
+    let of = |i| O::expected(parameter.at(i), gradient.at(i), types.parameter);
+    let (expected, bounds): (Vec<f64>, Vec<f64>) =
+        (0..elements).map(of).map(|[expected, bound]| (expected, bound)).unzip();
+    let after = step::<O, N>(client, vec![before.into()], tuning, 1).swap_remove(0).into();
+    verify(client, after[0].buffer.clone(), types.parameter, &expected, &bounds);
+}
+
+/// What is measured: the plan, and what it could be.
+fn tunings(types: Types) -> Vec<(String, Tuning)> {
+    let widths = if types.parameter == Storage::F32 { &[4][..] } else { &[4, 8] };
+    let mut all = vec![("step".to_string(), Tuning::default())];
+    for widest in widths {
+        for cubes_a_multiprocessor in [4, 8, 16] {
+            let name = format!("vectors of {widest}, {cubes_a_multiprocessor} cubes");
+            all.push((name, Tuning { widest: *widest, cubes_a_multiprocessor }));
+        }
+    }
+    all
+}
+
+/// Parameters of so many elements each. Nobody else holds these: they are updated in place, as an
+/// optimizer's are.
+fn model<O: Optimizer<N>, const N: usize>(
+    client: &Client,
+    elements: &[usize],
+    types: Types,
+) -> Vec<O::Tensors> {
+    elements.iter().map(|elements| tensors::<N>(client, *elements, types).0.into()).collect()
+}
+
+/// Measures an optimizer in all types: the plan and what it could be, each in few launches and in one each.
+pub fn bench<O: Optimizer<N>, const N: usize>(criterion: &mut Criterion) {
+    let states = N - 2;
+    let Some(device) = device() else { return };
+    let client = device.client();
+    for types in TYPES {
+        let all = parameters();
+        let count: usize = all.iter().sum();
+        let Types { parameter, gradient } = types;
+        let name = format!("{}/{parameter:?} by {gradient:?}/{count}", O::NAME);
+        let mut group = criterion.benchmark_group(name);
+        group.throughput(types.bytes(count, states));
+        // Made and proven by the first row that is asked for.
+        let mut made = None;
+        for (name, tuning) in tunings(types) {
+            let mut is_proven = false;
+            for (name, together) in
+                [(name.clone(), MOST_TENSORS), (format!("{name}, one launch each"), 1)]
+            {
+                group.bench_function(name, |bencher| {
+                    if !std::mem::replace(&mut is_proven, true) {
+                        prove::<O, N>(&client, types, tuning);
+                    }
+                    let all = made.get_or_insert_with(|| model::<O, N>(&client, &all, types));
+                    time(bencher, &client, || {
+                        *all = step::<O, N>(&client, std::mem::take(all), tuning, together);
+                    });
+                });
+            }
+        }
+        drop(made);
+        // The two largest alone, of which launches are no part.
+        let large = [VOCABULARY * WIDTH; 2];
+        group.throughput(types.bytes(large.iter().sum(), states));
+        let mut made = None;
+        group.bench_function("embedding and head alone", |bencher| {
+            let all = made.get_or_insert_with(|| model::<O, N>(&client, &large, types));
+            time(bencher, &client, || {
+                *all = step::<O, N>(&client, std::mem::take(all), Tuning::default(), 1);
+            });
+        });
+        group.finish();
+    }
+}
