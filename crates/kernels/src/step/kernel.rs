@@ -72,6 +72,9 @@ pub(crate) struct Part {
     pub(crate) states: Sequence<Pitches>,
 }
 
+/// A tensor's states.
+type States<N> = Sequence<Box<[Vector<f32, N>]>>;
+
 /// What a kernel is compiled for, whatever its rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Compiled {
@@ -96,13 +99,13 @@ struct Readings {
 pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Size>(
     parameters: Sequence<Box<[Vector<P, N>]>>,
     gradients: Sequence<Box<[Vector<G, M>]>>,
-    states: Sequence<Sequence<Box<[Vector<f32, N>]>>>,
+    states: Sequence<States<N>>,
     taken: &[f32],
     skipped: &[f32],
     factor: &[f32],
     seed: &[u32],
     mut parameters_out: Sequence<Box<[Vector<P, N>]>>,
-    mut states_out: Sequence<Sequence<Box<[Vector<f32, N>]>>>,
+    mut states_out: Sequence<States<N>>,
     parts: Sequence<Part>,
     factors: Sequence<R::Factors>,
     #[comptime] compiled: Compiled,
@@ -165,10 +168,10 @@ pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Siz
 fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
     parameter: &[Vector<P, N>],
     gradient: &[Vector<G, M>],
-    states: &Sequence<Box<[Vector<f32, N>]>>,
+    states: &States<N>,
     seed: &[u32],
     parameter_out: &mut [Vector<P, N>],
-    states_out: &mut Sequence<Box<[Vector<f32, N>]>>,
+    states_out: &mut States<N>,
     part: &Part,
     factors: &R::Factors,
     multiplier: f32,
@@ -230,9 +233,9 @@ fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
 #[cube]
 fn keep<P: Float, N: Size>(
     parameter: &[Vector<P, N>],
-    states: &Sequence<Box<[Vector<f32, N>]>>,
+    states: &States<N>,
     parameter_out: &mut [Vector<P, N>],
-    states_out: &mut Sequence<Box<[Vector<f32, N>]>>,
+    states_out: &mut States<N>,
     part: &Part,
     first: u32,
     stride: u32,

@@ -3,7 +3,7 @@ use super::{
     blueprint::UNITS,
     gate::check_readings,
     kernel::{Compiled, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
-    layout::{F32, GRADIENT, STATES, divide},
+    layout::{F32, GRADIENT, STATES, divide, in_launches},
 };
 use crate::{
     KernelError,
@@ -114,34 +114,6 @@ fn most_tensors<const N: usize>(client: &Client) -> usize {
     const OTHERS: usize = 6;
     let most = client.properties().hardware.max_bindings as usize;
     (most.saturating_sub(OTHERS) / N).clamp(1, MOST_TENSORS)
-}
-
-/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
-/// in their order.
-fn in_launches<T>(
-    all: Vec<T>,
-    most: usize,
-    goes_with: impl Fn(&T, &T) -> bool,
-    mut launch: impl FnMut(&mut [T]),
-) -> Vec<T> {
-    let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
-    for (place, one) in all.into_iter().enumerate() {
-        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
-        match launches.iter_mut().find(|(_, others)| fits(others)) {
-            Some((places, others)) => {
-                places.push(place);
-                others.push(one);
-            }
-            None => launches.push((vec![place], vec![one])),
-        }
-    }
-    let mut done = Vec::new();
-    for (places, mut together) in launches {
-        launch(&mut together);
-        done.extend(places.into_iter().zip(together));
-    }
-    done.sort_by_key(|(place, _)| *place);
-    done.into_iter().map(|(_, one)| one).collect()
 }
 
 /// An update that was checked, and how it is done.

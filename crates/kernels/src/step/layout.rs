@@ -149,6 +149,34 @@ pub(super) fn divide(most: usize, passes: &[usize]) -> Vec<u32> {
     passes.iter().map(|passes| passes.div_ceil(rounds).max(1) as u32).collect()
 }
 
+/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
+/// in their order.
+pub(super) fn in_launches<T>(
+    all: Vec<T>,
+    most: usize,
+    goes_with: impl Fn(&T, &T) -> bool,
+    mut launch: impl FnMut(&mut [T]),
+) -> Vec<T> {
+    let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
+    for (place, one) in all.into_iter().enumerate() {
+        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
+        match launches.iter_mut().find(|(_, others)| fits(others)) {
+            Some((places, others)) => {
+                places.push(place);
+                others.push(one);
+            }
+            None => launches.push((vec![place], vec![one])),
+        }
+    }
+    let mut done = Vec::new();
+    for (places, mut together) in launches {
+        launch(&mut together);
+        done.extend(places.into_iter().zip(together));
+    }
+    done.sort_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, one)| one).collect()
+}
+
 /// Whether `tensor` has those rows, or as many elements in one, of that type and within its memory.
 fn check_rows(
     op: &'static str,
