@@ -49,10 +49,16 @@ mod sgd;
 mod softmax;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
+#[path = "integration/step_kind.rs"]
+mod step_kind;
+#[path = "integration/step_layouts.rs"]
+mod step_layouts;
 #[path = "integration/step_many.rs"]
 mod step_many;
 #[path = "integration/step_model.rs"]
 mod step_model;
+#[path = "integration/step_one.rs"]
+mod step_one;
 #[path = "integration/training.rs"]
 mod training;
 

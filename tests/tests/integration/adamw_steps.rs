@@ -1,12 +1,11 @@
 //! AdamW on models of many parameters.
 
+use super::kind::Adamw;
 use crate::step_model::{Deep, Kind, RATES};
 use blackburn::train::optim::{AdamWGroups, StepGate};
 use blackburn_backend::adamw::{self, Step, Tensors};
 use burn::{optim::ModuleOptimizer, prelude::*};
 use libtest_mimic::Failed;
-
-pub(super) struct Adamw;
 
 impl Kind for Adamw {
     const NAME: &'static str = "adamw";

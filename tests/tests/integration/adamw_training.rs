@@ -1,6 +1,6 @@
 //! The optimizer of `blackburn::train` on the kernel.
 
-use super::steps::Adamw;
+use super::kind::Adamw;
 use crate::step_model::{Kind, Test, counted, launches};
 use blackburn::train::{optim::AdamWGroups, scaler::GradScalerConfig};
 use blackburn_backend::adamw::{self, Draw, Step, Taken, Tensors};

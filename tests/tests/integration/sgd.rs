@@ -1,41 +1,32 @@
 //! Steps of gradient descent with momentum on the device, against f64.
 
-#[path = "sgd_layouts.rs"]
-mod layouts;
-#[path = "sgd_many.rs"]
-mod many;
+#[path = "sgd_kind.rs"]
+mod kind;
 #[path = "sgd_steps.rs"]
 mod steps;
 #[path = "sgd_training.rs"]
 mod training;
 
 use crate::{
-    adamw::{chance, gate, number, on_device_with_both, told},
-    gelu::{download, dtype, upload},
-    step_many, step_model,
+    gelu::{dtype, upload},
+    step_kind::{Numbers, chance, gate, numbers, told},
+    step_layouts, step_many, step_model, step_one,
 };
 use blackburn_kernels::{
-    KernelError,
     buffer::{Buffer, Rows},
-    sgd::{Chance, Gate, SgdStep, SgdTensors, sgd_update},
+    sgd::{SgdStep, SgdTensors, sgd_update},
 };
 use blackburn_reference::{
-    adamw::{Rounding, round_by_chance, word_of},
+    adamw::Rounding,
     random::normal,
     sgd::{Element, Step, bound, update},
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::{on_device, on_device_with};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-};
+use blackburn_tests::on_device;
+use cubecl::client::Client;
+use kind::Sgd;
 use libtest_mimic::{Failed, Trial};
-
-/// Around vectors and cubes (256 units by 4 elements), odd ones that take scalar loads, and more than
-/// the grid takes at once.
-const LENGTHS: [usize; 8] = [1, 2, 3, 255, 1024, 1027, 1028, 70_004];
 
 const STEP: SgdStep = SgdStep {
     momentum: 0.9,
@@ -53,45 +44,20 @@ const NUMBERS: [(&str, Number); 2] = [("p", |e| e.parameter), ("v", |e| e.veloci
 
 type Test = fn(&Client) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 9] = [
-    ("a_closed_gate_keeps_every_bit", closed_gate),
-    ("a_factor_multiplies_the_gradient", multiplied),
+const TESTS: [(&str, Test); 3] = [
     ("the_first_step_is_the_first_that_is_taken", first_taken),
     ("the_first_step_reads_no_velocity", unread_velocity),
-    ("memory_is_used_again_where_nobody_holds_it", memory),
-    ("without_decay_infinite_parameters_stay", infinite_parameter),
     ("planted_faults_are_caught", planted_faults),
-    ("empty_parameters_stay_empty", empty),
-    ("bad_arguments_are_named", bad_arguments),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = Vec::new();
-    for parameter in Storage::ALL {
-        for gradient in Storage::ALL {
-            let name = format!("sgd::steps_are_within_bounds_in_{parameter:?}_by_{gradient:?}");
-            trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
-                on_device_with_both(parameter, gradient, move |client| {
-                    LENGTHS.iter().try_for_each(|length| {
-                        several_steps(client, parameter, gradient, *length)
-                            .map_err(|error| told(&format!("{length} elements"), error))
-                    })
-                })
-            }));
-        }
-    }
-    for storage in [Storage::F16, Storage::Bf16] {
-        let name = format!("sgd::rounding_by_chance_is_right_to_the_bit_in_{storage:?}");
-        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
-            on_device_with(dtype(storage), |client| rounds_to_the_bit(client, storage))
-        }));
-    }
+    let mut trials = step_one::trials::<Sgd, 3>();
+    trials.extend(step_layouts::trials::<Sgd, 3>());
+    trials.extend(step_many::trials::<Sgd, 3>());
     trials.extend(TESTS.map(|(name, test)| {
         Trial::ignorable_test(format!("sgd::{name}"), move || on_device(test))
     }));
-    trials.extend(layouts::trials());
-    trials.extend(step_many::trials::<many::Sgd>());
-    trials.extend(step_model::trials::<steps::Sgd>());
+    trials.extend(step_model::trials::<Sgd>());
     trials.extend(training::trials());
     trials
 }
@@ -102,10 +68,16 @@ fn elements(
     tensors: &SgdTensors,
     stored: Storage,
 ) -> Result<Vec<Element>, Failed> {
-    let parameter = download(client, tensors.parameter.buffer.clone(), stored)?;
-    let velocity = download(client, tensors.velocity.buffer.clone(), Storage::F32)?;
-    let element = |(parameter, velocity)| Element { parameter, velocity };
-    Ok(parameter.into_iter().zip(velocity).map(element).collect())
+    Ok(elements_of(&numbers::<Sgd, 3>(client, tensors, stored)?))
+}
+
+/// What numbers stand for.
+fn elements_of(numbers: &Numbers) -> Vec<Element> {
+    let element = |(parameter, velocity): (&f64, &f64)| Element {
+        parameter: *parameter,
+        velocity: *velocity,
+    };
+    numbers[0].iter().zip(&numbers[1]).map(element).collect()
 }
 
 /// A parameter on its way, with a velocity.
@@ -210,71 +182,6 @@ fn several_steps(
     Ok(())
 }
 
-/// Without a gradient and a velocity, and with powers of two, the result before rounding is exact in f32.
-fn rounds_to_the_bit(client: &Client, stored: Storage) -> Result<(), Failed> {
-    let step = SgdStep { weight_decay: 2f64.powi(-12), rate: 1.0, time: 1, ..STEP };
-    for length in [1024, 1026, 1027] {
-        let mut parameter = normal(length as u64, length, 1.0, stored);
-        // Numbers that f16 has few bits for.
-        parameter.iter_mut().step_by(3).for_each(|p| *p = stored.round(*p * 1e-6));
-        let mut tensors = start(client, length, stored, upload(client, &vec![0.0; length], stored));
-        tensors.parameter = upload(client, &parameter, stored).into();
-        let seed = [17, 0xffff_0001];
-        let new = sgd_update(client, &step, tensors, None, Some(chance(client, seed, 9)))?;
-        let new = download(client, new.parameter.buffer, stored)?;
-        for (i, (p, new)) in parameter.iter().zip(new).enumerate() {
-            let exact = (p - p * step.weight_decay) as f32;
-            let expected = round_by_chance(exact, word_of(i as u32, 9, seed), stored);
-            // Some devices have no subnormal numbers of f16.
-            let is_flushed = new == 0.0 && expected.abs() < stored.underflow();
-            if new != expected && !is_flushed {
-                return Err(format!("{length}: element {i}, {exact}: {new}, not {expected}").into());
-            }
-        }
-    }
-    Ok(())
-}
-
-fn closed_gate(client: &Client) -> Result<(), Failed> {
-    let length = 1027;
-    let mut gradient = normal(1, length, 1.0, Storage::F32);
-    gradient[5] = f64::NAN;
-    gradient[1026] = f64::INFINITY;
-    for is_held in [false, true] {
-        let tensors = start(client, length, Storage::F32, upload(client, &gradient, Storage::F32));
-        let held = is_held.then(|| tensors.clone());
-        let old = elements(client, &tensors, Storage::F32)?;
-        let gate = gate(client, 0.0, 1.0);
-        let new = sgd_update(client, &STEP, tensors, Some(gate), None)?;
-        if elements(client, &new, Storage::F32)? != old {
-            return Err(format!("a step that is not taken moved something, held: {is_held}").into());
-        }
-        drop(held);
-    }
-    Ok(())
-}
-
-/// A factor multiplies the gradient before it decays. It is a power of two here, which leaves no rounding
-/// behind.
-fn multiplied(client: &Client) -> Result<(), Failed> {
-    let (length, storage) = (1029, Storage::F32);
-    let gradient = normal(3, length, 1.0, storage);
-    let update = |scale: f64, factor: f64| {
-        let scaled: Vec<f64> = gradient.iter().map(|g| scale * g).collect();
-        let tensors = start(client, length, storage, upload(client, &scaled, storage));
-        let gate = Gate { factor: number(client, factor), ..gate(client, 1.0, 0.0) };
-        let new = sgd_update(client, &STEP, tensors, Some(gate), None)?;
-        elements(client, &new, storage)
-    };
-    if update(65536.0, 1.0 / 65536.0)? != update(1.0, 1.0)? {
-        return Err("scaled and unscaled in the step, the gradient gave another result".into());
-    }
-    if update(65536.0, 1.0)? == update(1.0, 1.0)? {
-        return Err("the control, without a factor, gave the same".into());
-    }
-    Ok(())
-}
-
 fn first_taken(client: &Client) -> Result<(), Failed> {
     let (length, storage) = (300, Storage::F32);
     for (time, skipped, is_first) in
@@ -309,60 +216,6 @@ fn unread_velocity(client: &Client) -> Result<(), Failed> {
         elements(client, &sgd_update(client, &step, tensors, None, None)?, storage)
     };
     if run(f64::NAN)? == run(0.0)? { Ok(()) } else { Err("a velocity of NaN showed".into()) }
-}
-
-/// In place or not, the result is the same to the bit, and what others hold stays.
-fn memory(client: &Client) -> Result<(), Failed> {
-    let (length, storage) = (1028, Storage::F32);
-    let gradient = || upload(client, &normal(3, length, 1.0, storage), storage);
-    let in_place =
-        sgd_update(client, &STEP, start(client, length, storage, gradient()), None, None)?;
-    let expected = elements(client, &in_place, storage)?;
-
-    for held in 0..4 {
-        let tensors = start(client, length, storage, gradient());
-        let old = elements(client, &tensors, storage)?;
-        let is_held = |i: usize| held >> i & 1 == 1;
-        let all = [tensors.parameter.clone(), tensors.velocity.clone()];
-        let kept: Vec<Option<Rows>> =
-            all.into_iter().enumerate().map(|(i, rows)| is_held(i).then_some(rows)).collect();
-        let places = |tensors: &SgdTensors| {
-            [&tensors.parameter, &tensors.velocity]
-                .map(|rows| rows.buffer.handle.memory.descriptor().id)
-        };
-        let before = places(&tensors);
-        let new = sgd_update(client, &STEP, tensors, None, None)?;
-        for (i, (before, after)) in before.into_iter().zip(places(&new)).enumerate() {
-            if (before == after) == is_held(i) {
-                let moved = format!("tensor {i} went from {before:?} to {after:?}");
-                return Err(format!("{held:02b} held: {moved}").into());
-            }
-        }
-        if elements(client, &new, storage)? != expected {
-            return Err(format!("holding {held:02b} of the tensors changed the result").into());
-        }
-        for (kept, (_, of)) in kept.into_iter().zip(NUMBERS) {
-            let Some(kept) = kept else { continue };
-            let before: Vec<f64> = old.iter().map(of).collect();
-            if download(client, kept.buffer, storage)? != before {
-                return Err(format!("what was held was overwritten, {held:02b}").into());
-            }
-        }
-    }
-    Ok(())
-}
-
-fn infinite_parameter(client: &Client) -> Result<(), Failed> {
-    let storage = Storage::F32;
-    let mut tensors = start(client, 2, storage, upload(client, &[1.0, 1.0], storage));
-    tensors.parameter = upload(client, &[f64::INFINITY, f64::NAN], storage).into();
-    let step = SgdStep { weight_decay: 0.0, ..STEP };
-    let new = sgd_update(client, &step, tensors, None, None)?;
-    let new = download(client, new.parameter.buffer, storage)?;
-    match new[..] {
-        [infinite, nan] if infinite == f64::INFINITY && nan.is_nan() => Ok(()),
-        _ => Err(format!("infinity and NaN became {new:?}").into()),
-    }
 }
 
 /// The negative control: each of these is one thing that a kernel could get wrong.
@@ -401,37 +254,4 @@ fn planted_faults(client: &Client) -> Result<(), Failed> {
         return Err("a fault in the last element went unseen".into());
     }
     Ok(())
-}
-
-fn empty(client: &Client) -> Result<(), Failed> {
-    let tensors = start(client, 0, Storage::F32, Buffer::empty(client, 0, dtype(Storage::F16)));
-    let new = sgd_update(client, &STEP, tensors, None, None)?;
-    if new.parameter.elements() == 0 { Ok(()) } else { Err("elements from nothing".into()) }
-}
-
-fn bad_arguments(client: &Client) -> Result<(), Failed> {
-    let gradient = |count: usize| upload(client, &vec![1.0; count], Storage::F32);
-    let tensors = |count| start(client, 4, Storage::F32, gradient(count));
-    let named = |result: Result<SgdTensors, KernelError>, name: &str| match result {
-        Err(KernelError::InvalidProblem { op: "sgd_update", argument, .. }) if argument == name => {
-            Ok(())
-        }
-        other => Err(Failed::from(format!("`{name}` was expected to be named, got {other:?}"))),
-    };
-    named(sgd_update(client, &STEP, tensors(3), None, None), "gradient")?;
-    let mut wrong = tensors(4);
-    wrong.velocity.buffer.dtype = ElemType::Float(FloatKind::F16);
-    named(sgd_update(client, &STEP, wrong, None, None), "velocity")?;
-    let step = SgdStep { time: 0, ..STEP };
-    named(sgd_update(client, &step, tensors(4), None, None), "time")?;
-    let long = Gate { skipped: gradient(2), ..gate(client, 1.0, 0.0) };
-    named(sgd_update(client, &STEP, tensors(4), Some(long), None), "skipped")?;
-    let short = Chance { seed: gradient(1), draw: 0 };
-    named(sgd_update(client, &STEP, tensors(4), None, Some(short)), "seed")?;
-    let mut wide = tensors(4);
-    wide.parameter.buffer.dtype = ElemType::Float(FloatKind::F64);
-    match sgd_update(client, &STEP, wide, None, None) {
-        Err(KernelError::Unsupported { op: "sgd_update", .. }) => Ok(()),
-        other => Err(format!("f64 gave {other:?}").into()),
-    }
 }

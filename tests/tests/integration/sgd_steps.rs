@@ -1,13 +1,11 @@
 //! Gradient descent on models of many parameters.
 
-use super::training::DAMPENED;
+use super::{kind::Sgd, training::DAMPENED};
 use crate::step_model::{Deep, Kind, RATES};
 use blackburn::train::optim::{SgdGroups, StepGate};
 use blackburn_backend::sgd::{self, Step, Tensors};
 use burn::{optim::ModuleOptimizer, prelude::*};
 use libtest_mimic::Failed;
-
-pub(super) struct Sgd;
 
 impl Kind for Sgd {
     const NAME: &'static str = "sgd";

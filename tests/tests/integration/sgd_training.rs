@@ -1,6 +1,6 @@
 //! The optimizer of `blackburn::train` on the kernel.
 
-use super::steps::Sgd;
+use super::kind::Sgd;
 use crate::{
     adamw::training::{SHAPES, blocks_of_a_step, gradients, is_one_step, network, numbers, train},
     step_model::{Kind, Test, counted},
