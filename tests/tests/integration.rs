@@ -59,6 +59,8 @@ mod step_many;
 mod step_model;
 #[path = "integration/step_one.rs"]
 mod step_one;
+#[path = "integration/step_training.rs"]
+mod step_training;
 #[path = "integration/training.rs"]
 mod training;
 

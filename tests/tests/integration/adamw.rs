@@ -2,16 +2,15 @@
 
 #[path = "adamw_kind.rs"]
 mod kind;
-#[path = "adamw_steps.rs"]
-mod steps;
 #[path = "adamw_training.rs"]
-pub(crate) mod training;
+mod training;
 
 use crate::{
     gelu::{download, dtype, upload},
     step_kind::{Numbers, chance, gate, numbers, told},
-    step_layouts, step_many, step_model, step_one,
+    step_layouts, step_many, step_one, step_training,
 };
+use blackburn::train::optim::AdamWGroups;
 use blackburn_kernels::{
     adamw::{AdamwStep, AdamwTensors, Chance, adamw_update},
     buffer::{Buffer, Rows},
@@ -50,8 +49,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test("adamw::skipped_steps_do_not_count", || on_device(skipped_steps)),
         Trial::ignorable_test("adamw::planted_faults_are_caught", || on_device(planted_faults)),
     ]);
-    trials.extend(step_model::trials::<Adamw>());
-    trials.extend(training::trials());
+    trials.extend(step_training::trials::<AdamWGroups>());
     trials
 }
 

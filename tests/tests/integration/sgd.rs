@@ -2,16 +2,15 @@
 
 #[path = "sgd_kind.rs"]
 mod kind;
-#[path = "sgd_steps.rs"]
-mod steps;
 #[path = "sgd_training.rs"]
 mod training;
 
 use crate::{
     gelu::{dtype, upload},
     step_kind::{Numbers, chance, gate, numbers, told},
-    step_layouts, step_many, step_model, step_one,
+    step_layouts, step_many, step_one, step_training,
 };
+use blackburn::train::optim::SgdGroups;
 use blackburn_kernels::{
     buffer::{Buffer, Rows},
     sgd::{SgdStep, SgdTensors, sgd_update},
@@ -57,8 +56,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(TESTS.map(|(name, test)| {
         Trial::ignorable_test(format!("sgd::{name}"), move || on_device(test))
     }));
-    trials.extend(step_model::trials::<Sgd>());
-    trials.extend(training::trials());
+    trials.extend(step_training::trials::<SgdGroups>());
     trials
 }
 
