@@ -11,6 +11,8 @@
 //! | `launch.rs` | validate, plan, allocate, launch |
 //! | `tune.rs` | the fastest of a few blueprints, by measurement |
 //!
+//! Optimizers have a `rule.rs` for their device code; the rest of their rooms is one, [`step`].
+//!
 //! Kernels hold no state; only what was chosen for a problem is remembered. [`gelu`] is the smallest example of the layout.
 //!
 //! With the feature `cuda-source`, `cuda_source` turns every variant into CUDA C++ without a GPU,

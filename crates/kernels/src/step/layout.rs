@@ -1,4 +1,5 @@
-//! How tensors that are stepped together lie, the ways to go through them, and how many cubes do.
+//! How tensors that are stepped together lie, the ways to go through them, how many cubes do, and which go
+//! together.
 
 use super::{Walk, blueprint::UNITS};
 use crate::{KernelError, buffer::Rows};
