@@ -1,12 +1,12 @@
 //! Steps of several parameters in few launches, against each parameter's own launch and against f64.
 
 use crate::{
-    gelu::{dtype, upload},
+    gelu::{download, dtype, upload},
     step_kind::{Kind, Numbers, UpdateOf, chance, gate, numbers, place_of, told},
 };
 use blackburn_kernels::{
     KernelError,
-    buffer::Buffer,
+    buffer::{Buffer, Rows},
     step::{Chance, Gate, Update},
 };
 use blackburn_reference::{adamw::Rounding, random::normal, storage::Storage};
@@ -241,24 +241,37 @@ fn place_of_parameter<K: Kind<N>, const N: usize>(
     place_of(&tensors.clone().into()[0])
 }
 
-/// One of several tensors is held by somebody: it stays as it is, and its result and those of the others are
-/// what they are otherwise. The others stay where they are.
+/// Some of several parameters are held by somebody, one of them with its states: they stay as they are, and
+/// their results and those of the others are what they are otherwise. The others stay where they are.
 fn held<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
-    const HELD: usize = 2;
-    let updates = || updates::<K, N>(client, &LENGTHS[..6], |_| [Storage::F32; 2]);
+    const ALL_OF: usize = 2;
+    let is_held = |which: usize| which % 3 != 0;
+    let updates = || updates::<K, N>(client, &LENGTHS[5..], |_| [Storage::F32; 2]);
     let expected = all_numbers::<K, N>(client, &K::many(client, updates(), None, None)?)?;
     let updates = updates();
-    let kept = updates[HELD].tensors.clone();
-    let before = numbers::<K, N>(client, &kept, Storage::F32)?;
+    let kept_states = updates[ALL_OF].tensors.clone();
+    let states_before = numbers::<K, N>(client, &kept_states, Storage::F32)?;
+    let parameter = |tensors: &K::Tensors| tensors.clone().into()[0].clone();
+    let read = |parameter: &Rows| download(client, parameter.buffer.clone(), Storage::F32);
+    let mut kept = Vec::new();
+    for (which, update) in updates.iter().enumerate().filter(|(which, _)| is_held(*which)) {
+        let parameter = parameter(&update.tensors);
+        kept.push((which, read(&parameter)?, parameter));
+    }
     let place = |tensors: &K::Tensors| place_of_parameter::<K, N>(tensors);
     let places: Vec<_> = updates.iter().map(|update| place(&update.tensors)).collect();
     let new = K::many(client, updates, None, None)?;
     same(&all_numbers::<K, N>(client, &new)?, &expected)?;
-    if numbers::<K, N>(client, &kept, Storage::F32)? != before {
-        return Err("what was held was overwritten".into());
+    if numbers::<K, N>(client, &kept_states, Storage::F32)? != states_before {
+        return Err("states that were held were overwritten".into());
+    }
+    for (which, before, parameter) in &kept {
+        if read(parameter)? != *before {
+            return Err(format!("parameter {which} was held, and was overwritten").into());
+        }
     }
     for (which, (new, before)) in new.iter().zip(places).enumerate() {
-        if (place(new) == before) == (which == HELD) {
+        if (place(new) == before) == is_held(which) {
             return Err(format!("parameter {which} went to other memory, or did not").into());
         }
     }

@@ -17,7 +17,12 @@ use libtest_mimic::{Failed, Trial};
 
 pub(crate) fn trials<G: Groups>() -> Vec<Trial> {
     vec![
-        counted::<G>("many_parameters_take_few_launches", few_launches::<G>),
+        counted::<G>("many_parameters_take_few_launches", |device| {
+            few_launches::<G>(device, false)
+        }),
+        counted::<G>("parameters_of_a_model_that_is_kept_take_few_launches", |device| {
+            few_launches::<G>(device, true)
+        }),
         counted::<G>("many_parameters_take_few_launches_with_a_gate", few_launches_gated::<G>),
         Trial::ignorable_test(format!("{}::steps_of_many_are_those_of_each", G::NAME), || {
             on_burn_device(|device| as_each::<G>(&device))
@@ -103,14 +108,18 @@ fn are_few<G: Groups>(blocks: &[Block]) -> Result<(), Failed> {
     Err(format!("{} parameters took {steps:?}", 2 * LAYERS).into())
 }
 
-fn few_launches<G: Groups>(device: &Device) -> Result<(), Failed> {
+/// If the model `is_kept`, as by `model = optimizer.step(rate, model.clone(), gradients)`, its parameters
+/// stay, and those of the next one are in new memory.
+fn few_launches<G: Groups>(device: &Device, is_kept: bool) -> Result<(), Failed> {
     let device = &device.clone().autodiff();
     let mut model = deep(device);
     let mut optimizer = G::sample().optimizer(&model, device, None);
     for (step, rate) in RATES.into_iter().enumerate() {
         let gradients = gradients(&model, step, device)?;
+        let kept = is_kept.then(|| model.clone());
         let (next, blocks) = blocks_of(device, || Ok(optimizer.step(rate, model, gradients)))?;
         model = next;
+        drop(kept);
         // The first one makes the states, between steps.
         if step > 0 {
             are_few::<G>(&blocks).map_err(|error| at_step(step, error))?;
@@ -144,7 +153,8 @@ fn few_launches_gated<G: Groups>(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// To the bit, with another rate and time in every step, and a decay of matrices alone. Steps are not waited
+/// To the bit, with another rate and time in every step, a decay of matrices alone, and the model before every
+/// second step kept. Steps are not waited
 /// for, so that one may follow the other in the stream.
 fn as_each<G: Groups>(device: &Device) -> Result<(), Failed> {
     let plain = &device.clone().without_autodiff();
@@ -153,8 +163,10 @@ fn as_each<G: Groups>(device: &Device) -> Result<(), Failed> {
     let mut optimizer = G::sample().optimizer(&model, device, None);
     let all: Result<Vec<_>, Failed> =
         (0..RATES.len()).map(|step| gradients(&model, step, device)).collect();
-    for (rate, gradients) in RATES.into_iter().zip(all?) {
+    for (step, (rate, gradients)) in RATES.into_iter().zip(all?).enumerate() {
+        let kept = (step % 2 == 1).then(|| model.clone());
         model = optimizer.step(rate, model, gradients);
+        drop(kept);
     }
     for (number, layer) in model.layers.iter().enumerate() {
         let of_weight = |step| layer_gradients(number, step, plain).0;

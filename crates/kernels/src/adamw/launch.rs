@@ -58,8 +58,8 @@ pub type AdamwUpdate = Update<AdamwStep, AdamwTensors>;
 /// [`adamw_update`] of several parameters, in their order, which no tensor of another's depends on. With a
 /// `seed` those in 16 bits are rounded by chance.
 ///
-/// Up to [`MOST_TENSORS`](super::MOST_TENSORS) take one launch: those that are alike in their types and in how their elements
-/// are found, and whose memory nobody else holds. What somebody else holds takes a launch of its own.
+/// Up to [`MOST_TENSORS`](super::MOST_TENSORS) take one launch: those that are alike in their types, in how
+/// their elements are found, and in what of them somebody else holds, which goes to new memory.
 ///
 /// # Errors
 ///

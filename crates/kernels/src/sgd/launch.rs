@@ -57,8 +57,8 @@ pub type SgdUpdate = Update<SgdStep, SgdTensors>;
 /// `seed` those in 16 bits are rounded by chance.
 ///
 /// Up to [`MOST_TENSORS`](super::MOST_TENSORS) take one launch: those that are alike in their types, in how
-/// their elements are found and in whether they look ahead as Nesterov does, and whose memory nobody else
-/// holds. What somebody else holds takes a launch of its own.
+/// their elements are found, in whether they look ahead as Nesterov does, and in what of them somebody else
+/// holds, which goes to new memory.
 ///
 /// # Errors
 ///

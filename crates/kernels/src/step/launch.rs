@@ -97,8 +97,8 @@ pub(crate) fn update_many<S: Step<N>, const N: usize>(
     let plan = |problem: &Problem<N>, client: &Client| Blueprint::tuned(problem, client, tuning);
     let planned: Result<_, KernelError> =
         updates.into_iter().map(|update| Planned::new(update, client, plan)).collect();
-    let most = most_tensors::<N>(client);
-    let updated = in_launches(planned?, most, Planned::<S, N>::goes_with, |together| {
+    let room = |one: &Planned<S, N>| one.room(client);
+    let updated = in_launches(planned?, room, Planned::goes_with, |together| {
         let passes: Vec<_> = together.iter().map(Planned::passes).collect();
         for (one, cubes) in together.iter_mut().zip(divide(tuning.most_cubes(client), &passes)) {
             one.blueprint.cubes = cubes;
@@ -106,14 +106,6 @@ pub(crate) fn update_many<S: Step<N>, const N: usize>(
         launch(client, together, gate.as_ref(), seed.as_ref());
     });
     Ok(updated.into_iter().map(|one| one.tensors.into()).collect())
-}
-
-/// Tensors that a launch has room for, of N buffers each.
-fn most_tensors<const N: usize>(client: &Client) -> usize {
-    /// A gate's readings, the seed, and CubeCL's own.
-    const OTHERS: usize = 6;
-    let most = client.properties().hardware.max_bindings as usize;
-    (most.saturating_sub(OTHERS) / N).clamp(1, MOST_TENSORS)
 }
 
 /// An update that was checked, and how it is done.
@@ -148,28 +140,37 @@ impl<S: Step<N>, const N: usize> Planned<S, N> {
         self.problem.layout.passes(self.blueprint.walk, self.blueprint.vector_size)
     }
 
-    /// Whether somebody else holds the memory that this one of its tensors is to go to.
-    fn is_held(&self, which: usize) -> bool {
-        which != GRADIENT && !self.tensors[which].buffer.handle.can_mut()
+    /// Of which of its tensors somebody else holds the memory, so that they go to new one.
+    fn held(&self) -> [bool; N] {
+        std::array::from_fn(|which| {
+            which != GRADIENT && !self.tensors[which].buffer.handle.can_mut()
+        })
     }
 
-    /// Whether one launch takes both.
+    /// Whether one launch takes both: what is overwritten is part of what a kernel is compiled for.
     fn goes_with(&self, other: &Self) -> bool {
         let kind = |this: &Self| {
             let Blueprint { vector_size, walk, .. } = this.blueprint;
             let Problem { parameter, gradient, .. } = this.problem;
-            (vector_size, walk, parameter, gradient, this.form)
+            (vector_size, walk, parameter, gradient, this.form, this.held())
         };
-        let may_share =
-            |this: &Self| this.problem.elements() > 0 && !(0..N).any(|which| this.is_held(which));
-        may_share(self) && may_share(other) && kind(self) == kind(other)
+        let is_any = |this: &Self| this.problem.elements() > 0;
+        is_any(self) && is_any(other) && kind(self) == kind(other)
+    }
+
+    /// How many such tensors a launch has room for.
+    fn room(&self, client: &Client) -> usize {
+        /// A gate's readings, the seed, and CubeCL's own.
+        const OTHERS: usize = 6;
+        let buffers = N + self.held().into_iter().filter(|is_held| *is_held).count();
+        let most = client.properties().hardware.max_bindings as usize;
+        (most.saturating_sub(OTHERS) / buffers).clamp(1, MOST_TENSORS)
     }
 
     /// Memory for what somebody else holds.
     fn new_memory(&self, client: &Client) -> [Option<Rows>; N] {
-        std::array::from_fn(|which| {
-            self.is_held(which).then(|| self.tensors[which].empty_like(client))
-        })
+        let held = self.held();
+        std::array::from_fn(|which| held[which].then(|| self.tensors[which].empty_like(client)))
     }
 
     /// What the kernel is told, with cubes before `end` that follow those of the tensor before.
@@ -196,7 +197,7 @@ impl<S: Step<N>, const N: usize> Planned<S, N> {
     }
 }
 
-/// Updates what goes together, in one launch: one tensor, or several that nobody else holds.
+/// Updates what goes together, in one launch.
 fn launch<S: Step<N>, const N: usize>(
     client: &Client,
     planned: &mut [Planned<S, N>],
@@ -210,11 +211,12 @@ fn launch<S: Step<N>, const N: usize>(
     let gated = gate.is_some();
 
     // Asked before copies of handles are made for the launch.
+    let room = model.room(client);
     let new: Vec<_> = planned.iter().map(|one| one.new_memory(client)).collect();
     let in_place = new.iter().flatten().all(Option::is_none);
     let compiled = Compiled { walk, gated, by_chance: seed.is_some(), in_place };
     // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
-    let count = planned.len().next_power_of_two().min(most_tensors::<N>(client));
+    let count = planned.len().next_power_of_two().min(room);
     let at = |place: usize| if place < planned.len() { place } else { 0 };
     let mut end = 0;
     let parts: SequenceArg<Part> = (0..count)

@@ -150,17 +150,17 @@ pub(super) fn divide(most: usize, passes: &[usize]) -> Vec<u32> {
     passes.iter().map(|passes| passes.div_ceil(rounds).max(1) as u32).collect()
 }
 
-/// Launches each of `all` together with those that it `goes_with`, up to `most` at once, and hands them back
-/// in their order.
+/// Launches each of `all` together with those that it `goes_with`, as many at once as there is `room` for
+/// such, and hands them back in their order.
 pub(super) fn in_launches<T>(
     all: Vec<T>,
-    most: usize,
+    room: impl Fn(&T) -> usize,
     goes_with: impl Fn(&T, &T) -> bool,
     mut launch: impl FnMut(&mut [T]),
 ) -> Vec<T> {
     let mut launches: Vec<(Vec<usize>, Vec<T>)> = Vec::new();
     for (place, one) in all.into_iter().enumerate() {
-        let fits = |others: &[T]| others.len() < most && goes_with(&others[0], &one);
+        let fits = |others: &[T]| goes_with(&others[0], &one) && others.len() < room(&others[0]);
         match launches.iter_mut().find(|(_, others)| fits(others)) {
             Some((places, others)) => {
                 places.push(place);
