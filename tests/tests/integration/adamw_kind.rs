@@ -1,14 +1,14 @@
 //! AdamW for the tests that serve any optimizer's kernel.
 
 use super::{STEP, check, elements_of, reference, several_steps, start};
-use crate::step_kind::{Kind, Numbers, UpdateOf};
+use crate::step_kind::{Kind, Many, Numbers, One};
 use blackburn_kernels::{
     KernelError,
     adamw::{
         AdamwProblem, AdamwStep, AdamwTensors, adamw_update, adamw_update_many, adamw_update_with,
     },
     buffer::Buffer,
-    step::{Blueprint, Chance, Gate, Problem},
+    step::{Blueprint, Chance, Problem},
 };
 use blackburn_reference::{
     adamw::{Corrections, Rounding},
@@ -25,6 +25,11 @@ impl Kind<4> for Adamw {
     type Step = AdamwStep;
     type Tensors = AdamwTensors;
     const STEP: AdamwStep = STEP;
+    const START: fn(&Client, usize, Storage, Buffer) -> AdamwTensors = start;
+    const PROBLEM: fn(&AdamwTensors) -> Result<AdamwProblem, KernelError> = AdamwProblem::new;
+    const ONE: One<AdamwStep, AdamwTensors> = adamw_update;
+    const MANY: Many<AdamwStep, AdamwTensors> = adamw_update_many;
+    const SEVERAL_STEPS: fn(&Client, Storage, Storage, usize) -> Result<(), Failed> = several_steps;
 
     fn numbers(place: usize) -> AdamwStep {
         AdamwStep {
@@ -47,24 +52,6 @@ impl Kind<4> for Adamw {
         &mut step.time
     }
 
-    fn start(client: &Client, length: usize, stored: Storage, gradient: Buffer) -> AdamwTensors {
-        start(client, length, stored, gradient)
-    }
-
-    fn problem(tensors: &AdamwTensors) -> Result<AdamwProblem, KernelError> {
-        AdamwProblem::new(tensors)
-    }
-
-    fn one(
-        client: &Client,
-        step: &AdamwStep,
-        tensors: AdamwTensors,
-        gate: Option<Gate>,
-        chance: Option<Chance>,
-    ) -> Result<AdamwTensors, KernelError> {
-        adamw_update(client, step, tensors, gate, chance)
-    }
-
     fn by(
         client: &Client,
         step: &AdamwStep,
@@ -73,24 +60,6 @@ impl Kind<4> for Adamw {
         plan: &dyn Fn(&Problem<4>, &Client) -> Blueprint,
     ) -> Result<AdamwTensors, KernelError> {
         adamw_update_with(client, step, tensors, None, chance, plan)
-    }
-
-    fn many(
-        client: &Client,
-        updates: Vec<UpdateOf<Self, 4>>,
-        gate: Option<Gate>,
-        seed: Option<Buffer>,
-    ) -> Result<Vec<AdamwTensors>, KernelError> {
-        adamw_update_many(client, updates, gate, seed)
-    }
-
-    fn several_steps(
-        client: &Client,
-        stored: Storage,
-        gradients: Storage,
-        length: usize,
-    ) -> Result<(), Failed> {
-        several_steps(client, stored, gradients, length)
     }
 
     fn check(

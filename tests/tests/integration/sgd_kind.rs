@@ -1,12 +1,12 @@
 //! Gradient descent for the tests that serve any optimizer's kernel.
 
 use super::{STEP, check, elements_of, reference, several_steps, start};
-use crate::step_kind::{Kind, Numbers, UpdateOf};
+use crate::step_kind::{Kind, Many, Numbers, One};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     sgd::{SgdProblem, SgdStep, SgdTensors, sgd_update, sgd_update_many, sgd_update_with},
-    step::{Blueprint, Chance, Gate, Problem},
+    step::{Blueprint, Chance, Problem},
 };
 use blackburn_reference::{adamw::Rounding, storage::Storage};
 use cubecl::client::Client;
@@ -20,6 +20,11 @@ impl Kind<3> for Sgd {
     type Step = SgdStep;
     type Tensors = SgdTensors;
     const STEP: SgdStep = STEP;
+    const START: fn(&Client, usize, Storage, Buffer) -> SgdTensors = start;
+    const PROBLEM: fn(&SgdTensors) -> Result<SgdProblem, KernelError> = SgdProblem::new;
+    const ONE: One<SgdStep, SgdTensors> = sgd_update;
+    const MANY: Many<SgdStep, SgdTensors> = sgd_update_many;
+    const SEVERAL_STEPS: fn(&Client, Storage, Storage, usize) -> Result<(), Failed> = several_steps;
 
     /// Two forms, which take launches of their own, and first steps among others.
     fn numbers(place: usize) -> SgdStep {
@@ -45,24 +50,6 @@ impl Kind<3> for Sgd {
         &mut step.time
     }
 
-    fn start(client: &Client, length: usize, stored: Storage, gradient: Buffer) -> SgdTensors {
-        start(client, length, stored, gradient)
-    }
-
-    fn problem(tensors: &SgdTensors) -> Result<SgdProblem, KernelError> {
-        SgdProblem::new(tensors)
-    }
-
-    fn one(
-        client: &Client,
-        step: &SgdStep,
-        tensors: SgdTensors,
-        gate: Option<Gate>,
-        chance: Option<Chance>,
-    ) -> Result<SgdTensors, KernelError> {
-        sgd_update(client, step, tensors, gate, chance)
-    }
-
     fn by(
         client: &Client,
         step: &SgdStep,
@@ -71,24 +58,6 @@ impl Kind<3> for Sgd {
         plan: &dyn Fn(&Problem<3>, &Client) -> Blueprint,
     ) -> Result<SgdTensors, KernelError> {
         sgd_update_with(client, step, tensors, None, chance, plan)
-    }
-
-    fn many(
-        client: &Client,
-        updates: Vec<UpdateOf<Self, 3>>,
-        gate: Option<Gate>,
-        seed: Option<Buffer>,
-    ) -> Result<Vec<SgdTensors>, KernelError> {
-        sgd_update_many(client, updates, gate, seed)
-    }
-
-    fn several_steps(
-        client: &Client,
-        stored: Storage,
-        gradients: Storage,
-        length: usize,
-    ) -> Result<(), Failed> {
-        several_steps(client, stored, gradients, length)
     }
 
     fn check(

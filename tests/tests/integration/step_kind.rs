@@ -32,17 +32,16 @@ pub(crate) trait Kind<const N: usize>: 'static {
     fn rate(step: &mut Self::Step) -> &mut f64;
     fn time(step: &mut Self::Step) -> &mut usize;
 
-    /// Contiguous tensors.
-    fn start(client: &Client, length: usize, stored: Storage, gradient: Buffer) -> Self::Tensors;
-    fn problem(tensors: &Self::Tensors) -> Result<Problem<N>, KernelError>;
+    /// Contiguous tensors of that many elements, of a parameter in that type with that gradient.
+    const START: fn(&Client, usize, Storage, Buffer) -> Self::Tensors;
+    const PROBLEM: fn(&Self::Tensors) -> Result<Problem<N>, KernelError>;
+    const ONE: One<Self::Step, Self::Tensors>;
+    const MANY: Many<Self::Step, Self::Tensors>;
+    /// Checks some steps of a parameter in all the ways in which they can be asked for, each from what the
+    /// device made of the last one, so that every bound is that of one step. In which types parameter and
+    /// gradients are, and how long.
+    const SEVERAL_STEPS: fn(&Client, Storage, Storage, usize) -> Result<(), Failed>;
 
-    fn one(
-        client: &Client,
-        step: &Self::Step,
-        tensors: Self::Tensors,
-        gate: Option<Gate>,
-        chance: Option<Chance>,
-    ) -> Result<Self::Tensors, KernelError>;
     /// By the blueprint that is made of the problem.
     fn by(
         client: &Client,
@@ -51,21 +50,6 @@ pub(crate) trait Kind<const N: usize>: 'static {
         chance: Option<Chance>,
         plan: &dyn Fn(&Problem<N>, &Client) -> Blueprint,
     ) -> Result<Self::Tensors, KernelError>;
-    fn many(
-        client: &Client,
-        updates: Vec<UpdateOf<Self, N>>,
-        gate: Option<Gate>,
-        seed: Option<Buffer>,
-    ) -> Result<Vec<Self::Tensors>, KernelError>;
-
-    /// Checks some steps of a parameter in all the ways in which they can be asked for, each from what the
-    /// device made of the last one, so that every bound is that of one step.
-    fn several_steps(
-        client: &Client,
-        stored: Storage,
-        gradients: Storage,
-        length: usize,
-    ) -> Result<(), Failed>;
 
     /// Whether a step from one to the other is the reference's, of which `skipped` ones before it do not
     /// count if it is gated.
@@ -78,6 +62,14 @@ pub(crate) trait Kind<const N: usize>: 'static {
         rounding: Rounding,
     ) -> Result<(), Failed>;
 }
+
+/// The step of one parameter.
+pub(crate) type One<S, T> =
+    fn(&Client, &S, T, Option<Gate>, Option<Chance>) -> Result<T, KernelError>;
+
+/// Those of several, with the same gate and seed.
+pub(crate) type Many<S, T> =
+    fn(&Client, Vec<Update<S, T>>, Option<Gate>, Option<Buffer>) -> Result<Vec<T>, KernelError>;
 
 pub(crate) type UpdateOf<K, const N: usize> = Update<<K as Kind<N>>::Step, <K as Kind<N>>::Tensors>;
 

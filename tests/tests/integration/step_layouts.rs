@@ -82,7 +82,7 @@ fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result
             let is_gated = is_held;
             let length = ROWS * columns;
             let gradient = normal(7, length, 0.5, stored);
-            let flat = K::start(client, length, stored, upload(client, &gradient, stored));
+            let flat = (K::START)(client, length, stored, upload(client, &gradient, stored));
             let old = numbers::<K, N>(client, &flat, stored)?;
             let tensors = laid_out::<K, N>(client, &flat, stored, [ROWS, columns], pitches)?;
             let held = is_held.then(|| tensors.clone());
@@ -91,7 +91,7 @@ fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result
                 let chance = is_gated.then(|| chance(client, [3, 5], 7));
                 let mut step = K::numbers(if is_gated { 3 } else { 2 });
                 *K::time(&mut step) = time;
-                K::one(client, &step, tensors, gate, chance)
+                (K::ONE)(client, &step, tensors, gate, chance)
             };
             // The second one goes on from states that are not zero.
             let expected = step(step(flat, 1)?, 2)?;
@@ -115,7 +115,7 @@ fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result
             let nothing = vec![f64::NAN; length];
             bad[1] = spread(client, &nothing, stored, [ROWS, columns, pitches[1]]);
             let gate = Some(gate(client, 0.0, 0.0));
-            let closed = K::one(client, &K::STEP, bad.into(), gate, None)?;
+            let closed = (K::ONE)(client, &K::STEP, bad.into(), gate, None)?;
             if results(&closed)? != old {
                 return Err(format!("{what}: a step that is not taken moved something").into());
             }
@@ -129,7 +129,7 @@ fn blueprints<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> R
     for length in [8, 1000, 1024, 70_008] {
         let gradient = normal(7, length, 0.5, stored);
         let run = |tuning: Option<Tuning>| -> Result<Numbers, Failed> {
-            let tensors = K::start(client, length, stored, upload(client, &gradient, stored));
+            let tensors = (K::START)(client, length, stored, upload(client, &gradient, stored));
             let plan = |problem: &Problem<N>, client: &Client| match tuning {
                 Some(tuning) => Blueprint::tuned(problem, client, tuning),
                 None => Blueprint::plan(problem, client),
@@ -157,7 +157,7 @@ fn planned_walks<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Fail
     let plan = |columns: usize, pitches: [usize; N]| -> Result<(Walk, usize), Failed> {
         let rows =
             |pitch| spread(client, &vec![0.0; 2 * columns], Storage::F32, [2, columns, pitch]);
-        let blueprint = Blueprint::plan(&K::problem(&pitches.map(rows).into())?, client);
+        let blueprint = Blueprint::plan(&(K::PROBLEM)(&pitches.map(rows).into())?, client);
         Ok((blueprint.walk, blueprint.vector_size))
     };
     // What every device of today loads at once.
@@ -182,7 +182,7 @@ fn refusals<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     let values = vec![0.0; 24];
     let tensors = || -> [Rows; N] {
         let flat = upload(client, &values, Storage::F32);
-        let mut all = K::start(client, 24, Storage::F32, flat).into();
+        let mut all = (K::START)(client, 24, Storage::F32, flat).into();
         all[1] = spread(client, &values, Storage::F32, [2, 12, 16]);
         all
     };
@@ -191,7 +191,7 @@ fn refusals<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
         Err(other) => Err(Failed::from(format!("`{name}` was expected to be named, got {other}"))),
         Ok(_) => Err(Failed::from(format!("a bad `{name}` was taken"))),
     };
-    let step = |tensors: [Rows; N]| K::one(client, &K::STEP, tensors.into(), None, None);
+    let step = |tensors: [Rows; N]| (K::ONE)(client, &K::STEP, tensors.into(), None, None);
     let mut other = tensors();
     other[2] = spread(client, &values, Storage::F32, [4, 6, 8]);
     named(step(other), K::NAMES[2])?;

@@ -87,7 +87,7 @@ fn update<K: Kind<N>, const N: usize>(
     [stored, of_gradient]: [Storage; 2],
 ) -> UpdateOf<K, N> {
     let gradient = upload(client, &gradient_of(place, length, of_gradient), of_gradient);
-    let tensors = K::start(client, length, stored, gradient);
+    let tensors = (K::START)(client, length, stored, gradient);
     Update { step: K::numbers(place), tensors, draw: place as u32 }
 }
 
@@ -129,7 +129,7 @@ fn one_by_one<K: Kind<N>, const N: usize>(
     asked: Asked,
 ) -> Result<Vec<K::Tensors>, KernelError> {
     let one = |Update { step, tensors, draw }: UpdateOf<K, N>| {
-        K::one(client, &step, tensors, asked.gate(client), asked.chance(client, draw))
+        (K::ONE)(client, &step, tensors, asked.gate(client), asked.chance(client, draw))
     };
     updates.into_iter().map(one).collect()
 }
@@ -140,7 +140,7 @@ fn together<K: Kind<N>, const N: usize>(
     asked: Asked,
 ) -> Result<Vec<K::Tensors>, KernelError> {
     let seed = asked.chance(client, 0).map(|chance| chance.seed);
-    K::many(client, updates, asked.gate(client), seed)
+    (K::MANY)(client, updates, asked.gate(client), seed)
 }
 
 fn same(found: &[Numbers], expected: &[Numbers]) -> Result<(), Failed> {
@@ -231,7 +231,7 @@ fn closed_gate<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed
     let tensors: Vec<_> = updates.iter().map(|update| update.tensors.clone()).collect();
     let old = all_numbers::<K, N>(client, &tensors)?;
     drop(tensors);
-    let new = K::many(client, updates, Some(gate(client, 0.0, 1.0)), None)?;
+    let new = (K::MANY)(client, updates, Some(gate(client, 0.0, 1.0)), None)?;
     same(&all_numbers::<K, N>(client, &new)?, &old)
 }
 
@@ -247,7 +247,7 @@ fn held<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     const ALL_OF: usize = 2;
     let is_held = |which: usize| which % 3 != 0;
     let updates = || updates::<K, N>(client, &LENGTHS[5..], |_| [Storage::F32; 2]);
-    let expected = all_numbers::<K, N>(client, &K::many(client, updates(), None, None)?)?;
+    let expected = all_numbers::<K, N>(client, &(K::MANY)(client, updates(), None, None)?)?;
     let updates = updates();
     let kept_states = updates[ALL_OF].tensors.clone();
     let states_before = numbers::<K, N>(client, &kept_states, Storage::F32)?;
@@ -260,7 +260,7 @@ fn held<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     }
     let place = |tensors: &K::Tensors| place_of_parameter::<K, N>(tensors);
     let places: Vec<_> = updates.iter().map(|update| place(&update.tensors)).collect();
-    let new = K::many(client, updates, None, None)?;
+    let new = (K::MANY)(client, updates, None, None)?;
     same(&all_numbers::<K, N>(client, &new)?, &expected)?;
     if numbers::<K, N>(client, &kept_states, Storage::F32)? != states_before {
         return Err("states that were held were overwritten".into());
@@ -281,7 +281,7 @@ fn held<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
 fn bad_one<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     let updates = || updates::<K, N>(client, &[12; 3], |_| [Storage::F32; 2]);
     let named =
-        |updates, seed: Option<Buffer>, name: &str| match K::many(client, updates, None, seed) {
+        |updates, seed: Option<Buffer>, name: &str| match (K::MANY)(client, updates, None, seed) {
             Err(KernelError::InvalidProblem { argument, .. }) if argument == name => Ok(()),
             Err(other) => Err(Failed::from(format!("`{name}` was expected, got {other}"))),
             Ok(_) => Err(Failed::from(format!("a bad `{name}` was taken"))),

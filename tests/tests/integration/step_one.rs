@@ -34,7 +34,7 @@ pub(crate) fn trials<K: Kind<N>, const N: usize>() -> Vec<Trial> {
             trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
                 on_device_with_both(parameter, gradient, move |client| {
                     LENGTHS.iter().try_for_each(|length| {
-                        K::several_steps(client, parameter, gradient, *length)
+                        (K::SEVERAL_STEPS)(client, parameter, gradient, *length)
                             .map_err(|error| told(&format!("{length} elements"), error))
                     })
                 })
@@ -70,7 +70,7 @@ fn start_from<K: Kind<N>, const N: usize>(
     stored: Storage,
 ) -> K::Tensors {
     let gradient = upload(client, gradient, stored);
-    let mut all = K::start(client, parameter.len(), stored, gradient).into();
+    let mut all = (K::START)(client, parameter.len(), stored, gradient).into();
     all[0] = upload(client, parameter, stored).into();
     all.into()
 }
@@ -100,7 +100,7 @@ fn rounds_to_the_bit<K: Kind<N>, const N: usize>(
         parameter.iter_mut().step_by(3).for_each(|p| *p = stored.round(*p * 1e-6));
         let tensors = start_from::<K, N>(client, [&parameter, &vec![0.0; length]], stored);
         let seed = [17, 0xffff_0001];
-        let new = K::one(client, &step, tensors, None, Some(chance(client, seed, 9)))?;
+        let new = (K::ONE)(client, &step, tensors, None, Some(chance(client, seed, 9)))?;
         let new = parameter_of::<K, N>(client, new, stored)?;
         for (i, (p, new)) in parameter.iter().zip(new).enumerate() {
             let exact = (p - p * decay) as f32;
@@ -121,10 +121,10 @@ fn closed_gate<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed
     gradient[5] = f64::NAN;
     gradient[1026] = f64::INFINITY;
     for is_held in [false, true] {
-        let tensors = K::start(client, length, storage, upload(client, &gradient, storage));
+        let tensors = (K::START)(client, length, storage, upload(client, &gradient, storage));
         let held = is_held.then(|| tensors.clone());
         let old = numbers::<K, N>(client, &tensors, storage)?;
-        let new = K::one(client, &K::STEP, tensors, Some(gate(client, 0.0, 1.0)), None)?;
+        let new = (K::ONE)(client, &K::STEP, tensors, Some(gate(client, 0.0, 1.0)), None)?;
         if numbers::<K, N>(client, &new, storage)? != old {
             return Err(format!("a step that is not taken moved something, held: {is_held}").into());
         }
@@ -140,9 +140,9 @@ fn multiplied<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed>
     let gradient = normal(3, length, 1.0, storage);
     let update = |scale: f64, factor: f64| {
         let scaled: Vec<f64> = gradient.iter().map(|g| scale * g).collect();
-        let tensors = K::start(client, length, storage, upload(client, &scaled, storage));
+        let tensors = (K::START)(client, length, storage, upload(client, &scaled, storage));
         let gate = Gate { factor: number(client, factor), ..gate(client, 1.0, 0.0) };
-        let new = K::one(client, &K::STEP, tensors, Some(gate), None)?;
+        let new = (K::ONE)(client, &K::STEP, tensors, Some(gate), None)?;
         numbers::<K, N>(client, &new, storage)
     };
     if update(65536.0, 1.0 / 65536.0)? != update(1.0, 1.0)? {
@@ -159,12 +159,12 @@ fn memory<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     let (length, storage) = (1028, Storage::F32);
     let tensors = || {
         let gradient = upload(client, &normal(3, length, 1.0, storage), storage);
-        K::start(client, length, storage, gradient)
+        (K::START)(client, length, storage, gradient)
     };
     let places = |tensors: &K::Tensors| {
         kept::<K, N>(tensors).map(|rows| place_of(&rows)).collect::<Vec<_>>()
     };
-    let in_place = K::one(client, &K::STEP, tensors(), None, None)?;
+    let in_place = (K::ONE)(client, &K::STEP, tensors(), None, None)?;
     let expected = numbers::<K, N>(client, &in_place, storage)?;
 
     for held in 0..1 << (N - 1) {
@@ -174,7 +174,7 @@ fn memory<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
         let all = kept::<K, N>(&tensors).enumerate();
         let kept: Vec<Option<Rows>> = all.map(|(i, rows)| is_held(i).then_some(rows)).collect();
         let before = places(&tensors);
-        let new = K::one(client, &K::STEP, tensors, None, None)?;
+        let new = (K::ONE)(client, &K::STEP, tensors, None, None)?;
         for (i, (before, after)) in before.into_iter().zip(places(&new)).enumerate() {
             if (before == after) == is_held(i) {
                 return Err(format!("{held:03b} held: tensor {i} moved, or did not").into());
@@ -198,7 +198,7 @@ fn infinite_parameter<K: Kind<N>, const N: usize>(client: &Client) -> Result<(),
     let tensors = start_from::<K, N>(client, [&[f64::INFINITY, f64::NAN], &[1.0; 2]], storage);
     let mut step = K::STEP;
     *K::decay(&mut step) = 0.0;
-    let new = K::one(client, &step, tensors, None, None)?;
+    let new = (K::ONE)(client, &step, tensors, None, None)?;
     let new = parameter_of::<K, N>(client, new, storage)?;
     match new[..] {
         [infinite, nan] if infinite == f64::INFINITY && nan.is_nan() => Ok(()),
@@ -208,14 +208,14 @@ fn infinite_parameter<K: Kind<N>, const N: usize>(client: &Client) -> Result<(),
 
 fn empty<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     let nothing = Buffer::empty(client, 0, dtype(Storage::F16));
-    let tensors = K::start(client, 0, Storage::F32, nothing);
-    let new = K::one(client, &K::STEP, tensors, None, None)?;
+    let tensors = (K::START)(client, 0, Storage::F32, nothing);
+    let new = (K::ONE)(client, &K::STEP, tensors, None, None)?;
     if new.into()[0].elements() == 0 { Ok(()) } else { Err("elements from nothing".into()) }
 }
 
 fn bad_arguments<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed> {
     let numbers = |count: usize| upload(client, &vec![1.0; count], Storage::F32);
-    let tensors = |count| K::start(client, 4, Storage::F32, numbers(count));
+    let tensors = |count| (K::START)(client, 4, Storage::F32, numbers(count));
     let name_of_op = format!("{}_update", K::NAME);
     let named = |result: Result<K::Tensors, KernelError>, name: &str| match result {
         Err(KernelError::InvalidProblem { op, argument, .. })
@@ -226,7 +226,7 @@ fn bad_arguments<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Fail
         Err(other) => Err(Failed::from(format!("`{name}` was expected to be named, got {other}"))),
         Ok(_) => Err(Failed::from(format!("a bad `{name}` was taken"))),
     };
-    let step = |tensors, gate, chance| K::one(client, &K::STEP, tensors, gate, chance);
+    let step = |tensors, gate, chance| (K::ONE)(client, &K::STEP, tensors, gate, chance);
     named(step(tensors(3), None, None), "gradient")?;
     for (state, name) in K::NAMES.into_iter().enumerate().skip(2) {
         let mut wrong = tensors(4).into();
@@ -235,7 +235,7 @@ fn bad_arguments<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Fail
     }
     let mut early = K::STEP;
     *K::time(&mut early) = 0;
-    named(K::one(client, &early, tensors(4), None, None), "time")?;
+    named((K::ONE)(client, &early, tensors(4), None, None), "time")?;
     let long = Gate { skipped: numbers(2), ..gate(client, 1.0, 0.0) };
     named(step(tensors(4), Some(long), None), "skipped")?;
     let short = Chance { seed: numbers(1), draw: 0 };
