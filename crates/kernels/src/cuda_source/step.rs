@@ -139,7 +139,9 @@ impl<R: Rule> Kind<R> {
                 all.push(longest(gradient, Compiled { walk: Walk::Rows, ..flat }));
                 all.push(longest(gradient, Compiled { walk: Walk::Gathered, ..flat }));
             }
-            all.push(longest(parameter, Compiled { in_place: false, ..flat }));
+            let copied = longest(parameter, Compiled { in_place: false, ..flat });
+            all.push(copied);
+            all.push(Variant { tensors: MOST_TENSORS, ..copied });
             let open = Compiled { gated: false, ..flat };
             let shortest =
                 |gradient, compiled| Variant { form: short, ..longest(gradient, compiled) };
