@@ -18,6 +18,7 @@ use blackburn::{Report, train::scaler::GradScaler};
 use burn::{optim::ModuleOptimizer, tensor::Device};
 use std::{
     fs::{self, File, TryLockError},
+    ops::Deref,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -30,7 +31,7 @@ pub(crate) struct Run {
     pub(crate) store: Arc<TokenStore>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) device: Device,
-    pub(crate) model: Gpt,
+    pub(crate) model: Trained,
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) scaler: GradScaler,
     pub(crate) step: usize,
@@ -42,6 +43,31 @@ pub(crate) struct Run {
     pub(crate) graph: bool,
     // Held until the run ends: two processes must not write to one folder.
     _lock: File,
+}
+
+/// A model that steps move, rather than copy: parameters that a copy holds could not be updated in place.
+pub(crate) struct Trained(Option<Gpt>);
+
+impl Trained {
+    fn new(model: Gpt) -> Self {
+        Self(Some(model))
+    }
+
+    /// Puts what `step` makes of the model in its place.
+    pub(crate) fn update(&mut self, step: impl FnOnce(Gpt) -> Gpt) {
+        self.0 = self.0.take().map(step);
+    }
+}
+
+impl Deref for Trained {
+    type Target = Gpt;
+
+    fn deref(&self) -> &Gpt {
+        match &self.0 {
+            Some(model) => model,
+            None => unreachable!("the step that took the model has panicked"),
+        }
+    }
 }
 
 impl Run {
@@ -90,7 +116,7 @@ impl Run {
             data,
             store,
             device,
-            model,
+            model: Trained::new(model),
             optimizer,
             scaler,
             step: 0,
@@ -134,7 +160,7 @@ impl Run {
             data,
             store,
             device,
-            model,
+            model: Trained::new(model),
             optimizer,
             scaler,
             _lock: lock,
@@ -176,7 +202,7 @@ impl Run {
             "parameters": settings.model.parameters(),
             "starts_at_step": self.step,
         });
-        tracing::info!("{}", settings.policy().report(&self.model));
+        tracing::info!("{}", settings.policy().report(&*self.model));
         match fields {
             serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
             _ => Ok(()),

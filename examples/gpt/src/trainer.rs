@@ -191,8 +191,8 @@ impl Run {
                 (Tensor::cat(losses, 0).mean(), mean)
             })?;
         let clip = self.settings.clip;
-        let norm = self.scaler.unscale_and_clip_in_step(&gradients, &self.model, clip)?;
-        self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
+        let norm = self.scaler.unscale_and_clip_in_step(&gradients, &*self.model, clip)?;
+        self.model.update(|model| self.optimizer.step(learning_rate, model, gradients));
         self.scaler.update()?;
         // Hand the step over to the device now, and go on preparing the next one.
         self.device.flush().context("the device failed")?;
