@@ -41,13 +41,14 @@ pub type Many<S, T> = fn(
     Tuning,
 ) -> Result<Vec<T>, KernelError>;
 
-/// A parameter of numbers that are known here too, with states of zero.
+/// A parameter and its gradient, of numbers that are known here too and drawn by `seed`, with states of zero.
 fn tensors<const N: usize>(
     client: &Client,
+    seed: u64,
     elements: usize,
     types: Types,
 ) -> ([Rows; N], [Rotated; 2]) {
-    let known = [(1, types.parameter), (2, types.gradient)]
+    let known = [(2 * seed, types.parameter), (2 * seed + 1, types.gradient)]
         .map(|(seed, storage)| Rotated::new(client, seed, elements, dtype_of(storage)));
     let state = || {
         let handle = client.create_from_slice(&vec![0; elements * Storage::F32.bytes()]);
@@ -85,10 +86,11 @@ fn prove<O: Optimizer<N>, const N: usize>(
 ) {
     let sizes: Vec<usize> =
         (0..together).map(|which| if which == 0 { 4 * WIDTH * WIDTH } else { WIDTH }).collect();
-    let (before, known): (Vec<_>, Vec<_>) = sizes
-        .iter()
-        .map(|elements| {
-            let (tensors, [mut parameter, gradient]) = tensors::<N>(client, *elements, types);
+    // Each of numbers of its own, or they could be mistaken for each other.
+    let (before, known): (Vec<_>, Vec<_>) = (1..)
+        .zip(&sizes)
+        .map(|(seed, elements)| {
+            let (tensors, [mut parameter, gradient]) = tensors::<N>(client, seed, *elements, types);
             // Its numbers stay, and nobody holds its memory.
             parameter.buffer = gradient.buffer.clone();
             (tensors.into(), [parameter, gradient])
@@ -124,7 +126,7 @@ fn model<O: Optimizer<N>, const N: usize>(
     elements: &[usize],
     types: Types,
 ) -> Vec<O::Tensors> {
-    elements.iter().map(|elements| tensors::<N>(client, *elements, types).0.into()).collect()
+    elements.iter().map(|elements| tensors::<N>(client, 0, *elements, types).0.into()).collect()
 }
 
 /// Measures an optimizer in all types: the plan and what it could be, each in few launches and in one each.
