@@ -91,7 +91,8 @@ enum Toolkit {
 struct Subject {
     name: &'static str,
     toolkit: Toolkit,
-    model: Model,
+    /// There but while the optimizer has it: a copy would hold parameters that are updated in place.
+    model: Option<Model>,
     /// Forward and backward passes, over ids and a loss scale.
     passes: Option<GradientGraph<Model, (Tensor<2, Int>, Tensor<1>), Tensor<1>>>,
     optimizer: ModuleOptimizer,
@@ -119,20 +120,21 @@ fn pass(
 impl Subject {
     fn step(&mut self, ids: &Tensor<2, Int>) -> Result<(), Box<dyn Error>> {
         let (toolkit, inputs) = (self.toolkit, (ids.clone(), self.scaler.current_scale()));
+        let model = self.model.take().ok_or("an earlier step failed")?;
         let (_, mut gradients) = match &mut self.passes {
             Some(passes) => {
-                passes.run(&self.model, inputs, |model, inputs| pass(model, inputs, toolkit))?
+                passes.run(&model, inputs, |model, inputs| pass(model, inputs, toolkit))?
             }
-            None => pass(&self.model, inputs, toolkit),
+            None => pass(&model, inputs, toolkit),
         };
         match self.toolkit {
             Toolkit::Burn | Toolkit::Nothing => {}
-            Toolkit::Apart => drop(clip_global_norm(&mut gradients, &self.model, 1.0)),
+            Toolkit::Apart => drop(clip_global_norm(&mut gradients, &model, 1.0)),
             Toolkit::InStep => {
-                drop(self.scaler.unscale_and_clip_in_step(&gradients, &self.model, 1.0)?);
+                drop(self.scaler.unscale_and_clip_in_step(&gradients, &model, 1.0)?);
             }
         }
-        self.model = self.optimizer.step(1e-4, self.model.clone(), gradients);
+        self.model = Some(self.optimizer.step(1e-4, model, gradients));
         if self.toolkit == Toolkit::InStep {
             self.scaler.update()?;
         }
@@ -182,6 +184,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             _ if graph => Some(GradientGraph::new(policy)),
             _ => Some(GradientGraph::disabled(policy)),
         };
+        let model = Some(model);
         Ok(Subject { name, toolkit, model, passes, optimizer, scaler, times: Vec::new() })
     };
     let mut subjects = [
