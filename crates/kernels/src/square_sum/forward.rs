@@ -30,26 +30,39 @@ pub(crate) fn square_sum_kernel<I: Float, N: Size>(
 ) {
     let size = N::value().comptime();
 
-    // 1. Each unit adds up its squares, of the tensor that its cube is for.
-    let mut sum = Vector::<f32, N>::new(0.0f32);
+    // 1. The tensor that the cube is for, and its share of it.
     let cube = CUBE_POS as u32;
+    let mut tensor = 0u32;
+    let mut first = 0u32;
+    let mut vectors = 0u32;
+    let mut columns = 1u32;
+    let mut last = 0u32;
+    let mut pitch = 0u32;
     let mut start = 0u32;
     #[unroll]
-    for tensor in 0..tensors.len() {
-        let part = &parts[tensor];
+    for index in 0..tensors.len() {
+        let part = &parts[index];
         if cube >= start && cube < part.end {
-            let first = (cube - start) * share;
-            sum = squares::<I, N>(&tensors[tensor], part, first, share, by_rows);
+            tensor = comptime!(index as u32).runtime();
+            first = (cube - start) * share;
+            vectors = part.vectors;
+            columns = part.columns;
+            last = part.last;
+            pitch = part.pitch;
         }
         start = part.end;
     }
+
+    // 2. Each unit adds up its squares.
+    let x = Chosen { tensor, vectors, columns, last, pitch };
+    let sum = squares::<I, N>(&tensors, &x, first, share, by_rows);
     let mut mine = 0.0f32;
     #[unroll]
     for lane in 0..size {
         mine += sum.extract(lane);
     }
 
-    // 2. The units of a cube meet.
+    // 3. The units of a cube meet.
     let mut all = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
     all[UNIT_POS as usize] = mine;
     sync_cube();
@@ -68,60 +81,109 @@ pub(crate) fn square_sum_kernel<I: Float, N: Size>(
     }
 }
 
+/// The tensor that a cube reads, by its place among all; the rest as in its [`Part`].
+#[derive(CubeType, Clone, Copy)]
+struct Chosen {
+    tensor: u32,
+    vectors: u32,
+    columns: u32,
+    last: u32,
+    pitch: u32,
+}
+
 /// A unit's share of the squares of one tensor: of `share` vectors from `first`, every 256th.
 #[cube]
 fn squares<I: Float, N: Size>(
-    x: &[Vector<I, N>],
-    part: &Part,
+    tensors: &Sequence<Box<[Vector<I, N>]>>,
+    x: &Chosen,
     first: u32,
     share: u32,
     #[comptime] by_rows: bool,
 ) -> Vector<f32, N> {
     let mut sum = Vector::<f32, N>::new(0.0f32);
-    let mut end = min(first + share, part.vectors);
-    if comptime!(!by_rows) {
-        // The one that may be partial comes last, and alone.
-        end = min(first + share, part.vectors - 1);
-        if first + share >= part.vectors && UNIT_POS == 0 {
-            let last = part.vectors - 1;
-            sum = square::<I, N>(x[last as usize], part.last, true);
-        }
-    }
+    let end = min(first + share, x.vectors);
+    // Without rows only the last vector of all can be partial, and comes alone.
+    let whole = if comptime!(by_rows) { end } else { min(end, max(x.vectors, 1u32) - 1u32) };
+    // All loads before any is used, so that they are on the way together, while there are as many left.
     let mut index = first + UNIT_POS;
-    while index < end {
-        // All loads before any is used, so that they are on the way together. Beyond the end there is
-        // nothing to load, and nothing to add.
-        let mut values = Array::<Vector<I, N>>::new(UNROLL);
+    while index + comptime!((UNROLL as u32 - 1) * UNITS) < whole {
+        let values = load::<I, N>(tensors, x, index, UNROLL, by_rows);
         #[unroll]
         for step in 0..UNROLL {
             let at = index + comptime!(step as u32 * UNITS);
-            values[step] = Vector::new(I::new(0.0f32));
-            if at < end {
-                values[step] = x[place(at, part, by_rows)];
-            }
-        }
-        #[unroll]
-        for step in 0..UNROLL {
-            let mut counted = 0u32;
-            if comptime!(by_rows) {
-                let column = (index + comptime!(step as u32 * UNITS)) % part.columns;
-                counted = select(column + 1 == part.columns, part.last, u32::MAX);
-            }
-            sum += square::<I, N>(values[step], counted, by_rows);
+            sum += square::<I, N>(values[step], counted(at, x, by_rows), by_rows);
         }
         index += comptime!(UNROLL as u32 * UNITS);
+    }
+    while index < end {
+        let value = load::<I, N>(tensors, x, index, 1usize, by_rows);
+        sum += square::<I, N>(value[0], counted(index, x, by_rows), true);
+        index += UNITS;
     }
     sum
 }
 
+/// Every 256th vector of the chosen tensor from `index`, `count` of them.
+#[cube]
+fn load<I: Float, N: Size>(
+    tensors: &Sequence<Box<[Vector<I, N>]>>,
+    x: &Chosen,
+    index: u32,
+    #[comptime] count: usize,
+    #[comptime] by_rows: bool,
+) -> Array<Vector<I, N>> {
+    let mut places = Array::<u32>::new(count);
+    #[unroll]
+    for step in 0..count {
+        places[step] = place(index + comptime!(step as u32 * UNITS), x, by_rows);
+    }
+    let mut values = Array::<Vector<I, N>>::new(count);
+    let of = tensors.len().comptime();
+    load_among::<I, N>(tensors, x.tensor, &places, &mut values, 0usize, of, count);
+    values
+}
+
+/// Loads from the one of the tensors from `begin` to `end` that is `chosen`, which a binary search finds:
+/// buffers cannot be indexed, and the branches are the same for a whole cube. Only the loads are there once
+/// for each tensor, so that many take little longer to compile than one.
+#[cube]
+fn load_among<I: Float, N: Size>(
+    tensors: &Sequence<Box<[Vector<I, N>]>>,
+    chosen: u32,
+    places: &Array<u32>,
+    values: &mut Array<Vector<I, N>>,
+    #[comptime] begin: usize,
+    #[comptime] end: usize,
+    #[comptime] count: usize,
+) {
+    if comptime!(end - begin == 1) {
+        let x = &tensors[begin];
+        #[unroll]
+        for step in 0..count {
+            values[step] = x[places[step] as usize];
+        }
+    } else {
+        let middle = comptime!((begin + end) / 2);
+        if chosen < comptime!(middle as u32) {
+            load_among::<I, N>(tensors, chosen, places, values, begin, middle, count);
+        } else {
+            load_among::<I, N>(tensors, chosen, places, values, middle, end, count);
+        }
+    }
+}
+
 /// Where the vector `index` lies.
 #[cube]
-fn place(index: u32, part: &Part, #[comptime] by_rows: bool) -> usize {
-    if comptime!(by_rows) {
-        (index / part.columns * part.pitch + index % part.columns) as usize
-    } else {
-        index as usize
-    }
+fn place(index: u32, x: &Chosen, #[comptime] by_rows: bool) -> u32 {
+    if comptime!(by_rows) { index / x.columns * x.pitch + index % x.columns } else { index }
+}
+
+/// Elements of the vector `index` that count.
+#[cube]
+fn counted(index: u32, x: &Chosen, #[comptime] by_rows: bool) -> u32 {
+    let (at, all) =
+        if comptime!(by_rows) { (index % x.columns, x.columns) } else { (index, x.vectors) };
+    select(at + 1 == all, x.last, u32::MAX)
 }
 
 /// The squares of a vector: of its first `counted` elements where it may go beyond the end of a row.
