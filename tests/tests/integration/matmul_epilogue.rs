@@ -2,7 +2,10 @@
 
 use super::{Product, case, plans, precision};
 use crate::gelu::{download, dtype, upload};
-use blackburn_kernels::matmul::{self as kernel, Epilogue, matmul_with};
+use blackburn_kernels::{
+    buffer::Buffer,
+    matmul::{self as kernel, Epilogue, matmul_with},
+};
 use blackburn_reference::{
     activation::{Activation, FunctionErrors},
     matmul::Layout::{ColumnMajor, RowMajor},
@@ -10,7 +13,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::{on_device, on_device_with};
+use blackburn_tests::{on_cuda_with, on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
@@ -30,6 +33,9 @@ pub(super) fn trials() -> Vec<Trial> {
         }),
         Trial::ignorable_test("matmul::a_residual_added_whole_is_caught", || {
             on_device(whole_residual)
+        }),
+        Trial::ignorable_test("matmul::a_residual_is_added_from_wherever_it_begins", || {
+            on_cuda_with(dtype(Storage::Bf16), displaced_residual)
         }),
     ]);
     trials
@@ -300,6 +306,37 @@ fn whole_residual(client: &Client) -> Result<(), Failed> {
         let actual = download(client, output.out, storage)?;
         if let Ok(agreement) = compare(&actual, &expected.out, &expected.out_bounds) {
             return Err(format!("a whole residual passed in {plan:?}: {agreement:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Kernels read a residual 16 bytes at a time, which it need not begin at a multiple of.
+fn displaced_residual(client: &Client) -> Result<(), Failed> {
+    let storage = Storage::Bf16;
+    let product = Product::new(case(33, 72, 40, RowMajor, RowMajor), storage);
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    let residual = normal(8, product.case.out_len(), 1.0, storage);
+    let steps = Steps { residual: true, beta: -0.5, ..NONE };
+    for in_front in [1, 2, 4, 8] {
+        let mut numbers = vec![f64::NAN; in_front];
+        numbers.extend(&residual);
+        let memory = upload(client, &numbers, storage);
+        let bytes = (in_front * dtype(storage).size()) as u64;
+        let displaced = Buffer {
+            handle: memory.handle.offset_start(bytes),
+            elements: residual.len(),
+            dtype: memory.dtype,
+        };
+        let epilogue =
+            Epilogue { residual: Some(displaced), beta: steps.beta, ..Epilogue::default() };
+        for plan in plans(client, &problem) {
+            let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
+            let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
+            let expected = Expected::of(&product, &steps, &[], &residual, in_f32, errors(client));
+            compare(&download(client, output.out, storage)?, &expected.out, &expected.out_bounds)
+                .map_err(|error| format!("{in_front} elements in front, {plan:?}: {error}"))?;
         }
     }
     Ok(())

@@ -45,11 +45,16 @@ const BIAS: EpilogueBlueprint = EpilogueBlueprint {
     activation: Activation::Identity,
     preactivation: false,
     residual: false,
+    residual_in_octets: false,
 };
 
 /// The most that the widest tiles take.
-const LINEAR_RESIDUAL: EpilogueBlueprint =
-    EpilogueBlueprint { activation: Activation::Relu, residual: true, ..BIAS };
+const LINEAR_RESIDUAL: EpilogueBlueprint = EpilogueBlueprint {
+    activation: Activation::Relu,
+    residual: true,
+    residual_in_octets: true,
+    ..BIAS
+};
 
 /// Everything at once.
 const EVERYTHING: EpilogueBlueprint = EpilogueBlueprint {
@@ -58,6 +63,7 @@ const EVERYTHING: EpilogueBlueprint = EpilogueBlueprint {
     activation: Activation::Gelu,
     preactivation: true,
     residual: true,
+    residual_in_octets: true,
 };
 
 pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {

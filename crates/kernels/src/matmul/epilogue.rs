@@ -95,12 +95,15 @@ impl Epilogue {
     }
 
     pub(super) fn blueprint(&self) -> EpilogueBlueprint {
+        let residual = self.residual.as_ref().filter(|_| self.beta != 0.0);
+        let offset = residual.and_then(|residual| residual.handle.offset_start).unwrap_or(0);
         EpilogueBlueprint {
             scaled: self.scales.is_some(),
             bias: self.bias.is_some(),
             activation: self.activation,
             preactivation: self.keep_preactivation,
-            residual: self.residual.is_some() && self.beta != 0.0,
+            residual: residual.is_some(),
+            residual_in_octets: residual.is_some() && offset.is_multiple_of(16),
         }
     }
 }
@@ -113,6 +116,8 @@ pub(crate) struct EpilogueBlueprint {
     pub(crate) activation: Activation,
     pub(crate) preactivation: bool,
     pub(crate) residual: bool,
+    /// Whether the residual begins at a multiple of 16 bytes.
+    pub(crate) residual_in_octets: bool,
 }
 
 /// alpha, times the scales.

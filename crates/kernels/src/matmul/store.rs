@@ -8,7 +8,10 @@ use super::{
     bias_tile::{bias_pair, element_bytes},
     epilogue::{EpilogueBlueprint, activate},
 };
-use crate::ptx::{load, output_address, pack_bf16, pack_f16, store_word};
+use crate::ptx::{
+    global_address, load, load_words, output_address, pack_bf16, pack_f16, store_word, unpack_bf16,
+    unpack_f16,
+};
 use cubecl::prelude::*;
 
 /// What is stored at once.
@@ -78,28 +81,53 @@ fn pack(low: f32, high: f32, #[comptime] kind: HalfKind) -> u32 {
     }
 }
 
+#[cube]
+fn unpack(word: u32, #[comptime] kind: HalfKind) -> Vector<f32, Const<2>> {
+    match comptime!(kind) {
+        HalfKind::Bf16 => unpack_bf16(word),
+        HalfKind::F16 => unpack_f16(word),
+    }
+}
+
 /// The finished value of a sum.
 #[cube]
-fn finish<O: Float>(
+fn finish(
     sum: f32,
     offset: f32,
-    row: u32,
-    column: u32,
-    place: &Fragment,
+    added: f32,
     scale: f32,
     beta: f32,
-    residual: &[O],
     #[comptime] activation: Activation,
     #[comptime] add_residual: bool,
 ) -> f32 {
     let mut value = activate(scale * sum + offset, activation);
     if comptime!(add_residual) {
-        if row < place.m && column < place.n {
-            let at = (place.origin + row) * place.n + column;
-            value = fma(f32::cast_from(residual[at as usize]), beta, value);
-        }
+        value = fma(added, beta, value);
     }
     value
+}
+
+/// One number of the residual, or zero beyond its end.
+#[cube]
+fn residual_at<O: Float>(residual: &[O], row: u32, column: u32, place: &Fragment) -> f32 {
+    let mut value = 0.0f32;
+    if row < place.m && column < place.n {
+        value = f32::cast_from(residual[((place.origin + row) * place.n + column) as usize]);
+    }
+    value
+}
+
+/// The residual where this unit writes eight columns.
+#[cube]
+fn load_residual(base: u64, row: u32, column: u32, place: &Fragment) -> Array<u32> {
+    let at = (place.origin + row) * place.n + column;
+    let octet = load_words(base + u64::cast_from(at) * 2, row < place.m && column < place.n);
+    let mut words = Array::<u32>::new(4usize);
+    #[unroll]
+    for word in 0..4usize {
+        words[word] = octet.extract(word);
+    }
+    words
 }
 
 /// Finishes the accumulators `first..` of 16 rows by `columns` and writes them: the values the
@@ -123,6 +151,10 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     let activation =
         comptime!(if stop_before_activation { Activation::Identity } else { epilogue.activation });
     let add_residual = comptime!(epilogue.residual && !stop_before_activation);
+    let octets_of_residual =
+        comptime!(add_residual && epilogue.residual_in_octets && width.columns() == 8);
+    let residual_base =
+        if comptime!(octets_of_residual) { global_address::<O>(residual) } else { 0u64.runtime() };
     let stored = comptime!(width.columns());
     let size = W::value().comptime();
     // A group is what a quad exchanges: four blocks of eight columns, or one block.
@@ -147,36 +179,70 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                 offsets[comptime!(2 * block + 1)] = pair.extract(1usize);
             }
         }
+        // The column of the octet that this unit reads and writes: block `quad` of the group.
+        let octet_column = place.column + comptime!((32 * group) as u32) + 8 * place.quad;
+        // Both rows' are on the way before either is needed.
+        let mut residual_words = Array::<u32>::new(8usize);
+        if comptime!(octets_of_residual) {
+            #[unroll]
+            for half in 0..2usize {
+                let row = place.row + comptime!(8 * half as u32);
+                let octet = load_residual(residual_base, row, octet_column, place);
+                #[unroll]
+                for word in 0..4usize {
+                    residual_words[comptime!(4 * half + word)] = octet[word];
+                }
+            }
+        }
         #[unroll]
         for half in 0..2usize {
             let row = place.row + comptime!(8 * half as u32);
             let mut words = Array::<u32>::new(blocks);
+            let mut residual_octet = Array::<u32>::new(4usize);
+            if comptime!(octets_of_residual) {
+                #[unroll]
+                for word in 0..4usize {
+                    residual_octet[word] = residual_words[comptime!(4 * half + word)];
+                }
+            }
+            let residual_pairs = if comptime!(octets_of_residual) {
+                transpose_quad(&residual_octet, place.quad)
+            } else {
+                residual_octet
+            };
             #[unroll]
             for block in 0..blocks {
                 let j = comptime!(group * blocks + block);
                 let column = place.column + comptime!(8 * j as u32) + 2 * place.quad;
                 let at = comptime!(first + 4 * j + 2 * half);
-                let low = finish::<O>(
+                let mut added_low = 0.0f32;
+                let mut added_high = 0.0f32;
+                if comptime!(octets_of_residual) {
+                    let pair = unpack(
+                        residual_pairs[block],
+                        comptime!(width.half().unwrap_or(HalfKind::Bf16)),
+                    );
+                    added_low = pair.extract(0usize);
+                    added_high = pair.extract(1usize);
+                } else if comptime!(add_residual) {
+                    added_low = residual_at::<O>(residual, row, column, place);
+                    added_high = residual_at::<O>(residual, row, column + 1, place);
+                }
+                let low = finish(
                     sums.extract(at),
                     offsets[comptime!(2 * block)],
-                    row,
-                    column,
-                    place,
+                    added_low,
                     scale,
                     beta,
-                    residual,
                     activation,
                     add_residual,
                 );
-                let high = finish::<O>(
+                let high = finish(
                     sums.extract(comptime!(at + 1)),
                     offsets[comptime!(2 * block + 1)],
-                    row,
-                    column + 1,
-                    place,
+                    added_high,
                     scale,
                     beta,
-                    residual,
                     activation,
                     add_residual,
                 );
@@ -232,10 +298,15 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
             }
             if comptime!(stored == 8) {
                 // This unit receives block `quad` of the group from all four.
-                let column = place.column + comptime!((32 * group) as u32) + 8 * place.quad;
-                let octet = transpose_quad::<S, W>(&words, place.quad);
-                if row < place.m && column < place.n {
-                    target[(((place.origin + row) * place.n + column) / 8) as usize] = octet;
+                let received = transpose_quad(&words, place.quad);
+                let mut octet = Vector::<S, W>::empty();
+                #[unroll]
+                for word in 0..4usize {
+                    octet.insert(comptime!(word % size), S::cast_from(received[word]));
+                }
+                if row < place.m && octet_column < place.n {
+                    let start = (place.origin + row) * place.n + octet_column;
+                    target[(start / 8) as usize] = octet;
                 }
             }
         }
@@ -292,7 +363,7 @@ fn store_shifted<S: Numeric, W: Size>(
 
 /// Unit i of a quad gives word j to unit j, as its word i.
 #[cube]
-fn transpose_quad<S: Numeric, W: Size>(words: &Array<u32>, quad: u32) -> Vector<S, W> {
+fn transpose_quad(words: &Array<u32>, quad: u32) -> Array<u32> {
     let odd = quad & 1 == 1;
     let upper = quad & 2 == 2;
     let even_pair = plane_shuffle_xor(select(odd, words[0], words[1]), 1u32);
@@ -303,11 +374,10 @@ fn transpose_quad<S: Numeric, W: Size>(words: &Array<u32>, quad: u32) -> Vector<
     let y1 = select(odd, words[3], odd_pair);
     let from0 = plane_shuffle_xor(select(upper, x0, y0), 2u32);
     let from1 = plane_shuffle_xor(select(upper, x1, y1), 2u32);
-    let mut octet = Vector::<S, W>::empty();
-    let size = W::value().comptime();
-    octet.insert(0usize, S::cast_from(select(upper, from0, x0)));
-    octet.insert(comptime!(1usize % size), S::cast_from(select(upper, from1, x1)));
-    octet.insert(comptime!(2usize % size), S::cast_from(select(upper, y0, from0)));
-    octet.insert(comptime!(3usize % size), S::cast_from(select(upper, y1, from1)));
-    octet
+    let mut received = Array::<u32>::new(4usize);
+    received[0] = select(upper, from0, x0);
+    received[1] = select(upper, from1, x1);
+    received[2] = select(upper, y0, from0);
+    received[3] = select(upper, y1, from1);
+    received
 }

@@ -87,6 +87,28 @@ fn address_of(scope: &Scope, pointer: Value) -> NativeExpand<u64> {
     op.result(scope.ctx_mut()).expect("a result was asked for").into()
 }
 
+/// Four words at a multiple of 16 bytes that nobody writes to while the kernel runs, or zeros.
+#[cube]
+pub(crate) fn load_words(address: u64, are_there: bool) -> Vector<u32, Const<4>> {
+    let there = u32::cast_from(are_there);
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "{body}\n// {w}{a}{t}",
+        body = const WORDS_OR_ZEROS,
+        w = out(_) words,
+        a = in(_) load::<u64>(address),
+        t = in(_) load::<u32>(there),
+        options(nomem)
+    );
+    words
+}
+
+/// The load may not be a branch: the ones after it would wait for it.
+const WORDS_OR_ZEROS: &str = "{ // $0 $1 $2\n.reg .pred there;\n.reg .b32 a, b, c, d;\n\
+    setp.ne.b32 there, %5, 0;\nmov.b32 a, 0;\nmov.b32 b, 0;\nmov.b32 c, 0;\nmov.b32 d, 0;\n\
+    @there ld.global.nc.v4.b32 {a, b, c, d}, [%4];\n\
+    mov.b32 %0, a;\nmov.b32 %1, b;\nmov.b32 %2, c;\nmov.b32 %3, d;\n}";
+
 /// Writes a word at an even element of 16 bits.
 #[cube]
 pub(crate) fn store_word(base: u64, element: u32, word: u32) {
@@ -129,3 +151,26 @@ pub(crate) fn pack_f16(low: f32, high: f32) -> u32 {
     gpu_asm!("cvt.rn.f16x2.f32 {r}, {h}, {l};", r = out(_) packed, h = in(_) load::<f32>(high), l = in(_) load::<f32>(low), options(nomem));
     packed
 }
+
+/// The two numbers of a word, that of the low half first.
+#[cube]
+pub(crate) fn unpack_bf16(word: u32) -> Vector<f32, Const<2>> {
+    let pair: Vector<f32, Const<2>>;
+    gpu_asm!("{body}\n// {d}{w}", body = const BF16_PAIR, d = out(_) pair, w = in(_) load::<u32>(word), options(nomem));
+    pair
+}
+
+/// bf16 is the upper half of f32.
+const BF16_PAIR: &str = "{ // $0 $1\n.reg .b32 low, high;\nshl.b32 low, %2, 16;\n\
+    and.b32 high, %2, 0xffff0000;\nmov.b32 %0, low;\nmov.b32 %1, high;\n}";
+
+/// As [`unpack_bf16`], of f16.
+#[cube]
+pub(crate) fn unpack_f16(word: u32) -> Vector<f32, Const<2>> {
+    let pair: Vector<f32, Const<2>>;
+    gpu_asm!("{body}\n// {d}{w}", body = const F16_PAIR, d = out(_) pair, w = in(_) load::<u32>(word), options(nomem));
+    pair
+}
+
+const F16_PAIR: &str = "{ // $0 $1\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n\
+    cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}";
