@@ -11,7 +11,7 @@ use blackburn_tests::{
     tensors::{tensor, values},
 };
 use burn::{
-    module::{ModuleVisitor, Param},
+    module::{ModuleMapper, ModuleVisitor, Param},
     nn::{
         Linear, LinearConfig,
         activation::{Activation, ActivationConfig},
@@ -61,6 +61,7 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 const WIDTH: usize = 24;
+const HIDDEN: usize = 40;
 const TOKENS: [usize; 2] = [2, 9];
 
 /// How far two computations in f32 may be from each other, relative to a tensor's largest number.
@@ -92,11 +93,12 @@ struct Perceptron {
 impl Perceptron {
     fn new(activation: ActivationConfig) -> Self {
         let device = Device::flex().autodiff();
-        Self {
-            first: LinearConfig::new(WIDTH, 40).init(&device),
+        let perceptron = Self {
+            first: LinearConfig::new(WIDTH, HIDDEN).init(&device),
             activation: activation.init(&device),
-            second: LinearConfig::new(40, WIDTH).init(&device),
-        }
+            second: LinearConfig::new(HIDDEN, WIDTH).init(&device),
+        };
+        away_from_kinks(perceptron, &activation)
     }
 }
 
@@ -127,10 +129,33 @@ impl Tokens for Residual {
 }
 
 fn encoder(activation: ActivationConfig) -> TransformerEncoder {
-    TransformerEncoderConfig::new(WIDTH, 40, 3, 1)
+    let config = TransformerEncoderConfig::new(WIDTH, HIDDEN, 3, 1)
         .with_dropout(0.0)
-        .with_activation(activation)
-        .init(&Device::flex().autodiff())
+        .with_activation(activation.clone());
+    away_from_kinks(config.init(&Device::flex().autodiff()), &activation)
+}
+
+/// With `Relu`, biases hidden units far to one side or the other: at its kink the slightest error turns
+/// a gradient on or off, and of 720 numbers around zero one may well be close enough.
+fn away_from_kinks<M: Module>(module: M, activation: &ActivationConfig) -> M {
+    if !matches!(activation, ActivationConfig::Relu) {
+        return module;
+    }
+    struct Biases;
+    impl ModuleMapper for Biases {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if param.shape().as_slice() != [HIDDEN] {
+                return param;
+            }
+            // Weights and inputs of these modules leave six standard deviations to zero.
+            param.map(|bias| {
+                let sides = (0..HIDDEN).map(|unit| if unit % 2 == 0 { 3.5f32 } else { -3.5 });
+                let sides = TensorData::new(sides.collect(), bias.shape());
+                Tensor::from_data(sides, &bias.device()).require_grad()
+            })
+        }
+    }
+    module.map(&mut Biases)
 }
 
 impl Tokens for TransformerEncoder {
