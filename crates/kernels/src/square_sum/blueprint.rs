@@ -31,7 +31,8 @@ pub struct SquareSumBlueprint {
 }
 
 impl SquareSumBlueprint {
-    /// Cubes that a multiprocessor has room for: of 256 threads with 40 registers, of 65,536.
+    /// Cubes that a multiprocessor has room for: of 256 threads with 40 registers, of 65,536. Where a kernel
+    /// takes up to 64, four are there at once and the others follow.
     const CUBES_A_MULTIPROCESSOR: usize = 6;
 
     /// The widest loads that serve all of `tensors`, and as many cubes as there is room for at once, each
