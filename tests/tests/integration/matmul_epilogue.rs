@@ -50,6 +50,8 @@ struct Steps {
     activation: Activation,
     kept: bool,
     residual: bool,
+    /// Elements of its memory before the residual.
+    in_front: usize,
     beta: f32,
 }
 
@@ -60,6 +62,7 @@ const NONE: Steps = Steps {
     activation: Activation::Identity,
     kept: false,
     residual: false,
+    in_front: 0,
     beta: 1.0,
 };
 
@@ -144,7 +147,7 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
         bias: steps.bias.then(|| upload(client, &bias, storage)),
         activation: activation(steps.activation),
         keep_preactivation: steps.kept,
-        residual: steps.residual.then(|| upload(client, &residual, storage)),
+        residual: steps.residual.then(|| upload_behind(client, steps.in_front, &residual, storage)),
         beta: steps.beta,
     };
     let mut plans = plans(client, &problem);
@@ -167,6 +170,17 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
             .map_err(|error| format!("{}: {error}", name()))?;
     }
     Ok(())
+}
+
+/// Numbers with `in_front` of NaN before them in their memory.
+fn upload_behind(client: &Client, in_front: usize, numbers: &[f64], storage: Storage) -> Buffer {
+    let memory = upload(client, &[vec![f64::NAN; in_front].as_slice(), numbers].concat(), storage);
+    let bytes = in_front * dtype(storage).size();
+    Buffer {
+        handle: memory.handle.offset_start(bytes as u64),
+        elements: numbers.len(),
+        dtype: memory.dtype,
+    }
 }
 
 /// What comes out, and how far off it may be.
@@ -313,31 +327,9 @@ fn whole_residual(client: &Client) -> Result<(), Failed> {
 
 /// Kernels read a residual 16 bytes at a time, which it need not begin at a multiple of.
 fn displaced_residual(client: &Client) -> Result<(), Failed> {
-    let storage = Storage::Bf16;
-    let product = Product::new(case(33, 72, 40, RowMajor, RowMajor), storage);
-    let problem = product.problem(storage)?;
-    let [lhs, rhs] = product.upload(client);
-    let residual = normal(8, product.case.out_len(), 1.0, storage);
-    let steps = Steps { residual: true, beta: -0.5, ..NONE };
-    for in_front in [1, 2, 4, 8] {
-        let mut numbers = vec![f64::NAN; in_front];
-        numbers.extend(&residual);
-        let memory = upload(client, &numbers, storage);
-        let bytes = (in_front * dtype(storage).size()) as u64;
-        let displaced = Buffer {
-            handle: memory.handle.offset_start(bytes),
-            elements: residual.len(),
-            dtype: memory.dtype,
-        };
-        let epilogue =
-            Epilogue { residual: Some(displaced), beta: steps.beta, ..Epilogue::default() };
-        for plan in plans(client, &problem) {
-            let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
-            let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
-            let expected = Expected::of(&product, &steps, &[], &residual, in_f32, errors(client));
-            compare(&download(client, output.out, storage)?, &expected.out, &expected.out_bounds)
-                .map_err(|error| format!("{in_front} elements in front, {plan:?}: {error}"))?;
-        }
-    }
-    Ok(())
+    let product = Product::new(case(33, 72, 40, RowMajor, RowMajor), Storage::Bf16);
+    [1, 2, 4, 8].into_iter().try_for_each(|in_front| {
+        let steps = Steps { residual: true, in_front, beta: -0.5, ..NONE };
+        check(client, &product, steps, Plans::All)
+    })
 }

@@ -182,33 +182,22 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
         // The column of the octet that this unit reads and writes: block `quad` of the group.
         let octet_column = place.column + comptime!((32 * group) as u32) + 8 * place.quad;
         // Both rows' are on the way before either is needed.
-        let mut residual_words = Array::<u32>::new(8usize);
+        let mut residual_octets = Sequence::<Array<u32>>::new();
         if comptime!(octets_of_residual) {
             #[unroll]
             for half in 0..2usize {
                 let row = place.row + comptime!(8 * half as u32);
-                let octet = load_residual(residual_base, row, octet_column, place);
-                #[unroll]
-                for word in 0..4usize {
-                    residual_words[comptime!(4 * half + word)] = octet[word];
-                }
+                residual_octets.push(load_residual(residual_base, row, octet_column, place));
             }
         }
         #[unroll]
         for half in 0..2usize {
             let row = place.row + comptime!(8 * half as u32);
             let mut words = Array::<u32>::new(blocks);
-            let mut residual_octet = Array::<u32>::new(4usize);
-            if comptime!(octets_of_residual) {
-                #[unroll]
-                for word in 0..4usize {
-                    residual_octet[word] = residual_words[comptime!(4 * half + word)];
-                }
-            }
             let residual_pairs = if comptime!(octets_of_residual) {
-                transpose_quad(&residual_octet, place.quad)
+                transpose_quad(&residual_octets[half], place.quad)
             } else {
-                residual_octet
+                Array::<u32>::new(blocks)
             };
             #[unroll]
             for block in 0..blocks {
