@@ -54,13 +54,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.tests {
         let mut build = cargo();
         build.args(["test", "--release", "--no-run", "-p", "blackburn-tests"]);
-        build.args(["--features", "blackburn-tests/cuda"]);
+        // Without WebGPU, the default, tests share every dependency with the other programs.
+        build.args(["--no-default-features", "--features", "cuda"]);
         binaries.extend(built(&mut build, "test", "test-", advice)?);
     }
     if arguments.benches {
         let mut build = cargo();
-        build.args(["bench", "--no-run", "-p", "blackburn-benches"]);
-        build.args(["--features", "blackburn-benches/cuda"]);
+        build.args(["bench", "--no-run", "-p", "blackburn-benches", "--features", "cuda"]);
         binaries.extend(built(&mut build, "bench", "bench-", advice)?);
     }
     if binaries.is_empty() {

@@ -8,11 +8,12 @@ use std::process::Command;
 /// Run the tests; kernel tests skip with a reason if their device is missing.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Fail, not skip, if this device is missing. `cuda` also enables the CUDA tests, in release.
+    /// Fail, not skip, if this device is missing. `cuda` runs the integration tests, which are all
+    /// that use a GPU, in release and without WebGPU.
     #[arg(long)]
     device: Option<Device>,
-    /// Passed on to `cargo test`: `-p CRATE`, a test's name, `-- --nocapture`. A package narrows
-    /// the run from the whole workspace.
+    /// Passed on to `cargo test`: `-p CRATE`, a test's name, `-- --nocapture`. Without a package all
+    /// of the workspace is tested, or with `cuda` the integration tests.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -33,22 +34,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn cargo_test(arguments: &Arguments) -> Command {
     let mut command = cargo();
     command.arg("test");
-    let own = arguments.arguments.iter().take_while(|argument| *argument != "--");
-    if !own.into_iter().any(|a| a.starts_with("-p") || a.starts_with("--package")) {
-        command.arg("--workspace");
-    }
+    let mut own = arguments.arguments.iter().take_while(|argument| *argument != "--");
+    let narrowed = own.any(|a| a.starts_with("-p") || a.starts_with("--package"));
     match arguments.device {
-        None => {}
-        Some(Device::Webgpu) => {
-            command.env("BLACKBURN_REQUIRE_DEVICE", "webgpu");
-        }
-        // Unoptimized, the f64 references take longer than the kernels they judge.
+        // Unoptimized, the f64 references take longer than the kernels they judge. The features are
+        // those of the other CUDA programs, so that dependencies are built once for all.
         Some(Device::Cuda) => {
-            command.env("BLACKBURN_REQUIRE_DEVICE", "cuda").args([
-                "--release",
-                "--features",
-                "blackburn-tests/cuda",
-            ]);
+            command.env("BLACKBURN_REQUIRE_DEVICE", "cuda").arg("--release");
+            if !narrowed {
+                command.args(["-p", "blackburn-tests"]);
+            }
+            command.args(["--no-default-features", "--features", "cuda"]);
+        }
+        device => {
+            if matches!(device, Some(Device::Webgpu)) {
+                command.env("BLACKBURN_REQUIRE_DEVICE", "webgpu");
+            }
+            if !narrowed {
+                command.arg("--workspace");
+            }
         }
     }
     command.args(&arguments.arguments);
@@ -84,8 +88,8 @@ mod tests {
     fn cuda_brings_its_feature_and_optimization() {
         assert_eq!(
             command(Some(Device::Cuda), &[]),
-            "BLACKBURN_REQUIRE_DEVICE=cuda cargo test --workspace --release \
-             --features blackburn-tests/cuda"
+            "BLACKBURN_REQUIRE_DEVICE=cuda cargo test --release -p blackburn-tests \
+             --no-default-features --features cuda"
         );
     }
 }
