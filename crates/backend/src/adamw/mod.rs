@@ -56,7 +56,7 @@ pub struct Stepped<const D: usize> {
 pub struct Taken {
     /// 0 where the step is not taken: parameter and moments then stay as they are, bit for bit.
     pub taken: Tensor<1>,
-    /// How many steps before this one were not.
+    /// How many of the steps that [`Step::time`] counts were not, before this one.
     pub skipped: Tensor<1>,
     /// What the gradient is multiplied by first.
     pub factor: Tensor<1>,

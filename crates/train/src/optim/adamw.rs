@@ -1,6 +1,6 @@
 //! AdamW whose step can be taken back by the device, and which trains 16-bit parameters.
 //!
-//! With gradient `g`, rate `lr`, decay `wd`, and `t` the number of steps that were taken:
+//! With gradient `g`, rate `lr`, decay `wd`, and `t` the number of the parameter's steps that were taken:
 //!
 //! ```text
 //! m = m + (1 - beta_1) (g - m)                 v = v + (1 - beta_2) (g^2 - v)
@@ -12,16 +12,19 @@
 
 use super::{
     gate::{Reading, StepGate},
+    skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
 use blackburn_backend::adamw;
 use burn::{
-    optim::{AdamWState, AdaptiveMomentumState, LearningRate, Optimizer},
+    optim::{
+        AdamWState as BurnsState, AdaptiveMomentumState, LearningRate, Optimizer, RecordState,
+        StateSink, StateSource,
+    },
     tensor::{DType, Device, FloatDType, Tensor},
 };
 
-/// One group's AdamW; [`AdamWGroups`](super::AdamWGroups) makes them. Its state is that of Burn's
-/// AdamW, in f32, and its records are those.
+/// One group's AdamW; [`AdamWGroups`](super::AdamWGroups) makes them.
 ///
 /// Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
 #[derive(Clone, Debug)]
@@ -35,6 +38,41 @@ pub struct AdamW {
     pub(super) gate: Option<StepGate>,
     /// What the kernel rounds by, where it rounds by chance.
     pub(super) draws: Draws,
+    /// What the gate took back of each parameter's steps.
+    pub(super) counts: SkippedCounts,
+}
+
+/// What one parameter's steps leave for the next.
+///
+/// Its records are those of Burn's `AdamW`, with the moments in f32 and without the steps that a gate took
+/// back, so that each loads what the other saved.
+#[derive(Clone, Debug)]
+pub struct AdamWState<const D: usize> {
+    /// In f32.
+    pub first: Tensor<D>,
+    /// In f32.
+    pub second: Tensor<D>,
+    /// Steps so far, those included that a gate took back.
+    pub time: usize,
+    /// How many of them it took back.
+    pub skipped: Skipped,
+}
+
+impl<const D: usize> RecordState for AdamWState<D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        let Self { first, second, time, skipped } = self.clone();
+        let time = time.saturating_sub(skipped.read());
+        let momentum =
+            AdaptiveMomentumState { time, moment_1: first, moment_2: second, max_moment_2: None };
+        BurnsState { momentum }.state_flatten(prefix, out);
+    }
+
+    fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
+        let BurnsState { momentum } = BurnsState::<D>::state_unflatten(prefix, src, device)?;
+        let AdaptiveMomentumState { time, moment_1, moment_2, .. } = momentum;
+        let [first, second] = [moment_1, moment_2].map(|moment| moment.cast(FloatDType::F32));
+        Some(Self { first, second, time, skipped: Skipped::default() })
+    }
 }
 
 /// What a step multiplies by: known to the host, unless the device may take the step back.
@@ -159,29 +197,24 @@ impl Optimizer for AdamW {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let (first, second, time) = match state {
-            Some(AdamWState { momentum }) => (momentum.moment_1, momentum.moment_2, momentum.time),
-            None => {
-                // Each in memory of its own, which the kernel writes to.
-                let zeros = || Tensor::zeros(grad.dims(), (&grad.device(), DType::F32));
-                (zeros(), zeros(), 0)
-            }
-        };
-        let time = time + 1;
-        let open = self.gate.as_ref().and_then(|gate| gate.read());
+        let AdamWState { first, second, time, skipped } = state.unwrap_or_else(|| {
+            // Each in memory of its own, which the kernel writes to.
+            let zeros = || Tensor::zeros(grad.dims(), (&grad.device(), DType::F32));
+            AdamWState { first: zeros(), second: zeros(), time: 0, skipped: Skipped::default() }
+        });
+        let (time, open, skipped) = self.counts.next(time, skipped, self.gate.as_ref());
         let tensors = adamw::Tensors { parameter: tensor, gradient: grad, first, second };
         let adamw::Stepped { parameter, first, second } = if adamw::serves(&tensors) {
             self.by_kernel(lr, time, tensors, open)
         } else {
             self.by_operations(lr, time, tensors, open)
         };
-        let momentum =
-            AdaptiveMomentumState { time, moment_1: first, moment_2: second, max_moment_2: None };
-        (parameter, Some(AdamWState { momentum }))
+        (parameter, Some(AdamWState { first, second, time, skipped }))
     }
 
-    fn to_device<const D: usize>(mut state: Self::State<D>, device: &Device) -> Self::State<D> {
-        state.momentum = state.momentum.to_device(device);
-        state
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        let AdamWState { first, second, time, skipped } = state;
+        let [first, second] = [first, second].map(|moment| moment.to_device(device));
+        AdamWState { first, second, time, skipped: skipped.to_device(device) }
     }
 }

@@ -9,17 +9,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Clones are one gate.
 #[derive(Clone, Debug, Default)]
-pub struct StepGate(Arc<Mutex<Option<Reading>>>);
+pub struct StepGate(Arc<Mutex<State>>);
 
-/// Of one element each, in f32, on the device.
+#[derive(Debug, Default)]
+struct State {
+    /// Readings so far.
+    readings: u64,
+    last: Option<Reading>,
+}
+
+/// What the device says of a step. Tensors of one element each, in f32.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
     /// 1 where the step is taken, 0 where it is not.
     pub(crate) taken: Tensor<1>,
-    /// How many steps before this one were not.
+    /// How many steps before this one were not, from the scaler's first one on.
     pub(crate) skipped: Tensor<1>,
     /// What gradients are multiplied by first.
     pub(crate) factor: Tensor<1>,
+    /// Whether this is the scaler's first step, or the first after it was restored.
+    pub(crate) is_first: bool,
+    /// Which of the gate's readings it is. The gate sets it.
+    pub(crate) number: u64,
 }
 
 impl StepGate {
@@ -29,17 +40,20 @@ impl StepGate {
     }
 
     pub(crate) fn set(&self, reading: Option<Reading>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reading;
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.readings += 1;
+        let number = state.readings;
+        state.last = reading.map(|reading| Reading { number, ..reading });
     }
 
     pub(crate) fn read(&self) -> Option<Reading> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
     }
 }
 
 /// As the kernels' operations take it.
 impl From<Reading> for Taken {
-    fn from(Reading { taken, skipped, factor }: Reading) -> Self {
+    fn from(Reading { taken, skipped, factor, .. }: Reading) -> Self {
         Self { taken, skipped, factor }
     }
 }

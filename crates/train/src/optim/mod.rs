@@ -5,13 +5,16 @@ mod adamw;
 mod gate;
 mod on_device;
 mod sgd;
+mod skipped;
 mod stochastic;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, AdamWState};
 pub(crate) use gate::Reading;
 pub use gate::StepGate;
 pub use on_device::OnDevice;
 pub use sgd::{Sgd, SgdGroups, SgdState};
+pub use skipped::Skipped;
+use skipped::SkippedCounts;
 use stochastic::Draws;
 
 use crate::path::ModulePath;
@@ -78,7 +81,7 @@ impl AdamWGroups {
         gate: Option<&StepGate>,
     ) -> ModuleOptimizer {
         // One seed a step for all groups, whose steps share a launch then.
-        let draws = Draws::default();
+        let (draws, counts) = (Draws::default(), SkippedCounts::default());
         let adamw = |weight_decay: f32| AdamW {
             beta_1: self.beta_1.into(),
             beta_2: self.beta_2.into(),
@@ -87,6 +90,7 @@ impl AdamWGroups {
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
             draws: draws.clone(),
+            counts: counts.clone(),
         };
         in_two_groups(model, device, adamw(self.weight_decay), adamw(0.0))
     }
@@ -201,7 +205,7 @@ mod tests {
     pub(super) fn reading(taken: f32, skipped: f32) -> Reading {
         let [taken, skipped, factor] =
             [taken, skipped, 1.0].map(|value| Tensor::from_data([value], &Device::flex()));
-        Reading { taken, skipped, factor }
+        Reading { taken, skipped, factor, is_first: false, number: 0 }
     }
 
     #[test]

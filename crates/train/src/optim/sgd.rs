@@ -17,6 +17,7 @@
 use super::{
     gate::{Reading, StepGate},
     in_two_groups,
+    skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
 use blackburn_backend::sgd;
@@ -87,10 +88,6 @@ impl SgdGroups {
     /// The same, which leaves parameters and velocities alone in steps whose gradients overflowed: give
     /// it [`GradScaler::gate`](crate::scaler::GradScaler::gate).
     ///
-    /// With dampening, the first step of a parameter is told by how many steps the scaler has left out. Of
-    /// those, some may lie before the parameter's first gradient, as where an optimizer without a state
-    /// joins a scaler with one: as many of its later steps are then taken as first ones.
-    ///
     /// # Panics
     ///
     /// As [`init`](Self::init).
@@ -122,7 +119,7 @@ impl SgdGroups {
             );
         }
         // One seed a step for all groups, whose steps share a launch then.
-        let draws = Draws::default();
+        let (draws, counts) = (Draws::default(), SkippedCounts::default());
         let sgd = |weight_decay: f64| Sgd {
             momentum,
             dampening,
@@ -131,6 +128,7 @@ impl SgdGroups {
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
             draws: draws.clone(),
+            counts: counts.clone(),
         };
         let of_vectors = if self.decays_vectors { weight_decay } else { 0.0 };
         in_two_groups(model, device, sgd(weight_decay), sgd(of_vectors))
@@ -152,12 +150,14 @@ pub struct Sgd {
     gate: Option<StepGate>,
     /// What the kernel rounds by, where it rounds by chance.
     draws: Draws,
+    /// What the gate took back of each parameter's steps.
+    counts: SkippedCounts,
 }
 
 /// What one parameter's steps leave for the next.
 ///
-/// Its records are those of Burn's `Sgd`, with the number of steps beside the velocity, so that each loads
-/// what the other saved.
+/// Its records are those of Burn's `Sgd`, with the number of steps beside the velocity, without those that a
+/// gate took back, so that each loads what the other saved.
 #[derive(Clone, Debug)]
 pub struct SgdState<const D: usize> {
     /// In f32; none without momentum.
@@ -165,6 +165,8 @@ pub struct SgdState<const D: usize> {
     /// Steps since there is a velocity, those included that a gate took back; counted from
     /// [`UNCOUNTED`](Self::UNCOUNTED) on after records that do not tell.
     pub time: usize,
+    /// How many of them it took back.
+    pub skipped: Skipped,
 }
 
 impl<const D: usize> SgdState<D> {
@@ -182,7 +184,8 @@ impl<const D: usize> RecordState for SgdState<D> {
         if let Some(velocity) = &self.velocity {
             out.push_tensor(&join_path(prefix, MOMENTUM), VELOCITY, velocity.clone().into_data());
         }
-        out.push_scalar(prefix, TIME, Scalar::from(self.time));
+        let taken = self.time.saturating_sub(self.skipped.read());
+        out.push_scalar(prefix, TIME, Scalar::from(taken));
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
@@ -191,7 +194,8 @@ impl<const D: usize> RecordState for SgdState<D> {
             .take_tensor(&join_path(prefix, MOMENTUM), VELOCITY)
             .map(|data| Tensor::from_data(data, (device, DType::F32)));
         let time = src.take_scalar(prefix, TIME).and_then(|time| usize::try_from(time).ok());
-        Some(Self { velocity, time: time.unwrap_or(Self::UNCOUNTED) })
+        let time = time.unwrap_or(Self::UNCOUNTED);
+        Some(Self { velocity, time, skipped: Skipped::default() })
     }
 }
 
@@ -285,16 +289,22 @@ impl Optimizer for Sgd {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let (velocity, time) = match state {
-            Some(SgdState { velocity: Some(velocity), time }) => (Some(velocity), time),
+        let (velocity, time, skipped) = match state {
+            Some(SgdState { velocity: Some(velocity), time, skipped }) => {
+                (Some(velocity), time, skipped)
+            }
             // The first step, or the first one with momentum.
-            _ => (None, 0),
+            _ => (None, 0, Skipped::default()),
         };
         let velocity = (self.momentum != 0.0).then(|| {
             velocity.unwrap_or_else(|| Tensor::zeros(grad.dims(), (&grad.device(), DType::F32)))
         });
-        let time = time + 1;
-        let open = self.gate.as_ref().and_then(|gate| gate.read());
+        let gate = self.gate.as_ref();
+        let (time, open, skipped) = match velocity {
+            Some(_) => self.counts.next(time, skipped, gate),
+            // No step is told from another.
+            None => (1, gate.and_then(StepGate::read), skipped),
+        };
         let (parameter, velocity) = match velocity {
             Some(velocity) => {
                 let tensors = sgd::Tensors { parameter: tensor, gradient: grad, velocity };
@@ -308,11 +318,12 @@ impl Optimizer for Sgd {
             }
             None => self.by_operations(lr, time, [tensor, grad], None, open),
         };
-        (parameter, Some(SgdState { velocity, time }))
+        (parameter, Some(SgdState { velocity, time, skipped }))
     }
 
     fn to_device<const D: usize>(mut state: Self::State<D>, device: &Device) -> Self::State<D> {
         state.velocity = state.velocity.map(|velocity| velocity.to_device(device));
+        state.skipped = state.skipped.to_device(device);
         state
     }
 }

@@ -199,8 +199,13 @@ pub struct GradScaler {
     /// One element each, in f32.
     scale: Tensor<1>,
     clean_steps: Tensor<1>,
+    /// Without those before it was restored.
     skipped_steps: Tensor<1>,
     skipped_in_a_row: Tensor<1>,
+    /// Steps that were left out before it was restored.
+    skipped_before: u32,
+    /// Whether no step has read it since it was made or restored.
+    is_new: bool,
     /// 1, for readers who are to change nothing.
     one: Tensor<1>,
     /// 1 if the gradients of this step were finite, from `unscale` to `update`.
@@ -225,8 +230,10 @@ impl GradScaler {
             gate: StepGate::new(),
             scale: one(state.scale),
             clean_steps: one(state.clean_steps as f32),
-            skipped_steps: one(state.skipped_steps as f32),
+            skipped_steps: one(0.0),
             skipped_in_a_row: one(state.skipped_in_a_row as f32),
+            skipped_before: state.skipped_steps,
+            is_new: true,
             one: one(1.0),
             finite: None,
         }
@@ -288,8 +295,9 @@ impl GradScaler {
         if self.is_enabled() || max_norm.is_finite() {
             module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
         }
-        let taken = self.finite.clone();
-        self.gate.set(taken.map(|taken| self.reading(taken, self.one.clone())));
+        let one = self.one.clone();
+        let reading = self.finite.clone().map(|taken| self.reading(taken, one));
+        self.gate.set(reading);
         Ok(norm)
     }
 
@@ -312,10 +320,9 @@ impl GradScaler {
     ) -> Result<Tensor<1>, ScalerError> {
         let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm)?;
         let is_multiplied = self.is_enabled() || max_norm.is_finite();
-        self.gate.set(is_multiplied.then(|| {
-            let taken = self.finite.clone().unwrap_or_else(|| self.one.clone());
-            self.reading(taken, factor)
-        }));
+        let taken = self.finite.clone().unwrap_or_else(|| self.one.clone());
+        let reading = is_multiplied.then(|| self.reading(taken, factor));
+        self.gate.set(reading);
         Ok(norm)
     }
 
@@ -341,8 +348,9 @@ impl GradScaler {
         Ok(measured)
     }
 
-    fn reading(&self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
-        Reading { taken, skipped: self.skipped_steps.clone(), factor }
+    fn reading(&mut self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
+        let is_first = std::mem::take(&mut self.is_new);
+        Reading { taken, skipped: self.skipped_steps.clone(), factor, is_first, number: 0 }
     }
 
     /// Whether the gradients that were unscaled last overflowed, so that the step has to be left
@@ -411,7 +419,7 @@ impl GradScaler {
         ScalerState {
             scale: numbers.first().copied().unwrap_or(1.0),
             clean_steps: count(1),
-            skipped_steps: count(2),
+            skipped_steps: self.skipped_before + count(2),
             skipped_in_a_row: count(3),
         }
     }
