@@ -138,7 +138,8 @@ pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
     Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
 }
 
-/// A tensor's rows, where they follow each other; one, where nothing lies between them.
+/// A tensor's rows, where they follow each other and none lies on another; one, where nothing lies between
+/// them.
 pub(crate) fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let elements = shape.num_elements();
@@ -151,10 +152,12 @@ pub(crate) fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
         let inner: usize = shape[dim + 1..strides.len() - 1].iter().product();
         shape[dim] == 1 || strides[dim] == inner * pitch
     };
+    // Rows of an expanded tensor lie on each other: as such a kernel would take them for one.
+    let are_apart = rows <= 1 || pitch >= columns;
     let is_dense = columns <= 1 || strides.last() == Some(&1);
     let is_plain = tensor.qparams.is_none() && !tensor.meta.is_tiled();
     let all_follow = (0..strides.len().saturating_sub(1)).all(|dim| rows == 1 || follows(dim));
-    if !(is_plain && is_dense && all_follow) {
+    if !(is_plain && is_dense && are_apart && all_follow) {
         return None;
     }
     let buffer = |elements| Buffer {

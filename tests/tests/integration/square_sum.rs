@@ -45,6 +45,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     trials.push(on_burn("square_sum::a_norm_is_that_of_all_gradients", norm));
     trials.push(on_burn("square_sum::a_norm_is_that_of_many_gradients", norm_of_many));
+    trials.push(on_burn("square_sum::a_norm_counts_what_is_expanded", norm_of_expanded));
     trials.push(on_burn("overwrite::all_who_hold_the_memory_see_it", seen_by_all));
     trials
 }
@@ -265,6 +266,30 @@ fn norm_of_many(device: Device) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{found} against {}, bound {bound}", exact.sqrt()).into())
+}
+
+/// Broadcast gradients hold one row, or one column, for all: their strides are 0.
+fn norm_of_expanded(device: Device) -> Result<(), Failed> {
+    let model = LinearConfig::new(6, 40).with_bias(false).init(&device);
+    for shape in [[1, 40], [6, 1], [1, 1]] {
+        let some = normal(7, shape[0] * shape[1], 1.0, Storage::F32);
+        let repeats = (6 * 40 / some.len()) as f64;
+        let exact = (repeats * some.iter().map(|x| x * x).sum::<f64>()).sqrt();
+        let gradient: Tensor<2> = tensor(&some, shape, Storage::F32, &device);
+        let mut gradients = GradientsParams::new();
+        gradients.register::<2>(model.weight.id, gradient.expand([6, 40]));
+        let found = values(clip_global_norm(&mut gradients, &model, 0.5))?[0];
+        let clipped = values(clip_global_norm(&mut gradients, &model, f64::INFINITY))?[0];
+        // Each sum has at most ten additions of a term, a square and the root; the factor four roundings
+        // and the guard against division by zero.
+        let bound = 12.0 * f64::from(f32::EPSILON) * exact;
+        if (found - exact).abs() > bound
+            || (clipped - 0.5).abs() > 1e-6 + 20.0 * f64::from(f32::EPSILON)
+        {
+            return Err(format!("{shape:?}: {found} against {exact}, then {clipped}").into());
+        }
+    }
+    Ok(())
 }
 
 fn seen_by_all(device: Device) -> Result<(), Failed> {

@@ -64,11 +64,12 @@ pub(crate) fn trials<G: Groups>() -> Vec<Trial> {
         ("a_step_is_one_kernel", one_kernel::<G>),
         ("a_step_that_rounds_by_chance_is_one_kernel_and_a_seed", one_kernel_by_chance::<G>),
     ];
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 6] = [
         ("training_is_that_of_the_cpu", as_on_the_cpu::<G>),
         ("a_saved_and_loaded_optimizer_continues_bit_for_bit", restored::<G>),
         ("an_overflow_takes_the_step_back", overflow::<G>),
         ("strided_gradients_are_read_right", strided_gradient::<G>),
+        ("expanded_parameters_and_gradients_are_read_right", expanded::<G>),
         ("what_the_operation_does_not_take_is_refused_where_it_is_asked_for", G::refusals),
     ];
     let mut trials = step_model::trials::<G>();
@@ -320,6 +321,33 @@ fn strided_gradient<G: Groups>(device: &Device) -> Result<(), Failed> {
     let columns_first = straight.clone().swap_dims(0, 1).into_data();
     let turned = Tensor::<2>::from_data(columns_first, device).swap_dims(0, 1);
     if run(straight)? == run(turned)? { Ok(()) } else { Err("a view was read as it lies".into()) }
+}
+
+/// Broadcast values hold one row, or one column, for all: their strides are 0.
+fn expanded<G: Groups>(device: &Device) -> Result<(), Failed> {
+    let [rows, columns] = [5, 12];
+    let of = |seed, shape: [usize; 2]| -> Tensor<2> {
+        let numbers = normal(seed, shape[0] * shape[1], 1.0, Storage::F32);
+        tensor(&numbers, shape, Storage::F32, device)
+    };
+    let run = |parameter: Tensor<2>, gradient: Tensor<2>| {
+        values(G::alone(parameter, |_| gradient.clone(), &[0.01, 0.02])?)
+    };
+    for shape in [[1, columns], [rows, 1], [1, 1]] {
+        let repeats = [rows / shape[0], columns / shape[1]];
+        let repeated = [1, 2].map(|seed| of(seed, shape).repeat(&repeats));
+        let expanded = [1, 2].map(|seed| of(seed, shape).expand([rows, columns]));
+        let [parameter, gradient] = repeated;
+        let [view, gradient_view] = expanded;
+        let expected = run(parameter.clone(), gradient)?;
+        if run(view, gradient_view.clone())? != expected {
+            return Err(format!("an expanded {shape:?} was read as it lies").into());
+        }
+        if run(parameter, gradient_view)? != expected {
+            return Err(format!("an expanded gradient of {shape:?} was read as it lies").into());
+        }
+    }
+    Ok(())
 }
 
 /// A gate's readings and a draw that no operation takes.
