@@ -54,7 +54,8 @@ impl EmaRecord {
         Self::from_reader(Reader::from_bytes(bytes)?)
     }
 
-    /// Writes a file; one that is there is replaced.
+    /// Writes a file. One that is there is replaced once the new one is whole and, on Unix, on the disk: a
+    /// crash or a full disk leaves the old one.
     ///
     /// # Errors
     ///

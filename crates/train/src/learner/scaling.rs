@@ -6,8 +6,10 @@ use crate::{
     scaler::{GradScaler, ScalerState},
 };
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn_pack::AtomicFile;
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -34,6 +36,9 @@ impl LossScaling {
 
     /// Keeps the scaler's state beside the learner's checkpoints: `scaler-EPOCH.json` in `folder`,
     /// which is made when it is first written to.
+    ///
+    /// The file is written before the learner's checkpoint of that epoch, and is on the disk before that
+    /// begins: a crash in between leaves a file more, and the last checkpoint still has its own.
     pub fn saved_in(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
@@ -94,7 +99,12 @@ impl<M: Module> StepHook<M> for LossScaling {
         if let Some(folder) = &self.folder {
             fs::create_dir_all(folder)?;
         }
-        fs::write(file, serde_json::to_vec(&self.state())?)
+        let bytes = serde_json::to_vec(&self.state())?;
+        // Under another name, synced with its folder and renamed: a crash leaves the old file or this one.
+        let (unfinished, mut writer) = AtomicFile::create(&file).map_err(io::Error::other)?;
+        writer.write_all(&bytes)?;
+        drop(writer);
+        unfinished.commit().map_err(io::Error::other)
     }
 
     fn load(&mut self, epoch: usize) -> io::Result<()> {

@@ -217,10 +217,13 @@ where
             }
 
             if let Some(checkpointer) = &mut checkpointer {
-                checkpointer.checkpoint(&learner, epoch, &event_store);
-                if let Some(hook) = hook.as_mut() {
-                    interrupter.fail_on_error(hook.save(epoch).map_err(hook_error));
+                // First: the learner's checkpoint is what resuming looks for, and needs the hook's.
+                let saved = hook.as_mut().map_or(Ok(()), |hook| hook.save(epoch));
+                interrupter.fail_on_error(saved.map_err(hook_error));
+                if interrupter.should_stop() {
+                    break;
                 }
+                checkpointer.checkpoint(&learner, epoch, &event_store);
             }
             if early_stopping.as_mut().is_some_and(|rule| rule.should_stop(epoch, &event_store)) {
                 break;

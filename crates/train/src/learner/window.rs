@@ -38,11 +38,13 @@ pub trait StepHook<M>: Send {
         None
     }
 
-    /// The learner has written its checkpoint of `epoch`: write yours beside it.
+    /// The learner is about to write its checkpoint of `epoch`: write yours beside it, and have it on the
+    /// disk when this returns. A learner's checkpoint without yours cannot be resumed from; yours without
+    /// the learner's is never asked for.
     ///
     /// # Errors
     ///
-    /// An error ends the training and stands in its result.
+    /// An error ends the training, without a checkpoint of that epoch, and stands in its result.
     fn save(&mut self, _epoch: usize) -> io::Result<()> {
         Ok(())
     }

@@ -64,7 +64,7 @@ fn a_nan_is_found_in_the_middle_of_an_epoch() {
     assert_eq!(steps.load(Ordering::SeqCst), 3);
 }
 
-/// A hook that can neither write its checkpoint nor read another's.
+/// A hook that writes its checkpoint of the first epoch only, and cannot read it.
 struct Foreign;
 
 impl StepHook<Toy> for Foreign {
@@ -72,8 +72,8 @@ impl StepHook<Toy> for Foreign {
         Verdict::Apply
     }
 
-    fn save(&mut self, _epoch: usize) -> io::Result<()> {
-        Err(io::Error::other("the disk is full"))
+    fn save(&mut self, epoch: usize) -> io::Result<()> {
+        if epoch == 1 { Ok(()) } else { Err(io::Error::other("the disk is full")) }
     }
 
     fn load(&mut self, _epoch: usize) -> io::Result<()> {
@@ -93,10 +93,24 @@ fn a_hooks_error_is_the_trainings_error() {
     };
     let written = training().launch(learner());
     assert!(message(&written).contains("the disk is full"));
+    // The hook's checkpoint comes first: without it the learner's of that epoch would be of no use.
+    let of_epoch = |epoch: usize| {
+        let entries = std::fs::read_dir(folder.path().join("checkpoint")).expect("checkpoints");
+        let ending = format!("-{epoch}.");
+        let name = |entry: io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
+        entries.map(name).filter(|name| name.to_string_lossy().contains(&ending)).count()
+    };
+    assert!(of_epoch(1) > 0);
+    assert_eq!(of_epoch(2), 0);
     // The learner's own checkpoint of the first epoch is there, and nothing is learned from it.
     let read = training().checkpoint(1).launch(learner());
     assert!(message(&read).contains("a checkpoint of something else"));
-    assert_eq!(read.model.weights(), written.model.weights());
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let one_epoch = self::training(elsewhere.path(), rows(6))
+        .with_metric_logger(InMemoryMetricLogger::new())
+        .with_training_strategy(strategy().into())
+        .launch(learner());
+    assert_eq!(read.model.weights(), one_epoch.model.weights());
 }
 
 #[test]

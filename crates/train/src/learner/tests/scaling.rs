@@ -50,6 +50,28 @@ fn steps_that_overflow_are_left_out() {
     assert_eq!((state.scale, state.skipped_steps), (2f32.powi(98), 2));
 }
 
+/// A file that is written over is torn by a crash. One that is replaced stays whole for who has it open.
+#[test]
+fn the_scalers_file_is_replaced_and_never_written_over() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let save = |scale: f32, epoch: usize| {
+        let mut scaling = scaling(scale).saved_in(folder.path());
+        let hook: &mut dyn StepHook<Toy> = &mut scaling;
+        hook.save(epoch)
+    };
+    let path = folder.path().join("scaler-1.json");
+    let open = || std::fs::File::open(&path).expect("it was written");
+    let state = |file| -> ScalerState { serde_json::from_reader(file).expect("it is whole") };
+    save(1024.0, 1).expect("the folder can be written to");
+    let old = open();
+    save(4.0, 1).expect("the folder can be written to");
+    assert_eq!((state(old), state(open())), (scaling_state(1024.0), scaling_state(4.0)));
+    // A failure leaves nothing behind.
+    std::fs::create_dir(folder.path().join("scaler-2.json")).expect("writable");
+    assert!(save(4.0, 2).is_err(), "a folder was replaced by a file");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 2);
+}
+
 #[test]
 fn the_state_is_kept_beside_checkpoints_and_foreign_ones_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
