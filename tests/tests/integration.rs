@@ -39,6 +39,8 @@ mod loss_scale;
 mod loss_scaling;
 #[path = "integration/matmul.rs"]
 mod matmul;
+#[path = "integration/precision_modules.rs"]
+mod precision_modules;
 #[path = "integration/profile.rs"]
 mod profile;
 #[path = "integration/resources.rs"]
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         loss_scale::trials(),
         loss_scaling::trials(),
         matmul::trials(),
+        precision_modules::trials(),
         resources::trials(),
         profile::trials(),
         sgd::trials(),

@@ -20,6 +20,9 @@
 //! The loss over a large vocabulary is another: [`loss`] runs Burn's own on an operation that keeps no
 //! copies of the logits. [`embedding`] runs Burn's with a gradient that adds up rows in parallel.
 //!
+//! What fails in 16 bits, since Burn makes tables and states in f32, are [`positions`] (rotary and sinusoidal)
+//! and [`recurrent`] layers: functions that run Burn's own modules in any type.
+//!
 //! # What differs from Burn
 //!
 //! - `causal` is a flag of the input and costs nothing; a mask tensor has to be read.
@@ -43,6 +46,8 @@ pub mod embedding;
 pub mod flash;
 pub mod loss;
 pub mod norm;
+pub mod positions;
+pub mod recurrent;
 mod seed;
 pub mod transformer;
 

@@ -12,5 +12,9 @@ mod loss;
 mod norm;
 #[path = "modules/options.rs"]
 mod options;
+#[path = "modules/positions.rs"]
+mod positions;
+#[path = "modules/recurrent.rs"]
+mod recurrent;
 #[path = "modules/transformer.rs"]
 mod transformer;

@@ -4,7 +4,7 @@ use super::{
     KvCache, MhaInput, MhaOutput, MultiHeadAttention,
     naive::{self, Rules},
 };
-use crate::{dropout::drawn, refuse};
+use crate::{dropout::drawn, positions, refuse};
 use blackburn_backend::attention::{self, AttentionOptions, Window};
 use burn::{
     nn::{Dropout, Linear, RotaryEncoding},
@@ -119,7 +119,7 @@ impl Heads<'_> {
         if end > positions {
             refuse(MODULE, "rope", &format!("at least {end} positions"), positions);
         }
-        rope.apply(heads, start)
+        positions::rotary(rope, heads, start)
     }
 
     /// Batch, queries, and keys with those of the cache.

@@ -51,8 +51,11 @@
 //! bf16, Kalamkar et al., arXiv:1905.12322.
 
 mod cast;
+mod constants;
 mod paths;
 mod report;
+mod selector;
+mod statistics;
 
 pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe};
 pub use cast::Cast;
@@ -64,8 +67,11 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 use cast::{Caster, Computation, is_running_statistic};
+use constants::{WithConstants, modules_with_constants};
 use paths::{FloatParameter, float_parameters};
+use selector::{Selector, unmatched};
 use serde::{Deserialize, Serialize};
+use statistics::with_own_statistics;
 use std::{collections::HashMap, fmt, str::FromStr};
 
 /// What a model computes in.
@@ -206,6 +212,23 @@ pub enum PrecisionError {
         /// What it is stored in.
         dtype: DType,
     },
+    /// The module's own code would fail.
+    #[error(
+        "PrecisionPolicy::apply: `{path}` is a {module}, whose tables or states Burn keeps in f32: \
+         it fails on inputs in {expected}. Call {instead} instead of its `forward` and say so by \
+         PrecisionPolicy::with_drop_ins, or keep it in f32 by keep_type(\"{module}\") and cast \
+         around it"
+    )]
+    ConstantsInF32 {
+        /// Path of the module.
+        path: String,
+        /// Its type.
+        module: String,
+        /// The type that is computed in.
+        expected: Precision,
+        /// The function that takes its place.
+        instead: &'static str,
+    },
 }
 
 /// What is stored of a parameter.
@@ -221,36 +244,6 @@ pub enum Masters {
     None,
 }
 
-/// Which parameters stay in f32.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Selector {
-    /// Of a module and all in it.
-    Path(String),
-    /// Of every module of that type.
-    Type(String),
-}
-
-impl Selector {
-    fn matches(&self, parameter: &FloatParameter) -> bool {
-        match self {
-            Self::Path(path) => {
-                let rest = parameter.path.strip_prefix(path.as_str());
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            }
-            Self::Type(name) => parameter.types.iter().any(|found| found == name),
-        }
-    }
-}
-
-impl fmt::Display for Selector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Path(path) => write!(f, "path `{path}`"),
-            Self::Type(name) => write!(f, "type `{name}`"),
-        }
-    }
-}
-
 /// Which type each parameter of a model is computed in. See the [module](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrecisionPolicy {
@@ -259,6 +252,8 @@ pub struct PrecisionPolicy {
     kept: Vec<Selector>,
     #[serde(default)]
     without_fp8: Vec<Selector>,
+    #[serde(default)]
+    has_drop_ins: bool,
 }
 
 impl PrecisionPolicy {
@@ -294,6 +289,14 @@ impl PrecisionPolicy {
         self
     }
 
+    /// Says that the model calls `blackburn::nn::positions` and `blackburn::nn::recurrent` where it has
+    /// rotary or sinusoidal positions, or recurrent layers. Burn's own code makes tables and states in f32
+    /// there, which no policy reaches: without this, [`apply`](Self::apply) refuses such modules.
+    pub fn with_drop_ins(mut self) -> Self {
+        self.has_drop_ins = true;
+        self
+    }
+
     /// What most of the model is computed in.
     pub fn precision(&self) -> Precision {
         self.precision
@@ -313,17 +316,24 @@ impl PrecisionPolicy {
     /// optimizer made before fits it still.
     ///
     /// Running statistics, which are no parameters to an optimizer, cannot be cast at each use;
-    /// they are stored in the type that is computed in, unless they are kept.
+    /// they are stored in the type that is computed in, unless they are kept. Clones of the model keep
+    /// theirs as they are, but not where the device recomputes activations (gradient checkpointing):
+    /// there Burn's clones share them whatever their types.
     ///
     /// # Errors
     ///
     /// When the device does not compute in the type, when an override matches nothing, when a
-    /// parameter is not stored in f32, and when one has a reparameterization already, a policy's
-    /// for example. The model is as it was before then, if you kept a clone.
+    /// parameter is not stored in f32, when one has a reparameterization already, a policy's
+    /// for example, and when a module's own code works in f32 alone (see
+    /// [`with_drop_ins`](Self::with_drop_ins)). The model is as it was before then, if you kept a
+    /// clone.
     pub fn apply<M: Module>(&self, module: M) -> Result<M, PrecisionError> {
         let parameters = float_parameters(&module);
+        let with_constants = modules_with_constants(&module);
         for selector in self.kept.iter().chain(&self.without_fp8) {
-            if !parameters.iter().any(|parameter| selector.matches(parameter)) {
+            if !parameters.iter().any(|parameter| selector.matches(parameter))
+                && !with_constants.iter().any(|module| selector.matches_module(module))
+            {
                 return Err(unmatched(selector, &parameters));
             }
         }
@@ -344,13 +354,33 @@ impl PrecisionPolicy {
         if dtype == FloatDType::F32 {
             return Ok(module);
         }
+        self.check_constants(with_constants)?;
         let chosen = parameters.iter().filter(|parameter| !self.keeps(parameter));
-        let chosen = chosen.map(|parameter| (parameter.id, self.computation(parameter)));
-        let caster = Caster::new(dtype, self.masters, chosen.collect());
+        let chosen: HashMap<_, _> =
+            chosen.map(|parameter| (parameter.id, self.computation(parameter))).collect();
+        let has_statistics = chosen.values().any(|chosen| *chosen == Computation::Statistic);
+        let module = if has_statistics { with_own_statistics(module) } else { module };
+        let caster = Caster::new(dtype, self.masters, chosen);
         Ok(match (self.masters, self.precision) {
             (Masters::F32, _) | (_, Precision::Fp8(_)) => module.apply_reparameterization(caster),
             (Masters::None, _) => module.map(&mut caster.in_place()),
         })
+    }
+
+    /// Whether all modules take inputs in 16 bits.
+    fn check_constants(&self, modules: Vec<WithConstants>) -> Result<(), PrecisionError> {
+        let is_kept = |module: &WithConstants| {
+            self.kept.iter().any(|selector| selector.matches_module(module))
+        };
+        match modules.into_iter().find(|module| !self.has_drop_ins && !is_kept(module)) {
+            None => Ok(()),
+            Some(module) => Err(PrecisionError::ConstantsInF32 {
+                module: module.name().to_string(),
+                path: module.path,
+                expected: self.precision,
+                instead: module.instead,
+            }),
+        }
     }
 
     /// What `module` stores and computes in, layer by layer. Of a model that the policy was applied
@@ -417,25 +447,6 @@ impl PrecisionPolicy {
 /// A result in f32, for the loss. Differentiable.
 pub fn full_precision<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     tensor.cast(FloatDType::F32)
-}
-
-fn unmatched(selector: &Selector, parameters: &[FloatParameter]) -> PrecisionError {
-    let mut known: Vec<&str> = match selector {
-        Selector::Path(_) => parameters.iter().map(|p| p.path.as_str()).collect(),
-        Selector::Type(_) => {
-            parameters.iter().flat_map(|p| p.types.iter().map(String::as_str)).collect()
-        }
-    };
-    known.sort_unstable();
-    known.dedup();
-    const SHOWN: usize = 12;
-    let more = known.len().saturating_sub(SHOWN);
-    known.truncate(SHOWN);
-    let mut known = known.join(", ");
-    if more > 0 {
-        known += &format!(" and {more} more");
-    }
-    PrecisionError::UnmatchedSelector { selector: selector.to_string(), known }
 }
 
 #[cfg(test)]

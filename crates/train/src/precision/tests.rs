@@ -2,7 +2,8 @@ use super::*;
 use burn::{
     module::{ModuleVisitor, Param},
     nn::{
-        BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+        BatchNorm, BatchNormConfig, BiLstm, BiLstmConfig, LayerNorm, LayerNormConfig, Linear,
+        LinearConfig, RotaryEncoding, RotaryEncodingConfig,
         transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
     },
     optim::{AdamWConfig, GradientsParams},
@@ -179,6 +180,119 @@ fn batch_norm_trains_in_16_bits() {
         .assert_approx_eq::<f32>(&TensorData::from([0.0f32; 3]), Tolerance::absolute(0.05));
     let statistics = numbers(model.running_mean.value_sync());
     assert!(statistics.iter().all(|mean| (0.2..0.8).contains(mean)), "{statistics:?}");
+}
+
+/// A model whose running statistics have moved.
+fn normalized(device: &Device) -> (BatchNorm, Vec<f32>) {
+    let norm: BatchNorm = BatchNormConfig::new(3).init(device);
+    for _ in 0..3 {
+        norm.forward(Tensor::<2>::random([8, 3], Distribution::Normal(5.0, 2.0), device));
+    }
+    let statistics = numbers(norm.running_mean.value_sync());
+    (norm, statistics)
+}
+
+#[test]
+fn a_policy_on_a_clone_leaves_the_originals_statistics_alone() {
+    for masters in [Masters::F32, Masters::None] {
+        let policy = PrecisionPolicy::new(Precision::Bf16).with_masters(masters);
+        let (original, statistics) = normalized(&device());
+        let clone = policy.apply(original.clone()).expect("Flex computes in bf16");
+        assert_eq!(clone.running_mean.value().dtype(), DType::BF16);
+        let x = Tensor::<2>::random([8, 3], Distribution::Normal(-9.0, 1.0), &device());
+        clone.forward(policy.input(x.clone()));
+        assert_ne!(numbers(clone.running_mean.value_sync()), statistics);
+        let running = original.running_mean.value_sync();
+        assert_eq!((running.dtype(), numbers(running)), (DType::F32, statistics.clone()));
+        // The original still trains, and gets a policy again.
+        original.forward(x);
+        policy.apply(original).expect("it was left as it was");
+    }
+}
+
+/// Burn keeps the newest statistics apart until the next step, where a mapper does not see them.
+#[test]
+fn statistics_of_a_model_that_has_trained_go_on_in_16_bits() {
+    let policy = PrecisionPolicy::new(Precision::Bf16);
+    let norm: BatchNorm = BatchNormConfig::new(3).init(&device());
+    let x = || Tensor::<2>::random([8, 3], Distribution::Normal(5.0, 2.0), &device());
+    norm.forward(x());
+    let norm = policy.apply(norm).expect("Flex computes in bf16");
+    norm.forward(policy.input(x()));
+    let statistics = numbers(norm.running_mean.value_sync());
+    // Two steps of a tenth towards 5.
+    assert!(statistics.iter().all(|mean| (0.6..1.3).contains(mean)), "{statistics:?}");
+}
+
+#[test]
+fn what_is_frozen_or_not_differentiated_stays_so_beside_running_statistics() {
+    #[derive(Module, Debug)]
+    struct Normalized {
+        layer: Linear,
+        norm: BatchNorm,
+    }
+    let model = |device: &Device| Normalized {
+        layer: LinearConfig::new(3, 3).init(device),
+        norm: BatchNormConfig::new(3).init(device),
+    };
+    let policy = PrecisionPolicy::new(Precision::Bf16);
+    let frozen = Normalized { layer: model(&device()).layer.freeze(), ..model(&device()) };
+    let applied = policy.apply(frozen).expect("Flex computes in bf16");
+    assert!(!applied.layer.weight.base().is_require_grad());
+    assert!(applied.norm.gamma.base().is_require_grad() && applied.norm.training.is_enabled());
+
+    let plain = policy.apply(model(&Device::flex())).expect("Flex computes in bf16");
+    assert!(!plain.layer.weight.base().is_autodiff() && plain.norm.training.is_enabled());
+    // It can still be trained.
+    assert!(plain.train().layer.weight.base().is_require_grad());
+
+    let recomputing = device().gradient_checkpointing();
+    let checkpointed = policy.apply(model(&recomputing)).expect("Flex computes in bf16");
+    let strategy = checkpointed.layer.weight.base().gradient_checkpointing_strategy();
+    assert_eq!(strategy, recomputing.gradient_checkpointing_strategy());
+}
+
+#[derive(Module, Debug)]
+struct Positioned {
+    layer: Linear,
+    rope: Option<RotaryEncoding>,
+    recurrent: Vec<BiLstm>,
+}
+
+fn positioned(device: &Device) -> Positioned {
+    Positioned {
+        layer: LinearConfig::new(4, 4).init(device),
+        rope: Some(RotaryEncodingConfig::new(8, 4).init(device)),
+        recurrent: vec![BiLstmConfig::new(4, 4, true).init(device)],
+    }
+}
+
+#[test]
+fn modules_with_constants_in_f32_are_refused_with_what_takes_their_place() {
+    let policy = |precision| PrecisionPolicy::new(precision);
+    for precision in [Precision::Bf16, Precision::F16] {
+        let text = message(policy(precision).apply(positioned(&device())));
+        for part in
+            ["`rope`", "RotaryEncoding", "blackburn::nn::positions::rotary", "with_drop_ins"]
+        {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+        let kept = policy(precision).keep_type("RotaryEncoding");
+        let text = message(kept.apply(positioned(&device())));
+        // The outermost: what is in it is called by it.
+        assert!(text.contains("`recurrent.0` is a BiLstm"), "{text}");
+        let kept = policy(precision).keep_path("rope").keep_type("BiLstm");
+        let model = kept.apply(positioned(&device())).expect("both are kept in f32");
+        assert!(
+            model.recurrent[0].forward.cell_gate.input_transform.weight.val().dtype() == DType::F32
+        );
+        let handled = policy(precision).with_drop_ins().apply(positioned(&device()));
+        assert_eq!(
+            handled.expect("it is said to be").layer.weight.val().dtype(),
+            precision.dtype().into()
+        );
+    }
+    policy(Precision::F32).apply(positioned(&device())).expect("in f32 nothing is wrong");
 }
 
 #[test]

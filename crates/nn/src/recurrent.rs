@@ -1,0 +1,290 @@
+//! Recurrent layers of `burn::nn` on sequences of any type: functions in the place of `forward`.
+//!
+//! Burn makes initial states, and the memory for outputs, in the device's default type, f32, which fails where
+//! weights and inputs are in 16 bits. These functions run the same modules in the type that their weights are
+//! read in: bf16 or f16 under a `PrecisionPolicy`, f32 where it keeps them. Outputs have the type of the input,
+//! states that of the weights.
+//!
+//! ```
+//! use blackburn_nn::recurrent;
+//! use burn::{nn::LstmConfig, prelude::*};
+//!
+//! let device = Device::flex();
+//! let module = LstmConfig::new(4, 8, true).init(&device);
+//!
+//! // Instead of `module.forward(x, None)`:
+//! let (y, state) = recurrent::lstm(&module, Tensor::ones([2, 5, 4], &device), None);
+//! assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 8], [2, 8]));
+//! ```
+//!
+//! Equations and shapes are those of Burn's modules. Weights are read once a call, not once a time step.
+
+use burn::{
+    nn::{BiGru, BiLstm, BiRnn, GateController, Gru, Lstm, LstmState, Rnn, RnnState},
+    tensor::{DType, FloatDType, Tensor, module::linear, s},
+};
+
+/// What [`Lstm::forward`] makes of `x` and `state`: the hidden state of each time step, and the last state.
+///
+/// # Panics
+///
+/// As `Lstm::forward`, where shapes do not fit the module.
+pub fn lstm(module: &Lstm, x: Tensor<3>, state: Option<LstmState<2>>) -> (Tensor<3>, LstmState<2>) {
+    in_layout(module.batch_first, x, |x| lstm_steps(module, x, state, module.reverse))
+}
+
+/// What [`BiLstm::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// and their last states.
+///
+/// # Panics
+///
+/// As `BiLstm::forward`, where shapes do not fit the module.
+pub fn bi_lstm(
+    module: &BiLstm,
+    x: Tensor<3>,
+    state: Option<LstmState<3>>,
+) -> (Tensor<3>, LstmState<3>) {
+    in_layout(module.batch_first, x, |x| {
+        let of = |direction: i64| {
+            state.clone().map(|state| state.slice(s![direction]).squeeze_dim::<2>(0))
+        };
+        let forward = &module.forward;
+        let (there, last) = lstm_steps(forward, x.clone(), of(0), forward.reverse);
+        let (back, first) = lstm_steps(&module.reverse, x, of(1), true);
+        (Tensor::cat(vec![there, back], 2), LstmState::stack(vec![last, first], 0))
+    })
+}
+
+/// What [`Gru::forward`] makes of `x` and `state`: the hidden state of each time step.
+///
+/// # Panics
+///
+/// As `Gru::forward`, where shapes do not fit the module.
+pub fn gru(module: &Gru, x: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
+    gru_steps(module, x, state, false).0
+}
+
+/// What [`BiGru::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// and the last ones.
+///
+/// # Panics
+///
+/// As `BiGru::forward`, where shapes do not fit the module.
+pub fn bi_gru(module: &BiGru, x: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
+    in_layout(module.batch_first, x, |x| {
+        let of = |direction| direction_of(&state, direction);
+        let (there, last) = gru_steps(&module.forward, x.clone(), of(0), false);
+        let (back, first) = gru_steps(&module.reverse, x, of(1), true);
+        (Tensor::cat(vec![there, back], 2), Tensor::stack(vec![last, first], 0))
+    })
+}
+
+/// What [`Rnn::forward`] makes of `x` and `state`: the hidden state of each time step, and the last state.
+///
+/// # Panics
+///
+/// As `Rnn::forward`, where shapes do not fit the module.
+pub fn rnn(module: &Rnn, x: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>, RnnState<2>) {
+    in_layout(module.batch_first, x, |x| {
+        let hidden = state.map(|state| state.hidden);
+        let (y, last) = rnn_steps(module, x, hidden, module.reverse);
+        (y, RnnState::new(last))
+    })
+}
+
+/// What [`BiRnn::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// and their last states.
+///
+/// # Panics
+///
+/// As `BiRnn::forward`, where shapes do not fit the module.
+pub fn bi_rnn(
+    module: &BiRnn,
+    x: Tensor<3>,
+    state: Option<RnnState<3>>,
+) -> (Tensor<3>, RnnState<3>) {
+    in_layout(module.batch_first, x, |x| {
+        let state = state.map(|state| state.hidden);
+        let of = |direction| direction_of(&state, direction);
+        let forward = &module.forward;
+        let (there, last) = rnn_steps(forward, x.clone(), of(0), forward.reverse);
+        let (back, first) = rnn_steps(&module.reverse, x, of(1), true);
+        let last = RnnState::new(Tensor::stack(vec![last, first], 0));
+        (Tensor::cat(vec![there, back], 2), last)
+    })
+}
+
+/// A state of one direction.
+fn direction_of(state: &Option<Tensor<3>>, direction: i64) -> Option<Tensor<2>> {
+    state.as_ref().map(|state| state.clone().slice(s![direction]).squeeze_dim(0))
+}
+
+/// Runs `forward` on sequences `[batch, seq, ..]` in whichever order `x` has its dimensions.
+fn in_layout<S>(
+    batch_first: bool,
+    x: Tensor<3>,
+    forward: impl FnOnce(Tensor<3>) -> (Tensor<3>, S),
+) -> (Tensor<3>, S) {
+    if batch_first {
+        return forward(x);
+    }
+    let (y, state) = forward(x.swap_dims(0, 1));
+    (y.swap_dims(0, 1), state)
+}
+
+/// A gate's parameters in the type that they are read in.
+struct Gate {
+    /// Of the input.
+    input: Affine,
+    /// Of the hidden state.
+    hidden: Affine,
+}
+
+/// A weight and its bias.
+struct Affine {
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+}
+
+impl Affine {
+    fn of(&self, x: &Tensor<2>) -> Tensor<2> {
+        linear(x.clone(), self.weight.clone(), self.bias.clone())
+    }
+}
+
+impl Gate {
+    fn of(gate: &GateController) -> Self {
+        let [input, hidden] =
+            [&gate.input_transform, &gate.hidden_transform].map(|linear| Affine {
+                weight: linear.weight.val(),
+                bias: linear.bias.as_ref().map(|bias| bias.val()),
+            });
+        Self { input, hidden }
+    }
+
+    fn sum(&self, x: &Tensor<2>, hidden: &Tensor<2>) -> Tensor<2> {
+        self.input.of(x) + self.hidden.of(hidden)
+    }
+
+    fn dtype(&self) -> DType {
+        self.hidden.weight.dtype()
+    }
+}
+
+/// A given state, or zeros, in that type.
+fn state_or_zeros(
+    state: Option<Tensor<2>>,
+    x: &Tensor<3>,
+    d_hidden: usize,
+    dtype: DType,
+) -> Tensor<2> {
+    match state {
+        Some(state) => state.cast(FloatDType::from(dtype)),
+        None => Tensor::zeros([x.dims()[0], d_hidden], (&x.device(), dtype)),
+    }
+}
+
+/// The outputs of `step` for each time step of `x`, `[batch, seq, d_input]`, which it gets in that type.
+fn each_step(
+    x: Tensor<3>,
+    d_hidden: usize,
+    dtype: DType,
+    reverse: bool,
+    mut step: impl FnMut(Tensor<2>) -> Tensor<2>,
+) -> Tensor<3> {
+    let (given, [batch, seq, _]) = (x.dtype(), x.dims());
+    if seq == 0 {
+        return Tensor::zeros([batch, 0, d_hidden], (&x.device(), given));
+    }
+    let x = x.cast(FloatDType::from(dtype));
+    let mut at = |t: usize| step(x.clone().slice(s![.., t..t + 1, ..]).squeeze_dim(1));
+    let outputs: Vec<_> = if reverse {
+        let mut outputs: Vec<_> = (0..seq).rev().map(&mut at).collect();
+        outputs.reverse();
+        outputs
+    } else {
+        (0..seq).map(&mut at).collect()
+    };
+    Tensor::stack::<3>(outputs, 1).cast(FloatDType::from(given))
+}
+
+fn lstm_steps(
+    module: &Lstm,
+    x: Tensor<3>,
+    state: Option<LstmState<2>>,
+    reverse: bool,
+) -> (Tensor<3>, LstmState<2>) {
+    let [input, output, cell] =
+        [&module.input_gate, &module.output_gate, &module.cell_gate].map(Gate::of);
+    // Without one, what the input gate takes is what is forgotten.
+    let forget = module.forget_gate.as_ref().filter(|_| !module.input_forget).map(Gate::of);
+    let dtype = input.dtype();
+    let (cell_state, hidden_state) = state.map(LstmState::unpack).unzip();
+    let [mut c, mut h] =
+        [cell_state, hidden_state].map(|state| state_or_zeros(state, &x, module.d_hidden, dtype));
+    let y = each_step(x, module.d_hidden, dtype, reverse, |x| {
+        let gate = |gate: &Gate| module.gate_activation.forward(gate.sum(&x, &h));
+        let taken = gate(&input);
+        let kept = match &forget {
+            Some(forget) => gate(forget),
+            None => taken.clone().neg().add_scalar(1.0),
+        };
+        let shown = gate(&output);
+        let candidate = module.cell_activation.forward(cell.sum(&x, &h));
+        c = kept * c.clone() + taken * candidate;
+        if let Some(clip) = module.clip {
+            c = c.clone().clamp(-clip, clip);
+        }
+        h = shown * module.hidden_activation.forward(c.clone());
+        h.clone()
+    });
+    (y, LstmState::new(c, h))
+}
+
+fn gru_steps(
+    module: &Gru,
+    x: Tensor<3>,
+    state: Option<Tensor<2>>,
+    reverse: bool,
+) -> (Tensor<3>, Tensor<2>) {
+    let [update, reset, new] =
+        [&module.update_gate, &module.reset_gate, &module.new_gate].map(Gate::of);
+    let dtype = update.dtype();
+    let mut h = state_or_zeros(state, &x, module.d_hidden, dtype);
+    let y = each_step(x, module.d_hidden, dtype, reverse, |x| {
+        let gate = |gate: &Gate| module.gate_activation.forward(gate.sum(&x, &h));
+        let (kept, seen) = (gate(&update), gate(&reset));
+        let candidate = if module.reset_after {
+            new.input.of(&x) + seen * new.hidden.of(&h)
+        } else {
+            new.sum(&x, &(h.clone() * seen))
+        };
+        let candidate = module.hidden_activation.forward(candidate);
+        let replaced = kept.clone().neg().add_scalar(1.0);
+        h = candidate * replaced + kept * h.clone();
+        if let Some(clip) = module.clip {
+            h = h.clone().clamp(-clip, clip);
+        }
+        h.clone()
+    });
+    (y, h)
+}
+
+fn rnn_steps(
+    module: &Rnn,
+    x: Tensor<3>,
+    state: Option<Tensor<2>>,
+    reverse: bool,
+) -> (Tensor<3>, Tensor<2>) {
+    let gate = Gate::of(&module.gate);
+    let dtype = gate.dtype();
+    let mut h = state_or_zeros(state, &x, module.d_hidden, dtype);
+    let y = each_step(x, module.d_hidden, dtype, reverse, |x| {
+        h = module.hidden_activation.forward(gate.sum(&x, &h));
+        if let Some(clip) = module.clip {
+            h = h.clone().clamp(-clip, clip);
+        }
+        h.clone()
+    });
+    (y, h)
+}
