@@ -26,12 +26,57 @@ const ALONE: &str = "BLACKBURN_TEST_SCALING_HERE";
 
 pub(crate) fn trials() -> Vec<Trial> {
     const NAME: &str = "loss_scaling::a_gpt_in_f16_learns_with_it_and_stands_still_without";
-    vec![Trial::ignorable_test(NAME, || {
-        on_burn_device(|device| match env::var_os(ALONE) {
-            Some(_) => learns(device),
-            None => run_alone(NAME, &[(ALONE, "1")]).map(drop),
-        })
-    })]
+    const LATE: &str = "loss_scaling::a_parameter_that_joins_late_steps_as_a_new_one";
+    vec![
+        Trial::ignorable_test(NAME, || {
+            on_burn_device(|device| match env::var_os(ALONE) {
+                Some(_) => learns(device),
+                None => run_alone(NAME, &[(ALONE, "1")]).map(drop),
+            })
+        }),
+        Trial::ignorable_test(LATE, || on_burn_device(joins_late)),
+    ]
+}
+
+/// Seven overflows, two steps without the bias, then ten with it. Its gradients do not change, so that bias
+/// correction has each of its steps move it by the learning rate.
+fn joins_late(device: Device) -> Result<(), Failed> {
+    const RATE: f64 = 0.1;
+    let plain = device.clone();
+    let device = device.autodiff();
+    let mut model = LinearConfig::new(3, 2).init(&device);
+    let mut scaler = GradScalerConfig::default().init(&device)?;
+    let groups = AdamWGroups { beta_2: 0.999, weight_decay: 0.0, ..AdamWGroups::default() };
+    let mut optimizer = groups.init_gated(&model, &device, scaler.gate());
+    let bias = model.bias.as_ref().ok_or("LinearConfig gives a bias")?.id;
+    let read = |model: &Linear| -> Result<f32, Failed> {
+        let bias = model.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+        Ok(bias.val().mean().into_scalar())
+    };
+    for step in 0..19 {
+        let scale = scaler.state().scale;
+        let of_weight = if step < 7 { f32::INFINITY } else { 0.5 * scale };
+        let mut gradients = GradientsParams::new();
+        gradients.register(model.weight.id, Tensor::<2>::full([3, 2], of_weight, &plain));
+        let has_bias = step >= 9;
+        if has_bias {
+            gradients.register(bias, Tensor::<1>::full([2], 0.5 * scale, &plain));
+        }
+        scaler.unscale_and_clip_in_step(&gradients, &model, f64::INFINITY)?;
+        let before = read(&model)?;
+        model = optimizer.step(RATE, model, gradients);
+        scaler.update()?;
+        let moved = (before - read(&model)?) / RATE as f32;
+        let expected = if has_bias { 1.0 } else { 0.0 };
+        // The corrections are computed in f32: 1 - 0.999^t has lost ten bits at first, and a device's powers
+        // may lose three more. The bias, below 2, has an error of a unit for itself and for its step.
+        let bound = 8.0 * 1024.0 * f32::EPSILON + 4.0 * f32::EPSILON / RATE as f32;
+        let is_within = (moved - expected).abs() < bound;
+        if !is_within {
+            return Err(format!("step {step} moved by {moved} rates, expected {expected}").into());
+        }
+    }
+    Ok(())
 }
 
 const WORDS: usize = 11;

@@ -52,7 +52,7 @@ const MODULES: [(&str, Init); 5] = [
 ];
 
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one of them is made a test")]
+#[allow(clippy::large_enum_variant, reason = "one of them is made a test")]
 enum Middle {
     Rotary(RotaryEncoding),
     Sinusoidal(PositionalEncoding),
