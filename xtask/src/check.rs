@@ -1,23 +1,29 @@
 //! `cargo xtask check`: everything that can be said without running a test, cheapest first.
 
 use crate::{
+    chart,
     command::{self, cargo, program},
-    house_rules, tools,
+    figures, house_rules, tools,
 };
 use anyhow::{Context, Result};
 use std::time::Instant;
 
-/// Format, spelling, house rules, clippy and documentation, cheapest first.
+/// Format, spelling, house rules, figures, clippy and documentation, cheapest first.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only what needs no compilation: format, spelling and house rules.
+    /// Only what needs no compilation: format, spelling, house rules and figures.
     #[arg(long)]
     fast: bool,
 }
 
 type Step = (&'static str, fn() -> Result<()>);
 
-const FAST: [Step; 3] = [("format", format), ("spelling", spelling), ("house rules", rules)];
+const FAST: [Step; 4] = [
+    ("format", format),
+    ("spelling", spelling),
+    ("house rules", rules),
+    ("figures of README and book", measured),
+];
 const COMPILED: [Step; 3] = [
     ("clippy, all features", clippy_all_features),
     ("clippy, default features", clippy_default_features),
@@ -54,6 +60,12 @@ fn spelling() -> Result<()> {
 
 fn rules() -> Result<()> {
     house_rules::check(&command::root())
+}
+
+/// README and book say what `benches/results` has, in numbers and in charts.
+fn measured() -> Result<()> {
+    figures::check(&command::root())?;
+    chart::check(&command::root())
 }
 
 fn clippy_all_features() -> Result<()> {

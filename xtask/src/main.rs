@@ -3,9 +3,11 @@
 
 mod bench;
 mod book;
+mod chart;
 mod check;
 mod command;
 mod deny;
+mod figures;
 mod gpu;
 mod house_rules;
 mod links;
@@ -16,7 +18,7 @@ mod tools;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Blackburn's chores: check, test, bench, book, gpu, sass, deny.
+/// Blackburn's chores: check, test, bench, figures, chart, book, gpu, sass, deny.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -30,6 +32,8 @@ enum Chore {
     Test(test::Arguments),
     Bench(bench::Arguments),
     Book(book::Arguments),
+    Chart(chart::Arguments),
+    Figures(figures::Arguments),
     Gpu(gpu::Arguments),
     Sass(sass::Arguments),
     Deny(deny::Arguments),
@@ -41,6 +45,8 @@ fn main() -> ExitCode {
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Bench(arguments) => bench::run(&arguments),
         Chore::Book(arguments) => book::run(&arguments),
+        Chore::Chart(arguments) => chart::run(&arguments),
+        Chore::Figures(arguments) => figures::run(&arguments),
         Chore::Gpu(arguments) => gpu::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Deny(arguments) => deny::run(&arguments),
