@@ -1,15 +1,24 @@
-"""The GPT example's run in PyTorch: the same start, the same batches, the same optimizer.
+"""GPT-2 in PyTorch as its best user writes it: one layer for q, k and v, the vocabulary padded to 50304,
+forward pass and loss compiled, AdamW fused.
+
+Speed, on random tokens; prints a row of benches/results for each batch size:
+
+    python3 torch_gpt.py --batch 8,64 --date 2026-11-22 --commit abc1234 --note "driver 580.159.04"
+    python3 torch_gpt.py --batch 8,64 --precision bf16 ...
+
+Training beside the GPT example, from its start and on its batches; writes the mean loss of every ten steps:
 
     gpt export --to start --batches 1000 --preset gpt2 --tokenizer gpt2 --data TEXT --out run ...
-    python torch_gpt.py start curve.tsv --precision amp
+    python3 torch_gpt.py --start start --curve curve.tsv --precision amp
     gpt train --resume --out run
 
-Prints tokens a second and peak memory, and writes the mean loss of every ten steps. Precisions: `amp`, bf16
-by torch.autocast over f32 parameters; `tf32`; `bf16`, parameters and moments too.
+Precisions: `amp`, bf16 by torch.autocast over f32 parameters; `bf16`, parameters and moments too; `tf32`.
 """
 
 import argparse
+import datetime
 import json
+import statistics
 import struct
 import time
 from pathlib import Path
@@ -18,9 +27,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+VOCABULARY, PADDED = 50257, 50304
 INTERVAL = 10
-# Steps that are not counted in the speed: compilation, warm-up of the allocator.
-WARM_UP = 100
 
 
 def read_safetensors(path):
@@ -37,16 +45,30 @@ def read_safetensors(path):
     }
 
 
+def fuse_qkv(tensors):
+    """What Burn has as `query`, `key` and `value` becomes one layer, `qkv`."""
+    fused = {name: value for name, value in tensors.items() if ".query." not in name}
+    for name in tensors:
+        if ".query." in name:
+            parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+            fused[name.replace(".query.", ".qkv.")] = torch.cat([tensors[part] for part in parts])
+            for part in parts[1:]:
+                fused.pop(part)
+    return fused
+
+
 class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
-        split = lambda y: y.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-        q, k, v = (split(layer(x)) for layer in (self.query, self.key, self.value))
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output(y.transpose(1, 2).reshape(batch, length, width))
 
@@ -87,78 +109,180 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("start", type=Path, help="what `gpt export` wrote")
-    parser.add_argument("out", type=Path, help="TSV of losses, appended to")
-    parser.add_argument("--precision", choices=["amp", "tf32", "bf16"], default="amp")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--steps", type=int, help="at most")
-    parser.add_argument("--device", default="cuda")
-    args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
+class Training:
+    """A model with its optimizer, and a step of both."""
 
-    run = json.loads((args.start / "run.json").read_text())
-    settings, rates = run["settings"], run["learning_rates"][: args.steps]
-    model = Gpt(**settings["model"])
-    model.load_state_dict(read_safetensors(args.start / "model.safetensors"))
-    model = model.to(args.device, torch.bfloat16 if args.precision == "bf16" else torch.float32)
-    batches = read_safetensors(args.start / "batches.safetensors")
+    def __init__(self, model, args, decay=0.1, betas=(0.9, 0.95), epsilon=1e-8, clip=None):
+        dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+        self.model, self.clip = model.to(args.device, dtype), clip
+        decayed = [p for p in self.model.parameters() if p.dim() > 1]
+        others = [p for p in self.model.parameters() if p.dim() <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
+            lr=6e-4,
+            betas=betas,
+            eps=epsilon,
+            fused=args.device == "cuda",
+        )
 
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": settings["weight_decay"]},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        betas=tuple(run["adamw"]["betas"]),
-        eps=run["adamw"]["epsilon"],
-        fused=args.device == "cuda",
-    )
-    forward = torch.compile(model) if args.compile else model
-    accumulate = settings["accumulate"]
-    tokens = accumulate * batches["inputs"][0].numel()
-    is_cuda = args.device == "cuda"
-
-    losses, means, started = [], [], None
-    for step, rate in enumerate(rates):
-        if step == WARM_UP:
-            if is_cuda:
-                torch.cuda.synchronize()
-            started = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        total = 0.0
-        for micro in range(accumulate):
-            index = step * accumulate + micro
-            ids, targets = (batches[name][index].to(args.device).long() for name in ("inputs", "targets"))
+        def loss(ids, targets):
             with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "amp"):
-                logits = forward(ids)
-                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            (loss / accumulate).backward()
-            total = total + loss.detach() / accumulate
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
+                return F.cross_entropy(self.model(ids).flatten(0, 1), targets.flatten())
+
+        mode = {} if args.mode == "default" else {"mode": args.mode}
+        self.loss = loss if args.mode == "eager" else torch.compile(loss, **mode)
+
+    def step(self, batches):
+        total = 0.0
+        for ids, targets in batches:
+            loss = self.loss(ids, targets)
+            (loss / len(batches)).backward()
+            total = total + loss.detach() / len(batches)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+
+def wait(args):
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(args, batch):
+    """A row of benches/results: the median of rounds of steps, one wait a round."""
+    torch.manual_seed(0)
+    model = Gpt(args.layers, args.width, args.heads, args.context, args.vocabulary)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    training = Training(model, args, clip=args.clip)
+    size = (batch, args.context)
+    data = [tuple(torch.randint(0, VOCABULARY, size, device=args.device) for _ in range(2))]
+
+    begin = time.perf_counter()
+    training.step(data)
+    wait(args)
+    first = time.perf_counter() - begin
+    for _ in range(INTERVAL):
+        training.step(data)
+    times = []
+    for _ in range(args.rounds):
+        wait(args)
+        begin = time.perf_counter()
+        for _ in range(args.steps):
+            training.step(data)
+        wait(args)
+        times.append((time.perf_counter() - begin) / args.steps)
+    median = statistics.median(times)
+
+    shape = f"B{batch}T{args.context}"
+    if args.precision == "bf16":
+        shape += " bf16 parameters"
+    if args.vocabulary != VOCABULARY and not args.padded_alike:
+        shape += " padded vocabulary"
+    notes = [
+        f"{torch.__version__}",
+        {"amp": "AMP, f32 masters", "bf16": "parameters and moments in bf16", "tf32": "f32 with TF32"}[args.precision],
+        f"vocabulary {args.vocabulary}, q, k and v fused, {args.mode}, random tokens",
+        f"clipped at {args.clip}" if args.clip else "no clipping",
+        f"first step {first:.1f} s",
+    ]
+    if args.device == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        notes.append(f"peak {allocated / 2**30:.2f} GiB, {reserved / 2**30:.2f} reserved")
+    print(
+        args.date,
+        args.commit,
+        "gpt2",
+        "step",
+        "f32" if args.precision == "tf32" else "bf16",
+        shape,
+        "torch" if args.mode == "eager" else "torch-compile",
+        *(f"{1e3 * value:.3f}" for value in (median, min(times), max(times))),
+        f"{batch * args.context / median:.0f}",
+        "tokens/s",
+        "; ".join(notes + [args.note] if args.note else notes),
+        sep="\t",
+        flush=True,
+    )
+
+
+def train(args):
+    """The example's run: writes its losses, and prints the speed after the first hundred steps."""
+    run = json.loads((args.start / "run.json").read_text())
+    settings, rates = run["settings"], run["learning_rates"][: args.steps or None]
+    model = Gpt(**settings["model"])
+    model.load_state_dict(fuse_qkv(read_safetensors(args.start / "model.safetensors")))
+    training = Training(
+        model,
+        args,
+        decay=settings["weight_decay"],
+        betas=tuple(run["adamw"]["betas"]),
+        epsilon=run["adamw"]["epsilon"],
+        clip=settings["clip"],
+    )
+    batches = read_safetensors(args.start / "batches.safetensors")
+    accumulate = settings["accumulate"]
+    warm_up, losses, means, started = 100, [], [], None
+    for step, rate in enumerate(rates):
+        if step == warm_up:
+            wait(args)
+            started = time.perf_counter()
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        indices = range(step * accumulate, (step + 1) * accumulate)
+        load = lambda name, index: batches[name][index].to(args.device).long()
+        losses.append(training.step([(load("inputs", i), load("targets", i)) for i in indices]))
         if len(losses) == INTERVAL:
             means.append((step + 1, torch.stack(losses).mean().item()))
             losses = []
-    if is_cuda:
-        torch.cuda.synchronize()
+    wait(args)
 
-    name = f"torch {torch.__version__} {args.precision}" + (" compiled" if args.compile else "")
-    with args.out.open("a") as out:
+    name = f"torch {torch.__version__} {args.precision}" + ("" if args.mode == "eager" else " compiled")
+    with args.curve.open("a") as out:
         for step, loss in means:
             out.write(f"{name}\t{step}\t{loss:.6f}\n")
     if started is not None:
-        speed = tokens * (len(rates) - WARM_UP) / (time.perf_counter() - started)
-        print(f"{name}: {speed:.0f} tokens/s after step {WARM_UP}")
-    if is_cuda:
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        print(f"{name}: peak {allocated / 2**30:.2f} GiB allocated, {reserved / 2**30:.2f} GiB reserved")
+        tokens = accumulate * batches["inputs"][0].numel() * (len(rates) - warm_up)
+        print(f"{name}: {tokens / (time.perf_counter() - started):.0f} tokens/s after step {warm_up}")
     print(f"{name}: loss {means[-1][1]:.4f} over the last {INTERVAL} steps" if means else "too few steps")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", choices=["amp", "bf16", "tf32"], default="amp")
+    parser.add_argument("--mode", default="default", help="of torch.compile, or `eager`")
+    parser.add_argument("--batch", default="8", help="sequences a step; several, separated by commas, in turn")
+    parser.add_argument("--vocabulary", type=int, default=PADDED, help="%(default)s by default, as users pad it")
+    parser.add_argument("--padded-alike", action="store_true", help="Blackburn's side pads its vocabulary too")
+    parser.add_argument("--clip", type=float, help="largest global norm of the gradients")
+    parser.add_argument("--steps", type=int, help="of a round (20), or of a run at most")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--start", type=Path, help="what `gpt export` wrote")
+    parser.add_argument("--curve", type=Path, help="TSV of losses, appended to")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--commit", default="-", help="of this repository")
+    parser.add_argument("--note", default="", help="driver, machine")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    if args.start:
+        if not args.curve:
+            parser.error("--start needs --curve")
+        return train(args)
+    args.steps = args.steps or 20
+    for batch in args.batch.split(","):
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        torch.compiler.reset()
+        measure(args, int(batch))
 
 
 if __name__ == "__main__":
