@@ -135,13 +135,13 @@ impl Chart {
                 .color(&TEXT)
                 .pos(Pos::new(HPos::Left, VPos::Center))
         };
-        area.draw_text(&self.title, &bold(17), (10, 24)).map_err(|e| error(e.to_string()))?;
+        area.draw_text(&self.title, &bold(21), (10, 24)).map_err(|e| error(e.to_string()))?;
         let scale = f64::from(RIGHT - LEFT) / self.longest();
         for (index, row) in self.rows.iter().enumerate() {
             let y = TOP + ROW * index as i32 + ROW / 2;
             match row {
                 Row::Group(name) => {
-                    area.draw_text(name, &bold(14), (10, y)).map_err(|e| error(e.to_string()))?;
+                    area.draw_text(name, &bold(18), (10, y + 5)).map_err(|e| error(e.to_string()))?;
                 }
                 Row::Bar { label, value } => {
                     let end = LEFT + (value * scale).round() as i32;
@@ -154,7 +154,7 @@ impl Chart {
                     for (words, at, position) in
                         [(label, LEFT - 10, HPos::Right), (&shown, end + 8, HPos::Left)]
                     {
-                        area.draw_text(words, &text(14, position), (at, y))
+                        area.draw_text(words, &text(18, position), (at, y))
                             .map_err(|e| error(e.to_string()))?;
                     }
                 }

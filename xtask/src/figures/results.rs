@@ -86,7 +86,13 @@ impl Table {
         row.get(index).map(String::as_str)
     }
 
+    /// Whether a field is `word`, or that of the column where the word is `column=field`.
     fn matches(&self, row: &[String], word: &str) -> bool {
+        if let Some((column, wanted)) = word.split_once('=')
+            && let Some(field) = self.field(row, column)
+        {
+            return glob(wanted, field);
+        }
         let stem = self.name.trim_end_matches(".tsv");
         std::iter::once(stem).chain(row.iter().map(String::as_str)).any(|field| glob(word, field))
     }
@@ -372,6 +378,7 @@ pub(crate) mod tests {
     fn words_name_one_row_and_a_column_of_it() {
         assert_eq!(value("nvidia-h200 gpt2 blackburn").unwrap(), 410_400.0);
         assert_eq!(value("gpt2 B* blackburn .median_ms").unwrap(), 20.0);
+        assert_eq!(value("gpt2 subject=torch").unwrap(), 304_000.0);
         assert_eq!(value("gpt2 blackburn note:\"cold # s\"").unwrap(), 19.4);
         assert_eq!(value("gpt2 blackburn note:\"# GiB reserved\"").unwrap(), 6.77);
     }
