@@ -141,7 +141,8 @@ impl Chart {
             let y = TOP + ROW * index as i32 + ROW / 2;
             match row {
                 Row::Group(name) => {
-                    area.draw_text(name, &bold(18), (10, y + 5)).map_err(|e| error(e.to_string()))?;
+                    area.draw_text(name, &bold(18), (10, y + 5))
+                        .map_err(|e| error(e.to_string()))?;
                 }
                 Row::Bar { label, value } => {
                     let end = LEFT + (value * scale).round() as i32;
