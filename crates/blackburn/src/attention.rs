@@ -1,8 +1,8 @@
 //! Attention that trains in memory that grows with the sequence, not with its square.
 //!
-//! Burn's own attention keeps several tensors of all pairs of queries and keys for the backward
-//! pass. This one keeps what it was given, its output and one number a query, and computes the rest
-//! again. It runs on every device; GPUs hold the pairs only to sum the gradient of a bias.
+//! Burn's own attention keeps several tensors of all pairs of queries and keys for the backward pass. This one
+//! keeps its inputs, its output and one number a query, and computes the rest again. It runs on every device. GPUs
+//! hold the pairs only to sum the gradient of a bias.
 //!
 //! ```
 //! use blackburn::{attention::AttentionOptions, prelude::*};
@@ -29,9 +29,9 @@
 //! # }
 //! ```
 //!
-//! Beside causal masks there are shared heads of keys (GQA), sliding [windows](Window), soft caps,
-//! [dropout](Dropout), masks, padding and differentiable biases: [`AttentionOptions`] has them all,
-//! and they combine. [`attention_packed`] takes sequences of different lengths without padding.
+//! [`AttentionOptions`] has causal masks, sliding [windows](Window), soft caps, [dropout](Dropout), masks, padding
+//! and differentiable biases, in any combination. Heads of keys may be shared (GQA). [`attention_packed`] takes
+//! sequences of different lengths without padding.
 
 pub use blackburn_backend::attention::{
     AttentionOptions, Dropout, Window, attention, attention_packed,

@@ -2,16 +2,15 @@ use crate::{Error, device::DeviceChoice};
 use serde::Serialize;
 use std::{collections::BTreeSet, env, fmt, str::FromStr};
 
-/// With what precision matrix products of f32 tensors are computed on NVIDIA GPUs; elsewhere they
-/// are computed in full.
+/// The precision of matrix products of f32 tensors on NVIDIA GPUs. Other devices compute them in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum F32Precision {
-    /// Operands are rounded to TF32, which keeps 11 of 24 bits, for the tensor cores; sums are f32.
-    /// Burn's own products do the same.
+    /// Rounds operands to TF32, which keeps 11 of 24 bits, for the tensor cores. Sums are f32. Burn's own
+    /// products do the same.
     #[default]
     Tf32,
-    /// All 24 bits, without tensor cores: many times slower.
+    /// Keeps all 24 bits, without tensor cores. Many times slower.
     Full,
 }
 
@@ -39,10 +38,10 @@ impl fmt::Display for F32Precision {
     }
 }
 
-/// What [`init_with`](crate::init_with) sets up.
+/// The settings of [`init_with`](crate::init_with).
 ///
-/// [`init`](crate::init) takes [`Config::from_env`], where environment variables decide and what they
-/// do not name keeps its default. [`Config::default`] does not look at the environment.
+/// [`init`](crate::init) takes [`Config::from_env`]: environment variables decide, and settings that they do not
+/// name keep their defaults. [`Config::default`] does not look at the environment.
 ///
 /// | field | environment variable | default |
 /// |---|---|---|
@@ -61,16 +60,15 @@ pub struct Config {
     /// `BlackburnColumnSum`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnMatmul`,
     /// `BlackburnSgd`, `BlackburnSoftmax`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
-    /// With what precision matrix products of f32 tensors are computed.
+    /// The precision of matrix products of f32 tensors.
     pub f32_matmul: F32Precision,
-    /// Choose the kernel of each matrix product by measurement, among up to four that are expected
-    /// to be fastest. Without it the one that is expected to be is taken. A program's first start
-    /// takes longer: every further kernel is compiled, at about a second each, when a shape first
-    /// appears. Later starts find the results on disk, where CubeCL keeps them beside the compiled
-    /// kernels. Leave it off where shapes rarely repeat: each new one is measured. Only NVIDIA GPUs
+    /// Whether to choose the kernel of each matrix product by measurement, among up to four that are expected to be
+    /// fastest. By default the one that is expected to be fastest is taken. Measuring makes a program's first start
+    /// longer: each further kernel takes about a second to compile when a shape first appears. Later starts find
+    /// the results on disk, beside the compiled kernels. Leave it off where shapes rarely repeat. Only NVIDIA GPUs
     /// have a choice of kernels.
     pub tune_matmul: bool,
-    /// Keep compiled CUDA kernels on disk.
+    /// Whether to keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
 }
 
@@ -87,11 +85,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The settings that the environment names.
+    /// Reads the settings from the environment.
     ///
     /// # Errors
     ///
-    /// A variable whose value means nothing.
+    /// If the value of a variable means nothing.
     pub fn from_env() -> Result<Self, Error> {
         let mut config = Self::default();
         if let Some(value) = variable("BLACKBURN_DEVICE")? {

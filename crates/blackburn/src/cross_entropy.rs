@@ -1,9 +1,8 @@
 //! Softmax cross-entropy for large vocabularies, without copies of the logits.
 //!
-//! Composed of Burn's operations, the loss keeps several tensors as large as the logits for the backward
-//! pass, and needs logits in f32 to be exact. This one takes them as they come, computes in f32, keeps one
-//! number a row, and writes the gradient over the logits where nobody else holds them. It runs on every
-//! device.
+//! The loss of Burn's operations keeps several tensors as large as the logits for the backward pass, and needs
+//! logits in f32 to be exact. This one takes logits as they come, computes in f32 and keeps one number a row. If
+//! nobody else holds the logits, it writes the gradient over them. It runs on every device.
 //!
 //! ```
 //! use blackburn::{
@@ -27,8 +26,8 @@
 //!
 //! [`nn::loss`](crate::nn::loss) runs Burn's own `CrossEntropyLoss` on it.
 //!
-//! [`linear_cross_entropy`] has the layer that makes the logits with it, and makes them in chunks of rows, of
-//! which never more than one is there.
+//! [`linear_cross_entropy`] also takes the layer that makes the logits. It makes them in chunks of rows, and never
+//! holds more than one chunk.
 
 pub use blackburn_backend::cross_entropy::{CrossEntropyOptions, Reduction, cross_entropy};
 pub use blackburn_backend::linear_cross_entropy::{

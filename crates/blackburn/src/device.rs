@@ -75,7 +75,7 @@ impl fmt::Display for FoundDevice {
     }
 }
 
-/// The devices that this build can reach here, best first. Opens none of them.
+/// Lists the devices that this build can reach on this machine, best first. It opens none of them.
 pub fn available_devices() -> Vec<FoundDevice> {
     #[cfg(feature = "gpu")]
     let gpus = gpu::available();
@@ -86,26 +86,25 @@ pub fn available_devices() -> Vec<FoundDevice> {
     gpus.into_iter().chain(cpu).map(found).collect()
 }
 
-/// The device to train on: the one that [`init_with`](crate::init_with) was told, else what the
+/// Returns the device to train on: the one that [`init_with`](crate::init_with) was told, else the one that the
 /// environment variable `BLACKBURN_DEVICE` names, else the best there is.
 ///
-/// The same device every time it is called in a process. For training, add Burn's
-/// [`.autodiff()`](Device::autodiff).
+/// Every call in a process returns the same device. For training, add Burn's [`.autodiff()`](Device::autodiff).
 ///
 /// # Errors
 ///
-/// A device that was asked for by name and is not to be had: its feature is not built in, the
-/// machine lacks it, or its driver fails. With [`DeviceChoice::Auto`] a GPU that fails to start is
-/// passed over with a warning, and the next best is taken.
+/// If a device was asked for by name and cannot be had: its feature is not built in, the machine lacks it, or its
+/// driver fails. With [`DeviceChoice::Auto`] a GPU that fails to start is passed over with a warning, and the next
+/// best is taken.
 pub fn device() -> Result<Device, Error> {
     init::state().map(|state| state.device.clone())
 }
 
-/// The device of that name: `auto`, `cuda`, `cuda:N`, `vulkan`, `vulkan:N`, `webgpu` or `flex`.
+/// Opens a device by name: `auto`, `cuda`, `cuda:N`, `vulkan`, `vulkan:N`, `webgpu` or `flex`.
 ///
 /// # Errors
 ///
-/// As [`device`], and a name that means nothing.
+/// As [`device`], and if the name means nothing.
 pub fn device_from(name: &str) -> Result<Device, Error> {
     init::state()?;
     open(name.parse()?).map(|opened| opened.device)

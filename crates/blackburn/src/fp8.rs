@@ -1,9 +1,9 @@
 //! Linear layers that multiply 8-bit floats, forward and backward.
 //!
-//! GPUs with 8-bit tensor cores (Hopper, Ada, workstation Blackwell) multiply at up to twice the rate
-//! of 16-bit floats, and what is saved for backward takes half the memory. Rounding costs a pass over
-//! each tensor, which only large products make up for. Every other device, the CPU included, computes
-//! with the same 8-bit values, only not faster: a model can be tried anywhere.
+//! GPUs with 8-bit tensor cores (Hopper, Ada, workstation Blackwell) multiply them at up to twice the rate of
+//! 16-bit floats, and the tensors saved for backward take half the memory. Rounding costs a pass over each tensor,
+//! which only large products make up for. Every other device, the CPU included, computes with the same 8-bit
+//! values, only not faster. So you can try a model anywhere.
 //!
 //! Parameters, optimizer and everything else stay as they are. [`linear_forward`] takes any
 //! `burn::nn::Linear`:
@@ -31,13 +31,12 @@
 //! # }
 //! ```
 //!
-//! A whole model computes so with `Precision::Fp8` of `blackburn::train::precision`, which [marks](mark) the
-//! weights of its linear layers: their modules stay as they are.
+//! `Precision::Fp8` of `blackburn::train::precision` does this for a whole model: it [marks](mark) the weights of
+//! linear layers, and the modules stay as they are.
 //!
-//! Scales are those of the tensor at hand, found on the device in the same step ("current scaling"),
-//! so there is no history to keep, to save or to warm up. What recipes usually leave in 16 bits is
-//! left to you: the first and the last layer of a language model, normalization, attention's own
-//! products.
+//! Each tensor is scaled by its own largest number, found on the device in the same step ("current scaling"). There
+//! is no history to keep, to save or to warm up. You decide what stays in 16 bits. Recipes usually leave there the
+//! first and the last layer of a language model, normalization, and attention's own products.
 
 pub use blackburn_backend::fp8_linear::{
     Format, Promotion, Recipe, linear, linear_forward, mark, serves_marks,

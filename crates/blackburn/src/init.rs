@@ -17,24 +17,24 @@ pub(crate) struct State {
 
 static STATE: OnceLock<Result<State, Error>> = OnceLock::new();
 
-/// Sets Blackburn up from the environment (see [`Config`]) and reports on device and providers.
+/// Sets Blackburn up from the environment (see [`Config`]), and reports on the device and the providers.
 ///
-/// Call it before the first tensor operation: Burn seals its registry of fusion providers there.
-/// Later calls change nothing and return the first call's report.
+/// Call it before the first tensor operation, at which Burn seals its registry of fusion providers. Later calls
+/// change nothing and return the first call's report.
 ///
 /// # Errors
 ///
-/// A setting that cannot be followed, or a device that cannot be had; see [`device()`](crate::device).
+/// If a setting cannot be followed, or a device cannot be had; see [`device()`](crate::device).
 pub fn init() -> Result<Report, Error> {
     state().map(|state| state.report.clone())
 }
 
-/// [`init`], with settings of the program's own.
+/// Sets Blackburn up as [`init`] does, with settings of the program's own.
 ///
 /// # Errors
 ///
-/// As [`init`], and [`Error::InvalidSetting`] when Blackburn was already set up with other
-/// settings, by [`init`], by [`device()`](crate::device) or by an earlier call.
+/// As [`init`], and [`Error::InvalidSetting`] if Blackburn was already set up with other settings, by [`init`], by
+/// [`device()`](crate::device) or by an earlier call.
 pub fn init_with(config: Config) -> Result<Report, Error> {
     let mut first = false;
     let state = STATE.get_or_init(|| {

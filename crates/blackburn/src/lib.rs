@@ -1,6 +1,6 @@
 //! Blackburn makes unmodified [Burn](https://burn.dev) models train fast on NVIDIA GPUs.
 //!
-//! Call [`init`] once, before the first tensor; take a device from [`device`]; write Burn as ever:
+//! Call [`init`] once, before the first tensor, and take your device from [`device`]. The rest is Burn as ever:
 //!
 //! ```
 //! use blackburn::prelude::*;
@@ -24,12 +24,11 @@
 //! | `vulkan` | any GPU, through SPIR-V | a Vulkan driver |
 //! | `webgpu` | any adapter, software ones included, through WGSL | a Vulkan, Metal or DirectX driver |
 //!
-//! `burn-train` and `nvml` add to the training toolkit: [`train`] inside Burn's own learner, and
+//! The features `burn-train` and `nvml` extend the training toolkit: [`train`] inside Burn's own learner, and
 //! readings of NVIDIA GPUs.
 //!
-//! Features add up: one program can carry them all, and [`device`] looks for CUDA, then for a
-//! Vulkan GPU, then takes the CPU. The environment variable `BLACKBURN_DEVICE`, or [`device_from`],
-//! chooses otherwise.
+//! Features add up, so one program can carry them all. [`device`] looks for CUDA, then for a Vulkan GPU, then takes
+//! the CPU. Choose otherwise by the environment variable `BLACKBURN_DEVICE` or by [`device_from`].
 
 pub mod attention;
 mod config;

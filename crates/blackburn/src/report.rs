@@ -68,8 +68,7 @@ pub struct Versions {
 const VERSIONS: Versions =
     Versions { blackburn: env!("CARGO_PKG_VERSION"), burn: "0.22.1", cubecl: "0.11.3" };
 
-/// What [`init`](crate::init) found and set up. [`Display`](fmt::Display) is for people;
-/// serialization is for programs.
+/// The outcome of [`init`](crate::init). [`Display`](fmt::Display) is for people, serialization for programs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The runtime: `cuda`, `wgpu` or `flex`.
@@ -90,13 +89,13 @@ pub struct Report {
     pub shared_memory_bytes: Option<u64>,
     /// Memory of the device, in bytes, where the runtime tells.
     pub memory_bytes: Option<u64>,
-    /// With what precision matrix products of f32 tensors are computed on this device.
+    /// The precision of matrix products of f32 tensors on this device.
     pub f32_matmul: F32Precision,
     /// Whether the kernels of matrix products are chosen by measurement on this device.
     pub tune_matmul: bool,
     /// Fusion providers, and what became of them; the CPU backend does not fuse and has none.
     pub providers: Vec<Provider>,
-    /// Where compiled kernels are kept, where they are.
+    /// The folder in which compiled kernels are kept, if they are.
     pub kernel_cache: Option<PathBuf>,
     /// Every device that this build can reach here.
     pub found: Vec<String>,

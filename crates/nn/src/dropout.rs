@@ -1,5 +1,5 @@
-//! Dropout of `burn::nn` as it is, by an operation that keeps nothing for its gradient: functions in the
-//! place of `forward`.
+//! Functions that run Burn's `Dropout` by an operation that keeps nothing for its gradient. Call them instead
+//! of `forward`.
 //!
 //! ```
 //! use blackburn_nn::dropout;
@@ -14,7 +14,7 @@
 //! assert_eq!(y.dims(), [3, 8]);
 //! ```
 //!
-//! What is left out depends on [`seed`](crate::seed()), and not on the device's random numbers.
+//! [`seed`](crate::seed()) decides what is left out, and not the device's random numbers.
 
 use crate::seed::next_seed;
 use blackburn_backend::{attention::Dropout as Drawn, dropout as op};
@@ -23,7 +23,8 @@ use burn::{
     tensor::{Device, Tensor},
 };
 
-/// What `module.forward(x)` gives: x itself where no backward pass is possible or the module is frozen.
+/// Runs `module` on `x`, like `module.forward(x)`. Returns `x` itself where no backward pass is possible or the
+/// module is frozen.
 pub fn dropout<const D: usize>(module: &Dropout, x: Tensor<D>) -> Tensor<D> {
     match drawn(module, &x.device()) {
         Some(drawn) => op::dropout(x, drawn),
@@ -31,11 +32,11 @@ pub fn dropout<const D: usize>(module: &Dropout, x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// What `residual + module.forward(x)` gives.
+/// Computes `residual + module.forward(x)` in one pass.
 ///
 /// # Panics
 ///
-/// When the two differ in shape, dtype or device.
+/// If `residual` and `x` differ in shape, dtype or device.
 pub fn add_dropout<const D: usize>(
     module: &Dropout,
     residual: Tensor<D>,

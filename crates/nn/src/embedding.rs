@@ -1,4 +1,4 @@
-//! Embeddings of `burn::nn` as they are: a function in the place of `forward`.
+//! A function that runs Burn's `Embedding` with a faster gradient. Call it instead of `forward`.
 //!
 //! ```
 //! use burn::{nn::EmbeddingConfig, prelude::*};
@@ -17,12 +17,12 @@ use burn::{
     tensor::{Int, Tensor},
 };
 
-/// What `module.forward(ids)` gives for ids `[batch, seq]`: `[batch, seq, d_model]`. On GPUs the gradient
-/// adds up rows in parallel: see [`blackburn_backend::embedding`].
+/// Looks up `ids`, `[batch, seq]`, like `module.forward(ids)`, and returns `[batch, seq, d_model]`. On GPUs the
+/// gradient adds up rows in parallel: see [`blackburn_backend::embedding`].
 ///
 /// # Panics
 ///
-/// When ids are on another device than the weights.
+/// If `ids` are on another device than the weights.
 pub fn embedding(module: &Embedding, ids: Tensor<2, Int>) -> Tensor<3> {
     blackburn_backend::embedding::embedding(module.weight.val(), ids)
 }

@@ -1,7 +1,8 @@
-//! Flash attention for models of `burn::nn` as they are: functions in the place of `forward`.
+//! Functions that run Burn's own attention and transformers with flash attention. Call them instead of
+//! `forward`.
 //!
-//! Inputs are those of this crate, since the fields of Burn's are private. In a model, a line
-//! changes, and neither its parameters nor its records do:
+//! One line of a model changes; its parameters and records do not. Inputs are types of this crate, because the
+//! fields of Burn's are private:
 //!
 //! ```
 //! use blackburn_nn::{flash, transformer::TransformerEncoderInput};
@@ -25,8 +26,8 @@ use burn::{
     tensor::Tensor,
 };
 
-/// What `module` gives as its context `[batch, seq_q, d_model]`. Weights are not returned, even if
-/// the input asks for them.
+/// Runs `module` and returns its context, `[batch, seq_q, d_model]`. Weights are not returned, even if the input
+/// asks for them.
 ///
 /// # Panics
 ///
@@ -35,12 +36,12 @@ pub fn multi_head_attention(module: &MultiHeadAttention, input: MhaInput) -> Ten
     Heads::from(module).forward(input, None).context
 }
 
-/// As [`multi_head_attention`], for tokens that follow those in the cache
-/// ([`forward_cached`](crate::attention::MultiHeadAttention::forward_cached)).
+/// Runs [`multi_head_attention`] on tokens that follow those in the cache, like
+/// [`forward_cached`](crate::attention::MultiHeadAttention::forward_cached).
 ///
 /// # Panics
 ///
-/// As [`multi_head_attention`], and when the cache is full.
+/// As [`multi_head_attention`], and if the cache is full.
 pub fn multi_head_attention_cached(
     module: &MultiHeadAttention,
     input: MhaInput,
@@ -49,7 +50,7 @@ pub fn multi_head_attention_cached(
     Heads::from(module).forward(input, Some(cache)).context
 }
 
-/// What `module` makes of tokens `[batch, seq, d_model]`.
+/// Runs `module` on tokens `[batch, seq, d_model]`, and returns as many.
 ///
 /// # Panics
 ///
@@ -61,12 +62,12 @@ pub fn transformer_encoder(
     encode(module.layers.iter().map(Into::into), input, None)
 }
 
-/// As [`transformer_encoder`], causal, for tokens that follow those in the cache, which has as many
-/// layers: one token costs a look at each before it, and not a forward pass over all.
+/// Runs [`transformer_encoder`], causal, on tokens that follow those in the cache. A further token costs a look
+/// at each before it, and not a forward pass over all of them. The cache needs as many layers as the encoder.
 ///
 /// # Panics
 ///
-/// As [`transformer_encoder`], and when the cache is full or has another number of layers.
+/// As [`transformer_encoder`], and if the cache is full or has another number of layers.
 pub fn transformer_encoder_cached(
     module: &TransformerEncoder,
     input: TransformerEncoderInput,

@@ -1,4 +1,4 @@
-//! Losses of `burn::nn` as they are: functions in the place of `forward`.
+//! Functions that run Burn's `CrossEntropyLoss` without copies of the logits. Call them instead of `forward`.
 //!
 //! ```
 //! use blackburn_nn::loss;
@@ -14,7 +14,7 @@
 //! assert!((loss.into_scalar::<f32>() - 7f32.ln()).abs() < 1e-6);
 //! ```
 //!
-//! [`linear_cross_entropy()`] takes the layer that makes the logits along, and never holds all of them.
+//! [`linear_cross_entropy()`] also takes the layer that makes the logits, and never holds all of them.
 
 use blackburn_backend::{
     cross_entropy::{self, CrossEntropyOptions, Reduction},
@@ -25,22 +25,21 @@ use burn::{
     tensor::{DType, FloatDType, Int, Tensor},
 };
 
-/// What `module.forward(logits, targets)` gives: the mean of the rows whose target is not padding, one
-/// element. It is computed by [`cross_entropy`](cross_entropy::cross_entropy), which makes no copy of the
-/// logits `[rows, classes]`.
+/// Computes `module.forward(logits, targets)`: the mean over the rows whose target is not padding, one element.
+/// [`cross_entropy`](cross_entropy::cross_entropy) does it, which makes no copy of the logits `[rows, classes]`.
 ///
-/// What differs from Burn's own:
+/// It differs from Burn's own:
 ///
-/// - The loss is in f32, and computed there, whatever type logits have (f64 for f64): logits in 16 bits
-///   need no cast. Burn computes in the type of the logits.
-/// - A target that is no class and no padding makes the loss NaN. Burn reads what is not the row's.
-/// - A smoothing of 0 is none: a logit of minus infinity leaves its class out.
+/// - The loss is computed in f32, whatever type the logits have (f64 for f64), so logits in 16 bits need no
+///   cast. Burn computes in the type of the logits.
+/// - A target that is no class and no padding makes the loss NaN. Burn reads another row's logit.
+/// - A smoothing of 0 is no smoothing: a logit of minus infinity leaves its class out.
 ///
-/// What differs from PyTorch's: there is a list of targets that are padding, empty unless it is given,
-/// where PyTorch has one index, -100 unless it is given; the mean is the only reduction.
+/// It differs from PyTorch's: padding is a list of targets, empty by default, where PyTorch has one index, -100 by
+/// default. The mean is the only reduction.
 ///
-/// With `weights`, with probabilities instead of logits (`logits: false`), with a smoothing of 1 and
-/// with padding beyond 32 bits, this is `module.forward`.
+/// It calls `module.forward` with `weights`, with probabilities instead of logits (`logits: false`), with a
+/// smoothing of 1, and with padding beyond 32 bits.
 ///
 /// # Panics
 ///
@@ -56,14 +55,14 @@ pub fn cross_entropy(
     cross_entropy::cross_entropy(logits, targets, options, Reduction::Mean)
 }
 
-/// What `module.forward(linear.forward(x), targets)` gives, of rows x `[rows, width]`, by
-/// [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy), which never holds all logits: it
-/// makes them in chunks of rows, and the gradients with them. Where logits are the largest tensor of a
-/// model, that takes the more out of its memory the more rows there are; each chunk reads the weight again.
+/// Computes `module.forward(linear.forward(x), targets)` of rows `x`, `[rows, width]`, without ever holding all
+/// logits. [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy) makes them in chunks of rows, and
+/// the gradients with them. This saves memory where the logits are a model's largest tensor. Each chunk reads the
+/// weight again, so it costs time.
 ///
-/// The loss is as [`cross_entropy()`] has it: in f32, NaN for targets that are no class. Weights of classes
-/// are served here. With weights and a smoothing, with probabilities instead of logits, with a smoothing of
-/// 1 and with padding beyond 32 bits, this is `module.forward(linear.forward(x), targets)`.
+/// The loss is that of [`cross_entropy()`]: in f32, and NaN for targets that are no class. Weights of classes are
+/// served here. It calls `module.forward(linear.forward(x), targets)` with weights and a smoothing, with
+/// probabilities instead of logits, with a smoothing of 1, and with padding beyond 32 bits.
 ///
 /// # Panics
 ///
@@ -78,12 +77,12 @@ pub fn linear_cross_entropy(
     linear_cross_entropy_in_chunks(module, linear, x, targets, None)
 }
 
-/// As [`linear_cross_entropy()`], in chunks of so many rows; without a number of
+/// Computes [`linear_cross_entropy()`] in chunks of the given number of rows, by default of
 /// [`chunk_rows`](linear_cross_entropy::chunk_rows).
 ///
 /// # Panics
 ///
-/// As [`linear_cross_entropy()`], and with chunks of no rows.
+/// As [`linear_cross_entropy()`], and if chunks have no rows.
 pub fn linear_cross_entropy_in_chunks(
     module: &CrossEntropyLoss,
     linear: &Linear,

@@ -1,9 +1,9 @@
-//! Normalization for models of `burn::nn` as they are, by one kernel a pass on GPUs: functions in the
-//! place of `forward`.
+//! Functions that run Burn's `LayerNorm` and `RmsNorm` by one kernel forward and two backward. Call them instead
+//! of `forward`.
 //!
-//! Burn decomposes a norm into some ten operations under automatic differentiation, and keeps several
-//! tensors of the size of its input; [`blackburn_backend::layer_norm`] keeps one, and reads it once. The
-//! modules stay Burn's, and so do their records:
+//! Under automatic differentiation Burn decomposes a norm into some ten operations and keeps several tensors of
+//! the size of its input. [`blackburn_backend::layer_norm`] keeps one, and reads it once. The modules stay Burn's,
+//! and so do their records:
 //!
 //! ```
 //! use blackburn_nn::norm;
@@ -18,8 +18,8 @@
 //! assert_eq!((sum.dims(), y.dims()), ([2, 5, 16], [2, 5, 16]));
 //! ```
 //!
-//! The result has the dtype of the input, whatever that of the parameters: in mixed precision either may
-//! be in 16 bits. Everything is computed in f32.
+//! The result has the input's dtype, whatever the parameters have: in mixed precision either may be in 16 bits.
+//! Everything is computed in f32.
 
 use blackburn_backend::layer_norm as op;
 use burn::{
@@ -28,11 +28,11 @@ use burn::{
     tensor::Tensor,
 };
 
-/// What `module` makes of `x`, `[.., d_model]`.
+/// Normalizes `x`, `[.., d_model]`, by `module`.
 ///
 /// # Panics
 ///
-/// As [`blackburn_backend::layer_norm::layer_norm`], as when the last dimension is not `d_model`.
+/// As [`blackburn_backend::layer_norm::layer_norm`] does, for example if the last dimension is not `d_model`.
 pub fn layer_norm<const D: usize>(module: &LayerNorm, x: Tensor<D>) -> Tensor<D> {
     match epsilon(module) {
         Some(epsilon) => op::layer_norm(x, module.gamma.val(), beta(module), epsilon),
@@ -40,11 +40,12 @@ pub fn layer_norm<const D: usize>(module: &LayerNorm, x: Tensor<D>) -> Tensor<D>
     }
 }
 
-/// `x + residual`, and what `module` makes of it. Both have one shape, `[.., d_model]`, and one dtype.
+/// Returns `x + residual` and its norm by `module`. `x` and `residual` have one shape, `[.., d_model]`, and one
+/// dtype.
 ///
 /// # Panics
 ///
-/// As [`layer_norm`], and when the two differ.
+/// As [`layer_norm`], and if `x` and `residual` differ in shape or dtype.
 pub fn add_layer_norm<const D: usize>(
     module: &LayerNorm,
     x: Tensor<D>,
@@ -59,7 +60,7 @@ pub fn add_layer_norm<const D: usize>(
     }
 }
 
-/// What `module` makes of `x`, `[.., d_model]`.
+/// Normalizes `x`, `[.., d_model]`, by `module`.
 ///
 /// # Panics
 ///
@@ -68,7 +69,7 @@ pub fn rms_norm<const D: usize>(module: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
     op::rms_norm(x, module.gamma.val(), module.epsilon)
 }
 
-/// `x + residual`, and what `module` makes of it, as [`add_layer_norm`].
+/// Returns `x + residual` and its norm by `module`, like [`add_layer_norm`].
 ///
 /// # Panics
 ///
@@ -93,7 +94,7 @@ fn epsilon(module: &LayerNorm) -> Option<f64> {
     told.value.trim().parse().ok()
 }
 
-/// A residual stream: tokens, and what is to be added to them, which the next norm does in its own pass.
+/// A residual stream: tokens, and a summand that the next norm adds to them in its own pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     x: Tensor<3>,
@@ -105,12 +106,12 @@ impl Stream {
         Self { x, addend: None }
     }
 
-    /// With what is to be added.
+    /// Adds `x` with the next norm.
     pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>) -> Self {
         Self { x, addend: Some(addend) }
     }
 
-    /// The tokens, and what `norm` makes of them.
+    /// Returns the tokens and their norm.
     pub(crate) fn normalized(self, norm: &LayerNorm) -> (Tensor<3>, Tensor<3>) {
         match self.addend {
             Some(addend) => add_layer_norm(norm, self.x, addend),

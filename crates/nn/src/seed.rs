@@ -16,11 +16,10 @@ static STATE: LazyLock<AtomicU64> =
 /// pseudorandom number generators", 2014).
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Fixes what dropout of attention's weights leaves out from now on, as `Device::seed` fixes the
-/// rest: call both to repeat a step.
+/// Seeds the dropout of this crate, as `Device::seed` seeds Burn's random numbers. Call both to repeat a step.
 ///
-/// Burn's generators live on devices, and asking one for a number would wait for the device in
-/// every layer.
+/// This generator is the host's, because Burn's live on devices: asking one for a number would wait for the device
+/// in every layer.
 pub fn seed(seed: u64) {
     // Mixed, so that neighboring seeds do not give sequences that are each other's, shifted.
     STATE.store(mixed(seed), Ordering::Relaxed);

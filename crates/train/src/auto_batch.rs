@@ -1,9 +1,8 @@
 //! The largest micro-batch that fits the device, found by trial.
 //!
-//! [`auto_batch`] runs training steps of growing micro-batches until the device runs out of memory,
-//! recovers, and closes in on the limit; no formula knows what a model, an optimizer, fusion and the
-//! allocator need together. From the limit it derives a [`BatchPlan`] for the batch that is to be
-//! accumulated.
+//! No formula knows what a model, an optimizer, fusion and the allocator need together. So [`auto_batch`] runs
+//! training steps of growing micro-batches until the device runs out of memory, recovers, and closes in on the
+//! limit. From the limit it derives a [`BatchPlan`] for the batch that is to be accumulated.
 //!
 //! ```
 //! use blackburn_train::auto_batch::{AutoBatch, auto_batch};
@@ -126,7 +125,7 @@ impl BatchPlan {
     }
 }
 
-/// Why no plan was found.
+/// The reason why no plan was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AutoBatchError<E> {
@@ -161,30 +160,27 @@ pub enum AutoBatchError<E> {
 
 /// Finds the largest micro-batch that fits `device`, and the plan for `options.target` samples.
 ///
-/// `step` runs what training will run for a micro-batch of the given size: forward and backward
-/// passes and an optimizer step, at the longest sequence that occurs, and then waits
-/// (`Device::sync`). Work as training does, or the measure is wrong: where passes are accumulated,
-/// add two of them up, since the sum of gradients needs memory too. Train a clone of the model and of
-/// the optimizer's state: a step that runs out of memory half-way leaves results that later reads
-/// refuse.
+/// `step` must run what training will run for a micro-batch of the given size: forward and backward passes and an
+/// optimizer step, at the longest sequence that occurs. Then it must wait (`Device::sync`). If training accumulates
+/// passes, add two of them up, since the sum of gradients needs memory too. Train a clone of the model and of the
+/// optimizer's state: a step that runs out of memory half-way leaves results that later reads refuse.
 ///
-/// Sizes double from the smallest that the margin allows to what the target needs; after the first
-/// that does not fit, they are bisected for as long as that can change the plan. Each trial is
-/// logged through `tracing`. Trials may compile kernels for their sizes, so that the search takes
-/// longest in a fresh installation.
+/// Sizes double from the smallest that the margin allows to what the target needs. After the first that does not
+/// fit, they are bisected for as long as that can change the plan. Each trial is logged through `tracing`. Trials
+/// may compile kernels for their sizes, so the search takes longest in a fresh installation.
 ///
 /// A lack of memory is recognized by what the error, or the panic in its stead, says
 /// ([`names_lack_of_memory`]). The panic's own report still goes to the standard error output.
 ///
 /// # Errors
 ///
-/// When an option contradicts itself, `step` returns an error that is no lack of memory (that error,
-/// as it is), nothing fits, or the device does not recover.
+/// If an option contradicts itself, `step` fails for another reason than a lack of memory (with that error),
+/// nothing fits, or the device does not recover.
 ///
 /// # Panics
 ///
-/// With the panic of `step` that is no lack of memory. A program compiled with `panic = "abort"`
-/// cannot recover from those that are.
+/// If `step` panics for another reason than a lack of memory. A program compiled with `panic = "abort"` cannot
+/// recover from any panic.
 pub fn auto_batch<E: fmt::Debug + fmt::Display>(
     device: &Device,
     options: AutoBatch,

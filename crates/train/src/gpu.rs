@@ -1,7 +1,7 @@
 //! Utilization, temperature and power of NVIDIA GPUs.
 //!
-//! The driver's management library (NVML) is loaded at run time: a program built with the feature
-//! `nvml` starts everywhere, and where there is no NVIDIA driver [`GpuMonitor::open`] says so.
+//! The driver's management library (NVML) is loaded at run time. A program built with the feature `nvml` therefore
+//! starts everywhere, and [`GpuMonitor::open`] says so if there is no NVIDIA driver.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -39,8 +39,7 @@ pub enum Gpu {
     Uuid(String),
 }
 
-/// What the driver says of a GPU at one moment. A value is `None` where the board does not
-/// measure it.
+/// A reading of a GPU. A value is `None` if the board does not measure it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpuReading {
     /// Share of the driver's last sampling period (between 1/6 s and 1 s) in which a kernel ran,
@@ -99,7 +98,7 @@ impl GpuMonitor {
         self.device().ok()?.name().ok()
     }
 
-    /// What the driver says now. Nothing waits for the GPU's work.
+    /// Reads the GPU's values. Nothing waits for the GPU's work.
     pub fn read(&self) -> GpuReading {
         GpuReading {
             utilization_percent: self.utilization_percent(),
@@ -108,17 +107,17 @@ impl GpuMonitor {
         }
     }
 
-    /// The first value of [`read`](Self::read) alone.
+    /// Reads the utilization alone.
     pub fn utilization_percent(&self) -> Option<f64> {
         Some(f64::from(self.device().ok()?.utilization_rates().ok()?.gpu))
     }
 
-    /// The second value of [`read`](Self::read) alone.
+    /// Reads the temperature alone.
     pub fn temperature_celsius(&self) -> Option<f64> {
         Some(f64::from(self.device().ok()?.temperature(TemperatureSensor::Gpu).ok()?))
     }
 
-    /// The third value of [`read`](Self::read) alone.
+    /// Reads the power alone.
     pub fn power_watts(&self) -> Option<f64> {
         // The driver counts milliwatts.
         Some(f64::from(self.device().ok()?.power_usage().ok()?) / 1e3)

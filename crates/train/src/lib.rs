@@ -1,4 +1,4 @@
-//! What Burn lacks for training at scale, over unmodified modules.
+//! A training toolkit for unmodified Burn modules: what Burn leaves to the training loop.
 //!
 //! | module | gives |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | [`ema`] | exponential moving averages of the weights, for validation and export |
 //! | [`graph`] | forward and backward pass recorded once and replayed by one command, as a CUDA graph |
 //! | [`nonfinite`] | gradients with NaN or infinities, by the parameters' paths |
-//! | [`precision`] | bf16 and f16 in unmodified modules, with f32 masters |
-//! | [`optim`] | AdamW, and gradient descent with momentum, that decay matrices only, train 16-bit parameters, and leave out steps that overflowed; on GPUs one kernel a parameter |
+//! | [`precision`] | bf16, f16 and 8-bit floats in unmodified modules, with f32 masters |
+//! | [`optim`] | AdamW, and gradient descent with momentum, that decay matrices only, train 16-bit parameters, and leave out steps that overflowed; on GPUs one kernel for up to 16 parameters |
 //! | [`profile`] | where a step's time goes, by kernel and operation, and what to change |
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
@@ -20,7 +20,7 @@
 //! | `learner` (feature `burn-train`) | all of it inside burn-train's learner |
 //! | [`tensorboard`] | event files for TensorBoard |
 //!
-//! The pieces are independent: use them in a hand-written loop, one by one.
+//! The pieces are independent. Use them one by one in a loop of your own:
 //!
 //! ```
 //! use blackburn_train::{accumulate::GradientSum, clip::clip_global_norm, optim::AdamWGroups};

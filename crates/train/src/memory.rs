@@ -1,21 +1,21 @@
-//! What the device's memory pools hold.
+//! Readings of the device's memory pools.
 
 use burn::tensor::Device;
 
 /// One reading of a device's memory pools, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolMemory {
-    /// Used by live tensors, padding excluded.
+    /// Bytes that live tensors use, padding excluded.
     pub in_use_bytes: u64,
-    /// Taken from the device: what is in use, and what is kept for reuse.
+    /// Bytes taken from the device: those in use, and those kept for reuse.
     pub reserved_bytes: u64,
 }
 
 /// Reads a device's memory pools and remembers the largest readings.
 ///
-/// Burn's pools keep what they once needed, so the peak of what is reserved is what the program
-/// takes from the device, whenever it is read. What is in use changes within a step: its peak is
-/// that of the moments of reading. Work that is queued and not yet executed is not counted.
+/// Burn's pools keep what they once needed. So the reserved bytes tell what the program takes from the device,
+/// whenever you read them. The bytes in use change within a step, and their peak is only that of the moments of
+/// reading. Work that is queued and not yet executed is not counted.
 #[derive(Clone, Debug)]
 pub struct MemoryMonitor {
     device: Device,
@@ -28,7 +28,7 @@ impl MemoryMonitor {
         Self { device: device.clone(), peak: None }
     }
 
-    /// What the pools hold now. `None` where the backend has no pools, as Burn's CPU backend.
+    /// Reads the pools. `None` where the backend has none, as Burn's CPU backend.
     pub fn read(&mut self) -> Option<PoolMemory> {
         let usage = self.device.memory_pool_usage()?;
         let now =
@@ -37,7 +37,7 @@ impl MemoryMonitor {
         Some(now)
     }
 
-    /// The largest values of all readings, each for itself. `None` before the first.
+    /// The largest value of each kind in all readings. `None` before the first.
     pub fn peak(&self) -> Option<PoolMemory> {
         self.peak
     }

@@ -28,10 +28,10 @@ impl fmt::Display for NonFinite {
     }
 }
 
-/// The gradients of `module` that hold NaN or infinities, in the order of its parameters.
+/// Lists the gradients of `module` that hold NaN or infinities, in the order of its parameters.
 ///
-/// For diagnosis, when a norm or a loss is not finite: it waits for the device, with one read for
-/// all gradients together.
+/// Use it for diagnosis, if a norm or a loss is not finite. It waits for the device, with one read for all gradients
+/// together.
 ///
 /// ```
 /// use blackburn_train::{clip::clip_global_norm, nonfinite::nonfinite_gradients};
@@ -53,7 +53,7 @@ impl fmt::Display for NonFinite {
 ///
 /// # Panics
 ///
-/// When there are no gradients, or the device fails.
+/// If there are no gradients, or the device fails.
 pub fn nonfinite_gradients<M: Module>(gradients: &GradientsParams, module: &M) -> Vec<NonFinite> {
     let mut census =
         Census { gradients, path: ModulePath::default(), found: vec![], counts: vec![] };

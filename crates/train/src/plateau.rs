@@ -18,8 +18,8 @@ pub enum Mode {
 /// How much better than the best a metric must be to count as improved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Threshold {
-    /// By this share of the best. For metrics that are never negative: of a negative best, a share
-    /// points the wrong way, and a slightly worse value counts as improved.
+    /// By this share of the best. Use it for metrics that are never negative: a share of a negative best points the
+    /// wrong way, so a slightly worse value would count as improved.
     Relative(f64),
     /// By this amount.
     Absolute(f64),
@@ -30,17 +30,17 @@ pub enum Threshold {
 pub struct PlateauConfig {
     /// Which way the metric improves.
     pub mode: Mode,
-    /// What the rate is multiplied by; above 0, below 1.
+    /// The factor of a reduction; above 0, below 1.
     pub factor: f64,
-    /// Observations without improvement that are let pass; the next one reduces the rate.
+    /// Observations without improvement that do nothing yet; the next one reduces the rate.
     pub patience: u32,
     /// What counts as an improvement.
     pub threshold: Threshold,
     /// Observations after a reduction during which nothing counts against the metric.
     pub cooldown: u32,
-    /// The rate never falls below.
+    /// The smallest rate.
     pub floor: f64,
-    /// A reduction by this much or less is not made.
+    /// The largest reduction that is too small to be made.
     pub epsilon: f64,
 }
 
@@ -59,11 +59,11 @@ impl Default for PlateauConfig {
 }
 
 impl PlateauConfig {
-    /// A schedule that starts at `rate`.
+    /// Creates a schedule that starts at `rate`.
     ///
     /// # Errors
     ///
-    /// When `rate` is not positive, or an option contradicts itself.
+    /// If `rate` is not positive, or an option contradicts itself.
     pub fn init(&self, rate: f64) -> Result<ReduceOnPlateau, ScheduleError> {
         let refuse = |option, expected: &str, actual: f64| {
             Err(ScheduleError {
@@ -97,7 +97,7 @@ impl PlateauConfig {
 
 const SCHEDULE: &str = "ReduceOnPlateau";
 
-/// What [`ReduceOnPlateau`] knows; save it with the checkpoint.
+/// The state of a [`ReduceOnPlateau`]. Save it with the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlateauState {
     /// The rate at present.
@@ -110,7 +110,7 @@ pub struct PlateauState {
     pub cooldown: u32,
 }
 
-/// What an observation came to.
+/// The outcome of an observation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct Observed {
@@ -124,10 +124,9 @@ pub struct Observed {
     pub nan: bool,
 }
 
-/// Multiplies the learning rate by a factor when a metric has not improved for some observations,
-/// one an epoch, say.
+/// Multiplies the learning rate by a factor if a metric has not improved for some observations, such as epochs.
 ///
-/// With the semantics of `PyTorch`'s `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+/// It does what `PyTorch`'s `torch.optim.lr_scheduler.ReduceLROnPlateau` does.
 ///
 /// ```
 /// use blackburn_train::plateau::PlateauConfig;
@@ -151,7 +150,7 @@ impl ReduceOnPlateau {
         self.state.rate
     }
 
-    /// Takes note of the metric. NaN counts as no improvement, is told in the answer, and warned of.
+    /// Observes the metric. NaN counts as no improvement; the answer says so, and a warning is logged.
     pub fn observe(&mut self, metric: f64) -> Observed {
         let PlateauConfig { factor, patience, cooldown, floor, epsilon, .. } = self.config;
         let improved = self.improves(metric);
@@ -198,7 +197,7 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What to save.
+    /// Returns the state to save.
     pub fn state(&self) -> PlateauState {
         self.state
     }
@@ -207,8 +206,7 @@ impl ReduceOnPlateau {
     ///
     /// # Errors
     ///
-    /// When the state's rate is not a rate that this schedule can have, or its best is NaN. Nothing
-    /// is changed then.
+    /// If this schedule cannot have the state's rate, or its best is NaN. Nothing is changed then.
     pub fn restore(&mut self, state: PlateauState) -> Result<(), ScheduleError> {
         let refuse = |option, expected: String, actual: f64| {
             Err(ScheduleError { schedule: SCHEDULE, option, expected, actual: actual.to_string() })
@@ -225,15 +223,15 @@ impl ReduceOnPlateau {
         Ok(())
     }
 
-    /// The schedule for Burn's `Learner`, which asks for a rate and tells no metric: observe through
-    /// a clone of the [`PlateauScheduler`].
+    /// Turns the schedule into one for Burn's `Learner`. The learner asks for rates and tells no metric, so observe
+    /// through a clone of the [`PlateauScheduler`].
     pub fn scheduler(self) -> PlateauScheduler {
         PlateauScheduler { shared: Arc::new(Mutex::new(self)) }
     }
 }
 
-/// A [`ReduceOnPlateau`] in two hands: the `Learner`'s, which takes the rate at every step, and that
-/// of whoever observes the metric. Clones share one state.
+/// A [`ReduceOnPlateau`] that Burn's `Learner` and your code share: the learner takes the rate at every step, and
+/// you observe the metric. Clones share one state.
 ///
 /// ```
 /// use blackburn_train::plateau::PlateauConfig;

@@ -1,9 +1,9 @@
 //! Learning rate by step.
 //!
-//! A schedule here is a function of the step alone: a hand-written loop calls `at`, and a resumed
-//! run needs no state. [`Scheduler`] counts the steps where Burn's `Learner` wants a scheduler; what
-//! else Burn needs of the kind (constant, step, exponential, cosine, Noam, and compositions of them)
-//! it has in `burn::lr_scheduler`. Rates that follow a metric are in [`plateau`](crate::plateau).
+//! A schedule here is a function of the step alone. A hand-written loop calls `at`, and a resumed run needs no
+//! state. [`Scheduler`] counts the steps for Burn's `Learner`. `burn::lr_scheduler` has further schedules
+//! (constant, step, exponential, cosine, Noam, and compositions of them). Rates that follow a metric are in
+//! [`plateau`](crate::plateau).
 
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use serde::{Deserialize, Serialize};
@@ -25,15 +25,15 @@ pub struct ScheduleError {
 
 /// A learning rate that depends on nothing but the step.
 pub trait Schedule: Clone + Send + Sync + 'static {
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     fn at(&self, step: usize) -> f64;
 
     /// # Errors
     ///
-    /// When the options contradict themselves, the first of them.
+    /// If options contradict themselves: names the first that does.
     fn validate(&self) -> Result<(), ScheduleError>;
 
-    /// The schedule for Burn's `Learner`, at step 0.
+    /// Turns the schedule into one for Burn's `Learner`, at step 0.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ pub trait Schedule: Clone + Send + Sync + 'static {
 
 /// Linear warm-up to a peak, then half a cosine down to a floor.
 ///
-/// A function of the step alone, so that a resumed run needs no state.
+/// It is a function of the step alone, so a resumed run needs no state.
 ///
 /// ```
 /// use blackburn_train::schedule::WarmupCosine;
@@ -62,7 +62,7 @@ pub trait Schedule: Clone + Send + Sync + 'static {
 pub struct WarmupCosine {
     /// The rate after warm-up.
     pub peak: f64,
-    /// The rate at the end and ever after.
+    /// The rate from the end on.
     pub floor: f64,
     /// Steps of warm-up; step `warmup_steps - 1` runs at the peak.
     pub warmup_steps: usize,
@@ -86,7 +86,7 @@ pub struct WarmupCosine {
 pub struct WarmupLinear {
     /// The rate after warm-up.
     pub peak: f64,
-    /// The rate at the end and ever after.
+    /// The rate from the end on.
     pub floor: f64,
     /// Steps of warm-up; step `warmup_steps - 1` runs at the peak.
     pub warmup_steps: usize,
@@ -95,7 +95,7 @@ pub struct WarmupLinear {
 }
 
 impl WarmupCosine {
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     pub fn at(&self, step: usize) -> f64 {
         self.span().at(step, |progress| 0.5 * (1.0 + (PI * progress).cos()))
     }
@@ -107,7 +107,7 @@ impl WarmupCosine {
 }
 
 impl WarmupLinear {
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     pub fn at(&self, step: usize) -> f64 {
         self.span().at(step, |progress| 1.0 - progress)
     }

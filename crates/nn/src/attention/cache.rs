@@ -3,12 +3,12 @@
 use crate::refuse;
 use burn::tensor::Tensor;
 
-/// Keys and values of the tokens that one attention has seen, so that the next token costs no more
-/// than a look at each of them.
+/// Keys and values of the tokens that one attention has seen. The next token then costs no more than a look at
+/// each of them.
 ///
-/// Memory for `capacity` tokens, `[batch, n_kv_heads, capacity, d_k]` twice, is taken when the
-/// first come; they decide about batch, type and device. It is for inference: with automatic
-/// differentiation, every step would be kept.
+/// The first tokens decide about batch, type and device. Memory for `capacity` tokens,
+/// `[batch, n_kv_heads, capacity, d_k]` twice, is taken when they come. The cache is for inference: automatic
+/// differentiation would keep every step.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     tensors: Option<[Tensor<4>; 2]>,

@@ -19,7 +19,7 @@ pub struct TransformerDecoderConfig {
     pub n_heads: usize,
     /// Layers.
     pub n_layers: usize,
-    /// Share of weights and activations that is left out in training. Default: 0.1
+    /// Share of weights and activations that dropout leaves out in training. Default: 0.1
     #[config(default = 0.1)]
     pub dropout: f64,
     /// Whether norms come before the parts of a layer. Default: false
@@ -29,15 +29,15 @@ pub struct TransformerDecoderConfig {
     /// false
     #[config(default = false)]
     pub quiet_softmax: bool,
-    /// How weights begin.
+    /// Initializer of the weights.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }"
     )]
     pub initializer: Initializer,
-    /// What stands in the middle of the feed-forward parts. Default: GELU
+    /// Activation in the middle of the feed-forward parts. Default: GELU
     #[config(default = "ActivationConfig::Gelu")]
     pub activation: ActivationConfig,
-    /// Added to variances by norms. Default: 1e-5
+    /// The norms' epsilon, added to variances. Default: 1e-5
     #[config(default = 1e-5)]
     pub layer_norm_eps: f64,
     /// Heads of keys and values, which divide `n_heads`. Default: `n_heads`. With fewer, records do
@@ -63,7 +63,7 @@ pub struct TransformerDecoder {
     pub n_heads: usize,
     /// Layers.
     pub n_layers: usize,
-    /// Share of weights and activations that is left out in training.
+    /// Share of weights and activations that dropout leaves out in training.
     pub dropout: f64,
     /// Whether norms come before the parts of a layer.
     pub norm_first: bool,
@@ -105,32 +105,31 @@ impl TransformerDecoderInput {
         Self { target, target_masks, memory, memory_masks }
     }
 
-    /// Leaves out what is padding in the memory: `[batch, seq_memory]`, true for padding.
+    /// Masks padding in the memory: `[batch, seq_memory]`, true for padding.
     pub fn memory_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.memory_masks.pad = Some(mask_pad);
         self
     }
 
-    /// Leaves out pairs of tokens and memory: `[batch, seq, seq_memory]`, true for what is left
-    /// out.
+    /// Masks pairs of tokens and memory: `[batch, seq, seq_memory]`, true for pairs that are left out.
     pub fn memory_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.memory_masks.attn = Some(mask_attn);
         self
     }
 
-    /// Leaves out tokens that are padding: `[batch, seq]`, true for padding.
+    /// Masks padding: `[batch, seq]`, true for tokens that are padding.
     pub fn target_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.target_masks.pad = Some(mask_pad);
         self
     }
 
-    /// Leaves out pairs of tokens: `[batch, seq, seq]`, true for what is left out.
+    /// Masks pairs of tokens: `[batch, seq, seq]`, true for pairs that are left out.
     pub fn target_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.target_masks.attn = Some(mask_attn);
         self
     }
 
-    /// No token sees those behind it. Of the memory, each sees all.
+    /// Hides from each token those behind it. Of the memory, each sees all.
     pub fn causal(mut self) -> Self {
         self.target_masks.causal = true;
         self
@@ -138,7 +137,7 @@ impl TransformerDecoderInput {
 }
 
 impl TransformerDecoderConfig {
-    /// The module, with fresh weights.
+    /// Creates the module with fresh weights.
     ///
     /// # Panics
     ///
@@ -160,7 +159,7 @@ impl TransformerDecoderConfig {
 }
 
 impl TransformerDecoder {
-    /// What the layers make of the target: `[batch, seq, d_model]`.
+    /// Runs the layers on the target and returns `[batch, seq, d_model]`.
     ///
     /// # Panics
     ///

@@ -9,8 +9,7 @@ use burn::{
     tensor::{Bool, Device, Tensor},
 };
 
-/// Configuration of [`TransformerEncoder`]: that of `burn::nn`'s, with what follows
-/// `layer_norm_eps` in addition.
+/// Configuration of [`TransformerEncoder`]: that of `burn::nn`'s, and the fields behind `layer_norm_eps`.
 #[derive(Config, Debug)]
 pub struct TransformerEncoderConfig {
     /// Size of a token.
@@ -21,7 +20,7 @@ pub struct TransformerEncoderConfig {
     pub n_heads: usize,
     /// Layers.
     pub n_layers: usize,
-    /// Share of weights and activations that is left out in training. Default: 0.1
+    /// Share of weights and activations that dropout leaves out in training. Default: 0.1
     #[config(default = 0.1)]
     pub dropout: f64,
     /// Whether norms come before the parts of a layer. Default: false
@@ -31,15 +30,15 @@ pub struct TransformerEncoderConfig {
     /// false
     #[config(default = false)]
     pub quiet_softmax: bool,
-    /// How weights begin.
+    /// Initializer of the weights.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }"
     )]
     pub initializer: Initializer,
-    /// What stands in the middle of the feed-forward parts. Default: GELU
+    /// Activation in the middle of the feed-forward parts. Default: GELU
     #[config(default = "ActivationConfig::Gelu")]
     pub activation: ActivationConfig,
-    /// Added to variances by norms. Default: 1e-5
+    /// The norms' epsilon, added to variances. Default: 1e-5
     #[config(default = 1e-5)]
     pub layer_norm_eps: f64,
     /// Heads of keys and values, which divide `n_heads`. Default: `n_heads`. With fewer, records do
@@ -73,7 +72,7 @@ pub struct TransformerEncoder {
     pub n_heads: usize,
     /// Layers.
     pub n_layers: usize,
-    /// Share of weights and activations that is left out in training.
+    /// Share of weights and activations that dropout leaves out in training.
     pub dropout: f64,
     /// Whether norms come before the parts of a layer.
     pub norm_first: bool,
@@ -112,19 +111,19 @@ impl TransformerEncoderInput {
         Self { tensor, masks: Masks::default() }
     }
 
-    /// Leaves out tokens that are padding: `[batch, seq]`, true for padding.
+    /// Masks padding: `[batch, seq]`, true for tokens that are padding.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.masks.pad = Some(mask_pad);
         self
     }
 
-    /// Leaves out pairs: `[batch, seq, seq]`, true for what is left out.
+    /// Masks pairs of tokens: `[batch, seq, seq]`, true for pairs that are left out.
     pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.masks.attn = Some(mask_attn);
         self
     }
 
-    /// No token sees those behind it.
+    /// Hides from each token those behind it.
     pub fn causal(mut self) -> Self {
         self.masks.causal = true;
         self
@@ -132,7 +131,7 @@ impl TransformerEncoderInput {
 }
 
 impl TransformerEncoderConfig {
-    /// The module, with fresh weights.
+    /// Creates the module with fresh weights.
     ///
     /// # Panics
     ///
@@ -154,7 +153,7 @@ impl TransformerEncoderConfig {
 }
 
 impl TransformerEncoder {
-    /// Tokens `[batch, seq, d_model]` in, and out.
+    /// Runs the layers on tokens `[batch, seq, d_model]`, and returns as many.
     ///
     /// # Panics
     ///
@@ -163,13 +162,13 @@ impl TransformerEncoder {
         encode(self.layers.iter().map(Into::into), input, None)
     }
 
-    /// As [`forward`](Self::forward), causal, for tokens that follow those in the cache: results
-    /// are those of one causal forward over all tokens, and one more token costs a look at each
-    /// before it. Masks cover what is in the cache, too.
+    /// Runs [`forward`](Self::forward), causal, on tokens that follow those in the cache. The results are those of
+    /// one causal forward over all tokens, and a further token costs a look at each before it. Masks cover the
+    /// tokens in the cache too.
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward), and when the cache is full or has another number of layers.
+    /// As [`forward`](Self::forward), and if the cache is full or has another number of layers.
     pub fn forward_cached(
         &self,
         input: TransformerEncoderInput,
@@ -186,7 +185,7 @@ pub struct TransformerCache {
 }
 
 impl TransformerCache {
-    /// An empty cache for so many layers, with room for so many tokens.
+    /// Creates an empty cache for the given number of layers, with room for so many tokens.
     pub fn new(layers: usize, capacity: usize) -> Self {
         Self { layers: vec![KvCache::new(capacity); layers] }
     }
