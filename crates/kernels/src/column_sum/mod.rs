@@ -9,19 +9,18 @@
 //! | x | outer, rows, columns | columns contiguous, any stride of rows and of outer | f32, f16, bf16 |
 //! | y | outer, columns | contiguous | that of x |
 //!
-//! Terms are widened to f32 and added there; the sum is rounded once. The order of addition depends
-//! on the shape and the device alone, so the same input gives the same bits each time. The output
-//! is overwritten.
+//! Terms are widened to f32 and added there, and the sum is rounded once. The order of addition depends on the shape
+//! and the device alone, so the same input gives the same bits each time. The output is overwritten.
 //!
 //! 1. Each cube takes 32 vectors of columns and every `splits`-th group of rows. Its units add up
 //!    their rows in registers, then meet in shared memory.
 //! 2. With more than one split, the cubes' partial sums go to an f32 workspace `[outer, splits,
 //!    columns]`, whose columns a second launch of the same kernel sums.
 //!
-//! Memory is read once, in whole vectors, by as many cubes as the device holds. A reduction with
-//! one unit a column leaves nearly all of the device idle: 768 columns are 96 vectors of eight.
+//! As many cubes as the device holds read memory once, in whole vectors. A reduction with one unit a column would
+//! leave nearly all of the device idle: 768 columns are 96 vectors of eight.
 //!
-//! [`gelu_backward_sum`](crate::gelu::gelu_backward_sum) computes its terms itself and shares the rest.
+//! [`gelu_backward_sum`](crate::gelu::gelu_backward_sum) computes its own terms and shares the rest.
 //!
 //! Not served: sums along the last dimension (`columns == 1`).
 

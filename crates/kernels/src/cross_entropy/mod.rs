@@ -9,8 +9,8 @@
 //! backward:  dx[r, j]   = g[r] (exp(x[r, j] - lse[r]) - eps / c - (1 - eps) [j == t[r]])
 //! ```
 //!
-//! `g[r]` is the gradient of `loss[r]`, or that of the mean or sum times the `factor` that the reduction
-//! leaves, `1 / n` or 1.
+//! `g[r]` is the gradient of `loss[r]`. After a reduction it is the gradient of the mean or sum, times the `factor`
+//! that the reduction leaves: `1 / n` or 1.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
@@ -20,28 +20,29 @@
 //! | grad | rows, or 1 for all | contiguous | f32 |
 //! | reduced loss, factor | 1 | | f32 |
 //!
-//! A row whose target is `ignore_index` has loss 0 and gradient 0, whatever its logits hold, and does not
-//! count. A row with any other target below 0 or from `c` on has loss NaN and gradient NaN: a mistake
-//! shows, and nothing is read out of bounds. The mean of no rows is NaN. Logits of minus infinity are
-//! classes that are left out, with gradient 0; a row of nothing else has no probabilities, and plus
-//! infinity and NaN neither: its loss and gradients are NaN.
+//! - A row whose target is `ignore_index` has loss 0 and gradient 0, whatever its logits hold, and does not count.
+//! - A row with any other target below 0 or from `c` on has loss NaN and gradient NaN: a mistake shows, and nothing
+//!   is read out of bounds.
+//! - The mean of no rows is NaN.
+//! - A logit of minus infinity leaves its class out, with gradient 0. A row of nothing else has loss and gradients
+//!   NaN, and so has a row with plus infinity or NaN.
 //!
 //! # Precision
 //!
-//! Logits are widened to f32 and everything is computed there; dx is rounded once. The largest logit so
-//! far is subtracted before the exponential, so that no logit is too large.
+//! Logits are widened to f32, everything is computed there, and dx is rounded once. The largest logit so far is
+//! subtracted before the exponential, so no logit is too large.
 //!
 //! # Traffic
 //!
-//! The forward pass reads the logits once: a unit keeps the largest logit that it has met and the sum of
-//! exponentials relative to it, and the units of a row meet at its end. The backward pass reads them once
-//! more and writes as much, over the logits where nobody else holds their memory. There is no copy in f32.
-//! Saved for backward: logits, targets and lse.
+//! The forward pass reads the logits once. A unit keeps the largest logit that it has met and the sum of exponentials
+//! relative to it, and the units of a row meet at its end. The backward pass reads the logits once more and writes as
+//! much, over them if nobody else holds their memory. There is no copy in f32. Saved for backward: logits, targets and
+//! lse.
 //!
-//! An odd number of classes, as GPT-2's 50257, means that rows begin anywhere between two vectors. The
-//! forward pass reads whole vectors between the first and the last boundary within a row, and what is
-//! left at both ends one by one. The backward pass gives a vector that two rows share to the first of
-//! them, which computes both parts, so that every store is one of a whole vector by one unit.
+//! With an odd number of classes, such as GPT-2's 50257, rows begin anywhere between two vectors. The forward pass
+//! reads whole vectors between the first and the last boundary within a row, and the elements at both ends one by one.
+//! The backward pass gives a vector that two rows share to the first row, which computes both parts. So every store is
+//! one of a whole vector by one unit.
 //!
 //! The same input gives the same bits each time: there are no atomics.
 //!

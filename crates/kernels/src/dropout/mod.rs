@@ -1,21 +1,20 @@
-//! Dropout of elements, with a tensor that the rest is added to.
+//! Dropout of elements, with a residual that the rest is added to.
 //!
 //! ```text
 //! y[i]  = residual[i] + k[i] x[i]            k[i] = 0 if word(i) < threshold, else scale
 //! dx[i] = k[i] dy[i]                         dresidual = dy
 //! ```
 //!
-//! `word(i)` is word `i mod 4` of Philox4x32-7 at counter `(i / 4, 0, 0, 0)` under the seed: a function of
-//! the element's place, so that backward computes it again and nothing is saved. The gradient of x is the
-//! same pass over dy, without a residual. The threshold is the rate times 2^32, and the scale
-//! `1 / (1 - rate)`.
+//! `word(i)` is word `i mod 4` of Philox4x32-7 at counter `(i / 4, 0, 0, 0)` under the seed. It is a function of the
+//! element's place, so backward computes it again and nothing is saved. The gradient of x is the same pass over dy,
+//! without a residual. The threshold is the rate times 2^32, and the scale `1 / (1 - rate)`.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
 //! | x, residual, y | elements | contiguous | f32, f16 or bf16, all the same |
 //!
-//! Everything is computed in f32 and rounded once. An element that is left out is the residual's, whatever x
-//! holds there; Burn's own dropout makes NaN of what is none. Each tensor is moved once.
+//! Everything is computed in f32 and rounded once. An element that is left out becomes the residual's, whatever x holds
+//! there; Burn's own dropout turns an infinity or a NaN that it leaves out into NaN. Each tensor is moved once.
 //!
 //! Sources: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014);
 //! Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).

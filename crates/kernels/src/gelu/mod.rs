@@ -5,8 +5,8 @@
 //! backward:  dx = dy * (Phi(x) + x * phi(x)),      phi(x) = exp(-x^2 / 2) / sqrt(2 pi)
 //! ```
 //!
-//! The gradient is the derivative of the forward. (Burn's own backward differentiates the tanh
-//! approximation of an erf forward.)
+//! The gradient is the derivative of the forward pass. (Burn's forward pass is the same, but its backward pass
+//! differentiates the tanh approximation.)
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
@@ -18,21 +18,20 @@
 //!
 //! # With the gradient of a bias
 //!
-//! Where x is the output of a linear layer, dx of `rows` by `columns` is summed once more:
+//! If x is the output of a linear layer, the gradient of its bias is a sum of dx, `rows` by `columns`:
 //!
 //! ```text
 //! db[c] = sum_r dx[r, c]
 //! ```
 //!
-//! [`gelu_backward_sum`] makes both in one kernel, which does not read dx again. Its terms are the f32
-//! values, before they are rounded to be dx. Its cubes have the rows and columns that those of a
-//! [column sum](crate::column_sum) have, and add up as they do: with more than one split, a cube's sums
-//! of its columns go to an f32 workspace `[splits, columns]`, row `s` of which is the sum over the
-//! groups of 8 rows `s, s + splits, ..`; the second launch of the column sum adds these rows in order.
-//! The same input gives the same bits each time.
+//! [`gelu_backward_sum`] makes both in one kernel, which does not read dx again. It adds up the f32 values, before
+//! they are rounded to dx. Its cubes have the rows and columns of a [column sum](crate::column_sum), and add up in
+//! the same way. With more than one split, a cube's sums go to an f32 workspace `[splits, columns]`. Row `s` of it
+//! is the sum over the groups of 8 rows `s, s + splits, ..`, and the second launch of the column sum adds these rows
+//! in order. The same input gives the same bits each time.
 //!
-//! Traffic is x, dy and dx once, and 8 bytes a column and split: for 8192 by 3072 in bf16 on 132
-//! multiprocessors 44 splits, 1 MB beside 151 MB. What one kernel moves less is the 50 MB of dx.
+//! It moves x, dy and dx once, and 8 bytes a column and split. For 8192 by 3072 in bf16 on 132 multiprocessors these
+//! are 44 splits, 1 MB beside 151 MB. Two kernels would move dx, 50 MB, once more.
 //!
 //! Error of an element: the absolute error of the device's erf, at most 2e-7 for the portable
 //! approximation (Abramowitz and Stegun 7.1.26), times |x| / 2, plus the rounding of the result.

@@ -9,7 +9,7 @@
 //! y    = gamma h + beta                                 beta may be left out
 //! ```
 //!
-//! and with `g = gamma dy`, and the gradient `dsum` that reached the sum `x + residual` from elsewhere:
+//! Backward, with `g = gamma dy`, and the gradient `dsum` that reached the sum `x + residual` from elsewhere:
 //!
 //! ```text
 //! dx     = rstd (g - sum(g) / width - h sum(g h) / width) + dsum      sum(g) is left out for RMS
@@ -22,28 +22,27 @@
 //! | gamma, beta, dgamma, dbeta | width | contiguous | f32, or that of x; all the same |
 //! | mean, rstd | rows | contiguous | f32 |
 //!
-//! Everything is widened to f32 and computed there, and outputs are rounded once. The sum with a
-//! residual is rounded to its type before it is normalized, so that the result is that of two
-//! operations, and backward reads what forward normalized. Saved for backward: x or the sum, mean, rstd
-//! and gamma. Outputs are overwritten.
+//! Everything is widened to f32 and computed there, and outputs are rounded once. The sum with a residual is rounded
+//! to its type before it is normalized. So the result is that of two operations, and backward reads the numbers that
+//! forward normalized. Saved for backward: x or the sum, mean, rstd and gamma. Outputs are overwritten.
 //!
 //! # One look at memory
 //!
-//! A row is loaded once, in vectors of up to 16 bytes, and stays in registers in its own type while its
-//! units add up its mean and then its variance around that mean, which loses no digits where the mean
-//! is large. Narrow rows have a plane each, whose units exchange sums without memory; wider ones several,
-//! up to a cube, which meet in shared memory. On devices without operations of planes all units meet there. Widths that no vector
-//! divides take narrower loads, and units that have nothing left hold zeros.
+//! A row is loaded once, in vectors of up to 16 bytes, and stays in registers in its own type. Its units first add up
+//! its mean, and then its variance around that mean, which loses no digits if the mean is large. A narrow row has a
+//! plane to itself, whose units exchange sums without memory. A wider one has several planes, up to a cube, which meet
+//! in shared memory. On devices without operations of planes all units meet there. Widths that no vector divides take
+//! narrower loads, and units that have nothing left hold zeros.
 //!
-//! Backward, each cube works through many rows and keeps the sums of dgamma and dbeta over them in
-//! registers. At the end each cube leaves one row of `[2, cubes, width]` in f32, and a second launch adds
-//! these up in order. The same input gives the same bits each time, and no atomic operation is used.
+//! Backward, each cube works through many rows and keeps their sums of dgamma and dbeta in registers. At the end it
+//! writes one row of `[2, cubes, width]` in f32, and a second launch adds these rows up in order. There are no atomic
+//! operations, so the same input gives the same bits each time.
 //!
-//! Traffic is each tensor once. The partial sums are 16 bytes a column and cube, of which there are as
-//! many as the device holds at once.
+//! Each tensor is moved once. The partial sums are 16 bytes a column and cube, and there are as many cubes as the
+//! device holds at once.
 //!
-//! No rows give no rows, and gradients of zero to the parameters. A row with a NaN or an infinity is all
-//! NaN. A row of squares beyond f32 is normalized to zeros.
+//! Without rows the parameters' gradients are zero. A row with a NaN or an infinity becomes all NaN. A row whose
+//! squares exceed f32 is normalized to zeros.
 //!
 //! Not served: rows beyond a cube's registers, which on devices with planes of 32 hold 24,576 elements
 //! forward and 8192 backward.

@@ -1,5 +1,5 @@
-//! Softmax of rows, and its gradient; and the pieces that its logarithm is made of where its steps are
-//! given, and so what is kept of it: as Burn's autodiff has them.
+//! Softmax of rows, and its gradient; and the pieces of its logarithm, for programs whose steps, and so whatever is
+//! kept between them, are those of Burn's autodiff.
 //!
 //! With rows `x[r, :]` of `c` classes and a target `t[r]` for each:
 //!
@@ -12,8 +12,8 @@
 //! dx[r, j]      = g[r] ([j == t[r]] - exp(shifted[r, j]) / sum[r])
 //! ```
 //!
-//! `g[r]` is the gradient of `picked[r]`. That of `x` is that of `shifted`: what moves the peak moves no
-//! output.
+//! `g[r]` is the gradient of `picked[r]`. The gradient of `x` is that of `shifted`, because the peak cancels in
+//! every output.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
@@ -22,13 +22,12 @@
 //! | targets | rows | contiguous | i32 |
 //! | peak, sum, log, picked, g | rows | contiguous | f32 |
 //!
-//! Elements are widened to f32 and everything is computed there; what is written is rounded once. Plus
-//! infinity and NaN make the whole row NaN, as minus infinity in all of it does. `picked` is NaN where the
-//! target is no class; `dx` has nothing taken off for it there.
+//! Elements are widened to f32, everything is computed there, and results are rounded once. Plus infinity and NaN
+//! make the whole row NaN, and so does a row of nothing but minus infinity. If the target is no class, `picked` is
+//! NaN, and nothing is taken off `dx`.
 //!
-//! [`softmax_sums`] reads the rows once, [`softmax_shifted`] and [`log_softmax`] once more and write as
-//! much; so does [`picked_backward`]. What is written lies in the memory of what is read where nobody else
-//! holds that and the type is the same.
+//! [`softmax_sums`] reads the rows once. [`softmax_shifted`], [`log_softmax`] and [`picked_backward`] read them once
+//! more and write as much. They write over their input if nobody else holds it and the type is the same.
 //!
 //! # Whole rows
 //!
@@ -38,22 +37,21 @@
 //! dx[r, j] = p[r, j] (dp[r, j] - sum_k dp[r, k] p[r, k])
 //! ```
 //!
-//! [`softmax_rows`] reads a row once, in vectors of up to 16 bytes, and writes p or y, and of shifted and e
-//! what is asked for. The row stays in registers while its units find its peak and add it up: a plane's
-//! exchange without memory, and planes meet once, each with the sum relative to its own peak. Rows that a
-//! cube's registers do not hold (above 24,576 elements on devices with planes of 32) are read twice by the
-//! same cube, each unit keeping the peak that it has met and the sum relative to it; the second time they
-//! come from a cache, if that is large enough. [`softmax_rows_backward`] has p or e, and dp, in the same
-//! way: each once, up to 16,384 elements. The same input gives the same bits each time.
+//! [`softmax_rows`] reads a row once, in vectors of up to 16 bytes. It writes p or y, and shifted and e if asked
+//! for. The row stays in registers while its units find its peak and add it up. The units of a plane exchange sums
+//! without memory, and planes meet once, each with the sum relative to its own peak.
 //!
-//! Vectors reach beyond a row's end where rows are apart by whole vectors and there is memory behind the
-//! last one; what lies there is not counted, and what is written there is unspecified.
+//! A cube reads a row twice if its registers do not hold it (above 24,576 elements on devices with planes of 32).
+//! Each unit then keeps the peak that it has met and the sum relative to it. [`softmax_rows_backward`] reads p or e,
+//! and dp, in the same way: once, up to 16,384 elements. The same input gives the same bits each time.
+//!
+//! Vectors reach beyond a row's end if rows are apart by whole vectors and there is memory behind the last one. The
+//! elements there are not counted, and may hold anything afterwards.
 //!
 //! # Pieces
 //!
-//! The rows are added up, and their elements gone through, by the device code of
-//! [`cross_entropy`](crate::cross_entropy), where the sources are: it has the same sums, and leaves out
-//! `shifted`.
+//! The device code of [`cross_entropy`](crate::cross_entropy) adds up the rows and goes through their elements. It
+//! has the same sums, leaves out `shifted`, and names the sources.
 
 mod blueprint;
 mod forward;
