@@ -242,7 +242,8 @@ fn numbers(text: &str, range: &Range<usize>) -> Vec<Number> {
         {
             continue;
         }
-        let has_unit = unit_behind(&bytes[behind..]);
+        // `410k` is a figure without a unit, too.
+        let has_unit = behind > end || unit_behind(&bytes[behind..]);
         found.push(Number { at: range.start + start..range.start + behind, has_unit });
         at = at.max(behind);
     }
@@ -398,6 +399,7 @@ mod tests {
         assert_eq!(bare(table), ["10.6"]);
         assert_eq!(bare(&table.replace("| | ms", "| ms | time")), ["10.6"]);
         assert!(bare(&table.replace("ms", "layers")).is_empty());
+        assert_eq!(bare(&table.replace("ms", "GPT-2").replace("10.6", "410k")), ["410k"]);
         assert!(bare(&format!("<!-- not measured: a plan -->\n{table}")).is_empty());
         // A marker is for the table right behind it, not for the next one.
         assert_eq!(bare(&format!("<!-- = gpt2 -->\n\nText.\n\n{table}")), ["10.6"]);
