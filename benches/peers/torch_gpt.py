@@ -17,6 +17,7 @@ Precisions: `amp`, bf16 by torch.autocast over f32 parameters; `bf16`, parameter
 
 import argparse
 import datetime
+import gc
 import json
 import statistics
 import struct
@@ -125,17 +126,19 @@ class Training:
             fused=args.device == "cuda",
         )
 
-        def loss(ids, targets):
-            with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "amp"):
-                return F.cross_entropy(self.model(ids).flatten(0, 1), targets.flatten())
+        model, device, mixed = self.model, args.device, args.precision == "amp"
+
+        def loss(inputs, targets):
+            with torch.autocast(device, torch.bfloat16, enabled=mixed):
+                return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
         mode = {} if args.mode == "default" else {"mode": args.mode}
         self.loss = loss if args.mode == "eager" else torch.compile(loss, **mode)
 
     def step(self, batches):
         total = 0.0
-        for ids, targets in batches:
-            loss = self.loss(ids, targets)
+        for inputs, targets in batches:
+            loss = self.loss(inputs, targets)
             (loss / len(batches)).backward()
             total = total + loss.detach() / len(batches)
         if self.clip is not None:
@@ -150,9 +153,70 @@ def wait(args):
         torch.cuda.synchronize()
 
 
+def timed(step, args):
+    """Seconds of the first step, and of a step in each round: one wait a round."""
+    begin = time.perf_counter()
+    step()
+    wait(args)
+    first = time.perf_counter() - begin
+    for _ in range(INTERVAL):
+        step()
+    times = []
+    for _ in range(args.rounds):
+        wait(args)
+        begin = time.perf_counter()
+        for _ in range(args.steps):
+            step()
+        wait(args)
+        times.append((time.perf_counter() - begin) / args.steps)
+    return first, times
+
+
+def print_row(args, op, shape, items, unit, notes, first, times, padded=False):
+    """A row of benches/results."""
+    if args.precision == "bf16":
+        shape += " bf16 parameters"
+    if padded:
+        shape += " padded vocabulary"
+    notes = [
+        torch.__version__,
+        {"amp": "AMP, f32 masters", "bf16": "parameters and moments in bf16", "tf32": "f32 with TF32"}[args.precision],
+        *notes,
+        f"first step {first:.1f} s",
+    ]
+    if args.device == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        notes.append(f"peak {allocated / 2**30:.2f} GiB, {reserved / 2**30:.2f} reserved")
+    median = statistics.median(times)
+    print(
+        args.date,
+        args.commit,
+        op,
+        "step",
+        "f32" if args.precision == "tf32" else "bf16",
+        shape,
+        "torch" if args.mode == "eager" else "torch-compile",
+        *(f"{1e3 * value:.3f}" for value in (median, min(times), max(times))),
+        f"{items / median:.0f}",
+        unit,
+        "; ".join(notes + ([args.note] if args.note else [])),
+        sep="\t",
+        flush=True,
+    )
+
+
+def forget(args):
+    """What an earlier measurement compiled and allocated."""
+    torch.compiler.reset()
+    gc.collect()
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def measure(args, batch):
-    """A row of benches/results: the median of rounds of steps, one wait a round."""
     torch.manual_seed(0)
+    forget(args)
     model = Gpt(args.layers, args.width, args.heads, args.context, args.vocabulary)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -160,53 +224,14 @@ def measure(args, batch):
     training = Training(model, args, clip=args.clip)
     size = (batch, args.context)
     data = [tuple(torch.randint(0, VOCABULARY, size, device=args.device) for _ in range(2))]
-
-    begin = time.perf_counter()
-    training.step(data)
-    wait(args)
-    first = time.perf_counter() - begin
-    for _ in range(INTERVAL):
-        training.step(data)
-    times = []
-    for _ in range(args.rounds):
-        wait(args)
-        begin = time.perf_counter()
-        for _ in range(args.steps):
-            training.step(data)
-        wait(args)
-        times.append((time.perf_counter() - begin) / args.steps)
-    median = statistics.median(times)
-
+    first, times = timed(lambda: training.step(data), args)
     shape = f"B{batch}T{args.context}"
-    if args.precision == "bf16":
-        shape += " bf16 parameters"
-    if args.vocabulary != VOCABULARY and not args.padded_alike:
-        shape += " padded vocabulary"
+    padded = args.vocabulary != VOCABULARY and not args.padded_alike
     notes = [
-        f"{torch.__version__}",
-        {"amp": "AMP, f32 masters", "bf16": "parameters and moments in bf16", "tf32": "f32 with TF32"}[args.precision],
         f"vocabulary {args.vocabulary}, q, k and v fused, {args.mode}, random tokens",
         f"clipped at {args.clip}" if args.clip else "no clipping",
-        f"first step {first:.1f} s",
     ]
-    if args.device == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        notes.append(f"peak {allocated / 2**30:.2f} GiB, {reserved / 2**30:.2f} reserved")
-    print(
-        args.date,
-        args.commit,
-        "gpt2",
-        "step",
-        "f32" if args.precision == "tf32" else "bf16",
-        shape,
-        "torch" if args.mode == "eager" else "torch-compile",
-        *(f"{1e3 * value:.3f}" for value in (median, min(times), max(times))),
-        f"{batch * args.context / median:.0f}",
-        "tokens/s",
-        "; ".join(notes + [args.note] if args.note else notes),
-        sep="\t",
-        flush=True,
-    )
+    print_row(args, "gpt2", shape, batch * args.context, "tokens/s", notes, first, times, padded)
 
 
 def train(args):
@@ -250,26 +275,30 @@ def train(args):
     print(f"{name}: loss {means[-1][1]:.4f} over the last {INTERVAL} steps" if means else "too few steps")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser):
     parser.add_argument("--precision", choices=["amp", "bf16", "tf32"], default="amp")
     parser.add_argument("--mode", default="default", help="of torch.compile, or `eager`")
-    parser.add_argument("--batch", default="8", help="sequences a step; several, separated by commas, in turn")
+    parser.add_argument("--batch", default="8", help="items a step; several, separated by commas, in turn")
+    parser.add_argument("--steps", type=int, help="of a round (20), or of a run at most")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--commit", default="-", help="of this repository")
+    parser.add_argument("--note", default="", help="driver, machine")
+    parser.add_argument("--device", default="cuda")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
     parser.add_argument("--vocabulary", type=int, default=PADDED, help="%(default)s by default, as users pad it")
     parser.add_argument("--padded-alike", action="store_true", help="Blackburn's side pads its vocabulary too")
     parser.add_argument("--clip", type=float, help="largest global norm of the gradients")
-    parser.add_argument("--steps", type=int, help="of a round (20), or of a run at most")
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--start", type=Path, help="what `gpt export` wrote")
     parser.add_argument("--curve", type=Path, help="TSV of losses, appended to")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
-    parser.add_argument("--commit", default="-", help="of this repository")
-    parser.add_argument("--note", default="", help="driver, machine")
-    parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if args.start:
@@ -278,10 +307,6 @@ def main():
         return train(args)
     args.steps = args.steps or 20
     for batch in args.batch.split(","):
-        if args.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        torch.compiler.reset()
         measure(args, int(batch))
 
 

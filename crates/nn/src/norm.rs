@@ -106,7 +106,7 @@ impl Stream {
         Self { x, addend: None }
     }
 
-    /// Adds `x` with the next norm.
+    /// Has the next norm add `addend`.
     pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>) -> Self {
         Self { x, addend: Some(addend) }
     }

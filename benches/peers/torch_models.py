@@ -1,0 +1,147 @@
+"""Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, ResNet-50.
+
+    python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
+    python3 torch_models.py llama-1.1b --batch 8 ...
+    python3 torch_models.py resnet50 --batch 64,256 ...
+
+Prints a row of benches/results for each batch size. Options and timing are those of torch_gpt.py, which must lie
+beside this file.
+"""
+
+import argparse
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from torch_gpt import Training, add_options, forget, print_row, timed
+
+
+def heads(x, count):
+    """`[batch, length, count * width]` as `[batch, count, length, width]`."""
+    batch, length, width = x.shape
+    return x.view(batch, length, count, width // count).transpose(1, 2)
+
+
+def joined(x):
+    batch, count, length, width = x.shape
+    return x.transpose(1, 2).reshape(batch, length, count * width)
+
+
+class BertLayer(nn.Module):
+    def __init__(self, width, count):
+        super().__init__()
+        self.count = count
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x):
+        q, k, v = (heads(layer(x), self.count) for layer in (self.query, self.key, self.value))
+        x = self.norm_1(x + self.output(joined(F.scaled_dot_product_attention(q, k, v))))
+        return self.norm_2(x + self.outer(F.gelu(self.inner(x))))
+
+
+class Bert(nn.Module):
+    def __init__(self, layers=24, width=1024, count=16, length=512, vocabulary=30522):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.layers = nn.Sequential(*(BertLayer(width, count) for _ in range(layers)))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids):
+        positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
+        return self.head(self.layers(self.tokens(ids) + positions))
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, width, count, shared, hidden):
+        super().__init__()
+        layer = lambda inputs, outputs: nn.Linear(inputs, outputs, bias=False)
+        self.count, self.shared = count, shared
+        narrow = width // count * shared
+        self.query, self.output = layer(width, width), layer(width, width)
+        self.key, self.value = layer(width, narrow), layer(width, narrow)
+        self.gate, self.up, self.down = layer(width, hidden), layer(width, hidden), layer(hidden, width)
+        self.norm_1, self.norm_2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+
+    def forward(self, x, cosine, sine):
+        def rotated(x):
+            even, odd = x[..., ::2], x[..., 1::2]
+            c, s = cosine.to(x.dtype), sine.to(x.dtype)
+            return torch.stack((even * c - odd * s, even * s + odd * c), -1).flatten(-2)
+
+        h = self.norm_1(x)
+        q, k = rotated(heads(self.query(h), self.count)), rotated(heads(self.key(h), self.shared))
+        v = heads(self.value(h), self.shared)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.output(joined(attended))
+        h = self.norm_2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Llama(nn.Module):
+    def __init__(self, layers=22, width=2048, count=32, shared=4, hidden=5632, length=2048, vocabulary=32000):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(LlamaLayer(width, count, shared, hidden) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, vocabulary, bias=False)
+        size = width // count
+        rates = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
+        angles = torch.outer(torch.arange(length).float(), rates)
+        # Buffers of f32, whatever the parameters are.
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x, self.cosine, self.sine)
+        return self.head(self.norm(x))
+
+
+def text(batch, length, vocabulary, args):
+    return tuple(torch.randint(0, vocabulary, (batch, length), device=args.device) for _ in range(2))
+
+
+def images(batch, args):
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    inputs = torch.randn(batch, 3, 224, 224, device=args.device, dtype=dtype)
+    targets = torch.randint(0, 1000, (batch,), device=args.device)
+    return inputs.to(memory_format=torch.channels_last), targets
+
+
+def resnet50():
+    import torchvision
+
+    return torchvision.models.resnet50().to(memory_format=torch.channels_last)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=["bert-large", "llama-1.1b", "resnet50"])
+    add_options(parser)
+    parser.set_defaults(batch=None)
+    args = parser.parse_args()
+    args.steps = args.steps or 20
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    model, length, vocabulary, usual = {
+        "bert-large": (Bert, 512, 30522, "16"),
+        "llama-1.1b": (Llama, 2048, 32000, "8"),
+        "resnet50": (resnet50, None, None, "64"),
+    }[args.model]
+    for batch in map(int, (args.batch or usual).split(",")):
+        torch.manual_seed(0)
+        forget(args)
+        training = Training(model(), args)
+        data = [images(batch, args) if length is None else text(batch, length, vocabulary, args)]
+        first, times = timed(lambda: training.step(data), args)
+        shape = f"B{batch}" if length is None else f"B{batch}T{length}"
+        unit = "images/s" if length is None else "tokens/s"
+        notes = [f"{args.mode}, {'channels_last' if length is None else 'random tokens'}, no clipping"]
+        print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)
+
+
+if __name__ == "__main__":
+    main()
