@@ -1,14 +1,16 @@
 //! Recording a device's work once, to have it done again by one command.
 //!
-//! CUDA records what is launched into a graph whose replay costs the host microseconds, whatever the
-//! number of kernels; WebGPU's runtime keeps a list of its own. What is recorded are addresses:
-//! `blackburn_train::graph` keeps what lies there in order.
+//! CUDA records what is launched into a graph. A replay costs the host microseconds, whatever the number
+//! of kernels. WebGPU's runtime keeps a list of its own. A recording holds addresses:
+//! `blackburn_train::graph` takes care of what lies there.
 
 #[cfg(feature = "gpu")]
-use burn::backend::{Backend, Dispatch, DispatchDevice};
-use burn::tensor::Device;
+use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
+use burn::tensor::{Device, Tensor, kind};
 #[cfg(feature = "gpu")]
 use burn_backend::{BackendGraph, ExecutionError};
+#[cfg(feature = "gpu")]
+use burn_std::id::StreamId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static REPLAYS: AtomicU64 = AtomicU64::new(0);
@@ -38,10 +40,70 @@ pub fn is_supported(device: &Device) -> bool {
     crate::device::is_gpu(&device.clone().without_autodiff())
 }
 
-/// Replays that the process asked for so far. Nobody sees the kernels of a replay, so a profile has to know
-/// that there was one.
+/// Replays that the process asked for so far. A profile cannot see the kernels of a replay, so it has to
+/// know that there was one.
 pub fn replays() -> u64 {
     REPLAYS.load(Ordering::Relaxed)
+}
+
+/// A queue of commands to devices. Commands of one queue are done in order; those of two are not. Burn gives
+/// each thread a queue of its own, unless it is told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    #[cfg(feature = "gpu")]
+    stream: StreamId,
+}
+
+impl Queue {
+    /// The queue that this thread's commands go to.
+    pub fn current() -> Self {
+        Self {
+            #[cfg(feature = "gpu")]
+            stream: StreamId::current(),
+        }
+    }
+
+    /// Waits until `device` has done all that was asked of it in this queue, by any thread.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Refused`] when some of that failed.
+    pub fn wait(self, device: &Device) -> Result<(), GraphError> {
+        #[cfg(feature = "gpu")]
+        let done = self.stream.executes(|| device.sync());
+        #[cfg(not(feature = "gpu"))]
+        let done = device.sync();
+        done.map_err(|error| GraphError::Refused { step: "wait", reason: error.to_string() })
+    }
+}
+
+/// Which value a tensor of a GPU is. Clones of a tensor are the same value as long as they stay in one
+/// queue. What is computed anew is another one, even in the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    #[cfg(feature = "gpu")]
+    id: burn_ir::TensorId,
+}
+
+impl Identity {
+    /// That of `tensor`. `None` on CPUs.
+    pub fn of<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Option<Self> {
+        #[cfg(feature = "gpu")]
+        return match tensor.without_autodiff().into_dispatch().kind {
+            DispatchTensorKind::Cube(
+                BackendTensor::Float(plain)
+                | BackendTensor::Int(plain)
+                | BackendTensor::Bool(plain)
+                | BackendTensor::Quantized(plain),
+            ) => Some(Self { id: plain.id }),
+            _ => None,
+        };
+        #[cfg(not(feature = "gpu"))]
+        {
+            drop(tensor);
+            None
+        }
+    }
 }
 
 /// Gets `device` ready to record on this thread. What runs from here until [`start`] is warm-up: it
@@ -101,12 +163,13 @@ impl std::fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// Has the recorded work done again, behind all that this thread asked of the device before.
+    /// Has the recorded work done again, behind all that this queue was asked for before.
     ///
     /// # Safety
     ///
-    /// Every tensor that the recorded work read from outside or wrote must still have its memory, and no
-    /// other thread may use it before this work is done.
+    /// The calling thread's [`Queue`] must be the one that recorded. Every tensor that the recorded work
+    /// reads from outside or writes must still have its memory, and no other queue may use it before this
+    /// work is done.
     ///
     /// # Errors
     ///

@@ -1,14 +1,20 @@
 //! Gradient accumulation that equals the whole batch.
 //!
 //! A mean over a batch of weight W (samples, or tokens) splits into micro-batches of weights `w_i` as
-//! `mean = sum_i w_i mean_i / W`. [`GradientSum`] does just that for gradients, whatever the sizes
-//! of the micro-batches; the last, smaller one counts for what it holds.
+//! `mean = sum_i w_i mean_i / W`. [`GradientSum`] does just that for gradients. Micro-batches may have any
+//! sizes: a last, smaller one counts for what it holds.
 //!
-//! The mean is of whatever was added: a last window with fewer micro-batches than the others needs
-//! no special case. Clip what [`GradientSum::mean`] returns, not the parts: the norm of a sum is not
-//! the sum of the norms. One set of gradients is held between micro-batches; the first is taken
-//! over as it is, and the others are added to it and dropped. Sums of 16-bit gradients are in f32.
+//! The mean is of whatever was added, so a last window with fewer micro-batches needs no special case. Clip
+//! what [`GradientSum::mean`] returns and not the parts: the norm of a sum is not the sum of the norms.
+//!
+//! One set of gradients is held between micro-batches. The first is kept as it is, and the others are added
+//! to it. Gradients in 16 bits are weighted and added up in f32.
+//!
+//! Gradients of a [`GradientGraph`](crate::graph::GradientGraph) may be added like any others. They are the
+//! recording's own memory, so the first of them are copied.
 
+use crate::graph::PassTensors;
+use blackburn_backend::graph;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -120,7 +126,7 @@ impl GradientSum {
         }
         self.check("GradientSum::add", module)?;
         // The sum is kept relative to the first weight: equal micro-batches, the usual case, add
-        // up without a multiplication, and sums stay in range for 16-bit gradients.
+        // up without a multiplication.
         let unit = *self.first_weight.get_or_insert(weight);
         let mut adder = Adder { sum: &mut self.sum, new: gradients, factor: weight / unit };
         module.visit(&mut adder);
@@ -177,6 +183,14 @@ impl ModuleVisitor for Matching<'_> {
     }
 }
 
+/// Memory that somebody else holds may be written to by them: a recording's is, by each replay.
+fn own<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match gradient.can_mut() || !graph::is_supported(&gradient.device()) {
+        true => gradient,
+        false => gradient.held(),
+    }
+}
+
 /// Sums of 16-bit gradients are in f32, or they would lose what a micro-batch adds.
 fn widened<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
     match gradient.dtype() {
@@ -193,14 +207,17 @@ struct Adder<'a> {
 
 impl ModuleVisitor for Adder<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(mut gradient) = self.new.remove::<D>(param.id) else { return };
-        if self.factor != 1.0 {
-            gradient = gradient.mul_scalar(self.factor);
-        }
-        if let Some(sum) = self.sum.remove::<D>(param.id) {
-            gradient = widened(sum).add(widened(gradient));
-        }
-        self.sum.register::<D>(param.id, gradient);
+        let Some(gradient) = self.new.remove::<D>(param.id) else { return };
+        // In f32 before it is weighted: the product may be out of range for 16 bits.
+        let weighted = match self.factor == 1.0 {
+            true => gradient,
+            false => widened(gradient).mul_scalar(self.factor),
+        };
+        let sum = match self.sum.remove::<D>(param.id) {
+            Some(sum) => widened(sum).add(widened(weighted)),
+            None => own(weighted),
+        };
+        self.sum.register::<D>(param.id, sum);
     }
 }
 
@@ -217,7 +234,8 @@ impl ModuleVisitor for Scaler<'_> {
             return;
         }
         if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            self.gradients.register::<D>(param.id, gradient.mul_scalar(self.factor));
+            let scaled = widened(gradient).mul_scalar(self.factor);
+            self.gradients.register::<D>(param.id, scaled);
         }
     }
 }
@@ -379,6 +397,48 @@ mod tests {
         }
         let mean = sum.mean(&twice).expect("two parts were added");
         assert_eq!(weight_gradient(&model, &mean), expected);
+    }
+
+    /// Neither 100000 nor its inverse is a number of f16 (the inverse is, to 6 % of itself).
+    #[test]
+    fn gradients_in_16_bits_are_weighted_in_f32() {
+        let (model, _) = model_and_batch();
+        let device = Device::flex();
+        let ones = |dtype| {
+            let mut gradients = GradientsParams::new();
+            let ones = Tensor::<2>::ones(model.weight.dims(), (&device, dtype));
+            gradients.register::<2>(model.weight.id, ones);
+            gradients
+        };
+        for dtype in [DType::F16, DType::BF16] {
+            for weights in [[1.0, 1e5], [1e5, 1.0]] {
+                let mut sum = GradientSum::new();
+                for weight in weights {
+                    sum.add(&model, ones(dtype), weight);
+                }
+                let mean = sum.mean(&model).expect("two parts were added");
+                assert_close(&weight_gradient(&model, &mean), &[1.0; 15]);
+            }
+        }
+    }
+
+    /// Its sum is that of one part, so it is still in 16 bits when the mean is made.
+    #[test]
+    fn a_parameter_with_a_gradient_in_one_part_alone_is_divided_in_f32() {
+        let (model, _) = model_and_batch();
+        let mut sum = GradientSum::new();
+        let bias = model.bias.as_ref().expect("LinearConfig gives a bias");
+        for with_weight in [true, false] {
+            let mut gradients = GradientsParams::new();
+            let half = (&Device::flex(), DType::F16);
+            gradients.register::<1>(bias.id, Tensor::ones([3], half));
+            if with_weight {
+                gradients.register::<2>(model.weight.id, Tensor::ones([5, 3], half));
+            }
+            sum.add(&model, gradients, if with_weight { 1.0 } else { 99_999.0 });
+        }
+        let mean = sum.mean(&model).expect("two parts were added");
+        assert_close(&weight_gradient(&model, &mean), &[1e-5; 15]);
     }
 
     #[test]

@@ -1,5 +1,12 @@
 //! Passes that are recorded and replayed, against those that run.
 
+#[path = "gradient_graph_accumulation.rs"]
+mod accumulation;
+#[path = "gradient_graph_changes.rs"]
+mod changes;
+#[path = "gradient_graph_state.rs"]
+mod state;
+
 use blackburn::train::{
     graph::GradientGraph,
     optim::AdamWGroups,
@@ -20,6 +27,7 @@ use burn::{
 use libtest_mimic::{Failed, Trial};
 use std::{
     env,
+    fmt::Display,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -50,7 +58,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             })
         })
     };
-    TESTS.into_iter().map(trial).collect()
+    let all = TESTS.into_iter().chain(accumulation::TESTS).chain(changes::TESTS);
+    all.chain(state::TESTS).map(trial).collect()
 }
 
 const WORDS: usize = 64;
@@ -100,6 +109,16 @@ impl Network {
         full_precision(y - x).powi_scalar(2).mean() * scale
     }
 
+    /// With weights of twice the size.
+    fn doubled(mut self) -> Self {
+        let twice =
+            |param: Param<Tensor<2>>| param.map(|old| old.mul_scalar(2.0).detach().require_grad());
+        self.words.weight = twice(self.words.weight);
+        self.first.weight = twice(self.first.weight);
+        self.second.weight = twice(self.second.weight);
+        self
+    }
+
     fn numbers(&self) -> Result<Vec<f64>, Failed> {
         let mut all = values(self.words.weight.base())?;
         all.extend(values(self.first.weight.base())?);
@@ -128,6 +147,21 @@ fn pass(
     let loss = network.loss(words, scale);
     let value = loss.clone().inner();
     (value, GradientsParams::from_grads(loss.backward(), network))
+}
+
+/// Says where in a test something failed.
+fn at(place: impl Display) -> impl FnOnce(Failed) -> Failed {
+    move |error| format!("{place}: {}", error.message().unwrap_or_default()).into()
+}
+
+/// Of all weights.
+fn gradient_numbers(network: &Network, gradients: &GradientsParams) -> Result<Vec<f64>, Failed> {
+    let mut all = Vec::new();
+    for param in [&network.words.weight, &network.first.weight, &network.second.weight] {
+        let gradient = gradients.get::<2>(param.id).ok_or("a parameter has no gradient")?;
+        all.extend(values(gradient)?);
+    }
+    Ok(all)
 }
 
 struct Trained {
@@ -252,13 +286,14 @@ fn outputs_are_kept(device: &Device) -> Result<(), Failed> {
 fn other_thread(device: &Device) -> Result<(), Failed> {
     let network = Network::new(0.0, device);
     let mut graph = Passes::new(PrecisionPolicy::default());
-    for step in 0..STEPS {
+    // One more, with which the tenth replay has been checked.
+    for step in 0..=STEPS {
         graph.run(&network, batch(step, ROWS, device), pass)?;
     }
     if !graph.is_recorded() {
         return Err("nothing was recorded".into());
     }
-    // Replays do not call the closure.
+    // Other replays do not call the closure.
     let calls = AtomicUsize::new(0);
     let counted = |network: &Network, inputs| {
         calls.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,12 @@
 //! A copy of a model's parameters in memory that stays where it is.
 
+use super::outline::shared_state;
 use crate::precision::PrecisionPolicy;
 use blackburn_backend::overwrite::overwrite_float;
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{FloatDType, Tensor},
+    tensor::{DType, FloatDType, Tensor},
 };
 use std::collections::{HashMap, HashSet};
 
@@ -19,9 +20,12 @@ pub(super) struct HeldModel<M> {
 }
 
 impl<M: Module> HeldModel<M> {
-    pub(super) fn new(model: &M, policy: &PrecisionPolicy) -> Self {
+    /// A copy of `model` as it is now, in the memory of `before` as far as that fits.
+    pub(super) fn of(model: &M, policy: &PrecisionPolicy, before: Option<Self>) -> Self {
         let mut holder = Holder {
             types: policy.computed_types(model),
+            state: shared_state(model),
+            before: before.map(|held| held.memory).unwrap_or_default(),
             memory: GradientsParams::new(),
             leaves: GradientsParams::new(),
         };
@@ -29,7 +33,7 @@ impl<M: Module> HeldModel<M> {
         Self { model, memory: holder.memory }
     }
 
-    /// Takes the parameters of `model` over.
+    /// Takes the numbers of `model`, which differs in nothing else.
     pub(super) fn refresh(&mut self, model: &M) {
         model.visit(&mut Refresher { memory: &mut self.memory, seen: HashSet::new() });
     }
@@ -37,22 +41,38 @@ impl<M: Module> HeldModel<M> {
 
 struct Holder {
     types: HashMap<ParamId, FloatDType>,
+    /// The model's clones share it: what is written there is written to the caller's model.
+    state: HashSet<ParamId>,
+    before: GradientsParams,
     memory: GradientsParams,
     /// What was made for a parameter: in a second place it is the same leaf.
     leaves: GradientsParams,
 }
 
+impl Holder {
+    /// Memory for a parameter.
+    fn place<const D: usize>(&mut self, id: ParamId, plain: &Tensor<D>, dtype: DType) -> Tensor<D> {
+        let fits = |old: &Tensor<D>| {
+            old.dims() == plain.dims() && old.dtype() == dtype && old.device() == plain.device()
+        };
+        let old = self.before.remove::<D>(id).filter(fits);
+        old.unwrap_or_else(|| Tensor::empty(plain.dims(), (&plain.device(), dtype)))
+    }
+}
+
 impl ModuleMapper for Holder {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
+        if self.state.contains(&id) {
+            return param;
+        }
         if let Some(leaf) = self.leaves.get::<D>(id) {
             return param.map(|_| leaf);
         }
         param.map(|base| {
             let plain = base.clone().without_autodiff();
             let dtype = self.types.get(&id).map_or(plain.dtype(), |dtype| (*dtype).into());
-            let memory = Tensor::empty(plain.dims(), (&plain.device(), dtype));
-            let memory = overwrite_float(memory, plain);
+            let memory = overwrite_float(self.place(id, &plain, dtype), plain);
             self.memory.register::<D>(id, memory.clone());
             let leaf = match base.gradient_checkpointing_strategy() {
                 Some(strategy) => memory.autodiff().with_gradient_checkpointing_strategy(strategy),

@@ -1,7 +1,10 @@
 //! What goes into a pass and comes out of it.
 
-use blackburn_backend::overwrite::{overwrite_float, overwrite_int};
-use burn::tensor::{DType, Device, Int, Tensor};
+use blackburn_backend::{
+    overwrite::{overwrite_float, overwrite_int},
+    square_sum::SquareSum,
+};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 /// Tensors that a pass is given or gives, besides parameters and gradients: a tensor of floating-point or
 /// whole numbers, a tuple of up to four, or a `Vec` of some.
@@ -14,6 +17,42 @@ pub trait PassTensors: Clone {
 
     /// Types, shapes and devices, which a captured pass cannot change.
     fn layout(&self) -> Vec<TensorLayout>;
+
+    /// For each tensor, how it compares with that of `other`, of the same layout. On GPUs alone.
+    fn squares(&self, other: &Self) -> Vec<Squares>;
+}
+
+/// Sums of squares that tell how far two tensors are apart, in f32 on the device.
+#[derive(Clone, Debug)]
+pub struct Squares {
+    one: SquareSum,
+    other: SquareSum,
+    differences: SquareSum,
+}
+
+impl Squares {
+    /// Of nothing yet.
+    pub fn new(device: &Device) -> Self {
+        let none = || SquareSum::new(device);
+        Self { one: none(), other: none(), differences: none() }
+    }
+
+    /// With two tensors of one shape.
+    pub fn with<const D: usize>(self, one: Tensor<D>, other: Tensor<D>) -> Self {
+        let [one, other] = [one, other].map(Tensor::without_autodiff);
+        let wide = |x: &Tensor<D>| x.clone().cast(FloatDType::F32);
+        let served = |x: Tensor<D>| if SquareSum::serves(&x) { x } else { wide(&x) };
+        Self {
+            differences: self.differences.with(wide(&one) - wide(&other)),
+            one: self.one.with(served(one)),
+            other: self.other.with(served(other)),
+        }
+    }
+
+    /// The sums for the one, the other and the differences.
+    pub(super) fn totals(self) -> [Tensor<1>; 3] {
+        [self.one, self.other, self.differences].map(SquareSum::total)
+    }
 }
 
 /// Shape, type and device of a tensor.
@@ -38,6 +77,10 @@ impl<const D: usize> PassTensors for Tensor<D> {
     fn layout(&self) -> Vec<TensorLayout> {
         vec![layout(self.dims(), self.dtype(), self.device())]
     }
+
+    fn squares(&self, other: &Self) -> Vec<Squares> {
+        vec![Squares::new(&self.device()).with(self.clone(), other.clone())]
+    }
 }
 
 impl<const D: usize> PassTensors for Tensor<D, Int> {
@@ -53,6 +96,10 @@ impl<const D: usize> PassTensors for Tensor<D, Int> {
 
     fn layout(&self) -> Vec<TensorLayout> {
         vec![layout(self.dims(), self.dtype(), self.device())]
+    }
+
+    fn squares(&self, other: &Self) -> Vec<Squares> {
+        self.clone().float().squares(&other.clone().float())
     }
 }
 
@@ -72,6 +119,10 @@ impl<T: PassTensors> PassTensors for Vec<T> {
     fn layout(&self) -> Vec<TensorLayout> {
         self.iter().flat_map(PassTensors::layout).collect()
     }
+
+    fn squares(&self, other: &Self) -> Vec<Squares> {
+        self.iter().zip(other).flat_map(|(one, other)| one.squares(other)).collect()
+    }
 }
 
 macro_rules! tuples {
@@ -87,6 +138,10 @@ macro_rules! tuples {
 
             fn layout(&self) -> Vec<TensorLayout> {
                 [$(self.$index.layout()),+].concat()
+            }
+
+            fn squares(&self, other: &Self) -> Vec<Squares> {
+                [$(self.$index.squares(&other.$index)),+].concat()
             }
         }
     };

@@ -1,0 +1,202 @@
+//! Whether a replay gives what the pass gives.
+
+use super::tensors::{PassTensors, Squares};
+use crate::precision::{Precision, PrecisionPolicy};
+use burn::{
+    module::{Module, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
+use std::collections::HashSet;
+
+/// What a pass gives.
+pub(super) type Results<O> = (O, GradientsParams);
+
+/// How many times farther than two passes may be apart, a replay may be from a pass.
+const TIMES_NOISE: f32 = 8.0;
+/// Passes that show how far they are apart. By one alone, a single number can be close by chance.
+const NOISE_PASSES: u32 = 3;
+
+/// How far from a pass a replay may be, as a share of the norm.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Without a closer look: kernels may be chosen anew, and round otherwise.
+    free: f32,
+    /// Beyond it, a replay is wrong even where passes differ from each other as much: dropout makes it the
+    /// size of 1.
+    pub(super) most: f32,
+}
+
+impl Limits {
+    pub(super) fn of(policy: &PrecisionPolicy) -> Self {
+        /// Roundings that add up in a sum of many, of which few go the same way.
+        const ROUNDINGS: f32 = 4.0;
+        // Products of f32 may be of operands with 11 bits.
+        let unit = match policy.precision() {
+            Precision::Bf16 | Precision::Fp8(_) => (-8f32).exp2(),
+            Precision::F32 | Precision::Tf32 | Precision::F16 => (-11f32).exp2(),
+        };
+        Self { free: ROUNDINGS * unit, most: 0.02 }
+    }
+
+    /// Without the upper one. Once a recording is proven to leave nothing to chance, passes that differ are
+    /// those of a model whose gradients have become as small as their roundings.
+    pub(super) fn of_a_proven_pass(self) -> Self {
+        Self { most: f32::INFINITY, ..self }
+    }
+}
+
+/// What a comparison finds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Verdict {
+    Same,
+    /// Gradients are not finite, so that there is nothing to compare.
+    Unknown,
+    Apart {
+        results: &'static str,
+        share: f32,
+    },
+}
+
+impl From<Gap> for Verdict {
+    fn from(gap: Gap) -> Self {
+        if gap.gradients >= gap.outputs {
+            Self::Apart { results: "gradients", share: gap.gradients }
+        } else {
+            Self::Apart { results: "outputs", share: gap.outputs }
+        }
+    }
+}
+
+/// Compares the results of a replay with those of the pass. `again` runs the pass once more, which is asked
+/// for where they are not close: kernels that add in any order make some 1e-3 of it in bf16, and all of it
+/// where a gradient is nothing but its roundings.
+pub(super) fn judge<M: Module, O: PassTensors, E>(
+    model: &M,
+    device: &Device,
+    limits: Limits,
+    [replayed, ran]: [&Results<O>; 2],
+    again: impl Fn() -> Result<Results<O>, E>,
+) -> Result<Verdict, E> {
+    let Some(gap) = Gap::between(model, device, replayed, ran) else {
+        return Ok(Verdict::Unknown);
+    };
+    if gap.is_within(limits.free, limits.free) {
+        return Ok(Verdict::Same);
+    }
+    if !gap.is_within(limits.most, limits.most) {
+        return Ok(gap.into());
+    }
+    let mut noise =
+        Gap { outputs: limits.free / TIMES_NOISE, gradients: limits.free / TIMES_NOISE };
+    for _ in 0..NOISE_PASSES {
+        let Some(apart) = Gap::between(model, device, &again()?, ran) else {
+            return Ok(Verdict::Unknown);
+        };
+        noise = noise.max(apart);
+        if gap.is_within(TIMES_NOISE * noise.outputs, TIMES_NOISE * noise.gradients) {
+            return Ok(Verdict::Same);
+        }
+    }
+    Ok(gap.into())
+}
+
+/// How far results are apart, as shares of their norms.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    /// Of the output that is farthest.
+    outputs: f32,
+    /// Of all gradients together.
+    gradients: f32,
+}
+
+impl Gap {
+    /// `None` where gradients are not finite.
+    fn between<M: Module, O: PassTensors>(
+        model: &M,
+        device: &Device,
+        (outputs, gradients): &Results<O>,
+        (other_outputs, other_gradients): &Results<O>,
+    ) -> Option<Self> {
+        let mut comparer = Comparer {
+            pair: [gradients, other_gradients],
+            seen: HashSet::new(),
+            squares: Some(Squares::new(device)),
+        };
+        model.visit(&mut comparer);
+        let all = comparer.squares.into_iter().chain(outputs.squares(other_outputs));
+        // One read for all of them.
+        let totals = Tensor::cat(all.flat_map(Squares::totals).collect(), 0).into_data();
+        let totals: Vec<f32> = totals.try_to_vec().ok()?;
+        let (gradients, outputs) = totals.split_at_checked(3)?;
+        if gradients[..2].iter().all(|sum| !sum.is_finite()) {
+            return None;
+        }
+        let shares = outputs.chunks_exact(3).map(|sums| share(sums).unwrap_or(0.0));
+        Some(Self { gradients: share(gradients)?, outputs: shares.fold(0.0, f32::max) })
+    }
+
+    fn is_within(self, outputs: f32, gradients: f32) -> bool {
+        self.outputs <= outputs && self.gradients <= gradients
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            outputs: self.outputs.max(other.outputs),
+            gradients: self.gradients.max(other.gradients),
+        }
+    }
+}
+
+/// `None` where neither is finite: masks may well be infinite.
+fn share(sums: &[f32]) -> Option<f32> {
+    let &[one, other, differences] = sums else { return None };
+    match (one.is_finite(), other.is_finite()) {
+        (false, false) => None,
+        (true, true) if differences == 0.0 => Some(0.0),
+        (true, true) => Some((differences / one.max(other)).sqrt()),
+        _ => Some(f32::INFINITY),
+    }
+}
+
+struct Comparer<'a> {
+    pair: [&'a GradientsParams; 2],
+    seen: HashSet<ParamId>,
+    squares: Option<Squares>,
+}
+
+impl ModuleVisitor for Comparer<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        let [one, other] = self.pair.map(|gradients| gradients.get::<D>(param.id));
+        let (one, other) = match (one, other) {
+            (Some(one), Some(other)) => (one, other),
+            // One that is missing counts as zero.
+            (Some(one), None) => (one.clone(), one.zeros_like()),
+            (None, Some(other)) => (other.zeros_like(), other),
+            (None, None) => return,
+        };
+        self.squares = self.squares.take().map(|squares| squares.with(one, other));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    #[test]
+    fn a_share_is_a_quotient_of_norms() {
+        assert_eq!(share(&[4.0, 1.0, 1.0]), Some(0.5));
+        assert_eq!(share(&[0.0, 0.0, 0.0]), Some(0.0));
+    }
+
+    #[test]
+    fn what_is_infinite_on_one_side_alone_is_apart() {
+        let (finite, infinite) = (1.0, f32::INFINITY);
+        assert_eq!(share(&[finite, infinite, infinite]), Some(f32::INFINITY));
+        assert_eq!(share(&[f32::NAN, finite, f32::NAN]), Some(f32::INFINITY));
+        assert_eq!(share(&[infinite, infinite, f32::NAN]), None);
+    }
+}

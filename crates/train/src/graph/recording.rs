@@ -1,0 +1,189 @@
+//! A pass that is replayed.
+
+use super::{
+    compare::{Limits, Results, Verdict, judge},
+    drain,
+    error::NoRecording,
+    tensors::PassTensors,
+};
+use blackburn_backend::graph::{self, Graph, GraphError, Queue};
+use burn::{
+    module::{Module, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
+use std::{
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// A pass that is replayed.
+#[derive(Debug)]
+pub(super) struct Recording<I, O> {
+    graph: Graph,
+    /// What a replay is in order with.
+    queue: Queue,
+    inputs: I,
+    outputs: O,
+    gradients: GradientsParams,
+    /// Gradients whose tensor is that of another parameter too.
+    twins: HashSet<ParamId>,
+    /// Results given away.
+    replays: u64,
+    /// Of those, how many there were at the last check.
+    checked: u64,
+}
+
+impl<I: PassTensors, O: PassTensors> Recording<I, O> {
+    /// Records `pass`, and sees that a replay does what `pass` does.
+    pub(super) fn new<M: Module>(
+        device: &Device,
+        model: &M,
+        inputs: &I,
+        limits: Limits,
+        pass: impl Fn(&M, I) -> Results<O>,
+    ) -> Result<Self, NoRecording> {
+        let inputs = inputs.held();
+        let run = || {
+            drain(device)?;
+            let done = pass(model, inputs.clone());
+            // Work whose results are let go of before it ran would not run.
+            device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;
+            Ok::<_, NoRecording>(done)
+        };
+        let ran = run()?;
+        graph::prepare(device)?;
+        // The memory that a pass takes is there after it, for the recording to take.
+        let warm = (0..2).try_for_each(|_| run().map(drop));
+        let started = warm.and_then(|()| Ok(graph::start(device)?));
+        // A pass that panics must not leave the device recording.
+        let recorded = started.and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| pass(model, inputs.clone())))
+                .map_err(|_| NoRecording::Panicked)
+        });
+        let graph = graph::stop(device);
+        let (outputs, mut gradients) = recorded?;
+        let mut holders = Holders { gradients: &mut gradients, shared: HashSet::new() };
+        model.visit(&mut holders);
+        let twins = holders.shared;
+        let recording = Self {
+            graph: graph?,
+            queue: Queue::current(),
+            inputs: inputs.clone(),
+            outputs,
+            gradients,
+            twins,
+            replays: 0,
+            checked: 0,
+        };
+
+        let replayed = recording.results(model)?;
+        match judge(model, device, limits, [&replayed, &ran], run)? {
+            Verdict::Same => Ok(recording),
+            Verdict::Unknown => Err(NoRecording::NotFinite),
+            Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),
+        }
+    }
+
+    /// Whether it may be replayed for `inputs`, here and now. Gradients of the last replay that somebody
+    /// still holds would be overwritten.
+    pub(super) fn serves<M: Module>(&mut self, inputs: &I, model: &M) -> bool {
+        if self.queue != Queue::current() || self.inputs.layout() != inputs.layout() {
+            return false;
+        }
+        let mut holders = Holders { gradients: &mut self.gradients, shared: HashSet::new() };
+        model.visit(&mut holders);
+        holders.shared.is_subset(&self.twins)
+    }
+
+    /// The results for `inputs`, and the parameters that the memory of `model` has.
+    pub(super) fn replay<M: Module>(
+        &mut self,
+        model: &M,
+        inputs: I,
+    ) -> Result<Results<O>, GraphError> {
+        self.inputs = self.inputs.clone().overwritten(inputs);
+        let results = self.results(model)?;
+        self.replays += 1;
+        Ok(results)
+    }
+
+    fn results<M: Module>(&self, model: &M) -> Result<Results<O>, GraphError> {
+        // SAFETY: parameters, inputs, outputs and gradients are held by `self` and the caller's
+        // `HeldModel`; what lies between is guarded by the graph. This is the queue that recorded it: `new`
+        // is called from nowhere else, and `serves` has seen it.
+        unsafe { self.graph.replay() }?;
+        let mut gradients = GradientsParams::new();
+        model.visit(&mut Sharer { from: self, to: &mut gradients });
+        Ok((self.outputs.held(), gradients))
+    }
+
+    /// The inputs of the last replay.
+    pub(super) fn inputs(&self) -> I {
+        self.inputs.clone()
+    }
+
+    /// Whether the last replay is to be compared with a pass that runs: the second, the tenth, the
+    /// hundredth and so on. The second, since what changes in each call is found there before it did harm.
+    pub(super) fn is_due(&self) -> bool {
+        let next = match self.checked {
+            0 => 2,
+            2 => 10,
+            checked => checked * 10,
+        };
+        self.replays >= next
+    }
+
+    /// Takes note that it was.
+    pub(super) fn set_checked(&mut self) {
+        // To the next power of ten where a check was put off.
+        self.checked = match self.replays {
+            ..10 => 2,
+            replays => 10u64.pow(replays.ilog10()),
+        };
+    }
+
+    /// Results given away since the last check, without the last replay's.
+    pub(super) fn unchecked(&self) -> u64 {
+        // The first one is of the pass that was recorded and compared.
+        self.replays - 1 - self.checked.max(1)
+    }
+
+    /// Whether it has proven useful.
+    pub(super) fn is_settled(&self) -> bool {
+        self.checked >= 10
+    }
+}
+
+/// Finds gradients that not only the recording holds.
+struct Holders<'a> {
+    gradients: &'a mut GradientsParams,
+    shared: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Holders<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
+        if !gradient.can_mut() {
+            self.shared.insert(param.id);
+        }
+        self.gradients.register::<D>(param.id, gradient);
+    }
+}
+
+struct Sharer<'a, I, O> {
+    from: &'a Recording<I, O>,
+    to: &'a mut GradientsParams,
+}
+
+impl<I, O> ModuleVisitor for Sharer<'_, I, O> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.from.gradients.get::<D>(param.id) else { return };
+        // Of twins nobody can tell whether the caller still holds one.
+        let gradient = match self.from.twins.contains(&param.id) {
+            true => gradient.held(),
+            false => gradient,
+        };
+        self.to.register::<D>(param.id, gradient);
+    }
+}
