@@ -28,6 +28,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     trials
         .push(Trial::ignorable_test("embedding::bad_arguments_are_named", || on_device(refusals)));
+    trials.push(Trial::ignorable_test("embedding::any_number_of_indices_is_served", || {
+        on_device(many_indices)
+    }));
+    trials
+        .push(Trial::ignorable_test("embedding::a_lost_place_is_caught", || on_device(lost_place)));
     let trial = |name: &str, test: fn(Device) -> Result<(), Failed>| {
         Trial::ignorable_test(format!("embedding::{name}"), move || on_burn_device(test))
     };
@@ -60,48 +65,113 @@ fn integers(client: &Client, values: &[i32]) -> Buffer {
     }
 }
 
-fn gradients(client: &Client, storage: Storage) -> Result<(), Failed> {
-    // Places, rows and columns around cubes (128 places; 32 vectors), odd ones too.
-    let sizes =
-        [(1, 1, 1), (3, 2, 7), (127, 50, 8), (128, 3, 260), (129, 1000, 33), (700, 40, 768)];
-    for (n, rows, columns) in sizes {
-        for kind in 0..4 {
-            let index = indices(kind, n, rows);
-            let dy = normal(kind as u64, n * columns, 1.0, storage);
-            let dw = upload(client, &vec![0.25; rows * columns], storage);
-            let address = dw.clone();
-            let (of_index, of_dy) = (integers(client, &index), upload(client, &dy, storage));
-            embedding_backward(client, &of_index, &of_dy, &dw, columns)?;
+/// Places, rows and columns, and how indices lie.
+struct Case {
+    storage: Storage,
+    rows: usize,
+    columns: usize,
+    index: Vec<i32>,
+    dy: Vec<f64>,
+}
 
-            let mut sums = vec![(0.0, 0.0, 0usize); rows * columns];
-            for (i, row) in index.iter().enumerate() {
-                let Some(row) = usize::try_from(*row).ok().filter(|row| *row < rows) else {
-                    continue;
-                };
-                for c in 0..columns {
-                    let value = dy[i * columns + c];
-                    let (sum, magnitude, terms) = sums[row * columns + c];
-                    sums[row * columns + c] = (sum + value, magnitude + value.abs(), terms + 1);
-                }
+impl Case {
+    fn new([n, rows, columns]: [usize; 3], kind: usize, storage: Storage) -> Self {
+        let dy = normal(kind as u64, n * columns, 1.0, storage);
+        Self { storage, rows, columns, index: indices(kind, n, rows), dy }
+    }
+
+    /// The gradient in memory that held 0.25.
+    fn run(&self, client: &Client) -> Result<Vec<f64>, Failed> {
+        let dw = upload(client, &vec![0.25; self.rows * self.columns], self.storage);
+        let address = dw.clone();
+        let of_dy = upload(client, &self.dy, self.storage);
+        embedding_backward(client, &integers(client, &self.index), &of_dy, &dw, self.columns)?;
+        download(client, address, self.storage)
+    }
+
+    fn check(&self, found: &[f64]) -> Result<(), Failed> {
+        let Self { rows, columns, .. } = *self;
+        let mut sums = vec![(0.0, 0.0, 0usize); rows * columns];
+        for (i, row) in self.index.iter().enumerate() {
+            let Some(row) = usize::try_from(*row).ok().filter(|row| *row < rows) else {
+                continue;
+            };
+            for c in 0..columns {
+                let value = self.dy[i * columns + c];
+                let (sum, magnitude, terms) = sums[row * columns + c];
+                sums[row * columns + c] = (sum + value, magnitude + value.abs(), terms + 1);
             }
-            // Rows that no index names stay. Each addition in f32 errs by half an epsilon of what was
-            // added up until then, at most of all magnitudes; then one rounding to storage.
-            let expected: Vec<f64> =
-                sums.iter().map(|(sum, _, terms)| if *terms == 0 { 0.25 } else { *sum }).collect();
-            let bounds: Vec<f64> = sums
-                .iter()
-                .map(|(sum, magnitude, terms)| {
-                    let u = f64::from(f32::EPSILON) / 2.0;
-                    let added = *terms as f64 * u * magnitude;
-                    added + storage.unit_roundoff() * (sum.abs() + added) + storage.underflow()
-                })
-                .collect();
-            let found = download(client, address, storage)?;
-            compare(&found, &expected, &bounds)
-                .map_err(|error| format!("{n} places, {rows} x {columns}, kind {kind}: {error}"))?;
+        }
+        // Rows that no index names stay. An addition in f32 errs by half an epsilon of what was added up
+        // until then, and a term goes through those of its unit, its cube and, beyond the first 256 places,
+        // of as many others: that is what the sum errs by at most, of all magnitudes. Then one rounding to
+        // storage.
+        let expected: Vec<f64> =
+            sums.iter().map(|(sum, _, terms)| if *terms == 0 { 0.25 } else { *sum }).collect();
+        let additions = |terms: usize| (32 + 8 + terms.div_ceil(8 * 256) + 8).min(terms);
+        let bounds: Vec<f64> = sums
+            .iter()
+            .map(|(sum, magnitude, terms)| {
+                let u = f64::from(f32::EPSILON) / 2.0;
+                let added = additions(*terms) as f64 * u * magnitude;
+                added
+                    + self.storage.unit_roundoff() * (sum.abs() + added)
+                    + self.storage.underflow()
+            })
+            .collect();
+        compare(found, &expected, &bounds)?;
+        Ok(())
+    }
+}
+
+fn gradients(client: &Client, storage: Storage) -> Result<(), Failed> {
+    // Places, rows and columns around cubes (256 places; 32 vectors), odd ones too. Rows of one, two and three
+    // digits of 8 bits.
+    let sizes = [
+        [1, 1, 1],
+        [3, 2, 7],
+        [127, 50, 8],
+        [255, 255, 4],
+        [256, 3, 260],
+        [257, 1000, 33],
+        [513, 70_000, 2],
+        [1500, 40, 768],
+    ];
+    for size in sizes {
+        for kind in 0..4 {
+            let case = Case::new(size, kind, storage);
+            case.check(&case.run(client)?).map_err(|error| {
+                format!("{size:?}, kind {kind}: {}", error.message().unwrap_or(""))
+            })?;
         }
     }
     Ok(())
+}
+
+/// More than large batches have: every row, few, one, and some that name no row. The sums repeat to the bit.
+fn many_indices(client: &Client) -> Result<(), Failed> {
+    for (n, kind) in [(131_073, 0), (131_073, 3), (200_000, 1), (200_000, 2)] {
+        let case = Case::new([n, 50_257, 4], kind, Storage::F32);
+        let found = case.run(client)?;
+        case.check(&found).map_err(|error| {
+            format!("{n} places, kind {kind}: {}", error.message().unwrap_or(""))
+        })?;
+        if kind == 2 && case.run(client)? != found {
+            return Err(format!("{n} places, kind {kind}: two runs differ").into());
+        }
+    }
+    Ok(())
+}
+
+/// The negative control: a place that is left out, of tens of thousands.
+fn lost_place(client: &Client) -> Result<(), Failed> {
+    let case = Case::new([200_000, 100, 4], 1, Storage::F32);
+    let mut short = Case { index: case.index.clone(), dy: case.dy.clone(), ..case };
+    short.index[131_072] = -1;
+    match case.check(&short.run(client)?) {
+        Err(_) => Ok(()),
+        Ok(()) => Err("a lost place went unseen".into()),
+    }
 }
 
 fn refusals(client: &Client) -> Result<(), Failed> {
@@ -124,19 +194,26 @@ fn refusals(client: &Client) -> Result<(), Failed> {
 /// too.
 fn training(device: Device) -> Result<(), Failed> {
     let training = &device.clone().autodiff();
-    for (rows, columns) in [(50, 256), (9, 33)] {
+    for (rows, columns, [batch, seq]) in
+        [(50, 256, [4, 6]), (9, 33, [4, 6]), (5000, 4, [3, 43_691])]
+    {
+        let places = batch * seq;
         let weights = normal(1, rows * columns, 1.0, Storage::F32);
-        let factors = normal(2, 24 * columns, 1.0, Storage::F32);
-        let ids: Vec<i32> = (0..24).map(|i| (i * i) % rows as i32).collect();
+        let factors = normal(2, places * columns, 1.0, Storage::F32);
+        let ids: Vec<i32> = (0..places).map(|i| (i * i % rows) as i32).collect();
         let mut expected = vec![0.0; rows * columns];
+        let mut magnitudes = vec![(0.0, 0.0); rows * columns];
         for (place, factor) in factors.iter().enumerate() {
-            expected[ids[place / columns] as usize * columns + place % columns] += factor;
+            let at = ids[place / columns] as usize * columns + place % columns;
+            expected[at] += factor;
+            let (magnitude, terms) = magnitudes[at];
+            magnitudes[at] = (magnitude + factor.abs(), terms + 1.0);
         }
         for by_name in [true, false] {
             let weights =
                 tensor(&weights, [rows, columns], Storage::F32, training).detach().require_grad();
-            let ids = Tensor::<1, Int>::from_data(&ids[..], training).reshape([4, 6]);
-            let factors = tensor(&factors, [4, 6, columns], Storage::F32, training);
+            let ids = Tensor::<1, Int>::from_data(&ids[..], training).reshape([batch, seq]);
+            let factors = tensor(&factors, [batch, seq, columns], Storage::F32, training);
             let (gradient, blocks) = blocks_of(&device, || {
                 let y = if by_name {
                     embedding(weights.clone(), ids)
@@ -150,8 +227,11 @@ fn training(device: Device) -> Result<(), Failed> {
             if !blocks.iter().any(served) {
                 return Err(format!("by name: {by_name}, {rows} rows: {blocks:?}").into());
             }
-            // At most 24 terms of some 3, added up in another order.
-            let bounds = vec![24.0 * 24.0 * 3.0 * f64::from(f32::EPSILON); expected.len()];
+            // Additions of f32, as many as terms at most.
+            let bounds: Vec<f64> = magnitudes
+                .iter()
+                .map(|(magnitude, terms)| terms * f64::from(f32::EPSILON) / 2.0 * magnitude)
+                .collect();
             compare(&gradient, &expected, &bounds).map_err(|error| error.to_string())?;
         }
     }

@@ -6,7 +6,10 @@ use super::{
     variant,
 };
 use crate::{
-    embedding::{SORT_UNITS, WIDEST, embedding_backward_kernel, embedding_sort_kernel},
+    embedding::{
+        DIGITS, WIDEST, embedding_backward_kernel, embedding_count_kernel, embedding_join_kernel,
+        embedding_sort_kernel,
+    },
     loss_scale::{
         MEASURE_UNITS, RulesCompilationArg, loss_scale_measure_kernel, loss_scale_update_kernel,
     },
@@ -57,24 +60,48 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         all.push(square_sum_of(8, input, true, false)?);
     }
     all.extend(loss_scales()?);
+    all.extend(embeddings()?);
+    Ok(all)
+}
+
+fn embeddings() -> Result<Vec<CudaKernel>, SourceError> {
     let buffer = || BufferCompilationArg { inplace: None };
-    let sort = embedding_sort_kernel::EmbeddingSortKernel::new(
-        settings_1d(SORT_UNITS),
+    let mut all = Vec::new();
+    let count = embedding_count_kernel::EmbeddingCountKernel::new(
+        settings_1d(DIGITS),
         properties(),
         Arc::default(),
         buffer(),
         buffer(),
-        buffer(),
-        buffer(),
+        (),
+        (),
+        (),
         (),
     );
-    all.push(variant("embedding_sort".into(), sort, promise(32))?);
+    all.push(variant("embedding_count".into(), count, promise(32))?);
+    for (is_first, name) in [(true, "embedding_sort_first"), (false, "embedding_sort")] {
+        let sort = embedding_sort_kernel::EmbeddingSortKernel::new(
+            settings_1d(DIGITS),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            (),
+            is_first,
+        );
+        all.push(variant(name.into(), sort, promise(32))?);
+    }
     for input in [F32, F16, BF16] {
         let kernel = embedding_backward_kernel::EmbeddingBackwardKernel::new(
             settings(),
             properties(),
             Arc::default(),
-            buffer(),
             buffer(),
             buffer(),
             buffer(),
@@ -88,6 +115,20 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
         );
         // Six cubes of 256 threads, which wait for rows that lie anywhere.
         all.push(variant(format!("embedding_backward_{}", input.1), kernel, promise(40))?);
+        let join = embedding_join_kernel::EmbeddingJoinKernel::new(
+            settings(),
+            properties(),
+            Arc::default(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            WIDEST,
+            input.0,
+        );
+        all.push(variant(format!("embedding_join_{}", input.1), join, promise(40))?);
     }
     Ok(all)
 }

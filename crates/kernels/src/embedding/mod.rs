@@ -10,10 +10,19 @@
 //! | dy | n x columns | f32, f16 or bf16 |
 //! | dw, overwritten where an index names a row | v x columns | that of dy |
 //!
-//! Sums are in f32, in an order that depends on the indices alone, and rounded once. There are no atomics, so results repeat to the bit;
-//! instead the places are sorted by index first, by counting: the place of i is the number of smaller
-//! indices and of equal ones before it. That takes n^2 comparisons, which for the tokens of a step are few
-//! microseconds, and beyond [`MOST_INDICES`] too many.
+//! Sums are in f32 and rounded once. The order of their additions depends on the indices alone, and there
+//! are no atomics, so results repeat to the bit.
+//!
+//! 1. `sort`: places are sorted by their index, by 8 bits in each pass. A pass counts the digits of 256
+//!    stretches of places, and then moves each place behind those that come before it. Two passes serve
+//!    65,535 rows; the time is proportional to the number of indices.
+//! 2. `backward`: places of one index now follow each other. A cube adds up those of one index within 256
+//!    places.
+//! 3. `join` adds up the sums of an index that has places in more than one such chunk, so that frequent
+//!    tokens are spread over the device.
+//!
+//! Source of the sort: Satish, Harris, Garland, "Designing efficient sorting algorithms for manycore GPUs"
+//! (2009), section IV.
 
 mod backward;
 mod launch;
@@ -21,12 +30,10 @@ mod problem;
 mod sort;
 
 #[cfg(feature = "cuda-source")]
-pub(crate) use backward::embedding_backward_kernel;
+pub(crate) use backward::{embedding_backward_kernel, embedding_join_kernel};
 #[cfg(feature = "cuda-source")]
 pub(crate) use launch::WIDEST;
 pub use launch::embedding_backward;
-pub use problem::{EmbeddingProblem, MOST_INDICES};
+pub use problem::EmbeddingProblem;
 #[cfg(feature = "cuda-source")]
-pub(crate) use sort::UNITS as SORT_UNITS;
-#[cfg(feature = "cuda-source")]
-pub(crate) use sort::embedding_sort_kernel;
+pub(crate) use sort::{DIGITS, embedding_count_kernel, embedding_sort_kernel};

@@ -3,10 +3,6 @@ use cubecl::ir::{ElemType, FloatKind, IntKind};
 
 pub(super) const OP: &str = "embedding_backward";
 
-/// Indices that are sorted by comparing all with all: 2^17 take 10^10 comparisons, a millisecond on an
-/// H200.
-pub const MOST_INDICES: usize = 1 << 17;
-
 /// What a gradient asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EmbeddingProblem {
@@ -25,8 +21,8 @@ impl EmbeddingProblem {
     ///
     /// # Errors
     ///
-    /// [`KernelError::Unsupported`] for other types, more than [`MOST_INDICES`] indices, or tensors beyond
-    /// 32-bit indices; [`KernelError::InvalidProblem`] when they do not go together.
+    /// [`KernelError::Unsupported`] for other types, and for tensors of 2^31 elements or more;
+    /// [`KernelError::InvalidProblem`] when they do not go together.
     pub fn new(
         index: &Buffer,
         dy: &Buffer,
@@ -41,10 +37,7 @@ impl EmbeddingProblem {
             return unsupported(format!("{:?}; it takes f32, f16 and bf16", dy.dtype));
         }
         let indices = index.elements;
-        if indices > MOST_INDICES {
-            return unsupported(format!("{indices} indices; it takes {MOST_INDICES}"));
-        }
-        for (argument, buffer) in [("dy", dy), ("dw", dw)] {
+        for (argument, buffer) in [("index", index), ("dy", dy), ("dw", dw)] {
             if i32::try_from(buffer.elements).is_err() {
                 return unsupported(format!("{} elements of {argument}", buffer.elements));
             }

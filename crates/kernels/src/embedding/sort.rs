@@ -1,56 +1,116 @@
+//! Sorts places by their index, one digit after the other from the lowest, equal ones in their order.
+
 use cubecl::prelude::*;
 
-/// Units in a cube, and indices that they look at together.
-pub(crate) const UNITS: u32 = 128;
+/// Bits of an index that a pass sorts by.
+pub(super) const DIGIT_BITS: u32 = 8;
+/// Values of such a digit. A cube has a unit for each of them, and looks at as many places at once.
+pub(crate) const DIGITS: u32 = 1 << DIGIT_BITS;
 
-/// Sorts the places 0 to n - 1 by their index, equal ones in their order.
-///
-/// `order` has the places in their new order. `starts[i]` is the first of i's index there, and `counts[i]`
-/// says how many there are, if i is the first of them, and otherwise 0.
+/// The digit that a pass sorts by. An index that names no row counts as the number of rows, behind all others.
+#[cube]
+fn digit_of(index: u32, rows: u32, shift: u32) -> u32 {
+    (min(index, rows) >> shift) & comptime!(DIGITS - 1)
+}
+
+/// `counts[c, d]` says how many places of cube c's stretch have digit d.
+#[cube(launch_unchecked)]
+pub(crate) fn embedding_count_kernel(
+    keys: &[u32],
+    counts: &mut [u32],
+    places: u32,
+    rows: u32,
+    shift: u32,
+    stretch: u32,
+) {
+    let mut tile = Shared::<[u32]>::new_slice(comptime!(DIGITS as usize));
+    let mut first = CUBE_POS_X * stretch;
+    let end = min(places, first + stretch);
+    let mut count = 0u32;
+    while first < end {
+        let at = first + UNIT_POS;
+        if at < end {
+            tile[UNIT_POS as usize] = digit_of(keys[at as usize], rows, shift);
+        }
+        sync_cube();
+        for k in 0..min(DIGITS, end - first) {
+            count += u32::cast_from(tile[k as usize] == UNIT_POS);
+        }
+        sync_cube();
+        first += DIGITS;
+    }
+    counts[(CUBE_POS_X * DIGITS + UNIT_POS) as usize] = count;
+}
+
+/// Moves each place behind all with a smaller digit and those with the same one before it. `order` has the
+/// places as the last pass left them; the first pass takes them as they come.
 #[cube(launch_unchecked)]
 pub(crate) fn embedding_sort_kernel(
-    index: &[i32],
-    order: &mut [u32],
-    starts: &mut [u32],
-    counts: &mut [u32],
-    n: u32,
+    keys: &[u32],
+    order: &[u32],
+    counts: &[u32],
+    sorted_keys: &mut [u32],
+    sorted_order: &mut [u32],
+    places: u32,
+    rows: u32,
+    shift: u32,
+    stretch: u32,
+    #[comptime] is_first: bool,
 ) {
-    let i = CUBE_POS_X * UNITS + UNIT_POS;
-    let mut mine = 0i32;
-    if i < n {
-        mine = index[i as usize];
+    let mut tile = Shared::<[u32]>::new_slice(comptime!(DIGITS as usize));
+    let mut begins = Shared::<[u32]>::new_slice(comptime!(DIGITS as usize));
+
+    // 1. Where the stretch's places of each digit go.
+    let mut total = 0u32;
+    let mut in_cubes_before = 0u32;
+    for cube in 0..CUBE_COUNT_X {
+        let count = counts[(cube * DIGITS + UNIT_POS) as usize];
+        total += count;
+        if cube < CUBE_POS_X {
+            in_cubes_before += count;
+        }
     }
+    begins[UNIT_POS as usize] = total;
+    sync_cube();
     let mut smaller = 0u32;
-    let mut before = 0u32;
-    let mut equal = 0u32;
-    let mut tile = Shared::<[i32]>::new_slice(comptime!(UNITS as usize));
-    let mut first = 0u32;
-    while first < n {
-        let at = first + UNIT_POS;
-        if at < n {
-            tile[UNIT_POS as usize] = index[at as usize];
-        }
-        sync_cube();
-        let length = min(UNITS, n - first);
-        for k in 0..length {
-            let other = tile[k as usize];
-            smaller += u32::cast_from(other < mine);
-            let same = u32::cast_from(other == mine);
-            equal += same;
-            if first + k < i {
-                before += same;
-            }
-        }
-        sync_cube();
-        first += UNITS;
+    for digit in 0..UNIT_POS {
+        smaller += begins[digit as usize];
     }
-    if i < n {
-        order[(smaller + before) as usize] = i;
-        starts[i as usize] = smaller;
-        let mut count = 0u32;
-        if before == 0 {
-            count = equal;
+    sync_cube();
+    begins[UNIT_POS as usize] = smaller + in_cubes_before;
+
+    // 2. As many places as there are digits at a time.
+    let mut first = CUBE_POS_X * stretch;
+    let end = min(places, first + stretch);
+    while first < end {
+        let at = first + UNIT_POS;
+        let mut key = 0u32;
+        // Beyond the end it is none.
+        let mut digit = DIGITS.runtime();
+        if at < end {
+            key = min(keys[at as usize], rows);
+            digit = digit_of(key, rows, shift);
         }
-        counts[i as usize] = count;
+        tile[UNIT_POS as usize] = digit;
+        sync_cube();
+        let mut before = 0u32;
+        let mut count = 0u32;
+        for k in 0..DIGITS {
+            let other = tile[k as usize];
+            before += u32::cast_from(other == digit && k < UNIT_POS);
+            count += u32::cast_from(other == UNIT_POS);
+        }
+        if at < end {
+            let to = begins[digit as usize] + before;
+            let mut place = at;
+            if comptime!(!is_first) {
+                place = order[at as usize];
+            }
+            sorted_keys[to as usize] = key;
+            sorted_order[to as usize] = place;
+        }
+        sync_cube();
+        begins[UNIT_POS as usize] += count;
+        first += DIGITS;
     }
 }
