@@ -3,6 +3,8 @@
 //! Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP 8-bit floating
 //! point specification (OFP8), which names the first one E4M3 without infinities.
 
+use crate::storage::Storage;
+
 /// The code of NaN in both types, as CUDA's conversions give it.
 const NAN: u8 = 0x7f;
 
@@ -39,8 +41,9 @@ impl Fp8 {
         2f64.powi(self.min_exponent() - self.mantissa_bits() - 1)
     }
 
-    /// `value`, rounded to nearest with ties to even. What is too large, infinity with it, becomes
-    /// the largest finite number of its sign, as under CUDA's `satfinite`; NaN stays NaN.
+    /// `value`, rounded to nearest with ties to even. What is too large becomes the largest finite number of
+    /// its sign. Infinity becomes NaN, as it does without saturation in the type that has no infinities: an
+    /// overflow stays one.
     pub fn round(self, value: f64) -> f64 {
         self.number(self.code(value))
     }
@@ -74,6 +77,46 @@ impl Fp8 {
         (codes, f64::from((1.0 / scale) as f32))
     }
 
+    /// What `values` are once they were stored in 8 bits by their own scale, 2^`margin` smaller than
+    /// [`Fp8::scale_for`] has it, and how far from that it may be on a device that had each value to within
+    /// `errors`.
+    ///
+    /// An error moves a code only across the middle between two codes, and the scale with the largest
+    /// magnitude. The scale and its product with a value are f32, in which quotients of short numbers often
+    /// come to lie in such a middle: there the device's own rounding decides. Rounding is monotone, so what
+    /// comes back lies between what becomes of the smallest and of the largest product.
+    ///
+    /// # Panics
+    ///
+    /// When the lengths differ.
+    pub fn stored(self, values: &[f64], errors: &[f64], margin: u32) -> (Vec<f64>, Vec<f64>) {
+        assert_eq!(values.len(), errors.len(), "values and errors differ in length");
+        let room = (-f64::from(margin)).exp2();
+        let scale_of = |sign: f64| {
+            let moved = values.iter().zip(errors).map(|(v, e)| (v.abs() + sign * e).max(0.0));
+            self.scale_for(&moved.collect::<Vec<_>>()) * room
+        };
+        let [scale, most, least] = [0.0, -1.0, 1.0].map(scale_of);
+        let back = |product: f64, scale: f64| {
+            self.round(Storage::F32.round(product)) * Storage::F32.round(1.0 / scale)
+        };
+        // Two roundings of f32 and a quotient of 2.5 units in the last place, twice.
+        let slack = 12.0 * Storage::F32.unit_roundoff();
+        let of_value = |(value, error): (&f64, &f64)| {
+            let stored = back(value * scale, scale);
+            let error = error + slack * value.abs();
+            let products = [value - error, value + error].map(|v| [v * least, v * most]);
+            let farthest = products
+                .as_flattened()
+                .iter()
+                .flat_map(|product| [back(*product, least), back(*product, most)])
+                .map(|other| (other - stored).abs())
+                .fold(0.0, f64::max);
+            (stored, farthest)
+        };
+        values.iter().zip(errors).map(of_value).unzip()
+    }
+
     fn mantissa_bits(self) -> i32 {
         match self {
             Self::E4m3 => 3,
@@ -90,7 +133,7 @@ impl Fp8 {
     }
 
     fn code(self, value: f64) -> u8 {
-        if value.is_nan() {
+        if !value.is_finite() {
             return NAN;
         }
         let magnitude = value.abs().min(self.max_finite());
@@ -125,7 +168,7 @@ impl Fp8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{random::normal, storage::Storage, tolerance::sqnr_db};
+    use crate::{random::normal, tolerance::sqnr_db};
 
     /// Codes of the numbers from 0 to the largest finite one, in order.
     fn finite_codes(fp8: Fp8) -> std::ops::RangeInclusive<u8> {
@@ -141,13 +184,8 @@ mod tests {
             for code in 0..=u8::MAX {
                 let number = fp8.decode(&[code])[0];
                 let back = fp8.encode(&[number])[0];
-                if number.is_nan() {
-                    assert_eq!(back, NAN, "{fp8:?} {code:#x}");
-                } else if number.is_infinite() {
-                    assert_eq!(back, code - 1, "{fp8:?} {code:#x} saturates");
-                } else {
-                    assert_eq!(back, code, "{fp8:?} {number}");
-                }
+                let expected = if number.is_finite() { code } else { NAN };
+                assert_eq!(back, expected, "{fp8:?} {number}");
             }
         }
     }
@@ -180,13 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_saturates_and_nan_stays() {
+    fn what_is_too_large_saturates_and_what_is_not_finite_is_nan() {
         for fp8 in Fp8::ALL {
             let max = fp8.max_finite();
-            for large in [max.next_up(), 1.04 * max, 1e300, f64::INFINITY] {
+            for large in [max.next_up(), 1.04 * max, 1e300] {
                 assert_eq!((fp8.round(large), fp8.round(-large)), (max, -max));
             }
-            assert!(fp8.round(f64::NAN).is_nan() && fp8.round(-f64::NAN).is_nan());
+            for none in [f64::NAN, f64::INFINITY] {
+                assert!(fp8.round(none).is_nan() && fp8.round(-none).is_nan());
+            }
             assert_eq!(fp8.round(f64::MIN_POSITIVE / 4.0), 0.0);
             assert_eq!(fp8.encode(&[-0.0]), [0x80]);
         }
@@ -201,6 +241,24 @@ mod tests {
         }
         assert_eq!(Fp8::E4m3.scale_for(&[f64::NAN, 2.0]), 1.0);
         assert_eq!(Fp8::E4m3.scale_for(&[]), 1.0);
+    }
+
+    #[test]
+    fn an_error_moves_what_is_stored_across_a_middle_and_no_further() {
+        // The largest number makes the scale 1; 17 lies between 16 and 18.
+        let values = [448.0, 17.0, 16.2];
+        let (_, errors) = Fp8::E4m3.stored(&[448.0, 17.01, 16.2], &[0.0; 3], 0);
+        assert_eq!(errors, [0.0; 3]);
+        let (stored, errors) = Fp8::E4m3.stored(&values, &[0.0; 3], 0);
+        // A middle is on either side.
+        assert_eq!((stored, errors), (vec![448.0, 16.0, 16.0], vec![0.0, 2.0, 0.0]));
+        let (stored, errors) = Fp8::E4m3.stored(&values, &[0.0, 1e-3, 1e-3], 0);
+        assert_eq!((stored, errors), (vec![448.0, 16.0, 16.0], vec![0.0, 2.0, 0.0]));
+        // An error of the largest magnitude moves the scale, and with it all that comes back.
+        let (_, errors) = Fp8::E4m3.stored(&values, &[4.48, 0.0, 0.0], 0);
+        assert!((0.15..0.17).contains(&errors[2]), "{errors:?}");
+        let (stored, _) = Fp8::E4m3.stored(&values, &[0.0; 3], 3);
+        assert_eq!(stored, [448.0, 16.0, 16.0]);
     }
 
     #[test]

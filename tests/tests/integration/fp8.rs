@@ -1,5 +1,7 @@
 //! Rounding to 8 bits on the device, against f64, and linear layers that compute with it.
 
+#[path = "fp8_layer.rs"]
+mod layer;
 #[path = "fp8_linear.rs"]
 mod linear;
 #[path = "fp8_marked.rs"]
@@ -207,14 +209,13 @@ fn ties(client: &Client) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Codes of NaN and infinity, and the scale where there is none to choose.
+/// NaN and infinity are NaN, and the scale is 1 where there is none to choose.
 fn special_values(client: &Client, storage: Storage) -> Result<(), Failed> {
-    for (fp8, format) in FORMATS {
-        let max = fp8.encode(&[f64::INFINITY])[0];
+    for (_, format) in FORMATS {
         let cases: [(&[f64], &[u8]); 3] = [
             (&[0.0, -0.0, 0.0], &[0, 0x80, 0]),
-            (&[f64::INFINITY, 0.0, f64::NEG_INFINITY], &[max, 0, max | 0x80]),
-            (&[0.0, f64::NAN, f64::INFINITY], &[0, 0x7f, max]),
+            (&[f64::INFINITY, 0.0, f64::NEG_INFINITY], &[0x7f, 0, 0x7f]),
+            (&[0.0, f64::NAN, f64::INFINITY], &[0, 0x7f, 0x7f]),
         ];
         for (x, expected) in cases {
             let read = run(client, &problem((1, 3), storage, format), x, storage)?;

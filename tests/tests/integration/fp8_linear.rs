@@ -1,14 +1,12 @@
 //! Linear layers in 8 bits, on the CPU and on the device that kernels are tested on, against the
 //! products of what the 8-bit operands stand for and against exact ones.
 
-use blackburn::fp8::{self, Format, Promotion, Recipe};
+use super::layer::{Case, End, Results, check};
+use blackburn::{
+    fp8::{self, Promotion, Recipe},
+    train::scaler::GradScalerConfig,
+};
 use blackburn_reference::{
-    activation::Activation,
-    column_sum,
-    fp8::Fp8,
-    linear::{Linear, LinearGradients},
-    matmul::{MatmulCase, MatmulPrecision, magnitudes},
-    random::normal,
     storage::Storage,
     tolerance::{compare, sqnr_db},
 };
@@ -19,7 +17,9 @@ use blackburn_tests::{
 use burn::{
     module::Param,
     nn::{Linear as Layer, LinearConfig},
+    optim::GradientsParams,
     prelude::*,
+    tensor::module::linear,
 };
 use libtest_mimic::{Completion, Failed, Trial};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ const SHAPES: [[usize; 3]; 5] =
 type Test = fn(&Device) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 11] = [
         ("both_passes_are_within_bounds", |device| each_type(device, bounds)),
         ("noise_is_as_low_as_8_bits_allow", |device| each_type(device, noise)),
         ("leading_dimensions_are_kept", leading_dimensions),
@@ -39,6 +39,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("weights_may_be_wider_than_activations", wide_weights),
         ("an_unmodified_layer_learns", learns),
         ("nan_reaches_its_row_and_a_zero_input_gives_the_bias", special_values),
+        ("infinity_makes_nan_of_what_it_reaches", infinities),
+        ("an_overflow_is_seen_by_the_loss_scaler", overflow),
         ("empty_inputs_give_empty_outputs", empty),
         ("bad_arguments_are_named", bad_arguments),
     ];
@@ -76,172 +78,40 @@ fn each_type(
     Ok(())
 }
 
-fn reference_format(format: Format) -> Fp8 {
-    match format {
-        Format::E4m3 => Fp8::E4m3,
-        Format::E5m2 => Fp8::E5m2,
-    }
-}
-
-/// What the tensor is in 8 bits. Scale and product are f32, in which quotients of short numbers often
-/// come to lie in the middle between two codes.
-fn rounded(values: &[f64], format: Format, margin: u32) -> Vec<f64> {
-    let fp8 = reference_format(format);
-    let scale = fp8.scale_for(values) * (-f64::from(margin)).exp2();
-    let inverse = Storage::F32.round(1.0 / scale);
-    values.iter().map(|value| fp8.round(Storage::F32.round(value * scale)) * inverse).collect()
-}
-
-/// Numbers for a layer.
-struct Case {
-    shape: [usize; 3],
-    x: Vec<f64>,
-    weight: Vec<f64>,
-    bias: Vec<f64>,
-    dy: Vec<f64>,
-}
-
-/// What a layer computes.
-struct Results {
-    y: Vec<f64>,
-    dx: Vec<f64>,
-    dw: Vec<f64>,
-    db: Vec<f64>,
-}
-
-impl Case {
-    fn new(shape: [usize; 3], storage: Storage) -> Self {
-        let [rows, inputs, outputs] = shape;
-        let weight_deviation = (inputs as f64).sqrt().recip();
-        Self {
-            shape,
-            x: normal(1, rows * inputs, 1.0, storage),
-            weight: normal(2, inputs * outputs, weight_deviation, storage),
-            bias: normal(3, outputs, 1.0, storage),
-            // Gradients are small.
-            dy: normal(4, rows * outputs, 1e-3, storage),
-        }
-    }
-
-    fn run(&self, device: &Device, storage: Storage, recipe: Recipe) -> Result<Results, Failed> {
-        let [rows, inputs, outputs] = self.shape;
-        let device = &device.clone().autodiff();
-        let x = tensor(&self.x, [rows, inputs], storage, device).require_grad();
-        let weight = tensor(&self.weight, [inputs, outputs], storage, device).require_grad();
-        let bias = tensor(&self.bias, [outputs], storage, device).require_grad();
-        let y = fp8::linear(x.clone(), weight.clone(), Some(bias.clone()), &recipe);
-        let out = y.dtype();
-        // In f32, so that the gradient that arrives is dy itself.
-        let dy = tensor(&self.dy, [rows, outputs], Storage::F32, device);
-        let gradients = (y.clone().cast(float(Storage::F32)) * dy).sum().backward();
-        if out != x.dtype() {
-            return Err(format!("y is {out:?}").into());
-        }
-        let missing = "a gradient is missing";
-        Ok(Results {
-            y: values(y.inner())?,
-            dx: values(x.grad(&gradients).ok_or(missing)?)?,
-            dw: values(weight.grad(&gradients).ok_or(missing)?)?,
-            db: values(bias.grad(&gradients).ok_or(missing)?)?,
-        })
-    }
-
-    /// The layer, with operands of these values.
-    fn layer<'a>(&self, x: &'a [f64], weight: &'a [f64], bias: &'a [f64]) -> Linear<'a> {
-        let [rows, inputs, outputs] = self.shape;
-        let activation = Activation::Identity;
-        Linear { rows, inputs, outputs, x, weight, bias: Some(bias), activation }
-    }
-
-    /// `y` and the gradients, of the operands as they are or as they are in 8 bits.
-    fn expected(&self, recipe: Option<Recipe>) -> (Vec<f64>, LinearGradients) {
-        let round = |values: &[f64], format: fn(Recipe) -> Format| match recipe {
-            None => values.to_vec(),
-            Some(recipe) => rounded(values, format(recipe), recipe.margin),
-        };
-        let x = round(&self.x, |recipe| recipe.forward);
-        let weight = round(&self.weight, |recipe| recipe.forward);
-        let dy = round(&self.dy, |recipe| recipe.backward);
-        let layer = self.layer(&x, &weight, &self.bias);
-        let forward = layer.forward();
-        let gradients = layer.backward(&forward.z, &dy);
-        (forward.y, gradients)
-    }
-}
-
-/// What the device adds in: 8-bit tensor cores, or f32.
-fn precision(storage: Storage, device: &Device, promoted: bool) -> MatmulPrecision {
-    let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
-    if on_cuda && *device != Device::flex() {
-        MatmulPrecision::fp8(storage, promoted.then_some(128))
-    } else {
-        MatmulPrecision::exact(storage)
-    }
-}
-
-/// Compares a product with that of what the operands stand for in 8 bits. Scales are f32, so three
-/// more factors are off by up to 2.5 units in the last place each.
-fn check_product(
-    what: &str,
-    actual: &[f64],
-    expected: &[f64],
-    case: &MatmulCase,
-    [lhs, rhs]: [&[f64]; 2],
-    precision: MatmulPrecision,
-) -> Result<(), Failed> {
-    const SCALES: f64 = 16.0;
-    let bounds: Vec<f64> = precision
-        .bounds(expected, &magnitudes(case, lhs, rhs), case.k + 1)
-        .iter()
-        .zip(magnitudes(case, lhs, rhs))
-        .map(|(bound, magnitude)| bound + SCALES * Storage::F32.unit_roundoff() * magnitude)
-        .collect();
-    compare(actual, expected, &bounds).map_err(|error| format!("{what} of {case}: {error}"))?;
-    Ok(())
-}
-
 fn bounds(device: &Device, storage: Storage, recipe: Recipe) -> Result<(), Failed> {
     for shape in SHAPES {
         let case = Case::new(shape, storage);
-        let actual = case.run(device, storage, recipe)?;
-        let (y, gradients) = case.expected(Some(recipe));
-        let x = rounded(&case.x, recipe.forward, recipe.margin);
-        let weight = rounded(&case.weight, recipe.forward, recipe.margin);
-        let dy = rounded(&case.dy, recipe.backward, recipe.margin);
-        let layer = case.layer(&x, &weight, &case.bias);
-        let promoted = recipe.promotion == Promotion::Always;
-        let forward = precision(storage, device, promoted);
-        check_product("y", &actual.y, &y, &layer.forward_case(), [&x, &weight], forward)?;
-        let promoted = recipe.promotion != Promotion::Never;
-        let backward = precision(storage, device, promoted);
-        let dgrad = layer.dgrad_case();
-        check_product("dx", &actual.dx, &gradients.dx, &dgrad, [&dy, &weight], backward)?;
-        let wgrad = layer.wgrad_case();
-        check_product("dW", &actual.dw, &gradients.dw, &wgrad, [&x, &dy], backward)?;
-
-        // The gradient of the bias is not rounded to 8 bits, only to the type of y on its way here.
-        let [rows, _, outputs] = shape;
-        let arrived: Vec<f64> = case.dy.iter().map(|dy| storage.round(*dy)).collect();
-        let magnitudes: Vec<f64> = arrived.iter().map(|dy| dy.abs()).collect();
-        let db = column_sum::column_sum(&arrived, 1, rows, outputs);
-        let bounds: Vec<f64> = db
-            .iter()
-            .zip(column_sum::column_sum(&magnitudes, 1, rows, outputs))
-            .map(|(db, magnitude)| column_sum::bound(*db, magnitude, rows, storage))
-            .collect();
-        // Without a kernel, sums may be kept in the type itself.
-        if storage == Storage::F32 {
-            compare(&actual.db, &db, &bounds).map_err(|error| format!("db: {error}"))?;
+        let actual = by_name(&case, device, storage, recipe)?;
+        let expected = case.in_eight_bits(device, storage, recipe, End::Plain);
+        let exact = case.exact(End::Plain);
+        for result in check(&actual, &expected, &exact) {
+            result.map_err(|error| format!("{shape:?}: {}", error.message().unwrap_or("")))?;
+        }
+        case.check_bias(&actual.db, storage)?;
+        // The negative control: what rounds nothing to 8 bits.
+        let plain = case.run(device, storage, |x, weight, bias| linear(x, weight, Some(bias)))?;
+        if let Some(at) = check(&plain, &expected, &exact).iter().position(Result::is_ok) {
+            return Err(format!("{shape:?}: result {at} passes without 8 bits").into());
         }
     }
     Ok(())
+}
+
+/// The layer, by the operation.
+fn by_name(
+    case: &Case,
+    device: &Device,
+    storage: Storage,
+    recipe: Recipe,
+) -> Result<Results, Failed> {
+    case.run(device, storage, |x, weight, bias| fp8::linear(x, weight, Some(bias), &recipe))
 }
 
 /// The thresholds that torchao tests its 8-bit layers by.
 fn noise(device: &Device, storage: Storage, recipe: Recipe) -> Result<(), Failed> {
     let case = Case::new([128, 192, 96], storage);
-    let actual = case.run(device, storage, recipe)?;
-    let (y, exact) = case.expected(None);
+    let actual = by_name(&case, device, storage, recipe)?;
+    let (y, exact) = case.exact(End::Plain);
     let bias = |i: usize| case.bias[i % case.shape[2]];
     let product = |y: &[f64]| y.iter().enumerate().map(|(i, y)| y - bias(i)).collect::<Vec<_>>();
     let at_least = |what: &str, db: f64, least: f64| {
@@ -286,7 +156,7 @@ fn leading_dimensions(device: &Device) -> Result<(), Failed> {
 fn partly_tracked(device: &Device) -> Result<(), Failed> {
     let [rows, inputs, outputs] = [12, 20, 9];
     let case = Case::new([rows, inputs, outputs], Storage::F32);
-    let all = case.run(device, Storage::F32, Recipe::default())?;
+    let all = by_name(&case, device, Storage::F32, Recipe::default())?;
     let device = &device.clone().autodiff();
     let dy: Tensor<2> = tensor(&case.dy, [rows, outputs], Storage::F32, device);
     for (track_x, track_weight) in [(true, false), (false, true), (false, false)] {
@@ -337,7 +207,7 @@ fn wide_weights(device: &Device) -> Result<(), Failed> {
         if dtypes != [half, half, full, full] {
             return Err(format!("{dtypes:?}").into());
         }
-        let (expected, _) = case.expected(None);
+        let (expected, _) = case.exact(End::Plain);
         let db = sqnr_db(&values(y.inner())?, &expected);
         if db < 18.0 {
             return Err(format!("{storage:?}: {db:.1} dB").into());
@@ -350,7 +220,7 @@ fn wide_weights(device: &Device) -> Result<(), Failed> {
 fn learns(device: &Device) -> Result<(), Failed> {
     let [rows, inputs, outputs] = [64, 16, 8];
     let case = Case::new([rows, inputs, outputs], Storage::F32);
-    let (targets, _) = case.expected(None);
+    let (targets, _) = case.exact(End::Plain);
     let device = &device.clone().autodiff();
     let x: Tensor<2> = tensor(&case.x, [rows, inputs], Storage::F32, device);
     let targets: Tensor<2> = tensor(&targets, [rows, outputs], Storage::F32, device);
@@ -390,6 +260,77 @@ fn special_values(device: &Device) -> Result<(), Failed> {
     let y = values(fp8::linear(zeros, weight, Some(bias), &Recipe::default()))?;
     if y != [3.0, -4.0, 3.0, -4.0] {
         return Err(format!("zeros gave {y:?}").into());
+    }
+    Ok(())
+}
+
+/// As a conversion without saturation has it. Rows and columns without one stay finite.
+fn infinities(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    for infinity in [f64::INFINITY, f64::NEG_INFINITY] {
+        let with = |len: usize, value: f64, at: usize| {
+            let mut values = vec![value; len];
+            values[at] = infinity;
+            values
+        };
+        let leaf = |values: &[f64], shape: [usize; 2]| {
+            tensor::<2>(values, shape, Storage::F32, device).require_grad()
+        };
+        let run = |x: &[f64], weight: &[f64], dy: &[f64]| -> Result<[Vec<f64>; 3], Failed> {
+            let (x, weight) = (leaf(x, [3, 16]), leaf(weight, [16, 2]));
+            let y = fp8::linear(x.clone(), weight.clone(), None, &Recipe::default());
+            let dy: Tensor<2> = tensor(dy, [3, 2], Storage::F32, device);
+            let gradients = (y.clone() * dy).sum().backward();
+            let gradient = |of: Tensor<2>| -> Result<Vec<f64>, Failed> {
+                values(of.grad(&gradients).ok_or("no gradient")?)
+            };
+            Ok([values(y.inner())?, gradient(x)?, gradient(weight)?])
+        };
+        let nan = |len: usize, is_nan: fn(usize) -> bool, value: f64| -> Vec<f64> {
+            (0..len).map(|i| if is_nan(i) { f64::NAN } else { value }).collect()
+        };
+        let check = |what: &str, actual: &[f64], expected: Vec<f64>| {
+            // Two scales and their inverses.
+            let bounds: Vec<f64> =
+                expected.iter().map(|v| 16.0 * Storage::F32.unit_roundoff() * v).collect();
+            compare(actual, &expected, &bounds)
+                .map_err(|error| Failed::from(format!("{infinity} in {what}: {error}")))
+                .map(drop)
+        };
+        // In the second row of x: its row of y, and its column of x^T dy.
+        let [y, dx, dw] = run(&with(48, 0.5, 16), &[0.25; 32], &[0.5; 6])?;
+        check("x, y", &y, nan(6, |i| i / 2 == 1, 2.0))?;
+        check("x, dx", &dx, nan(48, |_| false, 0.25))?;
+        check("x, dW", &dw, nan(32, |i| i / 2 == 0, 0.75))?;
+        // In the second column of the weight.
+        let [y, dx, dw] = run(&[0.5; 48], &with(32, 0.25, 1), &[0.5; 6])?;
+        check("W, y", &y, nan(6, |i| i % 2 == 1, 2.0))?;
+        check("W, dx", &dx, nan(48, |i| i % 16 == 0, 0.25))?;
+        check("W, dW", &dw, nan(32, |_| false, 0.75))?;
+        // In what comes back: second row, second column.
+        let [_, dx, dw] = run(&[0.5; 48], &[0.25; 32], &with(6, 0.5, 3))?;
+        check("dy, dx", &dx, nan(48, |i| i / 16 == 1, 0.25))?;
+        check("dy, dW", &dw, nan(32, |i| i % 2 == 1, 0.75))?;
+    }
+    Ok(())
+}
+
+/// A gradient that overflows on its way into the layer: the step is left out.
+fn overflow(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let layer: Layer = LinearConfig::new(16, 4).with_bias(false).init(device);
+    for (share, skipped) in [(1.0, 0), (f64::from(f32::MAX), 1)] {
+        let mut scaler = GradScalerConfig::default().init(device)?;
+        let x = Tensor::<2>::ones([3, 16], device);
+        let loss = fp8::linear_forward(&layer, x, &Recipe::default()).mul_scalar(share).sum();
+        let gradients = scaler.scale(loss).backward();
+        let mut gradients = GradientsParams::from_grads(gradients, &layer);
+        scaler.unscale(&mut gradients, &layer)?;
+        scaler.update()?;
+        let found = scaler.state().skipped_steps;
+        if found != skipped {
+            return Err(format!("{found} steps left out with a factor of {share:e}").into());
+        }
     }
     Ok(())
 }

@@ -142,10 +142,10 @@ impl Format {
     }
 
     /// The code of `value`, rounded to nearest with ties to even. What is too large becomes the
-    /// largest finite number; NaN becomes the code that GPUs give it.
+    /// largest finite number; infinity and NaN become the code that GPUs give NaN.
     fn encode(self, value: f32) -> u8 {
         const NAN: u8 = 0x7f;
-        if value.is_nan() {
+        if !value.is_finite() {
             return NAN;
         }
         let magnitude = value.abs().min(self.max_finite());
@@ -161,7 +161,7 @@ impl Format {
     /// The number that `code` stands for.
     fn decode(self, code: u8) -> f32 {
         let magnitude = i32::from(code & 0x7f);
-        let largest = i32::from(self.encode(f32::INFINITY));
+        let largest = i32::from(self.encode(f32::MAX));
         let number = if magnitude <= largest {
             let field = magnitude >> self.mantissa_bits();
             let mantissa = magnitude & ((1 << self.mantissa_bits()) - 1);
@@ -194,13 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn values_round_to_the_nearest_number_saturate_and_keep_nan() {
-        let e4m3 = [17.0, 19.0, 1e9, -f32::INFINITY, 0.000_976_562_5, 0.002_929_687_5, 1e-40];
+    fn values_round_to_the_nearest_number_and_saturate_and_what_is_not_finite_is_nan() {
+        let e4m3 = [17.0, 19.0, 1e9, -f32::MAX, 0.000_976_562_5, 0.002_929_687_5, 1e-40];
         assert_eq!(
             e4m3.map(|value| Format::E4m3.decode(Format::E4m3.encode(value))),
             [16.0, 20.0, 448.0, -448.0, 0.0, 0.003_906_25, 0.0]
         );
-        assert_eq!(Format::E5m2.encode(f32::NAN), 0x7f);
+        for format in [Format::E4m3, Format::E5m2] {
+            let codes = [f32::NAN, f32::INFINITY, -f32::INFINITY].map(|x| format.encode(x));
+            assert_eq!(codes, [0x7f; 3]);
+        }
         assert!(Format::E5m2.decode(0x7f).is_nan() && Format::E4m3.decode(0xff).is_nan());
         assert_eq!(Format::E5m2.decode(0xfc), f32::NEG_INFINITY);
     }

@@ -4,7 +4,7 @@ use super::load;
 use cubecl::prelude::*;
 
 /// Four numbers rounded to nearest, ties to even, and packed, the first in the lowest byte. `ptx_type`
-/// is `e4m3` or `e5m2`. What is too large becomes the largest number; NaN becomes 0x7f.
+/// is `e4m3` or `e5m2`. What is too large, infinity with it, becomes the largest number; NaN becomes 0x7f.
 #[cube]
 pub(crate) fn pack_fp8(a: f32, b: f32, c: f32, d: f32, #[comptime] ptx_type: &'static str) -> u32 {
     let packed: u32;

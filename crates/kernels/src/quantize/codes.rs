@@ -39,7 +39,23 @@ fn encode_on_hardware(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Fp8For
         Fp8Format::E4m3 => "e4m3",
         Fp8Format::E5m2 => "e5m2",
     });
-    pack_fp8(a, b, c, d, ptx_type)
+    pack_fp8(
+        nan_for_infinity(a),
+        nan_for_infinity(b),
+        nan_for_infinity(c),
+        nan_for_infinity(d),
+        ptx_type,
+    )
+}
+
+/// NaN in the place of infinity, of which the conversion would make the largest number.
+#[cfg(feature = "cuda")]
+#[cube]
+fn nan_for_infinity(value: f32) -> f32 {
+    let bits = u32::reinterpret(value);
+    let magnitude = bits & comptime!(!(1u32 << 31));
+    let nan = u32::cast_from(magnitude == INFINITY) << comptime!(MANTISSA_BITS - 1);
+    f32::reinterpret(bits | nan)
 }
 
 /// Builds without CUDA never ask for it.
@@ -49,7 +65,7 @@ fn encode_on_hardware(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Fp8For
     encode_four(a, b, c, d, format, false)
 }
 
-/// The code of `value`: to nearest, ties to even, saturating.
+/// The code of `value`: to nearest, ties to even, saturating; infinity becomes NaN.
 #[cube]
 fn encode(value: f32, #[comptime] format: Fp8Format) -> u32 {
     let mantissa_bits = comptime!(format.mantissa_bits());
@@ -76,7 +92,7 @@ fn encode(value: f32, #[comptime] format: Fp8Format) -> u32 {
     let subnormal = (significand + (1u32 << (shift - 1)) - 1 + odd) >> shift;
 
     let code = select(magnitude < comptime!(smallest << MANTISSA_BITS), subnormal, normal);
-    select(magnitude > INFINITY, NAN_CODE.runtime(), code | ((bits >> 24) & 0x80))
+    select(magnitude >= INFINITY, NAN_CODE.runtime(), code | ((bits >> 24) & 0x80))
 }
 
 /// The number that `code`, a byte, stands for.

@@ -3,7 +3,7 @@
 //! ```text
 //! amax      = max |x|
 //! scale     = largest / (2^margin amax)     1 where amax is 0 or not finite, or scale overflows
-//! code      = round(scale x)                to nearest, ties to even, saturating; NaN stays NaN
+//! code      = round(scale x)                to nearest, ties to even, saturating; NaN where x is not finite
 //! x         ~ code / scale
 //! ```
 //!
@@ -13,6 +13,10 @@
 //! | codes | rows, columns | rows padded with zeros to 16 bytes | e4m3, e5m2 |
 //! | transposed codes | columns, rows | as codes | e4m3, e5m2 |
 //! | scale | 2 | `[1 / scale, amax]` | f32 |
+//!
+//! Infinity becomes NaN, as a conversion without saturation has it, and not the largest number: an overflow
+//! that became a finite number would be trained on, and no loss scaler could see it. So NaN and infinity make
+//! NaN of all that is summed with them, whether the format has infinities or not.
 //!
 //! Nothing is read back to the host. The largest magnitude is exact and the same each time: it is
 //! found by comparing bit patterns, in which infinity and NaN come after every number. Values are
