@@ -40,7 +40,7 @@ impl Fp8MarkPrimitives for burn::backend::Flex {
 #[cfg(feature = "gpu")]
 impl Fp8MarkPrimitives for burn_cubecl::CubeBackend {
     fn fp8_mark_memory(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self> {
-        marked::set(&weight.handle, marked::Mark { recipe, role: marked::Role::Weight });
+        marked::set_weight(&weight.handle, recipe);
         weight
     }
 }
@@ -116,11 +116,12 @@ pub fn serves_marks(device: &Device) -> bool {
 /// `weight` `[inputs, outputs]`, in f32, f16 or bf16, whose products are computed in 8 bits by `recipe` from
 /// now on: `x W` in unmodified modules as [`linear`](super::linear) computes it, and both gradients.
 ///
-/// The mark is of the memory, not of the tensor: views of it are marked, and results of operations are not.
-/// Where x has been multiplied by a marked weight, a product of its transpose is taken for a gradient of a
-/// weight and computed in 8 bits too.
+/// The mark is of the memory, not of the tensor. Views of it are marked. Results of operations are not: no
+/// operation writes in place where a mark is, except into a parameter, which stays marked.
+/// Where x has been multiplied by a marked weight, x is marked too: a product of its transpose is taken for a
+/// weight's gradient and computed in 8 bits.
 ///
-/// Products that tensor cores take, or anything, stay as they are where [`serves_marks`] says no.
+/// Marks have no effect where [`serves_marks`] says no.
 ///
 /// # Panics
 ///

@@ -3,11 +3,14 @@
 //! Tensors of the stream have no room for a mark, and plans of the stream are kept for all tensors of a
 //! kind. So marks belong to allocations, and are looked up when a product runs. An allocation's number is
 //! never given to another one.
+//!
+//! An operation writes in place where it is the last to read a tensor that nobody else holds, and its result
+//! would have the mark. So a mark holds the memory too, until nobody else does.
 
 use super::recipe::Recipe;
-use cubecl::server::Handle;
+use cubecl::server::{Handle, WeakBufferBinding};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
         LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -33,17 +36,47 @@ pub(crate) struct Mark {
 /// An allocation's number, and the byte at which a tensor begins in it.
 type Place = (usize, u64);
 
-struct Entry {
-    mark: Mark,
-    /// Whether anybody holds the memory still.
-    is_held: Box<dyn Fn() -> bool + Send>,
+/// Marked memory.
+enum Memory {
+    /// Held, so that no operation writes in place there.
+    Kept(Handle),
+    /// A parameter's: the model holds it, and the optimizer may write there.
+    Watched(WeakBufferBinding),
+}
+
+impl Memory {
+    /// Whether anybody else holds it still.
+    fn is_held(&self) -> bool {
+        match self {
+            // To write there in place, one has to be its only holder.
+            Self::Kept(handle) => !handle.can_mut(),
+            Self::Watched(binding) => binding.upgrade().is_some(),
+        }
+    }
 }
 
 #[derive(Default)]
-struct Marks {
-    entries: HashMap<Place, Entry>,
-    /// How many entries are kept before those of memory that is gone are dropped.
-    limit: usize,
+struct Marks(HashMap<Place, (Mark, Memory)>);
+
+impl Marks {
+    /// A weight stays one, and what is held stays so: to others it seems to be somebody else's.
+    fn set(&mut self, place: Place, mark: Mark, memory: Memory) {
+        match self.0.entry(place) {
+            Entry::Vacant(entry) => {
+                entry.insert((mark, memory));
+            }
+            Entry::Occupied(mut entry) => {
+                let (old, held) = entry.get_mut();
+                if mark.role == Role::Weight || old.role == Role::Input {
+                    *old = mark;
+                }
+                if !matches!(held, Memory::Kept(_)) {
+                    *held = memory;
+                }
+            }
+        }
+        ANY.store(true, Ordering::Release);
+    }
 }
 
 /// Spares programs without marks the look.
@@ -58,23 +91,21 @@ fn place(handle: &Handle) -> Place {
     (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
 }
 
-/// Marks the memory behind `handle`. A weight stays one.
-pub(crate) fn set(handle: &Handle, mark: Mark) {
-    /// A model's worth.
-    const LEAST: usize = 256;
-    let memory = handle.memory.clone().binding().downgrade();
-    let mut marks = marks();
-    if marks.entries.len() >= marks.limit {
-        marks.entries.retain(|_, entry| (entry.is_held)());
-        marks.limit = LEAST.max(2 * marks.entries.len());
-    }
-    let place = place(handle);
-    let is_weight = |entry: &Entry| entry.mark.role == Role::Weight;
-    if mark.role == Role::Weight || !marks.entries.get(&place).is_some_and(is_weight) {
-        let is_held = Box::new(move || memory.upgrade().is_some());
-        marks.entries.insert(place, Entry { mark, is_held });
-    }
-    ANY.store(true, Ordering::Release);
+/// Marks the memory behind `handle`, a weight's, and holds it if nobody else does.
+pub(crate) fn set_weight(handle: &Handle, recipe: Recipe) {
+    let memory = if handle.can_mut() {
+        Memory::Kept(handle.clone())
+    } else {
+        Memory::Watched(handle.clone().binding().downgrade())
+    };
+    release();
+    marks().set(place(handle), Mark { recipe, role: Role::Weight }, memory);
+}
+
+/// Marks the memory behind `handle`, which a weight was multiplied by, and holds it.
+pub(crate) fn set_input(handle: &Handle, recipe: Recipe) {
+    let memory = Memory::Kept(handle.clone());
+    marks().set(place(handle), Mark { recipe, role: Role::Input }, memory);
 }
 
 /// The mark of the memory behind `handle`.
@@ -82,5 +113,11 @@ pub(crate) fn get(handle: &Handle) -> Option<Mark> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
-    marks().entries.get(&place(handle)).map(|entry| entry.mark)
+    marks().0.get(&place(handle)).map(|(mark, _)| *mark)
+}
+
+/// Lets go of memory that nobody else holds. Each marked product does so: what it does not free waits for the
+/// next one.
+pub(crate) fn release() {
+    marks().0.retain(|_, (_, memory)| memory.is_held());
 }

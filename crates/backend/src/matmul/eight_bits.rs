@@ -67,8 +67,9 @@ pub(super) fn multiply(
     let codes = [&lhs_codes, &rhs_codes];
     let output = codes::multiply(&lhs.client, codes, epilogue.clone(), problem.out, promoted)?;
     if kind == Kind::Forward {
-        marked::set(&lhs.handle, Mark { recipe, role: Role::Input });
+        marked::set_input(&lhs.handle, recipe);
     }
+    marked::release();
     Ok(Some(output))
 }
 
