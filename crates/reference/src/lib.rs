@@ -8,6 +8,7 @@
 //! | [`storage`] | f32, f16 and bf16 as storage: rounding, bytes, unit roundoff |
 //! | [`fp8`] | the two 8-bit types: rounding, codes, scales |
 //! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
+//! | [`random_signs`] | how large sums are whose terms have random signs |
 //! | [`tolerance`] | per-element bounds, a comparison that names the worst element, noise in dB |
 //! | [`shapes`] | the catalogue of matrix products |
 //! | [`gradcheck`] | central differences, for gradients of the references themselves |
@@ -48,6 +49,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
 pub mod random;
+pub mod random_signs;
 pub mod sgd;
 pub mod shapes;
 pub mod softmax;

@@ -94,6 +94,60 @@ pub fn compare(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<Agree
     })
 }
 
+/// Errors that are too large taken together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsMismatch {
+    /// The root of the mean square of the errors.
+    pub error: f64,
+    /// How large it may be.
+    pub bound: f64,
+    /// Over how many elements.
+    pub total: usize,
+}
+
+impl fmt::Display for RmsMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { error, bound, total } = self;
+        write!(
+            f,
+            "the errors of {total} elements are {error:e} in the root mean square, bound {bound:e}"
+        )
+    }
+}
+
+impl std::error::Error for RmsMismatch {}
+
+/// Whether the root of the mean square of the errors is at most that of the bounds, over the elements whose
+/// expected value is finite. It gives the first as a share of the second. A fault of many elements shows there
+/// long before it leaves the bounds of a single one.
+///
+/// # Errors
+///
+/// The two.
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn compare_rms(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<f64, RmsMismatch> {
+    assert_eq!(actual.len(), expected.len(), "actual and expected differ in length");
+    assert_eq!(bounds.len(), expected.len(), "bounds and expected differ in length");
+    let (mut error, mut bound, mut total) = (0.0, 0.0, 0usize);
+    for ((a, e), b) in actual.iter().zip(expected).zip(bounds).filter(|((_, e), _)| e.is_finite()) {
+        error += (a - e) * (a - e);
+        bound += b * b;
+        total += 1;
+    }
+    let [error, bound] = [error, bound].map(|squares: f64| (squares / total.max(1) as f64).sqrt());
+    if error == 0.0 {
+        Ok(0.0)
+    } else if error <= bound {
+        Ok(error / bound)
+    } else {
+        // NaN too.
+        Err(RmsMismatch { error, bound, total })
+    }
+}
+
 /// How far the noise in `actual` lies below `expected`, in decibels: the signal-to-quantization-noise
 /// ratio, by which results of 8-bit types are judged as a whole. Infinite where all elements are
 /// equal, NaN where one is NaN.
@@ -131,6 +185,18 @@ mod tests {
         assert!(compare(&[0.0], &[f64::NAN], &[1.0]).is_err());
         assert!(compare(&[f64::NAN], &[f64::NAN], &[0.0]).is_ok());
         assert!(compare(&[f64::INFINITY], &[f64::NEG_INFINITY], &[1.0]).is_err());
+    }
+
+    #[test]
+    fn errors_are_judged_together_where_the_expected_values_are_finite() {
+        let expected = [1.0, 2.0, f64::INFINITY];
+        assert_eq!(compare_rms(&expected, &expected, &[0.0; 3]), Ok(0.0));
+        let share = compare_rms(&[1.1, 2.0, f64::INFINITY], &expected, &[0.1, 0.1, 9.0]).unwrap();
+        assert!((share - 0.5f64.sqrt()).abs() < 1e-9, "{share}");
+        let mismatch = compare_rms(&[1.1, 2.2, 0.0], &expected, &[0.1, 0.1, 9.0]).unwrap_err();
+        assert_eq!(mismatch.total, 2);
+        assert!(compare_rms(&[f64::NAN, 2.0, 0.0], &expected, &[1.0; 3]).is_err());
+        assert_eq!(compare_rms(&[], &[], &[]), Ok(0.0));
     }
 
     #[test]

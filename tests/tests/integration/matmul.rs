@@ -17,8 +17,9 @@ use blackburn_kernels::{
 use blackburn_reference::{
     matmul as reference,
     matmul::{
+        Element,
         Layout::{self, ColumnMajor, RowMajor},
-        MatmulCase, MatmulPrecision, element, spot_check_indices,
+        MatmulCase, MatmulPrecision, Sums, element, spot_check_indices,
     },
     random::normal,
     shapes,
@@ -41,6 +42,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("ragged_shapes_are_within_bounds", ragged);
         add("batches_are_within_bounds", batched);
         add("all_layouts_are_within_bounds", layouts);
+        add("long_sums_are_within_bounds", long);
+        add("a_lost_block_of_a_long_sum_is_caught", lost_block);
         let name = format!("matmul::layers_of_language_models_are_within_bounds_in_{storage:?}");
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
             on_cuda_with(dtype(storage), |client| layers(client, storage))
@@ -90,6 +93,8 @@ struct Product {
     expected: Vec<f64>,
     /// The product of the absolute values.
     magnitudes: Vec<f64>,
+    /// The product of the squares.
+    squares: Vec<f64>,
 }
 
 impl Product {
@@ -98,7 +103,21 @@ impl Product {
         let rhs = normal(2 + case.n as u64, case.rhs_len(), 1.0, storage);
         let expected = reference::matmul(&case, &lhs, &rhs);
         let magnitudes = reference::magnitudes(&case, &lhs, &rhs);
-        Self { case, lhs, rhs, storage, expected, magnitudes }
+        let squares = reference::squares(&case, &lhs, &rhs);
+        Self { case, lhs, rhs, storage, expected, magnitudes, squares }
+    }
+
+    /// Some of the elements.
+    fn at(self, indices: &[usize]) -> Self {
+        let elements: Vec<Element> =
+            indices.iter().map(|at| element(&self.case, &self.lhs, &self.rhs, *at)).collect();
+        let each = |of: fn(&Element) -> f64| elements.iter().map(of).collect();
+        Self {
+            expected: each(|element| element.value),
+            magnitudes: each(|element| element.magnitude),
+            squares: each(|element| element.squares),
+            ..self
+        }
     }
 
     fn problem(&self, out: Storage) -> Result<MatmulProblem, KernelError> {
@@ -116,18 +135,21 @@ impl Product {
         [&self.lhs, &self.rhs].map(|operand| upload(client, operand, self.storage))
     }
 
+    /// The exact result, whose terms have random signs.
+    fn sums(&self) -> Sums<'_> {
+        let Self { expected, magnitudes, squares, .. } = self;
+        Sums { values: expected, magnitudes, squares, k: self.case.k }
+    }
+
     /// Runs every plan, and holds its result against the exact one.
     fn check(&self, client: &Client, out: Storage) -> Result<(), Failed> {
         let problem = self.problem(out)?;
         let [lhs, rhs] = self.upload(client);
         for plan in plans(client, &problem) {
             let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
-            let bounds = precision(&plan, lhs.dtype, out).bounds(
-                &self.expected,
-                &self.magnitudes,
-                self.case.k,
-            );
-            compare(&download(client, output.out, out)?, &self.expected, &bounds)
+            let actual = download(client, output.out, out)?;
+            precision(&plan, lhs.dtype, out)
+                .check_random(&actual, &self.sums())
                 .map_err(|error| format!("{} by {plan:?}: {error}", self.case))?;
         }
         Ok(())
@@ -168,7 +190,7 @@ fn case(m: usize, n: usize, k: usize, lhs: Layout, rhs: Layout) -> MatmulCase {
 
 /// Sizes as they are trained with, by the plan that is chosen for them, at some elements.
 fn layers(client: &Client, storage: Storage) -> Result<(), Failed> {
-    const ELEMENTS: usize = 500;
+    const ELEMENTS: usize = 2000;
 
     for case in shapes::gpt2_layers(1024).into_iter().chain(shapes::llama_like_layers(512)) {
         let product = Product {
@@ -178,22 +200,53 @@ fn layers(client: &Client, storage: Storage) -> Result<(), Failed> {
             storage,
             expected: Vec::new(),
             magnitudes: Vec::new(),
+            squares: Vec::new(),
         };
         let problem = product.problem(storage)?;
         let [lhs, rhs] = product.upload(client);
         let output = matmul(client, &problem, &lhs, &rhs, &Epilogue::default())?;
         let output = download(client, output.out, storage)?;
         let indices = spot_check_indices(&case, ELEMENTS, 3);
-        let (expected, magnitudes): (Vec<f64>, Vec<f64>) =
-            indices.iter().map(|at| element(&case, &product.lhs, &product.rhs, *at)).unzip();
-        // The loosest of the families: the one chosen is not told.
-        let precision = match storage {
-            Storage::F32 => MatmulPrecision::tf32(),
-            Storage::F16 | Storage::Bf16 => MatmulPrecision::tensor_core(storage),
-        };
-        let bounds = precision.bounds(&expected, &magnitudes, case.k);
+        let product = product.at(&indices);
         let actual: Vec<f64> = indices.iter().map(|at| output[*at]).collect();
-        compare(&actual, &expected, &bounds).map_err(|error| format!("{case}: {error}"))?;
+        loosest(storage)
+            .check_random(&actual, &product.sums())
+            .map_err(|error| format!("{case}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The loosest of the families: the one that is chosen is not told.
+fn loosest(storage: Storage) -> MatmulPrecision {
+    match storage {
+        Storage::F32 => MatmulPrecision::tf32(),
+        Storage::F16 | Storage::Bf16 => MatmulPrecision::tensor_core(storage),
+    }
+}
+
+/// Long sums, by every plan.
+fn long(client: &Client, storage: Storage) -> Result<(), Failed> {
+    check_all(client, storage, [case(33, 40, LONG, RowMajor, RowMajor)])
+}
+
+/// Terms of a long sum on a software device.
+const LONG: usize = 4096;
+
+/// The negative control for long sums: 64 terms that are lost, of 14336 on tensor cores. The worst case of the
+/// sum's roundings has room for them.
+fn lost_block(client: &Client, storage: Storage) -> Result<(), Failed> {
+    const BLOCK: usize = 64;
+    let k = if client.name() == "cuda" { 14_336 } else { LONG };
+    let product = Product::new(case(33, 40, k, RowMajor, RowMajor), storage);
+    let problem = product.problem(storage)?;
+    let [lhs, rhs] = product.upload(client);
+    let short = MatmulProblem { k: k - BLOCK, ..problem };
+    for plan in plans(client, &short) {
+        let output = matmul_with(client, &short, &plan, &lhs, &rhs, &Epilogue::default())?;
+        let actual = download(client, output.out, storage)?;
+        if loosest(storage).check_random(&actual, &product.sums()).is_ok() {
+            return Err(format!("{plan:?} without a block of {BLOCK} terms went unseen").into());
+        }
     }
     Ok(())
 }

@@ -6,8 +6,8 @@
 mod precision;
 mod spot;
 
-pub use precision::MatmulPrecision;
-pub use spot::{element, spot_check_indices};
+pub use precision::{MatmulPrecision, Sums};
+pub use spot::{Element, element, spot_check_indices};
 
 use std::{fmt, num::NonZero, thread};
 
@@ -123,6 +123,15 @@ pub fn matmul(case: &MatmulCase, lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
 /// When an operand has another length than the case says.
 pub fn magnitudes(case: &MatmulCase, lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
     product(case, lhs, rhs, f64::abs)
+}
+
+/// The product of the squares: of each element, the sum of the squares of its terms.
+///
+/// # Panics
+///
+/// When an operand has another length than the case says.
+pub fn squares(case: &MatmulCase, lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
+    product(case, lhs, rhs, |x| x * x)
 }
 
 fn product(case: &MatmulCase, lhs: &[f64], rhs: &[f64], map: fn(f64) -> f64) -> Vec<f64> {

@@ -24,12 +24,23 @@ pub fn spot_check_indices(case: &MatmulCase, count: usize, seed: u64) -> Vec<usi
     indices.into_iter().collect()
 }
 
-/// The element of the output at `index`, and the same element of the product of absolute values.
+/// A single element of a product.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Element {
+    /// Its value.
+    pub value: f64,
+    /// The same element of the product of absolute values.
+    pub magnitude: f64,
+    /// The same element of the product of squares.
+    pub squares: f64,
+}
+
+/// The element of the output at `index`.
 ///
 /// # Panics
 ///
 /// When an operand has another length than the case says, or `index` is out of range.
-pub fn element(case: &MatmulCase, lhs: &[f64], rhs: &[f64], index: usize) -> (f64, f64) {
+pub fn element(case: &MatmulCase, lhs: &[f64], rhs: &[f64], index: usize) -> Element {
     case.check(lhs, rhs);
     assert!(index < case.out_len(), "{case} has no element {index}");
     let (row, j) = (index / case.n, index % case.n);
@@ -37,9 +48,13 @@ pub fn element(case: &MatmulCase, lhs: &[f64], rhs: &[f64], index: usize) -> (f6
     let [lhs_batch, lhs_row, lhs_step] = case.lhs_strides();
     let [rhs_batch, rhs_step, rhs_column] = case.rhs_strides();
     let (lhs_start, rhs_start) = (b * lhs_batch + i * lhs_row, b * rhs_batch + j * rhs_column);
-    (0..case.k).fold((0.0, 0.0), |(value, magnitude), p| {
+    (0..case.k).fold(Element::default(), |Element { value, magnitude, squares }, p| {
         let term = lhs[lhs_start + p * lhs_step] * rhs[rhs_start + p * rhs_step];
-        (value + term, magnitude + term.abs())
+        Element {
+            value: value + term,
+            magnitude: magnitude + term.abs(),
+            squares: squares + term * term,
+        }
     })
 }
 
@@ -47,7 +62,7 @@ pub fn element(case: &MatmulCase, lhs: &[f64], rhs: &[f64], index: usize) -> (f6
 mod tests {
     use super::*;
     use crate::{
-        matmul::{Layout, magnitudes, matmul},
+        matmul::{Layout, magnitudes, matmul, squares},
         random::normal,
         storage::Storage,
     };
@@ -61,8 +76,15 @@ mod tests {
                 let a = normal(1, case.lhs_len(), 1.0, Storage::F32);
                 let b = normal(2, case.rhs_len(), 1.0, Storage::F32);
                 let (values, magnitudes) = (matmul(&case, &a, &b), magnitudes(&case, &a, &b));
+                let squares = squares(&case, &a, &b);
                 for i in 0..case.out_len() {
-                    assert_eq!(element(&case, &a, &b, i), (values[i], magnitudes[i]), "{case} {i}");
+                    let found = element(&case, &a, &b, i);
+                    assert_eq!(
+                        (found.value, found.magnitude),
+                        (values[i], magnitudes[i]),
+                        "{case} {i}"
+                    );
+                    assert!((found.squares - squares[i]).abs() <= 1e-12 * squares[i], "{case} {i}");
                 }
             }
         }
