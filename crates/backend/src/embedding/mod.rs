@@ -1,9 +1,9 @@
-//! Embeddings whose gradient adds up rows in parallel.
+//! Embeddings whose gradient adds up rows in parallel, for any number of indices.
 //!
-//! Burn's own walks over all indices one after the other for each column, a millisecond for the tokens of a
-//! GPT-2 step on an H200. The forward pass is Burn's.
+//! Burn's own gradient walks over all indices, one after the other, for each column. The forward pass is
+//! Burn's.
 //!
-//! Unmodified modules have the same gradient from a fusion provider, which finds Burn's in the stream.
+//! Unmodified modules have the same gradient: a fusion provider finds Burn's in the stream and replaces it.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod provider;
@@ -167,8 +167,9 @@ impl<B: EmbeddingPrimitives> Backward<B, 1> for Embedding {
 /// | weights | `[rows, columns]` | any float; the gradient's kernel takes f32, f16 and bf16 |
 /// | index | `[batch, seq]`, from 0 to `rows - 1` | any integer; the gradient's kernel takes i32 |
 ///
-/// On GPUs the gradient sums in f32, in an order that depends on the indices alone, and is rounded once; indices that name no
-/// row add nothing to it. The forward pass does not check them, as Burn's does not.
+/// On GPUs the gradient is summed in f32 and rounded once. The order of the sum depends on the indices alone, so
+/// results repeat to the bit. Indices that name no row add nothing to it; the forward pass does not check
+/// them, as Burn's does not. Tensors of 2^31 elements or more are left to Burn.
 ///
 /// # Panics
 ///

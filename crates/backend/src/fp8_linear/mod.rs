@@ -12,6 +12,9 @@
 //! through `q` as if it were not there (the straight-through estimator). Sums are f32 and rounded
 //! once, to the type of x; dW has the type of W, so weights may be f32 while x is bf16.
 //!
+//! NaN and infinity have no scale. Both are NaN in 8 bits, and make NaN of what is summed with them: an
+//! overflow reaches the gradients, where a loss scaler finds it.
+//!
 //! Saved for backward are `q(x)^T` and `q(W)` in 8 bits, half of what bf16 takes, and of those only
 //! the one that a gradient is asked for.
 //!
