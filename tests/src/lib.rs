@@ -2,6 +2,7 @@
 //! Burn's fusion ran there.
 
 pub mod blocks;
+pub mod shards;
 pub mod tensors;
 
 use cubecl::{Device, client::Client, ir::ElemType};

@@ -66,11 +66,16 @@ mod step_training;
 #[path = "integration/training.rs"]
 mod training;
 
-use libtest_mimic::Arguments;
+use blackburn_tests::shards::{self, CommandLine};
+use clap::Parser;
+use libtest_mimic::Trial;
 use std::{io::Write, process::ExitCode};
 
+/// Tests that others beside them would disturb: they fill the GPU's memory, or take times.
+const ALONE: [&str; 2] = ["profile::", "resources::"];
+
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let command_line = CommandLine::parse();
     // Providers have to be registered before any test touches a tensor.
     if let Err(error) = blackburn::init() {
         eprintln!("error: {error}");
@@ -103,8 +108,19 @@ fn main() -> ExitCode {
         square_sum::trials(),
         training::trials(),
     ];
-    let trials = trials.into_iter().flatten().collect();
-    leave(libtest_mimic::run(&arguments, trials).has_failed())
+    let trials: Vec<Trial> = trials.into_iter().flatten().collect();
+    if command_line.shard_worker {
+        shards::work(trials);
+        leave(false)
+    } else if command_line.shards.is_some() && !command_line.tests.list {
+        let well = shards::run(&command_line, &trials, &ALONE);
+        leave(!well.unwrap_or_else(|error| {
+            eprintln!("error: {error}");
+            false
+        }))
+    } else {
+        leave(libtest_mimic::run(&command_line.tests, trials).has_failed())
+    }
 }
 
 /// Ends the process at once. An ordinary exit destroys Mesa's statics while its threads still run,

@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// The examples to package.
     #[arg(long = "package", short, value_delimiter = ',', default_value = "gpt")]
     packages: Vec<String>,
-    /// Package the integration tests too, as `test-NAME`.
+    /// Package the integration tests too, as `test-NAME`; `--shards N` runs them in N processes.
     #[arg(long)]
     tests: bool,
     /// Package the benches too, as `bench-NAME`.
@@ -88,7 +88,7 @@ fn built(
     Ok(found.into_iter().map(|(name, path)| (format!("{prefix}{name}"), path)).collect())
 }
 
-fn executables(messages: &str, kind: &str) -> Result<Vec<(String, PathBuf)>> {
+pub(crate) fn executables(messages: &str, kind: &str) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     // Other programs that the build starts may print to the same stream.
     for line in messages.lines().filter(|line| line.starts_with('{')) {
@@ -108,7 +108,7 @@ fn executables(messages: &str, kind: &str) -> Result<Vec<(String, PathBuf)>> {
 }
 
 /// Copies without symbols, which are most of an executable that carries Burn.
-fn strip(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn strip(from: &Path, to: &Path) -> Result<()> {
     let available =
         Command::new("strip").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if available.is_ok_and(|status| status.success()) {
@@ -137,6 +137,12 @@ fn explain(folder: &Path, binaries: &[(String, PathBuf)]) {
         folder.display(),
         binaries[0].0
     );
+    for (name, _) in binaries.iter().filter(|(name, _)| name.starts_with("test-")) {
+        println!(
+            "All tests, in as many processes as the machine has cores to spare: \
+             BLACKBURN_REQUIRE_DEVICE=cuda ./{name} --shards 14 --limit-s 540 --log logs"
+        );
+    }
 }
 
 #[cfg(test)]

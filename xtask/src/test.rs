@@ -3,7 +3,7 @@
 use crate::command::{self, cargo};
 use anyhow::Result;
 use clap::ValueEnum;
-use std::process::Command;
+use std::{num::NonZero, process::Command};
 
 /// Run the tests; kernel tests skip with a reason if their device is missing.
 #[derive(clap::Args)]
@@ -12,6 +12,10 @@ pub(crate) struct Arguments {
     /// that use a GPU, in release and without WebGPU.
     #[arg(long)]
     device: Option<Device>,
+    /// Run the integration tests alone, in so many processes at once. The other arguments are theirs
+    /// then: a filter, `--log FOLDER`, `--limit-s 540`.
+    #[arg(long, value_name = "N")]
+    shards: Option<NonZero<usize>>,
     /// Passed on to `cargo test`: `-p CRATE`, a test's name, `-- --nocapture`. Without a package all
     /// of the workspace is tested, or with `cuda` the integration tests.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -35,7 +39,11 @@ fn cargo_test(arguments: &Arguments) -> Command {
     let mut command = cargo();
     command.arg("test");
     let mut own = arguments.arguments.iter().take_while(|argument| *argument != "--");
-    let narrowed = own.any(|a| a.starts_with("-p") || a.starts_with("--package"));
+    let narrowed = arguments.shards.is_some()
+        || own.any(|a| a.starts_with("-p") || a.starts_with("--package"));
+    if arguments.shards.is_some() {
+        command.args(["-p", "blackburn-tests", "--test", "integration"]);
+    }
     match arguments.device {
         // Unoptimized, the f64 references take longer than the kernels they judge. The features are
         // those of the other CUDA programs, so that dependencies are built once for all.
@@ -55,7 +63,12 @@ fn cargo_test(arguments: &Arguments) -> Command {
             }
         }
     }
-    command.args(&arguments.arguments);
+    match arguments.shards {
+        None => command.args(&arguments.arguments),
+        Some(shards) => command
+            .args(["--", "--shards", &shards.to_string()])
+            .args(arguments.arguments.iter().filter(|argument| *argument != "--")),
+    };
     command
 }
 
@@ -66,7 +79,18 @@ mod tests {
 
     fn command(device: Option<Device>, arguments: &[&str]) -> String {
         let arguments = arguments.iter().map(ToString::to_string).collect();
-        shown(&cargo_test(&Arguments { device, arguments }))
+        shown(&cargo_test(&Arguments { device, shards: None, arguments }))
+    }
+
+    #[test]
+    fn in_shards_the_other_arguments_are_the_tests_own() {
+        let arguments = ["gelu", "--limit-s", "9"].map(String::from).to_vec();
+        let device = Some(Device::Webgpu);
+        assert_eq!(
+            shown(&cargo_test(&Arguments { device, shards: NonZero::new(2), arguments })),
+            "BLACKBURN_REQUIRE_DEVICE=webgpu cargo test -p blackburn-tests --test integration \
+             -- --shards 2 gelu --limit-s 9"
+        );
     }
 
     #[test]
