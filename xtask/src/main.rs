@@ -11,6 +11,7 @@ mod figures;
 mod gpu;
 mod house_rules;
 mod links;
+mod mutate;
 mod sass;
 mod test;
 mod tools;
@@ -18,7 +19,7 @@ mod tools;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Blackburn's chores: check, test, bench, figures, chart, book, gpu, sass, deny.
+/// Blackburn's chores: check, test, mutate, bench, figures, chart, book, gpu, sass, deny.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -36,6 +37,7 @@ enum Chore {
     Figures(figures::Arguments),
     Gpu(gpu::Arguments),
     Sass(sass::Arguments),
+    Mutate(mutate::Arguments),
     Deny(deny::Arguments),
 }
 
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Chore::Figures(arguments) => figures::run(&arguments),
         Chore::Gpu(arguments) => gpu::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
+        Chore::Mutate(arguments) => mutate::run(&arguments),
         Chore::Deny(arguments) => deny::run(&arguments),
     };
     match outcome {

@@ -1,0 +1,151 @@
+//! Attention on every device, and the rules that all families share.
+
+use super::{InFile, device, statement};
+
+const TESTS: &[&str] = &["attention::op", "attention"];
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/attention/forward.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "dropped scale of dropout",
+                "rules.numbers.kept / total[i]",
+                "1.0f32 / total[i]",
+            ),
+            statement("sum of weights not rescaled", "total[i] *= rescale[i];", ""),
+            statement(
+                "output not rescaled",
+                "sums[comptime!(i * blueprint.columns() + j)] *= rescale[i];",
+                "",
+            ),
+            device(
+                "off-by-one bound of the keys",
+                "query < sequence.seq_q && key < sequence.seq_kv",
+                "query < sequence.seq_q && key <= sequence.seq_kv",
+            ),
+            device(
+                "wrong sign in the logarithm",
+                "most[i] + total[i].ln()",
+                "most[i] - total[i].ln()",
+            ),
+            statement("dropout left out", "weight = -weight;", ""),
+            device("heads of keys not shared", "CUBE_POS_Y / rules.sizes.group", "CUBE_POS_Y"),
+            statement("skipped tile of keys", "first_key += side;", "first_key += 2 * side;"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/backward.rs",
+        tests: TESTS,
+        rows: &[
+            device("missing delta", "kept * gradients[pair] - delta[at]", "kept * gradients[pair]"),
+            device(
+                "slope of the cap left out",
+                "gradient * score_slope(bounded, rules, options)",
+                "gradient",
+            ),
+            statement(
+                "dropped scale of dk",
+                "store_rows::<I>(&dk_sums, dk, &span, rules.numbers.scale, blueprint);",
+                "store_rows::<I>(&dk_sums, dk, &span, 1.0f32, blueprint);",
+            ),
+            statement("dropout left out", "kept = 0.0f32;", ""),
+            statement("dropped scale of dropout in dv", "weight = kept * p;", "weight = p;"),
+            device(
+                "first head of a group taken for all",
+                "CUBE_POS_Y * rules.sizes.group + member",
+                "CUBE_POS_Y * rules.sizes.group",
+            ),
+            statement("bias's gradient not zeroed", "keys = (0u32, sequence.seq_kv);", ""),
+            device(
+                "row without keys not masked",
+                "select(lse[at] < f32::min_value(), 0.0f32, (score - lse[at]).exp())",
+                "(score - lse[at]).exp()",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/rules.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "mask aligned at the top left",
+                "i32::cast_from(seq_kv) - i32::cast_from(seq_q)",
+                "i32::cast_from(seq_kv) - i32::cast_from(seq_kv)",
+            ),
+            device(
+                "off-by-one left end of the window",
+                "visible && distance >= -rules.numbers.left",
+                "visible && distance > -rules.numbers.left",
+            ),
+            device(
+                "off-by-one right end of the window",
+                "visible && distance <= rules.numbers.right",
+                "visible && distance < rules.numbers.right",
+            ),
+            device("missing mask", "visible && mask[at as usize] == M::from_int(0)", "visible"),
+            device(
+                "keys of the window's right side left out",
+                "i32::cast_from(end) + sequence.diagonal + rules.numbers.right",
+                "i32::cast_from(end) + sequence.diagonal",
+            ),
+            device(
+                "queries of the window's left side left out",
+                "i32::cast_from(end) - sequence.diagonal + rules.numbers.left",
+                "i32::cast_from(end) - sequence.diagonal",
+            ),
+            device(
+                "length of packed keys by the queries'",
+                "starts[(kv + batch + 1) as usize] - first_kv",
+                "starts[(batch + 1) as usize] - first_q",
+            ),
+            statement("slope of the cap left out", "slope -= share * share;", ""),
+            device(
+                "dropped scale of the cap",
+                "rules.numbers.softcap * (score / rules.numbers.softcap).tanh()",
+                "(score / rules.numbers.softcap).tanh()",
+            ),
+            device(
+                "same dropout in every sequence",
+                "sequence.batch * rules.sizes.heads_q + sequence.head",
+                "sequence.head",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/tile.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "missing mask of the head's columns",
+                "span.first + row < span.end && first_column + column < comptime!(blueprint.head_dim)",
+                "span.first + row < span.end",
+            ),
+            statement(
+                "lost part of the head",
+                "first_column += DEPTH;",
+                "first_column += 2 * DEPTH;",
+            ),
+            device(
+                "last row not written",
+                "row < span.end && column < comptime!(blueprint.head_dim)",
+                "row + 1 < span.end && column < comptime!(blueprint.head_dim)",
+            ),
+            device(
+                "dropped factor",
+                "factor * sums[comptime!(i * columns + j)]",
+                "sums[comptime!(i * columns + j)]",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/dropout.rs",
+        tests: TESTS,
+        rows: &[device(
+            "words of queries swapped",
+            "select(query & APART != 0, of_second_query, of_first_query)",
+            "select(query & APART != 0, of_first_query, of_second_query)",
+        )],
+    },
+];

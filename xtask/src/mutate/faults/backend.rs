@@ -1,0 +1,118 @@
+//! What plugs the kernels into Burn.
+
+use super::{InFile, host};
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/backend/src/dropout.rs",
+        tests: &["dropout"],
+        rows: &[
+            host(
+                "residual's gradient lost",
+                "grads.register::<B>(node.id, dy.clone())",
+                "drop(node)",
+            ),
+            host(
+                "gradient not dropped",
+                "grads.register::<B>(node.id, B::dropped(dy, Optional::Absent, ops.state))",
+                "grads.register::<B>(node.id, dy)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/square_sum.rs",
+        tests: &["square_sum"],
+        rows: &[
+            host("a full batch forgotten", "self.sums = added(self.sums, full)", "drop(full)"),
+            host("last tensor of a batch left out", "tensors.len()", "tensors.len().max(2) - 1"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/matmul/operation.rs",
+        tests: &["linear", "matmul", "gelu"],
+        rows: &[
+            host(
+                "division as a product",
+                "if *divides { number.recip() } else { number }",
+                "number",
+            ),
+            host(
+                "other constants of an activation accepted",
+                "!scalars.iter().all(is_there)",
+                "!scalars.iter().any(is_there) && !scalars.is_empty()",
+            ),
+            host(
+                "strided bias taken as dense",
+                "input.elements() != elements || !input.is_contiguous()",
+                "input.elements() != elements",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/matmul/chain.rs",
+        tests: &["linear", "matmul", "gelu"],
+        rows: &[
+            host(
+                "a value in use taken as spent",
+                "tensor.id == self.value().id && tensor.status == TensorStatus::ReadWrite",
+                "tensor.id == self.value().id",
+            ),
+            host("sum over any dimension taken for the batch's", "op.axis == 0", "op.axis < 3"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/attention/host.rs",
+        tests: &["attention::op", "attention"],
+        rows: &[
+            host(
+                "mask aligned at the top left on the host",
+                "(row + keys, key + rows)",
+                "(row + rows, key + rows)",
+            ),
+            host(
+                "scale left out on the host",
+                "B::float_mul_scalar(dproducts, self.settings.scale.into())",
+                "dproducts",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/layer_norm/layer.rs",
+        tests: &["layer_norm"],
+        rows: &[
+            host(
+                "gradient of the sum forgotten",
+                "state.backward(dy, dsum, [parent(1), parent(3)], grads)",
+                "state.backward(dy, dsum.filter(|_| false), [parent(1), parent(3)], grads)",
+            ),
+            host("x saved in place of the sum", "sum.clone().into_option().unwrap_or(x)", "x"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/linear_cross_entropy/layer.rs",
+        tests: &["linear_cross_entropy"],
+        rows: &[host(
+            "gradient of the loss ignored",
+            "cast::<B>(B::float_mul(wide::<B>(gradient), factor), dtype)",
+            "{ drop(factor); cast::<B>(gradient, dtype) }",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/rows.rs",
+        tests: &["softmax", "cross_entropy"],
+        rows: &[host(
+            "gap between matrices ignored",
+            "strides[dim] != next",
+            "strides[dim] < next",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/overwrite.rs",
+        tests: &["overwrite", "gradient_graph"],
+        rows: &[host(
+            "gaps of the target ignored",
+            "Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() }",
+            "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
+        )],
+    },
+];

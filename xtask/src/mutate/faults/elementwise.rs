@@ -1,0 +1,139 @@
+//! Element-wise kernels and sums: GELU, dropout, embedding, column sums, sums of squares.
+
+use super::{InFile, device, statement};
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/gelu/forward.rs",
+        tests: &["gelu"],
+        rows: &[
+            device(
+                "wrong factor in the distribution",
+                "half + half * (x * Vector::new(FRAC_1_SQRT_2)).erf()",
+                "half + half * (x * half).erf()",
+            ),
+            device("dropped factor", "value * normal_cdf::<N>(value)", "normal_cdf::<N>(value)"),
+            device("skipped tail", "ABSOLUTE_POS >= y.len()", "ABSOLUTE_POS + 1 >= y.len()"),
+            device(
+                "dropped scale of the density",
+                "Vector::new(scale) * (x * x * Vector::new(-0.5f32)).exp()",
+                "(x * x * Vector::new(-0.5f32)).exp()",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/gelu/backward.rs",
+        tests: &["gelu"],
+        rows: &[
+            device(
+                "missing term of the derivative",
+                "normal_cdf::<N>(x) + x * normal_pdf::<N>(x)",
+                "normal_cdf::<N>(x)",
+            ),
+            statement(
+                "dropped gradient",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value));",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(derivative::<N>(value));",
+            ),
+            device(
+                "lost column",
+                "column < columns && row < rows",
+                "column + 1 < columns && row < rows",
+            ),
+            statement("rows left out of the sum", "sum += product;", ""),
+            statement("skipped rows", "row += step;", "row += step + 1;"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/column_sum/forward.rs",
+        tests: &["column_sum"],
+        rows: &[
+            device("lost last row", "row < rows", "row + 1 < rows"),
+            device(
+                "outer dimension ignored",
+                "CUBE_POS_Z * outer_stride + row * row_stride + column",
+                "row * row_stride + column",
+            ),
+            device(
+                "outer dimension ignored in the result",
+                "(CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * columns + column",
+                "CUBE_POS_Y * columns + column",
+            ),
+            statement(
+                "only the last lane is kept",
+                "total += partial[(lane * VECTOR_LANES + UNIT_POS_X) as usize];",
+                "total = partial[(lane * VECTOR_LANES + UNIT_POS_X) as usize];",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/square_sum/forward.rs",
+        tests: &["square_sum"],
+        rows: &[
+            device(
+                "gap between rows ignored",
+                "index / x.columns * x.pitch + index % x.columns",
+                "index",
+            ),
+            device(
+                "what lies beyond a row is counted",
+                "select(at + 1 == all, x.last, u32::MAX)",
+                "select(at == all, x.last, u32::MAX)",
+            ),
+            device("no square", "values * values", "values"),
+            device(
+                "lost cube",
+                "cube >= start && cube < part.end",
+                "cube >= start && cube + 1 < part.end",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/embedding/sort.rs",
+        tests: &["embedding"],
+        rows: &[
+            device("equal counted as smaller", "other < mine", "other <= mine"),
+            device("itself counted as before", "first + k < i", "first + k <= i"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/embedding/backward.rs",
+        tests: &["embedding"],
+        rows: &[
+            statement("skipped rows", "k += SHARES;", "k += SHARES + 1;"),
+            statement(
+                "shares of other units lost",
+                "sum += parts[(share * CUBE_DIM_X + UNIT_POS_X) as usize];",
+                "",
+            ),
+            device(
+                "missing bound of an index",
+                "count > 0 && row >= 0 && u32::cast_from(row) < rows",
+                "count > 0 && row >= 0 && u32::cast_from(row) + 1 < rows",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/dropout/forward.rs",
+        tests: &["dropout"],
+        rows: &[
+            device("dropped scale", "value.extract(at) * scale", "value.extract(at)"),
+            device("kept and dropped swapped", "word < threshold", "word > threshold"),
+            statement(
+                "residual lost",
+                "kept += Vector::<f32, N>::cast_from(residual[ABSOLUTE_POS]);",
+                "",
+            ),
+            device(
+                "words swapped",
+                "select(place & 1 != 0, odd, even)",
+                "select(place & 1 != 0, even, odd)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/philox.rs",
+        tests: &["dropout", "attention::op", "adamw"],
+        rows: &[statement("key left out", "x0 = high1 ^ x1 ^ key0;", "x0 = high1 ^ x1;")],
+    },
+];

@@ -1,0 +1,87 @@
+//! Matrix products that run on every device, and what follows a product.
+
+use super::{InFile, device, host, statement};
+
+const TESTS: &[&str] = &["matmul", "linear"];
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/matmul/portable.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "missing mask of the depth",
+                "first_mn + mn < limit_mn && first_k + k < limit_k",
+                "first_mn + mn < limit_mn",
+            ),
+            statement("lost block of the depth", "first_k += DEPTH;", "first_k += 2 * DEPTH;"),
+            device(
+                "dropped factor of the residual",
+                "fma(f32::cast_from(residual[at]), beta, value)",
+                "f32::cast_from(residual[at]) + value",
+            ),
+            device(
+                "outer batch of the left operand ignored",
+                "outer * lhs_strides.outer + inner * lhs_strides.inner",
+                "inner * lhs_strides.inner",
+            ),
+            device(
+                "swapped batch index of the right operand",
+                "outer * rhs_strides.outer + inner * rhs_strides.inner",
+                "outer * rhs_strides.outer + outer * rhs_strides.inner",
+            ),
+            statement("pre-activation not written", "preactivation[at] = O::cast_from(value);", ""),
+            device("lost last column", "row < m && column < n", "row < m && column + 1 < n"),
+            statement(
+                "sums of one depth only",
+                "sums[comptime!(i * unit_tile + j)] += lhs_column[i] * value;",
+                "sums[comptime!(i * unit_tile + j)] = lhs_column[i] * value;",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/epilogue.rs",
+        tests: &["matmul", "linear", "fp8"],
+        rows: &[
+            device(
+                "dropped scale of the right operand",
+                "alpha * lhs_scale[0] * rhs_scale[0]",
+                "alpha * lhs_scale[0]",
+            ),
+            device("wrong sign in SiLU", "x / (1.0f32 + (-x).exp())", "x / (1.0f32 + x.exp())"),
+            device("no rectifier", "select(x < 0.0f32, 0.0f32, x)", "x"),
+            device("last bias lost", "column < columns", "column + 1 < columns"),
+            device(
+                "wrong power in GELU's approximation",
+                "0.044715f32 * x * x * x",
+                "0.044715f32 * x * x",
+            ),
+            host(
+                "residual left out where it is not scaled",
+                "self.residual.as_ref().filter(|_| self.beta != 0.0)",
+                "self.residual.as_ref().filter(|_| self.beta != 1.0)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/problem.rs",
+        tests: TESTS,
+        rows: &[
+            host(
+                "broadcast batches stepped over",
+                "if tensor.shape[dim] == 1 { 0 } else { tensor.strides[dim] }",
+                "tensor.strides[dim]",
+            ),
+            host(
+                "batches joined that do not follow each other",
+                "(0..2).all(|i| outer.strides[i] == dim.size * dim.strides[i])",
+                "(0..1).all(|i| outer.strides[i] == dim.size * dim.strides[i])",
+            ),
+            host(
+                "rows joined across a gap",
+                "m == 1 || last.strides[0] == m * problem.lhs.row_stride",
+                "m == 1 || last.strides[0] >= m * problem.lhs.row_stride",
+            ),
+        ],
+    },
+];

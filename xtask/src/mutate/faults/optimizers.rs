@@ -1,0 +1,165 @@
+//! Steps of optimizers, loss scaling, and casts to 8 bits.
+
+use super::{InFile, device, statement};
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/adamw/rule.rs",
+        tests: &["adamw"],
+        rows: &[
+            statement(
+                "second moment of the gradient itself",
+                "new.push(second + Vector::new(factors.of_second) * (g * g - second));",
+                "new.push(second + Vector::new(factors.of_second) * (g - second));",
+            ),
+            statement("dropped decay", "change += Vector::new(factors.decay) * p;", ""),
+            device("dropped epsilon", "deviation + Vector::new(factors.epsilon)", "deviation"),
+            device(
+                "skipped steps counted",
+                "max(factors.time - skipped, 1.0f32)",
+                "max(factors.time, 1.0f32)",
+            ),
+            statement(
+                "first moment not corrected",
+                "rate /= complement_of_power(factors.log_beta_1, steps);",
+                "",
+            ),
+            device(
+                "cancellation in a small power",
+                "select(exponent > SMALL, -exponent * sum, 1.0f32 - exponent.exp())",
+                "1.0f32 - exponent.exp()",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/sgd/rule.rs",
+        tests: &["sgd"],
+        rows: &[
+            statement("dropped decay", "decayed += Vector::new(factors.decay) * p;", ""),
+            device("dropped dampening", "Vector::new(factors.of_gradient) * g", "g"),
+            device(
+                "Nesterov's form without the momentum",
+                "g + Vector::new(factors.momentum) * velocities[0]",
+                "g + velocities[0]",
+            ),
+            statement("skipped steps counted", "time -= skipped;", ""),
+            device(
+                "second step taken for the first",
+                "factors.time > 1.0f32",
+                "factors.time > 2.0f32",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/step/kernel.rs",
+        tests: &["adamw", "sgd"],
+        rows: &[
+            statement("gradient not unscaled", "g *= Vector::new(multiplier);", ""),
+            statement("gate ignored", "readings.is_taken = taken[0] != 0.0f32;", ""),
+            statement(
+                "stale state written",
+                "store::<f32, N>(&mut states_out[state], at, new[state]);",
+                "store::<f32, N>(&mut states_out[state], at, old[state]);",
+            ),
+            device(
+                "lost cube of a tensor",
+                "cube >= start && cube < part.end",
+                "cube >= start && cube + 1 < part.end",
+            ),
+            device("other cubes' elements done again", "(part.end - start) * CUBE_DIM", "CUBE_DIM"),
+            statement(
+                "parameter not kept when a step is taken back",
+                "parameter_out[place(row, column, part.parameter.new, walk)] = same;",
+                "",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/step/loads.rs",
+        tests: &["adamw", "sgd"],
+        rows: &[device(
+            "off-by-one bound of a gathered gradient",
+            "select(beside < columns, 0u32, gap)",
+            "select(beside <= columns, 0u32, gap)",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/step/rounding.rs",
+        tests: &["adamw", "sgd"],
+        rows: &[
+            device("rounded down, not by chance", "bits + (word & lacking)", "bits"),
+            device(
+                "words swapped",
+                "select(place & 1 != 0, odd, even)",
+                "select(place & 1 != 0, even, odd)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/loss_scale/forward.rs",
+        tests: &["loss_scale", "loss_scaling"],
+        rows: &[
+            device(
+                "small norms made larger",
+                "min(largest / (norm + EPSILON), 1.0f32)",
+                "largest / (norm + EPSILON)",
+            ),
+            statement("scale ignored", "factor = 1.0f32 / scale[0];", ""),
+            device(
+                "off-by-one interval",
+                "is_clean && count >= rules.interval",
+                "is_clean && count > rules.interval",
+            ),
+            device(
+                "scale without bounds",
+                "clamp(scale[0] * change, rules.least, rules.largest)",
+                "scale[0] * change",
+            ),
+            device(
+                "count in a row not begun anew",
+                "select(is_clean, 0.0f32, in_a_row[0] + 1.0f32)",
+                "in_a_row[0] + select(is_clean, 0.0f32, 1.0f32)",
+            ),
+            device(
+                "clean steps counted on after growth",
+                "select(is_clean && !grows, count, 0.0f32)",
+                "select(is_clean, count, 0.0f32)",
+            ),
+            statement(
+                "half of the sums left out",
+                "all[UNIT_POS as usize] += other;",
+                "all[UNIT_POS as usize] = other;",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/quantize/amax.rs",
+        tests: &["fp8"],
+        rows: &[
+            device(
+                "sign in the magnitude",
+                "u32::reinterpret(value.extract(lane)) & MAGNITUDE",
+                "u32::reinterpret(value.extract(lane))",
+            ),
+            device("lost last vector", "index < vectors", "index + 1 < vectors"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/quantize/cast.rs",
+        tests: &["fp8"],
+        rows: &[
+            statement("scale not inverted", "scale[0] = 1.0f32 / factor;", "scale[0] = factor;"),
+            device(
+                "tile not transposed",
+                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_Y",
+                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_X",
+            ),
+            device(
+                "dropped scale",
+                "Vector::cast_from(x[index as usize]) * Vector::new(factor)",
+                "Vector::cast_from(x[index as usize])",
+            ),
+            statement("skipped tile", "tile += CUBE_COUNT_X;", "tile += 2 * CUBE_COUNT_X;"),
+        ],
+    },
+];

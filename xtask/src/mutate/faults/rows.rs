@@ -1,0 +1,249 @@
+//! Kernels that work on rows: layer and RMS normalization, softmax, cross-entropy.
+
+use super::{InFile, device, statement};
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/layer_norm/forward.rs",
+        tests: &["layer_norm"],
+        rows: &[
+            statement(
+                "another row's partial sum",
+                "all += partial[(first + at) as usize];",
+                "all += partial[at as usize];",
+            ),
+            device("missing mask", "there && column < columns", "there"),
+            device(
+                "dropped scale of the mean",
+                "row_sum_of::<N>(total, blueprint) * of_width",
+                "row_sum_of::<N>(total, blueprint)",
+            ),
+            device(
+                "dropped epsilon",
+                "(variance + epsilon).inverse_sqrt()",
+                "variance.inverse_sqrt()",
+            ),
+            statement("sum not written", "sum[(start + column) as usize] = value;", ""),
+            statement(
+                "dropped bias",
+                "result += Vector::<f32, N>::cast_from(beta[column as usize]);",
+                "",
+            ),
+            statement(
+                "wrong statistic saved",
+                "rstd[row as usize] = scale;",
+                "rstd[row as usize] = scale * scale;",
+            ),
+            statement("skipped rows", "first_row += step;", "first_row += 2 * step;"),
+            device(
+                "last row's statistics lost",
+                "UNIT_POS_X == 0 && row < rows",
+                "UNIT_POS_X == 0 && row + 1 < rows",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/layer_norm/backward.rs",
+        tests: &["layer_norm"],
+        rows: &[
+            statement(
+                "gamma's gradient of the row itself",
+                "dgamma[v] += grad * normal;",
+                "dgamma[v] += grad;",
+            ),
+            statement(
+                "missing mean of the gradient",
+                "mean_plain = row_sum_of::<N>(plain, blueprint) * of_width;",
+                "",
+            ),
+            statement("dropped scale", "result *= Vector::new(scale);", ""),
+            statement(
+                "gradient of the sum lost",
+                "result += Vector::<f32, N>::cast_from(dsum[(start + column) as usize]);",
+                "",
+            ),
+            device("partial sums over each other", "CUBE_COUNT_X + CUBE_POS_X", "CUBE_POS_X"),
+            statement("skipped partial sums", "place += lanes;", "place += lanes + 1;"),
+            device("lost cube", "place < cubes", "place + 1 < cubes"),
+            statement(
+                "only the last row of a cube",
+                "total += shared[(row * units + UNIT_POS_X) as usize];",
+                "total = shared[(row * units + UNIT_POS_X) as usize];",
+            ),
+            device(
+                "not centered",
+                "(Vector::<f32, N>::cast_from(value) - Vector::new(center)) * Vector::new(scale)",
+                "Vector::<f32, N>::cast_from(value) * Vector::new(scale)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/softmax/rows_forward.rs",
+        tests: &["softmax"],
+        rows: &[
+            device(
+                "off-by-one bound of a ragged row",
+                "first + comptime!(i as u32) < classes",
+                "first + comptime!(i as u32) <= classes",
+            ),
+            statement(
+                "planes' sums not brought to one peak",
+                "sum += sums[place] * exponential_by(peaks[place] - peak, hardware);",
+                "sum += sums[place];",
+            ),
+            statement(
+                "last plane's peak taken",
+                "peak = max(peak, peaks[(first + at) as usize]);",
+                "peak = peaks[(first + at) as usize];",
+            ),
+            device(
+                "running sum not rescaled",
+                "total * exponential_by(before - peak, hardware)",
+                "total",
+            ),
+            statement(
+                "unit's sum not brought to the plane's peak",
+                "total *= exponential_by(peak - of_plane, hardware);",
+                "",
+            ),
+            device("dropped logarithm", "less - Vector::new(log)", "less"),
+            device("dropped factor of a plane", "factor / met.total", "1.0f32 / met.total"),
+            device(
+                "last row's statistics lost",
+                "UNIT_POS_X == 0 && row < rows",
+                "UNIT_POS_X == 0 && row + 1 < rows",
+            ),
+            device("gap between rows ignored", "row * pitch", "row * columns"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/softmax/rows_backward.rs",
+        tests: &["softmax"],
+        rows: &[
+            device(
+                "dropped scale of the mean",
+                "row_sum(sum_of::<N>(products), blueprint) * scale",
+                "row_sum(sum_of::<N>(products), blueprint)",
+            ),
+            device(
+                "dropped scale of a long row's mean",
+                "row_sum(total, blueprint) * scale",
+                "row_sum(total, blueprint)",
+            ),
+            device(
+                "missing mean",
+                "probability * (Vector::<f32, N>::cast_from(dy) - Vector::new(mean))",
+                "probability * Vector::<f32, N>::cast_from(dy)",
+            ),
+            device("swapped pitch", "row * dy_pitch", "row * y_pitch"),
+            statement(
+                "missing mask",
+                "products += within_row::<N>(product, column, classes, 0.0f32, blueprint);",
+                "products += product;",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/softmax/forward.rs",
+        tests: &["softmax"],
+        rows: &[
+            device(
+                "peak left out of the picked one",
+                "f32::cast_from(elements[at as usize]) - seen.peak - log",
+                "f32::cast_from(elements[at as usize]) - log",
+            ),
+            statement(
+                "skipped rows",
+                "first_row += CUBE_COUNT_X * rows_a_cube;",
+                "first_row += 2 * CUBE_COUNT_X * rows_a_cube;",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/cross_entropy/forward.rs",
+        tests: &["cross_entropy"],
+        rows: &[
+            device(
+                "lanes' sums not brought to one peak",
+                "other.total * exponential(other.peak - peak, blueprint)",
+                "other.total",
+            ),
+            statement("lanes' plain sums lost", "seen.sum += other.sum;", ""),
+            device(
+                "head of an unaligned row by the wrong distance",
+                "min((width - start % width) % width, classes)",
+                "min(start % width, classes)",
+            ),
+            device("skipped tail", "classes - vectors * width", "head"),
+            device(
+                "dropped scale of smoothing",
+                "log - seen.sum / f32::cast_from(classes)",
+                "log - seen.sum",
+            ),
+            device(
+                "share of the target not reduced",
+                "(1.0f32 - share) * of_row + share * of_all",
+                "of_row + share * of_all",
+            ),
+            device(
+                "ignored rows counted",
+                "select(target == ignore_index, 0.0f32, of_row)",
+                "of_row",
+            ),
+            device(
+                "off-by-one bound of the target",
+                "target >= 0 && u32::cast_from(target) < classes",
+                "target >= 0 && u32::cast_from(target) <= classes",
+            ),
+            statement(
+                "wrong logarithm saved",
+                "lse[row as usize] = log;",
+                "lse[row as usize] = log - seen.peak;",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/cross_entropy/backward.rs",
+        tests: &["cross_entropy"],
+        rows: &[
+            statement("smoothing left out", "excess -= expected.everywhere;", ""),
+            device(
+                "target left out",
+                "select(is_target, excess - expected.at_target, excess)",
+                "excess",
+            ),
+            device("dropped scale", "excess * terms.scale", "excess"),
+            device("vector across two rows lost", "(end - 1) / width + 1", "end / width"),
+            device(
+                "next row's target by this row's start",
+                "at - next_start == next.target",
+                "at - start == next.target",
+            ),
+            device("dropped scale of the mean", "grad[0] * factor[0]", "grad[0]"),
+            statement(
+                "ignored next row not masked",
+                "one = select(next.is_ignored, 0.0f32, there);",
+                "one = there;",
+            ),
+            statement("ignored rows counted", "is_ignored = target == ignore_index;", ""),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/cross_entropy/reduce.rs",
+        tests: &["cross_entropy"],
+        rows: &[
+            statement(
+                "ignored rows in the mean",
+                "count += select(targets[row as usize] == ignore_index, 0u32, 1u32);",
+                "count += 1;",
+            ),
+            statement("units' counts lost", "counts[UNIT_POS as usize] += counts[other];", ""),
+            statement("skipped rows", "row += UNITS;", "row += UNITS + 1;"),
+            device(
+                "mean of no row is a number",
+                "select(counts[0] == 0, invalid, total / number)",
+                "total / number",
+            ),
+        ],
+    },
+];

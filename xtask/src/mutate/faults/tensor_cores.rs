@@ -1,0 +1,272 @@
+//! The families that run on tensor cores: only a GPU can notice these.
+
+use super::{InFile, device, statement};
+
+const PRODUCTS: &[&str] = &["matmul", "linear"];
+const ATTENTION: &[&str] = &["attention"];
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/matmul/mma.rs",
+        tests: PRODUCTS,
+        rows: &[
+            device(
+                "whole chunk read at a row's end",
+                "min(columns - column_at, chunk_elements) * element_bytes",
+                "min(columns, chunk_elements) * element_bytes",
+            ),
+            statement("missing barrier", "sync_cube();", ""),
+            device(
+                "stale block",
+                "(work.first_block + ahead) * block_k",
+                "(work.first_block + block) * block_k",
+            ),
+            device(
+                "splits over each other",
+                "(work.split * extent.batches + work.batch) * extent.m",
+                "work.batch * extent.m",
+            ),
+            device(
+                "bias of the first warp for all",
+                "bias_at + warp_n * columns * bias_bytes",
+                "bias_at",
+            ),
+            statement("ring not wrapped", "ahead_stage = 0u32;", ""),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/wgmma.rs",
+        tests: PRODUCTS,
+        rows: &[
+            device(
+                "both groups write the same rows",
+                "work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4",
+                "work.row + lane / 32 * 16 + lane % 32 / 4",
+            ),
+            device(
+                "splits over each other",
+                "(work.split * extent.batches + work.batch) * extent.m",
+                "work.batch * extent.m",
+            ),
+            device(
+                "first block again and again",
+                "block * comptime!(blueprint.block_k)",
+                "work.first_block * comptime!(blueprint.block_k)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/wgmma.rs",
+        tests: &["fp8", "matmul"],
+        rows: &[
+            statement("promoted sums lost", "promoted += sums;", ""),
+            statement("promoted sums forgotten at the end", "sums += promoted;", ""),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/store.rs",
+        tests: PRODUCTS,
+        rows: &[
+            device("dropped scale", "scale * sum + offset", "sum + offset"),
+            device("dropped factor of the residual", "fma(added, beta, value)", "value + added"),
+            device("column not passed on", "select(place.quad == 3, carried, high)", "high"),
+            statement(
+                "swapped words of an octet",
+                "received[1] = select(upper, from1, x1);",
+                "received[1] = select(upper, x1, from1);",
+            ),
+            device(
+                "missing bound of an octet",
+                "row < place.m && octet_column < place.n",
+                "row < place.m",
+            ),
+            device(
+                "residual of the column before",
+                "residual_at::<O>(residual, row, column + 1, place)",
+                "residual_at::<O>(residual, row, column, place)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/bias_tile.rs",
+        tests: PRODUCTS,
+        rows: &[device("last bias lost", "column < columns", "column + 1 < columns")],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/work.rs",
+        tests: PRODUCTS,
+        rows: &[
+            device(
+                "last group of rows taken for a full one",
+                "min(extent.group, tiles_m - first_row)",
+                "extent.group",
+            ),
+            device(
+                "splits overlap",
+                "min(first_block + extent.split_blocks, extent.k_blocks)",
+                "extent.k_blocks",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/split.rs",
+        tests: PRODUCTS,
+        rows: &[
+            statement(
+                "other splits lost",
+                "sum += partial[(split * vectors + index) as usize];",
+                "",
+            ),
+            device(
+                "dropped factor of the residual",
+                "fma(added, Vector::new(beta), finished)",
+                "added + finished",
+            ),
+            device("bias by row", "index % row_vectors", "index / row_vectors"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/softmax.rs",
+        tests: ATTENTION,
+        rows: &[
+            device("peak of half a quad", "max(pair, plane_shuffle_xor(pair, 2u32))", "pair"),
+            device("sum of half a quad", "pair + plane_shuffle_xor(pair, 2u32)", "pair"),
+            statement(
+                "lower row rescaled as the upper",
+                "state.rescale_lower = exp2_fast(state.peak_lower * exponent - lower_from);",
+                "state.rescale_lower = state.rescale_upper;",
+            ),
+            statement("missing mask", "score = select(visible, score, UNSEEN);", ""),
+            statement(
+                "dropout left out",
+                "weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);",
+                "",
+            ),
+            device(
+                "same dropout in all of a tile",
+                "first_key + comptime!(2 * i as u32) + 2 * place.quad",
+                "first_key + 2 * place.quad",
+            ),
+            device(
+                "logarithm by the upper row's peak",
+                "state.peak_lower * to_natural + lower.ln()",
+                "state.peak_upper * to_natural + lower.ln()",
+            ),
+            device("dropped scale of dropout", "rules.numbers.kept / lower", "1.0f32 / lower"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/mma_forward.rs",
+        tests: ATTENTION,
+        rows: &[
+            device("first tile's memory again", "(tile - first) & 1", "(tile - tile) & 1"),
+            device(
+                "missing check at a tile's end",
+                "first_key < all_from || first_key + tile_kv > all_to",
+                "first_key < all_from",
+            ),
+            device("heads of keys not shared", "head / rules.sizes.group", "head"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/mma_backward.rs",
+        tests: ATTENTION,
+        rows: &[
+            device(
+                "first head of a group taken for all",
+                "first_head + round / of_member",
+                "first_head",
+            ),
+            device(
+                "first tile ignored",
+                "(tiles.0 + round % of_member) * comptime!(MOVING as u32)",
+                "(round % of_member) * comptime!(MOVING as u32)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/mma_tiles.rs",
+        tests: ATTENTION,
+        rows: &[device("wrong swizzle", "(chunk & 7) ^ (row & 7)", "(chunk & 7) ^ (row & 3)")],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/pairs.rs",
+        tests: ATTENTION,
+        rows: &[
+            device(
+                "slope of the cap left out",
+                "weight * (kept * gradient - terms[at]) * slope",
+                "weight * (kept * gradient - terms[at])",
+            ),
+            statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
+            device(
+                "missing check at the last keys",
+                "query + queries > sequence.seq_q || key + keys > sequence.seq_kv",
+                "query + queries > sequence.seq_q",
+            ),
+            device(
+                "missing check at the window's right end",
+                "distance + i32::cast_from(keys) - 1 > rules.numbers.right",
+                "distance > rules.numbers.right",
+            ),
+            device("lost tail tile", "range.1.div_ceil(moving)", "range.1 / moving"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/row_terms.rs",
+        tests: ATTENTION,
+        rows: &[
+            statement("half of a row's lanes lost", "sum += plane_shuffle_xor(sum, 4u32);", ""),
+            statement("skipped columns", "column += LANES;", "column += 2 * LANES;"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/rules.rs",
+        tests: ATTENTION,
+        rows: &[device(
+            "one key beyond the window taken as seen by all",
+            "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 1",
+            "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 2",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/wgmma_forward.rs",
+        tests: ATTENTION,
+        rows: &[
+            device("both groups at the same rows", "work.first_row + group * 64", "work.first_row"),
+            device(
+                "missing check at a tile's end",
+                "first_key < all_from || first_key + tile_kv > all_to",
+                "first_key < all_from",
+            ),
+            device(
+                "values of the next tile",
+                "sequence.first_kv + (tile - 1) * tile_kv",
+                "sequence.first_kv + tile * tile_kv",
+            ),
+            statement("packed batch stepped over", "tensor_batch = 0u32;", ""),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/wgmma_backward.rs",
+        tests: ATTENTION,
+        rows: &[
+            device(
+                "first head of a group taken for all",
+                "moving.head + index / moving.of_member",
+                "moving.head",
+            ),
+            device(
+                "both groups take the same rows",
+                "(2 + warpgroup) * tile_bytes",
+                "2 * tile_bytes",
+            ),
+            device("both groups write the same rows", "first_row + warpgroup * 64", "first_row"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/pipeline.rs",
+        tests: ATTENTION,
+        rows: &[statement("ring's phase not turned", "slot.phase ^= 1;", "")],
+    },
+];
