@@ -89,7 +89,6 @@ class Llama(nn.Module):
         size = width // count
         rates = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
         angles = torch.outer(torch.arange(length).float(), rates)
-        # Buffers of f32, whatever the parameters are.
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)
 
