@@ -1,11 +1,14 @@
 //! How far off attention and its gradients may be.
 
-mod arithmetic;
+pub(super) mod arithmetic;
 
 use super::{
-    Attention, AttentionForward, AttentionGradients, add_scaled, forward::Pair, rounding::Rounding,
+    Attention, AttentionForward, AttentionGradients, add_scaled,
+    forward::{Pair, Row},
+    rounding::Rounding,
 };
 use crate::{activation::FunctionErrors, matmul::MatmulPrecision, storage::Storage};
+use arithmetic::ExactMagnitudes;
 
 /// What a device computes attention in.
 ///
@@ -49,6 +52,16 @@ use crate::{activation::FunctionErrors, matmul::MatmulPrecision, storage::Storag
 ///
 /// Under causality, the largest error is that of rows which see few keys, so a single key that one
 /// late row sees can hide in the bound; a tile of keys cannot.
+///
+/// With [`Roundings::Counted`] there is no `N`. What a kernel rounds to storage is counted instead,
+/// each rounding in the worst case: `w` and `ds` where they are multiplied, and `o` where `delta` is
+/// computed from it. With `u` the roundoff of storage and `t` half the distance of its smallest numbers:
+///
+/// | value | error besides |
+/// |---|---|
+/// | `w` | `u w`, and `t` |
+/// | `delta` | the sum of `u abs(o) + t` times the magnitude of `dout` |
+/// | `ds` | `u abs(ds)`, and `t` |
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionPrecision {
     /// Of the products. Its `out` is the type in which `q`, `k`, `v`, `o` and the gradients are
@@ -56,6 +69,20 @@ pub struct AttentionPrecision {
     pub product: MatmulPrecision,
     /// Of a softcap's tanh.
     pub functions: FunctionErrors,
+    /// How roundings to storage enter the bound.
+    pub roundings: Roundings,
+}
+
+/// How roundings to storage enter the bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roundings {
+    /// By the errors of the naive computation.
+    Naive,
+    /// Each where a kernel does it.
+    Counted,
+    /// As [`Counted`](Self::Counted), of inputs whose scores are numbers of f32 in whatever order
+    /// their terms are added: a kernel then has no error before the difference of two scores.
+    CountedBehindExactScores,
 }
 
 type Tensor = fn(&AttentionGradients) -> &[f64];
@@ -63,16 +90,51 @@ type Tensor = fn(&AttentionGradients) -> &[f64];
 impl AttentionPrecision {
     /// A kernel on CUDA with that product.
     pub fn cuda(product: MatmulPrecision) -> Self {
-        Self { product, functions: FunctionErrors::CUDA }
+        Self { product, functions: FunctionErrors::CUDA, roundings: Roundings::Naive }
     }
 
     /// A kernel on any runtime, without tensor cores.
     pub fn portable(out: Storage) -> Self {
-        Self { product: MatmulPrecision::exact(out), functions: FunctionErrors::PORTABLE }
+        Self {
+            product: MatmulPrecision::exact(out),
+            functions: FunctionErrors::PORTABLE,
+            roundings: Roundings::Naive,
+        }
+    }
+
+    /// The same with another way to count roundings.
+    pub fn with_roundings(self, roundings: Roundings) -> Self {
+        Self { roundings, ..self }
+    }
+
+    /// Relative error of rounding to storage, where each is counted.
+    fn counted_roundoff(&self) -> f64 {
+        match self.roundings {
+            Roundings::Naive => 0.0,
+            _ => self.product.out.unit_roundoff(),
+        }
+    }
+
+    /// Absolute error of rounding numbers near zero, where each is counted. Tensor cores take
+    /// subnormal numbers of f16 as they are.
+    pub(super) fn counted_least(&self) -> f64 {
+        match (self.roundings, self.product.out) {
+            (Roundings::Naive, _) => 0.0,
+            (_, Storage::F16) => 2f64.powi(-25),
+            (_, storage) => storage.underflow(),
+        }
+    }
+
+    /// The naive computations that the bound is measured by.
+    fn naive_roundings(&self, out: Storage) -> Vec<Rounding> {
+        match self.roundings {
+            Roundings::Naive => Rounding::all_of(&self.product.with_out(out)),
+            _ => Vec::new(),
+        }
     }
 
     /// The product's sums alone: what becomes of operands is in the naive computation.
-    fn sums(&self, out: Storage) -> MatmulPrecision {
+    pub(super) fn sums(&self, out: Storage) -> MatmulPrecision {
         MatmulPrecision { operand_error: 0.0, out, ..self.product }
     }
 }
@@ -90,7 +152,7 @@ impl Attention<'_> {
     ) -> AttentionForward {
         let (case, out) = (&self.case, precision.product.out);
         let naive = |out| {
-            let roundings = Rounding::all_of(&precision.product.with_out(out)).into_iter();
+            let roundings = precision.naive_roundings(out).into_iter();
             roundings.map(|rounding| self.forward_rounded(rounding)).collect::<Vec<_>>()
         };
         let mut o =
@@ -98,22 +160,39 @@ impl Attention<'_> {
         let mut lse = naive_term(&naive(Storage::F32), forward, |forward| &forward.lse, case.seq_q);
         for (index, at) in case.rows().enumerate() {
             let row = self.row(at, Rounding::NONE);
-            let (errors, lse_error) = self.row_errors(at, &row, precision);
-            lse[index] += lse_error;
-            let (mut moved, mut magnitudes) = (vec![0.0; case.head_dim], vec![0.0; case.head_dim]);
-            for (pair, error) in row.pairs.iter().zip(&errors) {
-                let v = absolute(self.key(self.v, at, pair.j));
-                add_scaled(&mut moved, pair.weight * error.weight, &v);
-                add_scaled(&mut magnitudes, pair.weight * (1.0 + error.weight), &v);
-            }
             let start = case.q_start(at);
-            for d in 0..case.head_dim {
-                let y = forward.o[start + d].abs() + moved[d];
-                let sum = precision.sums(out).bound(y, magnitudes[d], row.pairs.len());
-                o[start + d] += moved[d] + sum;
-            }
+            let values = &forward.o[start..start + case.head_dim];
+            let (bounds, lse_error) = self.row_bounds(at, &row, values, precision);
+            lse[index] += lse_error;
+            o[start..start + case.head_dim].iter_mut().zip(bounds).for_each(|(o, b)| *o += b);
         }
         AttentionForward { o, lse }
+    }
+
+    /// How far off a row of the output, which is `o`, and its `lse` may be but for the naive term.
+    pub(super) fn row_bounds(
+        &self,
+        at: [usize; 3],
+        row: &Row,
+        o: &[f64],
+        precision: &AttentionPrecision,
+    ) -> (Vec<f64>, f64) {
+        let head_dim = self.case.head_dim;
+        let exact = ExactMagnitudes { attention: self, at, dout: &[] };
+        let (errors, lse) = self.row_errors(at, row, &exact, precision);
+        let (mut moved, mut magnitudes) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+        for (pair, error) in row.pairs.iter().zip(&errors) {
+            let v = absolute(self.key(self.v, at, pair.j));
+            let off = pair.weight * error.stored + precision.counted_least() * pair.keep;
+            add_scaled(&mut moved, off, &v);
+            add_scaled(&mut magnitudes, pair.weight * (1.0 + error.stored), &v);
+        }
+        let sums = precision.sums(precision.product.out);
+        let bound = |d: usize| {
+            let y = o[d].abs() + moved[d];
+            moved[d] + sums.bound(y, magnitudes[d], row.pairs.len())
+        };
+        ((0..head_dim).map(bound).collect(), lse)
     }
 
     /// How far off `gradients`, which are this attention's and those of `dout`, may be, where the
@@ -129,7 +208,7 @@ impl Attention<'_> {
         precision: &AttentionPrecision,
     ) -> AttentionGradients {
         let (case, out) = (&self.case, precision.product.out);
-        let roundings = Rounding::all_of(&precision.product).into_iter();
+        let roundings = precision.naive_roundings(out).into_iter();
         let naive: Vec<_> = roundings.map(|r| self.backward_rounded(dout, r)).collect();
         let (mut moved, mut magnitudes) =
             (AttentionGradients::zeros(case), AttentionGradients::zeros(case));
@@ -138,15 +217,17 @@ impl Attention<'_> {
         positive.case.options.scale = Some(case.scale().abs());
         for at in case.rows() {
             let row = self.row(at, Rounding::NONE);
-            let (errors, _) = self.row_errors(at, &row, precision);
+            let exact = ExactMagnitudes { attention: self, at, dout };
+            let (errors, _) = self.row_errors(at, &row, &exact, precision);
             let dout_magnitude = absolute(self.query(dout, at));
-            let steps = self.row_gradient_errors(at, &row, &errors, dout, precision);
+            let steps = self.row_gradient_errors(at, &row, &errors, dout, &exact, precision);
             for ((pair, error), [dx, dx_error, ds, ds_error]) in
                 row.pairs.iter().zip(&errors).zip(steps)
             {
-                let off = Pair { weight: pair.weight * error.weight, ..*pair };
+                let off = pair.weight * error.stored + precision.counted_least();
+                let off = Pair { weight: off, ..*pair };
                 moved.add(&positive, at, &off, ds_error, dx_error, &dout_magnitude);
-                let largest = Pair { weight: pair.weight * (1.0 + error.weight), ..*pair };
+                let largest = Pair { weight: pair.weight * (1.0 + error.stored), ..*pair };
                 let (ds, dx) = (ds.abs() + ds_error, dx.abs() + dx_error);
                 magnitudes.add(&positive, at, &largest, ds, dx, &dout_magnitude);
             }
@@ -194,7 +275,7 @@ fn naive_term<T>(naive: &[T], exact: &T, tensor: fn(&T) -> &[f64], slice: usize)
     term
 }
 
-fn absolute(values: &[f64]) -> Vec<f64> {
+pub(super) fn absolute(values: &[f64]) -> Vec<f64> {
     values.iter().map(|value| value.abs()).collect()
 }
 

@@ -48,12 +48,14 @@ mod inputs;
 mod packed;
 mod problem;
 mod rounding;
+mod sampled;
 
-pub use bounds::AttentionPrecision;
+pub use bounds::{AttentionPrecision, Roundings};
 pub use dropout::Dropout;
 pub use inputs::AttentionInputs;
-pub use packed::PackedAttention;
+pub use packed::{PackedAttention, PackedSequence};
 pub use problem::{AttentionCase, AttentionOptions, PairShape, Window};
+pub use sampled::{Sampled, SampledKey, SampledRow};
 
 use crate::matmul::MatmulPrecision;
 use rounding::Rounding;
@@ -177,8 +179,15 @@ fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
 }
 
+/// In eight sums, so that additions need not wait for each other.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    let mut sums = [0.0; 8];
+    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a.zip(b) {
+        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
+    }
+    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]

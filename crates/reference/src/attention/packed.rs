@@ -34,18 +34,22 @@ pub struct PackedAttention<'a> {
 }
 
 /// A sequence in memory of its own, `[heads, seq, head_dim]`.
-struct Sequence {
+#[derive(Clone, Debug)]
+pub struct PackedSequence {
+    /// Its rows of q.
+    pub rows_q: Range<usize>,
+    /// Its rows of k and v.
+    pub rows_kv: Range<usize>,
     number: usize,
     case: AttentionCase,
-    rows_q: Range<usize>,
-    rows_kv: Range<usize>,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
 }
 
-impl Sequence {
-    fn attention(&self) -> Attention<'_> {
+impl PackedSequence {
+    /// Attention over it alone.
+    pub fn attention(&self) -> Attention<'_> {
         let Self { number, case, q, k, v, .. } = self;
         Attention { case: *case, q, k, v, mask: None, bias: None, first_batch: *number }
     }
@@ -132,7 +136,12 @@ impl PackedAttention<'_> {
         self.cu_seqlens_q.last().copied().unwrap_or(0)
     }
 
-    fn sequences(&self) -> impl Iterator<Item = Sequence> {
+    /// Each sequence for itself.
+    ///
+    /// # Panics
+    ///
+    /// When the sizes make no sense, or a slice has another length than its shape.
+    pub fn sequences(&self) -> impl Iterator<Item = PackedSequence> {
         let Self { heads_q, heads_kv, head_dim, options, .. } = *self;
         let (starts_q, starts_kv) = (self.cu_seqlens_q, self.cu_seqlens_kv);
         assert_eq!(starts_q.len(), starts_kv.len(), "as many sequences of queries as of keys");
@@ -160,12 +169,12 @@ impl PackedAttention<'_> {
             let q = self.gather(self.q, heads_q, &rows_q);
             let k = self.gather(self.k, heads_kv, &rows_kv);
             let v = self.gather(self.v, heads_kv, &rows_kv);
-            Sequence { number, case, rows_q, rows_kv, q, k, v }
+            PackedSequence { number, case, rows_q, rows_kv, q, k, v }
         })
     }
 
-    /// `[heads, seq, head_dim]` of those rows.
-    fn gather(&self, packed: &[f64], heads: usize, rows: &Range<usize>) -> Vec<f64> {
+    /// `[heads, seq, head_dim]` of those rows of a tensor `[total, heads, head_dim]`.
+    pub fn gather(&self, packed: &[f64], heads: usize, rows: &Range<usize>) -> Vec<f64> {
         self.starts(heads, rows)
             .flat_map(|start| &packed[start..start + self.head_dim])
             .copied()

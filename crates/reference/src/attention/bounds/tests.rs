@@ -1,7 +1,8 @@
 use super::*;
 use crate::{
     attention::{
-        AttentionCase, AttentionInputs, AttentionOptions, Dropout, PairShape, Window, cases,
+        AttentionCase, AttentionInputs, AttentionOptions, Dropout, PairShape, Sampled, Window,
+        cases,
     },
     tolerance::{Agreement, Mismatch, compare},
 };
@@ -187,15 +188,20 @@ fn precision(storage: Storage) -> AttentionPrecision {
     })
 }
 
-fn devices() -> [(Storage, Operands, AttentionPrecision); 5] {
+fn devices() -> [(Storage, Operands, AttentionPrecision); 8] {
     let tf32 = AttentionPrecision::cuda(MatmulPrecision::tf32());
     let plain = |storage| (storage, Operands::Whole, precision(storage));
+    let counted =
+        |storage| (storage, Operands::Whole, precision(storage).with_roundings(Roundings::Counted));
     [
         plain(Storage::F32),
         (Storage::F32, Operands::Truncated, tf32),
         (Storage::F32, Operands::Rounded, tf32),
         plain(Storage::F16),
         plain(Storage::Bf16),
+        counted(Storage::F32),
+        counted(Storage::F16),
+        counted(Storage::Bf16),
     ]
 }
 
@@ -315,8 +321,54 @@ fn weights_that_dropout_keeps_must_be_scaled_up() {
 }
 
 #[test]
+fn errors_of_a_kernel_are_as_large_as_independent_roundings_make_them() {
+    let case = AttentionCase {
+        name: "long",
+        batch: 1,
+        heads_q: 1,
+        heads_kv: 1,
+        seq_q: 260,
+        seq_kv: 300,
+        head_dim: 32,
+        options: AttentionOptions { causal: true, ..AttentionOptions::PLAIN },
+    };
+    for storage in [Storage::F16, Storage::Bf16] {
+        let inputs = AttentionInputs::generate(&case, 5, storage);
+        let (attention, dout) = (inputs.attention(case), &inputs.dout);
+        let precision = precision(storage).with_roundings(Roundings::Counted);
+        let rows: Vec<_> =
+            case.rows().map(|at| attention.sampled_row(at, dout, &precision)).collect();
+        let all: Vec<_> = (0..case.seq_kv).collect();
+        let keys = attention.sampled_keys([0, 0], &all, dout, &precision);
+        let squares = |scale: f64| {
+            let mut scaled = attention;
+            scaled.case.options.scale = Some(scale);
+            let kernel = Kernel { attention: scaled, storage, operands: Operands::Whole };
+            let forward = kernel.forward();
+            let gradients = kernel.backward(&forward, dout);
+            let square = |samples: Vec<_>, tensor: &[f64]| {
+                let actual: Vec<_> =
+                    tensor.chunks_exact(case.head_dim).map(<[f64]>::to_vec).collect();
+                Sampled::mean_square(&samples, &actual)
+            };
+            [
+                square(rows.iter().map(|row| row.o.clone()).collect(), &forward.o),
+                square(rows.iter().map(|row| row.dq.clone()).collect(), &gradients.dq),
+                square(keys.iter().map(|key| key.dk.clone()).collect(), &gradients.dk),
+                square(keys.iter().map(|key| key.dv.clone()).collect(), &gradients.dv),
+            ]
+        };
+        let right = squares(case.scale());
+        assert!(right.iter().all(|square| (0.05..1.0).contains(square)), "{storage:?} {right:?}");
+        let wrong = squares(1.02 * case.scale());
+        assert!(wrong.iter().all(|square| *square > 1.0), "{storage:?} {wrong:?}");
+    }
+}
+
+#[test]
 fn the_naive_computation_is_within_its_own_bounds() {
-    for (storage, _, precision) in devices() {
+    let is_naive = |device: &(_, _, AttentionPrecision)| device.2.roundings == Roundings::Naive;
+    for (storage, _, precision) in devices().into_iter().filter(is_naive) {
         for case in cases::options() {
             let inputs = AttentionInputs::generate(&case, 3, storage);
             let expected = Expected::new(case, &inputs, precision);
