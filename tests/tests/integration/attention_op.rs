@@ -6,11 +6,13 @@ mod arguments;
 #[path = "attention_op_layout.rs"]
 mod layout;
 
+use crate::attention::masks;
 use blackburn::attention::{AttentionOptions, Dropout, Window, attention, attention_packed};
 use blackburn_reference::{
     attention::{
         AttentionCase, AttentionForward, AttentionGradients, AttentionInputs,
-        AttentionOptions as CaseOptions, AttentionPrecision, PackedAttention, PairShape, cases,
+        AttentionOptions as CaseOptions, AttentionPrecision, PackedAttention, PairShape, Roundings,
+        cases,
     },
     random::normal,
     storage::Storage,
@@ -48,6 +50,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("packed_sequences_are_within_bounds", packed_bounds),
         ("packed_sequences_equal_separate_ones", packed_equals_separate),
         ("queries_that_see_nothing_give_zeros", dead_queries),
+        ("additive_masks_are_what_f32_makes_of_them", additive_masks),
         ("mask_and_padding_leave_out_what_either_does", mask_and_padding),
         ("gradients_that_nobody_asks_for_are_left_out", partly_tracked),
         ("a_bias_may_be_wider_than_queries", wide_bias),
@@ -185,7 +188,14 @@ fn run_case(
 type Expected = (AttentionForward, AttentionForward, AttentionGradients, AttentionGradients);
 
 fn expected(case: AttentionCase, inputs: &AttentionInputs, storage: Storage) -> Expected {
-    let precision = AttentionPrecision::portable(storage);
+    expected_by(case, inputs, AttentionPrecision::portable(storage))
+}
+
+fn expected_by(
+    case: AttentionCase,
+    inputs: &AttentionInputs,
+    precision: AttentionPrecision,
+) -> Expected {
     let reference = inputs.attention(case);
     let (forward, backward) = (reference.forward(), reference.backward(&inputs.dout));
     let bounds = reference.forward_bounds(&forward, &precision);
@@ -245,6 +255,19 @@ fn planted_faults(device: &Device) -> Result<(), Failed> {
         if check(&actual, &expected).is_ok() {
             return Err(format!("{fault} passes").into());
         }
+    }
+    Ok(())
+}
+
+/// As kernels are held to, on the CPU as well.
+fn additive_masks(device: &Device) -> Result<(), Failed> {
+    let precision = AttentionPrecision::portable(Storage::F32)
+        .with_roundings(Roundings::CountedBehindExactScores);
+    for value in masks::values(Storage::F32) {
+        let inputs = masks::inputs(Storage::F32, value);
+        let actual = run_case(&masks::CASE, &inputs, Storage::F32, device, |_| {})?;
+        check(&actual, &expected_by(masks::CASE, &masks::as_added(&inputs), precision))
+            .map_err(|error| format!("masks of {value:e}: {}", error.message().unwrap_or("")))?;
     }
     Ok(())
 }

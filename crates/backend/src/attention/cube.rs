@@ -161,7 +161,7 @@ impl Call {
         let (problem, inputs) = (&self.problem, self.inputs());
         let output = attention::attention_forward_with(self.client(), problem, plan, &inputs)?;
         let shape = self.q.shape();
-        let lse = Shape::new([shape[0], shape[1], shape[2]]);
+        let lse = Shape::new([2, shape[0], shape[1], shape[2]]);
         Ok(Output {
             out: like(&self.q, output.out, problem.order_q),
             lse: contiguous(&self.q, output.lse, lse),

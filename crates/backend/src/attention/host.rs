@@ -10,7 +10,7 @@ use burn::{
         Backend, TensorMetadata,
         tensor::{BoolTensor, FloatTensor},
     },
-    tensor::{Shape, Slice, TensorData},
+    tensor::{DType, Shape, Slice, TensorData},
 };
 use std::ops::Range;
 
@@ -30,8 +30,11 @@ impl super::AttentionPrimitives for burn::backend::Flex {
     }
 }
 
-/// Minus infinity less this is minus infinity, and not NaN as less itself.
-const LEAST: f32 = f32::MIN;
+/// The least finite number for minus infinity, which less this is itself, and not NaN.
+fn finite<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let least = if tensor.dtype() == DType::F64 { f64::MIN } else { f32::MIN.into() };
+    B::float_clamp_min(tensor, least.into())
+}
 
 fn forward<B: Backend>(inputs: Inputs<B>, settings: &Settings) -> Output<B> {
     let dtype = inputs.q.dtype();
@@ -41,7 +44,7 @@ fn forward<B: Backend>(inputs: Inputs<B>, settings: &Settings) -> Output<B> {
         outs.push(cast::<B>(out, dtype));
         lses.push(lse);
     }
-    Output { out: joined::<B>(outs), lse: joined::<B>(lses) }
+    Output { out: joined::<B>(outs, 2), lse: joined::<B>(lses, 3) }
 }
 
 fn backward<B: Backend>(
@@ -55,9 +58,9 @@ fn backward<B: Backend>(
     let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
     let mut dbias = Bias::Absent;
     for part in parts(&inputs, settings) {
-        let rows = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), &part.rows_q);
-        let [out, dout] = [&output.out, &dout].map(|t| wide::<B>(rows(t)));
-        let gradients = part.backward(out, rows(&output.lse), dout);
+        let rows = |tensor: &FloatTensor<B>, dim| slice::<B>(tensor.clone(), dim, &part.rows_q);
+        let [out, dout] = [&output.out, &dout].map(|t| wide::<B>(rows(t, 2)));
+        let gradients = part.backward(out, rows(&output.lse, 3), dout);
         dqs.extend(gradients.dq.map(|dq| cast::<B>(dq, dtype)));
         dks.extend(gradients.dk.map(|dk| cast::<B>(dk, dtype)));
         dvs.extend(gradients.dv.map(|dv| cast::<B>(dv, dtype)));
@@ -66,7 +69,7 @@ fn backward<B: Backend>(
             dbias = gradients.dscores.map_or(Bias::Absent, Bias::Present);
         }
     }
-    let (dq, dk, dv) = (joined::<B>(dqs), joined::<B>(dks), joined::<B>(dvs));
+    let [dq, dk, dv] = [dqs, dks, dvs].map(|parts| joined::<B>(parts, 2));
     Gradients { dq, dk, dv, dbias }
 }
 
@@ -105,9 +108,9 @@ fn parts<'a, B: Backend>(inputs: &Inputs<B>, settings: &'a Settings) -> Vec<Part
     parts
         .map(|(number, (rows_q, rows_kv))| Part {
             settings,
-            q: wide::<B>(slice::<B>(inputs.q.clone(), &rows_q)),
-            k: wide::<B>(slice::<B>(inputs.k.clone(), &rows_kv)),
-            v: wide::<B>(slice::<B>(inputs.v.clone(), &rows_kv)),
+            q: wide::<B>(slice::<B>(inputs.q.clone(), 2, &rows_q)),
+            k: wide::<B>(slice::<B>(inputs.k.clone(), 2, &rows_kv)),
+            v: wide::<B>(slice::<B>(inputs.v.clone(), 2, &rows_kv)),
             mask: match &inputs.mask {
                 Mask::Present(mask) => Some(mask.clone()),
                 Mask::Absent => None,
@@ -135,24 +138,23 @@ impl<B: Backend> Part<'_, B> {
         if rows == 0 {
             return None;
         }
-        let lse_shape = Shape::new([batch, heads, rows]);
+        let lse_shape = Shape::new([2, batch, heads, rows]);
         if keys == 0 {
             let (device, dtype) = (self.q.device(), self.q.dtype().into());
             let lse = B::float_full(lse_shape, f32::NEG_INFINITY.into(), &device, dtype);
             return Some((zeros::<B>(&self.q), lse));
         }
         let (scores, _) = self.scores();
-        let most = B::float_max_dim(scores.clone(), 3);
-        let most = B::float_clamp_min(most, LEAST.into());
-        let weights = B::float_exp(B::float_sub(scores, most.clone()));
+        let largest = finite::<B>(B::float_max_dim(scores.clone(), 3));
+        let weights = B::float_exp(B::float_sub(scores, largest.clone()));
         let sum = B::float_sum_dim(weights.clone(), 3);
-        let lse = B::float_add(most, B::float_log(sum.clone()));
+        let log = B::float_log(sum.clone());
         // The largest score adds 1: below that there is none.
         let weights = B::float_div(weights, B::float_clamp_min(sum, 1f32.into()));
         let weights = self.dropped(weights, self.left_out());
         let out = B::float_matmul(self.by_key_head(weights), self.v.clone());
         let out = B::float_reshape(out, self.q.shape());
-        Some((out, B::float_reshape(lse, lse_shape)))
+        Some((out, B::float_reshape(B::float_cat(vec![largest, log], 0), lse_shape)))
     }
 
     fn backward(
@@ -168,9 +170,13 @@ impl<B: Backend> Part<'_, B> {
             return PartGradients { dq, dk, dv, dscores: None };
         }
         let (scores, slopes) = self.scores();
-        let lse = B::float_reshape(lse, Shape::new([batch, heads, rows, 1]));
-        let lse = B::float_clamp_min(lse, LEAST.into());
-        let weights = B::float_exp(B::float_sub(scores, lse));
+        let part = |index: usize| {
+            let part = slice::<B>(lse.clone(), 0, &(index..index + 1));
+            B::float_reshape(part, Shape::new([batch, heads, rows, 1]))
+        };
+        // Below zero the logarithm is that of no key, which is minus infinity: scores are, too.
+        let (largest, log) = (part(0), B::float_clamp_min(part(1), 0f32.into()));
+        let weights = B::float_exp(B::float_sub(B::float_sub(scores, largest), log));
         let left_out = self.left_out();
 
         let folded = self.by_key_head(dout.clone());
@@ -271,19 +277,19 @@ impl<B: Backend> Part<'_, B> {
     }
 }
 
-/// Rows of a tensor of rank 3 or 4, whose third dimension they are.
-fn slice<B: Backend>(tensor: FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
-    if *rows == (0..tensor.shape()[2]) {
+/// Those of a tensor along a dimension.
+fn slice<B: Backend>(tensor: FloatTensor<B>, dim: usize, range: &Range<usize>) -> FloatTensor<B> {
+    if *range == (0..tensor.shape()[dim]) {
         return tensor;
     }
     let mut slices = vec![Slice::full(); tensor.rank()];
-    slices[2] = rows.clone().into();
+    slices[dim] = range.clone().into();
     B::float_slice(tensor, &slices)
 }
 
 /// What [`slice`] took apart.
-fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> FloatTensor<B> {
-    if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, 2) }
+fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
+    if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, dim) }
 }
 
 fn zeros<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {

@@ -7,16 +7,20 @@
 //! out[i]   = sum_j d[i, j] p[i, j] v_j              d is 0 or 1 / (1 - rate) with dropout, else 1
 //! ```
 //!
-//! Saved for backward are q, k, v, the output, the logarithm of each query's sum and what mask and
-//! bias came in; the weights are computed again, and so is what dropout leaves out. Only the
-//! gradient of a bias, where it is asked for, takes memory for all pairs while it is summed.
+//! The backward pass reads q, k, v, the mask and the bias, the output, and each query's largest score and
+//! logarithm of its sum. It computes the weights again, and draws dropout again. Only the gradient of a
+//! bias takes memory for all pairs, while it is summed, and only where it is asked for.
 //!
 //! Query i stands at key `i + seq_kv - seq_q`: causal attention and windows are aligned at the
 //! lower right. A query that sees no key has output zero, and gives no gradient to anything.
 //!
+//! A bias of minus infinity hides its pair, and so does the mask. Every other bias counts as the number it
+//! is: a query whose keys all have a bias of -1e9 attends to all of them alike, because f32 keeps nothing
+//! of the products beside such a number. Its output is not zero; use the mask for that.
+//!
 //! | device | q, k, v | computed in | memory beside the tensors |
 //! |---|---|---|---|
-//! | GPUs | f32, f16, bf16; heads of up to 256 | f32, rounded once | one f32 a query |
+//! | GPUs | f32, f16, bf16; heads of up to 256 | f32, rounded once | two f32 a query |
 //! | the CPU (Flex) | those and f64; any heads | f32, and f64 for f64 | all pairs, for the while |
 //!
 //! On GPUs q, k, v and the gradient of the output are read where they lie, as long as the elements

@@ -25,7 +25,7 @@ pub struct AttentionOptions {
     /// True for keys that are padding, `[batch, seq_kv]`. The mask leaves out more.
     pub key_padding: Option<Tensor<2, Bool>>,
     /// Added to the scores: `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1. Minus
-    /// infinity leaves a pair out.
+    /// infinity leaves a pair out; a query whose keys all have -1e9 attends to all of them alike.
     pub bias: Option<Tensor<4>>,
 }
 

@@ -56,7 +56,9 @@ pub enum Bias<B: Backend> {
 pub struct Output<B: Backend> {
     /// In the shape and the type of q.
     pub out: FloatTensor<B>,
-    /// `[batch, heads_q, seq_q]`, the logarithms of the sums of `exp(score)`; f32, and f64 for f64.
+    /// `[2, batch, heads_q, seq_q]`, the logarithms of the sums of `exp(score)` in two parts: the largest
+    /// score of each query, and the logarithm of the sum of `exp(score - largest)`. In f32, and f64 for
+    /// f64.
     pub lse: FloatTensor<B>,
 }
 
@@ -127,10 +129,8 @@ pub trait AttentionPrimitives: Backend {
 #[cfg(feature = "gpu")]
 fn output_of(inputs: &InputsMetadata, _settings: &Settings) -> OutputMetadata {
     let q = &inputs.q;
-    OutputMetadata {
-        out: q.clone(),
-        lse: TensorSpec::new(Shape::new([q.shape[0], q.shape[1], q.shape[2]]), DType::F32),
-    }
+    let lse = Shape::new([2, q.shape[0], q.shape[1], q.shape[2]]);
+    OutputMetadata { out: q.clone(), lse: TensorSpec::new(lse, DType::F32) }
 }
 
 #[cfg(feature = "gpu")]

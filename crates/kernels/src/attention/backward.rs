@@ -1,5 +1,5 @@
-//! The backward pass, on any runtime, from q, k, v, the output and the logarithms of the sums; the
-//! weights are computed again. No two cubes write the same element, so the same input gives the same
+//! The backward pass, on any runtime, from q, k, v, the output, the largest scores and the logarithms of
+//! the sums; the weights are computed again. No two cubes write the same element, so the same input gives the same
 //! bits each time.
 //!
 //! 1. `delta = rowsum(dout * out)`, which is `rowsum(dP * P)`, dropout included.
@@ -8,8 +8,8 @@
 
 use super::{
     rules::{
-        Options, RowStrides, Rules, Sequence, bias_at, bounded_score, is_kept, is_visible, keys_of,
-        origin, origin_of_row_values, queries_of, score_slope, sequence_of,
+        Options, RowStrides, Rules, Sequence, all_rows, batch_of, bias_at, bounded_score, is_kept,
+        is_visible, keys_of, origin, origin_of_row_values, queries_of, score_slope, sequence_of,
     },
     tile::{
         PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, products, store_rows,
@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 /// Units of a cube of [`attention_delta_kernel`]: each has a row.
 pub(crate) const DELTA_UNITS: u32 = 64;
 
-/// `delta = rowsum(dout * out)`; rows along x, heads along y, batches along z.
+/// `delta = rowsum(dout * out)`; rows along x, heads along y, batches from `first_batch` on along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_delta_kernel<I: Float>(
     out: &[I],
@@ -29,20 +29,22 @@ pub(crate) fn attention_delta_kernel<I: Float>(
     rows: u32,
     heads: u32,
     head_dim: u32,
+    first_batch: u32,
     out_strides: RowStrides,
     dout_strides: RowStrides,
     #[define(I)] _element: ElemType,
 ) {
     let row = ABSOLUTE_POS_X;
+    let batch = CUBE_POS_Z + first_batch;
     if row < rows {
-        let out_at = origin(&out_strides, CUBE_POS_Z, CUBE_POS_Y, row);
-        let dout_at = origin(&dout_strides, CUBE_POS_Z, CUBE_POS_Y, row);
+        let out_at = origin(&out_strides, batch, CUBE_POS_Y, row);
+        let dout_at = origin(&dout_strides, batch, CUBE_POS_Y, row);
         let mut sum = 0.0f32;
         for column in 0..head_dim {
             sum += f32::cast_from(out[(out_at + column) as usize])
                 * f32::cast_from(dout[(dout_at + column) as usize]);
         }
-        delta[((CUBE_POS_Z * heads + CUBE_POS_Y) * rows + row) as usize] = sum;
+        delta[((batch * heads + CUBE_POS_Y) * rows + row) as usize] = sum;
     }
 }
 
@@ -85,8 +87,12 @@ fn pair_gradients<I: Float, M: Numeric>(
                     let bounded = bounded_score(scores[pair], rules, options);
                     let score = bounded + bias_at::<I>(bias, sequence, rules, query, key, options);
                     let at = (row_values + query) as usize;
+                    let log = lse[(all_rows(rules, options) + row_values + query) as usize];
+                    // No score is above the largest, unless forward added it up in another order:
+                    // at the size of a mask, the last bit is then a large number.
+                    let below = min(score - lse[at], 0.0f32);
                     // A row of which all scores are minus infinity has no weights.
-                    let p = select(lse[at] < f32::min_value(), 0.0f32, (score - lse[at]).exp());
+                    let p = select(log < f32::min_value(), 0.0f32, (below - log).exp());
                     let mut kept = rules.numbers.kept;
                     if !is_kept(sequence, rules, query, key, options) {
                         kept = 0.0f32;
@@ -172,9 +178,10 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
     let mut gradients = Array::<f32>::new(comptime!(blueprint.pairs()));
 
     let first_key = CUBE_POS_X * side;
+    let batch = batch_of(CUBE_POS_Z, &rules);
     for member in 0..rules.sizes.group {
         let head = CUBE_POS_Y * rules.sizes.group + member;
-        let sequence = sequence_of(starts, &rules, CUBE_POS_Z, head, options);
+        let sequence = sequence_of(starts, &rules, batch, head, options);
         let row_values = origin_of_row_values(&sequence, &rules, options);
         let k_span = of_keys(&k_strides, &sequence, CUBE_POS_Y, first_key);
         let v_span = of_keys(&v_strides, &sequence, CUBE_POS_Y, first_key);
@@ -252,7 +259,7 @@ pub(crate) fn attention_backward_kv_portable_kernel<I: Float, M: Numeric>(
             first_row += side;
         }
     }
-    let sequence = sequence_of(starts, &rules, CUBE_POS_Z, 0u32, options);
+    let sequence = sequence_of(starts, &rules, batch, 0u32, options);
     let span = of_keys(&gradient_strides, &sequence, CUBE_POS_Y, first_key);
     store_rows::<I>(&dk_sums, dk, &span, rules.numbers.scale, blueprint);
     store_rows::<I>(&dv_sums, dv, &span, 1.0f32, blueprint);
@@ -300,7 +307,7 @@ pub(crate) fn attention_backward_q_portable_kernel<I: Float, M: Numeric>(
     let mut gradients = Array::<f32>::new(comptime!(blueprint.pairs()));
 
     let (first_row, head) = (CUBE_POS_X * side, CUBE_POS_Y);
-    let sequence = sequence_of(starts, &rules, CUBE_POS_Z, head, options);
+    let sequence = sequence_of(starts, &rules, batch_of(CUBE_POS_Z, &rules), head, options);
     let row_values = origin_of_row_values(&sequence, &rules, options);
     let head_kv = head / rules.sizes.group;
     let q_span = of_queries(&q_strides, &sequence, head, first_row);

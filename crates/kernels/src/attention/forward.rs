@@ -3,12 +3,13 @@
 //! 1. For each tile of keys that the window leaves: scores in f32, the running maximum, weights
 //!    relative to it (Milakov and Gimelshein, 2018; Dao et al., 2022, algorithm 1).
 //! 2. Weights times values are added to the output, which is rescaled as the maximum grows.
-//! 3. The output is divided by the sum of the weights and written with its logarithm.
+//! 3. The output is divided by the sum of the weights and written; so are the largest score and the
+//!    sum's logarithm.
 
 use super::{
     rules::{
-        Options, RowStrides, Rules, bias_at, bounded_score, is_kept, is_visible, keys_of,
-        origin_of_row_values, sequence_of,
+        Options, RowStrides, Rules, all_rows, batch_of, bias_at, bounded_score, is_kept,
+        is_visible, keys_of, origin_of_row_values, sequence_of,
     },
     tile::{
         PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, products, store_rows,
@@ -16,9 +17,9 @@ use super::{
 };
 use cubecl::prelude::*;
 
-/// `out = dropout(softmax(scores)) v`, and `lse`, the logarithm of the sum of `exp(score)`: minus
-/// infinity where a query sees no key, whose output is zero. Cubes: tiles of queries along x, heads
-/// along y, sequences along z.
+/// `out = dropout(softmax(scores)) v`, and `lse`: the largest score of each query, and behind all of them
+/// the logarithms of the sums of `exp(score - largest)`. That is minus infinity where a query sees no key,
+/// whose output is zero. Cubes: tiles of queries along x, heads along y, sequences along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     q: &[I],
@@ -47,7 +48,8 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     let mut weights = Shared::<[f32]>::new_slice(comptime!(blueprint.pair_elements()));
     let mut values = Shared::<[f32]>::new_slice(comptime!(blueprint.row_elements()));
 
-    let sequence = sequence_of(starts, &rules, CUBE_POS_Z, CUBE_POS_Y, options);
+    let batch = batch_of(CUBE_POS_Z, &rules);
+    let sequence = sequence_of(starts, &rules, batch, CUBE_POS_Y, options);
     let head_kv = CUBE_POS_Y / rules.sizes.group;
     let first_row = CUBE_POS_X * side;
     let q_span = of_queries(&q_strides, &sequence, CUBE_POS_Y, first_row);
@@ -70,7 +72,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
         keys_of(&sequence, &rules, first_row, min(first_row + side, sequence.seq_q), options);
     let mut first_key = keys.0 / side * side;
     while first_key < keys.1 {
-        // 1. Scores; pairs that are not seen are marked by the least number.
+        // 1. Scores. A bit tells which pairs are seen: any number may be a score.
         let k_span = of_keys(&k_strides, &sequence, head_kv, first_key);
         let v_span = of_keys(&v_strides, &sequence, head_kv, first_key);
         products::<I>(
@@ -84,6 +86,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
             blueprint,
         );
         load_rows::<I>(v, values.as_mut_slice(), &v_span, blueprint);
+        let mut seen = 0u32;
         #[unroll]
         for i in 0..unit_tile {
             let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
@@ -97,6 +100,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
                     if is_visible::<M>(mask, &sequence, &rules, query, key, options) {
                         score = bounded_score(scores[pair], &rules, options)
                             + bias_at::<I>(bias, &sequence, &rules, query, key, options);
+                        seen |= comptime!(1u32 << pair);
                     }
                 }
                 scores[pair] = score;
@@ -126,10 +130,9 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
             #[unroll]
             for j in 0..unit_tile {
                 let column = UNIT_POS_X + comptime!(UNITS * j as u32);
-                let score = scores[comptime!(i * unit_tile + j)];
-                // Told by equality: WGSL's inequality is false for NaN, which so would not count.
-                let seen = (score - most[i]).exp();
-                let mut weight = select(score == f32::min_value(), 0.0f32, seen);
+                let pair = comptime!(i * unit_tile + j);
+                let is_seen = seen & comptime!(1u32 << pair) != 0;
+                let mut weight = select(is_seen, (scores[pair] - most[i]).exp(), 0.0f32);
                 if comptime!(options.dropout) {
                     let (query, key) = (first_row + row, first_key + column);
                     if !is_kept(&sequence, &rules, query, key, options) {
@@ -184,7 +187,9 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
         }
         let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);
         if row < sequence.seq_q && UNIT_POS_X == 0 {
-            lse[(lse_origin + row) as usize] = most[i] + total[i].ln();
+            let at = lse_origin + row;
+            lse[at as usize] = most[i];
+            lse[(all_rows(&rules, options) + at) as usize] = total[i].ln();
         }
     }
     let out_span = of_queries(&out_strides, &sequence, CUBE_POS_Y, first_row);

@@ -38,8 +38,10 @@ pub struct AttentionOutput {
     /// `heads_q` heads of rows of `head_dim`, ordered as
     /// [`AttentionProblem::order_q`] says.
     pub out: Buffer,
-    /// The logarithms of the sums of `exp(score)`, f32, batch, head, query; heads first with packed
-    /// sequences too.
+    /// The logarithms of the sums of `exp(score)` in two parts, f32, each by batch, head and query; heads
+    /// first with packed sequences too. The first part is each query's largest score, behind all of
+    /// them are the logarithms of the sums of `exp(score - largest)`. The logarithm itself is the sum of
+    /// both, of which f32 would keep the first alone where that is as large as a mask of -1e9.
     pub lse: Buffer,
 }
 
@@ -48,7 +50,7 @@ pub struct AttentionOutput {
 pub struct AttentionResult<'a> {
     /// The output.
     pub out: &'a Buffer,
-    /// Its logarithms.
+    /// Its logarithms, in two parts.
     pub lse: &'a Buffer,
     /// The gradient of the output.
     pub dout: &'a Buffer,
@@ -249,7 +251,7 @@ impl<'a> Launch<'a> {
         check("lse", result.lse, problem.lse_elements(), F32)
     }
 
-    fn sizes(&self) -> SizesLaunch {
+    fn sizes(&self, first_batch: usize) -> SizesLaunch {
         let problem = self.problem;
         SizesLaunch::new(
             problem.heads_q as u32,
@@ -257,6 +259,7 @@ impl<'a> Launch<'a> {
             problem.seq_q as u32,
             problem.seq_kv as u32,
             problem.batch as u32,
+            first_batch as u32,
             problem.rows_q() as u32,
         )
     }
@@ -277,9 +280,11 @@ impl<'a> Launch<'a> {
         )
     }
 
-    pub(super) fn rules(&self) -> RulesLaunch {
+    /// For a launch whose first sequence is `first_batch`.
+    pub(super) fn rules(&self, first_batch: usize) -> RulesLaunch {
         let problem = self.problem;
-        RulesLaunch::new(self.sizes(), self.numbers(), pairs(problem.mask), pairs(problem.bias))
+        let (sizes, numbers) = (self.sizes(first_batch), self.numbers());
+        RulesLaunch::new(sizes, numbers, pairs(problem.mask), pairs(problem.bias))
     }
 
     /// The mask, and its type; without one, anything.
@@ -296,28 +301,23 @@ impl<'a> Launch<'a> {
         self.inputs.starts.unwrap_or(self.inputs.q).arg(1)
     }
 
-    pub(super) fn cubes(&self, tiles: usize, heads: usize) -> Result<CubeCount, KernelError> {
-        let cubes = [tiles, heads, self.problem.batch];
-        let most = self.client.properties().hardware.max_cube_count;
-        match cubes.map(u32::try_from) {
-            [Ok(x), Ok(y), Ok(z)] if x <= most.0 && y <= most.1 && z <= most.2 => {
-                Ok(CubeCount::Static(x, y, z))
-            }
-            _ => Err(unsupported(format!("{cubes:?} cubes"))),
-        }
-    }
-
-    /// As [`cubes`](Self::cubes), for rows of tensors, whose sequences may be packed.
-    pub(super) fn tensor_cubes(
+    /// Launches for `tiles` and `heads` of so many sequences, told which is the first: several times where
+    /// there are more of them than cubes along z. CUDA and WebGPU have 65535.
+    pub(super) fn for_batches(
         &self,
-        tiles: usize,
-        heads: usize,
-    ) -> Result<CubeCount, KernelError> {
-        let batch = self.problem.tensor_batch() as u32;
-        Ok(match self.cubes(tiles, heads)? {
-            CubeCount::Static(x, y, _) => CubeCount::Static(x, y, batch),
-            other => other,
-        })
+        [tiles, heads, batches]: [usize; 3],
+        mut launch: impl FnMut(CubeCount, usize) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
+        let most = self.client.properties().hardware.max_cube_count;
+        let (x, y) = match [tiles, heads].map(u32::try_from) {
+            [Ok(x), Ok(y)] if x <= most.0 && y <= most.1 => (x, y),
+            _ => return Err(unsupported(format!("{tiles} tiles of {heads} heads"))),
+        };
+        for first in (0..batches).step_by(most.2 as usize) {
+            let z = (batches - first).min(most.2 as usize) as u32;
+            launch(CubeCount::Static(x, y, z), first)?;
+        }
+        Ok(())
     }
 }
 

@@ -9,8 +9,8 @@ use super::{
     pairs::{MOVING, Place, is_checked, pair_gradients, store, tiles_of},
     pipeline::Side,
     rules::{
-        Options, RowStrides, Rules, all_rows, origin, origin_of_row_values, score_exponent,
-        seeds_of, sequence_of,
+        Options, RowStrides, Rules, all_rows, batch_of, origin, origin_of_row_values,
+        score_exponent, seeds_of, sequence_of,
     },
     softmax::{kept_bits, pack_registers},
 };
@@ -122,7 +122,7 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
     let fixed_at = shared_address::<u32>(memory.as_slice());
     let ring = fixed_at + 2 * fixed_bytes;
 
-    let (first_row, batch) = (CUBE_POS_X * fixed, CUBE_POS_Z);
+    let (first_row, batch) = (CUBE_POS_X * fixed, batch_of(CUBE_POS_Z, &rules));
     let group = rules.sizes.group;
     let (first_head, members) = match comptime!(side) {
         Side::Queries => (CUBE_POS_Y, 1u32.runtime()),
@@ -201,14 +201,14 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                 let sequence = sequence_of(starts, &rules, batch, head, options);
                 let first_column = (tiles.0 + index % of_member) * comptime!(MOVING as u32);
                 let deltas = origin_of_row_values(&sequence, &rules, options);
-                let shifts = deltas + all_rows(&rules, options);
+                let rows = all_rows(&rules, options);
                 // Before the products, which take the registers that the generator needs.
                 let mut kept = 0u32;
                 if comptime!(options.dropout) {
                     let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
                     kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
                 }
-                let place = Place { row, first_column, quad, deltas, shifts, exponent, kept };
+                let place = Place { row, first_column, quad, deltas, rows, exponent, kept };
                 let products = mma_products::<R>(
                     fixed_at + left_row,
                     first_at + right_row,

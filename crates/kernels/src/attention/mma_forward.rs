@@ -10,7 +10,8 @@
 use super::{
     mma_tiles::{Rows, copy_rows, left_position, right_position},
     rules::{
-        Options, RowStrides, Rules, keys_of, keys_of_all, origin, score_exponent, sequence_of,
+        Options, RowStrides, Rules, batch_of, keys_of, keys_of_all, origin, score_exponent,
+        sequence_of,
     },
     softmax::{Place, apply_rules, pack_registers, rescale, unseen, weigh, write_rows},
 };
@@ -114,7 +115,7 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
     let q_at = shared_address::<u32>(memory.as_slice());
     let ring = q_at + comptime!(blueprint.bytes(blueprint.tile_q()) as u32);
 
-    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
+    let (head, batch) = (CUBE_POS_Y, batch_of(CUBE_POS_Z, &rules));
     let sequence = sequence_of(starts, &rules, batch, head, options);
     // The last queries first: they may see the most keys.
     let first_row = (tiles - 1 - CUBE_POS_X) * tile_q;

@@ -31,38 +31,40 @@ pub(super) fn forward(
         tile_kv: blueprint.tile_kv,
     };
     let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
-    let (mask, mask_dtype) = launch.mask();
     let [registers, packed] = kernel.widths();
-    // SAFETY: the inputs hold the spans of the problem, rows begin at multiples of 16 bytes, and the
-    // outputs were allocated for the problem; the kernel stops rows and keys at their ends.
-    unsafe {
-        attention_forward_mma_kernel::launch_unchecked(
-            launch.client,
-            launch.cubes(tiles, problem.heads_q)?,
-            CubeDim::new_1d(kernel.units()),
-            inputs.q.arg(1),
-            inputs.k.arg(1),
-            inputs.v.arg(1),
-            mask,
-            launch.bias(),
-            launch.starts(),
-            output.out.arg(1),
-            output.lse.arg(1),
-            launch.rules(),
-            rows(problem.q),
-            rows(problem.k),
-            rows(problem.v),
-            rows(problem.out()),
-            tiles as u32,
-            kernel,
-            launch.options,
-            problem.dtype,
-            mask_dtype,
-            registers,
-            packed,
-        );
-    }
-    Ok(())
+    launch.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
+        let (mask, mask_dtype) = launch.mask();
+        // SAFETY: the inputs hold the spans of the problem, rows begin at multiples of 16 bytes, and the
+        // outputs were allocated for the problem; the kernel stops rows and keys at their ends.
+        unsafe {
+            attention_forward_mma_kernel::launch_unchecked(
+                launch.client,
+                cubes,
+                CubeDim::new_1d(kernel.units()),
+                inputs.q.arg(1),
+                inputs.k.arg(1),
+                inputs.v.arg(1),
+                mask,
+                launch.bias(),
+                launch.starts(),
+                output.out.arg(1),
+                output.lse.arg(1),
+                launch.rules(first),
+                rows(problem.q),
+                rows(problem.k),
+                rows(problem.v),
+                rows(problem.out()),
+                tiles as u32,
+                kernel,
+                launch.options,
+                problem.dtype,
+                mask_dtype,
+                registers,
+                packed,
+            );
+        }
+        Ok(())
+    })
 }
 
 /// The backward pass, without the gradient of a bias.
@@ -95,40 +97,42 @@ pub(super) fn backward(
             Side::Queries => problem.seq_q,
             Side::Keys => problem.seq_kv,
         };
-        let cubes = launch.cubes(seq.div_ceil(blueprint.tile_q), fixed[0].heads)?;
-        let (mask, mask_dtype) = launch.mask();
+        let tiles = seq.div_ceil(blueprint.tile_q);
         let [registers, packed] = kernel.widths();
-        // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
-        // problem.
-        unsafe {
-            attention_backward_mma_kernel::launch_unchecked(
-                launch.client,
-                cubes,
-                CubeDim::new_1d(kernel.units()),
-                fixed[0].buffer.arg(1),
-                fixed[1].buffer.arg(1),
-                moving[0].buffer.arg(1),
-                moving[1].buffer.arg(1),
-                mask,
-                launch.bias(),
-                launch.starts(),
-                terms.arg(1),
-                outs[0].arg(1),
-                outs[1].arg(1),
-                launch.rules(),
-                strides(fixed),
-                strides(moving),
-                rows(out_rows),
-                side,
-                kernel,
-                launch.options,
-                problem.dtype,
-                mask_dtype,
-                registers,
-                packed,
-            );
-        }
-        Ok::<_, KernelError>(())
+        launch.for_batches([tiles, fixed[0].heads, problem.batch], |cubes, first| {
+            let (mask, mask_dtype) = launch.mask();
+            // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
+            // problem.
+            unsafe {
+                attention_backward_mma_kernel::launch_unchecked(
+                    launch.client,
+                    cubes,
+                    CubeDim::new_1d(kernel.units()),
+                    fixed[0].buffer.arg(1),
+                    fixed[1].buffer.arg(1),
+                    moving[0].buffer.arg(1),
+                    moving[1].buffer.arg(1),
+                    mask,
+                    launch.bias(),
+                    launch.starts(),
+                    terms.arg(1),
+                    outs[0].arg(1),
+                    outs[1].arg(1),
+                    launch.rules(first),
+                    strides(fixed),
+                    strides(moving),
+                    rows(out_rows),
+                    side,
+                    kernel,
+                    launch.options,
+                    problem.dtype,
+                    mask_dtype,
+                    registers,
+                    packed,
+                );
+            }
+            Ok(())
+        })
     };
     let AttentionGradients { dq, dk, dv, .. } = gradients;
     call(Side::Keys, [&k, &v], [&q, &dout], [dk, dv], problem.kv_gradients())?;

@@ -4,6 +4,7 @@
 //! s[i, j]   = cap(scale q_i . k_j) + bias[i, j]            cap(x) = c tanh(x / c), if asked for
 //! p[i, j]   = exp(s[i, j] - lse[i]) where j is visible to i, else 0
 //! lse[i]    = log sum_j exp(s[i, j])                        minus infinity where nothing is visible
+//!           = top[i] + log sum_j exp(s[i, j] - top[i])      top[i] is the largest s[i, j]
 //! out[i]    = sum_j d[i, j] p[i, j] v_j                     d is 0 or 1 / (1 - rate), else 1
 //!
 //! delta[i]  = dout_i . out_i
@@ -19,18 +20,31 @@
 //! | k, v, dk, dv | `[batch, heads_kv, seq_kv, head_dim]` | as q | that of q |
 //! | mask | `[batch, heads_q, seq_q, seq_kv]` | [`Pairs`] | 8- or 32-bit integers, not 0 for pairs left out |
 //! | bias | the same | [`Pairs`] | that of q |
-//! | lse, delta | `[batch, heads_q, seq_q]` | contiguous | f32 |
+//! | lse | `[2, batch, heads_q, seq_q]`: all top, then all logarithms | contiguous | f32 |
+//! | delta | `[batch, heads_q, seq_q]` | contiguous | f32 |
 //!
-//! Scores, weights and sums are f32; results are rounded once and overwritten. Saved for backward are
-//! q, k, v, out and lse; the weights are computed again, and so is what dropout leaves out.
+//! Scores, weights and sums are f32. Each result is rounded once, and overwrites what its memory held. The
+//! backward pass reads q, k, v, out and lse. It computes the weights again, and draws dropout again.
 //!
-//! Query i stands at key `i + seq_kv - seq_q`: causal attention and the window are aligned at the
-//! lower right, as FlashAttention has them. A query that sees no key has output zero and no gradient.
-//! Sequences of different lengths may follow each other in one batch ([`AttentionProblem::packed`]).
+//! # Masks that are added
+//!
+//! A score is the sum of product and bias, rounded to f32. A score of minus infinity hides its pair, as
+//! the mask and the window do. Every finite score counts, however small. A query whose scores are all -1e9
+//! or `f32::MIN` so attends to all of its keys alike, because f32 keeps nothing of the products beside such
+//! a number. A score that is NaN or plus infinity makes its query's output and gradient NaN, and the
+//! gradients of the keys that the query sees.
+//!
+//! This is why lse is saved in two parts. Beside -1e9 their sum would lose the logarithm, and weights
+//! computed from it would add up to the number of keys instead of 1.
+//!
+//! Query i stands at key `i + seq_kv - seq_q`, so the last query stands at the last key. FlashAttention
+//! aligns causal attention and the window in the same way. A query that sees no key has output zero and no
+//! gradient. Sequences of different lengths may follow each other in one batch
+//! ([`AttentionProblem::packed`]).
 //!
 //! Sources: Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023); Milakov and Gimelshein,
-//! "Online normalizer calculation for softmax" (2018). Not served: heads wider than 256, and of v
-//! another width than of q.
+//! "Online normalizer calculation for softmax" (2018). The kernels serve heads of up to 256, and those of v
+//! have to be as wide as those of q.
 //!
 //! | family | instructions | serves |
 //! |---|---|---|

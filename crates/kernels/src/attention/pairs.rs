@@ -56,9 +56,9 @@ pub(super) struct Place {
     /// First row of those that came in.
     pub(super) first_column: u32,
     pub(super) quad: u32,
-    /// Where the head's deltas and shifts begin among the terms of rows.
+    /// Where the head's deltas begin among the terms of rows, and how many there are of each term.
     pub(super) deltas: u32,
-    pub(super) shifts: u32,
+    pub(super) rows: u32,
     pub(super) exponent: f32,
     /// Bits of what dropout leaves.
     pub(super) kept: u32,
@@ -98,8 +98,17 @@ pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
             score += bias_at::<I>(bias, sequence, rules, within_q, within_kv, options);
         }
         let at = (place.deltas + within_q) as usize;
-        let shift = terms[(place.shifts + within_q) as usize];
-        let mut weight = exp2_fast(score * place.exponent - shift);
+        let shift = terms[(place.deltas + place.rows + within_q) as usize];
+        let power = if comptime!(options.bias) {
+            // See `row_terms` for why these are two terms. No score is above the largest, unless
+            // forward added it up in another order: at the size of a mask, the last bit is then a
+            // large number.
+            let log = terms[(place.deltas + 2 * place.rows + within_q) as usize];
+            min(score - shift, 0.0f32) * place.exponent - log
+        } else {
+            score * place.exponent - shift
+        };
+        let mut weight = exp2_fast(power);
         if comptime!(masked) {
             let visible = query < sequence.seq_q
                 && key < sequence.seq_kv

@@ -182,9 +182,14 @@ impl AttentionProblem {
         self.tensor_batch() * self.heads_kv * self.rows_kv() * self.head_dim
     }
 
-    /// Elements of the logarithms of the sums: one for each query of each head.
-    pub fn lse_elements(&self) -> usize {
+    /// Queries of all heads: elements of a tensor of one number for each.
+    pub fn query_elements(&self) -> usize {
         self.tensor_batch() * self.heads_q * self.rows_q()
+    }
+
+    /// Elements of the logarithms of the sums, which are kept in two parts.
+    pub fn lse_elements(&self) -> usize {
+        2 * self.query_elements()
     }
 
     /// Elements of the gradient of the bias: all pairs.
@@ -234,7 +239,8 @@ impl AttentionProblem {
         2.5 * self.forward_flops()
     }
 
-    /// Bytes that the forward pass has to move: q, k and v in, the output and the logarithms out.
+    /// Bytes that the forward pass has to move: q, k and v in; the output, the largest scores and the
+    /// logarithms out.
     pub fn forward_bytes(&self) -> usize {
         let elements = 2 * self.out_elements() + 2 * self.kv_elements();
         elements * self.dtype.size() + 4 * self.lse_elements()

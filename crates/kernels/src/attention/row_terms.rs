@@ -15,8 +15,14 @@ pub(crate) const WIDTH: usize = 8;
 /// More than any score in powers of two: what a row without weights subtracts.
 const NO_WEIGHTS: f32 = 1e30;
 
-/// `delta = rowsum(dout * out)`, and behind all of them `shift`, the logarithm of base two that a row's
-/// scores are diminished by. Rows along x, heads along y, batches along z.
+/// `delta = rowsum(dout * out)`, and behind all of them `shift`: what a row's scores are diminished by, as
+/// powers of two. It is the largest score and the logarithm of the sum, added up.
+///
+/// With a bias they stay `apart`, two terms one behind the other, and the largest score is not turned into
+/// a power. Added to a mask of -1e9 the logarithm would be lost, and the weights of a masked row would not
+/// add up to one.
+///
+/// Rows along x, heads along y, batches from `first_batch` of `batches` on along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     out: &[Vector<I, W>],
@@ -26,18 +32,22 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     rows: u32,
     heads: u32,
     head_dim: u32,
+    first_batch: u32,
+    batches: u32,
     out_strides: RowStrides,
     dout_strides: RowStrides,
+    #[comptime] apart: bool,
     #[define(I)] _element: ElemType,
     #[define(W)] _width: usize,
 ) {
     let lane = UNIT_POS_X % LANES;
     let row = CUBE_POS_X * ROWS + UNIT_POS_X / LANES;
+    let batch = CUBE_POS_Z + first_batch;
     let width = comptime!(WIDTH as u32);
     let mut sum = 0.0f32;
     if row < rows {
-        let out_at = origin(&out_strides, CUBE_POS_Z, CUBE_POS_Y, row) / width;
-        let dout_at = origin(&dout_strides, CUBE_POS_Z, CUBE_POS_Y, row) / width;
+        let out_at = origin(&out_strides, batch, CUBE_POS_Y, row) / width;
+        let dout_at = origin(&dout_strides, batch, CUBE_POS_Y, row) / width;
         let mut column = lane;
         while column < head_dim / width {
             let a = out[(out_at + column) as usize];
@@ -53,11 +63,18 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     sum += plane_shuffle_xor(sum, 2u32);
     sum += plane_shuffle_xor(sum, 4u32);
     if row < rows && lane == 0 {
-        let all = rows * heads * CUBE_COUNT_Z;
-        let at = (CUBE_POS_Z * heads + CUBE_POS_Y) * rows + row;
-        let log = lse[at as usize];
+        let all = rows * heads * batches;
+        let at = (batch * heads + CUBE_POS_Y) * rows + row;
+        let largest = lse[at as usize];
+        let log = lse[(all + at) as usize];
+        let has_none = log < f32::min_value();
+        let to_powers = comptime!(LOG2_E as f32);
         terms[at as usize] = sum;
-        terms[(all + at) as usize] =
-            select(log < f32::min_value(), NO_WEIGHTS, log * comptime!(LOG2_E as f32));
+        if comptime!(apart) {
+            terms[(all + at) as usize] = largest;
+            terms[(2 * all + at) as usize] = select(has_none, NO_WEIGHTS, log * to_powers);
+        } else {
+            terms[(all + at) as usize] = select(has_none, NO_WEIGHTS, (largest + log) * to_powers);
+        }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Sizes {
     pub(crate) seq_kv: u32,
     /// Sequences.
     pub(crate) batch: u32,
+    /// The first one of this launch.
+    pub(crate) first_batch: u32,
     /// Rows of one head of q, of all sequences if they are packed.
     pub(crate) rows_q: u32,
 }
@@ -250,6 +252,12 @@ pub(super) fn score_exponent(rules: &Rules, #[comptime] options: Options) -> f32
     }
 }
 
+/// The sequence that a cube whose place along z is `cube` works on.
+#[cube]
+pub(super) fn batch_of(cube: u32, rules: &Rules) -> u32 {
+    cube + rules.sizes.first_batch
+}
+
 /// What [`bounded_score`] grows by with its product, where it is `score`; without the scale.
 #[cube]
 pub(super) fn score_slope(score: f32, rules: &Rules, #[comptime] options: Options) -> f32 {
@@ -319,7 +327,6 @@ pub(super) fn origin_of_row_values(
 }
 
 /// Numbers of a tensor of one for each query.
-#[cfg(feature = "cuda")]
 #[cube]
 pub(super) fn all_rows(rules: &Rules, #[comptime] options: Options) -> u32 {
     let mut rows = rules.sizes.heads_q * rules.sizes.rows_q;

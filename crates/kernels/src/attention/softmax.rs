@@ -7,17 +7,18 @@ use super::{
     dropout::{Seeds, random_words},
     pipeline::Side,
     rules::{
-        Options, Rules, Sequence, bias_at, bounded_score, is_visible, origin_of_row_values,
-        seeds_of,
+        Options, Rules, Sequence, all_rows, bias_at, bounded_score, is_visible,
+        origin_of_row_values, seeds_of,
     },
 };
 use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
-/// What a score is that does not count. Finite, so that no difference is NaN, and far from all that
-/// is not.
-const UNSEEN: f32 = -1e30;
+/// What a score is that does not count.
+const UNSEEN: f32 = f32::NEG_INFINITY;
+/// What the largest score of a row begins with. Finite, so that no difference of a score to it is NaN.
+const LEAST: f32 = f32::MIN;
 
 /// The largest or the sum of what the four units of a row hold.
 #[cube]
@@ -61,8 +62,8 @@ pub(super) struct RowState {
 #[cube]
 pub(super) fn unseen() -> RowState {
     RowState {
-        peak_upper: UNSEEN.runtime(),
-        peak_lower: UNSEEN.runtime(),
+        peak_upper: LEAST.runtime(),
+        peak_lower: LEAST.runtime(),
         total_upper: 0.0f32,
         total_lower: 0.0f32,
         rescale_upper: 0.0f32,
@@ -122,6 +123,15 @@ fn with_first<R: Size>(
     vector_of::<f32, R>(all)
 }
 
+/// A score less the row's largest, as a power of two. `from` is the largest as one.
+///
+/// With a bias scores may be as large as a mask. Their difference is then taken first: it is exact where
+/// scores are near each other, and it cannot overflow to NaN.
+#[cube]
+fn power(score: f32, largest: f32, from: f32, exponent: f32, #[comptime] options: Options) -> f32 {
+    if comptime!(options.bias) { (score - largest) * exponent } else { score * exponent - from }
+}
+
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
 #[cube]
 pub(super) fn weigh<R: Size>(
@@ -147,11 +157,11 @@ pub(super) fn weigh<R: Size>(
     }
     upper = quad_max(upper);
     lower = quad_max(lower);
-    // Where nothing is seen yet, all weights have to be zero, and not one.
-    let upper_from = select(upper == UNSEEN, 0.0f32, upper * exponent);
-    let lower_from = select(lower == UNSEEN, 0.0f32, lower * exponent);
-    state.rescale_upper = exp2_fast(state.peak_upper * exponent - upper_from);
-    state.rescale_lower = exp2_fast(state.peak_lower * exponent - lower_from);
+    // The product of the least number may be minus infinity, which less itself is NaN.
+    let upper_from = select(upper == LEAST, 0.0f32, upper * exponent);
+    let lower_from = select(lower == LEAST, 0.0f32, lower * exponent);
+    state.rescale_upper = exp2_fast(power(state.peak_upper, upper, upper_from, exponent, options));
+    state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, options));
     state.peak_upper = upper;
     state.peak_lower = lower;
     let mut upper_sum = state.total_upper * state.rescale_upper;
@@ -161,8 +171,9 @@ pub(super) fn weigh<R: Size>(
     #[unroll]
     for i in 0..comptime!(tile_kv / 2) {
         let is_upper = comptime!((i / 2) % 2 == 0);
-        let from = if comptime!(is_upper) { upper_from } else { lower_from };
-        let mut weight = exp2_fast(scores.extract(i) * exponent - from);
+        let (largest, from) =
+            if comptime!(is_upper) { (upper, upper_from) } else { (lower, lower_from) };
+        let mut weight = exp2_fast(power(scores.extract(i), largest, from, exponent, options));
         if comptime!(is_upper) {
             upper_sum += weight;
         } else {
@@ -276,7 +287,7 @@ pub(super) fn rescale<R: Size>(
 }
 
 /// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes
-/// both rows and their logarithms.
+/// both rows, their largest scores and their logarithms.
 #[cube]
 pub(super) fn write_rows<I: Float, R: Size>(
     sums: Vector<f32, R>,
@@ -314,13 +325,21 @@ pub(super) fn write_rows<I: Float, R: Size>(
         }
     }
     if place.quad == 0 {
-        let lse_origin = origin_of_row_values(sequence, rules, options);
-        let to_natural = place.exponent * comptime!(LN_2 as f32);
+        let largest = origin_of_row_values(sequence, rules, options) + row;
+        let logs = all_rows(rules, options) + largest;
+        // With options that need it, scores were scaled before; the factor is 1 but for a rounding,
+        // which would move a mask's size.
+        let mut to_scores = 1.0f32.runtime();
+        if comptime!(!(options.softcap || options.bias)) {
+            to_scores = place.exponent * comptime!(LN_2 as f32);
+        }
         if row < sequence.seq_q {
-            lse[(lse_origin + row) as usize] = state.peak_upper * to_natural + upper.ln();
+            lse[largest as usize] = state.peak_upper * to_scores;
+            lse[logs as usize] = upper.ln();
         }
         if row + 8 < sequence.seq_q {
-            lse[(lse_origin + row + 8) as usize] = state.peak_lower * to_natural + lower.ln();
+            lse[(largest + 8) as usize] = state.peak_lower * to_scores;
+            lse[(logs + 8) as usize] = lower.ln();
         }
     }
 }

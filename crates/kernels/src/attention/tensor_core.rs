@@ -154,7 +154,7 @@ pub(super) fn forward(
             launch.starts(),
             output.out.arg(1),
             output.lse.arg(1),
-            launch.rules(),
+            launch.rules(0),
             rows(problem.out()),
             tiles as u32,
             items,
@@ -169,7 +169,7 @@ pub(super) fn forward(
     Ok(())
 }
 
-/// The terms of rows that the backward passes read.
+/// The terms of rows that the backward passes read: two for each, three with a bias.
 pub(super) fn row_terms(
     launch: &Launch<'_>,
     result: &AttentionResult<'_>,
@@ -177,29 +177,37 @@ pub(super) fn row_terms(
     let problem = launch.problem;
     Tensor::of_queries(launch, result.out, problem.out()).fetched_strides(launch)?;
     Tensor::of_queries(launch, result.dout, result.dout_rows).fetched_strides(launch)?;
-    let terms = Buffer::empty(launch.client, 2 * problem.lse_elements(), F32);
+    let apart = launch.options.bias;
+    let of_row = if apart { 3 } else { 2 };
+    let terms = Buffer::empty(launch.client, of_row * problem.query_elements(), F32);
     let tiles = problem.rows_q().div_ceil(TERMS_ROWS as usize);
-    let cubes = launch.tensor_cubes(tiles, problem.heads_q)?;
-    // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
-    // for the problem.
-    unsafe {
-        attention_row_terms_kernel::launch_unchecked(
-            launch.client,
-            cubes,
-            CubeDim::new_1d(TERMS_UNITS),
-            result.out.arg(TERMS_WIDTH),
-            result.dout.arg(TERMS_WIDTH),
-            result.lse.arg(1),
-            terms.arg(1),
-            problem.rows_q() as u32,
-            problem.heads_q as u32,
-            problem.head_dim as u32,
-            rows(problem.out()),
-            rows(result.dout_rows),
-            problem.dtype,
-            TERMS_WIDTH,
-        );
-    }
+    let batches = problem.tensor_batch();
+    launch.for_batches([tiles, problem.heads_q, batches], |cubes, first| {
+        // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
+        // for the problem.
+        unsafe {
+            attention_row_terms_kernel::launch_unchecked(
+                launch.client,
+                cubes,
+                CubeDim::new_1d(TERMS_UNITS),
+                result.out.arg(TERMS_WIDTH),
+                result.dout.arg(TERMS_WIDTH),
+                result.lse.arg(1),
+                terms.arg(1),
+                problem.rows_q() as u32,
+                problem.heads_q as u32,
+                problem.head_dim as u32,
+                first as u32,
+                batches as u32,
+                rows(problem.out()),
+                rows(result.dout_rows),
+                apart,
+                problem.dtype,
+                TERMS_WIDTH,
+            );
+        }
+        Ok(())
+    })?;
     Ok(terms)
 }
 
@@ -223,40 +231,42 @@ pub(super) fn backward(
     let of_queries = [&q, &dout, &k, &v];
     let call =
         |side, tensors: [&Tensor<'_>; 4], outs: [&Buffer; 2], out_rows, seq: usize, heads| {
-            let cubes = launch.cubes(seq.div_ceil(BACKWARD_TILE), heads)?;
-            let [first_fixed, second_fixed, first_moving, second_moving] =
-                tensors.map(|tensor| tensor.map(launch, BLOCK));
-            let (mask, mask_dtype) = launch.mask();
             let [registers, packed] = kernel.widths();
-            // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
-            // problem.
-            unsafe {
-                attention_backward_wgmma_kernel::launch_unchecked(
-                    launch.client,
-                    cubes,
-                    CubeDim::new_1d(BACKWARD_UNITS),
-                    first_fixed?,
-                    second_fixed?,
-                    first_moving?,
-                    second_moving?,
-                    mask,
-                    launch.bias(),
-                    launch.starts(),
-                    terms.arg(1),
-                    outs[0].arg(1),
-                    outs[1].arg(1),
-                    launch.rules(),
-                    rows(out_rows),
-                    side,
-                    kernel,
-                    launch.options,
-                    problem.dtype,
-                    mask_dtype,
-                    registers,
-                    packed,
-                );
-            }
-            Ok::<_, KernelError>(())
+            let tiles = seq.div_ceil(BACKWARD_TILE);
+            launch.for_batches([tiles, heads, problem.batch], |cubes, first| {
+                let [first_fixed, second_fixed, first_moving, second_moving] =
+                    tensors.map(|tensor| tensor.map(launch, BLOCK));
+                let (mask, mask_dtype) = launch.mask();
+                // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
+                // problem.
+                unsafe {
+                    attention_backward_wgmma_kernel::launch_unchecked(
+                        launch.client,
+                        cubes,
+                        CubeDim::new_1d(BACKWARD_UNITS),
+                        first_fixed?,
+                        second_fixed?,
+                        first_moving?,
+                        second_moving?,
+                        mask,
+                        launch.bias(),
+                        launch.starts(),
+                        terms.arg(1),
+                        outs[0].arg(1),
+                        outs[1].arg(1),
+                        launch.rules(first),
+                        rows(out_rows),
+                        side,
+                        kernel,
+                        launch.options,
+                        problem.dtype,
+                        mask_dtype,
+                        registers,
+                        packed,
+                    );
+                }
+                Ok(())
+            })
         };
     let AttentionGradients { dq, dk, dv, .. } = gradients;
     let kv_rows = problem.kv_gradients();

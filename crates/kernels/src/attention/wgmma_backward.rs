@@ -8,8 +8,8 @@ use super::{
     pairs::{Place, is_checked, pair_gradients, store, tiles_of},
     pipeline::{Side, Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
     rules::{
-        Options, RowStrides, Rules, all_rows, origin, origin_of_row_values, score_exponent,
-        seeds_of, sequence_of,
+        Options, RowStrides, Rules, all_rows, batch_of, origin, origin_of_row_values,
+        score_exponent, seeds_of, sequence_of,
     },
     softmax::{kept_bits, pack_registers},
 };
@@ -137,7 +137,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
     }
     sync_cube();
 
-    let (first_row, batch) = (CUBE_POS_X * 128, CUBE_POS_Z);
+    let (first_row, batch) = (CUBE_POS_X * 128, batch_of(CUBE_POS_Z, &rules));
     let group = rules.sizes.group;
     let (first_head, members) = match comptime!(side) {
         Side::Queries => (CUBE_POS_Y, 1u32.runtime()),
@@ -223,14 +223,14 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
             let sequence = sequence_of(starts, &rules, batch, head, options);
             let first_column = (tiles.0 + index % moving.of_member) * 64;
             let deltas = origin_of_row_values(&sequence, &rules, options);
-            let shifts = deltas + all_rows(&rules, options);
+            let rows = all_rows(&rules, options);
             // Before the products, which take the registers that the generator needs.
             let mut kept = 0u32;
             if comptime!(options.dropout) {
                 let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
                 kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
             }
-            let place = Place { row, first_column, quad, deltas, shifts, exponent, kept };
+            let place = Place { row, first_column, quad, deltas, rows, exponent, kept };
             let stage = load::<u32>(slot.stage);
             barrier_wait(full + stage * 8, load::<u32>(slot.phase));
             let first_at = ring + stage * 2 * tile_bytes;

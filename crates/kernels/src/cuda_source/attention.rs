@@ -51,7 +51,8 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     for (name, dtype) in [("f32", F32), ("f16", F16), ("bf16", BF16)] {
         kernels.push(delta(name, dtype)?);
     }
-    kernels.push(row_terms()?);
+    kernels.push(row_terms("plain", false)?);
+    kernels.push(row_terms("bias", true)?);
     for (unit_tile, head_dim, options) in [(4, 64, CAUSAL), (4, 128, CAUSAL), (2, 256, EVERYTHING)]
     {
         let blueprint = PortableBlueprint { unit_tile, head_dim };
@@ -127,6 +128,7 @@ fn rules() -> RulesCompilationArg {
             seq_q: (),
             seq_kv: (),
             batch: (),
+            first_batch: (),
             rows_q: (),
         },
         numbers: NumbersCompilationArg {
@@ -154,6 +156,7 @@ fn delta(name: &str, dtype: ElemType) -> Result<CudaKernel, SourceError> {
             buffer(),
             buffer(),
             buffer(),
+            (),
             (),
             (),
             (),
@@ -358,9 +361,9 @@ fn wgmma_forward(
     )
 }
 
-fn row_terms() -> Result<CudaKernel, SourceError> {
+fn row_terms(name: &str, apart: bool) -> Result<CudaKernel, SourceError> {
     variant(
-        "attention_row_terms_bf16".into(),
+        format!("attention_row_terms_bf16_{name}"),
         attention_row_terms_kernel::AttentionRowTermsKernel::new(
             settings_1d(ROW_TERMS_UNITS),
             properties(),
@@ -372,8 +375,11 @@ fn row_terms() -> Result<CudaKernel, SourceError> {
             (),
             (),
             (),
+            (),
+            (),
             rows(),
             rows(),
+            apart,
             BF16,
             ROW_TERMS_WIDTH,
         ),

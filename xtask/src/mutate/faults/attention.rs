@@ -25,11 +25,8 @@ pub(super) const FILES: &[InFile] = &[
                 "query < sequence.seq_q && key < sequence.seq_kv",
                 "query < sequence.seq_q && key <= sequence.seq_kv",
             ),
-            device(
-                "wrong sign in the logarithm",
-                "most[i] + total[i].ln()",
-                "most[i] - total[i].ln()",
-            ),
+            device("wrong sign in the logarithm", "total[i].ln()", "-total[i].ln()"),
+            statement("largest score not saved", "lse[at as usize] = most[i];", ""),
             statement("dropout left out", "weight = -weight;", ""),
             device("heads of keys not shared", "CUBE_POS_Y / rules.sizes.group", "CUBE_POS_Y"),
             statement("skipped tile of keys", "first_key += side;", "first_key += 2 * side;"),
@@ -60,8 +57,8 @@ pub(super) const FILES: &[InFile] = &[
             statement("bias's gradient not zeroed", "keys = (0u32, sequence.seq_kv);", ""),
             device(
                 "row without keys not masked",
-                "select(lse[at] < f32::min_value(), 0.0f32, (score - lse[at]).exp())",
-                "(score - lse[at]).exp()",
+                "select(log < f32::min_value(), 0.0f32, (below - log).exp())",
+                "(below - log).exp()",
             ),
         ],
     },
@@ -85,6 +82,7 @@ pub(super) const FILES: &[InFile] = &[
                 "visible && distance < rules.numbers.right",
             ),
             device("missing mask", "visible && mask[at as usize] == M::from_int(0)", "visible"),
+            device("launches all at the first batch", "cube + rules.sizes.first_batch", "cube"),
             device(
                 "keys of the window's right side left out",
                 "i32::cast_from(end) + sequence.diagonal + rules.numbers.right",

@@ -133,7 +133,7 @@ pub(super) const FILES: &[InFile] = &[
             device("sum of half a quad", "pair + plane_shuffle_xor(pair, 2u32)", "pair"),
             statement(
                 "lower row rescaled as the upper",
-                "state.rescale_lower = exp2_fast(state.peak_lower * exponent - lower_from);",
+                "state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, options));",
                 "state.rescale_lower = state.rescale_upper;",
             ),
             statement("missing mask", "score = select(visible, score, UNSEEN);", ""),
@@ -149,8 +149,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "logarithm by the upper row's peak",
-                "state.peak_lower * to_natural + lower.ln()",
-                "state.peak_upper * to_natural + lower.ln()",
+                "state.peak_lower * to_scores",
+                "state.peak_upper * to_scores",
             ),
             device("dropped scale of dropout", "rules.numbers.kept / lower", "1.0f32 / lower"),
         ],
