@@ -4,6 +4,8 @@
 mod batches;
 #[path = "attention_layouts.rs"]
 pub(crate) mod layouts;
+#[path = "attention_long.rs"]
+mod long;
 #[path = "attention_masks.rs"]
 pub(crate) mod masks;
 #[path = "attention_packed.rs"]
@@ -63,6 +65,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("attention::{name}"), move || on_device(test))
     };
     trials.extend(batches::trials());
+    trials.extend(long::trials());
     trials.extend(masks::trials());
     trials.extend([
         trial("heads_side_by_side_are_read_and_written_in_place", layouts::side_by_side),
