@@ -36,6 +36,8 @@ const PLAIN: Options = Options {
 
 const CAUSAL: Options = Options { right: true, ..PLAIN };
 
+const PACKED: Options = Options { packed: true, ..CAUSAL };
+
 const EVERYTHING: Options = Options {
     left: true,
     right: true,
@@ -62,6 +64,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     let wgmma = [
         ("plain", PLAIN, &[(32, 128), (64, 128), (96, 128), (128, 128), (256, 64)][..]),
         ("causal", CAUSAL, &[(64, 128), (128, 128), (256, 64)]),
+        ("packed", PACKED, &[(64, 128), (128, 128)]),
         ("dropout", Options { dropout: true, ..CAUSAL }, &[(64, 128), (128, 64)]),
         ("everything", EVERYTHING, &[(64, 128), (128, 64)]),
     ];
@@ -74,6 +77,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     let mma = [
         ("plain", PLAIN, &[(32, 128), (64, 128), (128, 64), (256, 32)][..]),
         ("causal", CAUSAL, &[(64, 128), (128, 64), (256, 32)]),
+        ("packed", PACKED, &[(64, 128), (128, 64)]),
         ("dropout", Options { dropout: true, ..CAUSAL }, &[(64, 128), (128, 64)]),
         // With heads of 128 it spills a few registers on sm_120a.
         ("everything", EVERYTHING, &[(64, 128)]),
@@ -87,6 +91,7 @@ pub(super) fn variants() -> Result<Vec<CudaKernel>, SourceError> {
     let backward = [
         ("plain", PLAIN, &[32, 64, 96, 128][..]),
         ("causal", CAUSAL, &[64, 128]),
+        ("packed", PACKED, &[64, 128]),
         ("dropout", Options { dropout: true, ..CAUSAL }, &[64, 128]),
         // With these and heads of 128, dk and dv spill a few registers.
         ("mask", Options { mask: true, ..CAUSAL }, &[64]),
@@ -313,7 +318,15 @@ fn mma_forward(
             packed,
         ),
         Promise {
-            architectures: EVERY_ARCHITECTURE.to_vec(),
+            // Packed, heads of 64 spill a register before and behind the loop on sm_90a, which has
+            // wgmma for them.
+            architectures: EVERY_ARCHITECTURE
+                .iter()
+                .copied()
+                .filter(|architecture| {
+                    !options.packed || head_dim != 64 || *architecture != "sm_90a"
+                })
+                .collect(),
             tensor_core: Some("HMMA"),
             max_registers: Some(255),
         },
