@@ -4,12 +4,16 @@
 //!
 //! A plan is compared with the portable one before it is timed; that one is held against double
 //! precision by the tests, at lengths that double precision can be computed for.
+//!
+//! Rows of packed sequences, whose shape ends in `packed`, have the same tokens in sequences of half to
+//! one and a half times that length, one behind the other.
 
 use blackburn_benches::{Rotated, device, median_ms, median_of_batches};
 use blackburn_kernels::{
     attention::{
-        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Pass, Window,
-        attention_backward, attention_backward_with, attention_forward, attention_forward_with,
+        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Order, Pass, Rows,
+        Window, attention_backward, attention_backward_with, attention_forward,
+        attention_forward_with,
     },
     buffer::Buffer,
     matmul::Family,
@@ -22,7 +26,11 @@ use burn::tensor::{
     Distribution, FloatDType, Tensor, module::attention, ops::AttentionModuleOptions,
 };
 use clap::Parser;
-use cubecl::{MemoryScope, client::Client};
+use cubecl::{
+    MemoryScope,
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
 use std::error::Error;
 
 /// Compare and time every plan of attention.
@@ -43,6 +51,9 @@ struct Arguments {
     /// Only the plan that is picked.
     #[arg(long)]
     picked: bool,
+    /// Pack the tokens of a case into sequences of different lengths instead.
+    #[arg(long, conflicts_with_all = ["memory", "module"])]
+    packed: bool,
     /// Run both passes by the plans that are picked once, and tell the memory that is in use while
     /// all tensors live, and what is reserved then, instead of comparing and timing.
     #[arg(long)]
@@ -93,7 +104,49 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     if case.options.causal {
         problem.window = Window { left: None, right: Some(0) };
     }
+    if arguments.packed {
+        let tokens = case.batch * case.seq_q;
+        let rows = Order::PositionsFirst.rows(case.heads_q, tokens, case.head_dim);
+        let rows = Rows { batch: 0, ..rows };
+        let longest = lengths(case).into_iter().max().unwrap_or_default();
+        (problem.q, problem.k, problem.v) = (rows, rows, rows);
+        (problem.order_q, problem.order_kv) = (Order::PositionsFirst, Order::PositionsFirst);
+        (problem.seq_q, problem.seq_kv) = (longest, longest);
+        problem.packed = Some([tokens, tokens]);
+    }
     problem
+}
+
+/// As many sequences as the case has, of as many tokens in all.
+fn lengths(case: &AttentionCase) -> Vec<usize> {
+    let (seq, half) = (case.seq_q, case.seq_q / 2);
+    let odd_one = case.batch % 2;
+    let pairs = (0..case.batch / 2).flat_map(|_| [seq + half, seq - half]);
+    pairs.chain(vec![seq; odd_one]).collect()
+}
+
+/// Where packed sequences begin, of queries and then of keys.
+fn starts(client: &Client, case: &AttentionCase) -> Buffer {
+    let mut ends = vec![0u32];
+    for length in lengths(case) {
+        ends.push(ends.last().copied().unwrap_or_default() + length as u32);
+    }
+    let words = [&ends[..], &ends[..]].concat();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    Buffer {
+        handle: client.create_from_slice(&bytes),
+        elements: words.len(),
+        dtype: ElemType::UInt(UIntKind::U32),
+    }
+}
+
+/// Multiplications and additions of the forward pass.
+fn forward_flops(arguments: &Arguments, case: &AttentionCase) -> f64 {
+    if !arguments.packed {
+        return case.forward_flops();
+    }
+    let of = |length| AttentionCase { batch: 1, seq_q: length, seq_kv: length, ..*case };
+    lengths(case).into_iter().map(|length| of(length).forward_flops()).sum()
 }
 
 /// Burn's own function, by the provider or without it.
@@ -185,7 +238,9 @@ fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Resul
 fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result<usize, String> {
     let problem = problem(arguments, case);
     let [q, k, v, dout] = tensors(client, arguments, case);
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let starts = arguments.packed.then(|| starts(client, case));
+    let starts = starts.as_ref();
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts };
     let message = |error: &dyn std::fmt::Display| error.to_string();
 
     let trusted = |pass: Pass| {
@@ -225,14 +280,16 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
             })
         };
         let flops = match pass {
-            Pass::Forward => case.forward_flops(),
-            Pass::Backward => case.backward_flops(),
+            Pass::Forward => forward_flops(arguments, case),
+            // Five products, of which two are the forward pass's.
+            Pass::Backward => 2.5 * forward_flops(arguments, case),
         };
         let expected = if plans.is_empty() { Vec::new() } else { run(&trusted(pass)?)? };
         for plan in plans {
             let mark = if Some(plan) == picked { "*" } else { "" };
+            let packed = if arguments.packed { " packed" } else { "" };
             let row = format!(
-                "{:?}\t{}\t{}\t{pass:?}\t{mark}\t{:?} {}x{}",
+                "{:?}\t{}\t{}{packed}\t{pass:?}\t{mark}\t{:?} {}x{}",
                 arguments.dtype,
                 case.name,
                 case.shape(),
