@@ -1,7 +1,7 @@
-//! Overwriting a tensor's memory, for what is known by its address: the inputs of a captured graph.
+//! Overwriting a tensor's memory. A recorded graph needs this for its inputs, which it knows by address.
 //!
-//! Burn's tensors are values, and operations that write in place do so only where nobody can tell. Here
-//! everybody can: whoever holds the tensor finds the new numbers in it.
+//! Burn's tensors are values: an operation writes in place only where nobody can tell. Here everybody can.
+//! All clones of the tensor have the new numbers.
 
 #[cfg(feature = "gpu")]
 use crate::handles::{contiguous_buffer, rows_of};
@@ -65,7 +65,7 @@ fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
     target
 }
 
-/// `target`, in the memory that it has, with the elements of `source` rounded to its type. All clones of
+/// `target` with the elements of `source`, rounded to its type. The memory stays the same, so all clones of
 /// `target` have them, too. For tensors on GPUs, outside automatic differentiation.
 ///
 /// # Panics

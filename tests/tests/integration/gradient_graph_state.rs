@@ -24,6 +24,9 @@ pub(super) const TESTS: [(&str, Test); 4] = [
 
 const FEATURES: usize = 8;
 const RUNS: u64 = 100;
+/// Steps by which a recording is replayed.
+const WARM: u64 = 5;
+const TURNS: u64 = 5;
 
 #[derive(Module, Debug)]
 struct Normalized {
@@ -137,16 +140,17 @@ fn turns(device: &Device) -> Result<(), Failed> {
         let value = loss.clone().inner();
         (value, GradientsParams::from_grads(loss.backward(), network))
     }
-    let (here, there) = (Network::new(0.0, device), Network::new(0.0, device).doubled());
+    let here = Network::new(0.0, device);
+    let there = here.clone().doubled();
     let of = |network: &Network, step| values(long(network, batch(step, ROWS, device)).0);
     let mut graph = Passes::new(PrecisionPolicy::default());
-    for step in 0..STEPS {
+    for step in 0..WARM {
         graph.run(&here, batch(step, ROWS, device), long)?;
     }
     if !graph.is_recorded() {
         return Err("nothing was recorded".into());
     }
-    for step in 0..STEPS {
+    for step in 0..TURNS {
         let (first, gradients) = graph.run(&here, batch(step, ROWS, device), long)?;
         drop(gradients);
         let second = thread::scope(|scope| {
