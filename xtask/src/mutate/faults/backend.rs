@@ -115,4 +115,18 @@ pub(super) const FILES: &[InFile] = &[
             "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
         )],
     },
+    InFile {
+        file: "crates/backend/src/fp8_linear/marked.rs",
+        tests: &["fp8"],
+        rows: &[
+            host("marked memory let go of too soon", "!handle.can_mut()", "false"),
+            host("marked memory held for good", "memory.is_held()", "true"),
+            host(
+                "no weight held",
+                "if handle.can_mut() {\n        Memory::Kept(handle.clone())\n    } else {\n        \
+                 Memory::Watched(handle.clone().binding().downgrade())\n    }",
+                "Memory::Watched(handle.clone().binding().downgrade())",
+            ),
+        ],
+    },
 ];

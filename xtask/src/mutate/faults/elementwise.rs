@@ -92,8 +92,14 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/embedding/sort.rs",
         tests: &["embedding"],
         rows: &[
-            device("equal counted as smaller", "other < mine", "other <= mine"),
-            device("itself counted as before", "first + k < i", "first + k <= i"),
+            device(
+                "itself counted as before",
+                "other == digit && k < UNIT_POS",
+                "other == digit && k <= UNIT_POS",
+            ),
+            statement("stretches before not counted", "in_cubes_before += count;", ""),
+            statement("a stretch's tiles on each other", "begins[UNIT_POS as usize] += count;", ""),
+            statement("order of the last pass forgotten", "place = order[at as usize];", ""),
         ],
     },
     InFile {
@@ -107,9 +113,19 @@ pub(super) const FILES: &[InFile] = &[
                 "",
             ),
             device(
-                "missing bound of an index",
-                "count > 0 && row >= 0 && u32::cast_from(row) < rows",
-                "count > 0 && row >= 0 && u32::cast_from(row) + 1 < rows",
+                "last row lost",
+                "key < rows && (begins_chunk || !follows)",
+                "key + 1 < rows && (begins_chunk || !follows)",
+            ),
+            device(
+                "a chunk's first sum in the second's place",
+                "u32::cast_from(!follows)",
+                "u32::cast_from(follows)",
+            ),
+            device(
+                "the part of the first chunk lost",
+                "partials[((2 * chunk + 1) * columns + column) as usize]",
+                "partials[(2 * chunk * columns + column) as usize]",
             ),
         ],
     },

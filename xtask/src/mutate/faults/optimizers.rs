@@ -145,6 +145,11 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/quantize/codes.rs",
+        tests: &["fp8"],
+        rows: &[device("infinity saturates", "magnitude >= INFINITY", "magnitude > INFINITY")],
+    },
+    InFile {
         file: "crates/kernels/src/quantize/cast.rs",
         tests: &["fp8"],
         rows: &[
