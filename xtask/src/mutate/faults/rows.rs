@@ -101,11 +101,6 @@ pub(super) const FILES: &[InFile] = &[
                 "total * exponential_by(before - peak, hardware)",
                 "total",
             ),
-            statement(
-                "unit's sum not brought to the plane's peak",
-                "total *= exponential_by(peak - of_plane, hardware);",
-                "",
-            ),
             device("dropped logarithm", "less - Vector::new(log)", "less"),
             device("dropped factor of a plane", "factor / met.total", "1.0f32 / met.total"),
             device(

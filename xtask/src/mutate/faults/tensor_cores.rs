@@ -1,4 +1,5 @@
-//! The families that run on tensor cores: only a GPU can notice these.
+//! The families that run on tensor cores, and what only devices with planes compile: only a GPU can
+//! notice these.
 
 use super::{InFile, device, statement};
 
@@ -6,6 +7,15 @@ const PRODUCTS: &[&str] = &["matmul", "linear"];
 const ATTENTION: &[&str] = &["attention"];
 
 pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/softmax/rows_forward.rs",
+        tests: &["softmax"],
+        rows: &[statement(
+            "unit's sum not brought to the plane's peak",
+            "total *= exponential_by(peak - of_plane, hardware);",
+            "",
+        )],
+    },
     InFile {
         file: "crates/kernels/src/matmul/mma.rs",
         tests: PRODUCTS,
