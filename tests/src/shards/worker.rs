@@ -24,7 +24,7 @@ pub(crate) enum Outcome {
     Crashed(String),
     /// The test did not end within this time.
     TooLong(Duration),
-    /// The whole run's time was up.
+    /// The whole run's time was up, before it began or before it ended.
     NotRun,
 }
 
@@ -137,6 +137,8 @@ impl Worker {
                 Ok(Some("ignored")) => return Outcome::Ignored,
                 Ok(Some(_)) => return Outcome::Failed,
                 Ok(None) => output.push_str(line.as_deref().unwrap_or_default()),
+                // Cut off by the end of the whole run, it has not shown what it is.
+                Err(RecvTimeoutError::Timeout) if end == limits.end => return Outcome::NotRun,
                 Err(RecvTimeoutError::Timeout) => return Outcome::TooLong(began.elapsed()),
                 Err(RecvTimeoutError::Disconnected) => return self.crashed(),
             }

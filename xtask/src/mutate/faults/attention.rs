@@ -21,9 +21,9 @@ pub(super) const FILES: &[InFile] = &[
                 "",
             ),
             device(
-                "off-by-one bound of the keys",
+                "lost last key",
                 "query < sequence.seq_q && key < sequence.seq_kv",
-                "query < sequence.seq_q && key <= sequence.seq_kv",
+                "query < sequence.seq_q && key + 1 < sequence.seq_kv",
             ),
             device("wrong sign in the logarithm", "total[i].ln()", "-total[i].ln()"),
             statement("largest score not saved", "lse[at as usize] = most[i];", ""),

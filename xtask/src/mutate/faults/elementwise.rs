@@ -100,6 +100,12 @@ pub(super) const FILES: &[InFile] = &[
             statement("stretches before not counted", "in_cubes_before += count;", ""),
             statement("a stretch's tiles on each other", "begins[UNIT_POS as usize] += count;", ""),
             statement("order of the last pass forgotten", "place = order[at as usize];", ""),
+            device("cubes before left out", "smaller + in_cubes_before", "smaller"),
+            device(
+                "indices of no row among the others",
+                "(min(index, rows) >> shift) & comptime!(DIGITS - 1)",
+                "(index >> shift) & comptime!(DIGITS - 1)",
+            ),
         ],
     },
     InFile {
