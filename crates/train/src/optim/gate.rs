@@ -1,8 +1,9 @@
 //! Whether the device takes a step, told without waiting for it.
 
+use super::skipped::LastStep;
 use blackburn_backend::adamw::Taken;
 use burn::tensor::Tensor;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Between a [`GradScaler`](crate::scaler::GradScaler), which finds out on the device whether
 /// gradients overflowed, and an optimizer that takes the step or leaves everything as it was.
@@ -16,6 +17,8 @@ struct State {
     /// Readings so far.
     readings: u64,
     last: Option<Reading>,
+    /// Steps by the last reading whose count is the scaler's.
+    followers: Vec<Arc<LastStep>>,
 }
 
 /// What the device says of a step. Tensors of one element each, in f32.
@@ -40,14 +43,27 @@ impl StepGate {
     }
 
     pub(crate) fn set(&self, reading: Option<Reading>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let followers = std::mem::take(&mut state.followers);
+        if let Some(reading) = reading.as_ref().filter(|reading| !reading.is_first) {
+            followers.iter().for_each(|last| last.settle(&reading.skipped));
+        }
         state.readings += 1;
         let number = state.readings;
         state.last = reading.map(|reading| Reading { number, ..reading });
     }
 
     pub(crate) fn read(&self) -> Option<Reading> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
+        self.state().last.clone()
+    }
+
+    /// Has `last`, a step by the last reading, take the next one's count for its own.
+    pub(super) fn follow(&self, last: &Arc<LastStep>) {
+        self.state().followers.push(last.clone());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,7 +9,7 @@ use super::gate::{Reading, StepGate};
 use burn::tensor::{DType, Device, Tensor};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 /// Of the steps that a parameter's `time` counts, those that were taken back. None at first.
@@ -18,20 +18,57 @@ pub struct Skipped(Option<Arc<LastStep>>);
 
 /// The last step of parameters with the same past.
 #[derive(Debug)]
-struct LastStep {
-    /// Steps before it that were taken back. One element, as the other.
-    before: Tensor<1>,
-    /// Whether this one was taken.
-    taken: Tensor<1>,
-    /// The reading's number, if `before` is all that the gate's scaler has counted.
+pub(super) struct LastStep {
+    count: Mutex<Count>,
+    /// The number of the scaler's reading, if the count is all that the scaler has counted.
     as_scaler: Option<u64>,
-    /// The sum of both, once it was asked for.
-    after: OnceLock<usize>,
+    /// The count, once it was asked for.
+    read: OnceLock<usize>,
+}
+
+/// Steps that were taken back up to the last one and with it. Tensors of one element.
+#[derive(Clone, Debug)]
+enum Count {
+    /// Those before the last one, and whether that was taken.
+    Sum {
+        before: Tensor<1>,
+        taken: Tensor<1>,
+    },
+    Known(Tensor<1>),
+}
+
+impl Count {
+    fn sum(self) -> Tensor<1> {
+        match self {
+            Self::Sum { before, taken } => before + taken.neg().add_scalar(1.0),
+            Self::Known(count) => count,
+        }
+    }
+
+    fn map(self, change: impl Fn(Tensor<1>) -> Tensor<1>) -> Self {
+        match self {
+            Self::Sum { before, taken } => {
+                Self::Sum { before: change(before), taken: change(taken) }
+            }
+            Self::Known(count) => Self::Known(change(count)),
+        }
+    }
+
+    fn is_on(&self, device: &Device) -> bool {
+        let (Self::Sum { taken: one, .. } | Self::Known(one)) = self;
+        one.device() == *device
+    }
 }
 
 impl LastStep {
-    fn after(&self) -> Tensor<1> {
-        self.before.clone() + self.taken.clone().neg().add_scalar(1.0)
+    fn count(&self) -> MutexGuard<'_, Count> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the scaler's count for its own, where they are one: its own tensors are let go of then, before
+    /// the next steps begin. Let go of later, they would be seen among those steps, and part their launches.
+    pub(super) fn settle(&self, scalers: &Tensor<1>) {
+        *self.count() = Count::Known(scalers.clone());
     }
 }
 
@@ -39,25 +76,25 @@ impl Skipped {
     /// The count. It waits for the device, once for parameters with the same past.
     pub(super) fn read(&self) -> usize {
         let Some(last) = &self.0 else { return 0 };
-        *last.after.get_or_init(|| {
-            let count: f32 = last.after().into_scalar();
+        *last.read.get_or_init(|| {
+            let count: f32 = last.count().clone().sum().into_scalar();
             count as usize
         })
     }
 
     pub(super) fn to_device(&self, device: &Device) -> Self {
         let moved = |last: &Arc<LastStep>| {
-            if last.taken.device() == *device {
+            let count = last.count().clone();
+            if count.is_on(device) {
                 return last.clone();
             }
-            let [before, taken] =
-                [&last.before, &last.taken].map(|count| count.clone().to_device(device));
-            Arc::new(LastStep { before, taken, as_scaler: None, after: last.after.clone() })
+            let count = Mutex::new(count.map(|count| count.to_device(device)));
+            Arc::new(LastStep { count, as_scaler: None, read: last.read.clone() })
         };
         Self(self.0.as_ref().map(moved))
     }
 
-    /// The count before the step of `reading`.
+    /// The count before the step of `reading`, and the reading's number if it is the scaler's.
     fn before(&self, reading: &Reading) -> (Tensor<1>, Option<u64>) {
         let goes_on = |number: u64| !reading.is_first && number + 1 == reading.number;
         match &self.0 {
@@ -69,7 +106,7 @@ impl Skipped {
             Some(last) if last.as_scaler.is_some_and(goes_on) => {
                 (reading.skipped.clone(), Some(reading.number))
             }
-            Some(last) => (last.after(), None),
+            Some(last) => (last.count().clone().sum(), None),
         }
     }
 }
@@ -82,8 +119,17 @@ pub(super) struct SkippedCounts(Arc<Mutex<Counted>>);
 #[derive(Debug, Default)]
 struct Counted {
     reading: u64,
-    /// By the address of the step before, which is kept so that no other is there.
-    by_past: HashMap<usize, [Skipped; 2]>,
+    /// By the address of the step before.
+    by_past: HashMap<usize, Class>,
+}
+
+/// Parameters with the same past.
+#[derive(Debug)]
+struct Class {
+    /// Kept so that no other is at its address.
+    _past: Skipped,
+    before: Tensor<1>,
+    next: Skipped,
 }
 
 impl SkippedCounts {
@@ -96,30 +142,32 @@ impl SkippedCounts {
         skipped: Skipped,
         gate: Option<&StepGate>,
     ) -> (usize, Option<Reading>, Skipped) {
-        let Some(reading) = gate.and_then(StepGate::read) else {
+        let Some((gate, reading)) = gate.and_then(|gate| Some((gate, gate.read()?))) else {
             return (time.saturating_sub(skipped.read()) + 1, None, Skipped::default());
         };
-        let (reading, skipped) = self.count(skipped, reading);
+        let (reading, skipped) = self.count(skipped, reading, gate);
         (time + 1, Some(reading), skipped)
     }
 
     /// `reading` with what was taken back of the parameter's own steps instead of the scaler's, and the count
     /// for its next step.
-    fn count(&self, skipped: Skipped, reading: Reading) -> (Reading, Skipped) {
+    fn count(&self, skipped: Skipped, reading: Reading, gate: &StepGate) -> (Reading, Skipped) {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if counted.reading != reading.number {
             *counted = Counted { reading: reading.number, by_past: HashMap::new() };
         }
         let past = skipped.0.as_ref().map_or(0, |last| Arc::as_ptr(last).addr());
-        let [_, next] = counted.by_past.entry(past).or_insert_with(|| {
+        let class = counted.by_past.entry(past).or_insert_with(|| {
             let (before, as_scaler) = skipped.before(&reading);
-            let taken = reading.taken.clone();
-            let last = LastStep { before, taken, as_scaler, after: OnceLock::new() };
-            [skipped, Skipped(Some(Arc::new(last)))]
+            let count = Count::Sum { before: before.clone(), taken: reading.taken.clone() };
+            let count = Mutex::new(count);
+            let last = Arc::new(LastStep { count, as_scaler, read: OnceLock::new() });
+            if as_scaler.is_some() {
+                gate.follow(&last);
+            }
+            Class { _past: skipped, before, next: Skipped(Some(last)) }
         });
-        let before = next.0.as_ref().map(|last| last.before.clone());
-        let own = before.unwrap_or_else(|| reading.skipped.clone());
-        (Reading { skipped: own, ..reading }, next.clone())
+        (Reading { skipped: class.before.clone(), ..reading }, class.next.clone())
     }
 }
 
