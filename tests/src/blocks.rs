@@ -1,7 +1,10 @@
 //! Watching what Burn's fusion makes of a piece of a program.
 
 use burn::tensor::Device;
-use burn_fusion::observer::{BlockOperations, FusionObservation, FusionObserver};
+use burn_fusion::{
+    observer::{BlockOperations, FusionObservation, FusionObserver},
+    stream::StreamId,
+};
 use burn_ir::OperationIr;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 use libtest_mimic::Failed;
@@ -30,8 +33,9 @@ impl Block {
 
 /// Does `work` on `device`, and returns with its result the blocks that Burn ran for it.
 ///
-/// A launch is attributed to the block that its thread was running, so kernels that other tests
-/// launch by hand do not show. Work that other tests give to Burn at the same time does.
+/// Other tests run at the same time, on threads of their own. Burn keeps the operations of each thread
+/// in a stream of their own, and only blocks of this thread's stream count. So work that `work` gives
+/// to other threads does not show, and neither do kernels that are launched without Burn.
 ///
 /// # Errors
 ///
@@ -46,17 +50,20 @@ pub fn blocks_of<T>(
 
     let sync = || device.sync().map_err(|error| error.to_string());
     sync()?;
-    let blocks = Arc::new(Blocks::default());
+    let blocks = Arc::new(Blocks { stream: StreamId::current(), state: Mutex::default() });
     let watching = (FusionObservation::new(blocks.clone()), LaunchObservation::new(blocks.clone()));
     let result = work()?;
     sync()?;
     drop(watching);
-    let state = blocks.0.lock().map_err(|_| "an observer panicked")?;
+    let state = blocks.state.lock().map_err(|_| "an observer panicked")?;
     Ok((result, state.ran.clone()))
 }
 
-#[derive(Default)]
-struct Blocks(Mutex<State>);
+struct Blocks {
+    /// Whose blocks count.
+    stream: StreamId,
+    state: Mutex<State>,
+}
 
 #[derive(Default)]
 struct State {
@@ -68,14 +75,18 @@ impl FusionObserver for Blocks {
     fn registered(&self, _operation: &OperationIr) {}
 
     fn block_starts(&self, block: BlockOperations<'_>) {
+        // Burn's server runs on a thread of its own, which takes on the stream that it works for.
+        if StreamId::current() != self.stream {
+            return;
+        }
         let block = Block { operations: block.iter().len(), kernels: Vec::new() };
-        if let Ok(mut state) = self.0.lock() {
+        if let Ok(mut state) = self.state.lock() {
             state.running.insert(thread::current().id(), block);
         }
     }
 
     fn block_ran(&self) {
-        if let Ok(mut state) = self.0.lock()
+        if let Ok(mut state) = self.state.lock()
             && let Some(block) = state.running.remove(&thread::current().id())
         {
             state.ran.push(block);
@@ -85,7 +96,7 @@ impl FusionObserver for Blocks {
 
 impl LaunchObserver for Blocks {
     fn launched(&self, kernel: &'static str) {
-        if let Ok(mut state) = self.0.lock()
+        if let Ok(mut state) = self.state.lock()
             && let Some(block) = state.running.get_mut(&thread::current().id())
         {
             block.kernels.push(kernel);

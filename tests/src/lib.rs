@@ -2,11 +2,15 @@
 //! Burn's fusion ran there.
 
 pub mod blocks;
+pub mod modules;
+pub mod plain;
 pub mod shards;
 pub mod tensors;
+pub mod textbook;
 
+use blackburn_reference::storage::Storage;
 use cubecl::{Device, client::Client, ir::ElemType};
-use libtest_mimic::{Completion, Failed};
+use libtest_mimic::{Completion, Failed, Trial};
 use std::{
     env,
     process::{Command, Output},
@@ -85,19 +89,80 @@ pub fn on_burn_device_and_client(
     })
 }
 
+/// A trial for each of `storages`, which its name ends with; ignored where the device does not compute in
+/// it.
+pub fn trials_in(
+    name: &str,
+    storages: &[Storage],
+    test: fn(&burn::tensor::Device, Storage) -> Result<(), Failed>,
+) -> Vec<Trial> {
+    let trial = |storage: Storage| {
+        let name = format!("{name}_in_{storage:?}").to_lowercase();
+        Trial::ignorable_test(name, move || {
+            on_burn_device_with(storage, |device, _| test(device, storage))
+        })
+    };
+    storages.iter().copied().map(trial).collect()
+}
+
+/// As [`on_burn_device`], for a test of what only CUDA has, such as memory of its own; ignored elsewhere.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_cuda(
+    test: impl FnOnce(&burn::tensor::Device) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| match device.client().name() {
+        "cuda" => test(&burn::tensor::Device::new(device)).map(|()| Completion::Completed),
+        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {other}"))),
+    })
+}
+
+/// As [`on_burn_device_and_client`], for a test of modules in `storage`; ignored where the device does
+/// not compute in it.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_device_with(
+    storage: Storage,
+    test: impl FnOnce(&burn::tensor::Device, &Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| {
+        let client = device.client();
+        let device = burn::tensor::Device::new(device);
+        if device.supports_dtype(tensors::float(storage)) {
+            test(&device, &client).map(|()| Completion::Completed)
+        } else {
+            Ok(Completion::ignored_with(format!("no {storage:?} on {}", client.name())))
+        }
+    })
+}
+
 /// Runs the test of that name in a process of its own, with these variables in its environment.
 ///
 /// # Errors
 ///
-/// What the test reports there.
+/// What the test reports there, or that it was ignored.
 pub fn run_alone(name: &str, variables: &[(&str, &str)]) -> Result<Output, Failed> {
-    let mut command = Command::new(env::current_exe()?);
-    let output = command.args(["--exact", name]).envs(variables.iter().copied()).output()?;
-    if output.status.success() {
+    let output = start_alone(name, variables)?;
+    let report = String::from_utf8_lossy(&output.stdout);
+    // The caller found the device, and a name that no test has would pass for a test that does.
+    if output.status.success() && report.contains("1 passed") {
         return Ok(output);
     }
-    let report = String::from_utf8_lossy(&output.stdout);
     Err(format!("{}: {report}", output.status).into())
+}
+
+/// As [`run_alone`], where the test may fail.
+///
+/// # Errors
+///
+/// A process that cannot be started.
+pub fn start_alone(name: &str, variables: &[(&str, &str)]) -> Result<Output, Failed> {
+    let mut command = Command::new(env::current_exe()?);
+    Ok(command.args(["--exact", name]).envs(variables.iter().copied()).output()?)
 }
 
 fn on_cube_device(

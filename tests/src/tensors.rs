@@ -32,7 +32,6 @@ pub fn tensor<const D: usize>(
 /// What the device reports.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f64>, Failed> {
     // Cast here, and not on the device, where it would join the stream that is watched.
-    let data = tensor.into_data().try_cast_as::<f32>().map_err(|error| error.to_string())?;
-    let values: Vec<f32> = data.try_to_vec().map_err(|error| format!("{error:?}"))?;
-    Ok(values.into_iter().map(f64::from).collect())
+    let data = tensor.into_data().try_cast_as::<f64>().map_err(|error| error.to_string())?;
+    Ok(data.try_to_vec().map_err(|error| format!("{error:?}"))?)
 }

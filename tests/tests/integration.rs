@@ -11,14 +11,20 @@ mod attention;
 mod attention_op;
 #[path = "integration/attention_provider.rs"]
 mod attention_provider;
+#[path = "integration/blocks.rs"]
+mod blocks;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
+#[path = "integration/config.rs"]
+mod config;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "integration/dropout.rs"]
 mod dropout;
 #[path = "integration/embedding.rs"]
 mod embedding;
+#[path = "integration/empty.rs"]
+mod empty;
 #[path = "integration/facade.rs"]
 mod facade;
 #[path = "integration/fp8.rs"]
@@ -39,6 +45,8 @@ mod loss_scale;
 mod loss_scaling;
 #[path = "integration/matmul.rs"]
 mod matmul;
+#[path = "integration/nn_attention.rs"]
+mod nn_attention;
 #[path = "integration/precision_modules.rs"]
 mod precision_modules;
 #[path = "integration/profile.rs"]
@@ -86,10 +94,13 @@ fn main() -> ExitCode {
         attention::trials(),
         attention_op::trials(),
         attention_provider::trials(),
+        blocks::trials(),
         column_sum::trials(),
+        config::trials(),
         cross_entropy::trials(),
         dropout::trials(),
         embedding::trials(),
+        empty::trials(),
         facade::trials(),
         fp8::trials(),
         gelu::trials(),
@@ -101,6 +112,7 @@ fn main() -> ExitCode {
         loss_scaling::trials(),
         matmul::trials(),
         precision_modules::trials(),
+        nn_attention::trials(),
         resources::trials(),
         profile::trials(),
         sgd::trials(),

@@ -136,15 +136,8 @@ fn open(choice: DeviceChoice) -> Result<Opened, Error> {
 
 fn open_best() -> Result<Opened, Error> {
     #[cfg(feature = "gpu")]
-    for choice in gpu::available() {
-        // Software adapters are slower than Burn's CPU backend; they are taken by name only.
-        if choice == DeviceChoice::WebGpu {
-            continue;
-        }
-        match gpu::open(choice) {
-            Ok(opened) => return Ok(opened),
-            Err(error) => tracing::warn!("{error}; trying the next device"),
-        }
+    if let Some(opened) = first_that_opens(gpu::available(), gpu::open) {
+        return Ok(opened);
     }
     // Who built for CUDA does not expect the CPU.
     #[cfg(feature = "cuda")]
@@ -152,6 +145,23 @@ fn open_best() -> Result<Opened, Error> {
         tracing::warn!("{error}; computing on the CPU");
     }
     open_flex().map_err(|_| Error::NoDevice { found: available_devices() })
+}
+
+/// The first GPU that opens. A warning names each that does not.
+#[cfg(feature = "gpu")]
+fn first_that_opens<T>(
+    choices: Vec<DeviceChoice>,
+    open: impl Fn(DeviceChoice) -> Result<T, Error>,
+) -> Option<T> {
+    choices
+        .into_iter()
+        // Software adapters are slower than Burn's CPU backend; they are taken by name only.
+        .filter(|choice| *choice != DeviceChoice::WebGpu)
+        .find_map(|choice| {
+            open(choice)
+                .map_err(|error| tracing::warn!("{error}; trying the next device"))
+                .ok()
+        })
 }
 
 #[cfg(feature = "flex")]
@@ -319,6 +329,51 @@ mod tests {
         for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:1:2", "flex:0", "auto:1"] {
             let error = name.parse::<DeviceChoice>().unwrap_err();
             assert!(error.to_string().contains("vulkan:N"), "{name}: {error}");
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    mod automatic {
+        use super::*;
+        use std::cell::RefCell;
+
+        const FOUND: [DeviceChoice; 4] = [
+            DeviceChoice::Cuda(0),
+            DeviceChoice::Cuda(1),
+            DeviceChoice::Vulkan(0),
+            DeviceChoice::WebGpu,
+        ];
+
+        /// What is taken where those that are broken fail, and what was tried.
+        fn chosen(broken: &[DeviceChoice]) -> (Option<DeviceChoice>, Vec<DeviceChoice>) {
+            let tried = RefCell::new(Vec::new());
+            let chosen = first_that_opens(FOUND.to_vec(), |choice| {
+                tried.borrow_mut().push(choice);
+                match broken.contains(&choice) {
+                    false => Ok(choice),
+                    true => Err(Error::DeviceFailed {
+                        device: choice.to_string(),
+                        reason: "gelu(0) came out as NaN".into(),
+                    }),
+                }
+            });
+            (chosen, tried.into_inner())
+        }
+
+        #[test]
+        fn the_first_gpu_is_taken_and_no_other_is_opened() {
+            assert_eq!(chosen(&[]), (Some(FOUND[0]), FOUND[..1].to_vec()));
+        }
+
+        #[test]
+        fn broken_gpus_are_passed_over() {
+            assert_eq!(chosen(&FOUND[..1]), (Some(FOUND[1]), FOUND[..2].to_vec()));
+            assert_eq!(chosen(&FOUND[..2]), (Some(FOUND[2]), FOUND[..3].to_vec()));
+        }
+
+        #[test]
+        fn a_software_adapter_is_not_taken_even_where_all_gpus_are_broken() {
+            assert_eq!(chosen(&FOUND[..3]), (None, FOUND[..3].to_vec()));
         }
     }
 }

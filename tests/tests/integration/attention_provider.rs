@@ -18,12 +18,14 @@ use blackburn_reference::{
 };
 use blackburn_tests::{
     blocks::{Block, blocks_of},
-    on_burn_device_and_client, run_alone,
+    on_burn_device_with,
+    plain::{self, Judge, Tensors},
+    run_alone,
     tensors::{float, tensor, values},
 };
 use burn::{
     prelude::*,
-    tensor::{module::attention, ops::AttentionModuleOptions},
+    tensor::{FloatDType, module::attention, ops::AttentionModuleOptions},
 };
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
@@ -50,33 +52,40 @@ const CASES: [&str; 11] = [
 /// Set in a process that runs one test alone: others would add to the kernels that are observed.
 const ALONE: &str = "BLACKBURN_TEST_ATTENTION_HERE";
 
-type Test = fn(&Device, &Client) -> Result<(), Failed>;
+type Test = fn(&Device, &Client, Storage) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let trial = |name: &str, disabled: &'static str, test: Test| {
+    let trial = |name: String, disabled: &'static str, storage, test: Test| {
         let name = format!("attention::provider::{name}");
         Trial::ignorable_test(name.clone(), move || {
-            on_burn_device_and_client(|device, client| match env::var_os(ALONE) {
-                Some(_) => test(device, client),
+            on_burn_device_with(storage, |device, client| match env::var_os(ALONE) {
+                Some(_) => test(device, client, storage),
                 None => {
                     run_alone(&name, &[(ALONE, "1"), ("BLACKBURN_DISABLE", disabled)]).map(drop)
                 }
             })
         })
     };
-    let tests: [(&str, Test); 8] = [
-        ("attention_runs_on_the_kernel_and_is_right", right),
+    let in_each = |name: &str, storage: Storage| format!("{name}_in_{storage:?}").to_lowercase();
+    let name = "attention_runs_on_the_kernel_and_is_right";
+    let mut trials: Vec<Trial> =
+        Storage::ALL.map(|storage| trial(in_each(name, storage), "", storage, right)).into();
+    // In a type that they choose.
+    let tests: [(&str, Test); 6] = [
         ("a_planted_fault_is_caught", planted_faults),
         ("heads_brought_forward_are_taken_where_they_lie", strided),
         ("attention_behind_arithmetic_is_taken", behind_arithmetic),
         ("masks_and_biases_leave_out_what_they_do_in_burn", unusual_pairs),
-        ("a_layer_that_calls_it_gives_what_it_gives_on_the_cpu", layer),
         ("what_the_kernel_does_not_serve_is_left_to_burn", declined),
         ("bad_shapes_are_refused_by_burn", bad_shapes),
     ];
-    let mut trials = Vec::from(tests.map(|(name, test)| trial(name, "", test)));
+    trials.extend(tests.map(|(name, test)| trial(name.into(), "", F32, test)));
     let name = "switched_off_it_leaves_attention_to_burn";
-    trials.push(trial(name, "BlackburnAttention", switched_off));
+    trials.push(trial(name.into(), "BlackburnAttention", F32, switched_off));
+    trials.extend(Storage::ALL.map(|storage| {
+        let name = in_each("attention::provider::a_layer_that_calls_it_is_within_bounds", storage);
+        plain::trial(name, storage, move |device, judge| layer(storage, device, judge))
+    }));
     trials
 }
 
@@ -202,20 +211,29 @@ fn check(
     Ok(blocks)
 }
 
-fn right(device: &Device, client: &Client) -> Result<(), Failed> {
-    for storage in Storage::ALL {
-        if !device.supports_dtype(float(storage)) {
+fn right(device: &Device, client: &Client, storage: Storage) -> Result<(), Failed> {
+    let mut judged = 0;
+    for name in CASES {
+        let case = case(name)?;
+        let is_served = is_served(&case, storage, client)?;
+        if !is_served && storage != F32 {
             continue;
         }
-        for name in CASES {
-            let case = case(name)?;
-            if !is_served(&case, storage, client)? {
-                continue;
-            }
-            let inputs = AttentionInputs::generate(&case, 1, storage);
-            let call = Call::new(&case, &inputs, storage, device);
+        judged += 1;
+        let inputs = AttentionInputs::generate(&case, 1, storage);
+        let call = Call::new(&case, &inputs, storage, device);
+        if is_served {
             check(case, &inputs, storage, (device, client), || call.attend())?;
+        } else {
+            let actual = run_on_burn(device, || call.attend())?;
+            judge(case, &inputs, &actual, case.head_dim, &burns_precision(client))?;
         }
+    }
+    if judged == 0 {
+        return Err(format!("no case is served in {storage:?}").into());
+    }
+    if storage != F32 {
+        return Ok(());
     }
     // The formula is Burn's: what that computes elsewhere is within the bounds of f32, too.
     for name in CASES {
@@ -228,19 +246,19 @@ fn right(device: &Device, client: &Client) -> Result<(), Failed> {
 }
 
 /// A type that the provider takes the case in.
-fn served_storage(case: &AttentionCase, client: &Client) -> Result<Option<Storage>, Failed> {
+fn served_storage(case: &AttentionCase, client: &Client) -> Result<Storage, Failed> {
     for storage in [F32, Storage::Bf16] {
         if is_served(case, storage, client)? {
-            return Ok(Some(storage));
+            return Ok(storage);
         }
     }
-    Ok(None)
+    Err(format!("{case} is served in no type").into())
 }
 
 /// Heads that lie side by side, as a linear layer leaves them, and keys that lie by columns.
-fn strided(device: &Device, client: &Client) -> Result<(), Failed> {
+fn strided(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let case = case("bias for each sequence")?;
-    let Some(storage) = served_storage(&case, client)? else { return Ok(()) };
+    let storage = served_storage(&case, client)?;
     let inputs = AttentionInputs::generate(&case, 1, storage);
     for (dim1, dim2) in [(1, 2), (2, 3)] {
         let call = Call::new(&case, &inputs, storage, device);
@@ -259,9 +277,9 @@ fn strided(device: &Device, client: &Client) -> Result<(), Failed> {
 
 /// Queries that are doubled just before, at half the scale. One operation is taken along; two fuse,
 /// and attention begins behind them.
-fn behind_arithmetic(device: &Device, client: &Client) -> Result<(), Failed> {
+fn behind_arithmetic(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let case = case("another scale")?;
-    let Some(storage) = served_storage(&case, client)? else { return Ok(()) };
+    let storage = served_storage(&case, client)?;
     let inputs = AttentionInputs::generate(&case, 1, storage);
     for (factors, taken) in [(&[2.0][..], 2), (&[4.0, 0.5], 1)] {
         let call = Call::new(&case, &inputs, storage, device);
@@ -280,9 +298,9 @@ fn behind_arithmetic(device: &Device, client: &Client) -> Result<(), Failed> {
 
 /// Masks and biases that the catalogue does not have: one for all keys of a query, and minus
 /// infinity, of single pairs and of all that a query sees.
-fn unusual_pairs(device: &Device, client: &Client) -> Result<(), Failed> {
+fn unusual_pairs(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let case = case("bias, shared")?;
-    let Some(storage) = served_storage(&case, client)? else { return Ok(()) };
+    let storage = served_storage(&case, client)?;
     let inputs = AttentionInputs::generate(&case, 1, storage);
     let (rows, keys) = (case.seq_q, case.seq_kv);
     let mask: Vec<bool> = (0..case.batch * rows).map(|row| row % 7 == 3).collect();
@@ -290,69 +308,96 @@ fn unusual_pairs(device: &Device, client: &Client) -> Result<(), Failed> {
     let is_out = |pair: usize| pair.is_multiple_of(3) || pair / keys == 5;
     let infinite: Vec<f64> =
         (0..rows * keys).map(|pair| if is_out(pair) { f64::NEG_INFINITY } else { 0.5 }).collect();
-    let run = |device: &Device, storage| {
+    let per_pair = |of_row: usize| std::iter::repeat_n(of_row, keys);
+    let options = |mask, bias| AttentionOptions { mask, bias, ..case.options };
+    let masked = AttentionCase { options: options(Some(PairShape::PerBatch), None), ..case };
+    let biased = AttentionCase { options: options(None, Some(PairShape::PerHead)), ..case };
+    let rows_of = |count: usize| (0..count).flat_map(per_pair);
+    // The reference has a number for each pair.
+    let of_masked = AttentionInputs {
+        mask: Some(rows_of(mask.len()).map(|row| mask[row]).collect()),
+        bias: None,
+        ..inputs.clone()
+    };
+    let of_biased = AttentionInputs {
+        bias: Some(rows_of(numbers.len()).map(|row| numbers[row]).collect()),
+        ..inputs.clone()
+    };
+    let of_infinite = AttentionInputs { bias: Some(infinite.clone()), ..inputs.clone() };
+    let calls = |device: &Device, storage| {
         let call = Call::new(&case, &inputs, storage, device);
         let mask = mask_of(&mask, [case.batch, 1, rows, 1], device);
         let per_query = tensor(&numbers, [1, case.heads_q, rows, 1], storage, device);
         let infinite = tensor(&infinite, [1, 1, rows, keys], storage, device);
         [
-            Call { mask: Some(mask), bias: None, ..call.clone() },
-            Call { bias: Some(per_query), ..call.clone() },
-            Call { bias: Some(infinite), ..call },
+            (masked, &of_masked, Call { mask: Some(mask), bias: None, ..call.clone() }),
+            (biased, &of_biased, Call { bias: Some(per_query), ..call.clone() }),
+            (case, &of_infinite, Call { bias: Some(infinite), ..call }),
         ]
     };
-    for (kernels, burns) in run(device, storage).into_iter().zip(run(&Device::flex(), F32)) {
-        let (actual, _) = run_on_kernel(device, || kernels.attend())?;
-        let expected = values(burns.attend())?;
-        compare(&actual, &expected, &vec![tolerance(storage); expected.len()])?;
+    for (case, inputs, call) in calls(device, storage) {
+        check(case, inputs, storage, (device, client), || call.attend())?;
     }
-    Ok(())
-}
-
-/// Sums of a hundred terms about 1 err by 1e-5 at most, and a few in a row by 1e-4; where 8 bits are
-/// stored between them, by 4e-3 each.
-fn tolerance(storage: Storage) -> f64 {
-    if storage == F32 { 1e-4 } else { 0.1 }
+    // What Burn computes of the same numbers is within the bounds of f32.
+    for (case, inputs, call) in calls(&Device::flex(), F32) {
+        let burns = values(call.attend())?;
+        judge(case, inputs, &burns, case.head_dim, &AttentionPrecision::portable(F32))?;
+    }
+    // The negative control: the query that is left out whole is one later.
+    let late: Vec<f64> = (0..rows * keys)
+        .map(|pair| if is_out(pair + keys) { f64::NEG_INFINITY } else { 0.5 })
+        .collect();
+    let call = Call::new(&case, &inputs, storage, device);
+    let bias = Some(tensor(&late, [1, 1, rows, keys], storage, device));
+    let (actual, _) = run_on_kernel(device, || Call { bias, ..call }.attend())?;
+    match judge(case, &of_infinite, &actual, case.head_dim, &precision(client, storage)) {
+        Err(_) => Ok(()),
+        Ok(()) => Err("a bias that is one row off passes".into()),
+    }
 }
 
 /// Projections, their heads brought forward, attention, and the heads joined again.
-fn attend_heads(x: Tensor<3>, weights: &Tensor<3>, heads: usize) -> Tensor<3> {
+fn attend_heads(x: Tensor<3>, weights: &Tensor<3>, heads: usize, is_causal: bool) -> Tensor<3> {
     let [batch, tokens, width] = x.dims();
     let part = |index: usize| {
         let weights = weights.clone().slice([index..index + 1, 0..width, 0..width]);
         let projected: Tensor<3> = x.clone().matmul(weights);
         projected.reshape([batch, tokens, heads, width / heads]).swap_dims(1, 2)
     };
-    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let options = AttentionModuleOptions { is_causal, ..Default::default() };
     let y = attention(part(0), part(1), part(2), None, None, options);
     x + y.swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
-fn layer(device: &Device, client: &Client) -> Result<(), Failed> {
+fn layer(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
     let (batch, tokens, width, heads) = (2, 19, 64, 2);
-    let options = AttentionOptions { causal: true, ..AttentionOptions::PLAIN };
-    let head_dim = width / heads;
-    let (heads_q, heads_kv, seq_q, seq_kv, name) = (heads, heads, tokens, tokens, "layer");
-    let case = AttentionCase { name, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, options };
-    let Some(storage) = served_storage(&case, client)? else { return Ok(()) };
     let x = normal(1, batch * tokens * width, 1.0, storage);
     let weights = normal(2, 3 * width * width, 0.1, storage);
-    let run = |device: &Device, storage| {
-        let x = tensor::<3>(&x, [batch, tokens, width], storage, device);
-        let weights = tensor::<3>(&weights, [3, width, width], storage, device);
-        blocks_of(device, || values(attend_heads(x, &weights, heads)))
+    let attend = |device: &Device, dtype: FloatDType, causal| -> Result<Tensors, Failed> {
+        let wide = |numbers: &[f64], dims| tensor::<3>(numbers, dims, F32, device).cast(dtype);
+        let x = wide(&x, [batch, tokens, width]);
+        let weights = wide(&weights, [3, width, width]);
+        Ok(vec![("output".into(), values(attend_heads(x, &weights, heads, causal))?)])
     };
-    let (actual, blocks) = run(device, storage)?;
-    let (expected, _) = run(&Device::flex(), F32)?;
-    if block_of_attention(&blocks).is_none() {
-        return Err(format!("attention of a layer ran in {blocks:?}").into());
-    }
-    compare(&actual, &expected, &vec![tolerance(storage); expected.len()])?;
-    Ok(())
+    let exact = |causal| attend(&Device::flex(), FloatDType::F64, causal);
+    let on_device = || attend(device, float(storage), true);
+    let served = || {
+        let (results, blocks) = blocks_of(device, on_device)?;
+        // On tensor cores, f32 is left to Burn.
+        match (block_of_attention(&blocks), storage) {
+            (None, Storage::F16 | Storage::Bf16) => {
+                Err(format!("attention of a layer ran in {blocks:?}").into())
+            }
+            _ => Ok(results),
+        }
+    };
+    let truth = exact(true)?;
+    judge.check("a layer", &truth, on_device, served)?;
+    judge.expect_caught("a layer", "attention to what comes", &truth, || exact(false))
 }
 
 /// What is a little wrong is out of bounds: the negative control of [`right`].
-fn planted_faults(device: &Device, client: &Client) -> Result<(), Failed> {
+fn planted_faults(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     type Fault = (&'static str, &'static str, fn(&mut Call));
     let faults: [Fault; 5] = [
         ("another scale", "a scale that is left away", |call| call.options.scale = None),
@@ -363,7 +408,7 @@ fn planted_faults(device: &Device, client: &Client) -> Result<(), Failed> {
     ];
     for (name, fault, plant) in faults {
         let case = case(name)?;
-        let Some(storage) = served_storage(&case, client)? else { continue };
+        let storage = served_storage(&case, client)?;
         let inputs = AttentionInputs::generate(&case, 1, storage);
         let mut call = Call::new(&case, &inputs, storage, device);
         plant(&mut call);
@@ -384,7 +429,7 @@ fn burns_precision(client: &Client) -> AttentionPrecision {
     }
 }
 
-fn declined(device: &Device, client: &Client) -> Result<(), Failed> {
+fn declined(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let plain = |name, heads_kv, head_dim| AttentionCase {
         name,
         batch: 2,
@@ -411,7 +456,7 @@ fn declined(device: &Device, client: &Client) -> Result<(), Failed> {
 }
 
 /// Burn refuses when the operation runs, and says so when its result is read.
-fn bad_shapes(device: &Device, client: &Client) -> Result<(), Failed> {
+fn bad_shapes(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let ones = |dims: [usize; 4]| Tensor::<4>::ones(dims, device);
     let (q, k) = ([1, 2, 3, 8], [1, 2, 5, 8]);
     let plain = AttentionModuleOptions::default();
@@ -428,10 +473,10 @@ fn bad_shapes(device: &Device, client: &Client) -> Result<(), Failed> {
         }
     }
     // What comes after is served as ever.
-    right(device, client)
+    right(device, client, F32)
 }
 
-fn switched_off(device: &Device, client: &Client) -> Result<(), Failed> {
+fn switched_off(device: &Device, client: &Client, _: Storage) -> Result<(), Failed> {
     let case = case("softcap, causal")?;
     let inputs = AttentionInputs::generate(&case, 1, F32);
     let call = Call::new(&case, &inputs, F32, device);

@@ -1,7 +1,14 @@
 //! Start-up: what is found, what is refused, what is reported.
 
 use blackburn::{Config, DeviceChoice, Error};
-use libtest_mimic::{Failed, Trial};
+use blackburn_tests::{on_burn_cuda, run_alone, tensors::values};
+use burn::tensor::Tensor;
+use libtest_mimic::{Completion, Failed, Trial};
+use std::env;
+
+/// Set in a process that is started to find its GPU broken.
+const BROKEN: &str = "BLACKBURN_TEST_BROKEN_GPU_HERE";
+const PASSED_OVER: &str = "facade::auto_passes_over_a_gpu_that_cannot_compile";
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -9,6 +16,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("facade::the_cpu_is_among_the_devices_found", cpu_is_found),
         Trial::test("facade::a_name_that_means_nothing_lists_those_that_do", unknown_name),
         Trial::test("facade::a_missing_device_lists_those_found", missing_device),
+        Trial::ignorable_test(PASSED_OVER, broken_gpu),
     ]
 }
 
@@ -73,4 +81,31 @@ fn missing_device() -> Result<(), Failed> {
         }
         other => Err(format!("device `cuda:99` gave {other:?}").into()),
     }
+}
+
+/// Without the toolkit's headers no kernel compiles: the GPU is there, and fails its first one.
+fn broken_gpu() -> Result<Completion, Failed> {
+    on_burn_cuda(|_| {
+        if env::var_os(BROKEN).is_none() {
+            let variables = [
+                (BROKEN, "1"),
+                ("CUDA_PATH", "/nowhere"),
+                ("BLACKBURN_DEVICE", "auto"),
+                // A kernel that was kept need not be compiled.
+                ("BLACKBURN_KERNEL_CACHE", "0"),
+            ];
+            return run_alone(PASSED_OVER, &variables).map(drop);
+        }
+        let report = blackburn::init()?;
+        if report.device != "flex" || !report.found.contains(&"cuda:0".to_string()) {
+            return Err(format!("a broken cuda:0 gave {report}").into());
+        }
+        // By its name it is refused, with the reason.
+        match blackburn::device_from("cuda:0") {
+            Err(Error::DeviceFailed { .. }) => {}
+            other => return Err(format!("a broken cuda:0 gave {other:?}").into()),
+        }
+        let sum = values(Tensor::<1>::ones([5], &blackburn::device()?).sum())?;
+        if sum == [5.0] { Ok(()) } else { Err(format!("five ones sum to {sum:?}").into()) }
+    })
 }

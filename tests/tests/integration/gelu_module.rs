@@ -17,6 +17,7 @@ use blackburn_tests::{
     blocks::{Block, blocks_of},
     on_burn_device,
     tensors::{float, tensor, values},
+    trials_in,
 };
 use burn::{
     module::Param,
@@ -35,15 +36,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         })
     };
     let mut trials = vec![
-        trial("the_module_runs_on_the_kernels_and_is_within_bounds", |device| {
-            let storages = Storage::ALL.into_iter();
-            storages.filter(|storage| device.supports_dtype(float(*storage))).try_for_each(
-                |storage| {
-                    module(device, storage, [33, 256])?;
-                    module(device, storage, [3, 5, 256])
-                },
-            )
-        }),
         trial("a_perceptron_has_the_gradients_of_the_exact_form", |device| {
             perceptron(device, [2, 12, 9], 40).map(drop)
         }),
@@ -62,6 +54,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_gradient_that_nothing_follows_is_served", first),
         trial("a_backward_with_other_constants_is_computed_as_written", other_derivative),
     ];
+    let name = "gelu::the_module_runs_on_the_kernels_and_is_within_bounds";
+    trials.extend(trials_in(name, &Storage::ALL, |device, storage| {
+        module(device, storage, [33, 256])?;
+        module(device, storage, [3, 5, 256])
+    }));
     trials.extend(training::trials());
     trials
 }

@@ -22,7 +22,8 @@ use blackburn_reference::{
 use blackburn_tests::{
     blocks::{Block, blocks_of},
     on_burn_device,
-    tensors::{float, tensor, values},
+    tensors::{tensor, values},
+    trials_in,
 };
 use burn::{module::Param, nn::Linear, prelude::*};
 use libtest_mimic::{Failed, Trial};
@@ -43,12 +44,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_layer_at_rank_4_is_served_in_both_passes", |device| {
             layer(device, F32, [2, 3, 5, 24])
         }),
-        trial("layers_in_half_precision_are_served", |device| {
-            let halves = [Storage::F16, Storage::Bf16].into_iter();
-            halves
-                .filter(|storage| device.supports_dtype(float(*storage)))
-                .try_for_each(|storage| layer(device, storage, [33, 24]))
-        }),
         trial("plans_are_right_for_other_sizes", |device| {
             // The same stream of operations each time, which Burn does not search again.
             (1..5).try_for_each(|i| layer(device, F32, [2 * i, 7 + i, 9 * i]))
@@ -59,6 +54,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("integers_are_left_to_burn", integers),
         trial("batches_that_no_kernel_walks_are_left_to_burn", unserved_batches),
     ];
+    let halves = [Storage::F16, Storage::Bf16];
+    trials.extend(trials_in("linear::a_layer_is_served", &halves, |device, storage| {
+        layer(device, storage, [33, 24])
+    }));
     trials.extend(steps::trials());
     trials.extend(transformer::trials());
     trials.extend(gpt_block::trials());
@@ -115,7 +114,6 @@ fn products(blocks: &[Block]) -> Result<usize, Failed> {
 }
 
 fn expect_products(blocks: &[Block], least: usize) -> Result<(), Failed> {
-    // Tests that run at the same time may add some.
     match products(blocks)? {
         found if found >= least => Ok(()),
         found => {

@@ -4,7 +4,7 @@ use blackburn::train::{
     auto_batch::{AutoBatch, auto_batch},
     memory::MemoryMonitor,
 };
-use blackburn_tests::{on_burn_device_and_client, run_alone};
+use blackburn_tests::{on_burn_cuda, run_alone};
 use burn::{
     nn::LinearConfig,
     optim::{AdamWConfig, GradientsParams},
@@ -27,17 +27,13 @@ pub(crate) fn trials() -> Vec<Trial> {
     tests.into_iter().map(trial).collect()
 }
 
-/// A test of memory, which has a process of its own, and only where a GPU has memory of its own.
+/// A test of memory, which has a process of its own; ignored where no GPU has memory of its own.
 pub(crate) fn alone_on_cuda(name: &str, test: fn(&Device) -> Result<(), Failed>) -> Trial {
     let name = name.to_string();
     Trial::ignorable_test(name.clone(), move || {
-        on_burn_device_and_client(|device, client| match (client.name(), env::var_os(ALONE)) {
-            ("cuda", Some(_)) => test(device),
-            ("cuda", None) => run_alone(&name, &[(ALONE, "1")]).map(drop),
-            (other, _) => {
-                eprintln!("nothing to see on {other}, which shares the machine's memory");
-                Ok(())
-            }
+        on_burn_cuda(|device| match env::var_os(ALONE) {
+            Some(_) => test(device),
+            None => run_alone(&name, &[(ALONE, "1")]).map(drop),
         })
     })
 }

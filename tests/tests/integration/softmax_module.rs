@@ -12,7 +12,8 @@ use blackburn_reference::{
 use blackburn_tests::{
     blocks::{Block, blocks_of},
     on_burn_device,
-    tensors::{float, tensor, values},
+    tensors::{tensor, values},
+    trials_in,
 };
 use burn::{
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
@@ -32,8 +33,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             on_burn_device(|device| test(&device))
         })
     };
-    vec![
-        trial("a_loss_runs_on_the_kernels_and_is_within_bounds", losses),
+    let mut trials = vec![
         trial("a_loss_of_a_layer_s_logits_runs_on_the_kernels", behind_a_layer),
         trial("a_loss_without_gradient_writes_no_more_than_it", without_gradient),
         trial("rows_that_do_not_count_and_weights_are_right", padded_and_weighted),
@@ -47,7 +47,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("steps_that_are_read_elsewhere_are_right", steps_read),
         trial("targets_of_several_columns_are_left_to_burn", several_targets),
         trial("a_backward_with_another_constant_is_computed_as_written", other_constant),
-    ]
+    ];
+    let name = "softmax::module::a_loss_runs_on_the_kernels_and_is_within_bounds";
+    trials.extend(trials_in(name, &Storage::ALL, losses));
+    trials
 }
 
 /// More than lie between an element and its sum by any way to add up.
@@ -167,27 +170,23 @@ fn plain(device: &Device) -> CrossEntropyLoss {
     CrossEntropyLossConfig::new().init(device)
 }
 
-fn losses(device: &Device) -> Result<(), Failed> {
-    let storages = Storage::ALL.into_iter();
+fn losses(device: &Device, storage: Storage) -> Result<(), Failed> {
     let autodiff = device.clone().autodiff();
-    for storage in storages.filter(|storage| device.supports_dtype(float(*storage))) {
-        for (rows, classes) in [(1, 2), (16, 9), (8, 129), (4, 5001)] {
-            for widen in if storage == F32 { &[false][..] } else { &[false, true] } {
-                let case = Case::new(rows, classes, storage);
-                let named = |what: &str, error: String| {
-                    let cast = if *widen { "cast to f32" } else { "as they are" };
-                    format!("{what} of {rows} by {classes} in {storage:?}, {cast}: {error}")
-                };
-                let (loss, gradient, blocks) = case.run(&autodiff, &plain(&autodiff), *widen)?;
-                // Of 7, with the product, and 12 operations; a cast each.
-                let casts = usize::from(*widen);
-                expect_forward(&blocks, 7 + 1 + casts)?;
-                expect_backward(&blocks, 12 + casts)?;
-                let kept = if *widen { F32 } else { storage };
-                within(&[loss], &[case.mean(kept)]).map_err(|error| named("loss", error))?;
-                within(&gradient, &case.gradient(kept))
-                    .map_err(|error| named("gradient", error))?;
-            }
+    for (rows, classes) in [(1, 2), (16, 9), (8, 129), (4, 5001)] {
+        for widen in if storage == F32 { &[false][..] } else { &[false, true] } {
+            let case = Case::new(rows, classes, storage);
+            let named = |what: &str, error: String| {
+                let cast = if *widen { "cast to f32" } else { "as they are" };
+                format!("{what} of {rows} by {classes}, {cast}: {error}")
+            };
+            let (loss, gradient, blocks) = case.run(&autodiff, &plain(&autodiff), *widen)?;
+            // Of 7, with the product, and 12 operations; a cast each.
+            let casts = usize::from(*widen);
+            expect_forward(&blocks, 7 + 1 + casts)?;
+            expect_backward(&blocks, 12 + casts)?;
+            let kept = if *widen { F32 } else { storage };
+            within(&[loss], &[case.mean(kept)]).map_err(|error| named("loss", error))?;
+            within(&gradient, &case.gradient(kept)).map_err(|error| named("gradient", error))?;
         }
     }
     Ok(())

@@ -1,114 +1,85 @@
-//! Whole modules: what the kernels make of them, against Burn's CPU backend.
+//! Whole modules: outputs and gradients of what the kernels make of them, by the formulas.
 
-use super::{F32, expect_products, trial};
+use super::products;
 use blackburn::nn::{
     flash,
     transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
 };
-use blackburn_reference::random::normal;
+use blackburn_reference::storage::Storage;
 use blackburn_tests::{
     blocks::{Block, blocks_of},
-    tensors::{tensor, values},
+    modules::{Tokens, seeded, widened},
+    plain::{self, Judge, Tensors},
+    tensors::{float, values},
+    textbook::{AttentionRules, Fault, Function, Textbook},
 };
 use burn::{
-    module::{ModuleMapper, ModuleVisitor, Param},
     nn::{
         Linear, LinearConfig,
         activation::{Activation, ActivationConfig},
+        attention::generate_autoregressive_mask,
         transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
     },
     prelude::*,
-    tensor::Gradients,
+    tensor::FloatDType,
 };
 use libtest_mimic::{Failed, Trial};
 
+type Test = fn(Storage, &Device, &mut Judge) -> Result<(), Failed>;
+
 pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        trial("a_perceptron_has_the_gradients_of_the_cpu", |device| {
-            [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
-                |activation| {
-                    let tolerance = tolerance(&activation);
-                    let module = Perceptron::new(activation);
-                    compare_modules(device, module, 6, tolerance).map(|_| ())
-                },
-            )
-        }),
-        trial("a_residual_perceptron_has_the_gradients_of_the_cpu", |device| {
-            let tolerance = tolerance(&ActivationConfig::Gelu);
-            let blocks = compare_modules(device, Residual::new(), LAYERS * 6, tolerance)?;
-            expect_gelus(&blocks, LAYERS)
-        }),
-        trial("a_transformer_layer_has_the_gradients_of_the_cpu", |device| {
-            [ActivationConfig::Relu, ActivationConfig::Gelu].into_iter().try_for_each(
-                |activation| {
-                    let tolerance = tolerance(&activation);
-                    let gelus = usize::from(matches!(activation, ActivationConfig::Gelu));
-                    // Forward: q, k, v, scores, context, output, and two of the feed-forward part.
-                    let blocks = compare_modules(device, encoder(activation), 3 * 8, tolerance)?;
-                    expect_gelus(&blocks, gelus)
-                },
-            )
-        }),
-        trial("flash_attention_in_a_transformer_has_the_gradients_of_the_cpu", |device| {
-            let tolerance = tolerance(&ActivationConfig::Relu);
-            let module = Flash { blocks: encoder(ActivationConfig::Relu) };
-            // As above, but for the products of attention itself.
-            compare_modules(device, module, 3 * 6, tolerance).map(|_| ())
-        }),
-        trial("decoding_with_a_cache_is_a_forward_over_all", cached),
-        trial("a_part_that_is_left_out_is_caught", left_out),
-    ]
+    let tests: [(&str, Test); 3] = [
+        ("perceptrons_are_within_bounds", perceptrons),
+        ("transformer_layers_are_within_bounds", encoders),
+        ("decoding_with_a_cache_is_a_forward_over_all", cached),
+    ];
+    let trials = tests.into_iter().flat_map(|(name, test)| {
+        Storage::ALL.map(|storage| {
+            let name = format!("linear::{name}_in_{storage:?}").to_lowercase();
+            plain::trial(name, storage, move |device, judge| test(storage, device, judge))
+        })
+    });
+    trials.collect()
 }
 
 const WIDTH: usize = 24;
 const HIDDEN: usize = 40;
-const TOKENS: [usize; 2] = [2, 9];
-
-/// How far two computations in f32 may be from each other, relative to a tensor's largest number.
-///
-/// A product of a hundred terms errs by 1e-5 at most. On CUDA operands are cut to 11 bits, an error
-/// of 1e-3 that grows through a few products in a row. Where GELU is differentiated, the CPU takes
-/// the derivative of the tanh form, up to 1e-3 off, and the kernel that of GELU.
-fn tolerance(activation: &ActivationConfig) -> f64 {
-    let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
-    match activation {
-        _ if on_cuda => 1e-2,
-        ActivationConfig::Gelu => 3e-3,
-        _ => 1e-4,
-    }
-}
-
-/// A module from tokens to tokens.
-trait Tokens: Module {
-    fn tokens(&self, x: Tensor<3>) -> Tensor<3>;
-}
+const HEADS: usize = 3;
+const SHAPE: [usize; 3] = [2, 9, WIDTH];
+const LAYERS: usize = 3;
 
 #[derive(Module, Debug)]
 struct Perceptron {
-    first: Linear,
+    linear_inner: Linear,
     activation: Activation,
-    second: Linear,
+    linear_outer: Linear,
 }
 
 impl Perceptron {
-    fn new(activation: ActivationConfig) -> Self {
+    fn new(function: Function) -> Self {
         let device = Device::flex().autodiff();
-        let perceptron = Self {
-            first: LinearConfig::new(WIDTH, HIDDEN).init(&device),
-            activation: activation.init(&device),
-            second: LinearConfig::new(HIDDEN, WIDTH).init(&device),
-        };
-        away_from_kinks(perceptron, &activation)
+        Self {
+            linear_inner: LinearConfig::new(WIDTH, HIDDEN).init(&device),
+            activation: config_of(function).init(&device),
+            linear_outer: LinearConfig::new(HIDDEN, WIDTH).init(&device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.linear_outer.forward(self.activation.forward(self.linear_inner.forward(x)))
+    }
+
+    fn by_formula(&self, formulas: Textbook, function: Function, x: Tensor<3>) -> Tensor<3> {
+        formulas.perceptron([&self.linear_inner, &self.linear_outer], function, x)
     }
 }
 
-impl Tokens for Perceptron {
-    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
-        self.second.forward(self.activation.forward(self.first.forward(x)))
+fn config_of(function: Function) -> ActivationConfig {
+    match function {
+        Function::Relu => ActivationConfig::Relu,
+        Function::Gelu => ActivationConfig::Gelu,
     }
 }
-
-const LAYERS: usize = 3;
 
 /// Perceptrons that add to their input.
 #[derive(Module, Debug)]
@@ -116,178 +87,260 @@ struct Residual {
     layers: Vec<Perceptron>,
 }
 
-impl Residual {
-    fn new() -> Self {
-        Self { layers: (0..LAYERS).map(|_| Perceptron::new(ActivationConfig::Gelu)).collect() }
-    }
+/// A module, what it computes and is to compute, and what runs where it does.
+struct Subject<M> {
+    name: &'static str,
+    module: M,
+    tokens: Tokens,
+    storage: Storage,
+    forward: fn(&M, Tensor<3>) -> Tensor<3>,
+    by_formula: fn(&M, Textbook, Tensor<3>) -> Tensor<3>,
+    products: usize,
+    gelus: usize,
+    faults: &'static [Fault],
 }
 
-impl Tokens for Residual {
-    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
-        self.layers.iter().fold(x, |x, layer| x.clone() + layer.tokens(x))
+impl<M: Module> Subject<M> {
+    fn check(&self, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
+        let Self { name, module, tokens, storage, forward, by_formula, .. } = self;
+        let exact = |formulas: Textbook| {
+            let forward = |module: &M, x| by_formula(module, formulas, x);
+            tokens.results(&widened(module)?, FloatDType::F64, &Device::flex().autodiff(), forward)
+        };
+        let truth = exact(Textbook::default())?;
+        let device = &device.clone().autodiff();
+        let on_device = || module.clone().fork(device);
+        let plain = || {
+            let forward = |module: &M, x| by_formula(module, Textbook::default(), x);
+            tokens.results(&on_device(), float(*storage), device, forward)
+        };
+        let served = || {
+            let module = on_device();
+            let work = || tokens.results(&module, float(*storage), device, forward);
+            let (results, blocks) = blocks_of(device, work)?;
+            self.expect_kernels(&blocks)?;
+            Ok(results)
+        };
+        judge.check(name, &truth, plain, served)?;
+        self.faults.iter().try_for_each(|fault| {
+            let faulty = || exact(Textbook::with(*fault));
+            judge.expect_caught(name, &format!("{fault:?}"), &truth, faulty)
+        })
     }
-}
 
-fn encoder(activation: ActivationConfig) -> TransformerEncoder {
-    let config = TransformerEncoderConfig::new(WIDTH, HIDDEN, 3, 1)
-        .with_dropout(0.0)
-        .with_activation(activation.clone());
-    away_from_kinks(config.init(&Device::flex().autodiff()), &activation)
-}
-
-/// With `Relu`, biases hidden units far to one side or the other: at its kink the slightest error turns
-/// a gradient on or off, and of 720 numbers around zero one may well be close enough.
-fn away_from_kinks<M: Module>(module: M, activation: &ActivationConfig) -> M {
-    if !matches!(activation, ActivationConfig::Relu) {
-        return module;
-    }
-    struct Biases;
-    impl ModuleMapper for Biases {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if param.shape().as_slice() != [HIDDEN] {
-                return param;
-            }
-            // Weights and inputs of these modules leave six standard deviations to zero.
-            param.map(|bias| {
-                let sides = (0..HIDDEN).map(|unit| if unit % 2 == 0 { 3.5f32 } else { -3.5 });
-                let sides = TensorData::new(sides.collect(), bias.shape());
-                Tensor::from_data(sides, &bias.device()).require_grad()
-            })
+    /// Whether all products and GELUs ran on the kernels, forward and backward.
+    fn expect_kernels(&self, blocks: &[Block]) -> Result<(), Failed> {
+        let gelus = |names: &[&str]| {
+            let kernels = blocks.iter().flat_map(|block| &block.kernels);
+            kernels.filter(|kernel| names.iter().any(|name| kernel.ends_with(name))).count()
+        };
+        let found = [
+            products(blocks)?,
+            gelus(&["GeluForwardKernel"]),
+            gelus(&["GeluBackwardKernel", "GeluBackwardSumKernel"]),
+        ];
+        if found == [self.products, self.gelus, self.gelus] {
+            return Ok(());
         }
-    }
-    module.map(&mut Biases)
-}
-
-impl Tokens for TransformerEncoder {
-    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
-        self.forward(TransformerEncoderInput::new(x))
+        let expected = format!("{} products and {} GELUs", self.products, self.gelus);
+        Err(format!("{}: {expected} ran as {found:?}: {blocks:?}", self.name).into())
     }
 }
 
-/// An unmodified encoder on causal flash attention.
-#[derive(Module, Debug)]
-struct Flash {
-    blocks: TransformerEncoder,
+/// Tokens whose first number is 3 or -3, by turns of two and three tokens.
+fn two_sided(storage: Storage) -> Tokens {
+    let mut tokens = Tokens::new(SHAPE, 0.5, storage);
+    for (row, token) in tokens.x.chunks_mut(WIDTH).enumerate() {
+        token[0] = if row % 5 < 2 { 3.0 } else { -3.0 };
+    }
+    tokens
 }
 
-impl Tokens for Flash {
-    fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
-        flash::transformer_encoder(&self.blocks, FlashInput::new(x).causal())
+/// Weights that carry a token's first number to hidden units, to one side for even units and to the
+/// other for odd ones. At `Relu`'s kink the slightest error turns a gradient on or off; so every unit
+/// is far from it, on for some tokens and off for others.
+fn to_both_sides(path: &str, _dims: &[usize], numbers: &mut [f64]) {
+    if path.ends_with("linear_inner.weight") {
+        let units = numbers[..HIDDEN].iter_mut().enumerate();
+        units.for_each(|(unit, weight)| *weight = if unit % 2 == 0 { 1.0 } else { -1.0 });
     }
+}
+
+/// Whether hidden units are on for some tokens, off for others, and far from the kink.
+fn expect_two_sides(hidden: Tensor<3>) -> Result<(), Failed> {
+    /// Many times what 16 bits round of numbers about 3.
+    const MARGIN: f64 = 0.25;
+    let hidden = values(hidden)?;
+    let nearest = hidden.iter().fold(f64::INFINITY, |nearest, z| nearest.min(z.abs()));
+    let both = (0..HIDDEN).all(|unit| {
+        let of_unit = || hidden.iter().skip(unit).step_by(HIDDEN);
+        of_unit().any(|z| *z > 0.0) && of_unit().any(|z| *z < 0.0)
+    });
+    match nearest > MARGIN && both {
+        true => Ok(()),
+        false => Err(format!("hidden units come as close as {nearest} to the kink").into()),
+    }
+}
+
+fn perceptrons(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
+    let perceptron = seeded(Perceptron::new(Function::Relu), storage, to_both_sides);
+    let wide = widened(&perceptron)?;
+    let x = two_sided(storage).tensor(FloatDType::F64, &Device::flex().autodiff());
+    expect_two_sides(Textbook::default().linear(&wide.linear_inner, x))?;
+    Subject {
+        name: "a perceptron with ReLU",
+        module: perceptron,
+        tokens: two_sided(storage),
+        storage,
+        forward: Perceptron::forward,
+        by_formula: |module, formulas, x| module.by_formula(formulas, Function::Relu, x),
+        products: 6,
+        gelus: 0,
+        faults: &[Fault::Bias, Fault::ColumnMask],
+    }
+    .check(device, judge)?;
+
+    let subject = Subject {
+        name: "a perceptron with GELU",
+        module: seeded(Perceptron::new(Function::Gelu), storage, |_, _, _| ()),
+        tokens: Tokens::new(SHAPE, 1.0, storage),
+        storage,
+        forward: Perceptron::forward,
+        by_formula: |module, formulas, x| module.by_formula(formulas, Function::Gelu, x),
+        products: 6,
+        gelus: 1,
+        faults: &[Fault::Bias],
+    };
+    subject.check(device, judge)?;
+
+    let layers = (0..LAYERS).map(|_| Perceptron::new(Function::Gelu)).collect();
+    Subject {
+        name: "residual perceptrons",
+        module: seeded(Residual { layers }, storage, |_, _, _| ()),
+        tokens: Tokens::new(SHAPE, 1.0, storage),
+        storage,
+        forward: |module, x| module.layers.iter().fold(x, |x, l| x.clone() + l.forward(x)),
+        by_formula: |module, formulas, x| {
+            let add = |x: Tensor<3>, layer: &Perceptron| {
+                x.clone() + layer.by_formula(formulas, Function::Gelu, x)
+            };
+            module.layers.iter().fold(x, add)
+        },
+        products: LAYERS * 6,
+        gelus: LAYERS,
+        faults: &[Fault::Bias],
+    }
+    .check(device, judge)
+}
+
+fn encoder(function: Function, norm_first: bool) -> TransformerEncoder {
+    TransformerEncoderConfig::new(WIDTH, HIDDEN, HEADS, 1)
+        .with_dropout(0.0)
+        .with_norm_first(norm_first)
+        .with_activation(config_of(function))
+        .init(&Device::flex().autodiff())
+}
+
+fn rules(causal: bool) -> AttentionRules {
+    AttentionRules { heads: HEADS, heads_kv: HEADS, causal, ..AttentionRules::default() }
+}
+
+fn by_formula(
+    module: &TransformerEncoder,
+    formulas: Textbook,
+    function: Function,
+    causal: bool,
+    x: Tensor<3>,
+) -> Tensor<3> {
+    let layers = module.layers.iter();
+    layers.fold(x, |x, layer| formulas.encoder_layer(layer, function, &rules(causal), x))
+}
+
+fn encoders(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
+    let relu = seeded(encoder(Function::Relu, false), storage, to_both_sides);
+    let layer = &widened(&relu)?.layers[0];
+    let x = two_sided(storage).tensor(FloatDType::F64, &Device::flex().autodiff());
+    let formulas = Textbook::default();
+    let found = formulas.attention((&layer.mha).into(), &rules(false), x.clone(), x.clone());
+    let normalized = formulas.norm(&layer.norm_1, x + found);
+    expect_two_sides(formulas.linear(&layer.pwff.linear_inner, normalized))?;
+    Subject {
+        name: "a layer with ReLU, norms last",
+        module: relu,
+        tokens: two_sided(storage),
+        storage,
+        forward: |module, x| module.forward(TransformerEncoderInput::new(x)),
+        by_formula: |module, formulas, x| by_formula(module, formulas, Function::Relu, false, x),
+        // Forward: q, k, v, scores, context, output, and two of the feed-forward part.
+        products: 3 * 8,
+        gelus: 0,
+        faults: &[Fault::Bias, Fault::ColumnMask, Fault::Scale, Fault::Mean],
+    }
+    .check(device, judge)?;
+
+    let gelu = || seeded(encoder(Function::Gelu, true), storage, |_, _, _| ());
+    Subject {
+        name: "a layer with GELU, norms first, under a causal mask",
+        module: gelu(),
+        tokens: Tokens::new(SHAPE, 1.0, storage),
+        storage,
+        forward: |module, x| {
+            let [batch, seq, _] = x.dims();
+            let device = x.device().without_autodiff();
+            let mask = generate_autoregressive_mask(batch, seq, &device);
+            module.forward(TransformerEncoderInput::new(x).mask_attn(mask))
+        },
+        by_formula: |module, formulas, x| by_formula(module, formulas, Function::Gelu, true, x),
+        products: 3 * 8,
+        gelus: 1,
+        faults: &[Fault::Bias, Fault::LateKey, Fault::Scale, Fault::Mean],
+    }
+    .check(device, judge)?;
+
+    Subject {
+        name: "a layer on causal flash attention",
+        module: gelu(),
+        tokens: Tokens::new(SHAPE, 1.0, storage),
+        storage,
+        forward: |module, x| flash::transformer_encoder(module, FlashInput::new(x).causal()),
+        by_formula: |module, formulas, x| by_formula(module, formulas, Function::Gelu, true, x),
+        // As above, but for the products of attention itself.
+        products: 3 * 6,
+        gelus: 1,
+        faults: &[Fault::Bias, Fault::LateKey, Fault::Scale, Fault::Mean],
+    }
+    .check(device, judge)
 }
 
 /// A prompt of five tokens, and then the others one by one.
-fn cached(device: &Device) -> Result<(), Failed> {
-    let module = Flash { blocks: encoder(ActivationConfig::Relu).valid().fork(device) };
-    let [batch, seq] = TOKENS;
-    let x = normal(1, batch * seq * WIDTH, 1.0, F32);
-    let x = tensor(&x, [batch, seq, WIDTH], F32, device);
-    let mut cache = TransformerCache::new(1, seq);
-    let mut part = |tokens: std::ops::Range<usize>| {
-        let input = FlashInput::new(x.clone().slice([0..batch, tokens]));
-        flash::transformer_encoder_cached(&module.blocks, input, &mut cache)
+fn cached(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
+    let [batch, seq, _] = SHAPE;
+    let module = seeded(encoder(Function::Gelu, false), storage, |_, _, _| ()).valid();
+    let tokens = Tokens::new(SHAPE, 1.0, storage);
+    let output =
+        |y: Tensor<3>| -> Result<Tensors, Failed> { Ok(vec![("output".into(), values(y)?)]) };
+    let exact = |formulas: Textbook| {
+        let x = tokens.tensor(FloatDType::F64, &Device::flex().autodiff());
+        output(by_formula(&widened(&module)?, formulas, Function::Gelu, true, x))
     };
-    let mut parts = vec![part(0..5)];
-    parts.extend((5..seq).map(|token| part(token..token + 1)));
-    let expected = values(module.tokens(x.clone()))?;
-    let actual = values(Tensor::cat(parts, 1))?;
-    agree(&[actual], &[expected], tolerance(&ActivationConfig::Relu))
-}
-
-/// The output, the gradient of the input, and then those of all parameters.
-fn results<M: Tokens>(module: &M, device: &Device) -> Result<Vec<Vec<f64>>, Failed> {
-    let elements = TOKENS[0] * TOKENS[1] * WIDTH;
-    let shape = [TOKENS[0], TOKENS[1], WIDTH];
-    let x = tensor(&normal(1, elements, 1.0, F32), shape, F32, device).require_grad();
-    let factors = tensor(&normal(2, elements, 1.0, F32), shape, F32, device);
-    let y = module.tokens(x.clone());
-    let gradients = (y.clone() * factors).sum().backward();
-    let dx = x.grad(&gradients).ok_or("the input has no gradient")?;
-    let mut parameters = ParameterGradients { gradients: &gradients, found: Ok(Vec::new()) };
-    module.visit(&mut parameters);
-    let mut results = vec![values(y)?, values(dx)?];
-    results.extend(parameters.found?);
-    Ok(results)
-}
-
-struct ParameterGradients<'a> {
-    gradients: &'a Gradients,
-    found: Result<Vec<Vec<f64>>, Failed>,
-}
-
-impl ModuleVisitor for ParameterGradients<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Ok(found) = &mut self.found else { return };
-        let gradient = param.val().grad(self.gradients).ok_or("a parameter has no gradient");
-        match gradient.map_err(Failed::from).and_then(values) {
-            Ok(gradient) => found.push(gradient),
-            Err(error) => self.found = Err(error),
-        }
-    }
-}
-
-/// Whether all of `actual` are within `tolerance` of `expected`, relative to the largest number of
-/// each.
-fn agree(actual: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Result<(), Failed> {
-    if actual.len() != expected.len() {
-        return Err(format!("{} gradients for {}", actual.len(), expected.len()).into());
-    }
-    // Of all tensors: gradients that cancel out, as those of keys' biases, are nothing but rounding.
-    let most = expected.iter().flatten().fold(0.0f64, |most, e| most.max(e.abs()));
-    for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        let largest = expected.iter().fold(most * 1e-2, |largest, e| largest.max(e.abs()));
-        let errors = actual.iter().zip(expected).map(|(a, e)| (a - e).abs());
-        // `max` would pass over NaN.
-        let worst = errors.fold(0.0f64, |worst, e| if e > worst || e.is_nan() { e } else { worst });
-        if worst.is_nan() || worst > tolerance * largest {
-            let message = format!("result {i} is off by {worst:e}, its numbers reach {largest:e}");
-            return Err(message.into());
-        }
-    }
-    Ok(())
-}
-
-fn compare_modules<M: Tokens>(
-    device: &Device,
-    module: M,
-    least_products: usize,
-    tolerance: f64,
-) -> Result<Vec<Block>, Failed> {
-    let device = device.clone().autodiff();
-    let expected = results(&module, &Device::flex().autodiff())?;
-    let module = module.fork(&device);
-    let (actual, blocks) = blocks_of(&device, || results(&module, &device))?;
-    expect_products(&blocks, least_products)?;
-    agree(&actual, &expected, tolerance)?;
-    Ok(blocks)
-}
-
-/// Whether so many GELUs ran on the kernels, forward and backward.
-fn expect_gelus(blocks: &[Block], least: usize) -> Result<(), Failed> {
-    let launches = |name: &str| {
-        let kernels = blocks.iter().flat_map(|block| &block.kernels);
-        kernels.filter(|kernel| kernel.ends_with(name)).count()
+    let x = tokens.tensor(float(storage), device);
+    let plain = || {
+        let module = module.clone().fork(device);
+        output(by_formula(&module, Textbook::default(), Function::Gelu, true, x.clone()))
     };
-    // Tests that run at the same time may add some.
-    match ["GeluForwardKernel", "GeluBackwardKernel"].map(launches) {
-        found if found.iter().all(|launches| *launches >= least) => Ok(()),
-        found => Err(format!("{found:?} GELUs ran on the kernels, not {least}: {blocks:?}").into()),
-    }
-}
-
-/// The negative control: without the bias of one layer, results must not pass.
-fn left_out(device: &Device) -> Result<(), Failed> {
-    let device = device.clone().autodiff();
-    let module = Perceptron::new(ActivationConfig::Relu);
-    let expected = results(&module, &Device::flex().autodiff())?;
-    let mut module = module.fork(&device);
-    module.first.bias = None;
-    let actual = results(&module, &device)?;
-    // The bias itself has no gradient then; what is left has to differ.
-    let expected: Vec<Vec<f64>> =
-        expected.into_iter().enumerate().filter(|(i, _)| *i != 3).map(|(_, v)| v).collect();
-    match agree(&actual, &expected, tolerance(&ActivationConfig::Gelu)) {
-        Err(_) => Ok(()),
-        Ok(()) => Err("a bias that was left out went unseen".into()),
-    }
+    let served = || {
+        let module = module.clone().fork(device);
+        let mut cache = TransformerCache::new(1, seq);
+        let mut part = |tokens: std::ops::Range<usize>| {
+            let input = FlashInput::new(x.clone().slice([0..batch, tokens]));
+            flash::transformer_encoder_cached(&module, input, &mut cache)
+        };
+        let mut parts = vec![part(0..5)];
+        parts.extend((5..seq).map(|token| part(token..token + 1)));
+        output(Tensor::cat(parts, 1))
+    };
+    let truth = exact(Textbook::default())?;
+    let name = "decoding";
+    judge.check(name, &truth, plain, served)?;
+    judge.expect_caught(name, "a key too many", &truth, || exact(Textbook::with(Fault::LateKey)))
 }

@@ -4,7 +4,19 @@ use crate::{
     checkpoints::{self, TENSORS, of_step},
     sandbox::{Sandbox, fail, losses, succeed},
 };
+use libtest_mimic::Trial;
 use std::{fs, path::Path};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial!(a_damaged_newest_checkpoint_is_passed_over),
+        trial!(damaged_checkpoints_do_not_push_out_sound_ones),
+        trial!(any_damaged_file_of_a_named_checkpoint_is_named),
+        trial!(when_all_checkpoints_are_damaged_each_is_named),
+        trial!(checkpoints_of_other_programs_and_versions_are_refused),
+        trial!(a_folder_without_checkpoints_is_refused_with_advice),
+    ]
+}
 
 const EVERY_TWO: [&str; 4] = ["--checkpoint-every", "2", "--eval-every", "2"];
 
@@ -26,7 +38,6 @@ fn flip_middle(file: &Path) {
     flip(file, fs::metadata(file).unwrap().len() as usize / 2);
 }
 
-#[test]
 fn a_damaged_newest_checkpoint_is_passed_over() {
     let place = trained();
     let run = place.path("run");
@@ -51,7 +62,6 @@ fn a_damaged_newest_checkpoint_is_passed_over() {
     assert_eq!(checkpoints::assert_sound(&run), [2, 4, 6]);
 }
 
-#[test]
 fn damaged_checkpoints_do_not_push_out_sound_ones() {
     let place = trained();
     let run = place.path("run");
@@ -63,7 +73,6 @@ fn damaged_checkpoints_do_not_push_out_sound_ones() {
     assert!(measured.stdout.starts_with("step 5: "), "{}", measured.stdout);
 }
 
-#[test]
 fn any_damaged_file_of_a_named_checkpoint_is_named() {
     let place = trained();
     let run = place.path("run");
@@ -104,7 +113,6 @@ fn any_damaged_file_of_a_named_checkpoint_is_named() {
     succeed(place.gpt(&["generate", "--checkpoint", "run/checkpoints/step-00000004"]));
 }
 
-#[test]
 fn when_all_checkpoints_are_damaged_each_is_named() {
     let place = trained();
     let run = place.path("run");
@@ -125,7 +133,6 @@ fn when_all_checkpoints_are_damaged_each_is_named() {
     assert_eq!(checkpoints::contents(&run), before);
 }
 
-#[test]
 fn checkpoints_of_other_programs_and_versions_are_refused() {
     let place = trained();
     let folder = of_step(&place.path("run"), 6);
@@ -155,7 +162,6 @@ fn checkpoints_of_other_programs_and_versions_are_refused() {
     refused(&other_sizes, &["model.bpk does not fit the sizes in state.json"]);
 }
 
-#[test]
 fn a_folder_without_checkpoints_is_refused_with_advice() {
     let place = Sandbox::new();
     for folder in ["text", "nowhere"] {

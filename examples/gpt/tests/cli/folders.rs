@@ -4,8 +4,17 @@ use crate::{
     checkpoints,
     sandbox::{Running, Sandbox, fail, losses, succeed},
 };
+use libtest_mimic::Trial;
 
-#[test]
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial!(a_folder_in_use_is_refused_to_a_second_process),
+        trial!(a_run_is_replaced_only_with_overwrite),
+        trial!(results_of_another_program_are_not_taken_for_a_run),
+        trial!(a_resumed_run_keeps_its_text),
+    ]
+}
+
 fn a_folder_in_use_is_refused_to_a_second_process() {
     let place = Sandbox::new();
     let run = place.path("run");
@@ -26,7 +35,6 @@ fn a_folder_in_use_is_refused_to_a_second_process() {
     succeed(place.resume("run", &["--steps", &(newest + 1).to_string()]));
 }
 
-#[test]
 fn a_run_is_replaced_only_with_overwrite() {
     let place = Sandbox::new();
     let run = place.path("run");
@@ -46,7 +54,6 @@ fn a_run_is_replaced_only_with_overwrite() {
     assert_eq!(checkpoints::state(&checkpoints::of_step(&run, 4))["settings"]["seed"], 7);
 }
 
-#[test]
 fn results_of_another_program_are_not_taken_for_a_run() {
     let place = Sandbox::new();
     place.write("run/checkpoints/epoch.pt", "weights");
@@ -58,7 +65,6 @@ fn results_of_another_program_are_not_taken_for_a_run() {
     assert!(place.path("other/loss.png").exists());
 }
 
-#[test]
 fn a_resumed_run_keeps_its_text() {
     let place = Sandbox::new();
     succeed(place.train("run", &[]));

@@ -5,6 +5,19 @@ use crate::{
     checkpoints,
     sandbox::{Sandbox, fail, succeed, text},
 };
+use libtest_mimic::Trial;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial!(text_that_is_missing_or_none_is_named),
+        trial!(too_little_text_for_a_window_is_an_error_on_either_side),
+        trial!(numbers_out_of_range_are_named),
+        #[cfg(target_os = "linux")]
+        trial!(a_batch_that_cannot_fit_is_refused_before_the_start),
+        trial!(unknown_and_missing_devices_are_named),
+        trial!(absurd_sizes_are_refused_before_they_overflow),
+    ]
+}
 
 /// Every pair is a case: options, and what the error has to say.
 fn refused(cases: &[(&[&str], &[&str])], prepare: impl FnOnce(&Sandbox)) {
@@ -20,7 +33,6 @@ fn refused(cases: &[(&[&str], &[&str])], prepare: impl FnOnce(&Sandbox)) {
     }
 }
 
-#[test]
 fn text_that_is_missing_or_none_is_named() {
     let cases: [(&[&str], &[&str]); 8] = [
         (&["--data", "nowhere/file"], &["cannot read nowhere/file", "--data"]),
@@ -42,7 +54,6 @@ fn text_that_is_missing_or_none_is_named() {
     });
 }
 
-#[test]
 fn too_little_text_for_a_window_is_an_error_on_either_side() {
     let cases: [(&[&str], &[&str]); 2] = [
         (&["--data", "short"], &["needs at least 17 tokens", "--context"]),
@@ -56,7 +67,6 @@ fn too_little_text_for_a_window_is_an_error_on_either_side() {
     });
 }
 
-#[test]
 fn numbers_out_of_range_are_named() {
     let zeros = [
         "--layers",
@@ -92,7 +102,6 @@ fn numbers_out_of_range_are_named() {
 
 /// Linux tells how much memory there is.
 #[cfg(target_os = "linux")]
-#[test]
 fn a_batch_that_cannot_fit_is_refused_before_the_start() {
     let cases: [(&[&str], &[&str]); 1] = [(
         &["--batch", "100000000"],
@@ -101,7 +110,6 @@ fn a_batch_that_cannot_fit_is_refused_before_the_start() {
     refused(&cases, |_| ());
 }
 
-#[test]
 fn unknown_and_missing_devices_are_named() {
     let cases: [(&[&str], &[&str]); 2] = [
         (&["--device", "warp"], &["warp", "auto", "cuda", "vulkan", "webgpu", "flex"]),
@@ -126,7 +134,6 @@ fn unknown_and_missing_devices_are_named() {
     assert!(answers.iter().any(answered), "{finished}");
 }
 
-#[test]
 fn absurd_sizes_are_refused_before_they_overflow() {
     let cases: [(&[&str], &[&str]); 4] = [
         (&["--batch", "18446744073709551615"], &["--batch", "at most"]),

@@ -1,7 +1,22 @@
 //! What can be done with a trained model, and with its text.
 
 use crate::sandbox::{Sandbox, fail, losses, succeed};
+use libtest_mimic::Trial;
 use std::{io::Read, time::Instant};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial!(generated_text_follows_from_the_seed_and_is_all_that_standard_output_holds),
+        trial!(naive_attention_writes_and_measures_the_same),
+        trial!(an_empty_prompt_is_no_obstacle),
+        trial!(a_reader_that_has_seen_enough_is_no_failure),
+        trial!(evaluation_measures_what_training_did),
+        trial!(a_checkpoint_works_without_the_tokens_while_its_text_is_unchanged),
+        trial!(sampling_out_of_range_is_refused),
+        trial!(files_that_are_not_text_are_skipped_and_counted),
+        trial!(every_command_explains_its_options),
+    ]
+}
 
 fn trained() -> Sandbox {
     let place = Sandbox::new();
@@ -9,7 +24,6 @@ fn trained() -> Sandbox {
     place
 }
 
-#[test]
 fn generated_text_follows_from_the_seed_and_is_all_that_standard_output_holds() {
     let place = trained();
     let written = |options: &[&str]| {
@@ -35,7 +49,6 @@ fn generated_text_follows_from_the_seed_and_is_all_that_standard_output_holds() 
 }
 
 /// Greedy, so that rounding cannot change a draw; through the context of 16 tokens and beyond.
-#[test]
 fn naive_attention_writes_and_measures_the_same() {
     let place = trained();
     let output = |arguments: &[&str]| {
@@ -50,7 +63,6 @@ fn naive_attention_writes_and_measures_the_same() {
     assert_eq!(naive, flash);
 }
 
-#[test]
 fn an_empty_prompt_is_no_obstacle() {
     let place = trained();
     let arguments = ["generate", "--checkpoint", "run", "--prompt", "", "--tokens", "20"];
@@ -58,7 +70,6 @@ fn an_empty_prompt_is_no_obstacle() {
     succeed(place.train("other", &["--prompt", "", "--steps", "2"]));
 }
 
-#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let place = trained();
     // As `| head -c 20` does it.
@@ -75,7 +86,6 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     assert!(started.elapsed().as_secs() < 60);
 }
 
-#[test]
 fn evaluation_measures_what_training_did() {
     let place = trained();
     let (step, last) = *losses(&place.path("run"), "validation").last().unwrap();
@@ -98,7 +108,6 @@ fn evaluation_measures_what_training_did() {
     fail(place.gpt(&["eval", "--checkpoint", "run", "--data", "nowhere"]), &["nowhere"]);
 }
 
-#[test]
 fn a_checkpoint_works_without_the_tokens_while_its_text_is_unchanged() {
     let place = trained();
     std::fs::remove_dir_all(place.path("run/data")).unwrap();
@@ -112,7 +121,6 @@ fn a_checkpoint_works_without_the_tokens_while_its_text_is_unchanged() {
     succeed(place.gpt(&["generate", "--checkpoint", "run"]));
 }
 
-#[test]
 fn sampling_out_of_range_is_refused() {
     let place = trained();
     for temperature in ["-1", "NaN", "inf"] {
@@ -122,7 +130,6 @@ fn sampling_out_of_range_is_refused() {
     }
 }
 
-#[test]
 fn files_that_are_not_text_are_skipped_and_counted() {
     let place = Sandbox::new();
     place.write("text/binary.txt", b"text\0with a NUL");
@@ -133,7 +140,6 @@ fn files_that_are_not_text_are_skipped_and_counted() {
     assert!(line.contains("6 files used, 2 skipped as not text, 0 unreadable"), "{line}");
 }
 
-#[test]
 fn every_command_explains_its_options() {
     let place = Sandbox::new();
     let help = |arguments: &[&str], expected: &str| {

@@ -5,10 +5,23 @@ use crate::{
     checkpoints::{self, TENSORS, of_step},
     sandbox::{Running, Sandbox, fail, losses, succeed},
 };
+use libtest_mimic::Trial;
 use safetensors::{Dtype, SafeTensors};
 use std::fs;
 
-#[test]
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial!(training_lowers_the_loss_and_writes_what_it_promises),
+        trial!(naive_attention_learns_the_same),
+        trial!(an_exported_run_goes_on_as_one_that_was_not),
+        trial!(a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit),
+        trial!(a_finished_run_goes_on_when_more_steps_are_asked_for),
+        trial!(resuming_with_other_sizes_is_refused_and_harms_nothing),
+        trial!(a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints),
+        trial!(a_profile_is_printed_and_written_and_nothing_else),
+    ]
+}
+
 fn training_lowers_the_loss_and_writes_what_it_promises() {
     let place = Sandbox::new();
     let run = place.path("run");
@@ -40,7 +53,6 @@ fn training_lowers_the_loss_and_writes_what_it_promises() {
     }
 }
 
-#[test]
 fn naive_attention_learns_the_same() {
     let place = Sandbox::new();
     let of = |kind| {
@@ -57,7 +69,6 @@ fn naive_attention_learns_the_same() {
     succeed(place.resume("flash", &resumed));
 }
 
-#[test]
 fn an_exported_run_goes_on_as_one_that_was_not() {
     let place = Sandbox::new();
     succeed(place.train("plain", &[]));
@@ -84,7 +95,6 @@ fn an_exported_run_goes_on_as_one_that_was_not() {
 }
 
 /// Dropout and accumulation are part of it: both depend on where in the run a step is.
-#[test]
 fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
     let place = Sandbox::new();
     let options = "--width 32 --context 64 --batch 4 --accumulate 2 --dropout 0.1 --steps 30 \
@@ -134,7 +144,6 @@ fn a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
     }
 }
 
-#[test]
 fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
     let place = Sandbox::new();
     let run = place.path("run");
@@ -146,7 +155,6 @@ fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
     assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
 }
 
-#[test]
 fn resuming_with_other_sizes_is_refused_and_harms_nothing() {
     let place = Sandbox::new();
     succeed(place.train("run", &[]));
@@ -173,7 +181,6 @@ fn resuming_with_other_sizes_is_refused_and_harms_nothing() {
     succeed(place.resume("run", &["--layers", "1", "--tokenizer", "bytes", "--steps", "7"]));
 }
 
-#[test]
 fn a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints() {
     let place = Sandbox::new();
     let run = place.path("run");
@@ -192,7 +199,6 @@ fn a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints() {
 }
 
 /// On the CPU there are no kernels to time; the files are there all the same.
-#[test]
 fn a_profile_is_printed_and_written_and_nothing_else() {
     let place = Sandbox::new();
     let run = place.path("run");
