@@ -1,7 +1,9 @@
-//! What the integration tests share: the device that kernels are tested on, and a view of what
-//! Burn's fusion ran there.
+//! What the integration tests share: the device that kernels are tested on, a view of what Burn's fusion ran
+//! there, and cases drawn at random.
 
 pub mod blocks;
+pub mod buffers;
+pub mod fuzz;
 pub mod modules;
 pub mod plain;
 pub mod shards;

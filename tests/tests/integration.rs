@@ -1,7 +1,8 @@
 //! One binary for all integration tests, a module an op.
 //!
 //! It has a harness of its own because a kernel test knows only at run time whether its device is
-//! there, and has to say so.
+//! there, and has to say so. With `--fuzz` first, the binary draws random shapes instead: what
+//! `cargo xtask fuzz` runs.
 
 #[path = "integration/adamw.rs"]
 mod adamw;
@@ -29,6 +30,8 @@ mod empty;
 mod facade;
 #[path = "integration/fp8.rs"]
 mod fp8;
+#[path = "integration/fuzz.rs"]
+mod fuzz;
 #[path = "integration/gelu.rs"]
 mod gelu;
 #[path = "integration/gradient_graph.rs"]
@@ -74,7 +77,10 @@ mod step_training;
 #[path = "integration/training.rs"]
 mod training;
 
-use blackburn_tests::shards::{self, CommandLine};
+use blackburn_tests::{
+    fuzz::command,
+    shards::{self, CommandLine},
+};
 use clap::Parser;
 use libtest_mimic::Trial;
 use std::{io::Write, process::ExitCode};
@@ -83,10 +89,14 @@ use std::{io::Write, process::ExitCode};
 const ALONE: [&str; 2] = ["profile::", "resources::"];
 
 fn main() -> ExitCode {
-    let command_line = CommandLine::parse();
     // Providers have to be registered before any test touches a tensor.
-    if let Err(error) = blackburn::init() {
-        eprintln!("error: {error}");
+    let init = || blackburn::init().map(drop).map_err(|error| eprintln!("error: {error}"));
+    if std::env::args().nth(1).is_some_and(|first| first == "--fuzz") {
+        let is_right = command::run(std::env::args().skip(1), init);
+        leave(!is_right);
+    }
+    let command_line = CommandLine::parse();
+    if init().is_err() {
         return ExitCode::FAILURE;
     }
     let trials = [
@@ -103,6 +113,7 @@ fn main() -> ExitCode {
         empty::trials(),
         facade::trials(),
         fp8::trials(),
+        fuzz::trials(),
         gelu::trials(),
         gradient_graph::trials(),
         layer_norm::trials(),

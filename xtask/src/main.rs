@@ -8,6 +8,7 @@ mod check;
 mod command;
 mod deny;
 mod figures;
+mod fuzz;
 mod gpu;
 mod house_rules;
 mod links;
@@ -19,7 +20,7 @@ mod tools;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Blackburn's chores: check, test, mutate, bench, figures, chart, book, gpu, sass, deny.
+/// Blackburn's chores: check, test, fuzz, mutate, bench, figures, chart, book, gpu, sass, deny.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -31,6 +32,7 @@ struct Arguments {
 enum Chore {
     Check(check::Arguments),
     Test(test::Arguments),
+    Fuzz(fuzz::Arguments),
     Bench(bench::Arguments),
     Book(book::Arguments),
     Chart(chart::Arguments),
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Check(arguments) => check::run(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
+        Chore::Fuzz(arguments) => fuzz::run(&arguments),
         Chore::Bench(arguments) => bench::run(&arguments),
         Chore::Book(arguments) => book::run(&arguments),
         Chore::Chart(arguments) => chart::run(&arguments),

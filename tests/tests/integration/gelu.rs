@@ -16,11 +16,9 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::{on_device, on_device_with};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-};
+pub(crate) use blackburn_tests::buffers::{dtype, upload};
+use blackburn_tests::{buffers, on_device, on_device_with};
+use cubecl::{client::Client, ir::ElemType};
 use libtest_mimic::{Failed, Trial};
 
 /// Around vector and cube sizes: 1 and odd numbers take scalar loads, 256 * 4 is one full cube of
@@ -51,30 +49,12 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-pub(crate) fn dtype(storage: Storage) -> ElemType {
-    ElemType::Float(match storage {
-        Storage::F32 => FloatKind::F32,
-        Storage::F16 => FloatKind::F16,
-        Storage::Bf16 => FloatKind::BF16,
-    })
-}
-
-pub(crate) fn upload(client: &Client, values: &[f64], storage: Storage) -> Buffer {
-    let bytes = storage.encode(values);
-    Buffer {
-        handle: client.create_from_slice(&bytes),
-        elements: values.len(),
-        dtype: dtype(storage),
-    }
-}
-
 pub(crate) fn download(
     client: &Client,
     buffer: Buffer,
     storage: Storage,
 ) -> Result<Vec<f64>, Failed> {
-    let bytes = client.read_one(buffer.handle).map_err(|error| error.to_string())?;
-    Ok(storage.decode(&bytes)[..buffer.elements].to_vec())
+    Ok(buffers::download(client, buffer, storage)?)
 }
 
 pub(crate) fn erf_error(client: &Client) -> f64 {

@@ -11,6 +11,9 @@ pub use spot::{Element, element, spot_check_indices};
 
 use std::{fmt, num::NonZero, thread};
 
+/// Products that take a thread longer than starting it does.
+const WORTH_A_THREAD: usize = 1 << 20;
+
 /// How a matrix lies in memory, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
@@ -143,21 +146,28 @@ fn product(case: &MatmulCase, lhs: &[f64], rhs: &[f64], map: fn(f64) -> f64) -> 
     }
     let lhs = &row_major(lhs, [batch, m, k], case.lhs_strides(), map);
     let rhs = &row_major(rhs, [batch, k, n], case.rhs_strides(), map);
+    let multiply = |first: usize, out: &mut [f64]| {
+        for (i, out) in out.chunks_exact_mut(n).enumerate() {
+            let i = first + i;
+            let matrix = i / m * k * n;
+            // A row of `rhs` at a time, which is contiguous; columns would not be.
+            for (p, x) in lhs[i * k..][..k].iter().enumerate() {
+                let row = &rhs[matrix + p * n..][..n];
+                out.iter_mut().zip(row).for_each(|(y, w)| *y += x * w);
+            }
+        }
+    };
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = threads.min(batch * m * n * k / WORTH_A_THREAD);
+    if threads < 2 {
+        multiply(0, &mut out);
+        return out;
+    }
     let rows = (batch * m).div_ceil(threads);
     thread::scope(|scope| {
         for (part, out) in out.chunks_mut(rows * n).enumerate() {
-            scope.spawn(move || {
-                for (i, out) in out.chunks_exact_mut(n).enumerate() {
-                    let i = part * rows + i;
-                    let matrix = i / m * k * n;
-                    // A row of `rhs` at a time, which is contiguous; columns would not be.
-                    for (p, x) in lhs[i * k..][..k].iter().enumerate() {
-                        let row = &rhs[matrix + p * n..][..n];
-                        out.iter_mut().zip(row).for_each(|(y, w)| *y += x * w);
-                    }
-                }
-            });
+            let multiply = &multiply;
+            scope.spawn(move || multiply(part * rows, out));
         }
     });
     out

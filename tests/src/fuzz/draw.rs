@@ -1,0 +1,250 @@
+//! What a case is made of: numbers drawn from a seed, so that the seed makes the same case again.
+
+use blackburn_reference::{random::normal, storage::Storage};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::{fmt::Debug, ops::RangeInclusive};
+
+/// The stream that says which plan a case has; plans and cases have streams of their own.
+const WHICH_PLAN: u64 = 0;
+const PLANS: u64 = 1 << 32;
+const CASES: u64 = 1 << 33;
+
+/// Draws a case.
+///
+/// What a kernel is compiled for (a type, an option, the width of a row) comes from one of a few *plans*, so
+/// that thousands of cases compile as many kernels as there are plans. The rest (sizes, strides, numbers)
+/// comes from the case alone. Another seed has other plans.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    plan: ChaCha8Rng,
+    case: ChaCha8Rng,
+    /// By how many bits each size is cut, in the order in which sizes are drawn.
+    shifts: Vec<u32>,
+    sizes: usize,
+    told: Vec<String>,
+}
+
+impl Draw {
+    /// Case `index` of a seed, with the sizes cut by `shifts`.
+    pub fn new(seed: u64, plans: u64, index: u64, shifts: &[u32]) -> Self {
+        let stream = |number| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            rng.set_stream(number);
+            rng
+        };
+        let mut which = stream(WHICH_PLAN);
+        which.set_word_pos(u128::from(index) * 2);
+        let plan = which.next_u64() % plans.max(1);
+        Self {
+            plan: stream(PLANS + plan),
+            case: stream(CASES + index),
+            shifts: shifts.to_vec(),
+            sizes: 0,
+            told: vec![format!("plan={plan}")],
+        }
+    }
+
+    /// What was drawn, by name.
+    pub fn told(&self) -> String {
+        self.told.join(" ")
+    }
+
+    /// How many sizes were drawn.
+    pub fn sizes(&self) -> usize {
+        self.sizes
+    }
+
+    fn tell(&mut self, name: &str, value: impl Debug) {
+        self.told.push(format!("{name}={value:?}"));
+    }
+
+    /// One of `choices`, by the plan.
+    pub fn plan<T: Copy + Debug>(&mut self, name: &str, choices: &[T]) -> T {
+        let choice = choices[below(&mut self.plan, choices.len())];
+        self.tell(name, choice);
+        choice
+    }
+
+    /// Whether something holds that holds for one of `one_in` plans.
+    pub fn planned(&mut self, name: &str, one_in: usize) -> bool {
+        let holds = below(&mut self.plan, one_in) == 0;
+        self.tell(name, holds);
+        holds
+    }
+
+    /// A size in `range`, by the plan: small ones as often as large ones, those around the edges of tiles
+    /// most often.
+    pub fn planned_size(&mut self, name: &str, range: RangeInclusive<usize>) -> usize {
+        let size = sized(&mut self.plan, &range);
+        self.tell(name, size);
+        size
+    }
+
+    /// One of `choices`.
+    pub fn one_of<T: Copy + Debug>(&mut self, name: &str, choices: &[T]) -> T {
+        let choice = choices[below(&mut self.case, choices.len())];
+        self.tell(name, choice);
+        choice
+    }
+
+    /// Whether something holds that holds for one of `one_in` cases. Only what holds is told.
+    pub fn holds(&mut self, name: &str, one_in: usize) -> bool {
+        let holds = below(&mut self.case, one_in) == 0;
+        if holds {
+            self.told.push(name.to_owned());
+        }
+        holds
+    }
+
+    /// A size in `range`, as [`planned_size`](Self::planned_size) draws them, by the case.
+    pub fn size(&mut self, name: &str, range: RangeInclusive<usize>) -> usize {
+        self.multiple(name, range, 1)
+    }
+
+    /// A size in `range`, rounded up to a multiple of `step`.
+    pub fn multiple(&mut self, name: &str, range: RangeInclusive<usize>, step: usize) -> usize {
+        let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
+        self.sizes += 1;
+        let size = sized(&mut self.case, &range);
+        let size = (size >> shift).max(*range.start()).next_multiple_of(step);
+        self.tell(name, size);
+        size
+    }
+
+    /// A size around `middle` of which `is_alike` holds, or the middle: what is compiled for the one serves
+    /// the other.
+    pub fn size_alike(
+        &mut self,
+        name: &str,
+        middle: usize,
+        is_alike: impl Fn(usize) -> bool,
+    ) -> usize {
+        const TRIES: usize = 6;
+        let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
+        self.sizes += 1;
+        let mut size = middle;
+        for _ in 0..TRIES {
+            let around = sized(&mut self.case, &(middle.div_ceil(2)..=2 * middle));
+            if size == middle && is_alike(around) {
+                size = around;
+            }
+        }
+        let size = (size >> shift).max(1);
+        self.tell(name, size);
+        size
+    }
+
+    /// A number from `low` to below `high`.
+    pub fn number(&mut self, name: &str, low: f64, high: f64) -> f64 {
+        let share = (self.case.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        // A number of f32, which is what kernels take.
+        let number = f64::from((low + share * (high - low)) as f32);
+        self.tell(name, number);
+        number
+    }
+
+    /// A place below `limit`, which is at least 1.
+    pub fn place(&mut self, limit: usize) -> usize {
+        below(&mut self.case, limit)
+    }
+
+    /// Normal numbers.
+    pub fn normal(&mut self, count: usize, deviation: f64, storage: Storage) -> Vec<f64> {
+        normal(self.case.next_u64(), count, deviation, storage)
+    }
+
+    /// A seed for what draws by itself.
+    pub fn seed(&mut self) -> u64 {
+        self.case.next_u64()
+    }
+
+    /// Now and then makes one of `values` NaN or infinite.
+    pub fn spoil(&mut self, name: &str, values: &mut [f64]) {
+        self.spoil_by(name, values, &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+    }
+
+    /// Now and then makes one of `values` one of those.
+    pub fn spoil_by(&mut self, name: &str, values: &mut [f64], by: &[f64]) {
+        if self.holds(&format!("spoilt-{name}"), 60) && !values.is_empty() {
+            let value = self.one_of("by", by);
+            let place = self.place(values.len());
+            self.tell("at", place);
+            values[place] = value;
+        }
+    }
+}
+
+fn below(rng: &mut ChaCha8Rng, limit: usize) -> usize {
+    (rng.next_u64() % limit as u64) as usize
+}
+
+fn sized(rng: &mut ChaCha8Rng, range: &RangeInclusive<usize>) -> usize {
+    /// What tiles, vectors and planes are multiples of.
+    const EDGES: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 1024];
+
+    let (low, high) = (*range.start(), *range.end());
+    if low >= high {
+        return low;
+    }
+    let share = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    let ratio = (high + 1) as f64 / low.max(1) as f64;
+    let size = (low.max(1) as f64 * ratio.powf(share)) as usize;
+    let edge = EDGES[below(rng, EDGES.len())];
+    let beside = below(rng, 6);
+    let size = match beside {
+        // Beneath an edge, on it, above it.
+        0..=2 if size >= edge => size / edge * edge + beside - 1,
+        _ => size,
+    };
+    size.clamp(low.max(1), high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(seed: u64, index: u64, shifts: &[u32]) -> Vec<usize> {
+        let mut draw = Draw::new(seed, 5, index, shifts);
+        (0..4).map(|_| draw.size("x", 1..=4096)).collect()
+    }
+
+    #[test]
+    fn a_seed_and_an_index_make_the_same_case_again() {
+        assert_eq!(sizes(1, 7, &[]), sizes(1, 7, &[]));
+        assert_ne!(sizes(1, 7, &[]), sizes(1, 8, &[]));
+        assert_ne!(sizes(1, 7, &[]), sizes(2, 7, &[]));
+    }
+
+    #[test]
+    fn a_cut_size_leaves_the_others_as_they_are() {
+        let (whole, cut) = (sizes(1, 7, &[]), sizes(1, 7, &[0, 2]));
+        assert_eq!((whole[0], whole[2], whole[3]), (cut[0], cut[2], cut[3]));
+        assert_eq!(cut[1], (whole[1] >> 2).max(1));
+    }
+
+    #[test]
+    fn cases_share_a_few_plans() {
+        let drawn = |index| {
+            let mut draw = Draw::new(3, 5, index, &[]);
+            draw.planned_size("x", 1..=1_000_000)
+        };
+        let mut seen: Vec<usize> = (0..500).map(drawn).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert!(seen.len() <= 5, "{seen:?}");
+        assert!(seen.len() > 2, "{seen:?}");
+    }
+
+    #[test]
+    fn sizes_reach_their_limits_and_edges() {
+        let mut seen = Vec::new();
+        for index in 0..2000 {
+            seen.extend(sizes(9, index, &[]));
+        }
+        assert!(seen.iter().all(|size| (1..=4096).contains(size)));
+        for edge in [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129] {
+            assert!(seen.contains(&edge), "{edge}");
+        }
+    }
+}

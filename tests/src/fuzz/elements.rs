@@ -1,0 +1,115 @@
+//! GELU with its gradient and the sums of its columns, and column sums by themselves.
+
+use super::{
+    check::{Check, Stop},
+    draw::Draw,
+    memory::{Layout, place},
+    target::Target,
+};
+use crate::buffers::{download, dtype, upload, upload_behind};
+use blackburn_kernels::{
+    buffer::Buffer,
+    column_sum::{self as kernel, ColumnSumBlueprint, ColumnSumProblem},
+    gelu::{
+        GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_backward_sum_with, gelu_forward,
+    },
+};
+use blackburn_reference::{column_sum as reference, gelu, storage::Storage};
+
+pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    let client = &on.client;
+    let storage = draw.plan("type", &on.storages);
+    let way = draw.plan("sums", &["planned", "fused", "separate"]);
+    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
+    let most = if draw.holds("large", 200) { 1 << 18 } else { 1 << 14 };
+    let columns = draw.multiple("columns", 1..=3000, step);
+    let rows = draw.size("rows", 1..=(most / columns).max(1));
+    let rows = if draw.holds("empty", 100) { 0 } else { rows };
+    let deviation = draw.one_of("deviation", &[2.0, 2.0, 0.01, 30.0]);
+    let mut x = draw.normal(rows * columns, deviation, storage);
+    draw.spoil("x", &mut x);
+    let mut dy = draw.normal(rows * columns, 1.0, storage);
+    draw.spoil("dy", &mut dy);
+
+    let front = draw.one_of("front", on.offsets());
+    let x_buffer = upload_behind(client, front, &x, storage);
+    let dy_buffer = upload(client, &dy, storage);
+    if draw.holds("contradiction", 60) {
+        let longer = Buffer { elements: dy.len() + 1, ..dy_buffer };
+        return check.refuses("a longer dy", gelu_backward(client, &x_buffer, &longer));
+    }
+    let erf = on.erf_error();
+    let y = download(client, gelu_forward(client, &x_buffer)?, storage)?;
+    let expected: Vec<f64> = x.iter().map(|x| gelu::gelu(*x)).collect();
+    let bounds: Vec<f64> = x.iter().map(|x| gelu::forward_bound(*x, storage, erf)).collect();
+    check.compare("y", y, &expected, &bounds)?;
+
+    let pairs = || x.iter().zip(&dy);
+    let expected: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
+    let bounds: Vec<f64> =
+        pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, erf)).collect();
+    let dx = download(client, gelu_backward(client, &x_buffer, &dy_buffer)?, storage)?;
+    check.compare("dx", dx, &expected, &bounds)?;
+
+    let problem = ColumnSumProblem::new(&[rows, columns], &[columns, 1], 0..1, dtype(storage))?;
+    let fused = GeluSumBlueprint::Fused(ColumnSumBlueprint::plan(&problem, client));
+    let planned = GeluSumBlueprint::plan(&problem, client);
+    let (made, plan) = match way {
+        "planned" => (gelu_backward_sum(client, columns, &x_buffer, &dy_buffer)?, planned),
+        way => {
+            let plan = if way == "fused" { fused } else { GeluSumBlueprint::Separate };
+            (gelu_backward_sum_with(client, columns, plan, &x_buffer, &dy_buffer)?, plan)
+        }
+    };
+    check.compare("dx beside sums", download(client, made.dx, storage)?, &expected, &bounds)?;
+    // What the sums add up is rounded where another kernel wrote it.
+    let terms = if plan == GeluSumBlueprint::Separate { storage } else { Storage::F32 };
+    let column = |column: usize| {
+        let of = move |values: &'_ [f64]| -> Vec<f64> {
+            values.iter().copied().skip(column).step_by(columns).collect()
+        };
+        of(&x).into_iter().zip(of(&dy))
+    };
+    let sum = |c| column(c).map(|(x, dy)| dy * gelu::gelu_derivative(x)).sum();
+    let expected: Vec<f64> = (0..columns).map(sum).collect();
+    let bound = |c| gelu::backward_sum_bound(column(c), terms, storage, erf);
+    let bounds: Vec<f64> = (0..columns).map(bound).collect();
+    check.compare("db", download(client, made.db, storage)?, &expected, &bounds)
+}
+
+pub(super) fn column_sum(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    let client = &on.client;
+    let storage = draw.plan("type", &on.storages);
+    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
+    let most = if draw.holds("large", 200) { 1 << 20 } else { 1 << 16 };
+    let columns = draw.multiple("columns", 2..=3000, step);
+    let outer = draw.size("outer", 1..=5);
+    let rows = draw.size("rows", 1..=(most / columns / outer).max(1));
+    let empty = draw.holds("empty", 100);
+    let rows = if empty { 0 } else { rows };
+    let pitch = columns + draw.one_of("apart", &[0, 0, step, 3 * step]);
+    let between = draw.one_of("between", &[0, 0, pitch]);
+    let strides = vec![rows * pitch + between, pitch, 1];
+    let layout = Layout { shape: vec![outer, rows, columns], strides };
+    let mut x = draw.normal(outer * rows * columns, 1.0, storage);
+    draw.spoil("x", &mut x);
+    let problem = ColumnSumProblem::new(&layout.shape, &layout.strides, 1..2, dtype(storage));
+    if empty {
+        return check.refuses("an empty sum", problem);
+    }
+    let problem = problem?;
+    let buffer = place(on, draw, "x", (&x, &layout), storage);
+    if draw.holds("contradiction", 60) {
+        let short = Buffer { elements: problem.span() - 1, ..buffer };
+        return check.refuses("a short x", kernel::column_sum(client, &problem, &short));
+    }
+    let y = download(client, kernel::column_sum(client, &problem, &buffer)?, storage)?;
+    let magnitudes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
+    let expected = reference::column_sum(&x, outer, rows, columns);
+    let bounds: Vec<f64> = expected
+        .iter()
+        .zip(reference::column_sum(&magnitudes, outer, rows, columns))
+        .map(|(y, magnitude)| reference::bound(*y, magnitude, rows, storage))
+        .collect();
+    check.compare("y", y, &expected, &bounds)
+}

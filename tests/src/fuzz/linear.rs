@@ -1,0 +1,193 @@
+//! Layers of `burn::nn` with what follows them, as a program writes them: inputs that are views, every rank,
+//! an activation, gradients by autodiff.
+
+use super::{
+    check::{Check, Stop},
+    draw::Draw,
+    target::Target,
+};
+use crate::tensors::{tensor, values};
+use blackburn_reference::{
+    activation::Activation,
+    linear::{Linear, LinearPrecision},
+    storage::Storage,
+};
+use burn::{
+    module::Param,
+    nn::Linear as Layer,
+    prelude::*,
+    tensor::activation::{gelu, relu},
+};
+
+/// How the input came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    /// Rows follow each other.
+    Whole,
+    /// The last two dimensions were swapped.
+    Swapped,
+    /// Columns of a wider tensor.
+    Narrowed,
+    /// One matrix repeated along the first dimension.
+    Repeated,
+}
+
+/// What is drawn of a layer.
+struct Case {
+    storage: Storage,
+    view: View,
+    bias: bool,
+    activation: Activation,
+    outputs: usize,
+}
+
+pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    let storage = draw.plan("type", &on.storages);
+    let rank = draw.plan("rank", &[2, 3, 3, 4]);
+    let view = draw
+        .plan("view", &[View::Whole, View::Whole, View::Swapped, View::Narrowed, View::Repeated]);
+    let bias = !draw.planned("no-bias", 3);
+    let activation =
+        draw.plan("activation", &[Activation::Identity, Activation::Gelu, Activation::Relu]);
+    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
+    let budget = if draw.holds("large", 200) { 1 << 23 } else { 1 << 19 };
+    let inputs = draw.multiple("inputs", 1..=400, step);
+    let outputs = draw.multiple("outputs", 1..=400, step);
+    let most = (budget / (inputs * outputs)).max(1);
+    let rows = draw.size("rows", 1..=most.min(1500));
+    let case = Case { storage, view, bias, activation, outputs };
+    match rank {
+        2 => run(on, draw, check, &case, [rows, inputs]),
+        3 => {
+            let batch = draw.size("batch", 1..=5);
+            run(on, draw, check, &case, [batch, rows.div_ceil(batch), inputs])
+        }
+        _ => {
+            let [a, b] = [draw.size("outer", 1..=3), draw.size("inner", 1..=4)];
+            run(on, draw, check, &case, [a, b, rows.div_ceil(a * b), inputs])
+        }
+    }
+}
+
+/// The input as `view` makes it, and its numbers in the order of its indices.
+fn input<const D: usize>(
+    draw: &mut Draw,
+    case: &Case,
+    shape: [usize; D],
+    device: &Device,
+) -> (Tensor<D>, Vec<f64>) {
+    let storage = case.storage;
+    let count = shape.iter().product();
+    let [rows, columns] = [shape[D - 2], shape[D - 1]];
+    // Burn's ReLU passes the gradient of NaN on.
+    let may_spoil = case.activation != Activation::Relu;
+    match case.view {
+        View::Whole => {
+            let mut x = draw.normal(count, 1.0, storage);
+            if may_spoil {
+                draw.spoil("x", &mut x);
+            }
+            (tensor(&x, shape, storage, device), x)
+        }
+        View::Swapped => {
+            let mut x = draw.normal(count, 1.0, storage);
+            if may_spoil {
+                draw.spoil("x", &mut x);
+            }
+            let mut swapped = shape;
+            swapped.swap(D - 2, D - 1);
+            let mut memory = vec![0.0; count];
+            for (place, value) in x.iter().enumerate() {
+                let (matrix, at) = (place / (rows * columns), place % (rows * columns));
+                memory[matrix * rows * columns + at % columns * rows + at / columns] = *value;
+            }
+            (tensor(&memory, swapped, storage, device).swap_dims(D - 2, D - 1), x)
+        }
+        View::Narrowed => {
+            let front = draw.one_of("front", &[0, 1, 8]);
+            let behind = draw.one_of("behind", &[0, 1, 8]);
+            let width = front + columns + behind;
+            let mut wider = shape;
+            wider[D - 1] = width;
+            let x = draw.normal(count, 1.0, storage);
+            let mut memory = vec![1e3; count / columns * width];
+            for (row, values) in memory.chunks_mut(width).zip(x.chunks(columns)) {
+                row[front..front + columns].copy_from_slice(values);
+            }
+            (tensor(&memory, wider, storage, device).narrow(D - 1, front, columns), x)
+        }
+        View::Repeated => {
+            let mut one = shape;
+            one[0] = 1;
+            let x = draw.normal(count / shape[0], 1.0, storage);
+            (tensor(&x, one, storage, device).expand(shape), x.repeat(shape[0]))
+        }
+    }
+}
+
+fn run<const D: usize>(
+    on: &Target,
+    draw: &mut Draw,
+    check: &mut Check,
+    case: &Case,
+    shape: [usize; D],
+) -> Result<(), Stop> {
+    let Case { storage, bias, activation, outputs, .. } = *case;
+    let device = on.device.clone().autodiff();
+    let inputs = shape[D - 1];
+    let rows: usize = shape[..D - 1].iter().product();
+    let deviation = (inputs as f64).sqrt().recip();
+    let weight = draw.normal(inputs * outputs, deviation, storage);
+    let bias = bias.then(|| draw.normal(outputs, 1.0, storage));
+    let param =
+        |values: &[f64]| Param::from_tensor(tensor(values, [values.len()], storage, &device));
+    let layer = Layer {
+        weight: Param::from_tensor(tensor(&weight, [inputs, outputs], storage, &device)),
+        bias: bias.as_deref().map(param),
+    };
+    let (x_tensor, x) = input(draw, case, shape, &device);
+    let x_tensor = x_tensor.require_grad();
+    let mut out_shape = shape;
+    out_shape[D - 1] = outputs;
+    let dy = draw.normal(rows * outputs, 1.0, storage);
+    let factors: Tensor<D> = tensor(&dy, out_shape, storage, &device);
+
+    let z = layer.forward(x_tensor.clone());
+    let y = match activation {
+        Activation::Gelu => gelu(z),
+        Activation::Relu => relu(z),
+        _ => z,
+    };
+    // The gradient of this sum by the output is `factors`.
+    let gradients = (y.clone() * factors).sum().backward();
+    let missing = |what: &str| format!("{what} has no gradient");
+    let dx = x_tensor.grad(&gradients).ok_or_else(|| missing("the input"))?;
+    let dw = layer.weight.grad(&gradients).ok_or_else(|| missing("the weight"))?;
+    let db = layer.bias.as_ref().map(|b| b.grad(&gradients).ok_or_else(|| missing("the bias")));
+    let (y, dx, dw) = (values(y.inner())?, values(dx)?, values(dw)?);
+    let db = db.transpose()?.map(values).transpose()?;
+
+    let exact =
+        Linear { rows, inputs, outputs, x: &x, weight: &weight, bias: bias.as_deref(), activation };
+    let precision = LinearPrecision {
+        product: on.product(storage),
+        // What an activation reads is stored for backward.
+        z: if activation == Activation::Identity { Storage::F32 } else { storage },
+        dz: storage,
+        functions: on.functions(),
+    };
+    let forward = exact.forward();
+    let bounds = exact.forward_bounds(&forward, &precision);
+    check.compare("y", y, &forward.y, &bounds.y)?;
+    let gradients = exact.backward(&forward.z, &dy);
+    let none = vec![0.0; forward.z.len()];
+    // Without an activation, nothing of z reaches the gradients.
+    let z_bounds = if activation == Activation::Identity { &none } else { &bounds.z };
+    let bounds = exact.backward_bounds(&forward.z, z_bounds, &dy, &gradients, &precision);
+    check.compare("dx", dx, &gradients.dx, &bounds.dx)?;
+    check.compare("dw", dw, &gradients.dw, &bounds.dw)?;
+    match db {
+        Some(db) => check.compare("db", db, &gradients.db, &bounds.db),
+        None => Ok(()),
+    }
+}
