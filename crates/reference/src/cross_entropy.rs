@@ -29,7 +29,10 @@ pub(crate) fn peak(logits: &[f64]) -> f64 {
     logits
         .iter()
         .copied()
-        .fold(f64::NEG_INFINITY, |peak, x| if x.is_nan() { x } else { peak.max(x) })
+        // `f64::max` would forget a NaN.
+        .fold(f64::NEG_INFINITY, |peak, x| {
+            if peak.is_nan() || x.is_nan() { f64::NAN } else { peak.max(x) }
+        })
 }
 
 /// `log sum_j exp(x[j])`: minus infinity of nothing but minus infinity; NaN where a logit is NaN or plus
@@ -177,6 +180,14 @@ mod tests {
 
     /// Those of 256 units with a row of 50257.
     const STEPS: Steps = Steps { additions: 220, rescales: 45 };
+
+    #[test]
+    fn a_nan_anywhere_makes_the_largest_one() {
+        for logits in [[f64::NAN, 1.0, 2.0], [1.0, f64::NAN, 2.0], [1.0, 2.0, f64::NAN]] {
+            assert!(peak(&logits).is_nan(), "{logits:?}");
+        }
+        assert_eq!(peak(&[1.0, f64::INFINITY, 2.0]), f64::INFINITY);
+    }
 
     #[test]
     fn even_logits_cost_the_logarithm_of_their_number() {

@@ -140,7 +140,9 @@ impl Check {
         let sound = |i: &usize| expected[*i].is_finite() && bounds[*i].is_finite();
         let place = places.into_iter().find(sound);
         if let Some(place) = place {
-            actual[place] = expected[place] + 1.5 * bounds[place] + f64::MIN_POSITIVE;
+            // Where nothing may be off, by as little as there is.
+            let moved = expected[place] + 1.5 * bounds[place];
+            actual[place] = if moved == expected[place] { moved.next_up() } else { moved };
             self.planted = true;
         }
     }
@@ -177,6 +179,7 @@ mod tests {
         let found = check.compare("y", vec![1.0, 2.0], &[1.0, 2.0], &[0.0, 0.0]);
         assert!(matches!(found, Err(Stop::Wrong(message)) if message.starts_with("y: 1 of 2")));
         check.compare("z", vec![1.0], &[1.0], &[0.0]).unwrap();
+        assert!(Check::new(true).compare("y", vec![7.0], &[7.0], &[1.0]).is_err());
         assert_eq!((check.compared(), check.planted()), (3, true));
     }
 

@@ -68,7 +68,10 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
             }
         }
     }
-    draw.spoil("x", &mut x);
+    // WGSL knows no NaN: a compiler may take an element of its own row for zero less than itself.
+    if classes > 1 || on.is_cuda() {
+        draw.spoil("x", &mut x);
+    }
     let layout = Layout::rows(rows, classes, row_stride);
     run(on, draw, check, &Case { problem, outputs, from, to, x, layout })
 }
@@ -96,17 +99,27 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: &Case) -> Result<(
     } else {
         check.within("y", y, &all(&|row| row.softmax(*to)))?;
     }
+    // What a row without probabilities is made of is unspecified.
+    let sound: Vec<bool> = x.chunks(classes).map(has_probabilities).collect();
+    let kept = |values: Vec<f64>| -> Vec<f64> {
+        let rows = values.chunks(classes).zip(&sound).filter(|(_, sound)| **sound);
+        rows.flat_map(|(row, _)| row.to_vec()).collect()
+    };
+    let all = |of: &dyn Fn(&SoftmaxRow<'_>) -> Vec<Bounded>| -> Vec<Bounded> {
+        let rows = x.chunks(classes).zip(&sound).filter(|(_, sound)| **sound);
+        rows.flat_map(|(x, _)| of(&SoftmaxRow { x, steps })).collect()
+    };
     if let Some(shifted) = made.shifted {
-        check.within("shifted", rows_of(shifted, *to)?, &all(&|row| row.shifted(*to)))?;
+        let shifted = kept(rows_of(shifted, *to)?);
+        check.within("shifted", shifted, &all(&|row| row.shifted(*to)))?;
     }
     if let Some(exponentials) = &made.exponentials {
-        let exponentials = rows_of(exponentials.clone(), *to)?;
+        let exponentials = kept(rows_of(exponentials.clone(), *to)?);
         check.within("exponentials", exponentials, &all(&|row| row.exponentials(*to)))?;
     }
     let sums = download(client, made.sum.clone(), F32)?;
-    let expected: Vec<Bounded> =
-        x.chunks(classes).map(|x| SoftmaxRow { x, steps }.sum(F32)).collect();
-    check.within("sum", sums.clone(), &expected)?;
+    let of_sound = sums.iter().zip(&sound).filter(|(_, sound)| **sound).map(|(sum, _)| *sum);
+    check.within("sum", of_sound.collect(), &all(&|row| vec![row.sum(F32)]))?;
 
     // Backward, from exponentials with their sums or from softmax.
     if from != to || outputs.logarithms {
@@ -131,6 +144,11 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: &Case) -> Result<(
     };
     let expected: Vec<Bounded> = (0..rows).flat_map(row).collect();
     check.within("dx", rows_of(dx, *from)?, &expected)
+}
+
+/// Whether the elements of a row add up: some are numbers, and none is too large or NaN.
+fn has_probabilities(x: &[f64]) -> bool {
+    x.iter().any(|x| x.is_finite()) && x.iter().all(|x| !x.is_nan() && *x != f64::INFINITY)
 }
 
 fn steps(blueprint: &SoftmaxBlueprint, classes: usize) -> Steps {
