@@ -32,6 +32,7 @@ pub fn tensor<const D: usize>(
 /// What the device reports.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f64>, Failed> {
     // Cast here, and not on the device, where it would join the stream that is watched.
-    let data = tensor.into_data().try_cast_as::<f64>().map_err(|error| error.to_string())?;
+    let data = tensor.try_into_data().map_err(|error| error.to_string())?;
+    let data = data.try_cast_as::<f64>().map_err(|error| error.to_string())?;
     Ok(data.try_to_vec().map_err(|error| format!("{error:?}"))?)
 }

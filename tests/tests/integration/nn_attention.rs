@@ -323,9 +323,9 @@ fn one_by_one(storage: Storage, device: &Device, judge: &mut Judge) -> Result<()
         };
         Tensor::cat(PARTS.map(part).to_vec(), 1)
     };
-    let ours = attention(true, storage).valid();
+    let ours = attention(true, storage);
     let config = theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).with_dropout(0.0);
-    let burns = seeded(config.init(&Device::flex().autodiff()), storage, |_, _, _| ()).valid();
+    let burns = seeded(config.init(&Device::flex().autodiff()), storage, |_, _, _| ());
     let tokens = Tokens::new(SHAPE, 1.0, storage);
     let outputs = |[ours, burns]: [Tensor<3>; 2]| -> Result<Tensors, Failed> {
         Ok(vec![("ours".into(), values(ours)?), ("Burn's".into(), values(burns)?)])
@@ -335,7 +335,7 @@ fn one_by_one(storage: Storage, device: &Device, judge: &mut Judge) -> Result<()
         outputs(both_by_formula(&widened(&ours)?, &widened(&burns)?, formulas, x))
     };
     let x = tokens.tensor(float(storage), device);
-    let on_device = || (ours.clone().fork(device), burns.clone().fork(device));
+    let on_device = || (ours.valid().fork(device), burns.valid().fork(device));
     let plain = || {
         let (ours, burns) = on_device();
         outputs(both_by_formula(&ours, &burns, Textbook::default(), x.clone()))

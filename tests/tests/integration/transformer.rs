@@ -315,7 +315,7 @@ fn encoders(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), 
 /// A prompt of five tokens, and then the others one by one.
 fn cached(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
     let [batch, seq, _] = SHAPE;
-    let module = seeded(encoder(Function::Gelu, false), storage, |_, _, _| ()).valid();
+    let module = seeded(encoder(Function::Gelu, false), storage, |_, _, _| ());
     let tokens = Tokens::new(SHAPE, 1.0, storage);
     let output =
         |y: Tensor<3>| -> Result<Tensors, Failed> { Ok(vec![("output".into(), values(y)?)]) };
@@ -325,11 +325,11 @@ fn cached(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), Fa
     };
     let x = tokens.tensor(float(storage), device);
     let plain = || {
-        let module = module.clone().fork(device);
+        let module = module.valid().fork(device);
         output(by_formula(&module, Textbook::default(), Function::Gelu, true, x.clone()))
     };
     let served = || {
-        let module = module.clone().fork(device);
+        let module = module.valid().fork(device);
         let mut cache = TransformerCache::new(1, seq);
         let mut part = |tokens: std::ops::Range<usize>| {
             let input = FlashInput::new(x.clone().slice([0..batch, tokens]));
