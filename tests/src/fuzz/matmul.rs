@@ -39,7 +39,6 @@ enum Batch {
 
 /// What is drawn of a product.
 struct Case {
-    storage: Storage,
     out: Storage,
     batch: [usize; 2],
     m: usize,
@@ -91,7 +90,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let rest = budget / (m * n * batches[0] * batches[1]);
     let k = draw.multiple("k", 1..=rest.clamp(1, 4096), step);
     let shared = [batch == Batch::SharedLhs, batch == Batch::SharedRhs];
-    let case = Case { storage, out, batch: batches, m, n, k, shared };
+    let case = Case { out, batch: batches, m, n, k, shared };
 
     let padding = draw.one_of("padding", &[0, 0, step, 3 * step]);
     let layout = |[rows, columns]: [usize; 2], turned: bool, shared: bool| {
