@@ -23,8 +23,8 @@ const HEADER: &str = "date\tcommit\tdevice\top\tcases\twrong\tseed";
 #[derive(Debug, Parser)]
 #[command(name = "fuzz")]
 pub struct Arguments {
-    /// The operation, or `all`: matmul, linear, attention, norm, cross_entropy, softmax, gelu, column_sum,
-    /// embedding, adamw, sgd, fp8_cast.
+    /// The operation, or `all`: matmul, linear, attention, norm, `cross_entropy`, softmax, gelu, `column_sum`,
+    /// embedding, adamw, sgd, `fp8_cast`.
     op: String,
     /// How many cases to draw of each operation.
     #[arg(long, default_value_t = 1000)]
@@ -38,7 +38,7 @@ pub struct Arguments {
     /// With --case: halve its sizes so often, in the order in which they are drawn, as a failing run says.
     #[arg(long, value_delimiter = ',', requires = "case")]
     cut: Vec<u32>,
-    /// The device: webgpu (a software adapter will do) or cuda. By default BLACKBURN_REQUIRE_DEVICE, or webgpu.
+    /// The device: webgpu (a software adapter will do) or cuda. By default `BLACKBURN_REQUIRE_DEVICE`, or webgpu.
     #[arg(long)]
     device: Option<String>,
     /// Combinations of what kernels are compiled for. Each compiles its kernels, so that more take longer and

@@ -80,9 +80,9 @@ fn added(query: usize, key: usize, value: f64) -> f64 {
         // A mask that hides the whole row.
         0 => value,
         // Every second key.
-        1 if key % 2 == 0 => value,
+        1 if key.is_multiple_of(2) => value,
         // Two masks, one on the other: less is hidden less.
-        2 if key % 3 == 0 => 2.0 * value,
+        2 if key.is_multiple_of(3) => 2.0 * value,
         2 => value,
         // The last keys, as padding; with a boolean mask for all that this leaves.
         3 if key >= 100 => value,

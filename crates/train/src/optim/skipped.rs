@@ -28,35 +28,31 @@ pub(super) struct LastStep {
 
 /// Steps that were taken back up to the last one and with it. Tensors of one element.
 #[derive(Clone, Debug)]
-enum Count {
-    /// Those before the last one, and whether that was taken.
-    Sum {
-        before: Tensor<1>,
-        taken: Tensor<1>,
-    },
-    Known(Tensor<1>),
+struct Count {
+    /// All of them, or those before the last step, where `taken` is there.
+    steps: Tensor<1>,
+    /// 1 if the last step was taken, 0 if it was taken back.
+    taken: Option<Tensor<1>>,
 }
 
 impl Count {
+    fn known(steps: Tensor<1>) -> Self {
+        Self { steps, taken: None }
+    }
+
     fn sum(self) -> Tensor<1> {
-        match self {
-            Self::Sum { before, taken } => before + taken.neg().add_scalar(1.0),
-            Self::Known(count) => count,
+        match self.taken {
+            Some(taken) => self.steps + taken.neg().add_scalar(1.0),
+            None => self.steps,
         }
     }
 
     fn map(self, change: impl Fn(Tensor<1>) -> Tensor<1>) -> Self {
-        match self {
-            Self::Sum { before, taken } => {
-                Self::Sum { before: change(before), taken: change(taken) }
-            }
-            Self::Known(count) => Self::Known(change(count)),
-        }
+        Self { steps: change(self.steps), taken: self.taken.map(change) }
     }
 
     fn is_on(&self, device: &Device) -> bool {
-        let (Self::Sum { taken: one, .. } | Self::Known(one)) = self;
-        one.device() == *device
+        self.steps.device() == *device
     }
 }
 
@@ -68,7 +64,7 @@ impl LastStep {
     /// Takes the scaler's count for its own, where they are one: its own tensors are let go of then, before
     /// the next steps begin. Let go of later, they would be seen among those steps, and part their launches.
     pub(super) fn settle(&self, scalers: &Tensor<1>) {
-        *self.count() = Count::Known(scalers.clone());
+        *self.count() = Count::known(scalers.clone());
     }
 }
 
@@ -159,7 +155,7 @@ impl SkippedCounts {
         let past = skipped.0.as_ref().map_or(0, |last| Arc::as_ptr(last).addr());
         let class = counted.by_past.entry(past).or_insert_with(|| {
             let (before, as_scaler) = skipped.before(&reading);
-            let count = Count::Sum { before: before.clone(), taken: reading.taken.clone() };
+            let count = Count { steps: before.clone(), taken: Some(reading.taken.clone()) };
             let count = Mutex::new(count);
             let last = Arc::new(LastStep { count, as_scaler, read: OnceLock::new() });
             if as_scaler.is_some() {
