@@ -52,3 +52,10 @@ pub fn download(client: &Client, buffer: Buffer, storage: Storage) -> Result<Vec
     let bytes = client.read_one(buffer.handle).map_err(|error| error.to_string())?;
     Ok(storage.decode(&bytes)[..buffer.elements].to_vec())
 }
+
+/// The logarithms of attention's sums, from the two parts that kernels keep: all of the largest scores, then all
+/// logarithms of what is left.
+pub fn lse_of(parts: &[f64]) -> Vec<f64> {
+    let (largest, logarithms) = parts.split_at(parts.len() / 2);
+    largest.iter().zip(logarithms).map(|(largest, logarithm)| largest + logarithm).collect()
+}

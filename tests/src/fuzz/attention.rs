@@ -6,7 +6,7 @@ use super::{
     memory::{Layout, place},
     target::Target,
 };
-use crate::buffers::{download, dtype, upload};
+use crate::buffers::{download, dtype, lse_of, upload};
 use blackburn_kernels::{
     attention::{
         self as kernel, AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem,
@@ -16,17 +16,15 @@ use blackburn_kernels::{
     buffer::Buffer,
 };
 use blackburn_reference::{
-    attention::{AttentionCase, AttentionInputs, AttentionOptions, Dropout, PairShape, Window},
+    attention::{
+        AttentionCase, AttentionInputs, AttentionOptions, Dropout, PairShape, Roundings, Window,
+    },
     storage::Storage,
 };
 use cubecl::ir::{ElemType, UIntKind};
 
 const SHAPES: [PairShape; 5] =
     [PairShape::Keys, PairShape::Shared, PairShape::PerBatch, PairShape::PerHead, PairShape::Full];
-
-/// Elements of a head below which the largest of the naive computation's errors, which bounds are made of, may be
-/// small by luck.
-const FEW: usize = 1024;
 
 /// Where rows of heads lie.
 struct Placed {
@@ -208,13 +206,14 @@ fn run(
             .ok_or_else(|| Stop::Declined(format!("no plan for heads of {}", problem.head_dim)))
     };
     let attention = inputs.attention(case);
-    let precision = on.attention(storage);
+    // Heads may be small: errors of the naive computation then are by luck.
+    let precision = on.attention(storage).with_roundings(Roundings::Counted);
     let by = plan(Pass::Forward, planned.blueprints[0])?;
     let output = attention_forward_with(client, &problem, &by, &tensors)?;
     let forward = attention.forward();
     let bounds = attention.forward_bounds(&forward, &precision);
     let of = |what: &str, plan: &AttentionBlueprint| format!("{what} by {plan:?}");
-    let lse = download(client, output.lse.clone(), Storage::F32)?;
+    let lse = lse_of(&download(client, output.lse.clone(), Storage::F32)?);
     check.compare(&of("lse", &by), lse, &forward.lse, &bounds.lse)?;
     let dense_q = Placed::new(of_q, planned.orders[0], 0).layout;
     let out = dense_q.gather(&download(client, output.out.clone(), storage)?);
@@ -230,11 +229,7 @@ fn run(
     let gives_dbias = by.gives_bias_gradient() && bias.is_some();
     let made = attention_backward_with(client, &problem, &by, &tensors, &result, gives_dbias)?;
     let backward = attention.backward(&inputs.dout);
-    let mut bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
-    if storage != Storage::F32 && case.seq_q * case.head_dim < FEW {
-        let stored = stored_output(&case, &inputs, &forward.o, storage);
-        bounds.dq.iter_mut().zip(stored).for_each(|(bound, error)| *bound += error);
-    }
+    let bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
     let spoilt = spoilt_heads(&case, &inputs);
     let dense_kv = Placed::new(of_kv, planned.orders[1], 0).layout;
     for (what, gradient, layout, expected, bounds) in [
@@ -257,30 +252,6 @@ fn run(
         (None, ..) if !gives_dbias => Ok(()),
         (other, ..) => Err(format!("the gradient of the bias is {other:?}").into()),
     }
-}
-
-/// How far the rounding of the output that is stored moves dq, which is made from it: `delta` by half a unit of
-/// each product, and every key's part of dq by as much times its weight, all of which add up to 1.
-fn stored_output(
-    case: &AttentionCase,
-    inputs: &AttentionInputs,
-    out: &[f64],
-    storage: Storage,
-) -> Vec<f64> {
-    let (head_dim, scale) = (case.head_dim, case.scale().abs());
-    let keys_of_a_head = case.seq_kv * head_dim;
-    let mut errors = Vec::with_capacity(out.len());
-    for (row, (out, dout)) in out.chunks(head_dim).zip(inputs.dout.chunks(head_dim)).enumerate() {
-        let products = out.iter().zip(dout).map(|(out, dout)| (out * dout).abs());
-        let delta = storage.unit_roundoff() * products.sum::<f64>();
-        let keys = &inputs.k[row / case.seq_q / case.group() * keys_of_a_head..][..keys_of_a_head];
-        for d in 0..head_dim {
-            let largest =
-                keys.iter().skip(d).step_by(head_dim).fold(0.0, |a: f64, k| a.max(k.abs()));
-            errors.push(scale * delta * largest);
-        }
-    }
-    errors
 }
 
 /// The heads of keys that a NaN belongs to, counted over all sequences.

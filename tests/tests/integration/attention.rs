@@ -30,7 +30,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::{on_device, on_device_with};
+use blackburn_tests::{buffers::lse_of, on_device, on_device_with};
 use cubecl::{
     client::Client,
     ir::{ElemType, UIntKind},
@@ -174,12 +174,6 @@ impl Uploaded {
             dout_rows: problem.out(),
         }
     }
-}
-
-/// The logarithms, of the two parts that kernels keep.
-pub(crate) fn lse_of(parts: &[f64]) -> Vec<f64> {
-    let (largest, logarithms) = parts.split_at(parts.len() / 2);
-    largest.iter().zip(logarithms).map(|(largest, logarithm)| largest + logarithm).collect()
 }
 
 pub(crate) fn integers(client: &Client, words: &[u32]) -> Buffer {

@@ -1,7 +1,7 @@
 //! More sequences than a launch has cubes along a dimension, 65535 on CUDA and on WebGPU. Windows and axes
 //! of images are such batches.
 
-use super::{Uploaded, lse_of, plans, precision, problem};
+use super::{Uploaded, plans, precision, problem};
 use crate::gelu::{download, dtype};
 use blackburn_kernels::{
     attention::{AttentionBlueprint, Pass, attention_backward_with, attention_forward_with},
@@ -12,7 +12,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::{on_cuda_with, on_device_with};
+use blackburn_tests::{buffers::lse_of, on_cuda_with, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 

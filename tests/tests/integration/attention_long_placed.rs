@@ -1,7 +1,7 @@
 //! Tensors of attention in memory as modules lay them out, and all plans that read them.
 
 use crate::{
-    attention::{F32, integers, layouts::positions_first, lse_of, problem},
+    attention::{F32, integers, layouts::positions_first, problem},
     gelu::{download, upload},
 };
 use blackburn_kernels::{
@@ -16,6 +16,7 @@ use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},
     storage::Storage,
 };
+use blackburn_tests::buffers::lse_of;
 use cubecl::client::Client;
 use libtest_mimic::Failed;
 

@@ -37,6 +37,18 @@
 //! This is why lse is saved in two parts. Beside -1e9 their sum would lose the logarithm, and weights
 //! computed from it would add up to the number of keys instead of 1.
 //!
+//! # NaN in a tensor
+//!
+//! NaN in q or k makes the output NaN for the queries that see it, and for no other. NaN spreads further from
+//! v, and in the backward pass. Kernels multiply whole tiles, and give a pair that is left out a weight of 0.
+//! Zero times NaN is NaN. NaN in v may so reach the output of queries that do not see it, and NaN in q, k, v
+//! or dout may reach dq, dk and dv of queries and keys that are not paired with it. The tiles decide which.
+//! NaN stays within one sequence of the batch, one head of keys and the heads of queries that share it. Only
+//! where sequences are packed may it also reach the sequence before it, whose last tile can end in the next
+//! one. Infinity does the same, because zero times infinity is NaN.
+//!
+//! # Positions
+//!
 //! Query i stands at key `i + seq_kv - seq_q`, so the last query stands at the last key. FlashAttention
 //! aligns causal attention and the window in the same way. A query that sees no key has output zero and no
 //! gradient. Sequences of different lengths may follow each other in one batch

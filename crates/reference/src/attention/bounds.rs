@@ -23,7 +23,8 @@ use arithmetic::ExactMagnitudes;
 ///   the tests of `FlashAttention`, is one about the largest errors: at most twice that of the
 ///   naive computation in the same type. Where products take part of an operand's bits, as in TF32,
 ///   `N` is the larger of truncating and rounding operands. That of `lse` is of storing f32, for no
-///   rounding of scores to a narrower type may enter it.
+///   rounding of scores to a narrower type may enter it. Among the elements of a small
+///   head, even the largest naive error may be small by luck: count roundings there.
 /// - `F` is what f32 arithmetic adds in the worst case, as [`MatmulPrecision`] has it for sums, and
 ///   carried through the formulas to first order. In f16 and bf16 it is small beside `N`; in f32 it
 ///   is the bound, because there the naive computation with its exact sums hardly errs.

@@ -26,22 +26,23 @@ pub struct Sampled {
     pub values: Vec<f64>,
     /// How far off they may be.
     pub bounds: Vec<f64>,
-    /// The root of the sum of squares of the largest errors of rounding each term, and the result, to
-    /// storage. As an error is anywhere below the largest, this is no less than 1.7 times the standard
-    /// deviation, which leaves room for what f32 adds. Nothing for storage in f32, nor for `lse`.
+    /// The root of the sum of squares of the largest errors of rounding to storage: of each factor that is
+    /// stored, times what it is multiplied by, and of the result. An error is anywhere below the largest, so
+    /// this is about 1.7 times the standard deviation, which leaves room for what f32 adds. Nothing for
+    /// storage in f32, nor for `lse`.
     pub deviations: Vec<f64>,
 }
 
 impl Sampled {
     /// The mean of the squares of these errors in units of their deviations. Elements without a deviation,
-    /// as those that are NaN, do not count.
+    /// as those that are not finite, do not count.
     pub fn mean_square(samples: &[Self], actual: &[Vec<f64>]) -> f64 {
         let elements = samples
             .iter()
             .zip(actual)
             .flat_map(|(sample, actual)| sample.values.iter().zip(&sample.deviations).zip(actual));
         let squares: Vec<f64> = elements
-            .filter(|((_, deviation), _)| **deviation > 0.0)
+            .filter(|((_, deviation), _)| deviation.is_finite() && **deviation > 0.0)
             .map(|((value, deviation), actual)| ((actual - value) / deviation).powi(2))
             .collect();
         squares.iter().sum::<f64>() / squares.len().max(1) as f64
@@ -89,10 +90,18 @@ impl Attention<'_> {
         let exact = ExactMagnitudes { attention: self, at, dout };
         let (errors, _) = self.row_errors(at, &row, &exact, precision);
         let steps = self.row_gradient_errors(at, &row, &errors, dout, &exact, precision);
+        // The forward pass divides by the sum of weights later. It stores multiples of the largest.
+        let largest = row.pairs.iter().map(|pair| pair.p).fold(0.0, f64::max);
         let (mut out, mut dq) = (Sum::zeros(case.head_dim), Sum::zeros(case.head_dim));
         for (pair, [_, _, ds, error]) in row.pairs.iter().zip(steps) {
-            out.add([pair.weight, 0.0], self.key(self.v, at, pair.j));
-            dq.add([scale * ds, scale.abs() * error], self.key(self.k, at, pair.j));
+            let factor = Factor {
+                value: pair.weight,
+                error: 0.0,
+                rounding: largest * precision.rounding(pair.weight / largest),
+            };
+            out.add(factor, self.key(self.v, at, pair.j));
+            let factor = Factor::stored([ds, error], precision).scaled(scale);
+            dq.add(factor, self.key(self.k, at, pair.j));
         }
         let deviations = out.deviations(precision);
         SampledRow {
@@ -145,10 +154,9 @@ impl Attention<'_> {
                     };
                     let (pair, error) = (&row.pairs[place], &errors[place]);
                     let [_, _, ds, ds_error] = steps[place];
-                    let scale = case.scale();
-                    dk.add([scale * ds, scale.abs() * ds_error], q);
+                    dk.add(Factor::stored([ds, ds_error], precision).scaled(case.scale()), q);
                     let weight_error = pair.weight * error.stored + precision.counted_least();
-                    dv.add([pair.weight, weight_error], dout_row);
+                    dv.add(Factor::stored([pair.weight, weight_error], precision), dout_row);
                 }
             }
             sums
@@ -184,6 +192,45 @@ impl Attention<'_> {
     }
 }
 
+/// What a row is multiplied by.
+#[derive(Clone, Copy)]
+struct Factor {
+    value: f64,
+    /// How far off it may be.
+    error: f64,
+    /// How far off it may be because it is stored.
+    rounding: f64,
+}
+
+impl Factor {
+    /// One that is rounded to storage as it is.
+    fn stored([value, error]: [f64; 2], precision: &AttentionPrecision) -> Self {
+        Self { value, error, rounding: precision.rounding(value) }
+    }
+
+    /// Times what f32 multiplies the sum by.
+    fn scaled(self, scale: f64) -> Self {
+        let size = scale.abs();
+        Self { value: scale * self.value, error: size * self.error, rounding: size * self.rounding }
+    }
+}
+
+impl AttentionPrecision {
+    /// The largest error of rounding a number near `x` to storage: half a unit of its last place, of which
+    /// the smallest is that of subnormal numbers, but no more than `x`, because zero is as near. NaN unless
+    /// `x` is finite, and nothing of f32.
+    fn rounding(&self, x: f64) -> f64 {
+        let storage = self.product.out;
+        if !x.is_finite() {
+            return f64::NAN;
+        }
+        if storage == Storage::F32 {
+            return 0.0;
+        }
+        (storage.unit_roundoff() * x.abs()).max(self.counted_least()).min(x.abs())
+    }
+}
+
 /// A row that is a sum of rows with factors.
 #[derive(Clone)]
 struct Sum {
@@ -192,36 +239,34 @@ struct Sum {
     moved: Vec<f64>,
     /// The sum of the terms' magnitudes.
     magnitudes: Vec<f64>,
-    /// The sum of the terms' squares.
-    squares: Vec<f64>,
+    /// The sum of the squares of the terms' errors of rounding their factors.
+    roundings: Vec<f64>,
 }
 
 impl Sum {
     fn zeros(head_dim: usize) -> Self {
         let zeros = || vec![0.0; head_dim];
-        Self { values: zeros(), moved: zeros(), magnitudes: zeros(), squares: zeros() }
+        Self { values: zeros(), moved: zeros(), magnitudes: zeros(), roundings: zeros() }
     }
 
-    fn add(&mut self, [factor, error]: [f64; 2], row: &[f64]) {
-        add_scaled(&mut self.values, factor, row);
+    fn add(&mut self, Factor { value, error, rounding }: Factor, row: &[f64]) {
+        add_scaled(&mut self.values, value, row);
         let row = absolute(row);
         add_scaled(&mut self.moved, error, &row);
-        add_scaled(&mut self.magnitudes, factor.abs() + error, &row);
-        self.squares.iter_mut().zip(&row).for_each(|(sum, x)| *sum += (factor * x).powi(2));
+        add_scaled(&mut self.magnitudes, value.abs() + error, &row);
+        self.roundings.iter_mut().zip(&row).for_each(|(sum, x)| *sum += (rounding * x).powi(2));
     }
 
     fn merge(&mut self, other: &Self) {
         add_scaled(&mut self.values, 1.0, &other.values);
         add_scaled(&mut self.moved, 1.0, &other.moved);
         add_scaled(&mut self.magnitudes, 1.0, &other.magnitudes);
-        add_scaled(&mut self.squares, 1.0, &other.squares);
+        add_scaled(&mut self.roundings, 1.0, &other.roundings);
     }
 
     fn deviations(&self, precision: &AttentionPrecision) -> Vec<f64> {
-        let storage = precision.product.out;
-        let u = if storage == Storage::F32 { 0.0 } else { storage.unit_roundoff() };
-        let elements = self.values.iter().zip(&self.squares);
-        elements.map(|(y, squares)| u * (squares + y * y).sqrt()).collect()
+        let elements = self.values.iter().zip(&self.roundings);
+        elements.map(|(y, factors)| (factors + precision.rounding(*y).powi(2)).sqrt()).collect()
     }
 
     fn sampled(&self, precision: &AttentionPrecision, terms: usize) -> Sampled {
@@ -271,6 +316,29 @@ mod tests {
     fn near(actual: &[f64], expected: &[f64], what: &str) {
         let bounds: Vec<_> = expected.iter().map(|e| 1e-12 * (1.0 + e.abs())).collect();
         compare(actual, expected, &bounds).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+
+    #[test]
+    fn a_rounding_is_half_a_unit_of_the_last_place_and_no_more_than_the_number() {
+        let counted = |storage| {
+            let product = MatmulPrecision::tensor_core(storage);
+            AttentionPrecision::cuda(product).with_roundings(Roundings::Counted)
+        };
+        let f16 = counted(Storage::F16);
+        let power = |exponent| 2f64.powi(exponent);
+        for (x, rounding) in [
+            (-1.0, power(-11)),
+            (power(-14), power(-25)),
+            (-power(-20), power(-25)),
+            (power(-30), power(-30)),
+            (0.0, 0.0),
+        ] {
+            assert_eq!(f16.rounding(x), rounding, "{x}");
+            assert!((Storage::F16.round(1.3 * x) - 1.3 * x).abs() <= f16.rounding(1.3 * x), "{x}");
+        }
+        assert_eq!(counted(Storage::Bf16).rounding(power(-30)), power(-38));
+        assert_eq!(counted(Storage::F32).rounding(1.0), 0.0);
+        assert!(f16.rounding(f64::NAN).is_nan() && f16.rounding(f64::INFINITY).is_nan());
     }
 
     #[test]
