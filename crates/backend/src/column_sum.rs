@@ -7,7 +7,7 @@
 use crate::{
     arithmetic::arithmetic_output,
     declined,
-    handles::{Input, Tensors, consume, register_output},
+    handles::{Input, Tensors, consume, register_output, register_zeros},
 };
 use blackburn_kernels::{
     KernelError,
@@ -149,6 +149,11 @@ impl Sum {
 
         let Self { input, out, axes } = self;
         let x = Input::of(context, input, OP)?;
+        if x.elements() == 0 {
+            register_zeros(context, out, &x.place(), OP)?;
+            consume(context, input);
+            return Ok(());
+        }
         let problem = ColumnSumProblem::new(&x.shape, &x.strides, axes.clone(), x.dtype)?;
         let y = column_sum(&x.client, &problem, &x.buffer(problem.span()))?;
         register_output(context, out, &x, y, OP)?;

@@ -5,7 +5,9 @@ use blackburn_kernels::{
     buffer::{Buffer, Rows},
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::{CubeBackend, CubeDevice, kernel, tensor::CubeTensor};
+use burn_cubecl::{
+    CubeBackend, CubeDevice, kernel, ops::numeric::zeros_client, tensor::CubeTensor,
+};
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
 use burn_ir::{BackendIr, TensorIr};
@@ -87,6 +89,11 @@ impl Input {
     pub(crate) fn holds(&self, elements: usize) -> bool {
         let bytes = elements as u64 * self.dtype.size() as u64;
         bytes <= self.handle.size_in_used()
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> Place {
+        Place { client: self.client.clone(), device: self.device.clone() }
     }
 
     /// Its first `elements` elements in memory, as a kernel takes them.
@@ -224,6 +231,35 @@ pub(crate) fn register_cube_tensor(
     let id = known_output(context, out, op)?.id;
     context.handles.register_handle(id, tensor.into());
     Ok(())
+}
+
+/// Makes zeros what `out` stands for, or no numbers where its shape holds none.
+///
+/// # Errors
+///
+/// As [`register_output`].
+pub(crate) fn register_zeros(
+    context: &mut Tensors,
+    out: &TensorIr,
+    place: &Place,
+    op: &'static str,
+) -> Result<(), KernelError> {
+    let shape = known_output(context, out, op)?.shape.clone();
+    register_cube_tensor(context, out, zeros(place, shape, out.dtype), op)
+}
+
+/// Contiguous zeros of that shape.
+pub(crate) fn zeros(place: &Place, shape: Shape, dtype: DType) -> CubeTensor {
+    let Place { client, device } = place;
+    let handle = match shape.num_elements() {
+        // No kernel is launched for nothing.
+        0 => client.empty(0),
+        // In one row, which CUDA's runtime does not pad.
+        elements => {
+            zeros_client(client.clone(), device.clone(), Shape::new([elements]), dtype).handle
+        }
+    };
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, dtype)
 }
 
 /// Gives the memory of `tensor` back if the operation that holds this description is its last

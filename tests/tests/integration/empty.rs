@@ -62,10 +62,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.collect()
 }
 
-/// What Burn 0.22.1 says at a read, in a build that checks for overflow, of an operation on a tensor
-/// without elements that ran by itself. No number is read then.
-const REFUSED_BY_BURN: &str = "An error happened during execution";
-
 /// Whether `tensor` has these dimensions, and every number in it is `number`.
 fn all_are<const D: usize>(
     what: &str,
@@ -74,12 +70,7 @@ fn all_are<const D: usize>(
     number: f64,
 ) -> Result<(), Failed> {
     let got = tensor.dims();
-    let numbers = match values(tensor) {
-        Err(error) if error.message().is_some_and(|e| e.contains(REFUSED_BY_BURN)) => {
-            return Ok(());
-        }
-        numbers => numbers?,
-    };
+    let numbers = values(tensor)?;
     let is_it = |x: &f64| *x == number || (x.is_nan() && number.is_nan());
     if got == dims && numbers.len() == dims.iter().product::<usize>() && numbers.iter().all(is_it) {
         return Ok(());
@@ -95,8 +86,9 @@ fn zeros<const D: usize>(
     all_are(what, tensor.ok_or_else(|| format!("no {what}"))?, dims, 0.0)
 }
 
+/// From the host: behind an operation that makes them, Burn takes what follows, too.
 fn ones<const D: usize>(dims: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::ones(dims, device)
+    Tensor::from_data(TensorData::ones::<f32, _>(dims), device)
 }
 
 fn leaf<const D: usize>(dims: [usize; D], device: &Device) -> Tensor<D> {

@@ -10,7 +10,7 @@ use super::{Bias, Inputs, Mask, Settings, Window, cube::Call};
 use crate::{
     arithmetic::arithmetic_output,
     declined,
-    handles::{Tensors, consume, cube_tensor, register_cube_tensor},
+    handles::{Place, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
 };
 use blackburn_kernels::{KernelError, matmul::Family};
 use burn_backend::{Shape, TensorMetadata, ops::AttentionModuleOptions};
@@ -125,6 +125,12 @@ impl AttentionOperation {
             bias: attn_bias.as_ref().map(tensor).transpose()?.map_or(Bias::Absent, Bias::Present),
         };
         check(&inputs)?;
+        if [&inputs.q, &inputs.k].iter().any(|tensor| tensor.shape().num_elements() == 0) {
+            // A query that sees nothing has output zero.
+            register_zeros(context, out, &Place::of(&inputs.q), OP)?;
+            self.consume(context);
+            return Ok(());
+        }
         let settings = settings(&options.clone().into(), &inputs.q.shape());
         let call = Call::new(inputs, &settings);
         let plan = call.plan()?;
@@ -133,10 +139,15 @@ impl AttentionOperation {
         }
         let output = call.forward(&plan)?;
         register_cube_tensor(context, out, output.out, OP)?;
+        self.consume(context);
+        Ok(())
+    }
+
+    fn consume(&self, context: &mut Tensors) {
+        let AttentionOpIr { query, key, value, mask, attn_bias, .. } = &self.attention;
         for tensor in [query, key, value].into_iter().chain(mask).chain(attn_bias) {
             consume(context, tensor);
         }
-        Ok(())
     }
 }
 
@@ -198,9 +209,6 @@ fn has_tensor_cores(client: &Client) -> bool {
 fn check(inputs: &Inputs<CubeBackend>) -> Result<(), KernelError> {
     let Inputs { q, k, v, mask, bias } = inputs;
     let (shape_q, shape_kv) = (q.shape(), k.shape());
-    if [q, k, v].iter().any(|tensor| tensor.shape().num_elements() == 0) {
-        return Err(unsupported("an empty tensor"));
-    }
     if v.shape() != shape_kv {
         return Err(unsupported("values of another shape than keys"));
     }

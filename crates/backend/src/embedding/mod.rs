@@ -9,7 +9,10 @@
 pub(crate) mod provider;
 
 #[cfg(feature = "gpu")]
-use crate::{declined::tell_once, handles::contiguous_buffer};
+use crate::{
+    declined::tell_once,
+    handles::{Place, contiguous_buffer, zeros},
+};
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{KernelError, embedding::embedding_backward};
 use burn::{
@@ -26,7 +29,7 @@ use burn::{
     tensor::{Device, IndexingUpdateOp, Int, Shape, Tensor},
 };
 #[cfg(feature = "gpu")]
-use burn_cubecl::{CubeBackend, ops::numeric::zeros_client, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 /// The gradient by itself. It is not differentiable.
 #[backend_extension(
@@ -83,12 +86,8 @@ impl EmbeddingPrimitives for CubeBackend {
 /// As the kernel has them.
 #[cfg(feature = "gpu")]
 fn row_sums(dy: CubeTensor, index: CubeTensor, shape: Shape) -> Result<CubeTensor, KernelError> {
-    let (client, device, dtype) = (dy.client.clone(), dy.device.clone(), dy.dtype);
-    let columns = shape[1];
-    // In one row, which CUDA's runtime does not pad.
-    let flat = Shape::new([shape.num_elements()]);
-    let zeros = zeros_client(client.clone(), device.clone(), flat, dtype);
-    let dw = CubeTensor::new_contiguous(client.clone(), device, shape, zeros.handle, dtype);
+    let (client, columns) = (dy.client.clone(), shape[1]);
+    let dw = zeros(&Place::of(&dy), shape, dy.dtype);
     let buffers = [index, dy, dw.clone()].map(contiguous_buffer);
     let [of_index, of_dy, of_dw] = &buffers;
     embedding_backward(&client, of_index, of_dy, of_dw, columns)?;

@@ -6,7 +6,7 @@ use super::{
 use crate::{
     declined,
     gelu::GeluOperation,
-    handles::{Input, Tensors, consume, register_output, register_rows},
+    handles::{Input, Tensors, consume, register_output, register_rows, register_zeros},
     pattern::ExpectedScalar,
 };
 use blackburn_kernels::{
@@ -77,6 +77,9 @@ impl Chain {
     fn launch(&self, context: &mut Tensors) -> Result<usize, KernelError> {
         let lhs = Input::of(context, &self.lhs, OP)?;
         let rhs = Input::of(context, &self.rhs, OP)?;
+        if lhs.elements() == 0 || rhs.elements() == 0 {
+            return self.make_of_nothing(context, &lhs);
+        }
         let settings = settings();
         let (of_lhs, of_rhs, dtype) = (layout(&lhs), layout(&rhs), lhs.dtype);
         let precision = settings.f32_precision;
@@ -136,13 +139,37 @@ impl Chain {
         if let (Some(kept), Some(buffer)) = (self.preactivation(served), output.preactivation) {
             register_output(context, kept, &lhs, buffer, OP)?;
         }
-        for tensor in [&self.lhs, &self.rhs] {
+        self.consume(context, served);
+        Ok(served)
+    }
+
+    /// As [`launch`](Self::launch), where an operand has no elements: the product has none either, or is
+    /// zeros, sums over nothing. Nothing becomes of no elements, up to a sum over no matrices, which is
+    /// zeros again; what is done to zeros is left to Burn.
+    fn make_of_nothing(&self, context: &mut Tensors, lhs: &Input) -> Result<usize, KernelError> {
+        let elements = |made: usize| {
+            let known = context.tensors.get(&self.value_before(made).id);
+            known.map_or(0, |known| known.shape.num_elements())
+        };
+        let served = (0..=self.steps.len()).find(|made| elements(*made) > 0);
+        let served = served.unwrap_or(self.steps.len());
+        register_zeros(context, self.value_before(served), &lhs.place(), OP)?;
+        let is_kept = |step: &Step| matches!(step.action, Action::Activation { kept: true, .. });
+        if self.steps[..served].iter().any(is_kept)
+            && let Some(kept) = self.preactivation(served)
+        {
+            register_zeros(context, kept, &lhs.place(), OP)?;
+        }
+        self.consume(context, served);
+        Ok(served)
+    }
+
+    /// Lets go of what the product and its first `served` steps read.
+    fn consume(&self, context: &mut Tensors, served: usize) {
+        let operands = self.steps[..served].iter().filter_map(Step::operand);
+        for tensor in [&self.lhs, &self.rhs].into_iter().chain(operands) {
             consume(context, tensor);
         }
-        for operand in self.steps[..served].iter().filter_map(Step::operand) {
-            consume(context, operand);
-        }
-        Ok(served)
     }
 
     /// The product with rows of the output at aligned addresses, where that is to be had and worth it: a

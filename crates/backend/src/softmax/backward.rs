@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     gelu::Shown,
-    handles::{Tensors, consume, cube_tensor, register_cube_tensor},
+    handles::{Place, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
     pattern::{DataFlow, ExpectedScalar},
     rows::Rows,
 };
@@ -172,7 +172,15 @@ impl Backward {
         if !self.scalars.iter().all(is_there) {
             return Err(unsupported("its operations, but with other constants"));
         }
-        let shifted = Rows::of(cube_tensor(context, &self.shifted, OP)?);
+        let shifted = cube_tensor(context, &self.shifted, OP)?;
+        if shifted.meta.shape().num_elements() == 0 {
+            register_zeros(context, &self.dx, &Place::of(&shifted), OP)?;
+            for tensor in [&self.shifted, &self.sum, &self.targets, &self.grad] {
+                consume(context, tensor);
+            }
+            return Ok(());
+        }
+        let shifted = Rows::of(shifted);
         let layout = shifted.layout();
         let problem = SoftmaxProblem {
             rows: shifted.rows,
@@ -182,9 +190,6 @@ impl Backward {
             out: dtype_to_elem_type(self.dx.dtype),
         };
         problem.validate()?;
-        if problem.rows == 0 {
-            return Err(unsupported("no rows"));
-        }
         let shape = context.tensors.get(&self.targets.id).map(|known| &known.shape);
         if !shape.is_some_and(|shape| layout.is_of_rows(shape)) {
             return Err(unsupported("targets that are not one for each row"));

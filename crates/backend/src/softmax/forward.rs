@@ -2,12 +2,12 @@
 
 use super::{
     FORWARD, OP,
-    operation::{Positions, numbers, unsupported},
+    operation::{Positions, make_of_nothing, numbers, unsupported},
     probabilities::register_numbers,
 };
 use crate::{
     arithmetic::arithmetic_output,
-    handles::{Tensors, consume, cube_tensor, register_cube_tensor},
+    handles::{Place, Tensors, consume, cube_tensor, register_cube_tensor},
     pattern::DataFlow,
     rows::Rows,
 };
@@ -164,7 +164,17 @@ pub(super) struct Forward {
 
 impl Forward {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let x = Rows::of(cube_tensor(context, &self.input, OP)?);
+        let x = cube_tensor(context, &self.input, OP)?;
+        if x.meta.shape().num_elements() == 0 {
+            let elements = [self.y.as_ref(), self.shifted.as_ref()];
+            let of_rows = [self.peak.as_ref(), self.picked.as_ref()];
+            make_of_nothing(context, &Place::of(&x), elements, self.sum.as_ref(), of_rows)?;
+            for read in [Some(&self.input), self.targets.as_ref()].into_iter().flatten() {
+                consume(context, read);
+            }
+            return Ok(());
+        }
+        let x = Rows::of(x);
         let layout = x.layout();
         let problem = SoftmaxProblem {
             rows: x.rows,
@@ -174,9 +184,6 @@ impl Forward {
             out: dtype_to_elem_type(self.dtype),
         };
         problem.validate()?;
-        if problem.rows == 0 {
-            return Err(unsupported("no rows"));
-        }
         let targets = self.targets.as_ref().map(|targets| {
             let shape = context.tensors.get(&targets.id).map(|known| &known.shape);
             if !shape.is_some_and(|shape| layout.is_of_rows(shape)) {

@@ -1,7 +1,7 @@
 use super::{NAME, OP, backward::Backward, forward::Forward, probabilities::Probabilities};
 use crate::{
     declined,
-    handles::{Tensors, contiguous_buffer, cube_tensor},
+    handles::{Place, Tensors, contiguous_buffer, cube_tensor, register_zeros},
 };
 use blackburn_kernels::{KernelError, buffer::Buffer};
 use burn_backend::DType;
@@ -114,6 +114,32 @@ pub(super) fn numbers(
     dtype: DType,
 ) -> Result<Buffer, KernelError> {
     Ok(contiguous_buffer(cast(cube_tensor(context, tensor, OP)?, dtype)))
+}
+
+/// What a pass forward makes of rows without elements, or of no rows: `elements` like them, the sum of
+/// each, and its `maxima`, which rows without elements do not have.
+///
+/// # Errors
+///
+/// [`KernelError::Unsupported`] where those are asked for; nothing is made then.
+pub(super) fn make_of_nothing<const N: usize>(
+    context: &mut Tensors,
+    place: &Place,
+    elements: [Option<&TensorIr>; N],
+    sum: Option<&TensorIr>,
+    maxima: [Option<&TensorIr>; 2],
+) -> Result<(), KernelError> {
+    let is_empty = |out: &&TensorIr| {
+        let known = context.tensors.get(&out.id);
+        known.is_some_and(|known| known.shape.num_elements() == 0)
+    };
+    if !maxima.iter().flatten().all(is_empty) {
+        return Err(unsupported("rows without elements"));
+    }
+    for out in elements.into_iter().chain([sum]).chain(maxima).flatten() {
+        register_zeros(context, out, place, OP)?;
+    }
+    Ok(())
 }
 
 pub(super) fn unsupported(reason: &str) -> KernelError {

@@ -2,10 +2,10 @@
 
 use super::{
     OP, SOFTMAX,
-    operation::{Positions, unsupported},
+    operation::{Positions, make_of_nothing},
 };
 use crate::{
-    handles::{Tensors, consume, cube_tensor, register_cube_tensor},
+    handles::{Place, Tensors, consume, cube_tensor, register_cube_tensor},
     pattern::DataFlow,
     rows::{RowLayout, Rows},
 };
@@ -107,7 +107,15 @@ pub(super) struct Probabilities {
 impl Probabilities {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
         let Self { x, y, peak, shifted, exp, sum, .. } = self;
-        let rows = Rows::of(cube_tensor(context, x, OP)?);
+        let tensor = cube_tensor(context, x, OP)?;
+        if tensor.meta.shape().num_elements() == 0 {
+            let elements = [Some(y), shifted.as_ref(), exp.as_ref()];
+            let of_rows = [peak.as_ref(), None];
+            make_of_nothing(context, &Place::of(&tensor), elements, sum.as_ref(), of_rows)?;
+            consume(context, x);
+            return Ok(());
+        }
+        let rows = Rows::of(tensor);
         let (layout, problem) = (rows.layout(), problem_of(&rows)?);
         let outputs = SoftmaxOutputs {
             logarithms: false,
@@ -146,7 +154,7 @@ fn problem_of(rows: &Rows) -> Result<SoftmaxProblem, KernelError> {
         out: dtype,
     };
     problem.validate()?;
-    if problem.rows == 0 { Err(unsupported("no rows")) } else { Ok(problem) }
+    Ok(problem)
 }
 
 /// Makes `buffer`, a number for each row, what `out` stands for.
