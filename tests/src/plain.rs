@@ -3,14 +3,16 @@
 //!
 //! Both are compared with the formula in f64. What kernels make of a module may err by twice what the
 //! plain computation errs by at worst in the same tensor, and one unit in the last place of the largest
-//! number. The layers of an attention count as one tensor each of weights and biases.
+//! number: in its type, or in that which products cut it to, TF32 where CUDA multiplies f32. Plain products
+//! may be more exact than that: Burn picks for each shape whether it runs on tensor cores. The layers of an
+//! attention count as one tensor each of weights and biases.
 //!
 //! Providers are settled once a process, so the plain computation has a process of its own: the test
 //! runs there too, says how far off each tensor is, and judges nothing.
 
 use crate::{on_burn_device_with, run_alone};
 use blackburn_backend::providers;
-use blackburn_reference::{storage::Storage, tolerance::compare};
+use blackburn_reference::{matmul::MatmulPrecision, storage::Storage, tolerance::compare};
 use burn::tensor::Device;
 use libtest_mimic::{Failed, Trial};
 use std::{collections::BTreeMap, env};
@@ -30,6 +32,8 @@ type Errors = BTreeMap<String, BTreeMap<String, f64>>;
 #[derive(Debug)]
 pub struct Judge {
     storage: Storage,
+    /// One unit in the last place, relative to a number.
+    unit: f64,
     is_plain: bool,
     errors: Errors,
 }
@@ -42,10 +46,14 @@ pub fn trial(
     test: impl Fn(&Device, &mut Judge) -> Result<(), Failed> + Send + 'static,
 ) -> Trial {
     Trial::ignorable_test(name.clone(), move || {
-        on_burn_device_with(storage, |device, _| {
+        on_burn_device_with(storage, |device, client| {
             let is_plain = env::var_os(PLAIN).is_some();
             let errors = if is_plain { Errors::new() } else { plain_errors(&name)? };
-            let mut judge = Judge { storage, is_plain, errors };
+            let unit = match (storage, client.name()) {
+                (Storage::F32, "cuda") => MatmulPrecision::tf32().operand_error,
+                _ => 2.0 * storage.unit_roundoff(),
+            };
+            let mut judge = Judge { storage, unit, is_plain, errors };
             test(device, &mut judge)?;
             if is_plain {
                 eprintln!("{MARK}{}", serde_json::to_string(&judge.errors)?);
@@ -128,14 +136,13 @@ impl Judge {
         let errors = self.errors.get(subject);
         let errors = errors.ok_or_else(|| format!("{subject} was not computed plainly"))?;
         expect_alike(actual, exact)?;
-        let ulp = 2.0 * self.storage.unit_roundoff();
         for ((name, actual), (_, expected)) in actual.iter().zip(exact) {
             let of_group = |other: &&String| group(other) == group(name);
             let plain = errors.iter().filter(|(other, _)| of_group(other));
             let plain = plain.fold(0f64, |worst, (_, error)| worst.max(*error));
             let alike = exact.iter().filter(|(other, _)| of_group(&other));
             let largest = alike.flat_map(|(_, e)| e).fold(0f64, |most, e| most.max(e.abs()));
-            let bound = 2.0 * plain + ulp * largest + self.storage.underflow();
+            let bound = 2.0 * plain + self.unit * largest + self.storage.underflow();
             compare(actual, expected, &vec![bound; expected.len()]).map_err(|error| {
                 format!("{subject} in {:?}, {name} ({plain:e} plainly): {error}", self.storage)
             })?;

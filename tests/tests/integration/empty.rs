@@ -78,6 +78,19 @@ fn all_are<const D: usize>(
     Err(format!("{what} {dims:?} is {got:?} of {numbers:?}, and not of {number}").into())
 }
 
+/// What a test of Burn's own operations says, or nothing where Burn 0.22.1 refuses them: it overflows where
+/// it runs an operation on a tensor without elements by itself, in builds that check for that, and has no
+/// maximum of no columns. A read says so, and gives no number.
+fn unless_burn_refuses(result: Result<(), Failed>) -> Result<(), Failed> {
+    const REFUSALS: [&str; 2] = ["attempt to subtract with overflow", "ReduceAxisTooSmall"];
+    match result {
+        Err(error) if error.message().is_some_and(|e| REFUSALS.iter().any(|r| e.contains(r))) => {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 fn zeros<const D: usize>(
     what: &str,
     tensor: Option<Tensor<D>>,
@@ -143,11 +156,17 @@ fn activations(device: &Device) -> Result<(), Failed> {
     ];
     for (name, function) in functions {
         for dims in [[0, 40], [3, 0], [0, 0]] {
-            let x = leaf(dims, device);
-            let y = function(x.clone());
-            all_are(name, y.clone().inner(), dims, 0.0)?;
-            let gradients = y.sum().backward();
-            zeros(name, x.grad(&gradients), dims)?;
+            let both_ways = || {
+                let x = leaf(dims, device);
+                let y = function(x.clone());
+                all_are(name, y.clone().inner(), dims, 0.0)?;
+                let gradients = y.sum().backward();
+                zeros(name, x.grad(&gradients), dims)
+            };
+            match dims[1] {
+                0 => unless_burn_refuses(both_ways())?,
+                _ => both_ways()?,
+            }
         }
     }
     Ok(())
@@ -155,19 +174,18 @@ fn activations(device: &Device) -> Result<(), Failed> {
 
 fn norms(device: &Device) -> Result<(), Failed> {
     let module = LayerNormConfig::new(8).init(&device.clone().autodiff());
-    for (name, is_ours) in [("burn::nn", false), ("blackburn::nn", true)] {
+    let both_ways = |name, forward: &dyn Fn(Tensor<2>) -> Tensor<2>| {
         let x = leaf([0, 8], device);
-        let y = match is_ours {
-            true => norm::layer_norm(&module, x.clone()),
-            false => module.forward(x.clone()),
-        };
+        let y = forward(x.clone());
         all_are(name, y.clone().inner(), [0, 8], 0.0)?;
         let gradients = y.sum().backward();
         zeros(name, x.grad(&gradients), [0, 8])?;
         zeros(name, module.gamma.val().grad(&gradients), [8])?;
         let beta = module.beta.as_ref().ok_or("LayerNormConfig gives a beta")?;
-        zeros(name, beta.val().grad(&gradients), [8])?;
-    }
+        zeros(name, beta.val().grad(&gradients), [8])
+    };
+    unless_burn_refuses(both_ways("burn::nn", &|x| module.forward(x)))?;
+    both_ways("blackburn::nn", &|x| norm::layer_norm(&module, x))?;
     let (x, residual) = (leaf([2, 0, 8], device), leaf([2, 0, 8], device));
     let (sum, y) = norm::add_layer_norm(&module, x.clone(), residual.clone());
     let gradients = (sum + y).sum().backward();
@@ -287,13 +305,17 @@ fn encoders(device: &Device) -> Result<(), Failed> {
             .with_norm_first(norm_first)
             .init(autodiff);
         for dims in [[0, 5, 16], [2, 0, 16]] {
-            let x = leaf(dims, device);
-            let y = module.forward(TransformerEncoderInput::new(x.clone()));
-            all_are("tokens", y.clone().inner(), dims, 0.0)?;
-            let gradients = y.sum().backward();
-            zeros("tokens", x.grad(&gradients), dims)?;
-            let weight = module.layers[0].mha.query.weight.val();
-            zeros("weights of queries", weight.grad(&gradients), [16, 16])?;
+            let both_ways = || {
+                let x = leaf(dims, device);
+                let y = module.forward(TransformerEncoderInput::new(x.clone()));
+                all_are("tokens", y.clone().inner(), dims, 0.0)?;
+                let gradients = y.sum().backward();
+                zeros("tokens", x.grad(&gradients), dims)?;
+                let weight = module.layers[0].mha.query.weight.val();
+                zeros("weights of queries", weight.grad(&gradients), [16, 16])
+            };
+            // With Burn's norms.
+            unless_burn_refuses(both_ways())?;
             let input = FlashInput::new(ones(dims, autodiff)).causal();
             let expected = "expected at least 1 in every dimension";
             refused(|| flash::transformer_encoder(&module, input), expected)?;
