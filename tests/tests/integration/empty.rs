@@ -99,7 +99,7 @@ fn zeros<const D: usize>(
     all_are(what, tensor.ok_or_else(|| format!("no {what}"))?, dims, 0.0)
 }
 
-/// From the host: behind an operation that makes them, Burn takes what follows, too.
+/// From the host: what follows an operation that makes them may run one by one, as Burn has it.
 fn ones<const D: usize>(dims: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::ones::<f32, _>(dims), device)
 }
