@@ -47,6 +47,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     trials.extend([
         Trial::ignorable_test("adamw::skipped_steps_do_not_count", || on_device(skipped_steps)),
+        Trial::ignorable_test("adamw::a_small_correction_loses_no_digits", || {
+            on_device(small_corrections)
+        }),
         Trial::ignorable_test("adamw::planted_faults_are_caught", || on_device(planted_faults)),
     ]);
     trials.extend(step_training::trials::<AdamWGroups>());
@@ -202,6 +205,25 @@ fn skipped_steps(client: &Client) -> Result<(), Failed> {
         let step = reference(&step, taken);
         check(&step, [&old, &new], &gradient, storage, Rounding::Nearest, Corrections::Device)
             .map_err(|error| told(&format!("{skipped} of {time} skipped"), error))?;
+    }
+    Ok(())
+}
+
+/// The first steps with betas close to 1, where `1 - exp` of the device would lose most digits. The
+/// parameter is 0, so that its own rounding hides nothing.
+fn small_corrections(client: &Client) -> Result<(), Failed> {
+    let (length, storage) = (300, Storage::F32);
+    for (beta_1, beta_2, time) in [(0.9, 0.999, 1), (0.999, 0.9999, 1), (0.999, 0.9999, 30)] {
+        let gradient = normal(3, length, 1.0, storage);
+        let mut tensors = start(client, length, storage, upload(client, &gradient, storage));
+        tensors.parameter = upload(client, &vec![0.0; length], storage).into();
+        let old = elements(client, &tensors, storage)?;
+        let step = AdamwStep { beta_1, beta_2, time, ..STEP };
+        let new = adamw_update(client, &step, tensors, Some(gate(client, 1.0, 0.0)), None)?;
+        let new = elements(client, &new, storage)?;
+        let step = reference(&step, time);
+        check(&step, [&old, &new], &gradient, storage, Rounding::Nearest, Corrections::Device)
+            .map_err(|error| told(&format!("step {time} by {beta_1} and {beta_2}"), error))?;
     }
     Ok(())
 }

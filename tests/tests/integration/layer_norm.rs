@@ -70,6 +70,9 @@ pub(crate) fn trials() -> Vec<Trial> {
                 case.check(client).map(drop)
             })
         }),
+        Trial::ignorable_test("layer_norm::rows_beyond_the_grid_are_normalized", || {
+            on_device(beyond_the_grid)
+        }),
         Trial::ignorable_test("layer_norm::planted_faults_are_caught", || on_device(faults)),
         Trial::ignorable_test("layer_norm::a_nan_stays_in_its_row", || on_device(nan)),
         Trial::ignorable_test("layer_norm::no_rows_give_gradients_of_zero", || on_device(no_rows)),
@@ -246,6 +249,32 @@ fn every_variant(client: &Client, storage: Storage) -> Result<(), Failed> {
             }
         }
     }
+    Ok(())
+}
+
+/// More rows than the largest grid of WebGPU has at once: cubes come back for the others.
+fn beyond_the_grid(client: &Client) -> Result<(), Failed> {
+    const CUBES: usize = 65_535;
+    const WIDTH: usize = 2;
+    let case = Case { width: WIDTH, ..Case::plain(Storage::F32) };
+    let problem = LayerNormProblem {
+        norm: case.norm,
+        rows: CUBES,
+        width: WIDTH,
+        dtype: dtype(case.storage),
+        parameter: dtype(case.parameter),
+        bias: true,
+        residual: false,
+    };
+    let plan = LayerNormBlueprint::plan(&problem, Pass::Forward, client)?;
+    let case = Case { rows: (CUBES + 1) * plan.rows as usize + 1, ..case };
+    let numbers = case.numbers();
+    let LayerNormOutput { y, .. } =
+        layer_norm_forward(client, case.norm, &case.inputs(client, &numbers), EPSILON)?;
+    let y = download(client, y, case.storage)?;
+    let how = case.arithmetic(client, Pass::Forward)?;
+    let op = case.op(&numbers);
+    compare(&y, &op.forward(&numbers.x), &op.forward_bounds(&numbers.x, how))?;
     Ok(())
 }
 

@@ -31,6 +31,7 @@ pub(super) fn trials() -> Vec<Trial> {
         trial("a_layer_s_output_that_its_activation_leaves_is_kept", preactivation_is_kept),
         trial("what_only_looks_like_a_step_is_computed_as_written", lookalikes),
         trial("a_gradient_that_a_batch_shares_is_one_product", batch_sum),
+        trial("sums_along_rows_and_columns_are_computed_as_written", sums_within_matrices),
         trial("rows_of_an_odd_length_are_read_right_wherever_they_lie", odd_rows),
     ]
 }
@@ -318,6 +319,32 @@ fn batch_sum(device: &Device) -> Result<(), Failed> {
         if goes_on {
             expect_one_launch(&blocks, 2)?;
         }
+    }
+    Ok(())
+}
+
+/// Batches of products summed along a dimension that is not the batch's.
+fn sums_within_matrices(device: &Device) -> Result<(), Failed> {
+    const BATCH: usize = 3;
+    let (x, y) =
+        (normal(7, BATCH * ROWS * INPUTS, 1.0, F32), normal(8, BATCH * INPUTS * OUTPUTS, 1.0, F32));
+    let case = MatmulCase { batch: BATCH, ..case() };
+    let exact = matmul::matmul(&case, &x, &y);
+    let bounds = product_precision(F32).bounds(&exact, &matmul::magnitudes(&case, &x, &y), INPUTS);
+    for (dim, terms) in [(1, ROWS), (2, OUTPUTS)] {
+        let a = tensor(&x, [BATCH, ROWS, INPUTS], F32, device);
+        let b = tensor(&y, [BATCH, INPUTS, OUTPUTS], F32, device);
+        let sums = values(a.matmul(b).sum_dim(dim))?;
+        let mut expected = vec![0.0; sums.len()];
+        let mut allowed = vec![0.0; sums.len()];
+        for (at, (element, bound)) in exact.iter().zip(&bounds).enumerate() {
+            let (row, column) = (at / OUTPUTS, at % OUTPUTS);
+            let place = if dim == 1 { row / ROWS * OUTPUTS + column } else { row };
+            expected[place] += element;
+            // Each term goes through fewer additions than there are terms.
+            allowed[place] += bound + terms as f64 * F32.unit_roundoff() * (element.abs() + bound);
+        }
+        compare(&sums, &expected, &allowed).map_err(|error| format!("along {dim}: {error}"))?;
     }
     Ok(())
 }

@@ -352,7 +352,13 @@ fn padded(client: &Client) -> Result<(), Failed> {
         let rhs: (&[usize], &[usize], &[f64]) = (&[65, 72], &[rhs_stride, 1], &r);
         check_views(client, case(40, 72, 65, RowMajor, RowMajor), [lhs, rhs], &[[0, 0]])?;
     }
-    Ok(())
+    // The first 9 of 12 rows of each of three matrices, which share the right operand.
+    let l = normal(3, 3 * 12 * 24, 1.0, Storage::F32);
+    let r = normal(4, 24 * 40, 1.0, Storage::F32);
+    let lhs: (&[usize], &[usize], &[f64]) = (&[3, 9, 24], &[12 * 24, 24, 1], &l);
+    let rhs: (&[usize], &[usize], &[f64]) = (&[1, 24, 40], &[960, 40, 1], &r);
+    let matrices = [[0, 0], [12 * 24, 0], [2 * 12 * 24, 0]];
+    check_views(client, case(9, 40, 24, RowMajor, RowMajor), [lhs, rhs], &matrices)
 }
 
 fn infinity(client: &Client) -> Result<(), Failed> {

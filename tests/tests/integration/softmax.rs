@@ -65,7 +65,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             }));
         }
     }
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
+        ("rows_beyond_the_grid_are_summed", beyond_the_grid),
         ("a_planted_fault_is_caught", planted_faults),
         ("memory_that_is_held_stays", held),
         ("targets_that_are_no_element_are_met_nowhere", other_targets),
@@ -229,6 +230,27 @@ fn each_size(client: &Client, from: Storage, to: Storage) -> Result<(), Failed> 
     sizes
         .map(|(rows, classes, stride)| Case::new(rows, classes, stride, from, to))
         .try_for_each(|case| case.check(client))
+}
+
+/// More rows than the largest grid of WebGPU has at once, of 32 to a cube: cubes come back for the others.
+/// Some rows are looked at, the last ones among them.
+fn beyond_the_grid(client: &Client) -> Result<(), Failed> {
+    const CLASSES: usize = 2;
+    let case = Case::new(32 * 65_535 + 70, CLASSES, CLASSES, F32, F32);
+    let (steps, rows) = (case.steps(client), case.problem.rows);
+    let sums = case.sums(client)?;
+    let [peaks, totals] = [&sums.peak, &sums.sum].map(|of| download(client, of.clone(), F32));
+    let (peaks, totals) = (peaks?, totals?);
+    for row in (0..rows).step_by(9973).chain(rows - 70..rows) {
+        let exact = SoftmaxRow { x: &case.x[row * CLASSES..][..CLASSES], steps };
+        if peaks[row] != exact.peak() {
+            let peak = exact.peak();
+            return Err(format!("the peak of row {row}: {}, not {peak}", peaks[row]).into());
+        }
+        within(&totals[row..][..1], &[exact.sum(F32)])
+            .map_err(|error| format!("the sum of row {row}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// The negative control.

@@ -47,6 +47,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(on_burn("square_sum::a_norm_is_that_of_many_gradients", norm_of_many));
     trials.push(on_burn("square_sum::a_norm_counts_what_is_expanded", norm_of_expanded));
     trials.push(on_burn("overwrite::all_who_hold_the_memory_see_it", seen_by_all));
+    trials.push(on_burn("overwrite::what_lies_between_rows_stays", between_rows));
     trials
 }
 
@@ -241,10 +242,10 @@ fn norm(device: Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// More than one launch takes, of both kinds of lengths, whatever the order they come in.
+/// More than an operation takes, of both kinds of lengths, whatever the order they come in.
 fn norm_of_many(device: Device) -> Result<(), Failed> {
     let layers: Vec<_> =
-        (0..11).map(|i| LinearConfig::new(8 + i, 16).with_bias(i % 2 == 0).init(&device)).collect();
+        (0..25).map(|i| LinearConfig::new(8 + i, 16).with_bias(i % 2 == 0).init(&device)).collect();
     let mut gradients = GradientsParams::new();
     let mut exact = 0.0;
     for (i, layer) in layers.iter().enumerate() {
@@ -305,4 +306,25 @@ fn seen_by_all(device: Device) -> Result<(), Failed> {
     let all_seen = (before, after, values(held)?, seen)
         == (vec![0.0; 15], vec![0.5; 15], vec![0.5; 15], vec![4, 5, 6]);
     if all_seen { Ok(()) } else { Err("a holder does not see what was written".into()) }
+}
+
+/// Half of each row of a wider tensor, which is a view of its memory, takes what has no gaps.
+fn between_rows(device: Device) -> Result<(), Failed> {
+    const ROWS: usize = 3;
+    const HALF: usize = 128;
+    let wide = Tensor::<2>::zeros([ROWS, 2 * HALF], &device);
+    let half = wide.clone().slice([0..ROWS, 0..HALF]);
+    // Now the view is settled.
+    device.sync().map_err(|error| error.to_string())?;
+    let new = normal(8, ROWS * HALF, 1.0, Storage::F32);
+    let source = tensor(&new, [ROWS, HALF], Storage::F32, &device);
+    if values(overwrite_float(half, source))? != new {
+        return Err("the rows do not hold what was written".into());
+    }
+    let expected: Vec<f64> =
+        new.chunks(HALF).flat_map(|row| row.iter().copied().chain([0.0; HALF])).collect();
+    if values(wide)? != expected {
+        return Err("the wider tensor has something else than the new rows and zeros".into());
+    }
+    Ok(())
 }

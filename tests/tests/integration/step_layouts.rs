@@ -37,18 +37,21 @@ pub(crate) fn trials<K: Kind<N>, const N: usize>() -> Vec<Trial> {
     trials
 }
 
-/// Columns, and pitches of parameter, gradient and states, of which an optimizer has two at most. Where a
-/// pitch is that of contiguous rows, they are.
-const LAYOUTS: [(usize, [usize; 4]); 9] = [
-    (12, [16, 16, 16, 16]),
-    (12, [12, 20, 12, 12]),
-    (13, [13, 16, 13, 13]),
-    (13, [16, 24, 16, 32]),
-    (13, [14, 16, 16, 16]),
-    (13, [16, 13, 16, 13]),
-    (3, [3, 8, 3, 3]),
-    (1, [4, 4, 4, 4]),
-    (1031, [1032, 1040, 1032, 1032]),
+/// Rows and columns, and pitches of parameter, gradient and states, of which an optimizer has two at most.
+/// Where a pitch is that of contiguous rows, they are. Where the elements make whole vectors, and the rows do
+/// not, the gradient is gathered.
+const LAYOUTS: [([usize; 2], [usize; 4]); 11] = [
+    ([37, 12], [16, 16, 16, 16]),
+    ([37, 12], [12, 20, 12, 12]),
+    ([37, 13], [13, 16, 13, 13]),
+    ([36, 13], [13, 16, 13, 13]),
+    ([36, 14], [14, 16, 14, 14]),
+    ([37, 13], [16, 24, 16, 32]),
+    ([37, 13], [14, 16, 16, 16]),
+    ([37, 13], [16, 13, 16, 13]),
+    ([37, 3], [3, 8, 3, 3]),
+    ([37, 1], [4, 4, 4, 4]),
+    ([37, 1031], [1032, 1040, 1032, 1032]),
 ];
 
 fn first<const N: usize>(pitches: [usize; 4]) -> [usize; N] {
@@ -75,16 +78,15 @@ fn laid_out<K: Kind<N>, const N: usize>(
 /// Rows that lie apart, in place and not, gated and rounded by chance and not, against the same numbers
 /// without anything between them: to the bit, and laid out as before. And through a closed gate.
 fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result<(), Failed> {
-    const ROWS: usize = 37;
-    for (columns, pitches) in LAYOUTS {
+    for ([rows, columns], pitches) in LAYOUTS {
         let pitches = first::<N>(pitches);
         for is_held in [false, true] {
             let is_gated = is_held;
-            let length = ROWS * columns;
+            let length = rows * columns;
             let gradient = normal(7, length, 0.5, stored);
             let flat = (K::START)(client, length, stored, upload(client, &gradient, stored));
             let old = numbers::<K, N>(client, &flat, stored)?;
-            let tensors = laid_out::<K, N>(client, &flat, stored, [ROWS, columns], pitches)?;
+            let tensors = laid_out::<K, N>(client, &flat, stored, [rows, columns], pitches)?;
             let held = is_held.then(|| tensors.clone());
             let step = |tensors, time| {
                 let gate = is_gated.then(|| gate(client, 1.0, 0.0));
@@ -96,7 +98,7 @@ fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result
             // The second one goes on from states that are not zero.
             let expected = step(step(flat, 1)?, 2)?;
             let new = step(step(tensors, 1)?, 2)?;
-            let what = format!("{columns} columns by {pitches:?}, held: {is_held}");
+            let what = format!("{rows} by {columns} in {pitches:?}, held: {is_held}");
             let results = |tensors: &K::Tensors| numbers::<K, N>(client, tensors, stored);
             if results(&new)? != results(&expected)? {
                 return Err(format!("{what}: other results than from contiguous rows").into());
@@ -113,7 +115,7 @@ fn apart<K: Kind<N>, const N: usize>(client: &Client, stored: Storage) -> Result
             }
             let mut bad = held.clone().into();
             let nothing = vec![f64::NAN; length];
-            bad[1] = spread(client, &nothing, stored, [ROWS, columns, pitches[1]]);
+            bad[1] = spread(client, &nothing, stored, [rows, columns, pitches[1]]);
             let gate = Some(gate(client, 0.0, 0.0));
             let closed = (K::ONE)(client, &K::STEP, bad.into(), gate, None)?;
             if results(&closed)? != old {

@@ -39,6 +39,8 @@ pub(super) fn plant(root: &Path, folder: &Path, faults: &[&Fault]) -> Result<Vec
     let listed = git(&["ls-files", "--cached", "--others", "--exclude-standard"])?;
     for file in listed.lines().filter(|file| root.join(file).is_file()) {
         let mut contents = fs::read(root.join(file)).with_context(|| format!("read {file}"))?;
+        let is_new = !folder.join(file).exists();
+        let length = contents.len();
         if let Some((file, faults)) = by_file.remove_entry(file) {
             let text = String::from_utf8(contents).with_context(|| format!("read {file}"))?;
             contents = with_faults(&text, file, &faults, &mut places)?.into_bytes();
@@ -50,6 +52,11 @@ pub(super) fn plant(root: &Path, folder: &Path, faults: &[&Fault]) -> Result<Vec
             contents.extend_from_slice(b"\nmod planted;\n");
         }
         write_if_changed(&folder.join(file), &contents)?;
+        // Libraries that have no version of the copy's own are not built again for it.
+        if is_new && contents.len() == length {
+            let time = fs::metadata(root.join(file))?.modified()?;
+            fs::File::options().write(true).open(folder.join(file))?.set_modified(time)?;
+        }
     }
     if let Some(file) = by_file.keys().next() {
         bail!("the table of faults names {file}, which is not there");

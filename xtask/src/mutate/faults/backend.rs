@@ -62,7 +62,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/backend/src/attention/host.rs",
-        tests: &["attention::op", "attention"],
+        tests: &["attention::op"],
         rows: &[
             host(
                 "mask aligned at the top left on the host",

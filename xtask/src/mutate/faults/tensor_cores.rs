@@ -3,13 +3,32 @@
 
 use super::{InFile, device, statement};
 
-const PRODUCTS: &[&str] = &["matmul", "linear"];
-const ATTENTION: &[&str] = &["attention"];
+/// Of one type each, since a fault's kernels are compiled anew.
+const PRODUCTS: &[&str] = &[
+    "matmul::long_sums_are_within_bounds_in_bf16",
+    "matmul::all_layouts_are_within_bounds_in_bf16",
+    "matmul::batches_are_within_bounds_in_bf16",
+    "matmul::ragged_shapes_are_within_bounds_in_bf16",
+    "matmul::every_epilogue_is_within_bounds_in_bf16",
+];
+const EPILOGUES: &[&str] = &[
+    "matmul::a_residual_is_added",
+    "matmul::every_epilogue_is_within_bounds_in_bf16",
+    "matmul::all_layouts_are_within_bounds_in_bf16",
+];
+const ATTENTION: &[&str] = &[
+    "attention::lengths_around_the_edges_of_tiles_are_within_bounds_in_bf16",
+    "attention::every_option_is_within_bounds_in_bf16",
+    "attention::packed_sequences_attend",
+    "attention::long::everything_is_within_bounds_in_bf16",
+    "attention::long::a_key_of_four_heads_causal_is_within_bounds_in_bf16",
+    "attention::long::a_sequence_of_4100_is_within_bounds_in_bf16",
+];
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/softmax/rows_forward.rs",
-        tests: &["softmax"],
+        tests: &["softmax::rows::forward", "softmax::rows"],
         rows: &[statement(
             "unit's sum not brought to the plane's peak",
             "total *= exponential_by(peak - of_plane, hardware);",
@@ -67,7 +86,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/matmul/wgmma.rs",
-        tests: &["fp8", "matmul"],
+        tests: &["fp8::linear", "fp8"],
         rows: &[
             statement("promoted sums lost", "promoted += sums;", ""),
             statement("promoted sums forgotten at the end", "sums += promoted;", ""),
@@ -75,7 +94,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/matmul/store.rs",
-        tests: PRODUCTS,
+        tests: EPILOGUES,
         rows: &[
             device("dropped scale", "scale * sum + offset", "sum + offset"),
             device("dropped factor of the residual", "fma(added, beta, value)", "value + added"),
@@ -99,7 +118,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/matmul/bias_tile.rs",
-        tests: PRODUCTS,
+        tests: EPILOGUES,
         rows: &[device("last bias lost", "column < columns", "column + 1 < columns")],
     },
     InFile {
@@ -120,7 +139,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/matmul/split.rs",
-        tests: PRODUCTS,
+        tests: EPILOGUES,
         rows: &[
             statement(
                 "other splits lost",
