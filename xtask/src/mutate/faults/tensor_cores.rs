@@ -288,7 +288,7 @@ pub(super) const FILES: &[InFile] = &[
             device(
                 "both groups take the same rows",
                 "(2 + warpgroup) * tile_bytes",
-                "2 * tile_bytes",
+                "(2 + warpgroup - warpgroup) * tile_bytes",
             ),
             device("both groups write the same rows", "first_row + warpgroup * 64", "first_row"),
         ],
