@@ -331,6 +331,8 @@ fn optimizers(device: &Device) -> Result<(), Failed> {
         weight: Param::from_tensor(ones([0, 4], autodiff)),
         bias: Some(Param::from_tensor(ones([4], autodiff))),
     };
+    let y = model.forward(ones([3, 0], autodiff));
+    all_are("the bias, and nothing", y.inner(), [3, 4], 1.0)?;
     let gradients = || {
         let loss = model.forward(ones([3, 0], autodiff)).sum();
         GradientsParams::from_grads(loss.backward(), &model)

@@ -89,8 +89,9 @@ fn broken_gpu() -> Result<Completion, Failed> {
         if env::var_os(BROKEN).is_none() {
             let libraries = no_libraries()?;
             let found = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-            let places = [libraries.clone()].into_iter().chain(env::split_paths(&found));
-            let places = env::join_paths(places)?;
+            // An empty one would be the working directory.
+            let found = env::split_paths(&found).filter(|place| !place.as_os_str().is_empty());
+            let places = env::join_paths([libraries.clone()].into_iter().chain(found))?;
             let variables = [
                 (BROKEN, "1"),
                 ("LD_LIBRARY_PATH", places.to_str().ok_or("a path that is not UTF-8")?),
