@@ -259,11 +259,13 @@ fn plans(client: &Client) -> Result<(), Failed> {
         if plan.amax_cubes < 2 || plan.cast_cubes < 2 || plan.vector_size < 2 {
             return Err(format!("{plan:?} has nothing to differ from").into());
         }
+        // First the one whose cubes come back for other tiles: later ones get memory that still holds the
+        // right codes.
         let plans = [
+            QuantizeBlueprint { cast_cubes: 1, ..plan },
             plan,
             plan,
             QuantizeBlueprint { amax_cubes: 1, ..plan },
-            QuantizeBlueprint { cast_cubes: 1, ..plan },
             QuantizeBlueprint { vector_size: 1, ..plan },
             QuantizeBlueprint { hardware: false, ..plan },
         ];
