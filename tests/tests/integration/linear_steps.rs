@@ -7,7 +7,11 @@ use super::{
 use blackburn_reference::{
     activation::Activation,
     linear::Linear as Exact,
-    matmul::{self, Layout::RowMajor, MatmulCase},
+    matmul::{
+        self,
+        Layout::{ColumnMajor, RowMajor},
+        MatmulCase,
+    },
     random::normal,
     tolerance::compare,
 };
@@ -328,13 +332,15 @@ fn sums_within_matrices(device: &Device) -> Result<(), Failed> {
     const BATCH: usize = 3;
     let (x, y) =
         (normal(7, BATCH * ROWS * INPUTS, 1.0, F32), normal(8, BATCH * INPUTS * OUTPUTS, 1.0, F32));
-    let case = MatmulCase { batch: BATCH, ..case() };
+    // Matrices that go on in each other, as those of a gradient that a batch shares.
+    let case = MatmulCase { batch: BATCH, lhs: ColumnMajor, ..case() };
     let exact = matmul::matmul(&case, &x, &y);
     let bounds = product_precision(F32).bounds(&exact, &matmul::magnitudes(&case, &x, &y), INPUTS);
     for (dim, terms) in [(1, ROWS), (2, OUTPUTS)] {
-        let a = tensor(&x, [BATCH, ROWS, INPUTS], F32, device);
+        let a = tensor(&x, [BATCH, INPUTS, ROWS], F32, device);
         let b = tensor(&y, [BATCH, INPUTS, OUTPUTS], F32, device);
-        let sums = values(a.matmul(b).sum_dim(dim))?;
+        device.sync().map_err(|error| error.to_string())?;
+        let sums = values(a.swap_dims(1, 2).matmul(b).sum_dim(dim))?;
         let mut expected = vec![0.0; sums.len()];
         let mut allowed = vec![0.0; sums.len()];
         for (at, (element, bound)) in exact.iter().zip(&bounds).enumerate() {
