@@ -217,7 +217,13 @@ fn released(device: &Device) -> Result<(), Failed> {
     let mut monitor = MemoryMonitor::new(device);
     let mut in_use = Vec::new();
     for step in 0..12 {
-        let x = Tensor::<2>::full([rows, inputs], f64::from(step), device);
+        // Numbers of its own: one that all elements share would be all of its memory.
+        let x = tensor(
+            &normal(step, rows * inputs, 1.0, Storage::F32),
+            [rows, inputs],
+            Storage::F32,
+            device,
+        );
         values(linear(x, weight.clone(), None))?;
         device.sync().map_err(|error| error.to_string())?;
         in_use.push(monitor.read().ok_or("the device's pools report")?.in_use_bytes);
