@@ -259,7 +259,7 @@ mod tests {
     fn numbers_of_parameters_are_no_change() {
         let mut model = model();
         let outline = Outline::of(&model);
-        model.linear.weight = model.linear.weight.map(|old| (old.detach() * 2.0).require_grad());
+        model.linear.weight = model.linear.weight.map(|old| (old * 2.0).detach().require_grad());
         assert_eq!(outline.change(&model), None);
     }
 
