@@ -3,6 +3,7 @@
 use super::{Network, Passes, ROWS, STEPS, Test, agree, at, batch};
 use blackburn::train::{
     graph::GradientGraph,
+    memory::MemoryMonitor,
     precision::{Precision, PrecisionPolicy, full_precision},
 };
 use blackburn_reference::{random::normal, storage::Storage};
@@ -15,11 +16,12 @@ use burn::{
 use libtest_mimic::Failed;
 use std::{cell::Cell, thread};
 
-pub(super) const TESTS: [(&str, Test); 4] = [
+pub(super) const TESTS: [(&str, Test); 5] = [
     ("running_statistics_run", statistics),
     ("running_statistics_run_in_mixed_precision", statistics_in_f16),
     ("statistics_that_are_frozen_are_recorded", frozen_statistics),
     ("threads_that_take_turns_train_as_one_does", turns),
+    ("checks_of_replays_take_the_memory_of_the_recording", memory),
 ];
 
 const FEATURES: usize = 8;
@@ -163,4 +165,43 @@ fn turns(device: &Device) -> Result<(), Failed> {
         }
     }
     if graph.is_recorded() { Ok(()) } else { Err("the recording was dropped".into()) }
+}
+
+/// Replays 2 and 10 are compared with the pass, which needs as much memory as the recording has.
+fn memory(device: &Device) -> Result<(), Failed> {
+    const REPLAYS: u64 = 12;
+    /// Of a tensor between two layers.
+    const TENSOR_BYTES: usize = (32 << 20) / LAYERS;
+    const LAYERS: usize = 16;
+    const WIDTH: usize = 64;
+    let model = LinearConfig::new(WIDTH, WIDTH).init(device);
+    let pass = |model: &Linear, x: Tensor<2>| {
+        let y = (0..LAYERS).fold(x, |x, _| model.forward(x).tanh());
+        let loss = y.powi_scalar(2).mean();
+        let value = loss.clone().inner();
+        (value, GradientsParams::from_grads(loss.backward(), model))
+    };
+    let x = Tensor::<2>::full([TENSOR_BYTES / 4 / WIDTH, WIDTH], 0.1, &device.clone().inner());
+    let mut graph = GradientGraph::new(PrecisionPolicy::default());
+    let mut monitor = MemoryMonitor::new(device);
+    let mut reserved = || {
+        device.sync().map_err(|error| error.to_string())?;
+        Ok::<_, Failed>(monitor.read().ok_or("the pools report")?.reserved_bytes)
+    };
+    while !graph.is_recorded() {
+        graph.run(&model, x.clone(), pass)?;
+    }
+    let recorded = reserved()?;
+    for _ in 1..REPLAYS {
+        graph.run(&model, x.clone(), pass)?;
+    }
+    let checked = reserved()?;
+    if !graph.is_recorded() {
+        return Err("the recording was dropped".into());
+    }
+    println!("{recorded} bytes reserved with the recording, {checked} after its checks");
+    match checked.saturating_sub(recorded) < (LAYERS * TENSOR_BYTES / 2) as u64 {
+        true => Ok(()),
+        false => Err(format!("{recorded} bytes were reserved, and {checked} after checks").into()),
+    }
 }

@@ -46,6 +46,53 @@ impl Limits {
     }
 }
 
+/// When replays are compared with the pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Schedule {
+    /// Replays whose results were given away.
+    replays: u64,
+    /// How many there were at the last check.
+    checked: u64,
+}
+
+impl Schedule {
+    /// Takes note of a replay.
+    pub(super) fn count(&mut self) {
+        self.replays += 1;
+    }
+
+    /// Whether the last replay is to be compared with a pass that runs: the second, the tenth, the
+    /// hundredth and so on. The second, since what changes in each call is found there before it did harm.
+    pub(super) fn is_due(&self) -> bool {
+        let next = match self.checked {
+            0 => 2,
+            2 => 10,
+            checked => checked * 10,
+        };
+        self.replays >= next
+    }
+
+    /// Takes note that it was.
+    pub(super) fn set_checked(&mut self) {
+        // To the next power of ten where a check was put off.
+        self.checked = match self.replays {
+            ..10 => 2,
+            replays => 10u64.pow(replays.ilog10()),
+        };
+    }
+
+    /// Results given away since the last check, without the last replay's.
+    pub(super) fn unchecked(&self) -> u64 {
+        // The first one is of the pass that was recorded and compared.
+        self.replays - 1 - self.checked.max(1)
+    }
+
+    /// Whether it has proven useful.
+    pub(super) fn is_settled(&self) -> bool {
+        self.checked >= 10
+    }
+}
+
 /// What a comparison finds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Verdict {

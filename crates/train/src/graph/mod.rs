@@ -55,6 +55,9 @@
 //! | at replay 2 | the same, with what the closure captures by then | passes run from then on, a warning |
 //! | at replays 10, 100, 1000 and so on | the same | [`GraphError::Stale`]; later calls run the pass |
 //!
+//! A check takes the time of a few passes: the pass runs in the memory of the recording, which is made anew
+//! afterwards.
+//!
 //! **What can still go wrong:** a captured value that stays the same up to replay 2 and changes later goes
 //! unnoticed until the next check, and steps in between use the old value. The error says how many. It is an
 //! error, and not a warning, since the model was trained with wrong gradients: go back to a checkpoint.
@@ -93,7 +96,7 @@ use burn::{
     optim::GradientsParams,
     tensor::Device,
 };
-use compare::{Limits, Verdict, judge};
+use compare::{Limits, Results, Schedule, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
@@ -120,6 +123,8 @@ pub struct GradientGraph<M, I, O> {
     restarts: u32,
     /// Where the last call put its commands.
     queue: Option<Queue>,
+    /// Of the replays of this model's pass.
+    schedule: Schedule,
     stage: Stage<I, O>,
 }
 
@@ -145,7 +150,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
     /// Runs every pass, and never records one.
     pub fn disabled(policy: PrecisionPolicy) -> Self {
         let stage = Stage::Refused;
-        Self { policy, held: None, outline: None, restarts: 0, queue: None, stage }
+        let schedule = Schedule::default();
+        Self { policy, held: None, outline: None, restarts: 0, queue: None, schedule, stage }
     }
 
     /// Whether passes are replayed.
@@ -189,7 +195,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         }
         self.compare_with_outline(model);
         if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
-            self.record(&device, model, &inputs, &pass)?;
+            self.record(&device, model, &inputs, None, &pass)?;
         }
         if let Stage::Recorded(recording) = &mut self.stage
             && recording.serves(&inputs, model)
@@ -223,22 +229,24 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             tracing::debug!(
                 "GradientGraph: the model differs in {what}; its pass is recorded anew"
             );
+            self.schedule = Schedule::default();
             self.stage = Stage::WarmUp { passes: 0, failures: 0 };
         }
     }
 
-    /// Tries to have a recording.
+    /// Tries to have a recording. `ran` is what the pass gives, where that is known.
     fn record(
         &mut self,
         device: &Device,
         model: &M,
         inputs: &I,
-        pass: impl Fn(&M, I) -> (O, GradientsParams),
+        ran: Option<&Results<O>>,
+        pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let limits = Limits::of(&self.policy);
-        let recording = Recording::new(device, &held.model, inputs, limits, pass);
+        let recording = Recording::new(device, &held.model, inputs, limits, ran, pass);
         match self.moved(model).map_or(recording, Err) {
             Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {
@@ -261,32 +269,39 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         device: &Device,
         model: &M,
         inputs: I,
-        pass: impl Fn(&M, I) -> (O, GradientsParams),
-    ) -> Result<(O, GradientsParams), GraphError> {
+        pass: impl Fn(&M, I) -> Results<O>,
+    ) -> Result<Results<O>, GraphError> {
         let (Stage::Recorded(recording), Some(held)) = (&mut self.stage, &mut self.held) else {
             return Ok(pass(model, inputs));
         };
         held.refresh(model);
         let replayed = recording.replay(&held.model, inputs)?;
-        if !recording.is_due() {
+        self.schedule.count();
+        if !self.schedule.is_due() {
             return Ok(replayed);
         }
+        // The pass takes the memory that the recording had, instead of as much again beside it. So the
+        // recording goes, and a new one is made.
+        let inputs = recording.inputs();
+        self.stage = Stage::WarmUp { passes: WARM_UP_PASSES, failures: 0 };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let run = || {
             drain(device)?;
-            Ok::<_, DeviceError>(pass(&held.model, recording.inputs()))
+            Ok::<_, DeviceError>(pass(&held.model, inputs.clone()))
         };
         let ran = run()?;
         let limits = Limits::of(&self.policy).of_a_proven_pass();
-        let steps = recording.unchecked();
+        let steps = self.schedule.unchecked();
         match judge(&held.model, device, limits, [&replayed, &ran], run)? {
             Verdict::Same => {
-                recording.set_checked();
-                if recording.is_settled() {
+                self.schedule.set_checked();
+                if self.schedule.is_settled() {
                     self.restarts = 0;
                 }
+                drop(replayed);
+                self.record(device, model, &inputs, Some(&ran), pass)?;
             }
-            // The next one may tell more.
+            // The next call may tell more.
             Verdict::Unknown => {}
             Verdict::Apart { results, share } if steps == 0 => {
                 self.refuse(&NoRecording::Unfaithful { results, share });

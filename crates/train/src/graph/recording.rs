@@ -28,19 +28,17 @@ pub(super) struct Recording<I, O> {
     gradients: GradientsParams,
     /// Gradients whose tensor is that of another parameter too.
     twins: HashSet<ParamId>,
-    /// Results given away.
-    replays: u64,
-    /// Of those, how many there were at the last check.
-    checked: u64,
 }
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
-    /// Records `pass`, and sees that a replay does what `pass` does.
+    /// Records `pass`, and sees that a replay does what `pass` does. `ran` is what it gives, where that is
+    /// known.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
         limits: Limits,
+        ran: Option<&Results<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<Self, NoRecording> {
         let inputs = inputs.held();
@@ -51,7 +49,14 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;
             Ok::<_, NoRecording>(done)
         };
-        let ran = run()?;
+        let first;
+        let ran = match ran {
+            Some(ran) => ran,
+            None => {
+                first = run()?;
+                &first
+            }
+        };
         graph::prepare(device)?;
         // The memory that a pass takes is there after it, for the recording to take.
         let warm = (0..2).try_for_each(|_| run().map(drop));
@@ -73,12 +78,10 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             outputs,
             gradients,
             twins,
-            replays: 0,
-            checked: 0,
         };
 
         let replayed = recording.results(model)?;
-        match judge(model, device, limits, [&replayed, &ran], run)? {
+        match judge(model, device, limits, [&replayed, ran], run)? {
             Verdict::Same => Ok(recording),
             Verdict::Unknown => Err(NoRecording::NotFinite),
             Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),
@@ -103,9 +106,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         inputs: I,
     ) -> Result<Results<O>, GraphError> {
         self.inputs = self.inputs.clone().overwritten(inputs);
-        let results = self.results(model)?;
-        self.replays += 1;
-        Ok(results)
+        self.results(model)
     }
 
     fn results<M: Module>(&self, model: &M) -> Result<Results<O>, GraphError> {
@@ -121,37 +122,6 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     /// The inputs of the last replay.
     pub(super) fn inputs(&self) -> I {
         self.inputs.clone()
-    }
-
-    /// Whether the last replay is to be compared with a pass that runs: the second, the tenth, the
-    /// hundredth and so on. The second, since what changes in each call is found there before it did harm.
-    pub(super) fn is_due(&self) -> bool {
-        let next = match self.checked {
-            0 => 2,
-            2 => 10,
-            checked => checked * 10,
-        };
-        self.replays >= next
-    }
-
-    /// Takes note that it was.
-    pub(super) fn set_checked(&mut self) {
-        // To the next power of ten where a check was put off.
-        self.checked = match self.replays {
-            ..10 => 2,
-            replays => 10u64.pow(replays.ilog10()),
-        };
-    }
-
-    /// Results given away since the last check, without the last replay's.
-    pub(super) fn unchecked(&self) -> u64 {
-        // The first one is of the pass that was recorded and compared.
-        self.replays - 1 - self.checked.max(1)
-    }
-
-    /// Whether it has proven useful.
-    pub(super) fn is_settled(&self) -> bool {
-        self.checked >= 10
     }
 }
 
