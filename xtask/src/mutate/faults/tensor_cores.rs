@@ -1,7 +1,7 @@
-//! The families that run on tensor cores, and what only devices with planes compile: only a GPU can
-//! notice these.
+//! The families that run on tensor cores, what only devices with planes compile, and streams that race:
+//! only a GPU can notice these.
 
-use super::{InFile, device, statement};
+use super::{InFile, device, host, statement};
 
 /// Of one type each, since a fault's kernels are compiled anew.
 const PRODUCTS: &[&str] = &[
@@ -297,5 +297,11 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/attention/pipeline.rs",
         tests: ATTENTION,
         rows: &[statement("ring's phase not turned", "slot.phase ^= 1;", "")],
+    },
+    // Streams of a GPU run side by side; a software device has one queue.
+    InFile {
+        file: "crates/train/src/graph/mod.rs",
+        tests: &["gradient_graph::threads_that_take_turns"],
+        rows: &[host("thread before not waited for", "last.wait(&device)", "Ok(())")],
     },
 ];
