@@ -113,6 +113,9 @@ impl Activation {
 
     /// How far off the activation may be when its argument is `z` to within `z_bound`, it is
     /// computed in f32 and stored in `storage`.
+    ///
+    /// An argument that is NaN or infinite is the device's too, so that its bound does not count. `ReLU` makes
+    /// an exact zero of minus infinity; the others make NaN of it, as the product of it and zero.
     pub fn value_bound(
         self,
         z: f64,
@@ -121,6 +124,7 @@ impl Activation {
         errors: FunctionErrors,
     ) -> f64 {
         let u = Storage::F32.unit_roundoff();
+        let z_bound = if z.is_finite() { z_bound } else { 0.0 };
         let moved = self.steepest_slope() * z_bound;
         let y = self.value(z).abs() + moved;
         // The device's own argument may be that large.
@@ -140,9 +144,10 @@ impl Activation {
     /// within `z_bound`.
     ///
     /// The function's own error is taken at `z`: where the argument is off, it changes by a product
-    /// of two small errors.
+    /// of two small errors. An argument that is NaN or infinite is the device's too.
     pub fn derivative_bound(self, z: f64, z_bound: f64, errors: FunctionErrors) -> f64 {
         let u = Storage::F32.unit_roundoff();
+        let z_bound = if z.is_finite() { z_bound } else { 0.0 };
         let function = match self {
             Self::Identity => 0.0,
             // On which side of the step the device was cannot be told.
@@ -306,6 +311,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_finite_result_of_an_infinite_argument_has_a_bound() {
+        let errors = FunctionErrors::PORTABLE;
+        for z in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for z_bound in [0.0, 1e-3, f64::INFINITY, f64::NAN] {
+                for activation in Activation::ALL {
+                    let bound = activation.value_bound(z, z_bound, Storage::F32, errors);
+                    assert!(!activation.value(z).is_finite() || bound.is_finite());
+                    let bound = activation.derivative_bound(z, z_bound, errors);
+                    assert!(!activation.derivative(z).is_finite() || bound.is_finite());
+                }
+            }
+        }
+        let relu = Activation::Relu;
+        let of_relu = |z: f64| relu.value_bound(z, f64::INFINITY, Storage::F32, errors);
+        assert_eq!(relu.value(f64::NEG_INFINITY), 0.0);
+        assert_eq!(of_relu(f64::NEG_INFINITY), Storage::F32.underflow());
+        assert_eq!(relu.derivative(f64::NEG_INFINITY), 0.0);
+        assert!(Activation::Gelu.value(f64::NEG_INFINITY).is_nan());
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl CrossEntropy {
     }
 
     /// How far off each element of the gradient may be, computed in f32 from an `lse` within its bound
-    /// and rounded to `storage`.
+    /// and rounded to `storage`. That of a row that does not count is zero exactly, whatever its logits are.
     pub fn gradient_bounds(
         &self,
         logits: &[f64],
@@ -106,6 +106,9 @@ impl CrossEntropy {
         steps: Steps,
         storage: Storage,
     ) -> Vec<f64> {
+        if self.target.is_none() {
+            return vec![0.0; logits.len()];
+        }
         let u = Storage::F32.unit_roundoff();
         let lse = log_sum_exp(logits);
         let of_lse = lse_bound(logits, steps);
@@ -177,6 +180,17 @@ pub(crate) fn log_bound(logits: &[f64], steps: Steps) -> f64 {
 mod tests {
     use super::*;
     use crate::{gradcheck::check_derivative, random::normal};
+
+    #[test]
+    fn a_row_that_does_not_count_has_bounds_whatever_its_logits_are() {
+        let asked = CrossEntropy { target: None, smoothing: 0.1 };
+        let steps = Steps { additions: 2, rescales: 1 };
+        for x in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let logits = [x, 1.0];
+            assert_eq!(asked.gradient(&logits, 1.0), [0.0; 2]);
+            assert_eq!(asked.gradient_bounds(&logits, 1.0, steps, Storage::F16), [0.0; 2]);
+        }
+    }
 
     /// Those of 256 units with a row of 50257.
     const STEPS: Steps = Steps { additions: 220, rescales: 45 };

@@ -41,14 +41,26 @@ impl fmt::Display for Mismatch {
             self.expected,
             (self.actual - self.expected).abs(),
             self.bound
-        )
+        )?;
+        if self.expected.is_finite() && !is_bound(self.bound) {
+            f.write_str(
+                ", which is no bound: the reference is wrong, whatever the device computed",
+            )?;
+        }
+        Ok(())
     }
 }
 
 impl std::error::Error for Mismatch {}
 
+/// Whether an error can be held to `bound`: infinity would pass every number, and NaN none.
+fn is_bound(bound: f64) -> bool {
+    bound.is_finite() && bound >= 0.0
+}
+
 /// Whether every element of `actual` is within its bound of `expected`. Where the expected value
-/// is NaN or infinite, the actual one must be the same.
+/// is NaN or infinite, the actual one must be the same, and the bound is not read. Elsewhere the bound must be
+/// a number of at least zero: no other bound judges anything, so the element counts as out of bounds.
 ///
 /// # Errors
 ///
@@ -65,8 +77,12 @@ pub fn compare(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<Agree
     for (i, ((a, e), bound)) in actual.iter().zip(expected).zip(bounds).enumerate() {
         let ratio = if e.is_finite() {
             let error = (a - e).abs();
-            // 0 / 0 is exact agreement; a NaN error is none at all.
-            if error == 0.0 { 0.0 } else { error / bound }
+            match error {
+                _ if !is_bound(*bound) => f64::INFINITY,
+                // 0 / 0 is exact agreement; a NaN error is none at all.
+                0.0 => 0.0,
+                _ => error / bound,
+            }
         } else if a == e || (a.is_nan() && e.is_nan()) {
             0.0
         } else {
@@ -138,9 +154,9 @@ pub fn compare_rms(actual: &[f64], expected: &[f64], bounds: &[f64]) -> Result<f
         total += 1;
     }
     let [error, bound] = [error, bound].map(|squares: f64| (squares / total.max(1) as f64).sqrt());
-    if error == 0.0 {
+    if error == 0.0 && is_bound(bound) {
         Ok(0.0)
-    } else if error <= bound {
+    } else if error <= bound && is_bound(bound) {
         Ok(error / bound)
     } else {
         // NaN too.
@@ -181,10 +197,26 @@ mod tests {
 
     #[test]
     fn nan_never_passes_for_a_number_nor_a_number_for_nan() {
-        assert!(compare(&[f64::NAN], &[0.0], &[f64::INFINITY]).is_err());
+        assert!(compare(&[f64::NAN], &[0.0], &[f64::MAX]).is_err());
+        assert!(compare(&[f64::INFINITY], &[0.0], &[f64::MAX]).is_err());
         assert!(compare(&[0.0], &[f64::NAN], &[1.0]).is_err());
         assert!(compare(&[f64::NAN], &[f64::NAN], &[0.0]).is_ok());
         assert!(compare(&[f64::INFINITY], &[f64::NEG_INFINITY], &[1.0]).is_err());
+    }
+
+    #[test]
+    fn a_bound_that_is_no_number_passes_nothing_and_is_told_as_the_reference_s_fault() {
+        for bound in [f64::NAN, f64::INFINITY, -1.0] {
+            for actual in [1.0, 2.0] {
+                let mismatch = compare(&[actual], &[1.0], &[bound]).unwrap_err();
+                assert!(mismatch.to_string().contains("the reference is wrong"), "{mismatch}");
+                assert!(compare_rms(&[actual], &[1.0], &[bound]).is_err() || bound == -1.0);
+            }
+            // Where nothing but the same passes, it is not read.
+            assert!(compare(&[f64::NAN], &[f64::NAN], &[bound]).is_ok());
+        }
+        let mismatch = compare(&[2.0], &[1.0], &[0.5]).unwrap_err().to_string();
+        assert!(!mismatch.contains("reference"), "{mismatch}");
     }
 
     #[test]

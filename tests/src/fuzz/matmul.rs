@@ -338,3 +338,53 @@ fn contradictions(
     };
     check.refuses(what, result)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CASE: Case =
+        Case { out: Storage::F16, batch: [1, 1], m: 1, n: 1, k: 2, shared: [false; 2] };
+
+    fn expected(activation: Activation, lhs: f64, in_f32: MatmulPrecision) -> Expected {
+        let steps = Steps {
+            alpha: -1.5,
+            scales: None,
+            bias: Some(vec![0.25]),
+            activation,
+            kept: true,
+            residual: Some(vec![3.0]),
+            beta: 0.3,
+        };
+        Expected::of(&CASE, [&[lhs, 1.0], &[2.0, 1.0]], &steps, in_f32, FunctionErrors::PORTABLE)
+    }
+
+    #[test]
+    fn what_relu_makes_of_minus_infinity_is_held_to_the_roundings_of_the_residual() {
+        for in_f32 in [MatmulPrecision::exact(Storage::F32), MatmulPrecision::tf32()] {
+            let expected = expected(Activation::Relu, f64::INFINITY, in_f32);
+            assert_eq!(expected.z, [f64::NEG_INFINITY]);
+            let hold = |out: f64| {
+                let (values, bounds) = (&expected.out, &expected.out_bounds);
+                Check::new(false).compare("out", vec![out], values, bounds)
+            };
+            hold(Storage::F16.round(0.3 * 3.0)).unwrap();
+            for wrong in [0.0, 0.9 + 2.0 * Storage::F16.unit_roundoff(), f64::NAN] {
+                assert!(hold(wrong).is_err(), "{wrong}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_none_behind_an_activation_is_told_apart() {
+        let out = |activation, lhs| {
+            let in_f32 = MatmulPrecision::exact(Storage::F32);
+            expected(activation, lhs, in_f32).out[0]
+        };
+        for activation in Activation::ALL {
+            assert!(out(activation, f64::NAN).is_nan());
+            assert_eq!(out(activation, f64::NEG_INFINITY), f64::INFINITY);
+        }
+        assert!(out(Activation::Gelu, f64::INFINITY).is_nan());
+    }
+}

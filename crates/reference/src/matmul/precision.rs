@@ -27,6 +27,10 @@ use std::error::Error;
 /// on tensor cores, which add `N` products and the accumulator at once, the accumulator's own
 /// alignment and the last normalization, together `2 K / N` more roundings, where `N` is 4 or more.
 ///
+/// A `y` that is NaN or infinite may not be off at all: terms that are not numbers make it, in every order of
+/// the sum, and no rounding does. So its bound is zero, and what is computed of it may still have a bound, such
+/// as the zero that `ReLU` makes of minus infinity.
+///
 /// # Operands with random signs
 ///
 /// `M` is what a partial sum may be in the worst case. Where the signs of the terms are random, it is far
@@ -88,6 +92,9 @@ impl MatmulPrecision {
     /// How far off an element `y` may be that is a sum of `k` products whose magnitudes add up to
     /// `magnitude`.
     pub fn bound(&self, y: f64, magnitude: f64, k: usize) -> f64 {
+        if !y.is_finite() {
+            return 0.0;
+        }
         let (terms, u) = (k as f64, self.accumulation);
         let growth = match self.promote_every.filter(|every| *every > 0 && *every < k) {
             None => terms * u,
