@@ -116,6 +116,26 @@ impl Tokens {
         Self { shape, x, dy: normal(2, elements, 1.0, storage) }
     }
 
+    /// The same tokens with another gradient, of the same size; draw 0 is this one.
+    #[must_use]
+    pub fn drawn(&self, draw: u64, storage: Storage) -> Self {
+        /// What no parameter is drawn from.
+        const SEEDS: u64 = 1 << 32;
+        match draw {
+            0 => self.clone(),
+            _ => Self { dy: normal(SEEDS + draw, self.dy.len(), 1.0, storage), ..self.clone() },
+        }
+    }
+
+    /// The same tokens, of which those of the last sequence have no gradient: a fault that every gradient shows.
+    #[must_use]
+    pub fn without_last_sequence(&self) -> Self {
+        let [batch, seq, width] = self.shape;
+        let mut tokens = self.clone();
+        tokens.dy[(batch - 1) * seq * width..].fill(0.0);
+        tokens
+    }
+
     /// The tokens as a tensor.
     pub fn tensor(&self, dtype: FloatDType, device: &Device) -> Tensor<3> {
         wide(&self.x, self.shape, device).cast(dtype)

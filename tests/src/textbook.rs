@@ -40,6 +40,8 @@ pub enum Fault {
 pub struct Textbook {
     /// What is wrong with them.
     pub fault: Option<Fault>,
+    /// Whether norms of bf16 compute in bf16, as Burn's modules do, and not in f32, as Blackburn's kernels do.
+    pub narrow_norms: bool,
 }
 
 /// An activation function.
@@ -93,7 +95,13 @@ pub struct AttentionRules {
 impl Textbook {
     /// Formulas with a fault.
     pub fn with(fault: Fault) -> Self {
-        Self { fault: Some(fault) }
+        Self { fault: Some(fault), ..Self::default() }
+    }
+
+    /// The same formulas, with norms in the type that Burn's modules compute in.
+    #[must_use]
+    pub fn with_norms_of_burn(self) -> Self {
+        Self { narrow_norms: true, ..self }
     }
 
     fn has(self, fault: Fault) -> bool {
@@ -143,10 +151,14 @@ impl Textbook {
         self.linear(outer, self.activate(function, z))
     }
 
-    /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`; of 16 bits in f32, as Burn has it.
+    /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, of f16 in f32.
     pub fn norm<const D: usize>(self, norm: &LayerNorm, x: Tensor<D>) -> Tensor<D> {
         let narrow = FloatDType::from(x.dtype());
-        let wide = if narrow == FloatDType::F64 { narrow } else { FloatDType::F32 };
+        let wide = match narrow {
+            FloatDType::F64 => narrow,
+            FloatDType::BF16 if self.narrow_norms => narrow,
+            _ => FloatDType::F32,
+        };
         let x = x.cast(wide);
         let mean = x.clone().mean_dim(D - 1);
         let centered = if self.has(Fault::Mean) { x } else { x - mean };

@@ -156,7 +156,7 @@ fn steps(precision: Precision, device: &Device, judge: &mut Judge) -> Result<(),
         let is_plain = judge.is_plain();
         let ((loss, gradients, next), blocks) = blocks_of(device, || {
             let loss = match is_plain {
-                true => loss_by_formula(&model, Textbook::default(), batch),
+                true => loss_by_formula(&model, Textbook::default().with_norms_of_burn(), batch),
                 false => model.loss(batch.inputs, batch.targets, batch.mask),
             };
             let gradients = GradientsParams::from_grads(loss.backward(), &model);

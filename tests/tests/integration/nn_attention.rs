@@ -68,16 +68,18 @@ impl<M: Module> Subject<'_, M> {
     fn check(&self, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
         let Self { name, module, storage, forward, by_formula, .. } = self;
         let tokens = Tokens::new(SHAPE, 1.0, *storage);
-        let exact = |formulas: Textbook| {
+        let exact = |tokens: &Tokens, formulas: Textbook| {
             let forward = |module: &M, x| by_formula(module, formulas, x);
             tokens.results(&widened(module)?, FloatDType::F64, &Device::flex().autodiff(), forward)
         };
-        let truth = exact(Textbook::default())?;
+        let truth = exact(&tokens, Textbook::default())?;
         let device = &device.clone().autodiff();
         let on_device = || module.clone().fork(device);
-        let plain = || {
+        let plain = |draw: u64| {
+            let tokens = tokens.drawn(draw, *storage);
             let forward = |module: &M, x| by_formula(module, Textbook::default(), x);
-            tokens.results(&on_device(), float(*storage), device, forward)
+            let plain = tokens.results(&on_device(), float(*storage), device, forward)?;
+            Ok([plain, exact(&tokens, Textbook::default())?])
         };
         let served = || {
             let module = on_device();
@@ -89,9 +91,11 @@ impl<M: Module> Subject<'_, M> {
             }
             Ok(results)
         };
-        judge.check(name, &truth, plain, served)?;
+        judge.check_drawn(name, &truth, plain, served)?;
+        let lost = || exact(&tokens.without_last_sequence(), Textbook::default());
+        judge.expect_gradients_caught(name, "a lost sequence", &truth, lost)?;
         self.faults.iter().try_for_each(|fault| {
-            let faulty = || exact(Textbook::with(*fault));
+            let faulty = || exact(&tokens, Textbook::with(*fault));
             judge.expect_caught(name, &format!("{fault:?}"), &truth, faulty)
         })
     }

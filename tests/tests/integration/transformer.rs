@@ -103,16 +103,18 @@ struct Subject<M> {
 impl<M: Module> Subject<M> {
     fn check(&self, device: &Device, judge: &mut Judge) -> Result<(), Failed> {
         let Self { name, module, tokens, storage, forward, by_formula, .. } = self;
-        let exact = |formulas: Textbook| {
+        let exact = |tokens: &Tokens, formulas: Textbook| {
             let forward = |module: &M, x| by_formula(module, formulas, x);
             tokens.results(&widened(module)?, FloatDType::F64, &Device::flex().autodiff(), forward)
         };
-        let truth = exact(Textbook::default())?;
+        let truth = exact(tokens, Textbook::default())?;
         let device = &device.clone().autodiff();
         let on_device = || module.clone().fork(device);
-        let plain = || {
+        let plain = |draw: u64| {
+            let tokens = tokens.drawn(draw, *storage);
             let forward = |module: &M, x| by_formula(module, Textbook::default(), x);
-            tokens.results(&on_device(), float(*storage), device, forward)
+            let plain = tokens.results(&on_device(), float(*storage), device, forward)?;
+            Ok([plain, exact(&tokens, Textbook::default())?])
         };
         let served = || {
             let module = on_device();
@@ -121,9 +123,11 @@ impl<M: Module> Subject<M> {
             self.expect_kernels(&blocks)?;
             Ok(results)
         };
-        judge.check(name, &truth, plain, served)?;
+        judge.check_drawn(name, &truth, plain, served)?;
+        let lost = || exact(&tokens.without_last_sequence(), Textbook::default());
+        judge.expect_gradients_caught(name, "a lost sequence", &truth, lost)?;
         self.faults.iter().try_for_each(|fault| {
-            let faulty = || exact(Textbook::with(*fault));
+            let faulty = || exact(tokens, Textbook::with(*fault));
             judge.expect_caught(name, &format!("{fault:?}"), &truth, faulty)
         })
     }
@@ -270,7 +274,9 @@ fn encoders(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), 
         tokens: two_sided(storage),
         storage,
         forward: |module, x| module.forward(TransformerEncoderInput::new(x)),
-        by_formula: |module, formulas, x| by_formula(module, formulas, Function::Relu, false, x),
+        by_formula: |module, formulas, x| {
+            by_formula(module, formulas.with_norms_of_burn(), Function::Relu, false, x)
+        },
         // Forward: q, k, v, scores, context, output, and two of the feed-forward part.
         products: 3 * 8,
         gelus: 0,
@@ -290,7 +296,9 @@ fn encoders(storage: Storage, device: &Device, judge: &mut Judge) -> Result<(), 
             let mask = generate_autoregressive_mask(batch, seq, &device);
             module.forward(TransformerEncoderInput::new(x).mask_attn(mask))
         },
-        by_formula: |module, formulas, x| by_formula(module, formulas, Function::Gelu, true, x),
+        by_formula: |module, formulas, x| {
+            by_formula(module, formulas.with_norms_of_burn(), Function::Gelu, true, x)
+        },
         products: 3 * 8,
         gelus: 1,
         faults: &[Fault::Bias, Fault::LateKey, Fault::Scale, Fault::Mean],
