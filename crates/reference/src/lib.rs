@@ -15,6 +15,7 @@
 //! | [`column_sum`] | sums of columns, with their bounds |
 //! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
+//! | [`gelu_steps`] | how far GELU's gradient may be off that Burn computes step by step |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
@@ -44,6 +45,7 @@ pub mod column_sum;
 pub mod cross_entropy;
 pub mod fp8;
 pub mod gelu;
+pub mod gelu_steps;
 pub mod gradcheck;
 pub mod layer_norm;
 pub mod linear;

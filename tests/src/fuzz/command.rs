@@ -1,8 +1,8 @@
 //! The command line.
 
 use super::{
-    OPS, Op,
-    run::{self, Ending, Run, Summary},
+    OPS, Op, jobs,
+    run::{self, Ending, Part, Run, Summary},
     target::Found,
 };
 use clap::Parser;
@@ -48,6 +48,13 @@ pub struct Arguments {
     /// Threads, each with a stream of its own. By default one a core.
     #[arg(long)]
     threads: Option<usize>,
+    /// Processes that share the cases: for a GPU, where compiling kernels takes most of the time, one after another
+    /// in each process. The cases of a plan stay together, so choose no more processes than plans.
+    #[arg(long, conflicts_with_all = ["case", "threads"])]
+    jobs: Option<NonZero<u64>>,
+    /// Run the cases of one such process.
+    #[arg(long, hide = true, value_parser = jobs::part)]
+    job: Option<Part>,
     /// Begin no other case of an operation after so many seconds.
     #[arg(long)]
     seconds: Option<u64>,
@@ -96,10 +103,16 @@ fn fuzz(arguments: &Arguments) -> Result<bool, String> {
                 .unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)),
             limit: arguments.seconds.map(Duration::from_secs),
             plant: arguments.plant,
+            part: arguments.job.unwrap_or(Part::ALL),
         };
         is_right &= match arguments.case {
             Some(index) => one(&op, &found, &run, index, &arguments.cut),
-            None => many(&op, &found, &run, arguments)?,
+            None if arguments.job.is_some() => {
+                let summary = run::cases(&op, &found, &run, |_| {});
+                jobs::report(&summary)?;
+                summary.wrong.is_empty()
+            }
+            None => many(&op, &found, &run, (arguments, &device))?,
         };
     }
     Ok(is_right)
@@ -137,16 +150,27 @@ fn one(op: &Op, found: &Found, run: &Run, index: u64, shifts: &[u32]) -> bool {
     !(run.plant && ran.check.planted())
 }
 
-fn many(op: &Op, found: &Found, run: &Run, arguments: &Arguments) -> Result<bool, String> {
+fn many(
+    op: &Op,
+    found: &Found,
+    run: &Run,
+    (arguments, device): (&Arguments, &str),
+) -> Result<bool, String> {
     let start = Instant::now();
-    let bar = progress(op, run);
-    let summary = run::cases(op, found, run, |is_wrong| {
-        bar.inc(1);
-        if is_wrong && !run.plant {
-            bar.set_message("wrong answers");
+    let summary = match arguments.jobs {
+        Some(jobs) => jobs::run(op.name, jobs, &options(run, device))?,
+        None => {
+            let bar = progress(op, run);
+            let summary = run::cases(op, found, run, |is_wrong| {
+                bar.inc(1);
+                if is_wrong && !run.plant {
+                    bar.set_message("wrong answers");
+                }
+            });
+            bar.finish_and_clear();
+            summary
         }
-    });
-    bar.finish_and_clear();
+    };
     tell(op, run, &summary, start.elapsed().as_secs_f64());
     if run.plant {
         println!("  {} faults planted, {} unseen", summary.planted, summary.unseen);
@@ -160,6 +184,22 @@ fn many(op: &Op, found: &Found, run: &Run, arguments: &Arguments) -> Result<bool
         println!("  nothing was compared");
     }
     Ok(summary.wrong.is_empty() && summary.compared > 0)
+}
+
+/// What a process is told that runs a part of the cases.
+fn options(run: &Run, device: &str) -> Vec<String> {
+    let Run { seed, plans, cases, limit, plant, .. } = run;
+    let mut options: Vec<String> = vec!["--device".into(), device.into()];
+    for (name, value) in [("--seed", *seed), ("--plans", *plans), ("--cases", cases.end)] {
+        options.extend([name.into(), value.to_string()]);
+    }
+    if let Some(limit) = limit {
+        options.extend(["--seconds".into(), limit.as_secs().to_string()]);
+    }
+    if *plant {
+        options.push("--plant".into());
+    }
+    options
 }
 
 /// A bar where somebody watches: indicatif draws none elsewhere.
@@ -266,6 +306,17 @@ mod tests {
             assert_eq!(date(days), expected);
         }
         assert_eq!(date(20_779), "2026-11-22");
+    }
+
+    #[test]
+    fn a_process_is_told_all_of_a_run_that_its_cases_depend_on() {
+        let (part, limit) = (Part::ALL, Some(Duration::from_secs(140)));
+        let run = Run { seed: 17, plans: 8, cases: 0..50, threads: 1, limit, plant: true, part };
+        let line = ["fuzz".to_string(), "matmul".into()].into_iter().chain(options(&run, "cuda"));
+        let read = Arguments::try_parse_from(line).unwrap();
+        assert_eq!((read.seed, read.plans, read.cases), (Some(17), Some(8), 50));
+        assert_eq!((read.seconds, read.device.as_deref()), (Some(140), Some("cuda")));
+        assert!(read.plant && read.record.is_none());
     }
 
     #[test]

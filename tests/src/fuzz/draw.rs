@@ -25,20 +25,26 @@ pub struct Draw {
     told: Vec<String>,
 }
 
+/// The plan of case `index`, of so many.
+pub fn plan_of(seed: u64, plans: u64, index: u64) -> u64 {
+    let mut which = stream(seed, WHICH_PLAN);
+    which.set_word_pos(u128::from(index) * 2);
+    which.next_u64() % plans.max(1)
+}
+
+fn stream(seed: u64, number: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(number);
+    rng
+}
+
 impl Draw {
     /// Case `index` of a seed, with the sizes cut by `shifts`.
     pub fn new(seed: u64, plans: u64, index: u64, shifts: &[u32]) -> Self {
-        let stream = |number| {
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            rng.set_stream(number);
-            rng
-        };
-        let mut which = stream(WHICH_PLAN);
-        which.set_word_pos(u128::from(index) * 2);
-        let plan = which.next_u64() % plans.max(1);
+        let plan = plan_of(seed, plans, index);
         Self {
-            plan: stream(PLANS + plan),
-            case: stream(CASES + index),
+            plan: stream(seed, PLANS + plan),
+            case: stream(seed, CASES + index),
             shifts: shifts.to_vec(),
             sizes: 0,
             told: vec![format!("plan={plan}")],
@@ -108,6 +114,36 @@ impl Draw {
         self.sizes += 1;
         let size = sized(&mut self.case, &range);
         let size = (size >> shift).max(*range.start()).next_multiple_of(step);
+        self.tell(name, size);
+        size
+    }
+
+    /// A size in `range`, or a little above it, that is a multiple of 8, or even and none of 8, or odd, where `by`
+    /// is 8, 2 or 1: what decides how wide columns are stored.
+    pub fn divided(&mut self, name: &str, range: RangeInclusive<usize>, by: usize) -> usize {
+        let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
+        self.sizes += 1;
+        let size = (sized(&mut self.case, &range) >> shift).max(*range.start());
+        let size = match by {
+            8 => size.next_multiple_of(8),
+            2 => size / 8 * 8 + [2, 4, 6][size % 3],
+            _ => size | 1,
+        };
+        self.tell(name, size);
+        size
+    }
+
+    /// A size with as many binary digits as `middle`, divisible by the same power of two up to 8: what decides on
+    /// vectors, alignments and, for the most part, tiles.
+    pub fn size_in_class(&mut self, name: &str, middle: usize) -> usize {
+        let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
+        self.sizes += 1;
+        let low = 1 << middle.ilog2();
+        let divisor = 1 << middle.trailing_zeros().min(3);
+        let steps = (low + below(&mut self.case, low)) / divisor;
+        // An odd multiple, unless it is one of 8.
+        let size = divisor * if divisor < 8 { steps | 1 } else { steps };
+        let size = (size >> shift).max(1);
         self.tell(name, size);
         size
     }
@@ -234,6 +270,32 @@ mod tests {
         seen.dedup();
         assert!(seen.len() <= 5, "{seen:?}");
         assert!(seen.len() > 2, "{seen:?}");
+    }
+
+    #[test]
+    fn sizes_of_a_class_differ_and_divide_as_one() {
+        for middle in [1, 2, 3, 8, 12, 100, 255, 768] {
+            let mut seen = Vec::new();
+            for index in 0..200 {
+                let size = Draw::new(4, 5, index, &[]).size_in_class("x", middle);
+                assert_eq!(size.ilog2(), middle.ilog2(), "{size} for {middle}");
+                let class = |size: usize| size.trailing_zeros().min(3);
+                assert_eq!(class(size), class(middle), "{size} for {middle}");
+                seen.push(size);
+            }
+            seen.sort_unstable();
+            seen.dedup();
+            assert!(seen.len() > middle / 25, "{} sizes for {middle}", seen.len());
+        }
+    }
+
+    #[test]
+    fn divided_sizes_are_of_one_kind() {
+        let kind = |size: usize| [1, 2, 2, 8][size.trailing_zeros().min(3) as usize];
+        for by in [1, 2, 8] {
+            let size = |index| Draw::new(4, 5, index, &[]).divided("x", 1..=520, by);
+            assert!((0..200).all(|index| kind(size(index)) == by && size(index) < 530));
+        }
     }
 
     #[test]

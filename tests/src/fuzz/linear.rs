@@ -4,15 +4,25 @@
 //! What runs is Burn's choice: bias and activation may be in the product's epilogue or behind it, rounded once
 //! more, and the gradient of GELU may be Burn's, of its tanh form (see `blackburn_backend::gelu`). Bounds allow
 //! for both.
+//!
+//! Most kernels of a layer, in both passes, are Burn's, and what they are compiled for follows from
+//! its sizes. So a plan has sizes, too, and its cases have others that the same kernels serve.
 
 use super::{
     check::{Check, Stop},
     draw::Draw,
     target::Target,
 };
-use crate::tensors::{tensor, values};
+use crate::{
+    buffers::dtype,
+    tensors::{tensor, values},
+};
+use blackburn_kernels::matmul::{
+    Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+};
 use blackburn_reference::{
     activation::Activation,
+    gelu_steps::slope_bound,
     linear::{Linear, LinearPrecision},
     storage::Storage,
 };
@@ -22,10 +32,6 @@ use burn::{
     prelude::*,
     tensor::activation::{gelu, relu},
 };
-
-/// How far the derivatives of GELU and of its tanh form are apart: at most 9e-4, with what Burn's constants and
-/// a device's tanh add.
-const TANH_FORM: f64 = 1e-3;
 
 /// How the input came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,8 @@ enum View {
 struct Case {
     storage: Storage,
     view: View,
+    /// Columns before and behind the input's in a wider tensor.
+    gaps: [usize; 2],
     bias: bool,
     activation: Activation,
     outputs: usize,
@@ -57,23 +65,73 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let bias = !draw.planned("no-bias", 3);
     let activation =
         draw.plan("activation", &[Activation::Identity, Activation::Gelu, Activation::Relu]);
-    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
-    let budget = if draw.holds("large", 200) { 1 << 23 } else { 1 << 19 };
-    let inputs = draw.multiple("inputs", 1..=400, step);
-    let outputs = draw.multiple("outputs", 1..=400, step);
-    let most = (budget / (inputs * outputs)).max(1);
-    let rows = draw.size("rows", 1..=most.min(1500));
-    let case = Case { storage, view, bias, activation, outputs };
+    let around = Sizes::planned(draw, if rank == 2 { 1 } else { 2 });
+    let drawn = around.alike(draw);
+    let same_kernels = drawn.products(on, storage) == around.products(on, storage);
+    let Sizes { outer, rows, inputs, outputs } = if same_kernels { drawn } else { around };
+    let gaps = [draw.plan("front", &[0, 1, 8]), draw.plan("behind", &[0, 1, 8])];
+    let case = Case { storage, view, gaps, bias, activation, outputs };
     match rank {
         2 => run(on, draw, check, &case, [rows, inputs]),
-        3 => {
-            let batch = draw.size("batch", 1..=5);
-            run(on, draw, check, &case, [batch, rows.div_ceil(batch), inputs])
-        }
-        _ => {
-            let [a, b] = [draw.size("outer", 1..=3), draw.size("inner", 1..=4)];
-            run(on, draw, check, &case, [a, b, rows.div_ceil(a * b), inputs])
-        }
+        3 => run(on, draw, check, &case, [outer, rows, inputs]),
+        _ => run(on, draw, check, &case, [outer, 2, rows, inputs]),
+    }
+}
+
+/// The sizes of a layer.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Matrices of the input.
+    outer: usize,
+    /// Rows of each.
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// The kernel of a product.
+type Product = Option<(Family, [usize; 2], usize, bool)>;
+
+impl Sizes {
+    /// Those of a plan, with at least so many matrices.
+    fn planned(draw: &mut Draw, least: usize) -> Self {
+        let by = if draw.planned("aligned", 2) { 8 } else { 1 };
+        let budget = if draw.planned("large", 16) { 1 << 22 } else { 1 << 19 };
+        let inputs = draw.planned_size("around-inputs", 1..=400).next_multiple_of(by);
+        let outputs = draw.planned_size("around-outputs", 1..=400).next_multiple_of(by);
+        let outer = if least == 1 { 1 } else { draw.planned_size("outer", least..=5) };
+        let most = budget / (inputs * outputs * outer);
+        let rows = draw.planned_size("around-rows", 1..=most.clamp(1, 1500));
+        Self { outer, rows, inputs, outputs }
+    }
+
+    /// Others of the same classes.
+    fn alike(self, draw: &mut Draw) -> Self {
+        let rows = draw.size_in_class("rows", self.rows);
+        let inputs = draw.size_in_class("inputs", self.inputs);
+        let outputs = draw.size_in_class("outputs", self.outputs);
+        Self { rows, inputs, outputs, ..self }
+    }
+
+    /// The kernels of the three products, as far as sizes decide on them.
+    fn products(self, on: &Target, storage: Storage) -> [Product; 3] {
+        let Self { outer, rows, inputs, outputs } = self;
+        let rows = outer * rows;
+        [[rows, inputs, outputs], [rows, outputs, inputs], [inputs, rows, outputs]].map(
+            |[m, k, n]| {
+                let (lhs, rhs) = ([m, k], [k, n]);
+                let dtype = dtype(storage);
+                let problem = MatmulProblem::new(
+                    TensorLayout { shape: &lhs, strides: &[k, 1], dtype },
+                    TensorLayout { shape: &rhs, strides: &[n, 1], dtype },
+                    dtype,
+                    F32Precision::Tf32,
+                );
+                let plan = MatmulBlueprint::plan(&problem.ok()?, &Epilogue::default(), &on.client);
+                let MatmulBlueprint { family, tile_m, tile_n, stages, splits, .. } = plan.ok()?;
+                Some((family, [tile_m, tile_n], stages, splits > 1))
+            },
+        )
     }
 }
 
@@ -111,8 +169,7 @@ fn input<const D: usize>(
             (tensor(&memory, swapped, storage, device).swap_dims(D - 2, D - 1), x)
         }
         View::Narrowed => {
-            let front = draw.one_of("front", &[0, 1, 8]);
-            let behind = draw.one_of("behind", &[0, 1, 8]);
+            let [front, behind] = case.gaps;
             let width = front + columns + behind;
             let mut wider = shape;
             wider[D - 1] = width;
@@ -201,12 +258,12 @@ fn run<const D: usize>(
         // Nothing of z reaches the gradients.
         Activation::Identity => vec![0.0; forward.z.len()],
         Activation::Gelu => {
-            if storage != Storage::F32 {
-                // Burn's has sixteen roundings, of powers of z.
-                return Ok(());
-            }
-            let moved = TANH_FORM / activation.steepest_derivative_slope();
-            bounds.z.iter().map(|bound| bound + moved).collect()
+            // What moves the slope as far as its own error.
+            let moved = |z: f64| {
+                slope_bound(z, storage, precision.functions.tanh)
+                    / activation.steepest_derivative_slope()
+            };
+            forward.z.iter().zip(&bounds.z).map(|(z, bound)| bound + moved(*z)).collect()
         }
         _ => bounds.z,
     };

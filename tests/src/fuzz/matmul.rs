@@ -74,6 +74,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     );
     let turned = [draw.planned("lhs-turned", 2), draw.planned("rhs-turned", 2)];
     let step = if draw.planned("aligned", 2) { 8 } else { 1 };
+    let width = if step == 8 { 8 } else { draw.plan("n-by", &[1, 2]) };
     let full = draw.planned("full", 4);
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
     let split = draw.planned("split", 3);
@@ -82,11 +83,12 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let budget = if draw.holds("large", 200) { 1 << 24 } else { 1 << 20 };
     let batches = match batch {
         Batch::One => [1, 1],
-        Batch::Heads => [draw.size("outer", 1..=3), draw.size("heads", 1..=4)],
-        _ => [1, draw.size("batch", 1..=6)],
+        // One matrix would have another kernel, which `One` has.
+        Batch::Heads => [draw.size("outer", 1..=3), draw.size("heads", 2..=4)],
+        _ => [1, draw.size("batch", 2..=6)],
     };
     let m = draw.multiple("m", 1..=520, step);
-    let n = draw.multiple("n", 1..=520, step);
+    let n = draw.divided("n", 1..=520, width);
     let rest = budget / (m * n * batches[0] * batches[1]);
     let k = draw.multiple("k", 1..=rest.clamp(1, 4096), step);
     let shared = [batch == Batch::SharedLhs, batch == Batch::SharedRhs];
@@ -172,7 +174,7 @@ fn steps(draw: &mut Draw, case: &Case) -> Steps {
 fn upload_steps(on: &Target, draw: &mut Draw, steps: &Steps, case: &Case) -> Epilogue {
     let (client, out) = (&on.client, case.out);
     // Elsewhere, memory begins where bindings do.
-    let front = if on.is_cuda() { draw.one_of("residual-front", &[0, 0, 1, 2, 4, 8]) } else { 0 };
+    let front = if on.is_cuda() { draw.plan("residual-front", &[0, 0, 1, 2, 4, 8]) } else { 0 };
     Epilogue {
         alpha: steps.alpha as f32,
         scales: steps.scales.map(|pair| pair.map(|s| upload(client, &[s], Storage::F32))),

@@ -8,6 +8,7 @@
 //! | module | gives |
 //! |---|---|
 //! | [`command`] | the command line |
+//! | `jobs` | the cases in several processes |
 //! | [`run`] | many cases on many threads, and smaller ones where one fails |
 //! | [`draw`] | what a case is made of |
 //! | [`check`] | comparisons with the reference, and the planted fault |
@@ -24,6 +25,7 @@ mod attention;
 mod cross_entropy;
 mod elements;
 mod embedding;
+mod jobs;
 mod linear;
 mod matmul;
 mod memory;

@@ -3,9 +3,10 @@
 use super::{
     Op,
     check::{Check, Stop},
-    draw::Draw,
+    draw::{Draw, plan_of},
     target::{Found, Target},
 };
+use serde::{Deserialize, Serialize};
 use std::{
     any::Any,
     cell::RefCell,
@@ -35,6 +36,32 @@ pub struct Run {
     pub limit: Option<Duration>,
     /// Whether each case gets a fault.
     pub plant: bool,
+    /// Which of the cases are this process's.
+    pub part: Part,
+}
+
+/// A process of some that share the cases of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which one, from 0.
+    pub job: u64,
+    /// How many there are.
+    pub of: u64,
+}
+
+impl Part {
+    /// A process that runs all cases.
+    pub const ALL: Self = Self { job: 0, of: 1 };
+}
+
+impl Run {
+    /// Whether case `index` is this process's. Those of a plan belong to one process, which alone compiles its
+    /// kernels, unless there are fewer plans than processes.
+    fn is_mine(&self, index: u64) -> bool {
+        let Part { job, of } = self.part;
+        let number = if self.plans >= of { plan_of(self.seed, self.plans, index) } else { index };
+        number % of.max(1) == job
+    }
 }
 
 /// How a case ended.
@@ -62,7 +89,7 @@ pub struct Ran {
 }
 
 /// A case with a wrong answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finding {
     /// The case.
     pub index: u64,
@@ -73,7 +100,7 @@ pub struct Finding {
 }
 
 /// What a run came to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
     /// Cases that were run.
     pub cases: u64,
@@ -94,6 +121,29 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Adds what another process came to.
+    pub fn join(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.compared += other.compared;
+        self.refused += other.refused;
+        for (reason, count) in other.declined {
+            *self.declined.entry(reason).or_default() += count;
+        }
+        self.wrong.extend(other.wrong);
+        self.wrong.sort_by_key(|finding| finding.index);
+        self.planted += other.planted;
+        self.unseen += other.unseen;
+        if let Some(worst) = other.worst {
+            self.add_worst(worst);
+        }
+    }
+
+    fn add_worst(&mut self, other: (f64, String, u64)) {
+        if self.worst.as_ref().is_none_or(|(worst, ..)| other.0 > *worst) {
+            self.worst = Some(other);
+        }
+    }
+
     fn add(&mut self, index: u64, ran: Ran) {
         self.cases += 1;
         self.compared += ran.check.compared();
@@ -102,10 +152,8 @@ impl Summary {
             self.planted += 1;
             self.unseen += u64::from(!matches!(ran.ending, Ending::Wrong(_)));
         }
-        if let Some((share, what)) = ran.check.worst()
-            && self.worst.as_ref().is_none_or(|(worst, ..)| share > worst)
-        {
-            self.worst = Some((*share, what.clone(), index));
+        if let Some((share, what)) = ran.check.worst() {
+            self.add_worst((*share, what.clone(), index));
         }
         match ran.ending {
             Ending::Right => {}
@@ -169,6 +217,9 @@ pub fn cases(op: &Op, found: &Found, run: &Run, done: impl Fn(bool) + Sync) -> S
                     if index >= run.cases.end || is_over() {
                         return;
                     }
+                    if !run.is_mine(index) {
+                        continue;
+                    }
                     let ran = case(op, &on, run, index, &[]);
                     done(matches!(ran.ending, Ending::Wrong(_)));
                     summary.lock().unwrap_or_else(PoisonError::into_inner).add(index, ran);
@@ -198,4 +249,50 @@ pub fn shrink(op: &Op, on: &Target, run: &Run, index: u64) -> (Vec<u32>, Ran) {
         }
     }
     (shifts, best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(plans: u64, part: Part) -> Run {
+        Run { seed: 3, plans, cases: 0..500, threads: 1, limit: None, plant: false, part }
+    }
+
+    #[test]
+    fn each_case_belongs_to_one_process_and_those_of_a_plan_to_the_same() {
+        for plans in [2, 4, 9] {
+            let mut of_plan = BTreeMap::new();
+            for index in 0..500 {
+                let is_mine = |job: &u64| run(plans, Part { job: *job, of: 4 }).is_mine(index);
+                let jobs: Vec<u64> = (0..4).filter(is_mine).collect();
+                assert_eq!(jobs.len(), 1, "case {index}");
+                let job = of_plan.entry(plan_of(3, plans, index)).or_insert(jobs[0]);
+                assert!(plans < 4 || *job == jobs[0]);
+            }
+            assert_eq!(of_plan.len() as u64, plans);
+        }
+        assert!((0..500).all(|index| run(9, Part::ALL).is_mine(index)));
+    }
+
+    #[test]
+    fn summaries_add_up() {
+        let finding = |index| Finding { index, message: "wrong".into(), told: String::new() };
+        let summary = |index, share| Summary {
+            cases: 3,
+            compared: 10,
+            refused: 1,
+            declined: BTreeMap::from([("no".into(), 2)]),
+            wrong: vec![finding(index)],
+            planted: 2,
+            unseen: 1,
+            worst: Some((share, "y".into(), index)),
+        };
+        let mut joined = summary(7, 0.5);
+        joined.join(summary(4, 0.75));
+        let Summary { cases, compared, refused, declined, wrong, planted, unseen, worst } = joined;
+        assert_eq!((cases, compared, refused, planted, unseen), (6, 20, 2, 4, 2));
+        assert_eq!((declined["no"], worst), (4, Some((0.75, "y".into(), 4))));
+        assert_eq!(wrong.iter().map(|finding| finding.index).collect::<Vec<_>>(), [4, 7]);
+    }
 }

@@ -4,7 +4,7 @@
 use blackburn_tests::{
     fuzz::{
         OPS, Op,
-        run::{Ending, Run, case},
+        run::{Ending, Part, Run, case},
         target::Target,
     },
     on_burn_device_and_client,
@@ -29,8 +29,15 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 /// Cases are right, and wrong with a fault in them.
 fn right(op: &Op, on: &Target) -> Result<(), Failed> {
-    let run =
-        Run { seed: SEED, plans: PLANS, cases: 0..CASES, threads: 1, limit: None, plant: false };
+    let run = Run {
+        seed: SEED,
+        plans: PLANS,
+        cases: 0..CASES,
+        threads: 1,
+        limit: None,
+        plant: false,
+        part: Part::ALL,
+    };
     let mut compared = 0;
     for index in run.cases.clone() {
         let ran = case(op, on, &run, index, &[]);
