@@ -195,7 +195,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         }
         self.compare_with_outline(model);
         if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
-            self.record(&device, model, &inputs, None, &pass)?;
+            self.record(&device, model, &inputs, &pass)?;
         }
         if let Stage::Recorded(recording) = &mut self.stage
             && recording.serves(&inputs, model)
@@ -234,19 +234,18 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         }
     }
 
-    /// Tries to have a recording. `ran` is what the pass gives, where that is known.
+    /// Tries to have a recording.
     fn record(
         &mut self,
         device: &Device,
         model: &M,
         inputs: &I,
-        ran: Option<&Results<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let limits = Limits::of(&self.policy);
-        let recording = Recording::new(device, &held.model, inputs, limits, ran, pass);
+        let recording = Recording::new(device, &held.model, inputs, limits, pass);
         match self.moved(model).map_or(recording, Err) {
             Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {
@@ -298,8 +297,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
                 if self.schedule.is_settled() {
                     self.restarts = 0;
                 }
-                drop(replayed);
-                self.record(device, model, &inputs, Some(&ran), pass)?;
+                // They would lie between what is recorded, on pages that nothing else can use then.
+                drop((replayed, ran));
+                return self.recorded_anew(device, model, inputs, pass);
             }
             // The next call may tell more.
             Verdict::Unknown => {}
@@ -313,6 +313,22 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             }
         }
         Ok(ran)
+    }
+
+    /// The results of another recording, or of the pass where none can be made.
+    fn recorded_anew(
+        &mut self,
+        device: &Device,
+        model: &M,
+        inputs: I,
+        pass: impl Fn(&M, I) -> Results<O>,
+    ) -> Result<Results<O>, GraphError> {
+        self.record(device, model, &inputs, &pass)?;
+        let held = adopted(&mut self.held, device, model, &self.policy)?;
+        match &mut self.stage {
+            Stage::Recorded(recording) => Ok(recording.replay(&held.model, inputs)?),
+            _ => Ok(pass(&held.model, inputs)),
+        }
     }
 
     fn refuse(&mut self, reason: &NoRecording) {

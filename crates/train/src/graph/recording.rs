@@ -31,14 +31,12 @@ pub(super) struct Recording<I, O> {
 }
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
-    /// Records `pass`, and sees that a replay does what `pass` does. `ran` is what it gives, where that is
-    /// known.
+    /// Records `pass`, and sees that a replay does what `pass` does.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
         limits: Limits,
-        ran: Option<&Results<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<Self, NoRecording> {
         let inputs = inputs.held();
@@ -49,14 +47,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;
             Ok::<_, NoRecording>(done)
         };
-        let first;
-        let ran = match ran {
-            Some(ran) => ran,
-            None => {
-                first = run()?;
-                &first
-            }
-        };
+        let ran = run()?;
         graph::prepare(device)?;
         // The memory that a pass takes is there after it, for the recording to take.
         let warm = (0..2).try_for_each(|_| run().map(drop));
@@ -81,7 +72,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         };
 
         let replayed = recording.results(model)?;
-        match judge(model, device, limits, [&replayed, ran], run)? {
+        match judge(model, device, limits, [&replayed, &ran], run)? {
             Verdict::Same => Ok(recording),
             Verdict::Unknown => Err(NoRecording::NotFinite),
             Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),
