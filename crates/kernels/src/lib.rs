@@ -10,13 +10,14 @@
 //! | `forward.rs`, `backward.rs` | device code, each function beside its derivative |
 //! | `launch.rs` | validate, plan, allocate, launch |
 //! | `tune.rs` | the fastest of a few blueprints, by measurement |
+//! | `variants.rs` | problems that cover the blueprints, for checks, tests and benches |
 //!
 //! Optimizers have a `rule.rs` for their device code; the rest of their rooms is one, [`step`].
 //!
 //! Kernels hold no state; only what was chosen for a problem is remembered. [`gelu`] is the smallest example of the layout.
 //!
-//! With the feature `cuda-source`, `cuda_source` turns every variant into CUDA C++ without a GPU,
-//! which is how `cargo xtask sass` checks registers, spills and instructions offline.
+//! With the feature `recorder`, `recorder` keeps what launchers launch on a GPU that is not there, as CUDA
+//! C++: this is how `cargo xtask sass` checks registers, spills and instructions without one.
 
 #![allow(
     clippy::collapsible_if,
@@ -40,13 +41,18 @@ pub mod loss_scale;
 pub mod matmul;
 pub mod overwrite;
 mod philox;
+mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+#[cfg(feature = "recorder")]
+pub mod recorder;
 pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
 pub mod step;
+pub mod variants;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;
+pub use promise::Promise;

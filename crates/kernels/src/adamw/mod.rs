@@ -66,6 +66,7 @@
 mod launch;
 mod problem;
 mod rule;
+mod variants;
 
 pub use crate::step::{
     Blueprint as AdamwBlueprint, Chance, Gate, MOST_TENSORS, Tuning as AdamwTuning,
@@ -76,6 +77,7 @@ pub use launch::{
     adamw_update_with,
 };
 pub use problem::{AdamwProblem, AdamwStep};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use rule::{AdamwRule, FactorsCompilationArg, Form};

@@ -3,7 +3,7 @@ use super::{
     problem::{Rows, unsupported},
     tile::PortableBlueprint,
 };
-use crate::{DeviceProfile, KernelError, matmul::Family};
+use crate::{DeviceProfile, KernelError, Promise, matmul::Family};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -89,6 +89,33 @@ impl AttentionBlueprint {
             _ => None,
         };
         wgmma.into_iter().chain(mma).chain(portable).collect()
+    }
+
+    /// What the kernels of this plan promise, in both passes.
+    pub(super) fn promises(&self) -> Vec<(&'static str, Promise)> {
+        const MOST: u32 = Promise::MOST_REGISTERS;
+        let row_terms = ("attention_row_terms", Promise::registers(MOST));
+        match self.family {
+            Family::Wgmma => vec![
+                // What a launch gives each unit; those that multiply then take from those that copy.
+                ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
+                ("attention_backward_wgmma", Promise::tensor_core("HGMMA", MOST)),
+                row_terms,
+            ],
+            Family::Mma => vec![
+                ("attention_forward_mma", Promise::tensor_core("HMMA", MOST)),
+                ("attention_backward_mma", Promise::tensor_core("HMMA", MOST)),
+                row_terms,
+            ],
+            Family::Portable => [
+                "attention_forward_portable",
+                "attention_delta",
+                "attention_backward_kv_portable",
+                "attention_backward_q_portable",
+            ]
+            .map(|kernel| (kernel, Promise::registers(MOST)))
+            .into(),
+        }
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.

@@ -91,6 +91,7 @@ mod softmax;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tile;
+pub mod variants;
 #[cfg(feature = "cuda")]
 mod wgmma_backward;
 #[cfg(feature = "cuda")]
@@ -102,6 +103,7 @@ pub use launch::{
     attention_backward_with, attention_forward, attention_forward_with,
 };
 pub use problem::{AttentionProblem, Dropout, Order, Pairs, Rows, Window};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {

@@ -1,4 +1,5 @@
 use super::ColumnSumProblem;
+use crate::Promise;
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units of a cube side by side: one memory transaction of 32 vectors of 16 bytes.
@@ -22,6 +23,8 @@ impl ColumnSumBlueprint {
     const ROWS_PER_UNIT: usize = 4;
     /// What to count on where the runtime tells nothing.
     const MULTIPROCESSORS: u32 = 8;
+    /// Five cubes of 256 units a multiprocessor: one more than a launch counts on.
+    pub(crate) const PROMISE: Promise = Promise::registers(48);
 
     /// The widest vectors that fit columns and strides, and as many splits as fill the device.
     pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {

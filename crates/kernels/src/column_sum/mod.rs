@@ -28,10 +28,12 @@ mod blueprint;
 mod forward;
 mod launch;
 mod problem;
+pub mod variants;
 
 pub use blueprint::ColumnSumBlueprint;
 pub use launch::column_sum;
 pub use problem::ColumnSumProblem;
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use forward::column_sum_kernel;

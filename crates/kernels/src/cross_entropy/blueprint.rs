@@ -1,5 +1,5 @@
 use super::CrossEntropyProblem;
-use crate::{DeviceProfile, buffer::Buffer};
+use crate::{DeviceProfile, Promise, buffer::Buffer};
 use cubecl::{
     client::Client,
     ir::{ElemType, VectorSize, features::Plane},
@@ -29,6 +29,16 @@ impl CrossEntropyBlueprint {
     const VECTORS_A_LANE: usize = 4;
     /// Partial results of a row, which each unit reads.
     const MOST_PARTIALS: u32 = 32;
+    /// Six cubes of 256 units a multiprocessor, each unit with a vector of 16 bytes on the way and one that it
+    /// works on.
+    const PROMISE: Promise = Promise::registers(40);
+    /// What passes over rows promise, those of [`softmax`](crate::softmax) among them.
+    pub(crate) const PROMISES: [(&str, Promise); 4] = [
+        ("cross_entropy_forward", Self::PROMISE),
+        ("cross_entropy_backward", Self::PROMISE),
+        ("cross_entropy_reduce", Self::PROMISE),
+        ("softmax_sums", Self::PROMISE),
+    ];
 
     /// The widest vectors that begin where the buffer does, and as many units a row as it keeps busy.
     pub fn plan(problem: &CrossEntropyProblem, logits: &Buffer, client: &Client) -> Self {

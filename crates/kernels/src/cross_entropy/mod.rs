@@ -59,6 +59,7 @@ mod forward;
 mod launch;
 mod problem;
 mod reduce;
+pub mod variants;
 
 pub use blueprint::CrossEntropyBlueprint;
 pub use launch::{
@@ -66,6 +67,7 @@ pub use launch::{
     cross_entropy_forward_with, cross_entropy_reduce,
 };
 pub use problem::{CrossEntropyProblem, Reduction};
+pub(crate) use variants::variants;
 
 pub(crate) use {
     backward::ElementForm,

@@ -4,7 +4,7 @@ use cubecl::ir::{ElemType, FloatKind, IntKind};
 pub(super) const OP: &str = "cross_entropy";
 
 pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
-const I32: ElemType = ElemType::Int(IntKind::I32);
+pub(super) const I32: ElemType = ElemType::Int(IntKind::I32);
 
 /// What becomes of the losses of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -125,7 +125,7 @@ fn promise(plan: &LayerNormBlueprint, pass: Pass) -> Promise {
     Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
-        max_registers: plan.registers(pass).map(|registers| registers as u32),
+        max_registers: Some(plan.promise(pass).max_registers),
     }
 }
 

@@ -70,7 +70,7 @@ fn rows(name: &str, dtype: ElemType, classes: usize) -> Result<Vec<CudaKernel>, 
     let promise = |plan: &SoftmaxBlueprint, pass| Promise {
         architectures: EVERY_ARCHITECTURE.to_vec(),
         tensor_core: None,
-        max_registers: plan.registers(pass),
+        max_registers: Some(plan.promise(pass).max_registers),
     };
     let forward = plan(Pass::Forward);
     let mut all = Vec::new();

@@ -22,8 +22,10 @@
 mod forward;
 mod launch;
 mod problem;
+mod variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use forward::dropout_kernel;
 pub use launch::dropout;
 pub use problem::DropoutProblem;
+pub(crate) use variants::variants;

@@ -1,5 +1,8 @@
 use super::GeluProblem;
-use crate::column_sum::{ColumnSumBlueprint, ColumnSumProblem};
+use crate::{
+    Promise,
+    column_sum::{ColumnSumBlueprint, ColumnSumProblem},
+};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// How a GELU kernel is compiled and spread over the device.
@@ -14,6 +17,8 @@ pub struct GeluBlueprint {
 impl GeluBlueprint {
     /// Enough units to hide the latency of memory on every GPU, few enough for every adapter.
     const UNITS: u32 = 256;
+    /// Five cubes a multiprocessor, which has 65,536 registers, hide the latency of memory.
+    pub(crate) const PROMISE: Promise = Promise::registers(48);
 
     /// The widest loads that the device gains from and that divide the problem evenly, so that no
     /// unit needs a tail.
@@ -42,6 +47,8 @@ impl GeluSumBlueprint {
     /// much as they slow the sum, and the sum takes a third of the gradient's time: a third of its bytes
     /// at about the same rate (bf16, H200).
     const BUSY_LANES: f64 = 0.75;
+    /// Four cubes of 256 units a multiprocessor, all that a launch has for it.
+    pub(crate) const PROMISE: Promise = Promise::registers(64);
 
     /// One kernel, unless columns leave too many of its lanes idle or allow only narrower vectors than
     /// the gradient by itself has.

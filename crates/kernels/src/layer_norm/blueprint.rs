@@ -1,5 +1,5 @@
 use super::{LayerNormProblem, Norm};
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, Promise};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
@@ -197,11 +197,15 @@ impl LayerNormBlueprint {
 
     const MOST_CUBES: u32 = 8;
 
-    /// Registers that a unit may have, so that as many fit a multiprocessor as this counts on.
-    #[cfg(feature = "cuda-source")]
-    pub(crate) fn registers(&self, pass: Pass) -> Option<usize> {
+    /// The sums of parameters' gradients: a cube of 1024 units fills a multiprocessor.
+    pub(crate) const PARAMETERS_PROMISE: Promise = Promise::registers(64);
+
+    /// As many registers as leave room for the cubes that this counts on.
+    pub(crate) fn promise(&self, pass: Pass) -> Promise {
         let elements = self.vectors * self.vector_size;
-        pass.tiers().iter().find(|tier| elements <= tier.elements).map(|tier| tier.registers)
+        let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
+        // Units on devices without planes may hold more than any tier.
+        Promise::registers(tier.map_or(Promise::MOST_REGISTERS, |tier| tier.registers as u32))
     }
 
     /// Units that share a row.

@@ -55,6 +55,7 @@ mod blueprint;
 mod forward;
 mod launch;
 mod problem;
+pub mod variants;
 
 pub use blueprint::{LayerNormBlueprint, Pass};
 pub use launch::{
@@ -62,6 +63,7 @@ pub use launch::{
     layer_norm_forward,
 };
 pub use problem::{LayerNormProblem, Norm};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {

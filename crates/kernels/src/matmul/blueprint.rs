@@ -1,5 +1,5 @@
 use super::{Epilogue, F32Precision, MatmulProblem, Operand, memo::Memo, problem::OP};
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, Promise};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -41,6 +41,9 @@ const BLOCK_BYTES: usize = 128;
 const MOST_SPLITS: usize = 16;
 
 impl MatmulBlueprint {
+    /// The widest tile of sums that are promoted: they are held twice, which leaves no registers for more.
+    pub const WIDEST_PROMOTED: usize = 128;
+
     /// The plan that is expected to be fastest. It is found once and then remembered.
     ///
     /// # Errors
@@ -113,13 +116,37 @@ impl MatmulBlueprint {
         device: DeviceProfile,
     ) -> Vec<(f64, Self)> {
         let mut candidates = Self::candidates_on(problem, device);
-        if epilogue.needs_registers() {
-            candidates.retain(|plan| plan.splits > 1 || plan.tile_n <= 128);
-        }
+        candidates.retain(|plan| plan.suits(epilogue));
         let mut ranked: Vec<_> =
             candidates.into_iter().map(|plan| (plan.expected_us(problem, device), plan)).collect();
         ranked.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         ranked
+    }
+
+    /// Whether the registers beside the sums hold what the epilogue computes.
+    pub(super) fn suits(&self, epilogue: &Epilogue) -> bool {
+        !epilogue.needs_registers() || self.splits > 1 || self.tile_n <= 128
+    }
+
+    /// What the kernels of this plan promise.
+    pub(super) fn promises(&self, problem: &MatmulProblem) -> [(&'static str, Promise); 3] {
+        // Five cubes of 256 units a multiprocessor hide the latency of memory.
+        let by_memory = Promise::registers(48);
+        let in_8_bits = problem.lhs.dtype.size() == 1;
+        let product = match self.family {
+            // 65,536 registers for 384 units, in eights.
+            Family::Wgmma => {
+                let instruction = if in_8_bits { "QGMMA" } else { "HGMMA" };
+                ("matmul_wgmma", Promise::tensor_core(instruction, 168))
+            }
+            Family::Mma => {
+                let instruction = if in_8_bits { "QMMA" } else { "HMMA" };
+                ("matmul_mma", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
+            }
+            // Two cubes of 256 units a multiprocessor.
+            Family::Portable => ("matmul_portable", Promise::registers(128)),
+        };
+        [product, ("matmul_pack", by_memory), ("matmul_split_sum", by_memory)]
     }
 
     /// Whether both run the same kernel on the operands.

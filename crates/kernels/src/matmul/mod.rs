@@ -58,6 +58,7 @@ mod store;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tune;
+pub mod variants;
 #[cfg(feature = "cuda")]
 mod wgmma;
 #[cfg(feature = "cuda")]
@@ -67,6 +68,7 @@ pub use blueprint::{Family, MatmulBlueprint};
 pub use epilogue::{Activation, Epilogue};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {

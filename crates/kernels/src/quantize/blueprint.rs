@@ -2,7 +2,7 @@ use super::{
     Fp8Format, Layouts, QuantizeProblem,
     cast::{TILE_COLUMNS, TILE_ROWS, UNIT_COLUMNS},
 };
-use crate::DeviceProfile;
+use crate::{DeviceProfile, Promise};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units of a cube; every adapter allows that many.
@@ -28,6 +28,13 @@ impl QuantizeBlueprint {
     const CAST_CUBES: usize = 4;
     /// Vectors that a unit compares before it pays to bring in another cube.
     const VECTORS_PER_UNIT: usize = 4;
+    /// Five cubes of 256 units a multiprocessor hide the latency of memory; of those that cast, a launch
+    /// counts on four.
+    pub(crate) const PROMISES: [(&str, Promise); 3] = [
+        ("quantize_amax", Promise::registers(48)),
+        ("quantize_cast", Promise::registers(64)),
+        ("quantize_decode", Promise::registers(48)),
+    ];
 
     /// The widest loads that fit the rows, and as many cubes as fill the device.
     pub fn plan(problem: &QuantizeProblem, client: &Client) -> Self {

@@ -46,10 +46,12 @@ mod codes;
 mod decode;
 mod launch;
 mod problem;
+pub mod variants;
 
 pub use blueprint::QuantizeBlueprint;
 pub use launch::{Quantized, decode, quantize, quantize_with};
 pub use problem::{Fp8Format, Layouts, QuantizeProblem, padded_row};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use {

@@ -49,6 +49,7 @@
 mod launch;
 mod problem;
 mod rule;
+mod variants;
 
 pub use crate::step::{
     Blueprint as SgdBlueprint, Chance, Gate, MOST_TENSORS, Tuning as SgdTuning, Walk as SgdWalk,
@@ -57,6 +58,7 @@ pub use launch::{
     SgdTensors, SgdUpdate, sgd_update, sgd_update_many, sgd_update_many_with, sgd_update_with,
 };
 pub use problem::{SgdProblem, SgdStep};
+pub(crate) use variants::variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use rule::{FactorsCompilationArg, Form, SgdRule};

@@ -1,5 +1,5 @@
 use super::SoftmaxProblem;
-use crate::{DeviceProfile, buffer::Buffer};
+use crate::{DeviceProfile, Promise, buffer::Buffer};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
@@ -62,28 +62,16 @@ struct Tier {
     units: u32,
     /// Cubes that a multiprocessor has at once, at least, as far as registers go. `cargo xtask sass` checks
     /// them.
-    #[cfg(feature = "cuda-source")]
     cubes: u32,
 }
 
-impl Tier {
-    const fn new(elements: usize, units: u32, cubes: u32) -> Self {
-        #[cfg(not(feature = "cuda-source"))]
-        let _ = cubes;
-        Self {
-            elements,
-            units,
-            #[cfg(feature = "cuda-source")]
-            cubes,
-        }
-    }
-}
-
 /// Few units with several loads on the way each: rows wait for each other less often than with many.
-const FORWARD_TIERS: [Tier; 2] = [Tier::new(32, 256, 3), Tier::new(48, 512, 1)];
+const FORWARD_TIERS: [Tier; 2] =
+    [Tier { elements: 32, units: 256, cubes: 3 }, Tier { elements: 48, units: 512, cubes: 1 }];
 
 /// With two tensors to hold.
-const BACKWARD_TIERS: [Tier; 2] = [Tier::new(16, 512, 1), Tier::new(32, 512, 1)];
+const BACKWARD_TIERS: [Tier; 2] =
+    [Tier { elements: 16, units: 512, cubes: 1 }, Tier { elements: 32, units: 512, cubes: 1 }];
 
 impl SoftmaxBlueprint {
     /// Units of a cube of rows that are read twice, at most.
@@ -171,19 +159,21 @@ impl SoftmaxBlueprint {
         }
     }
 
-    /// Registers that a unit may have.
-    #[cfg(feature = "cuda-source")]
-    pub(crate) fn registers(&self, pass: Pass) -> Option<u32> {
-        /// Of a multiprocessor, of a unit at most, and what is given at a time.
-        const REGISTERS: [u32; 3] = [65_536, 255, 8];
-        let [all, most, step] = REGISTERS;
+    /// As many registers as leave room for the cubes that this counts on.
+    pub(crate) fn promise(&self, pass: Pass) -> Promise {
+        /// Of a multiprocessor, and how many are given to a unit at a time.
+        const REGISTERS: [u32; 2] = [65_536, 8];
+        /// Cubes of rows that are read twice.
+        const STREAMING_CUBES: u32 = 2;
+        let [all, step] = REGISTERS;
         let elements = self.vectors * self.vector_size;
-        let cubes = match self.vectors {
-            0 => 2,
-            _ => pass.tiers().iter().find(|tier| elements <= tier.elements)?.cubes,
+        let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
+        let cubes = match tier {
+            Some(tier) if self.vectors > 0 => tier.cubes,
+            _ => STREAMING_CUBES,
         };
         let of_unit = all / (cubes * self.units() * self.rows);
-        Some((of_unit / step * step).min(most))
+        Promise::registers((of_unit / step * step).min(Promise::MOST_REGISTERS))
     }
 
     /// Units that share a row.

@@ -60,6 +60,7 @@ mod problem;
 mod rows_backward;
 mod rows_forward;
 mod rows_launch;
+pub mod variants;
 
 pub use blueprint::{Pass, SoftmaxBlueprint};
 pub use launch::{SoftmaxSums, log_softmax, picked_backward, softmax_shifted, softmax_sums};
@@ -67,6 +68,7 @@ pub use problem::SoftmaxProblem;
 pub use rows_launch::{
     SoftmaxOutputs, SoftmaxRows, plan_backward, plan_forward, softmax_rows, softmax_rows_backward,
 };
+pub(crate) use variants::variants;
 #[cfg(feature = "cuda-source")]
 pub(crate) use {
     forward::softmax_sums_kernel,

@@ -1,7 +1,7 @@
-use crate::{DeviceProfile, buffer::Rows};
+use crate::{DeviceProfile, Promise, buffer::Rows};
 use cubecl::{
     client::Client,
-    ir::{ElemType, VectorSize},
+    ir::{ElemType, FloatKind, VectorSize},
 };
 
 /// Sums that tensors add to: enough cubes to keep any GPU of today busy (132 multiprocessors with room
@@ -58,6 +58,14 @@ impl SquareSumBlueprint {
             share,
             cubes: vectors.iter().map(|vectors| vectors.div_ceil(share)).collect(),
         }
+    }
+
+    /// Registers for six cubes of 256 units a multiprocessor, each unit with four loads of 16 bytes on the way;
+    /// for four where every vector may be a row's last, and in bf16 of many tensors: where branches meet, its
+    /// halves have registers of their own.
+    pub(crate) fn promise(tensors: usize, dtype: ElemType, by_rows: bool) -> Promise {
+        let is_split = tensors > 1 && dtype == ElemType::Float(FloatKind::BF16);
+        Promise::registers(if by_rows || is_split { 64 } else { 40 })
     }
 
     /// Whether indices of vectors fit 32 bits with a cube's share and a step beyond: for one tensor alone,

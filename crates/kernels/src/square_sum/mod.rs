@@ -21,6 +21,7 @@
 mod blueprint;
 mod forward;
 mod launch;
+pub mod variants;
 
 #[cfg(feature = "cuda-source")]
 pub(crate) use blueprint::UNITS;
@@ -28,3 +29,4 @@ pub use blueprint::{MOST_TENSORS, PLACES, SquareSumBlueprint};
 #[cfg(feature = "cuda-source")]
 pub(crate) use forward::{PartCompilationArg, square_sum_kernel};
 pub use launch::square_sum;
+pub(crate) use variants::variants;

@@ -18,11 +18,13 @@ mod layout;
 mod loads;
 mod problem;
 mod rounding;
+mod variants;
 
 pub use blueprint::{Blueprint, Tuning, Walk};
 pub use gate::{Chance, Gate};
 pub use launch::{MOST_TENSORS, Update};
 pub use problem::Problem;
+pub(crate) use variants::variants;
 
 pub(crate) use kernel::Rule;
 pub(crate) use launch::{Step, update_many, update_one};

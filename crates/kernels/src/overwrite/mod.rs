@@ -10,6 +10,8 @@
 //!
 //! What lies between rows stays as it is.
 
+mod variants;
+
 use crate::{DeviceProfile, KernelError};
 
 pub use crate::buffer::Rows;
@@ -19,6 +21,7 @@ use cubecl::{
     prelude::*,
 };
 use std::ops::Range;
+pub(crate) use variants::variants;
 
 const OP: &str = "overwrite";
 

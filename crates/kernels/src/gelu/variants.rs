@@ -1,0 +1,38 @@
+//! Calls that cover the plans: see [`variants`](crate::variants).
+
+use super::{GeluBlueprint, GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_forward};
+use crate::{
+    buffer::Buffer,
+    column_sum::ColumnSumBlueprint,
+    variants::{FLOATS, Variant},
+};
+
+/// Rows whose gradients one pass sums, and rows that take two.
+pub const ROWS: [usize; 2] = [8, 16_384];
+/// Columns of rows that whole vectors serve.
+pub const COLUMNS: usize = 4096;
+
+/// Every type, with both ways to sum gradients.
+pub(crate) fn variants() -> Vec<Variant> {
+    let promises = [
+        ("gelu_forward", GeluBlueprint::PROMISE),
+        ("gelu_backward", GeluBlueprint::PROMISE),
+        ("gelu_backward_sum", GeluSumBlueprint::PROMISE),
+        ("column_sum", ColumnSumBlueprint::PROMISE),
+    ];
+    let mut all = Vec::new();
+    for (dtype, name) in FLOATS {
+        all.push(Variant::new(name.into(), promises, move |client| {
+            let x = Buffer::empty(client, COLUMNS, dtype);
+            gelu_forward(client, &x)?;
+            gelu_backward(client, &x, &x).map(drop)
+        }));
+        for rows in ROWS {
+            all.push(Variant::new(format!("{name}_of_{rows}"), promises, move |client| {
+                let x = Buffer::empty(client, rows * COLUMNS, dtype);
+                gelu_backward_sum(client, COLUMNS, &x, &x).map(drop)
+            }));
+        }
+    }
+    all
+}

@@ -1,0 +1,90 @@
+//! Problems that cover the plans: see [`variants`](crate::variants).
+
+use super::{
+    LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
+    layer_norm_backward, layer_norm_forward,
+};
+use crate::{
+    KernelError,
+    buffer::Buffer,
+    variants::{FLOATS, Variant},
+};
+use cubecl::{client::Client, ir::ElemType};
+
+/// GPT-2's width, and one that vectors do not divide; wide ones in a cube; the widest that each tier of each
+/// pass takes; one that units do not share out evenly.
+pub const WIDTHS: [usize; 7] = [512, 768, 769, 4096, 8192, 8200, 24_576];
+/// Enough that every multiprocessor has some.
+const ROWS: usize = 8192;
+
+/// Every width by the longest way in each pair of types, and what may be left out in bf16.
+pub fn problems() -> Vec<LayerNormProblem> {
+    let [f32, f16, bf16] = FLOATS.map(|(dtype, _)| dtype);
+    let longest = |width, [dtype, parameter]: [ElemType; 2]| LayerNormProblem {
+        norm: Norm::Layer,
+        rows: ROWS,
+        width,
+        dtype,
+        parameter,
+        bias: true,
+        residual: true,
+    };
+    let types = [[f32, f32], [f16, f32], [f16, f16], [bf16, f32], [bf16, bf16]];
+    let mut all: Vec<_> =
+        types.into_iter().flat_map(|types| WIDTHS.map(|width| longest(width, types))).collect();
+    for width in [768, 4096] {
+        let plain = LayerNormProblem { residual: false, ..longest(width, [bf16; 2]) };
+        all.extend([plain, LayerNormProblem { norm: Norm::Rms, bias: false, ..plain }]);
+    }
+    all
+}
+
+/// Both passes of each problem, where a cube holds its rows.
+pub(crate) fn variants(client: &Client) -> Vec<Variant> {
+    let variant = |problem: LayerNormProblem| {
+        let plan = |pass| LayerNormBlueprint::plan(&problem, pass, client).ok();
+        let [forward, backward] = [Pass::Forward, Pass::Backward].map(plan);
+        let mut promises = vec![("layer_norm_parameters", LayerNormBlueprint::PARAMETERS_PROMISE)];
+        promises.extend(forward.map(|plan| ("layer_norm_forward", plan.promise(Pass::Forward))));
+        promises.extend(backward.map(|plan| ("layer_norm_backward", plan.promise(Pass::Backward))));
+        let has = [forward.is_some(), backward.is_some()];
+        Variant::new(name(&problem), promises, move |client| launch(client, &problem, has))
+    };
+    problems().into_iter().map(variant).collect()
+}
+
+fn name(problem: &LayerNormProblem) -> String {
+    let LayerNormProblem { norm, width, dtype, parameter, residual, .. } = *problem;
+    let norm = if norm == Norm::Rms { "rms" } else { "layer" };
+    let residual = if residual { "_residual" } else { "" };
+    let told = |dtype| FLOATS.into_iter().find(|(float, _)| *float == dtype).map_or("", |it| it.1);
+    format!("{norm}_{width}_{}_{}{residual}", told(dtype), told(parameter))
+}
+
+fn launch(
+    client: &Client,
+    problem: &LayerNormProblem,
+    [forward, backward]: [bool; 2],
+) -> Result<(), KernelError> {
+    let LayerNormProblem { norm, width, dtype, parameter, .. } = *problem;
+    let rows = || Buffer::empty(client, problem.rows * width, dtype);
+    let columns = || Buffer::empty(client, width, parameter);
+    let statistics = || Buffer::empty(client, problem.rows, FLOATS[0].0);
+    let (x, gamma) = (rows(), columns());
+    if forward {
+        let inputs = LayerNormInputs {
+            x: x.clone(),
+            residual: problem.residual.then(rows),
+            gamma: gamma.clone(),
+            beta: problem.bias.then(columns),
+        };
+        layer_norm_forward(client, norm, &inputs, 1e-5)?;
+    }
+    if backward {
+        let mean = (norm == Norm::Layer).then(statistics);
+        let saved = LayerNormSaved { x, gamma, mean, rstd: statistics() };
+        let dsum = problem.residual.then(rows);
+        layer_norm_backward(client, norm, &saved, &rows(), dsum.as_ref(), problem.bias)?;
+    }
+    Ok(())
+}

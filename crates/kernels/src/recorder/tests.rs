@@ -1,0 +1,97 @@
+use super::*;
+use crate::variants::variants;
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The names of the functions behind `#[cube(launch_unchecked)]` in this crate.
+fn kernels_in(source: &str) -> impl Iterator<Item = &str> {
+    source.match_indices("\n#[cube(launch_unchecked)]\n").filter_map(|(at, _)| {
+        let (_, signature) = source[at..].split_once(" fn ")?;
+        signature.split(['<', '(']).next()
+    })
+}
+
+fn source_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| if path.is_dir() { source_files(&path) } else { vec![path] })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect()
+}
+
+fn launched_on(gpu: Gpu) -> BTreeSet<String> {
+    let recorder = Recorder::new(gpu);
+    for variant in variants(recorder.client()) {
+        variant.launch(recorder.client()).unwrap();
+    }
+    recorder.take().unwrap().iter().map(|launched| launched.function().to_owned()).collect()
+}
+
+#[test]
+fn every_kernel_is_launched_by_a_variant_on_hopper() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let texts: Vec<_> =
+        source_files(&folder).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let kernels: BTreeSet<String> =
+        texts.iter().flat_map(|text| kernels_in(text)).map(str::to_owned).collect();
+    assert!(kernels.len() >= 40, "{kernels:?}");
+    assert_eq!(launched_on(Gpu::SM_90A), kernels);
+}
+
+#[test]
+fn only_hopper_launches_its_instructions() {
+    let hopper = launched_on(Gpu::SM_90A);
+    for gpu in Gpu::ALL.into_iter().filter(|gpu| *gpu != Gpu::SM_90A) {
+        let missing: Vec<_> = hopper.difference(&launched_on(gpu)).cloned().collect();
+        assert_eq!(
+            missing,
+            [
+                "attention_backward_wgmma_kernel",
+                "attention_forward_wgmma_kernel",
+                "matmul_wgmma_kernel"
+            ],
+            "{gpu:?}"
+        );
+    }
+}
+
+#[test]
+fn a_kernel_is_compiled_as_it_is_launched_and_named_once() {
+    let kernels = record_some(Gpu::SM_80, "f32");
+    let names: BTreeSet<_> = kernels.iter().map(|kernel| &kernel.0).collect();
+    assert_eq!(names.len(), kernels.len());
+    assert!(kernels.iter().all(|(_, compiled)| compiled.source.contains(&compiled.entry)));
+}
+
+/// GELU's kernels of the variant of that name.
+fn record_some(gpu: Gpu, name: &str) -> Vec<(String, Compiled)> {
+    let recorder = Recorder::new(gpu);
+    let variant = crate::gelu::variants().into_iter().find(|variant| variant.name == name);
+    variant.unwrap().launch(recorder.client()).unwrap();
+    let launched = recorder.take().unwrap();
+    launched
+        .iter()
+        .map(|launched| (launched.function().to_owned(), recorder.compile(launched).unwrap()))
+        .collect()
+}
+
+#[test]
+fn what_was_launched_before_is_not_recorded_again() {
+    let recorder = Recorder::new(Gpu::SM_89);
+    let launch = || {
+        let variants = crate::gelu::variants();
+        variants[0].launch(recorder.client()).unwrap();
+        recorder.take().unwrap().len()
+    };
+    assert_eq!((launch(), launch()), (2, 0));
+}
+
+#[test]
+fn more_shared_memory_than_the_gpu_has_is_an_error() {
+    let recorder = Recorder::new(Gpu { shared_bytes: 0, ..Gpu::SM_80 });
+    let variants = crate::layer_norm::variants(Recorder::new(Gpu::SM_80).client());
+    variants[0].launch(recorder.client()).unwrap_err();
+}

@@ -1,0 +1,89 @@
+//! Rows that cover the plans: see [`variants`](crate::variants).
+
+use super::{
+    Pass, SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward,
+    plan_forward,
+    problem::{F32, I32},
+    softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
+};
+use crate::{
+    KernelError,
+    buffer::Buffer,
+    cross_entropy::CrossEntropyBlueprint,
+    variants::{FLOATS, Variant},
+};
+use cubecl::{client::Client, ir::ElemType};
+
+/// A plane's rows; a cube's; the longest of each tier of each pass; one that units do not share out evenly
+/// and of which the last vector reaches beyond its end; one that is read twice.
+pub const LENGTHS: [usize; 8] = [512, 1024, 4096, 8192, 16_384, 16_377, 24_576, 50_257];
+/// Enough that every multiprocessor has some.
+const ROWS: usize = 1024;
+/// GPT-2's classes, in rows of whole vectors.
+const CLASSES: usize = 50_304;
+
+/// Rows of that many elements, apart by whole vectors, as CubeCL pads them.
+pub fn problem(classes: usize, dtype: ElemType, out: ElemType) -> SoftmaxProblem {
+    SoftmaxProblem { rows: ROWS, classes, row_stride: classes.next_multiple_of(64), dtype, out }
+}
+
+/// Whole rows of every length and type, and the passes that the logarithm is made of, in one type and from
+/// f32 to bf16 and back.
+pub(crate) fn variants(client: &Client) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for (dtype, name) in FLOATS {
+        for classes in LENGTHS {
+            all.extend(rows(client, problem(classes, dtype, dtype), name));
+        }
+    }
+    let [f32, _, bf16] = FLOATS;
+    let alike = FLOATS.map(|float| [float, float]);
+    for [(dtype, name), (out, out_name)] in alike.into_iter().chain([[bf16, f32], [f32, bf16]]) {
+        let name = if dtype == out { name.into() } else { format!("{name}_to_{out_name}") };
+        let promises = CrossEntropyBlueprint::PROMISES;
+        all.push(Variant::new(format!("steps_{name}"), promises, move |client| {
+            launch_steps(client, &problem(CLASSES, dtype, out))
+        }));
+    }
+    all
+}
+
+fn empty(client: &Client, problem: &SoftmaxProblem) -> Buffer {
+    Buffer::empty(client, problem.rows * problem.row_stride, problem.dtype)
+}
+
+/// Softmax alone with its gradient, and its logarithm with all that may be kept and the gradient from
+/// exponentials.
+fn rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> [Variant; 2] {
+    let x = empty(client, &problem);
+    let forward = plan_forward(client, &problem, &x).promise(Pass::Forward);
+    let backward = plan_backward(client, &problem, &x, &x, problem.row_stride);
+    let promises =
+        [("softmax_rows", forward), ("softmax_rows_backward", backward.promise(Pass::Backward))];
+    [false, true].map(|all| {
+        let kept = if all { "_kept" } else { "" };
+        let name = format!("{}_{dtype}{kept}", problem.classes);
+        Variant::new(name, promises, move |client| {
+            let [x, dy] = [(); 2].map(|()| empty(client, &problem));
+            let outputs = SoftmaxOutputs { logarithms: all, shifted: all, exponentials: all };
+            softmax_rows(client, &problem, outputs, &x)?;
+            let sums = Buffer::empty(client, problem.rows, F32);
+            let sums = all.then_some(&sums);
+            softmax_rows_backward(client, &problem, &x, sums, &dy, problem.row_stride).map(drop)
+        })
+    })
+}
+
+fn launch_steps(client: &Client, problem: &SoftmaxProblem) -> Result<(), KernelError> {
+    let x = || empty(client, problem);
+    let targets = Buffer::empty(client, problem.rows, I32);
+    let grad = Buffer::empty(client, problem.rows, F32);
+    for targets in [None, Some(&targets)] {
+        softmax_sums(client, problem, &x(), targets)?;
+    }
+    let sums = softmax_sums(client, problem, &x(), None)?;
+    softmax_shifted(client, problem, x(), &sums.peak)?;
+    log_softmax(client, problem, x(), &sums)?;
+    picked_backward(client, problem, x(), &sums.sum, &targets, &grad)?;
+    Ok(())
+}

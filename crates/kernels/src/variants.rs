@@ -1,0 +1,86 @@
+//! Launches that cover every op's plans on a device.
+//!
+//! Each op lists its own in `variants.rs`: problems, and the plans that the device has for them. With the
+//! feature `recorder` the machine code of what they launch is checked without a GPU; tests and benches take
+//! their shapes from the same lists.
+
+use crate::{
+    KernelError, Promise, adamw, attention, column_sum, cross_entropy, dropout, embedding, gelu,
+    layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum,
+};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+};
+use std::fmt;
+
+/// The types of tensors that every op serves, and how names of variants say them.
+pub(crate) const FLOATS: [(ElemType, &str); 3] = [
+    (ElemType::Float(FloatKind::F32), "f32"),
+    (ElemType::Float(FloatKind::F16), "f16"),
+    (ElemType::Float(FloatKind::BF16), "bf16"),
+];
+
+type Launch = Box<dyn Fn(&Client) -> Result<(), KernelError> + Send + Sync>;
+
+/// One or several launches of a problem by a plan.
+pub struct Variant {
+    /// What tells it apart from the other variants of the same kernels.
+    pub name: String,
+    /// What each kernel that it launches promises, by the kernel's name without `_kernel`.
+    pub promises: Vec<(&'static str, Promise)>,
+    launch: Launch,
+}
+
+impl Variant {
+    pub(crate) fn new(
+        name: String,
+        promises: impl Into<Vec<(&'static str, Promise)>>,
+        launch: impl Fn(&Client) -> Result<(), KernelError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, promises: promises.into(), launch: Box::new(launch) }
+    }
+
+    /// Launches it, on tensors with whatever their memory held before.
+    ///
+    /// # Errors
+    ///
+    /// What the launcher says.
+    pub fn launch(&self, client: &Client) -> Result<(), KernelError> {
+        (self.launch)(client)
+    }
+}
+
+impl fmt::Debug for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, promises, launch: _ } = self;
+        f.debug_struct("Variant")
+            .field("name", name)
+            .field("promises", promises)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The variants of all ops on the client's device.
+pub fn variants(client: &Client) -> Vec<Variant> {
+    [
+        gelu::variants(),
+        column_sum::variants(),
+        dropout::variants(),
+        layer_norm::variants(client),
+        cross_entropy::variants(),
+        softmax::variants(client),
+        matmul::variants(client),
+        quantize::variants(),
+        attention::variants(client),
+        embedding::variants(),
+        adamw::variants(),
+        sgd::variants(),
+        square_sum::variants(),
+        loss_scale::variants(),
+        overwrite::variants(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
