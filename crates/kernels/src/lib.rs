@@ -29,8 +29,6 @@ pub mod attention;
 pub mod buffer;
 pub mod column_sum;
 pub mod cross_entropy;
-#[cfg(feature = "cuda-source")]
-pub mod cuda_source;
 mod device;
 pub mod dropout;
 pub mod embedding;

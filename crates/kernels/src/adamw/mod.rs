@@ -78,6 +78,3 @@ pub use launch::{
 };
 pub use problem::{AdamwProblem, AdamwStep};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use rule::{AdamwRule, FactorsCompilationArg, Form};

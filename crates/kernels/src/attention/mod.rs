@@ -104,27 +104,3 @@ pub use launch::{
 };
 pub use problem::{AttentionProblem, Dropout, Order, Pairs, Rows, Window};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    backward::{
-        DELTA_UNITS, attention_backward_kv_portable_kernel, attention_backward_q_portable_kernel,
-        attention_delta_kernel,
-    },
-    forward::attention_forward_portable_kernel,
-    mma_backward::{
-        MmaBackwardBlueprint, TensorStridesCompilationArg, attention_backward_mma_kernel,
-    },
-    mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
-    pipeline::{
-        BACKWARD_UNITS, FORWARD_UNITS, Side, WgmmaBackwardBlueprint, WgmmaForwardBlueprint,
-    },
-    row_terms::{UNITS as ROW_TERMS_UNITS, WIDTH as ROW_TERMS_WIDTH, attention_row_terms_kernel},
-    rules::{
-        NumbersCompilationArg, Options, PairStridesCompilationArg, RowStridesCompilationArg,
-        RulesCompilationArg, SizesCompilationArg,
-    },
-    tile::{PortableBlueprint, UNITS as PORTABLE_UNITS},
-    wgmma_backward::attention_backward_wgmma_kernel,
-    wgmma_forward::attention_forward_wgmma_kernel,
-};

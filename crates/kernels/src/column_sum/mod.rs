@@ -35,8 +35,6 @@ pub use launch::column_sum;
 pub use problem::ColumnSumProblem;
 pub(crate) use variants::variants;
 
-#[cfg(feature = "cuda-source")]
-pub(crate) use forward::column_sum_kernel;
 pub(crate) use {
     blueprint::{ROW_LANES, VECTOR_LANES},
     forward::write_cube_sum,

@@ -76,9 +76,3 @@ pub(crate) use {
     forward::{join_row, nothing, see_row},
     launch::{RowNumbers, launch_elements, row_cubes, whole},
 };
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    backward::{TargetsCompilationArg, cross_entropy_backward_kernel},
-    forward::cross_entropy_forward_kernel,
-    reduce::cross_entropy_reduce_kernel,
-};

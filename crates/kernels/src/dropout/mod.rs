@@ -24,8 +24,6 @@ mod launch;
 mod problem;
 mod variants;
 
-#[cfg(feature = "cuda-source")]
-pub(crate) use forward::dropout_kernel;
 pub use launch::dropout;
 pub use problem::DropoutProblem;
 pub(crate) use variants::variants;

@@ -30,12 +30,6 @@ mod problem;
 mod sort;
 pub mod variants;
 
-#[cfg(feature = "cuda-source")]
-pub(crate) use backward::{embedding_backward_kernel, embedding_join_kernel};
-#[cfg(feature = "cuda-source")]
-pub(crate) use launch::WIDEST;
 pub use launch::embedding_backward;
 pub use problem::EmbeddingProblem;
-#[cfg(feature = "cuda-source")]
-pub(crate) use sort::{DIGITS, embedding_count_kernel, embedding_sort_kernel};
 pub(crate) use variants::variants;

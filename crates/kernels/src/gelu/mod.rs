@@ -51,9 +51,3 @@ pub use launch::{
 };
 pub use problem::GeluProblem;
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    backward::{gelu_backward_kernel, gelu_backward_sum_kernel},
-    forward::gelu_forward_kernel,
-};

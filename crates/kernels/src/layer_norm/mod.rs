@@ -64,10 +64,3 @@ pub use launch::{
 };
 pub use problem::{LayerNormProblem, Norm};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    backward::{SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel},
-    blueprint::LayerNormForm,
-    forward::layer_norm_forward_kernel,
-};

@@ -30,9 +30,5 @@ mod forward;
 mod launch;
 mod variants;
 
-#[cfg(feature = "cuda-source")]
-pub(crate) use forward::{
-    MEASURE_UNITS, RulesCompilationArg, loss_scale_measure_kernel, loss_scale_update_kernel,
-};
 pub use launch::{Measured, Scaler, ScalerRules, loss_scale_measure, loss_scale_update};
 pub(crate) use variants::variants;

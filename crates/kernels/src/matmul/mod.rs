@@ -69,17 +69,3 @@ pub use epilogue::{Activation, Epilogue};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    epilogue::EpilogueBlueprint,
-    mma::{MmaBlueprint, PitchCompilationArg, UNITS as MMA_UNITS, matmul_mma_kernel},
-    pack::{PackSourceCompilationArg, ROWS as PACK_ROWS, TILE as PACK_TILE, matmul_pack_kernel},
-    portable::{
-        PortableBlueprint, StridesCompilationArg, UNITS as PORTABLE_UNITS, matmul_portable_kernel,
-    },
-    split::matmul_split_sum_kernel,
-    tensor_core::store_width,
-    wgmma::{UNITS as WGMMA_UNITS, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
-    work::{ExtentCompilationArg, LastMatrixCompilationArg},
-};

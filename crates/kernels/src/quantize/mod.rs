@@ -52,11 +52,3 @@ pub use blueprint::QuantizeBlueprint;
 pub use launch::{Quantized, decode, quantize, quantize_with};
 pub use problem::{Fp8Format, Layouts, QuantizeProblem, padded_row};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    amax::quantize_amax_kernel,
-    blueprint::{CastBlueprint, UNITS},
-    cast::{GROUPS, quantize_cast_kernel},
-    decode::quantize_decode_kernel,
-};

@@ -59,6 +59,3 @@ pub use launch::{
 };
 pub use problem::{SgdProblem, SgdStep};
 pub(crate) use variants::variants;
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use rule::{FactorsCompilationArg, Form, SgdRule};

@@ -69,9 +69,3 @@ pub use rows_launch::{
     SoftmaxOutputs, SoftmaxRows, plan_backward, plan_forward, softmax_rows, softmax_rows_backward,
 };
 pub(crate) use variants::variants;
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    forward::softmax_sums_kernel,
-    rows_backward::softmax_rows_backward_kernel,
-    rows_forward::{SoftmaxForm, softmax_rows_kernel},
-};

@@ -23,10 +23,6 @@ mod forward;
 mod launch;
 pub mod variants;
 
-#[cfg(feature = "cuda-source")]
-pub(crate) use blueprint::UNITS;
 pub use blueprint::{MOST_TENSORS, PLACES, SquareSumBlueprint};
-#[cfg(feature = "cuda-source")]
-pub(crate) use forward::{PartCompilationArg, square_sum_kernel};
 pub use launch::square_sum;
 pub(crate) use variants::variants;

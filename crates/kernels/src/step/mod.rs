@@ -28,9 +28,3 @@ pub(crate) use variants::variants;
 
 pub(crate) use kernel::Rule;
 pub(crate) use launch::{Step, update_many, update_one};
-
-#[cfg(feature = "cuda-source")]
-pub(crate) use {
-    blueprint::UNITS,
-    kernel::{Compiled, PartCompilationArg, PitchesCompilationArg, optimizer_step_kernel},
-};
