@@ -8,6 +8,8 @@ pub struct Promise {
     pub max_registers: u32,
     /// The tensor-core instruction that has to be there.
     pub tensor_core: Option<&'static str>,
+    /// Bytes of registers that are known to spill on some architecture, stores and loads together.
+    pub spill_bytes: u32,
 }
 
 impl Promise {
@@ -16,11 +18,16 @@ impl Promise {
 
     /// At most so many registers, and no tensor cores.
     pub const fn registers(max_registers: u32) -> Self {
-        Self { max_registers, tensor_core: None }
+        Self { max_registers, tensor_core: None, spill_bytes: 0 }
     }
 
     /// At most so many registers, and that tensor-core instruction.
     pub const fn tensor_core(instruction: &'static str, max_registers: u32) -> Self {
-        Self { max_registers, tensor_core: Some(instruction) }
+        Self { max_registers, tensor_core: Some(instruction), spill_bytes: 0 }
+    }
+
+    /// The same, and at most so many bytes that spill.
+    pub const fn spilling(self, spill_bytes: u32) -> Self {
+        Self { spill_bytes, ..self }
     }
 }

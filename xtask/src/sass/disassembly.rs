@@ -1,16 +1,27 @@
 //! Instructions in the output of `nvdisasm -c`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// How often each instruction occurs, by its full name (`HMMA.16816.F32.BF16`).
-pub(crate) struct Instructions(BTreeMap<String, u32>);
+/// What of the machine code the check looks at.
+pub(crate) struct Instructions {
+    /// How often each instruction occurs, by its full name (`HMMA.16816.F32.BF16`).
+    counts: BTreeMap<String, u32>,
+    /// Functions that are called, and addresses in registers.
+    calls: BTreeSet<String>,
+}
 
 impl Instructions {
     /// Reads lines such as `/*0090*/  @!P0 LDL.64 R4, [R1+0x8] ;`. Every other line is a label, a
     /// directive or a comment.
     pub(crate) fn parse(disassembly: &str) -> Self {
-        let mut counts = BTreeMap::new();
+        let (mut counts, mut calls) = (BTreeMap::new(), BTreeSet::new());
         for line in disassembly.lines() {
+            // A function of the driver's that stands for an instruction which the GPU does not have.
+            if let Some((_, rest)) = line.split_once("__cuda_syscall") {
+                let is_in_name = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+                let rest: String = rest.chars().take_while(is_in_name).collect();
+                calls.insert(format!("__cuda_syscall{rest}"));
+            }
             let Some((address, rest)) =
                 line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
             else {
@@ -25,8 +36,17 @@ impl Instructions {
             if name.starts_with(|c: char| c.is_ascii_uppercase()) {
                 *counts.entry(name.to_owned()).or_default() += 1;
             }
+            if name == "CALL" || name.starts_with("CALL.") {
+                let target: String = words.collect();
+                calls.extend(called(&target).map(str::to_owned));
+            }
         }
-        Self(counts)
+        Self { counts, calls }
+    }
+
+    /// Functions that are called and not part of the kernel, by name or by the register with their address.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &str> {
+        self.calls.iter().map(String::as_str)
     }
 
     /// Occurrences of `name` with any suffix: `HMMA` counts `HMMA.16816.F32`, not `HMMAX`.
@@ -34,7 +54,7 @@ impl Instructions {
         let named = |full: &str| {
             full.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        self.0.iter().filter(|(full, _)| named(full)).map(|(_, count)| count).sum()
+        self.counts.iter().filter(|(full, _)| named(full)).map(|(_, count)| count).sum()
     }
 
     /// Loads and stores of local memory: spilled registers, and arrays that could not be kept in
@@ -47,7 +67,7 @@ impl Instructions {
     /// QGMMA (wgmma), UTCHMMA, UTCQMMA (tcgen05).
     pub(crate) fn tensor_core(&self) -> BTreeMap<String, u32> {
         let mut families = BTreeMap::new();
-        for (full, count) in &self.0 {
+        for (full, count) in &self.counts {
             let family = full.split('.').next().unwrap_or_default();
             if family.ends_with("MMA") {
                 *families.entry(family.to_owned()).or_default() += count;
@@ -58,8 +78,19 @@ impl Instructions {
 
     /// No instruction at all: the format is not the one understood here.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.counts.is_empty()
     }
+}
+
+/// The function that an instruction calls. ptxas also writes calls within a kernel: to a label of its code,
+/// and to the rare cases of a division or root, which it appends to the kernel.
+fn called(target: &str) -> Option<&str> {
+    let name = target.trim_matches(['`', '(', ')', ';']);
+    let is_within = name.starts_with(".L_")
+        || name.starts_with("$__internal_")
+            && name.contains("$__cuda_sm")
+            && name.ends_with("_slowpath");
+    (!is_within).then_some(name)
 }
 
 #[cfg(test)]
@@ -101,6 +132,29 @@ mod tests {
     fn tensor_core_instructions_are_grouped_by_family() {
         let families = Instructions::parse(SAMPLE).tensor_core();
         assert_eq!(families, BTreeMap::from([("HGMMA".to_owned(), 1), ("HMMA".to_owned(), 2)]));
+    }
+
+    fn calls(code: &str) -> Vec<String> {
+        Instructions::parse(code).calls().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn calls_of_functions_are_found() {
+        let function = "/*00a0*/ @P0 CALL.REL.NOINC `($noinline$_Z5twicefi) ;";
+        assert_eq!(calls(function), ["$noinline$_Z5twicefi"]);
+        let multicast = "/*0150*/ CALL.ABS.NOINC R2 ;\n\
+                         .type __cuda_syscall_cp_async_bulk_tensor_2d_tile_multicast,@function";
+        assert_eq!(
+            calls(multicast),
+            ["R2", "__cuda_syscall_cp_async_bulk_tensor_2d_tile_multicast"]
+        );
+    }
+
+    #[test]
+    fn what_ptxas_calls_within_a_kernel_is_no_call() {
+        let within = "/*1e30*/ @P0 CALL.REL.NOINC `(.L_x_3) ;\n\
+                      /*0110*/ CALL.REL.NOINC `($__internal_0_$__cuda_sm3x_div_rn_noftz_f32_slowpath) ;";
+        assert_eq!(calls(within), Vec::<String>::new());
     }
 
     #[test]

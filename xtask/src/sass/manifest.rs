@@ -1,11 +1,11 @@
-//! The list of kernels to check, which `crates/kernels/examples/emit_cuda.rs` writes beside the
-//! CUDA C++ files.
+//! The list of kernels to check, which `crates/kernels/examples/record.rs` writes beside the CUDA C++
+//! files.
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::{fs, path::Path};
 
-/// A kernel variant and what is asked of its machine code.
+/// A kernel and what is asked of its machine code. Kernels of one name have no architecture in common.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kernel {
@@ -22,6 +22,9 @@ pub(crate) struct Kernel {
     pub(crate) tensor_core: Option<String>,
     #[serde(default)]
     pub(crate) max_registers: Option<u32>,
+    /// Bytes of registers that are known to spill, stores and loads together.
+    #[serde(default)]
+    pub(crate) spill_bytes: u64,
     /// Dynamic shared memory that a launch asks for. What the source declares statically comes on
     /// top of it.
     #[serde(default)]
@@ -44,14 +47,14 @@ fn parse(text: &str) -> Result<Vec<Kernel>> {
         if name.is_empty() || name.contains(['/', '\\']) {
             bail!("`{name}` is no name for a kernel");
         }
-        if !names.insert(name) {
-            bail!("two kernels are named `{name}`");
-        }
         if kernel.architectures.is_empty() {
             bail!("`{name}` names no architecture");
         }
         if let Some(odd) = kernel.architectures.iter().find(|arch| !is_architecture(arch)) {
             bail!("`{name}`: `{odd}` is no architecture; expected `sm_80`, `sm_90a` ...");
+        }
+        if let Some(arch) = kernel.architectures.iter().find(|arch| !names.insert((name, *arch))) {
+            bail!("two kernels for `{arch}` are named `{name}`");
         }
     }
     Ok(kernels)
@@ -123,9 +126,17 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_may_differ_from_one_architecture_to_another() {
+        let apart = TWO
+            .replace("matmul_wgmma_bf16", "gelu_forward_f32")
+            .replace("[\"sm_80\", \"sm_90a\"]", "[\"sm_80\"]");
+        assert_eq!(parse(&apart).unwrap().len(), 2);
+    }
+
+    #[test]
     fn faults_of_the_manifest_are_named() {
         let planted = [
-            (TWO.replace("matmul_wgmma_bf16", "gelu_forward_f32"), "two kernels"),
+            (TWO.replace("matmul_wgmma_bf16", "gelu_forward_f32"), "two kernels for `sm_90a`"),
             (TWO.replace("\"sm_90a\"]", "\"90a\"]"), "is no architecture"),
             (TWO.replace("[\"sm_90a\"]", "[]"), "names no architecture"),
             (TWO.replace("max_registers", "max_register"), "unknown field"),

@@ -1,9 +1,9 @@
 //! `cargo xtask sass`: the kernels' machine code, checked without a GPU.
 //!
-//! Every kernel variant is written as CUDA C++, compiled by NVRTC with the options of `CubeCL`'s
-//! runtime, assembled by ptxas and disassembled. A kernel fails if it does not compile, spills
-//! registers, uses local memory, lacks the tensor-core instruction it was written for, or needs
-//! more registers or shared memory than it may.
+//! Every kernel that launchers launch on an architecture is written as CUDA C++, compiled by NVRTC with
+//! the options of `CubeCL`'s runtime, assembled by ptxas and disassembled. A kernel fails if it does not
+//! compile, spills registers, uses local memory, calls a function, lacks the tensor-core instruction it was
+//! written for, or needs more registers or shared memory than it may.
 
 mod disassembly;
 mod manifest;
@@ -26,13 +26,15 @@ use std::{
     thread,
 };
 
-/// Compile every kernel for every architecture and check registers, spills and tensor-core use.
+/// Compile what launchers launch on every architecture and check registers, spills, calls and tensor-core
+/// use.
 ///
 /// No GPU is needed. The CUDA compilers come from `PyPI` (about 140 MB, once), or from the folder
 /// that `CUDA_WHEELS` or `CUDA_PATH` names.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these architectures, such as `sm_80,sm_90a` [default: all that a kernel lists].
+    /// Only these architectures, such as `sm_80,sm_90a` [default: all]. `sm_103a` and `sm_121a` need
+    /// NVRTC 12.9 or newer.
     #[arg(long, value_delimiter = ',')]
     arch: Vec<String>,
     /// Only kernels whose name contains this.
@@ -53,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let scratch = command::target_dir().join("sass");
     let sources = match &arguments.from {
         Some(folder) => folder.clone(),
-        None => emit(&scratch.join("source"))?,
+        None => record(&scratch.join("source"), &arguments.arch)?,
     };
     let jobs = manifest::select(&manifest::read(&sources)?, &arguments.arch, &arguments.kernel)?;
     let keep = arguments.keep.as_ref().unwrap_or(&scratch);
@@ -61,7 +63,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
     let toolkit = Toolkit::locate()?;
     let nvrtc = Nvrtc::load(&toolkit.nvrtc)?;
-    eprintln!("CUDA {} in {}", nvrtc.version(), toolkit.root.display());
+    let version = nvrtc.version();
+    eprintln!("CUDA {version} in {}", toolkit.root.display());
+    toolkit::check_architectures(version, jobs.iter().map(|(_, architecture)| architecture))?;
     let bench = Bench { toolkit, nvrtc, sources, keep: keep.clone() };
     let verdicts = bench.check_all(&jobs)?;
 
@@ -73,16 +77,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     report(&verdicts, keep)
 }
 
-/// Has the kernels' crate write its CUDA C++ into `folder`.
-fn emit(folder: &Path) -> Result<PathBuf> {
-    // A variant that no longer exists must not be checked.
+/// Has the kernels' crate write what it launches on those architectures, or on all if there are none, into
+/// `folder`.
+fn record(folder: &Path, architectures: &[String]) -> Result<PathBuf> {
+    // A kernel that no longer exists must not be checked.
     let _ = fs::remove_dir_all(folder);
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     command::run(
         cargo()
-            .args(["run", "--quiet", "-p", "blackburn-kernels", "--features", "cuda-source"])
-            .args(["--example", "emit_cuda", "--"])
-            .arg(folder),
+            .args(["run", "--quiet", "-p", "blackburn-kernels", "--features", "recorder"])
+            .args(["--example", "record", "--"])
+            .arg(folder)
+            .args(architectures),
         "The kernels could not be written as CUDA C++.",
     )?;
     Ok(folder.to_path_buf())

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use libloading::Library;
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     ptr,
 };
@@ -24,6 +24,16 @@ type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+
+/// A version of CUDA, `major.minor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CudaVersion(pub(crate) c_int, pub(crate) c_int);
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
 
 /// `NVRTC_ERROR_COMPILATION`.
 const COMPILATION_FAILED: c_int = 6;
@@ -76,11 +86,11 @@ impl Nvrtc {
     }
 
     /// The version of CUDA it belongs to.
-    pub(crate) fn version(&self) -> String {
+    pub(crate) fn version(&self) -> CudaVersion {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are valid for the call.
         unsafe { (self.version)(&mut major, &mut minor) };
-        format!("{major}.{minor}")
+        CudaVersion(major, minor)
     }
 
     /// Compiles CUDA C++ to PTX. Source that does not compile gives the compiler's log; the outer

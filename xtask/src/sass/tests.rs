@@ -36,6 +36,33 @@ extern "C" __global__ void tensor(const __half* a, const __half* b, float* c) {
     wmma::store_matrix_sync(c, fc, 16, wmma::mem_row_major);
 }"#;
 
+/// The compiler is not to merge it with its caller.
+const CALLING: &str = r#"
+__device__ __noinline__ float twice(float x, int n) {
+    for (int i = 0; i < n; i++) x = x * x + 1.0f;
+    return x;
+}
+extern "C" __global__ void calling(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = twice(x[i], n) / twice(x[i + 1], n + 1);
+}"#;
+
+/// A copy to several cubes of a cluster: Hopper and its successors in data centers have it, and the others'
+/// compilers call the driver.
+const MULTICAST: &str = r#"
+struct alignas(128) Map { unsigned long long opaque[16]; };
+extern "C" __global__ void multicast(const __grid_constant__ Map map, float* y) {
+    extern __shared__ __align__(128) unsigned char tile[];
+    unsigned int at = (unsigned int)__cvta_generic_to_shared(tile), barrier = at + 1024;
+    unsigned short mask = 3;
+    unsigned long long address = (unsigned long long)&map;
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+        :: "r"(at), "l"(address), "r"(0), "r"(0), "r"(barrier), "h"(mask) : "memory");
+    y[threadIdx.x] = ((float*)tile)[threadIdx.x];
+}"#;
+
 const BROKEN: &str = "extern \"C\" __global__ void broken() { undeclared(); }";
 
 fn job(name: &str, tensor_core: Option<&str>, architecture: &str) -> (Kernel, String) {
@@ -46,6 +73,7 @@ fn job(name: &str, tensor_core: Option<&str>, architecture: &str) -> (Kernel, St
         architectures: vec![architecture.into()],
         tensor_core: tensor_core.map(Into::into),
         max_registers: None,
+        spill_bytes: 0,
         shared_memory_bytes: 0,
     };
     (kernel, architecture.into())
@@ -56,31 +84,52 @@ fn job(name: &str, tensor_core: Option<&str>, architecture: &str) -> (Kernel, St
 fn the_check_passes_clean_kernels_and_fails_planted_faults() {
     let folder = std::env::temp_dir().join(format!("sass-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    let sources =
-        [("clean", CLEAN), ("spilling", SPILLING), ("tensor", TENSOR), ("broken", BROKEN)];
+    let sources = [
+        ("clean", CLEAN),
+        ("spilling", SPILLING),
+        ("tensor", TENSOR),
+        ("calling", CALLING),
+        ("multicast", MULTICAST),
+        ("broken", BROKEN),
+    ];
     for (name, source) in sources {
         fs::write(folder.join(format!("{name}.cu")), source).unwrap();
     }
     let toolkit = Toolkit::locate().unwrap();
     let nvrtc = Nvrtc::load(&toolkit.nvrtc).unwrap();
     let bench = Bench { toolkit, nvrtc, sources: folder.clone(), keep: folder.clone() };
-    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"] {
+    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a"] {
         let jobs = [
             job("clean", None, architecture),
             job("tensor", Some("HMMA"), architecture),
             job("spilling", None, architecture),
             job("clean", Some("HMMA"), architecture),
             job("broken", None, architecture),
+            job("calling", None, architecture),
         ];
         let verdicts: Vec<_> =
             jobs.iter().map(|(kernel, arch)| bench.check(kernel, arch).unwrap()).collect();
-        let [clean, tensor, spilling, without, broken] = &verdicts[..] else { unreachable!() };
+        let [clean, tensor, spilling, without, broken, calling] = &verdicts[..] else {
+            unreachable!()
+        };
         assert_eq!(clean.faults, Vec::<String>::new(), "{clean:?}");
         assert_eq!(tensor.faults, Vec::<String>::new(), "{tensor:?}");
         assert_eq!(spilling.faults, ["registers spill"], "{spilling:?}");
         assert_eq!(without.faults, ["no HMMA"], "{without:?}");
         assert_eq!(broken.faults, ["NVRTC refuses it"], "{broken:?}");
+        assert_eq!(calling.faults, ["$calling$_Z5twicefi is called"], "{calling:?}");
         assert!(broken.log.as_ref().unwrap().contains("undeclared"), "{broken:?}");
+    }
+    let multicast = |architecture| {
+        let (kernel, architecture) = job("multicast", None, architecture);
+        bench.check(&kernel, &architecture).unwrap().faults.join("; ")
+    };
+    for architecture in ["sm_90a", "sm_100a", "sm_103a"] {
+        assert_eq!(multicast(architecture), "", "{architecture}");
+    }
+    for architecture in ["sm_120a", "sm_121a"] {
+        let faults = multicast(architecture);
+        assert!(faults.contains("__cuda_syscall_cp_async_bulk_tensor"), "{architecture}: {faults}");
     }
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -1,5 +1,6 @@
 //! The CUDA compilers: NVRTC, ptxas and nvdisasm. None of them needs a GPU or a driver.
 
+use super::nvrtc::CudaVersion;
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use std::{
@@ -17,6 +18,27 @@ const WHEELS: [&str; 6] = [
     "nvidia-cuda-cccl==13.0.85",
     "nvidia-cuda-nvdisasm==13.2.78",
 ];
+
+/// The first version whose compilers know an architecture, where not every CUDA that serves does.
+const FIRST_VERSIONS: [(&str, CudaVersion); 2] =
+    [("sm_103a", CudaVersion(12, 9)), ("sm_121a", CudaVersion(12, 9))];
+
+/// Refuses architectures that this version does not know.
+pub(crate) fn check_architectures<'a>(
+    version: CudaVersion,
+    architectures: impl Iterator<Item = &'a String>,
+) -> Result<()> {
+    for architecture in architectures {
+        let first = FIRST_VERSIONS.iter().find(|(name, _)| *name == architecture);
+        if let Some((_, first)) = first.filter(|(_, first)| version < *first) {
+            bail!(
+                "CUDA {version} does not know {architecture}: CUDA_PATH has to name {first} or newer, or \
+                 --arch other architectures"
+            );
+        }
+    }
+    Ok(())
+}
 
 /// Paths of an installation.
 pub(crate) struct Toolkit {
@@ -84,6 +106,19 @@ impl Toolkit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_architecture_that_is_newer_than_the_compilers_is_refused() {
+        let checked = |version, name: &str| {
+            check_architectures(version, [name.to_owned()].iter())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(checked(CudaVersion(12, 8), "sm_120a"), Ok(()));
+        assert_eq!(checked(CudaVersion(12, 9), "sm_121a"), Ok(()));
+        assert_eq!(checked(CudaVersion(13, 0), "sm_103a"), Ok(()));
+        let message = checked(CudaVersion(12, 8), "sm_103a").unwrap_err();
+        assert!(message.starts_with("CUDA 12.8 does not know sm_103a"), "{message}");
+    }
 
     #[test]
     fn a_folder_without_a_toolkit_is_refused_with_what_it_lacks() {

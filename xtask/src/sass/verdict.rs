@@ -38,10 +38,14 @@ impl Verdict {
     /// Judges what was measured by what the manifest asks for.
     pub(crate) fn judge(kernel: &Kernel, arch: &str, usage: Usage, code: &Instructions) -> Self {
         let mut faults = Vec::new();
-        if usage.spill_bytes > 0 {
+        let calls: Vec<_> = code.calls().collect();
+        if usage.spill_bytes > kernel.spill_bytes {
             faults.push("registers spill".to_owned());
-        } else if code.local_memory() > 0 {
+        } else if usage.spill_bytes == 0 && code.local_memory() > 0 && calls.is_empty() {
             faults.push("local memory is used (an array with a run-time index?)".to_owned());
+        }
+        if !calls.is_empty() {
+            faults.push(format!("{} is called", calls.join(", ")));
         }
         if usage.slowed_down {
             faults.push("ptxas warns of a loss of performance".to_owned());
@@ -154,6 +158,7 @@ mod tests {
             architectures: vec!["sm_89".into()],
             tensor_core: Some("HMMA".into()),
             max_registers: Some(128),
+            spill_bytes: 0,
             shared_memory_bytes: 65_536,
         }
     }
@@ -180,6 +185,21 @@ mod tests {
     fn a_spill_fails() {
         let usage = Usage { spill_bytes: 8, ..USAGE };
         assert_eq!(faults(&kernel(), usage, CODE), ["registers spill"]);
+    }
+
+    #[test]
+    fn a_spill_that_is_known_passes_and_more_fails() {
+        let kernel = Kernel { spill_bytes: 8, ..kernel() };
+        let code = format!("{CODE}/*0030*/ STL [R1], R5 ;\n");
+        let spilling = |spill_bytes| faults(&kernel, Usage { spill_bytes, ..USAGE }, &code);
+        assert_eq!(spilling(8), Vec::<String>::new());
+        assert_eq!(spilling(16), ["registers spill"]);
+    }
+
+    #[test]
+    fn a_call_fails_by_the_name_of_the_function() {
+        let code = format!("{CODE}/*0030*/ CALL.REL.NOINC `($k$_Z5twicefi) ;\n");
+        assert_eq!(faults(&kernel(), USAGE, &code), ["$k$_Z5twicefi is called"]);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct CudaKernel {
     pub tensor_core: Option<&'static str>,
     /// Registers a unit may use for the occupancy that the kernel counts on.
     pub max_registers: u32,
+    /// Bytes of registers that are known to spill.
+    pub spill_bytes: u32,
     /// Dynamic shared memory of a launch, in bytes.
     pub shared_memory_bytes: usize,
     /// CUDA C++.
@@ -105,6 +107,7 @@ fn compile(recorder: &Recorder, gpu: Gpu, job: Job) -> Result<CudaKernel, Record
         architectures: [gpu.architecture],
         tensor_core: promise.tensor_core,
         max_registers: promise.max_registers,
+        spill_bytes: promise.spill_bytes,
         shared_memory_bytes: compiled.shared_memory_bytes,
         source: compiled.source,
     })
