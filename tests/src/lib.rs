@@ -66,6 +66,20 @@ pub fn on_cuda_with(
     })
 }
 
+/// As [`on_device`], for a test of what only CUDA has; ignored elsewhere, and where the test says so.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_cuda(
+    test: impl FnOnce(&Client) -> Result<Completion, Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| match device.client().name() {
+        "cuda" => test(&device.client()),
+        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {other}"))),
+    })
+}
+
 /// As [`on_device`], with the device as Burn's.
 ///
 /// # Errors

@@ -54,6 +54,9 @@ mod nn_attention;
 mod precision_modules;
 #[path = "integration/profile.rs"]
 mod profile;
+#[cfg(feature = "cuda")]
+#[path = "integration/recorder.rs"]
+mod recorder;
 #[path = "integration/resources.rs"]
 mod resources;
 #[path = "integration/sgd.rs"]
@@ -124,6 +127,8 @@ fn main() -> ExitCode {
         matmul::trials(),
         precision_modules::trials(),
         nn_attention::trials(),
+        #[cfg(feature = "cuda")]
+        recorder::trials(),
         resources::trials(),
         profile::trials(),
         sgd::trials(),

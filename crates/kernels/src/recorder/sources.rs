@@ -33,8 +33,8 @@ pub struct CudaKernel {
 }
 
 /// A kernel that was launched, before it is compiled.
-struct Job {
-    name: String,
+pub(super) struct Job {
+    pub(super) name: String,
     promise: Promise,
     launched: Launched,
 }
@@ -73,7 +73,10 @@ pub fn record(gpu: Gpu) -> Result<Vec<CudaKernel>, RecordError> {
 }
 
 /// Launches every variant, and names what each of them is the first to launch.
-fn launch_all(recorder: &Recorder, variants: &[Variant]) -> Result<Vec<Job>, RecordError> {
+pub(super) fn launch_all(
+    recorder: &Recorder,
+    variants: &[Variant],
+) -> Result<Vec<Job>, RecordError> {
     let mut jobs = Vec::new();
     let mut seen = HashMap::new();
     for variant in variants {

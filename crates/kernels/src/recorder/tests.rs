@@ -1,5 +1,11 @@
 use super::*;
-use crate::variants::variants;
+use crate::{
+    Promise,
+    buffer::Buffer,
+    gelu::gelu_forward,
+    variants::{Variant, variants},
+};
+use cubecl::ir::{ElemType, FloatKind};
 use std::{
     collections::BTreeSet,
     fs,
@@ -79,6 +85,42 @@ fn record_some(gpu: Gpu, name: &str) -> Vec<(String, Compiled)> {
 }
 
 #[test]
+fn a_kernel_that_promises_nothing_is_an_error() {
+    let launch = |client: &Client| {
+        let x = Buffer::empty(client, 1024, ElemType::Float(FloatKind::F32));
+        gelu_forward(client, &x).map(drop)
+    };
+    let named = |promises: Vec<_>| {
+        let variants = [Variant::new("plain".into(), promises, launch)];
+        let jobs = sources::launch_all(&Recorder::new(Gpu::SM_89), &variants);
+        jobs.map(|jobs| jobs[0].name.clone()).map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        named(vec![("gelu_forward", Promise::registers(48))]).unwrap(),
+        "gelu_forward_plain"
+    );
+    let message = named(vec![("gelu_backward", Promise::registers(48))]).unwrap_err();
+    assert_eq!(message, "plain on sm_89: `gelu_forward` is launched and promises nothing");
+}
+
+#[test]
+fn memory_that_somebody_else_holds_is_not_overwritten() {
+    let recorder = Recorder::new(Gpu::SM_120A);
+    for round in 0..100 {
+        let buffer = Buffer::empty(recorder.client(), 1024, ElemType::Float(FloatKind::F32));
+        let holder = buffer.clone();
+        assert!(!buffer.handle.can_mut(), "round {round}");
+        drop(holder);
+        assert!(buffer.handle.can_mut(), "round {round}");
+        recorder.take().unwrap();
+        // The server has its copy now, which is the one that is not counted.
+        assert!(buffer.handle.can_mut(), "round {round}");
+        let _holder = buffer.clone();
+        assert!(!buffer.handle.can_mut(), "round {round}");
+    }
+}
+
+#[test]
 fn what_was_launched_before_is_not_recorded_again() {
     let recorder = Recorder::new(Gpu::SM_89);
     let launch = || {
@@ -91,7 +133,12 @@ fn what_was_launched_before_is_not_recorded_again() {
 
 #[test]
 fn more_shared_memory_than_the_gpu_has_is_an_error() {
-    let recorder = Recorder::new(Gpu { shared_bytes: 0, ..Gpu::SM_80 });
-    let variants = crate::layer_norm::variants(Recorder::new(Gpu::SM_80).client());
-    variants[0].launch(recorder.client()).unwrap_err();
+    let ampere = Recorder::new(Gpu::SM_80);
+    let variants = crate::matmul::variants(ampere.client());
+    variants[0].launch(ampere.client()).unwrap();
+    let launched = ampere.take().unwrap();
+    assert!(ampere.compile(&launched[0]).is_ok());
+    let small = Recorder::new(Gpu { shared_bytes: 1024, ..Gpu::SM_80 });
+    let error = small.compile(&launched[0]).err().unwrap().to_string();
+    assert!(error.ends_with("bytes of shared memory, of 1024"), "{error}");
 }
