@@ -9,7 +9,7 @@ use blackburn_kernels::{
     buffer::Buffer,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormProblem,
-        LayerNormSaved, Norm, Pass, layer_norm_backward, layer_norm_forward,
+        LayerNormSaved, Norm, Pass, layer_norm_backward, layer_norm_forward, variants::WIDTHS,
     },
 };
 use blackburn_reference::{
@@ -22,10 +22,9 @@ use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
-/// (rows, width): one element; around vectors of 4 and 8; a plane's row and one that vectors do not
-/// divide; a cube's, with a vector more and one that units do not share out evenly; rows around what a
-/// cube has at once and what the device has.
-const SHAPES: [(usize, usize); 14] = [
+/// (rows, width) beside those whose machine code is checked: one element; around vectors of 4 and 8; a plane's
+/// row; a cube's with a vector more; rows around what a cube has at once and what the device has.
+const SHAPES: [(usize, usize); 11] = [
     (1, 1),
     (5, 1),
     (3, 7),
@@ -35,10 +34,7 @@ const SHAPES: [(usize, usize); 14] = [
     (33, 64),
     (1, 768),
     (19, 768),
-    (7, 769),
     (3, 1025),
-    (5, 4096),
-    (2, 8200),
     (2500, 24),
 ];
 
@@ -50,13 +46,15 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = |what: &str| format!("layer_norm::{what}_in_{storage:?}").to_lowercase();
         trials.push(Trial::ignorable_test(name("every_shape_is_within_bounds"), move || {
             on_device_with(dtype(storage), |client| {
-                let mut seen = 0;
-                for (rows, width) in SHAPES {
+                let shapes = SHAPES.into_iter().chain(WIDTHS.map(|width| (5, width)));
+                let (mut asked, mut seen) = (0, 0);
+                for (rows, width) in shapes {
                     let case = Case { rows, width, ..Case::plain(storage) };
+                    asked += 1;
                     seen += usize::from(case.check(client)?);
                 }
-                // All but those that are wider than this device's cubes.
-                if seen < SHAPES.len() - 1 { Err("few shapes were served".into()) } else { Ok(()) }
+                // All but the two widest, which are more than a cube holds backward.
+                if seen < asked - 2 { Err("few shapes were served".into()) } else { Ok(()) }
             })
         }));
         trials.push(Trial::ignorable_test(name("every_variant_is_within_bounds"), move || {

@@ -7,7 +7,7 @@ use blackburn_kernels::{
     buffer::Buffer,
     softmax::{
         SoftmaxBlueprint, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward,
-        softmax_rows, softmax_rows_backward,
+        softmax_rows, softmax_rows_backward, variants::LENGTHS,
     },
 };
 use blackburn_reference::{
@@ -23,7 +23,7 @@ use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
 
-/// Rows, elements of a row, and from one to the next: one element; around vectors, and apart by whole
+/// Rows, elements of a row, and from one to the next, beside those whose machine code is checked: one element; around vectors, and apart by whole
 /// vectors and not; a plane's rows, more than a cube has at once; around what planes and cubes hold, and
 /// beyond, on devices with planes of 8 and of 32.
 const SIZES: [(usize, usize, usize); 11] = [
@@ -39,6 +39,11 @@ const SIZES: [(usize, usize, usize); 11] = [
     (2, 12_289, 12_296),
     (2, 24_577, 24_577),
 ];
+
+/// [`SIZES`], and rows of each checked length, as far apart as CubeCL puts them.
+fn sizes() -> impl Iterator<Item = (usize, usize, usize)> {
+    SIZES.into_iter().chain(LENGTHS.map(|classes| (2, classes, classes.next_multiple_of(64))))
+}
 
 const ALL: SoftmaxOutputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
 
@@ -158,7 +163,7 @@ fn steps(blueprint: &SoftmaxBlueprint, problem: &SoftmaxProblem) -> Steps {
 }
 
 fn forward(client: &Client, storage: Storage) -> Result<(), Failed> {
-    for size in SIZES {
+    for size in sizes() {
         let case = Case::new(size, storage, storage);
         for logarithms in [false, true] {
             case.check(client, SoftmaxOutputs { logarithms, ..SoftmaxOutputs::default() })?;
@@ -193,7 +198,7 @@ fn casts(client: &Client) -> Result<(), Failed> {
 
 /// From softmax, and from exponentials with their sums, as the device has them.
 fn backward(client: &Client, storage: Storage) -> Result<(), Failed> {
-    for (i, size) in SIZES.into_iter().enumerate() {
+    for (i, size) in sizes().enumerate() {
         let case = Case::new(size, storage, storage);
         let SoftmaxProblem { rows, classes, row_stride, .. } = case.problem;
         // As far apart as x, and otherwise.

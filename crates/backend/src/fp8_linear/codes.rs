@@ -94,14 +94,13 @@ fn problem(
     MatmulProblem::new(lhs, rhs, out, F32Precision::Tf32)
 }
 
-/// `plan` with sums promoted after every block of k, as DeepSeek-V3 trained. The sums are then held
-/// twice, which leaves no registers for tiles of more than 128 columns.
+/// `plan` with sums promoted after every block of k, as DeepSeek-V3 trained.
 fn promoted_plan(
     plan: MatmulBlueprint,
     problem: &MatmulProblem,
     client: &Client,
 ) -> MatmulBlueprint {
-    const WIDEST: usize = 128;
+    const WIDEST: usize = MatmulBlueprint::WIDEST_PROMOTED;
     if plan.family != Family::Wgmma {
         return plan;
     }

@@ -92,19 +92,37 @@ impl AttentionBlueprint {
     }
 
     /// What the kernels of this plan promise, in both passes.
-    pub(super) fn promises(&self) -> Vec<(&'static str, Promise)> {
+    pub(super) fn promises(&self, problem: &AttentionProblem) -> Vec<(&'static str, Promise)> {
         const MOST: u32 = Promise::MOST_REGISTERS;
+        let AttentionProblem { mask, bias, packed, dropout, .. } = problem;
+        // What of the wide heads' registers options take from the loop spills, on some architectures.
+        let of_pairs = mask.is_some() || dropout.is_some();
+        let wide = problem.head_dim > 64;
+        let of_forward = if mask.is_some() || packed.is_some() { 16 } else { 0 };
+        let of_backward = match (wide, bias.is_some(), of_pairs) {
+            (true, true, _) => 320,
+            (true, false, true) => 128,
+            (true, false, false) | (false, false, true) => 16,
+            (false, ..) => 0,
+        };
+        let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         match self.family {
             Family::Wgmma => vec![
                 // What a launch gives each unit; those that multiply then take from those that copy.
                 ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
-                ("attention_backward_wgmma", Promise::tensor_core("HGMMA", MOST)),
+                (
+                    "attention_backward_wgmma",
+                    Promise::tensor_core("HGMMA", MOST).spilling(of_hopper),
+                ),
                 row_terms,
             ],
             Family::Mma => vec![
-                ("attention_forward_mma", Promise::tensor_core("HMMA", MOST)),
-                ("attention_backward_mma", Promise::tensor_core("HMMA", MOST)),
+                ("attention_forward_mma", Promise::tensor_core("HMMA", MOST).spilling(of_forward)),
+                (
+                    "attention_backward_mma",
+                    Promise::tensor_core("HMMA", MOST).spilling(of_backward),
+                ),
                 row_terms,
             ],
             Family::Portable => [

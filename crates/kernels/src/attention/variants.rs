@@ -132,7 +132,7 @@ fn passes(
         plans.dedup_by_key(|plan| plan.family);
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());
-            all.push(Variant::new(name, plan.promises(), move |client| {
+            all.push(Variant::new(name, plan.promises(&problem), move |client| {
                 launch(client, &problem, pass, &plan)
             }));
         }

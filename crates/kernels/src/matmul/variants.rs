@@ -32,7 +32,7 @@ const HEAD: [usize; 3] = [8192, 50_257, 768];
 pub enum Steps {
     /// A bias, as in a linear layer's forward pass.
     Bias,
-    /// A bias, ReLU and a residual: the most that the widest tiles take.
+    /// A bias, `ReLU` and a residual: the most that the widest tiles take.
     Residual,
     /// Scales, a bias, GELU whose argument is kept, and a residual.
     Everything,

@@ -165,6 +165,8 @@ impl SoftmaxBlueprint {
         const REGISTERS: [u32; 2] = [65_536, 8];
         /// Cubes of rows that are read twice.
         const STREAMING_CUBES: u32 = 2;
+        /// Two registers, each stored and loaded, that ptxas spills on some architectures although more are left.
+        const SPILL_BYTES: u32 = 16;
         let [all, step] = REGISTERS;
         let elements = self.vectors * self.vector_size;
         let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
@@ -173,7 +175,8 @@ impl SoftmaxBlueprint {
             _ => STREAMING_CUBES,
         };
         let of_unit = all / (cubes * self.units() * self.rows);
-        Promise::registers((of_unit / step * step).min(Promise::MOST_REGISTERS))
+        let registers = (of_unit / step * step).min(Promise::MOST_REGISTERS);
+        Promise::registers(registers).spilling(SPILL_BYTES)
     }
 
     /// Units that share a row.
