@@ -72,7 +72,7 @@ impl Gpu {
         Self::SM_121A,
     ];
 
-    /// Sizes in multiples of 1024 bytes and of as many to the third.
+    /// Shared memory in KiB, memory in GiB.
     const fn new(
         architecture: &'static str,
         capability: u32,
@@ -84,23 +84,23 @@ impl Gpu {
         Self { architecture, capability, multiprocessors, shared_bytes, memory_bytes }
     }
 
-    /// What the CUDA C++ compiler is told.
+    /// The options that CubeCL's compiler to CUDA C++ gets for it.
     pub fn options(&self) -> CompilationOptions {
         CompilationOptions {
             warp_size: 32,
             supports_features: CppSupportedFeatures {
-                grid_constants: self.capability >= 70,
+                grid_constants: true,
                 clusters: self.capability >= 90,
                 fast_math: true,
-                fast_tanh: self.capability >= 75,
+                fast_tanh: true,
                 elect_sync: self.capability >= 90,
-                dp4a: self.capability >= 61,
+                dp4a: true,
             },
             ..Default::default()
         }
     }
 
-    /// What a client of it says.
+    /// The properties of its clients.
     pub fn properties(&self) -> DeviceProperties {
         let arch = CudaArchitecture { version: self.capability, tensor_cores: true };
         let cmma = CudaCmmaCompiler::Cpp.supported_cmma_combinations(&arch);
@@ -115,7 +115,7 @@ impl Gpu {
             max_units_per_cube: 1024,
             max_cube_dim: (1024, 1024, 64),
             num_streaming_multiprocessors: Some(self.multiprocessors),
-            // CubeCL knows no later ones.
+            // CubeCL has no number for later ones.
             num_tensor_cores: (self.capability <= 100).then_some(4),
             min_tensor_cores_dim: (!cmma.is_empty()).then_some(8),
             num_cpu_cores: None,
@@ -186,7 +186,7 @@ impl Gpu {
         }
     }
 
-    /// Whether it has floats of four and six bits, which later ones may lack.
+    /// Whether it has floats of four and six bits, which CubeCL does not expect of its successors.
     fn is_blackwell(&self) -> bool {
         matches!(self.capability / 10, 10..=12)
     }
@@ -216,7 +216,7 @@ impl Gpu {
     }
 }
 
-/// What CUDA promises of its matrix instructions.
+/// How the operands of matrix instructions lie in registers.
 pub(super) fn target_properties() -> TargetProperties {
     TargetProperties {
         mma: MmaProperties {
