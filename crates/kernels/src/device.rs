@@ -18,6 +18,15 @@ impl DeviceProfile {
     /// What to count on where the runtime tells nothing.
     const MULTIPROCESSORS: u32 = 8;
 
+    /// Registers that a unit may have where a multiprocessor is to be full of units: of 65,536 for 2048, or
+    /// for 1536 on Ada and Blackwell's workstations.
+    pub(crate) fn registers_when_full(&self) -> u32 {
+        match self.compute_capability {
+            Some(86 | 89 | 120..) => 40,
+            _ => 32,
+        }
+    }
+
     /// The device of `client`.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();

@@ -73,7 +73,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         matmul::variants(client),
         quantize::variants(),
         attention::variants(client),
-        embedding::variants(),
+        embedding::variants(client),
         adamw::variants(),
         sgd::variants(),
         square_sum::variants(),

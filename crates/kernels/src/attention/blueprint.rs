@@ -95,10 +95,10 @@ impl AttentionBlueprint {
     pub(super) fn promises(&self, problem: &AttentionProblem) -> Vec<(&'static str, Promise)> {
         const MOST: u32 = Promise::MOST_REGISTERS;
         let AttentionProblem { mask, bias, packed, dropout, .. } = problem;
-        // What of the wide heads' registers options take from the loop spills, on some architectures.
+        // Known spills in bytes, on one architecture or another: tiles leave few registers for options.
         let of_pairs = mask.is_some() || dropout.is_some();
         let wide = problem.head_dim > 64;
-        let of_forward = if mask.is_some() || packed.is_some() { 16 } else { 0 };
+        let of_forward = if mask.is_some() || bias.is_some() || packed.is_some() { 32 } else { 0 };
         let of_backward = match (wide, bias.is_some(), of_pairs) {
             (true, true, _) => 320,
             (true, false, true) => 128,

@@ -2,22 +2,17 @@
 
 use super::{EmbeddingProblem, embedding_backward};
 use crate::{
-    Promise,
+    DeviceProfile, Promise,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };
-use cubecl::ir::{ElemType, IntKind};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, IntKind},
+};
 
-/// Eight cubes of 256 units a multiprocessor sort.
-const SORT: Promise = Promise::registers(32);
 /// Six cubes of 256 units a multiprocessor wait for rows that lie anywhere.
 const ADD: Promise = Promise::registers(40);
-const PROMISES: [(&str, Promise); 4] = [
-    ("embedding_count", SORT),
-    ("embedding_sort", SORT),
-    ("embedding_backward", ADD),
-    ("embedding_join", ADD),
-];
 
 /// GPT-2's tokens in every type: more rows than one digit counts, and indices in many chunks.
 pub fn problems() -> [EmbeddingProblem; 3] {
@@ -25,11 +20,19 @@ pub fn problems() -> [EmbeddingProblem; 3] {
 }
 
 /// The gradient of each.
-pub(crate) fn variants() -> Vec<Variant> {
+pub(crate) fn variants(client: &Client) -> Vec<Variant> {
+    // A multiprocessor is full while it sorts.
+    let sort = Promise::registers(DeviceProfile::of(client).registers_when_full());
+    let promises = [
+        ("embedding_count", sort),
+        ("embedding_sort", sort),
+        ("embedding_backward", ADD),
+        ("embedding_join", ADD),
+    ];
     let named = problems().into_iter().zip(FLOATS);
-    let variant = |(problem, (_, name)): (EmbeddingProblem, (_, &str))| {
+    let variant = move |(problem, (_, name)): (EmbeddingProblem, (_, &str))| {
         let EmbeddingProblem { indices, rows, columns, dtype } = problem;
-        Variant::new(name.into(), PROMISES, move |client| {
+        Variant::new(name.into(), promises, move |client| {
             let index = Buffer::empty(client, indices, ElemType::Int(IntKind::I32));
             let dy = Buffer::empty(client, indices * columns, dtype);
             let dw = Buffer::empty(client, rows * columns, dtype);

@@ -159,8 +159,9 @@ impl SoftmaxBlueprint {
         }
     }
 
-    /// As many registers as leave room for the cubes that this counts on.
-    pub(crate) fn promise(&self, pass: Pass) -> Promise {
+    /// As many registers as leave room for the cubes that this counts on: for two on Blackwell, where ptxas
+    /// takes more if a pass `keeps` what it computes on the way.
+    pub(crate) fn promise(&self, pass: Pass, keeps: bool, device: &DeviceProfile) -> Promise {
         /// Of a multiprocessor, and how many are given to a unit at a time.
         const REGISTERS: [u32; 2] = [65_536, 8];
         /// Cubes of rows that are read twice.
@@ -170,8 +171,12 @@ impl SoftmaxBlueprint {
         let [all, step] = REGISTERS;
         let elements = self.vectors * self.vector_size;
         let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
+        let most = match device.compute_capability {
+            Some(100..) if keeps => 2,
+            _ => u32::MAX,
+        };
         let cubes = match tier {
-            Some(tier) if self.vectors > 0 => tier.cubes,
+            Some(tier) if self.vectors > 0 => tier.cubes.min(most),
             _ => STREAMING_CUBES,
         };
         let of_unit = all / (cubes * self.units() * self.rows);

@@ -7,7 +7,7 @@ use super::{
     softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
 };
 use crate::{
-    KernelError,
+    DeviceProfile, KernelError,
     buffer::Buffer,
     cross_entropy::CrossEntropyBlueprint,
     variants::{FLOATS, Variant},
@@ -55,12 +55,15 @@ fn empty(client: &Client, problem: &SoftmaxProblem) -> Buffer {
 /// Softmax alone with its gradient, and its logarithm with all that may be kept and the gradient from
 /// exponentials.
 fn rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> [Variant; 2] {
+    let device = DeviceProfile::of(client);
     let x = empty(client, &problem);
-    let forward = plan_forward(client, &problem, &x).promise(Pass::Forward);
+    let forward = plan_forward(client, &problem, &x);
     let backward = plan_backward(client, &problem, &x, &x, problem.row_stride);
-    let promises =
-        [("softmax_rows", forward), ("softmax_rows_backward", backward.promise(Pass::Backward))];
     [false, true].map(|all| {
+        let promises = [
+            ("softmax_rows", forward.promise(Pass::Forward, all, &device)),
+            ("softmax_rows_backward", backward.promise(Pass::Backward, false, &device)),
+        ];
         let kept = if all { "_kept" } else { "" };
         let name = format!("{}_{dtype}{kept}", problem.classes);
         Variant::new(name, promises, move |client| {
