@@ -142,6 +142,14 @@ fn turns(device: &Device) -> Result<(), Failed> {
         let value = loss.clone().inner();
         (value, GradientsParams::from_grads(loss.backward(), network))
     }
+    /// Asks for work that a GPU has not done when the other thread comes, so that what this thread asks for
+    /// next has not begun by then.
+    fn occupy(device: &Device) {
+        const PRODUCTS: usize = 16;
+        const SIZE: usize = if cfg!(feature = "cuda") { 4096 } else { 32 };
+        let x = Tensor::<2>::full([SIZE, SIZE], 1.0 / SIZE as f64, &device.clone().inner());
+        (0..PRODUCTS).fold(x.clone(), |product, _| product.matmul(x.clone()));
+    }
     let here = Network::new(0.0, device);
     let there = here.clone().doubled();
     let of = |network: &Network, step| values(long(network, batch(step, ROWS, device)).0);
@@ -153,6 +161,7 @@ fn turns(device: &Device) -> Result<(), Failed> {
         return Err("nothing was recorded".into());
     }
     for step in 0..TURNS {
+        occupy(device);
         let (first, gradients) = graph.run(&here, batch(step, ROWS, device), long)?;
         drop(gradients);
         let second = thread::scope(|scope| {

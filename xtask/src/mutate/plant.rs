@@ -6,7 +6,7 @@ use super::{
 };
 use anyhow::{Context, Result, bail};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     ops::Range,
     path::{Path, PathBuf},
@@ -36,6 +36,7 @@ pub(super) fn plant(root: &Path, folder: &Path, faults: &[&Fault]) -> Result<Vec
     faults.iter().for_each(|fault| by_file.entry(fault.file).or_default().push(fault));
     let crates: Vec<PathBuf> = by_file.keys().filter_map(|file| front_door(file)).collect();
     let mut places = Vec::new();
+    let mut kept = BTreeSet::new();
     let listed = git(&["ls-files", "--cached", "--others", "--exclude-standard"])?;
     for file in listed.lines().filter(|file| root.join(file).is_file()) {
         let mut contents = fs::read(root.join(file)).with_context(|| format!("read {file}"))?;
@@ -52,6 +53,7 @@ pub(super) fn plant(root: &Path, folder: &Path, faults: &[&Fault]) -> Result<Vec
             contents.extend_from_slice(b"\nmod planted;\n");
         }
         write_if_changed(&folder.join(file), &contents)?;
+        kept.insert(folder.join(file));
         // Libraries that have no version of the copy's own are not built again for it.
         if is_new && contents.len() == length {
             let time = fs::metadata(root.join(file))?.modified()?;
@@ -62,9 +64,25 @@ pub(super) fn plant(root: &Path, folder: &Path, faults: &[&Fault]) -> Result<Vec
         bail!("the table of faults names {file}, which is not there");
     }
     for door in &crates {
-        write_if_changed(&folder.join(door.with_file_name("planted.rs")), CHOICE.as_bytes())?;
+        let choice = folder.join(door.with_file_name("planted.rs"));
+        write_if_changed(&choice, CHOICE.as_bytes())?;
+        kept.insert(choice);
     }
+    remove_others(folder, &kept)?;
     Ok(places)
+}
+
+/// Removes what an earlier copy has left in `folder`: a module that was moved would be there twice.
+fn remove_others(folder: &Path, kept: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(&path, kept)?;
+        } else if !kept.contains(&path) {
+            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// The workspace's manifest, with a version of its own. Cargo tells packages apart by name and version
@@ -191,6 +209,18 @@ mod tests {
     fn planted(text: &str, faults: &[Fault]) -> Result<String> {
         let faults: Vec<&Fault> = faults.iter().collect();
         with_faults(text, "crates/x/src/a.rs", &faults, &mut Vec::new())
+    }
+
+    #[test]
+    fn what_an_earlier_copy_left_is_removed() {
+        let root = std::env::temp_dir().join(format!("plant-{}", std::process::id()));
+        let [moved, kept] = ["src/op.rs", "src/op/mod.rs"].map(|file| root.join(file));
+        for file in [&moved, &kept] {
+            write_if_changed(file, b"fn op() {}").unwrap();
+        }
+        remove_others(&root, &BTreeSet::from([kept.clone()])).unwrap();
+        assert_eq!([moved.exists(), kept.exists()], [false, true]);
+        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -17,12 +17,12 @@ const EPILOGUES: &[&str] = &[
     "matmul::all_layouts_are_within_bounds_in_bf16",
 ];
 const ATTENTION: &[&str] = &[
-    "attention::lengths_around_the_edges_of_tiles_are_within_bounds_in_bf16",
-    "attention::every_option_is_within_bounds_in_bf16",
-    "attention::packed_sequences_attend",
+    "attention::long::packed_sequences_attend_to_themselves_in_bf16",
     "attention::long::everything_is_within_bounds_in_bf16",
+    "attention::every_option_is_within_bounds_in_bf16",
     "attention::long::a_key_of_four_heads_causal_is_within_bounds_in_bf16",
     "attention::long::a_sequence_of_4100_is_within_bounds_in_bf16",
+    "attention::lengths_around_the_edges_of_tiles_are_within_bounds_in_bf16",
 ];
 
 pub(super) const FILES: &[InFile] = &[
@@ -252,11 +252,18 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/attention/rules.rs",
         tests: ATTENTION,
-        rows: &[device(
-            "one key beyond the window taken as seen by all",
-            "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 1",
-            "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 2",
-        )],
+        rows: &[
+            device(
+                "one key beyond the window taken as seen by all",
+                "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 1",
+                "i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 2",
+            ),
+            device(
+                "one key before the window taken as seen by all",
+                "i32::cast_from(last) + sequence.diagonal - rules.numbers.left",
+                "i32::cast_from(last) + sequence.diagonal - rules.numbers.left - 1",
+            ),
+        ],
     },
     InFile {
         file: "crates/kernels/src/attention/wgmma_forward.rs",
