@@ -14,7 +14,7 @@ use burn::{
     prelude::*,
 };
 use libtest_mimic::Failed;
-use std::{cell::Cell, thread};
+use std::{cell::Cell, sync::mpsc, thread};
 
 pub(super) const TESTS: [(&str, Test); 5] = [
     ("running_statistics_run", statistics),
@@ -160,20 +160,33 @@ fn turns(device: &Device) -> Result<(), Failed> {
     if !graph.is_recorded() {
         return Err("nothing was recorded".into());
     }
-    for step in 0..TURNS {
-        occupy(device);
-        let (first, gradients) = graph.run(&here, batch(step, ROWS, device), long)?;
-        drop(gradients);
-        let second = thread::scope(|scope| {
-            let run = || graph.run(&there, batch(step, ROWS, device), long).map(|(loss, _)| loss);
-            scope.spawn(run).join()
+    // One other thread takes all its turns: CubeCL waits for another queue when it first sees its memory.
+    thread::scope(|scope| {
+        let (to_there, turns) = mpsc::channel::<(Passes, u64)>();
+        let (to_here, done) = mpsc::channel();
+        let there_too = there.clone();
+        scope.spawn(move || {
+            for (mut graph, step) in turns {
+                let loss = graph.run(&there_too, batch(step, ROWS, device), long);
+                if to_here.send((graph, loss.map(|(loss, _)| loss))).is_err() {
+                    break;
+                }
+            }
         });
-        let second = second.map_err(|_| "the other thread panicked")??;
-        for (loss, network) in [(first, &here), (second, &there)] {
-            agree(&values(loss)?, &of(network, step)?, 1e-5).map_err(at(format!("step {step}")))?;
+        for step in 0..TURNS {
+            occupy(device);
+            let (first, gradients) = graph.run(&here, batch(step, ROWS, device), long)?;
+            drop(gradients);
+            to_there.send((graph, step))?;
+            let second = done.recv().map_err(|_| "the other thread panicked")?;
+            graph = second.0;
+            for (loss, network) in [(first, &here), (second.1?, &there)] {
+                agree(&values(loss)?, &of(network, step)?, 1e-5)
+                    .map_err(at(format!("step {step}")))?;
+            }
         }
-    }
-    if graph.is_recorded() { Ok(()) } else { Err("the recording was dropped".into()) }
+        if graph.is_recorded() { Ok(()) } else { Err("the recording was dropped".into()) }
+    })
 }
 
 /// Replays 2 and 10 are compared with the pass, which needs as much memory as the recording has.

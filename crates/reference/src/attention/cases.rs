@@ -95,7 +95,7 @@ pub fn options() -> Vec<AttentionCase> {
         // The first query sees all keys of the first tile but the last, of whatever tiles.
         ("causal, a key short of a tile", [1, 2, 2], [65, 191, 64], CAUSAL),
         // The 64th sees all of the second tile but its first.
-        ("window, a key short of a tile", [1, 2, 2], [65, 191, 64], window(Some(60), None)),
+        ("window, a key short of a tile", [1, 2, 2], [65, 256, 64], window(Some(125), None)),
         ("softcap", [1, 2, 2], [33, 64, 64], AttentionOptions { softcap: SOFTCAP, ..PLAIN }),
         (
             "softcap, causal",
