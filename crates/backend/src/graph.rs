@@ -37,7 +37,7 @@ pub enum GraphError {
 
 /// Whether `device` may record.
 pub fn is_supported(device: &Device) -> bool {
-    crate::device::is_gpu(&device.clone().without_autodiff())
+    crate::tensors::is_gpu(&device.clone().without_autodiff())
 }
 
 /// Replays that the process asked for so far. A profile cannot see the kernels of a replay, so it has to
@@ -194,7 +194,7 @@ fn ask<T>(
     question: impl FnOnce(&DispatchDevice) -> Result<T, ExecutionError>,
 ) -> Result<T, GraphError> {
     let device = device.clone().without_autodiff();
-    if !crate::device::is_gpu(&device) {
+    if !crate::tensors::is_gpu(&device) {
         return Err(unsupported(&device));
     }
     question(device.as_dispatch()).map_err(|error| refused(step, &error))

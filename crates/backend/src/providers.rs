@@ -1,15 +1,19 @@
 //! Which fusion optimizations run: Burn's own and Blackburn's, and those switched off.
 
 use crate::{
-    adamw::{Adamw, AdamwProvider},
-    attention::provider::{self as attention, AttentionProvider},
-    column_sum::{self, ColumnSumProvider},
-    embedding::provider::{self as embedding, EmbeddingProvider},
-    gelu::{self, GeluProvider},
-    matmul::{self, MatmulSettings},
-    sgd::{Sgd, SgdProvider},
-    softmax::{self, SoftmaxProvider},
-    steps::Kind,
+    fused::{
+        attention::{self, AttentionProvider},
+        column_sum::{self, ColumnSumProvider},
+        embedding::{self, EmbeddingProvider},
+        gelu::{self, GeluProvider},
+        matmul::{self, MatmulSettings},
+        softmax::{self, SoftmaxProvider},
+    },
+    steps::{
+        adamw::{Adamw, AdamwProvider},
+        provider::Kind,
+        sgd::{Sgd, SgdProvider},
+    },
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};

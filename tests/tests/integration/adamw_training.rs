@@ -2,7 +2,7 @@
 
 use crate::step_training::{Groups, bad_readings, is_named};
 use blackburn::train::optim::{AdamWGroups, StepGate};
-use blackburn_backend::adamw::{self, Step, Tensors};
+use blackburn_backend::steps::adamw::{self, Step, Tensors};
 use blackburn_reference::storage::Storage;
 use blackburn_tests::tensors::float;
 use burn::{module::Module, optim::ModuleOptimizer, prelude::*};

@@ -2,7 +2,7 @@
 
 use crate::step_training::{Groups, bad_readings, is_named};
 use blackburn::train::optim::{SgdGroups, StepGate};
-use blackburn_backend::sgd::{self, Step, Tensors};
+use blackburn_backend::steps::sgd::{self, Step, Tensors};
 use blackburn_reference::storage::Storage;
 use blackburn_tests::tensors::float;
 use burn::{module::Module, optim::ModuleOptimizer, prelude::*};

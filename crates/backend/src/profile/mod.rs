@@ -42,7 +42,7 @@ pub enum ObserveError {
 
 /// Whether `device` can be observed: a GPU, or a software device that passes for one.
 pub fn is_observable(device: &Device) -> bool {
-    crate::device::is_gpu(&device.clone().without_autodiff())
+    crate::tensors::is_gpu(&device.clone().without_autodiff())
 }
 
 /// One block of operations that ran: those that one fusion replaces, or one by itself.

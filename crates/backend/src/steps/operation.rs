@@ -1,9 +1,9 @@
 //! Steps of several parameters on the kernel.
 
-use super::Kind;
+use super::provider::Kind;
 use crate::{
     declined,
-    handles::{
+    tensors::{
         Place, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
         take_cube_tensor, tensor_of_rows,
     },
@@ -26,19 +26,19 @@ use std::marker::PhantomData;
 const GRADIENT: usize = 1;
 
 /// What a gate reads.
-pub(super) const READINGS: usize = 3;
+pub(crate) const READINGS: usize = 3;
 
 /// One parameter's operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
-pub(super) struct Asked<K, const N: usize> {
-    pub(super) operation: CustomOpIr,
+pub(crate) struct Asked<K, const N: usize> {
+    pub(crate) operation: CustomOpIr,
     kind: PhantomData<K>,
 }
 
 impl<K: Kind<N>, const N: usize> Asked<K, N> {
     /// The step in `operation`, if that is one.
-    pub(super) fn of(operation: &OperationIr) -> Option<Self> {
+    pub(crate) fn of(operation: &OperationIr) -> Option<Self> {
         let OperationIr::Custom(custom) = operation else { return None };
         let shared = custom.inputs.len().checked_sub(N)?;
         let is_step = custom.id == K::ID
@@ -51,22 +51,22 @@ impl<K: Kind<N>, const N: usize> Asked<K, N> {
         std::array::from_fn(|at| &self.operation.inputs[at])
     }
 
-    pub(super) fn gate(&self) -> Option<&[TensorIr]> {
+    pub(crate) fn gate(&self) -> Option<&[TensorIr]> {
         self.operation.inputs.get(N..N + READINGS)
     }
 
-    pub(super) fn seed(&self) -> Option<&TensorIr> {
+    pub(crate) fn seed(&self) -> Option<&TensorIr> {
         let after_gate = self.gate().map_or(0, <[_]>::len);
         self.operation.inputs.get(N + after_gate)
     }
 
     /// What the device says of the step, and the seed.
-    pub(super) fn shared(&self) -> impl Iterator<Item = TensorId> {
+    pub(crate) fn shared(&self) -> impl Iterator<Item = TensorId> {
         self.operation.inputs[N..].iter().map(|tensor| tensor.id)
     }
 
     /// Whether it needs something that `other` makes.
-    pub(super) fn reads_from(&self, other: &Self) -> bool {
+    pub(crate) fn reads_from(&self, other: &Self) -> bool {
         let makes = |id: TensorId| other.operation.outputs.iter().any(|out| out.id == id);
         self.operation.inputs.iter().any(|input| makes(input.id))
     }
@@ -121,7 +121,7 @@ impl Scalars<'_> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct StepOperation<K, const N: usize> {
-    pub(super) updates: Vec<Asked<K, N>>,
+    pub(crate) updates: Vec<Asked<K, N>>,
 }
 
 impl<K: Kind<N>, const N: usize> StepOperation<K, N> {

@@ -1,10 +1,12 @@
 //! The fusers of both optimizers.
 
 use super::{
-    Kind, StepFuser,
+    adamw::Adamw,
     operation::{Asked, READINGS},
+    provider::{Kind, StepFuser},
+    sgd::Sgd,
 };
-use crate::{adamw::Adamw, gelu::row_sum::tests::view, pattern::emit::tensor, sgd::Sgd};
+use crate::{fused::column_sum::behind_tests::view, stream::emit::tensor};
 use blackburn_kernels::step::MOST_TENSORS;
 use burn_fusion::{FuserStatus, OperationFuser};
 use burn_ir::{

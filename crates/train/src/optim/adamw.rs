@@ -15,7 +15,7 @@ use super::{
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
-use blackburn_backend::adamw;
+use blackburn_backend::steps::adamw;
 use burn::{
     optim::{
         AdamWState as BurnsState, AdaptiveMomentumState, LearningRate, Optimizer, RecordState,

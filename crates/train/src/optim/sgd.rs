@@ -20,7 +20,7 @@ use super::{
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
-use blackburn_backend::sgd;
+use blackburn_backend::steps::sgd;
 use burn::{
     module::Module,
     optim::{

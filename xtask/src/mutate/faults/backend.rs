@@ -4,7 +4,7 @@ use super::{InFile, host};
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
-        file: "crates/backend/src/dropout.rs",
+        file: "crates/backend/src/ops/dropout.rs",
         tests: &["dropout"],
         rows: &[
             host(
@@ -20,7 +20,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/square_sum.rs",
+        file: "crates/backend/src/ops/square_sum.rs",
         tests: &["square_sum"],
         rows: &[
             host("a full batch forgotten", "self.sums = added(self.sums, full)", "drop(full)"),
@@ -28,7 +28,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/matmul/operation.rs",
+        file: "crates/backend/src/fused/matmul/operation.rs",
         tests: &["linear", "matmul", "gelu"],
         rows: &[
             host(
@@ -49,7 +49,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/matmul/chain.rs",
+        file: "crates/backend/src/fused/matmul/chain.rs",
         tests: &["linear", "matmul", "gelu"],
         rows: &[
             host(
@@ -61,7 +61,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/attention/host.rs",
+        file: "crates/backend/src/ops/attention/host.rs",
         tests: &["attention::op"],
         rows: &[
             host(
@@ -77,7 +77,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/layer_norm/layer.rs",
+        file: "crates/backend/src/ops/layer_norm/layer.rs",
         tests: &["layer_norm"],
         rows: &[
             host(
@@ -89,7 +89,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/backend/src/linear_cross_entropy/layer.rs",
+        file: "crates/backend/src/ops/linear_cross_entropy/layer.rs",
         tests: &["linear_cross_entropy"],
         rows: &[host(
             "gradient of the loss ignored",
@@ -98,7 +98,7 @@ pub(super) const FILES: &[InFile] = &[
         )],
     },
     InFile {
-        file: "crates/backend/src/rows.rs",
+        file: "crates/backend/src/tensors/rows.rs",
         tests: &["softmax", "cross_entropy"],
         rows: &[host(
             "gap between matrices ignored",
@@ -107,7 +107,7 @@ pub(super) const FILES: &[InFile] = &[
         )],
     },
     InFile {
-        file: "crates/backend/src/overwrite.rs",
+        file: "crates/backend/src/ops/overwrite.rs",
         tests: &["overwrite", "gradient_graph"],
         rows: &[host(
             "gaps of the target ignored",
@@ -116,7 +116,7 @@ pub(super) const FILES: &[InFile] = &[
         )],
     },
     InFile {
-        file: "crates/backend/src/fp8_linear/marked.rs",
+        file: "crates/backend/src/ops/fp8_linear/marked.rs",
         tests: &["fp8"],
         rows: &[
             host("marked memory let go of too soon", "!handle.can_mut()", "false"),

@@ -1,0 +1,125 @@
+//! Products of marked memory, in 8 bits: what `fp8::linear` computes, in unmodified modules.
+//!
+//! | product | marked | rounded to the format of |
+//! |---|---|---|
+//! | `x W` | W as it lies | both forward; x is marked then |
+//! | `dy W^T` | W, transposed | dy backward, W forward |
+//! | `x^T dy` | x, transposed, an input | x forward, dy backward |
+
+use super::operation::OP;
+use crate::{
+    ops::fp8_linear::{
+        Promotion, Recipe, Rounding,
+        codes::{self, Codes},
+        marked::{self, Mark, Role},
+    },
+    tensors::Input,
+};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    matmul::{Epilogue, MatmulOutput, MatmulProblem, Operand},
+    quantize::Layouts,
+};
+use cubecl::std::tensor::{TensorHandle, into_contiguous};
+
+/// One of a linear layer's three products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Forward,
+    InputGradient,
+    WeightGradient,
+}
+
+/// The product, with `epilogue`, if an operand's mark asks for 8 bits.
+///
+/// # Errors
+///
+/// [`KernelError`] where it asks for them and they cannot be had: nothing was done then.
+pub(super) fn multiply(
+    lhs: &Input,
+    rhs: &Input,
+    problem: &MatmulProblem,
+    epilogue: &Epilogue,
+) -> Result<Option<MatmulOutput>, KernelError> {
+    let [of_lhs, of_rhs] = [lhs, rhs].map(|input| marked::get(&input.handle));
+    let Some((kind, recipe)) = asked(of_lhs, of_rhs, problem) else { return Ok(None) };
+    if problem.batch != [1, 1] {
+        let reason = "batches of products in 8 bits; a linear layer is one".into();
+        return Err(KernelError::Unsupported { op: OP, reason });
+    }
+    let forward = Rounding { format: recipe.forward, margin: recipe.margin };
+    let backward = Rounding { format: recipe.backward, margin: recipe.margin };
+    let ([lhs_rounding, rhs_rounding], promoted) = match kind {
+        Kind::Forward => ([forward, forward], recipe.promotion == Promotion::Always),
+        Kind::InputGradient => ([backward, forward], recipe.promotion != Promotion::Never),
+        Kind::WeightGradient => ([forward, backward], recipe.promotion != Promotion::Never),
+    };
+    let MatmulProblem { m, n, k, .. } = *problem;
+    // Codes lie along what is summed over: the right operand's as columns.
+    let of_rhs = Operand {
+        row_stride: problem.rhs.column_stride,
+        column_stride: problem.rhs.row_stride,
+        ..problem.rhs
+    };
+    let lhs_codes = in_codes(lhs, problem.lhs_span(), &problem.lhs, [m, k], lhs_rounding)?;
+    let rhs_codes = in_codes(rhs, problem.rhs_span(), &of_rhs, [n, k], rhs_rounding)?;
+    let codes = [&lhs_codes, &rhs_codes];
+    let output = codes::multiply(&lhs.client, codes, epilogue.clone(), problem.out, promoted)?;
+    if kind == Kind::Forward {
+        marked::set_input(&lhs.handle, recipe);
+    }
+    marked::release();
+    Ok(Some(output))
+}
+
+fn asked(lhs: Option<Mark>, rhs: Option<Mark>, problem: &MatmulProblem) -> Option<(Kind, Recipe)> {
+    let is_transposed = |operand: &Operand| operand.row_stride == 1 && operand.column_stride != 1;
+    match (lhs, rhs) {
+        (_, Some(Mark { recipe, role: Role::Weight })) => {
+            let is_gradient = is_transposed(&problem.rhs);
+            Some((if is_gradient { Kind::InputGradient } else { Kind::Forward }, recipe))
+        }
+        (Some(Mark { recipe, role: Role::Input }), _) if is_transposed(&problem.lhs) => {
+            Some((Kind::WeightGradient, recipe))
+        }
+        _ => None,
+    }
+}
+
+/// The matrix of `rows` by `columns` behind `input`, which lies as `operand` says in `span` elements, with
+/// codes along its rows.
+fn in_codes(
+    input: &Input,
+    span: usize,
+    operand: &Operand,
+    [rows, columns]: [usize; 2],
+    rounding: Rounding,
+) -> Result<Codes, KernelError> {
+    let lies_in_rows = operand.column_stride == 1;
+    let (pitch, stored, layout) = if lies_in_rows {
+        (operand.row_stride, [rows, columns], Layouts::Rows)
+    } else if operand.row_stride == 1 {
+        (operand.column_stride, [columns, rows], Layouts::Transposed)
+    } else {
+        let reason = "a matrix in 8 bits whose elements are apart both ways".into();
+        return Err(KernelError::Unsupported { op: OP, reason });
+    };
+    let values = dense(input, input.buffer(span), stored, pitch);
+    let quantized = codes::quantize(&input.client, &values, stored, rounding, layout)?;
+    let codes = if lies_in_rows { quantized.codes } else { quantized.transposed };
+    match codes {
+        Some(codes) => Ok(Codes { codes, scale: quantized.scale, rows, columns }),
+        None => unreachable!("the layout was asked for"),
+    }
+}
+
+/// The matrix without what is between its rows.
+fn dense(input: &Input, values: Buffer, [rows, columns]: [usize; 2], pitch: usize) -> Buffer {
+    if pitch == columns || rows == 1 {
+        return values;
+    }
+    let strided = TensorHandle::new(values.handle, [rows, columns], [pitch, 1], values.dtype);
+    let copy = into_contiguous(&input.client, strided.binding(), values.dtype);
+    Buffer { handle: copy.handle, elements: rows * columns, dtype: values.dtype }
+}

@@ -1,0 +1,276 @@
+use super::{
+    NAME,
+    chain::{Action, Chain, Step},
+    eight_bits, settings,
+};
+use crate::{
+    declined,
+    fused::gelu::GeluOperation,
+    stream::ExpectedScalar,
+    tensors::{Input, Tensors, consume, register_output, register_rows, register_zeros},
+};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    matmul::{Epilogue, MatmulProblem, TensorLayout, matmul, matmul_tuned},
+};
+use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
+use burn_fusion::stream::ScalarId;
+use burn_ir::{ScalarIr, TensorIr};
+use serde::{Deserialize, Serialize};
+
+pub(super) const OP: &str = "matmul";
+
+/// A product on the kernel, with as many of its steps as the kernel serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MatmulOperation {
+    /// Positions of those that run first, as Burn runs them.
+    pub(super) passengers: Vec<usize>,
+    pub(super) chain: Chain,
+    /// The gradient of GELU behind the chain.
+    pub(super) gelu: Option<GeluOperation>,
+}
+
+impl FusedOperation for MatmulOperation {
+    const NAME: &'static str = NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.chain.end() + self.gelu.as_ref().map_or(0, GeluOperation::num_ops_fused)
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        for passenger in &self.passengers {
+            fallback(*passenger).run(context);
+        }
+        let chain = &self.chain;
+        let served = chain.launch(context).unwrap_or_else(|reason| {
+            declined::tell_once(NAME, &reason);
+            fallback(chain.first).run(context);
+            0
+        });
+        for step in &chain.steps[served..] {
+            for position in step.first..step.first + step.operations {
+                fallback(position).run(context);
+            }
+        }
+        if let Some(gelu) = &mut self.gelu {
+            gelu.run(context, &|position| fallback(chain.end() + position));
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}
+
+impl Chain {
+    /// Runs the product and as many steps as the kernel serves, and says how many those are.
+    fn launch(&self, context: &mut Tensors) -> Result<usize, KernelError> {
+        let lhs = Input::of(context, &self.lhs, OP)?;
+        let rhs = Input::of(context, &self.rhs, OP)?;
+        if lhs.elements() == 0 || rhs.elements() == 0 {
+            return self.make_of_nothing(context, &lhs);
+        }
+        let settings = settings();
+        let (of_lhs, of_rhs, dtype) = (layout(&lhs), layout(&rhs), lhs.dtype);
+        let precision = settings.f32_precision;
+        let mut epilogue = Epilogue::default();
+        let mut served = 0;
+        let summed = self.steps.first().is_some_and(|step| step.action == Action::BatchSum);
+        let summed = summed
+            .then(|| MatmulProblem::summed_over_batch(of_lhs, of_rhs, dtype, precision))
+            .transpose()
+            .unwrap_or_else(|reason| {
+                declined::tell_once(NAME, &reason);
+                None
+            });
+        let problem = match summed {
+            Some(problem) => {
+                served = 1;
+                problem
+            }
+            None => MatmulProblem::new(of_lhs, of_rhs, dtype, precision)?,
+        };
+        for step in &self.steps[served..] {
+            match step.add_to(&mut epilogue, context, &problem) {
+                Ok(()) => served += 1,
+                Err(reason) => {
+                    declined::tell_once(NAME, &reason);
+                    break;
+                }
+            }
+        }
+        let in_eight_bits = eight_bits::multiply(&lhs, &rhs, &problem, &epilogue);
+        let in_eight_bits = in_eight_bits.unwrap_or_else(|reason| {
+            declined::tell_once(NAME, &reason);
+            None
+        });
+        let (output, aligned) = match in_eight_bits {
+            Some(output) => (output, None),
+            None => {
+                let aligned = self.with_aligned_rows(context, &problem, &epilogue, &rhs, served);
+                let problem = aligned.unwrap_or(problem);
+                let product = if settings.tune { matmul_tuned } else { matmul };
+                let output = product(
+                    &lhs.client,
+                    &problem,
+                    &lhs.buffer(problem.lhs_span()),
+                    &rhs.buffer(problem.rhs_span()),
+                    &epilogue,
+                )?;
+                (output, aligned)
+            }
+        };
+
+        let out = self.value_before(served);
+        match aligned {
+            Some(problem) => register_rows(context, out, &lhs, output.out, problem.n, OP)?,
+            None => register_output(context, out, &lhs, output.out, OP)?,
+        }
+        if let (Some(kept), Some(buffer)) = (self.preactivation(served), output.preactivation) {
+            register_output(context, kept, &lhs, buffer, OP)?;
+        }
+        self.consume(context, served);
+        Ok(served)
+    }
+
+    /// As [`launch`](Self::launch), where an operand has no elements: the product has none either, or is
+    /// zeros, sums over nothing. Nothing becomes of no elements, up to a sum over no matrices, which is
+    /// zeros again; what is done to zeros is left to Burn.
+    fn make_of_nothing(&self, context: &mut Tensors, lhs: &Input) -> Result<usize, KernelError> {
+        let elements = |made: usize| {
+            let known = context.tensors.get(&self.value_before(made).id);
+            known.map_or(0, |known| known.shape.num_elements())
+        };
+        let served = (0..=self.steps.len()).find(|made| elements(*made) > 0);
+        let served = served.unwrap_or(self.steps.len());
+        register_zeros(context, self.value_before(served), &lhs.place(), OP)?;
+        let is_kept = |step: &Step| matches!(step.action, Action::Activation { kept: true, .. });
+        if self.steps[..served].iter().any(is_kept)
+            && let Some(kept) = self.preactivation(served)
+        {
+            register_zeros(context, kept, &lhs.place(), OP)?;
+        }
+        self.consume(context, served);
+        Ok(served)
+    }
+
+    /// Lets go of what the product and its first `served` steps read.
+    fn consume(&self, context: &mut Tensors, served: usize) {
+        let operands = self.steps[..served].iter().filter_map(Step::operand);
+        for tensor in [&self.lhs, &self.rhs].into_iter().chain(operands) {
+            consume(context, tensor);
+        }
+    }
+
+    /// The product with rows of the output at aligned addresses, where that is to be had and worth it: a
+    /// head's logits over a vocabulary of an odd size would be copied to such rows by both products that
+    /// take their gradient.
+    fn with_aligned_rows(
+        &self,
+        context: &Tensors,
+        problem: &MatmulProblem,
+        epilogue: &Epilogue,
+        rhs: &Input,
+        served: usize,
+    ) -> Option<MatmulProblem> {
+        /// What is small is packed in no time, and small tensors are looked at in more ways.
+        const LEAST_ELEMENTS: usize = 1 << 20;
+        let columns = self.value_before(served);
+        let keeps_columns = context.tensors.get(&columns.id)?.shape.last() == Some(&problem.n);
+        let is_plain = epilogue.bias.is_none()
+            && epilogue.residual.is_none()
+            && !epilogue.keep_preactivation
+            && keeps_columns
+            && problem.out_elements() >= LEAST_ELEMENTS;
+        problem.with_aligned_rows().filter(|aligned| is_plain && rhs.holds(aligned.rhs_span()))
+    }
+
+    /// What an activation among the first `served` steps is applied to.
+    fn preactivation(&self, served: usize) -> Option<&TensorIr> {
+        let is_activation = |step: &Step| matches!(step.action, Action::Activation { .. });
+        self.steps[..served].iter().position(is_activation).map(|at| self.value_before(at))
+    }
+}
+
+impl Step {
+    /// The tensor that it reads besides what it is applied to.
+    fn operand(&self) -> Option<&TensorIr> {
+        match &self.action {
+            Action::Bias(tensor) | Action::Residual(tensor) => Some(tensor),
+            Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
+                None
+            }
+        }
+    }
+
+    /// Asks `epilogue` for the step, if it is one that the kernel serves now that sizes, numbers
+    /// and layouts are known.
+    fn add_to(
+        &self,
+        epilogue: &mut Epilogue,
+        context: &Tensors,
+        problem: &MatmulProblem,
+    ) -> Result<(), KernelError> {
+        match &self.action {
+            Action::Scale { scalar, divides } => {
+                let number = scalar_at(context, *scalar)
+                    .ok_or_else(|| unsupported("a number that is not known"))?
+                    .elem::<f64>();
+                let factor = if *divides { number.recip() } else { number };
+                epilogue.alpha = factor as f32;
+            }
+            Action::Bias(tensor) => {
+                epilogue.bias = Some(dense(context, tensor, problem.n)?);
+            }
+            Action::Residual(tensor) => {
+                epilogue.residual = Some(dense(context, tensor, problem.out_elements())?);
+            }
+            Action::Activation { function, scalars, kept } => {
+                let is_there = |expected: &ExpectedScalar| {
+                    scalar_at(context, expected.id).is_some_and(|actual| expected.is(actual))
+                };
+                if !scalars.iter().all(is_there) {
+                    return Err(unsupported("an activation's operations, with other constants"));
+                }
+                epilogue.activation = function.activation();
+                epilogue.keep_preactivation = *kept;
+            }
+            Action::View => {}
+            Action::BatchSum => {
+                return Err(unsupported("a sum over batches that do not follow each other"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn layout(input: &Input) -> TensorLayout<'_> {
+    TensorLayout { shape: &input.shape, strides: &input.strides, dtype: input.dtype }
+}
+
+/// The memory of `tensor`, which has to be `elements` elements without gaps.
+fn dense(context: &Tensors, tensor: &TensorIr, elements: usize) -> Result<Buffer, KernelError> {
+    let input = Input::of(context, tensor, OP)?;
+    if input.elements() != elements || !input.is_contiguous() {
+        return Err(unsupported("a bias or residual that is broadcast otherwise or strided"));
+    }
+    Ok(input.buffer(elements))
+}
+
+fn scalar_at(context: &Tensors, position: u64) -> Option<ScalarIr> {
+    context.scalars.get(&ScalarId { value: position }).copied()
+}
+
+fn unsupported(reason: &str) -> KernelError {
+    KernelError::Unsupported { op: OP, reason: reason.into() }
+}

@@ -1,0 +1,100 @@
+//! The provider that runs `softmax` and `log_softmax`, and with the latter `burn::nn::loss::CrossEntropyLoss`, on the softmax
+//! kernels.
+//!
+//! Burn emits the logarithm of softmax over the last dimension as six operations, of which a loss takes
+//! one element a row ([`FORWARD`]), and the gradient of that as twelve ([`BACKWARD`]), each of which goes
+//! over all elements. Here the forward pass reads them twice, a pass over them for what autodiff keeps:
+//! `shifted`, which the backward pass reads once, where it writes the gradient. Sums are taken in f32.
+//!
+//! A cast to f32 in front of the forward pass, and one to any type behind the backward pass, is taken with
+//! it, so that there is neither a copy of the logits in f32 nor a gradient.
+//!
+//! Taken are a forward pass at the head of a block, or behind one arithmetic operation; what a program
+//! reads of its steps is written (the largest elements, `shifted`, the sums and the logarithms). And the
+//! backward pass where it starts with zeros: that of the targets' elements. Burn shows operations in front
+//! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
+//! in, and run first, as Burn runs them.
+//!
+//! Softmax itself is five operations ([`SOFTMAX`]), one kernel, which reads each element once. Masks in front
+//! run first, as Burn runs them.
+//!
+//! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
+//! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
+//! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
+//! behind a mean over two dimensions. And the gradient of softmax: it begins as that of every division does,
+//! the layer norm's too, and to wait behind all of these makes segments so long that Burn cannot put them in
+//! order and fuses none of them, matrix products included.
+
+mod backward;
+mod forward;
+mod fuser;
+mod operation;
+mod probabilities;
+#[cfg(test)]
+mod tests;
+
+use crate::stream::{
+    Pattern,
+    Step::{
+        Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow,
+        Zeros,
+    },
+};
+use burn_cubecl::{
+    CubeDevice,
+    fusion::{CubeFuser, OptimizationProvider},
+};
+use fuser::SoftmaxFuser;
+use operation::SoftmaxOperation;
+
+/// The provider's name.
+pub(crate) const NAME: &str = "BlackburnSoftmax";
+
+const OP: &str = "softmax";
+
+/// `ActivationOps::log_softmax` of burn-backend, and the elements at the targets.
+const FORWARD: Pattern = &[
+    ("peak", MaxRow("x")),
+    ("shifted", Sub("x", "peak")),
+    ("exp", Exp("shifted")),
+    ("sum", SumRow("exp")),
+    ("log", Log("sum")),
+    ("y", Sub("shifted", "log")),
+    ("picked", Gather("y", "targets")),
+];
+
+/// What burn-autodiff makes of [`FORWARD`].
+const BACKWARD: Pattern = &[
+    ("zeros", Zeros),
+    ("dy", ScatterAdd("zeros", "targets", "grad")),
+    ("negative", MulScalar("dy", -1.0)),
+    ("dlog", SumRow("negative")),
+    ("inverse", Recip("sum")),
+    ("dsum", Mul("dlog", "inverse")),
+    ("ones", Ones),
+    ("of_row", SumRow("dsum")),
+    ("dexp", Mul("ones", "of_row")),
+    ("exp", Exp("shifted")),
+    ("of_exp", Mul("dexp", "exp")),
+    ("dx", Add("of_exp", "dy")),
+];
+
+/// `ActivationOps::softmax` of burn-backend.
+const SOFTMAX: Pattern = &[
+    ("peak", MaxRow("x")),
+    ("shifted", Sub("x", "peak")),
+    ("exp", Exp("shifted")),
+    ("sum", SumRow("exp")),
+    ("y", Div("exp", "sum")),
+];
+
+/// Registers [`SoftmaxFuser`] with Burn.
+pub(crate) struct SoftmaxProvider;
+
+impl OptimizationProvider for SoftmaxProvider {
+    type Operation = SoftmaxOperation;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(SoftmaxFuser::default())
+    }
+}

@@ -1,0 +1,279 @@
+//! The primitives on GPUs.
+
+use super::{AttentionPrimitives, Bias, Gradients, Inputs, Mask, Output, Settings};
+use blackburn_kernels::{
+    KernelError,
+    attention::{
+        self, AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout,
+        Order, Pairs, Pass, Rows, Window,
+    },
+    buffer::Buffer,
+};
+use burn::{
+    backend::{TensorMetadata, tensor::FloatTensor},
+    tensor::{DType, Shape},
+};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::Metadata;
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind, UIntKind},
+    prelude::CubeElement,
+};
+
+impl AttentionPrimitives for CubeBackend {
+    fn attention_forward(inputs: Inputs<Self>, settings: Settings) -> Output<Self> {
+        let call = Call::new(inputs, &settings);
+        call.plan().and_then(|plan| call.forward(&plan)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn attention_backward(
+        inputs: Inputs<Self>,
+        output: Output<Self>,
+        dout: FloatTensor<Self>,
+        settings: Settings,
+        wants_bias: bool,
+    ) -> Gradients<Self> {
+        let mut call = Call::new(inputs, &settings);
+        // dq is ordered as the output is, which the forward pass ordered as q.
+        let out = if is_ordered(&output.out, call.problem.order_q) {
+            output.out
+        } else {
+            call.problem.order_q = Order::HeadsFirst;
+            into_contiguous(output.out)
+        };
+        let dout = with_whole_rows(dout);
+        let result = AttentionResult {
+            out: &whole(&out),
+            lse: &whole(&into_contiguous(output.lse)),
+            dout: &whole(&dout),
+            dout_rows: call.rows(&dout),
+        };
+        let gradients = attention::attention_backward(
+            call.client(),
+            &call.problem,
+            &call.inputs(),
+            &result,
+            wants_bias,
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        let dbias = gradients.dbias.map_or(Bias::Absent, |dbias| {
+            let (q, k) = (call.q.shape(), call.k.shape());
+            let pairs = Shape::new([q[0], q[1], q[2], k[2]]);
+            Bias::Present(contiguous(&call.q, dbias, pairs))
+        });
+        Gradients {
+            dq: like(&call.q, gradients.dq, call.problem.order_q),
+            dk: like(&call.k, gradients.dk, call.problem.order_kv),
+            dv: like(&call.v, gradients.dv, call.problem.order_kv),
+            dbias,
+        }
+    }
+}
+
+/// What rows of 16-bit types that tensor cores fetch are aligned to.
+const FETCHED_BYTES: usize = 16;
+
+/// What a kernel is told, and the memory that it reads.
+pub(crate) struct Call {
+    problem: AttentionProblem,
+    q: CubeTensor,
+    k: CubeTensor,
+    v: CubeTensor,
+    /// Of q, k and v.
+    buffers: [Buffer; 3],
+    mask: Option<Buffer>,
+    bias: Option<Buffer>,
+    starts: Option<Buffer>,
+}
+
+impl Call {
+    /// Copies tensors that no kernel reads as they lie. None may be empty.
+    pub(crate) fn new(inputs: Inputs<CubeBackend>, settings: &Settings) -> Self {
+        let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(with_whole_rows);
+        let mask = match inputs.mask {
+            Mask::Present(mask) => Some(mask),
+            Mask::Absent => None,
+        };
+        let bias = match inputs.bias {
+            Bias::Present(bias) => Some(bias),
+            Bias::Absent => None,
+        };
+        let (shape_q, shape_kv) = (q.shape(), k.shape());
+        let sequences = settings.sequences.as_deref();
+        let longest = |starts: &[usize]| {
+            starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or_default()
+        };
+        let is_packed = sequences.is_some();
+        let problem = AttentionProblem {
+            batch: sequences.map_or(shape_q[0], |sequences| sequences.q.len() - 1),
+            heads_q: shape_q[1],
+            heads_kv: shape_kv[1],
+            seq_q: sequences.map_or(shape_q[2], |sequences| longest(&sequences.q)),
+            seq_kv: sequences.map_or(shape_kv[2], |sequences| longest(&sequences.kv)),
+            head_dim: shape_q[3],
+            dtype: dtype_to_elem_type(q.dtype),
+            q: rows(&q, is_packed),
+            k: rows(&k, is_packed),
+            v: rows(&v, is_packed),
+            order_q: order(&q),
+            order_kv: order(&k),
+            scale: settings.scale as f32,
+            window: Window { left: settings.window.left, right: settings.window.right },
+            softcap: settings.softcap.map(|cap| cap as f32),
+            dropout: settings
+                .dropout
+                .map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed }),
+            mask: mask.as_ref().map(pairs),
+            bias: bias.as_ref().map(pairs),
+            packed: is_packed.then(|| [shape_q[2], shape_kv[2]]),
+        };
+        let starts = sequences.map(|sequences| {
+            // Totals are dimensions of tensors, which `AttentionProblem` refuses beyond 2^32.
+            let starts: Vec<u32> =
+                sequences.q.iter().chain(&sequences.kv).map(|start| *start as u32).collect();
+            let handle = q.client.create_from_slice(u32::as_bytes(&starts));
+            Buffer { handle, elements: starts.len(), dtype: ElemType::UInt(UIntKind::U32) }
+        });
+        Self {
+            problem,
+            buffers: [&q, &k, &v].map(whole),
+            mask: mask.as_ref().map(whole),
+            bias: bias.as_ref().map(whole),
+            starts,
+            q,
+            k,
+            v,
+        }
+    }
+
+    /// How the forward pass is expected to be fastest.
+    pub(crate) fn plan(&self) -> Result<AttentionBlueprint, KernelError> {
+        self.problem.validate()?;
+        AttentionBlueprint::plan(&self.problem, Pass::Forward, self.client())
+    }
+
+    pub(crate) fn forward(
+        &self,
+        plan: &AttentionBlueprint,
+    ) -> Result<Output<CubeBackend>, KernelError> {
+        let (problem, inputs) = (&self.problem, self.inputs());
+        let output = attention::attention_forward_with(self.client(), problem, plan, &inputs)?;
+        let shape = self.q.shape();
+        let lse = Shape::new([2, shape[0], shape[1], shape[2]]);
+        Ok(Output {
+            out: like(&self.q, output.out, problem.order_q),
+            lse: contiguous(&self.q, output.lse, lse),
+        })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.q.client
+    }
+
+    fn inputs(&self) -> AttentionInputs<'_> {
+        let [q, k, v] = &self.buffers;
+        AttentionInputs {
+            q,
+            k,
+            v,
+            mask: self.mask.as_ref(),
+            bias: self.bias.as_ref(),
+            starts: self.starts.as_ref(),
+        }
+    }
+
+    fn rows(&self, tensor: &CubeTensor) -> Rows {
+        rows(tensor, self.problem.packed.is_some())
+    }
+}
+
+/// The tensor, copied if the elements of a row do not lie side by side, or if rows lie where tensor
+/// cores cannot fetch them and a copy's would not.
+fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
+    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+    let is_whole = shape[3] == 1 || strides[3] == 1;
+    let size = tensor.dtype.size();
+    let is_half = size == 2 && (shape[3] * size).is_multiple_of(FETCHED_BYTES);
+    let is_aligned = |dim: usize| {
+        let is_step = strides[dim] > 0 && (strides[dim] * size).is_multiple_of(FETCHED_BYTES);
+        shape[dim] == 1 || is_step
+    };
+    let start = tensor.handle.offset_start.unwrap_or(0);
+    let can_be_fetched =
+        start.is_multiple_of(FETCHED_BYTES as u64) && (0..3).all(is_aligned) || !is_half;
+    if is_whole && can_be_fetched && !tensor.meta.is_tiled() {
+        tensor
+    } else {
+        into_contiguous(tensor)
+    }
+}
+
+fn rows(tensor: &CubeTensor, is_packed: bool) -> Rows {
+    let strides = tensor.meta.strides();
+    let batch = if is_packed { 0 } else { strides[0] };
+    Rows { batch, head: strides[1], row: strides[2] }
+}
+
+/// Strides of a mask or a bias; 0 where one element serves a whole dimension.
+fn pairs(tensor: &CubeTensor) -> Pairs {
+    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+    let stride = |dim: usize| if shape[dim] == 1 { 0 } else { strides[dim] };
+    Pairs { batch: stride(0), head: stride(1), row: stride(2), column: stride(3) }
+}
+
+/// How results are ordered: with heads side by side if these are.
+fn order(tensor: &CubeTensor) -> Order {
+    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+    if shape[1] > 1 && shape[2] > 1 && strides[1] < strides[2] {
+        Order::PositionsFirst
+    } else {
+        Order::HeadsFirst
+    }
+}
+
+/// Strides of a tensor of that shape.
+fn ordered_strides(shape: &Shape, order: Order) -> [usize; 4] {
+    let Rows { batch, head, row } = order.rows(shape[1], shape[2], shape[3]);
+    [batch, head, row, 1]
+}
+
+fn is_ordered(tensor: &CubeTensor, order: Order) -> bool {
+    let shape = tensor.shape();
+    let strides = ordered_strides(&shape, order);
+    let fits = |dim: usize| shape[dim] == 1 || tensor.meta.strides()[dim] == strides[dim];
+    !tensor.meta.is_tiled() && (0..4).all(fits)
+}
+
+/// The memory that the tensor's elements span.
+fn whole(tensor: &CubeTensor) -> Buffer {
+    let strides = tensor.meta.strides();
+    let last: usize =
+        tensor.shape().iter().zip(strides.iter()).map(|(size, stride)| (size - 1) * stride).sum();
+    Buffer {
+        handle: tensor.handle.clone(),
+        elements: last + 1,
+        dtype: dtype_to_elem_type(tensor.dtype),
+    }
+}
+
+/// A tensor in the shape of `model`, in that order.
+fn like(model: &CubeTensor, buffer: Buffer, order: Order) -> CubeTensor {
+    let shape = model.shape();
+    let strides = ordered_strides(&shape, order);
+    CubeTensor::new(
+        model.client.clone(),
+        buffer.handle,
+        Metadata::new(shape, strides),
+        model.device.clone(),
+        model.dtype,
+    )
+}
+
+/// A contiguous tensor of f32, on the device of `model`.
+fn contiguous(model: &CubeTensor, buffer: Buffer, shape: Shape) -> CubeTensor {
+    debug_assert_eq!(buffer.dtype, ElemType::Float(FloatKind::F32));
+    let (client, device) = (model.client.clone(), model.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle, DType::F32)
+}

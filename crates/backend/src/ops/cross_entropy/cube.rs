@@ -1,0 +1,141 @@
+//! The primitives on GPUs.
+
+use super::{CrossEntropyPrimitives, Factor, Output, Reduced, Reduction, Settings, host};
+use crate::{declined::tell_once, tensors::Rows};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    cross_entropy::{self, CrossEntropyProblem},
+};
+use burn::{
+    backend::{
+        TensorMetadata,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{DType, Shape},
+};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+
+impl CrossEntropyPrimitives for CubeBackend {
+    fn cross_entropy_forward(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+    ) -> Output<Self> {
+        let logits = Rows::of(logits);
+        let problem = problem(&logits, settings);
+        let (span, logits) = (logits.span(), logits.tensor);
+        if is_declined(&problem) {
+            return host::forward::<Self>(logits, targets, settings);
+        }
+        let targets = whole(into_contiguous(targets));
+        let output =
+            cross_entropy::cross_entropy_forward(&logits.client, &problem, &span, &targets)
+                .unwrap_or_else(|error| panic!("{error}"));
+        Output { loss: numbers(&logits, output.loss), lse: numbers(&logits, output.lse) }
+    }
+
+    fn cross_entropy_reduce(
+        loss: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> Reduced<Self> {
+        let reduce = match reduction {
+            Reduction::Mean => cross_entropy::Reduction::Mean,
+            Reduction::Sum | Reduction::None => cross_entropy::Reduction::Sum,
+        };
+        // Of each row, the loss is all that is read.
+        let shape = Shape::new([loss.shape()[0], 1]);
+        let problem = problem_of(&shape, 1, DType::F32, settings);
+        if loss.dtype != DType::F32 || is_declined(&problem) {
+            return host::reduce::<Self>(loss, targets, settings, reduction);
+        }
+        let like = loss.clone();
+        let (loss, targets) = (whole(into_contiguous(loss)), whole(into_contiguous(targets)));
+        let reduced =
+            cross_entropy::cross_entropy_reduce(&like.client, &problem, reduce, &loss, &targets)
+                .unwrap_or_else(|error| panic!("{error}"));
+        Reduced { loss: numbers(&like, reduced.loss), factor: numbers(&like, reduced.factor) }
+    }
+
+    fn cross_entropy_backward(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        lse: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        factor: Factor<Self>,
+        settings: Settings,
+    ) -> FloatTensor<Self> {
+        let logits = Rows::of(logits);
+        let problem = problem(&logits, settings);
+        if is_declined(&problem) {
+            let logits = logits.tensor;
+            return host::backward::<Self>(logits, targets, lse, grad, factor, settings);
+        }
+        let [lse, grad] = [lse, grad].map(|tensor| whole(into_contiguous(tensor)));
+        let targets = whole(into_contiguous(targets));
+        let factor = match factor {
+            Factor::Absent => None,
+            Factor::Present(factor) => Some(whole(into_contiguous(factor))),
+        };
+        let (layout, dtype) = (logits.layout(), logits.tensor.dtype);
+        let dlogits = cross_entropy::cross_entropy_backward(
+            &layout.client,
+            &problem,
+            logits.into_span(),
+            &targets,
+            &lse,
+            &grad,
+            factor.as_ref(),
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        layout.rows(dlogits.handle, dtype)
+    }
+}
+
+/// Whether no kernel serves the problem, which is told once. What is wrong with it is for the kernel to
+/// say.
+fn is_declined(problem: &CrossEntropyProblem) -> bool {
+    match problem.validate() {
+        Err(reason @ KernelError::Unsupported { .. }) => {
+            tell_once("BlackburnCrossEntropy", &reason);
+            true
+        }
+        _ => false,
+    }
+}
+
+fn problem(logits: &Rows, settings: Settings) -> CrossEntropyProblem {
+    problem_of(&logits.tensor.shape(), logits.stride, logits.tensor.dtype, settings)
+}
+
+fn problem_of(
+    shape: &Shape,
+    row_stride: usize,
+    dtype: DType,
+    settings: Settings,
+) -> CrossEntropyProblem {
+    CrossEntropyProblem {
+        rows: shape[0],
+        classes: shape[1],
+        row_stride,
+        dtype: dtype_to_elem_type(dtype),
+        ignore_index: settings.ignore_index,
+        smoothing: settings.smoothing as f32,
+    }
+}
+
+/// The memory of a contiguous tensor.
+fn whole(tensor: CubeTensor) -> Buffer {
+    let elements = tensor.shape().num_elements();
+    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
+}
+
+/// A tensor of f32, on the device of `model`.
+fn numbers(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
+    let (client, device) = (model.client.clone(), model.device.clone());
+    let shape = Shape::new([buffer.elements]);
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle, DType::F32)
+}

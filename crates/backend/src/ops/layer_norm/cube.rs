@@ -1,0 +1,113 @@
+//! The primitives on GPUs.
+
+use super::{
+    Gradients, Inputs, LayerNormPrimitives, Norm, Optional, Output, Saved, Settings, host,
+};
+use crate::{declined::tell_once, tensors::contiguous_buffer};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    layer_norm::{
+        self as kernels, LayerNormInputs, LayerNormSaved, layer_norm_backward, layer_norm_forward,
+    },
+};
+use burn::{
+    backend::{TensorMetadata, tensor::FloatTensor},
+    tensor::{DType, Shape},
+};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+const NAME: &str = "layer_norm";
+
+impl LayerNormPrimitives for CubeBackend {
+    fn layer_norm_forward(inputs: Inputs<Self>, settings: Settings) -> Output<Self> {
+        let x = inputs.x.clone();
+        let buffers = LayerNormInputs {
+            x: contiguous_buffer(inputs.x.clone()),
+            residual: buffer(&inputs.residual),
+            gamma: contiguous_buffer(inputs.gamma.clone()),
+            beta: buffer(&inputs.beta),
+        };
+        let norm = kernel_norm(settings.norm);
+        served(layer_norm_forward(&x.client, norm, &buffers, settings.epsilon)).map_or_else(
+            || host::forward(inputs, settings),
+            |output| Output {
+                sum: output.sum.map(|sum| like(&x, sum)).into(),
+                mean: output.mean.map(|mean| statistic(&x, mean)).into(),
+                rstd: statistic(&x, output.rstd),
+                y: like(&x, output.y),
+            },
+        )
+    }
+
+    fn layer_norm_backward(
+        saved: Saved<Self>,
+        dy: FloatTensor<Self>,
+        dsum: Optional<Self>,
+        settings: Settings,
+        wants_beta: bool,
+    ) -> Gradients<Self> {
+        let (x, gamma) = (saved.x.clone(), saved.gamma.clone());
+        let buffers = LayerNormSaved {
+            x: contiguous_buffer(saved.x.clone()),
+            gamma: contiguous_buffer(saved.gamma.clone()),
+            mean: buffer(&saved.mean),
+            rstd: contiguous_buffer(saved.rstd.clone()),
+        };
+        let gradients = layer_norm_backward(
+            &x.client,
+            kernel_norm(settings.norm),
+            &buffers,
+            &contiguous_buffer(dy.clone()),
+            buffer(&dsum).as_ref(),
+            wants_beta,
+        );
+        served(gradients).map_or_else(
+            || host::backward(saved, dy, dsum, wants_beta),
+            |gradients| Gradients {
+                dx: like(&x, gradients.dx),
+                dgamma: like(&gamma, gradients.dgamma),
+                dbeta: gradients.dbeta.map(|dbeta| like(&gamma, dbeta)).into(),
+            },
+        )
+    }
+}
+
+/// What a kernel returned; `None`, and a line in the log, where Burn's operations are to do it.
+fn served<T>(result: Result<T, KernelError>) -> Option<T> {
+    match result {
+        Ok(done) => Some(done),
+        Err(reason @ KernelError::Unsupported { .. }) => {
+            tell_once(NAME, &reason);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn kernel_norm(norm: Norm) -> kernels::Norm {
+    match norm {
+        Norm::Layer => kernels::Norm::Layer,
+        Norm::Rms => kernels::Norm::Rms,
+    }
+}
+
+fn buffer(tensor: &Optional<CubeBackend>) -> Option<Buffer> {
+    tensor.clone().into_option().map(contiguous_buffer)
+}
+
+/// A contiguous tensor in the shape and the type of `model`.
+fn like(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
+    contiguous(model, buffer, model.shape(), model.dtype)
+}
+
+/// One f32 a row.
+fn statistic(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
+    let shape = Shape::new([buffer.elements]);
+    contiguous(model, buffer, shape, DType::F32)
+}
+
+fn contiguous(model: &CubeTensor, buffer: Buffer, shape: Shape, dtype: DType) -> CubeTensor {
+    let (client, device) = (model.client.clone(), model.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle, dtype)
+}

@@ -1,0 +1,280 @@
+//! Normalization on any backend that has the primitives, and its gradient.
+
+use super::{Inputs, LayerNormPrimitives, Optional, Output, Saved, Settings};
+use crate::tensors::cast;
+use burn::{
+    backend::{
+        Autodiff, Backend, ExtensionType, TensorMetadata,
+        autodiff::{
+            NodeId,
+            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            grads::Gradients,
+            ops::{Backward, NodeGuard, Ops, OpsKind},
+        },
+        backend_extension,
+        tensor::FloatTensor,
+    },
+    tensor::DType,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The normalized rows, and what they were made of.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct Normalized<B: Backend> {
+    /// In the shape and the type of x.
+    pub y: FloatTensor<B>,
+    /// x and the residual, if there is one.
+    #[extension_type]
+    pub sum: Optional<B>,
+}
+
+/// Normalization, differentiable in x, the residual, gamma and beta, of which the last two may be of any
+/// float type here.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Flex: cfg(feature = "flex"),
+    Autodiff,
+)]
+pub trait LayerNormOps: Backend {
+    /// The normalized rows.
+    fn layer_norm(#[extension_type] inputs: Inputs<Self>, settings: Settings) -> Normalized<Self>;
+}
+
+#[cfg(feature = "flex")]
+impl LayerNormOps for burn::backend::Flex {
+    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
+        normalized(inputs, settings)
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl LayerNormOps for burn_cubecl::CubeBackend {
+    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
+        normalized(inputs, settings)
+    }
+}
+
+/// By hand, because the primitives are what a stream of operations is to hold.
+#[cfg(feature = "gpu")]
+impl<B: burn_fusion::FusionBackend + LayerNormPrimitives> LayerNormOps for burn_fusion::Fusion<B> {
+    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
+        normalized(inputs, settings)
+    }
+}
+
+fn normalized<B: LayerNormPrimitives>(inputs: Inputs<B>, settings: Settings) -> Normalized<B> {
+    let Output { y, sum, .. } = B::layer_norm_forward(with_parameters_of_x(inputs), settings);
+    Normalized { y, sum }
+}
+
+impl<B: LayerNormPrimitives, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
+    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
+        let Inputs { x, residual, gamma, beta } = inputs;
+        let ((x, x_node), (gamma, gamma_node)) = (x.into_parts(), gamma.into_parts());
+        let parts = |tensor: Optional<Self>| match tensor.into_option() {
+            Some(tensor) => {
+                let (tensor, node) = tensor.into_parts();
+                (Optional::Present(tensor), Some(node))
+            }
+            None => (Optional::Absent, None),
+        };
+        let ((residual, residual_node), (beta, beta_node)) = (parts(residual), parts(beta));
+        let inputs = Inputs { x, residual, gamma, beta };
+        match (residual_node, beta_node) {
+            (None, None) => record::<B, C, 2>([x_node, gamma_node], inputs, settings),
+            (None, Some(beta)) => record::<B, C, 3>([x_node, gamma_node, beta], inputs, settings),
+            (Some(residual), None) => {
+                record_join::<B, C, 3>([x_node, gamma_node, residual], inputs, settings)
+            }
+            (Some(residual), Some(beta)) => {
+                record_join::<B, C, 4>([x_node, gamma_node, residual, beta], inputs, settings)
+            }
+        }
+    }
+}
+
+/// Gamma in f32 or the type of x, and beta in that of gamma: what the primitives take.
+fn with_parameters_of_x<B: Backend>(inputs: Inputs<B>) -> Inputs<B> {
+    let Inputs { x, residual, gamma, beta } = inputs;
+    let dtype = if gamma.dtype() == x.dtype() { x.dtype() } else { wide_type(x.dtype()) };
+    let beta = beta.into_option().map(|beta| cast::<B>(beta, dtype));
+    Inputs { x, residual, gamma: cast::<B>(gamma, dtype), beta: beta.into() }
+}
+
+fn wide_type(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// What backward reads.
+#[derive(Clone, Debug)]
+struct State<B: Backend> {
+    saved: Saved<B>,
+    settings: Settings,
+    /// Of gamma and, if there is one, of beta, as they came, and so of their gradients.
+    dtypes: (DType, Option<DType>),
+}
+
+impl<B: LayerNormPrimitives> State<B> {
+    /// The state, and what the forward pass returns.
+    fn forward(inputs: Inputs<B>, settings: Settings) -> (Self, Normalized<B>) {
+        let beta = match &inputs.beta {
+            Optional::Present(beta) => Some(beta.dtype()),
+            Optional::Absent => None,
+        };
+        let dtypes = (inputs.gamma.dtype(), beta);
+        let inputs = with_parameters_of_x(inputs);
+        let (x, gamma) = (inputs.x.clone(), inputs.gamma.clone());
+        let Output { y, sum, mean, rstd } = B::layer_norm_forward(inputs, settings);
+        let x = sum.clone().into_option().unwrap_or(x);
+        let saved = Saved { x, gamma, mean, rstd };
+        (Self { saved, settings, dtypes }, Normalized { y, sum })
+    }
+
+    /// Registers the gradients of gamma and beta, and returns that of what was normalized.
+    fn backward(
+        self,
+        dy: FloatTensor<B>,
+        dsum: Option<FloatTensor<B>>,
+        [gamma, beta]: [Option<NodeId>; 2],
+        grads: &mut Gradients,
+    ) -> FloatTensor<B> {
+        let Self { saved, settings, dtypes: (gamma_type, beta_type) } = self;
+        let gradients = B::layer_norm_backward(saved, dy, dsum.into(), settings, beta.is_some());
+        if let Some(node) = gamma {
+            grads.register::<B>(node, cast::<B>(gradients.dgamma, gamma_type));
+        }
+        if let (Some(node), Some(dtype), Some(dbeta)) =
+            (beta, beta_type, gradients.dbeta.into_option())
+        {
+            grads.register::<B>(node, cast::<B>(dbeta, dtype));
+        }
+        gradients.dx
+    }
+}
+
+/// Runs the normalization, and puts it on the graph of gradients if any of `nodes` is on it.
+fn record<B: LayerNormPrimitives, C: CheckpointStrategy, const N: usize>(
+    nodes: [NodeGuard; N],
+    inputs: Inputs<B>,
+    settings: Settings,
+) -> Normalized<Autodiff<B, C>> {
+    let y = match LayerNorm.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let (state, Normalized { y, .. }) = State::forward(inputs, settings);
+            prep.finish(state, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(normalized(inputs, settings).y),
+    };
+    Normalized { y, sum: Optional::Absent }
+}
+
+#[derive(Debug)]
+struct LayerNorm;
+
+/// Of x, gamma and, as the third, beta.
+impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for LayerNorm {
+    type State = State<B>;
+
+    fn backward(self, ops: Ops<State<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
+        let parent = |index: usize| parents.get(index).copied().flatten();
+        let dx = ops.state.backward(dy, None, [parent(1), parent(2)], grads);
+        if let Some(node) = parent(0) {
+            grads.register::<B>(node, dx);
+        }
+    }
+}
+
+/// The gradients that reached the two results of a [`Join`].
+#[derive(Debug)]
+struct Arrived<B: Backend> {
+    dy: Option<FloatTensor<B>>,
+    dsum: Option<FloatTensor<B>>,
+}
+
+type Letterbox<B> = Arc<Mutex<Arrived<B>>>;
+
+fn with_arrived<B: Backend, T>(
+    letterbox: &Letterbox<B>,
+    then: impl FnOnce(&mut Arrived<B>) -> T,
+) -> T {
+    then(&mut letterbox.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// As [`record`], with a residual. An operation of Burn's graph has one result. So the one that computes
+/// has none that anybody sees, and two behind it, one for each of its results, leave their gradients in
+/// its letterbox. The graph runs it after both of them, and it makes all gradients in one kernel.
+fn record_join<B: LayerNormPrimitives, C: CheckpointStrategy, const N: usize>(
+    nodes: [NodeGuard; N],
+    inputs: Inputs<B>,
+    settings: Settings,
+) -> Normalized<Autodiff<B, C>> {
+    let letterbox: Letterbox<B> = Arc::new(Mutex::new(Arrived { dy: None, dsum: None }));
+    let (join, y, sum) = match Join.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let (state, Normalized { y, sum }) = State::forward(inputs, settings);
+            let sum = sum.into_option().unwrap_or_else(|| y.clone());
+            (prep.finish((state, letterbox.clone()), sum.clone()), y, sum)
+        }
+        OpsKind::UnTracked(prep) => {
+            let Normalized { y, sum } = normalized(inputs, settings);
+            let sum = sum.into_option().unwrap_or_else(|| y.clone());
+            (prep.finish(sum.clone()), y, sum)
+        }
+    };
+    let result = |tensor, which| match Leave.prepare::<C>([join.node()]).compute_bound().stateful()
+    {
+        OpsKind::Tracked(prep) => prep.finish((which, letterbox.clone()), tensor),
+        OpsKind::UnTracked(prep) => prep.finish(tensor),
+    };
+    Normalized { y: result(y, Which::Normalized), sum: Optional::Present(result(sum, Which::Sum)) }
+}
+
+/// Which result of a [`Join`].
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    Normalized,
+    Sum,
+}
+
+#[derive(Debug)]
+struct Leave;
+
+impl<B: LayerNormPrimitives> Backward<B, 1> for Leave {
+    type State = (Which, Letterbox<B>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (which, letterbox) = ops.state;
+        with_arrived(&letterbox, |arrived| match which {
+            Which::Normalized => arrived.dy = Some(gradient),
+            Which::Sum => arrived.dsum = Some(gradient),
+        });
+    }
+}
+
+#[derive(Debug)]
+struct Join;
+
+/// Of x, gamma, the residual and, as the fourth, beta.
+impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for Join {
+    type State = (State<B>, Letterbox<B>);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
+        let parent = |index: usize| parents.get(index).copied().flatten();
+        let (state, letterbox) = ops.state;
+        let (dy, dsum) =
+            with_arrived(&letterbox, |arrived| (arrived.dy.take(), arrived.dsum.take()));
+        let total = match (dy, dsum) {
+            (Some(dy), dsum) => state.backward(dy, dsum, [parent(1), parent(3)], grads),
+            (None, Some(dsum)) => dsum,
+            (None, None) => return,
+        };
+        for node in [parent(0), parent(2)].into_iter().flatten() {
+            grads.register::<B>(node, total.clone());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Overwriting a tensor's memory. A recorded graph needs this for its inputs, which it knows by address.
+//!
+//! Burn's tensors are values: an operation writes in place only where nobody can tell. Here everybody can.
+//! All clones of the tensor have the new numbers.
+
+#[cfg(feature = "gpu")]
+use crate::tensors::{contiguous_buffer, rows_of};
+#[cfg(feature = "gpu")]
+use blackburn_kernels::overwrite::{Rows, overwrite};
+use burn::{
+    backend::{
+        Backend, Dispatch, backend_extension,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{Int, Tensor},
+};
+#[cfg(feature = "gpu")]
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+/// The operations under it. They are not differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "gpu"),
+    Fusion: cfg(feature = "gpu"),
+)]
+pub trait OverwritePrimitives: Backend {
+    /// `target`, with the elements of `source`.
+    #[fusion(dtype = target, shape = target)]
+    fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `target`, with the elements of `source`.
+    #[fusion(dtype = target, shape = target)]
+    fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl OverwritePrimitives for CubeBackend {
+    fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self> {
+        overwritten(target, source)
+    }
+
+    fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self> {
+        overwritten(target, source)
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
+    let client = target.client.clone();
+    let Some(into) = rows_of(&target) else {
+        panic!(
+            "overwrite: argument `target`: expected rows that follow each other in memory, got strides \
+             {:?} for {:?}",
+            target.meta.strides(),
+            target.meta.shape()
+        );
+    };
+    // Both by rows, or both as one.
+    let contiguous = || Rows::one(contiguous_buffer(source.clone()));
+    let from = match rows_of(&source) {
+        Some(from) if from.rows == into.rows => from,
+        _ if into.rows == 1 => contiguous(),
+        _ => Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() },
+    };
+    overwrite(&client, &into, &from).unwrap_or_else(|error| panic!("{error}"));
+    target
+}
+
+/// `target` with the elements of `source`, rounded to its type. The memory stays the same, so all clones of
+/// `target` have them, too. For tensors on GPUs, outside automatic differentiation.
+///
+/// # Panics
+///
+/// When shapes or devices differ, or rows of `target` do not follow each other in memory.
+pub fn overwrite_float<const D: usize>(target: Tensor<D>, source: Tensor<D>) -> Tensor<D> {
+    check(target.dims(), source.dims());
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::overwrite_float(
+        target.into_dispatch(),
+        source.into_dispatch(),
+    ))
+}
+
+/// The same for whole numbers, which have to be of one type.
+///
+/// # Panics
+///
+/// As [`overwrite_float`], and when types differ.
+pub fn overwrite_int<const D: usize>(
+    target: Tensor<D, Int>,
+    source: Tensor<D, Int>,
+) -> Tensor<D, Int> {
+    check(target.dims(), source.dims());
+    assert!(
+        target.dtype() == source.dtype(),
+        "overwrite: argument `source`: expected {:?}, got {:?}",
+        target.dtype(),
+        source.dtype()
+    );
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::overwrite_int(
+        target.into_dispatch(),
+        source.into_dispatch(),
+    ))
+}
+
+fn check<const D: usize>(target: [usize; D], source: [usize; D]) {
+    assert!(
+        target == source,
+        "overwrite: argument `source`: expected the shape {target:?}, got {source:?}"
+    );
+}

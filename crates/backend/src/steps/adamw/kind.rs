@@ -1,0 +1,35 @@
+//! What the provider that takes steps together is told of this one.
+
+use crate::steps::{
+    operation::Scalars,
+    provider::{Kind, Many, StepProvider},
+};
+use blackburn_kernels::adamw::{AdamwStep, AdamwTensors, adamw_update_many};
+
+/// Registers the provider with Burn.
+pub(crate) type AdamwProvider = StepProvider<Adamw, 4>;
+
+/// Parameter, gradient, and two moments.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adamw;
+
+impl Kind<4> for Adamw {
+    const NAME: &'static str = "BlackburnAdamw";
+    const OP: &'static str = "adamw_update";
+    const ID: &'static str = "blackburn::adamw_step";
+    const SCALARS: usize = 7;
+    type Step = AdamwStep;
+    type Tensors = AdamwTensors;
+    const MANY: Many<Self::Step, Self::Tensors> = adamw_update_many;
+
+    fn step(scalars: &Scalars<'_>) -> Option<AdamwStep> {
+        Some(AdamwStep {
+            beta_1: scalars.real(1)?,
+            beta_2: scalars.real(2)?,
+            epsilon: scalars.real(3)?,
+            weight_decay: scalars.real(4)?,
+            rate: scalars.real(5)?,
+            time: scalars.whole(6)?,
+        })
+    }
+}

@@ -1,0 +1,19 @@
+//! Tensors as kernels take them: memory, rows, element types, and where they are.
+
+mod casting;
+mod device;
+#[cfg(feature = "gpu")]
+mod handles;
+#[cfg(feature = "gpu")]
+mod rows;
+
+pub(crate) use casting::{cast, wide};
+pub(crate) use device::{is_counted_in_32_bits, is_gpu};
+#[cfg(feature = "gpu")]
+pub(crate) use handles::{
+    Input, Place, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor,
+    register_output, register_rows, register_zeros, rows, rows_of, take_cube_tensor,
+    tensor_of_rows, zeros,
+};
+#[cfg(feature = "gpu")]
+pub(crate) use rows::{RowLayout, Rows};
