@@ -21,3 +21,8 @@ pub(crate) fn tell_once(provider: &'static str, reason: &KernelError) {
 pub(crate) fn told() -> Vec<String> {
     TOLD.lock().map(|told| told.iter().cloned().collect()).unwrap_or_default()
 }
+
+/// What `op` leaves to Burn.
+pub(crate) fn unsupported(op: &'static str, reason: &str) -> KernelError {
+    KernelError::Unsupported { op, reason: reason.into() }
+}

@@ -36,3 +36,6 @@ pub use ops::{
     attention, cross_entropy, dropout, embedding, fp8_linear, layer_norm, linear_cross_entropy,
     loss_scale, overwrite, square_sum,
 };
+pub use tensors::Optional;
+#[cfg(feature = "gpu")]
+pub use tensors::OptionalMetadata;

@@ -2,18 +2,20 @@
 
 use crate::{
     fused::{
-        attention::{self, AttentionProvider},
-        column_sum::{self, ColumnSumProvider},
-        embedding::{self, EmbeddingProvider},
-        gelu::{self, GeluProvider},
-        matmul::{self, MatmulSettings},
-        softmax::{self, SoftmaxProvider},
+        attention::Attention,
+        column_sum::Sum,
+        embedding::{EmbeddingGradient, EmbeddingSearch},
+        gelu::{GeluPass, GeluSearch},
+        matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
+        softmax::{SoftmaxPass, SoftmaxSearch},
     },
+    ops::fp8_linear,
     steps::{
-        adamw::{Adamw, AdamwProvider},
-        provider::Kind,
-        sgd::{Sgd, SgdProvider},
+        adamw::Adamw,
+        provider::{Optimizer, StepSearch},
+        sgd::Sgd,
     },
+    stream::{Replacement, SingleSearch, register},
 };
 pub use blackburn_kernels::matmul::F32Precision;
 use burn_cubecl::fusion::{self, RegistryError};
@@ -87,17 +89,38 @@ pub struct ProviderSettings {
 
 /// Blackburn's providers: a name, and how it is registered.
 const OURS: [(&str, Register); 8] = [
-    (Adamw::NAME, || fusion::register(AdamwProvider::default())),
-    (attention::NAME, || fusion::register(AttentionProvider)),
-    (column_sum::NAME, || fusion::register(ColumnSumProvider)),
-    (embedding::NAME, || fusion::register(EmbeddingProvider)),
-    (gelu::NAME, || fusion::register(GeluProvider)),
-    (matmul::NAME, matmul::register),
-    (Sgd::NAME, || fusion::register(SgdProvider::default())),
-    (softmax::NAME, || fusion::register(SoftmaxProvider)),
+    (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
+    (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
+    (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
+    (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
+    (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
+    (matmul::NAME, register_matmul),
+    (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
+    (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];
 
-type Register = fn() -> Result<(), RegistryError>;
+type Register = fn(&ProviderSettings) -> Result<(), RegistryError>;
+
+fn register_matmul(settings: &ProviderSettings) -> Result<(), RegistryError> {
+    let product = ProductSettings {
+        full_f32: settings.f32_matmul == F32Precision::Full,
+        tune: settings.tune_matmul,
+    };
+    register(MatmulSearch::new(MatmulSettings {
+        product,
+        takes_gelu: !settings.is_disabled(GeluPass::NAME),
+        takes_sum: !settings.is_disabled(Sum::NAME),
+    }))?;
+    // Its products look at marks.
+    fp8_linear::set_served();
+    Ok(())
+}
+
+impl ProviderSettings {
+    fn is_disabled(&self, name: &str) -> bool {
+        self.disabled.iter().any(|other| is_named(other, name))
+    }
+}
 
 /// The names of all providers: Burn's, then Blackburn's.
 pub fn names() -> Vec<String> {
@@ -116,20 +139,13 @@ pub fn names() -> Vec<String> {
 /// [`UnknownProvider`] when a disabled name is none of [`names`]; nothing is changed then.
 pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, UnknownProvider> {
     let known = names();
-    let disabled = &settings.disabled;
-    if let Some(name) = disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k))) {
+    if let Some(name) =
+        settings.disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k)))
+    {
         return Err(UnknownProvider { name: name.clone(), known });
     }
-    let is_disabled = |name: &str| disabled.iter().any(|other| is_named(other, name));
-    gelu::configure(!is_disabled(column_sum::NAME));
-    matmul::configure(MatmulSettings {
-        f32_precision: settings.f32_matmul,
-        tune: settings.tune_matmul,
-        takes_gelu: !is_disabled(gelu::NAME),
-    });
-
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
-        let state = if is_disabled(name) {
+        let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)
         } else {
             ProviderState::Registered
@@ -137,10 +153,10 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
         ProviderStatus { name: name.to_string(), origin: Origin::Burn, state }
     });
     let ours = OURS.iter().map(|(name, register)| {
-        let state = if is_disabled(name) {
+        let state = if settings.is_disabled(name) {
             ProviderState::Disabled
         } else {
-            settle(register(), ProviderState::Registered)
+            settle(register(settings), ProviderState::Registered)
         };
         ProviderStatus { name: name.to_string(), origin: Origin::Blackburn, state }
     });

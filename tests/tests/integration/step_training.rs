@@ -2,7 +2,7 @@
 
 use crate::step_model;
 use blackburn::train::{optim::StepGate, scaler::GradScalerConfig};
-use blackburn_backend::steps::adamw::{Draw, Taken};
+use blackburn_backend::steps::{Draw, Taken};
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::{
     blocks::{Block, blocks_of},

@@ -6,179 +6,66 @@
 //! that sees nothing has output zero. They part where a number is not finite: behind a pair that is
 //! left out, Burn multiplies it by zero, which is NaN, and the kernel may never read it.
 
-use crate::ops::attention::{Bias, Inputs, Mask, Settings, Window, cube::Call};
 use crate::{
-    declined,
-    stream::arithmetic_output,
-    tensors::{Place, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
+    declined::unsupported,
+    ops::attention::{Inputs, Mask, Settings, Window, cube::Call},
+    stream::{Done, Replacement, SingleOperation},
+    tensors::{Location, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
 };
 use blackburn_kernels::{KernelError, matmul::Family};
 use burn_backend::{Shape, TensorMetadata, ops::AttentionModuleOptions};
-use burn_cubecl::{
-    CubeBackend, CubeDevice,
-    fusion::{CubeFuser, OptimizationProvider},
-    tensor::CubeTensor,
-};
-use burn_cubecl_fusion::{
-    FallbackOperation,
-    optim::{CubeOptimization, FusedOperation},
-};
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_ir::{AttentionOpIr, ModuleOperationIr, OperationIr};
 use cubecl::client::Client;
 use serde::{Deserialize, Serialize};
 
-/// The provider's name.
-pub(crate) const NAME: &str = "BlackburnAttention";
-
 const OP: &str = "attention";
-
-/// Registers [`AttentionFuser`] with Burn.
-pub(crate) struct AttentionProvider;
-
-impl OptimizationProvider for AttentionProvider {
-    type Operation = AttentionOperation;
-
-    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(AttentionFuser::default())
-    }
-}
-
-/// Takes attention at the head of a block, or behind one arithmetic operation.
-///
-/// Sizes are not known yet: what the kernel does not serve falls back when it runs.
-#[derive(Clone, Default)]
-struct AttentionFuser {
-    passengers: usize,
-    attention: Option<AttentionOpIr>,
-    closed: bool,
-}
-
-impl AttentionFuser {
-    /// Below the score of any fusion that saves a tensor (100, and 10 an operation): what fuses
-    /// before attention is left to Burn, and attention begins the next search.
-    const SCORE: u64 = 15;
-}
-
-impl OperationFuser<CubeOptimization> for AttentionFuser {
-    fn fuse(&mut self, operation: &OperationIr) {
-        if self.closed {
-            return;
-        }
-        if self.passengers == 0 && arithmetic_output(operation).is_some() {
-            self.passengers = 1;
-            return;
-        }
-        if let OperationIr::Module(ModuleOperationIr::Attention(attention)) = operation {
-            self.attention = Some(attention.clone());
-        }
-        self.closed = true;
-    }
-
-    fn finish(&mut self) -> CubeOptimization {
-        let attention = self.attention.clone();
-        CubeOptimization::new(AttentionOperation {
-            passengers: self.passengers,
-            attention: attention.expect("Burn finishes a fuser only when it says it is ready"),
-        })
-    }
-
-    fn reset(&mut self) {
-        *self = Self::default();
-    }
-
-    fn status(&self) -> FuserStatus {
-        if self.closed { FuserStatus::Closed } else { FuserStatus::Open }
-    }
-
-    fn properties(&self) -> FuserProperties {
-        let ready = self.attention.is_some();
-        FuserProperties { score: if ready { Self::SCORE } else { 0 }, ready }
-    }
-
-    fn len(&self) -> usize {
-        self.passengers + usize::from(self.attention.is_some())
-    }
-
-    fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
-        Box::new(self.clone())
-    }
-}
 
 /// Attention on the kernel, or as Burn has it where that declines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct AttentionOperation {
-    /// Operations before it, which run unfused.
-    passengers: usize,
-    attention: AttentionOpIr,
+pub(crate) struct Attention(AttentionOpIr);
+
+impl SingleOperation for Attention {
+    fn of(operation: &OperationIr) -> Option<Self> {
+        let OperationIr::Module(ModuleOperationIr::Attention(attention)) = operation else {
+            return None;
+        };
+        Some(Self(attention.clone()))
+    }
 }
 
-impl AttentionOperation {
-    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let AttentionOpIr { query, key, value, mask, attn_bias, options, out } = &self.attention;
-        let tensor = |tensor| cube_tensor(context, tensor, OP);
+impl Replacement for Attention {
+    const NAME: &'static str = "BlackburnAttention";
+
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        let AttentionOpIr { query, key, value, mask, attn_bias, options, out } = &self.0;
+        let tensor = |tensor| cube_tensor(tensors, tensor, OP);
         let inputs = Inputs {
             q: tensor(query)?,
             k: tensor(key)?,
             v: tensor(value)?,
             mask: mask.as_ref().map(tensor).transpose()?.map_or(Mask::Absent, Mask::Present),
-            bias: attn_bias.as_ref().map(tensor).transpose()?.map_or(Bias::Absent, Bias::Present),
+            bias: attn_bias.as_ref().map(tensor).transpose()?.into(),
         };
         check(&inputs)?;
         if [&inputs.q, &inputs.k].iter().any(|tensor| tensor.shape().num_elements() == 0) {
             // A query that sees nothing has output zero.
-            register_zeros(context, out, &Place::of(&inputs.q), OP)?;
-            self.consume(context);
-            return Ok(());
+            register_zeros(tensors, out, &Location::of(&inputs.q), OP)?;
+        } else {
+            let settings = settings(&options.clone().into(), &inputs.q.shape());
+            let call = Call::new(inputs, &settings);
+            let plan = call.plan()?;
+            if !pays(plan.family, has_tensor_cores(call.client())) {
+                let reason = "no kernel on tensor cores, which Burn's own products run on";
+                return Err(unsupported(OP, reason));
+            }
+            let output = call.forward(&plan)?;
+            register_cube_tensor(tensors, out, output.out, OP)?;
         }
-        let settings = settings(&options.clone().into(), &inputs.q.shape());
-        let call = Call::new(inputs, &settings);
-        let plan = call.plan()?;
-        if !pays(plan.family, has_tensor_cores(call.client())) {
-            return Err(unsupported("no kernel on tensor cores, which Burn's own products run on"));
-        }
-        let output = call.forward(&plan)?;
-        register_cube_tensor(context, out, output.out, OP)?;
-        self.consume(context);
-        Ok(())
-    }
-
-    fn consume(&self, context: &mut Tensors) {
-        let AttentionOpIr { query, key, value, mask, attn_bias, .. } = &self.attention;
         for tensor in [query, key, value].into_iter().chain(mask).chain(attn_bias) {
-            consume(context, tensor);
+            consume(tensors, tensor);
         }
-    }
-}
-
-impl FusedOperation for AttentionOperation {
-    const NAME: &'static str = NAME;
-    type State = Self;
-
-    fn num_ops_fused(&self) -> usize {
-        self.passengers + 1
-    }
-
-    fn run(
-        &mut self,
-        context: &mut Tensors,
-        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
-    ) {
-        for passenger in 0..self.passengers {
-            fallback(passenger).run(context);
-        }
-        if let Err(reason) = self.launch(context) {
-            declined::tell_once(NAME, &reason);
-            fallback(self.passengers).run(context);
-        }
-    }
-
-    fn to_state(&self) -> Self::State {
-        self.clone()
-    }
-
-    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
-        state
+        Ok(Done::All)
     }
 }
 
@@ -210,15 +97,16 @@ fn check(inputs: &Inputs<CubeBackend>) -> Result<(), KernelError> {
     let Inputs { q, k, v, mask, bias } = inputs;
     let (shape_q, shape_kv) = (q.shape(), k.shape());
     if v.shape() != shape_kv {
-        return Err(unsupported("values of another shape than keys"));
+        return Err(unsupported(OP, "values of another shape than keys"));
     }
     if [0, 1, 3].iter().any(|dim| shape_q[*dim] != shape_kv[*dim]) {
         return Err(unsupported(
+            OP,
             "keys of another batch, other heads or another width than queries",
         ));
     }
     if k.dtype != q.dtype || v.dtype != q.dtype {
-        return Err(unsupported("queries, keys and values of different types"));
+        return Err(unsupported(OP, "queries, keys and values of different types"));
     }
     let pairs = [shape_q[0], shape_q[1], shape_q[2], shape_kv[2]];
     let is_broadcast = |tensor: &CubeTensor| {
@@ -228,24 +116,20 @@ fn check(inputs: &Inputs<CubeBackend>) -> Result<(), KernelError> {
     if let Mask::Present(mask) = mask
         && !is_broadcast(mask)
     {
-        return Err(unsupported("a mask of another shape than the pairs of queries and keys"));
+        return Err(unsupported(OP, "a mask of another shape than the pairs of queries and keys"));
     }
-    if let Bias::Present(bias) = bias
+    if let Some(bias) = bias.as_option()
         && !(is_broadcast(bias) && bias.dtype == q.dtype)
     {
-        return Err(unsupported("a bias of another shape or type than the scores"));
+        return Err(unsupported(OP, "a bias of another shape or type than the scores"));
     }
     Ok(())
-}
-
-fn unsupported(reason: &str) -> KernelError {
-    KernelError::Unsupported { op: OP, reason: reason.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::emit::tensor;
+    use crate::stream::{Fuser, SingleSearch, emit::tensor};
     use burn_backend::DType;
     use burn_ir::{
         AttentionOptionsIr, FloatOperationIr, NumericOperationIr, ScalarIr, ScalarOpIr,
@@ -282,9 +166,7 @@ mod tests {
 
     /// The operations taken, if the fuser is ready behind them.
     fn taken(operations: &[OperationIr]) -> Option<usize> {
-        let mut fuser = AttentionFuser::default();
-        operations.iter().for_each(|operation| fuser.fuse(operation));
-        fuser.properties().ready.then(|| fuser.len())
+        Fuser::after(SingleSearch::<Attention>::default(), operations).claims()
     }
 
     #[test]

@@ -8,7 +8,7 @@
 #[cfg(feature = "gpu")]
 use crate::{
     declined::tell_once,
-    tensors::{Place, contiguous_buffer, zeros},
+    tensors::{Location, contiguous_buffer, zeros},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{KernelError, embedding::embedding_backward};
@@ -67,7 +67,7 @@ impl EmbeddingPrimitives for CubeBackend {
         match row_sums(dy.clone(), index.clone(), shape) {
             Ok(dw) => dw,
             Err(reason @ KernelError::Unsupported { .. }) => {
-                tell_once("embedding", &reason);
+                tell_once("BlackburnEmbedding", &reason);
                 by_selection::<Self>(dy, index, rows)
             }
             Err(error) => panic!("{error}"),
@@ -88,7 +88,7 @@ pub(crate) fn row_sums(
     shape: Shape,
 ) -> Result<CubeTensor, KernelError> {
     let (client, columns) = (dy.client.clone(), shape[1]);
-    let dw = zeros(&Place::of(&dy), shape, dy.dtype);
+    let dw = zeros(&Location::of(&dy), shape, dy.dtype);
     let buffers = [index, dy, dw.clone()].map(contiguous_buffer);
     let [of_index, of_dy, of_dw] = &buffers;
     embedding_backward(&client, of_index, of_dy, of_dw, columns)?;

@@ -8,8 +8,9 @@
     allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
 )]
 
+use crate::tensors::Optional;
 #[cfg(feature = "gpu")]
-use crate::tensors::{Place, contiguous_buffer, tensor_of_rows};
+use crate::tensors::{Location, OptionalMetadata, contiguous_buffer, tensor_of_rows};
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
     buffer::Buffer,
@@ -26,25 +27,15 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 #[cfg(feature = "gpu")]
 use burn_std::Shape;
 
-/// What gradients are scaled by.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Scale<B: Backend> {
-    /// Nothing.
-    One,
-    /// One f32.
-    Read(FloatTensor<B>),
-}
-
-/// What gradients come to, one f32 each.
+/// What is known of all gradients together, one f32 each.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Measure<B: Backend> {
-    /// Of the gradients without the scale.
+    /// The norm of the gradients without the scale.
     pub norm: FloatTensor<B>,
-    /// 1 if they were finite, else 0.
+    /// 1 if all gradients are finite, else 0.
     pub finite: FloatTensor<B>,
-    /// What they are to be multiplied by.
+    /// The factor that undoes the scale and clips the gradients.
     pub factor: FloatTensor<B>,
 }
 
@@ -58,11 +49,11 @@ pub struct Counts<B: Backend> {
     pub clean: FloatTensor<B>,
     /// Steps that were not finite.
     pub skipped: FloatTensor<B>,
-    /// Of those, the last ones, one after another.
+    /// Steps that were not finite, one after another up to the last step.
     pub in_a_row: FloatTensor<B>,
 }
 
-/// What a scaler goes by.
+/// The rules by which a scaler changes its scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     /// What the scale is multiplied by after `interval` finite steps.
@@ -83,11 +74,12 @@ pub struct Rules {
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait LossScalePrimitives: Backend {
-    /// What gradients come to whose squares `sums` adds up to, clipped to the norm `largest`.
+    /// What gradients come to whose squares `sums` adds up to, clipped to the norm `largest`. They were
+    /// multiplied by `scale`, one f32, if there is one.
     #[fusion(meta = measured)]
     fn measure_gradients(
         sums: FloatTensor<Self>,
-        #[extension_type] scale: Scale<Self>,
+        #[extension_type] scale: Optional<Self>,
         largest: f32,
     ) -> Measure<Self>;
 
@@ -101,7 +93,7 @@ pub trait LossScalePrimitives: Backend {
 }
 
 #[cfg(feature = "gpu")]
-fn measured(_sums: &TensorSpec, _scale: &ScaleMetadata, _largest: &f32) -> MeasureMetadata {
+fn measured(_sums: &TensorSpec, _scale: &OptionalMetadata, _largest: &f32) -> MeasureMetadata {
     let one = || TensorSpec::new(Shape::new([1]), DType::F32);
     MeasureMetadata { norm: one(), finite: one(), factor: one() }
 }
@@ -116,14 +108,11 @@ fn updated(finite: &TensorSpec, _old: &CountsMetadata, _rules: &Rules) -> Counts
 impl LossScalePrimitives for CubeBackend {
     fn measure_gradients(
         sums: FloatTensor<Self>,
-        scale: Scale<Self>,
+        scale: Optional<Self>,
         largest: f32,
     ) -> Measure<Self> {
-        let place = Place::of(&sums);
-        let scale = match scale {
-            Scale::One => None,
-            Scale::Read(scale) => Some(contiguous_buffer(scale)),
-        };
+        let place = Location::of(&sums);
+        let scale = scale.into_option().map(contiguous_buffer);
         let sums = contiguous_buffer(sums);
         let loss_scale::Measured { norm, finite, factor } =
             loss_scale_measure(&place.client, &sums, scale.as_ref(), largest)
@@ -133,7 +122,7 @@ impl LossScalePrimitives for CubeBackend {
     }
 
     fn update_scale(finite: FloatTensor<Self>, old: Counts<Self>, rules: Rules) -> Counts<Self> {
-        let place = Place::of(&finite);
+        let place = Location::of(&finite);
         let Counts { scale, clean, skipped, in_a_row } = old;
         let old = loss_scale::Scaler {
             scale: contiguous_buffer(scale),
@@ -155,19 +144,18 @@ impl LossScalePrimitives for CubeBackend {
 }
 
 #[cfg(feature = "gpu")]
-fn one(place: &Place, buffer: Buffer) -> CubeTensor {
+fn one(place: &Location, buffer: Buffer) -> CubeTensor {
     tensor_of_rows(place, Shape::new([1]), buffer.into(), DType::F32)
 }
 
-/// What gradients come to, one f32 each on the device.
+/// What is known of all gradients together, one f32 each on the device.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Of the gradients without the scale.
+    /// The norm of the gradients without the scale.
     pub norm: Tensor<1>,
     /// 1 if the norm with the scale is a finite number, else 0.
     pub finite: Tensor<1>,
-    /// What gradients are to be multiplied by: one over the scale, and what clips them where they are
-    /// finite.
+    /// The factor of the gradients: one over the scale, and where they are finite, what clips them.
     pub factor: Tensor<1>,
 }
 
@@ -177,12 +165,12 @@ pub(crate) fn measure(sums: Tensor<1>, scale: Option<Tensor<1>>, largest: f32) -
         largest > 0.0,
         "loss_scale: argument `largest`: expected a positive number, got {largest}"
     );
-    let scale = scale.map_or(Scale::One, |scale| {
-        check("scale", &scale);
-        Scale::Read(scale.into_dispatch())
-    });
-    let Measure { norm, finite, factor } =
-        <Dispatch as LossScalePrimitives>::measure_gradients(sums.into_dispatch(), scale, largest);
+    let scale = scale.inspect(|scale| check("scale", scale)).map(Tensor::into_dispatch);
+    let Measure { norm, finite, factor } = <Dispatch as LossScalePrimitives>::measure_gradients(
+        sums.into_dispatch(),
+        scale.into(),
+        largest,
+    );
     let [norm, finite, factor] = [norm, finite, factor].map(Tensor::from_dispatch);
     Measured { norm, finite, factor }
 }
@@ -196,7 +184,7 @@ pub struct State {
     pub clean: Tensor<1>,
     /// Steps that were not finite.
     pub skipped: Tensor<1>,
-    /// Of those, the last ones, one after another.
+    /// Steps that were not finite, one after another up to the last step.
     pub in_a_row: Tensor<1>,
 }
 

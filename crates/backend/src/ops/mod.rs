@@ -1,5 +1,22 @@
 //! Extension operations: what the stream cannot express. Those that are differentiable run on the CPU too.
 
+/// Implements an operation on every backend below autodiff by the same code, over the primitives that each of
+/// them has. Burn's fusion is among them: its stream is to hold the primitives, and not the operation.
+macro_rules! on_plain_backends {
+    (impl $operation:ident by $primitives:ident { $($body:tt)* }) => {
+        #[cfg(feature = "flex")]
+        impl $operation for burn::backend::Flex { $($body)* }
+
+        #[cfg(feature = "gpu")]
+        impl $operation for burn_cubecl::CubeBackend { $($body)* }
+
+        #[cfg(feature = "gpu")]
+        impl<B: burn_fusion::FusionBackend + $primitives> $operation for burn_fusion::Fusion<B> {
+            $($body)*
+        }
+    };
+}
+
 pub mod attention;
 pub mod cross_entropy;
 pub mod dropout;

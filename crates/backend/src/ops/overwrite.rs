@@ -17,7 +17,7 @@ use burn::{
 #[cfg(feature = "gpu")]
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-/// The operations under it. They are not differentiable.
+/// The operations under [`overwrite_float`] and [`overwrite_int`]. They are not differentiable.
 #[backend_extension(
     Cube: cfg(feature = "gpu"),
     Fusion: cfg(feature = "gpu"),

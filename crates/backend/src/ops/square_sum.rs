@@ -10,7 +10,7 @@
 
 use crate::ops::loss_scale::{Measured, measure};
 #[cfg(feature = "gpu")]
-use crate::tensors::{Place, contiguous_buffer, rows, tensor_of_rows};
+use crate::tensors::{Location, contiguous_buffer, rows, tensor_of_rows};
 #[cfg(feature = "gpu")]
 use burn::backend::TensorMetadata;
 use burn::{
@@ -28,29 +28,29 @@ const PLACES: usize = blackburn_kernels::square_sum::PLACES;
 #[cfg(not(feature = "gpu"))]
 const PLACES: usize = 1;
 
-/// Tensors of any shapes.
+/// Eight tensors of any shapes: the stream knows of no lists.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Eight<B: Backend> {
-    /// One of them.
+    /// The first tensor.
     pub x0: FloatTensor<B>,
-    /// Another.
+    /// The second tensor.
     pub x1: FloatTensor<B>,
-    /// Another.
+    /// The third tensor.
     pub x2: FloatTensor<B>,
-    /// Another.
+    /// The fourth tensor.
     pub x3: FloatTensor<B>,
-    /// Another.
+    /// The fifth tensor.
     pub x4: FloatTensor<B>,
-    /// Another.
+    /// The sixth tensor.
     pub x5: FloatTensor<B>,
-    /// Another.
+    /// The seventh tensor.
     pub x6: FloatTensor<B>,
-    /// Another.
+    /// The eighth tensor.
     pub x7: FloatTensor<B>,
 }
 
-/// As many tensors as an operation has a place for.
+/// The tensors of one operation. A batch that is not full repeats its last tensor.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub enum Batch<B: Backend> {
@@ -93,7 +93,7 @@ impl SquareSumPrimitives for CubeBackend {
             .take(count)
             .map(rows)
             .collect();
-        let (place, shape, dtype) = (Place::of(&sums), sums.shape(), sums.dtype);
+        let (place, shape, dtype) = (Location::of(&sums), sums.shape(), sums.dtype);
         let sums = contiguous_buffer(sums);
         let added = blackburn_kernels::square_sum::square_sum(&place.client, sums, &tensors)
             .unwrap_or_else(|error| panic!("{error}"));

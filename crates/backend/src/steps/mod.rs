@@ -2,6 +2,7 @@
 //! parameters together. They take no part in differentiation, and exist on GPUs only.
 
 pub mod adamw;
+mod gate;
 #[cfg(feature = "gpu")]
 mod operation;
 #[cfg(feature = "gpu")]
@@ -9,3 +10,7 @@ pub(crate) mod provider;
 pub mod sgd;
 #[cfg(all(test, feature = "gpu"))]
 mod tests;
+
+pub use gate::{Chance, Draw, Gate, Reading, Taken};
+#[cfg(feature = "gpu")]
+pub use gate::{ChanceMetadata, GateMetadata, ReadingMetadata};

@@ -1,10 +1,10 @@
 //! Steps of several parameters on the kernel.
 
-use super::provider::Kind;
+use super::provider::Optimizer;
 use crate::{
-    declined,
+    stream::{Done, Replacement},
     tensors::{
-        Place, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
+        Location, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
         take_cube_tensor, tensor_of_rows,
     },
 };
@@ -15,7 +15,6 @@ use blackburn_kernels::{
 };
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
 use burn_fusion::stream::ScalarId;
 use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
 use burn_std::{DType, Shape};
@@ -31,12 +30,12 @@ pub(crate) const READINGS: usize = 3;
 /// One parameter's operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
-pub(crate) struct Asked<K, const N: usize> {
+pub(crate) struct StepRequest<K, const N: usize> {
     pub(crate) operation: CustomOpIr,
     kind: PhantomData<K>,
 }
 
-impl<K: Kind<N>, const N: usize> Asked<K, N> {
+impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
     /// The step in `operation`, if that is one.
     pub(crate) fn of(operation: &OperationIr) -> Option<Self> {
         let OperationIr::Custom(custom) = operation else { return None };
@@ -72,14 +71,14 @@ impl<K: Kind<N>, const N: usize> Asked<K, N> {
     }
 
     /// The step's numbers and the draw.
-    fn numbers(&self, context: &Tensors) -> Result<(K::Step, u32), KernelError> {
+    fn numbers(&self, context: &Tensors) -> Result<(K::Numbers, u32), KernelError> {
         let scalars = Scalars { of: &self.operation.scalars, context };
         let draw = scalars.whole(0).and_then(|draw| u32::try_from(draw).ok());
-        K::step(&scalars).zip(draw).ok_or_else(|| unknown::<K, N>("number"))
+        K::numbers(&scalars).zip(draw).ok_or_else(|| unknown::<K, N>("number"))
     }
 }
 
-fn unknown<K: Kind<N>, const N: usize>(what: &str) -> KernelError {
+fn unknown<K: Optimizer<N>, const N: usize>(what: &str) -> KernelError {
     KernelError::Unsupported { op: K::OP, reason: format!("an unknown {what}") }
 }
 
@@ -120,20 +119,20 @@ impl Scalars<'_> {
 /// Steps on the kernel, or one by one where something of them is unknown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
-pub(crate) struct StepOperation<K, const N: usize> {
-    pub(crate) updates: Vec<Asked<K, N>>,
+pub(crate) struct Steps<K, const N: usize> {
+    pub(crate) requests: Vec<StepRequest<K, N>>,
 }
 
-impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
+impl<K: Optimizer<N>, const N: usize> Steps<K, N> {
     /// What the device says of all steps, which stays with the stream, and each step's numbers.
     #[expect(clippy::type_complexity, reason = "named nowhere else")]
     fn known(
         &self,
         context: &Tensors,
-    ) -> Result<(Option<Gate>, Option<Buffer>, Vec<(K::Step, u32)>), KernelError> {
+    ) -> Result<(Option<Gate>, Option<Buffer>, Vec<(K::Numbers, u32)>), KernelError> {
         let buffer = |tensor| Ok(contiguous_buffer(cube_tensor(context, tensor, K::OP)?));
         let (mut gate, mut seed) = (None, None);
-        if let Some(first) = self.updates.first() {
+        if let Some(first) = self.requests.first() {
             if let Some([taken, skipped, factor]) = first.gate() {
                 gate = Some(Gate {
                     taken: buffer(taken)?,
@@ -143,7 +142,7 @@ impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
             }
             seed = first.seed().map(buffer).transpose()?;
         }
-        for update in &self.updates {
+        for update in &self.requests {
             for tensor in update.tensors() {
                 cube_tensor(context, tensor, K::OP)?;
             }
@@ -152,14 +151,18 @@ impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
             }
         }
         let numbers: Result<_, KernelError> =
-            self.updates.iter().map(|update| update.numbers(context)).collect();
+            self.requests.iter().map(|update| update.numbers(context)).collect();
         Ok((gate, seed, numbers?))
     }
+}
 
-    fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
+impl<K: Optimizer<N>, const N: usize> Replacement for Steps<K, N> {
+    const NAME: &'static str = K::NAME;
+
+    fn launch(&self, context: &mut Tensors) -> Result<Done, KernelError> {
         let (gate, seed, numbers) = self.known(context)?;
         let mut updates = Vec::new();
-        for (update, (step, draw)) in self.updates.iter().zip(numbers) {
+        for (update, (step, draw)) in self.requests.iter().zip(numbers) {
             let taken: Result<Vec<_>, _> = update
                 .tensors()
                 .into_iter()
@@ -168,7 +171,7 @@ impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
             let tensors = taken?.try_into().map_err(|_| unknown::<K, N>("tensor"))?;
             updates.push(Update { step, tensors, draw });
         }
-        for (update, made) in self.updates.iter().zip(stepped::<K, N>(updates, gate, seed)) {
+        for (update, made) in self.requests.iter().zip(stepped::<K, N>(updates, gate, seed)) {
             let kept = made.into_iter().enumerate().filter(|(at, _)| *at != GRADIENT);
             for (out, (_, tensor)) in update.operation.outputs.iter().zip(kept) {
                 register_cube_tensor(context, out, tensor, K::OP)?;
@@ -177,7 +180,7 @@ impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
                 consume(context, shared);
             }
         }
-        Ok(())
+        Ok(Done::All)
     }
 }
 
@@ -186,8 +189,8 @@ impl<K: Kind<N>, const N: usize> StepOperation<K, N> {
 /// # Panics
 ///
 /// Where the kernel refuses it: nobody could do anything else with tensors that are taken.
-pub(crate) fn alone<K: Kind<N>, const N: usize>(
-    step: K::Step,
+pub(crate) fn alone<K: Optimizer<N>, const N: usize>(
+    step: K::Numbers,
     tensors: [CubeTensor; N],
     gate: Option<Gate>,
     chance: Option<Chance>,
@@ -198,14 +201,14 @@ pub(crate) fn alone<K: Kind<N>, const N: usize>(
 }
 
 /// [`alone`] of several parameters.
-fn stepped<K: Kind<N>, const N: usize>(
-    updates: Vec<Update<K::Step, [CubeTensor; N]>>,
+fn stepped<K: Optimizer<N>, const N: usize>(
+    updates: Vec<Update<K::Numbers, [CubeTensor; N]>>,
     gate: Option<Gate>,
     seed: Option<Buffer>,
 ) -> Vec<[CubeTensor; N]> {
     let Some(first) = updates.first() else { return Vec::new() };
     let client = first.tensors[0].client.clone();
-    let told = |tensor: &CubeTensor| (Place::of(tensor), tensor.shape(), tensor.dtype);
+    let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
         .map(|Update { step, tensors, draw }| {
@@ -214,7 +217,7 @@ fn stepped<K: Kind<N>, const N: usize>(
         })
         .unzip();
     let updated = K::MANY(&client, updates, gate, seed).unwrap_or_else(|error| panic!("{error}"));
-    let tensors = |(kept, updated): ([(Place, Shape, DType); N], K::Tensors)| {
+    let tensors = |(kept, updated): ([(Location, Shape, DType); N], K::Tensors)| {
         let updated = updated.into();
         std::array::from_fn(|at| {
             let (place, shape, dtype) = &kept[at];
@@ -222,34 +225,4 @@ fn stepped<K: Kind<N>, const N: usize>(
         })
     };
     kept.into_iter().zip(updated).map(tensors).collect()
-}
-
-impl<K: Kind<N>, const N: usize> FusedOperation for StepOperation<K, N> {
-    const NAME: &'static str = K::NAME;
-    type State = Self;
-
-    fn num_ops_fused(&self) -> usize {
-        self.updates.len()
-    }
-
-    fn run(
-        &mut self,
-        context: &mut Tensors,
-        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
-    ) {
-        if let Err(reason) = self.launch(context) {
-            declined::tell_once(K::NAME, &reason);
-            for update in 0..self.updates.len() {
-                fallback(update).run(context);
-            }
-        }
-    }
-
-    fn to_state(&self) -> Self::State {
-        self.clone()
-    }
-
-    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
-        state
-    }
 }

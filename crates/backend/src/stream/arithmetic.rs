@@ -1,8 +1,7 @@
-//! The operations that a provider lets in before the one that it takes.
-
 use burn_ir::{NumericOperationIr, OperationIr, TensorId};
 
-/// What an arithmetic operation makes: one that Burn's element-wise fusion waits on by itself.
+/// The tensor that `operation` makes, if it is arithmetic. Burn's element-wise fusion waits on such an
+/// operation by itself.
 ///
 /// Burn settles an operation that no fusion wants together with the one after it, which a provider
 /// therefore has to meet behind such an operation, too.

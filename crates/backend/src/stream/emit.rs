@@ -1,10 +1,11 @@
 //! Streams that follow a pattern, for tests of those who search for it.
 
-use super::{Name, Pattern, Step};
+use super::pattern::{Name, Pattern, PatternStep as Step};
 use burn_backend::{DType, Shape};
 use burn_ir::{
-    BinaryOpIr, FloatOperationIr as Float, NumericOperationIr as Numeric, OperationIr, ScalarIr,
-    ScalarOpIr, TensorId, TensorIr, TensorStatus, UnaryOpIr,
+    BaseOperationIr, BinaryOpIr, FloatOperationIr as Float, NumericOperationIr as Numeric,
+    OperationIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, ShapeOpIr, TensorId, TensorIr, TensorStatus,
+    UnaryOpIr,
 };
 
 /// A tensor of f32, of which the stream tells a number for each size.
@@ -59,4 +60,19 @@ pub(crate) fn emit(
         }
     };
     (0..pattern.len()).map(operation).collect()
+}
+
+/// The sum of the tensor of that number along a dimension; its result has that number and 100.
+pub(crate) fn sum_along<const D: usize>(id: u64, shape: [usize; D], axis: usize) -> OperationIr {
+    let input = tensor(id, shape, TensorStatus::ReadOnly);
+    let out = tensor(id + 100, shape, TensorStatus::NotInit);
+    let sum = ReduceDimOpIr { input, out, axis, accumulator_len: 1 };
+    OperationIr::NumericFloat(DType::F32, Numeric::SumDim(sum))
+}
+
+/// The tensor `out` that holds what the tensor `id` does.
+pub(crate) fn view(id: u64, shape: [usize; 2], out: u64) -> OperationIr {
+    let input = tensor(id, shape, TensorStatus::ReadWrite);
+    let out = tensor(out, shape, TensorStatus::NotInit);
+    OperationIr::BaseFloat(BaseOperationIr::Reshape(ShapeOpIr { input, out }))
 }

@@ -1,5 +1,3 @@
-//! The types that operations are computed in on any backend.
-
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::{DType, FloatDType},

@@ -1,5 +1,3 @@
-//! What operations that only GPUs have ask of a device.
-
 use burn::tensor::{Device, Tensor};
 
 /// Whether `device` is a GPU of this build, or a software device that passes for one.

@@ -92,8 +92,8 @@ impl Input {
     }
 
     /// Where it is.
-    pub(crate) fn place(&self) -> Place {
-        Place { client: self.client.clone(), device: self.device.clone() }
+    pub(crate) fn location(&self) -> Location {
+        Location { client: self.client.clone(), device: self.device.clone() }
     }
 
     /// Its first `elements` elements in memory, as a kernel takes them.
@@ -145,6 +145,17 @@ pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
     Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
 }
 
+/// A contiguous tensor of that shape whose memory is `buffer`, on the device of `like`.
+pub(crate) fn contiguous_tensor(
+    like: &CubeTensor,
+    buffer: Buffer,
+    shape: Shape,
+    dtype: DType,
+) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle, dtype)
+}
+
 /// A tensor's rows, where they follow each other and none lies on another; one, where nothing lies between
 /// them.
 pub(crate) fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
@@ -190,7 +201,12 @@ pub(crate) fn rows(tensor: CubeTensor) -> Rows {
 }
 
 /// A tensor of that shape whose memory is `rows`.
-pub(crate) fn tensor_of_rows(like: &Place, shape: Shape, rows: Rows, dtype: DType) -> CubeTensor {
+pub(crate) fn tensor_of_rows(
+    like: &Location,
+    shape: Shape,
+    rows: Rows,
+    dtype: DType,
+) -> CubeTensor {
     let mut steps: Vec<usize> = shape.iter().copied().collect();
     if let (Some(columns), false) = (steps.last_mut(), rows.is_contiguous()) {
         *columns = rows.pitch;
@@ -205,12 +221,12 @@ pub(crate) fn tensor_of_rows(like: &Place, shape: Shape, rows: Rows, dtype: DTyp
 }
 
 /// Where tensors are.
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub(crate) client: Client,
     pub(crate) device: CubeDevice,
 }
 
-impl Place {
+impl Location {
     /// Where `tensor` is.
     pub(crate) fn of(tensor: &CubeTensor) -> Self {
         Self { client: tensor.client.clone(), device: tensor.device.clone() }
@@ -241,7 +257,7 @@ pub(crate) fn register_cube_tensor(
 pub(crate) fn register_zeros(
     context: &mut Tensors,
     out: &TensorIr,
-    place: &Place,
+    place: &Location,
     op: &'static str,
 ) -> Result<(), KernelError> {
     let shape = known_output(context, out, op)?.shape.clone();
@@ -249,8 +265,8 @@ pub(crate) fn register_zeros(
 }
 
 /// Contiguous zeros of that shape.
-pub(crate) fn zeros(place: &Place, shape: Shape, dtype: DType) -> CubeTensor {
-    let Place { client, device } = place;
+pub(crate) fn zeros(place: &Location, shape: Shape, dtype: DType) -> CubeTensor {
+    let Location { client, device } = place;
     let handle = match shape.num_elements() {
         // No kernel is launched for nothing.
         0 => client.empty(0),
@@ -268,6 +284,11 @@ pub(crate) fn zeros(place: &Place, shape: Shape, dtype: DType) -> CubeTensor {
 pub(crate) fn consume(context: &mut Tensors, tensor: &TensorIr) {
     let Some(known) = context.tensors.get(&tensor.id).cloned() else { return };
     context.handles.free(&TensorIr { status: tensor.status, ..known });
+}
+
+/// Whether something has been made what `tensor` stands for.
+pub(crate) fn is_made(context: &Tensors, tensor: &TensorIr) -> bool {
+    context.tensors.get(&tensor.id).is_some_and(|known| context.handles.has_handle(&known.id))
 }
 
 /// Makes `buffer` the memory of `out`, contiguous, on the device of `like` and of its type.
@@ -336,7 +357,12 @@ fn plain<'a>(
     Ok((known, handle))
 }
 
-fn known_output<'a>(
+/// The size and type of `out`, which `op` makes.
+///
+/// # Errors
+///
+/// As [`register_output`].
+pub(crate) fn known_output<'a>(
     context: &'a Tensors,
     out: &TensorIr,
     op: &'static str,

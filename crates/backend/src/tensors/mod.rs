@@ -4,6 +4,7 @@ mod casting;
 mod device;
 #[cfg(feature = "gpu")]
 mod handles;
+mod optional;
 #[cfg(feature = "gpu")]
 mod rows;
 
@@ -11,9 +12,12 @@ pub(crate) use casting::{cast, wide};
 pub(crate) use device::{is_counted_in_32_bits, is_gpu};
 #[cfg(feature = "gpu")]
 pub(crate) use handles::{
-    Input, Place, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor,
-    register_output, register_rows, register_zeros, rows, rows_of, take_cube_tensor,
-    tensor_of_rows, zeros,
+    Input, Location, Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, is_made,
+    known_output, register_cube_tensor, register_output, register_rows, register_zeros, rows,
+    rows_of, take_cube_tensor, tensor_of_rows, zeros,
 };
+pub use optional::Optional;
 #[cfg(feature = "gpu")]
-pub(crate) use rows::{RowLayout, Rows};
+pub use optional::OptionalMetadata;
+#[cfg(feature = "gpu")]
+pub(crate) use rows::{RowLayout, TensorRows};

@@ -10,8 +10,8 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::Metadata;
 use cubecl::{client::Client, server::Handle};
 
-/// Rows, a fixed number of elements apart.
-pub(crate) struct Rows {
+/// TensorRows, a fixed number of elements apart.
+pub(crate) struct TensorRows {
     pub(crate) tensor: CubeTensor,
     pub(crate) rows: usize,
     /// Elements of a row.
@@ -20,7 +20,7 @@ pub(crate) struct Rows {
     pub(crate) stride: usize,
 }
 
-impl Rows {
+impl TensorRows {
     /// The tensor, copied unless the elements of rows lie side by side and rows one behind the other, with
     /// no more between them than CUDA's runtime leaves to align them.
     pub(crate) fn of(tensor: CubeTensor) -> Self {
@@ -92,7 +92,7 @@ impl RowLayout {
             && leading.is_some_and(|last| shape[last] == 1 && shape[..last] == self.shape[..last])
     }
 
-    /// Rows of that shape and layout in `handle`.
+    /// TensorRows of that shape and layout in `handle`.
     pub(crate) fn rows(&self, handle: Handle, dtype: DType) -> CubeTensor {
         let mut strides = vec![1; self.shape.num_dims()];
         let mut next = self.stride;

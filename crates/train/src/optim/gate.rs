@@ -1,7 +1,7 @@
 //! Whether the device takes a step, told without waiting for it.
 
 use super::skipped::LastStep;
-use blackburn_backend::steps::adamw::Taken;
+use blackburn_backend::steps::Taken;
 use burn::tensor::Tensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -7,7 +7,7 @@
 //! Source: Gupta et al., "Deep Learning with Limited Numerical Precision", arXiv:1502.02551,
 //! section 3; for bf16, Zamirai et al., arXiv:2010.06192.
 
-use blackburn_backend::steps::adamw::Draw;
+use blackburn_backend::steps::Draw;
 use burn::tensor::{Device, Distribution, FloatDType, Int, IntDType, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 

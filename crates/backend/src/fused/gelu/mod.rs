@@ -21,29 +21,19 @@
 //! - Behind a product that Burn's fusion takes, that is, without `BlackburnMatmul`, the sixteen
 //!   operations become part of the product's kernel.
 
-mod operation;
+mod pass;
 
-use crate::stream::{
-    Matcher, Pattern,
-    Step::{Add, AddScalar, DivScalar, Erf, Mul, MulScalar, PowfScalar, Tanh},
-};
 use crate::{
-    fused::column_sum::{Followed, RowSumSearch},
-    stream::Shown,
+    fused::column_sum::RowSumSearch,
+    stream::{
+        Claim, Elapsed, Matcher, Moment, Next, Part, Pattern,
+        PatternStep::{Add, AddScalar, DivScalar, Erf, Mul, MulScalar, PowfScalar, Tanh},
+        Search, burn_score,
+    },
 };
-use burn_cubecl::{
-    CubeDevice,
-    fusion::{CubeFuser, OptimizationProvider},
-};
-use burn_cubecl_fusion::optim::{CubeOptimization, FusedOperation};
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use burn_ir::{BaseOperationIr, OperationIr, TensorId};
-pub(crate) use operation::GeluOperation;
-use operation::Pass;
-use std::{f64::consts::SQRT_2, sync::OnceLock};
-
-/// The provider's name.
-pub(crate) const NAME: &str = "BlackburnGelu";
+pub(crate) use pass::GeluPass;
+use std::f64::consts::SQRT_2;
 
 /// `ActivationOps::gelu` of burn-backend: `x (1 + erf(x / sqrt 2)) / 2`.
 pub(crate) const FORWARD: Pattern = &[
@@ -74,127 +64,102 @@ pub(crate) const BACKWARD: Pattern = &[
     ("dx", Mul("slope", "dy")),
 ];
 
-/// Registers [`GeluFuser`] with Burn.
-pub(crate) struct GeluProvider;
-
-impl OptimizationProvider for GeluProvider {
-    type Operation = GeluOperation;
-
-    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(GeluFuser::new(takes_sum(), Shown::default()))
-    }
-}
-
-static TAKES_SUM: OnceLock<bool> = OnceLock::new();
-
-/// Says whether the sum of a gradient's rows is served with it; the first call decides for the
-/// process, as the first registration of providers does.
-pub(crate) fn configure(takes_sum: bool) {
-    // A second call finds Burn's registry sealed too, and changes nothing.
-    let _ = TAKES_SUM.set(takes_sum);
-}
-
-/// Whether the sum of a gradient's rows is served with it.
-pub(crate) fn takes_sum() -> bool {
-    TAKES_SUM.get().copied().unwrap_or(true)
-}
-
 /// Follows both patterns from the head of a block, and the backward pass behind the forward pass too:
 /// in `y.backward()` its gradient waits on nothing else.
 ///
 /// It waits on no operation that Burn's element-wise fusion does not wait on too, so it takes none
 /// from another fusion. Behind the backward pass it waits for the sum of its rows, which Burn's fusion
-/// of reductions waits for too; it does so until any other operation comes ([`Shown`]).
+/// of reductions waits for too; it does so until any other operation comes.
 #[derive(Clone)]
-struct GeluFuser {
+pub(crate) struct GeluSearch {
     /// Whether the sum of a gradient's rows is taken.
     takes_sum: bool,
-    /// How many operations were followed.
-    seen: usize,
     candidates: Vec<Candidate>,
-    found: Option<GeluOperation>,
+    /// The passes that were found, one behind the other.
+    passes: Vec<Matcher>,
+    /// The position of the operation that makes `dy`, if it is among them.
+    ones: Option<usize>,
     /// Looks for the sum behind the backward pass that was found.
     behind: Option<RowSumSearch>,
-    shown: Shown,
 }
 
-impl GeluFuser {
+impl GeluSearch {
     /// How far the bid is above that of Burn's own fusion for the same operations: two operations
     /// more (210 each). With a mask and a scale behind GELU, ours and one kernel for those move 5
     /// tensors at about 2890 GB/s, and Burn's one kernel 3 tensors at 1571 (H200, bf16). With more
     /// behind it, Burn's kernel takes less time.
     const LEAD: u64 = 430;
 
-    fn new(takes_sum: bool, shown: Shown) -> Self {
+    pub(crate) fn new(takes_sum: bool) -> Self {
         let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
-        Self { takes_sum, seen: 0, candidates, found: None, behind: None, shown }
+        Self { takes_sum, candidates, passes: Vec::new(), ones: None, behind: None }
     }
 
-    fn find(&mut self) {
-        let Some(complete) = self.candidates.iter().find(|c| c.matcher.is_complete()) else {
-            return;
-        };
-        let pass = Pass::of(&complete.matcher);
-        let next = pass.as_ref().filter(|pass| pass.dy.is_none()).map(|forward| forward.x.id);
-        if let Some(pass) = pass {
-            self.behind = (self.takes_sum && pass.dy.is_some())
-                .then(|| RowSumSearch::behind(pass.out.clone(), &self.shown));
-            let found = self.found.get_or_insert_default();
-            found.passes.push(pass);
-            found.ones = complete.ones.as_ref().map(|ones| ones.position);
+    /// A pass that was found. Says whether anything may follow it.
+    fn take(&mut self, complete: &Candidate) -> bool {
+        self.candidates.clear();
+        let Some(pass) = GeluPass::of(&complete.matcher, None) else { return false };
+        self.ones = complete.ones.as_ref().map(|ones| ones.position);
+        self.passes.push(complete.matcher.clone());
+        match pass.gradient() {
+            Some(dx) => self.behind = self.takes_sum.then(|| RowSumSearch::behind(dx.clone())),
+            None => self
+                .candidates
+                .push(Candidate::new(BACKWARD, complete.matcher.tensor("x").map(|x| x.id))),
         }
-        self.candidates = next.map(|x| Candidate::new(BACKWARD, Some(x))).into_iter().collect();
+        pass.gradient().is_none() || self.takes_sum
+    }
+
+    /// What Burn's own fusion bids for the same operations.
+    fn burn_score(&self) -> u64 {
+        let pass = |(at, matcher): (usize, &Matcher)| match matcher.tensor("dy") {
+            None => burn_score(FORWARD, 2),
+            // The second pass does not read x again, and ones are not read.
+            Some(_) => burn_score(BACKWARD, 3 - at - usize::from(self.ones.is_some())),
+        };
+        self.passes.iter().enumerate().map(pass).sum()
     }
 }
 
-impl OperationFuser<CubeOptimization> for GeluFuser {
-    fn fuse(&mut self, operation: &OperationIr) {
-        self.shown.count();
-        if let Some(search) = self.behind.take() {
-            match (search.follow(operation), &mut self.found) {
-                (Followed::Waits(search), _) => self.behind = Some(search),
-                (Followed::Found(sum), Some(found)) => found.sum = Some(sum),
-                _ => {}
-            }
-            return;
+impl Search for GeluSearch {
+    type Replacement = GeluPass;
+
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
+        if let Some(behind) = &mut self.behind {
+            return behind.follow(operation, now.position);
         }
-        if self.candidates.is_empty() {
-            return;
+        self.candidates.retain_mut(|candidate| candidate.follow(operation, now.position));
+        let complete = self.candidates.iter().find(|candidate| candidate.matcher.is_complete());
+        if let Some(complete) = complete.cloned() {
+            return if self.take(&complete) { Next::Taken } else { Next::Last };
         }
-        let position = self.seen;
-        self.seen += 1;
-        self.candidates.retain_mut(|candidate| candidate.follow(operation, position));
-        self.find();
-    }
-
-    fn finish(&mut self) -> CubeOptimization {
-        let found = self.found.clone();
-        CubeOptimization::new(found.expect("Burn finishes a fuser only when it says it is ready"))
-    }
-
-    fn reset(&mut self) {
-        *self = Self::new(self.takes_sum, self.shown.clone());
-    }
-
-    fn status(&self) -> FuserStatus {
-        let waits =
-            !self.candidates.is_empty() || self.behind.as_ref().is_some_and(RowSumSearch::waits);
-        if waits { FuserStatus::Open } else { FuserStatus::Closed }
+        Next::taken_if(!self.candidates.is_empty())
     }
 
     /// A sum adds nothing to the bid: Burn's fusion of reductions bids nothing for it either.
-    fn properties(&self) -> FuserProperties {
-        let score = self.found.as_ref().map_or(0, |found| found.burn_score() + Self::LEAD);
-        FuserProperties { score, ready: self.found.is_some() }
+    fn claim(&self) -> Option<Claim<GeluPass>> {
+        let (last, others) = self.passes.split_last()?;
+        let mut parts = vec![Part::Unfused(self.ones.into_iter().collect())];
+        for matcher in others {
+            parts.extend(pass_parts(matcher, None));
+        }
+        parts.extend(pass_parts(last, self.behind.as_ref()));
+        Some(Claim { score: self.burn_score() + Self::LEAD, parts })
     }
 
-    fn len(&self) -> usize {
-        self.found.as_ref().map_or(self.seen, GeluOperation::num_ops_fused)
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        self.behind.is_some() && elapsed.since_last > 0
     }
+}
 
-    fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
-        Box::new(self.clone())
-    }
+/// A pass in the place of the operations that `complete` has followed, and of the sum of its rows if that was
+/// found `behind` it. Nothing where the kernel does not take the type.
+pub(crate) fn pass_parts(complete: &Matcher, behind: Option<&RowSumSearch>) -> Vec<Part<GeluPass>> {
+    let sum = behind.and_then(RowSumSearch::found).cloned();
+    let Some(pass) = GeluPass::of(complete, sum) else { return Vec::new() };
+    let sum = behind.map(RowSumSearch::parts).unwrap_or_default();
+    let sum = sum.into_iter().map(|part| part.map(GeluPass::RowSum));
+    std::iter::once(Part::Replaced(complete.positions().to_vec(), pass)).chain(sum).collect()
 }
 
 /// How far the stream has followed one of the patterns.
@@ -203,7 +168,7 @@ struct Candidate {
     matcher: Matcher,
     /// What the input has to be.
     x: Option<TensorId>,
-    /// The ones that the backward pass starts from in `y.backward()`: the search puts them in front
+    /// The ones that the backward pass starts from in `y.backward()`: Burn shows them in front
     /// of it or in front of its last operation. They run first, as Burn runs them.
     ones: Option<Ones>,
 }
@@ -216,7 +181,7 @@ struct Ones {
 
 impl Candidate {
     fn new(pattern: Pattern, x: Option<TensorId>) -> Self {
-        Self { matcher: Matcher::new(pattern), x, ones: None }
+        Self { matcher: Matcher::element_wise(pattern), x, ones: None }
     }
 
     /// As [`Matcher::follow`].
@@ -228,7 +193,7 @@ impl Candidate {
             self.ones = Some(Ones { id: op.out.id, position });
             return true;
         }
-        let on_pattern = self.matcher.follow(operation);
+        let on_pattern = self.matcher.follow(operation, position);
         let is = |name, id| self.matcher.tensor(name).is_some_and(|tensor| tensor.id == id);
         on_pattern
             && self.x.is_none_or(|x| is("x", x))
@@ -239,11 +204,11 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fused::column_sum::behind_tests::{sum, view};
     use crate::stream::{
-        burn_score,
-        emit::{emit, tensor},
+        Fuser,
+        emit::{emit, sum_along, tensor, view},
     };
+    use burn_fusion::OperationFuser;
     use burn_ir::{CreationOpIr, TensorStatus};
 
     const X: (&str, u64) = ("x", 0);
@@ -263,16 +228,17 @@ mod tests {
         OperationIr::BaseFloat(BaseOperationIr::Ones(CreationOpIr { out }))
     }
 
-    fn after(operations: &[OperationIr]) -> GeluFuser {
-        let mut fuser = GeluFuser::new(true, Shown::default());
-        operations.iter().for_each(|operation| fuser.fuse(operation));
-        fuser
+    fn sum(id: u64) -> OperationIr {
+        sum_along(id, SHAPE, 0)
+    }
+
+    fn after(operations: &[OperationIr]) -> Fuser<GeluSearch> {
+        Fuser::after(GeluSearch::new(true), operations)
     }
 
     /// How many operations the fuser would take, if it is ready.
     fn taken(operations: &[OperationIr]) -> Option<usize> {
-        let fuser = after(operations);
-        fuser.properties().ready.then(|| fuser.len())
+        after(operations).claims()
     }
 
     #[test]
@@ -290,7 +256,7 @@ mod tests {
         let inside = [&operations[..15], &[ones(dy)], &operations[15..]].concat();
         for (stream, at) in [(in_front, 0), (inside, 15)] {
             assert_eq!(taken(&stream), Some(17));
-            assert_eq!(after(&stream).found.and_then(|found| found.ones), Some(at));
+            assert_eq!(after(&stream).search.ones, Some(at));
         }
     }
 
@@ -316,23 +282,22 @@ mod tests {
         let of_another = [forward(), emit(BACKWARD, &[("x", 7), DY], 20, SHAPE)].concat();
         assert_eq!(taken(&of_another), Some(5));
     }
+
     #[test]
     fn the_sum_of_a_gradient_s_rows_is_taken_with_it() {
         const DX: u64 = 35;
 
-        let is_open = |fuser: &GeluFuser| matches!(fuser.status(), FuserStatus::Open);
-        assert!(is_open(&after(&backward())), "a sum may follow");
-        assert_eq!(taken(&[&backward()[..], &[sum(DX, SHAPE)]].concat()), Some(17));
-        let viewed = [&backward()[..], &[view(DX, SHAPE, 40), sum(40, SHAPE)]].concat();
+        assert!(after(&backward()).is_open(), "a sum may follow");
+        assert_eq!(taken(&[&backward()[..], &[sum(DX)]].concat()), Some(17));
+        let viewed = [&backward()[..], &[view(DX, SHAPE, 40), sum(40)]].concat();
         assert_eq!(taken(&viewed[..17]), Some(16), "the view waits for the sum");
         assert_eq!(taken(&viewed), Some(18));
-        let both = [&forward()[..], &backward(), &[sum(DX, SHAPE)]].concat();
+        let both = [&forward()[..], &backward(), &[sum(DX)]].concat();
         assert_eq!(taken(&both), Some(22));
-        assert_eq!(taken(&[&backward()[..], &[sum(9, SHAPE)]].concat()), Some(16), "of another");
+        assert_eq!(taken(&[&backward()[..], &[sum(9)]].concat()), Some(16), "of another");
         // The output of the forward pass has no such sum.
-        assert_eq!(taken(&[&forward()[..], &[sum(14, SHAPE)]].concat()), Some(5));
-        let mut alone = GeluFuser::new(false, Shown::default());
-        backward().iter().for_each(|operation| alone.fuse(operation));
-        assert!(!is_open(&alone), "it is another provider's");
+        assert_eq!(taken(&[&forward()[..], &[sum(14)]].concat()), Some(5));
+        let alone = Fuser::after(GeluSearch::new(false), &backward());
+        assert!(!alone.is_open(), "it is another provider's");
     }
 }

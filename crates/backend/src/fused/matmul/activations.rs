@@ -4,7 +4,7 @@ use crate::{
     fused::gelu,
     stream::{
         Pattern,
-        Step::{AddScalar, AtMost, Cast, Exp, Fill, Log, Mul, MulScalar},
+        PatternStep::{AddScalar, AtMost, Cast, Exp, Fill, Log, Mul, MulScalar},
     },
 };
 use blackburn_kernels::matmul::Activation;

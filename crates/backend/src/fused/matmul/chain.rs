@@ -48,7 +48,7 @@ impl Action {
 
 /// An [`Action`] with the operations that it stands for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct ChainStep {
     pub(super) action: Action,
     /// What it makes.
     pub(super) out: TensorIr,
@@ -66,7 +66,7 @@ pub(super) struct Chain {
     pub(super) product: TensorIr,
     /// The position of the product's operation.
     pub(super) first: usize,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<ChainStep>,
 }
 
 impl Chain {
@@ -94,6 +94,13 @@ impl Chain {
         self.steps.last().map_or(self.first + 1, |step| step.first + step.operations)
     }
 
+    /// Positions of the product's operation and of those of the steps, as far as there are that many.
+    pub(super) fn positions(&self, steps: usize) -> Vec<usize> {
+        let of_steps =
+            self.steps[..steps].iter().flat_map(|step| step.first..step.first + step.operations);
+        std::iter::once(self.first).chain(of_steps).collect()
+    }
+
     /// What the steps have made so far.
     pub(super) fn value(&self) -> &TensorIr {
         self.value_before(self.steps.len())
@@ -107,7 +114,7 @@ impl Chain {
     /// Takes the step that `operation` is by itself, if it is one.
     pub(super) fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
         let Some((action, out)) = self.single_step(operation) else { return false };
-        self.take(Step { action, out: out.clone(), first: position, operations: 1 })
+        self.take(ChainStep { action, out: out.clone(), first: position, operations: 1 })
     }
 
     /// Takes the step that `matcher` has followed through to its end, at `position`.
@@ -123,10 +130,10 @@ impl Chain {
             return false;
         }
         let scalars = matcher.scalars().to_vec();
-        let operations = matcher.len();
+        let operations = matcher.positions().len();
         let (out, first) = (out.clone(), position + 1 - operations);
         let action = Action::Activation { function, scalars, kept };
-        self.take(Step { action, out, first, operations })
+        self.take(ChainStep { action, out, first, operations })
     }
 
     /// Whether `operation` gives a tensor the shape of a row of the chain's value and may run before
@@ -139,7 +146,7 @@ impl Chain {
             && !(frees && self.reads(op.input.id))
     }
 
-    fn take(&mut self, step: Step) -> bool {
+    fn take(&mut self, step: ChainStep) -> bool {
         let rank = step.action.rank();
         let in_order = rank == 0 || self.steps.iter().all(|taken| taken.action.rank() < rank);
         if in_order {
@@ -216,7 +223,7 @@ impl Chain {
     }
 
     fn reads(&self, id: TensorId) -> bool {
-        let operand = |step: &Step| match &step.action {
+        let operand = |step: &ChainStep| match &step.action {
             Action::Bias(tensor) | Action::Residual(tensor) => tensor.id == id,
             Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
                 false

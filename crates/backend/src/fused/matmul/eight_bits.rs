@@ -6,8 +6,9 @@
 //! | `dy W^T` | W, transposed | dy backward, W forward |
 //! | `x^T dy` | x, transposed, an input | x forward, dy backward |
 
-use super::operation::OP;
+use super::product::OP;
 use crate::{
+    declined::unsupported,
     ops::fp8_linear::{
         Promotion, Recipe, Rounding,
         codes::{self, Codes},
@@ -25,7 +26,7 @@ use cubecl::std::tensor::{TensorHandle, into_contiguous};
 
 /// One of a linear layer's three products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum LayerProduct {
     Forward,
     InputGradient,
     WeightGradient,
@@ -43,17 +44,16 @@ pub(super) fn multiply(
     epilogue: &Epilogue,
 ) -> Result<Option<MatmulOutput>, KernelError> {
     let [of_lhs, of_rhs] = [lhs, rhs].map(|input| marked::get(&input.handle));
-    let Some((kind, recipe)) = asked(of_lhs, of_rhs, problem) else { return Ok(None) };
+    let Some((kind, recipe)) = asked_for(of_lhs, of_rhs, problem) else { return Ok(None) };
     if problem.batch != [1, 1] {
-        let reason = "batches of products in 8 bits; a linear layer is one".into();
-        return Err(KernelError::Unsupported { op: OP, reason });
+        return Err(unsupported(OP, "batches of products in 8 bits; a linear layer is one"));
     }
     let forward = Rounding { format: recipe.forward, margin: recipe.margin };
     let backward = Rounding { format: recipe.backward, margin: recipe.margin };
     let ([lhs_rounding, rhs_rounding], promoted) = match kind {
-        Kind::Forward => ([forward, forward], recipe.promotion == Promotion::Always),
-        Kind::InputGradient => ([backward, forward], recipe.promotion != Promotion::Never),
-        Kind::WeightGradient => ([forward, backward], recipe.promotion != Promotion::Never),
+        LayerProduct::Forward => ([forward, forward], recipe.promotion == Promotion::Always),
+        LayerProduct::InputGradient => ([backward, forward], recipe.promotion != Promotion::Never),
+        LayerProduct::WeightGradient => ([forward, backward], recipe.promotion != Promotion::Never),
     };
     let MatmulProblem { m, n, k, .. } = *problem;
     // Codes lie along what is summed over: the right operand's as columns.
@@ -66,22 +66,29 @@ pub(super) fn multiply(
     let rhs_codes = in_codes(rhs, problem.rhs_span(), &of_rhs, [n, k], rhs_rounding)?;
     let codes = [&lhs_codes, &rhs_codes];
     let output = codes::multiply(&lhs.client, codes, epilogue.clone(), problem.out, promoted)?;
-    if kind == Kind::Forward {
+    if kind == LayerProduct::Forward {
         marked::set_input(&lhs.handle, recipe);
     }
     marked::release();
     Ok(Some(output))
 }
 
-fn asked(lhs: Option<Mark>, rhs: Option<Mark>, problem: &MatmulProblem) -> Option<(Kind, Recipe)> {
+fn asked_for(
+    lhs: Option<Mark>,
+    rhs: Option<Mark>,
+    problem: &MatmulProblem,
+) -> Option<(LayerProduct, Recipe)> {
     let is_transposed = |operand: &Operand| operand.row_stride == 1 && operand.column_stride != 1;
     match (lhs, rhs) {
         (_, Some(Mark { recipe, role: Role::Weight })) => {
             let is_gradient = is_transposed(&problem.rhs);
-            Some((if is_gradient { Kind::InputGradient } else { Kind::Forward }, recipe))
+            Some((
+                if is_gradient { LayerProduct::InputGradient } else { LayerProduct::Forward },
+                recipe,
+            ))
         }
         (Some(Mark { recipe, role: Role::Input }), _) if is_transposed(&problem.lhs) => {
-            Some((Kind::WeightGradient, recipe))
+            Some((LayerProduct::WeightGradient, recipe))
         }
         _ => None,
     }
@@ -102,8 +109,7 @@ fn in_codes(
     } else if operand.row_stride == 1 {
         (operand.column_stride, [columns, rows], Layouts::Transposed)
     } else {
-        let reason = "a matrix in 8 bits whose elements are apart both ways".into();
-        return Err(KernelError::Unsupported { op: OP, reason });
+        return Err(unsupported(OP, "a matrix in 8 bits whose elements are apart both ways"));
     };
     let values = dense(input, input.buffer(span), stored, pitch);
     let quantized = codes::quantize(&input.client, &values, stored, rounding, layout)?;

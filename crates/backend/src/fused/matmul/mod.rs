@@ -28,76 +28,13 @@
 mod activations;
 mod chain;
 mod eight_bits;
-mod fuser;
-mod operation;
+mod product;
+mod search;
 #[cfg(test)]
 mod tests;
 
-use crate::fused::gelu;
-use blackburn_kernels::matmul::F32Precision;
-use burn_cubecl::{
-    CubeDevice,
-    fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
-};
-use fuser::MatmulFuser;
-use operation::MatmulOperation;
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+pub(crate) use product::ProductSettings;
+pub(crate) use search::{MatmulSearch, MatmulSettings};
 
 /// The provider's name.
 pub(crate) const NAME: &str = "BlackburnMatmul";
-
-/// How products are computed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MatmulSettings {
-    /// With what precision f32 tensors are multiplied.
-    pub(crate) f32_precision: F32Precision,
-    /// Whether plans are measured, or chosen by the model alone.
-    pub(crate) tune: bool,
-    /// Whether GELU's gradient behind a product is served with it.
-    pub(crate) takes_gelu: bool,
-}
-
-static SETTINGS: OnceLock<MatmulSettings> = OnceLock::new();
-
-/// Says how products are computed; the first call decides for the process, as the first
-/// registration of providers does.
-pub(crate) fn configure(settings: MatmulSettings) {
-    // A second call finds Burn's registry sealed too, and changes nothing.
-    let _ = SETTINGS.set(settings);
-}
-
-static REGISTERED: AtomicBool = AtomicBool::new(false);
-
-/// Registers the provider with Burn.
-///
-/// # Errors
-///
-/// As Burn's registry has them: a second provider of the name, and tensors that were there before.
-pub(crate) fn register() -> Result<(), RegistryError> {
-    fusion::register(MatmulProvider)?;
-    REGISTERED.store(true, Ordering::Release);
-    Ok(())
-}
-
-/// Whether [`register`] was called, and Burn took the provider.
-pub(crate) fn is_registered() -> bool {
-    REGISTERED.load(Ordering::Acquire)
-}
-
-fn settings() -> MatmulSettings {
-    SETTINGS.get().copied().unwrap_or_default()
-}
-
-/// Gives Burn a [`MatmulFuser`].
-struct MatmulProvider;
-
-impl OptimizationProvider for MatmulProvider {
-    type Operation = MatmulOperation;
-
-    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(MatmulFuser::new(settings().takes_gelu, gelu::takes_sum()))
-    }
-}

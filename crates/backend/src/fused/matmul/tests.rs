@@ -1,11 +1,11 @@
-use super::fuser::*;
+use super::search::{MatmulSearch, MatmulSettings};
 use crate::fused::gelu;
-use crate::{
-    fused::column_sum::behind_tests::{sum, view},
-    stream::emit::{emit, tensor},
+use crate::stream::{
+    Fuser,
+    emit::{emit, sum_along, tensor, view},
 };
 use burn_backend::DType;
-use burn_fusion::{FuserStatus, OperationFuser};
+use burn_fusion::OperationFuser;
 use burn_ir::OperationIr;
 use burn_ir::{
     BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, NumericOperationIr,
@@ -81,20 +81,19 @@ fn scale(value: u64, out: u64) -> OperationIr {
     OperationIr::NumericFloat(DType::F32, scale)
 }
 
-fn after(operations: impl IntoIterator<Item = OperationIr>) -> MatmulFuser {
-    let mut fuser = MatmulFuser::new(true, true);
-    operations.into_iter().for_each(|operation| fuser.fuse(&operation));
-    fuser
+fn sum(id: u64) -> OperationIr {
+    sum_along(id, [M, N], 0)
+}
+
+fn after(operations: impl IntoIterator<Item = OperationIr>) -> Fuser<MatmulSearch> {
+    let settings = MatmulSettings { takes_gelu: true, takes_sum: true, ..Default::default() };
+    let operations: Vec<_> = operations.into_iter().collect();
+    Fuser::after(MatmulSearch::new(settings), &operations)
 }
 
 /// How many operations the fuser would take, if it is ready.
 fn taken(operations: impl IntoIterator<Item = OperationIr>) -> Option<usize> {
-    let fuser = after(operations);
-    fuser.properties().ready.then(|| fuser.len())
-}
-
-fn is_open(fuser: &MatmulFuser) -> bool {
-    matches!(fuser.status(), FuserStatus::Open)
+    after(operations).claims()
 }
 
 #[test]
@@ -105,9 +104,9 @@ fn a_linear_layer_is_taken_and_so_is_each_part_of_it() {
     assert_eq!(taken(layer[..2].to_vec()), Some(1));
     assert_eq!(taken(layer.to_vec()), Some(3));
     let mut fuser = after(layer);
-    assert!(is_open(&fuser), "an activation may follow");
+    assert!(fuser.is_open(), "an activation may follow");
     fuser.reset();
-    assert!(!fuser.properties().ready && is_open(&fuser));
+    assert!(!fuser.properties().ready && fuser.is_open());
 }
 
 #[test]
@@ -119,7 +118,7 @@ fn the_bias_may_have_its_shape_before_the_product() {
 fn what_is_read_again_later_is_not_built_upon() {
     let fuser = after([matmul(), add_bias(2, ReadOnly, 5)]);
     assert_eq!(fuser.len(), 1);
-    assert!(!is_open(&fuser));
+    assert!(!fuser.is_open());
 }
 
 #[test]
@@ -147,24 +146,24 @@ fn an_activation_is_taken_whole_or_not_at_all() {
 fn a_row_that_takes_the_product_s_operand_away_is_not_waited_for() {
     let rhs = tensor(1, [K, N], ReadWrite);
     let fuser = after([matmul(), reshape(rhs, tensor(4, [0, N], TensorStatus::NotInit))]);
-    assert!(!is_open(&fuser));
+    assert!(!fuser.is_open());
     // Nor is one made of the product itself.
     let product = tensor(2, [M, N], ReadOnly);
     let fuser = after([matmul(), reshape(product, tensor(4, [0, N], TensorStatus::NotInit))]);
-    assert!(!is_open(&fuser));
+    assert!(!fuser.is_open());
 }
 
 #[test]
 fn views_in_front_are_left_to_burn_at_once() {
     let fuser = after([bias_row()]);
-    assert!(!is_open(&fuser) && !fuser.properties().ready);
+    assert!(!fuser.is_open() && !fuser.properties().ready);
 }
 
 #[test]
 fn one_arithmetic_operation_is_let_in_in_front_and_bids_low() {
     let fuser = after([scale(8, 0), matmul()]);
-    assert_eq!((fuser.len(), fuser.properties().score), (2, MatmulFuser::SCORE_BEHIND_ARITHMETIC));
-    assert_eq!(after([matmul()]).properties().score, MatmulFuser::SCORE);
+    assert_eq!((fuser.len(), fuser.properties().score), (2, MatmulSearch::SCORE_BEHIND_ARITHMETIC));
+    assert_eq!(after([matmul()]).properties().score, MatmulSearch::SCORE);
     assert_eq!(taken([scale(8, 7), scale(7, 0), matmul()]), None);
 }
 
@@ -183,16 +182,16 @@ fn gelu_gradient(dy: u64, shape: [usize; 2]) -> Vec<OperationIr> {
     emit(gelu::BACKWARD, &[("x", 9), ("dy", dy)], 20, shape)
 }
 
-fn after_product(behind: Vec<OperationIr>) -> MatmulFuser {
+fn after_product(behind: Vec<OperationIr>) -> Fuser<MatmulSearch> {
     after([vec![matmul()], behind].concat())
 }
 
 #[test]
 fn the_gradient_of_gelu_is_taken_whole_or_not_at_all() {
     let fuser = after_product(gelu_gradient(2, [M, N])[..15].to_vec());
-    assert!(is_open(&fuser) && fuser.len() == 1);
+    assert!(fuser.is_open() && fuser.len() == 1);
     let fuser = after_product(gelu_gradient(2, [M, N]));
-    assert!(is_open(&fuser) && fuser.len() == 17, "a sum of its rows may follow");
+    assert!(fuser.is_open() && fuser.len() == 17, "a sum of its rows may follow");
 }
 
 #[test]
@@ -201,23 +200,23 @@ fn the_sum_of_the_gradient_s_rows_is_taken_with_it() {
 
     let gradient = || gelu_gradient(2, [M, N]);
     let behind = |others: &[OperationIr]| after_product([&gradient()[..], others].concat());
-    let fuser = behind(&[sum(DX, [M, N])]);
-    assert!(!is_open(&fuser) && fuser.len() == 18);
-    let (viewed, sum_of_view) = (view(DX, [M, N], 40), sum(40, [M, N]));
+    let fuser = behind(&[sum(DX)]);
+    assert!(!fuser.is_open() && fuser.len() == 18);
+    let (viewed, sum_of_view) = (view(DX, [M, N], 40), sum(40));
     let fuser = behind(std::slice::from_ref(&viewed));
-    assert!(is_open(&fuser) && fuser.len() == 17, "the view waits for the sum");
+    assert!(fuser.is_open() && fuser.len() == 17, "the view waits for the sum");
     assert_eq!(behind(&[viewed, sum_of_view]).len(), 19);
-    let fuser = behind(&[sum(9, [M, N])]);
-    assert!(!is_open(&fuser) && fuser.len() == 17, "the sum of another");
-    let mut alone = MatmulFuser::new(true, false);
+    let fuser = behind(&[sum(9)]);
+    assert!(!fuser.is_open() && fuser.len() == 17, "the sum of another");
+    let settings = MatmulSettings { takes_gelu: true, ..Default::default() };
     let operations = [vec![matmul()], gradient()].concat();
-    operations.iter().for_each(|operation| alone.fuse(operation));
-    assert!(!is_open(&alone) && alone.len() == 17, "the sum is another provider's");
+    let alone = Fuser::after(MatmulSearch::new(settings), &operations);
+    assert!(!alone.is_open() && alone.len() == 17, "the sum is another provider's");
 }
 
 #[test]
 fn the_gradient_of_gelu_that_is_another_product_s_is_left_alone() {
     let fuser = after_product(gelu_gradient(7, [M, N]));
-    assert!(!is_open(&fuser) && fuser.len() == 1);
-    assert!(!is_open(&after_product(gelu_gradient(2, [K, N])[..1].to_vec())));
+    assert!(!fuser.is_open() && fuser.len() == 1);
+    assert!(!after_product(gelu_gradient(2, [K, N])[..1].to_vec()).is_open());
 }

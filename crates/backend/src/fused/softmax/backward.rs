@@ -2,94 +2,48 @@
 
 use super::{
     BACKWARD, OP,
-    operation::{Positions, numbers, unsupported},
+    pass::{SoftmaxPass, numbers, problem_of, targets_of},
+    search::PassSearch,
 };
 use crate::{
-    stream::{DataFlow, ExpectedScalar, Shown},
-    tensors::Rows,
-    tensors::{Place, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
+    declined::unsupported,
+    stream::{Elapsed, ExpectedScalar, Matcher, Next, Part},
+    tensors::{
+        Location, TensorRows, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros,
+    },
 };
-use blackburn_kernels::{
-    KernelError,
-    softmax::{SoftmaxProblem, picked_backward},
-};
-use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_fusion::stream::ScalarId;
+use blackburn_kernels::{KernelError, softmax::picked_backward};
+use burn_backend::DType;
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 
 /// Looks for the backward pass.
 #[derive(Clone)]
 pub(super) struct BackwardSearch {
-    flow: DataFlow,
-    /// Positions of the steps that were found.
-    steps: Vec<usize>,
+    flow: Matcher,
     /// Positions of the operations between the zeros and what is added to them.
     passengers: Vec<usize>,
-    /// What a cast behind the pass makes.
-    cast: Option<TensorIr>,
-    shown: Shown,
-    /// How many had been shown with the last step.
-    complete_at: u64,
+    /// What a cast behind the pass makes, and its position.
+    cast: Option<(usize, TensorIr)>,
+}
+
+impl Default for BackwardSearch {
+    fn default() -> Self {
+        Self { flow: Matcher::data_flow(BACKWARD), passengers: Vec::new(), cast: None }
+    }
 }
 
 impl BackwardSearch {
     /// The gradient of a loss, with weights and rows that do not count, takes fewer.
     const MOST_PASSENGERS: usize = 16;
 
-    /// The search behind `operation`, if the pass may begin with it.
-    pub(super) fn start(operation: &OperationIr, shown: &Shown) -> Option<Self> {
-        let mut flow = DataFlow::new(BACKWARD);
-        let is_start = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Zeros(_)))
-            && flow.follow(operation);
-        is_start.then(|| Self {
-            flow,
-            steps: vec![0],
-            passengers: Vec::new(),
-            cast: None,
-            shown: shown.clone(),
-            complete_at: 0,
-        })
-    }
-
-    /// Whether `operation`, at that position, was let in.
-    pub(super) fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
-        if self.flow.is_complete() {
-            return self.follow_cast(operation, position);
-        }
-        let is_scatter = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Scatter(_)));
-        if !self.flow.has("dy") && !is_scatter {
-            let let_in = self.is_beside(operation);
-            if let_in {
-                self.passengers.push(position);
-            }
-            return let_in;
-        }
-        let let_in = self.flow.follow(operation);
-        if let_in {
-            self.steps.push(position);
-            self.complete_at = self.shown.so_far();
-        }
-        let_in
-    }
-
-    fn follow_cast(&mut self, operation: &OperationIr, position: usize) -> bool {
-        let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return false };
-        let is_ours = self.cast.is_none()
-            && self.flow.tensor("dx").is_some_and(|dx| dx.id == op.input.id)
+    /// What a cast behind the pass makes of its gradient alone.
+    fn cast_of(&self, operation: &OperationIr) -> Option<TensorIr> {
+        let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return None };
+        let is_ours = self.flow.tensor("dx").is_some_and(|dx| dx.id == op.input.id)
             && op.input.status == TensorStatus::ReadWrite
             && matches!(op.out.dtype, DType::F32 | DType::F16 | DType::BF16);
-        if is_ours {
-            self.cast = Some(op.out.clone());
-            self.steps.push(position);
-        }
-        is_ours
-    }
-
-    /// How many of the operations no other fusion takes: the zeros, what is added to them, and what was let
-    /// in between.
-    pub(super) fn lone(&self) -> usize {
-        1 + self.passengers.len() + usize::from(self.flow.has("dy"))
+        is_ours.then(|| op.out.clone())
     }
 
     /// Whether an operation reads nothing of the pass and does not go over as many elements, as those that
@@ -111,15 +65,43 @@ impl BackwardSearch {
             && self.passengers.len() < Self::MOST_PASSENGERS
             && operation.nodes().into_iter().all(is_small)
     }
+}
 
-    /// Whether there is nothing left to wait for: another block got the operation behind the pass.
-    pub(super) fn is_over(&self) -> bool {
-        let waits = self.cast.is_none() && self.complete_at == self.shown.so_far();
-        self.flow.is_complete() && !waits
+impl PassSearch for BackwardSearch {
+    fn follow(&mut self, operation: &OperationIr, position: usize) -> Next {
+        if self.flow.is_complete() {
+            self.cast = self.cast_of(operation).map(|out| (position, out));
+            return if self.cast.is_some() { Next::Last } else { Next::Refused };
+        }
+        let base = match operation {
+            OperationIr::BaseFloat(operation) => Some(operation),
+            _ => None,
+        };
+        if position == 0 && !matches!(base, Some(BaseOperationIr::Zeros(_))) {
+            return Next::Refused;
+        }
+        let is_scatter = matches!(base, Some(BaseOperationIr::Scatter(_)));
+        if position > 0 && !self.flow.has("dy") && !is_scatter {
+            let is_beside = self.is_beside(operation);
+            if is_beside {
+                self.passengers.push(position);
+            }
+            return Next::taken_if(is_beside);
+        }
+        Next::taken_if(self.flow.follow(operation, position))
     }
 
-    /// The pass, if it was found.
-    pub(super) fn found(&self) -> Option<Backward> {
+    /// The zeros, what is added to them, and what was let in between.
+    fn unclaimed_prefix(&self) -> usize {
+        1 + self.passengers.len() + usize::from(self.flow.has("dy"))
+    }
+
+    /// A cast behind the pass is waited for until another block gets an operation.
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        self.flow.is_complete() && elapsed.since_last > 0
+    }
+
+    fn found(&self) -> Option<Vec<Part<SoftmaxPass>>> {
         let flow = &self.flow;
         let (_, intermediates) = BACKWARD.split_last()?;
         let is_ours =
@@ -138,22 +120,24 @@ impl BackwardSearch {
             && same_shape(["targets", "grad", "sum"])
             && one_type;
         fits.then_some(())?;
-        Some(Backward {
-            positions: Positions { passengers: self.passengers.clone(), steps: self.steps.clone() },
+        let (cast, dx) = self.cast.clone().unzip();
+        let pass = Backward {
             scalars: flow.scalars().to_vec(),
             shifted: of("shifted")?.clone(),
             sum: of("sum")?.clone(),
             targets: of("targets")?.clone(),
             grad: of("grad")?.clone(),
-            dx: self.cast.as_ref().or(of("dx"))?.clone(),
-        })
+            dx: dx.or(of("dx").cloned())?,
+        };
+        let steps = flow.positions().iter().copied().chain(cast).collect();
+        let passengers = Part::Unfused(self.passengers.clone());
+        Some(vec![passengers, Part::Replaced(steps, SoftmaxPass::Backward(pass))])
     }
 }
 
 /// The backward pass.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Backward {
-    pub(super) positions: Positions,
+pub(crate) struct Backward {
     scalars: Vec<ExpectedScalar>,
     shifted: TensorIr,
     sum: TensorIr,
@@ -164,36 +148,21 @@ pub(super) struct Backward {
 
 impl Backward {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let is_there = |expected: &ExpectedScalar| {
-            let id = ScalarId { value: expected.id };
-            context.scalars.get(&id).is_some_and(|actual| expected.is(*actual))
-        };
-        if !self.scalars.iter().all(is_there) {
-            return Err(unsupported("its operations, but with other constants"));
+        if !ExpectedScalar::are_there(&self.scalars, context) {
+            return Err(unsupported(OP, "its operations, but with other constants"));
         }
         let shifted = cube_tensor(context, &self.shifted, OP)?;
         if shifted.meta.shape().num_elements() == 0 {
-            register_zeros(context, &self.dx, &Place::of(&shifted), OP)?;
+            register_zeros(context, &self.dx, &Location::of(&shifted), OP)?;
             for tensor in [&self.shifted, &self.sum, &self.targets, &self.grad] {
                 consume(context, tensor);
             }
             return Ok(());
         }
-        let shifted = Rows::of(shifted);
+        let shifted = TensorRows::of(shifted);
         let layout = shifted.layout();
-        let problem = SoftmaxProblem {
-            rows: shifted.rows,
-            classes: shifted.columns,
-            row_stride: shifted.stride,
-            dtype: shifted.span().dtype,
-            out: dtype_to_elem_type(self.dx.dtype),
-        };
-        problem.validate()?;
-        let shape = context.tensors.get(&self.targets.id).map(|known| &known.shape);
-        if !shape.is_some_and(|shape| layout.is_of_rows(shape)) {
-            return Err(unsupported("targets that are not one for each row"));
-        }
-        let targets = numbers(context, &self.targets, DType::I32)?;
+        let problem = problem_of(&shifted, self.dx.dtype)?;
+        let targets = targets_of(context, &self.targets, &layout)?;
         let [sum, grad] = [&self.sum, &self.grad].map(|of| numbers(context, of, DType::F32));
         let (sum, grad) = (sum?, grad?);
 

@@ -27,28 +27,21 @@
 
 mod backward;
 mod forward;
-mod fuser;
-mod operation;
+mod pass;
 mod probabilities;
+mod search;
 #[cfg(test)]
 mod tests;
 
 use crate::stream::{
     Pattern,
-    Step::{
+    PatternStep::{
         Add, Div, Exp, Gather, Log, MaxRow, Mul, MulScalar, Ones, Recip, ScatterAdd, Sub, SumRow,
         Zeros,
     },
 };
-use burn_cubecl::{
-    CubeDevice,
-    fusion::{CubeFuser, OptimizationProvider},
-};
-use fuser::SoftmaxFuser;
-use operation::SoftmaxOperation;
-
-/// The provider's name.
-pub(crate) const NAME: &str = "BlackburnSoftmax";
+pub(crate) use pass::SoftmaxPass;
+pub(crate) use search::SoftmaxSearch;
 
 const OP: &str = "softmax";
 
@@ -87,14 +80,3 @@ const SOFTMAX: Pattern = &[
     ("sum", SumRow("exp")),
     ("y", Div("exp", "sum")),
 ];
-
-/// Registers [`SoftmaxFuser`] with Burn.
-pub(crate) struct SoftmaxProvider;
-
-impl OptimizationProvider for SoftmaxProvider {
-    type Operation = SoftmaxOperation;
-
-    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(SoftmaxFuser::default())
-    }
-}

@@ -2,20 +2,14 @@
 
 use super::{
     OP, SOFTMAX,
-    operation::{Positions, make_of_nothing},
+    pass::{RowOutputs, SoftmaxPass, make_of_nothing, problem_of},
+    search::PassSearch,
 };
 use crate::{
-    stream::DataFlow,
-    tensors::{Place, Tensors, consume, cube_tensor, register_cube_tensor},
-    tensors::{RowLayout, Rows},
+    stream::{Matcher, Next, Part},
+    tensors::{Location, TensorRows, Tensors, consume, cube_tensor},
 };
-use blackburn_kernels::{
-    KernelError,
-    buffer::Buffer,
-    softmax::{SoftmaxOutputs, SoftmaxProblem, softmax_rows},
-};
-use burn_backend::DType;
-use burn_cubecl::kernel::cast;
+use blackburn_kernels::KernelError;
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
 use serde::{Deserialize, Serialize};
 
@@ -24,61 +18,54 @@ use serde::{Deserialize, Serialize};
 pub(super) struct ProbabilitiesSearch {
     /// How many operations are in front.
     leads: usize,
-    flow: DataFlow,
-    /// Positions of the steps that were found.
-    steps: Vec<usize>,
+    flow: Matcher,
+}
+
+impl Default for ProbabilitiesSearch {
+    fn default() -> Self {
+        Self { leads: 0, flow: Matcher::data_flow(SOFTMAX) }
+    }
 }
 
 impl ProbabilitiesSearch {
     /// Two masks that are viewed. With more in front, what is saved is lost on running these one by one.
     const MOST_LEADS: usize = 4;
+}
 
-    /// The search behind `operation`, if a pass may begin with it.
-    pub(super) fn start(operation: &OperationIr) -> Option<Self> {
-        let mut search = Self { leads: 0, flow: DataFlow::new(SOFTMAX), steps: Vec::new() };
-        search.follow(operation, 0).then_some(search)
-    }
-
-    /// Whether `operation`, at that position, was let in.
-    pub(super) fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
+impl PassSearch for ProbabilitiesSearch {
+    fn follow(&mut self, operation: &OperationIr, position: usize) -> Next {
         let mut flow = self.flow.clone();
-        if flow.follow(operation) && flow.has("peak") {
+        if flow.follow(operation, position) && flow.has("peak") {
             self.flow = flow;
-            self.steps.push(position);
-            return true;
+            return if self.flow.is_complete() { Next::Last } else { Next::Taken };
         }
-        let let_in = self.steps.is_empty() && self.leads < Self::MOST_LEADS && is_lead(operation);
-        self.leads += usize::from(let_in);
-        let_in
+        let taken =
+            self.flow.positions().is_empty() && self.leads < Self::MOST_LEADS && is_lead(operation);
+        self.leads += usize::from(taken);
+        Next::taken_if(taken)
     }
 
-    /// How many of the operations no other fusion takes: those in front.
-    pub(super) fn lone(&self) -> usize {
+    /// Those in front.
+    fn unclaimed_prefix(&self) -> usize {
         self.leads
     }
 
-    /// Whether there is nothing left to wait for.
-    pub(super) fn is_over(&self) -> bool {
-        self.flow.is_complete()
-    }
-
-    /// The pass, if what was found is one.
-    pub(super) fn found(&self) -> Option<Probabilities> {
+    fn found(&self) -> Option<Vec<Part<SoftmaxPass>>> {
         let flow = &self.flow;
-        let kept = |name| flow.tensor(name).filter(|_| !flow.is_dead(name)).cloned();
         let (x, y) = (flow.tensor("x")?, flow.tensor("y")?);
         let fits = flow.is_complete() && x.shape == y.shape && x.dtype == y.dtype;
-        fits.then(|| Probabilities {
-            positions: Positions {
-                passengers: (0..self.leads).collect(),
-                steps: self.steps.clone(),
-            },
-            x: x.clone(),
-            y: y.clone(),
-            peak: kept("peak"),
-            shifted: kept("shifted"),
-            exp: kept("exp"),
-            sum: kept("sum"),
+        fits.then(|| {
+            let pass = Probabilities {
+                x: x.clone(),
+                y: y.clone(),
+                peak: flow.kept("peak"),
+                shifted: flow.kept("shifted"),
+                exp: flow.kept("exp"),
+                sum: flow.kept("sum"),
+            };
+            let steps = flow.positions().to_vec();
+            let pass = Part::Replaced(steps, SoftmaxPass::Probabilities(pass));
+            vec![Part::Unfused((0..self.leads).collect()), pass]
         })
     }
 }
@@ -94,8 +81,7 @@ fn is_lead(operation: &OperationIr) -> bool {
 
 /// The pass, with its tensors as their last readers describe them, and with what is read of it later.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Probabilities {
-    pub(super) positions: Positions,
+pub(crate) struct Probabilities {
     x: TensorIr,
     y: TensorIr,
     peak: Option<TensorIr>,
@@ -106,64 +92,25 @@ pub(super) struct Probabilities {
 
 impl Probabilities {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let Self { x, y, peak, shifted, exp, sum, .. } = self;
+        let Self { x, y, peak, shifted, exp, sum } = self;
         let tensor = cube_tensor(context, x, OP)?;
         if tensor.meta.shape().num_elements() == 0 {
             let elements = [Some(y), shifted.as_ref(), exp.as_ref()];
             let of_rows = [peak.as_ref(), None];
-            make_of_nothing(context, &Place::of(&tensor), elements, sum.as_ref(), of_rows)?;
+            make_of_nothing(context, &Location::of(&tensor), elements, sum.as_ref(), of_rows)?;
             consume(context, x);
             return Ok(());
         }
-        let rows = Rows::of(tensor);
-        let (layout, problem) = (rows.layout(), problem_of(&rows)?);
-        let outputs = SoftmaxOutputs {
-            logarithms: false,
-            shifted: shifted.is_some(),
-            exponentials: exp.is_some(),
+        let rows = TensorRows::of(tensor);
+        let made = RowOutputs {
+            y,
+            shifted: shifted.as_ref(),
+            exp: exp.as_ref(),
+            peak: peak.as_ref(),
+            sum: sum.as_ref(),
         };
-        let made = softmax_rows(&layout.client, &problem, outputs, &rows.span())?;
-        let elements = [
-            (Some(y), Some(made.y)),
-            (shifted.as_ref(), made.shifted),
-            (exp.as_ref(), made.exponentials),
-        ];
-        for (out, buffer) in elements {
-            if let (Some(out), Some(buffer)) = (out, buffer) {
-                register_cube_tensor(context, out, layout.rows(buffer.handle, y.dtype), OP)?;
-            }
-        }
-        for (out, buffer) in [(peak, &made.peak), (sum, &made.sum)] {
-            if let Some(out) = out {
-                register_numbers(context, out, &layout, buffer)?;
-            }
-        }
+        made.launch(context, &problem_of(&rows, y.dtype)?, &rows, false)?;
         consume(context, x);
         Ok(())
     }
-}
-
-/// Rows that are written in the type that they are read in.
-fn problem_of(rows: &Rows) -> Result<SoftmaxProblem, KernelError> {
-    let dtype = rows.span().dtype;
-    let problem = SoftmaxProblem {
-        rows: rows.rows,
-        classes: rows.columns,
-        row_stride: rows.stride,
-        dtype,
-        out: dtype,
-    };
-    problem.validate()?;
-    Ok(problem)
-}
-
-/// Makes `buffer`, a number for each row, what `out` stands for.
-pub(super) fn register_numbers(
-    context: &mut Tensors,
-    out: &TensorIr,
-    layout: &RowLayout,
-    buffer: &Buffer,
-) -> Result<(), KernelError> {
-    let numbers = layout.numbers(buffer.handle.clone(), DType::F32);
-    register_cube_tensor(context, out, cast(numbers, out.dtype), OP)
 }

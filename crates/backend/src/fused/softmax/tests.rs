@@ -1,7 +1,7 @@
-use super::{fuser::*, operation::Pass};
-use crate::{fused::softmax::operation::Positions, stream::emit::tensor};
+use super::search::SoftmaxSearch;
+use crate::stream::{Fuser, Part, Search, emit::tensor};
 use burn_backend::{DType, tensor::IndexingUpdateOp};
-use burn_fusion::{FuserStatus, OperationFuser};
+use burn_fusion::OperationFuser;
 use burn_ir::OperationIr;
 use burn_ir::{
     BaseOperationIr as Base, BinaryOpIr, CastOpIr, CreationOpIr, FloatOperationIr as Float,
@@ -142,24 +142,22 @@ fn backward() -> Vec<OperationIr> {
     [vec![zeros()], behind_zeros()].concat()
 }
 
-fn follow(operations: &[OperationIr]) -> SoftmaxFuser {
-    let mut fuser = SoftmaxFuser::default();
-    operations.iter().for_each(|operation| fuser.fuse(operation));
-    fuser
+fn follow(operations: &[OperationIr]) -> Fuser<SoftmaxSearch> {
+    Fuser::after(SoftmaxSearch::default(), operations)
 }
 
 /// Which of the operations run as Burn runs them, and which the kernels replace.
 fn taken(operations: &[OperationIr]) -> Option<(Vec<usize>, Vec<usize>)> {
     let fuser = follow(operations);
-    let Positions { passengers, steps } = match fuser.claim()? {
-        Pass::Neither(operations) => {
-            assert_eq!(fuser.properties().score, 1);
-            return Some(((0..operations).collect(), Vec::new()));
+    let claim = fuser.search.claim()?;
+    let (mut passengers, mut steps) = (Vec::new(), Vec::new());
+    for part in claim.parts {
+        match part {
+            Part::Unfused(positions) => passengers.extend(positions),
+            Part::Replaced(positions, _) => steps.extend(positions),
         }
-        Pass::Forward(forward) => forward.positions,
-        Pass::Backward(backward) => backward.positions,
-        Pass::Probabilities(pass) => pass.positions,
-    };
+    }
+    assert_eq!(steps.is_empty(), claim.score == SoftmaxSearch::SCORE_OF_UNCLAIMED);
     assert_eq!(fuser.len(), passengers.len() + steps.len());
     Some((passengers, steps))
 }
@@ -173,7 +171,7 @@ fn the_forward_pass_is_taken_with_and_without_the_elements_at_targets() {
     let operations = forward();
     assert_eq!(taken(&operations), Some((vec![], all(0..7))));
     assert_eq!(taken(&operations[..6]), Some((vec![], all(0..6))));
-    assert!(matches!(follow(&operations).status(), FuserStatus::Closed));
+    assert!(!follow(&operations).is_open());
     // What comes behind is left to others.
     let longer =
         [operations, vec![scaled(number(PICKED, ReadWrite), number(40, NotInit))]].concat();
@@ -209,7 +207,7 @@ fn a_forward_pass_that_is_another_leaves_all_but_the_peak() {
     let mut operations = forward();
     operations[4] = float(Float::Exp, number(SUM, ReadOnly), number(LOG, NotInit));
     assert_eq!(taken(&operations), first, "no logarithm");
-    assert!(matches!(follow(&operations).status(), FuserStatus::Closed));
+    assert!(!follow(&operations).is_open());
     assert_eq!(taken(&forward_along(0, ReadWrite)), None, "another dimension");
 }
 
@@ -260,16 +258,16 @@ fn what_makes_the_gradient_of_a_loss_is_let_in_and_run() {
 fn a_cast_behind_the_backward_pass_is_waited_for_until_another_operation_comes() {
     let to_bf16 = |status| cast(rows(31, status), DType::F32, 70, DType::BF16);
     let mut fuser = follow(&backward());
-    assert!(matches!(fuser.status(), FuserStatus::Open));
+    assert!(fuser.is_open());
     fuser.fuse(&to_bf16(ReadWrite));
     assert_eq!(fuser.len(), 13);
-    assert!(matches!(fuser.status(), FuserStatus::Closed));
+    assert!(!fuser.is_open());
     assert_eq!(taken(&[backward(), vec![to_bf16(ReadOnly)]].concat()).unwrap().1.len(), 12);
 
     let fuser = follow(&backward());
     // A fuser of another block.
     fuser.clone().fuse(&zeros());
-    assert!(matches!(fuser.status(), FuserStatus::Closed));
+    assert!(!fuser.is_open());
     assert_eq!(fuser.len(), 12);
 }
 
@@ -286,7 +284,7 @@ fn probabilities() -> Vec<OperationIr> {
 fn softmax_is_taken_and_waited_for_behind_no_arithmetic() {
     let operations = probabilities();
     assert_eq!(taken(&operations), Some((vec![], all(0..5))));
-    assert!(matches!(follow(&operations).status(), FuserStatus::Closed));
+    assert!(!follow(&operations).is_open());
     assert_eq!(taken(&operations[..4]), Some((vec![0], vec![])), "without its last step");
     let lead = scaled(rows(49, ReadOnly), rows(X, NotInit));
     assert_eq!(taken(&[vec![lead], probabilities()].concat()), None);

@@ -1,6 +1,7 @@
 //! The primitives on GPUs.
 
-use super::{AttentionPrimitives, Bias, Gradients, Inputs, Mask, Output, Settings};
+use super::{AttentionPrimitives, Gradients, Inputs, Mask, Output, Settings};
+use crate::tensors::contiguous_tensor;
 use blackburn_kernels::{
     KernelError,
     attention::{
@@ -18,7 +19,7 @@ use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::Metadata;
 use cubecl::{
     client::Client,
-    ir::{ElemType, FloatKind, UIntKind},
+    ir::{ElemType, UIntKind},
     prelude::CubeElement,
 };
 
@@ -58,16 +59,16 @@ impl AttentionPrimitives for CubeBackend {
             wants_bias,
         )
         .unwrap_or_else(|error| panic!("{error}"));
-        let dbias = gradients.dbias.map_or(Bias::Absent, |dbias| {
+        let dbias = gradients.dbias.map(|dbias| {
             let (q, k) = (call.q.shape(), call.k.shape());
             let pairs = Shape::new([q[0], q[1], q[2], k[2]]);
-            Bias::Present(contiguous(&call.q, dbias, pairs))
+            contiguous_tensor(&call.q, dbias, pairs, DType::F32)
         });
         Gradients {
             dq: like(&call.q, gradients.dq, call.problem.order_q),
             dk: like(&call.k, gradients.dk, call.problem.order_kv),
             dv: like(&call.v, gradients.dv, call.problem.order_kv),
-            dbias,
+            dbias: dbias.into(),
         }
     }
 }
@@ -96,10 +97,7 @@ impl Call {
             Mask::Present(mask) => Some(mask),
             Mask::Absent => None,
         };
-        let bias = match inputs.bias {
-            Bias::Present(bias) => Some(bias),
-            Bias::Absent => None,
-        };
+        let bias = inputs.bias.into_option();
         let (shape_q, shape_kv) = (q.shape(), k.shape());
         let sequences = settings.sequences.as_deref();
         let longest = |starts: &[usize]| {
@@ -164,7 +162,7 @@ impl Call {
         let lse = Shape::new([2, shape[0], shape[1], shape[2]]);
         Ok(Output {
             out: like(&self.q, output.out, problem.order_q),
-            lse: contiguous(&self.q, output.lse, lse),
+            lse: contiguous_tensor(&self.q, output.lse, lse, DType::F32),
         })
     }
 
@@ -269,11 +267,4 @@ fn like(model: &CubeTensor, buffer: Buffer, order: Order) -> CubeTensor {
         model.device.clone(),
         model.dtype,
     )
-}
-
-/// A contiguous tensor of f32, on the device of `model`.
-fn contiguous(model: &CubeTensor, buffer: Buffer, shape: Shape) -> CubeTensor {
-    debug_assert_eq!(buffer.dtype, ElemType::Float(FloatKind::F32));
-    let (client, device) = (model.client.clone(), model.device.clone());
-    CubeTensor::new_contiguous(client, device, shape, buffer.handle, DType::F32)
 }

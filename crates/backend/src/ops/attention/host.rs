@@ -3,8 +3,8 @@
 //! The steps are those of the kernels, and so is the precision: types of 16 bits are computed in
 //! f32 and rounded once.
 
-use super::{Bias, Gradients, Inputs, Mask, Output, Settings};
-use crate::tensors::{cast, wide};
+use super::{Gradients, Inputs, Mask, Output, Settings};
+use crate::tensors::{Optional, cast, wide};
 use burn::{
     backend::{
         Backend, TensorMetadata,
@@ -56,7 +56,7 @@ fn backward<B: Backend>(
 ) -> Gradients<B> {
     let dtype = inputs.q.dtype();
     let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut dbias = Bias::Absent;
+    let mut dbias = Optional::Absent;
     for part in parts(&inputs, settings) {
         let rows = |tensor: &FloatTensor<B>, dim| slice::<B>(tensor.clone(), dim, &part.rows_q);
         let [out, dout] = [&output.out, &dout].map(|t| wide::<B>(rows(t, 2)));
@@ -66,7 +66,7 @@ fn backward<B: Backend>(
         dvs.extend(gradients.dv.map(|dv| cast::<B>(dv, dtype)));
         // Packed sequences, of which there are more, have no bias.
         if wants_bias {
-            dbias = gradients.dscores.map_or(Bias::Absent, Bias::Present);
+            dbias = gradients.dscores.into();
         }
     }
     let [dq, dk, dv] = [dqs, dks, dvs].map(|parts| joined::<B>(parts, 2));
@@ -115,10 +115,7 @@ fn parts<'a, B: Backend>(inputs: &Inputs<B>, settings: &'a Settings) -> Vec<Part
                 Mask::Present(mask) => Some(mask.clone()),
                 Mask::Absent => None,
             },
-            bias: match &inputs.bias {
-                Bias::Present(bias) => Some(wide::<B>(bias.clone())),
-                Bias::Absent => None,
-            },
+            bias: inputs.bias.as_option().map(|bias| wide::<B>(bias.clone())),
             rows_q,
             first_head: number * heads,
         })

@@ -1,6 +1,6 @@
 //! Attention on any backend that has the primitives, and its gradient.
 
-use super::{AttentionPrimitives, Bias, Inputs, Mask, Output, Settings};
+use super::{AttentionPrimitives, Inputs, Mask, Output, Settings};
 use crate::tensors::cast;
 use burn::{
     backend::{
@@ -27,25 +27,11 @@ pub trait AttentionOps: Backend {
     fn attention(#[extension_type] inputs: Inputs<Self>, settings: Settings) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl AttentionOps for burn::backend::Flex {
-    fn attention(inputs: Inputs<Self>, settings: Settings) -> FloatTensor<Self> {
-        Self::attention_forward(with_bias_of_q(inputs), settings).out
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl AttentionOps for burn_cubecl::CubeBackend {
-    fn attention(inputs: Inputs<Self>, settings: Settings) -> FloatTensor<Self> {
-        Self::attention_forward(with_bias_of_q(inputs), settings).out
-    }
-}
-
-/// By hand, because the primitives are what a stream of operations is to hold.
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + AttentionPrimitives> AttentionOps for burn_fusion::Fusion<B> {
-    fn attention(inputs: Inputs<Self>, settings: Settings) -> FloatTensor<Self> {
-        Self::attention_forward(with_bias_of_q(inputs), settings).out
+on_plain_backends! {
+    impl AttentionOps by AttentionPrimitives {
+        fn attention(inputs: Inputs<Self>, settings: Settings) -> FloatTensor<Self> {
+            Self::attention_forward(with_bias_of_q(inputs), settings).out
+        }
     }
 }
 
@@ -58,18 +44,11 @@ impl<B: AttentionPrimitives, C: CheckpointStrategy> AttentionOps for Autodiff<B,
             Mask::Absent => Mask::Absent,
             Mask::Present(mask) => Mask::Present(mask),
         };
-        let nodes = [q_node, k_node, v_node];
-        match bias {
-            Bias::Absent => {
-                let inputs = Inputs { q, k, v, mask, bias: Bias::Absent };
-                record::<B, C, 3>(nodes, inputs, settings)
-            }
-            Bias::Present(bias) => {
-                let (bias, bias_node) = bias.into_parts();
-                let inputs = Inputs { q, k, v, mask, bias: Bias::Present(bias) };
-                let [q_node, k_node, v_node] = nodes;
-                record::<B, C, 4>([q_node, k_node, v_node, bias_node], inputs, settings)
-            }
+        let (bias, bias_node) = bias.into_parts();
+        let inputs = Inputs { q, k, v, mask, bias };
+        match bias_node {
+            None => record::<B, C, 3>([q_node, k_node, v_node], inputs, settings),
+            Some(bias) => record::<B, C, 4>([q_node, k_node, v_node, bias], inputs, settings),
         }
     }
 }
@@ -77,20 +56,17 @@ impl<B: AttentionPrimitives, C: CheckpointStrategy> AttentionOps for Autodiff<B,
 /// The inputs, the bias in the type of q.
 fn with_bias_of_q<B: Backend>(inputs: Inputs<B>) -> Inputs<B> {
     let dtype = inputs.q.dtype();
-    let bias = match inputs.bias {
-        Bias::Present(bias) => Bias::Present(cast::<B>(bias, dtype)),
-        Bias::Absent => Bias::Absent,
-    };
-    Inputs { bias, ..inputs }
+    let bias = inputs.bias.into_option().map(|bias| cast::<B>(bias, dtype));
+    Inputs { bias: bias.into(), ..inputs }
 }
 
-/// What backward reads: of all that there is for each pair, what the caller gave.
+/// What the backward pass reads. For each pair it keeps only what the caller gave.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     inputs: Inputs<B>,
     output: Output<B>,
     settings: Settings,
-    /// Of the bias as it came, and so of its gradient.
+    /// The shape and the type in which the bias came, and so those of its gradient.
     bias: Option<(Shape, DType)>,
 }
 
@@ -100,10 +76,7 @@ fn record<B: AttentionPrimitives, C: CheckpointStrategy, const N: usize>(
     inputs: Inputs<B>,
     settings: Settings,
 ) -> FloatTensor<Autodiff<B, C>> {
-    let bias = match &inputs.bias {
-        Bias::Present(bias) => Some((bias.shape(), bias.dtype())),
-        Bias::Absent => None,
-    };
+    let bias = inputs.bias.as_option().map(|bias| (bias.shape(), bias.dtype()));
     let inputs = with_bias_of_q(inputs);
     match Attention.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
@@ -118,7 +91,7 @@ fn record<B: AttentionPrimitives, C: CheckpointStrategy, const N: usize>(
 #[derive(Debug)]
 struct Attention;
 
-/// Of q, k, v and, as the fourth, the bias.
+/// The parents are q, k, v and, if there is one, the bias.
 impl<B: AttentionPrimitives, const N: usize> Backward<B, N> for Attention {
     type State = Saved<B>;
 
@@ -135,8 +108,8 @@ impl<B: AttentionPrimitives, const N: usize> Backward<B, N> for Attention {
                 grads.register::<B>(node, gradient);
             }
         }
-        if let (Some(node), Some((shape, dtype)), Bias::Present(pairs)) =
-            (bias_node, bias, gradients.dbias)
+        if let (Some(node), Some((shape, dtype)), Some(pairs)) =
+            (bias_node, bias, gradients.dbias.into_option())
         {
             grads.register::<B>(node, cast::<B>(summed::<B>(pairs, &shape), dtype));
         }

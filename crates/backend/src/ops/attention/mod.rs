@@ -44,15 +44,12 @@ mod layer;
 mod options;
 mod primitives;
 
+pub use crate::ops::dropout::Dropout;
 pub use layer::AttentionOps;
-pub use options::{AttentionOptions, Dropout, Window};
-pub use primitives::{
-    AttentionPrimitives, Bias, Gradients, Inputs, Mask, Output, Sequences, Settings,
-};
+pub use options::{AttentionOptions, Window};
+pub use primitives::{AttentionPrimitives, Gradients, Inputs, Mask, Output, Sequences, Settings};
 #[cfg(feature = "gpu")]
-pub use primitives::{
-    BiasMetadata, GradientsMetadata, InputsMetadata, MaskMetadata, OutputMetadata,
-};
+pub use primitives::{GradientsMetadata, InputsMetadata, MaskMetadata, OutputMetadata};
 
 use burn::{
     backend::Dispatch,
@@ -143,7 +140,7 @@ fn run(
         k,
         v,
         mask: mask.map_or(Mask::Absent, |mask| Mask::Present(mask.into_dispatch())),
-        bias: bias.map_or(Bias::Absent, |bias| Bias::Present(bias.into_dispatch())),
+        bias: bias.map(Tensor::into_dispatch).into(),
     };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(inputs, settings))
 }

@@ -1,6 +1,6 @@
 //! What attention may be asked for.
 
-use super::{Sequences, Settings, checks::Operands};
+use super::{Dropout, Sequences, Settings, checks::Operands};
 use burn::tensor::{Bool, Tensor};
 use std::sync::Arc;
 
@@ -37,19 +37,6 @@ pub struct Window {
     pub left: Option<usize>,
     /// Keys behind it; `None` for all.
     pub right: Option<usize>,
-}
-
-/// Weights are left out with probability `rate`, and those that stay are multiplied by
-/// `1 / (1 - rate)`.
-///
-/// Which ones is a function of the seed and of the place of the pair alone, and the same on every
-/// device: take another seed each step, and for each layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
-    /// At least 0 and below 1.
-    pub rate: f64,
-    /// The same seed leaves out the same weights.
-    pub seed: u64,
 }
 
 impl AttentionOptions {

@@ -1,6 +1,7 @@
 //! What a backend has to be able to do: attention and its gradients, without a graph.
 
 use super::{Dropout, Window};
+use crate::tensors::Optional;
 use burn::backend::{
     Backend, ExtensionType, backend_extension,
     tensor::{BoolTensor, FloatTensor},
@@ -25,29 +26,20 @@ pub struct Inputs<B: Backend> {
     /// Which pairs are left out.
     #[extension_type]
     pub mask: Mask<B>,
-    /// What is added to the scores.
+    /// What is added to the scores: `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1; in the
+    /// type of q.
     #[extension_type]
-    pub bias: Bias<B>,
+    pub bias: Optional<B>,
 }
 
-/// Pairs that are left out.
+/// The pairs of queries and keys that are left out.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub enum Mask<B: Backend> {
-    /// None.
+    /// No pair is.
     Absent,
-    /// `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1.
+    /// True for pairs that are: `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1.
     Present(BoolTensor<B>),
-}
-
-/// Numbers for pairs.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Bias<B: Backend> {
-    /// None.
-    Absent,
-    /// `[batch, heads_q, seq_q, seq_kv]`, each of the first three or 1; in the type of q.
-    Present(FloatTensor<B>),
 }
 
 /// What attention returns, and its backward pass reads again.
@@ -66,25 +58,25 @@ pub struct Output<B: Backend> {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Gradients<B: Backend> {
-    /// Of q.
+    /// The gradient of q.
     pub dq: FloatTensor<B>,
-    /// Of k.
+    /// The gradient of k.
     pub dk: FloatTensor<B>,
-    /// Of v.
+    /// The gradient of v.
     pub dv: FloatTensor<B>,
-    /// Of the bias, for every pair and in the type of `lse`, if it was asked for.
+    /// The gradient of the bias, if it was asked for: for every pair, and in the type of `lse`.
     #[extension_type]
-    pub dbias: Bias<B>,
+    pub dbias: Optional<B>,
 }
 
-/// What attention is asked for that is not a tensor.
+/// The arguments of attention that are not tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// What products of queries and keys are multiplied by.
+    /// The factor of the products of queries and keys.
     pub scale: f64,
     /// Which keys a query sees; causal attention has 0 on its right.
     pub window: Window,
-    /// What scores are bounded to.
+    /// The bound of the scores.
     pub softcap: Option<f64>,
     /// Weights that are left out at random.
     pub dropout: Option<Dropout>,
@@ -142,11 +134,7 @@ fn gradients_of(
     wants_bias: &bool,
 ) -> GradientsMetadata {
     let InputsMetadata { q, k, v, .. } = inputs;
-    let dbias = if *wants_bias {
-        let pairs = Shape::new([q.shape[0], q.shape[1], q.shape[2], k.shape[2]]);
-        BiasMetadata::Present(TensorSpec::new(pairs, DType::F32))
-    } else {
-        BiasMetadata::Absent
-    };
+    let pairs = || Shape::new([q.shape[0], q.shape[1], q.shape[2], k.shape[2]]);
+    let dbias = wants_bias.then(|| TensorSpec::new(pairs(), DType::F32)).into();
     GradientsMetadata { dq: q.clone(), dk: k.clone(), dv: v.clone(), dbias }
 }

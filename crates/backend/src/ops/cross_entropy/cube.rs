@@ -1,7 +1,10 @@
 //! The primitives on GPUs.
 
-use super::{CrossEntropyPrimitives, Factor, Output, Reduced, Reduction, Settings, host};
-use crate::{declined::tell_once, tensors::Rows};
+use super::{CrossEntropyPrimitives, Output, Reduced, Reduction, Settings, host};
+use crate::{
+    declined::tell_once,
+    tensors::{Optional, TensorRows, contiguous_buffer, contiguous_tensor},
+};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -15,7 +18,7 @@ use burn::{
     tensor::{DType, Shape},
 };
 use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 impl CrossEntropyPrimitives for CubeBackend {
     fn cross_entropy_forward(
@@ -23,13 +26,13 @@ impl CrossEntropyPrimitives for CubeBackend {
         targets: IntTensor<Self>,
         settings: Settings,
     ) -> Output<Self> {
-        let logits = Rows::of(logits);
+        let logits = TensorRows::of(logits);
         let problem = problem(&logits, settings);
         let (span, logits) = (logits.span(), logits.tensor);
         if is_declined(&problem) {
             return host::forward::<Self>(logits, targets, settings);
         }
-        let targets = whole(into_contiguous(targets));
+        let targets = contiguous_buffer(targets);
         let output =
             cross_entropy::cross_entropy_forward(&logits.client, &problem, &span, &targets)
                 .unwrap_or_else(|error| panic!("{error}"));
@@ -53,7 +56,7 @@ impl CrossEntropyPrimitives for CubeBackend {
             return host::reduce::<Self>(loss, targets, settings, reduction);
         }
         let like = loss.clone();
-        let (loss, targets) = (whole(into_contiguous(loss)), whole(into_contiguous(targets)));
+        let (loss, targets) = (contiguous_buffer(loss), contiguous_buffer(targets));
         let reduced =
             cross_entropy::cross_entropy_reduce(&like.client, &problem, reduce, &loss, &targets)
                 .unwrap_or_else(|error| panic!("{error}"));
@@ -65,21 +68,18 @@ impl CrossEntropyPrimitives for CubeBackend {
         targets: IntTensor<Self>,
         lse: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        factor: Factor<Self>,
+        factor: Optional<Self>,
         settings: Settings,
     ) -> FloatTensor<Self> {
-        let logits = Rows::of(logits);
+        let logits = TensorRows::of(logits);
         let problem = problem(&logits, settings);
         if is_declined(&problem) {
             let logits = logits.tensor;
             return host::backward::<Self>(logits, targets, lse, grad, factor, settings);
         }
-        let [lse, grad] = [lse, grad].map(|tensor| whole(into_contiguous(tensor)));
-        let targets = whole(into_contiguous(targets));
-        let factor = match factor {
-            Factor::Absent => None,
-            Factor::Present(factor) => Some(whole(into_contiguous(factor))),
-        };
+        let [lse, grad] = [lse, grad].map(contiguous_buffer);
+        let targets = contiguous_buffer(targets);
+        let factor = factor.into_option().map(contiguous_buffer);
         let (layout, dtype) = (logits.layout(), logits.tensor.dtype);
         let dlogits = cross_entropy::cross_entropy_backward(
             &layout.client,
@@ -107,7 +107,7 @@ fn is_declined(problem: &CrossEntropyProblem) -> bool {
     }
 }
 
-fn problem(logits: &Rows, settings: Settings) -> CrossEntropyProblem {
+fn problem(logits: &TensorRows, settings: Settings) -> CrossEntropyProblem {
     problem_of(&logits.tensor.shape(), logits.stride, logits.tensor.dtype, settings)
 }
 
@@ -127,15 +127,8 @@ fn problem_of(
     }
 }
 
-/// The memory of a contiguous tensor.
-fn whole(tensor: CubeTensor) -> Buffer {
-    let elements = tensor.shape().num_elements();
-    Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
-}
-
 /// A tensor of f32, on the device of `model`.
 fn numbers(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
-    let (client, device) = (model.client.clone(), model.device.clone());
     let shape = Shape::new([buffer.elements]);
-    CubeTensor::new_contiguous(client, device, shape, buffer.handle, DType::F32)
+    contiguous_tensor(model, buffer, shape, DType::F32)
 }

@@ -3,13 +3,14 @@
 //!
 //! The precision is that of the kernels: types of 16 bits are computed in f32 and rounded once.
 
-use super::{Factor, Output, Reduced, Reduction, Settings};
+use super::{Output, Reduced, Reduction, Settings};
+use crate::tensors::{Optional, cast, wide};
 use burn::{
     backend::{
         Backend, TensorMetadata, get_or_init_device_settings,
         tensor::{BoolTensor, FloatTensor, IntTensor},
     },
-    tensor::{DType, FloatDType, IndexingUpdateOp, Shape},
+    tensor::{IndexingUpdateOp, Shape},
 };
 
 #[cfg(feature = "flex")]
@@ -36,7 +37,7 @@ impl super::CrossEntropyPrimitives for burn::backend::Flex {
         targets: IntTensor<Self>,
         lse: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        factor: Factor<Self>,
+        factor: Optional<Self>,
         settings: Settings,
     ) -> FloatTensor<Self> {
         backward::<Self>(logits, targets, lse, grad, factor, settings)
@@ -106,14 +107,16 @@ pub(super) fn backward<B: Backend>(
     targets: IntTensor<B>,
     lse: FloatTensor<B>,
     grad: FloatTensor<B>,
-    factor: Factor<B>,
+    factor: Optional<B>,
     settings: Settings,
 ) -> FloatTensor<B> {
     let (rows, classes, dtype) = (logits.shape()[0], logits.shape()[1], logits.dtype());
     let column = Shape::new([rows, 1]);
     let grad = match factor {
-        Factor::Absent => B::float_reshape(grad, column.clone()),
-        Factor::Present(factor) => B::float_reshape(B::float_mul(grad, factor), Shape::new([1, 1])),
+        Optional::Absent => B::float_reshape(grad, column.clone()),
+        Optional::Present(factor) => {
+            B::float_reshape(B::float_mul(grad, factor), Shape::new([1, 1]))
+        }
     };
     let logits = wide::<B>(logits);
     let excess = B::float_exp(B::float_sub(logits, B::float_reshape(lse, column.clone())));
@@ -174,13 +177,4 @@ impl<B: Backend> Row<B> {
 fn equal<B: Backend>(targets: IntTensor<B>, index: i32) -> BoolTensor<B> {
     let bool_dtype = get_or_init_device_settings::<B>(&targets.device()).bool_dtype;
     B::int_equal_elem(targets, i64::from(index).into(), bool_dtype)
-}
-
-/// In the type that is computed in.
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    if tensor.dtype() == DType::F64 { tensor } else { cast::<B>(tensor, DType::F32) }
-}
-
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, FloatDType::from(dtype)) }
 }

@@ -1,6 +1,7 @@
 //! Cross-entropy on any backend that has the primitives, and its gradient.
 
-use super::{CrossEntropyPrimitives, Factor, Output, Reduced, Reduction, Settings};
+use super::{CrossEntropyPrimitives, Output, Reduced, Reduction, Settings};
+use crate::tensors::Optional;
 use burn::backend::{
     Autodiff, Backend,
     autodiff::{
@@ -28,42 +29,16 @@ pub trait CrossEntropyOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl CrossEntropyOps for burn::backend::Flex {
-    fn cross_entropy(
-        logits: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-        reduction: Reduction,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(logits, targets, settings, reduction).0
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl CrossEntropyOps for burn_cubecl::CubeBackend {
-    fn cross_entropy(
-        logits: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-        reduction: Reduction,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(logits, targets, settings, reduction).0
-    }
-}
-
-/// By hand, because the primitives are what a stream of operations is to hold.
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + CrossEntropyPrimitives> CrossEntropyOps
-    for burn_fusion::Fusion<B>
-{
-    fn cross_entropy(
-        logits: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-        reduction: Reduction,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(logits, targets, settings, reduction).0
+on_plain_backends! {
+    impl CrossEntropyOps by CrossEntropyPrimitives {
+        fn cross_entropy(
+            logits: FloatTensor<Self>,
+            targets: IntTensor<Self>,
+            settings: Settings,
+            reduction: Reduction,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(logits, targets, settings, reduction).0
+        }
     }
 }
 
@@ -94,22 +69,22 @@ fn forward<B: CrossEntropyPrimitives>(
     targets: IntTensor<B>,
     settings: Settings,
     reduction: Reduction,
-) -> (FloatTensor<B>, FloatTensor<B>, Factor<B>) {
+) -> (FloatTensor<B>, FloatTensor<B>, Optional<B>) {
     let Output { loss, lse } = B::cross_entropy_forward(logits, targets.clone(), settings);
     if reduction == Reduction::None {
-        return (loss, lse, Factor::Absent);
+        return (loss, lse, Optional::Absent);
     }
     let Reduced { loss, factor } = B::cross_entropy_reduce(loss, targets, settings, reduction);
-    (loss, lse, Factor::Present(factor))
+    (loss, lse, Optional::Present(factor))
 }
 
-/// What backward reads.
+/// What the backward pass reads.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     logits: FloatTensor<B>,
     targets: IntTensor<B>,
     lse: FloatTensor<B>,
-    factor: Factor<B>,
+    factor: Optional<B>,
     settings: Settings,
 }
 

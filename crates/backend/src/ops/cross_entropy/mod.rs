@@ -24,9 +24,9 @@ mod layer;
 mod primitives;
 
 pub use layer::CrossEntropyOps;
-pub use primitives::{CrossEntropyPrimitives, Factor, Output, Reduced, Settings};
+pub use primitives::{CrossEntropyPrimitives, Output, Reduced, Settings};
 #[cfg(feature = "gpu")]
-pub use primitives::{FactorMetadata, OutputMetadata, ReducedMetadata};
+pub use primitives::{OutputMetadata, ReducedMetadata};
 
 use burn::{
     backend::Dispatch,

@@ -2,6 +2,9 @@
 //! graph.
 
 use super::Reduction;
+use crate::tensors::Optional;
+#[cfg(feature = "gpu")]
+use crate::tensors::OptionalMetadata;
 use burn::backend::{
     Backend, ExtensionType, backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -12,7 +15,7 @@ use burn::{
     tensor::{DType, Shape},
 };
 
-/// What a cross-entropy is asked for that is not a tensor.
+/// The arguments of a cross-entropy that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     /// The target of rows that do not count.
@@ -25,30 +28,20 @@ pub struct Settings {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Output<B: Backend> {
-    /// `[rows]`.
+    /// The loss of each row, `[rows]`.
     pub loss: FloatTensor<B>,
-    /// `[rows]`, the logarithms of the sums of exponentials.
+    /// The logarithm of each row's sum of exponentials, `[rows]`.
     pub lse: FloatTensor<B>,
 }
 
-/// What losses were reduced to, one number each, of their type.
+/// The losses of all rows as one number, and the factor of its gradient, both in the type of the losses.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Reduced<B: Backend> {
-    /// Their mean or sum.
+    /// The mean or the sum of the losses.
     pub loss: FloatTensor<B>,
-    /// What its gradient is multiplied by to be that of each row's loss.
+    /// The factor that turns the gradient of that number into the gradient of each row's loss.
     pub factor: FloatTensor<B>,
-}
-
-/// What a gradient stands for.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Factor<B: Backend> {
-    /// It is that of each row's loss.
-    Absent,
-    /// It is one for all, to be multiplied by [`Reduced::factor`].
-    Present(FloatTensor<B>),
 }
 
 /// The operations under cross-entropy. They are not differentiable.
@@ -75,14 +68,15 @@ pub trait CrossEntropyPrimitives: Backend {
         reduction: Reduction,
     ) -> Reduced<Self>;
 
-    /// The gradient of the logits.
+    /// The gradient of the logits. `grad` is that of each row's loss, or with a factor one for all, to be
+    /// multiplied by [`Reduced::factor`].
     #[fusion(meta = gradient_of)]
     fn cross_entropy_backward(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
         lse: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        #[extension_type] factor: Factor<Self>,
+        #[extension_type] factor: Optional<Self>,
         settings: Settings,
     ) -> FloatTensor<Self>;
 }
@@ -111,7 +105,7 @@ fn gradient_of(
     _targets: &TensorSpec,
     _lse: &TensorSpec,
     _grad: &TensorSpec,
-    _factor: &FactorMetadata,
+    _factor: &OptionalMetadata,
     _settings: &Settings,
 ) -> TensorSpec {
     logits.clone()

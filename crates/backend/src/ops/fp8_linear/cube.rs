@@ -1,16 +1,14 @@
 //! The primitives on GPUs.
 
 use super::{
-    Bias, Fp8Matrix, Fp8Primitives, Layout, Product, Rounding,
+    Fp8Matrix, Fp8Primitives, Layout, Product, Rounding,
     codes::{self, Codes},
     primitives::padded_row,
 };
+use crate::tensors::{Optional, contiguous_tensor};
 use blackburn_kernels::{KernelError, buffer::Buffer, matmul::Epilogue, quantize::Layouts};
 use burn::{
-    backend::{
-        TensorMetadata,
-        tensor::{FloatTensor, IntTensor},
-    },
+    backend::{TensorMetadata, tensor::FloatTensor},
     tensor::{DType, Shape},
 };
 use burn_backend::cubecl::dtype_to_elem_type;
@@ -42,12 +40,12 @@ impl Fp8Primitives for CubeBackend {
     fn fp8_matmul(
         lhs: Fp8Matrix<Self>,
         rhs: Fp8Matrix<Self>,
-        bias: Bias<Self>,
+        bias: Optional<Self>,
         how: Product,
     ) -> FloatTensor<Self> {
         let out = product(&lhs, &rhs, bias, how).unwrap_or_else(|error| panic!("{error}"));
         let shape = Shape::new([lhs.rows, rhs.rows]);
-        on_device_of(&lhs.scale, out, shape, how.out)
+        contiguous_tensor(&lhs.scale, out, shape, how.out)
     }
 }
 
@@ -63,12 +61,12 @@ fn quantize(
     let values = buffer(&x, dtype_to_elem_type(x.dtype));
     let quantized = codes::quantize(&x.client, &values, [rows, columns], rounding, layouts)
         .unwrap_or_else(|error| panic!("{error}"));
-    let scale = on_device_of(&x, quantized.scale, Shape::new([2]), DType::F32);
+    let scale = contiguous_tensor(&x, quantized.scale, Shape::new([2]), DType::F32);
     let copy = |codes: Option<Buffer>, rows: usize, columns: usize| {
         codes.map(|codes| {
             let shape = Shape::new([rows, padded_row(columns)]);
             Fp8Matrix {
-                codes: on_device_of(&x, codes, shape, DType::U8),
+                codes: contiguous_tensor(&x, codes, shape, DType::U8),
                 scale: scale.clone(),
                 rows,
                 columns,
@@ -82,14 +80,11 @@ fn quantize(
 fn product(
     lhs: &Fp8Matrix<CubeBackend>,
     rhs: &Fp8Matrix<CubeBackend>,
-    bias: Bias<CubeBackend>,
+    bias: Optional<CubeBackend>,
     how: Product,
 ) -> Result<Buffer, KernelError> {
     let out = dtype_to_elem_type(how.out);
-    let bias = match bias {
-        Bias::Absent => None,
-        Bias::Present(bias) => Some(buffer(&into_contiguous(bias), out)),
-    };
+    let bias = bias.into_option().map(|bias| buffer(&into_contiguous(bias), out));
     let epilogue = Epilogue { bias, ..Epilogue::default() };
     let [lhs, rhs] = [lhs, rhs].map(|matrix| (Codes::from(matrix), &matrix.scale.client));
     codes::multiply(lhs.1, [&lhs.0, &rhs.0], epilogue, out, how.promoted).map(|output| output.out)
@@ -109,19 +104,4 @@ impl From<&Fp8Matrix<CubeBackend>> for Codes {
 /// The memory of a contiguous tensor, as elements of `dtype`.
 fn buffer(tensor: &CubeTensor, dtype: ElemType) -> Buffer {
     Buffer { handle: tensor.handle.clone(), elements: tensor.shape().num_elements(), dtype }
-}
-
-fn on_device_of(
-    like: &CubeTensor,
-    buffer: Buffer,
-    shape: Shape,
-    dtype: DType,
-) -> IntTensor<CubeBackend> {
-    CubeTensor::new_contiguous(
-        like.client.clone(),
-        like.device.clone(),
-        shape,
-        buffer.handle,
-        dtype,
-    )
 }

@@ -1,6 +1,7 @@
 //! The primitives in plain Rust: for the CPU.
 
-use super::{Bias, Format, Fp8Matrix, Layout, Product, Rounding, primitives::padded_row};
+use super::{Format, Fp8Matrix, Layout, Product, Rounding, primitives::padded_row};
+use crate::tensors::Optional;
 use burn::{
     backend::{
         Backend, ExecutionError, TensorMetadata,
@@ -27,7 +28,7 @@ impl super::Fp8Primitives for burn::backend::Flex {
     fn fp8_matmul(
         lhs: Fp8Matrix<Self>,
         rhs: Fp8Matrix<Self>,
-        bias: Bias<Self>,
+        bias: Optional<Self>,
         how: Product,
     ) -> FloatTensor<Self> {
         matmul(lhs, rhs, bias, how)
@@ -74,7 +75,7 @@ pub(super) fn quantize<B: Backend, const N: usize>(
 pub(super) fn matmul<B: Backend>(
     lhs: Fp8Matrix<B>,
     rhs: Fp8Matrix<B>,
-    bias: Bias<B>,
+    bias: Optional<B>,
     how: Product,
 ) -> FloatTensor<B> {
     let device = lhs.scale.device();
@@ -90,7 +91,7 @@ pub(super) fn matmul<B: Backend>(
     let outputs = rhs.rows;
     let product = B::float_matmul(decoded(lhs), B::float_transpose(decoded(rhs)));
     let mut y = B::float_mul_scalar(product, scale.into());
-    if let Bias::Present(bias) = bias {
+    if let Optional::Present(bias) = bias {
         let bias = B::float_cast(bias, DType::F32.into());
         y = B::float_add(y, B::float_reshape(bias, [1, outputs].into()));
     }

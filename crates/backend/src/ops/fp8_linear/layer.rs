@@ -1,6 +1,7 @@
 //! The layer on any backend that has the primitives, and its gradient.
 
-use super::{Bias, Fp8Matrix, Fp8Primitives, Layout, Product, Promotion, Recipe, Rounding};
+use super::{Fp8Matrix, Fp8Primitives, Layout, Product, Promotion, Recipe, Rounding};
+use crate::tensors::Optional;
 use burn::{
     backend::{
         Autodiff, Backend, TensorMetadata,
@@ -27,45 +28,21 @@ pub trait Fp8LinearOps: Backend {
     fn fp8_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
+        #[extension_type] bias: Optional<Self>,
         recipe: Recipe,
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl Fp8LinearOps for burn::backend::Flex {
-    fn fp8_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Bias<Self>,
-        recipe: Recipe,
-    ) -> FloatTensor<Self> {
-        forward(x, weight, bias, recipe, KEEP_NOTHING).0
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl Fp8LinearOps for burn_cubecl::CubeBackend {
-    fn fp8_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Bias<Self>,
-        recipe: Recipe,
-    ) -> FloatTensor<Self> {
-        forward(x, weight, bias, recipe, KEEP_NOTHING).0
-    }
-}
-
-/// By hand, because the primitives are what a stream of operations is to hold.
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + Fp8Primitives> Fp8LinearOps for burn_fusion::Fusion<B> {
-    fn fp8_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Bias<Self>,
-        recipe: Recipe,
-    ) -> FloatTensor<Self> {
-        forward(x, weight, bias, recipe, KEEP_NOTHING).0
+on_plain_backends! {
+    impl Fp8LinearOps by Fp8Primitives {
+        fn fp8_linear(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Optional<Self>,
+            recipe: Recipe,
+        ) -> FloatTensor<Self> {
+            forward(x, weight, bias, recipe, KEEP_NOTHING).0
+        }
     }
 }
 
@@ -73,20 +50,14 @@ impl<B: Fp8Primitives, C: CheckpointStrategy> Fp8LinearOps for Autodiff<B, C> {
     fn fp8_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        bias: Bias<Self>,
+        bias: Optional<Self>,
         recipe: Recipe,
     ) -> FloatTensor<Self> {
         // x is read by the gradient of the weight, and the other way around.
         let keep = Keep { x: weight.is_tracked(), weight: x.is_tracked() };
         let dtypes = [x.dtype(), weight.dtype()];
         let ((x, x_node), (weight, weight_node)) = (x.into_parts(), weight.into_parts());
-        let (bias, bias_node) = match bias {
-            Bias::Absent => (Bias::Absent, None),
-            Bias::Present(bias) => {
-                let (bias, node) = bias.into_parts();
-                (Bias::Present(bias), Some(node))
-            }
-        };
+        let (bias, bias_node) = bias.into_parts();
         let run = |keep| {
             let (y, x, weight) = forward::<B>(x, weight, bias, recipe, keep);
             (y, Saved { x, weight, dtypes, recipe })
@@ -113,7 +84,7 @@ type Forward<B> = (FloatTensor<B>, Option<Fp8Matrix<B>>, Option<Fp8Matrix<B>>);
 fn forward<B: Fp8Primitives>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
-    bias: Bias<B>,
+    bias: Optional<B>,
     recipe: Recipe,
     keep: Keep,
 ) -> Forward<B> {
@@ -215,10 +186,10 @@ fn register_products<B: Fp8Primitives>(
     };
     if let (Some((node, weight)), Some(dy)) = (for_x, rows) {
         let how = Product { out: x_dtype, promoted };
-        grads.register::<B>(node, B::fp8_matmul(dy, weight, Bias::Absent, how));
+        grads.register::<B>(node, B::fp8_matmul(dy, weight, Optional::Absent, how));
     }
     if let (Some((node, x)), Some(dy)) = (for_weight, transposed) {
         let how = Product { out: weight_dtype, promoted };
-        grads.register::<B>(node, B::fp8_matmul(x, dy, Bias::Absent, how));
+        grads.register::<B>(node, B::fp8_matmul(x, dy, Optional::Absent, how));
     }
 }

@@ -56,24 +56,11 @@ pub trait Fp8MarkOps: Backend {
     fn fp8_mark(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl Fp8MarkOps for burn::backend::Flex {
-    fn fp8_mark(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self> {
-        Self::fp8_mark_memory(weight, recipe)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl Fp8MarkOps for burn_cubecl::CubeBackend {
-    fn fp8_mark(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self> {
-        Self::fp8_mark_memory(weight, recipe)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + Fp8MarkPrimitives> Fp8MarkOps for burn_fusion::Fusion<B> {
-    fn fp8_mark(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self> {
-        Self::fp8_mark_memory(weight, recipe)
+on_plain_backends! {
+    impl Fp8MarkOps by Fp8MarkPrimitives {
+        fn fp8_mark(weight: FloatTensor<Self>, recipe: Recipe) -> FloatTensor<Self> {
+            Self::fp8_mark_memory(weight, recipe)
+        }
     }
 }
 
@@ -107,7 +94,7 @@ impl<B: Backend> Backward<B, 1> for Passed {
 /// Blackburn's matrix products are registered with Burn.
 pub fn serves_marks(device: &Device) -> bool {
     #[cfg(feature = "gpu")]
-    let is_registered = crate::fused::matmul::is_registered();
+    let is_registered = marked::is_served();
     #[cfg(not(feature = "gpu"))]
     let is_registered = false;
     is_registered && crate::tensors::is_gpu(device)

@@ -34,7 +34,7 @@ pub(crate) struct Mark {
 }
 
 /// An allocation's number, and the byte at which a tensor begins in it.
-type Place = (usize, u64);
+type Address = (usize, u64);
 
 /// Marked memory.
 enum Memory {
@@ -56,12 +56,12 @@ impl Memory {
 }
 
 #[derive(Default)]
-struct Marks(HashMap<Place, (Mark, Memory)>);
+struct Marks(HashMap<Address, (Mark, Memory)>);
 
 impl Marks {
     /// A weight stays one, and what is held stays so: to others it seems to be somebody else's.
-    fn set(&mut self, place: Place, mark: Mark, memory: Memory) {
-        match self.0.entry(place) {
+    fn set(&mut self, address: Address, mark: Mark, memory: Memory) {
+        match self.0.entry(address) {
             Entry::Vacant(entry) => {
                 entry.insert((mark, memory));
             }
@@ -87,8 +87,21 @@ fn marks() -> MutexGuard<'static, Marks> {
     MARKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn place(handle: &Handle) -> Place {
+fn address(handle: &Handle) -> Address {
     (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
+}
+
+/// Whether matrix products look at marks.
+static SERVED: AtomicBool = AtomicBool::new(false);
+
+/// Says that Burn has taken the provider of matrix products, which look at marks.
+pub(crate) fn set_served() {
+    SERVED.store(true, Ordering::Release);
+}
+
+/// Whether [`set_served`] was called.
+pub(super) fn is_served() -> bool {
+    SERVED.load(Ordering::Acquire)
 }
 
 /// Marks the memory behind `handle`, a weight's, and holds it if nobody else does.
@@ -99,13 +112,13 @@ pub(crate) fn set_weight(handle: &Handle, recipe: Recipe) {
         Memory::Watched(handle.clone().binding().downgrade())
     };
     release();
-    marks().set(place(handle), Mark { recipe, role: Role::Weight }, memory);
+    marks().set(address(handle), Mark { recipe, role: Role::Weight }, memory);
 }
 
 /// Marks the memory behind `handle`, which a weight was multiplied by, and holds it.
 pub(crate) fn set_input(handle: &Handle, recipe: Recipe) {
     let memory = Memory::Kept(handle.clone());
-    marks().set(place(handle), Mark { recipe, role: Role::Input }, memory);
+    marks().set(address(handle), Mark { recipe, role: Role::Input }, memory);
 }
 
 /// The mark of the memory behind `handle`.
@@ -113,7 +126,7 @@ pub(crate) fn get(handle: &Handle) -> Option<Mark> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
-    marks().0.get(&place(handle)).map(|(mark, _)| *mark)
+    marks().0.get(&address(handle)).map(|(mark, _)| *mark)
 }
 
 /// Lets go of memory that nobody else holds. Each marked product does so: what it does not free waits for the

@@ -44,9 +44,11 @@ mod recipe;
 
 pub use layer::Fp8LinearOps;
 pub use mark::{Fp8MarkOps, Fp8MarkPrimitives, mark, serves_marks};
-pub use primitives::{Bias, Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
 #[cfg(feature = "gpu")]
-pub use primitives::{BiasMetadata, Fp8MatrixMetadata};
+pub(crate) use marked::set_served;
+pub use primitives::Fp8MatrixMetadata;
+#[cfg(feature = "gpu")]
+pub use primitives::{Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
 pub use recipe::{Format, Promotion, Recipe};
 
 use burn::{
@@ -94,7 +96,7 @@ pub fn linear<const D: usize>(
         };
     }
     let x = x.reshape([rows, inputs]);
-    let bias = bias.map_or(Bias::Absent, |bias| Bias::Present(bias.into_dispatch()));
+    let bias = bias.map(Tensor::into_dispatch).into();
     let y = <Dispatch as Fp8LinearOps>::fp8_linear(
         x.into_dispatch(),
         weight.into_dispatch(),

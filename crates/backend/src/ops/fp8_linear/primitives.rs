@@ -1,6 +1,9 @@
 //! What a backend has to be able to do: round a matrix to 8 bits, and multiply two such matrices.
 
 use super::Format;
+use crate::tensors::Optional;
+#[cfg(feature = "gpu")]
+use crate::tensors::OptionalMetadata;
 #[cfg(feature = "gpu")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::Shape};
 use burn::{
@@ -17,41 +20,31 @@ use burn::{
 pub struct Fp8Matrix<B: Backend> {
     /// `[rows, padded_row(columns)]` bytes, the end of each row zero.
     pub codes: IntTensor<B>,
-    /// Two f32: what codes are multiplied by to have the values back, and the largest magnitude.
+    /// Two f32: the factor that turns codes into values, and the largest magnitude.
     pub scale: FloatTensor<B>,
     /// Rows of the matrix.
     pub rows: usize,
     /// Columns of the matrix.
     pub columns: usize,
-    /// What codes stand for.
+    /// The type of the codes.
     pub format: Format,
 }
 
-/// What is added to each row of a product.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Bias<B: Backend> {
-    /// Nothing.
-    Absent,
-    /// One number a column, in the type of the output.
-    Present(FloatTensor<B>),
-}
-
-/// How a matrix is rounded.
+/// How a matrix is rounded to 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
     /// The type of the codes.
     pub format: Format,
-    /// Powers of two that the scale is smaller by than it could be.
+    /// The power of two by which the scale is smaller than it could be.
     pub margin: u32,
 }
 
-/// Whether a matrix's codes are stored as it lies.
+/// In which order the codes of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// They are.
+    /// In the order of the matrix.
     Rows,
-    /// Its transpose is stored.
+    /// In the order of its transpose.
     Transposed,
 }
 
@@ -60,7 +53,7 @@ pub enum Layout {
 pub struct Product {
     /// The type of the output: f32, f16 or bf16.
     pub out: DType,
-    /// Whether Hopper's sums are promoted to f32 now and then.
+    /// Whether Hopper's sums are added to f32 accumulators every 128 elements.
     pub promoted: bool,
 }
 
@@ -82,12 +75,13 @@ pub trait Fp8Primitives: Backend {
         rounding: Rounding,
     ) -> (Fp8Matrix<Self>, Fp8Matrix<Self>);
 
-    /// `lhs rhs^T + bias`: the rows of both are what is summed over.
+    /// `lhs rhs^T + bias`: the rows of both are what is summed over. The bias is one number a column, in the
+    /// type of the output.
     #[fusion(meta = product)]
     fn fp8_matmul(
         #[extension_type] lhs: Fp8Matrix<Self>,
         #[extension_type] rhs: Fp8Matrix<Self>,
-        #[extension_type] bias: Bias<Self>,
+        #[extension_type] bias: Optional<Self>,
         how: Product,
     ) -> FloatTensor<Self>;
 }
@@ -121,7 +115,7 @@ fn two_copies(x: &TensorSpec, rounding: &Rounding) -> (Fp8MatrixMetadata, Fp8Mat
 fn product(
     lhs: &Fp8MatrixMetadata,
     rhs: &Fp8MatrixMetadata,
-    _bias: &BiasMetadata,
+    _bias: &OptionalMetadata,
     how: &Product,
 ) -> TensorSpec {
     TensorSpec::new(Shape::new([lhs.rows, rhs.rows]), how.out)

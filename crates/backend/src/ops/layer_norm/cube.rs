@@ -1,9 +1,10 @@
 //! The primitives on GPUs.
 
-use super::{
-    Gradients, Inputs, LayerNormPrimitives, Norm, Optional, Output, Saved, Settings, host,
+use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, host};
+use crate::{
+    declined::tell_once,
+    tensors::{Optional, contiguous_buffer, contiguous_tensor},
 };
-use crate::{declined::tell_once, tensors::contiguous_buffer};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -98,16 +99,11 @@ fn buffer(tensor: &Optional<CubeBackend>) -> Option<Buffer> {
 
 /// A contiguous tensor in the shape and the type of `model`.
 fn like(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
-    contiguous(model, buffer, model.shape(), model.dtype)
+    contiguous_tensor(model, buffer, model.shape(), model.dtype)
 }
 
 /// One f32 a row.
 fn statistic(model: &CubeTensor, buffer: Buffer) -> CubeTensor {
     let shape = Shape::new([buffer.elements]);
-    contiguous(model, buffer, shape, DType::F32)
-}
-
-fn contiguous(model: &CubeTensor, buffer: Buffer, shape: Shape, dtype: DType) -> CubeTensor {
-    let (client, device) = (model.client.clone(), model.device.clone());
-    CubeTensor::new_contiguous(client, device, shape, buffer.handle, dtype)
+    contiguous_tensor(model, buffer, shape, DType::F32)
 }

@@ -3,8 +3,8 @@
 //! The steps are those of the kernels, and so is the precision: types of 16 bits are computed in f32
 //! and rounded once.
 
-use super::{Gradients, Inputs, Norm, Optional, Output, Saved, Settings};
-use crate::tensors::{cast, wide};
+use super::{Gradients, Inputs, Norm, Output, Saved, Settings};
+use crate::tensors::{Optional, cast, wide};
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::{DType, Shape},

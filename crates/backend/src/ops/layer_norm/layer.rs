@@ -1,7 +1,7 @@
 //! Normalization on any backend that has the primitives, and its gradient.
 
-use super::{Inputs, LayerNormPrimitives, Optional, Output, Saved, Settings};
-use crate::tensors::cast;
+use super::{Inputs, LayerNormPrimitives, Output, Saved, Settings};
+use crate::tensors::{Optional, cast};
 use burn::{
     backend::{
         Autodiff, Backend, ExtensionType, TensorMetadata,
@@ -22,9 +22,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Normalized<B: Backend> {
-    /// In the shape and the type of x.
+    /// The normalized rows, in the shape and the type of x.
     pub y: FloatTensor<B>,
-    /// x and the residual, if there is one.
+    /// The sum of x and the residual, if there is a residual.
     #[extension_type]
     pub sum: Optional<B>,
 }
@@ -41,25 +41,11 @@ pub trait LayerNormOps: Backend {
     fn layer_norm(#[extension_type] inputs: Inputs<Self>, settings: Settings) -> Normalized<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl LayerNormOps for burn::backend::Flex {
-    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
-        normalized(inputs, settings)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl LayerNormOps for burn_cubecl::CubeBackend {
-    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
-        normalized(inputs, settings)
-    }
-}
-
-/// By hand, because the primitives are what a stream of operations is to hold.
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + LayerNormPrimitives> LayerNormOps for burn_fusion::Fusion<B> {
-    fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
-        normalized(inputs, settings)
+on_plain_backends! {
+    impl LayerNormOps by LayerNormPrimitives {
+        fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
+            normalized(inputs, settings)
+        }
     }
 }
 
@@ -72,14 +58,8 @@ impl<B: LayerNormPrimitives, C: CheckpointStrategy> LayerNormOps for Autodiff<B,
     fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
         let Inputs { x, residual, gamma, beta } = inputs;
         let ((x, x_node), (gamma, gamma_node)) = (x.into_parts(), gamma.into_parts());
-        let parts = |tensor: Optional<Self>| match tensor.into_option() {
-            Some(tensor) => {
-                let (tensor, node) = tensor.into_parts();
-                (Optional::Present(tensor), Some(node))
-            }
-            None => (Optional::Absent, None),
-        };
-        let ((residual, residual_node), (beta, beta_node)) = (parts(residual), parts(beta));
+        let ((residual, residual_node), (beta, beta_node)) =
+            (residual.into_parts(), beta.into_parts());
         let inputs = Inputs { x, residual, gamma, beta };
         match (residual_node, beta_node) {
             (None, None) => record::<B, C, 2>([x_node, gamma_node], inputs, settings),
@@ -106,22 +86,19 @@ fn wide_type(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// What backward reads.
+/// What the backward pass reads.
 #[derive(Clone, Debug)]
 struct State<B: Backend> {
     saved: Saved<B>,
     settings: Settings,
-    /// Of gamma and, if there is one, of beta, as they came, and so of their gradients.
+    /// The types in which gamma and, if there is one, beta came, and so those of their gradients.
     dtypes: (DType, Option<DType>),
 }
 
 impl<B: LayerNormPrimitives> State<B> {
     /// The state, and what the forward pass returns.
     fn forward(inputs: Inputs<B>, settings: Settings) -> (Self, Normalized<B>) {
-        let beta = match &inputs.beta {
-            Optional::Present(beta) => Some(beta.dtype()),
-            Optional::Absent => None,
-        };
+        let beta = inputs.beta.as_option().map(|beta| beta.dtype());
         let dtypes = (inputs.gamma.dtype(), beta);
         let inputs = with_parameters_of_x(inputs);
         let (x, gamma) = (inputs.x.clone(), inputs.gamma.clone());
@@ -172,7 +149,7 @@ fn record<B: LayerNormPrimitives, C: CheckpointStrategy, const N: usize>(
 #[derive(Debug)]
 struct LayerNorm;
 
-/// Of x, gamma and, as the third, beta.
+/// The parents are x, gamma and, if there is one, beta.
 impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for LayerNorm {
     type State = State<B>;
 
@@ -258,7 +235,7 @@ impl<B: LayerNormPrimitives> Backward<B, 1> for Leave {
 #[derive(Debug)]
 struct Join;
 
-/// Of x, gamma, the residual and, as the fourth, beta.
+/// The parents are x, gamma, the residual and, if there is one, beta.
 impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for Join {
     type State = (State<B>, Letterbox<B>);
 

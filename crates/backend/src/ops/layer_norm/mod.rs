@@ -32,13 +32,9 @@ mod primitives;
 #[cfg(feature = "gpu")]
 pub use layer::NormalizedMetadata;
 pub use layer::{LayerNormOps, Normalized};
-pub use primitives::{
-    Gradients, Inputs, LayerNormPrimitives, Norm, Optional, Output, Saved, Settings,
-};
+pub use primitives::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings};
 #[cfg(feature = "gpu")]
-pub use primitives::{
-    GradientsMetadata, InputsMetadata, OptionalMetadata, OutputMetadata, SavedMetadata,
-};
+pub use primitives::{GradientsMetadata, InputsMetadata, OutputMetadata, SavedMetadata};
 
 use burn::{
     backend::Dispatch,

@@ -1,5 +1,8 @@
 //! What a backend has to be able to do: normalize rows, and the gradients of that, without a graph.
 
+use crate::tensors::Optional;
+#[cfg(feature = "gpu")]
+use crate::tensors::OptionalMetadata;
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 #[cfg(feature = "gpu")]
 use burn::{
@@ -7,47 +10,21 @@ use burn::{
     tensor::{DType, Shape},
 };
 
-/// A tensor that may be left out.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Optional<B: Backend> {
-    /// It is.
-    Absent,
-    /// It is not.
-    Present(FloatTensor<B>),
-}
-
-impl<B: Backend> From<Option<FloatTensor<B>>> for Optional<B> {
-    fn from(tensor: Option<FloatTensor<B>>) -> Self {
-        tensor.map_or(Self::Absent, Self::Present)
-    }
-}
-
-impl<B: Backend> Optional<B> {
-    /// As an option.
-    pub fn into_option(self) -> Option<FloatTensor<B>> {
-        match self {
-            Self::Absent => None,
-            Self::Present(tensor) => Some(tensor),
-        }
-    }
-}
-
-/// What rows are divided by.
+/// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// Their deviation, after their mean was taken off.
+    /// Layer normalization: rows less their mean, divided by their standard deviation.
     Layer,
-    /// The root of the mean of their squares.
+    /// RMS normalization: rows divided by the root of the mean of their squares.
     Rms,
 }
 
-/// What is asked for that is not a tensor.
+/// The arguments of a normalization that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Which normalization.
+    /// The kind of normalization.
     pub norm: Norm,
-    /// Is added to the variance: a number from 0.
+    /// A number from 0 that is added to the variance.
     pub epsilon: f64,
 }
 
@@ -57,12 +34,12 @@ pub struct Settings {
 pub struct Inputs<B: Backend> {
     /// Of any rank; its last dimension is normalized.
     pub x: FloatTensor<B>,
-    /// Is added to x first; in the shape and the type of x.
+    /// Added to x before the normalization; in the shape and the type of x.
     #[extension_type]
     pub residual: Optional<B>,
-    /// Factors, as many as x has elements in a row.
+    /// Factors of the normalized elements, as many as x has elements in a row.
     pub gamma: FloatTensor<B>,
-    /// Is added last; in the shape and the type of gamma.
+    /// Added to the result; in the shape and the type of gamma.
     #[extension_type]
     pub beta: Optional<B>,
 }
@@ -71,15 +48,15 @@ pub struct Inputs<B: Backend> {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Output<B: Backend> {
-    /// In the shape and the type of x.
+    /// The normalized rows, in the shape and the type of x.
     pub y: FloatTensor<B>,
-    /// x and the residual, if there is one.
+    /// The sum of x and the residual, if there is a residual.
     #[extension_type]
     pub sum: Optional<B>,
-    /// The mean of each row, one dimension, unless it is the RMS norm; f32, and f64 for f64.
+    /// The mean of each row, `[rows]`; not for RMS normalization. In f32, or f64 where x is f64.
     #[extension_type]
     pub mean: Optional<B>,
-    /// 1 / deviation of each row, in the type of the mean.
+    /// The reciprocal of each row's divisor, `[rows]`. In f32, or f64 where x is f64.
     pub rstd: FloatTensor<B>,
 }
 
@@ -87,14 +64,14 @@ pub struct Output<B: Backend> {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Saved<B: Backend> {
-    /// What was normalized: x, or the sum.
+    /// The tensor that was normalized: x, or the sum of x and the residual.
     pub x: FloatTensor<B>,
-    /// The factors.
+    /// The factors of the forward pass.
     pub gamma: FloatTensor<B>,
-    /// As [`Output`] has it.
+    /// [`Output::mean`].
     #[extension_type]
     pub mean: Optional<B>,
-    /// As [`Output`] has it.
+    /// [`Output::rstd`].
     pub rstd: FloatTensor<B>,
 }
 
@@ -102,11 +79,11 @@ pub struct Saved<B: Backend> {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Gradients<B: Backend> {
-    /// Of what was normalized.
+    /// The gradient of the tensor that was normalized.
     pub dx: FloatTensor<B>,
-    /// Of the factors, in their type.
+    /// The gradient of gamma, in its type.
     pub dgamma: FloatTensor<B>,
-    /// Of beta, if it was asked for; in the type of the factors.
+    /// The gradient of beta, if it was asked for; in the type of gamma.
     #[extension_type]
     pub dbeta: Optional<B>,
 }
@@ -148,10 +125,7 @@ fn output_of(inputs: &InputsMetadata, settings: &Settings) -> OutputMetadata {
             OptionalMetadata::Absent => OptionalMetadata::Absent,
             OptionalMetadata::Present(_) => OptionalMetadata::Present(x.clone()),
         },
-        mean: match settings.norm {
-            Norm::Layer => OptionalMetadata::Present(statistic.clone()),
-            Norm::Rms => OptionalMetadata::Absent,
-        },
+        mean: (settings.norm == Norm::Layer).then(|| statistic.clone()).into(),
         rstd: statistic,
     }
 }
@@ -168,10 +142,6 @@ fn gradients_of(
     GradientsMetadata {
         dx: saved.x.clone(),
         dgamma: gamma.clone(),
-        dbeta: if *wants_beta {
-            OptionalMetadata::Present(gamma.clone())
-        } else {
-            OptionalMetadata::Absent
-        },
+        dbeta: wants_beta.then(|| gamma.clone()).into(),
     }
 }

@@ -1,9 +1,8 @@
 //! The layer and its loss on any backend that has the primitives of cross-entropy, and its gradients.
 
 use crate::{
-    ops::cross_entropy::{self, CrossEntropyPrimitives, Factor, Output},
-    ops::layer_norm::Optional,
-    tensors::{cast, wide},
+    ops::cross_entropy::{self, CrossEntropyPrimitives, Output},
+    tensors::{Optional, cast, wide},
 };
 use burn::{
     backend::{
@@ -19,7 +18,7 @@ use burn::{
     tensor::{DType, Shape, Slice},
 };
 
-/// The tensors of floats.
+/// The arguments that are tensors of floats.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Inputs<B: Backend> {
@@ -34,10 +33,10 @@ pub struct Inputs<B: Backend> {
     pub share: FloatTensor<B>,
 }
 
-/// What is asked for that is not a tensor.
+/// The arguments that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Of the cross-entropy.
+    /// The arguments of the cross-entropy.
     pub cross_entropy: cross_entropy::Settings,
     /// Rows whose logits exist at a time, at least 1.
     pub chunk_rows: usize,
@@ -58,39 +57,15 @@ pub trait LinearCrossEntropyOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl LinearCrossEntropyOps for burn::backend::Flex {
-    fn linear_cross_entropy(
-        inputs: Inputs<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(inputs, targets, settings, Wanted::default()).0
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl LinearCrossEntropyOps for burn_cubecl::CubeBackend {
-    fn linear_cross_entropy(
-        inputs: Inputs<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(inputs, targets, settings, Wanted::default()).0
-    }
-}
-
-/// By hand, because products and primitives are what a stream of operations is to hold.
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + CrossEntropyPrimitives> LinearCrossEntropyOps
-    for burn_fusion::Fusion<B>
-{
-    fn linear_cross_entropy(
-        inputs: Inputs<Self>,
-        targets: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(inputs, targets, settings, Wanted::default()).0
+on_plain_backends! {
+    impl LinearCrossEntropyOps by CrossEntropyPrimitives {
+        fn linear_cross_entropy(
+            inputs: Inputs<Self>,
+            targets: IntTensor<Self>,
+            settings: Settings,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(inputs, targets, settings, Wanted::default()).0
+        }
     }
 }
 
@@ -101,15 +76,14 @@ impl<B: CrossEntropyPrimitives, C: CheckpointStrategy> LinearCrossEntropyOps for
         settings: Settings,
     ) -> FloatTensor<Self> {
         let Inputs { x, weight, bias, share } = inputs;
-        let bias = bias.into_option();
         let wanted = Wanted {
             x: x.is_tracked(),
             weight: weight.is_tracked(),
-            bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
+            bias: bias.as_option().is_some_and(|bias| bias.is_tracked()),
         };
         let ((x, x_node), (weight, weight_node)) = (x.into_parts(), weight.into_parts());
-        let (bias, bias_node) = bias.map(|bias| bias.into_parts()).unzip();
-        let inputs = Inputs { x, weight, bias: bias.into(), share: share.into_primitive() };
+        let (bias, bias_node) = bias.into_parts();
+        let inputs = Inputs { x, weight, bias, share: share.into_primitive() };
         match bias_node {
             Some(bias) => {
                 record::<B, C, 3>([x_node, weight_node, bias], inputs, targets, settings, wanted)
@@ -181,7 +155,7 @@ fn forward<B: CrossEntropyPrimitives>(
             targets,
             lse,
             grad,
-            Factor::Absent,
+            Optional::Absent,
             settings.cross_entropy,
         );
         if wanted.x {
@@ -239,7 +213,7 @@ fn record<B: CrossEntropyPrimitives, C: CheckpointStrategy, const N: usize>(
 #[derive(Debug)]
 struct LinearCrossEntropy;
 
-/// Of x, weight and, as the third, bias.
+/// The parents are x, weight and, if there is one, the bias.
 impl<B: CrossEntropyPrimitives, const N: usize> Backward<B, N> for LinearCrossEntropy {
     type State = State<B>;
 

@@ -39,10 +39,10 @@ use burn::{
 
 const OP: &str = "linear_cross_entropy";
 
-/// What is asked besides tensors.
+/// Options of [`linear_cross_entropy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinearCrossEntropyOptions {
-    /// Of the cross-entropy.
+    /// Options of the cross-entropy.
     pub cross_entropy: CrossEntropyOptions,
     /// Rows of a chunk, at least 1; without a number [`chunk_rows`].
     pub chunk_rows: Option<usize>,

@@ -1,8 +1,11 @@
 //! The step on GPUs.
 
-use super::{Adamw, AdamwPrimitives, Chance, Gate, Step, Updated};
-use crate::{steps::operation::alone, tensors::contiguous_buffer};
-use blackburn_kernels::adamw::{self, AdamwStep};
+use super::{Adamw, AdamwPrimitives, Step, Updated};
+use crate::steps::{
+    gate::{Chance, Gate, kernel_chance, kernel_gate},
+    operation::alone,
+};
+use blackburn_kernels::adamw::AdamwStep;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 
@@ -36,24 +39,4 @@ pub(super) fn check(step: Step) {
     AdamwStep { beta_1, beta_2, epsilon, weight_decay, rate, time }
         .check()
         .unwrap_or_else(|error| panic!("{error}"));
-}
-
-/// A gate as kernels read it.
-pub(crate) fn kernel_gate(gate: Gate<CubeBackend>) -> Option<adamw::Gate> {
-    match gate {
-        Gate::Open => None,
-        Gate::Read(reading) => Some(adamw::Gate {
-            taken: contiguous_buffer(reading.taken),
-            skipped: contiguous_buffer(reading.skipped),
-            factor: contiguous_buffer(reading.factor),
-        }),
-    }
-}
-
-/// A chance as kernels take it, told apart from others with its seed by `draw`.
-pub(crate) fn kernel_chance(chance: Chance<CubeBackend>, draw: u32) -> Option<adamw::Chance> {
-    match chance {
-        Chance::Nearest => None,
-        Chance::Drawn { seed } => Some(adamw::Chance { seed: contiguous_buffer(seed), draw }),
-    }
 }

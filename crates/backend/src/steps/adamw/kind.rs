@@ -2,27 +2,24 @@
 
 use crate::steps::{
     operation::Scalars,
-    provider::{Kind, Many, StepProvider},
+    provider::{Many, Optimizer},
 };
 use blackburn_kernels::adamw::{AdamwStep, AdamwTensors, adamw_update_many};
-
-/// Registers the provider with Burn.
-pub(crate) type AdamwProvider = StepProvider<Adamw, 4>;
 
 /// Parameter, gradient, and two moments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adamw;
 
-impl Kind<4> for Adamw {
+impl Optimizer<4> for Adamw {
     const NAME: &'static str = "BlackburnAdamw";
     const OP: &'static str = "adamw_update";
     const ID: &'static str = "blackburn::adamw_step";
     const SCALARS: usize = 7;
-    type Step = AdamwStep;
+    type Numbers = AdamwStep;
     type Tensors = AdamwTensors;
-    const MANY: Many<Self::Step, Self::Tensors> = adamw_update_many;
+    const MANY: Many<Self::Numbers, Self::Tensors> = adamw_update_many;
 
-    fn step(scalars: &Scalars<'_>) -> Option<AdamwStep> {
+    fn numbers(scalars: &Scalars<'_>) -> Option<AdamwStep> {
         Some(AdamwStep {
             beta_1: scalars.real(1)?,
             beta_2: scalars.real(2)?,

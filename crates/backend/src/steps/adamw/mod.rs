@@ -15,17 +15,13 @@ mod kind;
 )]
 mod primitives;
 #[cfg(feature = "gpu")]
-pub(crate) use cube::{kernel_chance, kernel_gate};
+pub(crate) use kind::Adamw;
 #[cfg(feature = "gpu")]
-pub(crate) use kind::{Adamw, AdamwProvider};
-pub use primitives::{AdamwPrimitives, Chance, Gate, Reading, Step, Updated};
-#[cfg(feature = "gpu")]
-pub use primitives::{ChanceMetadata, GateMetadata, ReadingMetadata, UpdatedMetadata};
+pub use primitives::UpdatedMetadata;
+pub use primitives::{AdamwPrimitives, Step, Updated};
 
-use burn::{
-    backend::Dispatch,
-    tensor::{DType, Int, Tensor},
-};
+use super::gate::{Draw, Taken, chance_of, gate_of, is_stepped};
+use burn::{backend::Dispatch, tensor::Tensor};
 
 /// A parameter and what belongs to it, all of one shape.
 #[derive(Clone, Debug)]
@@ -51,48 +47,11 @@ pub struct Stepped<const D: usize> {
     pub second: Tensor<D>,
 }
 
-/// What the device says of a step; one element each, in f32.
-#[derive(Clone, Debug)]
-pub struct Taken {
-    /// 0 where the step is not taken: parameter and moments then stay as they are, bit for bit.
-    pub taken: Tensor<1>,
-    /// How many of the steps that [`Step::time`] counts were not, before this one.
-    pub skipped: Tensor<1>,
-    /// What the gradient is multiplied by first.
-    pub factor: Tensor<1>,
-}
-
-/// What decides which way a parameter in 16 bits is rounded.
-#[derive(Clone, Debug)]
-pub struct Draw {
-    /// Two integers of 32 bits.
-    pub seed: Tensor<1, Int>,
-    /// Tells updates with the same seed apart.
-    pub number: u32,
-}
-
 /// Whether [`step`] takes `tensors`: they are on a GPU (or a software device that passes for one), of
 /// the types and shapes that [`Tensors`] lists, and of fewer than 2^32 elements by a margin.
 pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
     let Tensors { parameter, gradient, first, second } = tensors;
     is_stepped(parameter, gradient, &[first, second])
-}
-
-/// Whether a kernel steps a parameter by a gradient, with what is `kept` for it in f32.
-pub(crate) fn is_stepped<const D: usize>(
-    parameter: &Tensor<D>,
-    gradient: &Tensor<D>,
-    kept: &[&Tensor<D>],
-) -> bool {
-    let shape = parameter.dims();
-    let is_float = |tensor: &Tensor<D>| {
-        matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) && tensor.dims() == shape
-    };
-    let is_kept = |tensor: &&Tensor<D>| tensor.dtype() == DType::F32 && tensor.dims() == shape;
-    crate::tensors::is_gpu(&parameter.device())
-        && [parameter, gradient].into_iter().all(is_float)
-        && kept.iter().all(is_kept)
-        && crate::tensors::is_counted_in_32_bits(parameter)
 }
 
 /// The parameter and its moments after `step`. A parameter in f32 is rounded to the nearest value, with
@@ -148,34 +107,4 @@ pub fn step<const D: usize>(
         first: Tensor::from_dispatch(updated.first),
         second: Tensor::from_dispatch(updated.second),
     }
-}
-
-/// A gate as the operation takes it; panics, in the name of `op`, on readings that are not one f32 each.
-pub(crate) fn gate_of(op: &str, gate: Option<Taken>) -> Gate<Dispatch> {
-    gate.map_or(Gate::Open, |Taken { taken, skipped, factor }| {
-        for (argument, reading) in [("taken", &taken), ("skipped", &skipped), ("factor", &factor)] {
-            assert!(
-                (reading.dtype(), reading.dims()) == (DType::F32, [1]),
-                "{op}: argument `{argument}`: expected one f32, got {:?} of {:?}",
-                reading.dims(),
-                reading.dtype()
-            );
-        }
-        let [taken, skipped, factor] = [taken, skipped, factor].map(Tensor::into_dispatch);
-        Gate::Read(Reading { taken, skipped, factor })
-    })
-}
-
-/// A draw as the operation takes it; panics, in the name of `op`, on a seed that is not two integers of
-/// 32 bits.
-pub(crate) fn chance_of(op: &str, draw: Option<Draw>) -> Chance<Dispatch> {
-    draw.map_or(Chance::Nearest, |Draw { seed, .. }| {
-        assert!(
-            matches!(seed.dtype(), DType::I32 | DType::U32) && seed.dims() == [2],
-            "{op}: argument `seed`: expected two integers of 32 bits, got {:?} of {:?}",
-            seed.dims(),
-            seed.dtype()
-        );
-        Chance::Drawn { seed: seed.into_dispatch() }
-    })
 }

@@ -3,17 +3,13 @@
     clippy::too_many_arguments,
     reason = "numbers are arguments of their own, since structures are hidden from the stream"
 )]
-#![allow(
-    clippy::large_enum_variant,
-    reason = "gates are moved once a step, by code that is derived too, and never stored"
-)]
 
+use crate::steps::gate::{Chance, Gate};
+#[cfg(feature = "gpu")]
+use crate::steps::gate::{ChanceMetadata, GateMetadata};
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
-use burn::backend::{
-    Backend, ExtensionType, backend_extension,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 /// A step's numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,46 +28,11 @@ pub struct Step {
     pub time: usize,
 }
 
-/// A gate's readings, one f32 each.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub struct Reading<B: Backend> {
-    /// 0 where the step is not taken.
-    pub taken: FloatTensor<B>,
-    /// How many steps before this one were not.
-    pub skipped: FloatTensor<B>,
-    /// What the gradient is multiplied by first.
-    pub factor: FloatTensor<B>,
-}
-
-/// Whether the device may take a step back.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Gate<B: Backend> {
-    /// It may not.
-    Open,
-    /// It does where this says so.
-    Read(#[extension_type] Reading<B>),
-}
-
-/// How parameters in 16 bits are rounded.
-#[derive(ExtensionType, Clone, Debug)]
-#[extension_type(fusion: cfg(feature = "gpu"))]
-pub enum Chance<B: Backend> {
-    /// To the nearest value.
-    Nearest,
-    /// To one of the two values around, the nearer the likelier.
-    Drawn {
-        /// Two integers of 32 bits.
-        seed: IntTensor<B>,
-    },
-}
-
 /// A parameter and its moments after a step.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Updated<B: Backend> {
-    /// In its type.
+    /// The parameter, in its type.
     pub parameter: FloatTensor<B>,
     /// The first moment, in f32.
     pub first: FloatTensor<B>,

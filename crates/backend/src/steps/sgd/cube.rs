@@ -2,7 +2,7 @@
 
 use super::{Sgd, SgdPrimitives, Step, Updated};
 use crate::steps::{
-    adamw::{Chance, Gate, kernel_chance, kernel_gate},
+    gate::{Chance, Gate, kernel_chance, kernel_gate},
     operation::alone,
 };
 use blackburn_kernels::sgd::SgdStep;

@@ -2,27 +2,24 @@
 
 use crate::steps::{
     operation::Scalars,
-    provider::{Kind, Many, StepProvider},
+    provider::{Many, Optimizer},
 };
 use blackburn_kernels::sgd::{SgdStep, SgdTensors, sgd_update_many};
-
-/// Registers the provider with Burn.
-pub(crate) type SgdProvider = StepProvider<Sgd, 3>;
 
 /// Parameter, gradient, and a velocity.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sgd;
 
-impl Kind<3> for Sgd {
+impl Optimizer<3> for Sgd {
     const NAME: &'static str = "BlackburnSgd";
     const OP: &'static str = "sgd_update";
     const ID: &'static str = "blackburn::sgd_step";
     const SCALARS: usize = 7;
-    type Step = SgdStep;
+    type Numbers = SgdStep;
     type Tensors = SgdTensors;
-    const MANY: Many<Self::Step, Self::Tensors> = sgd_update_many;
+    const MANY: Many<Self::Numbers, Self::Tensors> = sgd_update_many;
 
-    fn step(scalars: &Scalars<'_>) -> Option<SgdStep> {
+    fn numbers(scalars: &Scalars<'_>) -> Option<SgdStep> {
         Some(SgdStep {
             momentum: scalars.real(1)?,
             dampening: scalars.real(2)?,

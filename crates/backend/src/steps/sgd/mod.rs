@@ -16,12 +16,12 @@ mod kind;
 mod primitives;
 
 #[cfg(feature = "gpu")]
-pub(crate) use kind::{Sgd, SgdProvider};
+pub(crate) use kind::Sgd;
 #[cfg(feature = "gpu")]
 pub use primitives::UpdatedMetadata;
 pub use primitives::{SgdPrimitives, Step, Updated};
 
-use crate::steps::adamw::{Draw, Taken, chance_of, gate_of, is_stepped};
+use super::gate::{Draw, Taken, chance_of, gate_of, is_stepped};
 use burn::{backend::Dispatch, tensor::Tensor};
 
 /// A parameter and what belongs to it, all of one shape.

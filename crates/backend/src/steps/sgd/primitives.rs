@@ -4,9 +4,9 @@
     reason = "numbers are arguments of their own, since structures are hidden from the stream"
 )]
 
-use crate::steps::adamw::{Chance, Gate};
+use crate::steps::gate::{Chance, Gate};
 #[cfg(feature = "gpu")]
-use crate::steps::adamw::{ChanceMetadata, GateMetadata};
+use crate::steps::gate::{ChanceMetadata, GateMetadata};
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
@@ -33,9 +33,9 @@ pub struct Step {
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "gpu"))]
 pub struct Updated<B: Backend> {
-    /// In its type.
+    /// The parameter, in its type.
     pub parameter: FloatTensor<B>,
-    /// In f32.
+    /// The velocity, in f32.
     pub velocity: FloatTensor<B>,
 }
 

@@ -3,12 +3,17 @@
 //!
 //! Burn's own draws a tensor of random numbers as large as its input, keeps it, and reads it in both passes.
 
-use crate::ops::attention::Dropout;
+mod random;
+
+pub use random::Dropout;
+#[cfg(feature = "flex")]
+pub(super) use random::philox;
+
+use crate::tensors::{Optional, cast, wide};
 #[cfg(feature = "gpu")]
-use crate::{declined::tell_once, tensors::contiguous_buffer};
 use crate::{
-    ops::layer_norm::Optional,
-    tensors::{cast, wide},
+    declined::tell_once,
+    tensors::{contiguous_buffer, contiguous_tensor},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
@@ -31,7 +36,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 #[cfg(feature = "gpu")]
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::CubeBackend;
 
 /// Dropout by itself. It is not differentiable.
 #[backend_extension(
@@ -40,7 +45,7 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait DropoutPrimitives: Backend {
-    /// What is left of x, added to the residual if there is one.
+    /// x with elements left out, added to the residual if there is one.
     #[fusion(meta = like_x)]
     fn dropped(
         x: FloatTensor<Self>,
@@ -52,7 +57,7 @@ pub trait DropoutPrimitives: Backend {
 #[cfg(feature = "gpu")]
 fn like_x(
     x: &TensorSpec,
-    _residual: &crate::ops::layer_norm::OptionalMetadata,
+    _residual: &crate::tensors::OptionalMetadata,
     _dropout: &Dropout,
 ) -> TensorSpec {
     x.clone()
@@ -79,14 +84,12 @@ impl DropoutPrimitives for CubeBackend {
         if x.dtype == DType::F64 {
             return by_mask::<Self>(x, residual, dropout);
         }
-        let (client, device) = (x.client.clone(), x.device.clone());
-        let (shape, dtype) = (x.shape(), x.dtype);
         let of_x = contiguous_buffer(x.clone());
         let of_residual = residual.clone().into_option().map(contiguous_buffer);
         let Dropout { rate, seed } = dropout;
         let problem = DropoutProblem { elements: of_x.elements, dtype: of_x.dtype, rate, seed };
-        match dropout_kernel(&client, &problem, &of_x, of_residual.as_ref()) {
-            Ok(y) => CubeTensor::new_contiguous(client, device, shape, y.handle, dtype),
+        match dropout_kernel(&x.client, &problem, &of_x, of_residual.as_ref()) {
+            Ok(y) => contiguous_tensor(&x, y, x.shape(), x.dtype),
             Err(reason @ KernelError::Unsupported { .. }) => {
                 tell_once("BlackburnDropout", &reason);
                 by_mask::<Self>(x, residual, dropout)
@@ -128,7 +131,7 @@ fn by_mask<B: Backend>(
     Autodiff,
 )]
 pub trait DropoutOps: Backend {
-    /// What is left of x, added to the residual if there is one.
+    /// x with elements left out, added to the residual if there is one.
     fn dropout_of(
         x: FloatTensor<Self>,
         #[extension_type] residual: Optional<Self>,
@@ -136,36 +139,15 @@ pub trait DropoutOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl DropoutOps for burn::backend::Flex {
-    fn dropout_of(
-        x: FloatTensor<Self>,
-        residual: Optional<Self>,
-        dropout: Dropout,
-    ) -> FloatTensor<Self> {
-        Self::dropped(x, residual, dropout)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl DropoutOps for CubeBackend {
-    fn dropout_of(
-        x: FloatTensor<Self>,
-        residual: Optional<Self>,
-        dropout: Dropout,
-    ) -> FloatTensor<Self> {
-        Self::dropped(x, residual, dropout)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + DropoutPrimitives> DropoutOps for burn_fusion::Fusion<B> {
-    fn dropout_of(
-        x: FloatTensor<Self>,
-        residual: Optional<Self>,
-        dropout: Dropout,
-    ) -> FloatTensor<Self> {
-        Self::dropped(x, residual, dropout)
+on_plain_backends! {
+    impl DropoutOps by DropoutPrimitives {
+        fn dropout_of(
+            x: FloatTensor<Self>,
+            residual: Optional<Self>,
+            dropout: Dropout,
+        ) -> FloatTensor<Self> {
+            Self::dropped(x, residual, dropout)
+        }
     }
 }
 
@@ -176,13 +158,10 @@ impl<B: DropoutPrimitives, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
         dropout: Dropout,
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match residual.into_option() {
-            Some(residual) => {
-                let (residual, of_residual) = residual.into_parts();
-                let residual = Optional::Present(residual);
-                record::<B, C, 2>([node, of_residual], x, residual, dropout)
-            }
-            None => record::<B, C, 1>([node], x, Optional::Absent, dropout),
+        let (residual, of_residual) = residual.into_parts();
+        match of_residual {
+            Some(of_residual) => record::<B, C, 2>([node, of_residual], x, residual, dropout),
+            None => record::<B, C, 1>([node], x, residual, dropout),
         }
     }
 }
@@ -203,7 +182,7 @@ fn record<B: DropoutPrimitives, C: CheckpointStrategy, const N: usize>(
 #[derive(Debug)]
 struct DropoutStep;
 
-/// Of x and, as the second, the residual.
+/// The parents are x and, if there is one, the residual.
 impl<B: DropoutPrimitives, const N: usize> Backward<B, N> for DropoutStep {
     type State = Dropout;
 

@@ -1,88 +1,79 @@
+//! A product, when it runs.
+
 use super::{
     NAME,
-    chain::{Action, Chain, Step},
-    eight_bits, settings,
+    chain::{Action, Chain, ChainStep},
+    eight_bits,
 };
 use crate::{
-    declined,
-    fused::gelu::GeluOperation,
-    stream::ExpectedScalar,
+    declined::{tell_once, unsupported},
+    fused::gelu::GeluPass,
+    stream::{Done, ExpectedScalar, Replacement},
     tensors::{Input, Tensors, consume, register_output, register_rows, register_zeros},
 };
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
-    matmul::{Epilogue, MatmulProblem, TensorLayout, matmul, matmul_tuned},
+    matmul::{Epilogue, F32Precision, MatmulProblem, TensorLayout, matmul, matmul_tuned},
 };
-use burn_cubecl_fusion::{FallbackOperation, optim::FusedOperation};
 use burn_fusion::stream::ScalarId;
-use burn_ir::{ScalarIr, TensorIr};
+use burn_ir::TensorIr;
 use serde::{Deserialize, Serialize};
 
 pub(super) const OP: &str = "matmul";
 
-/// A product on the kernel, with as many of its steps as the kernel serves.
+/// What replaces a product and operations behind it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct MatmulOperation {
-    /// Positions of those that run first, as Burn runs them.
-    pub(super) passengers: Vec<usize>,
-    pub(super) chain: Chain,
-    /// The gradient of GELU behind the chain.
-    pub(super) gelu: Option<GeluOperation>,
+pub(crate) enum MatmulPass {
+    Product(Product),
+    /// The gradient of GELU behind it.
+    Gelu(GeluPass),
 }
 
-impl FusedOperation for MatmulOperation {
+/// A product on the kernel, with as many of its steps as the kernel serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Product {
+    pub(super) chain: Chain,
+    pub(super) settings: ProductSettings,
+}
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ProductSettings {
+    /// Whether f32 tensors are multiplied with all their bits, and not rounded to TF32.
+    pub(crate) full_f32: bool,
+    /// Whether plans are measured, or chosen by the model alone.
+    pub(crate) tune: bool,
+}
+
+impl Replacement for MatmulPass {
     const NAME: &'static str = NAME;
-    type State = Self;
 
-    fn num_ops_fused(&self) -> usize {
-        self.chain.end() + self.gelu.as_ref().map_or(0, GeluOperation::num_ops_fused)
-    }
-
-    fn run(
-        &mut self,
-        context: &mut Tensors,
-        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
-    ) {
-        for passenger in &self.passengers {
-            fallback(*passenger).run(context);
-        }
-        let chain = &self.chain;
-        let served = chain.launch(context).unwrap_or_else(|reason| {
-            declined::tell_once(NAME, &reason);
-            fallback(chain.first).run(context);
-            0
-        });
-        for step in &chain.steps[served..] {
-            for position in step.first..step.first + step.operations {
-                fallback(position).run(context);
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        match self {
+            Self::Product(Product { chain, settings }) => {
+                let steps = chain.launch(tensors, *settings)?;
+                Ok(Done::First(chain.positions(steps).len()))
             }
+            Self::Gelu(pass) => pass.launch(tensors),
         }
-        if let Some(gelu) = &mut self.gelu {
-            gelu.run(context, &|position| fallback(chain.end() + position));
-        }
-    }
-
-    fn to_state(&self) -> Self::State {
-        self.clone()
-    }
-
-    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
-        state
     }
 }
 
 impl Chain {
     /// Runs the product and as many steps as the kernel serves, and says how many those are.
-    fn launch(&self, context: &mut Tensors) -> Result<usize, KernelError> {
+    fn launch(
+        &self,
+        context: &mut Tensors,
+        settings: ProductSettings,
+    ) -> Result<usize, KernelError> {
         let lhs = Input::of(context, &self.lhs, OP)?;
         let rhs = Input::of(context, &self.rhs, OP)?;
         if lhs.elements() == 0 || rhs.elements() == 0 {
             return self.make_of_nothing(context, &lhs);
         }
-        let settings = settings();
         let (of_lhs, of_rhs, dtype) = (layout(&lhs), layout(&rhs), lhs.dtype);
-        let precision = settings.f32_precision;
+        let precision = if settings.full_f32 { F32Precision::Full } else { F32Precision::Tf32 };
         let mut epilogue = Epilogue::default();
         let mut served = 0;
         let summed = self.steps.first().is_some_and(|step| step.action == Action::BatchSum);
@@ -90,7 +81,7 @@ impl Chain {
             .then(|| MatmulProblem::summed_over_batch(of_lhs, of_rhs, dtype, precision))
             .transpose()
             .unwrap_or_else(|reason| {
-                declined::tell_once(NAME, &reason);
+                tell_once(NAME, &reason);
                 None
             });
         let problem = match summed {
@@ -104,14 +95,14 @@ impl Chain {
             match step.add_to(&mut epilogue, context, &problem) {
                 Ok(()) => served += 1,
                 Err(reason) => {
-                    declined::tell_once(NAME, &reason);
+                    tell_once(NAME, &reason);
                     break;
                 }
             }
         }
         let in_eight_bits = eight_bits::multiply(&lhs, &rhs, &problem, &epilogue);
         let in_eight_bits = in_eight_bits.unwrap_or_else(|reason| {
-            declined::tell_once(NAME, &reason);
+            tell_once(NAME, &reason);
             None
         });
         let (output, aligned) = match in_eight_bits {
@@ -153,12 +144,13 @@ impl Chain {
         };
         let served = (0..=self.steps.len()).find(|made| elements(*made) > 0);
         let served = served.unwrap_or(self.steps.len());
-        register_zeros(context, self.value_before(served), &lhs.place(), OP)?;
-        let is_kept = |step: &Step| matches!(step.action, Action::Activation { kept: true, .. });
+        register_zeros(context, self.value_before(served), &lhs.location(), OP)?;
+        let is_kept =
+            |step: &ChainStep| matches!(step.action, Action::Activation { kept: true, .. });
         if self.steps[..served].iter().any(is_kept)
             && let Some(kept) = self.preactivation(served)
         {
-            register_zeros(context, kept, &lhs.place(), OP)?;
+            register_zeros(context, kept, &lhs.location(), OP)?;
         }
         self.consume(context, served);
         Ok(served)
@@ -166,7 +158,7 @@ impl Chain {
 
     /// Lets go of what the product and its first `served` steps read.
     fn consume(&self, context: &mut Tensors, served: usize) {
-        let operands = self.steps[..served].iter().filter_map(Step::operand);
+        let operands = self.steps[..served].iter().filter_map(ChainStep::operand);
         for tensor in [&self.lhs, &self.rhs].into_iter().chain(operands) {
             consume(context, tensor);
         }
@@ -197,12 +189,12 @@ impl Chain {
 
     /// What an activation among the first `served` steps is applied to.
     fn preactivation(&self, served: usize) -> Option<&TensorIr> {
-        let is_activation = |step: &Step| matches!(step.action, Action::Activation { .. });
+        let is_activation = |step: &ChainStep| matches!(step.action, Action::Activation { .. });
         self.steps[..served].iter().position(is_activation).map(|at| self.value_before(at))
     }
 }
 
-impl Step {
+impl ChainStep {
     /// The tensor that it reads besides what it is applied to.
     fn operand(&self) -> Option<&TensorIr> {
         match &self.action {
@@ -223,9 +215,9 @@ impl Step {
     ) -> Result<(), KernelError> {
         match &self.action {
             Action::Scale { scalar, divides } => {
-                let number = scalar_at(context, *scalar)
-                    .ok_or_else(|| unsupported("a number that is not known"))?
-                    .elem::<f64>();
+                let number = context.scalars.get(&ScalarId { value: *scalar });
+                let number = number.ok_or_else(|| unsupported(OP, "a number that is not known"))?;
+                let number = number.elem::<f64>();
                 let factor = if *divides { number.recip() } else { number };
                 epilogue.alpha = factor as f32;
             }
@@ -236,18 +228,18 @@ impl Step {
                 epilogue.residual = Some(dense(context, tensor, problem.out_elements())?);
             }
             Action::Activation { function, scalars, kept } => {
-                let is_there = |expected: &ExpectedScalar| {
-                    scalar_at(context, expected.id).is_some_and(|actual| expected.is(actual))
-                };
-                if !scalars.iter().all(is_there) {
-                    return Err(unsupported("an activation's operations, with other constants"));
+                if !ExpectedScalar::are_there(scalars, context) {
+                    return Err(unsupported(
+                        OP,
+                        "an activation's operations, with other constants",
+                    ));
                 }
                 epilogue.activation = function.activation();
                 epilogue.keep_preactivation = *kept;
             }
             Action::View => {}
             Action::BatchSum => {
-                return Err(unsupported("a sum over batches that do not follow each other"));
+                return Err(unsupported(OP, "a sum over batches that do not follow each other"));
             }
         }
         Ok(())
@@ -262,15 +254,7 @@ fn layout(input: &Input) -> TensorLayout<'_> {
 fn dense(context: &Tensors, tensor: &TensorIr, elements: usize) -> Result<Buffer, KernelError> {
     let input = Input::of(context, tensor, OP)?;
     if input.elements() != elements || !input.is_contiguous() {
-        return Err(unsupported("a bias or residual that is broadcast otherwise or strided"));
+        return Err(unsupported(OP, "a bias or residual that is broadcast otherwise or strided"));
     }
     Ok(input.buffer(elements))
-}
-
-fn scalar_at(context: &Tensors, position: u64) -> Option<ScalarIr> {
-    context.scalars.get(&ScalarId { value: position }).copied()
-}
-
-fn unsupported(reason: &str) -> KernelError {
-    KernelError::Unsupported { op: OP, reason: reason.into() }
 }

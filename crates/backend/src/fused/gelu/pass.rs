@@ -1,0 +1,130 @@
+use super::super::column_sum::Sum;
+use crate::{
+    declined::{tell_once, unsupported},
+    stream::{Done, ExpectedScalar, Matcher, Replacement},
+    tensors::{Input, Tensors, consume, is_made, register_output},
+};
+use blackburn_kernels::{
+    KernelError,
+    gelu::{GeluGradients, gelu_backward, gelu_backward_sum, gelu_forward},
+};
+use burn_backend::DType;
+use burn_ir::TensorIr;
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "gelu";
+
+/// What replaces operations of GELU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum GeluPass {
+    Forward(Elements),
+    Backward {
+        elements: Elements,
+        /// The gradient of the output.
+        dy: TensorIr,
+        /// The sum of the rows of what the pass makes: one kernel makes both.
+        sum: Option<Sum>,
+    },
+    /// That sum, behind the pass that may have made it.
+    RowSum(Sum),
+}
+
+/// The input and the output of a pass, and the numbers that make its operations GELU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Elements {
+    x: TensorIr,
+    out: TensorIr,
+    scalars: Vec<ExpectedScalar>,
+}
+
+impl GeluPass {
+    /// The pass that `complete` has followed, with the `sum` of its rows, if the kernel takes the type.
+    pub(super) fn of(complete: &Matcher, sum: Option<Sum>) -> Option<Self> {
+        let x = complete.tensor("x")?.clone();
+        matches!(x.dtype, DType::F32 | DType::F16 | DType::BF16).then_some(())?;
+        let (out, scalars) = (complete.output()?.clone(), complete.scalars().to_vec());
+        let elements = Elements { x, out, scalars };
+        Some(match complete.tensor("dy").cloned() {
+            None => Self::Forward(elements),
+            Some(dy) => Self::Backward { elements, dy, sum },
+        })
+    }
+
+    /// The gradient that it makes, if it is the backward pass.
+    pub(super) fn gradient(&self) -> Option<&TensorIr> {
+        match self {
+            Self::Backward { elements, .. } => Some(&elements.out),
+            Self::Forward(_) | Self::RowSum(_) => None,
+        }
+    }
+}
+
+impl Replacement for GeluPass {
+    const NAME: &'static str = "BlackburnGelu";
+
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        match self {
+            Self::Forward(elements) => {
+                let x = elements.input(tensors)?;
+                let y = gelu_forward(&x.client, &x.buffer(x.elements()))?;
+                register_output(tensors, &elements.out, &x, y, OP)?;
+                consume(tensors, &elements.x);
+            }
+            Self::Backward { elements, dy, sum } => elements.backward(tensors, dy, sum.as_ref())?,
+            Self::RowSum(sum) if is_made(tensors, &sum.out) => consume(tensors, &sum.input),
+            Self::RowSum(sum) => return sum.launch(tensors),
+        }
+        Ok(Done::All)
+    }
+}
+
+impl Elements {
+    fn input(&self, tensors: &Tensors) -> Result<Input, KernelError> {
+        if !ExpectedScalar::are_there(&self.scalars, tensors) {
+            return Err(unsupported(OP, "its operations, but with other constants"));
+        }
+        contiguous(tensors, &self.x)
+    }
+
+    fn backward(
+        &self,
+        tensors: &mut Tensors,
+        dy: &TensorIr,
+        sum: Option<&Sum>,
+    ) -> Result<(), KernelError> {
+        let x = self.input(tensors)?;
+        let x_buffer = x.buffer(x.elements());
+        let read = contiguous(tensors, dy)?;
+        let dy_buffer = read.buffer(read.elements());
+        let with_sum = sum.and_then(|sum| {
+            let columns = sum.columns(tensors)?;
+            match gelu_backward_sum(&x.client, columns, &x_buffer, &dy_buffer) {
+                Ok(gradients) => Some((sum, gradients)),
+                Err(reason) => {
+                    tell_once(GeluPass::NAME, &reason);
+                    None
+                }
+            }
+        });
+        match with_sum {
+            Some((sum, GeluGradients { dx, db })) => {
+                register_output(tensors, &self.out, &x, dx, OP)?;
+                register_output(tensors, &sum.out, &x, db, OP)?;
+            }
+            None => {
+                let dx = gelu_backward(&x.client, &x_buffer, &dy_buffer)?;
+                register_output(tensors, &self.out, &x, dx, OP)?;
+            }
+        }
+        for input in [&self.x, dy] {
+            consume(tensors, input);
+        }
+        Ok(())
+    }
+}
+
+/// Two passes more for a strided input: about the time of Burn's one kernel, and a fraction of that of its
+/// operations one by one.
+fn contiguous(tensors: &Tensors, tensor: &TensorIr) -> Result<Input, KernelError> {
+    Input::of(tensors, tensor, OP).map(Input::contiguous)
+}

@@ -1,0 +1,82 @@
+//! What dropout leaves out, in plain Rust: the words that kernels draw, so that devices agree.
+
+const ROUNDS: usize = 7;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// Elements are left out with probability `rate`, and those that stay are multiplied by
+/// `1 / (1 - rate)`. Elements of attention are its weights.
+///
+/// Which ones is a function of the seed and of the place of the element alone, and the same on every
+/// device: take another seed each step, and for each layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// At least 0 and below 1.
+    pub rate: f64,
+    /// The same seed leaves out the same elements.
+    pub seed: u64,
+}
+
+impl Dropout {
+    /// What elements that stay are multiplied by.
+    pub(in crate::ops) fn kept(self) -> f64 {
+        1.0 / (1.0 - self.rate)
+    }
+
+    /// A word of the generator below this is an element left out.
+    pub(in crate::ops) fn threshold(self) -> u32 {
+        // A rate below 1 stays below 2^32; the cast stops at the largest.
+        (self.rate * 4_294_967_296.0).round() as u32
+    }
+
+    /// The key of the generator.
+    pub(in crate::ops) fn key(self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+
+    /// What so many elements are multiplied by, one after the other: 0 where they are left out. Words are
+    /// those of `blackburn_kernels::dropout`.
+    pub(super) fn factors(self, elements: usize) -> Vec<f32> {
+        let (threshold, kept) = (self.threshold(), self.kept() as f32);
+        let key = self.key();
+        let mut factors = vec![kept; elements];
+        for (call, factors) in factors.chunks_mut(4).enumerate() {
+            let words = philox([call as u32, 0, 0, 0], key);
+            for (factor, word) in factors.iter_mut().zip(words) {
+                if word < threshold {
+                    *factor = 0.0;
+                }
+            }
+        }
+        factors
+    }
+}
+
+/// Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+pub(in crate::ops) fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    let product = |a: u32, b: u32| {
+        let wide = u64::from(a) * u64::from(b);
+        ((wide >> 32) as u32, wide as u32)
+    };
+    let mut words = counter;
+    for _ in 0..ROUNDS {
+        let (high0, low0) = product(words[0], MULTIPLIERS[0]);
+        let (high1, low1) = product(words[2], MULTIPLIERS[1]);
+        words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0];
+        key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_words_are_the_known_answers_of_random123() {
+        let zeros = philox([0; 4], [0; 2]);
+        assert_eq!(zeros, [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+        let ones = philox([u32::MAX; 4], [u32::MAX; 2]);
+        assert_eq!(ones, [0x5207_ddc2, 0x4516_5e59, 0x4d8e_e751, 0x8c52_f662]);
+    }
+}

@@ -1,0 +1,309 @@
+//! The protocol between Burn's fusion and Blackburn's providers.
+//!
+//! A provider fills in two traits. A [`Search`] follows the operations of a block and says what it claims of
+//! them. A [`Replacement`] runs what was claimed on a kernel. The rest is the same for all of them and
+//! stands here: when a search is over, what it bids, and that operations run as Burn runs them where a kernel
+//! declines.
+
+use super::clock::StreamClock;
+use crate::{declined::tell_once, tensors::Tensors};
+use blackburn_kernels::KernelError;
+use burn_cubecl::{
+    CubeDevice,
+    fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
+};
+use burn_cubecl_fusion::{
+    FallbackOperation,
+    optim::{CubeOptimization, FusedOperation},
+};
+use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
+use burn_ir::OperationIr;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fmt::Debug;
+
+/// Follows the operations of a block from its first one on. A value is a search that has not begun, with the
+/// provider's settings; Burn has it cloned for each block.
+pub(crate) trait Search: Clone + Send + Sync + 'static {
+    /// What runs in the place of the operations.
+    type Replacement: Replacement;
+
+    /// Whether the search takes `operation`, the next one of the block. No more are shown after a refusal.
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next;
+
+    /// What it claims of the operations that it took.
+    fn claim(&self) -> Option<Claim<Self::Replacement>>;
+
+    /// Whether it no longer waits for what may follow. It is asked again when Burn has shown operations to
+    /// other blocks, and still takes what follows after all.
+    fn gives_up(&self, _elapsed: Elapsed) -> bool {
+        false
+    }
+
+    /// Whether `operation` counts as time that goes by.
+    fn takes_time(_operation: &OperationIr) -> bool {
+        true
+    }
+}
+
+/// What runs in the place of operations.
+pub(crate) trait Replacement:
+    Clone + Debug + Send + Serialize + DeserializeOwned + 'static
+{
+    /// The provider's name.
+    const NAME: &'static str;
+
+    /// Runs on kernels, now that sizes and numbers are known, and says how much is done.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] where no kernel serves it. Nothing may have changed then: Burn's operations take over.
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError>;
+}
+
+/// How much of what it replaces a [`Replacement`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// All operations.
+    All,
+    /// So many operations from the first one on. The others run as Burn runs them.
+    First(usize),
+}
+
+/// Whether a search takes an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// No, and it is over.
+    Refused,
+    /// Yes, and it waits for more.
+    Taken,
+    /// Yes, and it is over.
+    Last,
+}
+
+impl Next {
+    /// [`Taken`](Self::Taken) or [`Refused`](Self::Refused).
+    pub(crate) fn taken_if(taken: bool) -> Self {
+        if taken { Self::Taken } else { Self::Refused }
+    }
+}
+
+/// When an operation is shown to a search.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment {
+    /// The operation's position in the block.
+    pub(crate) position: usize,
+    /// The time that has gone by, the operation's own included.
+    pub(crate) elapsed: Elapsed,
+}
+
+/// Operations that Burn has shown since, to whichever block.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Elapsed {
+    /// Since the first one that the search took.
+    pub(crate) since_first: u64,
+    /// Since the last one.
+    pub(crate) since_last: u64,
+}
+
+/// What a search claims: the first operations of its block, in parts that run one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim<R> {
+    /// What is bid. The highest bid gets the operations. Burn's fusions bid 100 for each tensor that
+    /// they save reading or writing, and 10 for each launch.
+    pub(crate) score: u64,
+    pub(crate) parts: Vec<Part<R>>,
+}
+
+/// Operations of a claim, by their positions in the block.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Part<R> {
+    /// They run as Burn runs them.
+    Unfused(Vec<usize>),
+    /// The replacement runs in their place.
+    Replaced(Vec<usize>, R),
+}
+
+impl<R> Part<R> {
+    /// How many operations these are.
+    pub(crate) fn len(&self) -> usize {
+        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
+        positions.len()
+    }
+
+    /// The same operations with another replacement.
+    pub(crate) fn map<T>(self, with: impl FnOnce(R) -> T) -> Part<T> {
+        match self {
+            Self::Unfused(positions) => Part::Unfused(positions),
+            Self::Replaced(positions, by) => Part::Replaced(positions, with(by)),
+        }
+    }
+}
+
+/// Registers a provider with Burn, whose searches begin as `search` is.
+///
+/// # Errors
+///
+/// As Burn's registry has them: a second provider of the name, and tensors that were there before.
+pub(crate) fn register(search: impl Search) -> Result<(), RegistryError> {
+    fusion::register(Provider(search))
+}
+
+struct Provider<S>(S);
+
+impl<S: Search> OptimizationProvider for Provider<S> {
+    type Operation = Claimed<S::Replacement>;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(Fuser::new(self.0.clone()))
+    }
+}
+
+/// A search in a block, as Burn's fusion drives it.
+#[derive(Clone)]
+pub(crate) struct Fuser<S> {
+    fresh: S,
+    pub(crate) search: S,
+    /// How many operations were taken.
+    taken: usize,
+    /// When the first one and the last one were.
+    first_at: u64,
+    last_at: u64,
+    closed: bool,
+    clock: StreamClock,
+}
+
+impl<S: Search> Fuser<S> {
+    pub(crate) fn new(search: S) -> Self {
+        Self::at(search, StreamClock::default())
+    }
+
+    fn at(search: S, clock: StreamClock) -> Self {
+        let fresh = search.clone();
+        Self { fresh, search, taken: 0, first_at: 0, last_at: 0, closed: false, clock }
+    }
+
+    fn elapsed(&self) -> Elapsed {
+        let since = |at: u64| if self.taken == 0 { 0 } else { self.clock.now() - at };
+        Elapsed { since_first: since(self.first_at), since_last: since(self.last_at) }
+    }
+}
+
+impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
+    fn fuse(&mut self, operation: &OperationIr) {
+        if S::takes_time(operation) {
+            self.clock.tick();
+        }
+        if self.closed {
+            return;
+        }
+        let now = Moment { position: self.taken, elapsed: self.elapsed() };
+        let next = self.search.follow(operation, now);
+        self.closed = next != Next::Taken;
+        if next != Next::Refused {
+            self.last_at = self.clock.now();
+            if self.taken == 0 {
+                self.first_at = self.last_at;
+            }
+            self.taken += 1;
+        }
+    }
+
+    fn finish(&mut self) -> CubeOptimization {
+        let claim = self.search.claim();
+        let claim = claim.expect("Burn finishes a fuser only when it says it is ready");
+        CubeOptimization::new(Claimed { parts: claim.parts })
+    }
+
+    fn reset(&mut self) {
+        *self = Self::at(self.fresh.clone(), self.clock.clone());
+    }
+
+    fn status(&self) -> FuserStatus {
+        if self.closed || self.search.gives_up(self.elapsed()) {
+            FuserStatus::Closed
+        } else {
+            FuserStatus::Open
+        }
+    }
+
+    fn properties(&self) -> FuserProperties {
+        let score = self.search.claim().map(|claim| claim.score);
+        FuserProperties { score: score.unwrap_or_default(), ready: score.is_some() }
+    }
+
+    /// What was taken behind the claim is left to others.
+    fn len(&self) -> usize {
+        let claimed = |claim: Claim<_>| claim.parts.iter().map(Part::len).sum();
+        self.search.claim().map_or(self.taken, claimed)
+    }
+
+    fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
+        Box::new(self.clone())
+    }
+}
+
+/// Operations that a provider claimed, when they run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Claimed<R> {
+    parts: Vec<Part<R>>,
+}
+
+impl<R: Replacement> FusedOperation for Claimed<R> {
+    const NAME: &'static str = R::NAME;
+    type State = Self;
+
+    fn num_ops_fused(&self) -> usize {
+        self.parts.iter().map(Part::len).sum()
+    }
+
+    fn run(
+        &mut self,
+        tensors: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        for part in &self.parts {
+            let unfused = match part {
+                Part::Unfused(positions) => &positions[..],
+                Part::Replaced(positions, by) => match by.launch(tensors) {
+                    Ok(Done::All) => &[],
+                    Ok(Done::First(done)) => &positions[done..],
+                    Err(reason) => {
+                        tell_once(R::NAME, &reason);
+                        &positions[..]
+                    }
+                },
+            };
+            for position in unfused {
+                fallback(*position).run(tensors);
+            }
+        }
+    }
+
+    fn to_state(&self) -> Self::State {
+        self.clone()
+    }
+
+    fn from_state(_device: &cubecl::Device, state: Self::State) -> Self {
+        state
+    }
+}
+
+/// What the unit tests of searches ask of a fuser.
+#[cfg(test)]
+impl<S: Search> Fuser<S> {
+    /// The fuser behind `operations`.
+    pub(crate) fn after(search: S, operations: &[OperationIr]) -> Self {
+        let mut fuser = Self::new(search);
+        operations.iter().for_each(|operation| fuser.fuse(operation));
+        fuser
+    }
+
+    /// How many operations it would take, if it is ready.
+    pub(crate) fn claims(&self) -> Option<usize> {
+        self.properties().ready.then(|| self.len())
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.status(), FuserStatus::Open)
+    }
+}
