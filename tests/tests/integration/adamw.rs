@@ -6,7 +6,6 @@ mod kind;
 mod training;
 
 use crate::{
-    gelu::{download, dtype, upload},
     step_kind::{Numbers, chance, gate, numbers, told},
     step_layouts, step_many, step_one, step_training,
 };
@@ -21,6 +20,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use kind::Adamw;

@@ -11,7 +11,6 @@ pub(crate) mod masks;
 #[path = "attention_packed.rs"]
 mod packed;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     attention::{
@@ -30,6 +29,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{buffers::lse_of, on_device, on_device_with};
 use cubecl::{
     client::Client,
@@ -316,7 +316,7 @@ fn repeats(client: &Client) -> Result<(), Failed> {
         let (output, gradients) = run(client, &problem(&SMALL, F32), &uploaded)?;
         [output.out, output.lse, gradients.dq, gradients.dk, gradients.dv]
             .into_iter()
-            .map(|buffer| download(client, buffer, F32))
+            .map(|buffer| Ok(download(client, buffer, F32)?))
             .collect()
     };
     let first = all()?;

@@ -2,7 +2,6 @@
 //! of images are such batches.
 
 use super::{Uploaded, plans, precision, problem};
-use crate::gelu::{download, dtype};
 use blackburn_kernels::{
     attention::{AttentionBlueprint, Pass, attention_backward_with, attention_forward_with},
     matmul::Family,
@@ -12,6 +11,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype};
 use blackburn_tests::{buffers::lse_of, on_cuda_with, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

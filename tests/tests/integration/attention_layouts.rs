@@ -1,7 +1,6 @@
 //! Where attention's tensors lie in memory.
 
 use super::{F32, SMALL, Uploaded, problem, run};
-use crate::gelu::{download, upload};
 use blackburn_kernels::{
     KernelError,
     attention::{
@@ -14,6 +13,7 @@ use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},
     storage::Storage,
 };
+use blackburn_tests::buffers::{download, upload};
 use cubecl::client::Client;
 use libtest_mimic::Failed;
 

@@ -11,7 +11,6 @@ mod placed;
 mod samples;
 
 use super::precision;
-use crate::gelu::dtype;
 use blackburn_kernels::attention::{AttentionProblem, Dropout, Window};
 use blackburn_reference::{
     attention::{
@@ -20,6 +19,7 @@ use blackburn_reference::{
     },
     storage::Storage,
 };
+use blackburn_tests::buffers::dtype;
 use blackburn_tests::{on_cuda_with, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

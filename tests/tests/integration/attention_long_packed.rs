@@ -5,16 +5,14 @@ use super::{
     placed::Placed,
     samples::{Expected, in_stretches},
 };
-use crate::{
-    attention::{integers, precision, problem},
-    gelu::{dtype, upload},
-};
+use crate::attention::{integers, precision, problem};
 use blackburn_kernels::attention::{AttentionProblem, Order, Rows, Window};
 use blackburn_reference::{
     attention::{AttentionCase, AttentionOptions, PackedAttention, Roundings},
     random::normal,
     storage::Storage,
 };
+use blackburn_tests::buffers::{dtype, upload};
 use blackburn_tests::{on_cuda_with, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

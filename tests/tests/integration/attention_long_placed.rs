@@ -1,9 +1,6 @@
 //! Tensors of attention in memory as modules lay them out, and all plans that read them.
 
-use crate::{
-    attention::{F32, integers, layouts::positions_first, problem},
-    gelu::{download, upload},
-};
+use crate::attention::{F32, integers, layouts::positions_first, problem};
 use blackburn_kernels::{
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Order,
@@ -17,6 +14,7 @@ use blackburn_reference::{
     storage::Storage,
 };
 use blackburn_tests::buffers::lse_of;
+use blackburn_tests::buffers::{download, upload};
 use cubecl::client::Client;
 use libtest_mimic::Failed;
 

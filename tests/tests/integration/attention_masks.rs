@@ -6,12 +6,12 @@
 //! given: of -1e9 nothing is left but the mask, and a row of it attends to all of its keys alike.
 
 use super::{F32, compare_plans, precision};
-use crate::gelu::dtype;
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs, AttentionOptions, PairShape, Roundings},
     random::normal,
     storage::Storage,
 };
+use blackburn_tests::buffers::dtype;
 use blackburn_tests::on_device_with;
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -1,7 +1,6 @@
 //! Sequences of different lengths, one behind the other.
 
 use super::{F32, Uploaded, integers, precision, problem};
-use crate::gelu::download;
 use blackburn_kernels::attention::{
     AttentionInputs as Tensors, AttentionProblem, Order, Rows, attention_backward,
     attention_forward,
@@ -11,6 +10,7 @@ use blackburn_reference::{
     random::normal,
     tolerance::compare,
 };
+use blackburn_tests::buffers::download;
 use blackburn_tests::buffers::lse_of;
 use cubecl::client::Client;
 use libtest_mimic::Failed;

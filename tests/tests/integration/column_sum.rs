@@ -1,6 +1,5 @@
 //! Column sums: the kernel against f64, and Burn's gradients of biases on it.
 
-use crate::gelu::{dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -9,6 +8,7 @@ use blackburn_kernels::{
 use blackburn_reference::{
     column_sum as reference, random::normal, storage::Storage, tolerance::compare,
 };
+use blackburn_tests::buffers::{dtype, upload};
 use blackburn_tests::{blocks::blocks_of, on_burn_device, on_device, on_device_with};
 use burn::{nn::LinearConfig, prelude::*};
 use cubecl::client::Client;

@@ -5,7 +5,6 @@ mod limits;
 #[path = "cross_entropy_op.rs"]
 mod op;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -21,6 +20,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::{Mismatch, compare},
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::{
     client::Client,
@@ -197,7 +197,7 @@ impl Case {
             &grads,
             None,
         )?;
-        download(client, dlogits, self.storage)
+        Ok(download(client, dlogits, self.storage)?)
     }
 
     fn check(&self, client: &Client) -> Result<(), Failed> {

@@ -1,7 +1,6 @@
 //! Cross-entropy where there is little to compute, or nothing that is right.
 
 use super::{Case, IGNORED, Test};
-use crate::gelu::download;
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -11,6 +10,7 @@ use blackburn_kernels::{
     },
 };
 use blackburn_reference::storage::Storage;
+use blackburn_tests::buffers::download;
 use cubecl::{
     client::Client,
     ir::{ElemType, IntKind},

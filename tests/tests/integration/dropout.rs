@@ -1,6 +1,5 @@
 //! Dropout of elements with a residual, and its gradient, against f64 with the generator's words.
 
-use crate::gelu::{download, dtype, upload};
 use blackburn::nn::{
     dropout::add_dropout,
     transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
@@ -16,6 +15,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{
     on_burn_device, on_device, on_device_with,
     tensors::{tensor, values},

@@ -1,9 +1,9 @@
 //! Gradients of embeddings on the device, against f64.
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_backend::embedding::embedding;
 use blackburn_kernels::{KernelError, buffer::Buffer, embedding::embedding_backward};
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{
     blocks::{Block, blocks_of},
     on_burn_device, on_device, on_device_with,
@@ -86,7 +86,7 @@ impl Case {
         let address = dw.clone();
         let of_dy = upload(client, &self.dy, self.storage);
         embedding_backward(client, &integers(client, &self.index), &of_dy, &dw, self.columns)?;
-        download(client, address, self.storage)
+        Ok(download(client, address, self.storage)?)
     }
 
     fn check(&self, found: &[f64]) -> Result<(), Failed> {

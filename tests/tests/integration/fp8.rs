@@ -7,7 +7,6 @@ mod linear;
 #[path = "fp8_marked.rs"]
 mod marked;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -17,6 +16,7 @@ use blackburn_kernels::{
     },
 };
 use blackburn_reference::{fp8::Fp8, random::normal, storage::Storage, tolerance::compare};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::{
     client::Client,

@@ -16,8 +16,10 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-pub(crate) use blackburn_tests::buffers::{dtype, upload};
-use blackburn_tests::{buffers, on_device, on_device_with};
+use blackburn_tests::{
+    buffers::{download, dtype, upload},
+    on_device, on_device_with,
+};
 use cubecl::{client::Client, ir::ElemType};
 use libtest_mimic::{Failed, Trial};
 
@@ -47,14 +49,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(sum::trials());
     trials.extend(module::trials());
     trials
-}
-
-pub(crate) fn download(
-    client: &Client,
-    buffer: Buffer,
-    storage: Storage,
-) -> Result<Vec<f64>, Failed> {
-    Ok(buffers::download(client, buffer, storage)?)
 }
 
 pub(crate) fn erf_error(client: &Client) -> f64 {

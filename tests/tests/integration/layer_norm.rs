@@ -3,7 +3,6 @@
 #[path = "layer_norm_op.rs"]
 mod op;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -18,6 +17,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -1,6 +1,5 @@
 //! A loss scaler on the device, against the same one by Burn's operations on the CPU.
 
-use crate::gelu::{download, upload};
 use blackburn::train::scaler::{GradScaler, GradScalerConfig};
 use blackburn_kernels::{
     KernelError,
@@ -8,6 +7,7 @@ use blackburn_kernels::{
     square_sum::PLACES,
 };
 use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::buffers::{download, upload};
 use blackburn_tests::{
     on_burn_device, on_device,
     tensors::{tensor, values},

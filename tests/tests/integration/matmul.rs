@@ -5,7 +5,6 @@ mod epilogue;
 #[path = "matmul_tune.rs"]
 mod tune;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -26,6 +25,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_cuda_with, on_device, on_device_with};
 use cubecl::{client::Client, ir::ElemType};
 use libtest_mimic::{Failed, Trial};
@@ -376,7 +376,7 @@ fn repeats(client: &Client) -> Result<(), Failed> {
     for plan in plans(client, &problem) {
         let run = || -> Result<Vec<f64>, Failed> {
             let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
-            download(client, output.out, Storage::F32)
+            Ok(download(client, output.out, Storage::F32)?)
         };
         let first = run()?;
         for _ in 0..3 {

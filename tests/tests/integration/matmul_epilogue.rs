@@ -1,11 +1,7 @@
 //! What is done to a product before it is written, each step against f64.
 
 use super::{Product, case, plans, precision};
-use crate::gelu::{download, dtype, upload};
-use blackburn_kernels::{
-    buffer::Buffer,
-    matmul::{self as kernel, Epilogue, matmul_with},
-};
+use blackburn_kernels::matmul::{self as kernel, Epilogue, matmul_with};
 use blackburn_reference::{
     activation::{Activation, FunctionErrors},
     matmul::Layout::{ColumnMajor, RowMajor},
@@ -13,6 +9,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload, upload_behind};
 use blackburn_tests::{on_cuda_with, on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
@@ -170,17 +167,6 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
             .map_err(|error| format!("{}: {error}", name()))?;
     }
     Ok(())
-}
-
-/// Numbers with `in_front` of NaN before them in their memory.
-fn upload_behind(client: &Client, in_front: usize, numbers: &[f64], storage: Storage) -> Buffer {
-    let memory = upload(client, &[vec![f64::NAN; in_front].as_slice(), numbers].concat(), storage);
-    let bytes = in_front * dtype(storage).size();
-    Buffer {
-        handle: memory.handle.offset_start(bytes as u64),
-        elements: numbers.len(),
-        dtype: memory.dtype,
-    }
 }
 
 /// What comes out, and how far off it may be.

@@ -1,7 +1,6 @@
 //! Plans that are chosen by measurement.
 
 use super::{Product, case, plans};
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -19,6 +18,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_cuda_with, on_device};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -6,7 +6,6 @@ mod kind;
 mod training;
 
 use crate::{
-    gelu::{dtype, upload},
     step_kind::{Numbers, chance, gate, numbers, told},
     step_layouts, step_many, step_one, step_training,
 };
@@ -22,6 +21,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{dtype, upload};
 use blackburn_tests::on_device;
 use cubecl::client::Client;
 use kind::Sgd;

@@ -7,7 +7,6 @@ mod module;
 #[path = "softmax_rows.rs"]
 mod rows;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -23,6 +22,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::{
     client::Client,

@@ -1,7 +1,6 @@
 //! Softmax of whole rows and its gradient on the device, against f64.
 
 use super::within;
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -17,6 +16,7 @@ use blackburn_reference::{
     softmax_rows::softmax_gradient,
     storage::Storage,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -1,6 +1,5 @@
 //! Sums of squares and overwritten memory on the device.
 
-use crate::gelu::{download, dtype, upload};
 use blackburn::train::clip::clip_global_norm;
 use blackburn_backend::overwrite::{overwrite_float, overwrite_int};
 use blackburn_kernels::{
@@ -10,6 +9,7 @@ use blackburn_kernels::{
     square_sum::{MOST_TENSORS, PLACES, square_sum},
 };
 use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{
     on_burn_device, on_device, on_device_with,
     tensors::{tensor, values},

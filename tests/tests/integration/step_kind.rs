@@ -1,12 +1,12 @@
 //! What the tests of optimizers' kernels share: one as they ask for it, and what it is given.
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
     step::{Blueprint, Chance, Gate, Problem, Update},
 };
 use blackburn_reference::{adamw::Rounding, storage::Storage};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::on_device_with;
 use cubecl::{
     client::Client,

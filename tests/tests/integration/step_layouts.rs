@@ -1,15 +1,13 @@
 //! Rows that lie apart, and blueprints other than the planned one, of any optimizer's kernel.
 
-use crate::{
-    gelu::{download, dtype, upload},
-    step_kind::{Kind, Numbers, chance, gate, numbers, spread, told},
-};
+use crate::step_kind::{Kind, Numbers, chance, gate, numbers, spread, told};
 use blackburn_kernels::{
     KernelError,
     buffer::Rows,
     step::{Blueprint, Problem, Tuning, Walk},
 };
 use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -1,15 +1,13 @@
 //! Steps of several parameters in few launches, against each parameter's own launch and against f64.
 
-use crate::{
-    gelu::{download, dtype, upload},
-    step_kind::{Kind, Numbers, UpdateOf, chance, gate, numbers, place_of, told},
-};
+use crate::step_kind::{Kind, Numbers, UpdateOf, chance, gate, numbers, place_of, told};
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
     step::{Chance, Gate, Update},
 };
 use blackburn_reference::{adamw::Rounding, random::normal, storage::Storage};
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};

@@ -1,8 +1,7 @@
 //! Steps of one parameter by any optimizer's kernel.
 
-use crate::{
-    gelu::{download, dtype, upload},
-    step_kind::{Kind, chance, gate, kept, number, numbers, on_device_with_both, place_of, told},
+use crate::step_kind::{
+    Kind, chance, gate, kept, number, numbers, on_device_with_both, place_of, told,
 };
 use blackburn_kernels::{
     KernelError,
@@ -14,6 +13,7 @@ use blackburn_reference::{
     random::normal,
     storage::Storage,
 };
+use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::{
     client::Client,
@@ -80,7 +80,7 @@ fn parameter_of<K: Kind<N>, const N: usize>(
     tensors: K::Tensors,
     stored: Storage,
 ) -> Result<Vec<f64>, Failed> {
-    download(client, tensors.into()[0].buffer.clone(), stored)
+    Ok(download(client, tensors.into()[0].buffer.clone(), stored)?)
 }
 
 /// Without a gradient, in the first step, and with a decay by a power of two, the result before rounding is
