@@ -17,6 +17,22 @@ pub(crate) fn tell_once(provider: &'static str, reason: &KernelError) {
     }
 }
 
+/// What a kernel returned. `None`, told once in the name of `op`, where Burn's operations take over.
+///
+/// # Panics
+///
+/// On errors of another kind, which are the caller's or the device's.
+pub(crate) fn served<T>(op: &'static str, result: Result<T, KernelError>) -> Option<T> {
+    match result {
+        Ok(done) => Some(done),
+        Err(reason @ KernelError::Unsupported { .. }) => {
+            tell_once(op, &reason);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// What was told so far, in alphabetical order.
 pub(crate) fn told() -> Vec<String> {
     TOLD.lock().map(|told| told.iter().cloned().collect()).unwrap_or_default()

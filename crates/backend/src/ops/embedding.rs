@@ -7,7 +7,7 @@
 
 #[cfg(feature = "gpu")]
 use crate::{
-    declined::tell_once,
+    declined::served,
     tensors::{Location, contiguous_buffer, zeros},
 };
 #[cfg(feature = "gpu")]
@@ -64,14 +64,8 @@ impl EmbeddingPrimitives for CubeBackend {
         rows: usize,
     ) -> FloatTensor<Self> {
         let shape = Shape::new([rows, dy.shape()[2]]);
-        match row_sums(dy.clone(), index.clone(), shape) {
-            Ok(dw) => dw,
-            Err(reason @ KernelError::Unsupported { .. }) => {
-                tell_once("BlackburnEmbedding", &reason);
-                by_selection::<Self>(dy, index, rows)
-            }
-            Err(error) => panic!("{error}"),
-        }
+        let dw = row_sums(dy.clone(), index.clone(), shape);
+        served("BlackburnEmbedding", dw).unwrap_or_else(|| by_selection::<Self>(dy, index, rows))
     }
 }
 

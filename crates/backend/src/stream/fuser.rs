@@ -4,6 +4,14 @@
 //! them. A [`Replacement`] runs what was claimed on a kernel. The rest is the same for all of them and
 //! stands here: when a search is over, what it bids, and that operations run as Burn runs them where a kernel
 //! declines.
+//!
+//! | a new provider takes | and is |
+//! |---|---|
+//! | one operation | a `Replacement` that is a `SingleOperation`, found by `SingleSearch` |
+//! | a fixed sequence of operations | a `Pattern`, and a `Search` with a `Matcher` that follows it, of which it claims `Matcher::positions` |
+//! | a sequence with parts that may be missing | a `Search` that takes each part by itself and claims those that came, as `matmul` does |
+//!
+//! It is registered by a line in `providers`.
 
 use super::clock::StreamClock;
 use crate::{declined::tell_once, tensors::Tensors};

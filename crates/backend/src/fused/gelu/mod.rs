@@ -284,6 +284,21 @@ mod tests {
     }
 
     #[test]
+    fn the_wait_for_a_sum_is_over_when_another_block_got_the_next_operation() {
+        let mut fuser = after(&backward());
+        let mut other_block = fuser.clone();
+        other_block.reset();
+        assert!(fuser.is_open());
+        other_block.fuse(&sum(9));
+        assert!(!fuser.is_open());
+        // It is still taken if it comes.
+        fuser.fuse(&view(35, SHAPE, 40));
+        assert!(fuser.is_open());
+        fuser.fuse(&sum(40));
+        assert_eq!(fuser.claims(), Some(18));
+    }
+
+    #[test]
     fn the_sum_of_a_gradient_s_rows_is_taken_with_it() {
         const DX: u64 = 35;
 

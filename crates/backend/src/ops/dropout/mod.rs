@@ -12,14 +12,11 @@ pub(super) use random::philox;
 use crate::tensors::{Optional, cast, wide};
 #[cfg(feature = "gpu")]
 use crate::{
-    declined::tell_once,
+    declined::served,
     tensors::{contiguous_buffer, contiguous_tensor},
 };
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{
-    KernelError,
-    dropout::{DropoutProblem, dropout as dropout_kernel},
-};
+use blackburn_kernels::dropout::{DropoutProblem, dropout as dropout_kernel};
 #[cfg(feature = "gpu")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 use burn::{
@@ -88,13 +85,10 @@ impl DropoutPrimitives for CubeBackend {
         let of_residual = residual.clone().into_option().map(contiguous_buffer);
         let Dropout { rate, seed } = dropout;
         let problem = DropoutProblem { elements: of_x.elements, dtype: of_x.dtype, rate, seed };
-        match dropout_kernel(&x.client, &problem, &of_x, of_residual.as_ref()) {
-            Ok(y) => contiguous_tensor(&x, y, x.shape(), x.dtype),
-            Err(reason @ KernelError::Unsupported { .. }) => {
-                tell_once("BlackburnDropout", &reason);
-                by_mask::<Self>(x, residual, dropout)
-            }
-            Err(error) => panic!("{error}"),
+        let y = dropout_kernel(&x.client, &problem, &of_x, of_residual.as_ref());
+        match served("BlackburnDropout", y) {
+            Some(y) => contiguous_tensor(&x, y, x.shape(), x.dtype),
+            None => by_mask::<Self>(x, residual, dropout),
         }
     }
 }

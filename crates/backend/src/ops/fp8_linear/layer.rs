@@ -112,7 +112,7 @@ struct Saved<B: Backend> {
     x: Option<Fp8Matrix<B>>,
     /// `q(W)`, if the gradient of x is asked for.
     weight: Option<Fp8Matrix<B>>,
-    /// Of x and weight, and so of their gradients.
+    /// The types of x and weight, and so of their gradients.
     dtypes: [DType; 2],
     recipe: Recipe,
 }
@@ -122,10 +122,7 @@ fn record<B: Fp8Primitives, C: CheckpointStrategy, const N: usize>(
     nodes: [NodeGuard; N],
     keep: Keep,
     run: impl FnOnce(Keep) -> (FloatTensor<B>, Saved<B>),
-) -> FloatTensor<Autodiff<B, C>>
-where
-    Fp8Linear: Backward<B, N, State = Saved<B>>,
-{
+) -> FloatTensor<Autodiff<B, C>> {
     match Fp8Linear.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let (y, saved) = run(keep);
@@ -138,28 +135,20 @@ where
 #[derive(Debug)]
 struct Fp8Linear;
 
-impl<B: Fp8Primitives> Backward<B, 2> for Fp8Linear {
+/// The parents are x, weight and, if there is one, the bias.
+impl<B: Fp8Primitives, const N: usize> Backward<B, N> for Fp8Linear {
     type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Saved<B>, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
-        register_products::<B>(dy, parents, ops.state, grads);
-    }
-}
-
-impl<B: Fp8Primitives> Backward<B, 3> for Fp8Linear {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [x, weight, bias] = ops.parents.map(|parent| parent.map(|node| node.id));
-        if let Some(bias) = bias {
+        let parent = |index: usize| parents.get(index).copied().flatten();
+        if let Some(bias) = parent(2) {
             let outputs = dy.shape()[1];
             let sum = B::float_sum_dim(dy.clone(), 0);
             grads.register::<B>(bias, B::float_reshape(sum, [outputs].into()));
         }
-        register_products::<B>(dy, [x, weight], ops.state, grads);
+        register_products::<B>(dy, [parent(0), parent(1)], ops.state, grads);
     }
 }
 

@@ -2,11 +2,10 @@
 
 use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, host};
 use crate::{
-    declined::tell_once,
+    declined::served,
     tensors::{Optional, contiguous_buffer, contiguous_tensor},
 };
 use blackburn_kernels::{
-    KernelError,
     buffer::Buffer,
     layer_norm::{
         self as kernels, LayerNormInputs, LayerNormSaved, layer_norm_backward, layer_norm_forward,
@@ -30,7 +29,7 @@ impl LayerNormPrimitives for CubeBackend {
             beta: buffer(&inputs.beta),
         };
         let norm = kernel_norm(settings.norm);
-        served(layer_norm_forward(&x.client, norm, &buffers, settings.epsilon)).map_or_else(
+        served(NAME, layer_norm_forward(&x.client, norm, &buffers, settings.epsilon)).map_or_else(
             || host::forward(inputs, settings),
             |output| Output {
                 sum: output.sum.map(|sum| like(&x, sum)).into(),
@@ -63,7 +62,7 @@ impl LayerNormPrimitives for CubeBackend {
             buffer(&dsum).as_ref(),
             wants_beta,
         );
-        served(gradients).map_or_else(
+        served(NAME, gradients).map_or_else(
             || host::backward(saved, dy, dsum, wants_beta),
             |gradients| Gradients {
                 dx: like(&x, gradients.dx),
@@ -71,18 +70,6 @@ impl LayerNormPrimitives for CubeBackend {
                 dbeta: gradients.dbeta.map(|dbeta| like(&gamma, dbeta)).into(),
             },
         )
-    }
-}
-
-/// What a kernel returned; `None`, and a line in the log, where Burn's operations are to do it.
-fn served<T>(result: Result<T, KernelError>) -> Option<T> {
-    match result {
-        Ok(done) => Some(done),
-        Err(reason @ KernelError::Unsupported { .. }) => {
-            tell_once(NAME, &reason);
-            None
-        }
-        Err(error) => panic!("{error}"),
     }
 }
 
