@@ -10,7 +10,7 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::Metadata;
 use cubecl::{client::Client, server::Handle};
 
-/// TensorRows, a fixed number of elements apart.
+/// Rows, a fixed number of elements apart.
 pub(crate) struct TensorRows {
     pub(crate) tensor: CubeTensor,
     pub(crate) rows: usize,
@@ -92,7 +92,7 @@ impl RowLayout {
             && leading.is_some_and(|last| shape[last] == 1 && shape[..last] == self.shape[..last])
     }
 
-    /// TensorRows of that shape and layout in `handle`.
+    /// Rows of that shape and layout in `handle`.
     pub(crate) fn rows(&self, handle: Handle, dtype: DType) -> CubeTensor {
         let mut strides = vec![1; self.shape.num_dims()];
         let mut next = self.stride;

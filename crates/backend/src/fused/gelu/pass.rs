@@ -23,7 +23,7 @@ pub(crate) enum GeluPass {
         /// The gradient of the output.
         dy: TensorIr,
         /// The sum of the rows of what the pass makes: one kernel makes both.
-        sum: Option<Sum>,
+        sum: Option<Box<Sum>>,
     },
     /// That sum, behind the pass that may have made it.
     RowSum(Sum),
@@ -46,7 +46,7 @@ impl GeluPass {
         let elements = Elements { x, out, scalars };
         Some(match complete.tensor("dy").cloned() {
             None => Self::Forward(elements),
-            Some(dy) => Self::Backward { elements, dy, sum },
+            Some(dy) => Self::Backward { elements, dy, sum: sum.map(Box::new) },
         })
     }
 
@@ -70,7 +70,9 @@ impl Replacement for GeluPass {
                 register_output(tensors, &elements.out, &x, y, OP)?;
                 consume(tensors, &elements.x);
             }
-            Self::Backward { elements, dy, sum } => elements.backward(tensors, dy, sum.as_ref())?,
+            Self::Backward { elements, dy, sum } => {
+                elements.backward(tensors, dy, sum.as_deref())?
+            }
             Self::RowSum(sum) if is_made(tensors, &sum.out) => consume(tensors, &sum.input),
             Self::RowSum(sum) => return sum.launch(tensors),
         }
