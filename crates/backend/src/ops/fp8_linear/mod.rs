@@ -46,8 +46,8 @@ pub use layer::Fp8LinearOps;
 pub use mark::{Fp8MarkOps, Fp8MarkPrimitives, mark, serves_marks};
 #[cfg(feature = "gpu")]
 pub(crate) use marked::set_served;
-pub use primitives::Fp8MatrixMetadata;
 #[cfg(feature = "gpu")]
+pub use primitives::Fp8MatrixMetadata;
 pub use primitives::{Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
 pub use recipe::{Format, Promotion, Recipe};
 
