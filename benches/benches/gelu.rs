@@ -6,10 +6,8 @@ use blackburn_benches::{Rotated, device, dtype_of, input, time, verify};
 use blackburn_kernels::{
     buffer::Buffer,
     column_sum::{ColumnSumBlueprint, ColumnSumProblem},
-    gelu::{
-        GeluGradients, GeluProblem, GeluSumBlueprint, gelu_backward, gelu_backward_sum_with,
-        gelu_forward,
-    },
+    elementwise::ElementwiseProblem,
+    gelu::{GeluGradients, GeluSumBlueprint, gelu_backward, gelu_backward_sum_with, gelu_forward},
 };
 use blackburn_reference::{
     gelu::{self, CUDA_ERF_ERROR},
@@ -46,13 +44,13 @@ fn bench(criterion: &mut Criterion) {
         let dx = gelu_backward(&client, &x, &dy).expect("the problem is valid");
         verify(&client, dx, storage, &expected, &bounds);
 
-        let problem = GeluProblem { elements, dtype: dtype_of(storage) };
+        let problem = ElementwiseProblem { elements, dtype: dtype_of(storage) };
         let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
-        group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
+        group.throughput(Throughput::Bytes(problem.bytes(2) as u64));
         group.bench_function("forward", |bencher| {
             time(bencher, &client, || gelu_forward(&client, &x).expect("the problem is valid"));
         });
-        group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
+        group.throughput(Throughput::Bytes(problem.bytes(3) as u64));
         group.bench_function("backward", |bencher| {
             time(bencher, &client, || {
                 gelu_backward(&client, &x, &dy).expect("the problem is valid")
@@ -83,11 +81,11 @@ fn bench_wide(criterion: &mut Criterion, client: &Client, storage: Storage) {
         let (x, dy) = (x.at(i), dy.at(i));
         (dy * gelu::gelu_derivative(x), gelu::backward_bound(x, dy, storage, CUDA_ERF_ERROR))
     });
-    let problem = GeluProblem { elements, dtype };
+    let problem = ElementwiseProblem { elements, dtype };
     let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
-    group.throughput(Throughput::Bytes(problem.forward_bytes() as u64));
+    group.throughput(Throughput::Bytes(problem.bytes(2) as u64));
     group.bench_function("forward", |bencher| time(bencher, client, forward));
-    group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
+    group.throughput(Throughput::Bytes(problem.bytes(3) as u64));
     group.bench_function("backward", |bencher| time(bencher, client, backward));
     group.finish();
 }
@@ -113,8 +111,8 @@ fn bench_sums(
     let sum = |c| column(c).map(|(x, dy)| dy * gelu::gelu_derivative(x)).sum();
     let expected: Vec<f64> = (0..columns).map(sum).collect();
     let fused = GeluSumBlueprint::Fused(ColumnSumBlueprint::plan(&sums, client));
-    let problem = GeluProblem { elements: rows * columns, dtype };
-    group.throughput(Throughput::Bytes(problem.backward_sum_bytes(columns) as u64));
+    let problem = ElementwiseProblem { elements: rows * columns, dtype };
+    group.throughput(Throughput::Bytes((problem.bytes(3) + columns * dtype.size()) as u64));
     for (name, plan, terms) in [
         ("backward_with_sums_in_one_kernel", fused, Storage::F32),
         ("backward_with_sums_in_two_kernels", GeluSumBlueprint::Separate, storage),

@@ -1,4 +1,4 @@
-"""PyTorch's side of what memory bounds: norms, softmax, GELU, cross-entropy, AdamW, gradient descent.
+"""PyTorch's side of what memory bounds: norms, softmax, GELU, SwiGLU, cross-entropy, AdamW, gradient descent.
 
     python3 torch_memory.py > torch.tsv
 
@@ -64,6 +64,21 @@ def activations():
                 show(op, "forward", f"{rows}x{columns}", subject, 4 * x.numel(), lambda: call(x))
 
 
+def swiglu():
+    rows, columns = 16384, 5632
+    gate, up, dy = (torch.randn(rows, columns, device=DEVICE, dtype=BF16) for _ in range(3))
+    function = lambda gate, up: F.silu(gate) * up
+    for subject, call in [("torch", function), ("torch-compile", torch.compile(function))]:
+        with torch.no_grad():
+            show("swiglu", "forward", f"{rows}x{columns}", subject, 6 * gate.numel(), lambda: call(gate, up))
+        gate.requires_grad_(), up.requires_grad_()
+        y = call(gate, up)
+        # The graph is kept, so that backward alone is timed.
+        gradients = lambda: torch.autograd.grad(y, (gate, up), dy, retain_graph=True)
+        show("swiglu", "backward", f"{rows}x{columns}", subject, 10 * gate.numel(), gradients)
+        gate.requires_grad_(False), up.requires_grad_(False)
+
+
 def cross_entropy():
     rows, classes = 8192, 50257
     logits = torch.randn(rows, classes, device=DEVICE, dtype=BF16, requires_grad=True)
@@ -105,5 +120,6 @@ def optimizers():
 if __name__ == "__main__":
     layer_norms()
     activations()
+    swiglu()
     cross_entropy()
     optimizers()

@@ -77,6 +77,8 @@ mod step_model;
 mod step_one;
 #[path = "integration/step_training.rs"]
 mod step_training;
+#[path = "integration/swiglu.rs"]
+mod swiglu;
 #[path = "integration/training.rs"]
 mod training;
 
@@ -134,6 +136,7 @@ fn main() -> ExitCode {
         sgd::trials(),
         softmax::trials(),
         square_sum::trials(),
+        swiglu::trials(),
         training::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

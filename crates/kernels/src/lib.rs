@@ -31,6 +31,7 @@ pub mod column_sum;
 pub mod cross_entropy;
 mod device;
 pub mod dropout;
+pub mod elementwise;
 pub mod embedding;
 mod error;
 pub mod gelu;
@@ -49,6 +50,7 @@ pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
 pub mod step;
+pub mod swiglu;
 pub mod variants;
 
 pub use device::DeviceProfile;

@@ -6,7 +6,7 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, column_sum, cross_entropy, dropout, embedding, gelu,
-    layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum,
+    layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -65,6 +65,7 @@ impl fmt::Debug for Variant {
 pub fn variants(client: &Client) -> Vec<Variant> {
     [
         gelu::variants(),
+        swiglu::variants(),
         column_sum::variants(),
         dropout::variants(),
         layer_norm::variants(client),

@@ -8,7 +8,7 @@
 //!
 //! | to keep | use |
 //! |---|---|
-//! | a model of `burn::nn` as it is | [`flash`], [`norm`], [`dropout`], [`embedding`] and [`loss`]: functions that run Burn's own modules |
+//! | a model of `burn::nn` as it is | [`flash`], [`norm`], [`dropout`], [`embedding`], [`swiglu`] and [`loss`]: functions that run Burn's own modules |
 //! | checkpoints, and gain options | [`attention`] and [`transformer`]: modules with Burn's names |
 //!
 //! The modules have the fields of Burn's, and Burn's records hold parameters by path. So a record of one loads
@@ -43,6 +43,7 @@ pub mod norm;
 pub mod positions;
 pub mod recurrent;
 mod seed;
+pub mod swiglu;
 pub mod transformer;
 
 pub use seed::seed;

@@ -16,6 +16,7 @@
 //! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`gelu_steps`] | how far GELU's gradient may be off that Burn computes step by step |
+//! | [`swiglu`] | a gate's `SiLU` times another tensor, and the gradients, with their bounds |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
@@ -57,4 +58,5 @@ pub mod shapes;
 pub mod softmax;
 pub mod softmax_rows;
 pub mod storage;
+pub mod swiglu;
 pub mod tolerance;

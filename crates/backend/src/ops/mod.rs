@@ -27,3 +27,4 @@ pub mod linear_cross_entropy;
 pub mod loss_scale;
 pub mod overwrite;
 pub mod square_sum;
+pub mod swiglu;

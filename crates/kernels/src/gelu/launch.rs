@@ -1,5 +1,5 @@
 use super::{
-    GeluBlueprint, GeluProblem, GeluSumBlueprint,
+    GeluSumBlueprint,
     backward::{gelu_backward_kernel, gelu_backward_sum_kernel},
     forward::gelu_forward_kernel,
 };
@@ -10,8 +10,9 @@ use crate::{
         ColumnSumBlueprint, ColumnSumProblem, ROW_LANES, VECTOR_LANES, column_sum, cube_count,
         sum_with,
     },
+    elementwise::{ElementwiseBlueprint, ElementwiseProblem},
 };
-use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
+use cubecl::{client::Client, prelude::*};
 
 /// y = gelu(x).
 ///
@@ -19,12 +20,13 @@ use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 ///
 /// [`KernelError::Unsupported`] for dtypes other than f32, f16 and bf16.
 pub fn gelu_forward(client: &Client, x: &Buffer) -> Result<Buffer, KernelError> {
-    let problem = GeluProblem::new("gelu_forward", x)?;
+    let problem = ElementwiseProblem::new("gelu_forward", x)?;
     let y = Buffer::empty(client, x.elements, x.dtype);
     if problem.elements == 0 {
         return Ok(y);
     }
-    let (blueprint, count, dim) = plan(&problem, client);
+    let blueprint = ElementwiseBlueprint::plan(&problem, client);
+    let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size; the kernel
     // stops units past y's end.
     unsafe {
@@ -48,13 +50,14 @@ pub fn gelu_forward(client: &Client, x: &Buffer) -> Result<Buffer, KernelError> 
 /// [`KernelError::InvalidProblem`] when `dy` differs from `x` in length or dtype;
 /// [`KernelError::Unsupported`] as for [`gelu_forward`].
 pub fn gelu_backward(client: &Client, x: &Buffer, dy: &Buffer) -> Result<Buffer, KernelError> {
-    let problem = GeluProblem::new("gelu_backward", x)?;
+    let problem = ElementwiseProblem::new("gelu_backward", x)?;
     problem.check_operand("gelu_backward", "dy", dy)?;
     let dx = Buffer::empty(client, x.elements, x.dtype);
     if problem.elements == 0 {
         return Ok(dx);
     }
-    let (blueprint, count, dim) = plan(&problem, client);
+    let blueprint = ElementwiseBlueprint::plan(&problem, client);
+    let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: as in `gelu_forward`; dy's length was checked.
     unsafe {
         gelu_backward_kernel::launch_unchecked(
@@ -113,7 +116,7 @@ pub fn gelu_backward_sum_with(
     dy: &Buffer,
 ) -> Result<GeluGradients, KernelError> {
     let problem = sum_problem(columns, x)?;
-    GeluProblem::new(BACKWARD_SUM, x)?.check_operand(BACKWARD_SUM, "dy", dy)?;
+    ElementwiseProblem::new(BACKWARD_SUM, x)?.check_operand(BACKWARD_SUM, "dy", dy)?;
     match blueprint {
         GeluSumBlueprint::Fused(blueprint) => launch_sum(client, &problem, blueprint, x, dy),
         GeluSumBlueprint::Separate => {
@@ -179,12 +182,4 @@ fn launch_sum(
         Ok(())
     })?;
     Ok(GeluGradients { dx, db })
-}
-
-fn plan(problem: &GeluProblem, client: &Client) -> (GeluBlueprint, CubeCount, CubeDim) {
-    let blueprint = GeluBlueprint::plan(problem, client);
-    let dim = CubeDim::new_1d(blueprint.units_per_cube);
-    let count =
-        calculate_cube_count_elemwise(client, problem.elements / blueprint.vector_size, dim);
-    (blueprint, count, dim)
 }

@@ -42,12 +42,10 @@ mod backward;
 mod blueprint;
 mod forward;
 mod launch;
-mod problem;
 pub mod variants;
 
-pub use blueprint::{GeluBlueprint, GeluSumBlueprint};
+pub use blueprint::GeluSumBlueprint;
 pub use launch::{
     GeluGradients, gelu_backward, gelu_backward_sum, gelu_backward_sum_with, gelu_forward,
 };
-pub use problem::GeluProblem;
 pub(crate) use variants::variants;

@@ -1,9 +1,10 @@
 //! Calls that cover the plans: see [`variants`](crate::variants).
 
-use super::{GeluBlueprint, GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_forward};
+use super::{GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_forward};
 use crate::{
     buffer::Buffer,
     column_sum::ColumnSumBlueprint,
+    elementwise::ElementwiseBlueprint,
     variants::{FLOATS, Variant},
 };
 
@@ -15,8 +16,8 @@ pub const COLUMNS: usize = 4096;
 /// Every type, with both ways to sum gradients.
 pub(crate) fn variants() -> Vec<Variant> {
     let promises = [
-        ("gelu_forward", GeluBlueprint::PROMISE),
-        ("gelu_backward", GeluBlueprint::PROMISE),
+        ("gelu_forward", ElementwiseBlueprint::PROMISE),
+        ("gelu_backward", ElementwiseBlueprint::PROMISE),
         ("gelu_backward_sum", GeluSumBlueprint::PROMISE),
         ("column_sum", ColumnSumBlueprint::PROMISE),
     ];

@@ -1,0 +1,110 @@
+//! Kernels that compute each element from those at the same place of other tensors: what a call asks, and
+//! how it is spread over the device.
+
+use crate::{KernelError, Promise, buffer::Buffer};
+use cubecl::{
+    CubeCount, CubeDim, calculate_cube_count_elemwise,
+    client::Client,
+    ir::{ElemType, FloatKind, VectorSize},
+};
+
+/// How many elements, of which type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ElementwiseProblem {
+    /// Number of elements.
+    pub elements: usize,
+    /// Type of inputs and outputs.
+    pub dtype: ElemType,
+}
+
+impl ElementwiseProblem {
+    /// The problem that `input` poses.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] for a dtype other than f32, f16 and bf16.
+    pub fn new(op: &'static str, input: &Buffer) -> Result<Self, KernelError> {
+        match input.dtype {
+            ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16) => {
+                Ok(Self { elements: input.elements, dtype: input.dtype })
+            }
+            other => Err(KernelError::Unsupported {
+                op,
+                reason: format!("dtype {other:?}; the kernel takes f32, f16 and bf16"),
+            }),
+        }
+    }
+
+    /// Checks that another operand has the same length and type as the first.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] naming `argument`.
+    pub fn check_operand(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        operand: &Buffer,
+    ) -> Result<(), KernelError> {
+        if (operand.elements, operand.dtype) == (self.elements, self.dtype) {
+            return Ok(());
+        }
+        Err(KernelError::InvalidProblem {
+            op,
+            argument,
+            expected: format!("{} elements of {:?}", self.elements, self.dtype),
+            actual: format!("{} elements of {:?}", operand.elements, operand.dtype),
+        })
+    }
+
+    /// Bytes that so many tensors of this problem hold.
+    pub fn bytes(&self, tensors: usize) -> usize {
+        tensors * self.elements * self.dtype.size()
+    }
+}
+
+/// How a kernel is compiled and spread over the device: a vector a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ElementwiseBlueprint {
+    /// Elements that a unit loads and stores at once.
+    pub vector_size: VectorSize,
+    /// Units in a cube.
+    pub units_per_cube: u32,
+}
+
+impl ElementwiseBlueprint {
+    /// Enough units to hide the latency of memory on every GPU, few enough for every adapter.
+    const UNITS: u32 = 256;
+    /// Five cubes a multiprocessor, which has 65,536 registers, hide the latency of memory.
+    pub(crate) const PROMISE: Promise = Promise::registers(48);
+
+    /// The widest loads that the device gains from and that divide the problem evenly, so that no
+    /// unit needs a tail.
+    pub fn plan(problem: &ElementwiseProblem, client: &Client) -> Self {
+        let vector_size = client
+            .io_optimized_vector_sizes(problem.dtype.size())
+            .filter(|size| problem.elements.is_multiple_of(*size))
+            .max()
+            .unwrap_or(1);
+        let units_per_cube = Self::UNITS.min(client.properties().hardware.max_units_per_cube);
+        Self { vector_size, units_per_cube }
+    }
+
+    /// The cubes of a launch that computes `elements`.
+    pub(crate) fn cubes(&self, elements: usize, client: &Client) -> (CubeCount, CubeDim) {
+        let dim = CubeDim::new_1d(self.units_per_cube);
+        (calculate_cube_count_elemwise(client, elements / self.vector_size, dim), dim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_those_of_each_tensor() {
+        let problem =
+            ElementwiseProblem { elements: 1000, dtype: ElemType::Float(FloatKind::BF16) };
+        assert_eq!([2, 3].map(|tensors| problem.bytes(tensors)), [4000, 6000]);
+    }
+}
