@@ -18,6 +18,8 @@ mod blocks;
 mod column_sum;
 #[path = "integration/config.rs"]
 mod config;
+#[path = "integration/conv.rs"]
+mod conv;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "integration/dropout.rs"]
@@ -112,6 +114,7 @@ fn main() -> ExitCode {
         blocks::trials(),
         column_sum::trials(),
         config::trials(),
+        conv::trials(),
         cross_entropy::trials(),
         dropout::trials(),
         embedding::trials(),

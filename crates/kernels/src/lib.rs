@@ -28,6 +28,7 @@ pub mod adamw;
 pub mod attention;
 pub mod buffer;
 pub mod column_sum;
+pub mod conv;
 pub mod cross_entropy;
 mod device;
 pub mod dropout;

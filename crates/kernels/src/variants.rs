@@ -5,8 +5,8 @@
 //! their shapes from the same lists.
 
 use crate::{
-    KernelError, Promise, adamw, attention, column_sum, cross_entropy, dropout, embedding, gelu,
-    layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum, swiglu,
+    KernelError, Promise, adamw, attention, column_sum, conv, cross_entropy, dropout, embedding,
+    gelu, layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -67,6 +67,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         gelu::variants(),
         swiglu::variants(),
         column_sum::variants(),
+        conv::variants(client),
         dropout::variants(),
         layer_norm::variants(client),
         cross_entropy::variants(),

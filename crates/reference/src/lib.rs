@@ -13,6 +13,7 @@
 //! | [`shapes`] | the catalogue of matrix products |
 //! | [`gradcheck`] | central differences, for gradients of the references themselves |
 //! | [`column_sum`] | sums of columns, with their bounds |
+//! | [`conv`] | convolutions of images and their gradients, with their bounds |
 //! | [`cross_entropy`] | softmax cross-entropy of a row and its gradient, with their bounds |
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`gelu_steps`] | how far GELU's gradient may be off that Burn computes step by step |
@@ -43,6 +44,7 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod column_sum;
+pub mod conv;
 pub mod cross_entropy;
 pub mod fp8;
 pub mod gelu;

@@ -129,7 +129,7 @@ impl MatmulBlueprint {
     }
 
     /// What the kernels of this plan promise.
-    pub(super) fn promises(&self, problem: &MatmulProblem) -> [(&'static str, Promise); 3] {
+    pub(crate) fn promises(&self, problem: &MatmulProblem) -> [(&'static str, Promise); 3] {
         // Five cubes of 256 units a multiprocessor hide the latency of memory.
         let by_memory = Promise::registers(48);
         let in_8_bits = problem.lhs.dtype.size() == 1;

@@ -133,7 +133,7 @@ pub(super) fn factor(
 
 /// The bias of `column`; zero where there is none, and beyond the last column.
 #[cube]
-pub(super) fn bias_of<O: Float>(
+pub(crate) fn bias_of<O: Float>(
     bias: &[O],
     column: u32,
     columns: u32,

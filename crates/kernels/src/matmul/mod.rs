@@ -51,7 +51,6 @@ mod operand;
 mod pack;
 mod portable;
 mod problem;
-#[cfg(feature = "cuda")]
 mod split;
 #[cfg(feature = "cuda")]
 mod store;
@@ -66,6 +65,9 @@ mod work;
 
 pub use blueprint::{Family, MatmulBlueprint};
 pub use epilogue::{Activation, Epilogue};
+pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
+pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
+pub(crate) use split::matmul_split_sum_kernel;
 pub(crate) use variants::variants;

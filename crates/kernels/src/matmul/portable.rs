@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 /// Units of a cube along each dimension of the output.
 pub(crate) const UNITS: u32 = 16;
 /// Depth of a k block.
-pub(super) const DEPTH: u32 = 16;
+pub(crate) const DEPTH: u32 = 16;
 
 /// How the portable kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +63,36 @@ fn load_tile<I: Float>(
     }
 }
 
+/// Adds the product of two blocks in shared memory, of [`DEPTH`] rows, to the sums of a unit: every 16th row
+/// and column.
+#[cube]
+pub(crate) fn multiply_tiles(
+    sums: &mut Array<f32>,
+    lhs_tile: &[f32],
+    rhs_tile: &[f32],
+    #[comptime] unit_tile: usize,
+) {
+    let row_elements = comptime!(unit_tile as u32 * UNITS + 1);
+    let mut lhs_column = Array::<f32>::new(unit_tile);
+    for depth in 0..DEPTH {
+        let row_start = depth * row_elements;
+        #[unroll]
+        for i in 0..unit_tile {
+            let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
+            lhs_column[i] = lhs_tile[(row_start + row) as usize];
+        }
+        #[unroll]
+        for j in 0..unit_tile {
+            let column = UNIT_POS_X + comptime!(UNITS * j as u32);
+            let value = rhs_tile[(row_start + column) as usize];
+            #[unroll]
+            for i in 0..unit_tile {
+                sums[comptime!(i * unit_tile + j)] += lhs_column[i] * value;
+            }
+        }
+    }
+}
+
 /// `out[b, m, n] = epilogue(sum_k lhs[b, m, k] rhs[b, k, n])`. Cubes: n along x, m along y, batches
 /// along z; each unit computes every 16th row and column of its cube's tile.
 #[cube(launch_unchecked)]
@@ -103,7 +133,6 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
     for i in 0..comptime!(unit_tile * unit_tile) {
         sums[i] = 0.0f32;
     }
-    let mut lhs_column = Array::<f32>::new(unit_tile);
     let mut first_k = 0u32;
     while first_k < k {
         load_tile::<I>(
@@ -131,23 +160,7 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
             comptime!(blueprint.rhs_k_major),
         );
         sync_cube();
-        for depth in 0..DEPTH {
-            let row_start = depth * (tile + 1);
-            #[unroll]
-            for i in 0..unit_tile {
-                let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
-                lhs_column[i] = lhs_tile[(row_start + row) as usize];
-            }
-            #[unroll]
-            for j in 0..unit_tile {
-                let column = UNIT_POS_X + comptime!(UNITS * j as u32);
-                let value = rhs_tile[(row_start + column) as usize];
-                #[unroll]
-                for i in 0..unit_tile {
-                    sums[comptime!(i * unit_tile + j)] += lhs_column[i] * value;
-                }
-            }
-        }
+        multiply_tiles(&mut sums, lhs_tile.as_slice(), rhs_tile.as_slice(), unit_tile);
         sync_cube();
         first_k += DEPTH;
     }

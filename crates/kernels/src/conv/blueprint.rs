@@ -1,0 +1,373 @@
+use super::{ConvPass, ConvProblem, parts::parts, problem::OP, product::product};
+use crate::{
+    DeviceProfile, KernelError, Promise,
+    matmul::{
+        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH,
+    },
+};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+};
+use std::fmt;
+
+/// How a pass of a convolution is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvBlueprint {
+    /// As a plain product of matrices.
+    Product(MatmulBlueprint),
+    /// As a product of which one operand is gathered from images while it is multiplied.
+    Implicit(ImplicitBlueprint),
+    /// By each unit of the device on its own.
+    Direct {
+        /// Parts of the pixels that the gradient of the weights is summed in; 1 for the other passes.
+        splits: usize,
+    },
+}
+
+/// How an implicit product is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImplicitBlueprint {
+    /// Which instructions multiply: [`Family::Mma`] or [`Family::Portable`].
+    pub family: Family,
+    /// Rows of a cube's tile.
+    pub tile_m: usize,
+    /// Columns of a cube's tile.
+    pub tile_n: usize,
+    /// Blocks of terms, 128 bytes deep, that are held in shared memory at once.
+    pub stages: usize,
+    /// Cubes that share the terms of a tile; more than one need a second launch.
+    pub splits: usize,
+}
+
+/// Bytes of the terms in a block of the tensor-core families.
+const BLOCK_BYTES: usize = 128;
+/// Groups of fewer channels than this fill no tile.
+const FEWEST_CHANNELS: usize = 16;
+
+impl ConvBlueprint {
+    /// The plan that is expected to be fastest.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Unsupported`] where no plan serves the problem on this device.
+    pub fn plan(problem: &ConvProblem, client: &Client) -> Result<Self, KernelError> {
+        Self::plan_on(problem, DeviceProfile::of(client))
+    }
+
+    /// As [`plan`](Self::plan), on a device that need not be there.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn plan_on(problem: &ConvProblem, device: DeviceProfile) -> Result<Self, KernelError> {
+        let plans = Self::candidates_on(problem, device);
+        let fastest = plans.into_iter().min_by(|a, b| {
+            let [a, b] = [a, b].map(|plan| plan.expected_us(problem, device));
+            a.total_cmp(&b)
+        });
+        fastest.ok_or_else(|| KernelError::Unsupported {
+            op: OP,
+            reason: format!("{:?} on this device", problem.dtype),
+        })
+    }
+
+    /// Every plan that serves the problem on the client's device; all of them are tested.
+    pub fn candidates(problem: &ConvProblem, client: &Client) -> Vec<Self> {
+        Self::candidates_on(problem, DeviceProfile::of(client))
+    }
+
+    /// As [`candidates`](Self::candidates), on a device that need not be there.
+    pub fn candidates_on(problem: &ConvProblem, device: DeviceProfile) -> Vec<Self> {
+        let mut plans = Vec::new();
+        if let Some(product) = product(problem)
+            && let Ok(plan) = MatmulBlueprint::plan_on(&product, &Epilogue::default(), device)
+        {
+            let splits = match problem.pass {
+                ConvPass::Wgrad => filling_splits(&plan, &product, device),
+                _ => plan.splits,
+            };
+            plans.push(Self::Product(MatmulBlueprint { splits, ..plan }));
+        }
+        let implicit = ImplicitBlueprint::candidates_on(problem, device);
+        plans.extend(implicit.into_iter().map(Self::Implicit));
+        if problem.options.groups > 1 {
+            let splits = match problem.pass {
+                ConvPass::Wgrad => direct_splits(problem, device),
+                _ => 1,
+            };
+            plans.push(Self::Direct { splits });
+            if splits > 1 {
+                plans.push(Self::Direct { splits: 1 });
+            }
+        }
+        plans
+    }
+
+    /// What the plan should take, in microseconds. Only the order of the plans of a problem counts; a plain
+    /// product, where it is one, comes first.
+    fn expected_us(&self, problem: &ConvProblem, device: DeviceProfile) -> f64 {
+        /// Multiply-adds a cycle of a multiprocessor whose units each gather for themselves.
+        const DIRECT_MACS: f64 = 8.0;
+        match self {
+            Self::Product(_) => 0.0,
+            Self::Implicit(plan) => plan.expected_us(problem, device),
+            Self::Direct { splits } => {
+                let units = match problem.pass {
+                    ConvPass::Wgrad => problem.out_elements() * splits,
+                    _ => problem.out_elements(),
+                };
+                // Fewer units than a multiprocessor holds leave it idle.
+                let filled = (units as f64 / (2048 * device.multiprocessors) as f64).min(1.0);
+                let macs = DIRECT_MACS * device.multiprocessors as f64 * filled;
+                problem.flops() / 2.0 / macs / CYCLES_US
+            }
+        }
+    }
+
+    /// What the kernels of this plan promise.
+    pub(super) fn promises(&self, problem: &ConvProblem) -> Vec<(&'static str, Promise)> {
+        let by_memory = Promise::registers(48);
+        let [pack, sum] = [("matmul_pack", by_memory), ("matmul_split_sum", by_memory)];
+        match self {
+            Self::Product(plan) => {
+                product(problem).map(|product| plan.promises(&product).to_vec()).unwrap_or_default()
+            }
+            Self::Implicit(plan) if plan.family == Family::Mma => {
+                // One cube of 256 units a multiprocessor for the widest tiles, two for the others.
+                let most = if plan.tile_n == 256 { Promise::MOST_REGISTERS } else { 128 };
+                vec![("conv_mma", Promise::tensor_core("HMMA", most)), pack, sum]
+            }
+            Self::Implicit(_) => vec![("conv_portable", Promise::registers(128)), sum],
+            // Four cubes of 256 units a multiprocessor.
+            Self::Direct { .. } => {
+                let by_latency = Promise::registers(64);
+                vec![("conv_direct", by_latency), ("conv_direct_weights", by_latency), sum]
+            }
+        }
+    }
+}
+
+/// Clock under load, cycles a microsecond.
+const CYCLES_US: f64 = 1700.0;
+
+/// As many splits of the sum over pixels as fill the device: its tiles are few and its terms many.
+fn filling_splits(plan: &MatmulBlueprint, product: &MatmulProblem, device: DeviceProfile) -> usize {
+    let wanted = device.multiprocessors / plan.tiles(product).max(1);
+    if plan.family == Family::Portable || wanted <= plan.splits {
+        return plan.splits;
+    }
+    whole_splits(plan.k_blocks(product), wanted)
+}
+
+/// At most that many splits of whole blocks, each of at least four, or the ring never fills.
+fn whole_splits(blocks: usize, wanted: usize) -> usize {
+    let splits = wanted.min(blocks / 4).max(1);
+    blocks.div_ceil(blocks.div_ceil(splits).max(1)).max(1)
+}
+
+/// Parts of the pixels for units that compute one weight's gradient each.
+fn direct_splits(problem: &ConvProblem, device: DeviceProfile) -> usize {
+    /// The shortest sum that is worth a unit.
+    const FEWEST_PIXELS: usize = 64;
+    let wanted = 2048 * device.multiprocessors / problem.out_elements();
+    let pixels = problem.out_pixels();
+    let splits = wanted.min(pixels / FEWEST_PIXELS).clamp(1, 1024);
+    pixels.div_ceil(pixels.div_ceil(splits))
+}
+
+impl ImplicitBlueprint {
+    fn candidates_on(problem: &ConvProblem, device: DeviceProfile) -> Vec<Self> {
+        let mut plans = Vec::new();
+        let is_ampere = device.compute_capability.is_some_and(|capability| capability >= 80);
+        if is_ampere && takes_tensor_cores(problem) {
+            for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128), (128, 64)] {
+                let Some(plan) = Self::staged(tile_m, tile_n, device) else { continue };
+                plans.push(plan);
+                if problem.pass == ConvPass::Wgrad {
+                    let split = plan.split(problem, device);
+                    plans.extend((split.splits > 1).then_some(split));
+                }
+            }
+        }
+        // Wide tiles need registers, which software devices do not have.
+        let tile = if device.compute_capability.is_some() { 128 } else { 64 };
+        let portable =
+            Self { family: Family::Portable, tile_m: tile, tile_n: tile, stages: 1, splits: 1 };
+        plans.push(portable);
+        if problem.pass == ConvPass::Wgrad {
+            let split = portable.split(problem, device);
+            plans.extend((split.splits > 1).then_some(split));
+        }
+        plans
+    }
+
+    /// As many stages as fit, up to where more do not pay.
+    fn staged(tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
+        const MOST_STAGES: usize = 4;
+        let bias_bytes = 4 * tile_n;
+        let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
+        let stages =
+            (device.shared_bytes.saturating_sub(bias_bytes) / stage_bytes).min(MOST_STAGES);
+        let family = Family::Mma;
+        (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1 })
+    }
+
+    /// The same with the splits that should be fastest.
+    fn split(self, problem: &ConvProblem, device: DeviceProfile) -> Self {
+        let (_, cubes_per_multiprocessor) = self.speed();
+        let slots = device.multiprocessors * cubes_per_multiprocessor;
+        let most = 2 * slots.div_ceil(self.tiles(problem));
+        let splits = (1..=most).map(|wanted| whole_splits(self.blocks(problem), wanted));
+        let plans = splits.map(|splits| Self { splits, ..self });
+        let fastest = plans.min_by(|a, b| {
+            let [a, b] = [a, b].map(|plan| plan.expected_us(problem, device));
+            a.total_cmp(&b)
+        });
+        fastest.unwrap_or(self)
+    }
+
+    /// Terms of a block.
+    fn block_terms(&self, problem: &ConvProblem) -> usize {
+        match self.family {
+            Family::Portable => DEPTH as usize,
+            _ => BLOCK_BYTES / problem.dtype.size(),
+        }
+    }
+
+    /// Blocks of the sum over pixels.
+    fn blocks(&self, problem: &ConvProblem) -> usize {
+        problem.out_pixels().div_ceil(self.block_terms(problem))
+    }
+
+    /// Terms of a split of the sum over pixels: whole blocks.
+    pub(super) fn split_terms(&self, problem: &ConvProblem) -> usize {
+        self.blocks(problem).div_ceil(self.splits) * self.block_terms(problem)
+    }
+
+    /// Tiles of the gradient of the weights.
+    fn tiles(&self, problem: &ConvProblem) -> usize {
+        let [channels, filters] = problem.group_channels();
+        let columns = (problem.taps() * channels).div_ceil(self.tile_n);
+        filters.div_ceil(self.tile_m) * columns * problem.options.groups
+    }
+
+    /// Multiply-adds of a cube a cycle, and cubes that a multiprocessor holds. Those of the tensor cores are for
+    /// operands of 16 bits and as the same tiles of a matrix product have been measured.
+    fn speed(&self) -> (f64, usize) {
+        match (self.family, self.tile_n) {
+            (Family::Portable, _) => (50.0, 2),
+            (_, 256) => (2300.0, 1),
+            _ => (1000.0, 2),
+        }
+    }
+
+    /// Waves of cubes for each part, each as long as its blocks and its epilogue, and the second launch of a
+    /// split.
+    fn expected_us(&self, problem: &ConvProblem, device: DeviceProfile) -> f64 {
+        /// From the launch to the first product.
+        const START_CYCLES: f64 = 1500.0;
+        /// A byte of the output.
+        const STORE_CYCLES: f64 = 0.017;
+        /// A second launch.
+        const LAUNCH_US: f64 = 3.0;
+        /// Bytes a microsecond of device memory that the sum over splits reaches.
+        const MEMORY_US: f64 = 3.0e6;
+        let (macs, per_multiprocessor) = self.speed();
+        let macs = match self.family {
+            Family::Portable => macs,
+            _ => macs * 2.0 / problem.dtype.size() as f64,
+        };
+        let [in_channels, out_channels] = problem.group_channels();
+        let area = (self.tile_m * self.tile_n) as f64;
+        let block = self.block_terms(problem);
+        let out_bytes = if self.splits > 1 { 4 } else { problem.out.size() } as f64;
+        let part_cycles = |m: usize, n: usize, k: usize| {
+            let tiles = m.div_ceil(self.tile_m) * n.div_ceil(self.tile_n);
+            let cubes = (tiles * problem.options.groups * self.splits) as f64;
+            let waves = (cubes / (device.multiprocessors * per_multiprocessor) as f64).ceil();
+            let blocks = k.div_ceil(block).div_ceil(self.splits) as f64;
+            let wave = blocks * block as f64 * area / macs
+                + STORE_CYCLES * area * out_bytes * per_multiprocessor as f64;
+            START_CYCLES + waves * wave
+        };
+        let cycles: f64 = parts(problem)
+            .iter()
+            .map(|part| {
+                let pixels = part.pixels(problem);
+                match problem.pass {
+                    ConvPass::Fprop => {
+                        part_cycles(pixels, out_channels, part.tap_count() * in_channels)
+                    }
+                    ConvPass::Dgrad => {
+                        part_cycles(pixels, in_channels, part.tap_count() * out_channels)
+                    }
+                    ConvPass::Wgrad => {
+                        part_cycles(out_channels, part.tap_count() * in_channels, pixels)
+                    }
+                }
+            })
+            .sum();
+        let mut us = cycles / CYCLES_US;
+        if self.splits > 1 {
+            let elements = problem.out_elements() as f64;
+            let partial = elements * 4.0 * self.splits as f64;
+            us += LAUNCH_US + (partial + elements * problem.out.size() as f64) / MEMORY_US;
+        }
+        us
+    }
+}
+
+/// How tensor cores name the operands' type, if they take it.
+pub(crate) fn tensor_core_type(problem: &ConvProblem) -> Option<&'static str> {
+    match problem.dtype {
+        ElemType::Float(FloatKind::BF16) => Some("bf16"),
+        ElemType::Float(FloatKind::F16) => Some("f16"),
+        ElemType::Float(FloatKind::F32) if problem.f32_precision == F32Precision::Tf32 => {
+            Some("tf32")
+        }
+        _ => None,
+    }
+}
+
+/// Whether the tensor cores' copies, of 16 bytes at a time, can follow the problem.
+fn takes_tensor_cores(problem: &ConvProblem) -> bool {
+    let bytes = problem.dtype.size();
+    let whole = 16 / bytes;
+    let channels = problem.group_channels();
+    let groups_are_aligned =
+        problem.options.groups == 1 || channels.iter().all(|it| it.is_multiple_of(whole));
+    let groups_fill_tiles =
+        problem.options.groups == 1 || channels.iter().all(|it| *it >= FEWEST_CHANNELS);
+    // Only operands of 16 bits may lie across the terms, which both do where pixels are terms.
+    let lies_well = problem.pass != ConvPass::Wgrad || bytes == 2;
+    // Weights are copied into shape tap by tap.
+    let [_, _, r, s] = problem.second;
+    let taps_are_even = problem.pass == ConvPass::Wgrad
+        || problem.kernel[0] == 1
+        || problem.kernel[1] == 1
+        || r == problem.kernel[1] * s;
+    tensor_core_type(problem).is_some()
+        && groups_are_aligned
+        && groups_fill_tiles
+        && lies_well
+        && taps_are_even
+}
+
+impl fmt::Display for ConvBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Product(plan) => write!(f, "product by {plan}"),
+            Self::Implicit(plan) => {
+                let ImplicitBlueprint { family, tile_m, tile_n, stages, splits } = plan;
+                let family = match family {
+                    Family::Wgmma => "wgmma",
+                    Family::Mma => "mma",
+                    Family::Portable => "portable",
+                };
+                write!(f, "implicit {family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")
+            }
+            Self::Direct { splits } => write!(f, "direct, {splits} splits"),
+        }
+    }
+}

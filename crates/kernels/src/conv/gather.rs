@@ -1,0 +1,137 @@
+//! Where the terms of an implicit product lie: pixels and taps walk an image, weights and outputs. What
+//! every family of kernels shares.
+//!
+//! A product has a row or a term for each *pixel* of a grid and one for each *tap and channel*. Pixel (i, j)
+//! and tap (r, s) meet in the gathered image at row `i scale + shift + r step`, and likewise for columns. No
+//! number is divided by a stride: the gradient of a strided convolution is computed by the residues of its
+//! pixels, each a product of its own with the taps that meet them (see [`parts`](super::parts)).
+
+use super::divisor::{Divisor, divide};
+use cubecl::prelude::*;
+
+/// A tensor of images: distances in elements, and where it begins.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ImageStrides {
+    pub(crate) origin: u32,
+    pub(crate) image: u32,
+    pub(crate) row: u32,
+    pub(crate) column: u32,
+    pub(crate) channel: u32,
+}
+
+/// The weights, from the first tap on: distances in elements.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct WeightStrides {
+    pub(crate) origin: u32,
+    /// From group to group.
+    pub(crate) group: u32,
+    /// From column to column of the product.
+    pub(crate) column: u32,
+    /// From channel to channel of what is gathered.
+    pub(crate) channel: u32,
+    pub(crate) tap_row: u32,
+    pub(crate) tap_column: u32,
+}
+
+/// How pixels and taps walk the gathered images. Shifts and steps may be negative: they wrap around.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Gather {
+    /// Pixels of the grid, of all images.
+    pub(crate) pixels: u32,
+    pub(crate) image_pixels: Divisor,
+    pub(crate) row_pixels: Divisor,
+    pub(crate) tap_rows: u32,
+    pub(crate) tap_columns: Divisor,
+    /// Channels of a tap, with those that rows are padded with.
+    pub(crate) padded_channels: Divisor,
+    /// Channels of a group.
+    pub(crate) channels: u32,
+    pub(crate) height: u32,
+    pub(crate) width: u32,
+    pub(crate) scale_row: u32,
+    pub(crate) scale_column: u32,
+    pub(crate) shift_row: u32,
+    pub(crate) shift_column: u32,
+    pub(crate) step_row: u32,
+    pub(crate) step_column: u32,
+    pub(crate) source: ImageStrides,
+}
+
+/// Where a pixel's first tap lies.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Pixel {
+    /// First element of the image.
+    pub(crate) image: u32,
+    /// Wraps around above the image.
+    pub(crate) row: u32,
+    pub(crate) column: u32,
+}
+
+/// A tap and one of its channels.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Tap {
+    pub(crate) row: u32,
+    pub(crate) column: u32,
+    pub(crate) channel: u32,
+}
+
+/// A row that is outside of every image, whatever tap is added.
+const OUTSIDE: u32 = 1 << 30;
+
+/// Image, row and column of a pixel in the grid.
+#[cube]
+pub(crate) fn grid_position(index: u32, gather: &Gather) -> (u32, u32, u32) {
+    let (image, within) = divide(index, &gather.image_pixels);
+    let (row, column) = divide(within, &gather.row_pixels);
+    (image, row, column)
+}
+
+/// Pixel `index` of the grid; beyond its end, one whose taps are all outside.
+#[cube]
+pub(crate) fn pixel_at(index: u32, gather: &Gather) -> Pixel {
+    let (image, row, column) = grid_position(index, gather);
+    Pixel {
+        image: gather.source.origin + image * gather.source.image,
+        row: select(index < gather.pixels, row * gather.scale_row + gather.shift_row, OUTSIDE),
+        column: column * gather.scale_column + gather.shift_column,
+    }
+}
+
+/// Tap and channel `index`, channels first.
+#[cube]
+pub(crate) fn tap_at(index: u32, gather: &Gather) -> Tap {
+    let (tap, channel) = divide(index, &gather.padded_channels);
+    let (row, column) = divide(tap, &gather.tap_columns);
+    Tap { row, column, channel }
+}
+
+/// Whether a tap of a pixel is inside of the image, and the element of its channel 0.
+#[cube]
+pub(crate) fn source_at(
+    pixel: &Pixel,
+    tap_row: u32,
+    tap_column: u32,
+    gather: &Gather,
+) -> (bool, u32) {
+    let row = pixel.row + tap_row * gather.step_row;
+    let column = pixel.column + tap_column * gather.step_column;
+    let is_inside = row < gather.height && column < gather.width;
+    (is_inside, pixel.image + row * gather.source.row + column * gather.source.column)
+}
+
+/// Channel 0 of pixel `index` of the grid in a tensor that has one pixel for each.
+#[cube]
+pub(crate) fn element_at(index: u32, gather: &Gather, tensor: &ImageStrides) -> u32 {
+    let (image, row, column) = grid_position(index, gather);
+    tensor.origin + image * tensor.image + row * tensor.row + column * tensor.column
+}
+
+/// A weight of group 0.
+#[cube]
+pub(crate) fn weight_at(column: u32, tap: &Tap, weights: &WeightStrides) -> u32 {
+    weights.origin
+        + column * weights.column
+        + tap.channel * weights.channel
+        + tap.row * weights.tap_row
+        + tap.column * weights.tap_column
+}

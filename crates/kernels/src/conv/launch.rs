@@ -1,0 +1,352 @@
+use super::{
+    ConvBlueprint, ConvPass, ConvProblem, Family, ImplicitBlueprint,
+    direct::{conv_direct_kernel, conv_direct_weights_kernel},
+    divisor::{DIVIDEND_LIMIT, divisor},
+    parts::{Gathered, Part, Weights, image_strides, parts},
+    portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
+    problem::{invalid, unsupported},
+    product::product,
+};
+use crate::{
+    KernelError,
+    buffer::Buffer,
+    matmul::{
+        Epilogue, EpilogueBlueprint, PORTABLE_UNITS as UNITS, matmul_split_sum_kernel, matmul_with,
+    },
+};
+use cubecl::{
+    calculate_cube_count_elemwise,
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// A pass of a convolution, on the kernels that are expected to be fastest. The operands are the problem's two,
+/// in the order of [`ConvProblem::fprop`], [`ConvProblem::dgrad`] or [`ConvProblem::wgrad`]; the result is
+/// contiguous by [`ConvProblem::out_strides`]. A bias is for [`ConvPass::Fprop`] alone.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when a tensor is smaller than the problem says or of another dtype;
+/// [`KernelError::Unsupported`] where this device has no kernel for it.
+pub fn conv(
+    client: &Client,
+    problem: &ConvProblem,
+    first: &Buffer,
+    second: &Buffer,
+    bias: Option<&Buffer>,
+) -> Result<Buffer, KernelError> {
+    let blueprint = ConvBlueprint::plan(problem, client)?;
+    conv_with(client, problem, &blueprint, first, second, bias)
+}
+
+/// As [`conv`], by a plan of the caller's.
+///
+/// # Errors
+///
+/// As [`conv`], and [`KernelError::InvalidProblem`] for a plan that is not one for the problem.
+pub fn conv_with(
+    client: &Client,
+    problem: &ConvProblem,
+    blueprint: &ConvBlueprint,
+    first: &Buffer,
+    second: &Buffer,
+    bias: Option<&Buffer>,
+) -> Result<Buffer, KernelError> {
+    check(problem, [first, second], bias)?;
+    let launch = Launch { client, problem, operands: [first, second], bias };
+    let unfit = || invalid("blueprint", "a plan for the problem".into(), blueprint);
+    match blueprint {
+        ConvBlueprint::Product(plan) => {
+            let product = product(problem).ok_or_else(unfit)?;
+            let [lhs, rhs] = match problem.pass {
+                ConvPass::Wgrad => [second, first],
+                ConvPass::Fprop | ConvPass::Dgrad => [first, second],
+            };
+            let epilogue = Epilogue { bias: bias.cloned(), ..Epilogue::default() };
+            Ok(matmul_with(client, &product, plan, lhs, rhs, &epilogue)?.out)
+        }
+        ConvBlueprint::Implicit(plan) => {
+            if plan.splits == 0 || problem.pass != ConvPass::Wgrad && plan.splits != 1 {
+                return Err(unfit());
+            }
+            match plan.family {
+                Family::Portable => launch.summed(plan.splits, |out| launch.portable(plan, out)),
+                other => unsupported(format!("an implicit product by {other:?}")),
+            }
+        }
+        ConvBlueprint::Direct { splits } => {
+            if *splits == 0 || problem.pass != ConvPass::Wgrad && *splits != 1 {
+                return Err(unfit());
+            }
+            launch.summed(*splits, |out| launch.direct(*splits, out))
+        }
+    }
+}
+
+/// Checks every tensor against the problem.
+fn check(
+    problem: &ConvProblem,
+    operands: [&Buffer; 2],
+    bias: Option<&Buffer>,
+) -> Result<(), KernelError> {
+    let refuse = |argument, elements: usize, dtype: ElemType, buffer: &Buffer| {
+        if buffer.dtype == dtype && buffer.elements >= elements {
+            return Ok(());
+        }
+        let actual = format!("{} elements of {:?}", buffer.elements, buffer.dtype);
+        Err(invalid(argument, format!("at least {elements} elements of {dtype:?}"), actual))
+    };
+    let spans = problem.spans();
+    for (dim, name) in problem.operand_names().into_iter().enumerate() {
+        refuse(name, spans[dim], problem.dtype, operands[dim])?;
+    }
+    match bias {
+        None => Ok(()),
+        Some(bias) if problem.pass == ConvPass::Fprop => {
+            refuse("bias", problem.out_channels, problem.out, bias)
+        }
+        Some(_) => Err(invalid("bias", format!("none in {:?}", problem.pass), "one")),
+    }
+}
+
+/// A problem whose tensors were checked.
+pub(super) struct Launch<'a> {
+    pub(super) client: &'a Client,
+    pub(super) problem: &'a ConvProblem,
+    pub(super) operands: [&'a Buffer; 2],
+    pub(super) bias: Option<&'a Buffer>,
+}
+
+impl Launch<'_> {
+    /// The result, which `compute` writes, or of which it writes as many sums as there are splits.
+    pub(super) fn summed(
+        &self,
+        splits: usize,
+        compute: impl FnOnce(&Buffer) -> Result<(), KernelError>,
+    ) -> Result<Buffer, KernelError> {
+        let elements = self.problem.out_elements();
+        self.summed_elements(splits, elements, compute)
+    }
+
+    /// As [`summed`](Self::summed), of a result of that many elements.
+    pub(super) fn summed_elements(
+        &self,
+        splits: usize,
+        elements: usize,
+        compute: impl FnOnce(&Buffer) -> Result<(), KernelError>,
+    ) -> Result<Buffer, KernelError> {
+        let out = Buffer::empty(self.client, elements, self.problem.out);
+        if splits == 1 {
+            compute(&out)?;
+            return Ok(out);
+        }
+        if u32::try_from(splits * elements).is_err() {
+            return unsupported(format!("{} partial sums", splits * elements));
+        }
+        let partial = Buffer::empty(self.client, splits * elements, F32);
+        compute(&partial)?;
+        let width = [4, 2].into_iter().find(|width| elements.is_multiple_of(*width)).unwrap_or(1);
+        let dim = CubeDim::new_1d(256);
+        // SAFETY: the workspace holds `splits` times the output's elements, which are whole vectors; the kernel
+        // stops units past the output's end, and reads nothing that its epilogue does without.
+        unsafe {
+            matmul_split_sum_kernel::launch_unchecked(
+                self.client,
+                calculate_cube_count_elemwise(self.client, elements / width, dim),
+                dim,
+                width,
+                partial.arg(width),
+                partial.arg(1),
+                partial.arg(1),
+                partial.arg(width),
+                partial.arg(width),
+                out.arg(width),
+                out.arg(width),
+                (elements / width) as u32,
+                1,
+                splits as u32,
+                1.0,
+                0.0,
+                EpilogueBlueprint::default(),
+                out.dtype,
+            );
+        }
+        Ok(out)
+    }
+
+    /// The gathered tensor as it lies.
+    fn gathered(&self) -> Gathered {
+        let channels = self.gathered_channels();
+        Gathered { strides: self.problem.first, channels, padded_channels: channels }
+    }
+
+    /// Channels of a group that a tap gathers.
+    pub(super) fn gathered_channels(&self) -> usize {
+        let [in_channels, out_channels] = self.problem.group_channels();
+        if self.problem.pass == ConvPass::Dgrad { out_channels } else { in_channels }
+    }
+
+    pub(super) fn epilogue(&self) -> EpilogueBlueprint {
+        EpilogueBlueprint { bias: self.bias.is_some(), ..EpilogueBlueprint::default() }
+    }
+
+    /// Rows, columns and terms of a group's product.
+    pub(super) fn sizes(&self, part: &Part, channels: usize) -> [usize; 3] {
+        let [in_channels, out_channels] = self.problem.group_channels();
+        let (pixels, taps) = (part.pixels(self.problem), part.tap_count() * channels);
+        match self.problem.pass {
+            ConvPass::Fprop => [pixels, out_channels, taps],
+            ConvPass::Dgrad => [pixels, in_channels, taps],
+            ConvPass::Wgrad => [out_channels, taps, pixels],
+        }
+    }
+
+    fn portable(&self, plan: &ImplicitBlueprint, out: &Buffer) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let tile = plan.tile_m;
+        let gathered = self.gathered();
+        let sums_pixels = problem.pass == ConvPass::Wgrad;
+        let weights = Weights::of(problem);
+        let channels_last = problem.first[1] == 1;
+        let kernel = PortableBlueprint {
+            unit_tile: tile as u32 / UNITS,
+            sums_pixels,
+            lhs_k_major: if sums_pixels { problem.second[1] != 1 } else { channels_last },
+            rhs_k_major: if sums_pixels { !channels_last } else { weights.channel == 1 },
+        };
+        let groups = problem.options.groups;
+        for part in parts(problem) {
+            let [m, n, k] = self.sizes(&part, gathered.channels);
+            let cubes = [m.div_ceil(tile), n.div_ceil(tile), groups * plan.splits];
+            let most = self.client.properties().hardware.max_cube_count;
+            let [x, y, z] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+            if x > most.0 || y > most.1 || z > most.2 {
+                return unsupported(format!("{cubes:?} cubes"));
+            }
+            let split_k = if sums_pixels { plan.split_terms(problem) } else { k };
+            let images = match problem.pass {
+                ConvPass::Wgrad => image_strides(problem.second),
+                ConvPass::Fprop | ConvPass::Dgrad => part.out(problem),
+            };
+            // SAFETY: the operands hold the spans of the problem, the bias the output's channels, and `out` was
+            // allocated for the problem and its splits; the kernel stops rows, columns and terms at their ends.
+            unsafe {
+                conv_portable_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(x, y, z),
+                    CubeDim::new_2d(UNITS, UNITS),
+                    self.operands[0].arg(1),
+                    self.operands[1].arg(1),
+                    self.bias.unwrap_or(self.operands[0]).arg(1),
+                    out.arg(1),
+                    ExtentLaunch::new(m as u32, n as u32, k as u32, split_k as u32, groups as u32),
+                    part.gather(problem, &gathered),
+                    part.weights(&weights),
+                    images,
+                    kernel,
+                    self.epilogue(),
+                    problem.dtype,
+                    out.dtype,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn direct(&self, splits: usize, out: &Buffer) -> Result<(), KernelError> {
+        match self.problem.pass {
+            ConvPass::Wgrad => self.direct_weights(splits, out),
+            ConvPass::Fprop | ConvPass::Dgrad => self.direct_pixels(out),
+        }
+    }
+
+    /// Elements of neighboring channels that a unit computes: more than one only if each is a group.
+    fn direct_width(&self) -> usize {
+        const WIDEST: usize = 4;
+        let [image, channel, row, column] = self.problem.first;
+        let offset = self.operands[0].handle.offset_start.unwrap_or(0);
+        let is_whole = |elements: usize| elements.is_multiple_of(WIDEST);
+        let is_depthwise = self.problem.group_channels() == [1, 1];
+        let is_aligned = channel == 1
+            && [image, row, column, self.problem.in_channels].into_iter().all(is_whole)
+            && is_whole(self.operands[0].elements)
+            && offset.is_multiple_of((WIDEST * self.problem.dtype.size()) as u64);
+        if is_depthwise && is_aligned { WIDEST } else { 1 }
+    }
+
+    fn direct_pixels(&self, out: &Buffer) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let gathered = self.gathered();
+        let width = self.direct_width();
+        let groups = problem.options.groups;
+        let dim = CubeDim::new_1d(256);
+        for part in parts(problem) {
+            let [m, n, _] = self.sizes(&part, gathered.channels);
+            let columns = groups * n / width;
+            let units = m * columns;
+            if units >= DIVIDEND_LIMIT {
+                return unsupported(format!("{units} units"));
+            }
+            // SAFETY: as in `portable`; `width` divides the channels and every distance.
+            unsafe {
+                conv_direct_kernel::launch_unchecked(
+                    self.client,
+                    calculate_cube_count_elemwise(self.client, units, dim),
+                    dim,
+                    width,
+                    self.operands[0].arg(width),
+                    self.operands[1].arg(1),
+                    self.bias.unwrap_or(self.operands[0]).arg(1),
+                    out.arg(width),
+                    units as u32,
+                    divisor(columns),
+                    divisor(n),
+                    part.gather(problem, &gathered),
+                    part.weights(&Weights::of(problem)),
+                    part.out(problem),
+                    self.epilogue(),
+                    problem.dtype,
+                    out.dtype,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn direct_weights(&self, splits: usize, out: &Buffer) -> Result<(), KernelError> {
+        const UNITS_PER_CUBE: u32 = 256;
+        let problem = self.problem;
+        let elements = problem.out_elements();
+        let cubes = [elements.div_ceil(UNITS_PER_CUBE as usize), splits];
+        let most = self.client.properties().hardware.max_cube_count;
+        let [x, y] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        if x > most.0 || y > most.1 || elements >= DIVIDEND_LIMIT {
+            return unsupported(format!("{cubes:?} cubes"));
+        }
+        for part in parts(problem) {
+            // SAFETY: as in `portable`.
+            unsafe {
+                conv_direct_weights_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(x, y, 1),
+                    CubeDim::new_1d(UNITS_PER_CUBE),
+                    self.operands[0].arg(1),
+                    self.operands[1].arg(1),
+                    out.arg(1),
+                    elements as u32,
+                    divisor(problem.out_channels),
+                    divisor(problem.group_channels()[1]),
+                    problem.out_pixels().div_ceil(splits) as u32,
+                    part.gather(problem, &self.gathered()),
+                    image_strides(problem.second),
+                    problem.dtype,
+                    out.dtype,
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! Convolutions of images and their gradients.
+//!
+//! ```text
+//! y[n, k, p, q]   = bias[k] + sum_{c, r, s} x[n, c, p u + r d - a, q u + s d - b] w[k, c, r, s]
+//! dx[n, c, h, v]  = sum_{k, p, q, r, s: p u + r d - a = h, q u + s d - b = v} dy[n, k, p, q] w[k, c, r, s]
+//! dw[k, c, r, s]  = sum_{n, p, q} dy[n, k, p, q] x[n, c, p u + r d - a, q u + s d - b]
+//! ```
+//!
+//! with strides u, dilations d and paddings a and b, each for rows and columns; x is zero outside of the
+//! image. With groups, an output channel sees the channels of its own group. A convolution of one dimension is
+//! one of images of height 1; a transposed one is the gradient of x.
+//!
+//! | tensor | shape | layout | dtype |
+//! |---|---|---|---|
+//! | x, dy | n, c, h, w | any strides; channels that follow each other (NHWC) are read in place | f32, f16, bf16 |
+//! | w | k, c / groups, r, s | any strides; KRSC is read in place | that of x |
+//! | bias | k | contiguous | that of the output |
+//! | y, dx | n, c, h, w | NHWC, contiguous | that of the operands, or f32 |
+//! | dw | k, c / groups, r, s | KRSC, contiguous | that of the operands, or f32 |
+//!
+//! Sums are accumulated in f32 and rounded once. The output is overwritten. The same input gives the same bits
+//! each time. A zero of the padding is a term like any other: times NaN it is NaN.
+//!
+//! All three passes are matrix products with one operand that is never written down ("implicit GEMM",
+//! Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, section 3):
+//!
+//! | pass | rows | columns | terms |
+//! |---|---|---|---|
+//! | [`ConvPass::Fprop`] | pixels of y | channels of y | taps by channels of x |
+//! | [`ConvPass::Dgrad`] | pixels of x | channels of x | taps by channels of y |
+//! | [`ConvPass::Wgrad`] | channels of y | taps by channels of x | pixels of y, in parts that are added in order |
+//!
+//! With a stride u, a pixel of x meets only some taps: those of the same residue modulo u. `Dgrad` is a
+//! product for each residue of rows and columns, so that no term is a known zero.
+//!
+//! | plan | serves |
+//! |---|---|
+//! | [`ConvBlueprint::Product`] | kernels of 1 by 1 with stride 1, by the plans of [`matmul`](crate::matmul) |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Mma`] | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Portable`] | everything, everywhere; f32 in full precision |
+//! | [`ConvBlueprint::Direct`] | groups of few channels, depthwise ones above all |
+//!
+//! Sizes, strides and paddings are arguments of the kernels, so that a network compiles few of them.
+//! Unsupported: empty tensors, and tensors beyond 32-bit indices.
+
+mod blueprint;
+mod direct;
+mod divisor;
+mod gather;
+mod launch;
+mod parts;
+mod portable;
+mod problem;
+mod product;
+pub mod variants;
+
+pub use crate::matmul::Family;
+pub use blueprint::{ConvBlueprint, ImplicitBlueprint};
+pub use launch::{conv, conv_with};
+pub use problem::{ConvOptions, ConvPass, ConvProblem};
+pub(crate) use variants::variants;
