@@ -134,14 +134,15 @@ impl ConvBlueprint {
                 product(problem).map(|product| plan.promises(&product).to_vec()).unwrap_or_default()
             }
             Self::Implicit(plan) if plan.family == Family::Mma => {
-                // One cube of 256 units a multiprocessor for the widest tiles, two for the others.
-                let most = if plan.tile_n == 256 { Promise::MOST_REGISTERS } else { 128 };
+                // Two cubes of 256 units a multiprocessor, but for the widest tiles.
+                let is_wide = plan.tile_m * plan.tile_n > 128 * 128;
+                let most = if is_wide { Promise::MOST_REGISTERS } else { 128 };
                 vec![("conv_mma", Promise::tensor_core("HMMA", most)), pack, sum]
             }
             Self::Implicit(_) => vec![("conv_portable", Promise::registers(128)), sum],
-            // Four cubes of 256 units a multiprocessor.
+            // Three cubes of 256 units a multiprocessor.
             Self::Direct { .. } => {
-                let by_latency = Promise::registers(64);
+                let by_latency = Promise::registers(80);
                 vec![("conv_direct", by_latency), ("conv_direct_weights", by_latency), sum]
             }
         }
@@ -202,13 +203,16 @@ impl ImplicitBlueprint {
         plans
     }
 
-    /// As many stages as fit, up to where more do not pay.
+    /// As many stages as fit, up to where more do not pay. Two cubes of the smaller tiles share a
+    /// multiprocessor if that leaves each a ring that hides latency.
     fn staged(tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
         const MOST_STAGES: usize = 4;
+        const FEWEST_SHARED: usize = 3;
         let bias_bytes = 4 * tile_n;
         let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
-        let stages =
-            (device.shared_bytes.saturating_sub(bias_bytes) / stage_bytes).min(MOST_STAGES);
+        let fit = |bytes: usize| (bytes.saturating_sub(bias_bytes) / stage_bytes).min(MOST_STAGES);
+        let (alone, shared) = (fit(device.shared_bytes), fit(device.shared_bytes / 2));
+        let stages = if shared >= FEWEST_SHARED { shared } else { alone };
         let family = Family::Mma;
         (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1 })
     }
@@ -252,8 +256,8 @@ impl ImplicitBlueprint {
         filters.div_ceil(self.tile_m) * columns * problem.options.groups
     }
 
-    /// Multiply-adds of a cube a cycle, and cubes that a multiprocessor holds. Those of the tensor cores are for
-    /// operands of 16 bits and as the same tiles of a matrix product have been measured.
+    /// Multiply-adds of a cube a cycle, and cubes that a multiprocessor holds: of operands of 16 bits, as tiles of
+    /// a matrix product have been measured. None has been measured here.
     fn speed(&self) -> (f64, usize) {
         match (self.family, self.tile_n) {
             (Family::Portable, _) => (50.0, 2),

@@ -4,7 +4,8 @@
 use super::{
     divisor::{Divisor, divide},
     gather::{
-        Gather, ImageStrides, Tap, WeightStrides, element_at, pixel_at, source_at, weight_at,
+        Gather, ImageStrides, Tap, WeightStrides, element_at, pixel_at, shift_of, source_at,
+        weight_at,
     },
 };
 use crate::matmul::EpilogueBlueprint;
@@ -43,7 +44,9 @@ pub(crate) fn conv_direct_kernel<I: Float, O: Float, N: Size>(
     let mut sum = Vector::<f32, N>::new(0.0f32);
     for tap_row in 0..gather.tap_rows {
         for tap_column in 0..gather.tap_columns.divisor {
-            let (is_inside, at) = source_at(&pixel, tap_row, tap_column, &gather);
+            let first = Tap { row: tap_row, column: tap_column, channel: 0u32 };
+            let (row_shift, column_shift) = shift_of(&first, &gather);
+            let (is_inside, at) = source_at(&pixel, row_shift, column_shift, &gather);
             if is_inside {
                 for channel in 0..gather.channels {
                     let from = at + (group * gather.channels + channel) * gather.source.channel;
@@ -98,6 +101,8 @@ pub(crate) fn conv_direct_weights_kernel<I: Float, O: Float>(
     let (tap, filter) = divide(rest, &out_channels);
     let (tap_row, tap_column) = divide(tap, &gather.tap_columns);
     let (group, _within) = divide(filter, &group_filters);
+    let (row_shift, column_shift) =
+        shift_of(&Tap { row: tap_row, column: tap_column, channel }, &gather);
     let source_channel = (group * gather.channels + channel) * gather.source.channel;
     let dy_channel = filter * images.channel;
 
@@ -105,7 +110,7 @@ pub(crate) fn conv_direct_weights_kernel<I: Float, O: Float>(
     let mut sum = 0.0f32;
     for pixel_index in first..min(first + split_pixels, gather.pixels) {
         let pixel = pixel_at(pixel_index, &gather);
-        let (is_inside, at) = source_at(&pixel, tap_row, tap_column, &gather);
+        let (is_inside, at) = source_at(&pixel, row_shift, column_shift, &gather);
         let mut value = 0.0f32;
         if is_inside {
             value = f32::cast_from(gathered[(at + source_channel) as usize]);

@@ -75,8 +75,8 @@ pub(crate) struct Tap {
     pub(crate) channel: u32,
 }
 
-/// A row that is outside of every image, whatever tap is added.
-const OUTSIDE: u32 = 1 << 30;
+/// A row that is outside of every image, whatever is added: a pixel's, a tap's or both.
+pub(crate) const OUTSIDE: u32 = 1 << 30;
 
 /// Image, row and column of a pixel in the grid.
 #[cube]
@@ -105,16 +105,22 @@ pub(crate) fn tap_at(index: u32, gather: &Gather) -> Tap {
     Tap { row, column, channel }
 }
 
-/// Whether a tap of a pixel is inside of the image, and the element of its channel 0.
+/// Rows and columns from the first tap to `tap`.
+#[cube]
+pub(crate) fn shift_of(tap: &Tap, gather: &Gather) -> (u32, u32) {
+    (tap.row * gather.step_row, tap.column * gather.step_column)
+}
+
+/// Whether the tap that lies that far from a pixel's first one is inside of the image, and the element of its
+/// channel 0.
 #[cube]
 pub(crate) fn source_at(
     pixel: &Pixel,
-    tap_row: u32,
-    tap_column: u32,
+    row_shift: u32,
+    column_shift: u32,
     gather: &Gather,
 ) -> (bool, u32) {
-    let row = pixel.row + tap_row * gather.step_row;
-    let column = pixel.column + tap_column * gather.step_column;
+    let (row, column) = (pixel.row + row_shift, pixel.column + column_shift);
     let is_inside = row < gather.height && column < gather.width;
     (is_inside, pixel.image + row * gather.source.row + column * gather.source.column)
 }

@@ -74,6 +74,8 @@ pub fn conv_with(
             }
             match plan.family {
                 Family::Portable => launch.summed(plan.splits, |out| launch.portable(plan, out)),
+                #[cfg(feature = "cuda")]
+                Family::Mma => super::tensor_core::launch(&launch, plan),
                 other => unsupported(format!("an implicit product by {other:?}")),
             }
         }

@@ -48,10 +48,14 @@ mod direct;
 mod divisor;
 mod gather;
 mod launch;
+#[cfg(feature = "cuda")]
+mod mma;
 mod parts;
 mod portable;
 mod problem;
 mod product;
+#[cfg(feature = "cuda")]
+mod tensor_core;
 pub mod variants;
 
 pub use crate::matmul::Family;

@@ -2,7 +2,8 @@
 //! shared memory that are gathered element by element.
 
 use super::gather::{
-    Gather, ImageStrides, WeightStrides, element_at, pixel_at, source_at, tap_at, weight_at,
+    Gather, ImageStrides, WeightStrides, element_at, pixel_at, shift_of, source_at, tap_at,
+    weight_at,
 };
 use crate::matmul::{
     EpilogueBlueprint, PORTABLE_DEPTH as DEPTH, PORTABLE_UNITS as UNITS, bias_of, multiply_tiles,
@@ -70,7 +71,8 @@ fn load_gathered<I: Float>(
         };
         let pixel = pixel_at(pixel_index, gather);
         let tap = tap_at(tap_index, gather);
-        let (is_inside, at) = source_at(&pixel, tap.row, tap.column, gather);
+        let (row_shift, column_shift) = shift_of(&tap, gather);
+        let (is_inside, at) = source_at(&pixel, row_shift, column_shift, gather);
         let mut value = 0.0f32;
         if is_inside && tap_index < limit_taps {
             let channel = group * gather.channels + tap.channel;

@@ -47,7 +47,7 @@ pub(super) fn product(problem: &ConvProblem) -> Option<MatmulProblem> {
 }
 
 /// The distance from pixel to pixel of a tensor n, c, h, w, where one walks all of them.
-fn pixel_stride([n, _, h, w]: [usize; 4], strides: [usize; 4]) -> Option<usize> {
+pub(super) fn pixel_stride([n, _, h, w]: [usize; 4], strides: [usize; 4]) -> Option<usize> {
     let [image, _, row, column] = strides;
     let mut walked: Option<(usize, usize)> = None;
     for (size, stride) in [(w, column), (h, row), (n, image)] {

@@ -14,7 +14,7 @@ pub(crate) const fn bias_bytes(tile_n: usize) -> usize {
 /// Starts copies of the bias of columns `first..` to shared memory; beyond `columns` it is zero.
 /// `unit` counts those that call this.
 #[cube]
-pub(super) fn fetch_bias<O: Float>(
+pub(crate) fn fetch_bias<O: Float>(
     bias: &[O],
     destination: u32,
     first: u32,
@@ -56,7 +56,7 @@ pub(super) fn bias_pair(address: u32, #[comptime] half: Option<HalfKind>) -> Vec
     pair
 }
 
-pub(super) fn element_bytes(half: Option<HalfKind>) -> u32 {
+pub(crate) fn element_bytes(half: Option<HalfKind>) -> u32 {
     if half.is_some() { 2 } else { 4 }
 }
 

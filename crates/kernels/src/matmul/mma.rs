@@ -7,7 +7,7 @@
 use super::{
     bias_tile::{self, bias_bytes, fetch_bias},
     epilogue::{EpilogueBlueprint, factor},
-    store::{Fragment, StoreWidth, store_fragment},
+    store::{StoreWidth, dense_fragment, store_fragment},
     work::{Extent, LastMatrix, work_at},
 };
 use crate::ptx::{
@@ -21,17 +21,18 @@ use cubecl::prelude::*;
 
 /// Units of a cube: eight warps.
 pub(crate) const UNITS: u32 = 256;
-/// Warps of a cube along m; the rest lies along n.
-const WARPS_M: u32 = 2;
-const WARPS_N: u32 = UNITS / 32 / WARPS_M;
+/// Warps of a cube.
+const WARPS: u32 = UNITS / 32;
 /// Bytes of a chunk of an operand of which k does not run along the rows: 64 rows of k.
-const CHUNK_BYTES: u32 = 64 * ROW_BYTES as u32;
+pub(crate) const CHUNK_BYTES: u32 = 64 * ROW_BYTES as u32;
 
 /// How the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
     /// What a warp multiplies.
     pub(crate) operands: MmaOperands,
+    /// Warps of a cube along m; the rest lies along n.
+    pub(crate) warps_m: u32,
     /// Bytes of an element of the operands.
     pub(crate) element_bytes: u32,
     pub(crate) stages: u32,
@@ -41,22 +42,29 @@ pub(crate) struct MmaBlueprint {
 impl MmaBlueprint {
     /// Rows of a cube's tile.
     pub(crate) fn tile_m(self) -> u32 {
-        16 * self.operands.m16 as u32 * WARPS_M
+        16 * self.operands.m16 as u32 * self.warps_m
     }
 
     /// Columns of a cube's tile.
     pub(crate) fn tile_n(self) -> u32 {
-        16 * self.operands.n16 as u32 * WARPS_N
+        16 * self.operands.n16 as u32 * self.warps_n()
     }
 
-    /// Warp tiles for a cube's tile: 16 rows and columns each, `None` where they do not divide it.
-    pub(crate) fn warp_tiles(tile_m: usize, tile_n: usize) -> Option<(usize, usize)> {
-        let (rows, columns) = (16 * WARPS_M as usize, 16 * WARPS_N as usize);
-        (tile_m.is_multiple_of(rows) && tile_n.is_multiple_of(columns))
-            .then_some((tile_m / rows, tile_n / columns))
+    /// Warps of a cube along n.
+    pub(crate) fn warps_n(self) -> u32 {
+        WARPS / self.warps_m
     }
 
-    fn stage_bytes(self) -> u32 {
+    /// Warps along m for a cube's tile, and the 16 rows and columns that each has so many times; `None` where
+    /// they do not divide it. A warp has at least 32 columns: it writes them 32 at a time.
+    pub(crate) fn warp_tiles(tile_m: usize, tile_n: usize) -> Option<(u32, usize, usize)> {
+        let warps_m = if tile_n < 128 { 4 } else { 2 };
+        let (rows, columns) = (16 * warps_m, 16 * WARPS as usize / warps_m);
+        let is_whole = tile_m.is_multiple_of(rows) && tile_n.is_multiple_of(2 * columns);
+        is_whole.then_some((warps_m as u32, tile_m / rows, tile_n / columns))
+    }
+
+    pub(crate) fn stage_bytes(self) -> u32 {
         (self.tile_m() + self.tile_n()) * ROW_BYTES as u32
     }
 
@@ -79,7 +87,7 @@ pub(crate) struct Pitch {
 
 /// Starts copies of one operand's part of a k block; what lies beyond its ends becomes zero.
 #[cube]
-fn load_operand(
+pub(crate) fn load_operand(
     destination: u32,
     source: u64,
     pitch: &Pitch,
@@ -164,7 +172,8 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
 
     // Where this unit reads fragments: its warp's part of either tile, then its own row and chunk.
     let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
-    let (warp_m, warp_n) = (warp / WARPS_N, warp % WARPS_N);
+    let warps_n = comptime!(blueprint.warps_n());
+    let (warp_m, warp_n) = (warp / warps_n, warp % warps_n);
     let (rows, columns) = comptime!((16 * operands.m16 as u32, 16 * operands.n16 as u32));
     let lhs_lane = lhs_position(lane, comptime!(operands.lhs_k_major));
     let rhs_lane = rhs_position(lane, comptime!(operands.rhs_k_major));
@@ -283,14 +292,14 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
     #[unroll]
     for i in 0..comptime!(operands.m16) {
-        let place = Fragment {
-            origin: (work.split * extent.batches + work.batch) * extent.m,
-            row: work.row + warp_m * rows + comptime!(16 * i as u32) + lane / 4,
-            column: work.column + warp_n * columns,
-            quad: lane % 4,
-            m: extent.m,
-            n: extent.n,
-        };
+        let place = dense_fragment(
+            (work.split * extent.batches + work.batch) * extent.m,
+            work.row + warp_m * rows + comptime!(16 * i as u32) + lane / 4,
+            work.column + warp_n * columns,
+            lane % 4,
+            extent.m,
+            extent.n,
+        );
         let first = comptime!(i * operands.n16 * 8);
         if comptime!(epilogue.preactivation) {
             store_fragment::<O, S, W, R>(
@@ -328,7 +337,12 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
 /// A lane's row and chunk, in bytes from the operand's tile, for a warp whose part begins at
 /// `first` of m or n. Across k, parts are chunks of 64 columns or lie within one.
 #[cube]
-fn warp_position(first: u32, row: u32, chunk: u32, #[comptime] k_major: bool) -> (u32, u32) {
+pub(crate) fn warp_position(
+    first: u32,
+    row: u32,
+    chunk: u32,
+    #[comptime] k_major: bool,
+) -> (u32, u32) {
     let row_bytes = comptime!(ROW_BYTES as u32);
     if comptime!(k_major) {
         ((first + row) * row_bytes, chunk << 4)

@@ -71,3 +71,16 @@ pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, mult
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 pub(crate) use split::matmul_split_sum_kernel;
 pub(crate) use variants::variants;
+
+/// What other products on tensor cores are made of.
+#[cfg(feature = "cuda")]
+pub(crate) mod mma_parts {
+    pub(crate) use super::{
+        bias_tile::{element_bytes as bias_element_bytes, fetch_bias},
+        mma::{CHUNK_BYTES, MmaBlueprint, Pitch, PitchLaunch, UNITS, load_operand, warp_position},
+        operand::MatrixSource,
+        store::{Fragment, dense_fragment, store_fragment},
+        tensor_core::store_width,
+        work::{Extent, ExtentLaunch, work_at},
+    };
+}

@@ -70,7 +70,7 @@ impl AlignedOperand {
         let pitch = padded(columns, bytes);
         let matrix = rows * pitch;
         let packed = Buffer::empty(client, matrices[0] * matrices[1] * matrix, operand.dtype);
-        let source = Source { memory, operand: &operand, matrices, rows, columns, row, column };
+        let source = MatrixSource { memory, operand, matrices, rows, columns, row, column };
         source.pack(client, &packed, pitch)?;
         Ok(Self {
             memory: packed,
@@ -90,18 +90,25 @@ fn padded(elements: usize, bytes: usize) -> usize {
 }
 
 /// An operand that has to be copied, as rows and columns of the copy.
-struct Source<'a> {
-    memory: &'a Buffer,
-    operand: &'a Operand,
-    matrices: [usize; 2],
-    rows: usize,
-    columns: usize,
-    row: usize,
-    column: usize,
+pub(crate) struct MatrixSource<'a> {
+    pub(crate) memory: &'a Buffer,
+    pub(crate) operand: Operand,
+    pub(crate) matrices: [usize; 2],
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Elements from row to row and from column to column.
+    pub(crate) row: usize,
+    pub(crate) column: usize,
 }
 
-impl Source<'_> {
-    fn pack(&self, client: &Client, packed: &Buffer, pitch: usize) -> Result<(), KernelError> {
+impl MatrixSource<'_> {
+    /// Copies the rows to `packed`, `pitch` elements apart. What lies behind a shorter row stays as it was.
+    pub(crate) fn pack(
+        &self,
+        client: &Client,
+        packed: &Buffer,
+        pitch: usize,
+    ) -> Result<(), KernelError> {
         let cubes = [
             self.columns.div_ceil(TILE as usize),
             self.rows.div_ceil(TILE as usize),

@@ -40,7 +40,7 @@ pub(crate) enum HalfKind {
 
 impl StoreWidth {
     /// The output's type, if it has 16 bits.
-    pub(super) fn half(self) -> Option<HalfKind> {
+    pub(crate) fn half(self) -> Option<HalfKind> {
         match self {
             Self::Octet(kind) | Self::HalfPair(kind) | Self::HalfShifted(kind) => Some(kind),
             Self::Pair | Self::Single => None,
@@ -57,20 +57,42 @@ impl StoreWidth {
     }
 }
 
-/// Where a fragment of 16 rows goes.
+/// Where a fragment of 16 rows goes. A unit has two of them, 8 rows apart.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Fragment {
-    /// First row of the batch's output, counted over all batches.
-    pub(crate) origin: u32,
-    /// This unit's first row; its second is 8 below.
-    pub(crate) row: u32,
+    /// The element of the output with which the upper row begins, and whether the output has the row.
+    pub(crate) upper: u32,
+    pub(crate) has_upper: bool,
+    /// As for the upper row.
+    pub(crate) lower: u32,
+    pub(crate) has_lower: bool,
     /// First column of the fragment.
     pub(crate) column: u32,
     /// This unit's place in its quad.
     pub(crate) quad: u32,
-    /// Ends of the output.
-    pub(crate) m: u32,
+    /// Columns of a row.
     pub(crate) n: u32,
+}
+
+/// Rows that follow each other: `row` and the one 8 below it, of `m` from row `origin` on.
+#[cube]
+pub(crate) fn dense_fragment(
+    origin: u32,
+    row: u32,
+    column: u32,
+    quad: u32,
+    m: u32,
+    n: u32,
+) -> Fragment {
+    Fragment {
+        upper: (origin + row) * n,
+        has_upper: row < m,
+        lower: (origin + row + 8) * n,
+        has_lower: row + 8 < m,
+        column,
+        quad,
+        n,
+    }
 }
 
 #[cube]
@@ -109,19 +131,25 @@ fn finish(
 
 /// One number of the residual, or zero beyond its end.
 #[cube]
-fn residual_at<O: Float>(residual: &[O], row: u32, column: u32, place: &Fragment) -> f32 {
+fn residual_at<O: Float>(
+    residual: &[O],
+    row: u32,
+    column: u32,
+    has_row: bool,
+    place: &Fragment,
+) -> f32 {
     let mut value = 0.0f32;
-    if row < place.m && column < place.n {
-        value = f32::cast_from(residual[((place.origin + row) * place.n + column) as usize]);
+    if has_row && column < place.n {
+        value = f32::cast_from(residual[(row + column) as usize]);
     }
     value
 }
 
 /// The residual where this unit writes eight columns.
 #[cube]
-fn load_residual(base: u64, row: u32, column: u32, place: &Fragment) -> Array<u32> {
-    let at = (place.origin + row) * place.n + column;
-    let octet = load_words(base + u64::cast_from(at) * 2, row < place.m && column < place.n);
+fn load_residual(base: u64, row: u32, column: u32, has_row: bool, place: &Fragment) -> Array<u32> {
+    let is_there = has_row && column < place.n;
+    let octet = load_words(base + u64::cast_from(row + column) * 2, is_there);
     let mut words = Array::<u32>::new(4usize);
     #[unroll]
     for word in 0..4usize {
@@ -130,11 +158,21 @@ fn load_residual(base: u64, row: u32, column: u32, place: &Fragment) -> Array<u3
     words
 }
 
+/// The element with which the upper (0) or lower (1) row begins, and whether the output has the row.
+#[cube]
+fn row_of(place: &Fragment, #[comptime] half: usize) -> (u32, bool) {
+    if comptime!(half == 0) {
+        (place.upper, place.has_upper)
+    } else {
+        (place.lower, place.has_lower)
+    }
+}
+
 /// Finishes the accumulators `first..` of 16 rows by `columns` and writes them: the values the
 /// activation is applied to if `stop_before_activation`, else the output. `bias_at` is where the
 /// bias of the columns lies in shared memory.
 #[cube]
-pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
+pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     sums: Vector<f32, R>,
     target: &mut [Vector<S, W>],
     bias_at: u32,
@@ -186,13 +224,14 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
         if comptime!(octets_of_residual) {
             #[unroll]
             for half in 0..2usize {
-                let row = place.row + comptime!(8 * half as u32);
-                residual_octets.push(load_residual(residual_base, row, octet_column, place));
+                let (row, has_row) = row_of(place, half);
+                let octet = load_residual(residual_base, row, octet_column, has_row, place);
+                residual_octets.push(octet);
             }
         }
         #[unroll]
         for half in 0..2usize {
-            let row = place.row + comptime!(8 * half as u32);
+            let (row, has_row) = row_of(place, half);
             let mut words = Array::<u32>::new(blocks);
             let residual_pairs = if comptime!(octets_of_residual) {
                 transpose_quad(&residual_octets[half], place.quad)
@@ -214,8 +253,8 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                     added_low = pair.extract(0usize);
                     added_high = pair.extract(1usize);
                 } else if comptime!(add_residual) {
-                    added_low = residual_at::<O>(residual, row, column, place);
-                    added_high = residual_at::<O>(residual, row, column + 1, place);
+                    added_low = residual_at::<O>(residual, row, column, has_row, place);
+                    added_high = residual_at::<O>(residual, row, column + 1, has_row, place);
                 }
                 let low = finish(
                     sums.extract(at),
@@ -235,11 +274,11 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                     activation,
                     add_residual,
                 );
-                let start = (place.origin + row) * place.n + column;
+                let start = row + column;
                 match comptime!(width) {
                     StoreWidth::Octet(kind) => words[block] = pack(low, high, kind),
                     StoreWidth::HalfPair(kind) => {
-                        if row < place.m && column < place.n {
+                        if has_row && column < place.n {
                             target[(start / 2) as usize] =
                                 Vector::<S, W>::cast_from(pack(low, high, kind));
                         }
@@ -255,6 +294,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                                 load::<f32>(carried_lower)
                             },
                             row,
+                            has_row,
                             column,
                             place,
                             comptime!(j == 0),
@@ -268,7 +308,7 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                         }
                     }
                     StoreWidth::Pair => {
-                        if row < place.m && column < place.n {
+                        if has_row && column < place.n {
                             let mut pair = Vector::<S, W>::empty();
                             pair.insert(0usize, S::cast_from(low));
                             pair.insert(comptime!(1usize % size), S::cast_from(high));
@@ -276,10 +316,10 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                         }
                     }
                     StoreWidth::Single => {
-                        if row < place.m && column < place.n {
+                        if has_row && column < place.n {
                             target[start as usize] = Vector::<S, W>::cast_from(low);
                         }
-                        if row < place.m && column + 1 < place.n {
+                        if has_row && column + 1 < place.n {
                             target[(start + 1) as usize] = Vector::<S, W>::cast_from(high);
                         }
                     }
@@ -293,8 +333,8 @@ pub(super) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                 for word in 0..4usize {
                     octet.insert(comptime!(word % size), S::cast_from(received[word]));
                 }
-                if row < place.m && octet_column < place.n {
-                    let start = (place.origin + row) * place.n + octet_column;
+                if has_row && octet_column < place.n {
+                    let start = row + octet_column;
                     target[(start / 8) as usize] = octet;
                 }
             }
@@ -313,17 +353,18 @@ fn store_shifted<S: Numeric, W: Size>(
     high: f32,
     carried: f32,
     row: u32,
+    has_row: bool,
     column: u32,
     place: &Fragment,
     #[comptime] is_first: bool,
     #[comptime] is_last: bool,
     #[comptime] kind: HalfKind,
 ) {
-    let start = (place.origin + row) * place.n + column;
+    let start = row + column;
     let passed = select(place.quad == 3, carried, high);
     let lane = UNIT_POS_PLANE;
     let before = plane_shuffle(passed, (lane & 28) | ((lane + 3) & 3));
-    if row < place.m {
+    if has_row {
         if start & 1 == 0 {
             if column + 1 < place.n {
                 store_word(output_address::<Vector<S, W>>(target), start, pack(low, high, kind));

@@ -239,7 +239,7 @@ impl Launch<'_> {
 
     fn mma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
         let MatmulBlueprint { tile_m, tile_n, stages, .. } = *self.blueprint;
-        let Some((m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
+        let Some((warps_m, m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
             let reason = format!("tiles of {tile_m} by {tile_n}");
             return Err(KernelError::Unsupported { op: OP, reason });
         };
@@ -253,6 +253,7 @@ impl Launch<'_> {
                 lhs_k_major: self.lhs.k_major,
                 rhs_k_major: self.rhs.k_major,
             },
+            warps_m,
             element_bytes: self.problem.lhs.dtype.size() as u32,
             stages: stages as u32,
             store,

@@ -12,7 +12,7 @@
 use super::{
     bias_tile::{bias_bytes, fetch_bias},
     epilogue::{EpilogueBlueprint, factor},
-    store::{Fragment, StoreWidth, store_fragment},
+    store::{StoreWidth, dense_fragment, store_fragment},
     work::{Extent, LastMatrix, work_at, work_count},
 };
 use crate::ptx::{
@@ -265,14 +265,14 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
                 copies_wait_all();
                 sync_group(group + 1, 128u32);
             }
-            let place = Fragment {
-                origin: (work.split * extent.batches + work.batch) * extent.m,
-                row: work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,
-                column: work.column,
-                quad: lane % 4,
-                m: extent.m,
-                n: extent.n,
-            };
+            let place = dense_fragment(
+                (work.split * extent.batches + work.batch) * extent.m,
+                work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,
+                work.column,
+                lane % 4,
+                extent.m,
+                extent.n,
+            );
             if comptime!(epilogue.preactivation) {
                 store_fragment::<O, S, W, R>(
                     sums,

@@ -29,13 +29,13 @@ pub(crate) struct LastMatrix {
 
 /// A tile of the output, and which k of it.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Work {
-    pub(super) row: u32,
-    pub(super) column: u32,
-    pub(super) batch: u32,
-    pub(super) split: u32,
-    pub(super) first_block: u32,
-    pub(super) last_block: u32,
+pub(crate) struct Work {
+    pub(crate) row: u32,
+    pub(crate) column: u32,
+    pub(crate) batch: u32,
+    pub(crate) split: u32,
+    pub(crate) first_block: u32,
+    pub(crate) last_block: u32,
 }
 
 /// How many pieces of work there are.
@@ -48,7 +48,7 @@ pub(super) fn work_count(extent: &Extent, #[comptime] tile_m: u32, #[comptime] t
 /// Piece `index` of the work: columns of tiles within a group of rows follow each other, then groups,
 /// batches, splits. Pieces at work at the same time so share operands.
 #[cube]
-pub(super) fn work_at(
+pub(crate) fn work_at(
     index: u32,
     extent: &Extent,
     #[comptime] tile_m: u32,

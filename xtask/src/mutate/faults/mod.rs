@@ -6,6 +6,7 @@
 
 mod attention;
 mod backend;
+mod conv;
 mod elementwise;
 mod matmul;
 mod optimizers;
@@ -99,11 +100,13 @@ pub(super) fn all() -> Vec<Fault> {
         rows::FILES,
         optimizers::FILES,
         matmul::FILES,
+        conv::FILES,
         attention::FILES,
         backend::FILES,
     ];
     let everywhere = everywhere.into_iter().flatten().map(|in_file| (Suite::Lavapipe, in_file));
-    let tensor_cores = tensor_cores::FILES.iter().map(|in_file| (Suite::TensorCores, in_file));
+    let tensor_cores = tensor_cores::FILES.iter().chain(conv::TENSOR_CORE_FILES);
+    let tensor_cores = tensor_cores.map(|in_file| (Suite::TensorCores, in_file));
     everywhere
         .chain(tensor_cores)
         .flat_map(|(suite, in_file)| in_file.rows.iter().map(move |row| (suite, in_file, row)))

@@ -104,15 +104,11 @@ pub(super) const FILES: &[InFile] = &[
                 "received[1] = select(upper, from1, x1);",
                 "received[1] = select(upper, x1, from1);",
             ),
-            device(
-                "missing bound of an octet",
-                "row < place.m && octet_column < place.n",
-                "row < place.m",
-            ),
+            device("missing bound of an octet", "has_row && octet_column < place.n", "has_row"),
             device(
                 "residual of the column before",
-                "residual_at::<O>(residual, row, column + 1, place)",
-                "residual_at::<O>(residual, row, column, place)",
+                "residual_at::<O>(residual, row, column + 1, has_row, place)",
+                "residual_at::<O>(residual, row, column, has_row, place)",
             ),
         ],
     },

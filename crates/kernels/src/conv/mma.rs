@@ -1,0 +1,413 @@
+//! The tensor-core family for Ampere and later: eight warps a cube, fed by `cp.async`, which fills with zeros
+//! what lies outside of an image.
+//!
+//! 1. All units copy blocks of terms of both operands into a ring in shared memory, some blocks ahead. The
+//!    gathered one comes in pieces of 16 bytes, neighboring channels of one tap of one pixel. Where pixels are
+//!    rows, a unit copies for the same pixels in every block; where they are terms, for the same tap.
+//! 2. Each warp multiplies its part of the tile out of the oldest block.
+//! 3. It finishes and writes its part, each row where its pixel lies in the output.
+
+use super::gather::{
+    Gather, ImageStrides, OUTSIDE, Pixel, WeightStrides, element_at, pixel_at, shift_of, source_at,
+    tap_at, weight_at,
+};
+use crate::{
+    matmul::{
+        EpilogueBlueprint,
+        mma_parts::{
+            CHUNK_BYTES, Extent, Fragment, MmaBlueprint, Pitch, UNITS, bias_element_bytes,
+            dense_fragment, fetch_bias, load_operand, store_fragment, warp_position, work_at,
+        },
+    },
+    ptx::{
+        ROW_BYTES,
+        copy::{copies_commit, copies_wait, copy_16_bytes},
+        global_address, load,
+        mma::{lhs_position, mma_block, rhs_position},
+        shared_address,
+    },
+};
+use cubecl::prelude::*;
+
+/// Chunks of 16 bytes in a row of shared memory.
+const ROW_CHUNKS: u32 = ROW_BYTES as u32 / 16;
+
+/// How the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConvMmaBlueprint {
+    pub(crate) mma: MmaBlueprint,
+    /// Pixels are terms, and the gathered images the right operand; else pixels are rows and they are the left.
+    pub(crate) sums_pixels: bool,
+    /// Chunks of 16 bytes divide a group's channels.
+    pub(crate) whole_chunks: bool,
+}
+
+/// Bytes of a chunk of neighboring channels from `channel` on.
+#[cube]
+fn chunk_bytes(channel: u32, channels: u32, #[comptime] blueprint: ConvMmaBlueprint) -> u32 {
+    if comptime!(blueprint.whole_chunks) {
+        16u32.runtime()
+    } else {
+        let element_bytes = comptime!(blueprint.mma.element_bytes);
+        let there = select(channel < channels, channels - channel, 0u32);
+        min(there, comptime!(16 / element_bytes)) * element_bytes
+    }
+}
+
+/// Starts copies of a block of taps of the pixels that this unit copies for, a row each.
+#[cube]
+fn load_pixels(
+    destination: u32,
+    source: u64,
+    pixels: &Sequence<Pixel>,
+    gather: &Gather,
+    first_term: u32,
+    terms: u32,
+    #[comptime] blueprint: ConvMmaBlueprint,
+) {
+    let element_bytes = comptime!(blueprint.mma.element_bytes);
+    let (chunk, first_row) = (UNIT_POS % ROW_CHUNKS, UNIT_POS / ROW_CHUNKS);
+    let term = first_term + chunk * comptime!(16 / element_bytes);
+    let tap = tap_at(term, gather);
+    let (row_shift, column_shift) = shift_of(&tap, gather);
+    let mut there = 0u32;
+    if term < terms {
+        there = chunk_bytes(tap.channel, gather.channels, blueprint);
+    }
+    #[unroll]
+    for round in 0..comptime!((blueprint.mma.tile_m() * ROW_CHUNKS / UNITS) as usize) {
+        let row = comptime!(round as u32 * (UNITS / ROW_CHUNKS)) + first_row;
+        let (is_inside, element) = source_at(&pixels[round], row_shift, column_shift, gather);
+        let mut bytes = 0u32;
+        let mut from = source;
+        if is_inside && there > 0 {
+            bytes = there;
+            from += u64::cast_from(element + tap.channel)
+                * comptime!(u64::from(element_bytes)).runtime();
+        }
+        let at = destination + row * comptime!(ROW_BYTES as u32) + ((chunk ^ (row & 7)) << 4);
+        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+    }
+}
+
+/// Starts copies of a block of taps of the weights of a tile's columns, a row each.
+#[cube]
+fn load_weights(
+    destination: u32,
+    source: u64,
+    weights: &WeightStrides,
+    gather: &Gather,
+    first_column: u32,
+    columns: u32,
+    first_term: u32,
+    terms: u32,
+    #[comptime] blueprint: ConvMmaBlueprint,
+) {
+    let element_bytes = comptime!(blueprint.mma.element_bytes);
+    let (chunk, first_row) = (UNIT_POS % ROW_CHUNKS, UNIT_POS / ROW_CHUNKS);
+    let term = first_term + chunk * comptime!(16 / element_bytes);
+    let tap = tap_at(term, gather);
+    let mut there = 0u32;
+    if term < terms {
+        there = chunk_bytes(tap.channel, gather.channels, blueprint);
+    }
+    #[unroll]
+    for round in 0..comptime!(blueprint.mma.tile_n() * ROW_CHUNKS / UNITS) {
+        let row = round * comptime!(UNITS / ROW_CHUNKS) + first_row;
+        let mut bytes = 0u32;
+        let mut from = source;
+        if first_column + row < columns && there > 0 {
+            bytes = there;
+            from += u64::cast_from(weight_at(first_column + row, &tap, weights))
+                * comptime!(u64::from(element_bytes)).runtime();
+        }
+        let at = destination + row * comptime!(ROW_BYTES as u32) + ((chunk ^ (row & 7)) << 4);
+        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+    }
+}
+
+/// Chunks of a row of terms: the right operand's columns.
+fn row_chunks(blueprint: ConvMmaBlueprint) -> u32 {
+    blueprint.mma.tile_n() * blueprint.mma.element_bytes / 16
+}
+
+/// The tap that a unit copies for.
+#[derive(CubeType, Clone, Copy)]
+struct CopiedTap {
+    /// Rows and columns from the first tap: outside of every image where the unit has no tap.
+    row_shift: u32,
+    column_shift: u32,
+    channel: u32,
+}
+
+/// Starts copies of the tap that this unit copies for, of a block of pixels, a row each.
+#[cube]
+fn load_taps(
+    destination: u32,
+    source: u64,
+    tap: &CopiedTap,
+    gather: &Gather,
+    first_pixel: u32,
+    #[comptime] blueprint: ConvMmaBlueprint,
+) {
+    let element_bytes = comptime!(blueprint.mma.element_bytes);
+    let row_chunks = comptime!(row_chunks(blueprint));
+    let (chunk, first_row) = (UNIT_POS % row_chunks, UNIT_POS / row_chunks);
+    let column = destination + (chunk / ROW_CHUNKS) * CHUNK_BYTES;
+    #[unroll]
+    for round in 0..comptime!(blueprint.mma.tile_n() * ROW_CHUNKS / UNITS) {
+        let row = round * comptime!(UNITS / row_chunks) + first_row;
+        let pixel = pixel_at(first_pixel + row, gather);
+        let (is_inside, element) = source_at(&pixel, tap.row_shift, tap.column_shift, gather);
+        let mut bytes = 0u32;
+        let mut from = source;
+        if is_inside {
+            bytes = chunk_bytes(tap.channel, gather.channels, blueprint);
+            from += u64::cast_from(element + tap.channel)
+                * comptime!(u64::from(element_bytes)).runtime();
+        }
+        let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
+        let at = column + row * comptime!(ROW_BYTES as u32) + swizzled;
+        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+    }
+}
+
+/// What a unit knows before the first block of what it copies of the gathered images.
+#[derive(CubeType)]
+struct Copied {
+    /// Its pixels, where those are rows.
+    pixels: Sequence<Pixel>,
+    /// Its tap, where pixels are terms.
+    tap: CopiedTap,
+}
+
+/// Starts the copies of block `block` of both operands into a stage of the ring.
+#[cube]
+fn load_block(
+    stage: u32,
+    gathered: u64,
+    other: u64,
+    copied: &Copied,
+    gather: &Gather,
+    weights: &WeightStrides,
+    pitch: &Pitch,
+    extent: &Extent,
+    row: u32,
+    column: u32,
+    block: u32,
+    terms: u32,
+    #[comptime] blueprint: ConvMmaBlueprint,
+) {
+    let element_bytes = comptime!(blueprint.mma.element_bytes);
+    let first_term = block * comptime!(ROW_BYTES as u32 / element_bytes);
+    let rhs = stage + comptime!(blueprint.mma.tile_m() * ROW_BYTES as u32);
+    if comptime!(blueprint.sums_pixels) {
+        load_operand(
+            stage,
+            other,
+            pitch,
+            row,
+            first_term,
+            terms,
+            comptime!(blueprint.mma.tile_m()),
+            false,
+            element_bytes,
+        );
+        load_taps(rhs, gathered, &copied.tap, gather, first_term, blueprint);
+    } else {
+        load_pixels(stage, gathered, &copied.pixels, gather, first_term, terms, blueprint);
+        load_weights(rhs, other, weights, gather, column, extent.n, first_term, terms, blueprint);
+    }
+}
+
+/// A product with one gathered operand; with splits, sums of each split to `out[split]`. `images` are the
+/// output where pixels are rows; `pitch` is that of the other operand where they are terms.
+#[cube(launch_unchecked)]
+pub(crate) fn conv_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
+    gathered: &[u32],
+    other: &[u32],
+    bias: &[O],
+    out: &mut [Vector<S, W>],
+    extent: Extent,
+    gather: Gather,
+    weights: WeightStrides,
+    images: ImageStrides,
+    pitch: Pitch,
+    terms: u32,
+    #[comptime] blueprint: ConvMmaBlueprint,
+    #[comptime] epilogue: EpilogueBlueprint,
+    #[define(O)] _output: ElemType,
+    #[define(S)] _stored: ElemType,
+    #[define(R)] _registers: usize,
+) {
+    let operands = comptime!(blueprint.mma.operands);
+    let (tile_m, tile_n) = comptime!((blueprint.mma.tile_m(), blueprint.mma.tile_n()));
+    let stages = comptime!(blueprint.mma.stages);
+    let stage_bytes = comptime!(blueprint.mma.stage_bytes());
+    let lhs_bytes = comptime!(tile_m * ROW_BYTES as u32);
+    let element_bytes = comptime!(blueprint.mma.element_bytes);
+    let memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(blueprint.mma.shared_bytes() / 4), 1024usize);
+    let ring = shared_address::<u32>(memory.as_slice());
+
+    let work = work_at(CUBE_POS_X, &extent, tile_m, tile_n);
+    let group = work.batch;
+    let size = comptime!(u64::from(element_bytes)).runtime();
+    let source_channel = group * gather.channels;
+    let gathered_from = global_address::<u32>(gathered) + u64::cast_from(source_channel) * size;
+    let other_origin =
+        if comptime!(blueprint.sums_pixels) { group * extent.m } else { group * weights.group };
+    let other_from = global_address::<u32>(other) + u64::cast_from(other_origin) * size;
+
+    let mut pixels = Sequence::<Pixel>::new();
+    if comptime!(!blueprint.sums_pixels) {
+        #[unroll]
+        for round in 0..comptime!(tile_m * ROW_CHUNKS / UNITS) {
+            let row = round * comptime!(UNITS / ROW_CHUNKS) + UNIT_POS / ROW_CHUNKS;
+            pixels.push(pixel_at(work.row + row, &gather));
+        }
+    }
+    let chunk = UNIT_POS % comptime!(row_chunks(blueprint));
+    let first_tap = work.column + chunk * comptime!(16 / element_bytes);
+    let tap = tap_at(first_tap, &gather);
+    let (row_shift, column_shift) = shift_of(&tap, &gather);
+    let row_shift = select(first_tap < extent.n, row_shift, OUTSIDE);
+    let tap = CopiedTap { row_shift, column_shift, channel: tap.channel };
+    let copied = Copied { pixels, tap };
+
+    // Where this unit reads fragments: its warp's part of either tile, then its own row and chunk.
+    let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
+    let warps_n = comptime!(blueprint.mma.warps_n());
+    let (warp_m, warp_n) = (warp / warps_n, warp % warps_n);
+    let (rows, columns) = comptime!((16 * operands.m16 as u32, 16 * operands.n16 as u32));
+    let lhs_lane = lhs_position(lane, comptime!(operands.lhs_k_major));
+    let rhs_lane = rhs_position(lane, comptime!(operands.rhs_k_major));
+    let (lhs_row, lhs_chunk) =
+        warp_position(warp_m * rows, lhs_lane.0, lhs_lane.1, comptime!(operands.lhs_k_major));
+    let (rhs_row, rhs_chunk) =
+        warp_position(warp_n * columns, rhs_lane.0, rhs_lane.1, comptime!(operands.rhs_k_major));
+
+    // It arrives with the first block.
+    let bias_at = ring + comptime!(stages * stage_bytes);
+    if comptime!(epilogue.bias) {
+        fetch_bias::<O>(
+            bias,
+            bias_at,
+            group * extent.n + work.column,
+            extent.batches * extent.n,
+            UNIT_POS,
+            UNITS,
+            tile_n,
+            comptime!(blueprint.mma.store.half()),
+        );
+    }
+
+    // 1. The first blocks. A group of copies is closed for every block, also where there is none
+    // left, so that counting groups counts blocks.
+    let blocks = work.last_block - work.first_block;
+    #[unroll]
+    for stage in 0..comptime!(stages - 1) {
+        if stage < blocks {
+            load_block(
+                ring + comptime!(stage * stage_bytes),
+                gathered_from,
+                other_from,
+                &copied,
+                &gather,
+                &weights,
+                &pitch,
+                &extent,
+                work.row,
+                work.column,
+                work.first_block + stage,
+                terms,
+                blueprint,
+            );
+        }
+        copies_commit();
+    }
+
+    // 2. Multiply.
+    let mut sums = Vector::<f32, R>::new(0.0f32);
+    let mut stage = 0u32;
+    let mut ahead_stage = comptime!(stages - 1).runtime();
+    for block in 0..blocks {
+        copies_wait(comptime!(stages - 2));
+        // Everyone's copies are there, and everyone has read the block that is overwritten next.
+        sync_cube();
+        let ahead = block + comptime!(stages - 1);
+        if ahead < blocks {
+            load_block(
+                ring + ahead_stage * stage_bytes,
+                gathered_from,
+                other_from,
+                &copied,
+                &gather,
+                &weights,
+                &pitch,
+                &extent,
+                work.row,
+                work.column,
+                work.first_block + ahead,
+                terms,
+                blueprint,
+            );
+        }
+        copies_commit();
+        ahead_stage += 1;
+        if ahead_stage == stages {
+            ahead_stage = 0u32;
+        }
+        let at = ring + stage * stage_bytes;
+        sums = mma_block::<R>(
+            sums,
+            at + lhs_row,
+            lhs_chunk,
+            at + lhs_bytes + rhs_row,
+            rhs_chunk,
+            operands,
+        );
+        stage += 1;
+        if stage == stages {
+            stage = 0u32;
+        }
+    }
+
+    // 3. Finish and write.
+    let bias_bytes = comptime!(bias_element_bytes(blueprint.mma.store.half()));
+    let bias_at = bias_at + warp_n * columns * bias_bytes;
+    #[unroll]
+    for i in 0..comptime!(operands.m16) {
+        let row = work.row + warp_m * rows + comptime!(16 * i as u32) + lane / 4;
+        let column = work.column + warp_n * columns;
+        let place = if comptime!(blueprint.sums_pixels) {
+            let origin = (work.split * extent.batches + group) * extent.m;
+            dense_fragment(origin, row, column, lane % 4, extent.m, extent.n)
+        } else {
+            let first = group * extent.n;
+            Fragment {
+                upper: element_at(row, &gather, &images) + first,
+                has_upper: row < extent.m,
+                lower: element_at(row + 8, &gather, &images) + first,
+                has_lower: row + 8 < extent.m,
+                column,
+                quad: lane % 4,
+                n: extent.n,
+            }
+        };
+        store_fragment::<O, S, W, R>(
+            sums,
+            out,
+            bias_at,
+            bias,
+            &place,
+            1.0f32,
+            0.0f32,
+            comptime!(i * operands.n16 * 8),
+            comptime!(16 * operands.n16),
+            comptime!(blueprint.mma.store),
+            epilogue,
+            false,
+        );
+    }
+}

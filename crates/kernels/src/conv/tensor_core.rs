@@ -1,0 +1,299 @@
+//! Launches of the tensor-core family: operands are copied into shape where the copies of 16 bytes could not
+//! follow them.
+
+use super::{
+    ConvPass, ConvProblem, ImplicitBlueprint,
+    blueprint::tensor_core_type,
+    launch::Launch,
+    mma::{ConvMmaBlueprint, conv_mma_kernel},
+    parts::{Gathered, Part, Weights, parts},
+    problem::unsupported,
+    product::pixel_stride,
+};
+use crate::{
+    DeviceProfile, KernelError,
+    buffer::Buffer,
+    matmul::{
+        Operand,
+        mma_parts::{ExtentLaunch, MatrixSource, MmaBlueprint, PitchLaunch, UNITS, store_width},
+    },
+    ptx::{ROW_BYTES, mma::MmaOperands},
+};
+use cubecl::{client::Client, prelude::*};
+
+/// What the copies are aligned to.
+const ALIGNMENT_BYTES: usize = 16;
+
+/// An implicit product on tensor cores, and the sum over its splits.
+pub(super) fn launch(launch: &Launch<'_>, plan: &ImplicitBlueprint) -> Result<Buffer, KernelError> {
+    let problem = launch.problem;
+    let Some(element) = tensor_core_type(problem) else {
+        return unsupported(format!("{:?} on tensor cores", problem.dtype));
+    };
+    // It is copied four bytes at a time.
+    let bias_offset = launch.bias.and_then(|bias| bias.handle.offset_start);
+    if bias_offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
+        return unsupported("a bias that does not begin at a multiple of 4 bytes".into());
+    }
+    let shapes = problem.shapes();
+    let client = launch.client;
+    let images = Images { shape: shapes[0], strides: problem.first, memory: launch.operands[0] };
+    let images = images.aligned(client)?;
+    let channels = launch.gathered_channels();
+    let padded_channels = channels.next_multiple_of(whole_elements(problem));
+    let gathered = Gathered { strides: images.strides, channels, padded_channels };
+    let other = match problem.pass {
+        ConvPass::Wgrad => {
+            let dy =
+                Images { shape: shapes[1], strides: problem.second, memory: launch.operands[1] };
+            Other::rows(client, &dy)?
+        }
+        ConvPass::Fprop | ConvPass::Dgrad => {
+            Other::weights(client, problem, launch.operands[1], padded_channels)?
+        }
+    };
+    let product =
+        Product { launch, plan, element, images: &images.memory, gathered, other: &other };
+    if problem.pass != ConvPass::Wgrad {
+        return launch
+            .summed(1, |out| parts(problem).iter().try_for_each(|part| product.launch(part, out)));
+    }
+    let rows = problem.out_channels * problem.taps();
+    let padded = launch.summed_elements(plan.splits, rows * padded_channels, |out| {
+        parts(problem).iter().try_for_each(|part| product.launch(part, out))
+    })?;
+    if padded_channels == channels {
+        return Ok(padded);
+    }
+    let out = Buffer::empty(client, rows * channels, padded.dtype);
+    matrix(&padded, [0, 0], [1, 1], [rows, channels], [padded_channels, 1])
+        .pack(client, &out, channels)?;
+    Ok(out)
+}
+
+/// Elements of a copy.
+fn whole_elements(problem: &ConvProblem) -> usize {
+    ALIGNMENT_BYTES / problem.dtype.size()
+}
+
+fn begins_aligned(memory: &Buffer) -> bool {
+    memory.handle.offset_start.unwrap_or(0).is_multiple_of(ALIGNMENT_BYTES as u64)
+}
+
+/// A batch of matrices to be copied.
+fn matrix(
+    memory: &Buffer,
+    batch_strides: [usize; 2],
+    matrices: [usize; 2],
+    [rows, columns]: [usize; 2],
+    [row, column]: [usize; 2],
+) -> MatrixSource<'_> {
+    let operand =
+        Operand { row_stride: row, column_stride: column, batch_strides, dtype: memory.dtype };
+    MatrixSource { memory, operand, matrices, rows, columns, row, column }
+}
+
+/// Images n, c, h, w as they lie.
+struct Images<'a> {
+    shape: [usize; 4],
+    strides: [usize; 4],
+    memory: &'a Buffer,
+}
+
+/// Images whose channels follow each other and whose pixels begin at multiples of 16 bytes.
+struct AlignedImages {
+    strides: [usize; 4],
+    memory: Buffer,
+}
+
+impl Images<'_> {
+    fn is_aligned(&self) -> bool {
+        let whole = ALIGNMENT_BYTES / self.memory.dtype.size();
+        let is_whole = |dim: usize| self.shape[dim] == 1 || self.strides[dim].is_multiple_of(whole);
+        let channels_follow = self.shape[1] == 1 || self.strides[1] == 1;
+        channels_follow && [0, 2, 3].into_iter().all(is_whole) && begins_aligned(self.memory)
+    }
+
+    /// As they lie, or copied into shape.
+    fn aligned(&self, client: &Client) -> Result<AlignedImages, KernelError> {
+        if self.is_aligned() {
+            return Ok(AlignedImages { strides: self.strides, memory: self.memory.clone() });
+        }
+        self.packed(client)
+    }
+
+    fn packed(&self, client: &Client) -> Result<AlignedImages, KernelError> {
+        let ([n, c, h, w], [image, channel, row, column]) = (self.shape, self.strides);
+        let pitch = c.next_multiple_of(ALIGNMENT_BYTES / self.memory.dtype.size());
+        let memory = Buffer::empty(client, n * h * w * pitch, self.memory.dtype);
+        // Rows that follow each other are one.
+        let source = if h == 1 || row == w * column {
+            matrix(self.memory, [0, image], [1, n], [h * w, c], [column, channel])
+        } else {
+            matrix(self.memory, [image, row], [n, h], [w, c], [column, channel])
+        };
+        source.pack(client, &memory, pitch)?;
+        Ok(AlignedImages { strides: [h * w * pitch, 1, w * pitch, pitch], memory })
+    }
+}
+
+/// The operand that is not gathered.
+struct Other {
+    memory: Buffer,
+    /// Where pixels are rows: how the weights lie.
+    weights: Weights,
+    /// Where pixels are terms: elements from one to the next.
+    pitch: usize,
+}
+
+impl Other {
+    /// The gradient of the output, a row for each pixel.
+    fn rows(client: &Client, dy: &Images<'_>) -> Result<Self, KernelError> {
+        let weights = Weights { group: 0, column: 0, channel: 0, taps: [0; 2] };
+        if dy.is_aligned()
+            && let Some(pitch) = pixel_stride(dy.shape, dy.strides)
+        {
+            return Ok(Self { memory: dy.memory.clone(), weights, pitch });
+        }
+        let AlignedImages { strides, memory } = dy.packed(client)?;
+        Ok(Self { memory, weights, pitch: strides[3] })
+    }
+
+    /// Weights whose terms follow each other, tap by tap.
+    fn weights(
+        client: &Client,
+        problem: &ConvProblem,
+        memory: &Buffer,
+        padded_channels: usize,
+    ) -> Result<Self, KernelError> {
+        let whole = whole_elements(problem);
+        let [in_channels, out_channels] = problem.group_channels();
+        let (columns, channels) = match problem.pass {
+            ConvPass::Dgrad => (in_channels, out_channels),
+            _ => (out_channels, in_channels),
+        };
+        let (groups, taps) = (problem.options.groups, problem.taps());
+        let lying = Weights::of(problem);
+        let sizes = [groups, columns, problem.kernel[0], problem.kernel[1]];
+        let steps = [lying.group, lying.column, lying.taps[0], lying.taps[1]];
+        let is_aligned = sizes
+            .into_iter()
+            .zip(steps)
+            .all(|(size, step)| size == 1 || step.is_multiple_of(whole));
+        if is_aligned && (channels == 1 || lying.channel == 1) && begins_aligned(memory) {
+            return Ok(Self { memory: memory.clone(), weights: lying, pitch: 0 });
+        }
+        let row = taps * padded_channels;
+        let packed = Buffer::empty(client, groups * columns * row, memory.dtype);
+        let tap_step = if problem.kernel[1] == 1 { lying.taps[0] } else { lying.taps[1] };
+        let source = if taps == 1 || lying.column == taps * tap_step {
+            let step = if taps == 1 { lying.column } else { tap_step };
+            let rows = [columns * taps, channels];
+            matrix(memory, [0, lying.group], [1, groups], rows, [step, lying.channel])
+        } else {
+            let batch_strides = [lying.group, lying.column];
+            let rows = [taps, channels];
+            matrix(memory, batch_strides, [groups, columns], rows, [tap_step, lying.channel])
+        };
+        source.pack(client, &packed, padded_channels)?;
+        let weights = Weights {
+            group: columns * row,
+            column: row,
+            channel: 1,
+            taps: [problem.kernel[1] * padded_channels, padded_channels],
+        };
+        Ok(Self { memory: packed, weights, pitch: 0 })
+    }
+}
+
+/// What the products of all parts share.
+struct Product<'a> {
+    launch: &'a Launch<'a>,
+    plan: &'a ImplicitBlueprint,
+    /// How tensor cores name the operands' type.
+    element: &'static str,
+    images: &'a Buffer,
+    gathered: Gathered,
+    other: &'a Other,
+}
+
+impl Product<'_> {
+    fn launch(&self, part: &Part, out: &Buffer) -> Result<(), KernelError> {
+        let Launch { client, problem, bias, .. } = *self.launch;
+        let ImplicitBlueprint { tile_m, tile_n, stages, splits, .. } = *self.plan;
+        let Some((warps_m, m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
+            return unsupported(format!("tiles of {tile_m} by {tile_n}"));
+        };
+        let [m, n, terms] = self.launch.sizes(part, self.gathered.padded_channels);
+        let sums_pixels = problem.pass == ConvPass::Wgrad;
+        let (store, stored, width) = store_width(out.dtype, n);
+        let mma = MmaBlueprint {
+            operands: MmaOperands {
+                m16,
+                n16,
+                lhs: self.element,
+                rhs: self.element,
+                lhs_k_major: !sums_pixels,
+                rhs_k_major: !sums_pixels,
+            },
+            warps_m,
+            element_bytes: problem.dtype.size() as u32,
+            stages: stages as u32,
+            store,
+        };
+        let device = DeviceProfile::of(client);
+        if stages < 2 || mma.shared_bytes() > device.shared_bytes {
+            let bytes = mma.shared_bytes();
+            return unsupported(format!("{stages} stages in {bytes} bytes of shared memory"));
+        }
+        let groups = problem.options.groups;
+        let cubes = m.div_ceil(tile_m) * n.div_ceil(tile_n) * groups * splits;
+        let Ok(cubes) = u32::try_from(cubes) else {
+            return unsupported(format!("{cubes} cubes"));
+        };
+        let blocks = terms.div_ceil(ROW_BYTES / problem.dtype.size());
+        // A square of the output for the cubes at work at once: it needs the least of both operands.
+        let rows = (device.multiprocessors as f64 * tile_n as f64 / tile_m as f64).sqrt().ceil();
+        let extent = ExtentLaunch::new(
+            m as u32,
+            n as u32,
+            blocks as u32,
+            blocks.div_ceil(splits) as u32,
+            splits as u32,
+            groups as u32,
+            1,
+            rows as u32,
+        );
+        // SAFETY: copies read what the operands were checked or allocated to hold: pixels inside of their images,
+        // taps and channels below their ends. Rows below m and columns below n of the output are written, for
+        // which it was allocated.
+        unsafe {
+            conv_mma_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(cubes, 1, 1),
+                CubeDim::new_1d(UNITS),
+                width,
+                self.images.arg(1),
+                self.other.memory.arg(1),
+                bias.unwrap_or(self.images).arg(1),
+                out.arg(1),
+                extent,
+                part.gather(problem, &self.gathered),
+                part.weights(&self.other.weights),
+                part.out(problem),
+                PitchLaunch::new(self.other.pitch as u32, 0, 0, m as u32),
+                terms as u32,
+                ConvMmaBlueprint {
+                    mma,
+                    sums_pixels,
+                    whole_chunks: self.gathered.padded_channels == self.gathered.channels,
+                },
+                self.launch.epilogue(),
+                out.dtype,
+                stored,
+                mma.operands.registers(),
+            );
+        }
+        Ok(())
+    }
+}

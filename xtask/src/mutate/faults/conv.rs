@@ -1,0 +1,180 @@
+//! Convolutions: how pixels and taps walk, on every device and on tensor cores.
+
+use super::{InFile, device, host};
+
+const TESTS: &[&str] = &["conv::"];
+
+pub(super) const FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/conv/parts.rs",
+        tests: TESTS,
+        rows: &[
+            host(
+                "taps of another residue",
+                "offset(*tap).rem_euclid(stride as isize) == 0",
+                "offset(*tap).rem_euclid(stride as isize) == stride as isize - 1",
+            ),
+            host(
+                "padding after the image for that before it",
+                "residue + problem.options.padding[dim][0]",
+                "residue + problem.options.padding[dim][1]",
+            ),
+            host("dilation ignored", "-((dilation / divisor) as isize)", "-1"),
+            host("taps skipped that meet a pixel", "stride / divisor", "stride"),
+            host(
+                "output of a residue written densely",
+                "(self.pixel_step[0] * row) as u32",
+                "row as u32",
+            ),
+            host(
+                "group of weights by the channels of x",
+                "problem.group_channels()[1] * k",
+                "problem.group_channels()[0] * k",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/gather.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "missing bound of the columns",
+                "row < gather.height && column < gather.width",
+                "row < gather.height",
+            ),
+            device(
+                "dilation of rows for columns",
+                "tap.column * gather.step_column",
+                "tap.column * gather.step_row",
+            ),
+            device(
+                "stride of rows for columns",
+                "column * gather.scale_column + gather.shift_column",
+                "column * gather.scale_row + gather.shift_column",
+            ),
+            device(
+                "taps of columns by the distance of rows",
+                "tap.column * weights.tap_column",
+                "tap.column * weights.tap_row",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/divisor.rs",
+        tests: TESTS,
+        rows: &[device(
+            "half of the inverse",
+            "(u32::mul_hi(dividend, by.multiplier) + dividend) >> by.shift",
+            "u32::mul_hi(dividend, by.multiplier) >> by.shift",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/portable.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "channels of the first group gathered",
+                "group * gather.channels + tap.channel",
+                "tap.channel",
+            ),
+            device(
+                "gradient of the first group",
+                "(group * limit_mn + mn_at) * images.channel",
+                "mn_at * images.channel",
+            ),
+            device(
+                "weights of the first group",
+                "group * weights.group + weight_at(mn_at, &tap_at(k_at, gather), weights)",
+                "weight_at(mn_at, &tap_at(k_at, gather), weights)",
+            ),
+            device(
+                "splits over each other",
+                "(CUBE_POS_Z * extent.m + row) * extent.n",
+                "(group * extent.m + row) * extent.n",
+            ),
+            device("bias of the first group", "group * extent.n + column", "column"),
+            device(
+                "lost last column",
+                "row < extent.m && column < extent.n",
+                "row < extent.m && column + 1 < extent.n",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/direct.rs",
+        tests: TESTS,
+        rows: &[
+            device(
+                "one group's weight for a whole vector",
+                "comptime!(lane as u32) * weight_strides.group",
+                "comptime!(lane as u32) * weight_strides.group * 0u32",
+            ),
+            device(
+                "lost last pixel of a split",
+                "min(first + split_pixels, gather.pixels)",
+                "min(first + split_pixels - 1, gather.pixels)",
+            ),
+            device(
+                "gradient of a group for that of a channel",
+                "filter * images.channel",
+                "group * images.channel",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/product.rs",
+        tests: TESTS,
+        rows: &[
+            host("padding ignored", "options.padding == [[0; 2]; 2]", "true"),
+            host(
+                "pixels that do not follow each other",
+                "stride == first * count",
+                "stride >= first",
+            ),
+        ],
+    },
+];
+
+const ON_TENSOR_CORES: &[&str] = &[
+    "conv::groups_are_within_bounds_in_bf16",
+    "conv::dilation_and_uneven_padding_are_within_bounds_in_bf16",
+    "conv::a_bias_is_added_in_bf16",
+    "conv::long_sums_over_pixels_are_within_bounds_in_bf16",
+    "conv::channels_around_tiles_are_within_bounds_in_bf16",
+];
+
+pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
+    InFile {
+        file: "crates/kernels/src/conv/mma.rs",
+        tests: ON_TENSOR_CORES,
+        rows: &[
+            device("channels of the first group", "group * gather.channels", "group * 0u32"),
+            device("weights of the first group", "group * weights.group", "group * 0u32"),
+            device(
+                "lower rows over the upper ones",
+                "element_at(row + 8, &gather, &images) + first",
+                "element_at(row, &gather, &images) + first",
+            ),
+            device("bias of the first group", "group * extent.n + work.column", "work.column"),
+            device(
+                "splits over each other",
+                "(work.split * extent.batches + group) * extent.m",
+                "group * extent.m",
+            ),
+            device(
+                "tap of the first column for all",
+                "work.column + chunk * comptime!(16 / element_bytes)",
+                "work.column",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/tensor_core.rs",
+        tests: ON_TENSOR_CORES,
+        rows: &[host(
+            "rows of taps as far apart as columns",
+            "[problem.kernel[1] * padded_channels, padded_channels]",
+            "[padded_channels, padded_channels]",
+        )],
+    },
+];
