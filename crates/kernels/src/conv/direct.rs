@@ -4,7 +4,7 @@
 use super::{
     divisor::{Divisor, divide},
     gather::{
-        Gather, ImageStrides, Tap, WeightStrides, element_at, pixel_at, shift_of, source_at,
+        Gather, ImageStrides, Tap, WeightStrides, element_at, is_inside, pixel_at, shift_of,
         weight_at,
     },
 };
@@ -45,9 +45,9 @@ pub(crate) fn conv_direct_kernel<I: Float, O: Float, N: Size>(
     for tap_row in 0..gather.tap_rows {
         for tap_column in 0..gather.tap_columns.divisor {
             let first = Tap { row: tap_row, column: tap_column, channel: 0u32 };
-            let (row_shift, column_shift) = shift_of(&first, &gather);
-            let (is_inside, at) = source_at(&pixel, row_shift, column_shift, &gather);
-            if is_inside {
+            let shift = shift_of(&first, &gather);
+            if is_inside(&pixel, &shift, &gather) {
+                let at = pixel.element + shift.element;
                 for channel in 0..gather.channels {
                     let from = at + (group * gather.channels + channel) * gather.source.channel;
                     let value = Vector::<f32, N>::cast_from(gathered[(from / width) as usize]);
@@ -101,19 +101,18 @@ pub(crate) fn conv_direct_weights_kernel<I: Float, O: Float>(
     let (tap, filter) = divide(rest, &out_channels);
     let (tap_row, tap_column) = divide(tap, &gather.tap_columns);
     let (group, _within) = divide(filter, &group_filters);
-    let (row_shift, column_shift) =
-        shift_of(&Tap { row: tap_row, column: tap_column, channel }, &gather);
-    let source_channel = (group * gather.channels + channel) * gather.source.channel;
+    let shift = shift_of(&Tap { row: tap_row, column: tap_column, channel }, &gather);
+    let group_origin = group * gather.channels * gather.source.channel;
     let dy_channel = filter * images.channel;
 
     let first = CUBE_POS_Y * split_pixels;
     let mut sum = 0.0f32;
     for pixel_index in first..min(first + split_pixels, gather.pixels) {
         let pixel = pixel_at(pixel_index, &gather);
-        let (is_inside, at) = source_at(&pixel, row_shift, column_shift, &gather);
         let mut value = 0.0f32;
-        if is_inside {
-            value = f32::cast_from(gathered[(at + source_channel) as usize]);
+        if is_inside(&pixel, &shift, &gather) {
+            let at = pixel.element + shift.element + group_origin;
+            value = f32::cast_from(gathered[at as usize]);
         }
         let gradient = element_at(pixel_index, &gather, &images) + dy_channel;
         sum = fma(value, f32::cast_from(dy[gradient as usize]), sum);

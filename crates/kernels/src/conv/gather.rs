@@ -57,14 +57,22 @@ pub(crate) struct Gather {
     pub(crate) source: ImageStrides,
 }
 
-/// Where a pixel's first tap lies.
+/// Where a pixel's first tap lies. All numbers wrap around where that is above the image or left of it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Pixel {
-    /// First element of the image.
-    pub(crate) image: u32,
-    /// Wraps around above the image.
     pub(crate) row: u32,
     pub(crate) column: u32,
+    /// The element of channel 0.
+    pub(crate) element: u32,
+}
+
+/// How far a tap lies from a pixel's first one.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Shift {
+    pub(crate) row: u32,
+    pub(crate) column: u32,
+    /// To the tap's channel.
+    pub(crate) element: u32,
 }
 
 /// A tap and one of its channels.
@@ -89,11 +97,14 @@ pub(crate) fn grid_position(index: u32, gather: &Gather) -> (u32, u32, u32) {
 /// Pixel `index` of the grid; beyond its end, one whose taps are all outside.
 #[cube]
 pub(crate) fn pixel_at(index: u32, gather: &Gather) -> Pixel {
-    let (image, row, column) = grid_position(index, gather);
+    let (image, i, j) = grid_position(index, gather);
+    let row = i * gather.scale_row + gather.shift_row;
+    let column = j * gather.scale_column + gather.shift_column;
+    let source = &gather.source;
     Pixel {
-        image: gather.source.origin + image * gather.source.image,
-        row: select(index < gather.pixels, row * gather.scale_row + gather.shift_row, OUTSIDE),
-        column: column * gather.scale_column + gather.shift_column,
+        row: select(index < gather.pixels, row, OUTSIDE),
+        column,
+        element: source.origin + image * source.image + row * source.row + column * source.column,
     }
 }
 
@@ -105,24 +116,21 @@ pub(crate) fn tap_at(index: u32, gather: &Gather) -> Tap {
     Tap { row, column, channel }
 }
 
-/// Rows and columns from the first tap to `tap`.
+/// The way from the first tap to `tap`.
 #[cube]
-pub(crate) fn shift_of(tap: &Tap, gather: &Gather) -> (u32, u32) {
-    (tap.row * gather.step_row, tap.column * gather.step_column)
+pub(crate) fn shift_of(tap: &Tap, gather: &Gather) -> Shift {
+    let row = tap.row * gather.step_row;
+    let column = tap.column * gather.step_column;
+    let element = row * gather.source.row
+        + column * gather.source.column
+        + tap.channel * gather.source.channel;
+    Shift { row, column, element }
 }
 
-/// Whether the tap that lies that far from a pixel's first one is inside of the image, and the element of its
-/// channel 0.
+/// Whether a pixel's tap is inside of the image.
 #[cube]
-pub(crate) fn source_at(
-    pixel: &Pixel,
-    row_shift: u32,
-    column_shift: u32,
-    gather: &Gather,
-) -> (bool, u32) {
-    let (row, column) = (pixel.row + row_shift, pixel.column + column_shift);
-    let is_inside = row < gather.height && column < gather.width;
-    (is_inside, pixel.image + row * gather.source.row + column * gather.source.column)
+pub(crate) fn is_inside(pixel: &Pixel, shift: &Shift, gather: &Gather) -> bool {
+    pixel.row + shift.row < gather.height && pixel.column + shift.column < gather.width
 }
 
 /// Channel 0 of pixel `index` of the grid in a tensor that has one pixel for each.

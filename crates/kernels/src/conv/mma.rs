@@ -8,8 +8,8 @@
 //! 3. It finishes and writes its part, each row where its pixel lies in the output.
 
 use super::gather::{
-    Gather, ImageStrides, OUTSIDE, Pixel, WeightStrides, element_at, pixel_at, shift_of, source_at,
-    tap_at, weight_at,
+    Gather, ImageStrides, OUTSIDE, Pixel, Shift, WeightStrides, element_at, is_inside, pixel_at,
+    shift_of, tap_at, weight_at,
 };
 use crate::{
     matmul::{
@@ -54,6 +54,20 @@ fn chunk_bytes(channel: u32, channels: u32, #[comptime] blueprint: ConvMmaBluepr
     }
 }
 
+/// Starts the copy of a chunk at `element`; what is not there of it becomes zero. Where nothing is there, the
+/// element may lie anywhere: a copy of no bytes reads nothing.
+#[cube]
+fn copy_chunk(
+    destination: u32,
+    source: u64,
+    element: u32,
+    bytes: u32,
+    #[comptime] element_bytes: u32,
+) {
+    let from = source + u64::cast_from(element) * comptime!(u64::from(element_bytes)).runtime();
+    copy_16_bytes(destination, load::<u64>(from), load::<u32>(bytes));
+}
+
 /// Starts copies of a block of taps of the pixels that this unit copies for, a row each.
 #[cube]
 fn load_pixels(
@@ -69,7 +83,7 @@ fn load_pixels(
     let (chunk, first_row) = (UNIT_POS % ROW_CHUNKS, UNIT_POS / ROW_CHUNKS);
     let term = first_term + chunk * comptime!(16 / element_bytes);
     let tap = tap_at(term, gather);
-    let (row_shift, column_shift) = shift_of(&tap, gather);
+    let shift = shift_of(&tap, gather);
     let mut there = 0u32;
     if term < terms {
         there = chunk_bytes(tap.channel, gather.channels, blueprint);
@@ -77,16 +91,10 @@ fn load_pixels(
     #[unroll]
     for round in 0..comptime!((blueprint.mma.tile_m() * ROW_CHUNKS / UNITS) as usize) {
         let row = comptime!(round as u32 * (UNITS / ROW_CHUNKS)) + first_row;
-        let (is_inside, element) = source_at(&pixels[round], row_shift, column_shift, gather);
-        let mut bytes = 0u32;
-        let mut from = source;
-        if is_inside && there > 0 {
-            bytes = there;
-            from += u64::cast_from(element + tap.channel)
-                * comptime!(u64::from(element_bytes)).runtime();
-        }
+        let pixel = &pixels[round];
+        let bytes = select(is_inside(pixel, &shift, gather), there, 0u32);
         let at = destination + row * comptime!(ROW_BYTES as u32) + ((chunk ^ (row & 7)) << 4);
-        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+        copy_chunk(at, source, pixel.element + shift.element, bytes, element_bytes);
     }
 }
 
@@ -114,15 +122,10 @@ fn load_weights(
     #[unroll]
     for round in 0..comptime!(blueprint.mma.tile_n() * ROW_CHUNKS / UNITS) {
         let row = round * comptime!(UNITS / ROW_CHUNKS) + first_row;
-        let mut bytes = 0u32;
-        let mut from = source;
-        if first_column + row < columns && there > 0 {
-            bytes = there;
-            from += u64::cast_from(weight_at(first_column + row, &tap, weights))
-                * comptime!(u64::from(element_bytes)).runtime();
-        }
+        let bytes = select(first_column + row < columns, there, 0u32);
         let at = destination + row * comptime!(ROW_BYTES as u32) + ((chunk ^ (row & 7)) << 4);
-        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+        let element = weight_at(first_column + row, &tap, weights);
+        copy_chunk(at, source, element, bytes, element_bytes);
     }
 }
 
@@ -131,21 +134,13 @@ fn row_chunks(blueprint: ConvMmaBlueprint) -> u32 {
     blueprint.mma.tile_n() * blueprint.mma.element_bytes / 16
 }
 
-/// The tap that a unit copies for.
-#[derive(CubeType, Clone, Copy)]
-struct CopiedTap {
-    /// Rows and columns from the first tap: outside of every image where the unit has no tap.
-    row_shift: u32,
-    column_shift: u32,
-    channel: u32,
-}
-
 /// Starts copies of the tap that this unit copies for, of a block of pixels, a row each.
 #[cube]
 fn load_taps(
     destination: u32,
     source: u64,
-    tap: &CopiedTap,
+    shift: &Shift,
+    there: u32,
     gather: &Gather,
     first_pixel: u32,
     #[comptime] blueprint: ConvMmaBlueprint,
@@ -158,17 +153,10 @@ fn load_taps(
     for round in 0..comptime!(blueprint.mma.tile_n() * ROW_CHUNKS / UNITS) {
         let row = round * comptime!(UNITS / row_chunks) + first_row;
         let pixel = pixel_at(first_pixel + row, gather);
-        let (is_inside, element) = source_at(&pixel, tap.row_shift, tap.column_shift, gather);
-        let mut bytes = 0u32;
-        let mut from = source;
-        if is_inside {
-            bytes = chunk_bytes(tap.channel, gather.channels, blueprint);
-            from += u64::cast_from(element + tap.channel)
-                * comptime!(u64::from(element_bytes)).runtime();
-        }
+        let bytes = select(is_inside(&pixel, shift, gather), there, 0u32);
         let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
         let at = column + row * comptime!(ROW_BYTES as u32) + swizzled;
-        copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
+        copy_chunk(at, source, pixel.element + shift.element, bytes, element_bytes);
     }
 }
 
@@ -177,8 +165,10 @@ fn load_taps(
 struct Copied {
     /// Its pixels, where those are rows.
     pixels: Sequence<Pixel>,
-    /// Its tap, where pixels are terms.
-    tap: CopiedTap,
+    /// The way to its tap, where pixels are terms: outside of every image where it has none.
+    shift: Shift,
+    /// Bytes of its chunk.
+    there: u32,
 }
 
 /// Starts the copies of block `block` of both operands into a stage of the ring.
@@ -213,7 +203,7 @@ fn load_block(
             false,
             element_bytes,
         );
-        load_taps(rhs, gathered, &copied.tap, gather, first_term, blueprint);
+        load_taps(rhs, gathered, &copied.shift, copied.there, gather, first_term, blueprint);
     } else {
         load_pixels(stage, gathered, &copied.pixels, gather, first_term, terms, blueprint);
         load_weights(rhs, other, weights, gather, column, extent.n, first_term, terms, blueprint);
@@ -270,10 +260,16 @@ pub(crate) fn conv_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let chunk = UNIT_POS % comptime!(row_chunks(blueprint));
     let first_tap = work.column + chunk * comptime!(16 / element_bytes);
     let tap = tap_at(first_tap, &gather);
-    let (row_shift, column_shift) = shift_of(&tap, &gather);
-    let row_shift = select(first_tap < extent.n, row_shift, OUTSIDE);
-    let tap = CopiedTap { row_shift, column_shift, channel: tap.channel };
-    let copied = Copied { pixels, tap };
+    let shift = shift_of(&tap, &gather);
+    let copied = Copied {
+        pixels,
+        shift: Shift {
+            row: select(first_tap < extent.n, shift.row, OUTSIDE),
+            column: shift.column,
+            element: shift.element,
+        },
+        there: chunk_bytes(tap.channel, gather.channels, blueprint),
+    };
 
     // Where this unit reads fragments: its warp's part of either tile, then its own row and chunk.
     let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);

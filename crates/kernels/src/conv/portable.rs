@@ -2,7 +2,7 @@
 //! shared memory that are gathered element by element.
 
 use super::gather::{
-    Gather, ImageStrides, WeightStrides, element_at, pixel_at, shift_of, source_at, tap_at,
+    Gather, ImageStrides, WeightStrides, element_at, is_inside, pixel_at, shift_of, tap_at,
     weight_at,
 };
 use crate::matmul::{
@@ -61,6 +61,7 @@ fn load_gathered<I: Float>(
     } else {
         blueprint.lhs_k_major
     });
+    let group_origin = group * gather.channels * gather.source.channel;
     #[unroll]
     for round in 0..comptime!(tile * DEPTH / (UNITS * UNITS)) {
         let (mn, k) = copied(round, tile, k_major);
@@ -70,13 +71,11 @@ fn load_gathered<I: Float>(
             (first_mn + mn, first_k + k)
         };
         let pixel = pixel_at(pixel_index, gather);
-        let tap = tap_at(tap_index, gather);
-        let (row_shift, column_shift) = shift_of(&tap, gather);
-        let (is_inside, at) = source_at(&pixel, row_shift, column_shift, gather);
+        let shift = shift_of(&tap_at(tap_index, gather), gather);
         let mut value = 0.0f32;
-        if is_inside && tap_index < limit_taps {
-            let channel = group * gather.channels + tap.channel;
-            value = f32::cast_from(source[(at + channel * gather.source.channel) as usize]);
+        if is_inside(&pixel, &shift, gather) && tap_index < limit_taps {
+            let at = pixel.element + shift.element + group_origin;
+            value = f32::cast_from(source[at as usize]);
         }
         // One element more a row: units along k write to different banks.
         tile_memory[(k * (tile + 1) + mn) as usize] = value;

@@ -39,8 +39,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "missing bound of the columns",
-                "row < gather.height && column < gather.width",
-                "row < gather.height",
+                "pixel.row + shift.row < gather.height && pixel.column + shift.column < gather.width",
+                "pixel.row + shift.row < gather.height",
             ),
             device(
                 "dilation of rows for columns",
@@ -49,8 +49,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "stride of rows for columns",
-                "column * gather.scale_column + gather.shift_column",
-                "column * gather.scale_row + gather.shift_column",
+                "j * gather.scale_column + gather.shift_column",
+                "j * gather.scale_row + gather.shift_column",
             ),
             device(
                 "taps of columns by the distance of rows",
@@ -74,8 +74,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "channels of the first group gathered",
-                "group * gather.channels + tap.channel",
-                "tap.channel",
+                "group * gather.channels * gather.source.channel",
+                "group * 0u32",
             ),
             device(
                 "gradient of the first group",
