@@ -182,8 +182,16 @@ impl ImplicitBlueprint {
         let mut plans = Vec::new();
         let is_ampere = device.compute_capability.is_some_and(|capability| capability >= 80);
         if is_ampere && takes_tensor_cores(problem) {
-            for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128), (128, 64)] {
-                let Some(plan) = Self::staged(tile_m, tile_n, device) else { continue };
+            // Where pixels are terms, a tile of 128 by 128 takes 130 registers on Hopper: two cubes no longer fit
+            // a multiprocessor, and one is slower than one of 128 by 256.
+            let tiles: &[_] = match problem.pass {
+                ConvPass::Wgrad => &[(128, 256), (64, 128), (128, 64)],
+                ConvPass::Fprop | ConvPass::Dgrad => {
+                    &[(128, 256), (128, 128), (64, 128), (128, 64)]
+                }
+            };
+            for (tile_m, tile_n) in tiles {
+                let Some(plan) = Self::staged(*tile_m, *tile_n, device) else { continue };
                 plans.push(plan);
                 if problem.pass == ConvPass::Wgrad {
                     let split = plan.split(problem, device);
