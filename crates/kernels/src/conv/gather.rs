@@ -60,6 +60,8 @@ pub(crate) struct Gather {
 /// Where a pixel's first tap lies. All numbers wrap around where that is above the image or left of it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Pixel {
+    /// First element of the image.
+    pub(crate) image: u32,
     pub(crate) row: u32,
     pub(crate) column: u32,
     /// The element of channel 0.
@@ -101,10 +103,12 @@ pub(crate) fn pixel_at(index: u32, gather: &Gather) -> Pixel {
     let row = i * gather.scale_row + gather.shift_row;
     let column = j * gather.scale_column + gather.shift_column;
     let source = &gather.source;
+    let image = source.origin + image * source.image;
     Pixel {
+        image,
         row: select(index < gather.pixels, row, OUTSIDE),
         column,
-        element: source.origin + image * source.image + row * source.row + column * source.column,
+        element: image + row * source.row + column * source.column,
     }
 }
 
@@ -131,6 +135,14 @@ pub(crate) fn shift_of(tap: &Tap, gather: &Gather) -> Shift {
 #[cube]
 pub(crate) fn is_inside(pixel: &Pixel, shift: &Shift, gather: &Gather) -> bool {
     pixel.row + shift.row < gather.height && pixel.column + shift.column < gather.width
+}
+
+/// The element of a pixel's tap: the sum of both elements, by rows and columns. It is for kernels that have more
+/// pixels than registers for their elements.
+#[cube]
+pub(crate) fn source_at(pixel: &Pixel, shift: &Shift, gather: &Gather) -> u32 {
+    let (row, column) = (pixel.row + shift.row, pixel.column + shift.column);
+    pixel.image + row * gather.source.row + column * gather.source.column
 }
 
 /// Channel 0 of pixel `index` of the grid in a tensor that has one pixel for each.

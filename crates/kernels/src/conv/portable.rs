@@ -2,8 +2,8 @@
 //! shared memory that are gathered element by element.
 
 use super::gather::{
-    Gather, ImageStrides, WeightStrides, element_at, is_inside, pixel_at, shift_of, tap_at,
-    weight_at,
+    Gather, ImageStrides, WeightStrides, element_at, is_inside, pixel_at, shift_of, source_at,
+    tap_at, weight_at,
 };
 use crate::matmul::{
     EpilogueBlueprint, PORTABLE_DEPTH as DEPTH, PORTABLE_UNITS as UNITS, bias_of, multiply_tiles,
@@ -61,7 +61,6 @@ fn load_gathered<I: Float>(
     } else {
         blueprint.lhs_k_major
     });
-    let group_origin = group * gather.channels * gather.source.channel;
     #[unroll]
     for round in 0..comptime!(tile * DEPTH / (UNITS * UNITS)) {
         let (mn, k) = copied(round, tile, k_major);
@@ -71,10 +70,12 @@ fn load_gathered<I: Float>(
             (first_mn + mn, first_k + k)
         };
         let pixel = pixel_at(pixel_index, gather);
-        let shift = shift_of(&tap_at(tap_index, gather), gather);
+        let tap = tap_at(tap_index, gather);
+        let shift = shift_of(&tap, gather);
         let mut value = 0.0f32;
         if is_inside(&pixel, &shift, gather) && tap_index < limit_taps {
-            let at = pixel.element + shift.element + group_origin;
+            let channel = group * gather.channels + tap.channel;
+            let at = source_at(&pixel, &shift, gather) + channel * gather.source.channel;
             value = f32::cast_from(source[at as usize]);
         }
         // One element more a row: units along k write to different banks.

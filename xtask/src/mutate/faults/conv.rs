@@ -74,8 +74,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "channels of the first group gathered",
-                "group * gather.channels * gather.source.channel",
-                "group * 0u32",
+                "group * gather.channels + tap.channel",
+                "tap.channel",
             ),
             device(
                 "gradient of the first group",
