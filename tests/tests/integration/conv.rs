@@ -3,13 +3,12 @@
 #[path = "conv_arguments.rs"]
 mod arguments;
 
-use crate::gelu::{download, dtype, upload};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     conv::{
         ConvBlueprint, ConvOptions, ConvPass, ConvProblem, Family, conv_with,
-        variants::{Layer, RESNET50},
+        variants::{Layer, PASSES, RESNET50},
     },
     matmul::{F32Precision, TensorLayout},
 };
@@ -19,7 +18,10 @@ use blackburn_reference::{
     random::normal,
     storage::Storage,
 };
-use blackburn_tests::{on_cuda_with, on_device, on_device_with};
+use blackburn_tests::{
+    buffers::{download, dtype, upload},
+    on_cuda_with, on_device, on_device_with,
+};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
@@ -123,8 +125,6 @@ fn reference_pass(pass: ConvPass) -> ReferencePass {
         ConvPass::Wgrad => ReferencePass::Wgrad,
     }
 }
-
-const PASSES: [ConvPass; 3] = [ConvPass::Fprop, ConvPass::Dgrad, ConvPass::Wgrad];
 
 fn options(case: &ConvCase) -> ConvOptions {
     let ConvCase { stride, padding, dilation, groups, .. } = *case;

@@ -1,14 +1,16 @@
 //! What a convolution says of arguments that do not fit, and what it declines.
 
 use super::{Convolution, IMAGE, Lies};
-use crate::gelu::{dtype, upload};
 use blackburn_kernels::{
     KernelError,
     conv::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv, conv_with},
     matmul::{F32Precision, TensorLayout},
 };
 use blackburn_reference::{conv::ConvCase, storage::Storage};
-use blackburn_tests::on_device;
+use blackburn_tests::{
+    buffers::{dtype, upload},
+    on_device,
+};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
