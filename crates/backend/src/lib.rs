@@ -15,6 +15,14 @@
 //! kernel took.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts.
+//!
+//! | room | holds | knows |
+//! |---|---|---|
+//! | `tensors` | memory, rows and types of tensors, as kernels take them | |
+//! | `stream` | patterns of operations, and the protocol between Burn's fusion and providers | `tensors` |
+//! | `ops` | extension operations | `tensors` |
+//! | `fused` | fusion providers | `tensors`, `stream`, `ops` |
+//! | [`steps`] | optimizers' steps, and the provider that takes them together | `tensors`, `stream` |
 
 #[cfg(feature = "gpu")]
 mod declined;
