@@ -90,12 +90,12 @@ pub fn bound(
     let tiny = Storage::F32.underflow();
     let new = update(step, old, g);
     let Element { parameter: p, first: m, second: v } = new;
-    let [of_first, of_second] = [1.0 - step.beta_1, 1.0 - step.beta_2];
+    let [one_minus_beta_1, one_minus_beta_2] = [1.0 - step.beta_1, 1.0 - step.beta_2];
 
     // The factor, the difference and their product are rounded, then the sum.
-    let first = 3.0 * u * of_first * (g - old.first).abs() + u * m.abs() + 2.0 * tiny;
+    let first = 3.0 * u * one_minus_beta_1 * (g - old.first).abs() + u * m.abs() + 2.0 * tiny;
     let second =
-        of_second * (u * g * g + 3.0 * u * (g * g - old.second).abs()) + u * v + 3.0 * tiny;
+        one_minus_beta_2 * (u * g * g + 3.0 * u * (g * g - old.second).abs()) + u * v + 3.0 * tiny;
 
     let [missing_1, missing_2] = corrections(step);
     let [relative_1, relative_2] =

@@ -2,7 +2,7 @@
 //! an activation, gradients by autodiff.
 //!
 //! What runs is Burn's choice: bias and activation may be in the product's epilogue or behind it, rounded once
-//! more, and the gradient of GELU may be Burn's, of its tanh form (see `blackburn_backend::gelu`). Bounds allow
+//! more, and the gradient of GELU may be Burn's, of its tanh form (see `crates/backend/src/fused/gelu`). Bounds allow
 //! for both.
 //!
 //! Most kernels of a layer, in both passes, are Burn's, and what they are compiled for follows from

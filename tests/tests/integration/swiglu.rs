@@ -23,6 +23,8 @@ use libtest_mimic::{Failed, Trial};
 /// f32 vectors, and 70,001 needs many cubes.
 const LENGTHS: [usize; 8] = [1, 2, 3, 255, 1023, 1024, 1028, 70_001];
 
+type Test = fn(&Device) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for storage in Storage::ALL {
@@ -46,7 +48,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("empty_tensors_give_empty_tensors", empty),
         trial("bad_arguments_are_named", bad_arguments),
     ]);
-    let tests: [(&str, fn(&Device) -> Result<(), Failed>); 2] = [
+    let tests: [(&str, Test); 2] = [
         ("the_operation_has_both_gradients", gradients),
         ("a_module_is_gated_by_its_inner_layer", module),
     ];

@@ -9,9 +9,9 @@ use cubecl::prelude::*;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Factors {
     /// `1 - beta_1`.
-    pub(crate) of_first: f32,
+    pub(crate) one_minus_beta_1: f32,
     /// `1 - beta_2`.
-    pub(crate) of_second: f32,
+    pub(crate) one_minus_beta_2: f32,
     /// Rate times decay.
     pub(crate) decay: f32,
     /// The rate, over `1 - beta_1^t` unless gated.
@@ -44,8 +44,8 @@ impl Rule for AdamwRule {
             correction = 1.0f32 / complement_of_power(factors.log_beta_2, steps);
         }
         Factors {
-            of_first: factors.of_first,
-            of_second: factors.of_second,
+            one_minus_beta_1: factors.one_minus_beta_1,
+            one_minus_beta_2: factors.one_minus_beta_2,
             decay: factors.decay,
             rate,
             correction,
@@ -72,8 +72,8 @@ impl Rule for AdamwRule {
     ) -> Sequence<Vector<f32, N>> {
         let (first, second) = (moments[0], moments[1]);
         let mut new = Sequence::<Vector<f32, N>>::new();
-        new.push(first + Vector::new(factors.of_first) * (g - first));
-        new.push(second + Vector::new(factors.of_second) * (g * g - second));
+        new.push(first + Vector::new(factors.one_minus_beta_1) * (g - first));
+        new.push(second + Vector::new(factors.one_minus_beta_2) * (g * g - second));
         new
     }
 

@@ -50,7 +50,7 @@ mod tests {
                 .into_iter()
                 .flat_map(|multiple| [multiple.saturating_sub(1), multiple, multiple + 1]);
             for dividend in (0..1000).chain(edges).chain([largest]).filter(|it| *it <= largest) {
-                let product = (u64::from(dividend) * u64::from(multiplier) >> 32) as u32;
+                let product = ((u64::from(dividend) * u64::from(multiplier)) >> 32) as u32;
                 let quotient = product.checked_add(dividend).unwrap() >> shift;
                 assert_eq!(quotient, dividend / divisor, "{dividend} by {divisor}");
             }

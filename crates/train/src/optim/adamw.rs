@@ -92,8 +92,8 @@ impl Factor {
 
 /// The factors of the equations above, each 0 where the step is not taken.
 struct Factors {
-    of_first: Factor,
-    of_second: Factor,
+    one_minus_beta_1: Factor,
+    one_minus_beta_2: Factor,
     decay: Option<Factor>,
     rate: Factor,
     /// `1 / (1 - beta_2^t)`.
@@ -102,13 +102,13 @@ struct Factors {
 
 impl AdamW {
     fn factors(&self, lr: LearningRate, time: usize, open: Option<Reading>) -> Factors {
-        let [of_first, of_second] = [1.0 - self.beta_1, 1.0 - self.beta_2];
+        let [one_minus_beta_1, one_minus_beta_2] = [1.0 - self.beta_1, 1.0 - self.beta_2];
         let decay = (self.weight_decay != 0.0).then_some(lr * self.weight_decay);
         let Some(open) = open else {
             let time = i32::try_from(time).unwrap_or(i32::MAX);
             return Factors {
-                of_first: Factor::Host(of_first),
-                of_second: Factor::Host(of_second),
+                one_minus_beta_1: Factor::Host(one_minus_beta_1),
+                one_minus_beta_2: Factor::Host(one_minus_beta_2),
                 decay: decay.map(Factor::Host),
                 rate: Factor::Host(lr / (1.0 - self.beta_1.powi(time))),
                 correction: Factor::Host(1.0 / (1.0 - self.beta_2.powi(time))),
@@ -124,8 +124,8 @@ impl AdamW {
         let device = |factor| Factor::Device(Box::new(factor));
         let gated = |factor: f64| device(open.taken.clone().mul_scalar(factor));
         Factors {
-            of_first: gated(of_first),
-            of_second: gated(of_second),
+            one_minus_beta_1: gated(one_minus_beta_1),
+            one_minus_beta_2: gated(one_minus_beta_2),
             decay: decay.map(gated),
             rate: device(open.taken.clone().mul_scalar(lr).div(missing(self.beta_1))),
             correction: device(missing(self.beta_2).recip()),
@@ -173,8 +173,8 @@ impl AdamW {
         }
         let factors = self.factors(lr, time, open);
         let square = gradient.clone().square();
-        let first = first.clone() + factors.of_first.of(gradient - first);
-        let second = second.clone() + factors.of_second.of(square - second);
+        let first = first.clone() + factors.one_minus_beta_1.of(gradient - first);
+        let second = second.clone() + factors.one_minus_beta_2.of(square - second);
         let deviation = factors.correction.of(second.clone()).sqrt().add_scalar(self.epsilon);
         let mut update = factors.rate.of(first.clone().div(deviation));
         let parameter = parameter.cast(FloatDType::F32);

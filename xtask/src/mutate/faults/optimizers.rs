@@ -9,8 +9,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             statement(
                 "second moment of the gradient itself",
-                "new.push(second + Vector::new(factors.of_second) * (g * g - second));",
-                "new.push(second + Vector::new(factors.of_second) * (g - second));",
+                "new.push(second + Vector::new(factors.one_minus_beta_2) * (g * g - second));",
+                "new.push(second + Vector::new(factors.one_minus_beta_2) * (g - second));",
             ),
             statement("dropped decay", "change += Vector::new(factors.decay) * p;", ""),
             device("dropped epsilon", "deviation + Vector::new(factors.epsilon)", "deviation"),
