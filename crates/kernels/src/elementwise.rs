@@ -90,6 +90,11 @@ impl ElementwiseBlueprint {
         Self { vector_size, units_per_cube }
     }
 
+    /// The same with vectors of at most `widest` elements, a power of two.
+    pub(crate) fn narrowed(self, widest: VectorSize) -> Self {
+        Self { vector_size: self.vector_size.min(widest), ..self }
+    }
+
     /// The cubes of a launch that computes `elements`.
     pub(crate) fn cubes(&self, elements: usize, client: &Client) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new_1d(self.units_per_cube);

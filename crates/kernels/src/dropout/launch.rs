@@ -1,6 +1,10 @@
 use super::{DropoutProblem, forward::dropout_kernel};
-use crate::{KernelError, buffer::Buffer};
-use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
+use crate::{
+    KernelError,
+    buffer::Buffer,
+    elementwise::{ElementwiseBlueprint, ElementwiseProblem},
+};
+use cubecl::client::Client;
 
 /// `residual + dropout(x)`, or without a residual `dropout(x)`.
 ///
@@ -14,7 +18,8 @@ pub fn dropout(
     x: &Buffer,
     residual: Option<&Buffer>,
 ) -> Result<Buffer, KernelError> {
-    const UNITS: u32 = 256;
+    /// Elements of a unit: two calls of the generator, whose words stay in registers.
+    const WIDEST: usize = 8;
     problem.validate()?;
     problem.check("x", x)?;
     if let Some(residual) = residual {
@@ -24,18 +29,16 @@ pub fn dropout(
     if problem.elements == 0 {
         return Ok(y);
     }
-    let vector_size = client
-        .io_optimized_vector_sizes(problem.dtype.size())
-        .filter(|size| *size <= 8 && problem.elements.is_multiple_of(*size))
-        .max()
-        .unwrap_or(1);
-    let dim = CubeDim::new_1d(UNITS.min(client.properties().hardware.max_units_per_cube));
+    let spread = ElementwiseProblem { elements: problem.elements, dtype: problem.dtype };
+    let blueprint = ElementwiseBlueprint::plan(&spread, client).narrowed(WIDEST);
+    let vector_size = blueprint.vector_size;
+    let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end. Without a residual none is compiled in, and x stands in for it.
     unsafe {
         dropout_kernel::launch_unchecked(
             client,
-            calculate_cube_count_elemwise(client, problem.elements / vector_size, dim),
+            count,
             dim,
             vector_size,
             x.arg(vector_size),
