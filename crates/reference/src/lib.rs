@@ -20,6 +20,7 @@
 //! | [`swiglu`] | a gate's `SiLU` times another tensor, and the gradients, with their bounds |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
+//! | [`batch_norm`] | batch normalization of channels, with what follows it, and the gradients, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
@@ -43,6 +44,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod batch_norm;
 pub mod column_sum;
 pub mod conv;
 pub mod cross_entropy;
