@@ -26,6 +26,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod batch_norm;
 pub mod buffer;
 pub mod column_sum;
 pub mod conv;

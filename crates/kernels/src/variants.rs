@@ -5,8 +5,9 @@
 //! their shapes from the same lists.
 
 use crate::{
-    KernelError, Promise, adamw, attention, column_sum, conv, cross_entropy, dropout, embedding,
-    gelu, layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum, swiglu,
+    KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
+    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum,
+    swiglu,
 };
 use cubecl::{
     client::Client,
@@ -69,6 +70,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         column_sum::variants(),
         conv::variants(client),
         dropout::variants(),
+        batch_norm::variants(),
         layer_norm::variants(client),
         cross_entropy::variants(),
         softmax::variants(client),

@@ -1,0 +1,323 @@
+use super::{
+    BatchNormBlueprint, BatchNormProblem, Pass,
+    apply::{Tail, batch_norm_apply_kernel},
+    backward::{
+        batch_norm_input_gradient_kernel, batch_norm_merge_sums_kernel, batch_norm_sums_kernel,
+    },
+    problem::{APPLY, BACKWARD, F32, STATISTICS},
+    statistics::{batch_norm_merge_moments_kernel, batch_norm_statistics_kernel},
+};
+use crate::{KernelError, buffer::Buffer};
+use cubecl::{client::Client, prelude::*};
+
+/// Mean and biased variance of each channel.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    /// Means.
+    pub mean: Buffer,
+    /// Variances, in the type of the means.
+    pub variance: Buffer,
+}
+
+/// What y is made of.
+#[derive(Clone, Debug)]
+pub struct BatchNormInputs {
+    /// Rows of channels, `row_stride` apart.
+    pub x: Buffer,
+    /// Of a batch or of many, in f32 or in the type of x.
+    pub statistics: Statistics,
+    /// One factor a channel.
+    pub gamma: Buffer,
+    /// Is added to the channels.
+    pub beta: Buffer,
+    /// Is added to what is normalized: contiguous rows of channels.
+    pub residual: Option<Buffer>,
+    /// Whether a `ReLU` comes last.
+    pub relu: bool,
+}
+
+/// What backward reads beside the gradient of y.
+#[derive(Clone, Debug)]
+pub struct BatchNormSaved {
+    /// As forward had it.
+    pub x: Buffer,
+    /// Those of the batch, in f32 or rounded to the type of x.
+    pub statistics: Statistics,
+    /// As forward had it.
+    pub gamma: Buffer,
+    /// What forward returned, where a `ReLU` came last.
+    pub y: Option<Buffer>,
+}
+
+/// What backward returns.
+#[derive(Clone, Debug)]
+pub struct BatchNormGradients {
+    /// Of x: contiguous rows.
+    pub dx: Buffer,
+    /// Of the factors, in their type.
+    pub dgamma: Buffer,
+    /// Of what is added, in the type of the factors.
+    pub dbeta: Buffer,
+    /// Of the residual, where it is asked for after a `ReLU`: contiguous rows. Without a `ReLU` it is dy itself.
+    pub dresidual: Option<Buffer>,
+}
+
+/// Mean and biased variance of each channel, in f32.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] where the problem contradicts itself or x does not hold it;
+/// [`KernelError::Unsupported`] for other dtypes, empty tensors, tensors beyond 32-bit indices, tensors that
+/// do not begin at a multiple of 16 bytes, and more channels than the device has cubes for.
+pub fn batch_norm_statistics(
+    client: &Client,
+    problem: &BatchNormProblem,
+    x: &Buffer,
+) -> Result<Statistics, KernelError> {
+    problem.validate(STATISTICS)?;
+    problem.check_strided(STATISTICS, "x", x, problem.row_stride)?;
+    let blueprint = BatchNormBlueprint::plan(problem, Pass::Statistics, client);
+    let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
+    let cubes = blueprint.cubes(STATISTICS, problem.channels, client)?;
+    let merging = BatchNormBlueprint::merging_cubes(STATISTICS, problem.channels, client)?;
+    let merging_tile = BatchNormBlueprint::merging(client);
+    let partials = Buffer::empty(client, 2 * splits * problem.channels, F32);
+    let [mean, variance] = [(); 2].map(|()| Buffer::empty(client, problem.channels, F32));
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: x holds the problem's rows, whose channels and, where there are more, stride are multiples of
+    // the vector size, with indices of 32 bits as `validate` has seen; `partials` has two rows of channels
+    // for each split. The kernels stop at the last row, split and channel.
+    unsafe {
+        batch_norm_statistics_kernel::launch_unchecked(
+            client,
+            cubes,
+            tile.dim(),
+            vector_size,
+            rows_of(x),
+            partials.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.channels),
+            vectors(problem.row_stride),
+            split_rows as u32,
+            tile,
+            problem.dtype,
+        );
+        batch_norm_merge_moments_kernel::launch_unchecked(
+            client,
+            merging,
+            merging_tile.dim(),
+            partials.arg(1),
+            rows_of(x),
+            mean.arg(1),
+            variance.arg(1),
+            problem.channels as u32,
+            splits as u32,
+            problem.rows as u32,
+            split_rows as u32,
+            merging_tile,
+            problem.dtype,
+        );
+    }
+    Ok(Statistics { mean, variance })
+}
+
+/// y, in contiguous rows.
+///
+/// # Errors
+///
+/// As [`batch_norm_statistics`]; [`KernelError::InvalidProblem`] also names another tensor that does not go
+/// with the problem.
+pub fn batch_norm_apply(
+    client: &Client,
+    problem: &BatchNormProblem,
+    inputs: &BatchNormInputs,
+) -> Result<Buffer, KernelError> {
+    let BatchNormInputs { x, statistics, gamma, beta, residual, relu } = inputs;
+    problem.validate(APPLY)?;
+    problem.check_strided(APPLY, "x", x, problem.row_stride)?;
+    problem.check_statistics(APPLY, &statistics.mean, &statistics.variance)?;
+    problem.check_parameter(APPLY, "gamma", gamma)?;
+    problem.check_parameter(APPLY, "beta", beta)?;
+    if let Some(residual) = residual {
+        problem.check_rows(APPLY, "residual", residual)?;
+    }
+    let pass = Pass::Apply { residual: residual.is_some() };
+    let blueprint = BatchNormBlueprint::plan(problem, pass, client);
+    let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
+    let cubes = blueprint.cubes(APPLY, problem.channels, client)?;
+    let y = Buffer::empty(client, problem.elements(), problem.dtype);
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too. Without a residual none is
+    // compiled in, and x stands in for it.
+    unsafe {
+        batch_norm_apply_kernel::launch_unchecked(
+            client,
+            cubes,
+            tile.dim(),
+            vector_size,
+            rows_of(x),
+            rows_of(residual.as_ref().unwrap_or(x)),
+            statistics.mean.arg(vector_size),
+            statistics.variance.arg(vector_size),
+            gamma.arg(vector_size),
+            beta.arg(vector_size),
+            y.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.channels),
+            vectors(problem.row_stride),
+            split_rows as u32,
+            problem.epsilon as f32,
+            Tail { residual: residual.is_some(), relu: *relu },
+            tile,
+            problem.dtype,
+            statistics.mean.dtype,
+            problem.parameter,
+        );
+    }
+    Ok(y)
+}
+
+/// The gradients of x, gamma and beta given that of y, whose rows are `dy_stride` apart, and if `residual`
+/// asks for it and a `ReLU` came last that of the residual.
+///
+/// # Errors
+///
+/// As [`batch_norm_apply`].
+pub fn batch_norm_backward(
+    client: &Client,
+    problem: &BatchNormProblem,
+    saved: &BatchNormSaved,
+    dy: &Buffer,
+    residual: bool,
+) -> Result<BatchNormGradients, KernelError> {
+    let BatchNormSaved { x, statistics, gamma, y } = saved;
+    problem.validate(BACKWARD)?;
+    problem.check_strided(BACKWARD, "x", x, problem.row_stride)?;
+    problem.check_strided(BACKWARD, "dy", dy, problem.dy_stride)?;
+    problem.check_statistics(BACKWARD, &statistics.mean, &statistics.variance)?;
+    problem.check_parameter(BACKWARD, "gamma", gamma)?;
+    if let Some(y) = y {
+        problem.check_rows(BACKWARD, "y", y)?;
+    }
+    let Sums { sums, dgamma, dbeta } = sums_of(client, problem, saved, dy)?;
+    let relu = y.is_some();
+    let blueprint = BatchNormBlueprint::plan(problem, Pass::InputGradient { relu }, client);
+    let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
+    let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
+    let dx = Buffer::empty(client, problem.elements(), problem.dtype);
+    let dresidual =
+        (relu && residual).then(|| Buffer::empty(client, problem.elements(), problem.dtype));
+    // What is not written is not compiled in, but must not be in use either.
+    let written =
+        dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, problem.dtype));
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too, and `sums` holds two rows of
+    // channels. Without a ReLU no y is compiled in, and dy stands in for it.
+    unsafe {
+        batch_norm_input_gradient_kernel::launch_unchecked(
+            client,
+            cubes,
+            tile.dim(),
+            vector_size,
+            rows_of(x),
+            rows_of(dy),
+            rows_of(y.as_ref().unwrap_or(dy)),
+            statistics.mean.arg(vector_size),
+            statistics.variance.arg(vector_size),
+            gamma.arg(vector_size),
+            sums.arg(vector_size),
+            dx.arg(vector_size),
+            written.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.channels),
+            vectors(problem.row_stride),
+            vectors(problem.dy_stride),
+            split_rows as u32,
+            problem.epsilon as f32,
+            (1.0 / problem.rows as f64) as f32,
+            relu,
+            dresidual.is_some(),
+            tile,
+            problem.dtype,
+            statistics.mean.dtype,
+            problem.parameter,
+        );
+    }
+    Ok(BatchNormGradients { dx, dgamma, dbeta, dresidual })
+}
+
+/// The gradients of the parameters, and both before their rounding: dbeta, then dgamma.
+struct Sums {
+    sums: Buffer,
+    dgamma: Buffer,
+    dbeta: Buffer,
+}
+
+/// The first two launches of the backward pass, after all tensors were checked.
+fn sums_of(
+    client: &Client,
+    problem: &BatchNormProblem,
+    saved: &BatchNormSaved,
+    dy: &Buffer,
+) -> Result<Sums, KernelError> {
+    let BatchNormSaved { x, statistics, y, .. } = saved;
+    let relu = y.is_some();
+    let blueprint = BatchNormBlueprint::plan(problem, Pass::Sums { relu }, client);
+    let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
+    let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
+    let merging = BatchNormBlueprint::merging_cubes(BACKWARD, problem.channels, client)?;
+    let merging_tile = BatchNormBlueprint::merging(client);
+    let partials = Buffer::empty(client, 2 * splits * problem.channels, F32);
+    let sums = Buffer::empty(client, 2 * problem.channels, F32);
+    let [dgamma, dbeta] =
+        [(); 2].map(|()| Buffer::empty(client, problem.channels, problem.parameter));
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: as in `batch_norm_backward`; `partials` has two rows of channels for each split.
+    unsafe {
+        batch_norm_sums_kernel::launch_unchecked(
+            client,
+            cubes,
+            tile.dim(),
+            vector_size,
+            rows_of(x),
+            rows_of(dy),
+            rows_of(y.as_ref().unwrap_or(dy)),
+            statistics.mean.arg(vector_size),
+            partials.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.channels),
+            vectors(problem.row_stride),
+            vectors(problem.dy_stride),
+            split_rows as u32,
+            relu,
+            tile,
+            problem.dtype,
+            statistics.mean.dtype,
+        );
+        batch_norm_merge_sums_kernel::launch_unchecked(
+            client,
+            merging,
+            merging_tile.dim(),
+            partials.arg(1),
+            statistics.variance.arg(1),
+            sums.arg(1),
+            dgamma.arg(1),
+            dbeta.arg(1),
+            problem.channels as u32,
+            splits as u32,
+            problem.rows as u32,
+            split_rows as u32,
+            problem.epsilon as f32,
+            merging_tile,
+            statistics.mean.dtype,
+            problem.parameter,
+        );
+    }
+    Ok(Sums { sums, dgamma, dbeta })
+}
+
+/// Rows as a kernel argument: those that lie apart may end within a vector that no kernel reads.
+fn rows_of(buffer: &Buffer) -> BufferArg {
+    // SAFETY: whoever made the buffer states that its memory holds its elements.
+    unsafe { BufferArg::from_raw_parts(buffer.handle.clone(), buffer.elements) }
+}

@@ -1,0 +1,94 @@
+use super::{
+    blueprint::Tile,
+    channels::{Merge, One, Part, gated, load, merge_splits, no_rows, write_part},
+};
+use cubecl::prelude::*;
+
+/// Of each split and channel the mean, less the channel's first value, and the squares around it. `columns`
+/// and `row_stride` count vectors. Cubes: channels along x, splits along y.
+#[cube(launch_unchecked)]
+pub(crate) fn batch_norm_statistics_kernel<I: Float, N: Size>(
+    x: &[Vector<I, N>],
+    partials: &mut [Vector<f32, N>],
+    rows: u32,
+    columns: u32,
+    row_stride: u32,
+    split_rows: u32,
+    #[comptime] tile: Tile,
+    #[define(I)] _dtype: ElemType,
+) {
+    let column = CUBE_POS_X * tile.lanes + UNIT_POS_X;
+    let first_row = CUBE_POS_Y * split_rows;
+    let end = first_row + min(rows - first_row, split_rows);
+    let begin = first_row + UNIT_POS_Y;
+    let step = comptime!(tile.row_lanes) * row_stride;
+
+    // 1. Each unit adds up how far its rows are from the first of them, and the squares of that.
+    let mut part = no_rows::<N>();
+    if column < columns && begin < end {
+        let shift = Vector::<f32, N>::cast_from(x[(begin * row_stride + column) as usize]);
+        let mut row = begin;
+        #[unroll]
+        for stage in 0..2usize {
+            let count = comptime!(tile.counts()[stage]);
+            while row + comptime!((count - 1) * tile.row_lanes) < end {
+                add_rows::<I, N>(&mut part, x, row * row_stride + column, step, shift, count);
+                row += comptime!(count * tile.row_lanes);
+            }
+        }
+        let count = f32::cast_from((end - begin).div_ceil(tile.row_lanes));
+        let mean = part.first / Vector::new(count);
+        let pivot = Vector::<f32, N>::cast_from(x[column as usize]);
+        part.count = count;
+        part.second -= part.first * mean;
+        part.first = (shift - pivot) + mean;
+    }
+
+    // 2. The units of a channel meet.
+    write_part::<N>(&mut part, partials, column, columns, Merge::Moments, tile);
+}
+
+/// Adds the distances of `count` rows from `shift`, and their squares.
+#[cube]
+fn add_rows<I: Float, N: Size>(
+    part: &mut Part<N>,
+    x: &[Vector<I, N>],
+    place: u32,
+    step: u32,
+    shift: Vector<f32, N>,
+    #[comptime] count: u32,
+) {
+    let values = load::<Vector<I, N>>(x, place, step, count);
+    #[unroll]
+    for i in 0..count {
+        let distance = Vector::<f32, N>::cast_from(values[i as usize]) - shift;
+        part.first += distance;
+        part.second += distance * distance;
+    }
+}
+
+/// Mean and variance of each channel from what the splits have. Cubes: channels along x.
+#[cube(launch_unchecked)]
+pub(crate) fn batch_norm_merge_moments_kernel<I: Float>(
+    partials: &[f32],
+    x: &[I],
+    mean: &mut [f32],
+    variance: &mut [f32],
+    channels: u32,
+    splits: u32,
+    rows: u32,
+    split_rows: u32,
+    #[comptime] tile: Tile,
+    #[define(I)] _dtype: ElemType,
+) {
+    let channel = CUBE_POS_X * tile.lanes + UNIT_POS_X;
+    let merge = comptime!(Merge::Moments);
+    let part = merge_splits(partials, channel, channels, splits, rows, split_rows, merge, tile);
+    if UNIT_POS_Y == 0 && channel < channels {
+        let pivot = f32::cast_from(x[channel as usize]);
+        mean[channel as usize] = pivot + part.first.extract(0usize);
+        let squares = part.second / Vector::new(part.count);
+        // Roundings may leave less than nothing.
+        variance[channel as usize] = gated::<f32, One>(squares, squares).extract(0usize);
+    }
+}
