@@ -12,6 +12,8 @@ mod attention;
 mod attention_op;
 #[path = "integration/attention_provider.rs"]
 mod attention_provider;
+#[path = "integration/batch_norm.rs"]
+mod batch_norm;
 #[path = "integration/blocks.rs"]
 mod blocks;
 #[path = "integration/column_sum.rs"]
@@ -111,6 +113,7 @@ fn main() -> ExitCode {
         attention::trials(),
         attention_op::trials(),
         attention_provider::trials(),
+        batch_norm::trials(),
         blocks::trials(),
         column_sum::trials(),
         config::trials(),

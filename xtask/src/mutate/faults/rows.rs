@@ -1,4 +1,4 @@
-//! Kernels that work on rows: layer and RMS normalization, softmax, cross-entropy.
+//! Kernels that work on rows: layer, RMS and batch normalization, softmax, cross-entropy.
 
 use super::{InFile, device, statement};
 
@@ -74,6 +74,123 @@ pub(super) const FILES: &[InFile] = &[
                 "not centered",
                 "(Vector::<f32, N>::cast_from(value) - Vector::new(center)) * Vector::new(scale)",
                 "Vector::<f32, N>::cast_from(value) * Vector::new(scale)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/batch_norm/channels.rs",
+        tests: &["batch_norm"],
+        rows: &[
+            device(
+                "squares between two means left out",
+                "other.second + apart * apart * Vector::new(part.count * share)",
+                "other.second",
+            ),
+            device(
+                "share of the other part alone",
+                "other.count / max(count, 1.0f32)",
+                "other.count / max(part.count, 1.0f32)",
+            ),
+            statement("count not merged", "part.count = count;", ""),
+            statement(
+                "half of the units not merged",
+                "add::<N>(part, &other, merge);",
+                "if UNIT_POS_Y % 2 == 0 { add::<N>(part, &other, merge); }",
+            ),
+            device(
+                "partial results over each other",
+                "2 * CUBE_POS_Y * columns",
+                "CUBE_POS_Y * columns",
+            ),
+            device(
+                "rows of the last split",
+                "min(rows - at * split_rows, split_rows)",
+                "split_rows",
+            ),
+            device("lost split", "at < splits", "at + 1 < splits"),
+            device(
+                "NaN stopped",
+                "select_many(stops, Vector::new(0.0f32), value)",
+                "select_many(by.greater_than(&Vector::new(I::new(0.0))), value, Vector::new(0.0f32))",
+            ),
+            device(
+                "dropped epsilon",
+                "Vector::<f32, N>::cast_from(variance) + Vector::new(epsilon)",
+                "Vector::<f32, N>::cast_from(variance)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/batch_norm/statistics.rs",
+        tests: &["batch_norm"],
+        rows: &[
+            device(
+                "no value taken off",
+                "Vector::<f32, N>::cast_from(values[i as usize]) - shift",
+                "Vector::<f32, N>::cast_from(values[i as usize])",
+            ),
+            statement("not centered", "part.second -= part.first * mean;", ""),
+            device(
+                "another unit's rows counted",
+                "(end - begin).div_ceil(tile.row_lanes)",
+                "(end - begin) / tile.row_lanes + 1",
+            ),
+            device("first value of all left out", "(shift - pivot) + mean", "mean"),
+            device(
+                "skipped rows",
+                "row + comptime!((count - 1) * tile.row_lanes) < end",
+                "row + comptime!(count * tile.row_lanes) < end",
+            ),
+            device(
+                "sum instead of variance",
+                "part.second / Vector::new(part.count)",
+                "part.second",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/batch_norm/apply.rs",
+        tests: &["batch_norm"],
+        rows: &[
+            device(
+                "gap between rows ignored",
+                "row * row_stride + column",
+                "row * columns + column",
+            ),
+            statement("ReLU left out", "result = gated::<f32, N>(result, result);", ""),
+            device("dropped bias", "distance * of.scale + of.beta", "distance * of.scale"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/batch_norm/backward.rs",
+        tests: &["batch_norm"],
+        rows: &[
+            statement("ReLU left out", "result = gated::<I, N>(result, rows.y[i as usize]);", ""),
+            device("swapped stride", "row * dy_stride + column", "row * row_stride + column"),
+            device(
+                "not centered",
+                "Vector::<f32, N>::cast_from(rows.x[i as usize]) - center",
+                "Vector::<f32, N>::cast_from(rows.x[i as usize])",
+            ),
+            device(
+                "dropped scale",
+                "(part.second * scale).extract(0usize)",
+                "part.second.extract(0usize)",
+            ),
+            device(
+                "missing mean of the gradient",
+                "grad - of.plain - distance * of.weighted",
+                "grad - distance * of.weighted",
+            ),
+            device(
+                "sums swapped",
+                "sums[(columns + column) as usize] * of_rows * rstd",
+                "sums[at] * of_rows * rstd",
+            ),
+            statement(
+                "gradient of the residual lost",
+                "dresidual[place] = Vector::cast_from(grad);",
+                "",
             ),
         ],
     },
