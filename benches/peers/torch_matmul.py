@@ -75,4 +75,5 @@ def main():
         )
 
 
-main()
+if __name__ == "__main__":
+    main()

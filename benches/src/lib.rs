@@ -1,5 +1,6 @@
 //! What the benches share: the device, its inputs, and timing without the host's latency.
 
+pub mod conv;
 pub mod gpt2;
 pub mod matmul;
 pub mod optimizer;

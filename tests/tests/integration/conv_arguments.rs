@@ -48,11 +48,12 @@ fn bad_buffers(client: &Client) -> Result<(), Failed> {
             let [short, other] = problem.spans().map(|elements| zeros(elements - less, storage));
             named(names[0], conv(client, &problem, &short, &second, None))?;
             named(names[1], conv(client, &problem, &first, &other, None))?;
-            let bias = zeros(problem.out_channels - less, storage);
+            let [_, _, [_, channels, _, _]] = problem.shapes();
+            let bias = zeros(channels - less, storage);
             named("bias", conv(client, &problem, &first, &second, Some(&bias)))?;
         }
-        if pass != ConvPass::Fprop {
-            let bias = zeros(problem.out_channels, Storage::F32);
+        if pass == ConvPass::Wgrad {
+            let bias = zeros(problem.out_channels.max(problem.in_channels), Storage::F32);
             named("bias", conv(client, &problem, &first, &second, Some(&bias)))?;
         }
     }

@@ -25,7 +25,8 @@ const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// A pass of a convolution, on the kernels that are expected to be fastest. The operands are the problem's two,
 /// in the order of [`ConvProblem::fprop`], [`ConvProblem::dgrad`] or [`ConvProblem::wgrad`]; the result is
-/// contiguous by [`ConvProblem::out_strides`]. A bias is for [`ConvPass::Fprop`] alone.
+/// contiguous by [`ConvProblem::out_strides`]. A bias is added to each channel of the result, which is what a
+/// transposed convolution has in [`ConvPass::Dgrad`]; in [`ConvPass::Wgrad`] it is refused.
 ///
 /// # Errors
 ///
@@ -107,10 +108,10 @@ fn check(
     }
     match bias {
         None => Ok(()),
-        Some(bias) if problem.pass == ConvPass::Fprop => {
-            refuse("bias", problem.out_channels, problem.out, bias)
+        Some(_) if problem.pass == ConvPass::Wgrad => {
+            Err(invalid("bias", "none for the gradient of the weights".into(), "one"))
         }
-        Some(_) => Err(invalid("bias", format!("none in {:?}", problem.pass), "one")),
+        Some(bias) => refuse("bias", problem.shapes()[2][1], problem.out, bias),
     }
 }
 

@@ -14,7 +14,7 @@
 //! |---|---|---|---|
 //! | x, dy | n, c, h, w | any strides; channels that follow each other (NHWC) are read in place | f32, f16, bf16 |
 //! | w | k, c / groups, r, s | any strides; KRSC is read in place | that of x |
-//! | bias | k | contiguous | that of the output |
+//! | bias | k for y, c for dx | contiguous | that of the output |
 //! | y, dx | n, c, h, w | NHWC, contiguous | that of the operands, or f32 |
 //! | dw | k, c / groups, r, s | KRSC, contiguous | that of the operands, or f32 |
 //!

@@ -65,7 +65,15 @@ pub const RESNET50: [Layer; 23] = [
     layer([512, 512], 7, [3, 1], 2),
 ];
 
-/// A layer of `MobileNet`.
+/// Convolutions in groups: depthwise ones as `MobileNet` has them (Howard et al., "`MobileNets`: Efficient
+/// Convolutional Neural Networks for Mobile Vision Applications", 2017, table 1), and groups of four channels as
+/// `ResNeXt` has (Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2017, table 1).
+pub const GROUPED: [Layer; 3] = [
+    Layer { groups: 32, ..layer([32, 32], 112, [3, 1], 1) },
+    DEPTHWISE,
+    Layer { groups: 32, ..layer([128, 128], 56, [3, 1], 3) },
+];
+
 const DEPTHWISE: Layer = Layer { groups: 256, ..layer([256, 256], 28, [3, 1], 1) };
 
 /// All passes.
@@ -113,10 +121,11 @@ impl Layer {
         }
     }
 
-    /// As tables of results name it: `N256C128H28W28K128R3S3 stride1`.
+    /// As tables of results name it: `N256C128H28W28K128R3S3 stride1`, and the groups if there are some.
     pub fn name(&self, batch: usize) -> String {
-        let Self { in_channels: c, out_channels: k, size, kernel, stride, .. } = self;
-        format!("N{batch}C{c}H{size}W{size}K{k}R{kernel}S{kernel} stride{stride}")
+        let Self { in_channels: c, out_channels: k, size, kernel, stride, groups, .. } = self;
+        let groups = if *groups > 1 { format!(" groups{groups}") } else { String::new() };
+        format!("N{batch}C{c}H{size}W{size}K{k}R{kernel}S{kernel} stride{stride}{groups}")
     }
 }
 
