@@ -48,6 +48,7 @@ mod ptx;
 pub mod quantize;
 #[cfg(feature = "recorder")]
 pub mod recorder;
+pub mod row_sum;
 pub mod sgd;
 pub mod softmax;
 pub mod square_sum;

@@ -6,8 +6,8 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, sgd, softmax, square_sum,
-    swiglu,
+    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, row_sum, sgd, softmax,
+    square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -68,6 +68,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         gelu::variants(),
         swiglu::variants(),
         column_sum::variants(),
+        row_sum::variants(),
         conv::variants(client),
         dropout::variants(),
         batch_norm::variants(),

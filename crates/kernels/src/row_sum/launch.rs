@@ -1,0 +1,101 @@
+use super::{RowSumBlueprint, blueprint::UNITS, forward::row_sum_kernel};
+use crate::{
+    KernelError,
+    buffer::{Buffer, Rows},
+};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
+
+const OP: &str = "row_sum";
+
+/// `y[r] = factor sum_c x[r, c]`.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when x is smaller than its rows, or rows lie on each other;
+/// [`KernelError::Unsupported`] for other dtypes, empty tensors, and what 32 bits do not count.
+pub fn row_sum(client: &Client, x: &Rows, factor: f32) -> Result<Buffer, KernelError> {
+    check(x)?;
+    let blueprint = RowSumBlueprint::plan(x, client);
+    let y = Buffer::empty(client, x.rows, x.buffer.dtype);
+    if blueprint.splits == 1 {
+        launch(client, x, blueprint, factor, &y)?;
+        return Ok(y);
+    }
+    let f32 = ElemType::Float(FloatKind::F32);
+    let partial = Buffer::empty(client, x.rows * blueprint.splits, f32);
+    launch(client, x, blueprint, 1.0, &partial)?;
+    let columns = blueprint.splits;
+    let partial = Rows { buffer: partial, rows: x.rows, columns, pitch: columns };
+    launch(client, &partial, RowSumBlueprint::of_partial_sums(&partial, client), factor, &y)?;
+    Ok(y)
+}
+
+fn check(x: &Rows) -> Result<(), KernelError> {
+    /// Vectors beyond a row's end that a unit's last step may count to.
+    const MARGIN: usize = 1 << 24;
+    let unsupported = |reason: String| Err(KernelError::Unsupported { op: OP, reason });
+    let Rows { buffer, rows, columns, pitch } = x;
+    let dtype = buffer.dtype;
+    if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
+        return unsupported(format!("dtype {dtype:?}; it takes f32, f16 and bf16"));
+    }
+    if rows * columns == 0 {
+        return unsupported("an empty tensor".into());
+    }
+    let invalid = |argument, expected: String, actual: String| {
+        Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
+    };
+    if *rows > 1 && pitch < columns {
+        let expected = format!("at least {columns}, the columns of a row");
+        return invalid("pitch", expected, pitch.to_string());
+    }
+    if buffer.elements < x.span() {
+        let expected = format!("at least {} elements", x.span());
+        return invalid("x", expected, buffer.elements.to_string());
+    }
+    if u32::try_from(rows * pitch.max(columns) + MARGIN).is_err() {
+        return unsupported(format!("{rows} rows of {columns} elements, {pitch} apart"));
+    }
+    Ok(())
+}
+
+fn launch(
+    client: &Client,
+    x: &Rows,
+    blueprint: RowSumBlueprint,
+    factor: f32,
+    y: &Buffer,
+) -> Result<(), KernelError> {
+    let RowSumBlueprint { vector_size, lanes, splits } = blueprint;
+    let cubes = [x.rows.div_ceil((UNITS / lanes) as usize), splits];
+    let most = client.properties().hardware.max_cube_count;
+    let [count_x, count_y] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+    if count_x > most.0 || count_y > most.1 {
+        return Err(KernelError::Unsupported { op: OP, reason: format!("{cubes:?} cubes") });
+    }
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    // SAFETY: x holds its rows, which are whole vectors, and y a number for each row and split; the kernel stops
+    // rows and columns at their ends.
+    unsafe {
+        row_sum_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(count_x, count_y, 1),
+            CubeDim::new_2d(lanes, UNITS / lanes),
+            vector_size,
+            x.arg(),
+            y.arg(1),
+            x.rows as u32,
+            vectors(x.columns),
+            vectors(x.pitch),
+            factor,
+            lanes,
+            x.buffer.dtype,
+            y.dtype,
+        );
+    }
+    Ok(())
+}
