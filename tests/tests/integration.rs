@@ -14,6 +14,8 @@ mod attention_op;
 mod attention_provider;
 #[path = "integration/batch_norm.rs"]
 mod batch_norm;
+#[path = "integration/batch_norm_provider.rs"]
+mod batch_norm_provider;
 #[path = "integration/blocks.rs"]
 mod blocks;
 #[path = "integration/column_sum.rs"]
@@ -63,6 +65,8 @@ mod profile;
 mod recorder;
 #[path = "integration/resources.rs"]
 mod resources;
+#[path = "integration/row_sum.rs"]
+mod row_sum;
 #[path = "integration/sgd.rs"]
 mod sgd;
 #[path = "integration/softmax.rs"]
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         attention_op::trials(),
         attention_provider::trials(),
         batch_norm::trials(),
+        batch_norm_provider::trials(),
         blocks::trials(),
         column_sum::trials(),
         config::trials(),
@@ -138,6 +143,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         recorder::trials(),
         resources::trials(),
+        row_sum::trials(),
         profile::trials(),
         sgd::trials(),
         softmax::trials(),

@@ -3,10 +3,13 @@
 use crate::{
     fused::{
         attention::Attention,
+        batch_norm::{BatchNormPass, BatchNormSearch},
         column_sum::Sum,
+        conv::Convolution,
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
+        row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
     ops::fp8_linear,
@@ -88,13 +91,19 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 8] = [
+const OURS: [(&str, Register); 11] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
+    (BatchNormPass::NAME, |settings| {
+        let convolutions = !settings.is_disabled(Convolution::NAME);
+        register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul)))
+    }),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
+    (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
     (matmul::NAME, register_matmul),
+    (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];

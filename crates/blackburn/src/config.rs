@@ -57,8 +57,9 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
-    /// `BlackburnColumnSum`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnMatmul`,
-    /// `BlackburnSgd`, `BlackburnSoftmax`). For comparisons, and to step around a fault.
+    /// `BlackburnBatchNorm`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`,
+    /// `BlackburnMatmul`, `BlackburnRowSum`, `BlackburnSgd`, `BlackburnSoftmax`). For comparisons, and to step
+    /// around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// The precision of matrix products of f32 tensors.
     pub f32_matmul: F32Precision,

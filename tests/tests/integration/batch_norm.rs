@@ -7,8 +7,8 @@ use blackburn_kernels::{
     KernelError,
     batch_norm::{
         BatchNormBlueprint, BatchNormGradients, BatchNormInputs, BatchNormProblem, BatchNormSaved,
-        Pass, Statistics, batch_norm_apply, batch_norm_backward, batch_norm_statistics,
-        variants::CHANNELS,
+        Pass, RunningStatistics, Statistics, batch_norm_apply, batch_norm_backward,
+        batch_norm_running, batch_norm_statistics, variants::CHANNELS,
     },
     buffer::Buffer,
 };
@@ -58,6 +58,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trials.extend([
             trial("every_shape_is_within_bounds", every_shape),
             trial("every_combination_is_within_bounds", every_combination),
+            trial("running_statistics_are_within_bounds", running),
         ]);
     }
     let trial = |name: &str, test: fn(&Client) -> Result<(), Failed>| {
@@ -315,6 +316,37 @@ fn far_first_value(client: &Client) -> Result<(), Failed> {
     let mut numbers = case.numbers();
     numbers.x[..12].fill(1000.0);
     case.check_with(client, &numbers)
+}
+
+/// Two products and a sum in f32, of a factor that is rounded, and one rounding.
+fn running(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let draw = |seed, storage| normal(seed, 100, 3.0, storage);
+    let [before, batch] =
+        [[1, 2].map(|seed| draw(seed, storage)), [3, 4].map(|seed| draw(seed, Storage::F32))];
+    let [mean, variance] = [0, 1].map(|i| upload(client, &batch[i], Storage::F32));
+    let statistics = Statistics { mean, variance };
+    let [mean, variance] = [0, 1].map(|i| upload(client, &before[i], storage));
+    let running = RunningStatistics { mean, variance, kept: 0.9, new: 0.1 };
+    let updated = batch_norm_running(client, &running, &statistics)?;
+    for (i, updated) in updated.into_iter().enumerate() {
+        let of_channel = |(before, batch): (&f64, &f64)| {
+            let (kept, new) = (0.9 * before, 0.1 * batch);
+            let roundings = 4.0 * Storage::F32.unit_roundoff() * (kept.abs() + new.abs());
+            let value = kept + new;
+            (value, roundings + storage.unit_roundoff() * value.abs() + storage.underflow())
+        };
+        let (expected, bounds): (Vec<f64>, Vec<f64>) =
+            before[i].iter().zip(&batch[i]).map(of_channel).unzip();
+        compare(&download(client, updated, storage)?, &expected, &bounds)?;
+    }
+    let short = Statistics {
+        mean: statistics.variance.clone(),
+        variance: upload(client, &[1.0], Storage::F32),
+    };
+    match batch_norm_running(client, &running, &short) {
+        Err(KernelError::InvalidProblem { argument: "statistics", .. }) => Ok(()),
+        other => Err(format!("statistics of one channel gave {other:?}").into()),
+    }
 }
 
 fn one_row(client: &Client) -> Result<(), Failed> {

@@ -2,6 +2,10 @@
 
 #[path = "conv_arguments.rs"]
 mod arguments;
+#[path = "conv_limits.rs"]
+mod limits;
+#[path = "conv_provider.rs"]
+mod provider;
 
 use blackburn_kernels::{
     KernelError,
@@ -51,13 +55,12 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("conv::{name}"), move || on_device(test))
     };
     trials.extend([
-        trial("an_image_may_be_smaller_than_the_kernel", small_images),
-        trial("f16_operands_give_f32_results", wide_output),
-        trial("nan_reaches_what_it_is_a_term_of_and_nothing_else", nan),
         trial("repeated_runs_give_the_same_bits", repeats),
         trial("a_lost_tap_and_a_shifted_image_are_caught", faults),
     ]);
     trials.extend(arguments::trials());
+    trials.extend(limits::trials());
+    trials.extend(provider::trials());
     trials
 }
 
@@ -367,14 +370,17 @@ fn bias(client: &Client, storage: Storage) -> Result<(), Failed> {
     let grouped = ConvCase { in_channels: 32, out_channels: 48, ..IMAGE }.grouped(2);
     let plain = ConvCase { kernel: [1; 2], ..IMAGE };
     let odd = ConvCase { out_channels: 21, ..IMAGE };
-    for case in [IMAGE.padded(1), odd, grouped, depthwise, plain] {
-        let mut convolution = Convolution::new(case, ConvPass::Fprop, storage);
-        let values = normal(3, case.out_channels, 1.0, storage);
-        let [_, k, p, q] = case.y_shape();
+    let strided = IMAGE.strided(3);
+    let cases = [IMAGE.padded(1), odd, grouped, depthwise, plain, strided];
+    let both = |case| [ConvPass::Fprop, ConvPass::Dgrad].map(|pass| (case, pass));
+    for (case, pass) in cases.into_iter().flat_map(both) {
+        let mut convolution = Convolution::new(case, pass, storage);
+        let [_, _, [_, channels, height, width]] = case.shapes(reference_pass(pass));
+        let values = normal(3, channels, 1.0, storage);
         // One term more.
         let sums = &mut convolution.sums;
         for at in 0..sums.values.len() {
-            let added = values[at / (p * q) % k];
+            let added = values[at / (height * width) % channels];
             sums.values[at] += added;
             sums.magnitudes[at] += added.abs();
             sums.squares[at] += added * added;
@@ -401,46 +407,6 @@ fn resnet(client: &Client, storage: Storage) -> Result<(), Failed> {
             .strided(stride)
     };
     check_all(client, storage, RESNET50.iter().filter(is_implicit).map(case))
-}
-
-fn small_images(client: &Client) -> Result<(), Failed> {
-    let small = ConvCase { input: [3, 2], kernel: [5; 2], ..IMAGE }.padded(2);
-    let single = ConvCase { input: [1, 1], ..IMAGE }.padded(1);
-    check_all(client, Storage::F32, [small, small.strided(2), single, single.strided(3)])
-}
-
-fn wide_output(client: &Client) -> Result<(), Failed> {
-    for pass in PASSES {
-        Convolution::new(IMAGE.padded(1).strided(2), pass, Storage::F16)
-            .check(client, Storage::F32)?;
-    }
-    Ok(())
-}
-
-fn nan(client: &Client) -> Result<(), Failed> {
-    let grouped = ConvCase { in_channels: 32, out_channels: 32, ..IMAGE }.grouped(2);
-    // Without padding where dy meets its zeros.
-    for (case, pass) in [
-        (IMAGE.padded(1), ConvPass::Fprop),
-        (IMAGE.padded(1).strided(2), ConvPass::Dgrad),
-        (IMAGE, ConvPass::Wgrad),
-        (grouped, ConvPass::Fprop),
-        (grouped, ConvPass::Dgrad),
-        (grouped, ConvPass::Wgrad),
-    ] {
-        let Convolution { mut operands, .. } = Convolution::new(case, pass, Storage::F32);
-        // The last pixel of a channel in the middle, and the first one of the last channel.
-        let [_, c, h, w] = case.shapes(reference_pass(pass))[0];
-        operands[0][(c / 2 + 1) * h * w - 1] = f64::NAN;
-        operands[0][(c - 1) * h * w] = f64::NAN;
-        let convolution = Convolution::of(case, pass, Storage::F32, operands);
-        let values = &convolution.sums.values;
-        if !values.iter().any(|y| y.is_nan()) || values.iter().all(|y| y.is_nan()) {
-            return Err("the case tells nothing".into());
-        }
-        convolution.check(client, Storage::F32)?;
-    }
-    Ok(())
 }
 
 fn repeats(client: &Client) -> Result<(), Failed> {

@@ -1,8 +1,11 @@
 //! Fusion providers: what they look for in the stream, and the kernels that they run in its place.
 
 pub(crate) mod attention;
+pub(crate) mod batch_norm;
 pub(crate) mod column_sum;
+pub(crate) mod conv;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
 pub(crate) mod matmul;
+pub(crate) mod row_sum;
 pub(crate) mod softmax;

@@ -25,6 +25,8 @@ pub(crate) struct Matcher {
     /// Tensors by name, as their latest reader describes them.
     tensors: Vec<(Name, TensorIr)>,
     scalars: Vec<ExpectedScalar>,
+    /// What the steps with a number make, in the order of the numbers.
+    made_with_scalars: Vec<Name>,
 }
 
 impl Matcher {
@@ -42,7 +44,8 @@ impl Matcher {
 
     fn new(pattern: Pattern, rules: Rules) -> Self {
         let (found, positions) = (Vec::new(), Vec::new());
-        Self { pattern, rules, found, positions, tensors: Vec::new(), scalars: Vec::new() }
+        let (tensors, scalars, made_with_scalars) = (Vec::new(), Vec::new(), Vec::new());
+        Self { pattern, rules, found, positions, tensors, scalars, made_with_scalars }
     }
 
     /// Whether `operation`, at `position` of the stream, is one of the pattern that may come next, and reads
@@ -56,9 +59,10 @@ impl Matcher {
         let mut open = steps.filter(|at| !self.found.contains(at));
         let next = open.find_map(|at| Some((at, self.tensors_with(at, operation)?)));
         let Some((at, tensors)) = next else { return false };
-        let (_, step) = self.pattern[at];
+        let (made, step) = self.pattern[at];
         if let Some((ScalarIr::UInt(id), value)) = step.find(operation).and_then(|op| op.scalar) {
             self.scalars.push(ExpectedScalar { id, value });
+            self.made_with_scalars.push(made);
         }
         self.tensors = tensors;
         self.found.push(at);
@@ -138,6 +142,12 @@ impl Matcher {
         &self.scalars
     }
 
+    /// Where the number is by which a step made that tensor.
+    pub(crate) fn scalar_of(&self, made: Name) -> Option<u64> {
+        let at = self.made_with_scalars.iter().position(|other| *other == made)?;
+        self.scalars.get(at).map(|scalar| scalar.id)
+    }
+
     /// Whether `tensor` has the shape of the pattern's tensors, if these have one.
     pub(crate) fn fits(&self, tensor: &TensorIr) -> bool {
         self.tensors.first().is_none_or(|(_, first)| first.shape == tensor.shape)
@@ -147,7 +157,13 @@ impl Matcher {
         self.pattern.iter().any(|(made, _)| *made == name)
     }
 
-    fn has_made(&self, id: TensorId) -> bool {
+    /// Whether a step that was found reads or makes that tensor.
+    pub(crate) fn knows(&self, id: TensorId) -> bool {
+        self.tensors.iter().any(|(_, tensor)| tensor.id == id)
+    }
+
+    /// Whether a step that was found makes that tensor.
+    pub(crate) fn has_made(&self, id: TensorId) -> bool {
         self.tensors.iter().any(|(name, tensor)| tensor.id == id && self.makes(name))
     }
 

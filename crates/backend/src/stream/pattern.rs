@@ -16,6 +16,10 @@ pub(crate) type Name = &'static str;
 /// A name that no step makes is an input, and the last step makes the output.
 pub(crate) type Pattern = &'static [(Name, PatternStep)];
 
+/// A number in a pattern that differs from layer to layer. Whoever replaces the pattern looks it up when the
+/// operations run; [`ExpectedScalar::are_there`] never holds of it.
+pub(crate) const ANY_NUMBER: f64 = f64::NAN;
+
 /// An operation of a pattern, with the names of the tensors that it reads and the number in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PatternStep {
@@ -36,15 +40,22 @@ pub(crate) enum PatternStep {
     Log(Name),
     /// The largest element along the last dimension.
     MaxRow(Name),
+    /// The mean of the elements along the last dimension.
+    MeanRow(Name),
     Mul(Name, Name),
     MulScalar(Name, f64),
     Ones,
     PowfScalar(Name, f64),
     Recip(Name),
+    /// The same elements in another shape.
+    Reshape(Name),
     /// A tensor with the elements of the third added at the indices that the second has, along the last
     /// dimension.
     ScatterAdd(Name, Name, Name),
+    Sqrt(Name),
     Sub(Name, Name),
+    /// A tensor with its first two dimensions in each other's place.
+    SwapFirst(Name),
     /// The sum of the elements along the last dimension.
     SumRow(Name),
     Tanh(Name),
@@ -128,10 +139,14 @@ impl PatternStep {
             | Self::Exp(name)
             | Self::Log(name)
             | Self::MaxRow(name)
+            | Self::MeanRow(name)
             | Self::MulScalar(name, _)
             | Self::PowfScalar(name, _)
             | Self::Recip(name)
+            | Self::Reshape(name)
+            | Self::Sqrt(name)
             | Self::SumRow(name)
+            | Self::SwapFirst(name)
             | Self::Tanh(name) => [Some(name), None, None],
         }
     }
@@ -147,6 +162,7 @@ impl PatternStep {
                 | (Self::Exp(x), Float::Exp(op))
                 | (Self::Log(x), Float::Log(op))
                 | (Self::Recip(x), Float::Recip(op))
+                | (Self::Sqrt(x), Float::Sqrt(op))
                 | (Self::Tanh(x), Float::Tanh(op)) => Found::of([(x, &op.input)], &op.out),
                 (Self::PowfScalar(x, value), Float::PowfScalar(op)) => {
                     Found::with_scalar([(x, &op.lhs)], (op.rhs, value), &op.out)
@@ -168,13 +184,21 @@ impl PatternStep {
                     let reads = [(x, &op.tensor), (indices, &op.indices), (value, &op.value)];
                     Found::of(reads, &op.out)
                 }
+                (Self::Reshape(x), Base::Reshape(op)) => Found::of([(x, &op.input)], &op.out),
+                (Self::SwapFirst(x), Base::SwapDims(op))
+                    if op.dim1.min(op.dim2) == 0 && op.dim1.max(op.dim2) == 1 =>
+                {
+                    Found::of([(x, &op.input)], &op.out)
+                }
                 (Self::Ones, Base::Ones(op)) | (Self::Zeros, Base::Zeros(op)) => {
                     Found::of([], &op.out)
                 }
                 _ => None,
             },
             OperationIr::NumericFloat(_, operation) => match (self, operation) {
-                (Self::MaxRow(x), Numeric::MaxDim(op)) | (Self::SumRow(x), Numeric::SumDim(op))
+                (Self::MaxRow(x), Numeric::MaxDim(op))
+                | (Self::MeanRow(x), Numeric::MeanDim(op))
+                | (Self::SumRow(x), Numeric::SumDim(op))
                     if is_last(op.axis, &op.input) =>
                 {
                     Found::of([(x, &op.input)], &op.out)

@@ -5,36 +5,45 @@ use burn_ir::{OperationIr, TensorId};
 
 /// A replacement of one operation.
 pub(crate) trait SingleOperation: Replacement + Sync {
-    /// What replaces `operation`, if that is one of those which kernels serve.
-    fn of(operation: &OperationIr) -> Option<Self>;
+    /// How its provider is set up.
+    type Settings: Clone + Default + Send + Sync + 'static;
 
-    /// Whether it may be claimed behind an arithmetic operation that makes the tensor `made`.
-    fn may_follow(&self, _made: TensorId) -> bool {
+    /// What replaces `operation`, if that is one of those which kernels serve.
+    fn of(operation: &OperationIr, settings: &Self::Settings) -> Option<Self>;
+
+    /// Whether it may be claimed behind arithmetic operations that make the tensors `made`.
+    fn may_follow(&self, _made: &[TensorId]) -> bool {
         true
     }
 }
 
-/// Takes the operation at the head of a block, or behind one arithmetic operation.
+/// Takes the operation at the head of a block, or behind arithmetic.
 ///
-/// Burn settles an operation that no fusion wants together with the one after it, so an operation behind a
+/// Burn settles operations that no fusion wants together with the one after them, so an operation behind a
 /// lone product would never head a block. Only operations that Burn's own element-wise fusion waits on too
-/// are let in first: waiting on others would take their successors from that fusion.
+/// are let in first: waiting on others would take their successors from that fusion. Where it saves anything
+/// by fusing them it bids more, and the operation heads the next block.
 #[derive(Clone)]
-pub(crate) struct SingleSearch<R> {
-    /// What the operation in front makes.
-    in_front: Option<TensorId>,
+pub(crate) struct SingleSearch<R: SingleOperation> {
+    settings: R::Settings,
+    /// What the operations in front make.
+    in_front: Vec<TensorId>,
     found: Option<R>,
 }
 
-impl<R> SingleSearch<R> {
+impl<R: SingleOperation> SingleSearch<R> {
     /// Below the score of any fusion that saves a tensor (100, and 10 an operation), so that an
     /// operation that fuses with its neighbors is left to Burn.
     const SCORE: u64 = 15;
+
+    pub(crate) fn new(settings: R::Settings) -> Self {
+        Self { settings, in_front: Vec::new(), found: None }
+    }
 }
 
-impl<R> Default for SingleSearch<R> {
+impl<R: SingleOperation> Default for SingleSearch<R> {
     fn default() -> Self {
-        Self { in_front: None, found: None }
+        Self::new(R::Settings::default())
     }
 }
 
@@ -42,18 +51,18 @@ impl<R: SingleOperation> Search for SingleSearch<R> {
     type Replacement = R;
 
     fn follow(&mut self, operation: &OperationIr, _now: Moment) -> Next {
-        self.found = R::of(operation)
-            .filter(|found| self.in_front.is_none_or(|made| found.may_follow(made)));
+        self.found =
+            R::of(operation, &self.settings).filter(|found| found.may_follow(&self.in_front));
         if self.found.is_some() {
             return Next::Last;
         }
-        let first = self.in_front.is_none();
-        self.in_front = self.in_front.or(arithmetic_output(operation));
-        Next::taken_if(first && self.in_front.is_some())
+        let made = arithmetic_output(operation);
+        self.in_front.extend(made);
+        Next::taken_if(made.is_some())
     }
 
     fn claim(&self) -> Option<Claim<R>> {
-        let at = usize::from(self.in_front.is_some());
+        let at = self.in_front.len();
         let replaced = Part::Replaced(vec![at], self.found.clone()?);
         Some(Claim { score: Self::SCORE, parts: vec![Part::Unfused((0..at).collect()), replaced] })
     }

@@ -4,11 +4,13 @@ use super::{
     backward::{
         batch_norm_input_gradient_kernel, batch_norm_merge_sums_kernel, batch_norm_sums_kernel,
     },
-    problem::{APPLY, BACKWARD, F32, STATISTICS},
-    statistics::{batch_norm_merge_moments_kernel, batch_norm_statistics_kernel},
+    problem::{APPLY, BACKWARD, F32, RUNNING, STATISTICS},
+    statistics::{
+        batch_norm_merge_moments_kernel, batch_norm_running_kernel, batch_norm_statistics_kernel,
+    },
 };
 use crate::{KernelError, buffer::Buffer};
-use cubecl::{client::Client, prelude::*};
+use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
 /// Mean and biased variance of each channel.
 #[derive(Clone, Debug)]
@@ -119,6 +121,72 @@ pub fn batch_norm_statistics(
         );
     }
     Ok(Statistics { mean, variance })
+}
+
+/// Means and variances of many batches, and how the next batch counts among them.
+#[derive(Clone, Debug)]
+pub struct RunningStatistics {
+    /// Means, in f32, f16 or bf16.
+    pub mean: Buffer,
+    /// Variances, in the type of the means.
+    pub variance: Buffer,
+    /// The factor of what they were: one less the momentum, in Burn's and PyTorch's sense.
+    pub kept: f32,
+    /// The factor of the batch's: the momentum.
+    pub new: f32,
+}
+
+/// Mean and variance behind a batch with those `statistics`, in f32: new buffers, in the type of `running`.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] where `statistics` are not in f32, or tensors differ in length or type.
+pub fn batch_norm_running(
+    client: &Client,
+    running: &RunningStatistics,
+    statistics: &Statistics,
+) -> Result<[Buffer; 2], KernelError> {
+    const UNITS: u32 = 64;
+    let RunningStatistics { mean, variance, kept, new } = running;
+    let (channels, dtype) = (mean.elements, mean.dtype);
+    for (argument, buffer, expected) in [
+        ("variance", variance, dtype),
+        ("statistics", &statistics.mean, F32),
+        ("statistics", &statistics.variance, F32),
+    ] {
+        if buffer.elements != channels || buffer.dtype != expected {
+            return Err(KernelError::InvalidProblem {
+                op: RUNNING,
+                argument,
+                expected: format!("{channels} elements of {expected:?}"),
+                actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
+            });
+        }
+    }
+    let updated = [(); 2].map(|()| Buffer::empty(client, channels, dtype));
+    if channels == 0 {
+        return Ok(updated);
+    }
+    let dim = CubeDim::new_1d(UNITS);
+    // SAFETY: all hold a number for each channel, at which the kernel stops.
+    unsafe {
+        batch_norm_running_kernel::launch_unchecked(
+            client,
+            calculate_cube_count_elemwise(client, channels, dim),
+            dim,
+            mean.arg(1),
+            variance.arg(1),
+            statistics.mean.arg(1),
+            statistics.variance.arg(1),
+            updated[0].arg(1),
+            updated[1].arg(1),
+            channels as u32,
+            *kept,
+            *new,
+            dtype,
+        );
+    }
+    Ok(updated)
 }
 
 /// y, in contiguous rows.

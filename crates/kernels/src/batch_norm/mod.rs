@@ -37,6 +37,7 @@
 //! |---|---|---|
 //! | statistics | x | partial moments |
 //! | merge of moments | these | mean, variance |
+//! | running statistics | these, and those of earlier batches | those of all |
 //! | apply | x, residual | y |
 //! | sums | x, dy, y after a `ReLU` | partial sums |
 //! | merge of sums | these | dbeta, dgamma |
@@ -84,8 +85,8 @@ pub mod variants;
 
 pub use blueprint::{BatchNormBlueprint, Pass};
 pub use launch::{
-    BatchNormGradients, BatchNormInputs, BatchNormSaved, Statistics, batch_norm_apply,
-    batch_norm_backward, batch_norm_statistics,
+    BatchNormGradients, BatchNormInputs, BatchNormSaved, RunningStatistics, Statistics,
+    batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,
 };
 pub use problem::BatchNormProblem;
 pub(crate) use variants::variants;

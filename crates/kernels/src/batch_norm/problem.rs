@@ -2,6 +2,7 @@ use crate::{KernelError, buffer::Buffer};
 use cubecl::ir::{ElemType, FloatKind};
 
 pub(super) const STATISTICS: &str = "batch_norm_statistics";
+pub(super) const RUNNING: &str = "batch_norm_running";
 pub(super) const APPLY: &str = "batch_norm_apply";
 pub(super) const BACKWARD: &str = "batch_norm_backward";
 

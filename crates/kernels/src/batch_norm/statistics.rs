@@ -92,3 +92,27 @@ pub(crate) fn batch_norm_merge_moments_kernel<I: Float>(
         variance[channel as usize] = gated::<f32, One>(squares, squares).extract(0usize);
     }
 }
+
+/// Running statistics behind a batch: `kept` times what they were and `new` times the batch's.
+#[cube(launch_unchecked)]
+pub(crate) fn batch_norm_running_kernel<R: Float>(
+    running_mean: &[R],
+    running_variance: &[R],
+    mean: &[f32],
+    variance: &[f32],
+    updated_mean: &mut [R],
+    updated_variance: &mut [R],
+    channels: u32,
+    kept: f32,
+    new: f32,
+    #[define(R)] _running: ElemType,
+) {
+    let channel = ABSOLUTE_POS;
+    if channel < channels as usize {
+        let of_mean = f32::cast_from(running_mean[channel]) * kept + mean[channel] * new;
+        let of_variance =
+            f32::cast_from(running_variance[channel]) * kept + variance[channel] * new;
+        updated_mean[channel] = R::cast_from(of_mean);
+        updated_variance[channel] = R::cast_from(of_variance);
+    }
+}

@@ -1,8 +1,8 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    BatchNormBlueprint, BatchNormInputs, BatchNormProblem, BatchNormSaved, Pass, Statistics,
-    batch_norm_apply, batch_norm_backward, batch_norm_statistics,
+    BatchNormBlueprint, BatchNormInputs, BatchNormProblem, BatchNormSaved, Pass, RunningStatistics,
+    Statistics, batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,
 };
 use crate::{
     KernelError,
@@ -48,6 +48,7 @@ fn variant(case: Case) -> Variant {
     let promises = [
         ("batch_norm_statistics", Pass::Statistics.promise()),
         ("batch_norm_merge_moments", BatchNormBlueprint::MERGING_PROMISE),
+        ("batch_norm_running", BatchNormBlueprint::MERGING_PROMISE),
         ("batch_norm_apply", Pass::Apply { residual }.promise()),
         ("batch_norm_sums", Pass::Sums { relu }.promise()),
         ("batch_norm_merge_sums", BatchNormBlueprint::MERGING_PROMISE),
@@ -64,8 +65,11 @@ fn launch(client: &Client, Case { problem, statistics, tail }: Case) -> Result<(
     let rows = || Buffer::empty(client, problem.elements(), problem.dtype);
     let of_channels = |dtype| Buffer::empty(client, problem.channels, dtype);
     let x = rows();
-    batch_norm_statistics(client, &problem, &x)?;
+    let of_batch = batch_norm_statistics(client, &problem, &x)?;
     let [mean, variance] = [(); 2].map(|()| of_channels(statistics));
+    let running =
+        RunningStatistics { mean: mean.clone(), variance: variance.clone(), kept: 0.9, new: 0.1 };
+    batch_norm_running(client, &running, &of_batch)?;
     let statistics = Statistics { mean, variance };
     let [gamma, beta] = [(); 2].map(|()| of_channels(problem.parameter));
     let residual = tail.then(rows);

@@ -30,7 +30,7 @@ impl RowSumSearch {
             self.view = Some(position);
             return Next::Taken;
         }
-        let sum = Sum::of(operation);
+        let sum = Sum::of(operation, &());
         match sum.filter(|sum| sum.input.id == self.value.id && sum.is_of_rows()) {
             Some(sum) => {
                 self.sum = Some((position, sum));

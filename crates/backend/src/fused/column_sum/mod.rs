@@ -33,7 +33,9 @@ pub(crate) struct Sum {
 }
 
 impl SingleOperation for Sum {
-    fn of(operation: &OperationIr) -> Option<Self> {
+    type Settings = ();
+
+    fn of(operation: &OperationIr, (): &()) -> Option<Self> {
         let OperationIr::NumericFloat(dtype, operation) = operation else { return None };
         let (input, out, axes) = match operation {
             NumericOperationIr::SumDim(op) => (&op.input, &op.out, op.axis..op.axis + 1),
@@ -46,8 +48,8 @@ impl SingleOperation for Sum {
         served.then(|| Self { input: input.clone(), out: out.clone(), axes })
     }
 
-    fn may_follow(&self, made: TensorId) -> bool {
-        made == self.input.id
+    fn may_follow(&self, made: &[TensorId]) -> bool {
+        matches!(made, [] | [_]) && made.iter().all(|made| *made == self.input.id)
     }
 }
 

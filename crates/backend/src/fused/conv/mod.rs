@@ -1,0 +1,423 @@
+//! The provider that takes convolutions of one and two dimensions, transposed ones, and their gradients.
+//!
+//! Each is an operation of its own in the stream, as `burn::nn` and autodiff emit them. Results have their
+//! channels innermost, as Burn's own have: element-wise fusion keeps that order, so that the next convolution
+//! reads them in place. A convolution of one dimension is one of images of height 1.
+
+mod operand;
+
+use crate::{
+    declined::unsupported,
+    stream::{Done, Replacement, SingleOperation},
+    tensors::{
+        Input, Location, Tensors, consume, contiguous_buffer, cube_tensor, known_output,
+        register_cube_tensor, register_output, register_zeros,
+    },
+};
+use blackburn_kernels::{
+    KernelError,
+    column_sum::{ColumnSumProblem, column_sum},
+    conv::{ConvOptions, ConvProblem, conv},
+    matmul::F32Precision,
+};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::tensor::CubeTensor;
+use burn_ir::{
+    Conv1dOptionsIr, Conv2dOptionsIr, ConvTranspose1dOptionsIr, ConvTranspose2dOptionsIr,
+    ModuleOperationIr, OperationIr, TensorIr,
+};
+use burn_std::Metadata;
+use operand::{Operand, four};
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "conv";
+
+/// A convolution or a gradient of one on the kernels, or as Burn has it where those decline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Convolution {
+    /// A sum of products.
+    Pass(Pass),
+    /// The gradient of the bias.
+    BiasGradient(BiasGradient),
+}
+
+/// What [`blackburn_kernels::conv`] computes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Pass {
+    result: PassResult,
+    /// The operands in the kernel's order.
+    operands: [TensorIr; 2],
+    bias: Option<TensorIr>,
+    /// What the operation names besides, for its size.
+    named: Option<TensorIr>,
+    walk: Conv2dOptionsIr,
+    full_f32: bool,
+    out: TensorIr,
+}
+
+/// What a pass makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum PassResult {
+    /// Images, from images by which the kernel walks.
+    Output,
+    /// Images by which the kernel walks: the gradient of these, or a transposed convolution.
+    Input,
+    /// The gradient of the weights.
+    Weight,
+}
+
+/// The gradient of a convolution's bias: a sum over all but the channels.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct BiasGradient {
+    dy: TensorIr,
+    /// What the operation names besides.
+    named: [TensorIr; 2],
+    out: TensorIr,
+}
+
+impl SingleOperation for Convolution {
+    type Settings = F32Precision;
+
+    fn of(operation: &OperationIr, precision: &F32Precision) -> Option<Self> {
+        use ModuleOperationIr as Module;
+        use PassResult::{Input, Output, Weight};
+
+        let OperationIr::Module(operation) = operation else { return None };
+        let full_f32 = *precision == F32Precision::Full;
+        let pass = |result, operands: [&TensorIr; 2], bias: Option<&TensorIr>, named, walk, out| {
+            let (operands, bias) = (operands.map(TensorIr::clone), bias.cloned());
+            let (named, out): (Option<&TensorIr>, &TensorIr) = (named, out);
+            let (named, out) = (named.cloned(), out.clone());
+            Self::Pass(Pass { result, operands, bias, named, walk, full_f32, out })
+        };
+        let bias_gradient = |dy: &TensorIr, named: [&TensorIr; 2], out: &TensorIr| {
+            let named = named.map(TensorIr::clone);
+            Self::BiasGradient(BiasGradient { dy: dy.clone(), named, out: out.clone() })
+        };
+        /// A forward pass or a transposed one, a gradient of x, and one of the weights.
+        macro_rules! forward {
+            ($op:ident, $result:ident) => {{
+                let bias = $op.bias.as_ref();
+                pass($result, [&$op.x, &$op.weight], bias, None, $op.options.walk(), &$op.out)
+            }};
+        }
+        macro_rules! gradient {
+            ($op:ident of x) => {{
+                let operands = [&$op.output_grad, &$op.weight];
+                pass(Input, operands, None, Some(&$op.x), $op.options.walk(), &$op.out)
+            }};
+            ($op:ident of weight) => {{
+                let operands = [&$op.x, &$op.output_grad];
+                pass(Weight, operands, None, Some(&$op.weight), $op.options.walk(), &$op.out)
+            }};
+            ($op:ident of bias) => {
+                bias_gradient(&$op.output_grad, [&$op.x, &$op.bias], &$op.out)
+            };
+        }
+        Some(match operation {
+            Module::Conv1d(op) => forward!(op, Output),
+            Module::Conv2d(op) => forward!(op, Output),
+            Module::ConvTranspose1d(op) => forward!(op, Input),
+            Module::ConvTranspose2d(op) => forward!(op, Input),
+            Module::Conv1dXBackward(op) => gradient!(op of x),
+            Module::Conv2dXBackward(op) => gradient!(op of x),
+            Module::Conv1dWeightBackward(op) => gradient!(op of weight),
+            Module::Conv2dWeightBackward(op) => gradient!(op of weight),
+            Module::Conv1dBiasBackward(op) => gradient!(op of bias),
+            Module::Conv2dBiasBackward(op) => gradient!(op of bias),
+            _ => return None,
+        })
+    }
+}
+
+impl Replacement for Convolution {
+    const NAME: &'static str = "BlackburnConv";
+
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        match self {
+            Self::Pass(pass) => pass.launch(tensors)?,
+            Self::BiasGradient(gradient) => gradient.launch(tensors)?,
+        }
+        Ok(Done::All)
+    }
+}
+
+/// The options of a convolution as one of images has them.
+trait Walk {
+    fn walk(&self) -> Conv2dOptionsIr;
+}
+
+/// One of images of height 1.
+fn along_rows(
+    [stride]: [usize; 1],
+    padding: (usize, usize),
+    [dilation]: [usize; 1],
+    groups: usize,
+) -> Conv2dOptionsIr {
+    Conv2dOptionsIr {
+        stride: [1, stride],
+        padding: [(0, 0), padding],
+        dilation: [1, dilation],
+        groups,
+    }
+}
+
+impl Walk for Conv1dOptionsIr {
+    fn walk(&self) -> Conv2dOptionsIr {
+        along_rows(self.stride, self.padding[0], self.dilation, self.groups)
+    }
+}
+
+impl Walk for Conv2dOptionsIr {
+    fn walk(&self) -> Conv2dOptionsIr {
+        self.clone()
+    }
+}
+
+/// The padding behind the output follows from the output's size.
+impl Walk for ConvTranspose1dOptionsIr {
+    fn walk(&self) -> Conv2dOptionsIr {
+        let [padding] = self.padding;
+        along_rows(self.stride, (padding, padding), self.dilation, self.groups)
+    }
+}
+
+impl Walk for ConvTranspose2dOptionsIr {
+    fn walk(&self) -> Conv2dOptionsIr {
+        let Self { stride, padding, dilation, groups, .. } = *self;
+        let padding = padding.map(|padding| (padding, padding));
+        Conv2dOptionsIr { stride, padding, dilation, groups }
+    }
+}
+
+impl Pass {
+    fn launch(&self, tensors: &mut Tensors) -> Result<(), KernelError> {
+        let shape = known_output(tensors, &self.out, OP)?.shape.clone();
+        let [first, second] = &self.operands;
+        let (first, second) = (cube_tensor(tensors, first, OP)?, cube_tensor(tensors, second, OP)?);
+        let bias = self.bias.as_ref().map(|bias| cube_tensor(tensors, bias, OP)).transpose()?;
+        let place = Location::of(&first);
+        let is_empty = |tensor: &CubeTensor| tensor.meta.shape().num_elements() == 0;
+        let sums_nothing = bias.is_none() && (is_empty(&first) || is_empty(&second));
+        if sums_nothing || shape.num_elements() == 0 {
+            register_zeros(tensors, &self.out, &place, OP)?;
+        } else {
+            let first = Operand::images(first)?;
+            let second = match self.result {
+                PassResult::Weight => Operand::images(second)?,
+                PassResult::Output | PassResult::Input => Operand::weights(second)?,
+            };
+            let Planned { problem, strides } = self.plan(&first, &second, &four(&shape)?)?;
+            let bias = bias.map(contiguous_buffer);
+            let [a, b] = [(&first, 0), (&second, 1)]
+                .map(|(operand, at)| operand.buffer(problem.spans()[at]));
+            let made = conv(&place.client, &problem, &a, &b, bias.as_ref())?;
+            let strides = of_rank(strides, shape.num_dims());
+            let made = CubeTensor::new(
+                place.client,
+                made.handle,
+                Metadata::new(shape, strides),
+                place.device,
+                self.out.dtype,
+            );
+            register_cube_tensor(tensors, &self.out, made, OP)?;
+        }
+        for tensor in self.operands.iter().chain(&self.bias).chain(&self.named) {
+            consume(tensors, tensor);
+        }
+        Ok(())
+    }
+
+    /// The problem for a result of that shape, and the distances in the result.
+    fn plan(
+        &self,
+        first: &Operand,
+        second: &Operand,
+        out: &[usize; 4],
+    ) -> Result<Planned, KernelError> {
+        let options = self.options();
+        let precision = if self.full_f32 { F32Precision::Full } else { F32Precision::Tf32 };
+        let dtype = dtype_to_elem_type(self.out.dtype);
+        let [_, _, height, width] = *out;
+        let (a, b) = (first.layout(), second.layout());
+        let problem = match self.result {
+            PassResult::Output if self.sums_pixels(second, out) => {
+                // What walks is as large as the images: as a gradient of weights, its sum is shared.
+                let [a, b] = [first, second].map(Operand::swapped);
+                let ConvOptions { stride, dilation, .. } = options;
+                let options = ConvOptions { stride: dilation, dilation: stride, ..options };
+                let (a, b) = (a.layout(), b.layout());
+                let problem = ConvProblem::wgrad(a, b, [height, width], options, dtype, precision)?;
+                let [k, c, r, s] = problem.out_strides();
+                return Ok(Planned { problem, strides: [c, k, r, s] });
+            }
+            PassResult::Output => ConvProblem::fprop(a, b, options, dtype, precision),
+            PassResult::Input => {
+                ConvProblem::dgrad(a, b, [height, width], options, dtype, precision)
+            }
+            PassResult::Weight => {
+                ConvProblem::wgrad(a, b, [height, width], options, dtype, precision)
+            }
+        }?;
+        let strides = problem.out_strides();
+        Ok(Planned { problem, strides })
+    }
+
+    fn options(&self) -> ConvOptions {
+        let Conv2dOptionsIr { stride, padding, dilation, groups } = self.walk;
+        let padding = padding.map(|(before, behind)| [before, behind]);
+        ConvOptions { stride, padding, dilation, groups }
+    }
+
+    /// Whether sums are long and few, so that they are better shared as those of a gradient of weights are. It
+    /// is what the gradient of a transposed convolution's weights is, which Burn has as a convolution whose
+    /// kernel is an image.
+    fn sums_pixels(&self, kernel: &Operand, [images, _, height, width]: &[usize; 4]) -> bool {
+        /// Terms for each row from which on that pays for operands that do not lie so well.
+        const TERMS: usize = 4;
+        let [_, channels, r, s] = kernel.shape;
+        self.bias.is_none()
+            && self.walk.groups == 1
+            && self.walk.stride == [1, 1]
+            && r * s > height * width
+            && channels * r * s > TERMS * images * height * width
+    }
+}
+
+/// A problem, and the distances between the elements of what it makes as the stream knows it.
+struct Planned {
+    problem: ConvProblem,
+    strides: [usize; 4],
+}
+
+impl BiasGradient {
+    fn launch(&self, tensors: &mut Tensors) -> Result<(), KernelError> {
+        let Self { dy, named, out } = self;
+        let mut x = Input::of(tensors, dy, OP)?;
+        if x.shape.len() < 3 {
+            return Err(unsupported(OP, "a gradient of fewer than three dimensions"));
+        }
+        if x.elements() == 0 {
+            register_zeros(tensors, out, &x.location(), OP)?;
+        } else {
+            // Channels behind the pixels.
+            for sizes in [&mut x.shape, &mut x.strides] {
+                sizes[1..].rotate_left(1);
+            }
+            let pixels = 0..x.shape.len() - 1;
+            let of = |x: &Input| ColumnSumProblem::new(&x.shape, &x.strides, pixels, x.dtype);
+            let lies_well = x.strides.last() == Some(&1);
+            let x = if lies_well { x } else { x.contiguous() };
+            let problem = of(&x)?;
+            let sum = column_sum(&x.client, &problem, &x.buffer(problem.span()))?;
+            register_output(tensors, out, &x, sum, OP)?;
+        }
+        for tensor in named.iter().chain([dy]) {
+            consume(tensors, tensor);
+        }
+        Ok(())
+    }
+}
+
+/// Distances of a tensor of that rank.
+fn of_rank([image, channel, row, column]: [usize; 4], rank: usize) -> Vec<usize> {
+    if rank == 3 { vec![image, channel, column] } else { vec![image, channel, row, column] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{Fuser, SingleSearch, emit::tensor};
+    use burn_backend::{DType, Shape};
+    use burn_ir::{
+        BaseOperationIr, CastOpIr, Conv2dOpIr, Conv2dWeightBackwardOpIr, Conv2dXBackwardOpIr,
+        ConvTranspose1dOpIr,
+        TensorStatus::{NotInit, ReadOnly},
+    };
+
+    fn walk() -> Conv2dOptionsIr {
+        Conv2dOptionsIr { stride: [2, 1], padding: [(1, 0); 2], dilation: [1, 3], groups: 2 }
+    }
+
+    fn of(id: u64) -> TensorIr {
+        tensor(id, [2, 4, 8, 8], ReadOnly)
+    }
+
+    fn forward() -> OperationIr {
+        OperationIr::Module(ModuleOperationIr::Conv2d(Conv2dOpIr {
+            x: of(1),
+            weight: of(2),
+            bias: Some(tensor(3, [4], ReadOnly)),
+            options: walk(),
+            out: tensor(4, [2, 4, 8, 8], NotInit),
+        }))
+    }
+
+    fn found(operation: &OperationIr) -> Pass {
+        match Convolution::of(operation, &F32Precision::Full) {
+            Some(Convolution::Pass(pass)) => pass,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn operands_are_in_the_order_of_the_kernel() {
+        let (x, weight, output_grad) = (of(1), of(2), of(3));
+        let out = tensor(4, [2, 4, 8, 8], NotInit);
+        let operation = Conv2dXBackwardOpIr {
+            x: x.clone(),
+            weight: weight.clone(),
+            output_grad: output_grad.clone(),
+            options: walk(),
+            out: out.clone(),
+        };
+        let pass = found(&OperationIr::Module(ModuleOperationIr::Conv2dXBackward(operation)));
+        assert_eq!((pass.operands, pass.named), ([of(3), of(2)], Some(of(1))));
+        let operation = Conv2dWeightBackwardOpIr { x, weight, output_grad, options: walk(), out };
+        let pass = found(&OperationIr::Module(ModuleOperationIr::Conv2dWeightBackward(operation)));
+        assert_eq!((pass.operands, pass.named), ([of(1), of(3)], Some(of(2))));
+        let pass = found(&forward());
+        assert_eq!((pass.result, pass.full_f32), (PassResult::Output, true));
+        assert_eq!(pass.options().padding, [[1, 0]; 2]);
+        assert_eq!(pass.bias.map(|bias| bias.id.value()), Some(3));
+    }
+
+    #[test]
+    fn one_dimension_is_the_width_of_images() {
+        let options = ConvTranspose1dOptionsIr {
+            stride: [3],
+            padding: [2],
+            padding_out: [1],
+            dilation: [4],
+            groups: 1,
+        };
+        let operation =
+            OperationIr::Module(ModuleOperationIr::ConvTranspose1d(ConvTranspose1dOpIr {
+                x: tensor(1, [2, 4, 8], ReadOnly),
+                weight: tensor(2, [4, 4, 3], ReadOnly),
+                bias: None,
+                options,
+                out: tensor(3, [2, 4, 9], NotInit),
+            }));
+        let pass = found(&operation);
+        let expected =
+            ConvOptions { stride: [1, 3], padding: [[0, 0], [2, 2]], dilation: [1, 4], groups: 1 };
+        assert_eq!((pass.result, pass.options()), (PassResult::Input, expected));
+        assert_eq!(four(&Shape::new([2, 4, 9])).unwrap(), [2, 4, 1, 9]);
+        assert_eq!(of_rank([36, 1, 36, 4], 3), [36, 1, 4]);
+    }
+
+    #[test]
+    fn one_is_taken_alone_and_behind_the_casts_of_its_operands() {
+        let cast = OperationIr::BaseFloat(BaseOperationIr::Cast(CastOpIr {
+            input: of(0),
+            out: TensorIr { dtype: DType::BF16, ..tensor(1, [2, 4, 8, 8], NotInit) },
+        }));
+        let taken = |operations: &[OperationIr]| {
+            Fuser::after(SingleSearch::<Convolution>::default(), operations).claims()
+        };
+        assert_eq!(taken(&[forward()]), Some(1));
+        assert_eq!(taken(&[cast.clone(), forward()]), Some(2));
+        assert_eq!(taken(&[cast.clone(), cast, forward()]), Some(3));
+    }
+}
