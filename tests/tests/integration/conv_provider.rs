@@ -29,12 +29,13 @@ use libtest_mimic::{Failed, Trial};
 const F32: Storage = Storage::F32;
 
 pub(super) fn trials() -> Vec<Trial> {
-    let trial = |name: &str, test: fn(&Device) -> Result<(), Failed>| {
+    type Test = fn(&Device) -> Result<(), Failed>;
+    let trial = |name: &str, test: Test| {
         Trial::ignorable_test(format!("conv::provider::{name}"), move || {
             on_burn_device(|device| test(&device))
         })
     };
-    let tests: [(&str, fn(&Device) -> Result<(), Failed>); 7] = [
+    let tests: [(&str, Test); 7] = [
         ("sequences_run_on_the_kernels_and_are_within_bounds", sequences),
         ("transposed_sequences_run_on_the_kernels_and_are_within_bounds", transposed_sequences),
         ("transposed_images_in_groups_are_within_bounds", transposed_groups),

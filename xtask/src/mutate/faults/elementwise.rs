@@ -67,6 +67,24 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/row_sum/forward.rs",
+        tests: &["row_sum"],
+        rows: &[
+            device("gap between rows ignored", "row * pitch + column", "row * columns + column"),
+            device(
+                "every split sums the same columns",
+                "CUBE_POS_Y * lanes + UNIT_POS_X",
+                "UNIT_POS_X",
+            ),
+            device("a halving left out", "lanes >> (halving + 1)", "lanes >> (halving + 2)"),
+            device(
+                "factor left out",
+                "partial[place as usize] * factor",
+                "partial[place as usize]",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/square_sum/forward.rs",
         tests: &["square_sum"],
         rows: &[

@@ -101,7 +101,7 @@ impl Candidate {
         let is_drop = matches!(operation, OperationIr::Drop(_));
         let may_run_first = operation.nodes().into_iter().all(|node| {
             let is_last = is_drop || node.status == TensorStatus::ReadWrite;
-            !self.flow.has_made(node.id) && !(is_last && self.flow.knows(node.id))
+            !(self.flow.has_made(node.id) || is_last && self.flow.knows(node.id))
         });
         if !may_run_first || self.passengers.len() == Self::MOST_PASSENGERS {
             return false;
