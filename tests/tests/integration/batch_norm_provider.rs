@@ -42,6 +42,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             check(device, F32, [3, 8, 11], Behind::Nothing, copied)
         }),
         trial("a_norm_behind_a_convolution_reads_its_images_in_place", behind_a_convolution),
+        trial("a_gradient_cut_off_elsewhere_than_at_zero_is_computed_as_written", other_threshold),
         trial("statistics_over_other_dimensions_are_computed_as_written", other_dimensions),
     ];
     type Test = fn(&Device, Storage) -> Result<(), Failed>;
@@ -236,6 +237,54 @@ fn behind_a_convolution(device: &Device) -> Result<(), Failed> {
         true => Ok(()),
         false => Err(format!("{copies} tensors were copied: {blocks:#?}").into()),
     }
+}
+
+/// The operations of the gradient, as Burn has them, behind a mask of what is 0.5 or less.
+fn other_threshold(device: &Device) -> Result<(), Failed> {
+    const THRESHOLD: f64 = 0.5;
+    let shape = [4, 8, 5, 7];
+    let draw = |seed| normal(seed, shape.iter().product(), 1.0, F32);
+    let (x, y, grad) = (draw(1), draw(2), draw(3));
+    let gamma = normal(4, 8, 1.0, F32);
+    let [of_x, of_y, of_grad] = [&x, &y, &grad].map(|all| tensor(all, shape, F32, device));
+    let (mean, variance) = (Tensor::<1>::zeros([8], device), Tensor::<1>::ones([8], device));
+    let of_gamma: Tensor<1> = tensor(&gamma, [8], F32, device);
+    let of_all = |numbers: Tensor<1>| numbers.reshape([1, 8, 1, 1]);
+    let rows = |images: Tensor<4>| images.swap_dims(0, 1).reshape([8, 140]);
+    let (results, _) = blocks_of(device, || {
+        let dy = of_grad.mask_fill(of_y.lower_equal_elem(THRESHOLD), 0.0);
+        let rstd = of_all(variance.add_scalar(1e-5).sqrt().recip());
+        let normalized = (of_x - of_all(mean)) * rstd.clone();
+        let dy_rows = rows(dy.clone());
+        let product_rows = rows(dy.clone() * normalized.clone());
+        let (dbeta, dgamma) = (dy_rows.clone().sum_dim(1), product_rows.clone().sum_dim(1));
+        let dy_mean = dy_rows.mean_dim(1).reshape([1, 8, 1, 1]);
+        let product_mean = product_rows.mean_dim(1).reshape([1, 8, 1, 1]);
+        let centered = dy - dy_mean;
+        let projected = normalized * product_mean;
+        let scale = of_all(of_gamma) * rstd;
+        let dx = scale * (centered - projected);
+        let (dgamma, dbeta): (Tensor<1>, Tensor<1>) = (dgamma.reshape([8]), dbeta.reshape([8]));
+        // Numbers are read when all operations are in the stream.
+        Ok([values(dx)?, values(dgamma)?, values(dbeta)?])
+    })?;
+    let cut: Vec<f64> =
+        grad.iter().zip(&y).map(|(dy, y)| if *y <= THRESHOLD { 0.0 } else { *dy }).collect();
+    let (rows, dy_rows) = (to_rows(&x, &shape), to_rows(&cut, &shape));
+    let statistics = Statistics { mean: vec![0.0; 8], variance: vec![1.0; 8] };
+    let reference = Reference { gamma: &gamma, beta: &gamma, epsilon: 1e-5, relu: false };
+    let saved = Saved { x: &rows, statistics: &statistics, y: None };
+    let Gradients { dx, dgamma, dbeta } = reference.backward(saved, &dy_rows);
+    // A wrong mask is off by whole gradients; sums of 140 terms in f32 are not.
+    let near = |expected: &[f64]| -> Vec<f64> { vec![1e-4; expected.len()] };
+    for (actual, expected) in [
+        (to_rows(&results[0], &shape), dx),
+        (results[1].clone(), dgamma),
+        (results[2].clone(), dbeta),
+    ] {
+        compare(&actual, &expected, &near(&expected))?;
+    }
+    Ok(())
 }
 
 /// The same operations over the pixels of each channel, as an instance norm of one image has them.

@@ -5,7 +5,7 @@
 
 use crate::{
     declined::unsupported,
-    stream::{Done, Replacement, SingleOperation},
+    stream::{Done, Replacement, SingleOperation, is_last},
     tensors::{
         Location, Tensors, consume, contiguous_tensor, cube_tensor, known_output,
         register_cube_tensor, register_zeros, rows_of,
@@ -57,11 +57,6 @@ impl SingleOperation for RowSum {
     fn may_follow(&self, made: &[TensorId]) -> bool {
         matches!(made, [] | [_]) && made.iter().all(|made| *made == self.input.id)
     }
-}
-
-/// Whether the dimension is the last of the tensor's.
-fn is_last(dim: usize, tensor: &TensorIr) -> bool {
-    dim + 1 == tensor.shape.num_dims()
 }
 
 impl Replacement for RowSum {

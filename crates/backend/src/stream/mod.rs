@@ -17,5 +17,7 @@ pub(crate) use arithmetic::arithmetic_output;
 pub(crate) use fuser::Fuser;
 pub(crate) use fuser::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, register};
 pub(crate) use matcher::Matcher;
-pub(crate) use pattern::{ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score};
+pub(crate) use pattern::{
+    ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last,
+};
 pub(crate) use single::{SingleOperation, SingleSearch};

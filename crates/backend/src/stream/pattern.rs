@@ -86,6 +86,11 @@ impl ExpectedScalar {
         })
     }
 
+    /// Whether the pattern leaves the number open.
+    pub(crate) fn is_any(&self) -> bool {
+        self.value.is_nan()
+    }
+
     /// Whether `actual` is the number.
     pub(super) fn is(&self, actual: ScalarIr) -> bool {
         let error = (actual.elem::<f64>() - self.value).abs();
@@ -223,7 +228,7 @@ impl PatternStep {
 }
 
 /// Whether the dimension is the last of the tensor's.
-fn is_last(dim: usize, tensor: &TensorIr) -> bool {
+pub(crate) fn is_last(dim: usize, tensor: &TensorIr) -> bool {
     dim + 1 == tensor.shape.num_dims()
 }
 

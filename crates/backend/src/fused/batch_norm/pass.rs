@@ -2,7 +2,7 @@ use super::OP;
 use crate::{
     declined::unsupported,
     fused::conv::Convolution,
-    stream::{Done, Matcher, Replacement},
+    stream::{Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
         Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
         register_cube_tensor, rows_of,
@@ -84,6 +84,8 @@ pub(crate) struct Backward {
     /// The gradient of the output: of the normalization, or of the ReLU behind it, whose output is `relu`.
     dy: TensorIr,
     relu: Option<TensorIr>,
+    /// The zeros of the ReLU's gradient.
+    zeros: Vec<ExpectedScalar>,
     /// The gradient behind the ReLU, where others read it.
     masked: Option<TensorIr>,
     dx: TensorIr,
@@ -94,16 +96,17 @@ pub(crate) struct Backward {
 /// Tensors that are never made, for their sizes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Shapes {
-    /// A row for each channel.
-    rows: TensorIr,
+    /// What has a row for each channel.
+    rows: [TensorIr; 2],
     /// What has a number for each channel and goes with x.
     of_all: Vec<TensorIr>,
 }
 
 impl Shapes {
-    fn of(flow: &Matcher, rows: &'static str, of_all: &[&'static str]) -> Option<Self> {
+    fn of(flow: &Matcher, rows: [&'static str; 2], of_all: &[&'static str]) -> Option<Self> {
+        let [a, b] = rows.map(|name| flow.tensor(name).cloned());
         let of_all = of_all.iter().map(|name| flow.tensor(name).cloned());
-        Some(Self { rows: flow.tensor(rows)?.clone(), of_all: of_all.collect::<Option<_>>()? })
+        Some(Self { rows: [a?, b?], of_all: of_all.collect::<Option<_>>()? })
     }
 
     /// Whether these are what batch normalization makes of a tensor of that shape.
@@ -118,9 +121,11 @@ impl Shapes {
             Ok(known_output(tensors, tensor, OP)?.shape == *shape)
         };
         let of_all = Shape::from(of_all);
-        let mut fits = is(&self.rows, &rows)?;
-        for tensor in &self.of_all {
-            fits &= is(tensor, &of_all)?;
+        let mut fits = true;
+        for (tensors, shape) in [(&self.rows[..], &rows), (&self.of_all, &of_all)] {
+            for tensor in tensors {
+                fits &= is(tensor, shape)?;
+            }
         }
         if fits { Ok(()) } else { Err(unsupported(OP, "statistics over other dimensions")) }
     }
@@ -153,7 +158,7 @@ impl Forward {
                     ["running_variance", "kept_variance", "new_variance", "updated_variance"],
                 ))
                 .map(|(mean, variance)| [mean, variance]),
-            shapes: Shapes::of(flow, "x_rows", &of_all)?,
+            shapes: Shapes::of(flow, ["x_rows", "square_rows"], &of_all)?,
             y: of("y")?,
             mean: of("mean")?,
             variance: of("variance")?,
@@ -183,7 +188,6 @@ impl Forward {
             let updated = batch_norm_running(client, &before, &statistics)?;
             for (running, updated) in all.iter().zip(updated) {
                 register_numbers(tensors, &running.updated, &x, updated)?;
-                consume(tensors, &running.before);
             }
         }
         let Statistics { mean, variance } = statistics;
@@ -191,7 +195,8 @@ impl Forward {
         for (out, buffer) in [(&self.mean, mean), (&self.variance, variance)] {
             register_numbers(tensors, out, &x, buffer)?;
         }
-        for tensor in [&self.x, &self.gamma, &self.beta] {
+        let before = self.running.iter().flatten().map(|running| &running.before);
+        for tensor in [&self.x, &self.gamma, &self.beta].into_iter().chain(before) {
             consume(tensors, tensor);
         }
         Ok(())
@@ -232,10 +237,11 @@ impl Backward {
             mean: of("mean")?,
             variance: of("variance")?,
             epsilon: flow.scalar_of("shifted")?,
-            shapes: Shapes::of(flow, "dy_rows", &of_all)?,
+            shapes: Shapes::of(flow, ["dy_rows", "product_rows"], &of_all)?,
             dy: if relu.is_some() { of("grad")? } else { of("dy")? },
             masked: relu.as_ref().and_then(|_| flow.kept("dy")),
             relu,
+            zeros: flow.scalars().iter().filter(|scalar| !scalar.is_any()).copied().collect(),
             dx: of("dx")?,
             dgamma: of("dgamma")?,
             dbeta: of("dbeta")?,
@@ -245,6 +251,12 @@ impl Backward {
     fn launch(&self, tensors: &mut Tensors) -> Result<(), KernelError> {
         let x = cube_tensor(tensors, &self.x, OP)?;
         self.shapes.check(tensors, x.meta.shape())?;
+        if !ExpectedScalar::are_there(&self.zeros, tensors) {
+            return Err(unsupported(
+                OP,
+                "a gradient that is cut off at another number than a ReLU's",
+            ));
+        }
         let dy = cube_tensor(tensors, &self.dy, OP)?;
         let relu = self.relu.as_ref().map(|y| cube_tensor(tensors, y, OP)).transpose()?;
         let gamma = cube_tensor(tensors, &self.gamma, OP)?;
@@ -303,7 +315,7 @@ fn register_numbers(
     like: &CubeTensor,
     buffer: Buffer,
 ) -> Result<(), KernelError> {
-    let shape = Shape::new([buffer.elements]);
+    let shape = known_output(tensors, out, OP)?.shape.clone();
     let dtype = if buffer.dtype == dtype_to_elem_type(out.dtype) { out.dtype } else { DType::F32 };
     let numbers = contiguous_tensor(like, buffer, shape, dtype);
     register_cube_tensor(tensors, out, cast(numbers, out.dtype), OP)
