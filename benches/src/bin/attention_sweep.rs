@@ -10,13 +10,13 @@
 
 use blackburn_benches::{Rotated, device, median_ms, median_of_batches};
 use blackburn_kernels::{
+    Family,
     attention::{
         AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Order, Pass, Rows,
         Window, attention_backward, attention_backward_with, attention_forward,
         attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, cases},

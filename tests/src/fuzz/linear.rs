@@ -18,7 +18,7 @@ use crate::{
     tensors::{tensor, values},
 };
 use blackburn_kernels::matmul::{
-    Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+    Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
 };
 use blackburn_reference::{
     activation::Activation,

@@ -12,14 +12,13 @@ pub(crate) mod masks;
 mod packed;
 
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     attention::{
         AttentionBlueprint, AttentionGradients, AttentionInputs as Tensors, AttentionOutput,
         AttentionProblem, AttentionResult, Dropout, Order, Pairs, Pass, Window, attention_backward,
         attention_backward_with, attention_forward, attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{

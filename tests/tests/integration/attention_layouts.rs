@@ -2,12 +2,11 @@
 
 use super::{F32, SMALL, Uploaded, problem, run};
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     attention::{
         AttentionBlueprint, AttentionProblem, AttentionResult, Order, Pass, Rows,
         attention_backward_with, attention_forward,
     },
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},

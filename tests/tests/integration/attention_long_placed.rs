@@ -2,12 +2,12 @@
 
 use crate::attention::{F32, integers, layouts::positions_first, problem};
 use blackburn_kernels::{
+    Family,
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Order,
         Pass, Rows, attention_backward_with, attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},

@@ -6,8 +6,8 @@ use crate::{
     attention_op::{case, mask_of},
 };
 use blackburn_kernels::{
+    Family,
     attention::{AttentionBlueprint, Pass},
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PairShape},

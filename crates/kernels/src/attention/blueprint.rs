@@ -1,22 +1,13 @@
 use super::{
     AttentionProblem,
-    problem::{Rows, unsupported},
+    problem::{HeadStrides, unsupported},
     tile::PortableBlueprint,
 };
-use crate::{DeviceProfile, KernelError, Promise, matmul::Family};
+use crate::{DeviceProfile, Family, KernelError, Pass, Promise, device::ALIGNMENT_BYTES};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
-
-/// Which kernels are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// The output and its logarithms.
-    Forward,
-    /// The gradients.
-    Backward,
-}
 
 /// How attention is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,8 +20,6 @@ pub struct AttentionBlueprint {
     pub tile_kv: usize,
 }
 
-/// What TMA's rows are aligned to.
-const ALIGNMENT_BYTES: usize = 16;
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
 /// Queries of a tile of the `mma` family.
@@ -150,13 +139,14 @@ impl AttentionBlueprint {
             (problem.k, problem.heads_kv, problem.rows_kv()),
             (problem.v, problem.heads_kv, problem.rows_kv()),
         ];
-        let is_aligned = |(Rows { batch, head, row }, heads, seq): (Rows, usize, usize)| {
-            let steps = [(batch, problem.tensor_batch()), (head, heads), (row, seq)];
-            steps.into_iter().all(|(stride, size)| {
-                let bytes = stride * problem.dtype.size();
-                size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
-            })
-        };
+        let is_aligned =
+            |(HeadStrides { batch, head, row }, heads, seq): (HeadStrides, usize, usize)| {
+                let steps = [(batch, problem.tensor_batch()), (head, heads), (row, seq)];
+                steps.into_iter().all(|(stride, size)| {
+                    let bytes = stride * problem.dtype.size();
+                    size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
+                })
+            };
         // Two sums of wider rows do not fit the registers.
         let fits = pass == Pass::Forward || problem.head_dim <= 128;
         fits && is_half

@@ -1,9 +1,7 @@
 use super::{ConvPass, ConvProblem, parts::parts, problem::OP, product::product};
 use crate::{
-    DeviceProfile, KernelError, Promise,
-    matmul::{
-        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH,
-    },
+    DeviceProfile, Family, KernelError, Promise,
+    matmul::{Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH},
 };
 use cubecl::{
     client::Client,

@@ -1,5 +1,5 @@
 use super::{
-    ConvBlueprint, ConvPass, ConvProblem, Family, ImplicitBlueprint,
+    ConvBlueprint, ConvPass, ConvProblem, ImplicitBlueprint,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
     divisor::{DIVIDEND_LIMIT, divisor},
     parts::{Gathered, Part, Weights, image_strides, parts},
@@ -8,7 +8,7 @@ use super::{
     product::product,
 };
 use crate::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{
         Epilogue, EpilogueBlueprint, PORTABLE_UNITS as UNITS, matmul_split_sum_kernel, matmul_with,

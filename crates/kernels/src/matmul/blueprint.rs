@@ -1,21 +1,10 @@
 use super::{Epilogue, F32Precision, MatmulProblem, Operand, memo::Memo, problem::OP};
-use crate::{DeviceProfile, KernelError, Promise};
+use crate::{DeviceProfile, Family, KernelError, Promise};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
 use std::{fmt, sync::LazyLock};
-
-/// Which instructions multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// Hopper's asynchronous warpgroup products.
-    Wgmma,
-    /// Warp products of Ampere and later.
-    Mma,
-    /// Ordinary arithmetic.
-    Portable,
-}
 
 /// How a matrix product is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -283,11 +272,6 @@ impl MatmulBlueprint {
 impl fmt::Display for MatmulBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { family, tile_m, tile_n, stages, splits, promotion } = self;
-        let family = match family {
-            Family::Wgmma => "wgmma",
-            Family::Mma => "mma",
-            Family::Portable => "portable",
-        };
         write!(f, "{family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")?;
         match promotion {
             0 => Ok(()),

@@ -1,9 +1,9 @@
 use super::{
-    Epilogue, Family, MatmulBlueprint, MatmulProblem, Operand,
+    Epilogue, MatmulBlueprint, MatmulProblem, Operand,
     portable::{PortableBlueprint, StridesLaunch, UNITS, matmul_portable_kernel},
     problem::OP,
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{Family, KernelError, buffer::Buffer};
 use cubecl::{client::Client, prelude::*};
 
 /// What a matrix product returns.

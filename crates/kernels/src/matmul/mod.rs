@@ -25,9 +25,9 @@
 //!
 //! | family | instructions | serves |
 //! |---|---|---|
-//! | [`Family::Wgmma`] | `wgmma` fed by TMA | Hopper (`sm_90a`) |
-//! | [`Family::Mma`] | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
-//! | [`Family::Portable`] | multiply-adds in f32 | every runtime; f32 in full precision |
+//! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | Hopper (`sm_90a`) |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
+//! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
 //! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
 //! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
@@ -63,7 +63,7 @@ mod wgmma;
 #[cfg(feature = "cuda")]
 mod work;
 
-pub use blueprint::{Family, MatmulBlueprint};
+pub use blueprint::MatmulBlueprint;
 pub use epilogue::{Activation, Epilogue};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};

@@ -1,7 +1,7 @@
 //! Launches of the tensor-core families.
 
 use super::{
-    Epilogue, Family, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     blueprint::tensor_core_type,
     epilogue::EpilogueBlueprint,
     mma::{self, MmaBlueprint, PitchLaunch, matmul_mma_kernel},
@@ -13,7 +13,7 @@ use super::{
     work::{ExtentLaunch, LastMatrixLaunch},
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     ptx::{mma::MmaOperands, wgmma::WgmmaOperands},
 };
