@@ -34,12 +34,7 @@ impl AdamwStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem {
-                op: Self::OP,
-                argument,
-                expected: expected.into(),
-                actual,
-            })
+            Err(KernelError::invalid(Self::OP, argument, expected, actual))
         };
         for (argument, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             if !(0.0..1.0).contains(&beta) {

@@ -347,7 +347,7 @@ pub(super) fn invalid(
     expected: String,
     actual: impl ToString,
 ) -> KernelError {
-    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+    KernelError::invalid(OP, argument, expected, actual)
 }
 
 pub(super) fn unsupported(reason: String) -> KernelError {

@@ -1,15 +1,18 @@
 use super::{
-    BatchNormBlueprint, BatchNormProblem, Pass,
+    BatchNormBlueprint, BatchNormPass, BatchNormProblem,
     apply::{Tail, batch_norm_apply_kernel},
     backward::{
         batch_norm_input_gradient_kernel, batch_norm_merge_sums_kernel, batch_norm_sums_kernel,
     },
-    problem::{APPLY, BACKWARD, F32, RUNNING, STATISTICS},
+    problem::{APPLY, BACKWARD, RUNNING, STATISTICS},
     statistics::{
         batch_norm_merge_moments_kernel, batch_norm_running_kernel, batch_norm_statistics_kernel,
     },
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+};
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
 /// Mean and biased variance of each channel.
@@ -78,7 +81,7 @@ pub fn batch_norm_statistics(
 ) -> Result<Statistics, KernelError> {
     problem.validate(STATISTICS)?;
     problem.check_strided(STATISTICS, "x", x, problem.row_stride)?;
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::Statistics, client);
+    let blueprint = BatchNormBlueprint::plan(problem, BatchNormPass::Statistics, client);
     let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
     let cubes = blueprint.cubes(STATISTICS, problem.channels, client)?;
     let merging = BatchNormBlueprint::merging_cubes(STATISTICS, problem.channels, client)?;
@@ -154,14 +157,7 @@ pub fn batch_norm_running(
         ("statistics", &statistics.mean, F32),
         ("statistics", &statistics.variance, F32),
     ] {
-        if buffer.elements != channels || buffer.dtype != expected {
-            return Err(KernelError::InvalidProblem {
-                op: RUNNING,
-                argument,
-                expected: format!("{channels} elements of {expected:?}"),
-                actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-            });
-        }
+        buffer.check(RUNNING, argument, channels, expected)?;
     }
     let updated = [(); 2].map(|()| Buffer::empty(client, channels, dtype));
     if channels == 0 {
@@ -209,7 +205,7 @@ pub fn batch_norm_apply(
     if let Some(residual) = residual {
         problem.check_rows(APPLY, "residual", residual)?;
     }
-    let pass = Pass::Apply { residual: residual.is_some() };
+    let pass = BatchNormPass::Apply { residual: residual.is_some() };
     let blueprint = BatchNormBlueprint::plan(problem, pass, client);
     let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
     let cubes = blueprint.cubes(APPLY, problem.channels, client)?;
@@ -269,7 +265,8 @@ pub fn batch_norm_backward(
     }
     let Sums { sums, dgamma, dbeta } = sums_of(client, problem, saved, dy)?;
     let relu = y.is_some();
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::InputGradient { relu }, client);
+    let blueprint =
+        BatchNormBlueprint::plan(problem, BatchNormPass::InputGradient { relu }, client);
     let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
     let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
     let dx = Buffer::empty(client, problem.elements(), problem.dtype);
@@ -330,7 +327,7 @@ fn sums_of(
 ) -> Result<Sums, KernelError> {
     let BatchNormSaved { x, statistics, y, .. } = saved;
     let relu = y.is_some();
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::Sums { relu }, client);
+    let blueprint = BatchNormBlueprint::plan(problem, BatchNormPass::Sums { relu }, client);
     let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
     let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
     let merging = BatchNormBlueprint::merging_cubes(BACKWARD, problem.channels, client)?;

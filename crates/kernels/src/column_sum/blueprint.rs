@@ -1,5 +1,5 @@
 use super::ColumnSumProblem;
-use crate::Promise;
+use crate::{DeviceProfile, Promise, device::widest_vector};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units of a cube side by side: one memory transaction of 32 vectors of 16 bytes.
@@ -21,25 +21,20 @@ impl ColumnSumBlueprint {
     const CUBES_PER_MULTIPROCESSOR: usize = 4;
     /// Rows that a unit adds up before it pays to bring in another cube.
     const ROWS_PER_UNIT: usize = 4;
-    /// What to count on where the runtime tells nothing.
-    const MULTIPROCESSORS: u32 = 8;
     /// Five cubes of 256 units a multiprocessor: one more than a launch counts on.
     pub(crate) const PROMISE: Promise = Promise::registers(48);
 
     /// The widest vectors that fit columns and strides, and as many splits as fill the device.
     pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
-        let fits = |size: &usize| {
+        let fits = |size: usize| {
             let sizes = [problem.columns, problem.row_stride, problem.outer_stride];
             // One row or batch is never stepped over.
             let steps = [true, problem.rows > 1, problem.outer > 1];
-            sizes.iter().zip(steps).all(|(value, used)| !used || value.is_multiple_of(*size))
+            sizes.iter().zip(steps).all(|(value, used)| !used || value.is_multiple_of(size))
         };
-        let vector_size =
-            client.io_optimized_vector_sizes(problem.dtype.size()).filter(fits).max().unwrap_or(1);
-        let hardware = &client.properties().hardware;
-        let multiprocessors =
-            hardware.num_streaming_multiprocessors.unwrap_or(Self::MULTIPROCESSORS) as usize;
-        let wanted = multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
+        let vector_size = widest_vector(client, problem.dtype.size(), fits);
+        let device = DeviceProfile::of(client);
+        let wanted = device.multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
         let without_split = Self::column_cubes(problem.columns, vector_size) * problem.outer;
         let most = problem.rows.div_ceil(ROW_LANES as usize * Self::ROWS_PER_UNIT);
         Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) }

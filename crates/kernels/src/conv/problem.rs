@@ -1,8 +1,9 @@
 use crate::{
     KernelError,
+    buffer::{F32, is_float},
     matmul::{F32Precision, TensorLayout},
 };
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::ElemType;
 
 use super::divisor::DIVIDEND_LIMIT;
 
@@ -270,14 +271,11 @@ impl ConvProblem {
     }
 
     fn checked(self, second: &'static str, second_dtype: ElemType) -> Result<Self, KernelError> {
-        let is_float = |dtype| {
-            matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-        };
         let Self { dtype, out, .. } = self;
         if second_dtype != dtype {
             return unsupported(format!("{dtype:?} with {second} in {second_dtype:?}"));
         }
-        if !is_float(dtype) || out != dtype && out != ElemType::Float(FloatKind::F32) {
+        if !is_float(dtype) || out != dtype && out != F32 {
             return unsupported(format!(
                 "{dtype:?} into {out:?}; it takes f32, f16 and bf16 into themselves or f32"
             ));
@@ -402,7 +400,7 @@ pub(super) fn invalid(
     expected: String,
     actual: impl ToString,
 ) -> KernelError {
-    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+    KernelError::invalid(OP, argument, expected, actual)
 }
 
 pub(super) fn unsupported<T>(reason: String) -> Result<T, KernelError> {

@@ -1,5 +1,5 @@
 use super::CrossEntropyProblem;
-use crate::{DeviceProfile, Promise, buffer::Buffer};
+use crate::{DeviceProfile, Promise, buffer::Buffer, device::widest_vector};
 use cubecl::{
     client::Client,
     ir::{ElemType, VectorSize, features::Plane},
@@ -53,11 +53,10 @@ impl CrossEntropyBlueprint {
         client: &Client,
     ) -> Self {
         let size = problem.dtype.size();
-        let offset = logits.handle.offset_start.unwrap_or(0) as usize;
+        let offset = logits.offset_bytes() as usize;
         // A vector may belong to two rows, and not to three.
-        let fits = |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
-        let widest = client.io_optimized_vector_sizes(size.max(out.size()));
-        let vector_size = widest.filter(fits).max().unwrap_or(1).min(8);
+        let fits = |width| width <= problem.classes && offset.is_multiple_of(width * size);
+        let vector_size = widest_vector(client, size.max(out.size()), fits).min(8);
         let properties = client.properties();
         let hardware = &properties.hardware;
         let is_known = properties.features.plane.contains(Plane::Ops)

@@ -51,6 +51,8 @@ mod operand;
 mod pack;
 mod portable;
 mod problem;
+#[cfg(feature = "cuda")]
+mod ring;
 mod split;
 #[cfg(feature = "cuda")]
 mod store;
@@ -69,7 +71,7 @@ pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
 pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
-pub(crate) use split::matmul_split_sum_kernel;
+pub(crate) use split::sum_splits;
 pub(crate) use variants::variants;
 
 /// What other products on tensor cores are made of.
@@ -77,10 +79,11 @@ pub(crate) use variants::variants;
 pub(crate) mod mma_parts {
     pub(crate) use super::{
         bias_tile::{element_bytes as bias_element_bytes, fetch_bias},
-        mma::{CHUNK_BYTES, MmaBlueprint, Pitch, PitchLaunch, UNITS, load_operand, warp_position},
+        mma::{Pitch, PitchLaunch, load_operand},
         operand::MatrixSource,
-        store::{Fragment, dense_fragment, store_fragment},
+        ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
+        store::{Finish, Fragment, dense_fragment, store_fragment},
         tensor_core::store_width,
-        work::{Extent, ExtentLaunch, work_at},
+        work::{Extent, extent, work_at},
     };
 }

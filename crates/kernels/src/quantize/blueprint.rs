@@ -2,7 +2,7 @@ use super::{
     Fp8Format, Layouts, QuantizeProblem,
     cast::{TILE_COLUMNS, TILE_ROWS, UNIT_COLUMNS},
 };
-use crate::{DeviceProfile, Promise};
+use crate::{DeviceProfile, Promise, device::widest_vector};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units of a cube; every adapter allows that many.
@@ -39,11 +39,9 @@ impl QuantizeBlueprint {
     /// The widest loads that fit the rows, and as many cubes as fill the device.
     pub fn plan(problem: &QuantizeProblem, client: &Client) -> Self {
         let device = DeviceProfile::of(client);
-        let vector_size = client
-            .io_optimized_vector_sizes(problem.input.size())
-            .filter(|size| *size <= UNIT_COLUMNS as usize && problem.columns.is_multiple_of(*size))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, problem.input.size(), |size| {
+            size <= UNIT_COLUMNS as usize && problem.columns.is_multiple_of(size)
+        });
         let vectors = problem.elements() / vector_size;
         let tiles = problem.rows.div_ceil(TILE_ROWS as usize)
             * problem.columns.div_ceil(TILE_COLUMNS as usize);

@@ -1,4 +1,4 @@
-use crate::{DeviceProfile, Promise, buffer::Rows};
+use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector};
 use cubecl::{client::Client, ir::VectorSize};
 
 /// Units of a cube: every adapter takes as many.
@@ -26,11 +26,9 @@ impl RowSumBlueprint {
     /// The widest vectors that the rows take, as many lanes as they have vectors, and as many splits as fill the
     /// device.
     pub fn plan(x: &Rows, client: &Client) -> Self {
-        let vector_size = client
-            .io_optimized_vector_sizes(x.buffer.dtype.size())
-            .filter(|size| x.columns.is_multiple_of(*size) && x.takes_vectors(*size, false))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, x.buffer.dtype.size(), |size| {
+            x.columns.is_multiple_of(size) && x.takes_vectors(size, false)
+        });
         let vectors = x.columns / vector_size;
         let lanes = vectors.next_power_of_two().min(UNITS as usize) as u32;
         let device = DeviceProfile::of(client);

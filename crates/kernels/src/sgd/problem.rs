@@ -35,12 +35,7 @@ impl SgdStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem {
-                op: Self::OP,
-                argument,
-                expected: expected.into(),
-                actual,
-            })
+            Err(KernelError::invalid(Self::OP, argument, expected, actual))
         };
         if !(self.momentum >= 0.0 && self.momentum.is_finite()) {
             return invalid("momentum", "a number from 0", self.momentum.to_string());

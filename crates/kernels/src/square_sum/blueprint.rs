@@ -1,4 +1,4 @@
-use crate::{DeviceProfile, Promise, buffer::Rows};
+use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind, VectorSize},
@@ -39,11 +39,9 @@ impl SquareSumBlueprint {
     /// with as much to read of one tensor.
     pub fn plan(tensors: &[Rows], dtype: ElemType, client: &Client) -> Self {
         let device = DeviceProfile::of(client);
-        let vector_size = client
-            .io_optimized_vector_sizes(dtype.size())
-            .filter(|size| tensors.iter().all(|rows| serves(rows, *size, &device)))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, dtype.size(), |size| {
+            tensors.iter().all(|rows| serves(rows, size, &device))
+        });
         let vectors: Vec<usize> = tensors.iter().map(|rows| vectors(rows, vector_size)).collect();
         let at_once = device.multiprocessors * Self::CUBES_A_MULTIPROCESSOR;
         let most = at_once.clamp(PLACES / 2, PLACES);

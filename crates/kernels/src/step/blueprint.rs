@@ -89,11 +89,11 @@ impl Blueprint {
         if problem.layout.is_served(self.walk, self.vector_size, self.cubes) {
             return Ok(());
         }
-        Err(KernelError::InvalidProblem {
-            op: problem.op,
-            argument: "blueprint",
-            expected: format!("one that serves {problem:?}"),
-            actual: format!("{self:?}"),
-        })
+        Err(KernelError::invalid(
+            problem.op,
+            "blueprint",
+            format!("one that serves {problem:?}"),
+            format!("{self:?}"),
+        ))
     }
 }

@@ -3,11 +3,11 @@ use super::{
     blueprint::UNITS,
     gate::check_readings,
     kernel::{Compiled, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
-    layout::{F32, GRADIENT, STATES, divide, in_launches},
+    layout::{GRADIENT, STATES, divide, in_launches},
 };
 use crate::{
     KernelError,
-    buffer::{Buffer, Rows},
+    buffer::{Buffer, F32, Rows},
 };
 use cubecl::{client::Client, prelude::*};
 
