@@ -6,6 +6,9 @@ use cubecl::{CubeCount, client::Client, ir::VectorSize};
 /// Bytes that the copies of tensor cores, and the widest loads, begin at multiples of.
 pub(crate) const ALIGNMENT_BYTES: usize = 16;
 
+/// Bytes of a row of an operand's tile in shared memory, and of the depth of a block of k.
+pub(crate) const ROW_BYTES: usize = 128;
+
 /// A device, as far as plans depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceProfile {

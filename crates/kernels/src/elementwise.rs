@@ -5,12 +5,14 @@ use crate::{
     KernelError, Promise,
     buffer::{Buffer, check_float},
     device::widest_vector,
+    plan::tell_plan,
 };
 use cubecl::{
     CubeCount, CubeDim, calculate_cube_count_elemwise,
     client::Client,
     ir::{ElemType, VectorSize},
 };
+use std::fmt;
 
 /// How many elements, of which type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,7 +76,10 @@ impl ElementwiseBlueprint {
             problem.elements.is_multiple_of(size)
         });
         let units_per_cube = Self::UNITS.min(client.properties().hardware.max_units_per_cube);
-        Self { vector_size, units_per_cube }
+        let plan = Self { vector_size, units_per_cube };
+        let reason = format_args!("the widest vectors that divide the elements");
+        tell_plan("elementwise", problem, &plan, reason);
+        plan
     }
 
     /// The same with vectors of at most `widest` elements, a power of two.
@@ -86,6 +91,13 @@ impl ElementwiseBlueprint {
     pub(crate) fn cubes(&self, elements: usize, client: &Client) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new_1d(self.units_per_cube);
         (calculate_cube_count_elemwise(client, elements / self.vector_size, dim), dim)
+    }
+}
+
+impl fmt::Display for ElementwiseBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, units_per_cube } = self;
+        write!(f, "cubes of {units_per_cube} units, vectors of {vector_size}")
     }
 }
 

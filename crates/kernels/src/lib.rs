@@ -44,6 +44,7 @@ pub mod matmul;
 pub mod overwrite;
 mod pass;
 mod philox;
+mod plan;
 mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;

@@ -1,7 +1,4 @@
-use super::{
-    launch::AdamwTensors,
-    rule::{AdamwRule, FactorsLaunch, Form},
-};
+use super::rule::{AdamwRule, FactorsLaunch, Form};
 use crate::{
     DeviceProfile, KernelError,
     buffer::Rows,
@@ -88,6 +85,19 @@ impl Step<4> for AdamwStep {
             self.time as f32,
         )
     }
+}
+
+/// A parameter and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct AdamwTensors {
+    /// p.
+    pub parameter: Rows,
+    /// g.
+    pub gradient: Rows,
+    /// m.
+    pub first: Rows,
+    /// v.
+    pub second: Rows,
 }
 
 impl From<AdamwTensors> for [Rows; 4] {

@@ -1,13 +1,18 @@
 use super::{
     AttentionProblem,
-    problem::{HeadStrides, unsupported},
+    problem::{HeadStrides, OP, unsupported},
     tile::PortableBlueprint,
 };
-use crate::{DeviceProfile, Family, KernelError, Pass, Promise, device::ALIGNMENT_BYTES};
+use crate::{
+    DeviceProfile, Family, KernelError, Pass, Promise,
+    device::{ALIGNMENT_BYTES, ROW_BYTES},
+    plan::tell_plan,
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
+use std::fmt;
 
 /// How attention is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +23,21 @@ pub struct AttentionBlueprint {
     pub tile_q: usize,
     /// Keys of a tile.
     pub tile_kv: usize,
+}
+
+/// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
+pub(super) const fn rows_bytes(head_dim: usize, rows: usize) -> usize {
+    head_dim.div_ceil(64) * rows * ROW_BYTES
+}
+
+/// Shared memory of the `mma` family: the rows that stay, of q, or backward of two tensors; and two pairs of
+/// tiles that come in.
+pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: usize) -> usize {
+    let tensors = match pass {
+        Pass::Forward => 1,
+        Pass::Backward => 2,
+    };
+    rows_bytes(head_dim, tensors * stay + 4 * moving)
 }
 
 /// Queries of a tile on Hopper's tensor cores.
@@ -37,12 +57,16 @@ impl AttentionBlueprint {
         client: &Client,
     ) -> Result<Self, KernelError> {
         let device = DeviceProfile::of(client);
-        Self::candidates_on(problem, pass, device).into_iter().next().ok_or_else(|| {
-            unsupported(format!(
+        let plans = Self::candidates_on(problem, pass, device);
+        let Some(plan) = plans.first() else {
+            return Err(unsupported(format!(
                 "head_dim {} with {} bytes of shared memory",
                 problem.head_dim, device.shared_bytes
-            ))
-        })
+            )));
+        };
+        let reason = format_args!("{pass}, the first of {} that serve it", plans.len());
+        tell_plan(OP, problem, plan, reason);
+        Ok(*plan)
     }
 
     /// Every plan that serves the problem on the client's device, the one expected to be fastest
@@ -186,12 +210,15 @@ impl AttentionBlueprint {
             (Pass::Forward, 65..=128) => 64,
             (Pass::Forward, _) => 32,
         };
-        // Rows lie in blocks of 64 elements; of what comes in, two pairs are held.
-        let row_bytes = problem.head_dim.div_ceil(64) * 64 * problem.dtype.size();
-        let stay = if pass == Pass::Backward { 2 } else { 1 };
-        let shared_bytes = (stay * tile_q + 4 * tile_kv) * row_bytes;
-        let fits = shared_bytes <= device.shared_bytes;
+        let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
         fits.then_some(Self { family: Family::Mma, tile_q, tile_kv })
+    }
+}
+
+impl fmt::Display for AttentionBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { family, tile_q, tile_kv } = self;
+        write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")
     }
 }
 
@@ -233,7 +260,7 @@ mod tests {
         assert!(offered(&problem(64, FloatKind::BF16)));
         assert!(!offered(&problem(64, FloatKind::F32)));
         assert!(!offered(&problem(40, FloatKind::BF16)));
-        let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
+        let shared = HeadStrides { head: 0, ..problem(64, FloatKind::F16).k };
         assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);

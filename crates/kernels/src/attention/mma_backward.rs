@@ -5,17 +5,21 @@
 //! the other side's rows there, one ahead. [`pairs`](super::pairs) tells what is computed.
 
 use super::{
+    blueprint::{mma_bytes, rows_bytes},
     mma_tiles::{copy_rows, head_rows, left_position, right_position},
     pairs::{GradientRows, MOVING, is_checked, pair_gradients, pair_tile, store, tiles_of},
     rules::{Heads, Rules, Side, Strides, origin, score_exponent},
     softmax::pack_registers,
 };
-use crate::ptx::{
-    ROW_BYTES,
-    copy::{copies_commit, copies_wait_all},
-    global_address,
-    mma::{MmaProduct, MmaWeights, mma_products, mma_weights},
-    shared_address,
+use crate::{
+    Pass,
+    ptx::{
+        ROW_BYTES,
+        copy::{copies_commit, copies_wait_all},
+        global_address,
+        mma::{MmaProduct, MmaWeights, mma_products, mma_weights},
+        shared_address,
+    },
 };
 use cubecl::prelude::*;
 
@@ -40,12 +44,12 @@ impl MmaBackwardBlueprint {
     }
 
     fn bytes(self, rows: usize) -> usize {
-        self.head_dim.div_ceil(64) * rows * ROW_BYTES
+        rows_bytes(self.head_dim, rows)
     }
 
     /// What stays, and two pairs of tiles that come in.
     pub(crate) fn shared_bytes(self) -> usize {
-        2 * self.bytes(self.fixed()) + 4 * self.bytes(MOVING)
+        mma_bytes(Pass::Backward, self.head_dim, self.fixed(), MOVING)
     }
 
     fn products(self) -> MmaProduct {

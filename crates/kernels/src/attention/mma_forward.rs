@@ -8,16 +8,20 @@
 //! 3. It divides by the sums of the weights and writes.
 
 use super::{
+    blueprint::{mma_bytes, rows_bytes},
     mma_tiles::{copy_rows, head_rows, left_position, right_position},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{apply_rules, pack_registers, queries_at, rescale, unseen, weigh, write_rows},
 };
-use crate::ptx::{
-    ROW_BYTES,
-    copy::{copies_commit, copies_wait_all},
-    global_address,
-    mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
-    shared_address,
+use crate::{
+    Pass,
+    ptx::{
+        ROW_BYTES,
+        copy::{copies_commit, copies_wait_all},
+        global_address,
+        mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
+        shared_address,
+    },
 };
 use cubecl::prelude::*;
 
@@ -43,12 +47,12 @@ impl MmaForwardBlueprint {
     }
 
     fn bytes(self, rows: usize) -> usize {
-        self.head_dim.div_ceil(64) * rows * ROW_BYTES
+        rows_bytes(self.head_dim, rows)
     }
 
-    /// and two pairs of keys and values.
+    /// Queries, and two pairs of keys and values.
     pub(crate) fn shared_bytes(self) -> usize {
-        self.bytes(self.tile_q()) + 4 * self.bytes(self.tile_kv)
+        mma_bytes(Pass::Forward, self.head_dim, self.tile_q(), self.tile_kv)
     }
 
     fn scores(self) -> MmaProduct {

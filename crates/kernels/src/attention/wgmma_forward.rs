@@ -26,10 +26,9 @@ use crate::ptx::{
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// Two tiles of a step, and the barriers that give them back.
+/// The rings that tiles come in by, and the barriers that give them back: one for each stage.
 #[derive(CubeType, Clone, Copy)]
-struct StepTiles {
-    q: u64,
+struct Rings {
     k: u32,
     v: u32,
     k_empty: u32,
@@ -42,25 +41,31 @@ struct StepTiles {
 fn step<I: Float, M: Numeric, R: Size, P: Size>(
     sums: Vector<f32, R>,
     weights: Vector<u32, P>,
-    tiles: &StepTiles,
+    q_tile: u64,
+    rings: &Rings,
+    k_at: u32,
+    v_at: u32,
     state: &mut RowState,
     queries: &Queries<'_, I, M>,
     first_key: u32,
     #[comptime] masked: bool,
     #[comptime] blueprint: WgmmaForwardBlueprint,
 ) -> (Vector<f32, R>, Vector<u32, P>) {
+    let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
+    let (k_tile, v_tile) = (rings.k + k_at * kv_bytes, rings.v + v_at * kv_bytes);
+    let (k_empty, v_empty) = (rings.k_empty + k_at * 8, rings.v_empty + v_at * 8);
     let leads = UNIT_POS & 127 == 0;
     let both = wgmma_overlapped::<R, P>(
         sums,
         weights,
-        tiles.q,
-        tile_descriptor(tiles.k, true),
-        tile_descriptor(tiles.v, false),
+        q_tile,
+        tile_descriptor(k_tile, true),
+        tile_descriptor(v_tile, false),
         comptime!(blueprint.scores()),
         comptime!(blueprint.weights()),
     );
     if leads {
-        barrier_arrive(tiles.k_empty);
+        barrier_arrive(k_empty);
     }
     let ruled = apply_rules_to::<I, M, R>(both, queries, first_key, masked);
     let carried = weigh::<I, M, R>(ruled, state, queries, first_key);
@@ -68,7 +73,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
     if leads {
-        barrier_arrive(tiles.v_empty);
+        barrier_arrive(v_empty);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
     (sums, packed_weights::<R, P>(settled, blueprint))
@@ -226,6 +231,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);
         let exponent = score_exponent(rules);
+        let rings = Rings { k: k_ring, v: v_ring, k_empty, v_empty };
         let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
         let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
         while index < work_items {
@@ -276,27 +282,23 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_wait(v_full + v_at * 8, load::<u32>(v_slot.phase));
                         let first_key = tile * tile_kv;
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
-                        let tiles = StepTiles {
-                            q: q_tile,
-                            k: k_ring + k_at * kv_bytes,
-                            v: v_ring + v_at * kv_bytes,
-                            k_empty: k_empty + k_at * 8,
-                            v_empty: v_empty + v_at * 8,
-                        };
                         let options = comptime!(rules.options);
-                        let stepped = if comptime!(options.mask || options.dropout) || checked {
-                            step::<I, M, R, P>(
-                                sums, weights, &tiles, &mut state, &queries, first_key, true,
-                                blueprint,
-                            )
+                        // Both ways write the registers themselves: none is left for a copy.
+                        if comptime!(options.mask || options.dropout) || checked {
+                            let stepped = step::<I, M, R, P>(
+                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                first_key, true, blueprint,
+                            );
+                            sums = stepped.0;
+                            weights = stepped.1;
                         } else {
-                            step::<I, M, R, P>(
-                                sums, weights, &tiles, &mut state, &queries, first_key, false,
-                                blueprint,
-                            )
-                        };
-                        sums = stepped.0;
-                        weights = stepped.1;
+                            let stepped = step::<I, M, R, P>(
+                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                first_key, false, blueprint,
+                            );
+                            sums = stepped.0;
+                            weights = stepped.1;
+                        }
                         advance(&mut k_slot, stages);
                         advance(&mut v_slot, stages);
                     }

@@ -2,8 +2,10 @@ use super::BatchNormProblem;
 use crate::{
     DeviceProfile, KernelError, Promise,
     device::{grid, widest_vector},
+    plan::tell_plan,
 };
 use cubecl::{CubeCount, CubeDim, client::Client, ir::VectorSize};
+use std::fmt;
 
 /// What a launch over rows does, as far as it is planned differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,7 +131,11 @@ impl BatchNormBlueprint {
         let vector_size = widest_vector(client, dtype.size(), |size| {
             sizes.iter().all(|(value, used)| !used || value.is_multiple_of(size))
         });
-        Self::spread(problem, pass, vector_size, DeviceProfile::of(client).multiprocessors)
+        let device = DeviceProfile::of(client);
+        let plan = Self::spread(problem, pass, vector_size, device.multiprocessors);
+        let reason = format_args!("{pass:?}, cubes for {} multiprocessors", device.multiprocessors);
+        tell_plan("batch_norm", problem, &plan, reason);
+        plan
     }
 
     /// The plan for vectors of that size on a device of so many multiprocessors.
@@ -198,6 +204,14 @@ impl BatchNormBlueprint {
         let second = Self::merging(client);
         let in_turn = self.splits.div_ceil(second.row_lanes as usize);
         self.tile.merges() + in_turn + second.merges()
+    }
+}
+
+impl fmt::Display for BatchNormBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, split_rows, splits, tile: Tile { lanes, row_lanes, .. } } = self;
+        write!(f, "{lanes}x{row_lanes} units, vectors of {vector_size}, ")?;
+        write!(f, "{splits} splits of {split_rows} rows")
     }
 }
 

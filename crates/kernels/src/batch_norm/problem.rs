@@ -193,6 +193,7 @@ fn check_start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 

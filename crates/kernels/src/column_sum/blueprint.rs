@@ -1,6 +1,7 @@
-use super::ColumnSumProblem;
-use crate::{DeviceProfile, Promise, device::widest_vector};
+use super::{ColumnSumProblem, problem::OP};
+use crate::{DeviceProfile, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units of a cube side by side: one memory transaction of 32 vectors of 16 bytes.
 pub(crate) const VECTOR_LANES: u32 = 32;
@@ -37,7 +38,10 @@ impl ColumnSumBlueprint {
         let wanted = device.multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
         let without_split = Self::column_cubes(problem.columns, vector_size) * problem.outer;
         let most = problem.rows.div_ceil(ROW_LANES as usize * Self::ROWS_PER_UNIT);
-        Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) }
+        let plan = Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) };
+        let reason = format_args!("{wanted} cubes fill the device, rows are enough for {most}");
+        tell_plan(OP, problem, &plan, reason);
+        plan
     }
 
     /// The share of lanes that have columns to work on.
@@ -49,5 +53,12 @@ impl ColumnSumBlueprint {
     /// Cubes side by side.
     pub(super) fn column_cubes(columns: usize, vector_size: VectorSize) -> usize {
         (columns / vector_size).div_ceil(VECTOR_LANES as usize)
+    }
+}
+
+impl fmt::Display for ColumnSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, splits } = self;
+        write!(f, "vectors of {vector_size}, {splits} splits")
     }
 }

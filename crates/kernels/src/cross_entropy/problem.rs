@@ -100,6 +100,7 @@ impl CrossEntropyProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const GPT2: CrossEntropyProblem = CrossEntropyProblem {
         rows: 8192,

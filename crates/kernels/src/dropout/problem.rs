@@ -64,6 +64,7 @@ impl DropoutProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const HALF: DropoutProblem = DropoutProblem {
         elements: 100,

@@ -2,11 +2,12 @@ use super::{
     LayerNormProblem, Norm,
     problem::{BACKWARD, FORWARD},
 };
-use crate::{DeviceProfile, KernelError, Pass, Promise, device::widest_vector};
+use crate::{DeviceProfile, KernelError, Pass, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
 };
+use std::fmt;
 
 fn op(pass: Pass) -> &'static str {
     match pass {
@@ -122,11 +123,14 @@ impl LayerNormBlueprint {
             plan.units() * plan.rows <= hardware.max_units_per_cube
                 && plan.shared_bytes(pass) <= hardware.max_shared_memory_size
         };
-        found.filter(fits).ok_or_else(|| {
+        let Some(plan) = found.filter(fits) else {
             let LayerNormProblem { width, dtype, .. } = problem;
             let reason = format!("rows of {width} {dtype:?} are more than a cube holds");
-            KernelError::Unsupported { op: op(pass), reason }
-        })
+            return Err(KernelError::unsupported(op(pass), reason));
+        };
+        let reason = format_args!("the fewest vectors a unit that hold a row");
+        tell_plan(op(pass), problem, &plan, reason);
+        Ok(plan)
     }
 
     /// The plan on a device with operations of planes of that size.
@@ -222,6 +226,14 @@ impl LayerNormBlueprint {
             _ => 1,
         };
         (2 * slots + slab * self.vector_size) * size_of::<f32>()
+    }
+}
+
+impl fmt::Display for LayerNormBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, plane, planes, rows, vectors, .. } = self;
+        write!(f, "{rows} rows by {planes} planes of {plane}, ")?;
+        write!(f, "{vectors} vectors of {vector_size} a unit")
     }
 }
 

@@ -134,6 +134,7 @@ impl LayerNormProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     #[test]
     fn a_residual_moves_two_tensors_more_forward_and_one_more_backward() {

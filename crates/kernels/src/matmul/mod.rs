@@ -39,6 +39,7 @@
 #[cfg(feature = "cuda")]
 mod bias_tile;
 mod blueprint;
+mod budget;
 mod epilogue;
 mod launch;
 mod layout;
@@ -66,6 +67,7 @@ mod wgmma;
 mod work;
 
 pub use blueprint::MatmulBlueprint;
+pub(crate) use budget::{mma_bytes, most_stages};
 pub use epilogue::{Activation, Epilogue};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};

@@ -1,7 +1,11 @@
 //! The loop of the families that `cp.async` feeds: blocks of k go through a ring in shared memory, and each of
 //! eight warps multiplies its part of the tile.
 
-use super::{bias_tile::bias_bytes, store::StoreWidth, work::Work};
+use super::{
+    budget::{mma_bytes, stage_bytes},
+    store::StoreWidth,
+    work::Work,
+};
 use crate::ptx::{
     ROW_BYTES,
     copy::{copies_commit, copies_wait},
@@ -55,12 +59,11 @@ impl MmaBlueprint {
     }
 
     pub(crate) fn stage_bytes(self) -> u32 {
-        (self.tile_m() + self.tile_n()) * ROW_BYTES as u32
+        stage_bytes(self.tile_m() as usize, self.tile_n() as usize) as u32
     }
 
-    /// The ring and the bias of a tile.
     pub(crate) fn shared_bytes(self) -> usize {
-        (self.stages * self.stage_bytes()) as usize + bias_bytes(self.tile_n() as usize)
+        mma_bytes(self.tile_m() as usize, self.tile_n() as usize, self.stages as usize)
     }
 }
 

@@ -10,7 +10,8 @@
 //! multicast are slower than this.
 
 use super::{
-    bias_tile::{bias_bytes, fetch_bias},
+    bias_tile::fetch_bias,
+    budget::{bias_bytes, stage_bytes, wgmma_bytes},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
     work::{Extent, LastMatrix, work_at, work_count},
@@ -49,20 +50,13 @@ pub(crate) struct WgmmaBlueprint {
 }
 
 impl WgmmaBlueprint {
-    pub(crate) fn stage_bytes(self) -> usize {
-        (TILE_M + self.operands.n) * ROW_BYTES
+    fn stage_bytes(self) -> usize {
+        stage_bytes(TILE_M, self.operands.n)
     }
 
-    /// The ring, and what [`bytes_beside_ring`] counts.
     pub(crate) fn shared_bytes(self) -> usize {
-        let stages = self.stages as usize;
-        stages * self.stage_bytes() + bytes_beside_ring(stages, self.operands.n)
+        wgmma_bytes(TILE_M, self.operands.n, self.stages as usize)
     }
-}
-
-/// Two barriers a stage, and the bias of a tile for both warpgroups.
-pub(crate) const fn bytes_beside_ring(stages: usize, tile_n: usize) -> usize {
-    16 * stages + 2 * bias_bytes(tile_n)
 }
 
 /// Registers of a vector of accumulators: a power of two, which CubeCL's vectors have to be.

@@ -1,5 +1,6 @@
-use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector};
+use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units of a cube: every adapter takes as many.
 pub(super) const UNITS: u32 = 256;
@@ -35,11 +36,21 @@ impl RowSumBlueprint {
         let cubes = x.rows.div_ceil((UNITS / lanes) as usize);
         let wanted = (device.multiprocessors * Self::CUBES_PER_MULTIPROCESSOR).div_ceil(cubes);
         let most = vectors.div_ceil(lanes as usize * Self::VECTORS_PER_UNIT);
-        Self { vector_size, lanes, splits: wanted.min(most).max(1) }
+        let plan = Self { vector_size, lanes, splits: wanted.min(most).max(1) };
+        let reason = format_args!("{wanted} splits fill the device, rows are enough for {most}");
+        tell_plan("row_sum", &[x.rows, x.columns, x.pitch], &plan, reason);
+        plan
     }
 
     /// The same for what the splits leave.
     pub(super) fn of_partial_sums(partial: &Rows, client: &Client) -> Self {
         Self { splits: 1, ..Self::plan(partial, client) }
+    }
+}
+
+impl fmt::Display for RowSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, lanes, splits } = self;
+        write!(f, "{lanes} units a row, vectors of {vector_size}, {splits} splits")
     }
 }

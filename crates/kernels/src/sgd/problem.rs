@@ -1,7 +1,4 @@
-use super::{
-    launch::SgdTensors,
-    rule::{FactorsLaunch, Form, SgdRule},
-};
+use super::rule::{FactorsLaunch, Form, SgdRule};
 use crate::{
     KernelError,
     buffer::Rows,
@@ -79,6 +76,17 @@ impl Step<3> for SgdStep {
             self.time as f32,
         )
     }
+}
+
+/// A parameter and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct SgdTensors {
+    /// p.
+    pub parameter: Rows,
+    /// g.
+    pub gradient: Rows,
+    /// v.
+    pub velocity: Rows,
 }
 
 impl From<SgdTensors> for [Rows; 3] {

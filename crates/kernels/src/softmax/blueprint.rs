@@ -1,9 +1,10 @@
 use super::SoftmaxProblem;
-use crate::{DeviceProfile, Pass, Promise, buffer::Buffer, device::widest_vector};
+use crate::{DeviceProfile, Pass, Promise, buffer::Buffer, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
 };
+use std::fmt;
 
 /// Elements of a unit up to which a row has a plane of its own, which waits for no other.
 fn plane_elements(pass: Pass) -> usize {
@@ -97,14 +98,11 @@ impl SoftmaxBlueprint {
         let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
         let plane = if has_planes { hardware.plane_size_max } else { 1 };
         let by_instruction = DeviceProfile::of(client).compute_capability.is_some();
-        Self::with_planes(
-            problem.classes,
-            pass,
-            vector_size,
-            plane,
-            hardware.max_units_per_cube,
-            by_instruction,
-        )
+        let (classes, most) = (problem.classes, hardware.max_units_per_cube);
+        let plan = Self::with_planes(classes, pass, vector_size, plane, most, by_instruction);
+        let reason = format_args!("{pass}, cubes of up to {most} units, planes of {plane}");
+        tell_plan("softmax_rows", problem, &plan, reason);
+        plan
     }
 
     /// The plan of rows of `classes` on a device with planes of that size.
@@ -193,6 +191,17 @@ impl SoftmaxBlueprint {
     /// Vectors that a unit reads of a row.
     fn vectors_of(&self, classes: usize) -> usize {
         classes.div_ceil(self.vector_size).div_ceil(self.units() as usize)
+    }
+}
+
+impl fmt::Display for SoftmaxBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, plane, planes, rows, vectors, .. } = self;
+        write!(f, "{rows} rows by {planes} planes of {plane}, ")?;
+        match vectors {
+            0 => write!(f, "read twice by vectors of {vector_size}"),
+            _ => write!(f, "{vectors} vectors of {vector_size} a unit"),
+        }
     }
 }
 

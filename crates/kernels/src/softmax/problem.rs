@@ -89,6 +89,7 @@ impl SoftmaxProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const GPT2: SoftmaxProblem = SoftmaxProblem {
         rows: 8192,
