@@ -36,12 +36,15 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod error;
+mod family;
 pub mod gelu;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;
 pub mod overwrite;
+mod pass;
 mod philox;
+mod plan;
 mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;
@@ -59,4 +62,6 @@ pub mod variants;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;
+pub use family::Family;
+pub use pass::Pass;
 pub use promise::Promise;
