@@ -210,7 +210,8 @@ fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Resul
     client.memory_cleanup().map_err(|error| error.to_string())?;
     let problem = problem(arguments, case);
     let [q, k, v, dout] = tensors(client, arguments, case);
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let inputs =
+        AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None, key: None };
     let output = attention_forward(client, &problem, &inputs).map_err(|error| error.to_string())?;
     let result = AttentionResult {
         out: &output.out,

@@ -106,7 +106,7 @@ pub(crate) struct TrainArgs {
     pub(crate) recompute: Option<bool>,
 
     /// Record forward and backward pass once, and have the GPU replay them by one command; not part of
-    /// the model. Default: where there is no dropout
+    /// the model. Default: true
     #[arg(
         long,
         help_heading = "Precision and memory",

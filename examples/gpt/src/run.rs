@@ -85,7 +85,7 @@ impl Run {
             prompt: prompt(args),
             attention,
             chunked_loss: args.chunked_loss,
-            graph: replays(args, &settings),
+            graph: replays(args),
             folder,
             settings,
             data,
@@ -126,7 +126,7 @@ impl Run {
             prompt: prompt(args),
             attention,
             chunked_loss: args.chunked_loss,
-            graph: replays(args, &settings),
+            graph: replays(args),
             folder,
             settings,
             data,
@@ -214,7 +214,7 @@ fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> 
 /// faster, which is where the GPU waits for the host.
 fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind) -> bool {
     args.recompute.unwrap_or(
-        !replays(args, settings)
+        !replays(args)
             && settings.precision != Precision::F32
             && settings.masters == MastersKind::F32
             && attention != AttentionKind::Naive,
@@ -224,13 +224,12 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
 /// How the run is trained.
 fn trainer(args: &TrainArgs, settings: &RunSettings) -> TrainerConfig {
     let trainer = settings.trainer();
-    if replays(args, settings) { trainer } else { trainer.without_recording() }
+    if replays(args) { trainer } else { trainer.without_recording() }
 }
 
-/// Whether passes are recorded: what was asked for, or where they can be. Dropout, which differs from
-/// pass to pass, cannot.
-fn replays(args: &TrainArgs, settings: &RunSettings) -> bool {
-    args.graph.unwrap_or(settings.model.dropout == 0.0)
+/// Whether passes are to be recorded: what was asked for, or wherever they can be.
+fn replays(args: &TrainArgs) -> bool {
+    args.graph.unwrap_or(true)
 }
 
 /// The device, which differentiates.

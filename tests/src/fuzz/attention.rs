@@ -195,6 +195,7 @@ fn run(
         mask: mask.as_ref(),
         bias: bias.as_ref(),
         starts: None,
+        key: None,
     };
     if draw.holds("contradiction", 60) {
         return contradictions(on, draw, check, &problem, &tensors);

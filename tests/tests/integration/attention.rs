@@ -2,6 +2,8 @@
 
 #[path = "attention_batches.rs"]
 mod batches;
+#[path = "attention_keys.rs"]
+mod keys;
 #[path = "attention_layouts.rs"]
 pub(crate) mod layouts;
 #[path = "attention_long.rs"]
@@ -64,6 +66,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("attention::{name}"), move || on_device(test))
     };
     trials.extend(batches::trials());
+    trials.extend(keys::trials());
     trials.extend(long::trials());
     trials.extend(masks::trials());
     trials.extend([
@@ -158,6 +161,7 @@ impl Uploaded {
             mask: self.mask.as_ref(),
             bias: self.bias.as_ref(),
             starts: None,
+            key: None,
         }
     }
 
@@ -421,6 +425,7 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
         ("mask", AttentionProblem { mask: Some(Pairs::default()), ..right }, tensors),
         ("bias", right, Tensors { bias: Some(&short), ..tensors }),
         ("starts", right, Tensors { starts: Some(&short), ..tensors }),
+        ("key", right, Tensors { key: Some(&short), ..tensors }),
     ] {
         match attention_forward(client, &problem, &tensors) {
             Err(KernelError::InvalidProblem { argument: named, .. }) if named == argument => {}

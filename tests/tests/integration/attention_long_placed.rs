@@ -142,6 +142,7 @@ impl Placed {
             mask: self.mask.as_ref(),
             bias: self.bias.as_ref(),
             starts: self.starts.as_ref(),
+            key: None,
         }
     }
 

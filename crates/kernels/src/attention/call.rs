@@ -12,6 +12,7 @@ use crate::{
     KernelError,
     buffer::{Buffer, F32},
     device::grid,
+    random::check_key,
 };
 use cubecl::{
     client::Client,
@@ -35,6 +36,8 @@ pub struct AttentionInputs<'a> {
     /// Where packed sequences begin and the last one ends, as 32-bit integers: `batch + 1` rows of
     /// q, then as many of k and v.
     pub starts: Option<&'a Buffer>,
+    /// Two words that are combined with dropout's seed when the kernel runs. Backward has to have the same.
+    pub key: Option<&'a Buffer>,
 }
 
 /// What attention returns.
@@ -111,6 +114,9 @@ impl<'a> Call<'a> {
         check_given("mask", inputs.mask, problem.mask.is_some())?;
         check_given("bias", inputs.bias, problem.bias.is_some())?;
         check_given("starts", inputs.starts, problem.packed.is_some())?;
+        if let Some(key) = inputs.key {
+            check_key(OP, key)?;
+        }
         if let (Some(mask), Some(pairs)) = (inputs.mask, problem.mask) {
             let is_int = matches!(
                 mask.dtype,
@@ -167,6 +173,7 @@ impl<'a> Call<'a> {
             mask: inputs.mask.unwrap_or(inputs.q).arg(1),
             bias: inputs.bias.unwrap_or(inputs.q).arg(1),
             starts: inputs.starts.unwrap_or(inputs.q).arg(1),
+            key: inputs.key.unwrap_or(inputs.q).arg(1),
             sizes: SizesLaunch {
                 heads_q: problem.heads_q as u32,
                 group: (problem.heads_q / problem.heads_kv) as u32,
@@ -179,7 +186,7 @@ impl<'a> Call<'a> {
             numbers: numbers(problem),
             mask_strides: pairs(problem.mask),
             bias_strides: pairs(problem.bias),
-            options: options(problem),
+            options: Options { key: inputs.key.is_some(), ..options(problem) },
         }
     }
 
@@ -238,6 +245,7 @@ pub(super) fn options(problem: &AttentionProblem) -> Options {
         bias: problem.bias.is_some(),
         dropout: problem.dropout.is_some_and(|dropout| dropout.rate > 0.0),
         packed: problem.packed.is_some(),
+        key: false,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a score is, and which pairs of a query and a key have one: device code that all kernels share.
 
 use super::dropout::{Seeds, random_word};
+use crate::philox::combined;
 use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
 use std::f64::consts::LOG2_E;
@@ -17,6 +18,8 @@ pub(crate) struct Options {
     pub(crate) bias: bool,
     pub(crate) dropout: bool,
     pub(crate) packed: bool,
+    /// A key on the device is combined with dropout's seed.
+    pub(crate) key: bool,
 }
 
 /// Which side of the pairs a backward kernel computes gradients of; in the forward pass, queries.
@@ -90,6 +93,8 @@ pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) bias: Box<[I]>,
     /// Where packed sequences begin, and the end: of q, then of k and v.
     pub(crate) starts: Box<[u32]>,
+    /// Two words that are combined with dropout's seed.
+    pub(crate) key: Box<[u32]>,
     pub(crate) sizes: Sizes,
     pub(crate) numbers: Numbers,
     pub(crate) mask_strides: PairStrides,
@@ -278,11 +283,14 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
 
     /// What the generator of dropout is given besides a pair.
     pub(super) fn seeds(&self) -> Seeds {
-        Seeds {
-            head: self.batch * self.rules.sizes.heads_q + self.head,
-            low: self.rules.numbers.seed_low,
-            high: self.rules.numbers.seed_high,
-        }
+        let numbers = &self.rules.numbers;
+        let (low, high) = combined(
+            numbers.seed_low,
+            numbers.seed_high,
+            &self.rules.key,
+            comptime!(self.rules.options.key),
+        );
+        Seeds { head: self.batch * self.rules.sizes.heads_q + self.head, low, high }
     }
 
     /// Where the numbers of a head's queries begin in a tensor of one for each query.

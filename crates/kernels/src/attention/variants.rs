@@ -152,6 +152,7 @@ fn launch(
     let starts = problem
         .packed
         .map(|_| Buffer::empty(client, 2 * (problem.batch + 1), ElemType::Int(IntKind::I32)));
+    let key = problem.dropout.map(|_| Buffer::empty(client, 2, ElemType::UInt(UIntKind::U32)));
     // As many heads of keys as of queries, over sequences of the same length.
     let tensor = Buffer::empty(client, problem.out_elements(), problem.dtype);
     let inputs = AttentionInputs {
@@ -161,6 +162,7 @@ fn launch(
         mask: mask.as_ref(),
         bias: bias.as_ref(),
         starts: starts.as_ref(),
+        key: key.as_ref(),
     };
     if pass == Pass::Forward {
         return attention_forward_with(client, problem, plan, &inputs).map(drop);

@@ -87,6 +87,8 @@ pub(crate) struct Call {
     mask: Option<Buffer>,
     bias: Option<Buffer>,
     starts: Option<Buffer>,
+    /// Of dropout.
+    key: Option<Buffer>,
 }
 
 impl Call {
@@ -140,6 +142,7 @@ impl Call {
             mask: mask.as_ref().map(whole),
             bias: bias.as_ref().map(whole),
             starts,
+            key: settings.dropout.and_then(|dropout| dropout.key?.words()),
             q,
             k,
             v,
@@ -179,6 +182,7 @@ impl Call {
             mask: self.mask.as_ref(),
             bias: self.bias.as_ref(),
             starts: self.starts.as_ref(),
+            key: self.key.as_ref(),
         }
     }
 
