@@ -8,7 +8,7 @@ mod changes;
 mod state;
 
 use blackburn::{
-    nn::{dropout, flash, seed},
+    nn::{dropout, flash, seed, transformer::TransformerEncoderInput},
     train::{
         clip::clip_global_norm,
         graph::{GradientGraph, PassTensors},
@@ -26,7 +26,7 @@ use burn::{
     module::{ModuleDisplay, Param},
     nn::{
         Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu, Linear, LinearConfig,
-        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+        transformer::{TransformerEncoder, TransformerEncoderConfig},
     },
     optim::GradientsParams,
     prelude::*,
