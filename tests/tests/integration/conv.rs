@@ -8,10 +8,10 @@ mod limits;
 mod provider;
 
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     conv::{
-        ConvBlueprint, ConvOptions, ConvPass, ConvProblem, Family, conv_with,
+        ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv_with,
         variants::{Layer, PASSES, RESNET50},
     },
     matmul::{F32Precision, TensorLayout},
