@@ -60,6 +60,8 @@ mod nn_attention;
 mod precision_modules;
 #[path = "integration/profile.rs"]
 mod profile;
+#[path = "integration/random.rs"]
+mod random;
 #[cfg(feature = "cuda")]
 #[path = "integration/recorder.rs"]
 mod recorder;
@@ -144,6 +146,7 @@ fn main() -> ExitCode {
         nn_attention::trials(),
         #[cfg(feature = "cuda")]
         recorder::trials(),
+        random::trials(),
         resources::trials(),
         row_sum::trials(),
         profile::trials(),

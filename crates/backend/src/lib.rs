@@ -33,9 +33,9 @@ mod ops;
 pub mod profile;
 #[cfg(feature = "gpu")]
 pub mod providers;
+pub mod random;
 #[cfg(feature = "gpu")]
 pub mod runtime;
-pub mod seed;
 #[cfg(feature = "gpu")]
 mod served;
 pub mod steps;

@@ -49,6 +49,7 @@ mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+pub mod random;
 #[cfg(feature = "recorder")]
 pub mod recorder;
 pub mod row_sum;

@@ -45,7 +45,7 @@ pub mod recurrent;
 pub mod swiglu;
 pub mod transformer;
 
-pub use blackburn_backend::seed::seed;
+pub use blackburn_backend::random::seed;
 
 /// Ends with a message that names what was wrong with which argument.
 fn refuse(module: &str, argument: &str, expected: &str, got: impl std::fmt::Display) -> ! {

@@ -95,7 +95,7 @@ use crate::{
     scaler::{GradScaler, scaled},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::{graph, profile, seed};
+use blackburn_backend::{graph, profile, random};
 use burn::{
     module::{Module, ModuleDisplay},
     optim::{GradientsParams, ModuleOptimizer},
@@ -333,7 +333,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let Some(seed) = self.config.seed else { return };
         let seed = seed.wrapping_add(1 + self.steps_taken as u64);
         self.device.seed(seed);
-        seed::seed(seed);
+        random::seed(seed);
     }
 
     /// Most steps have the factors of the step before.
