@@ -2,7 +2,7 @@ use super::rule::{AdamwRule, FactorsLaunch, Form};
 use crate::{
     DeviceProfile, KernelError,
     buffer::Rows,
-    step::{Problem, Step},
+    step::{Problem, StepNumbers},
 };
 use cubecl::client::Client;
 
@@ -48,7 +48,7 @@ impl AdamwStep {
     }
 }
 
-impl Step<4> for AdamwStep {
+impl StepNumbers<4> for AdamwStep {
     const OP: &'static str = "adamw_update";
     const NAMES: [&'static str; 4] = ["parameter", "gradient", "first", "second"];
     type Rule = AdamwRule;

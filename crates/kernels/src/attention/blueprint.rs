@@ -179,7 +179,7 @@ impl AttentionBlueprint {
             && tensors.into_iter().all(is_aligned)
     }
 
-    /// Hopper's.
+    /// The plan by Hopper's instructions, if they serve the problem.
     fn wgmma(problem: &AttentionProblem, pass: Pass) -> Option<Self> {
         let serves = Self::suits_tensor_cores(problem, pass);
         // Scores and outputs have to fit the registers, and what options compute beside them.
@@ -197,7 +197,7 @@ impl AttentionBlueprint {
         serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
     }
 
-    /// Ampere's and later ones', if its tiles fit the device.
+    /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device.
     fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
         if !Self::suits_tensor_cores(problem, pass) {
             return None;

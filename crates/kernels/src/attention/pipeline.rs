@@ -104,7 +104,7 @@ impl WgmmaBackwardBlueprint {
         self.head_dim.div_ceil(64)
     }
 
-    /// 64 rows.
+    /// Bytes of a tile of 64 rows in shared memory.
     pub(super) fn tile_bytes(self) -> usize {
         self.blocks() * CHUNK_BYTES
     }

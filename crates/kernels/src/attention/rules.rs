@@ -23,6 +23,7 @@ pub(crate) struct Options {
 }
 
 /// Which side of the pairs a backward kernel computes gradients of; in the forward pass, queries.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     /// dq.

@@ -130,7 +130,7 @@ pub(super) struct Half<'a> {
     pub(super) side: Side,
     /// The tensors of which rows stay with a cube.
     pub(super) fixed: [Tensor<'a>; 2],
-    /// Those of which rows come in.
+    /// The tensors of which rows come in, tile by tile.
     pub(super) moving: [Tensor<'a>; 2],
     /// Rows of the gradients in a sequence.
     pub(super) seq: usize,
@@ -139,7 +139,7 @@ pub(super) struct Half<'a> {
     pub(super) out_strides: HeadStrides,
 }
 
-/// Those of keys and of queries.
+/// The launch that gives dk and dv, and the one that gives dq.
 pub(super) fn halves<'a>(
     call: &Call<'a>,
     result: &AttentionResult<'a>,

@@ -1,19 +1,18 @@
 use super::{
     ConvBlueprint, ConvPass, ConvProblem, ImplicitBlueprint,
+    call::Call,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
     divisor::{DIVIDEND_LIMIT, divisor},
-    parts::{Gathered, Part, Weights, image_strides, parts},
+    parts::{Weights, image_strides, parts},
     portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
     problem::{OP, invalid, unsupported},
     product::product,
 };
 use crate::{
     Family, KernelError,
-    buffer::{Buffer, F32},
+    buffer::Buffer,
     device::grid,
-    matmul::{
-        Epilogue, EpilogueBlueprint, MatmulOutput, PORTABLE_UNITS as UNITS, matmul_with, sum_splits,
-    },
+    matmul::{Epilogue, PORTABLE_UNITS as UNITS, matmul_with},
 };
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
@@ -51,7 +50,7 @@ pub fn conv_with(
     bias: Option<&Buffer>,
 ) -> Result<Buffer, KernelError> {
     check(problem, [first, second], bias)?;
-    let launch = Launch { client, problem, operands: [first, second], bias };
+    let call = Call { client, problem, operands: [first, second], bias };
     let unfit = || invalid("blueprint", "a plan for the problem".into(), blueprint);
     match blueprint {
         ConvBlueprint::Product(plan) => {
@@ -68,9 +67,9 @@ pub fn conv_with(
                 return Err(unfit());
             }
             match plan.family {
-                Family::Portable => launch.summed(plan.splits, |out| launch.portable(plan, out)),
+                Family::Portable => call.summed(plan.splits, |out| call.portable(plan, out)),
                 #[cfg(feature = "cuda")]
-                Family::Mma => super::tensor_core::launch(&launch, plan),
+                Family::Mma => super::tensor_core::launch(&call, plan),
                 other => unsupported(format!("an implicit product by {other:?}")),
             }
         }
@@ -78,7 +77,7 @@ pub fn conv_with(
             if *splits == 0 || problem.pass != ConvPass::Wgrad && *splits != 1 {
                 return Err(unfit());
             }
-            launch.summed(*splits, |out| launch.direct(*splits, out))
+            call.summed(*splits, |out| call.direct(*splits, out))
         }
     }
 }
@@ -102,74 +101,7 @@ fn check(
     }
 }
 
-/// A problem whose tensors were checked.
-pub(super) struct Launch<'a> {
-    pub(super) client: &'a Client,
-    pub(super) problem: &'a ConvProblem,
-    pub(super) operands: [&'a Buffer; 2],
-    pub(super) bias: Option<&'a Buffer>,
-}
-
-impl Launch<'_> {
-    /// The result, which `compute` writes, or of which it writes as many sums as there are splits.
-    pub(super) fn summed(
-        &self,
-        splits: usize,
-        compute: impl FnOnce(&Buffer) -> Result<(), KernelError>,
-    ) -> Result<Buffer, KernelError> {
-        let elements = self.problem.out_elements();
-        self.summed_elements(splits, elements, compute)
-    }
-
-    /// As [`summed`](Self::summed), of a result of that many elements.
-    pub(super) fn summed_elements(
-        &self,
-        splits: usize,
-        elements: usize,
-        compute: impl FnOnce(&Buffer) -> Result<(), KernelError>,
-    ) -> Result<Buffer, KernelError> {
-        let out = Buffer::empty(self.client, elements, self.problem.out);
-        if splits == 1 {
-            compute(&out)?;
-            return Ok(out);
-        }
-        if u32::try_from(splits * elements).is_err() {
-            return unsupported(format!("{} partial sums", splits * elements));
-        }
-        let partial = Buffer::empty(self.client, splits * elements, F32);
-        compute(&partial)?;
-        let output = MatmulOutput { out, preactivation: None };
-        sum_splits(self.client, &partial, splits, elements, &Epilogue::default(), &output);
-        Ok(output.out)
-    }
-
-    /// The gathered tensor as it lies.
-    fn gathered(&self) -> Gathered {
-        let channels = self.gathered_channels();
-        Gathered { strides: self.problem.first, channels, padded_channels: channels }
-    }
-
-    /// Channels of a group that a tap gathers.
-    pub(super) fn gathered_channels(&self) -> usize {
-        let [in_channels, out_channels] = self.problem.group_channels();
-        if self.problem.pass == ConvPass::Dgrad { out_channels } else { in_channels }
-    }
-
-    pub(super) fn epilogue(&self) -> EpilogueBlueprint {
-        EpilogueBlueprint { bias: self.bias.is_some(), ..EpilogueBlueprint::default() }
-    }
-
-    /// Rows, columns and terms of a group's product.
-    pub(super) fn sizes(&self, part: &Part, channels: usize) -> [usize; 3] {
-        let [in_channels, out_channels] = self.problem.group_channels();
-        let (pixels, taps) = (part.pixels(self.problem), part.tap_count() * channels);
-        match self.problem.pass {
-            ConvPass::Fprop => [pixels, out_channels, taps],
-            ConvPass::Dgrad => [pixels, in_channels, taps],
-            ConvPass::Wgrad => [out_channels, taps, pixels],
-        }
-    }
-
+impl Call<'_> {
     fn portable(&self, plan: &ImplicitBlueprint, out: &Buffer) -> Result<(), KernelError> {
         let problem = self.problem;
         let tile = plan.tile_m;

@@ -44,6 +44,7 @@
 //! Unsupported: empty tensors, and tensors beyond 32-bit indices.
 
 mod blueprint;
+mod call;
 mod direct;
 mod divisor;
 mod gather;

@@ -4,7 +4,7 @@
 use super::{
     ConvPass, ConvProblem, ImplicitBlueprint,
     blueprint::tensor_core_type,
-    launch::Launch,
+    call::Call,
     mma::{ConvMmaBlueprint, conv_mma_kernel},
     parts::{Gathered, Part, Weights, parts},
     problem::unsupported,
@@ -23,41 +23,39 @@ use crate::{
 use cubecl::{client::Client, prelude::*};
 
 /// An implicit product on tensor cores, and the sum over its splits.
-pub(super) fn launch(launch: &Launch<'_>, plan: &ImplicitBlueprint) -> Result<Buffer, KernelError> {
-    let problem = launch.problem;
+pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer, KernelError> {
+    let problem = call.problem;
     let Some(element) = tensor_core_type(problem) else {
         return unsupported(format!("{:?} on tensor cores", problem.dtype));
     };
     // It is copied four bytes at a time.
-    let bias_offset = launch.bias.and_then(|bias| bias.handle.offset_start);
+    let bias_offset = call.bias.and_then(|bias| bias.handle.offset_start);
     if bias_offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
         return unsupported("a bias that does not begin at a multiple of 4 bytes".into());
     }
     let shapes = problem.shapes();
-    let client = launch.client;
-    let images = Images { shape: shapes[0], strides: problem.first, memory: launch.operands[0] };
+    let client = call.client;
+    let images = Images { shape: shapes[0], strides: problem.first, memory: call.operands[0] };
     let images = images.aligned(client)?;
-    let channels = launch.gathered_channels();
+    let channels = call.gathered_channels();
     let padded_channels = channels.next_multiple_of(whole_elements(problem));
     let gathered = Gathered { strides: images.strides, channels, padded_channels };
     let other = match problem.pass {
         ConvPass::Wgrad => {
-            let dy =
-                Images { shape: shapes[1], strides: problem.second, memory: launch.operands[1] };
+            let dy = Images { shape: shapes[1], strides: problem.second, memory: call.operands[1] };
             Other::rows(client, &dy)?
         }
         ConvPass::Fprop | ConvPass::Dgrad => {
-            Other::weights(client, problem, launch.operands[1], padded_channels)?
+            Other::weights(client, problem, call.operands[1], padded_channels)?
         }
     };
-    let product =
-        Product { launch, plan, element, images: &images.memory, gathered, other: &other };
+    let product = Product { call, plan, element, images: &images.memory, gathered, other: &other };
     if problem.pass != ConvPass::Wgrad {
-        return launch
+        return call
             .summed(1, |out| parts(problem).iter().try_for_each(|part| product.launch(part, out)));
     }
     let rows = problem.out_channels * problem.taps();
-    let padded = launch.summed_elements(plan.splits, rows * padded_channels, |out| {
+    let padded = call.summed_elements(plan.splits, rows * padded_channels, |out| {
         parts(problem).iter().try_for_each(|part| product.launch(part, out))
     })?;
     if padded_channels == channels {
@@ -206,7 +204,7 @@ impl Other {
 
 /// What the products of all parts share.
 struct Product<'a> {
-    launch: &'a Launch<'a>,
+    call: &'a Call<'a>,
     plan: &'a ImplicitBlueprint,
     /// How tensor cores name the operands' type.
     element: &'static str,
@@ -217,12 +215,12 @@ struct Product<'a> {
 
 impl Product<'_> {
     fn launch(&self, part: &Part, out: &Buffer) -> Result<(), KernelError> {
-        let Launch { client, problem, bias, .. } = *self.launch;
+        let Call { client, problem, bias, .. } = *self.call;
         let ImplicitBlueprint { tile_m, tile_n, stages, splits, .. } = *self.plan;
         let Some((warps_m, m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
             return unsupported(format!("tiles of {tile_m} by {tile_n}"));
         };
-        let [m, n, terms] = self.launch.sizes(part, self.gathered.padded_channels);
+        let [m, n, terms] = self.call.sizes(part, self.gathered.padded_channels);
         let sums_pixels = problem.pass == ConvPass::Wgrad;
         let (store, stored, width) = store_width(out.dtype, n);
         let mma = MmaBlueprint {
@@ -273,7 +271,7 @@ impl Product<'_> {
                     sums_pixels,
                     whole_chunks: self.gathered.padded_channels == self.gathered.channels,
                 },
-                self.launch.epilogue(),
+                self.call.epilogue(),
                 [out.dtype, stored],
                 [width, mma.operands.registers()],
             );

@@ -1,6 +1,7 @@
 use super::{
     blueprint::{CrossEntropyBlueprint, UNITS},
     exponential::exponential,
+    forward::Extent,
 };
 use cubecl::prelude::*;
 
@@ -37,13 +38,35 @@ struct RowTerms {
     is_ignored: bool,
 }
 
-/// What probabilities are diminished by: everywhere, and at the target.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Targets {
-    /// `smoothing / classes`.
+/// What the derivative is of.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Derivative {
+    /// What probabilities are diminished by everywhere: `smoothing / classes`.
     pub(crate) everywhere: f32,
-    /// `1 - smoothing`.
+    /// What they are diminished by at the target: `1 - smoothing`.
     pub(crate) at_target: f32,
+    pub(crate) ignore_index: i32,
+    /// NaN, of which WGSL has no constant.
+    pub(crate) invalid: f32,
+    /// Rows with the target `ignore_index` have no gradient.
+    #[cube(comptime)]
+    pub(crate) ignores: bool,
+    #[cube(comptime)]
+    pub(crate) is_smoothed: bool,
+    /// `grad` is one for all rows, to be multiplied by `factor`.
+    #[cube(comptime)]
+    pub(crate) is_reduced: bool,
+    #[cube(comptime)]
+    pub(crate) form: ElementForm,
+}
+
+/// What is read of each row besides its logits.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RowTensors {
+    pub(crate) targets: Box<[i32]>,
+    pub(crate) lse: Box<[f32]>,
+    pub(crate) grad: Box<[f32]>,
+    pub(crate) factor: Box<[f32]>,
 }
 
 /// `scale (exp(x - lse) - everywhere - at_target [is the target])`, the derivative of a row's loss; or
@@ -53,51 +76,39 @@ fn derivative(
     logit: f32,
     is_target: bool,
     terms: &RowTerms,
-    expected: &Targets,
+    of: &Derivative,
     #[comptime] blueprint: CrossEntropyBlueprint,
-    #[comptime] is_smoothed: bool,
-    #[comptime] form: ElementForm,
 ) -> f32 {
+    let form = comptime!(of.form);
     let less = logit - terms.lse;
     if comptime!(form.is_difference()) {
         if comptime!(form == ElementForm::LessTwice) { less - terms.scale } else { less }
     } else {
         let mut excess = exponential(less, blueprint);
-        if comptime!(is_smoothed) {
-            excess -= expected.everywhere;
+        if comptime!(of.is_smoothed) {
+            excess -= of.everywhere;
         }
-        excess = select(is_target, excess - expected.at_target, excess);
+        excess = select(is_target, excess - of.at_target, excess);
         excess * terms.scale
     }
 }
 
 /// `dlogits` of the rows from `first_row` on, from element `first_element` on. `dlogits` may be `logits`:
-/// a vector is read and written by one unit, as long as both are of one type. `grad` is one for each row or, with `is_reduced`, one for
-/// all, to be multiplied by `factor`. Rows along x, `lanes` units each; parts of rows along y.
+/// a vector is read and written by one unit, as long as both are of one type. Rows along x, `lanes` units each;
+/// parts of rows along y.
 #[cube(launch_unchecked)]
 pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
     logits: &[Vector<F, N>],
-    targets: &[i32],
-    lse: &[f32],
-    grad: &[f32],
-    factor: &[f32],
+    tensors: &RowTensors,
     dlogits: &mut [Vector<O, N>],
-    rows: u32,
-    classes: u32,
-    row_stride: u32,
+    extent: Extent,
     first_row: u32,
     first_element: u32,
-    ignore_index: i32,
-    invalid: f32,
-    expected: Targets,
+    of: &Derivative,
     #[comptime] blueprint: CrossEntropyBlueprint,
-    #[comptime] ignores: bool,
-    #[comptime] is_smoothed: bool,
-    #[comptime] is_reduced: bool,
-    #[comptime] form: ElementForm,
-    #[define(F)] _dtype: ElemType,
-    #[define(O)] _out: ElemType,
+    #[define(F, O)] _types: [ElemType; 2],
 ) {
+    let (rows, classes, row_stride) = (extent.rows, extent.classes, extent.row_stride);
     let lanes = comptime!(blueprint.lanes);
     let width = comptime!(blueprint.vector_size as u32);
     let size = N::value().comptime();
@@ -109,19 +120,7 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
     while row < rows {
         let start = row * row_stride;
         let end = start + classes;
-        let terms = terms_of(
-            row,
-            targets,
-            lse,
-            grad,
-            factor,
-            classes,
-            ignore_index,
-            invalid,
-            ignores,
-            is_reduced,
-            form,
-        );
+        let terms = terms_of(row, tensors, classes, of);
         // A vector with an end of the row before belongs to that row.
         let mut first = max(start / width, first_element / width);
         if row > 0 {
@@ -140,60 +139,24 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
                 #[unroll]
                 for i in 0..size {
                     let is_target = target == comptime!(i as u32);
-                    let one = derivative(
-                        x.extract(i),
-                        is_target,
-                        &terms,
-                        &expected,
-                        blueprint,
-                        is_smoothed,
-                        form,
-                    );
+                    let one = derivative(x.extract(i), is_target, &terms, of, blueprint);
                     dx.insert(i, select(terms.is_ignored, 0.0f32, one));
                 }
             } else {
                 // 2. One at an end of it: the next row may begin here. What lies between rows stays.
                 let next_start = start + row_stride;
-                let next = terms_of(
-                    min(row + 1, rows - 1),
-                    targets,
-                    lse,
-                    grad,
-                    factor,
-                    classes,
-                    ignore_index,
-                    invalid,
-                    ignores,
-                    is_reduced,
-                    form,
-                );
+                let next = terms_of(min(row + 1, rows - 1), tensors, classes, of);
                 #[unroll]
                 for i in 0..size {
                     let at = element + comptime!(i as u32);
                     let mut one = x.extract(i);
                     if at >= start && at < end {
                         let is_target = at - start == terms.target;
-                        let here = derivative(
-                            one,
-                            is_target,
-                            &terms,
-                            &expected,
-                            blueprint,
-                            is_smoothed,
-                            form,
-                        );
+                        let here = derivative(one, is_target, &terms, of, blueprint);
                         one = select(terms.is_ignored, 0.0f32, here);
                     } else if at >= next_start {
                         let is_target = at - next_start == next.target;
-                        let there = derivative(
-                            one,
-                            is_target,
-                            &next,
-                            &expected,
-                            blueprint,
-                            is_smoothed,
-                            form,
-                        );
+                        let there = derivative(one, is_target, &next, of, blueprint);
                         one = select(next.is_ignored, 0.0f32, there);
                     }
                     dx.insert(i, one);
@@ -207,46 +170,39 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
 }
 
 #[cube]
-fn terms_of(
-    row: u32,
-    targets: &[i32],
-    lse: &[f32],
-    grad: &[f32],
-    factor: &[f32],
-    classes: u32,
-    ignore_index: i32,
-    invalid: f32,
-    #[comptime] ignores: bool,
-    #[comptime] is_reduced: bool,
-    #[comptime] form: ElementForm,
-) -> RowTerms {
-    let number = lse[row as usize];
+fn terms_of(row: u32, tensors: &RowTensors, classes: u32, of: &Derivative) -> RowTerms {
+    let form = comptime!(of.form);
+    let number = tensors.lse[row as usize];
     if comptime!(form.is_difference()) {
         let second = comptime!(form == ElementForm::LessTwice);
         RowTerms {
             lse: number,
-            scale: if comptime!(second) { grad[row as usize] } else { 0.0f32.runtime() },
+            scale: if comptime!(second) { tensors.grad[row as usize] } else { 0.0f32.runtime() },
             target: 0u32.runtime(),
             is_ignored: false.runtime(),
         }
     } else if comptime!(form == ElementForm::OfLogProbabilities) {
         RowTerms {
             lse: number.ln(),
-            scale: -grad[row as usize],
-            target: u32::cast_from(targets[row as usize]),
+            scale: -tensors.grad[row as usize],
+            target: u32::cast_from(tensors.targets[row as usize]),
             is_ignored: false.runtime(),
         }
     } else {
-        let target = targets[row as usize];
+        let target = tensors.targets[row as usize];
         let is_class = target >= 0 && u32::cast_from(target) < classes;
-        let scale = if comptime!(is_reduced) { grad[0] * factor[0] } else { grad[row as usize] };
+        let scale = if comptime!(of.is_reduced) {
+            tensors.grad[0] * tensors.factor[0]
+        } else {
+            tensors.grad[row as usize]
+        };
         let mut is_ignored = false;
-        if comptime!(ignores) {
-            is_ignored = target == ignore_index;
+        if comptime!(of.ignores) {
+            is_ignored = target == of.ignore_index;
         }
         RowTerms {
             lse: number,
-            scale: select(is_class, scale, invalid),
+            scale: select(is_class, scale, of.invalid),
             target: u32::cast_from(target),
             is_ignored,
         }

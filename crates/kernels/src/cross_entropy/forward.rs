@@ -109,13 +109,41 @@ pub(crate) fn join_row(
     }
 }
 
+/// Logits, by vectors and one by one: both are the same memory.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Logits<F: Float, N: Size> {
+    pub(crate) vectors: Box<[Vector<F, N>]>,
+    pub(crate) elements: Box<[F]>,
+}
+
+/// Rows of logits, and how far apart they are.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) rows: u32,
+    pub(crate) classes: u32,
+    pub(crate) row_stride: u32,
+}
+
+/// What the loss of a row depends on besides.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LossRules {
+    pub(crate) ignore_index: i32,
+    pub(crate) smoothing: f32,
+    /// NaN, of which WGSL has no constant.
+    pub(crate) invalid: f32,
+    /// Rows with the target `ignore_index` have a loss of 0.
+    #[cube(comptime)]
+    pub(crate) ignores: bool,
+    #[cube(comptime)]
+    pub(crate) is_smoothed: bool,
+}
+
 /// Adds to what was seen the part of a row, from element `start` on, that is the unit's, the `lane`-th of
-/// the row's. `elements` are the logits one by one.
+/// the row's.
 #[cube]
 pub(crate) fn see_row<F: Float, N: Size>(
     seen: &mut Seen,
-    logits: &[Vector<F, N>],
-    elements: &[F],
+    logits: &Logits<F, N>,
     start: u32,
     classes: u32,
     lane: u32,
@@ -131,7 +159,7 @@ pub(crate) fn see_row<F: Float, N: Size>(
     let mut end = lane;
     while end < ends {
         let column = select(end < head, end, end + vectors * width);
-        let logit = f32::cast_from(elements[(start + column) as usize]);
+        let logit = f32::cast_from(logits.elements[(start + column) as usize]);
         see::<Const<1>>(seen, Vector::new(logit), blueprint, is_smoothed);
         end += lanes;
     }
@@ -140,42 +168,34 @@ pub(crate) fn see_row<F: Float, N: Size>(
     let first = (start + head) / width;
     let mut index = lane;
     if index < vectors {
-        let mut next = logits[(first + index) as usize];
+        let mut next = logits.vectors[(first + index) as usize];
         while index < vectors {
             let current = Vector::<f32, N>::cast_from(next);
             index += lanes;
             if index < vectors {
-                next = logits[(first + index) as usize];
+                next = logits.vectors[(first + index) as usize];
             }
             see::<N>(seen, current, blueprint, is_smoothed);
         }
     }
 }
 
-/// `loss[r]` and `lse[r]` of each row; `elements` are the logits one by one. Rows are spread over the
-/// cubes along x, `lanes` units a row. `share` is the smoothing; `invalid` is NaN, of which WGSL has no
-/// constant.
+/// `loss[r]` and `lse[r]` of each row. Rows are spread over the cubes along x, `lanes` units a row.
 #[cube(launch_unchecked)]
 pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
-    logits: &[Vector<F, N>],
-    elements: &[F],
+    logits: &Logits<F, N>,
     targets: &[i32],
     loss: &mut [f32],
     lse: &mut [f32],
-    rows: u32,
-    classes: u32,
-    row_stride: u32,
-    ignore_index: i32,
-    share: f32,
-    invalid: f32,
+    extent: Extent,
+    rules: &LossRules,
     #[comptime] blueprint: CrossEntropyBlueprint,
-    #[comptime] ignores: bool,
-    #[comptime] is_smoothed: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let lanes = comptime!(blueprint.lanes);
     let rows_a_cube = comptime!(UNITS / lanes);
     let lane = UNIT_POS % lanes;
+    let (rows, classes, row_stride) = (extent.rows, extent.classes, extent.row_stride);
     let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
 
     let mut first_row = CUBE_POS_X * rows_a_cube;
@@ -184,16 +204,9 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
         let mut seen = nothing();
         // 1. Each unit sees its part.
         if row < rows {
-            see_row::<F, N>(
-                &mut seen,
-                logits,
-                elements,
-                row * row_stride,
-                classes,
-                lane,
-                blueprint,
-                is_smoothed,
-            );
+            let is_smoothed = comptime!(rules.is_smoothed);
+            let start = row * row_stride;
+            see_row::<F, N>(&mut seen, logits, start, classes, lane, blueprint, is_smoothed);
         }
 
         // 2. The units of the row meet.
@@ -201,17 +214,17 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
         if row < rows && lane == 0 {
             let log = seen.peak + seen.total.ln();
             let target = targets[row as usize];
-            let mut of_row = invalid;
+            let mut of_row = rules.invalid;
             if target >= 0 && u32::cast_from(target) < classes {
                 let at = row * row_stride + u32::cast_from(target);
-                of_row = log - f32::cast_from(elements[at as usize]);
-                if comptime!(is_smoothed) {
+                of_row = log - f32::cast_from(logits.elements[at as usize]);
+                if comptime!(rules.is_smoothed) {
                     let of_all = log - seen.sum / f32::cast_from(classes);
-                    of_row = (1.0f32 - share) * of_row + share * of_all;
+                    of_row = (1.0f32 - rules.smoothing) * of_row + rules.smoothing * of_all;
                 }
             }
-            if comptime!(ignores) {
-                of_row = select(target == ignore_index, 0.0f32, of_row);
+            if comptime!(rules.ignores) {
+                of_row = select(target == rules.ignore_index, 0.0f32, of_row);
             }
             loss[row as usize] = of_row;
             lse[row as usize] = log;

@@ -1,8 +1,8 @@
 use super::{
     CrossEntropyBlueprint, CrossEntropyProblem, Reduction,
-    backward::{ElementForm, TargetsLaunch, cross_entropy_backward_kernel},
+    backward::{DerivativeLaunch, ElementForm, RowTensorsLaunch, cross_entropy_backward_kernel},
     blueprint::UNITS,
-    forward::cross_entropy_forward_kernel,
+    forward::{ExtentLaunch, LogitsLaunch, LossRulesLaunch, cross_entropy_forward_kernel},
     problem::OP,
     reduce::cross_entropy_reduce_kernel,
 };
@@ -77,20 +77,19 @@ pub fn cross_entropy_forward_with(
             row_cubes(client, problem.rows, &blueprint, 1),
             CubeDim::new_1d(UNITS),
             width,
-            BufferArg::from_raw_parts(logits.handle.clone(), whole(problem, width)),
-            BufferArg::from_raw_parts(logits.handle.clone(), problem.span()),
+            logits_of(problem, logits, width),
             targets.arg(1),
             loss.arg(1),
             lse.arg(1),
-            problem.rows as u32,
-            problem.classes as u32,
-            problem.row_stride as u32,
-            problem.ignore_index.unwrap_or_default(),
-            problem.smoothing,
-            f32::NAN,
+            problem.extent(),
+            LossRulesLaunch {
+                ignore_index: problem.ignore_index.unwrap_or_default(),
+                smoothing: problem.smoothing,
+                invalid: f32::NAN,
+                ignores: problem.ignore_index.is_some(),
+                is_smoothed: problem.smoothing > 0.0,
+            },
             blueprint,
-            problem.ignore_index.is_some(),
-            problem.smoothing > 0.0,
             problem.dtype,
         );
     }
@@ -222,40 +221,61 @@ pub(crate) fn launch_elements(
                 CubeDim::new_1d(UNITS),
                 blueprint.vector_size,
                 BufferArg::from_raw_parts(logits.handle.clone(), last),
-                targets.arg(1),
-                lse.arg(1),
-                grad.arg(1),
-                factor.unwrap_or(grad).arg(1),
+                RowTensorsLaunch {
+                    targets: targets.arg(1),
+                    lse: lse.arg(1),
+                    grad: grad.arg(1),
+                    factor: factor.unwrap_or(grad).arg(1),
+                },
                 target,
-                problem.rows as u32,
-                problem.classes as u32,
-                problem.row_stride as u32,
+                problem.extent(),
                 first_row as u32,
                 first as u32,
-                problem.ignore_index.unwrap_or_default(),
-                f32::NAN,
-                TargetsLaunch::new(
-                    problem.smoothing / problem.classes as f32,
-                    1.0 - problem.smoothing,
-                ),
+                DerivativeLaunch {
+                    everywhere: problem.smoothing / problem.classes as f32,
+                    at_target: 1.0 - problem.smoothing,
+                    ignore_index: problem.ignore_index.unwrap_or_default(),
+                    invalid: f32::NAN,
+                    ignores: problem.ignore_index.is_some(),
+                    is_smoothed: problem.smoothing > 0.0,
+                    is_reduced: factor.is_some(),
+                    form,
+                },
                 blueprint,
-                problem.ignore_index.is_some(),
-                problem.smoothing > 0.0,
-                factor.is_some(),
-                form,
-                problem.dtype,
-                dtype,
+                [problem.dtype, dtype],
             );
         }
     }
     out.unwrap_or(logits)
 }
 
+impl CrossEntropyProblem {
+    pub(crate) fn extent(&self) -> ExtentLaunch {
+        ExtentLaunch {
+            rows: self.rows as u32,
+            classes: self.classes as u32,
+            row_stride: self.row_stride as u32,
+        }
+    }
+}
+
+/// Logits as an argument: those of whole vectors, and all of them one by one.
+pub(crate) fn logits_of<F: Float, N: Size>(
+    problem: &CrossEntropyProblem,
+    logits: &Buffer,
+    vector_size: usize,
+) -> LogitsLaunch<F, N> {
+    let whole = whole(problem, vector_size);
+    // SAFETY: the logits were checked to span the problem, and whole vectors end before it does.
+    let part = |elements| unsafe { BufferArg::from_raw_parts(logits.handle.clone(), elements) };
+    LogitsLaunch { vectors: part(whole), elements: part(problem.span()) }
+}
+
 /// The position of the logits among the backward kernel's buffers.
 const LOGITS: usize = 0;
 
 /// Elements of the whole vectors in the span of the logits.
-pub(crate) fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
+fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
     problem.span() / vector_size * vector_size
 }
 

@@ -73,6 +73,6 @@ pub(crate) use {
     backward::ElementForm,
     blueprint::UNITS,
     exponential::exponential_by,
-    forward::{join_row, nothing, see_row},
-    launch::{RowNumbers, launch_elements, row_cubes, whole},
+    forward::{Extent, Logits, join_row, nothing, see_row},
+    launch::{RowNumbers, launch_elements, logits_of, row_cubes},
 };

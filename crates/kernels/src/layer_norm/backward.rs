@@ -1,32 +1,35 @@
 use super::{
     blueprint::{LayerNormBlueprint, LayerNormForm},
-    forward::{is_there, row_sum_of},
+    forward::{Extent, is_there, row_sum_of},
 };
 use cubecl::prelude::*;
 
 /// Units side by side that add up a parameter's partial sums: 128 bytes.
 pub(crate) const SUM_COLUMNS: u32 = 32;
 
-/// dx, and what a cube's rows add to the gradients of the parameters. `columns` counts vectors;
-/// `partials` is `[2 or 1, cubes, columns]`, dgamma before dbeta.
+/// What the backward pass reads; what is not compiled in has another tensor of its size in its place.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BackwardInputs<F: Float, G: Float, N: Size> {
+    pub(crate) x: Box<[Vector<F, N>]>,
+    pub(crate) dy: Box<[Vector<F, N>]>,
+    pub(crate) dsum: Box<[Vector<F, N>]>,
+    pub(crate) gamma: Box<[Vector<G, N>]>,
+    pub(crate) mean: Box<[f32]>,
+    pub(crate) rstd: Box<[f32]>,
+}
+
+/// dx, and what a cube's rows add to the gradients of the parameters: `partials` is `[2 or 1, cubes, columns]`, dgamma before dbeta.
 #[cube(launch_unchecked)]
 pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
-    x: &[Vector<F, N>],
-    dy: &[Vector<F, N>],
-    dsum: &[Vector<F, N>],
-    gamma: &[Vector<G, N>],
-    mean: &[f32],
-    rstd: &[f32],
+    inputs: &BackwardInputs<F, G, N>,
     dx: &mut [Vector<F, N>],
     partials: &mut [Vector<f32, N>],
-    rows: u32,
-    columns: u32,
-    of_width: f32,
+    extent: Extent,
     #[comptime] form: LayerNormForm,
     #[comptime] blueprint: LayerNormBlueprint,
-    #[define(F)] _dtype: ElemType,
-    #[define(G)] _parameter: ElemType,
+    #[define(F, G)] _types: [ElemType; 2],
 ) {
+    let (rows, columns, of_width) = (extent.rows, extent.columns, extent.of_width);
     let units = comptime!(blueprint.plane * blueprint.planes);
     let vectors = comptime!(blueprint.vectors);
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
@@ -40,7 +43,7 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         let column = UNIT_POS_X + comptime!(v as u32 * units);
         let mut factor = Vector::<G, N>::new(G::new(0.0));
         if is_there(0u32, rows, column, columns, blueprint) {
-            factor = gamma[column as usize];
+            factor = inputs.gamma[column as usize];
         }
         factors[v] = factor;
         dgamma[v] = Vector::new(0.0f32);
@@ -62,8 +65,8 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
             let mut value = Vector::<F, N>::new(F::new(0.0));
             let mut grad = Vector::<F, N>::new(F::new(0.0));
             if is_there(row, rows, column, columns, blueprint) {
-                value = x[(start + column) as usize];
-                grad = dy[(start + column) as usize];
+                value = inputs.x[(start + column) as usize];
+                grad = inputs.dy[(start + column) as usize];
             }
             values[v] = value;
             grads[v] = grad;
@@ -71,9 +74,9 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         let mut center = 0.0f32;
         let mut scale = 0.0f32;
         if row < rows {
-            scale = rstd[row as usize];
+            scale = inputs.rstd[row as usize];
             if comptime!(!form.rms) {
-                center = mean[row as usize];
+                center = inputs.mean[row as usize];
             }
         }
 
@@ -111,7 +114,7 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                     product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);
                 result *= Vector::new(scale);
                 if comptime!(form.residual) {
-                    result += Vector::<f32, N>::cast_from(dsum[(start + column) as usize]);
+                    result += Vector::<f32, N>::cast_from(inputs.dsum[(start + column) as usize]);
                 }
                 dx[(start + column) as usize] = Vector::cast_from(result);
             }

@@ -67,26 +67,45 @@ pub(super) fn is_there(
     there
 }
 
-/// y, and what backward reads. `columns` counts vectors; cubes lie along x.
+/// What the forward pass reads; what is not compiled in has gamma in its place.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ForwardInputs<F: Float, G: Float, N: Size> {
+    pub(crate) x: Box<[Vector<F, N>]>,
+    pub(crate) residual: Box<[Vector<F, N>]>,
+    pub(crate) gamma: Box<[Vector<G, N>]>,
+    pub(crate) beta: Box<[Vector<G, N>]>,
+}
+
+/// What it writes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ForwardOutputs<F: Float, N: Size> {
+    pub(crate) y: Box<[Vector<F, N>]>,
+    pub(crate) sum: Box<[Vector<F, N>]>,
+    pub(crate) mean: Box<[f32]>,
+    pub(crate) rstd: Box<[f32]>,
+}
+
+/// Rows of that many vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) rows: u32,
+    pub(crate) columns: u32,
+    /// 1 over the elements of a row.
+    pub(crate) of_width: f32,
+}
+
+/// y, and what backward reads. Cubes lie along x.
 #[cube(launch_unchecked)]
 pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
-    x: &[Vector<F, N>],
-    residual: &[Vector<F, N>],
-    gamma: &[Vector<G, N>],
-    beta: &[Vector<G, N>],
-    y: &mut [Vector<F, N>],
-    sum: &mut [Vector<F, N>],
-    mean: &mut [f32],
-    rstd: &mut [f32],
-    rows: u32,
-    columns: u32,
-    of_width: f32,
+    inputs: &ForwardInputs<F, G, N>,
+    outputs: &mut ForwardOutputs<F, N>,
+    extent: Extent,
     epsilon: f32,
     #[comptime] form: LayerNormForm,
     #[comptime] blueprint: LayerNormBlueprint,
-    #[define(F)] _dtype: ElemType,
-    #[define(G)] _parameter: ElemType,
+    #[define(F, G)] _types: [ElemType; 2],
 ) {
+    let (rows, columns, of_width) = (extent.rows, extent.columns, extent.of_width);
     let units = comptime!(blueprint.plane * blueprint.planes);
     let vectors = comptime!(blueprint.vectors);
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
@@ -103,7 +122,7 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             let mut value = Vector::<F, N>::new(F::new(0.0));
             if is_there(row, rows, column, columns, blueprint) {
-                value = x[(start + column) as usize];
+                value = inputs.x[(start + column) as usize];
             }
             values[v] = value;
         }
@@ -114,7 +133,7 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 let mut addend = Vector::<F, N>::new(F::new(0.0));
                 if is_there(row, rows, column, columns, blueprint) {
-                    addend = residual[(start + column) as usize];
+                    addend = inputs.residual[(start + column) as usize];
                 }
                 addends[v] = addend;
             }
@@ -127,7 +146,7 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
                 let value = Vector::<F, N>::cast_from(wide);
                 values[v] = value;
                 if is_there(row, rows, column, columns, blueprint) {
-                    sum[(start + column) as usize] = value;
+                    outputs.sum[(start + column) as usize] = value;
                 }
             }
         }
@@ -164,17 +183,17 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
                 let distance = Vector::<f32, N>::cast_from(values[v]) - Vector::new(center);
                 let mut result = distance
                     * Vector::new(scale)
-                    * Vector::<f32, N>::cast_from(gamma[column as usize]);
+                    * Vector::<f32, N>::cast_from(inputs.gamma[column as usize]);
                 if comptime!(form.bias) {
-                    result += Vector::<f32, N>::cast_from(beta[column as usize]);
+                    result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);
                 }
-                y[(start + column) as usize] = Vector::cast_from(result);
+                outputs.y[(start + column) as usize] = Vector::cast_from(result);
             }
         }
         if UNIT_POS_X == 0 && row < rows {
-            rstd[row as usize] = scale;
+            outputs.rstd[row as usize] = scale;
             if comptime!(!form.rms) {
-                mean[row as usize] = center;
+                outputs.mean[row as usize] = center;
             }
         }
         first_row += step;

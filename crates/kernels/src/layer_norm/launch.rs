@@ -1,8 +1,10 @@
 use super::{
     LayerNormBlueprint, LayerNormProblem, Norm,
-    backward::{SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel},
+    backward::{
+        BackwardInputsLaunch, SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel,
+    },
     blueprint::LayerNormForm,
-    forward::layer_norm_forward_kernel,
+    forward::{ExtentLaunch, ForwardInputsLaunch, ForwardOutputsLaunch, layer_norm_forward_kernel},
     problem::{BACKWARD, FORWARD},
 };
 use crate::{
@@ -117,22 +119,23 @@ pub fn layer_norm_forward(
             CubeCount::Static(cubes.min(most_cubes as usize) as u32, 1, 1),
             CubeDim::new_2d(blueprint.units(), blueprint.rows),
             vector_size,
-            x.arg(vector_size),
-            residual.as_ref().unwrap_or(gamma).arg(vector_size),
-            gamma.arg(vector_size),
-            beta.as_ref().unwrap_or(gamma).arg(vector_size),
-            output.y.arg(vector_size),
-            sum.arg(vector_size),
-            mean.arg(1),
-            output.rstd.arg(1),
-            problem.rows as u32,
-            (problem.width / vector_size) as u32,
-            of_width(&problem),
+            ForwardInputsLaunch {
+                x: x.arg(vector_size),
+                residual: residual.as_ref().unwrap_or(gamma).arg(vector_size),
+                gamma: gamma.arg(vector_size),
+                beta: beta.as_ref().unwrap_or(gamma).arg(vector_size),
+            },
+            ForwardOutputsLaunch {
+                y: output.y.arg(vector_size),
+                sum: sum.arg(vector_size),
+                mean: mean.arg(1),
+                rstd: output.rstd.arg(1),
+            },
+            extent(&problem, vector_size),
             epsilon as f32,
             LayerNormForm::of(&problem),
             blueprint,
-            problem.dtype,
-            problem.parameter,
+            [problem.dtype, problem.parameter],
         );
     }
     Ok(output)
@@ -196,21 +199,20 @@ pub fn layer_norm_backward(
             CubeCount::Static(cubes as u32, 1, 1),
             CubeDim::new_2d(blueprint.units(), blueprint.rows),
             vector_size,
-            x.arg(vector_size),
-            dy.arg(vector_size),
-            dsum.unwrap_or(dy).arg(vector_size),
-            gamma.arg(vector_size),
-            mean.as_ref().unwrap_or(rstd).arg(1),
-            rstd.arg(1),
+            BackwardInputsLaunch {
+                x: x.arg(vector_size),
+                dy: dy.arg(vector_size),
+                dsum: dsum.unwrap_or(dy).arg(vector_size),
+                gamma: gamma.arg(vector_size),
+                mean: mean.as_ref().unwrap_or(rstd).arg(1),
+                rstd: rstd.arg(1),
+            },
             dx.arg(vector_size),
             partials.arg(vector_size),
-            problem.rows as u32,
-            (problem.width / vector_size) as u32,
-            of_width(&problem),
+            extent(&problem, vector_size),
             LayerNormForm::of(&problem),
             blueprint,
-            problem.dtype,
-            problem.parameter,
+            [problem.dtype, problem.parameter],
         );
     }
     let (dgamma, dbeta) = parameters(client, &problem, &partials, cubes);
@@ -255,6 +257,10 @@ fn parameters(
     (dgamma, dbeta)
 }
 
-fn of_width(problem: &LayerNormProblem) -> f32 {
-    (1.0 / problem.width as f64) as f32
+fn extent(problem: &LayerNormProblem, vector_size: usize) -> ExtentLaunch {
+    ExtentLaunch {
+        rows: problem.rows as u32,
+        columns: (problem.width / vector_size) as u32,
+        of_width: (1.0 / problem.width as f64) as f32,
+    }
 }

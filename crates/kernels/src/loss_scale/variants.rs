@@ -8,7 +8,7 @@ use crate::{
     variants::{FLOATS, Variant},
 };
 
-/// Neither has more than one cube.
+/// Registers of the two kernels, each of which has a single cube: more would cost nothing.
 const PROMISES: [(&str, Promise); 2] =
     [("loss_scale_measure", Promise::registers(64)), ("loss_scale_update", Promise::registers(64))];
 

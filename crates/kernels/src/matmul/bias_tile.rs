@@ -2,8 +2,7 @@
 //! global memory by the epilogue it took a sixth of a GPT-2 layer's time on an H200: the reads wait
 //! for the writes before them, which might be to the same place as far as the compiler knows.
 
-use super::store::HalfKind;
-use crate::ptx::{copy::copy_4_bytes, global_address};
+use crate::ptx::{HalfKind, copy::copy_4_bytes, global_address};
 use cubecl::prelude::*;
 
 /// Starts copies of the bias of columns `first..` to shared memory; beyond `columns` it is zero.

@@ -113,6 +113,23 @@ impl Epilogue {
     }
 }
 
+/// What a matrix product returns.
+#[derive(Clone, Debug)]
+pub struct MatmulOutput {
+    /// The product, contiguous.
+    pub out: Buffer,
+    /// What the activation was applied to, if [`Epilogue::keep_preactivation`] asks for it.
+    pub preactivation: Option<Buffer>,
+}
+
+impl MatmulOutput {
+    /// As arguments: what is not asked for has the product in its place.
+    pub(super) fn args<T: CubePrimitive>(&self) -> OutputsLaunch<T> {
+        let preactivation = self.preactivation.as_ref().unwrap_or(&self.out).arg(1);
+        OutputsLaunch { preactivation, out: self.out.arg(1) }
+    }
+}
+
 /// Which steps are compiled in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct EpilogueBlueprint {

@@ -1,6 +1,5 @@
 use super::{
-    Epilogue, MatmulBlueprint, MatmulProblem, Operand,
-    epilogue::OutputsLaunch,
+    Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem, Operand,
     portable::{
         PortableBlueprint, StridedOperandLaunch, StridesLaunch, UNITS, matmul_portable_kernel,
     },
@@ -8,15 +7,6 @@ use super::{
 };
 use crate::{Family, KernelError, buffer::Buffer, device::grid};
 use cubecl::{client::Client, prelude::*};
-
-/// What a matrix product returns.
-#[derive(Clone, Debug)]
-pub struct MatmulOutput {
-    /// The product, contiguous.
-    pub out: Buffer,
-    /// What the activation was applied to, if [`Epilogue::keep_preactivation`] asks for it.
-    pub preactivation: Option<Buffer>,
-}
 
 /// `out = act(alpha lhs rhs + bias) + beta residual`, on the kernels that are expected to be fastest.
 ///
@@ -88,14 +78,6 @@ pub fn matmul_with(
         }
     }
     Ok(output)
-}
-
-impl MatmulOutput {
-    /// As arguments: what is not asked for has the product in its place.
-    pub(super) fn args<T: CubePrimitive>(&self) -> OutputsLaunch<T> {
-        let preactivation = self.preactivation.as_ref().unwrap_or(&self.out).arg(1);
-        OutputsLaunch { preactivation, out: self.out.arg(1) }
-    }
 }
 
 /// Checks every tensor against the problem.

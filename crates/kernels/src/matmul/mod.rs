@@ -68,9 +68,9 @@ mod work;
 
 pub use blueprint::MatmulBlueprint;
 pub(crate) use budget::{mma_bytes, most_stages};
-pub use epilogue::{Activation, Epilogue};
+pub use epilogue::{Activation, Epilogue, MatmulOutput};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
-pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
+pub use launch::{matmul, matmul_tuned, matmul_with};
 pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 pub(crate) use split::sum_splits;

@@ -9,8 +9,7 @@ use super::{
     epilogue::{EpilogueBlueprint, EpilogueTensors, Outputs, activate},
 };
 use crate::ptx::{
-    global_address, load, load_words, output_address, pack_bf16, pack_f16, store_word, unpack_bf16,
-    unpack_f16,
+    HalfKind, global_address, load, load_words, output_address, pack, store_word, unpack,
 };
 use cubecl::prelude::*;
 
@@ -29,13 +28,6 @@ pub(crate) enum StoreWidth {
     Pair,
     /// One column of f32, where rows begin at odd elements.
     Single,
-}
-
-/// The 16-bit floats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum HalfKind {
-    Bf16,
-    F16,
 }
 
 impl StoreWidth {
@@ -92,22 +84,6 @@ pub(crate) fn dense_fragment(
         column,
         quad,
         n,
-    }
-}
-
-#[cube]
-fn pack(low: f32, high: f32, #[comptime] kind: HalfKind) -> u32 {
-    match comptime!(kind) {
-        HalfKind::Bf16 => pack_bf16(low, high),
-        HalfKind::F16 => pack_f16(low, high),
-    }
-}
-
-#[cube]
-fn unpack(word: u32, #[comptime] kind: HalfKind) -> Vector<f32, Const<2>> {
-    match comptime!(kind) {
-        HalfKind::Bf16 => unpack_bf16(word),
-        HalfKind::F16 => unpack_f16(word),
     }
 }
 

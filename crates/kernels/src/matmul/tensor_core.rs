@@ -8,14 +8,14 @@ use super::{
     problem::OP,
     ring::{MmaBlueprint, UNITS},
     split::sum_splits,
-    store::{HalfKind, StoreWidth},
+    store::StoreWidth,
     wgmma::{self, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
     work::{ExtentLaunch, LastMatrixLaunch, extent},
 };
 use crate::{
     DeviceProfile, Family, KernelError,
     buffer::{Buffer, F32},
-    ptx::{mma::MmaOperands, wgmma::WgmmaOperands},
+    ptx::{HalfKind, mma::MmaOperands, wgmma::WgmmaOperands},
 };
 use cubecl::{
     client::Client,

@@ -18,7 +18,7 @@ pub(crate) fn barrier_expect(address: u32, bytes: u32) {
     gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(_) address, in(_) bytes);
 }
 
-/// Arrives.
+/// Arrives at the barrier at `address`, which counts one less to wait for.
 #[cube]
 pub(crate) fn barrier_arrive(address: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(_) address);

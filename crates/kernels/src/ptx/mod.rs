@@ -153,7 +153,7 @@ pub(crate) fn pack_f16(low: f32, high: f32) -> u32 {
 
 /// The two numbers of a word, that of the low half first.
 #[cube]
-pub(crate) fn unpack_bf16(word: u32) -> Vector<f32, Const<2>> {
+fn unpack_bf16(word: u32) -> Vector<f32, Const<2>> {
     let pair: Vector<f32, Const<2>>;
     gpu_asm!("{body}\n// {d}{w}", body = const BF16_PAIR, d = out(_) pair, w = in(_) load::<u32>(word), options(nomem));
     pair
@@ -165,7 +165,7 @@ const BF16_PAIR: &str = "{ // $0 $1\n.reg .b32 low, high;\nshl.b32 low, %2, 16;\
 
 /// As [`unpack_bf16`], of f16.
 #[cube]
-pub(crate) fn unpack_f16(word: u32) -> Vector<f32, Const<2>> {
+fn unpack_f16(word: u32) -> Vector<f32, Const<2>> {
     let pair: Vector<f32, Const<2>>;
     gpu_asm!("{body}\n// {d}{w}", body = const F16_PAIR, d = out(_) pair, w = in(_) load::<u32>(word), options(nomem));
     pair
@@ -173,3 +173,28 @@ pub(crate) fn unpack_f16(word: u32) -> Vector<f32, Const<2>> {
 
 const F16_PAIR: &str = "{ // $0 $1\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n\
     cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}";
+
+/// The 16-bit floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum HalfKind {
+    Bf16,
+    F16,
+}
+
+/// Two numbers rounded to nearest and packed, `low` in the low half.
+#[cube]
+pub(crate) fn pack(low: f32, high: f32, #[comptime] kind: HalfKind) -> u32 {
+    match comptime!(kind) {
+        HalfKind::Bf16 => pack_bf16(low, high),
+        HalfKind::F16 => pack_f16(low, high),
+    }
+}
+
+/// The two numbers of a word, that of the low half first.
+#[cube]
+pub(crate) fn unpack(word: u32, #[comptime] kind: HalfKind) -> Vector<f32, Const<2>> {
+    match comptime!(kind) {
+        HalfKind::Bf16 => unpack_bf16(word),
+        HalfKind::F16 => unpack_f16(word),
+    }
+}

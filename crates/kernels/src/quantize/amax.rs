@@ -1,7 +1,9 @@
 //! The largest magnitude of a tensor, in bits.
 
-use super::blueprint::UNITS;
 use cubecl::prelude::*;
+
+/// Units of a cube; every adapter allows that many.
+pub(crate) const UNITS: u32 = 256;
 
 /// What is left of a float's bits without its sign: larger for larger magnitudes, above every
 /// number's for infinity, and above that for NaN.

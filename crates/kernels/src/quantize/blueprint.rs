@@ -1,14 +1,12 @@
 use super::{
-    Fp8Format, Layouts, QuantizeProblem,
+    QuantizeProblem,
+    amax::UNITS,
     cast::{TILE_COLUMNS, TILE_ROWS, UNIT_COLUMNS},
     problem::OP,
 };
 use crate::{DeviceProfile, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
-
-/// Units of a cube; every adapter allows that many.
-pub(crate) const UNITS: u32 = 256;
 
 /// How a matrix's quantization is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,14 +57,6 @@ impl QuantizeBlueprint {
         tell_plan(OP, problem, &plan, reason);
         plan
     }
-}
-
-/// How the second pass is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CastBlueprint {
-    pub(crate) format: Fp8Format,
-    pub(crate) layouts: Layouts,
-    pub(crate) hardware: bool,
 }
 
 impl fmt::Display for QuantizeBlueprint {

@@ -1,11 +1,19 @@
 //! Scales and rounds a matrix, and writes it as it lies, transposed, or both.
 
 use super::{
-    amax::largest_of_cube,
-    blueprint::{CastBlueprint, UNITS},
+    Fp8Format, Layouts,
+    amax::{UNITS, largest_of_cube},
     codes::encode_four,
 };
 use cubecl::prelude::*;
+
+/// How the second pass is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CastBlueprint {
+    pub(crate) format: Fp8Format,
+    pub(crate) layouts: Layouts,
+    pub(crate) hardware: bool,
+}
 
 /// Units of a cube along rows and along columns.
 pub(crate) const GROUPS: u32 = UNITS.isqrt();

@@ -1,8 +1,7 @@
 use super::{
     Fp8Format, QuantizeBlueprint, QuantizeProblem,
-    amax::quantize_amax_kernel,
-    blueprint::{CastBlueprint, UNITS},
-    cast::{GROUPS, quantize_cast_kernel},
+    amax::{UNITS, quantize_amax_kernel},
+    cast::{CastBlueprint, GROUPS, quantize_cast_kernel},
     decode::quantize_decode_kernel,
     padded_row,
     problem::OP,

@@ -2,7 +2,7 @@ use super::rule::{FactorsLaunch, Form, SgdRule};
 use crate::{
     KernelError,
     buffer::Rows,
-    step::{Problem, Step},
+    step::{Problem, StepNumbers},
 };
 use cubecl::client::Client;
 
@@ -53,7 +53,7 @@ impl SgdStep {
     }
 }
 
-impl Step<3> for SgdStep {
+impl StepNumbers<3> for SgdStep {
     const OP: &'static str = "sgd_update";
     const NAMES: [&'static str; 3] = ["parameter", "gradient", "velocity"];
     type Rule = SgdRule;

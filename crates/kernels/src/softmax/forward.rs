@@ -1,22 +1,20 @@
-use crate::cross_entropy::{CrossEntropyBlueprint, UNITS, join_row, nothing, see_row};
+use crate::cross_entropy::{
+    CrossEntropyBlueprint, Extent, Logits, UNITS, join_row, nothing, see_row,
+};
 use cubecl::prelude::*;
 
 /// The peak of each row, the sum of the exponentials of what its elements lack to that, the logarithm of
-/// the sum, and with `picks` the logarithm of softmax at the row's target. `elements` are those of `x` one
-/// by one. Rows are spread over the cubes along x, `lanes` units a row. `invalid` is NaN, of which WGSL has
+/// the sum, and with `picks` the logarithm of softmax at the row's target. Rows are spread over the cubes along x, `lanes` units a row. `invalid` is NaN, of which WGSL has
 /// no constant.
 #[cube(launch_unchecked)]
 pub(crate) fn softmax_sums_kernel<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    elements: &[F],
+    x: &Logits<F, N>,
     targets: &[i32],
     peaks: &mut [f32],
     sums: &mut [f32],
     logs: &mut [f32],
     picked: &mut [f32],
-    rows: u32,
-    classes: u32,
-    row_stride: u32,
+    extent: Extent,
     invalid: f32,
     #[comptime] blueprint: CrossEntropyBlueprint,
     #[comptime] picks: bool,
@@ -25,6 +23,7 @@ pub(crate) fn softmax_sums_kernel<F: Float, N: Size>(
     let lanes = comptime!(blueprint.lanes);
     let rows_a_cube = comptime!(UNITS / lanes);
     let lane = UNIT_POS % lanes;
+    let (rows, classes, row_stride) = (extent.rows, extent.classes, extent.row_stride);
     let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
 
     let mut first_row = CUBE_POS_X * rows_a_cube;
@@ -34,7 +33,7 @@ pub(crate) fn softmax_sums_kernel<F: Float, N: Size>(
         let mut seen = nothing();
         // 1. Each unit sees its part.
         if row < rows {
-            see_row::<F, N>(&mut seen, x, elements, start, classes, lane, blueprint, false);
+            see_row::<F, N>(&mut seen, x, start, classes, lane, blueprint, false);
         }
 
         // 2. The units of the row meet.
@@ -49,7 +48,7 @@ pub(crate) fn softmax_sums_kernel<F: Float, N: Size>(
                 let mut of_target = invalid;
                 if target >= 0 && u32::cast_from(target) < classes {
                     let at = start + u32::cast_from(target);
-                    of_target = f32::cast_from(elements[at as usize]) - seen.peak - log;
+                    of_target = f32::cast_from(x.elements[at as usize]) - seen.peak - log;
                 }
                 picked[row as usize] = of_target;
             }

@@ -3,7 +3,8 @@ use crate::{
     KernelError,
     buffer::{Buffer, F32},
     cross_entropy::{
-        CrossEntropyBlueprint, ElementForm, RowNumbers, UNITS, launch_elements, row_cubes, whole,
+        CrossEntropyBlueprint, ElementForm, RowNumbers, UNITS, launch_elements, logits_of,
+        row_cubes,
     },
 };
 use cubecl::{client::Client, prelude::*};
@@ -57,19 +58,13 @@ pub fn softmax_sums(
             row_cubes(client, problem.rows, &blueprint, 1),
             CubeDim::new_1d(UNITS),
             blueprint.vector_size,
-            BufferArg::from_raw_parts(
-                x.handle.clone(),
-                whole(&problem.loss(), blueprint.vector_size),
-            ),
-            BufferArg::from_raw_parts(x.handle.clone(), problem.span()),
+            logits_of(&problem.loss(), x, blueprint.vector_size),
             targets.unwrap_or(&none).arg(1),
             sums.peak.arg(1),
             sums.sum.arg(1),
             sums.log.arg(1),
             picked.arg(1),
-            problem.rows as u32,
-            problem.classes as u32,
-            problem.row_stride as u32,
+            problem.loss().extent(),
             f32::NAN,
             blueprint,
             targets.is_some(),

@@ -1,6 +1,6 @@
 use super::{
     blueprint::SoftmaxBlueprint,
-    rows_forward::{is_there, sum_of, within_row},
+    rows_forward::{Extent, is_there, sum_of, within_row},
 };
 use cubecl::prelude::*;
 
@@ -38,23 +38,21 @@ fn row_sum(value: f32, #[comptime] blueprint: SoftmaxBlueprint) -> f32 {
     sum
 }
 
-/// dx from y, or with `is_scaled` from exponentials whose sums over rows are `sums`, and dy. `columns` and
-/// the pitches, of y and dx and of dy, count vectors. Cubes lie along x.
+/// dx from y, or with `is_scaled` from exponentials whose sums over rows are `sums`, and dy. Rows of y and dx
+/// are as far apart as the extent says, those of dy `dy_pitch` vectors. Cubes lie along x.
 #[cube(launch_unchecked)]
 pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
     y: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     sums: &[f32],
     dx: &mut [Vector<F, N>],
-    rows: u32,
-    classes: u32,
-    columns: u32,
-    y_pitch: u32,
+    extent: Extent,
     dy_pitch: u32,
     #[comptime] is_scaled: bool,
     #[comptime] blueprint: SoftmaxBlueprint,
     #[define(F)] _dtype: ElemType,
 ) {
+    let (rows, classes, columns) = (extent.rows, extent.classes, extent.columns);
     let units = comptime!(blueprint.plane * blueprint.planes);
     let vectors = comptime!(blueprint.vectors);
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
@@ -62,7 +60,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
     let mut first_row = CUBE_POS_X * comptime!(blueprint.rows);
     while first_row < rows {
         let row = first_row + UNIT_POS_Y;
-        let (start, start_of_dy) = (row * y_pitch, row * dy_pitch);
+        let (start, start_of_dy) = (row * extent.pitch, row * dy_pitch);
         let mut scale = 1.0f32.runtime();
         if comptime!(is_scaled) {
             if row < rows {

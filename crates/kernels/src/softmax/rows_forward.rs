@@ -144,12 +144,41 @@ fn meet(plane_peak: f32, total: f32, #[comptime] blueprint: SoftmaxBlueprint) ->
     Met { peak, total: sum }
 }
 
+/// What a pass writes; what is not asked for is not compiled in.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RowOutputs<O: Float, N: Size> {
+    pub(crate) y: Box<[Vector<O, N>]>,
+    pub(crate) shifted: Box<[Vector<O, N>]>,
+    pub(crate) exponentials: Box<[Vector<O, N>]>,
+    pub(crate) peaks: Box<[f32]>,
+    pub(crate) sums: Box<[f32]>,
+}
+
+/// Rows of that many classes; columns and distances of rows count vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) rows: u32,
+    pub(crate) classes: u32,
+    pub(crate) columns: u32,
+    pub(crate) pitch: u32,
+}
+
+/// What all vectors of a row are written with.
+#[derive(CubeType, Clone, Copy)]
+struct RowNumbers {
+    peak: f32,
+    /// The logarithm of the sum.
+    log: f32,
+    /// What exponentials are multiplied by.
+    inverse: f32,
+}
+
 /// Writes what is known of the row.
 #[cube]
-fn keep(met: &Met, row: u32, rows: u32, peaks: &mut [f32], sums: &mut [f32]) {
+fn keep<O: Float, N: Size>(met: &Met, row: u32, rows: u32, outputs: &mut RowOutputs<O, N>) {
     if UNIT_POS_X == 0 && row < rows {
-        peaks[row as usize] = met.peak;
-        sums[row as usize] = met.total;
+        outputs.peaks[row as usize] = met.peak;
+        outputs.sums[row as usize] = met.total;
     }
 }
 
@@ -159,49 +188,37 @@ fn write<O: Float, N: Size>(
     at: u32,
     values: Vector<f32, N>,
     exponentials: Vector<f32, N>,
-    peak: f32,
-    log: f32,
-    inverse: f32,
-    y: &mut [Vector<O, N>],
-    shifted: &mut [Vector<O, N>],
-    exps: &mut [Vector<O, N>],
+    numbers: &RowNumbers,
+    outputs: &mut RowOutputs<O, N>,
     #[comptime] form: SoftmaxForm,
 ) {
-    let less = values - Vector::new(peak);
+    let less = values - Vector::new(numbers.peak);
     if comptime!(form.shifted) {
-        shifted[at as usize] = Vector::cast_from(less);
+        outputs.shifted[at as usize] = Vector::cast_from(less);
     }
     if comptime!(form.exponentials) {
-        exps[at as usize] = Vector::cast_from(exponentials);
+        outputs.exponentials[at as usize] = Vector::cast_from(exponentials);
     }
     let result = if comptime!(form.logarithms) {
-        less - Vector::new(log)
+        less - Vector::new(numbers.log)
     } else {
-        exponentials * Vector::new(inverse)
+        exponentials * Vector::new(numbers.inverse)
     };
-    y[at as usize] = Vector::cast_from(result);
+    outputs.y[at as usize] = Vector::cast_from(result);
 }
 
-/// y, and what else the form asks for; `peaks` and `sums` of each row. `columns` and `pitch` count vectors;
-/// `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
+/// y, and what else the form asks for; peak and sum of each row. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
 #[cube(launch_unchecked)]
 pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
-    y: &mut [Vector<O, N>],
-    shifted: &mut [Vector<O, N>],
-    exps: &mut [Vector<O, N>],
-    peaks: &mut [f32],
-    sums: &mut [f32],
-    rows: u32,
-    classes: u32,
-    columns: u32,
-    pitch: u32,
+    outputs: &mut RowOutputs<O, N>,
+    extent: Extent,
     lowest: f32,
     #[comptime] form: SoftmaxForm,
     #[comptime] blueprint: SoftmaxBlueprint,
-    #[define(F)] _dtype: ElemType,
-    #[define(O)] _out: ElemType,
+    #[define(F, O)] _types: [ElemType; 2],
 ) {
+    let (rows, classes, columns) = (extent.rows, extent.classes, extent.columns);
     let units = comptime!(blueprint.plane * blueprint.planes);
     let vectors = comptime!(blueprint.vectors);
     let hardware = comptime!(blueprint.hardware);
@@ -210,7 +227,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
     let mut first_row = CUBE_POS_X * comptime!(blueprint.rows);
     while first_row < rows {
         let row = first_row + UNIT_POS_Y;
-        let start = row * pitch;
+        let start = row * extent.pitch;
         // Finite, so that no difference of infinities comes of nothing.
         let mut peak = f32::min_value();
         if comptime!(vectors > 0) {
@@ -255,13 +272,14 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             if comptime!(blueprint.planes > 1) {
                 factor = exponential_by(peak - met.peak, hardware);
             }
-            keep(&met, row, rows, peaks, sums);
+            keep::<O, N>(&met, row, rows, outputs);
 
             // 4. The result.
             let log = met.total.ln();
             // Where exponentials are not written, one product does for both.
             let inverse =
                 if comptime!(form.exponentials) { 1.0f32 / met.total } else { factor / met.total };
+            let numbers = RowNumbers { peak: met.peak, log, inverse };
             #[unroll]
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
@@ -271,18 +289,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
                         of_vector *= Vector::new(factor);
                     }
                     let wide = Vector::<f32, N>::cast_from(values[v]);
-                    write::<O, N>(
-                        start + column,
-                        wide,
-                        of_vector,
-                        met.peak,
-                        log,
-                        inverse,
-                        y,
-                        shifted,
-                        exps,
-                        form,
-                    );
+                    write::<O, N>(start + column, wide, of_vector, &numbers, outputs, form);
                 }
             }
         } else {
@@ -314,28 +321,18 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             }
             let met = meet(peak, total, blueprint);
 
-            keep(&met, row, rows, peaks, sums);
+            keep::<O, N>(&met, row, rows, outputs);
 
             // 3. Once more, to write.
             let log = met.total.ln();
             let inverse = 1.0f32 / met.total;
+            let numbers = RowNumbers { peak: met.peak, log, inverse };
             if row < rows {
                 column = UNIT_POS_X;
                 while column < columns {
                     let wide = Vector::<f32, N>::cast_from(x[(start + column) as usize]);
                     let of_vector = less_exponential::<N>(wide, met.peak, hardware);
-                    write::<O, N>(
-                        start + column,
-                        wide,
-                        of_vector,
-                        met.peak,
-                        log,
-                        inverse,
-                        y,
-                        shifted,
-                        exps,
-                        form,
-                    );
+                    write::<O, N>(start + column, wide, of_vector, &numbers, outputs, form);
                     column += units;
                 }
             }

@@ -1,7 +1,7 @@
 use super::{
     SoftmaxBlueprint, SoftmaxProblem,
     rows_backward::softmax_rows_backward_kernel,
-    rows_forward::{SoftmaxForm, softmax_rows_kernel},
+    rows_forward::{ExtentLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel},
 };
 use crate::{
     KernelError, Pass,
@@ -95,20 +95,18 @@ pub fn softmax_rows(
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
                 BufferArg::from_raw_parts(x.handle.clone(), span),
-                y.arg(vector_size),
-                shifted.arg(vector_size),
-                exponentials.arg(vector_size),
-                peak.arg(1),
-                sum.arg(1),
-                problem.rows as u32,
-                problem.classes as u32,
-                problem.classes.div_ceil(vector_size) as u32,
-                (problem.row_stride / vector_size) as u32,
+                RowOutputsLaunch {
+                    y: y.arg(vector_size),
+                    shifted: shifted.arg(vector_size),
+                    exponentials: exponentials.arg(vector_size),
+                    peaks: peak.arg(1),
+                    sums: sum.arg(1),
+                },
+                extent(problem, vector_size),
                 f32::NEG_INFINITY,
                 form,
                 blueprint,
-                problem.dtype,
-                problem.out,
+                [problem.dtype, problem.out],
             );
         }
     }
@@ -172,10 +170,7 @@ pub fn softmax_rows_backward(
                 BufferArg::from_raw_parts(dy.handle.clone(), dy_span),
                 sum.cloned().unwrap_or_else(none).arg(1),
                 dx.arg(vector_size),
-                problem.rows as u32,
-                problem.classes as u32,
-                problem.classes.div_ceil(vector_size) as u32,
-                (problem.row_stride / vector_size) as u32,
+                extent(problem, vector_size),
                 (dy_stride / vector_size) as u32,
                 sum.is_some(),
                 blueprint,
@@ -184,6 +179,15 @@ pub fn softmax_rows_backward(
         }
     }
     Ok(Buffer { elements: problem.span(), ..dx })
+}
+
+fn extent(problem: &SoftmaxProblem, vector_size: usize) -> ExtentLaunch {
+    ExtentLaunch {
+        rows: problem.rows as u32,
+        classes: problem.classes as u32,
+        columns: problem.classes.div_ceil(vector_size) as u32,
+        pitch: (problem.row_stride / vector_size) as u32,
+    }
 }
 
 /// Elements from the first to the end of the last vector.

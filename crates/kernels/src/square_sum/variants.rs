@@ -25,7 +25,7 @@ pub const VARIANTS: [SquareSumVariant; 3] = [
     SquareSumVariant { tensors: 8, by_rows: true, held: true },
 ];
 
-/// Those in every type.
+/// Each of [`VARIANTS`] in every type of tensors.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (dtype, name) in FLOATS {

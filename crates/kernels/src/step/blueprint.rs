@@ -1,30 +1,7 @@
-use super::{Problem, layout::divide};
+use super::{Problem, Walk, layout::divide};
 use crate::{DeviceProfile, KernelError, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
-
-/// Units in a cube: every adapter takes as many.
-pub(crate) const UNITS: u32 = 256;
-
-/// How units find their elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Walk {
-    /// Nothing lies between rows: all is one row.
-    Flat,
-    /// Row by row, each tensor with its own pitch. What vectors reach of the memory between rows is
-    /// read and written, and means nothing.
-    Rows,
-    /// As [`Flat`](Self::Flat), but the gradient is by rows, and read by elements.
-    Gathered,
-}
-
-impl Walk {
-    /// Elements in the gradient's vectors, and what pitches are counted in, where the others' vectors have
-    /// that many.
-    pub(crate) fn of_gradient(self, vector_size: VectorSize) -> VectorSize {
-        if self == Self::Gathered { 1 } else { vector_size }
-    }
-}
 
 /// What of a plan is free, whatever the problem: to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

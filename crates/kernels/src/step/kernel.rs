@@ -5,7 +5,8 @@ use super::{
     loads::{load_gradient, place, row_and_column},
     rounding::round_at,
 };
-use cubecl::{ir::ElemType, prelude::*};
+use crate::{KernelError, buffer::Rows};
+use cubecl::{client::Client, ir::ElemType, prelude::*};
 use std::{fmt::Debug, hash::Hash};
 
 /// What becomes of a parameter and its states.
@@ -43,6 +44,39 @@ pub trait Rule: Send + Sync + 'static {
         #[comptime] form: Self::Form,
     ) -> Vector<f32, N>;
 }
+
+/// A step's numbers, of N tensors: parameter, gradient and states.
+pub trait StepNumbers<const N: usize>: Copy {
+    /// Whose errors say so.
+    const OP: &'static str;
+    /// What its tensors are called.
+    const NAMES: [&'static str; N];
+    /// What becomes of the tensors.
+    type Rule: Rule;
+    /// The tensors by name.
+    type Tensors: Into<[Rows; N]> + From<[Rows; N]>;
+
+    /// Checks what would make the update no number.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] naming the number.
+    fn validate(&self) -> Result<(), KernelError>;
+
+    /// What is compiled apart.
+    fn form(&self, client: &Client) -> FormOf<Self, N>;
+
+    /// What the kernel is told.
+    fn factors(&self, gated: bool) -> FactorsArg<Self, N>;
+}
+
+/// What is compiled apart for a step.
+pub(super) type FormOf<S, const N: usize> = <<S as StepNumbers<N>>::Rule as Rule>::Form;
+
+type FactorsOf<S, const N: usize> = <<S as StepNumbers<N>>::Rule as Rule>::Factors;
+
+/// Factors of a step as a launch takes them.
+type FactorsArg<S, const N: usize> = <FactorsOf<S, N> as LaunchArg>::RuntimeArg;
 
 /// From one row to the next, in vectors, but in elements where the gradient is gathered.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

@@ -1,48 +1,14 @@
 use super::{
-    Blueprint, Chance, Gate, Problem, Rule, Tuning,
-    blueprint::UNITS,
+    Blueprint, Chance, Gate, Problem, StepNumbers, Tuning,
     gate::check_readings,
-    kernel::{Compiled, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
-    layout::{GRADIENT, STATES, divide, in_launches},
+    kernel::{Compiled, FormOf, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
+    layout::{GRADIENT, STATES, UNITS, divide, in_launches},
 };
 use crate::{
     KernelError,
     buffer::{Buffer, F32, Rows},
 };
 use cubecl::{client::Client, prelude::*};
-
-/// A step's numbers, of N tensors: parameter, gradient and states.
-pub trait Step<const N: usize>: Copy {
-    /// Whose errors say so.
-    const OP: &'static str;
-    /// What its tensors are called.
-    const NAMES: [&'static str; N];
-    /// What becomes of the tensors.
-    type Rule: Rule;
-    /// The tensors by name.
-    type Tensors: Into<[Rows; N]> + From<[Rows; N]>;
-
-    /// Checks what would make the update no number.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelError::InvalidProblem`] naming the number.
-    fn validate(&self) -> Result<(), KernelError>;
-
-    /// What is compiled apart.
-    fn form(&self, client: &Client) -> Form<Self, N>;
-
-    /// What the kernel is told.
-    fn factors(&self, gated: bool) -> FactorsArg<Self, N>;
-}
-
-/// What is compiled apart for a step.
-type Form<S, const N: usize> = <<S as Step<N>>::Rule as Rule>::Form;
-
-type Factors<S, const N: usize> = <<S as Step<N>>::Rule as Rule>::Factors;
-
-/// Factors of a step as a launch takes them.
-type FactorsArg<S, const N: usize> = <Factors<S, N> as LaunchArg>::RuntimeArg;
 
 /// A parameter's step, of several in one launch.
 #[derive(Clone, Debug)]
@@ -66,7 +32,7 @@ pub const MOST_TENSORS: usize = 16;
 /// [`KernelError::InvalidProblem`] for numbers that make no step, for tensors that do not go together, and for
 /// readings and seeds that are not as long as they are read; [`KernelError::Unsupported`] for a parameter or
 /// gradient in other types than f32, f16 and bf16 and for what goes beyond 32-bit indices.
-pub fn update<S: Step<N>, const N: usize>(
+pub fn update<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     step: &S,
     tensors: S::Tensors,
@@ -81,7 +47,7 @@ pub fn update<S: Step<N>, const N: usize>(
 /// # Errors
 ///
 /// As there, and [`KernelError::InvalidProblem`] for a blueprint that does not serve the problem.
-pub fn update_with<S: Step<N>, const N: usize>(
+pub fn update_with<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     step: &S,
     tensors: S::Tensors,
@@ -107,7 +73,7 @@ pub fn update_with<S: Step<N>, const N: usize>(
 /// # Errors
 ///
 /// As there, before anything is launched.
-pub fn update_many<S: Step<N>, const N: usize>(
+pub fn update_many<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     updates: Vec<Update<S, S::Tensors>>,
     gate: Option<Gate>,
@@ -121,7 +87,7 @@ pub fn update_many<S: Step<N>, const N: usize>(
 /// # Errors
 ///
 /// As there.
-pub fn update_many_with<S: Step<N>, const N: usize>(
+pub fn update_many_with<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     updates: Vec<Update<S, S::Tensors>>,
     gate: Option<Gate>,
@@ -144,16 +110,16 @@ pub fn update_many_with<S: Step<N>, const N: usize>(
 }
 
 /// An update that was checked, and how it is done.
-struct Planned<S: Step<N>, const N: usize> {
+struct Planned<S: StepNumbers<N>, const N: usize> {
     step: S,
     tensors: [Rows; N],
     draw: u32,
     problem: Problem<N>,
     blueprint: Blueprint,
-    form: Form<S, N>,
+    form: FormOf<S, N>,
 }
 
-impl<S: Step<N>, const N: usize> Planned<S, N> {
+impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
     fn new(
         update: Update<S, S::Tensors>,
         client: &Client,
@@ -233,7 +199,7 @@ impl<S: Step<N>, const N: usize> Planned<S, N> {
 }
 
 /// Updates what goes together, in one launch.
-fn launch<S: Step<N>, const N: usize>(
+fn launch<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     planned: &mut [Planned<S, N>],
     gate: Option<&Gate>,

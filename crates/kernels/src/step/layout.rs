@@ -1,7 +1,6 @@
 //! How tensors that are stepped together lie, the ways to go through them, how many cubes do, and which go
 //! together.
 
-use super::{Walk, blueprint::UNITS};
 use crate::{
     KernelError,
     buffer::{F32, Rows, check_float},
@@ -10,6 +9,29 @@ use cubecl::{
     client::Client,
     ir::{ElemType, VectorSize},
 };
+
+/// Units in a cube: every adapter takes as many.
+pub(super) const UNITS: u32 = 256;
+
+/// How units find their elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Walk {
+    /// Nothing lies between rows: all is one row.
+    Flat,
+    /// Row by row, each tensor with its own pitch. What vectors reach of the memory between rows is
+    /// read and written, and means nothing.
+    Rows,
+    /// As [`Flat`](Self::Flat), but the gradient is by rows, and read by elements.
+    Gathered,
+}
+
+impl Walk {
+    /// Elements in the gradient's vectors, and what pitches are counted in, where the others' vectors have
+    /// that many.
+    pub(crate) fn of_gradient(self, vector_size: VectorSize) -> VectorSize {
+        if self == Self::Gathered { 1 } else { vector_size }
+    }
+}
 
 /// Where the gradient stands among tensors that are stepped together: after the parameter.
 pub(super) const GRADIENT: usize = 1;

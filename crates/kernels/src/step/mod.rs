@@ -3,7 +3,7 @@
 //! [`sgd`](crate::sgd) tell.
 //!
 //! What becomes of a vector of the parameter and of its states is a `Rule`, for which the kernel is compiled;
-//! a `Step` has its numbers. Both have their places in the optimizer's own module, with its equations and
+//! `StepNumbers` are what it multiplies by. Both have their places in the optimizer's own module, with its equations and
 //! its tensors by name. Here those are an array: parameter, gradient, then the states.
 //!
 //! Each cube finds the tensor that is its own by comparing its place with the end of each, in registers, since
@@ -20,11 +20,11 @@ mod problem;
 mod rounding;
 mod variants;
 
-pub use blueprint::{Blueprint, Tuning, Walk};
+pub use blueprint::{Blueprint, Tuning};
 pub use gate::{Chance, Gate};
 pub use launch::{MOST_TENSORS, Update, update, update_many, update_many_with, update_with};
+pub use layout::Walk;
 pub use problem::Problem;
 pub(crate) use variants::variants;
 
-pub(crate) use kernel::Rule;
-pub(crate) use launch::Step;
+pub(crate) use kernel::{Rule, StepNumbers};

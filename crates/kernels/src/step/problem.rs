@@ -1,5 +1,5 @@
 use super::{
-    Step,
+    StepNumbers,
     layout::{Layout, STATES},
 };
 use crate::{
@@ -28,7 +28,7 @@ impl<const N: usize> Problem<N> {
     ///
     /// [`KernelError::Unsupported`] for a dtype other than f32, f16 and bf16 and for parameters beyond
     /// 32-bit indices; [`KernelError::InvalidProblem`] when the tensors do not go together.
-    pub(crate) fn of<S: Step<N>>(tensors: [&Rows; N]) -> Result<Self, KernelError> {
+    pub(crate) fn of<S: StepNumbers<N>>(tensors: [&Rows; N]) -> Result<Self, KernelError> {
         let layout = Layout::of(S::OP, S::NAMES, tensors)?;
         let [parameter, gradient] = [0, 1].map(|at| tensors[at].buffer.dtype);
         Ok(Self { op: S::OP, parameter, gradient, layout })

@@ -1,6 +1,8 @@
 //! Steps that cover an optimizer's kernels: see [`variants`](crate::variants).
 
-use super::{Gate, MOST_TENSORS, Step, Tuning, Update, Walk, layout::GRADIENT, update_many_with};
+use super::{
+    Gate, MOST_TENSORS, StepNumbers, Tuning, Update, Walk, layout::GRADIENT, update_many_with,
+};
 use crate::{
     KernelError, Promise,
     buffer::{Buffer, Rows},
@@ -36,7 +38,7 @@ pub(crate) fn variants<S, const N: usize>(
     [long, short]: [(S, &'static str); 2],
 ) -> Vec<Variant>
 where
-    S: Step<N> + Send + Sync + 'static,
+    S: StepNumbers<N> + Send + Sync + 'static,
 {
     let widest = Tuning::default().widest;
     let mut all = Vec::new();
@@ -75,7 +77,7 @@ where
 impl<S: Copy> Way<S> {
     fn variant<const N: usize>(self, optimizer: &str) -> Variant
     where
-        S: Step<N> + Send + Sync + 'static,
+        S: StepNumbers<N> + Send + Sync + 'static,
     {
         let promises = [("optimizer_step", Promise::registers(most_registers(self.widest)))];
         Variant::new(self.name(optimizer), promises, move |client| self.launch(client))
@@ -106,7 +108,7 @@ impl<S: Copy> Way<S> {
 
     fn launch<const N: usize>(&self, client: &Client) -> Result<(), KernelError>
     where
-        S: Step<N>,
+        S: StepNumbers<N>,
     {
         let (f32, _) = FLOATS[0];
         let reading = || Buffer::empty(client, 1, f32);

@@ -152,8 +152,8 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
             device("weights of the first group", "group * weights.group", "group * 0u32"),
             device(
                 "lower rows over the upper ones",
-                "element_at(row + 8, &gather, &images) + first",
-                "element_at(row, &gather, &images) + first",
+                "element_at(row + 8, &blocks.gather, &images) + first",
+                "element_at(row, &blocks.gather, &images) + first",
             ),
             device("bias of the first group", "group * extent.n + work.column", "work.column"),
             device(

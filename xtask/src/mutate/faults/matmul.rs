@@ -17,18 +17,18 @@ pub(super) const FILES: &[InFile] = &[
             statement("lost block of the depth", "first_k += DEPTH;", "first_k += 2 * DEPTH;"),
             device(
                 "dropped factor of the residual",
-                "fma(f32::cast_from(residual[at]), beta, value)",
-                "f32::cast_from(residual[at]) + value",
+                "fma(added, epilogue.beta, value)",
+                "added + value",
             ),
             device(
                 "outer batch of the left operand ignored",
-                "outer * lhs_strides.outer + inner * lhs_strides.inner",
-                "inner * lhs_strides.inner",
+                "outer * lhs.strides.outer + inner * lhs.strides.inner",
+                "inner * lhs.strides.inner",
             ),
             device(
                 "swapped batch index of the right operand",
-                "outer * rhs_strides.outer + inner * rhs_strides.inner",
-                "outer * rhs_strides.outer + outer * rhs_strides.inner",
+                "outer * rhs.strides.outer + inner * rhs.strides.inner",
+                "outer * rhs.strides.outer + outer * rhs.strides.inner",
             ),
             statement("pre-activation not written", "preactivation[at] = O::cast_from(value);", ""),
             device("lost last column", "row < m && column < n", "row < m && column + 1 < n"),
@@ -45,8 +45,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "dropped scale of the right operand",
-                "alpha * lhs_scale[0] * rhs_scale[0]",
-                "alpha * lhs_scale[0]",
+                "epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]",
+                "epilogue.alpha * epilogue.lhs_scale[0]",
             ),
             device("wrong sign in SiLU", "x / (1.0f32 + (-x).exp())", "x / (1.0f32 + x.exp())"),
             device("no rectifier", "select(x < 0.0f32, 0.0f32, x)", "x"),

@@ -26,7 +26,7 @@ pub(super) const FILES: &[InFile] = &[
             statement("sum not written", "sum[(start + column) as usize] = value;", ""),
             statement(
                 "dropped bias",
-                "result += Vector::<f32, N>::cast_from(beta[column as usize]);",
+                "result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);",
                 "",
             ),
             statement(
@@ -59,7 +59,7 @@ pub(super) const FILES: &[InFile] = &[
             statement("dropped scale", "result *= Vector::new(scale);", ""),
             statement(
                 "gradient of the sum lost",
-                "result += Vector::<f32, N>::cast_from(dsum[(start + column) as usize]);",
+                "result += Vector::<f32, N>::cast_from(inputs.dsum[(start + column) as usize]);",
                 "",
             ),
             device("partial sums over each other", "CUBE_COUNT_X + CUBE_POS_X", "CUBE_POS_X"),
@@ -107,7 +107,7 @@ pub(super) const FILES: &[InFile] = &[
                 "min(rows - at * split_rows, split_rows)",
                 "split_rows",
             ),
-            device("lost split", "at < splits", "at + 1 < splits"),
+            device("lost split", "at < partials.splits", "at + 1 < partials.splits"),
             device(
                 "NaN stopped",
                 "select_many(stops, Vector::new(0.0f32), value)",
@@ -152,11 +152,7 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/batch_norm/apply.rs",
         tests: &["batch_norm"],
         rows: &[
-            device(
-                "gap between rows ignored",
-                "row * row_stride + column",
-                "row * columns + column",
-            ),
+            device("gap between rows ignored", "row * x.stride + column", "row * columns + column"),
             statement("ReLU left out", "result = gated::<f32, N>(result, result);", ""),
             device("dropped bias", "distance * of.scale + of.beta", "distance * of.scale"),
         ],
@@ -165,12 +161,12 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/batch_norm/backward.rs",
         tests: &["batch_norm"],
         rows: &[
-            statement("ReLU left out", "result = gated::<I, N>(result, rows.y[i as usize]);", ""),
-            device("swapped stride", "row * dy_stride + column", "row * row_stride + column"),
+            statement("ReLU left out", "result = gated::<I, N>(result, loaded.y[i as usize]);", ""),
+            device("swapped stride", "row * dy.stride + column", "row * x.stride + column"),
             device(
                 "not centered",
-                "Vector::<f32, N>::cast_from(rows.x[i as usize]) - center",
-                "Vector::<f32, N>::cast_from(rows.x[i as usize])",
+                "Vector::<f32, N>::cast_from(loaded.x[i as usize]) - center",
+                "Vector::<f32, N>::cast_from(loaded.x[i as usize])",
             ),
             device(
                 "dropped scale",
@@ -218,14 +214,14 @@ pub(super) const FILES: &[InFile] = &[
                 "total * exponential_by(before - peak, hardware)",
                 "total",
             ),
-            device("dropped logarithm", "less - Vector::new(log)", "less"),
+            device("dropped logarithm", "less - Vector::new(numbers.log)", "less"),
             device("dropped factor of a plane", "factor / met.total", "1.0f32 / met.total"),
             device(
                 "last row's statistics lost",
                 "UNIT_POS_X == 0 && row < rows",
                 "UNIT_POS_X == 0 && row + 1 < rows",
             ),
-            device("gap between rows ignored", "row * pitch", "row * columns"),
+            device("gap between rows ignored", "row * extent.pitch", "row * columns"),
         ],
     },
     InFile {
@@ -261,8 +257,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "peak left out of the picked one",
-                "f32::cast_from(elements[at as usize]) - seen.peak - log",
-                "f32::cast_from(elements[at as usize]) - log",
+                "f32::cast_from(x.elements[at as usize]) - seen.peak - log",
+                "f32::cast_from(x.elements[at as usize]) - log",
             ),
             statement(
                 "skipped rows",
@@ -294,12 +290,12 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "share of the target not reduced",
-                "(1.0f32 - share) * of_row + share * of_all",
-                "of_row + share * of_all",
+                "(1.0f32 - rules.smoothing) * of_row + rules.smoothing * of_all",
+                "of_row + rules.smoothing * of_all",
             ),
             device(
                 "ignored rows counted",
-                "select(target == ignore_index, 0.0f32, of_row)",
+                "select(target == rules.ignore_index, 0.0f32, of_row)",
                 "of_row",
             ),
             device(
@@ -318,12 +314,8 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/cross_entropy/backward.rs",
         tests: &["cross_entropy"],
         rows: &[
-            statement("smoothing left out", "excess -= expected.everywhere;", ""),
-            device(
-                "target left out",
-                "select(is_target, excess - expected.at_target, excess)",
-                "excess",
-            ),
+            statement("smoothing left out", "excess -= of.everywhere;", ""),
+            device("target left out", "select(is_target, excess - of.at_target, excess)", "excess"),
             device("dropped scale", "excess * terms.scale", "excess"),
             device("vector across two rows lost", "(end - 1) / width + 1", "end / width"),
             device(
@@ -331,13 +323,17 @@ pub(super) const FILES: &[InFile] = &[
                 "at - next_start == next.target",
                 "at - start == next.target",
             ),
-            device("dropped scale of the mean", "grad[0] * factor[0]", "grad[0]"),
+            device(
+                "dropped scale of the mean",
+                "tensors.grad[0] * tensors.factor[0]",
+                "tensors.grad[0]",
+            ),
             statement(
                 "ignored next row not masked",
                 "one = select(next.is_ignored, 0.0f32, there);",
                 "one = there;",
             ),
-            statement("ignored rows counted", "is_ignored = target == ignore_index;", ""),
+            statement("ignored rows counted", "is_ignored = target == of.ignore_index;", ""),
         ],
     },
     InFile {

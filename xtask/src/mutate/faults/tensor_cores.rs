@@ -44,12 +44,6 @@ pub(super) const FILES: &[InFile] = &[
                 "min(columns - column_at, chunk_elements) * element_bytes",
                 "min(columns, chunk_elements) * element_bytes",
             ),
-            statement("missing barrier", "sync_cube();", ""),
-            device(
-                "stale block",
-                "(work.first_block + ahead) * block_k",
-                "(work.first_block + block) * block_k",
-            ),
             device(
                 "splits over each other",
                 "(work.split * extent.batches + work.batch) * extent.m",
@@ -57,9 +51,17 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "bias of the first warp for all",
-                "bias_at + warp_n * columns * bias_bytes",
+                "bias_at + fragments.column * comptime!(bias_tile::element_bytes(half))",
                 "bias_at",
             ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/ring.rs",
+        tests: PRODUCTS,
+        rows: &[
+            statement("missing barrier", "sync_cube();", ""),
+            device("stale block", "work.first_block + ahead", "work.first_block + block"),
             statement("ring not wrapped", "ahead_stage = 0u32;", ""),
         ],
     },
@@ -97,7 +99,11 @@ pub(super) const FILES: &[InFile] = &[
         tests: EPILOGUES,
         rows: &[
             device("dropped scale", "scale * sum + offset", "sum + offset"),
-            device("dropped factor of the residual", "fma(added, beta, value)", "value + added"),
+            device(
+                "dropped factor of the residual",
+                "fma(added, finish.beta, value)",
+                "value + added",
+            ),
             device("column not passed on", "select(place.quad == 3, carried, high)", "high"),
             statement(
                 "swapped words of an octet",
@@ -144,7 +150,7 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "dropped factor of the residual",
-                "fma(added, Vector::new(beta), finished)",
+                "fma(added, Vector::new(epilogue.beta), finished)",
                 "added + finished",
             ),
             device("bias by row", "index % row_vectors", "index / row_vectors"),
@@ -158,7 +164,7 @@ pub(super) const FILES: &[InFile] = &[
             device("sum of half a quad", "pair + plane_shuffle_xor(pair, 2u32)", "pair"),
             statement(
                 "lower row rescaled as the upper",
-                "state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, options));",
+                "state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, has_bias));",
                 "state.rescale_lower = state.rescale_upper;",
             ),
             statement("missing mask", "score = select(visible, score, UNSEEN);", ""),
@@ -169,8 +175,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "same dropout in all of a tile",
-                "first_key + comptime!(2 * i as u32) + 2 * place.quad",
-                "first_key + 2 * place.quad",
+                "first_key + comptime!(2 * i as u32) + 2 * queries.quad",
+                "first_key + 2 * queries.quad",
             ),
             device(
                 "logarithm by the upper row's peak",
@@ -231,8 +237,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "missing check at the window's right end",
-                "distance + i32::cast_from(keys) - 1 > rules.numbers.right",
-                "distance > rules.numbers.right",
+                "distance + i32::cast_from(keys) - 1 > numbers.right",
+                "distance > numbers.right",
             ),
             device("lost tail tile", "range.1.div_ceil(moving)", "range.1 / moving"),
         ],

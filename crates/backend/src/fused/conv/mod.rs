@@ -36,14 +36,14 @@ const OP: &str = "conv";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Convolution {
     /// A sum of products.
-    Pass(Pass),
+    Product(FoundProduct),
     /// The gradient of the bias.
     BiasGradient(BiasGradient),
 }
 
 /// What [`blackburn_kernels::conv`] computes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Pass {
+pub(crate) struct FoundProduct {
     result: PassResult,
     /// The operands in the kernel's order.
     operands: [TensorIr; 2],
@@ -88,7 +88,7 @@ impl SingleOperation for Convolution {
             let (operands, bias) = (operands.map(TensorIr::clone), bias.cloned());
             let (named, out): (Option<&TensorIr>, &TensorIr) = (named, out);
             let (named, out) = (named.cloned(), out.clone());
-            Self::Pass(Pass { result, operands, bias, named, walk, full_f32, out })
+            Self::Product(FoundProduct { result, operands, bias, named, walk, full_f32, out })
         };
         let bias_gradient = |dy: &TensorIr, named: [&TensorIr; 2], out: &TensorIr| {
             let named = named.map(TensorIr::clone);
@@ -135,7 +135,7 @@ impl Replacement for Convolution {
 
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
         match self {
-            Self::Pass(pass) => pass.launch(tensors)?,
+            Self::Product(pass) => pass.launch(tensors)?,
             Self::BiasGradient(gradient) => gradient.launch(tensors)?,
         }
         Ok(Done::All)
@@ -190,7 +190,7 @@ impl Walk for ConvTranspose2dOptionsIr {
     }
 }
 
-impl Pass {
+impl FoundProduct {
     fn launch(&self, tensors: &mut Tensors) -> Result<(), KernelError> {
         let shape = known_output(tensors, &self.out, OP)?.shape.clone();
         let [first, second] = &self.operands;
@@ -353,9 +353,9 @@ mod tests {
         }))
     }
 
-    fn found(operation: &OperationIr) -> Pass {
+    fn found(operation: &OperationIr) -> FoundProduct {
         match Convolution::of(operation, &F32Precision::Full) {
-            Some(Convolution::Pass(pass)) => pass,
+            Some(Convolution::Product(pass)) => pass,
             other => panic!("{other:?}"),
         }
     }
