@@ -87,6 +87,8 @@ mod step_one;
 mod step_training;
 #[path = "integration/swiglu.rs"]
 mod swiglu;
+#[path = "integration/trainer.rs"]
+mod trainer;
 #[path = "integration/training.rs"]
 mod training;
 
@@ -149,6 +151,7 @@ fn main() -> ExitCode {
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),
+        trainer::trials(),
         training::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

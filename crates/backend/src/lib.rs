@@ -35,6 +35,9 @@ pub mod profile;
 pub mod providers;
 #[cfg(feature = "gpu")]
 pub mod runtime;
+pub mod seed;
+#[cfg(feature = "gpu")]
+mod served;
 pub mod steps;
 #[cfg(feature = "gpu")]
 mod stream;

@@ -16,7 +16,7 @@
 //!
 //! [`seed`](crate::seed()) decides what is left out, and not the device's random numbers.
 
-use crate::seed::next_seed;
+use blackburn_backend::seed::next_seed;
 use blackburn_backend::{attention::Dropout as Drawn, dropout as op};
 use burn::{
     nn::Dropout,

@@ -137,7 +137,23 @@ enum Stage<I, O> {
     },
     Recorded(Box<Recording<I, O>>),
     /// Passes run, for good.
-    Refused,
+    Refused {
+        reason: String,
+    },
+}
+
+/// How passes run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GraphStatus {
+    /// They run, until it is known whether they can be recorded.
+    WarmUp,
+    /// They are replayed.
+    Recorded,
+    /// They run, for good.
+    Unrecorded {
+        /// Why.
+        reason: String,
+    },
 }
 
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
@@ -149,7 +165,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
 
     /// Runs every pass, and never records one.
     pub fn disabled(policy: PrecisionPolicy) -> Self {
-        let stage = Stage::Refused;
+        let stage = Stage::Refused { reason: "recording is switched off".into() };
         let schedule = Schedule::default();
         Self { policy, held: None, outline: None, restarts: 0, queue: None, schedule, stage }
     }
@@ -157,6 +173,20 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
     /// Whether passes are replayed.
     pub fn is_recorded(&self) -> bool {
         matches!(self.stage, Stage::Recorded(_))
+    }
+
+    /// How passes run on `device`, and why they are not replayed where they are not.
+    pub fn status(&self, device: &Device) -> GraphStatus {
+        match &self.stage {
+            Stage::Refused { reason } => GraphStatus::Unrecorded { reason: reason.clone() },
+            _ if !graph::is_supported(device) => {
+                let device = format!("{:?}", device.clone().without_autodiff());
+                let reason = DeviceError::Unsupported { device }.to_string();
+                GraphStatus::Unrecorded { reason }
+            }
+            Stage::WarmUp { .. } => GraphStatus::WarmUp,
+            Stage::Recorded(_) => GraphStatus::Recorded,
+        }
     }
 
     /// The outputs and gradients of `pass` for `model` and `inputs`. The [module](self) says what a pass may
@@ -183,7 +213,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         if !graph::is_supported(&device) {
             return Ok(pass(model, inputs));
         }
-        if matches!(self.stage, Stage::Refused) && !self.policy.casts() {
+        if matches!(self.stage, Stage::Refused { .. }) && !self.policy.casts() {
             // Nothing is gained by a copy then.
             self.held = None;
             return Ok(pass(model, inputs));
@@ -307,9 +337,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
                 self.refuse(&NoRecording::Unfaithful { results, share });
             }
             Verdict::Apart { results, share } => {
-                self.stage = Stage::Refused;
+                let error = GraphError::Stale { results, share, steps };
+                self.stage = Stage::Refused { reason: error.to_string() };
                 self.outline = None;
-                return Err(GraphError::Stale { results, share, steps });
+                return Err(error);
             }
         }
         Ok(ran)
@@ -333,7 +364,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
 
     fn refuse(&mut self, reason: &NoRecording) {
         tracing::warn!("GradientGraph: steps run without a graph: {reason}");
-        self.stage = Stage::Refused;
+        self.stage = Stage::Refused { reason: reason.to_string() };
         self.outline = None;
     }
 }

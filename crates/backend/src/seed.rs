@@ -1,4 +1,4 @@
-//! Seeds of dropout.
+//! Seeds of operations that draw random numbers in their kernels: dropout.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -16,7 +16,7 @@ static STATE: LazyLock<AtomicU64> =
 /// pseudorandom number generators", 2014).
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Seeds the dropout of this crate, as `Device::seed` seeds Burn's random numbers. Call both to repeat a step.
+/// Seeds the dropout of Blackburn's modules and functions, as `Device::seed` seeds Burn's random numbers. Call both to repeat a step.
 ///
 /// This generator is the host's, because Burn's live on devices: asking one for a number would wait for the device
 /// in every layer.
@@ -26,7 +26,7 @@ pub fn seed(seed: u64) {
 }
 
 /// The seed of the next call.
-pub(crate) fn next_seed() -> u64 {
+pub fn next_seed() -> u64 {
     mixed(STATE.fetch_add(STEP, Ordering::Relaxed))
 }
 
