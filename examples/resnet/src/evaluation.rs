@@ -4,13 +4,14 @@ use crate::{
     data::{
         CHANNELS, Source, denormalize,
         loader::{Batch, Loader, Plan, Shape},
+        order::Order,
     },
     model::ResNet,
 };
 use anyhow::{Context, Result, ensure};
 use blackburn::train::precision::{PrecisionPolicy, full_precision};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Classes that are named for an image.
 pub(crate) const TOP: usize = 5;
@@ -137,22 +138,26 @@ pub(crate) fn evaluate(
 ) -> Result<Evaluation> {
     let classes = source.classes().len();
     let mut evaluation = Evaluation::of(classes);
-    let every = source.validation_images().div_ceil(SAMPLES as u64).max(1);
+    // Any few of the images that are there, the same each time.
+    let count = source.validation_images();
+    let order = Order::new(0, 0, count.max(1));
+    let shown: BTreeSet<u64> =
+        (0..count.min(SAMPLES as u64)).map(|place| order.at(place)).collect();
     let mut loader = Loader::start(source.clone(), Plan::Validation, shape)?;
     let mut image = 0;
     while let Some(batch) = loader.next_batch()? {
         if batch.rows() == 0 {
             continue;
         }
-        let shown = batch.clone();
+        let pixels = batch.images.clone();
+        let (classes_of, size) = (batch.classes.clone(), batch.size);
         let all = logits(model, batch, policy, device).context("cannot validate")?;
-        let pixels = shown.images.len() / shown.rows();
-        for (row, (class, logits)) in shown.classes.iter().zip(all.chunks(classes)).enumerate() {
+        let length = pixels.len() / classes_of.len();
+        for (row, (class, logits)) in classes_of.iter().zip(all.chunks(classes)).enumerate() {
             let class = *class as usize;
             let (predicted, probability) = evaluation.add(logits, class);
-            if image % every == 0 && evaluation.samples.len() < SAMPLES {
-                let rgb = denormalize(&shown.images[row * pixels..][..pixels]);
-                let size = shown.size;
+            if shown.contains(&image) {
+                let rgb = denormalize(&pixels[row * length..][..length]);
                 evaluation.samples.push(Sample { rgb, size, class, predicted, probability });
             }
             image += 1;

@@ -12,7 +12,7 @@ use crate::{
     run::{self, RunState, workers},
     settings::check_size,
     train::draw,
-    training::load_to_read,
+    training::Training,
     weights::Weights,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -50,17 +50,18 @@ impl Network {
             let classes = config.classes;
             return Ok(Self { model: model.valid(), policy, size, classes, state: None, name });
         }
-        let found = run::find(args)?;
-        let settings = &found.state.settings;
+        let (found, state) = run::find(&args.checkpoint)?;
+        let settings = &state.settings;
         let size = args.size.unwrap_or(settings.size);
         check_size(size)?;
+        let training = Training::load(settings, &found, device)?;
         Ok(Self {
-            model: load_to_read(settings, &found, args.raw, device)?,
-            policy: settings.policy(),
+            model: training.to_read(args.raw)?,
+            policy: training.trainer.policy().clone(),
             size,
             classes: settings.model.classes,
-            name: format!("step {}", found.step),
-            state: Some(found.state),
+            name: format!("step {}", found.step()),
+            state: Some(state),
         })
     }
 }

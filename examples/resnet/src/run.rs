@@ -1,7 +1,7 @@
 //! A run: its folder, its data and what it has learned so far.
 
 use crate::{
-    cli::{NetworkArgs, TrainArgs},
+    cli::TrainArgs,
     data::{DataSettings, Source, loader::Shape},
     metrics::LOG,
     settings::RunSettings,
@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
     train::{
-        checkpoint::{Checkpoint, CheckpointFolder},
-        scaler::ScalerState,
+        checkpoint::{Checkpoint, Checkpoints, is_checkpoint},
+        trainer::saved_extra,
     },
 };
 use burn::tensor::Device;
@@ -45,7 +45,6 @@ pub(crate) struct RunState {
     /// Names of the classes, for whoever has the checkpoint and not the data.
     pub(crate) classes: Vec<String>,
     pub(crate) fingerprint: String,
-    scaler: Option<ScalerState>,
 }
 
 /// A run, ready to take its next step.
@@ -56,7 +55,6 @@ pub(crate) struct Run {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) device: Device,
     pub(crate) training: Training,
-    pub(crate) step: usize,
     pub(crate) workers: usize,
     // Held until the run ends: two processes must not write to one folder.
     _lock: File,
@@ -86,7 +84,7 @@ impl Run {
         let training = Training::new(&settings, weights, device)?;
         remove_results(&folder)?;
         let device = device.clone();
-        Ok(Self { folder, settings, data, source, device, training, step: 0, workers, _lock: lock })
+        Ok(Self { folder, settings, data, source, device, training, workers, _lock: lock })
     }
 
     /// The run in `folder`, from its newest sound checkpoint.
@@ -99,45 +97,39 @@ impl Run {
         );
         let lock = lock(&folder)?;
         let checkpoints = checkpoints(&folder);
-        checkpoints.clean();
-        let found = checkpoints.newest::<RunState>()?;
-        let settings = found.state.settings.resume(args)?;
-        let source = found.state.data.reopen(&found.state.fingerprint)?;
-        let training = Training::load(&settings, found.state.scaler, &found, device)
-            .with_context(|| format!("cannot use the checkpoint {}", found.path.display()))?;
-        tracing::info!("continuing from {}", found.path.display());
+        checkpoints.clean()?;
+        let found = checkpoints.newest()?;
+        let state: RunState = saved_extra(&found)?;
+        let settings = state.settings.resume(args)?;
+        let source = state.data.reopen(&state.fingerprint)?;
+        let training = Training::load(&settings, &found, device)?;
+        tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             folder,
             settings,
-            data: found.state.data,
+            data: state.data,
             source,
             device: device.clone(),
             training,
-            step: found.step as usize,
             workers,
             _lock: lock,
         })
     }
 
+    /// Steps taken.
+    pub(crate) fn step(&self) -> usize {
+        self.training.trainer.steps_taken()
+    }
+
     /// Writes a checkpoint of the current step.
-    pub(crate) fn save(&self, keep: usize) -> Result<PathBuf> {
+    pub(crate) fn save(&mut self, keep: usize) -> Result<PathBuf> {
         let state = RunState {
             settings: self.settings.clone(),
             data: self.data.clone(),
             classes: self.source.classes().to_vec(),
             fingerprint: self.source.fingerprint(),
-            scaler: self.training.scaler(),
         };
-        let files = self.training.to_files()?;
-        let files: Vec<_> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
-        let checkpoints = checkpoints(&self.folder);
-        checkpoints.save(self.step as u64, &state, &files, keep).with_context(|| {
-            let kept = match checkpoints.steps().last() {
-                Some(step) => format!("the one of step {step} is intact"),
-                None => "there is none yet".into(),
-            };
-            format!("cannot write the checkpoint of step {}; {kept}", self.step)
-        })
+        Ok(self.training.trainer.save(&checkpoints(&self.folder).keep(keep), &state)?)
     }
 
     /// How batches are made.
@@ -148,25 +140,26 @@ impl Run {
 }
 
 /// Where a run keeps its checkpoints.
-pub(crate) fn checkpoints(run: &Path) -> CheckpointFolder {
-    CheckpointFolder::new(run.join("checkpoints"), "blackburn-resnet", 1)
+pub(crate) fn checkpoints(run: &Path) -> Checkpoints {
+    Checkpoints::new(run.join("checkpoints"), "blackburn-resnet")
 }
 
 /// The checkpoint that a command names: one checkpoint's folder, or a run's, of which the newest sound one is
 /// taken.
-pub(crate) fn find(args: &NetworkArgs) -> Result<Checkpoint<RunState>> {
-    let path = &args.checkpoint;
-    let found = match CheckpointFolder::is_checkpoint(path) {
+pub(crate) fn find(path: &Path) -> Result<(Checkpoint, RunState)> {
+    let found = match is_checkpoint(path) {
         true => checkpoints(path).open(path),
         false => checkpoints(path).newest(),
     };
-    found.with_context(|| {
+    let found = found.with_context(|| {
         format!(
             "--checkpoint: expected a run's folder (with checkpoints/step-*) or one checkpoint's \
              folder, got {}",
             path.display()
         )
-    })
+    })?;
+    let state = saved_extra(&found)?;
+    Ok((found, state))
 }
 
 /// Threads that make images.

@@ -8,11 +8,7 @@ use crate::{
 };
 use anyhow::{Result, bail, ensure};
 use blackburn::train::{
-    ema::EmaConfig,
-    optim::SgdGroups,
-    precision::{Precision, PrecisionPolicy},
-    scaler::{GradScaler, GradScalerConfig},
-    schedule::WarmupCosine,
+    ema::EmaConfig, optim::SgdGroups, precision::Precision, schedule::WarmupCosine,
 };
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
@@ -113,12 +109,7 @@ impl RunSettings {
                 classes: source.classes().len(),
             },
             size: args.size.unwrap_or(defaults.size),
-            precision: args.precision.unwrap_or(
-                match !is_cpu && Precision::Bf16.is_supported(device) {
-                    true => Precision::Bf16,
-                    false => Precision::F32,
-                },
-            ),
+            precision: args.precision.unwrap_or_else(|| Precision::fastest(device)),
             batch,
             accumulate,
             steps,
@@ -193,19 +184,6 @@ impl RunSettings {
         };
         settings.validate()?;
         Ok(settings)
-    }
-
-    /// Which types the network computes in.
-    pub(crate) fn policy(&self) -> PrecisionPolicy {
-        PrecisionPolicy::new(self.precision)
-    }
-
-    /// What scales the losses; it does nothing but in f16.
-    pub(crate) fn scaler(&self, device: &Device) -> Result<GradScaler> {
-        match self.precision.needs_loss_scaling() {
-            true => Ok(GradScalerConfig::default().init(device)?),
-            false => Ok(GradScaler::disabled(device)),
-        }
     }
 
     /// How the optimizer treats matrices and vectors.

@@ -12,16 +12,13 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
-    train::{memory::MemoryMonitor, record_log::read_records, scaler::ScalerState},
+    train::{memory::MemoryMonitor, record_log::read_records, trainer::TrainerError},
 };
 use burn::tensor::Tensor;
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-
-/// Steps that overflow one after another, by which the scale has come down from anywhere.
-const HOPELESS: u32 = 40;
 
 /// How often a run reports, and how much it keeps.
 struct Cadence {
@@ -72,49 +69,47 @@ pub(crate) fn train(
 impl Run {
     fn train(&mut self, cadence: &Cadence, report: &Report) -> Result<()> {
         let steps = self.settings.steps;
-        if self.step >= steps {
+        if self.step() >= steps {
             eprintln!(
                 "the run is complete: {} of {steps} steps are done. Raise --steps to go on",
-                self.step
+                self.step()
             );
             return Ok(());
         }
-        let resumed_at = (self.step > 0).then_some(self.step as u64);
+        let resumed_at = (self.step() > 0).then_some(self.step() as u64);
         let mut log = MetricsLog::open(&self.folder, resumed_at)?;
         self.introduce(&mut log, report)?;
         let accumulate = self.settings.accumulate;
-        let first = (self.step * accumulate) as u64;
+        let first = (self.step() * accumulate) as u64;
         let plan = Plan::Train { seed: self.settings.seed, first };
         let mut loader = Loader::start(self.source.clone(), plan, self.shape())?;
-        let schedule = self.settings.schedule();
-        let progress = Progress::new(self.step, steps);
+        let progress = Progress::new(self.step(), steps);
         let started = Instant::now();
         let mut interval = Interval::default();
         let mut last = None;
 
-        while self.step < steps {
+        while self.step() < steps {
             let clock = Instant::now();
-            let learning_rate = schedule.at(self.step);
             let mut batches = Vec::with_capacity(accumulate);
             for _ in 0..accumulate {
                 batches.push(loader.next_batch()?.context("the images have come to an end")?);
             }
-            let (loss, norm) = self.training.step(batches, learning_rate)?;
-            self.step += 1;
-            interval.losses.push(loss);
-            progress.advance(self.step);
+            let step = self.training.step(batches).or_else(|error| self.explain(error))?;
+            interval.losses.push(step.mean_loss);
+            progress.advance(step.number);
 
-            let due = |every: usize| self.step == steps || self.step.is_multiple_of(every);
+            let due = |every: usize| step.number == steps || step.number.is_multiple_of(every);
             let [log_due, evaluate_due, checkpoint_due] =
                 [cadence.log, cadence.evaluate, cadence.checkpoint].map(due);
             let report_due = log_due || evaluate_due || checkpoint_due;
-            let read = report_due.then(|| interval.read(norm));
+            let read = report_due.then(|| interval.read(step.gradient_norm));
             // Reading has waited for the device, so the time is the steps' own.
             interval.time += clock.elapsed();
             let Some((loss, gradient_norm)) = read else { continue };
             let waited = loader.take_waited();
             let done = std::mem::take(&mut interval);
-            let record = self.record(&done, loss, gradient_norm, waited, started);
+            let rate = step.learning_rate;
+            let record = self.record(&done, [loss, gradient_norm], rate, waited, started);
             log.write(&record)?;
             self.check(&record, &progress)?;
             if evaluate_due || checkpoint_due {
@@ -124,7 +119,7 @@ impl Run {
             }
             if checkpoint_due {
                 let path = self.save(cadence.keep)?;
-                log.write(&MetricRecord::Checkpoint { step: self.step as u64, path })?;
+                log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
             }
         }
         progress.finish();
@@ -158,7 +153,7 @@ impl Run {
             "classes": self.source.classes(),
             "fingerprint": self.source.fingerprint(),
             "device": report,
-            "starts_at_step": self.step,
+            "starts_at_step": self.step(),
         });
         match fields {
             serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
@@ -170,51 +165,54 @@ impl Run {
     fn record(
         &self,
         interval: &Interval,
-        loss: f32,
-        gradient_norm: f32,
+        [loss, gradient_norm]: [f32; 2],
+        learning_rate: f64,
         waited: Duration,
         started: Instant,
     ) -> MetricRecord {
         let images_per_step = self.settings.images_per_step();
         let seconds = interval.time.as_secs_f64();
+        let scaler = self.training.trainer.scaler();
         MetricRecord::Train {
-            step: self.step as u64,
+            step: self.step() as u64,
             loss,
-            learning_rate: self.settings.schedule().at(self.step - 1),
+            learning_rate,
             gradient_norm,
-            scaler: self.training.scaler(),
+            scaler: scaler.is_enabled().then(|| scaler.state()),
             reserved_bytes: MemoryMonitor::new(&self.device)
                 .read()
                 .map(|memory| memory.reserved_bytes),
             images_per_second: (interval.losses.len() * images_per_step) as f64 / seconds,
             waited_share: waited.as_secs_f64() / seconds,
             skipped_images: self.source.skipped() as u64,
-            images: (self.step * images_per_step) as u64,
+            images: (self.step() * images_per_step) as u64,
             seconds: started.elapsed().as_secs_f64(),
         }
     }
 
     fn check(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
-        let MetricRecord::Train { step, loss, gradient_norm, images_per_second, scaler, .. } =
-            record
-        else {
+        let MetricRecord::Train { step, loss, images_per_second, .. } = record else {
             return Ok(());
         };
-        let left = (self.settings.steps - self.step) * self.settings.images_per_step();
-        progress.report(self.step, *loss, *images_per_second, left as f64 / images_per_second);
-        // A scaler leaves steps out that overflow. It cannot help where all of them do.
-        let is_left_out = |state: &ScalerState| state.skipped_in_a_row < HOPELESS;
-        if loss.is_finite()
-            && (gradient_norm.is_finite() || scaler.as_ref().is_some_and(is_left_out))
-        {
-            return Ok(());
+        let left = (self.settings.steps - self.step()) * self.settings.images_per_step();
+        progress.report(self.step(), *loss, *images_per_second, left as f64 / images_per_second);
+        match loss.is_finite() {
+            true => Ok(()),
+            false => self.diverged(&format!("by step {step} the loss is {loss}")),
         }
-        self.diverged(&format!(
-            "by step {step} the loss is {loss} and the gradients' norm {gradient_norm}"
-        ))
     }
 
-    fn diverged(&self, how: &str) -> Result<()> {
+    /// A step's error, with what to do where the run has diverged.
+    fn explain<T>(&self, error: TrainerError) -> Result<T> {
+        match error {
+            TrainerError::Diverged { .. } | TrainerError::Hopeless { .. } => {
+                self.diverged(&error.to_string())
+            }
+            _ => Err(error.into()),
+        }
+    }
+
+    fn diverged<T>(&self, how: &str) -> Result<T> {
         bail!(
             "training diverged: {how}. Checkpoints up to step {} are intact. Try a lower \
              --learning-rate (now {}), more --warmup, or a --clip",
@@ -226,21 +224,21 @@ impl Run {
     /// Measures on the images that are held out, and shows some of them in `TensorBoard`.
     fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<Evaluation> {
         let started = Instant::now();
-        let model = self.training.to_read()?;
-        let policy = self.settings.policy();
-        let evaluation = evaluate(&model, &self.source, self.shape(), &policy, &self.device)?;
-        let step = self.step as u64;
+        let model = self.training.to_read(false)?;
+        let policy = self.training.trainer.policy();
+        let evaluation = evaluate(&model, &self.source, self.shape(), policy, &self.device)?;
+        let step = self.step() as u64;
         log.write(&MetricRecord::Validation {
             step,
             loss: evaluation.loss(),
             top1: evaluation.top1(),
             top5: evaluation.top5(),
             images: evaluation.images(),
-            averaged: self.training.is_averaged(),
+            averaged: self.training.trainer.ema().is_some(),
             seconds: started.elapsed().as_secs_f64(),
         })?;
         if !evaluation.loss().is_finite() {
-            self.diverged(&format!("after step {step} the validation loss is no number"))?;
+            return self.diverged(&format!("after step {step} the validation loss is no number"));
         }
         let picture =
             Samples { evaluation: &evaluation, classes: self.source.classes() }.render()?;

@@ -35,8 +35,8 @@ const BLOCKS: [(&str, RangeInclusive<u32>); 16] = [
 
 /// Pixels of a side of the drawings that are distorted.
 const SIDE: usize = 64;
-/// Pixels of a line's height, of 64: a glyph leaves room at the borders.
-const LINE: f32 = 56.0;
+/// Pixels of a line's height. A letter fills half of it, and wide arrows lose their ends.
+const LINE: f32 = 80.0;
 /// One character in so many is held out.
 const HELD_OUT: u64 = 5;
 /// Drawings of each class that make an epoch, of images that never repeat.
@@ -135,16 +135,16 @@ struct Distortion {
 
 impl Distortion {
     fn draw(rng: &mut ChaCha8Rng) -> Self {
-        let angle = between(rng, [-0.3, 0.3]);
+        let angle = between(rng, [-0.25, 0.25]);
         let (sin, cos) = angle.sin_cos();
         let shear = between(rng, [-0.2, 0.2]);
         // Above 1, the glyph comes out smaller than it was drawn.
-        let [horizontal, vertical] = [0; 2].map(|_| between(rng, [0.85, 1.3]));
+        let [horizontal, vertical] = [0; 2].map(|_| between(rng, [0.85, 1.25]));
         let matrix = [
             [horizontal * cos, horizontal * (shear * cos - sin)],
             [vertical * sin, vertical * (shear * sin + cos)],
         ];
-        let shift = [0; 2].map(|_| between(rng, [-0.15, 0.15]));
+        let shift = [0; 2].map(|_| between(rng, [-0.1, 0.1]));
         let light = [0; CHANNELS].map(|_| between(rng, [0.6, 1.0]));
         let dark = [0; CHANNELS].map(|_| between(rng, [0.0, 0.35]));
         let (ink, paper) = if below(rng, 2) == 0 { (dark, light) } else { (light, dark) };
