@@ -11,7 +11,7 @@ fn place(files: &[&str]) -> TempDir {
     for (number, file) in files.iter().enumerate() {
         let path = folder.path().join(file);
         fs::create_dir_all(path.parent().expect("a folder")).expect("created");
-        let color = Rgb([40 * number as u8, 100, 200]);
+        let color = Rgb([40 * (number % 6) as u8, 100, 200]);
         RgbImage::from_pixel(12, 10, color).save(path).expect("saved");
     }
     folder
