@@ -45,7 +45,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const VERSION: u64 = 1;
+/// Of the layout of `state.json`. Version 1 was the GPT example's own.
+const VERSION: u64 = 2;
 const STATE: &str = "state.json";
 const PREFIX: &str = "step-";
 /// What an interrupted writer leaves behind.

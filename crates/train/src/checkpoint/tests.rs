@@ -89,9 +89,9 @@ fn checkpoints_of_other_programs_versions_and_names_are_refused() {
     assert!(reason.contains("it speaks of step 7, its folder of step 9"), "{reason}");
 
     let text = fs::read_to_string(elsewhere.join(STATE)).unwrap();
-    fs::write(elsewhere.join(STATE), text.replace("\"version\": 1", "\"version\": 2")).unwrap();
+    fs::write(elsewhere.join(STATE), text.replace("\"version\": 2", "\"version\": 3")).unwrap();
     let reason = message(checkpoints.open(&elsewhere));
-    assert!(reason.contains("has version 2, and this program reads version 1"), "{reason}");
+    assert!(reason.contains("has version 3, and this program reads version 2"), "{reason}");
 }
 
 #[test]

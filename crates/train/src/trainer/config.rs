@@ -43,6 +43,20 @@ impl fmt::Debug for TrainerOptimizer {
     }
 }
 
+impl fmt::Display for TrainerOptimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AdamW(AdamWGroups { beta_1, beta_2, weight_decay, .. }) => {
+                write!(f, "AdamW, betas {beta_1} and {beta_2}, weight decay {weight_decay}")
+            }
+            Self::Sgd(SgdGroups { momentum, weight_decay, .. }) => {
+                write!(f, "gradient descent, momentum {momentum}, weight decay {weight_decay}")
+            }
+            Self::Other(_) => f.write_str("of Burn's, which clips in a pass of its own"),
+        }
+    }
+}
+
 impl From<AdamWGroups> for TrainerOptimizer {
     fn from(groups: AdamWGroups) -> Self {
         Self::AdamW(groups)

@@ -95,7 +95,7 @@ use crate::{
     scaler::{GradScaler, scaled},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::{profile, seed};
+use blackburn_backend::{graph, profile, seed};
 use burn::{
     module::{Module, ModuleDisplay},
     optim::{GradientsParams, ModuleOptimizer},
@@ -258,6 +258,11 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.passes.status(&self.device)
     }
 
+    /// Runs passes one by one from now on, for a profile of their kernels, say.
+    pub fn stop_recording(&mut self) {
+        self.passes = GradientGraph::disabled(self.policy.clone());
+    }
+
     /// A tensor of numbers that the model reads, in the type that it computes in.
     pub fn input<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         self.policy.input(tensor)
@@ -400,14 +405,20 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// When an earlier step panicked while it changed the model.
     pub fn report(&self) -> Result<TrainerReport, TrainerError> {
         let model = self.model()?;
+        let device = self.device.clone().without_autodiff();
+        let drop_ins = match graph::is_supported(&device) {
+            true => report::drop_ins(model),
+            // On CPUs they are Burn's operations too.
+            false => Vec::new(),
+        };
         Ok(TrainerReport {
-            device: format!("{:?}", self.device.clone().without_autodiff()),
+            device: format!("{:?}", device.as_dispatch()),
             precision: self.policy.report(model),
-            optimizer: format!("{:?}", self.config.optimizer),
+            optimizer: self.config.optimizer.to_string(),
             recorded: TrainerReport::recorded(self.graph_status()),
             served: self.served.clone(),
             declined: profile::declined(),
-            drop_ins: report::drop_ins(model),
+            drop_ins,
         })
     }
 

@@ -69,7 +69,33 @@ pub(super) fn drop_ins<M: Module>(model: &M) -> Vec<DropIn> {
     DROP_INS.iter().filter_map(found).collect()
 }
 
+/// Layers that are of one type and computed alike.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Kind<'a> {
+    layer: &'a str,
+    stored: &'a str,
+    computed: &'a str,
+    note: Option<&'a str>,
+}
+
 impl TrainerReport {
+    /// How many layers there are of each kind, and the numbers they hold.
+    fn kinds(&self) -> BTreeMap<Kind<'_>, (usize, usize)> {
+        let mut kinds = BTreeMap::new();
+        for row in &self.precision.layers {
+            let kind = Kind {
+                layer: &row.layer,
+                stored: &row.stored,
+                computed: &row.computed,
+                note: row.note.as_deref(),
+            };
+            let (count, parameters) = kinds.entry(kind).or_default();
+            *count += 1;
+            *parameters += row.parameters;
+        }
+        kinds
+    }
+
     pub(super) fn recorded(status: GraphStatus) -> Option<Result<(), String>> {
         match status {
             GraphStatus::WarmUp => None,
@@ -81,8 +107,16 @@ impl TrainerReport {
 
 impl fmt::Display for TrainerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.precision)?;
-        writeln!(f, "device: {}; optimizer: {}", self.device, self.optimizer)?;
+        writeln!(f, "how the model trains on {}, in {}:", self.device, self.precision.precision)?;
+        for (Kind { layer, stored, computed, note }, (count, parameters)) in self.kinds() {
+            let note = note.map(|note| format!(", {note}")).unwrap_or_default();
+            writeln!(
+                f,
+                "layers: {count} x {layer} ({parameters} parameters), stored in {stored}, computed in \
+                 {computed}{note}"
+            )?;
+        }
+        writeln!(f, "optimizer: {}", self.optimizer)?;
         match &self.recorded {
             None => writeln!(f, "passes: not known yet whether they can be recorded")?,
             Some(Ok(())) => writeln!(f, "passes: recorded, and replayed by one command")?,

@@ -88,7 +88,9 @@ pub fn saved_extra<S: for<'a> Deserialize<'a>>(
     checkpoint: &Checkpoint,
 ) -> Result<S, CheckpointError> {
     let State { extra, .. } = checkpoint.state()?;
-    S::deserialize(extra).map_err(|error| checkpoint.unusable(&format!("`extra`: {error}")))
+    S::deserialize(extra).map_err(|error| {
+        checkpoint.unusable(&format!("what the program saved in state.json: {error}"))
+    })
 }
 
 /// `model`, with the numbers of the model in a trainer's checkpoint.
