@@ -99,7 +99,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) width: Option<usize>,
 
-    /// Height and width of images, in pixels. Default: 224 with --data (64 on the CPU); of glyphs 32 on the CPU,
+    /// Height and width of images, in pixels. Default: 224 with --data (64 on the CPU); of glyphs 48 on the CPU,
     /// 64 elsewhere
     #[arg(long, value_name = "PIXELS", help_heading = "Model")]
     pub(crate) size: Option<usize>,
@@ -125,7 +125,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", help_heading = "Optimization")]
     pub(crate) accumulate: Option<usize>,
 
-    /// Optimizer steps of the whole run. Default: by --epochs; of glyphs 400 on the CPU, 4000 elsewhere
+    /// Optimizer steps of the whole run. Default: by --epochs; of glyphs 1000 on the CPU, 4000 elsewhere
     #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Optimization")]
     pub(crate) steps: Option<usize>,
 

@@ -59,9 +59,9 @@ impl Defaults {
             true => Self {
                 depth: Depth::D18,
                 width: 16,
-                size: if is_glyphs { 32 } else { 64 },
+                size: if is_glyphs { 48 } else { 64 },
                 batch: 32,
-                steps: 400,
+                steps: 1000,
                 learning_rate: if is_glyphs { 0.4 } else { 0.1 },
             },
             false => Self {
@@ -318,7 +318,7 @@ mod tests {
             (TrainArgs { learning_rate: Some(0.0), ..args() }, "--learning-rate"),
             (TrainArgs { clip: Some(f64::INFINITY), ..args() }, "--clip"),
             (TrainArgs { weight_decay: Some(-1.0), ..args() }, "--weight-decay"),
-            (TrainArgs { warmup: Some(400), ..args() }, "--warmup"),
+            (TrainArgs { warmup: Some(1000), ..args() }, "--warmup"),
             (TrainArgs { precision: "fp8".parse().ok(), ..args() }, "--precision"),
         ];
         for (args, option) in cases {
