@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::{model::Depth, speed::SpeedArgs};
+use anyhow::{Result, bail};
 use blackburn::train::precision::Precision;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -71,6 +72,25 @@ pub(crate) struct DataArgs {
     /// Threads that read and prepare images; not part of the run. Default: one for each core
     #[arg(long, value_name = "N", help_heading = "Data")]
     pub(crate) workers: Option<usize>,
+}
+
+impl DataArgs {
+    /// Refuses options about the images of --data where that is missing.
+    pub(crate) fn check_without_folder(&self) -> Result<()> {
+        let given = [
+            ("--validation-share", self.validation_share.is_some()),
+            ("--jitter", self.jitter.is_some()),
+            ("--min-crop", self.min_crop.is_some()),
+            ("--no-flip", self.no_flip),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) => bail!(
+                "{option}: it is about the images of --data DIR, which is missing; glyphs have a \
+                 validation set and distortions of their own"
+            ),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, Args)]

@@ -73,7 +73,10 @@ pub(crate) fn eval(args: &EvalArgs, device: &Device) -> Result<()> {
     let network = Network::load(&args.network, device)?;
     let asked = args.data.data.is_some() || args.data.dataset.is_some();
     let source = match (&network.state, asked) {
-        (Some(state), false) => state.data.reopen(&state.fingerprint)?,
+        (Some(state), false) => {
+            args.data.check_without_folder()?;
+            state.data.reopen(&state.fingerprint)?
+        }
         (None, false) => bail!("--weights: expected images to measure on, by --data DIR"),
         (_, true) => DataSettings::resolve(&args.data)?.open()?,
     };

@@ -103,19 +103,7 @@ impl DataSettings {
                 })
             }
             None => {
-                let given = [
-                    ("--validation-share", args.validation_share.is_some()),
-                    ("--jitter", args.jitter.is_some()),
-                    ("--min-crop", args.min_crop.is_some()),
-                    ("--no-flip", args.no_flip),
-                ];
-                let given = given.iter().find(|(_, given)| *given);
-                ensure!(
-                    given.is_none(),
-                    "{}: it is about the images of --data DIR, which is missing; glyphs have a \
-                     validation set and distortions of their own",
-                    given.map_or("", |(option, _)| option)
-                );
+                args.check_without_folder()?;
                 match args.dataset.unwrap_or(Dataset::Glyphs) {
                     Dataset::Glyphs => Ok(Self::Glyphs),
                 }

@@ -52,6 +52,8 @@ fn training_writes_what_it_promises() {
     assert!(averaged.starts_with(&expected), "{averaged}, expected {expected}");
     assert_ne!(eval(&["--raw"]), averaged);
     assert!(place.path("pictures/confusion.svg").exists());
+    let options = ["eval", "--checkpoint", "run", "--jitter", "0.5"];
+    fail(place.resnet(&options), &["--jitter", "--data DIR, which is missing"]);
 }
 
 /// Accumulation, the average of the weights and the norms' running statistics are part of it.
