@@ -308,7 +308,7 @@ mod tests {
         let args = TrainArgs::default;
         let cases = [
             (TrainArgs { batch: Some(0), ..args() }, "--batch"),
-            (TrainArgs { batch: Some(1), ..args() }, "--batch"),
+            (TrainArgs { batch: Some(1), size: Some(32), ..args() }, "--batch"),
             (TrainArgs { steps: Some(0), ..args() }, "--steps"),
             (TrainArgs { epochs: Some(0), ..args() }, "--epochs"),
             (TrainArgs { size: Some(31), ..args() }, "--size"),
