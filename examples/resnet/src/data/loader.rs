@@ -260,7 +260,7 @@ mod tests {
     }
 
     impl Numbers {
-        fn new(unusable: fn(u64) -> bool) -> Arc<dyn Source> {
+        fn source(unusable: fn(u64) -> bool) -> Arc<dyn Source> {
             Arc::new(Self { classes: vec!["even".into(), "odd".into()], unusable })
         }
 
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn batches_do_not_depend_on_the_number_of_threads_or_on_where_they_start() {
-        let source = Numbers::new(|_| false);
+        let source = Numbers::source(|_| false);
         let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 1, 12);
         for workers in [2, 3, 4, 9] {
             assert_eq!(batches(&source, Plan::Train { seed: 3, first: 0 }, workers, 12), all);
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_every_image_once_with_its_class() {
-        let source = Numbers::new(|_| false);
+        let source = Numbers::source(|_| false);
         // Five batches of four are two epochs of ten.
         let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 3, 5);
         let numbers = numbers(&all);
@@ -350,20 +350,20 @@ mod tests {
 
     #[test]
     fn validation_goes_once_through_and_leaves_out_what_cannot_be_used() {
-        let all = batches(&Numbers::new(|_| false), Plan::Validation, 3, 99);
+        let all = batches(&Numbers::source(|_| false), Plan::Validation, 3, 99);
         assert_eq!(numbers(&all), Vec::from_iter(0..COUNT));
         assert_eq!(all.iter().map(Batch::rows).collect::<Vec<_>>(), [4, 4, 2]);
-        let all = batches(&Numbers::new(|image| image % 3 == 1), Plan::Validation, 2, 99);
+        let all = batches(&Numbers::source(|image| image % 3 == 1), Plan::Validation, 2, 99);
         assert_eq!(numbers(&all), [0, 2, 3, 5, 6, 8, 9]);
     }
 
     #[test]
     fn training_takes_another_image_for_one_that_cannot_be_used() {
-        let source = Numbers::new(|image| image < 3);
+        let source = Numbers::source(|image| image < 3);
         let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 2, 10);
         assert_eq!(all.iter().map(Batch::rows).sum::<usize>(), 40);
         assert!(numbers(&all).iter().all(|number| *number >= 3));
-        let hopeless = Numbers::new(|_| true);
+        let hopeless = Numbers::source(|_| true);
         let shape = Shape { batch: 4, size: 2, workers: 2 };
         let plan = Plan::Train { seed: 3, first: 0 };
         let mut loader = Loader::start(hopeless, plan, shape).expect("threads");
@@ -415,7 +415,7 @@ mod tests {
     fn threads_wait_for_a_reader_and_end_with_it() {
         use std::sync::atomic::{AtomicUsize, Ordering};
         static MADE: AtomicUsize = AtomicUsize::new(0);
-        let source = Numbers::new(|_| {
+        let source = Numbers::source(|_| {
             MADE.fetch_add(1, Ordering::SeqCst);
             false
         });

@@ -18,7 +18,7 @@ fn options_that_make_no_sense_are_refused_by_name() {
         (&["--keep", "0"], &["--keep: expected at least 1"]),
         (&["--workers", "0"], &["--workers"]),
         (&["--jitter", "0.5"], &["--jitter", "--data DIR"]),
-        (&["--new-head"], &["--weights"]),
+        (&["--new-head"], &["required arguments were not provided"]),
         (&["--weights", "model.pth"], &["--weights: expected a file, model.pth is none"]),
     ];
     for (options, expected) in cases {
