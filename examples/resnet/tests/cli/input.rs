@@ -29,7 +29,7 @@ fn options_that_make_no_sense_are_refused_by_name() {
     let eval = ["eval", "--weights", "model.safetensors", "--dataset", "glyphs"];
     fail(place.resnet(&eval), &["model.safetensors cannot be read"]);
     fail(place.resnet(&["eval", "--checkpoint", "none"]), &["found no checkpoint", "none"]);
-    fail(place.resnet(&["predict"]), &["<IMAGE>"]);
+    fail(place.resnet(&["predict"]), &["required arguments were not provided"]);
     fail(place.resnet(&["data", "--seconds", "0"]), &["--seconds"]);
 }
 
