@@ -14,6 +14,8 @@
 //! | [`optim`] | AdamW, and gradient descent with momentum, that decay matrices only, train 16-bit parameters, and leave out steps that overflowed; on GPUs one kernel for up to 16 parameters |
 //! | [`profile`] | where a step's time goes, by kernel and operation, and what to change |
 //! | [`plateau`] | learning rates that fall when a metric stops improving |
+//! | [`record_log`] | a run's metrics as lines of JSON that survive kills and resumed steps |
+//! | [`replace`] | files that are replaced as a whole |
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
 //! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |
 //! | [`throughput`] | tokens or images per second, and model FLOPs utilization |
@@ -63,6 +65,8 @@ mod path;
 pub mod plateau;
 pub mod precision;
 pub mod profile;
+pub mod record_log;
+pub mod replace;
 pub mod scaler;
 pub mod schedule;
 pub mod tensorboard;

@@ -1,9 +1,8 @@
 //! Event files that `TensorBoard` reads.
 //!
 //! An event file is a sequence of `TFRecord` frames, each holding one `Event` protocol buffer.
-//! The messages below are written by hand: they name the few fields that a writer of scalars and
-//! text needs, with the tags of TensorFlow's `event.proto`, `summary.proto` and `tensor.proto`,
-//! so that building needs neither `protoc` nor TensorFlow.
+//! The messages are written by hand: they name the few fields that a writer of scalars, texts and images
+//! needs, so that building needs neither `protoc` nor TensorFlow.
 //!
 //! ```
 //! use blackburn_train::tensorboard::EventWriter;
@@ -17,11 +16,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod messages;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use messages::{
+    Content, Event, Image, PluginData, SessionLog, Summary, SummaryMetadata, Tensor, Value, What,
+};
 use prost::Message;
 
 /// The version `TensorBoard` looks for in the first record.
@@ -33,6 +37,9 @@ const CRC_MASK_DELTA: u32 = 0xa282_ead8;
 
 /// `DT_STRING` of TensorFlow's `DataType`.
 const DT_STRING: i32 = 7;
+
+/// Three channels, in TensorFlow's `Summary.Image`.
+const RGB: i32 = 3;
 
 /// `START` of TensorFlow's `SessionLog.SessionStatus`.
 const SESSION_START: i32 = 1;
@@ -51,6 +58,17 @@ pub enum EventError {
         /// The reason given by the operating system.
         source: io::Error,
     },
+    /// An image without pixels, or with more than a file can tell.
+    #[error(
+        "event file: argument `size`: expected a width and a height from 1 to {}, got {width} x {height}",
+        i32::MAX
+    )]
+    ImageSize {
+        /// Pixels of a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
     /// Event files store steps as signed 64-bit integers.
     #[error("event file: step {step} is too large: expected at most {}", i64::MAX)]
     StepTooLarge {
@@ -59,7 +77,7 @@ pub enum EventError {
     },
 }
 
-/// Appends scalars and text to one `TensorBoard` event file.
+/// Appends scalars, texts and images to one `TensorBoard` event file.
 ///
 /// Records are buffered; [`flush`](Self::flush) hands them to the operating system, and so does
 /// dropping the writer, though without a way to report an error.
@@ -120,6 +138,29 @@ impl EventWriter {
         };
         let metadata = Some(SummaryMetadata { plugin_data });
         self.summary(step, tag, metadata, Content::Tensor(tensor))
+    }
+
+    /// Appends an image in RGB, as an encoded file: the bytes of a PNG or a JPEG, of that many pixels. Neither
+    /// are they decoded here nor the size compared with theirs.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError::ImageSize`] unless width and height are from 1 to `i32::MAX`,
+    /// [`EventError::StepTooLarge`] above `i64::MAX`, [`EventError::Io`] if writing fails.
+    pub fn image(
+        &mut self,
+        tag: &str,
+        step: u64,
+        [width, height]: [u32; 2],
+        encoded: &[u8],
+    ) -> Result<(), EventError> {
+        let pixels = |count: u32| i32::try_from(count).ok().filter(|count| *count > 0);
+        let (Some(columns), Some(rows)) = (pixels(width), pixels(height)) else {
+            return Err(EventError::ImageSize { width, height });
+        };
+        let image =
+            Image { height: rows, width: columns, colorspace: RGB, encoded: encoded.to_vec() };
+        self.summary(step, tag, None, Content::Image(image))
     }
 
     /// Tells `TensorBoard` to forget what earlier event files of the folder hold for `step` and
@@ -222,80 +263,6 @@ fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(CRC_MASK_DELTA)
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct Event {
-    #[prost(double, tag = "1")]
-    wall_time: f64,
-    #[prost(int64, tag = "2")]
-    step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    what: Option<What>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-enum What {
-    #[prost(string, tag = "3")]
-    FileVersion(String),
-    #[prost(message, tag = "5")]
-    Summary(Summary),
-    #[prost(message, tag = "7")]
-    SessionLog(SessionLog),
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct SessionLog {
-    // An enum in the schema, which has the same encoding.
-    #[prost(int32, tag = "1")]
-    status: i32,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    values: Vec<Value>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Value {
-    #[prost(string, tag = "1")]
-    tag: String,
-    #[prost(message, optional, tag = "9")]
-    metadata: Option<SummaryMetadata>,
-    // A oneof is written even where it holds the default: a loss of zero is not left out.
-    #[prost(oneof = "Content", tags = "2, 8")]
-    content: Option<Content>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-enum Content {
-    #[prost(float, tag = "2")]
-    SimpleValue(f32),
-    #[prost(message, tag = "8")]
-    Tensor(Tensor),
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct SummaryMetadata {
-    #[prost(message, optional, tag = "1")]
-    plugin_data: Option<PluginData>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PluginData {
-    #[prost(string, tag = "1")]
-    plugin_name: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Tensor {
-    #[prost(int32, tag = "1")]
-    dtype: i32,
-    #[prost(message, optional, tag = "2")]
-    shape: Option<()>,
-    #[prost(bytes = "vec", repeated, tag = "8")]
-    string_values: Vec<Vec<u8>>,
-}
-
 /// The scalars of an event file: tag, step, value.
 #[cfg(all(test, feature = "burn-train"))]
 pub(crate) fn scalars(bytes: &[u8]) -> Vec<(String, i64, f32)> {
@@ -308,7 +275,7 @@ pub(crate) fn scalars(bytes: &[u8]) -> Vec<(String, i64, f32)> {
         .flat_map(|(step, values)| values.into_iter().map(move |value| (step, value)))
         .filter_map(|(step, value)| match value.content? {
             Content::SimpleValue(scalar) => Some((value.tag, step, scalar)),
-            Content::Tensor(_) => None,
+            Content::Image(_) | Content::Tensor(_) => None,
         })
         .collect()
 }
@@ -396,6 +363,23 @@ mod tests {
         };
         assert_eq!(tensor.dtype, 7);
         assert_eq!(tensor.string_values, ["Ein Märchen".as_bytes()]);
+    }
+
+    /// Field 4 of a value, with height, width, color space and the file as fields 1 to 4.
+    #[test]
+    fn an_image_is_the_encoded_file_with_its_size() {
+        let bytes = written(|writer| {
+            writer.image("validation/samples", 9, [3, 200], b"PNG").expect("image");
+            let error = writer.image("none", 9, [0, 7], b"PNG").expect_err("no pixels");
+            assert!(error.to_string().contains("got 0 x 7"), "{error}");
+        });
+        let events = parse(&bytes).expect("an undamaged file");
+        assert_eq!((events.len(), events[1].step), (2, 9));
+        let value = only_value(&events[1]);
+        assert_eq!(value.tag, "validation/samples");
+        let mut expected = b"\x0a\x12validation/samples\x22\x0c".to_vec();
+        expected.extend(b"\x08\xc8\x01\x10\x03\x18\x03\x22\x03PNG");
+        assert_eq!(value.encode_to_vec(), expected);
     }
 
     #[test]

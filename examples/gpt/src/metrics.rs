@@ -1,17 +1,19 @@
 //! What a run reports about itself: `metrics.jsonl`, one JSON object a line, and the same numbers
 //! as `TensorBoard` events.
 //!
-//! The JSON lines are the record of the run that plots and reports are made from. They survive a
-//! killed process (a torn last line is dropped) and a resumed one (steps that will be repeated
-//! are dropped), so that each step is reported once.
+//! The JSON lines are the record of the run that plots and reports are made from, each step once.
 
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use blackburn::train::{scaler::ScalerState, tensorboard::EventWriter};
+use blackburn::train::{
+    record_log::{self, Record, RecordLog},
+    replace,
+    scaler::ScalerState,
+    tensorboard::EventWriter,
+};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The longest part of a prompt that names its samples in `TensorBoard`.
@@ -65,9 +67,8 @@ pub(crate) enum MetricRecord {
     Checkpoint { step: u64, path: PathBuf },
 }
 
-impl MetricRecord {
-    /// The step reported on; none where the record is about the whole run.
-    pub(crate) fn step(&self) -> Option<u64> {
+impl Record for MetricRecord {
+    fn step(&self) -> Option<u64> {
         match self {
             Self::Run(_) => None,
             Self::Train { step, .. }
@@ -88,8 +89,7 @@ where
 
 /// Appends records to `metrics.jsonl` and `tensorboard/` of a run's folder.
 pub(crate) struct MetricsLog {
-    path: PathBuf,
-    file: File,
+    lines: RecordLog<MetricRecord>,
     events: EventWriter,
 }
 
@@ -100,19 +100,13 @@ impl MetricsLog {
     /// what the log holds about them is dropped.
     pub(crate) fn open(dir: &Path, resume_step: Option<u64>) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-        let path = dir.join("metrics.jsonl");
-        repair(&path, resume_step)?;
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(&path)
-            .with_context(|| format!("opening {}", path.display()))?;
+        let lines = RecordLog::open(&dir.join("metrics.jsonl"), resume_step)?;
         let mut events = EventWriter::create(dir.join("tensorboard"))?;
         if let Some(step) = resume_step {
             events.discard_from(step + 1)?;
             events.flush()?;
         }
-        Ok(Self { path, file, events })
+        Ok(Self { lines, events })
     }
 
     /// Writes one record, handed to the operating system on return: a process killed after that
@@ -121,12 +115,7 @@ impl MetricsLog {
         if let MetricRecord::Run(fields) = record {
             ensure!(!fields.contains_key("kind"), "a run record has a field named \"kind\"");
         }
-        let mut line = serde_json::to_string(record).context("encoding a metric record")?;
-        line.push('\n');
-        // One unbuffered write: a line is torn only if the process dies within it.
-        self.file
-            .write_all(line.as_bytes())
-            .with_context(|| format!("appending to {}", self.path.display()))?;
+        self.lines.append(record)?;
         self.write_events(record)
     }
 
@@ -197,70 +186,13 @@ fn sample_markdown(prompt: &str, text: &str) -> String {
 /// All records of a `metrics.jsonl`. A torn last line is left out with a warning; any other
 /// damage is an error.
 pub(crate) fn read_records(path: &Path) -> Result<Vec<MetricRecord>> {
-    let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    Ok(parse(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
-}
-
-/// Leaves complete lines up to `resume_step`, so that a record can be appended after them.
-fn repair(path: &Path, resume_step: Option<u64>) -> Result<()> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-    };
-    let last_step = resume_step.unwrap_or(u64::MAX);
-    let mut kept = Vec::with_capacity(bytes.len());
-    // The bytes as they were, not a new encoding of what was understood of them.
-    for (line, record) in parse(path, &bytes)? {
-        if record.step().is_none_or(|step| step <= last_step) {
-            kept.extend(line);
-            kept.push(b'\n');
-        }
-    }
-    if kept == bytes {
-        return Ok(());
-    }
-    replace_file(path, |temporary| Ok(fs::write(temporary, &kept)?))
-}
-
-/// The lines without their ends, each with the record it holds.
-fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], MetricRecord)>> {
-    let mut records = Vec::new();
-    for (index, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
-        let complete = line.strip_suffix(b"\n");
-        match serde_json::from_slice(line) {
-            Ok(record) => records.push((complete.unwrap_or(line), record)),
-            Err(error) if complete.is_none() => tracing::warn!(
-                path = %path.display(), line = index + 1, %error, "ignoring a torn last line"
-            ),
-            Err(error) => {
-                return Err(error)
-                    .with_context(|| format!("{}, line {}", path.display(), index + 1));
-            }
-        }
-    }
-    Ok(records)
+    Ok(record_log::read_records(path)?)
 }
 
 /// Replaces `path` by what `fill` writes to a temporary file beside it. A reader finds the old
 /// content or the new, and a failure leaves the old.
 pub(crate) fn replace_file(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let replace = || -> Result<()> {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Image encoders choose the format by the extension.
-        let extension = path.extension().unwrap_or_default().to_string_lossy();
-        let suffix = format!(".{extension}");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".new-").suffix(&suffix);
-        // Temporary files are private; this one becomes an ordinary file, under the umask.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let temporary = builder.tempfile_in(dir)?.into_temp_path();
-        fill(&temporary)?;
-        OpenOptions::new().write(true).open(&temporary)?.sync_all()?;
-        Ok(temporary.persist(path)?)
-    };
-    replace().with_context(|| format!("writing {}", path.display()))
+    replace::replace_file(path, fill).with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]
@@ -323,50 +255,6 @@ mod tests {
             .map(|object| object["kind"].as_str().expect("a kind").to_owned())
             .collect();
         assert_eq!(kinds, ["run", "train", "validation", "sample", "checkpoint"]);
-    }
-
-    #[test]
-    fn resuming_drops_the_steps_that_will_be_repeated_and_nothing_else() {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        write(dir.path(), None, &[run(), train(1, 9.0), train(2, 8.0), sample(2), train(3, 7.0)]);
-        write(dir.path(), Some(2), &[run(), train(3, 6.5)]);
-        let expected = [run(), train(1, 9.0), train(2, 8.0), sample(2), run(), train(3, 6.5)];
-        assert_eq!(read(dir.path()), expected);
-        write(dir.path(), None, &[train(4, 6.0)]);
-        assert_eq!(read(dir.path()).len(), expected.len() + 1);
-    }
-
-    #[test]
-    fn a_line_torn_at_any_byte_is_dropped_and_the_next_record_starts_afresh() {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let path = dir.path().join("metrics.jsonl");
-        write(dir.path(), None, &[train(1, 9.0), sample(2)]);
-        let whole = fs::read(&path).expect("bytes");
-        let first = whole.iter().position(|byte| *byte == b'\n').expect("a line end") + 1;
-        for end in first..whole.len() {
-            fs::write(&path, &whole[..end]).expect("a torn file");
-            write(dir.path(), Some(2), &[train(3, 7.0)]);
-            // Only the line end is missing from the longest: nothing of it is lost.
-            let expected = match end == whole.len() - 1 {
-                true => vec![train(1, 9.0), sample(2), train(3, 7.0)],
-                false => vec![train(1, 9.0), train(3, 7.0)],
-            };
-            assert_eq!(read(dir.path()), expected, "torn after {end} bytes");
-        }
-    }
-
-    #[test]
-    fn damage_before_the_last_line_is_an_error_that_names_the_line() {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let path = dir.path().join("metrics.jsonl");
-        write(dir.path(), None, &[train(1, 9.0)]);
-        let mut bytes = fs::read(&path).expect("bytes");
-        bytes.extend(b"{\"kind\":\"train\",\"step\":\n");
-        fs::write(&path, &bytes).expect("a damaged file");
-        let error = format!("{:#}", read_records(&path).expect_err("damage"));
-        assert!(error.contains("line 2"), "{error}");
-        assert!(MetricsLog::open(dir.path(), Some(1)).is_err());
-        assert_eq!(fs::read(&path).expect("bytes"), bytes);
     }
 
     #[test]

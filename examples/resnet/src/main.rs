@@ -1,36 +1,32 @@
-//! `resnet`: residual networks of standard Burn modules, and how fast they train.
+//! `resnet`: residual networks of standard Burn modules that train on folders of images.
 
+mod cli;
+mod data;
+mod evaluation;
+mod failure;
+mod metrics;
 mod model;
+mod pictures;
+mod predict;
+mod progress;
+mod run;
+mod settings;
 mod speed;
+mod train;
+mod training;
+mod weights;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
-use speed::SpeedArgs;
+use clap::Parser;
+use cli::{Cli, Command};
 use std::{io::IsTerminal, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
-/// Residual networks of standard Burn modules, and how fast they train.
-#[derive(Debug, Parser)]
-#[command(name = "resnet", version)]
-struct Cli {
-    /// Where to compute: auto, cuda, cuda:N, vulkan, vulkan:N, webgpu or flex (the CPU).
-    /// Without it, the environment variable `BLACKBURN_DEVICE` decides, then auto.
-    #[arg(long, global = true, value_name = "DEVICE")]
-    device: Option<String>,
-
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Time training steps on random images.
-    Speed(SpeedArgs),
-}
-
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,resnet=info,blackburn=info"));
+    // A trainer's report has a line for each of up to two hundred layers.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        EnvFilter::new("warn,resnet=info,blackburn=info,blackburn_train::trainer=warn")
+    });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -38,7 +34,8 @@ fn main() -> ExitCode {
         .with_target(false)
         .without_time()
         .init();
-    match run(&Cli::parse()) {
+    let cli = Cli::parse();
+    match failure::catch(|| run(&cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -48,13 +45,20 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
+    if let Command::Data(args) = &cli.command {
+        return predict::load(args);
+    }
     let mut config = blackburn::Config::from_env()?;
     if let Some(device) = &cli.device {
         config.device = device.parse()?;
     }
-    blackburn::init_with(config)?;
+    let report = blackburn::init_with(config)?;
     let device = blackburn::device()?;
     match &cli.command {
+        Command::Train(args) => train::train(args, &device, &report),
+        Command::Eval(args) => predict::eval(args, &device),
+        Command::Predict(args) => predict::predict(args, &device),
         Command::Speed(args) => speed::speed(args, &device),
+        Command::Data(_) => unreachable!("it needs no device and was done above"),
     }
 }

@@ -11,19 +11,24 @@ use burn::{
     },
     tensor::{Device, Tensor, activation::relu},
 };
+use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// How many layers the network has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Depth {
+    #[serde(rename = "18")]
     D18,
+    #[serde(rename = "34")]
     D34,
+    #[serde(rename = "50")]
     D50,
+    #[serde(rename = "101")]
     D101,
 }
 
 impl Depth {
-    const ALL: [Self; 4] = [Self::D18, Self::D34, Self::D50, Self::D101];
+    pub(crate) const ALL: [Self; 4] = [Self::D18, Self::D34, Self::D50, Self::D101];
 
     fn layers(self) -> usize {
         match self {
@@ -35,7 +40,7 @@ impl Depth {
     }
 
     /// Blocks of each stage.
-    fn blocks(self) -> [usize; 4] {
+    pub(crate) fn blocks(self) -> [usize; 4] {
         match self {
             Self::D18 => [2, 2, 2, 2],
             Self::D34 | Self::D50 => [3, 4, 6, 3],
@@ -44,7 +49,7 @@ impl Depth {
     }
 
     /// Whether blocks go through fewer channels, by kernels of 1 by 1 on both sides.
-    fn has_bottlenecks(self) -> bool {
+    pub(crate) fn has_bottlenecks(self) -> bool {
         matches!(self, Self::D50 | Self::D101)
     }
 }
@@ -64,6 +69,16 @@ impl FromStr for Depth {
             None => bail!("expected 18, 34, 50 or 101, got `{given}`"),
         }
     }
+}
+
+/// The sizes of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ModelConfig {
+    pub(crate) depth: Depth,
+    /// Channels of the stem and of the first stage's kernels of 3 by 3: 64 in the paper.
+    pub(crate) width: usize,
+    /// Classes that it tells apart.
+    pub(crate) classes: usize,
 }
 
 /// A convolution and its normalization.
@@ -152,13 +167,14 @@ pub(crate) struct ResNet {
 }
 
 impl ResNet {
-    /// A network that tells so many classes apart.
-    pub(crate) fn new(depth: Depth, classes: usize, device: &Device) -> Self {
+    /// A network with random parameters.
+    pub(crate) fn new(config: &ModelConfig, device: &Device) -> Self {
+        let ModelConfig { depth, width, classes } = *config;
         let has_bottlenecks = depth.has_bottlenecks();
         let mut blocks = Vec::new();
-        let mut channels = 64;
+        let mut channels = width;
         for (stage, count) in depth.blocks().into_iter().enumerate() {
-            let width = 64 << stage;
+            let width = width << stage;
             for index in 0..count {
                 let stride = if stage > 0 && index == 0 { 2 } else { 1 };
                 blocks.push(Block::new([channels, width], stride, has_bottlenecks, device));
@@ -169,7 +185,7 @@ impl ResNet {
             .with_strides([2, 2])
             .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
         Self {
-            stem: ConvNorm::new([3, 64], 7, 2, device),
+            stem: ConvNorm::new([3, width], 7, 2, device),
             pool: pool.init(),
             blocks,
             average: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
@@ -199,7 +215,8 @@ mod tests {
             (Depth::D50, 25_557_032, 53_120),
             (Depth::D101, 44_549_160, 105_344),
         ] {
-            let network = ResNet::new(depth, 1000, &device);
+            let config = ModelConfig { depth, width: 64, classes: 1000 };
+            let network = ResNet::new(&config, &device);
             assert_eq!(network.num_params(), parameters + of_norms, "{depth}");
         }
     }
@@ -207,8 +224,8 @@ mod tests {
     #[test]
     fn images_become_logits() {
         let device = Device::flex();
-        let logits =
-            ResNet::new(Depth::D18, 7, &device).forward(Tensor::ones([2, 3, 64, 64], &device));
+        let config = ModelConfig { depth: Depth::D18, width: 8, classes: 7 };
+        let logits = ResNet::new(&config, &device).forward(Tensor::ones([2, 3, 64, 64], &device));
         assert_eq!(logits.dims(), [2, 7]);
     }
 }

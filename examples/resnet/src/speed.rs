@@ -1,6 +1,6 @@
 //! Steps on random images, timed.
 
-use crate::model::{Depth, ResNet};
+use crate::model::{Depth, ModelConfig, ResNet};
 use anyhow::{Context, Result, ensure};
 use blackburn::train::{
     optim::SgdGroups,
@@ -58,7 +58,8 @@ impl Training {
         let SpeedArgs { batch, size, .. } = *args;
         let training = device.clone().autodiff();
         let policy = PrecisionPolicy::new(args.precision);
-        let model = policy.apply(ResNet::new(args.depth, args.classes, &training))?;
+        let config = ModelConfig { depth: args.depth, width: 64, classes: args.classes };
+        let model = policy.apply(ResNet::new(&config, &training))?;
         let optimizer = SgdGroups::default().init(&model, &training);
         let images =
             Tensor::<4>::random([batch, 3, size, size], Distribution::Normal(0.0, 1.0), device);

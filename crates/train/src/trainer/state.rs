@@ -61,6 +61,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             intact: checkpoints.steps().last().copied(),
             source: std::io::Error::other(error.to_string()),
         };
+        // A record lacks the last update of running statistics, which Burn's norms make when they are next
+        // asked for. Going to inference asks, and tells all clones.
+        drop(model.valid());
         let bytes = model.clone().into_record().into_bytes().map_err(|error| refused(&error))?;
         let mut files = vec![(MODEL, bytes)];
         files.push((OPTIMIZER, self.optimizer.into_bytes().map_err(|error| refused(&error))?));

@@ -9,7 +9,10 @@ use crate::{
     schedule::WarmupCosine,
 };
 use burn::{
-    nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    nn::{
+        BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear,
+        LinearConfig,
+    },
     optim::AdamWConfig,
     tensor::FloatDType,
 };
@@ -416,4 +419,38 @@ fn modules_with_a_faster_function_are_counted() {
     else {
         panic!("{found:?}")
     };
+}
+
+/// Burn's norms hold the last update of their running statistics back, and records lack it.
+#[test]
+fn running_statistics_are_saved_up_to_the_last_step() {
+    #[derive(Module, Debug)]
+    struct Normed {
+        layer: Linear,
+        norm: BatchNorm,
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoints = Checkpoints::new(folder.path(), "test");
+    let device = device();
+    let model = || Normed {
+        layer: LinearConfig::new(4, 3).init(&device),
+        norm: BatchNormConfig::new(3).init(&device),
+    };
+    let config = TrainerConfig::new(0.1).without_recording();
+    let mut trainer: Trainer<Normed, Batch> = config.init(model()).expect("options");
+    for step in 0..3 {
+        let loss = |model: &Normed, (x, _): Batch| {
+            model.norm.forward(model.layer.forward(x)).powi_scalar(2).mean().add_scalar(1.0)
+        };
+        trainer.step(batch(step), loss).expect("a step");
+    }
+    trainer.save(&checkpoints, &()).expect("saved");
+    let saved = checkpoints.newest().expect("sound");
+    let loaded = saved_model(&saved, model()).expect("the same model");
+    let statistics = |model: &Normed| {
+        let norm = model.valid().norm;
+        [norm.running_mean.value(), norm.running_var.value()]
+            .map(|value| value.into_data().iter::<f32>().collect::<Vec<_>>())
+    };
+    assert_eq!(statistics(&loaded), statistics(trainer.model().expect("a model")));
 }

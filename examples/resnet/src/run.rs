@@ -1,0 +1,224 @@
+//! A run: its folder, its data and what it has learned so far.
+
+use crate::{
+    cli::TrainArgs,
+    data::{DataSettings, Source, loader::Shape},
+    metrics::LOG,
+    settings::RunSettings,
+    training::Training,
+    weights::Weights,
+};
+use anyhow::{Context, Result, bail, ensure};
+use blackburn::{
+    Report,
+    train::{
+        checkpoint::{Checkpoint, Checkpoints, is_checkpoint},
+        trainer::saved_extra,
+    },
+};
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File, TryLockError},
+    num::NonZero,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+};
+
+/// Folders and files of a run, besides its log.
+const RESULTS: [&str; 7] = [
+    "checkpoints",
+    "tensorboard",
+    "curves.svg",
+    "curves.png",
+    "confusion.svg",
+    "confusion.png",
+    "samples.png",
+];
+
+/// What a checkpoint holds besides tensors. The position in the data follows from the step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RunState {
+    pub(crate) settings: RunSettings,
+    pub(crate) data: DataSettings,
+    /// Names of the classes, for whoever has the checkpoint and not the data.
+    pub(crate) classes: Vec<String>,
+    pub(crate) fingerprint: String,
+}
+
+/// A run, ready to take its next step.
+pub(crate) struct Run {
+    pub(crate) folder: PathBuf,
+    pub(crate) settings: RunSettings,
+    pub(crate) data: DataSettings,
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) device: Device,
+    pub(crate) training: Training,
+    pub(crate) workers: usize,
+    // Held until the run ends: two processes must not write to one folder.
+    _lock: File,
+}
+
+impl Run {
+    /// A fresh run in `folder`.
+    pub(crate) fn start(
+        args: &TrainArgs,
+        folder: PathBuf,
+        device: &Device,
+        report: &Report,
+    ) -> Result<Self> {
+        let data = DataSettings::resolve(&args.data)?;
+        let workers = workers(args.data.workers)?;
+        let weights = args.weights.as_deref().map(Weights::open).transpose()?;
+        let source = data.open()?;
+        let is_cpu = report.runtime == "flex";
+        let settings =
+            RunSettings::resolve(args, &data, source.as_ref(), weights.as_ref(), device, is_cpu)?;
+        let lock = lock(&folder)?;
+        if !args.overwrite {
+            refuse_results(&folder)?;
+        }
+        // All that can fail comes before what was there goes.
+        let weights = weights.as_ref().map(|weights| (weights, args.new_head));
+        let training = Training::new(&settings, weights, device)?;
+        remove_results(&folder)?;
+        let device = device.clone();
+        Ok(Self { folder, settings, data, source, device, training, workers, _lock: lock })
+    }
+
+    /// The run in `folder`, from its newest sound checkpoint.
+    pub(crate) fn resume(args: &TrainArgs, folder: PathBuf, device: &Device) -> Result<Self> {
+        let workers = workers(args.data.workers)?;
+        ensure!(
+            folder.is_dir(),
+            "--resume: found no run in {}: `train` without --resume begins one",
+            folder.display()
+        );
+        let lock = lock(&folder)?;
+        let checkpoints = checkpoints(&folder);
+        checkpoints.clean()?;
+        let found = checkpoints.newest()?;
+        let state: RunState = saved_extra(&found)?;
+        let settings = state.settings.resume(args)?;
+        let source = state.data.reopen(&state.fingerprint)?;
+        let training = Training::load(&settings, &found, device)?;
+        tracing::info!("continuing from {}", found.path().display());
+        Ok(Self {
+            folder,
+            settings,
+            data: state.data,
+            source,
+            device: device.clone(),
+            training,
+            workers,
+            _lock: lock,
+        })
+    }
+
+    /// Steps taken.
+    pub(crate) fn step(&self) -> usize {
+        self.training.trainer.steps_taken()
+    }
+
+    /// Writes a checkpoint of the current step.
+    pub(crate) fn save(&mut self, keep: usize) -> Result<PathBuf> {
+        let state = RunState {
+            settings: self.settings.clone(),
+            data: self.data.clone(),
+            classes: self.source.classes().to_vec(),
+            fingerprint: self.source.fingerprint(),
+        };
+        Ok(self.training.trainer.save(&checkpoints(&self.folder).keep(keep), &state)?)
+    }
+
+    /// How batches are made.
+    pub(crate) fn shape(&self) -> Shape {
+        let RunSettings { batch, size, .. } = self.settings;
+        Shape { batch, size, workers: self.workers }
+    }
+}
+
+/// Where a run keeps its checkpoints.
+pub(crate) fn checkpoints(run: &Path) -> Checkpoints {
+    Checkpoints::new(run.join("checkpoints"), "blackburn-resnet")
+}
+
+/// The checkpoint that a command names: one checkpoint's folder, or a run's, of which the newest sound one is
+/// taken.
+pub(crate) fn find(path: &Path) -> Result<(Checkpoint, RunState)> {
+    let found = match is_checkpoint(path) {
+        true => checkpoints(path).open(path),
+        false => checkpoints(path).newest(),
+    };
+    let found = found.with_context(|| {
+        format!(
+            "--checkpoint: expected a run's folder (with checkpoints/step-*) or one checkpoint's \
+             folder, got {}",
+            path.display()
+        )
+    })?;
+    let state = saved_extra(&found)?;
+    Ok((found, state))
+}
+
+/// Threads that make images.
+pub(crate) fn workers(asked: Option<usize>) -> Result<usize> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let workers = asked.unwrap_or(cores);
+    ensure!((1..=1024).contains(&workers), "--workers: expected from 1 to 1024, got {workers}");
+    Ok(workers)
+}
+
+/// Takes the run's folder for this process; the operating system gives it free when the process ends, however it
+/// ends.
+fn lock(folder: &Path) -> Result<File> {
+    fs::create_dir_all(folder)
+        .with_context(|| format!("cannot create the run's folder {}", folder.display()))?;
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another process is training in {}; wait for it, or choose another folder with --out",
+            folder.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
+}
+
+/// Refuses a folder with a run's checkpoints, and one with results of another program.
+fn refuse_results(folder: &Path) -> Result<()> {
+    ensure!(
+        checkpoints(folder).steps().is_empty(),
+        "{} already holds a run: continue it with --resume, start another with --out DIR, or replace \
+         it with --overwrite",
+        folder.display()
+    );
+    let is_run = folder.join(LOG).exists();
+    let found = RESULTS.into_iter().find(|name| folder.join(name).exists());
+    match found.filter(|_| !is_run) {
+        Some(name) => bail!(
+            "{} exists and is not from a run of this program: choose another folder with --out, or \
+             let it be replaced with --overwrite",
+            folder.join(name).display()
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Removes what an earlier run left in `folder`.
+fn remove_results(folder: &Path) -> Result<()> {
+    for name in RESULTS.into_iter().chain([LOG]) {
+        let path = folder.join(name);
+        let removed = match path.is_dir() {
+            true => fs::remove_dir_all(&path),
+            false if path.exists() => fs::remove_file(&path),
+            false => Ok(()),
+        };
+        removed.with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! `resnet train`: the loop, and what it reports.
+
+use crate::{
+    cli::TrainArgs,
+    data::loader::{Loader, Plan},
+    evaluation::{Evaluation, evaluate},
+    metrics::{LOG, MetricRecord, MetricsLog},
+    pictures::{self, Confusion, Curves, Samples},
+    progress::Progress,
+    run::{self, Run},
+};
+use anyhow::{Context, Result, bail, ensure};
+use blackburn::{
+    Report,
+    train::{memory::MemoryMonitor, record_log::read_records, trainer::TrainerError},
+};
+use burn::tensor::Tensor;
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// How often a run reports, and how much it keeps.
+struct Cadence {
+    log: usize,
+    evaluate: usize,
+    checkpoint: usize,
+    keep: usize,
+}
+
+impl Cadence {
+    fn resolve(args: &TrainArgs, steps: usize) -> Result<Self> {
+        let fifth = steps.div_ceil(5);
+        let cadence = Self {
+            log: args.log_every.unwrap_or(10),
+            evaluate: args.eval_every.unwrap_or(fifth),
+            checkpoint: args.checkpoint_every.unwrap_or(fifth),
+            keep: args.keep.unwrap_or(3),
+        };
+        for (option, value) in [
+            ("--log-every", cadence.log),
+            ("--eval-every", cadence.evaluate),
+            ("--checkpoint-every", cadence.checkpoint),
+            ("--keep", cadence.keep),
+        ] {
+            ensure!(value > 0, "{option}: expected at least 1, got 0");
+        }
+        Ok(cadence)
+    }
+}
+
+/// Trains, or continues to.
+pub(crate) fn train(
+    args: &TrainArgs,
+    device: &burn::tensor::Device,
+    report: &Report,
+) -> Result<()> {
+    // Before the start, which with --overwrite removes the run before it.
+    Cadence::resolve(args, 1)?;
+    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("runs/resnet"));
+    let mut run = match args.resume {
+        true => Run::resume(args, folder, device)?,
+        false => Run::start(args, folder, device, report)?,
+    };
+    let cadence = Cadence::resolve(args, run.settings.steps)?;
+    run.train(&cadence, report)
+}
+
+impl Run {
+    fn train(&mut self, cadence: &Cadence, report: &Report) -> Result<()> {
+        let steps = self.settings.steps;
+        if self.step() >= steps {
+            eprintln!(
+                "the run is complete: {} of {steps} steps are done. Raise --steps to go on",
+                self.step()
+            );
+            return Ok(());
+        }
+        let resumed_at = (self.step() > 0).then_some(self.step() as u64);
+        let mut log = MetricsLog::open(&self.folder, resumed_at)?;
+        self.introduce(&mut log, report)?;
+        let accumulate = self.settings.accumulate;
+        let first = (self.step() * accumulate) as u64;
+        let plan = Plan::Train { seed: self.settings.seed, first };
+        let mut loader = Loader::start(self.source.clone(), plan, self.shape())?;
+        let progress = Progress::new(self.step(), steps);
+        let started = Instant::now();
+        let mut interval = Interval::default();
+        let mut last = None;
+
+        while self.step() < steps {
+            let clock = Instant::now();
+            let mut batches = Vec::with_capacity(accumulate);
+            for _ in 0..accumulate {
+                batches.push(loader.next_batch()?.context("the images have come to an end")?);
+            }
+            let step = self.training.step(batches).or_else(|error| self.explain(error))?;
+            interval.losses.push(step.mean_loss);
+            progress.advance(step.number);
+
+            let due = |every: usize| step.number == steps || step.number.is_multiple_of(every);
+            let [log_due, evaluate_due, checkpoint_due] =
+                [cadence.log, cadence.evaluate, cadence.checkpoint].map(due);
+            let report_due = log_due || evaluate_due || checkpoint_due;
+            let read = report_due.then(|| interval.read(step.gradient_norm));
+            // Reading has waited for the device, so the time is the steps' own.
+            interval.time += clock.elapsed();
+            let Some((loss, gradient_norm)) = read else { continue };
+            let waited = loader.take_waited();
+            let done = std::mem::take(&mut interval);
+            let rate = step.learning_rate;
+            let record = self.record(&done, [loss, gradient_norm], rate, waited, started);
+            log.write(&record)?;
+            self.check(&record, &progress)?;
+            if evaluate_due || checkpoint_due {
+                // The loss above is from before the last update. A checkpoint of a model that this update broke
+                // would be what every --resume starts from.
+                last = Some(self.validate(&mut log, &progress)?);
+            }
+            if checkpoint_due {
+                let path = self.save(cadence.keep)?;
+                log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
+            }
+        }
+        progress.finish();
+        match last {
+            Some(evaluation) => self.conclude(&evaluation),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what is about to be trained, to the reader and to the log.
+    fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
+        let settings = &self.settings;
+        eprintln!("{}", self.source.summary());
+        eprintln!(
+            "training a ResNet-{} of width {} in {} on {} ({}): {} steps of {} images of {} pixels, \
+             seed {}; run folder {}",
+            settings.model.depth,
+            settings.model.width,
+            settings.precision,
+            report.device,
+            report.device_name,
+            settings.steps,
+            settings.images_per_step(),
+            settings.size,
+            settings.seed,
+            self.folder.display()
+        );
+        let fields = serde_json::json!({
+            "settings": settings,
+            "data": self.data,
+            "classes": self.source.classes(),
+            "fingerprint": self.source.fingerprint(),
+            "device": report,
+            "starts_at_step": self.step(),
+        });
+        match fields {
+            serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The interval in numbers.
+    fn record(
+        &self,
+        interval: &Interval,
+        [loss, gradient_norm]: [f32; 2],
+        learning_rate: f64,
+        waited: Duration,
+        started: Instant,
+    ) -> MetricRecord {
+        let images_per_step = self.settings.images_per_step();
+        let seconds = interval.time.as_secs_f64();
+        let scaler = self.training.trainer.scaler();
+        MetricRecord::Train {
+            step: self.step() as u64,
+            loss,
+            learning_rate,
+            gradient_norm,
+            scaler: scaler.is_enabled().then(|| scaler.state()),
+            reserved_bytes: MemoryMonitor::new(&self.device)
+                .read()
+                .map(|memory| memory.reserved_bytes),
+            images_per_second: (interval.losses.len() * images_per_step) as f64 / seconds,
+            waited_share: waited.as_secs_f64() / seconds,
+            skipped_images: self.source.skipped() as u64,
+            images: (self.step() * images_per_step) as u64,
+            seconds: started.elapsed().as_secs_f64(),
+        }
+    }
+
+    fn check(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
+        let MetricRecord::Train { step, loss, images_per_second, .. } = record else {
+            return Ok(());
+        };
+        let left = (self.settings.steps - self.step()) * self.settings.images_per_step();
+        progress.report(self.step(), *loss, *images_per_second, left as f64 / images_per_second);
+        match loss.is_finite() {
+            true => Ok(()),
+            false => self.diverged(&format!("by step {step} the loss is {loss}")),
+        }
+    }
+
+    /// A step's error, with what to do where the run has diverged.
+    fn explain<T>(&self, error: TrainerError) -> Result<T> {
+        match error {
+            TrainerError::Diverged { .. } | TrainerError::Hopeless { .. } => {
+                self.diverged(&error.to_string())
+            }
+            _ => Err(error.into()),
+        }
+    }
+
+    fn diverged<T>(&self, how: &str) -> Result<T> {
+        bail!(
+            "training diverged: {how}. Checkpoints up to step {} are intact. Try a lower \
+             --learning-rate (now {}), more --warmup, or a --clip",
+            run::checkpoints(&self.folder).steps().last().copied().unwrap_or(0),
+            self.settings.learning_rate
+        )
+    }
+
+    /// Measures on the images that are held out, and shows some of them in `TensorBoard`.
+    fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<Evaluation> {
+        let started = Instant::now();
+        let model = self.training.to_read(false)?;
+        let policy = self.training.trainer.policy();
+        let evaluation = evaluate(&model, &self.source, self.shape(), policy, &self.device)?;
+        let step = self.step() as u64;
+        log.write(&MetricRecord::Validation {
+            step,
+            loss: evaluation.loss(),
+            top1: evaluation.top1(),
+            top5: evaluation.top5(),
+            images: evaluation.images(),
+            averaged: self.training.trainer.ema().is_some(),
+            seconds: started.elapsed().as_secs_f64(),
+        })?;
+        if !evaluation.loss().is_finite() {
+            return self.diverged(&format!("after step {step} the validation loss is no number"));
+        }
+        let picture =
+            Samples { evaluation: &evaluation, classes: self.source.classes() }.render()?;
+        let size = picture.dimensions().into();
+        log.image("validation/samples", step, size, &pictures::png(&picture)?)?;
+        progress.line(&format!(
+            "step {step}: validation loss {:.4}, {:.1} % right, {:.1} % among the five likeliest",
+            evaluation.loss(),
+            100.0 * evaluation.top1(),
+            100.0 * evaluation.top5()
+        ));
+        Ok(evaluation)
+    }
+
+    /// Draws what has become of the finished run.
+    fn conclude(&self, evaluation: &Evaluation) -> Result<()> {
+        let records: Vec<MetricRecord> = read_records(&self.folder.join(LOG))?;
+        let title = format!(
+            "{}: ResNet-{} of width {}",
+            self.folder.display(),
+            self.settings.model.depth,
+            self.settings.model.width
+        );
+        pictures::write(&Curves::new(&records, title)?, &self.folder, "curves")?;
+        draw(evaluation, self.source.classes(), &self.folder)?;
+        let skipped = self.source.skipped();
+        if skipped > 0 {
+            eprintln!("{skipped} images could not be used and were left out");
+        }
+        eprintln!(
+            "{:.1} % of {} held-out images told right. Pictures: curves, confusion (.svg, .png) and \
+             samples.png in {}",
+            100.0 * evaluation.top1(),
+            evaluation.images(),
+            self.folder.display()
+        );
+        Ok(())
+    }
+}
+
+/// Draws samples and confusions of an evaluation.
+pub(crate) fn draw(evaluation: &Evaluation, classes: &[String], folder: &Path) -> Result<()> {
+    pictures::write(&Confusion::new(evaluation, classes), folder, "confusion")?;
+    let png = pictures::png(&Samples { evaluation, classes }.render()?)?;
+    pictures::save(&folder.join("samples.png"), |temporary| Ok(std::fs::write(temporary, &png)?))
+}
+
+/// What was measured since the last report.
+#[derive(Default)]
+struct Interval {
+    losses: Vec<Tensor<1>>,
+    time: Duration,
+}
+
+impl Interval {
+    /// The mean loss, and a norm. Waits for the device.
+    fn read(&self, norm: Tensor<1>) -> (f32, f32) {
+        (Tensor::cat(self.losses.clone(), 0).mean().into_scalar(), norm.into_scalar())
+    }
+}
