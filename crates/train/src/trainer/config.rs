@@ -334,7 +334,7 @@ impl TrainerConfig {
         if let Some(error) = &self.rate_error {
             return Err(error.clone().into());
         }
-        if !(self.max_norm > 0.0) {
+        if self.max_norm.is_nan() || self.max_norm <= 0.0 {
             return refused("max_norm", "a positive number", self.max_norm.to_string());
         }
         if self.micro_batches == 0 {
