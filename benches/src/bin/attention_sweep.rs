@@ -241,7 +241,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
     let [q, k, v, dout] = tensors(client, arguments, case);
     let starts = arguments.packed.then(|| starts(client, case));
     let starts = starts.as_ref();
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts };
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts, key: None };
     let message = |error: &dyn std::fmt::Display| error.to_string();
 
     let trusted = |pass: Pass| {

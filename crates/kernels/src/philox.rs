@@ -19,8 +19,8 @@ pub(crate) fn combined(
     let mut low = seed_low;
     let mut high = seed_high;
     if comptime!(has_key) {
-        low = low ^ key[0];
-        high = high ^ key[1];
+        low ^= key[0];
+        high ^= key[1];
     }
     (low, high)
 }

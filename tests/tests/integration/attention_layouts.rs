@@ -71,7 +71,7 @@ pub(super) fn side_by_side(client: &Client) -> Result<(), Failed> {
     Ok(())
 }
 
-/// HeadStrides at odd elements cannot be fetched 16 bytes at a time, which tensor cores' plans have to say.
+/// Rows at odd elements cannot be fetched 16 bytes at a time, which tensor cores' plans have to say.
 pub(super) fn odd_rows(client: &Client) -> Result<(), Failed> {
     let storage = Storage::F16;
     let case = AttentionCase { head_dim: 64, ..SMALL };

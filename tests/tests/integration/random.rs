@@ -81,7 +81,7 @@ fn expected(i: usize, distribution: RandomDistribution, storage: Storage) -> (f6
             let pair = i % 4 / 2 * 2;
             let radius = (-2.0 * (share(words[pair], 24) + 2f64.powi(-24)).ln()).sqrt();
             let angle = TAU * share(words[pair + 1], 24);
-            let wave = if i % 2 == 0 { angle.cos() } else { angle.sin() };
+            let wave = if i.is_multiple_of(2) { angle.cos() } else { angle.sin() };
             let y = mean + deviation * radius * wave;
             let of_radius = 2f64.powi(-21) / radius;
             (y, deviation * (radius * 2f64.powi(-11) + of_radius) + 4.0 * u * y.abs())

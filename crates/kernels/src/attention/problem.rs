@@ -157,7 +157,7 @@ impl AttentionProblem {
         }
     }
 
-    /// HeadStrides of q of one head, over all sequences if they are packed.
+    /// Rows of q of one head, over all sequences if they are packed.
     pub fn rows_q(&self) -> usize {
         self.packed.map_or(self.seq_q, |[rows, _]| rows)
     }

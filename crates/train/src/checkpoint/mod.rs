@@ -166,7 +166,7 @@ impl Checkpoints {
     pub fn newest(&self) -> Result<Checkpoint, CheckpointError> {
         let mut reasons = Vec::new();
         for step in self.steps().into_iter().rev() {
-            match self.open(&self.path_of(step)) {
+            match self.open(self.path_of(step)) {
                 Ok(checkpoint) => return Ok(checkpoint),
                 Err(error) => {
                     tracing::warn!("passing over a checkpoint: {error}");
