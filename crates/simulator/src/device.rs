@@ -27,7 +27,7 @@ impl Argument {
 }
 
 /// How a kernel is launched.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel's entry point.
     pub kernel: String,
@@ -71,7 +71,7 @@ pub struct Report {
 }
 
 /// A simulated device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Device {
     memory: Global,
 }
@@ -124,6 +124,16 @@ impl Device {
         }
         let known = self.memory.read(address, &mut data).map_err(|trouble| trouble.reason)?;
         Ok((data, known))
+    }
+
+    /// The address of the first byte in which two devices with the same allocations differ.
+    pub fn difference(&self, other: &Self) -> Option<u64> {
+        self.memory.difference(&other.memory)
+    }
+
+    /// Addresses and bytes of all allocations.
+    pub fn contents(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.memory.contents()
     }
 
     /// Runs a kernel to its end, one block after another in an order that the schedule draws.

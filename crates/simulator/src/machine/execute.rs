@@ -64,6 +64,13 @@ impl Block<'_> {
                     registers.set(*dst, &values, mask, unknown)?;
                 }
             }
+            Op::Set { f, dst, src: [a, b], truth } => {
+                let unknown = registers.unknown(*a) | registers.unknown(*b);
+                let (x, y) = (registers.get(*a)?, registers.get(*b)?);
+                let values =
+                    std::array::from_fn(|lane| if f(x[lane], y[lane]) { *truth } else { 0 });
+                registers.set(*dst, &values, mask, unknown)?;
+            }
             Op::Select { dst, src: [a, b], condition } => {
                 let chosen = registers.get(*condition)?;
                 let (x, y) = (registers.get(*a)?, registers.get(*b)?);

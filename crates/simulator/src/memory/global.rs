@@ -106,6 +106,20 @@ impl Global {
         Trouble::new(FaultKind::OutOfBounds, reason)
     }
 
+    /// The address of the first byte that differs from another memory with the same buffers.
+    pub(crate) fn difference(&self, other: &Self) -> Option<u64> {
+        self.buffers.iter().find_map(|(base, buffer)| {
+            let other = other.buffers.get(base)?;
+            let mut pairs = buffer.bytes.iter().zip(&other.bytes);
+            Some(base + pairs.position(|(mine, other)| mine != other)? as u64)
+        })
+    }
+
+    /// Addresses and bytes of all buffers.
+    pub(crate) fn contents(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.buffers.iter().map(|(address, buffer)| (*address, buffer.bytes.as_slice()))
+    }
+
     /// Whether all bytes were written before.
     pub(crate) fn read(&mut self, address: u64, into: &mut [u8]) -> Outcome<bool> {
         let (buffer, at) = self.find(address, into.len() as u64, "reads")?;

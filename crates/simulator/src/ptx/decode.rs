@@ -117,6 +117,7 @@ impl Decoder {
             "cvt" => self.convert(parts),
             "cvta" => self.convert_address(parts),
             "setp" => self.compare(parts),
+            "set" => self.set(parts),
             "selp" => Ok(Op::Select {
                 dst: self.reg(parts, 0)?,
                 src: [self.operand(parts, 1)?, self.operand(parts, 2)?],
@@ -233,6 +234,30 @@ impl Decoder {
             },
         };
         Ok(Op::Compare { f, dst, src, join })
+    }
+
+    /// `set.le.f32.f32`: 1 or 0 as a float, or all bits of an integer.
+    fn set(&self, parts: &Parts<'_>) -> Decoded {
+        let ftz = parts.has("ftz");
+        let [comparison, .., to, from] = parts.modifiers[..] else { return Err(parts.unknown()) };
+        let (to, from) = Ty::named(to).zip(Ty::named(from)).ok_or_else(|| parts.unknown())?;
+        if parts.modifiers.len() != 3 + usize::from(ftz) {
+            return Err(parts.unknown());
+        }
+        let truth = match to {
+            Ty::F32 => u64::from(1.0_f32.to_bits()),
+            Ty::U32 | Ty::S32 => 0xffff_ffff,
+            _ => return Err(parts.unknown()),
+        };
+        let (a, b) = (self.operand(parts, 1)?, self.operand(parts, 2)?);
+        let (f, src) = match compare_integers(comparison, from) {
+            Some((f, true)) => (f, [b, a]),
+            Some((f, false)) => (f, [a, b]),
+            None => {
+                (compare_floats(comparison, from, ftz).ok_or_else(|| parts.unknown())?, [a, b])
+            }
+        };
+        Ok(Op::Set { f, dst: self.reg(parts, 0)?, src, truth })
     }
 
     fn mov(&self, parts: &Parts<'_>) -> Decoded {

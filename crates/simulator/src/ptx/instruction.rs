@@ -95,6 +95,8 @@ pub(crate) enum Op {
         src: [Operand; 2],
         join: Option<(Join, Operand, bool)>,
     },
+    /// `set`: a comparison whose result is a number.
+    Set { f: Comparison, dst: Reg, src: [Operand; 2], truth: u64 },
     Select { dst: Reg, src: [Operand; 2], condition: Operand },
     Insert { dst: Reg, src: [Operand; 4], bits: u32 },
     Move { dst: Reg, src: Operand },

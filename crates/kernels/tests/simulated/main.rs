@@ -1,0 +1,59 @@
+//! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
+
+mod machine;
+mod rows;
+mod tensors;
+
+use blackburn_kernels::recorder::{Gpu, Recorder};
+use libtest_mimic::{Arguments, Failed, Trial};
+use machine::{Compiler, Recordings, Simulated};
+use std::env;
+
+/// A launcher and what it has to compute, on a device of the recorder's.
+type Body = fn(&Recorder) -> Result<(), Failed>;
+
+/// A test body and the GPU that it runs on.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    gpu: Gpu,
+    body: Body,
+}
+
+/// Schedules to try each launch under.
+fn schedules() -> u64 {
+    env::var("BLACKBURN_SCHEDULES").ok().and_then(|count| count.parse().ok()).unwrap_or(3)
+}
+
+impl Case {
+    /// Runs it under `schedules` schedules, and gives what was launched.
+    fn run(self, schedules: u64) -> Result<Recordings, Failed> {
+        let recordings = Recordings::default();
+        let machine = Simulated::new(self.gpu.architecture, schedules, recordings.clone())?;
+        let recorder = Recorder::on(self.gpu, machine);
+        (self.body)(&recorder)?;
+        recorder.check().map_err(|error| error.to_string())?;
+        Ok(recordings)
+    }
+
+    fn trial(self) -> Trial {
+        let name = format!("{}::{}", self.gpu.architecture, self.name);
+        Trial::test(name, move || self.run(schedules()).map(drop))
+    }
+}
+
+fn cases() -> Vec<Case> {
+    [rows::cases()].concat()
+}
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // A launch fills a core; devices are apart, but NVRTC is one.
+    arguments.test_threads.get_or_insert(2);
+    if let Err(reason) = Compiler::find() {
+        eprintln!("No kernel can be simulated: {reason}");
+        let required = env::var_os("BLACKBURN_REQUIRE_SIMULATOR").is_some();
+        std::process::exit(i32::from(required));
+    }
+    libtest_mimic::run(&arguments, cases().into_iter().map(Case::trial).collect()).exit();
+}
