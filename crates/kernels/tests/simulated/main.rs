@@ -1,6 +1,8 @@
 //! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
 
+mod attention;
 mod machine;
+mod products;
 mod rows;
 mod tensors;
 
@@ -17,6 +19,8 @@ type Body = fn(&Recorder) -> Result<(), Failed>;
 struct Case {
     name: &'static str,
     gpu: Gpu,
+    /// Whether it runs where time is short.
+    quick: bool,
     body: Body,
 }
 
@@ -43,7 +47,7 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [rows::cases()].concat()
+    [rows::cases(), products::cases(), attention::cases()].concat()
 }
 
 fn main() {

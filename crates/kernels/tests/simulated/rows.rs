@@ -22,8 +22,8 @@ pub(super) fn cases() -> Vec<Case> {
         .into_iter()
         .flat_map(|gpu| {
             [
-                Case { name: "gelu_in_f32_is_within_bounds", gpu, body: gelu_of_numbers },
-                Case { name: "layer_norm_in_bf16_is_within_bounds", gpu, body: layer_norm },
+                Case { name: "gelu_in_f32_is_within_bounds", gpu, quick: true, body: gelu_of_numbers },
+                Case { name: "layer_norm_in_bf16_is_within_bounds", gpu, quick: true, body: layer_norm },
             ]
         })
         .collect()

@@ -1,7 +1,8 @@
 //! `wgmma`: products of a warpgroup, in groups that it waits for.
 //!
-//! A warp's quarter of a product, 16 of its 64 rows, depends on nothing of the other warps, so each warp runs
-//! its own. Accumulators may be moved to other registers while a product is under way, as the compiler has
+//! A product belongs to the four warps of a warpgroup: it can be done only when all of them have issued it, and
+//! where one of them has waited for it, it is done for all. Pipelines count on that: they let one thread of
+//! a warpgroup give the operands' memory back. Each warp computes its quarter, 16 of the 64 rows. Accumulators may be moved to other registers while a product is under way, as the compiler has
 //! it when it keeps them in place: such a move is done when the product is. Every other access to them is an
 //! error.
 
@@ -228,17 +229,27 @@ impl Products {
         Ok(())
     }
 
-    /// Lands all but the last `pending` groups, and tells which group is the last that landed.
-    pub(crate) fn wait(
+    /// The group that is done once at most `pending` are under way.
+    pub(crate) fn awaited(&self, pending: u64) -> u32 {
+        (u64::from(self.groups).saturating_sub(pending)) as u32
+    }
+
+    /// Groups that were closed.
+    pub(crate) fn closed(&self) -> u32 {
+        self.groups
+    }
+
+    /// Lands all groups up to `group`.
+    pub(crate) fn land_until(
         &mut self,
-        pending: u64,
+        group: u32,
         registers: &mut Registers,
         block: &Block<'_>,
-    ) -> Outcome<u32> {
-        while self.pending > pending {
+    ) -> Outcome {
+        while self.pending > u64::from(self.groups.saturating_sub(group)) {
             self.land_one(registers, block)?;
         }
-        Ok(self.groups - self.pending as u32)
+        Ok(())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -34,7 +34,7 @@ impl Block<'_> {
                     None => warp.copies.wait_all(self)?,
                 };
                 if let Some(races) = &mut self.races {
-                    races.waited(warp.index, Actor::Copy(0), group);
+                    races.waited_for_copies(warp.index, group);
                 }
             }
             Op::BarrierInit { address, arrivals } => {
@@ -76,10 +76,8 @@ impl Block<'_> {
             Op::WgmmaFence => warp.registers.fence(),
             Op::WgmmaCommit => warp.products.commit(),
             Op::WgmmaWait { pending } => {
-                let group = warp.products.wait(*pending, &mut warp.registers, self)?;
-                if let Some(races) = &mut self.races {
-                    races.waited(warp.index, Actor::Product, group);
-                }
+                let group = warp.products.awaited(*pending);
+                return Ok((group > 0).then_some(Wait::Products { group }));
             }
             Op::Wgmma(product) => self.product(warp, product)?,
             _ => {

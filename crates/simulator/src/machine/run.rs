@@ -3,7 +3,7 @@
 use super::{
     block::{Block, Setting},
     registers::lanes,
-    warp::{Wait, Warp},
+    warp::{Group, Wait, Warp},
 };
 use crate::{
     error::{Fault, FaultKind, Outcome, Place, Trouble},
@@ -54,7 +54,9 @@ impl Block<'_> {
         loop {
             let mut ready = Vec::with_capacity(warps.len());
             let mut alive = false;
-            for warp in warps.iter_mut() {
+            for index in 0..warps.len() {
+                self.wake_from_products(warps, index)?;
+                let warp = &mut warps[index];
                 self.wake(warp);
                 alive |= !warp.groups.is_empty();
                 if warp.next().is_some() {
@@ -109,6 +111,29 @@ impl Block<'_> {
         if woken {
             warp.merge();
         }
+    }
+
+    /// Lets a warp go on that waits for products, if all warps of its warpgroup have issued them.
+    fn wake_from_products(&mut self, warps: &mut [Warp], index: usize) -> Outcome {
+        let [Group { wait: Some(Wait::Products { group }), .. }] = warps[index].groups[..] else {
+            return Ok(());
+        };
+        let first = index / 4 * 4;
+        let Some(peers) = warps.get_mut(first..first + 4) else {
+            let reason = "products need four warps, and the block has no more of them";
+            return Err(Trouble::new(FaultKind::Misuse, reason));
+        };
+        if peers.iter().any(|peer| peer.products.closed() < group) {
+            return Ok(());
+        }
+        for peer in peers {
+            peer.products.land_until(group, &mut peer.registers, self)?;
+            if let Some(races) = &mut self.races {
+                races.waited_for_products(index, peer.index, group);
+            }
+        }
+        warps[index].groups[0].wait = None;
+        Ok(())
     }
 
     /// Lands any of the bulk copies under way.
@@ -228,7 +253,8 @@ impl Block<'_> {
                         "parity {parity} of the barrier at shared {address:#x} ({})",
                         self.barriers.describe(address)
                     ),
-                    _ => "other threads of its warp".to_owned(),
+                    Some(Wait::Products { .. }) => "products of its warpgroup".to_owned(),
+                    Some(Wait::Warp) | None => "other threads of its warp".to_owned(),
                 };
                 let (index, count) = (warp.index, group.mask.count_ones());
                 reason += &format!(

@@ -15,6 +15,8 @@ pub(crate) enum Wait {
     Barrier { id: u64, phases: u64 },
     /// A barrier in shared memory, until a phase of this parity is over.
     Phase { address: u64, parity: u64 },
+    /// Products of its warpgroup, until this group of them is done.
+    Products { group: u32 },
 }
 
 /// Threads of a warp that stand at the same instruction.

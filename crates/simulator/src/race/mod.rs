@@ -257,16 +257,21 @@ impl Races {
         fenced.copy_from_slice(seen);
     }
 
-    /// `warp` has waited for an actor's accesses up to `time`.
-    pub(crate) fn waited(&mut self, warp: usize, actor: Actor, time: u32) {
-        let number = self.number(warp, actor);
+    /// `warp` has waited for its copies up to that group.
+    pub(crate) fn waited_for_copies(&mut self, warp: usize, group: u32) {
+        let number = self.number(warp, Actor::Copy(0));
         let seen = &mut self.clocks[warp].seen[number];
-        if let Actor::Copy(_) = actor
-            && time > *seen
-        {
+        if group > *seen {
             self.copies_waited[warp] = self.meetings[warp];
         }
-        *seen = time.max(*seen);
+        *seen = group.max(*seen);
+    }
+
+    /// `warp` has waited for the products of a warp of its warpgroup.
+    pub(crate) fn waited_for_products(&mut self, warp: usize, other: usize, group: u32) {
+        let number = self.number(other, Actor::Product);
+        let seen = &mut self.clocks[warp].seen[number];
+        *seen = group.max(*seen);
     }
 
     /// A bulk copy landed: who waits for its barrier knows of it.
@@ -328,7 +333,7 @@ mod tests {
         let mut races = races();
         races.write(0, Actor::Copy(0), 1, SHARED_BASE, 16).unwrap();
         assert_eq!(kind(races.read(0, Actor::Lane(0), 0, SHARED_BASE, 4)), Some(FaultKind::Race));
-        races.waited(0, Actor::Copy(0), 1);
+        races.waited_for_copies(0, 1);
         assert_eq!(kind(races.read(0, Actor::Lane(0), 0, SHARED_BASE, 4)), None);
         // Another lane has waited for its own copies only.
         assert_eq!(kind(races.read(0, Actor::Lane(1), 0, SHARED_BASE, 4)), Some(FaultKind::Race));
@@ -348,7 +353,7 @@ mod tests {
         // A copy over what the product reads has to wait for it.
         let write = |races: &mut Races| kind(races.write(0, Actor::Bulk(0), 1, SHARED_BASE, 16));
         assert_eq!(write(&mut races), Some(FaultKind::Race));
-        races.waited(0, Actor::Product, 1);
+        races.waited_for_products(0, 0, 1);
         assert_eq!(write(&mut races), None);
     }
 }

@@ -1,0 +1,139 @@
+//! Attention, forward and backward, within the bounds that the reference derives.
+
+use super::{
+    Case,
+    tensors::{download, dtype, upload, within},
+};
+use blackburn_kernels::{
+    attention::{
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Order,
+        Pass, Window, attention_backward_with, attention_forward_with,
+    },
+    matmul::Family,
+    recorder::{Gpu, Recorder},
+};
+use blackburn_reference::{
+    attention::{AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision},
+    matmul::MatmulPrecision,
+    storage::Storage,
+};
+use libtest_mimic::Failed;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (gpu, families) in
+        [(Gpu::SM_80, &[Family::Mma][..]), (Gpu::SM_90A, &[Family::Wgmma, Family::Mma])]
+    {
+        for family in families {
+            let hopper = gpu == Gpu::SM_90A;
+            match family {
+                Family::Wgmma => cases.extend([
+                    Case { name: "attention_wgmma_is_within_bounds", gpu, quick: true, body: |recorder| {
+                        both(recorder, Family::Wgmma, PLAIN)
+                    } },
+                    Case { name: "attention_wgmma_causal_is_within_bounds", gpu, quick: false, body: |recorder| {
+                        both(recorder, Family::Wgmma, CAUSAL)
+                    } },
+                    Case { name: "attention_wgmma_of_wide_heads_is_within_bounds", gpu, quick: false, body: |recorder| {
+                        both(recorder, Family::Wgmma, WIDE)
+                    } },
+                ]),
+                _ => cases.extend([
+                    Case { name: "attention_mma_is_within_bounds", gpu, quick: !hopper, body: |recorder| {
+                        both(recorder, Family::Mma, PLAIN)
+                    } },
+                    Case { name: "attention_mma_causal_is_within_bounds", gpu, quick: false, body: |recorder| {
+                        both(recorder, Family::Mma, CAUSAL)
+                    } },
+                    Case { name: "attention_mma_of_wide_heads_is_within_bounds", gpu, quick: false, body: |recorder| {
+                        both(recorder, Family::Mma, WIDE)
+                    } },
+                ]),
+            }
+        }
+    }
+    cases
+}
+
+/// Sequences that no tile divides, and fewer heads of keys than of queries.
+const PLAIN: AttentionCase = AttentionCase {
+    name: "plain",
+    batch: 1,
+    heads_q: 2,
+    heads_kv: 1,
+    seq_q: 75,
+    seq_kv: 150,
+    head_dim: 64,
+    options: AttentionOptions::PLAIN,
+};
+
+const CAUSAL: AttentionCase = AttentionCase {
+    name: "causal",
+    batch: 2,
+    heads_q: 1,
+    seq_q: 139,
+    seq_kv: 139,
+    options: AttentionOptions { causal: true, ..AttentionOptions::PLAIN },
+    ..PLAIN
+};
+
+const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
+
+fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+    let rows = |heads, seq| Order::HeadsFirst.rows(heads, seq, case.head_dim);
+    AttentionProblem {
+        heads_kv: case.heads_kv,
+        q: rows(case.heads_q, case.seq_q),
+        k: rows(case.heads_kv, case.seq_kv),
+        v: rows(case.heads_kv, case.seq_kv),
+        scale: case.scale() as f32,
+        window: Window { left: None, right: case.options.causal.then_some(0) },
+        ..AttentionProblem::dense(
+            [case.batch, case.heads_q, case.seq_q, case.head_dim],
+            case.seq_kv,
+            dtype(storage),
+        )
+    }
+}
+
+/// Both passes by the first plan of a family.
+fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), Failed> {
+    let (storage, client) = (Storage::Bf16, recorder.client());
+    let inputs = AttentionInputs::generate(&case, 1, storage);
+    let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
+    let attention = inputs.attention(case);
+    let forward = attention.forward();
+    let forward_bounds = attention.forward_bounds(&forward, &precision);
+    let backward = attention.backward(&inputs.dout);
+    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
+    let problem = problem(&case, storage);
+    let plan = |pass| {
+        let plans = AttentionBlueprint::candidates(&problem, pass, client);
+        let plan = plans.into_iter().find(|plan| plan.family == family);
+        plan.ok_or_else(|| Failed::from(format!("no plan by {family:?} for {pass:?}")))
+    };
+    let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout]
+        .map(|values| upload(recorder, values, storage));
+    let tensors = Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
+    let parts = download(recorder, &output.lse, Storage::F32)?;
+    let (largest, logarithms) = parts.split_at(parts.len() / 2);
+    for (at, (largest, logarithm)) in largest.iter().zip(logarithms).enumerate() {
+        let error = (largest + logarithm - forward.lse[at]).abs();
+        if !(error <= forward_bounds.lse[at]) {
+            return Err(format!("the logarithm of query {at} is off by {error}").into());
+        }
+    }
+    within(recorder, &output.out, storage, &forward.o, &forward_bounds.o)?;
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_rows: problem.out(),
+    };
+    let plan = plan(Pass::Backward)?;
+    let gradients = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
+    within(recorder, &gradients.dq, storage, &backward.dq, &backward_bounds.dq)?;
+    within(recorder, &gradients.dk, storage, &backward.dk, &backward_bounds.dk)?;
+    within(recorder, &gradients.dv, storage, &backward.dv, &backward_bounds.dv)
+}

@@ -1,0 +1,174 @@
+//! Matrix products of whole numbers: sums are exact, so every bit of the result is known.
+
+use super::{
+    Case,
+    tensors::{dtype, upload, whole_numbers, within},
+};
+use blackburn_kernels::{
+    buffer::Buffer,
+    matmul::{Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout, matmul_with},
+    recorder::{Gpu, Recorder},
+};
+use blackburn_reference::{fp8::Fp8, storage::Storage};
+use cubecl::ir::{ElemType, FloatKind};
+use libtest_mimic::Failed;
+
+pub(super) fn cases() -> Vec<Case> {
+    let case = |name, gpu, quick, body| Case { name, gpu, quick, body };
+    let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
+    vec![
+        case("matmul_mma_of_a_narrow_tile_is_exact", ampere, true, |recorder| {
+            bf16(recorder, Family::Mma, Some(128), [true, false])
+        }),
+        case("matmul_mma_in_tf32_is_exact", ampere, true, |recorder| {
+            numbers(recorder, Family::Mma, Some(128), [true, true], Storage::F32)
+        }),
+        case("matmul_mma_by_every_plan_and_layout_is_exact", ampere, false, |recorder| {
+            every_layout(recorder, Family::Mma)
+        }),
+        case("matmul_mma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
+            every_layout(recorder, Family::Mma)
+        }),
+        case("matmul_wgmma_of_a_narrow_tile_is_exact", hopper, true, |recorder| {
+            bf16(recorder, Family::Wgmma, Some(64), [true, false])
+        }),
+        case("matmul_wgmma_of_turned_operands_is_exact", hopper, true, |recorder| {
+            bf16(recorder, Family::Wgmma, Some(128), [false, true])
+        }),
+        case("matmul_wgmma_in_tf32_is_exact", hopper, true, |recorder| {
+            numbers(recorder, Family::Wgmma, Some(64), [true, true], Storage::F32)
+        }),
+        case("matmul_wgmma_in_fp8_is_exact", hopper, true, |recorder| fp8(recorder, 0)),
+        case("matmul_wgmma_in_fp8_with_promotion_is_exact", hopper, false, |recorder| {
+            fp8(recorder, 1)
+        }),
+        case("matmul_wgmma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
+            every_layout(recorder, Family::Wgmma)
+        }),
+    ]
+}
+
+/// Neither is a multiple of a tile, of a vector or of a block of k.
+const SIZES: [usize; 3] = [147, 203, 216];
+
+fn bf16(
+    recorder: &Recorder,
+    family: Family,
+    tile_n: Option<usize>,
+    k_major: [bool; 2],
+) -> Result<(), Failed> {
+    numbers(recorder, family, tile_n, k_major, Storage::Bf16)
+}
+
+fn every_layout(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    for k_major in [[true, false], [true, true], [false, false], [false, true]] {
+        bf16(recorder, family, None, k_major)?;
+    }
+    numbers(recorder, family, None, [true, false], Storage::F16)?;
+    numbers(recorder, family, None, [true, true], Storage::F32)
+}
+
+/// The left operand by rows of m and the right one by rows of k, and where they lie in memory.
+struct Operands {
+    problem: MatmulProblem,
+    lhs: Vec<f64>,
+    rhs: Vec<f64>,
+}
+
+impl Operands {
+    fn new(
+        element: ElemType,
+        out: ElemType,
+        [lhs_k_major, rhs_k_major]: [bool; 2],
+        most: u64,
+    ) -> Result<Self, Failed> {
+        let [m, n, k] = SIZES;
+        // As CubeCL pads rows.
+        let pitch = |columns: usize| columns.next_multiple_of(32);
+        let lhs_strides = if lhs_k_major { [pitch(k), 1] } else { [1, pitch(m)] };
+        let rhs_strides = if rhs_k_major { [1, pitch(k)] } else { [pitch(n), 1] };
+        let problem = MatmulProblem::new(
+            TensorLayout { shape: &[m, k], strides: &lhs_strides, dtype: element },
+            TensorLayout { shape: &[k, n], strides: &rhs_strides, dtype: element },
+            out,
+            F32Precision::Tf32,
+        )?;
+        let numbers = |seed, span| whole_numbers(seed, span, most);
+        let (lhs, rhs) = (numbers(1, problem.lhs_span()), numbers(2, problem.rhs_span()));
+        Ok(Self { problem, lhs, rhs })
+    }
+
+    fn expected(&self, bias: &[f64]) -> Vec<f64> {
+        let [m, n, k] = SIZES;
+        let (lhs, rhs) = (&self.problem.lhs, &self.problem.rhs);
+        let mut sums = Vec::with_capacity(m * n);
+        for row in 0..m {
+            for (column, bias) in bias.iter().enumerate().take(n) {
+                let term = |at: usize| {
+                    self.lhs[row * lhs.row_stride + at * lhs.column_stride]
+                        * self.rhs[at * rhs.row_stride + column * rhs.column_stride]
+                };
+                sums.push((0..k).map(term).sum::<f64>() + bias);
+            }
+        }
+        sums
+    }
+}
+
+fn numbers(
+    recorder: &Recorder,
+    family: Family,
+    tile_n: Option<usize>,
+    k_major: [bool; 2],
+    storage: Storage,
+) -> Result<(), Failed> {
+    let operands = Operands::new(dtype(storage), dtype(storage), k_major, 3)?;
+    let problem = operands.problem;
+    let bias = whole_numbers(3, SIZES[1], 8);
+    let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
+    let expected = operands.expected(&bias);
+    let expected: Vec<_> = expected.into_iter().map(|value| storage.round(value)).collect();
+    let bias = upload(recorder, &bias, storage);
+    let plans: Vec<_> = MatmulBlueprint::candidates(&problem, recorder.client())
+        .into_iter()
+        .filter(|plan| plan.family == family && tile_n.is_none_or(|n| n == plan.tile_n))
+        .collect();
+    let plans = if tile_n.is_some() { plans[..1.min(plans.len())].to_vec() } else { plans };
+    if plans.is_empty() {
+        return Err(format!("no plan by {family:?} with tiles of {tile_n:?} columns").into());
+    }
+    for plan in plans {
+        let epilogue = Epilogue { bias: Some(bias.clone()), ..Epilogue::default() };
+        let [lhs, rhs] = &tensors;
+        let output = matmul_with(recorder.client(), &problem, &plan, lhs, rhs, &epilogue)?;
+        within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
+fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
+    let float = |kind| ElemType::Float(kind);
+    let operands = Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [true; 2], 3)?;
+    let mut problem = operands.problem;
+    problem.rhs.dtype = float(FloatKind::E5M2);
+    let send = |values: &[f64], format: Fp8, kind| {
+        let handle = recorder.client().create_from_slice(&format.encode(values));
+        Buffer { handle, elements: values.len(), dtype: float(kind) }
+    };
+    let lhs = send(&operands.lhs, Fp8::E4m3, FloatKind::E4M3);
+    let rhs = send(&operands.rhs, Fp8::E5m2, FloatKind::E5M2);
+    let plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    let plan = plans
+        .into_iter()
+        .filter(|plan| plan.family == Family::Wgmma && plan.splits == 1)
+        .min_by_key(|plan| plan.tile_n)
+        .ok_or("no plan by Hopper's products")?;
+    let plan = MatmulBlueprint { promotion, ..plan };
+    let output =
+        matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
+    let expected = operands.expected(&[0.0; SIZES[1]]);
+    let expected: Vec<_> = expected.into_iter().map(|sum| Storage::Bf16.round(sum)).collect();
+    within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])
+}
