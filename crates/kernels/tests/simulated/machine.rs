@@ -66,6 +66,8 @@ pub(crate) struct Recording {
     pub(crate) launch: Launch,
     pub(crate) before: Device,
     pub(crate) after: Device,
+    /// Instructions that were run, under all schedules.
+    pub(crate) instructions: u64,
 }
 
 /// What was launched on a machine.
@@ -136,12 +138,14 @@ impl Machine for Simulated {
             reach: Some(launch.reach),
         };
         let mut after: Option<Device> = None;
+        let mut instructions = 0;
         for schedule in Schedule::several(self.schedules.max(1)) {
             let mut device = self.device.clone();
             let options = Options { schedule, ..Options::default() };
-            device
+            let report = device
                 .launch(&program, &launch, &options)
                 .map_err(|error| format!("{error} (under {schedule:?})"))?;
+            instructions += report.instructions;
             if let Some(address) = after.as_ref().and_then(|first| first.difference(&device)) {
                 return Err(format!(
                     "kernel `{}` gives another byte at {address:#x} under {schedule:?}",
@@ -152,7 +156,7 @@ impl Machine for Simulated {
         }
         let after = after.ok_or("no schedule was run")?;
         let before = std::mem::replace(&mut self.device, after.clone());
-        let recording = Recording { ptx, launch, before, after };
+        let recording = Recording { ptx, launch, before, after, instructions };
         self.recordings.lock().map_err(|error| error.to_string())?.push(recording);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod machine;
+mod mutations;
 mod products;
 mod rows;
 mod tensors;
@@ -9,6 +10,7 @@ mod tensors;
 use blackburn_kernels::recorder::{Gpu, Recorder};
 use libtest_mimic::{Arguments, Failed, Trial};
 use machine::{Compiler, Recordings, Simulated};
+use mutations::Verdict;
 use std::env;
 
 /// A launcher and what it has to compute, on a device of the recorder's.
@@ -50,6 +52,25 @@ fn cases() -> Vec<Case> {
     [rows::cases(), products::cases(), attention::cases()].concat()
 }
 
+/// Plants faults in everything that a case launches: the mutations, and those that nobody noticed.
+fn mutate(case: Case, places: usize) -> Result<(Vec<String>, usize), Failed> {
+    let recordings = case.run(1)?;
+    let recordings = recordings.lock().map_err(|error| error.to_string())?;
+    let mut rows = Vec::new();
+    let mut survivors = 0;
+    for recording in recordings.iter() {
+        for mutation in mutations::mutations(&recording.ptx, places) {
+            let most = 20 * recording.instructions + 100_000;
+            let verdict = mutation.judge(recording, 4, most);
+            survivors += usize::from(verdict == Verdict::Survived);
+            let (kernel, line) = (&recording.launch.kernel, mutation.line);
+            let (name, gpu) = (case.name, case.gpu.architecture);
+            rows.push(format!("{gpu}\t{name}\t{kernel}\t{:?}\t{line}\t{verdict}", mutation.fault));
+        }
+    }
+    Ok((rows, survivors))
+}
+
 fn main() {
     let mut arguments = Arguments::from_args();
     // A launch fills a core; devices are apart, but NVRTC is one.
@@ -59,5 +80,17 @@ fn main() {
         let required = env::var_os("BLACKBURN_REQUIRE_SIMULATOR").is_some();
         std::process::exit(i32::from(required));
     }
-    libtest_mimic::run(&arguments, cases().into_iter().map(Case::trial).collect()).exit();
+    let places = env::var("BLACKBURN_MUTATIONS").ok().and_then(|places| places.parse().ok());
+    let trials = cases().into_iter().map(|case| match places {
+        None => case.trial(),
+        Some(places) => {
+            let name = format!("{}::mutations_of_{}", case.gpu.architecture, case.name);
+            Trial::test(name, move || {
+                let (rows, survivors) = mutate(case, places)?;
+                rows.iter().for_each(|row| println!("{row}"));
+                if survivors == 0 { Ok(()) } else { Err(format!("{survivors} survived").into()) }
+            })
+        }
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit();
 }
