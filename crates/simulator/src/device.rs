@@ -8,7 +8,7 @@ use crate::{
     ptx::{Kernel, Program},
     schedule::{Dice, Landing, Schedule},
 };
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 /// What a kernel gets for a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,12 +62,14 @@ impl Default for Options {
 }
 
 /// What a launch did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Blocks that were run.
     pub blocks: u64,
     /// Instructions that their warps ran.
     pub instructions: u64,
+    /// Lines of the PTX whose instruction some thread ran.
+    pub lines: BTreeSet<u32>,
 }
 
 /// A simulated device.
@@ -177,14 +179,17 @@ impl Device {
             order.swap(place, dice.roll(place as u64 + 1) as usize);
         }
         let mut report = Report::default();
+        let mut reached = vec![false; kernel.code.len()];
         for number in order {
             let [x, y, _] = launch.grid.map(u64::from);
             let index = [number % x, number / x % y, number / x / y].map(|place| place as u32);
             let seed = dice.roll(u64::MAX);
             let most = options.most_instructions;
-            report.instructions += run_block(setting, &mut self.memory, index, seed, most)?;
+            report.instructions += run_block(setting, &mut self.memory, index, (seed, most), &mut reached)?;
             report.blocks += 1;
         }
+        let ran = kernel.code.iter().zip(&reached).filter(|(_, reached)| **reached);
+        report.lines = ran.map(|(instruction, _)| instruction.line).collect();
         Ok(report)
     }
 }

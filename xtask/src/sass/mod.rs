@@ -11,9 +11,9 @@ mod ptxas;
 mod toolkit;
 mod verdict;
 
-use self::{
-    disassembly::Instructions, manifest::Kernel, toolkit::Toolkit, verdict::Verdict,
-};
+pub(crate) use self::toolkit::Toolkit;
+
+use self::{disassembly::Instructions, manifest::Kernel, verdict::Verdict};
 use crate::command::{self, cargo};
 use anyhow::{Context, Result, bail};
 use blackburn_nvrtc::Nvrtc;

@@ -21,36 +21,35 @@ use libtest_mimic::Failed;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (gpu, families) in
-        [(Gpu::SM_80, &[Family::Mma][..]), (Gpu::SM_90A, &[Family::Wgmma, Family::Mma])]
-    {
-        for family in families {
-            let hopper = gpu == Gpu::SM_90A;
-            match family {
-                Family::Wgmma => cases.extend([
-                    Case { name: "attention_wgmma_is_within_bounds", gpu, quick: true, body: |recorder| {
-                        both(recorder, Family::Wgmma, PLAIN)
-                    } },
-                    Case { name: "attention_wgmma_causal_is_within_bounds", gpu, quick: false, body: |recorder| {
-                        both(recorder, Family::Wgmma, CAUSAL)
-                    } },
-                    Case { name: "attention_wgmma_of_wide_heads_is_within_bounds", gpu, quick: false, body: |recorder| {
-                        both(recorder, Family::Wgmma, WIDE)
-                    } },
-                ]),
-                _ => cases.extend([
-                    Case { name: "attention_mma_is_within_bounds", gpu, quick: !hopper, body: |recorder| {
-                        both(recorder, Family::Mma, PLAIN)
-                    } },
-                    Case { name: "attention_mma_causal_is_within_bounds", gpu, quick: false, body: |recorder| {
-                        both(recorder, Family::Mma, CAUSAL)
-                    } },
-                    Case { name: "attention_mma_of_wide_heads_is_within_bounds", gpu, quick: false, body: |recorder| {
-                        both(recorder, Family::Mma, WIDE)
-                    } },
-                ]),
-            }
-        }
+    let mut add = |name, gpu, quick, body| cases.push(Case { name, gpu, quick, body });
+    let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
+    // With two multiprocessors a block goes on to other tiles.
+    let small = Gpu { multiprocessors: 2, ..hopper };
+    add("attention_wgmma_is_within_bounds", hopper, true, |recorder| {
+        both(recorder, Family::Wgmma, PLAIN)
+    });
+    add("attention_wgmma_of_several_tiles_a_block_is_within_bounds", small, false, |recorder| {
+        both(recorder, Family::Wgmma, LONG)
+    });
+    add("attention_wgmma_causal_is_within_bounds", small, false, |recorder| {
+        both(recorder, Family::Wgmma, CAUSAL)
+    });
+    add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Family::Wgmma, WIDE)
+    });
+    for (gpu, quick) in [(ampere, true), (hopper, false)] {
+        add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
+            both(recorder, Family::Mma, PLAIN)
+        });
+        add("attention_mma_of_long_sequences_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, LONG)
+        });
+        add("attention_mma_causal_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, CAUSAL)
+        });
+        add("attention_mma_of_wide_heads_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, WIDE)
+        });
     }
     cases
 }
@@ -66,6 +65,10 @@ const PLAIN: AttentionCase = AttentionCase {
     head_dim: 64,
     options: AttentionOptions::PLAIN,
 };
+
+/// More tiles of keys than are held at once, and more tiles of queries than blocks.
+const LONG: AttentionCase =
+    AttentionCase { name: "long", heads_q: 1, seq_q: 399, seq_kv: 530, ..PLAIN };
 
 const CAUSAL: AttentionCase = AttentionCase {
     name: "causal",

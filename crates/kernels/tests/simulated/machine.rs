@@ -4,9 +4,8 @@ use blackburn_kernels::recorder::{Machine, MachineArgument, MachineLaunch, Tiled
 use blackburn_nvrtc::Nvrtc;
 use blackburn_simulator::{Argument, Device, Launch, Options, Program, Schedule, Swizzle, TensorMap};
 use std::{
-    collections::HashMap,
-    env,
-    fs,
+    collections::{BTreeSet, HashMap},
+    env, fs,
     hash::{DefaultHasher, Hash, Hasher},
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
@@ -68,6 +67,8 @@ pub(crate) struct Recording {
     pub(crate) after: Device,
     /// Instructions that were run, under all schedules.
     pub(crate) instructions: u64,
+    /// Lines of the PTX that were run.
+    pub(crate) lines: BTreeSet<u32>,
 }
 
 /// What was launched on a machine.
@@ -139,6 +140,7 @@ impl Machine for Simulated {
         };
         let mut after: Option<Device> = None;
         let mut instructions = 0;
+        let mut lines = BTreeSet::new();
         for schedule in Schedule::several(self.schedules.max(1)) {
             let mut device = self.device.clone();
             let options = Options { schedule, ..Options::default() };
@@ -146,6 +148,7 @@ impl Machine for Simulated {
                 .launch(&program, &launch, &options)
                 .map_err(|error| format!("{error} (under {schedule:?})"))?;
             instructions += report.instructions;
+            lines.extend(report.lines);
             if let Some(address) = after.as_ref().and_then(|first| first.difference(&device)) {
                 return Err(format!(
                     "kernel `{}` gives another byte at {address:#x} under {schedule:?}",
@@ -156,7 +159,7 @@ impl Machine for Simulated {
         }
         let after = after.ok_or("no schedule was run")?;
         let before = std::mem::replace(&mut self.device, after.clone());
-        let recording = Recording { ptx, launch, before, after, instructions };
+        let recording = Recording { ptx, launch, before, after, instructions, lines };
         self.recordings.lock().map_err(|error| error.to_string())?.push(recording);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
 
 mod attention;
+mod dump;
 mod machine;
 mod mutations;
 mod products;
@@ -11,7 +12,7 @@ use blackburn_kernels::recorder::{Gpu, Recorder};
 use libtest_mimic::{Arguments, Failed, Trial};
 use machine::{Compiler, Recordings, Simulated};
 use mutations::Verdict;
-use std::env;
+use std::{env, path::Path};
 
 /// A launcher and what it has to compute, on a device of the recorder's.
 type Body = fn(&Recorder) -> Result<(), Failed>;
@@ -26,9 +27,9 @@ struct Case {
     body: Body,
 }
 
-/// Schedules to try each launch under.
-fn schedules() -> u64 {
-    env::var("BLACKBURN_SCHEDULES").ok().and_then(|count| count.parse().ok()).unwrap_or(3)
+/// A number that `cargo xtask simulate` sets.
+fn asked(what: &str) -> Option<usize> {
+    env::var(format!("BLACKBURN_SIMULATE_{what}")).ok()?.parse().ok()
 }
 
 impl Case {
@@ -44,7 +45,13 @@ impl Case {
 
     fn trial(self) -> Trial {
         let name = format!("{}::{}", self.gpu.architecture, self.name);
-        Trial::test(name, move || self.run(schedules()).map(drop))
+        Trial::test(name, move || {
+            let recordings = self.run(asked("SCHEDULES").unwrap_or(3) as u64)?;
+            match env::var_os("BLACKBURN_SIMULATE_DUMP") {
+                None => Ok(()),
+                Some(folder) => Ok(dump::write(Path::new(&folder), self, &recordings)?),
+            }
+        })
     }
 }
 
@@ -59,7 +66,8 @@ fn mutate(case: Case, places: usize) -> Result<(Vec<String>, usize), Failed> {
     let mut rows = Vec::new();
     let mut survivors = 0;
     for recording in recordings.iter() {
-        for mutation in mutations::mutations(&recording.ptx, places) {
+        for mutation in mutations::mutations(recording, places) {
+            // Enough for a kernel that waits in a loop, and little enough that one that never ends is noticed.
             let most = 20 * recording.instructions + 100_000;
             let verdict = mutation.judge(recording, 4, most);
             survivors += usize::from(verdict == Verdict::Survived);
@@ -80,8 +88,10 @@ fn main() {
         let required = env::var_os("BLACKBURN_REQUIRE_SIMULATOR").is_some();
         std::process::exit(i32::from(required));
     }
-    let places = env::var("BLACKBURN_MUTATIONS").ok().and_then(|places| places.parse().ok());
-    let trials = cases().into_iter().map(|case| match places {
+    let places = asked("MUTATIONS");
+    let all = env::var_os("BLACKBURN_SIMULATE_ALL").is_some();
+    let cases = cases().into_iter().filter(|case| all || case.quick);
+    let trials = cases.map(|case| match places {
         None => case.trial(),
         Some(places) => {
             let name = format!("{}::mutations_of_{}", case.gpu.architecture, case.name);

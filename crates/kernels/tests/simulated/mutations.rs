@@ -171,14 +171,15 @@ pub(crate) struct Mutation {
     ptx: String,
 }
 
-/// At most `most` places of each fault in a module, spread over it.
-pub(crate) fn mutations(ptx: &str, most: usize) -> Vec<Mutation> {
-    let lines: Vec<_> = ptx.lines().collect();
+/// At most `most` places of each fault in what a launch ran, spread over it.
+pub(crate) fn mutations(recording: &Recording, most: usize) -> Vec<Mutation> {
+    let lines: Vec<_> = recording.ptx.lines().collect();
     let mut all = Vec::new();
     for fault in Fault::ALL {
         let places: Vec<_> = lines
             .iter()
             .enumerate()
+            .filter(|(at, _)| recording.lines.contains(&(*at as u32 + 1)))
             .filter_map(|(at, line)| Some((at, fault.plant(line.trim())?)))
             .collect();
         let step = places.len().div_ceil(most.max(1)).max(1);

@@ -16,12 +16,17 @@ use libtest_mimic::Failed;
 pub(super) fn cases() -> Vec<Case> {
     let case = |name, gpu, quick, body| Case { name, gpu, quick, body };
     let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
+    // With two multiprocessors a block goes on to another tile, with its ring and its barriers as they are.
+    let small = Gpu { multiprocessors: 2, ..hopper };
     vec![
-        case("matmul_mma_of_a_narrow_tile_is_exact", ampere, true, |recorder| {
-            bf16(recorder, Family::Mma, Some(128), [true, false])
+        case("matmul_mma_is_exact", ampere, true, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, ..PRODUCT })
         }),
-        case("matmul_mma_in_tf32_is_exact", ampere, true, |recorder| {
-            numbers(recorder, Family::Mma, Some(128), [true, true], Storage::F32)
+        case("matmul_mma_in_tf32_is_exact", ampere, false, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, ..TF32 })
+        }),
+        case("matmul_mma_of_long_sums_is_exact", ampere, false, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, sizes: DEEP, ..PRODUCT })
         }),
         case("matmul_mma_by_every_plan_and_layout_is_exact", ampere, false, |recorder| {
             every_layout(recorder, Family::Mma)
@@ -29,17 +34,18 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_mma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
             every_layout(recorder, Family::Mma)
         }),
-        case("matmul_wgmma_of_a_narrow_tile_is_exact", hopper, true, |recorder| {
-            bf16(recorder, Family::Wgmma, Some(64), [true, false])
+        case("matmul_wgmma_is_exact", hopper, true, |recorder| numbers(recorder, PRODUCT)),
+        case("matmul_wgmma_of_several_tiles_a_block_is_exact", small, true, |recorder| {
+            numbers(recorder, Product { sizes: DEEP, ..PRODUCT })
         }),
-        case("matmul_wgmma_of_turned_operands_is_exact", hopper, true, |recorder| {
-            bf16(recorder, Family::Wgmma, Some(128), [false, true])
+        case("matmul_wgmma_of_turned_operands_is_exact", small, false, |recorder| {
+            numbers(recorder, Product { k_major: [false, true], sizes: DEEP, ..PRODUCT })
         }),
-        case("matmul_wgmma_in_tf32_is_exact", hopper, true, |recorder| {
-            numbers(recorder, Family::Wgmma, Some(64), [true, true], Storage::F32)
+        case("matmul_wgmma_in_tf32_is_exact", small, false, |recorder| {
+            numbers(recorder, Product { sizes: [147, 203, 616], ..TF32 })
         }),
-        case("matmul_wgmma_in_fp8_is_exact", hopper, true, |recorder| fp8(recorder, 0)),
-        case("matmul_wgmma_in_fp8_with_promotion_is_exact", hopper, false, |recorder| {
+        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| fp8(recorder, 0)),
+        case("matmul_wgmma_in_fp8_with_promotion_is_exact", small, false, |recorder| {
             fp8(recorder, 1)
         }),
         case("matmul_wgmma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
@@ -50,22 +56,37 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Neither is a multiple of a tile, of a vector or of a block of k.
 const SIZES: [usize; 3] = [147, 203, 216];
+/// More blocks of k than are held at once.
+const DEEP: [usize; 3] = [147, 203, 1080];
 
-fn bf16(
-    recorder: &Recorder,
+/// A product and by which plans.
+#[derive(Clone, Copy, Debug)]
+struct Product {
     family: Family,
-    tile_n: Option<usize>,
+    sizes: [usize; 3],
     k_major: [bool; 2],
-) -> Result<(), Failed> {
-    numbers(recorder, family, tile_n, k_major, Storage::Bf16)
+    storage: Storage,
+    /// By every plan, not only by the one with the narrowest tile.
+    every_plan: bool,
 }
 
+const PRODUCT: Product = Product {
+    family: Family::Wgmma,
+    sizes: SIZES,
+    k_major: [true, false],
+    storage: Storage::Bf16,
+    every_plan: false,
+};
+
+const TF32: Product = Product { k_major: [true; 2], storage: Storage::F32, ..PRODUCT };
+
 fn every_layout(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    let every = Product { family, every_plan: true, ..PRODUCT };
     for k_major in [[true, false], [true, true], [false, false], [false, true]] {
-        bf16(recorder, family, None, k_major)?;
+        numbers(recorder, Product { k_major, ..every })?;
     }
-    numbers(recorder, family, None, [true, false], Storage::F16)?;
-    numbers(recorder, family, None, [true, true], Storage::F32)
+    numbers(recorder, Product { storage: Storage::F16, ..every })?;
+    numbers(recorder, Product { every_plan: true, family, ..TF32 })
 }
 
 /// The left operand by rows of m and the right one by rows of k, and where they lie in memory.
@@ -79,10 +100,9 @@ impl Operands {
     fn new(
         element: ElemType,
         out: ElemType,
+        [m, n, k]: [usize; 3],
         [lhs_k_major, rhs_k_major]: [bool; 2],
-        most: u64,
     ) -> Result<Self, Failed> {
-        let [m, n, k] = SIZES;
         // As CubeCL pads rows.
         let pitch = |columns: usize| columns.next_multiple_of(32);
         let lhs_strides = if lhs_k_major { [pitch(k), 1] } else { [1, pitch(m)] };
@@ -93,13 +113,13 @@ impl Operands {
             out,
             F32Precision::Tf32,
         )?;
-        let numbers = |seed, span| whole_numbers(seed, span, most);
+        let numbers = |seed, span| whole_numbers(seed, span, 3);
         let (lhs, rhs) = (numbers(1, problem.lhs_span()), numbers(2, problem.rhs_span()));
         Ok(Self { problem, lhs, rhs })
     }
 
     fn expected(&self, bias: &[f64]) -> Vec<f64> {
-        let [m, n, k] = SIZES;
+        let MatmulProblem { m, n, k, .. } = self.problem;
         let (lhs, rhs) = (&self.problem.lhs, &self.problem.rhs);
         let mut sums = Vec::with_capacity(m * n);
         for row in 0..m {
@@ -115,27 +135,24 @@ impl Operands {
     }
 }
 
-fn numbers(
-    recorder: &Recorder,
-    family: Family,
-    tile_n: Option<usize>,
-    k_major: [bool; 2],
-    storage: Storage,
-) -> Result<(), Failed> {
-    let operands = Operands::new(dtype(storage), dtype(storage), k_major, 3)?;
+fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
+    let Product { family, sizes, k_major, storage, every_plan } = product;
+    let operands = Operands::new(dtype(storage), dtype(storage), sizes, k_major)?;
     let problem = operands.problem;
-    let bias = whole_numbers(3, SIZES[1], 8);
+    let bias = whole_numbers(3, problem.n, 8);
     let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
     let expected = operands.expected(&bias);
     let expected: Vec<_> = expected.into_iter().map(|value| storage.round(value)).collect();
     let bias = upload(recorder, &bias, storage);
-    let plans: Vec<_> = MatmulBlueprint::candidates(&problem, recorder.client())
-        .into_iter()
-        .filter(|plan| plan.family == family && tile_n.is_none_or(|n| n == plan.tile_n))
-        .collect();
-    let plans = if tile_n.is_some() { plans[..1.min(plans.len())].to_vec() } else { plans };
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(|plan| plan.family == family);
+    if !every_plan {
+        plans.retain(|plan| plan.splits == 1);
+        plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
+        plans.truncate(1);
+    }
     if plans.is_empty() {
-        return Err(format!("no plan by {family:?} with tiles of {tile_n:?} columns").into());
+        return Err(format!("no plan by {family:?}").into());
     }
     for plan in plans {
         let epilogue = Epilogue { bias: Some(bias.clone()), ..Epilogue::default() };
@@ -150,7 +167,7 @@ fn numbers(
 /// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
 fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
     let float = |kind| ElemType::Float(kind);
-    let operands = Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [true; 2], 3)?;
+    let operands = Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
     let mut problem = operands.problem;
     problem.rhs.dtype = float(FloatKind::E5M2);
     let send = |values: &[f64], format: Fp8, kind| {
@@ -168,7 +185,7 @@ fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
     let plan = MatmulBlueprint { promotion, ..plan };
     let output =
         matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
-    let expected = operands.expected(&[0.0; SIZES[1]]);
+    let expected = operands.expected(&vec![0.0; problem.n]);
     let expected: Vec<_> = expected.into_iter().map(|sum| Storage::Bf16.round(sum)).collect();
     within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])
 }

@@ -1,15 +1,22 @@
-//! Kernels that go through rows: GELU, normalization, cross-entropy, softmax.
+//! Kernels that go through rows: GELU, normalization, cross-entropy.
 
 use super::{
     Case,
-    tensors::{upload, within},
+    tensors::{dtype, upload, upload_integers, within},
 };
 use blackburn_kernels::{
+    cross_entropy::{
+        CrossEntropyBlueprint, CrossEntropyProblem, cross_entropy_backward, cross_entropy_forward,
+    },
     gelu::gelu_forward,
-    layer_norm::{LayerNormInputs, Norm, layer_norm_forward},
+    layer_norm::{
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
+        layer_norm_backward, layer_norm_forward,
+    },
     recorder::{Gpu, Recorder},
 };
 use blackburn_reference::{
+    cross_entropy::{CrossEntropy, Steps},
     gelu,
     layer_norm::{Arithmetic, LayerNorm, Norm as ReferenceNorm},
     random::normal,
@@ -18,15 +25,28 @@ use blackburn_reference::{
 use libtest_mimic::Failed;
 
 pub(super) fn cases() -> Vec<Case> {
-    [Gpu::SM_80, Gpu::SM_90A]
-        .into_iter()
-        .flat_map(|gpu| {
-            [
-                Case { name: "gelu_in_f32_is_within_bounds", gpu, quick: true, body: gelu_of_numbers },
-                Case { name: "layer_norm_in_bf16_is_within_bounds", gpu, quick: true, body: layer_norm },
-            ]
-        })
-        .collect()
+    let mut cases = Vec::new();
+    for gpu in [Gpu::SM_80, Gpu::SM_90A] {
+        let quick = gpu == Gpu::SM_80;
+        let mut add = |name, quick, body| cases.push(Case { name, gpu, quick, body });
+        add("gelu_in_f32_is_within_bounds", true, gelu_of_numbers);
+        add("layer_norm_of_odd_rows_is_within_bounds", quick, |recorder| {
+            normalization(recorder, Norm::Layer, 769, Storage::Bf16)
+        });
+        add("layer_norm_of_wide_rows_is_within_bounds", false, |recorder| {
+            normalization(recorder, Norm::Layer, 4096, Storage::F16)
+        });
+        add("rms_norm_is_within_bounds", quick, |recorder| {
+            normalization(recorder, Norm::Rms, 4096, Storage::F32)
+        });
+        add("cross_entropy_of_few_classes_is_within_bounds", quick, |recorder| {
+            cross_entropy(recorder, 101, 0.1, Storage::Bf16)
+        });
+        add("cross_entropy_of_many_classes_is_within_bounds", false, |recorder| {
+            cross_entropy(recorder, 50_257, 0.0, Storage::Bf16)
+        });
+    }
+    cases
 }
 
 fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
@@ -40,21 +60,94 @@ fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
     within(recorder, &y, storage, &expected, &bounds)
 }
 
-fn layer_norm(recorder: &Recorder) -> Result<(), Failed> {
-    let (storage, rows, width) = (Storage::Bf16, 5, 769);
+/// Both passes.
+fn normalization(
+    recorder: &Recorder,
+    norm: Norm,
+    width: usize,
+    storage: Storage,
+) -> Result<(), Failed> {
+    let (rows, client) = (5, recorder.client());
+    let bias = norm == Norm::Layer;
     let x = normal(1, rows * width, 1.0, storage);
     let gamma = normal(2, width, 1.0, storage);
     let beta = normal(3, width, 1.0, storage);
+    let dy = normal(4, rows * width, 1.0, storage);
     let inputs = LayerNormInputs {
         x: upload(recorder, &x, storage),
         residual: None,
         gamma: upload(recorder, &gamma, storage),
-        beta: Some(upload(recorder, &beta, storage)),
+        beta: bias.then(|| upload(recorder, &beta, storage)),
     };
-    let output = layer_norm_forward(recorder.client(), Norm::Layer, &inputs, 1e-5)?;
-    let reference =
-        LayerNorm { norm: ReferenceNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: 1e-5 };
-    let how = Arithmetic { rows: storage, parameters: storage, additions: width };
-    let expected = reference.forward(&x);
-    within(recorder, &output.y, storage, &expected, &reference.forward_bounds(&x, how))
+    let [parameter, dtype] = [dtype(storage); 2];
+    let problem = LayerNormProblem { norm, rows, width, dtype, parameter, bias, residual: false };
+    let how = |pass| {
+        let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
+        Ok::<_, Failed>(Arithmetic { rows: storage, parameters: storage, additions })
+    };
+    let reference = LayerNorm {
+        norm: if bias { ReferenceNorm::Layer } else { ReferenceNorm::Rms },
+        gamma: &gamma,
+        beta: bias.then_some(&beta),
+        epsilon: 1e-5,
+    };
+    let output = layer_norm_forward(client, norm, &inputs, 1e-5)?;
+    let bounds = reference.forward_bounds(&x, how(Pass::Forward)?);
+    within(recorder, &output.y, storage, &reference.forward(&x), &bounds)?;
+    let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
+    let saved = LayerNormSaved { x: input, gamma: factors, mean: output.mean, rstd: output.rstd };
+    let gradient = upload(recorder, &dy, storage);
+    let gradients = layer_norm_backward(client, norm, &saved, &gradient, None, bias)?;
+    let expected = reference.backward(&x, &dy, None);
+    let bounds = reference.backward_bounds(&x, &dy, None, how(Pass::Backward)?);
+    within(recorder, &gradients.dx, storage, &expected.dx, &bounds.dx)?;
+    within(recorder, &gradients.dgamma, storage, &expected.dgamma, &bounds.dgamma)?;
+    match gradients.dbeta {
+        Some(dbeta) => within(recorder, &dbeta, storage, &expected.dbeta, &bounds.dbeta),
+        None => Ok(()),
+    }
+}
+
+/// Both passes; one row is ignored.
+fn cross_entropy(
+    recorder: &Recorder,
+    classes: usize,
+    smoothing: f32,
+    storage: Storage,
+) -> Result<(), Failed> {
+    const IGNORED: i32 = -100;
+    let (rows, client) = (6, recorder.client());
+    let problem = CrossEntropyProblem {
+        rows,
+        classes,
+        row_stride: classes,
+        dtype: dtype(storage),
+        ignore_index: Some(IGNORED),
+        smoothing,
+    };
+    let logits = normal(1, rows * classes, 2.0, storage);
+    let grads = normal(2, rows, 1.0, Storage::F32);
+    let targets: Vec<i32> = (0..rows)
+        .map(|row| if row == 4 { IGNORED } else { (row * 7919 % classes) as i32 })
+        .collect();
+    let given = upload(recorder, &logits, storage);
+    let goals = upload_integers(recorder, &targets);
+    let plan = CrossEntropyBlueprint::plan(&problem, &given, client);
+    let steps = Steps { additions: plan.additions(classes), rescales: plan.rescales(classes) };
+    let output = cross_entropy_forward(client, &problem, &given, &goals)?;
+    let (mut losses, mut loss_bounds) = (Vec::new(), Vec::new());
+    let (mut expected, mut bounds) = (Vec::new(), Vec::new());
+    for ((row, target), grad) in logits.chunks(classes).zip(&targets).zip(&grads) {
+        let target = usize::try_from(*target).ok();
+        let asked = CrossEntropy { target, smoothing: f64::from(smoothing) };
+        losses.push(asked.loss(row));
+        loss_bounds.push(asked.loss_bound(row, steps));
+        expected.extend(asked.gradient(row, *grad));
+        bounds.extend(asked.gradient_bounds(row, *grad, steps, storage));
+    }
+    within(recorder, &output.loss, Storage::F32, &losses, &loss_bounds)?;
+    let grads = upload(recorder, &grads, Storage::F32);
+    let dlogits =
+        cross_entropy_backward(client, &problem, given, &goals, &output.lse, &grads, None)?;
+    within(recorder, &dlogits, storage, &expected, &bounds)
 }

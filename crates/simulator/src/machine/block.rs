@@ -42,6 +42,8 @@ pub(crate) struct Block<'a> {
     pub(crate) landing: Landing,
     /// Instructions of warps that were run.
     pub(crate) executed: u64,
+    /// Which instructions some thread ran.
+    pub(crate) reached: &'a mut [bool],
     named: Vec<Named>,
     /// Threads of warps that have not ended, whole warps.
     alive: u64,
@@ -66,6 +68,7 @@ impl<'a> Block<'a> {
         global: &'a mut Global,
         index: [u32; 3],
         dice: Dice,
+        reached: &'a mut [bool],
     ) -> Self {
         let Setting { kernel, parameters, maps, grid, threads, dynamic_shared, landing, .. } = setting;
         let end = match dynamic_shared {
@@ -92,6 +95,7 @@ impl<'a> Block<'a> {
             dice,
             landing,
             executed: 0,
+            reached,
             named: vec![Named::default(); NAMED],
             alive: 32 * warps as u64,
         }

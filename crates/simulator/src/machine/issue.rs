@@ -261,7 +261,7 @@ impl Block<'_> {
         let written = product.d.iter().map(|d| Operand::Reg(*d)).chain(words.iter().copied());
         let accumulate = registers.get(product.accumulate)?[0] == 1;
         if written.clone().any(|operand| fresh(&operand)) {
-            let reason = "registers of a product were written after the last `wgmma.fence`";
+            let reason = "the thread accessed registers of a product after the last `wgmma.fence`";
             return Err(Trouble::new(FaultKind::Race, reason));
         }
         known(warp, product.b, u32::MAX, "a descriptor")?;
@@ -272,8 +272,9 @@ impl Block<'_> {
                 Err(Descriptor::decode(warp.registers.get(descriptor)?[0])?)
             }
             [w, x, y, z] => {
-                for word in [w, x, y, z] {
-                    warp.registers.get(word)?;
+                if [w, x, y, z].iter().any(|word| warp.registers.is_coming(*word)) {
+                    let reason = "operand A is a result of a product that is still under way";
+                    return Err(Trouble::new(FaultKind::Race, reason));
                 }
                 Ok([w, x, y, z].map(|word| warp.registers.word(word)))
             }

@@ -4,6 +4,7 @@ use crate::{
     error::{FaultKind, Outcome, Trouble},
     ptx::{File, Kernel, Operand, Reg},
 };
+use std::cell::Cell;
 
 /// A value for each lane.
 pub(crate) type Lanes = [u64; 32];
@@ -17,8 +18,8 @@ pub(crate) struct Registers {
     unknown: [Vec<u32>; 3],
     /// How many asynchronous results are still to come to each word.
     coming: Vec<u16>,
-    /// How many fences of products there were when each word was last written by its thread.
-    written: Vec<u32>,
+    /// How many fences of products there were when its thread last read or wrote each word.
+    touched: Vec<Cell<u32>>,
     fences: u32,
 }
 
@@ -38,7 +39,8 @@ impl Registers {
             doubles: vec![[0xcdcd_cdcd_cdcd_cdcd; 32]; doubles],
             unknown: [predicates, words, doubles].map(|count| vec![u32::MAX; count]),
             coming: vec![0; words],
-            written: vec![0; words],
+            // Even the first product needs a fence.
+            touched: vec![Cell::new(1); words],
             fences: 1,
         }
     }
@@ -65,6 +67,7 @@ impl Registers {
             }
             File::Word => {
                 self.arrived(index)?;
+                self.touched[index].set(self.fences);
                 self.words[index].map(u64::from)
             }
             File::Double => self.doubles[index],
@@ -110,7 +113,7 @@ impl Registers {
             }
             File::Word => {
                 self.arrived(index)?;
-                self.written[index] = self.fences;
+                self.touched[index].set(self.fences);
                 let word = &mut self.words[index];
                 if mask == u32::MAX {
                     *word = values.map(|value| value as u32);
@@ -128,19 +131,19 @@ impl Registers {
         Ok(())
     }
 
-    /// A fence of products: what was written until now may be an operand.
+    /// A fence of products: what threads accessed until now may be an operand.
     pub(crate) fn fence(&mut self) {
         self.fences += 1;
     }
 
-    /// Whether the thread has written a register since the last fence of products.
+    /// Whether the thread has accessed a word since the last fence of products.
     pub(crate) fn is_fresh(&self, register: Reg) -> bool {
-        self.written[register.index as usize] == self.fences
+        self.touched[register.index as usize].get() == self.fences
     }
 
-    /// Notes that a word was written by its thread, at a time that is still to come.
-    pub(crate) fn touch(&mut self, register: Reg) {
-        self.written[register.index as usize] = self.fences;
+    /// Notes that a thread accesses a word, at a time that is still to come.
+    pub(crate) fn touch(&self, register: Reg) {
+        self.touched[register.index as usize].set(self.fences);
     }
 
     /// Whether an asynchronous result is still to come.

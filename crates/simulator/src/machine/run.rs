@@ -15,19 +15,20 @@ use crate::{
 /// A warp runs at most so many instructions before another one is chosen.
 const LONGEST_TURN: u64 = 200;
 
-/// Runs the block with that index to its end, and tells how many instructions its warps ran.
+/// Runs the block with that index to its end, and tells how many instructions its warps ran; `most` is how
+/// many they may. Instructions that some thread ran are marked in `reached`.
 pub(crate) fn run_block(
     setting: Setting<'_>,
     global: &mut Global,
     index: [u32; 3],
-    seed: u64,
-    most: u64,
+    (seed, most): (u64, u64),
+    reached: &mut [bool],
 ) -> Result<u64, Box<Fault>> {
     let threads = setting.threads.iter().product::<u32>();
     let mut warps: Vec<_> = (0..threads.div_ceil(32) as usize)
         .map(|warp| Warp::new(setting.kernel, warp, threads - 32 * warp as u32))
         .collect();
-    let mut block = Block::new(setting, global, index, Dice::new(seed));
+    let mut block = Block::new(setting, global, index, Dice::new(seed), reached);
     let mut at = None;
     let outcome = block.run(&mut warps, most, &mut at);
     outcome.map(|()| block.executed).map_err(|trouble| {
@@ -184,6 +185,7 @@ impl Block<'_> {
                 group.mask & if negated { !bits } else { bits }
             }
         };
+        self.reached[group.at] |= mask != 0;
         if self.must_wait(warp, instruction, group.mask, mask)? {
             warp.groups[place].wait = Some(Wait::Warp);
             return Ok(true);
