@@ -150,11 +150,7 @@ impl Nvrtc {
     /// # Errors
     ///
     /// NVRTC itself does not work, or the source contains a NUL character.
-    pub fn compile(
-        &self,
-        source: &str,
-        options: &[String],
-    ) -> Result<Result<String, String>> {
+    pub fn compile(&self, source: &str, options: &[String]) -> Result<Result<String, String>> {
         let source = CString::new(source).context("the source contains a NUL character")?;
         let options: Vec<CString> =
             options.iter().map(|option| CString::new(option.as_str())).collect::<Result<_, _>>()?;

@@ -149,7 +149,8 @@ impl Device {
         launch: &Launch,
         options: &Options,
     ) -> Result<Report, SimulatorError> {
-        let refuse = |reason: String| SimulatorError::Launch { kernel: launch.kernel.clone(), reason };
+        let refuse =
+            |reason: String| SimulatorError::Launch { kernel: launch.kernel.clone(), reason };
         let kernel = program.kernels.iter().find(|kernel| kernel.name == launch.kernel);
         let kernel = kernel.ok_or_else(|| {
             let known: Vec<_> = program.kernels().collect();
@@ -185,7 +186,8 @@ impl Device {
             let index = [number % x, number / x % y, number / x / y].map(|place| place as u32);
             let seed = dice.roll(u64::MAX);
             let most = options.most_instructions;
-            report.instructions += run_block(setting, &mut self.memory, index, (seed, most), &mut reached)?;
+            report.instructions +=
+                run_block(setting, &mut self.memory, index, (seed, most), &mut reached)?;
             report.blocks += 1;
         }
         let ran = kernel.code.iter().zip(&reached).filter(|(_, reached)| **reached);

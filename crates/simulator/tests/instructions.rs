@@ -198,7 +198,10 @@ fn copies_land_before_who_waited_reads_them() {
         assert_eq!(run(&waited, 32, &input, 32, schedule).unwrap(), input, "{schedule:?}");
     }
     assert_eq!(fault(&body.replace("WAIT", ""), 32, &input), Some(FaultKind::Race));
-    assert_eq!(fault(&body.replace("WAIT", "cp.async.wait_group 1;"), 32, &input), Some(FaultKind::Race));
+    assert_eq!(
+        fault(&body.replace("WAIT", "cp.async.wait_group 1;"), 32, &input),
+        Some(FaultKind::Race)
+    );
 }
 
 #[test]
@@ -208,7 +211,10 @@ fn addresses_are_checked() {
         ("ld.global.u32 %r5, [%rd2+2];", FaultKind::Misaligned),
         ("mov.u32 %r2, 0; ld.shared.u32 %r5, [%r2];", FaultKind::OutOfBounds),
         ("ld.shared.u32 %r5, [tile]; st.global.u32 [%rd1], %r5;", FaultKind::Uninitialized),
-        ("ld.shared.u32 %r5, [tile]; setp.eq.u32 %p1, %r5, 0; @%p1 trap;", FaultKind::Uninitialized),
+        (
+            "ld.shared.u32 %r5, [tile]; setp.eq.u32 %p1, %r5, 0; @%p1 trap;",
+            FaultKind::Uninitialized,
+        ),
         ("trap;", FaultKind::Trap),
         ("LOOP: bra LOOP;", FaultKind::Runaway),
     ] {
@@ -257,7 +263,8 @@ fn an_unknown_instruction_is_named() {
 
 #[test]
 fn a_barrier_that_nobody_reaches_is_a_deadlock() {
-    let body = "setp.gt.u32 %p1, %r1, 31;\n@%p1 bra OTHER;\nbar.sync 1, 64;\nOTHER:\nbar.sync 2, 64;";
+    let body =
+        "setp.gt.u32 %p1, %r1, 31;\n@%p1 bra OTHER;\nbar.sync 1, 64;\nOTHER:\nbar.sync 2, 64;";
     assert_eq!(fault(body, 64, &[]), Some(FaultKind::Deadlock));
 }
 
@@ -283,5 +290,8 @@ fn launches_that_contradict_the_kernel_are_refused() {
         "launch of `other`: the module has no such kernel, only test"
     );
     let wide = Launch { block: [1025, 1, 1], ..launch };
-    assert_eq!(message(&mut device, &wide), "launch of `test`: 1025 threads a block; 1 to 1024 are possible");
+    assert_eq!(
+        message(&mut device, &wide),
+        "launch of `test`: 1025 threads a block; 1 to 1024 are possible"
+    );
 }

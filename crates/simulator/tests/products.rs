@@ -109,7 +109,8 @@ fn tiles(change: [&str; 2], schedule: Schedule) -> Result<Vec<f32>, SimulatorErr
         let words: Vec<u32> = (0..rows * 32)
             .map(|at| {
                 let (row, column) = (at / 32, at % 32 * 2);
-                bf16_bits(number(row, column, salt)) | bf16_bits(number(row, column + 1, salt)) << 16
+                bf16_bits(number(row, column, salt))
+                    | bf16_bits(number(row, column + 1, salt)) << 16
             })
             .collect();
         let address = device.allocate(128 * rows as u64);
@@ -152,7 +153,8 @@ fn fault(change: [&str; 2]) -> Option<FaultKind> {
 #[test]
 fn a_warpgroup_multiplies_tiles_under_every_schedule() {
     for schedule in Schedule::several(20) {
-        let sums = tiles(["", ""], schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        let sums =
+            tiles(["", ""], schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
         for thread in 0..128 {
             for i in 0..4 {
                 let row = 16 * (thread / 32) + thread % 32 / 4 + if i < 2 { 0 } else { 8 };
@@ -191,9 +193,14 @@ fn what_a_pipeline_may_not_leave_out_is_noticed() {
 #[test]
 fn stores_in_front_of_a_product_need_a_proxy_fence() {
     let store = |fence: &str| {
-        ["wgmma.fence.sync.aligned;".to_owned(), format!("bar.sync 0;\nmov.u32 %r8, 0;\n\
+        [
+            "wgmma.fence.sync.aligned;".to_owned(),
+            format!(
+                "bar.sync 0;\nmov.u32 %r8, 0;\n\
           setp.eq.s32 %p1, %r1, 0;\n@%p1 st.shared.u32 [%r2], %r8;\n{fence}\nbar.sync 0;\n\
-          wgmma.fence.sync.aligned;")]
+          wgmma.fence.sync.aligned;"
+            ),
+        ]
     };
     let kind = |change: &[String; 2]| fault([&change[0], &change[1]]);
     assert_eq!(kind(&store("")), Some(FaultKind::ProxyFence));

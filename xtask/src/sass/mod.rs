@@ -140,7 +140,10 @@ impl Bench {
         let path = self.sources.join(&kernel.file);
         let source =
             fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let ptx = match self.nvrtc.compile(&source, &blackburn_nvrtc::options(&self.toolkit.root, architecture))? {
+        let ptx = match self
+            .nvrtc
+            .compile(&source, &blackburn_nvrtc::options(&self.toolkit.root, architecture))?
+        {
             Ok(ptx) => ptx,
             Err(log) => return Ok(Verdict::refused(kernel, architecture, "NVRTC", log)),
         };

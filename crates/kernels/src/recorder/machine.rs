@@ -9,7 +9,9 @@ use cubecl_common::bytes::Bytes;
 use cubecl_server::{
     id::KernelId,
     kernel::CubeKernel,
-    server::{BufferBinding, CopyDescriptor, CubeCount, KernelArguments, KernelResource, TensorMapBinding},
+    server::{
+        BufferBinding, CopyDescriptor, CubeCount, KernelArguments, KernelResource, TensorMapBinding,
+    },
 };
 use std::{collections::HashMap, ops::Range};
 
@@ -202,7 +204,8 @@ impl Hardware {
         }
         let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let info = &arguments.info;
-        let (fixed, varying) = info.data.split_at(info.dynamic_metadata_offset.min(info.data.len()));
+        let (fixed, varying) =
+            info.data.split_at(info.dynamic_metadata_offset.min(info.data.len()));
         if !varying.is_empty() {
             let data: Vec<u8> = bytes(varying);
             let address = self.machine.allocate(data.len() as u64);
@@ -234,7 +237,10 @@ fn tiled(binding: &TensorMapBinding, address: u64, id: &KernelId) -> Result<Tile
         return Err(format!("tensor maps of the form {:?} are not known here", map.format));
     };
     if map.elem_stride.iter().any(|stride| *stride != 1) {
-        return Err(format!("steps of {:?} elements in a tensor map are not known here", map.elem_stride));
+        return Err(format!(
+            "steps of {:?} elements in a tensor map are not known here",
+            map.elem_stride
+        ));
     }
     let swizzle_bytes = match map.swizzle {
         TensorMapSwizzle::None => 0,

@@ -72,8 +72,13 @@ impl Recorder {
 
         let device = DeviceId { type_id: 0, index_id: NEXT.fetch_add(1, Ordering::Relaxed) };
         let (launches, failure) = (Launches::default(), Failure::default());
-        let server =
-            RecordingServer::new(device, &gpu, machine, Arc::clone(&launches), Arc::clone(&failure));
+        let server = RecordingServer::new(
+            device,
+            &gpu,
+            machine,
+            Arc::clone(&launches),
+            Arc::clone(&failure),
+        );
         let client = Client::try_init(device, server).expect("the device is new");
         Self { gpu, client, launches, failure }
     }

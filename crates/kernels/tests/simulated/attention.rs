@@ -2,20 +2,23 @@
 
 use super::{
     Case,
-    tensors::{download, dtype, upload, within},
+    tensors::{download, dtype, upload, upload_integers, within},
 };
 use blackburn_kernels::{
     attention::{
-        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Order,
-        Pass, Window, attention_backward_with, attention_forward_with,
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Dropout,
+        Order, Pairs, Pass, Window, attention_backward_with, attention_forward_with,
     },
     matmul::Family,
     recorder::{Gpu, Recorder},
 };
 use blackburn_reference::{
-    attention::{AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision},
+    attention::{
+        AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PairShape, cases,
+    },
     matmul::MatmulPrecision,
     storage::Storage,
+    tolerance::compare,
 };
 use libtest_mimic::Failed;
 
@@ -36,6 +39,12 @@ pub(super) fn cases() -> Vec<Case> {
     });
     add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
         both(recorder, Family::Wgmma, WIDE)
+    });
+    add("attention_wgmma_with_every_option_is_within_bounds", hopper, false, |recorder| {
+        every_option(recorder, Family::Wgmma)
+    });
+    add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
+        every_option(recorder, Family::Mma)
     });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
@@ -68,7 +77,7 @@ const PLAIN: AttentionCase = AttentionCase {
 
 /// More tiles of keys than are held at once, and more tiles of queries than blocks.
 const LONG: AttentionCase =
-    AttentionCase { name: "long", heads_q: 1, seq_q: 399, seq_kv: 530, ..PLAIN };
+    AttentionCase { name: "long", heads_q: 1, seq_q: 399, seq_kv: 1070, ..PLAIN };
 
 const CAUSAL: AttentionCase = AttentionCase {
     name: "causal",
@@ -83,6 +92,21 @@ const CAUSAL: AttentionCase = AttentionCase {
 const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
 
 fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+    let options = &case.options;
+    let window = options
+        .window
+        .map_or_else(Window::default, |window| Window { left: window.left, right: window.right });
+    let right = if options.causal { Some(0) } else { window.right };
+    let pairs = |shape: PairShape| {
+        let [batch, heads, rows, keys] = case.pair_dims(shape);
+        let stride = |size: usize, stride| if size == 1 { 0 } else { stride };
+        Pairs {
+            batch: stride(batch, heads * rows * keys),
+            head: stride(heads, rows * keys),
+            row: stride(rows, keys),
+            column: 1,
+        }
+    };
     let rows = |heads, seq| Order::HeadsFirst.rows(heads, seq, case.head_dim);
     AttentionProblem {
         heads_kv: case.heads_kv,
@@ -90,13 +114,33 @@ fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
         k: rows(case.heads_kv, case.seq_kv),
         v: rows(case.heads_kv, case.seq_kv),
         scale: case.scale() as f32,
-        window: Window { left: None, right: case.options.causal.then_some(0) },
+        window: Window { left: window.left, right },
+        softcap: options.softcap.map(|cap| cap as f32),
+        dropout: options.dropout.map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed }),
+        mask: options.mask.map(pairs),
+        bias: options.bias.map(pairs),
         ..AttentionProblem::dense(
             [case.batch, case.heads_q, case.seq_q, case.head_dim],
             case.seq_kv,
             dtype(storage),
         )
     }
+}
+
+/// Every option, in heads of every size that has plans of its own.
+fn every_option(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    for case in cases::options() {
+        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+    }
+    for head_dim in [32, 96, 128, 256] {
+        let case = AttentionCase { name: "another size of heads", head_dim, ..PLAIN };
+        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+    }
+    Ok(())
+}
+
+fn named(case: &AttentionCase, error: &Failed) -> Failed {
+    format!("{case}: {}", error.message().unwrap_or_default()).into()
 }
 
 /// Both passes by the first plan of a family.
@@ -112,21 +156,25 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
     let problem = problem(&case, storage);
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let plan = plans.into_iter().find(|plan| plan.family == family);
-        plan.ok_or_else(|| Failed::from(format!("no plan by {family:?} for {pass:?}")))
+        let by_family = plans.iter().find(|plan| plan.family == family);
+        // Heads that a family does not serve in one pass are served by another one.
+        let plan = by_family.or(plans.iter().find(|plan| plan.family != Family::Portable));
+        plan.copied().ok_or_else(|| Failed::from(format!("no plan by {family:?} for {pass:?}")))
     };
     let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout]
         .map(|values| upload(recorder, values, storage));
-    let tensors = Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None };
+    let mask = inputs.mask.as_ref().map(|mask| {
+        upload_integers(recorder, &mask.iter().map(|masked| i32::from(*masked)).collect::<Vec<_>>())
+    });
+    let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
+    let tensors =
+        Tensors { q: &q, k: &k, v: &v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None };
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
     let parts = download(recorder, &output.lse, Storage::F32)?;
     let (largest, logarithms) = parts.split_at(parts.len() / 2);
-    for (at, (largest, logarithm)) in largest.iter().zip(logarithms).enumerate() {
-        let error = (largest + logarithm - forward.lse[at]).abs();
-        if !(error <= forward_bounds.lse[at]) {
-            return Err(format!("the logarithm of query {at} is off by {error}").into());
-        }
-    }
+    let lse: Vec<_> = largest.iter().zip(logarithms).map(|(a, b)| a + b).collect();
+    compare(&lse, &forward.lse, &forward_bounds.lse)
+        .map_err(|error| format!("the logarithms of sums: {error}"))?;
     within(recorder, &output.out, storage, &forward.o, &forward_bounds.o)?;
     let result = AttentionResult {
         out: &output.out,
@@ -135,8 +183,20 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
         dout_rows: problem.out(),
     };
     let plan = plan(Pass::Backward)?;
-    let gradients = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
+    let wants_bias = plan.gives_bias_gradient();
+    let gradients =
+        attention_backward_with(client, &problem, &plan, &tensors, &result, wants_bias)?;
     within(recorder, &gradients.dq, storage, &backward.dq, &backward_bounds.dq)?;
     within(recorder, &gradients.dk, storage, &backward.dk, &backward_bounds.dk)?;
-    within(recorder, &gradients.dv, storage, &backward.dv, &backward_bounds.dv)
+    within(recorder, &gradients.dv, storage, &backward.dv, &backward_bounds.dv)?;
+    match (gradients.dbias, &backward.dbias, &backward_bounds.dbias) {
+        // What is repeated is summed by whoever asked for it.
+        (Some(pairs), Some(sums), _) if pairs.elements != sums.len() => {
+            download(recorder, &pairs, Storage::F32).map(drop)
+        }
+        (Some(pairs), Some(sums), Some(bounds)) => {
+            within(recorder, &pairs, Storage::F32, sums, bounds)
+        }
+        _ => Ok(()),
+    }
 }

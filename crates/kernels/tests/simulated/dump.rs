@@ -12,7 +12,10 @@
 //! Addresses are the simulator's: whoever runs a launch allocates each buffer, and puts its own address in
 //! the place of those that are parameters or begin a tensor.
 
-use super::{Case, machine::{Recording, Recordings}};
+use super::{
+    Case,
+    machine::{Recording, Recordings},
+};
 use blackburn_simulator::{Argument, Device};
 use std::{fs, io, path::Path};
 
@@ -52,9 +55,9 @@ fn one(folder: &Path, recording: &Recording) -> io::Result<()> {
     }
     fs::write(folder.join("launch.txt"), text)?;
     let contents = |when: &str, device: &Device| {
-        device
-            .contents()
-            .try_for_each(|(address, bytes)| fs::write(folder.join(format!("{when}-{address:x}.bin")), bytes))
+        device.contents().try_for_each(|(address, bytes)| {
+            fs::write(folder.join(format!("{when}-{address:x}.bin")), bytes)
+        })
     };
     contents("before", &recording.before)?;
     contents("after", &recording.after)

@@ -2,7 +2,9 @@
 
 use blackburn_kernels::recorder::{Machine, MachineArgument, MachineLaunch, TiledTensor};
 use blackburn_nvrtc::Nvrtc;
-use blackburn_simulator::{Argument, Device, Launch, Options, Program, Schedule, Swizzle, TensorMap};
+use blackburn_simulator::{
+    Argument, Device, Launch, Options, Program, Schedule, Swizzle, TensorMap,
+};
 use std::{
     collections::{BTreeSet, HashMap},
     env, fs,

@@ -57,7 +57,8 @@ impl Fault {
 
     /// The statement with the fault, if it is one that can have it.
     fn plant(self, statement: &str) -> Option<String> {
-        let (opcode, operands) = statement.split_once(char::is_whitespace).unwrap_or((statement, ""));
+        let (opcode, operands) =
+            statement.split_once(char::is_whitespace).unwrap_or((statement, ""));
         let operands: Vec<_> = split(operands.trim_end_matches(';'));
         let is = |start: &str| opcode.trim_end_matches(';').starts_with(start);
         let dropped = |found: bool| found.then(String::new);

@@ -6,10 +6,13 @@ use super::{
 };
 use blackburn_kernels::{
     buffer::Buffer,
-    matmul::{Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout, matmul_with},
+    matmul::{
+        Activation, Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+        matmul_with,
+    },
     recorder::{Gpu, Recorder},
 };
-use blackburn_reference::{fp8::Fp8, storage::Storage};
+use blackburn_reference::{fp8::Fp8, gelu, storage::Storage};
 use cubecl::ir::{ElemType, FloatKind};
 use libtest_mimic::Failed;
 
@@ -27,6 +30,12 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         case("matmul_mma_of_long_sums_is_exact", ampere, false, |recorder| {
             numbers(recorder, Product { family: Family::Mma, sizes: DEEP, ..PRODUCT })
+        }),
+        case("matmul_mma_with_every_epilogue_is_exact", ampere, false, |recorder| {
+            epilogues(recorder, Family::Mma)
+        }),
+        case("matmul_wgmma_with_every_epilogue_is_exact", small, false, |recorder| {
+            epilogues(recorder, Family::Wgmma)
         }),
         case("matmul_mma_by_every_plan_and_layout_is_exact", ampere, false, |recorder| {
             every_layout(recorder, Family::Mma)
@@ -164,10 +173,69 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     Ok(())
 }
 
+/// A bias, ReLU and a residual; then scales, GELU whose argument is kept, and a residual.
+fn epilogues(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    let storage = Storage::Bf16;
+    let operands = Operands::new(dtype(storage), dtype(storage), SIZES, [true, false])?;
+    let problem = operands.problem;
+    let [bias, residual] =
+        [(3, problem.n), (4, problem.out_elements())].map(|(seed, n)| whole_numbers(seed, n, 8));
+    let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
+    let [bias_there, residual_there] =
+        [&bias, &residual].map(|values| upload(recorder, values, storage));
+    let relu = Epilogue {
+        bias: Some(bias_there),
+        activation: Activation::Relu,
+        residual: Some(residual_there),
+        ..Epilogue::default()
+    };
+    let scale = |value| upload(recorder, &[value], Storage::F32);
+    let everything = Epilogue {
+        scales: Some([scale(0.5), scale(0.25)]),
+        activation: Activation::Gelu,
+        keep_preactivation: true,
+        ..relu.clone()
+    };
+    let sums = operands.expected(&vec![0.0; problem.n]);
+    let arguments = |scale: f64| -> Vec<f64> {
+        sums.iter().enumerate().map(|(at, sum)| scale * sum + bias[at % problem.n]).collect()
+    };
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(|plan| plan.family == family);
+    for plan in plans {
+        let [lhs, rhs] = &tensors;
+        let run = |epilogue| matmul_with(recorder.client(), &problem, &plan, lhs, rhs, epilogue);
+        let before = arguments(1.0);
+        let rounded: Vec<_> =
+            before.iter().zip(&residual).map(|(z, r)| storage.round(z.max(0.0) + r)).collect();
+        let exact = vec![0.0; rounded.len()];
+        let output = run(&relu)?;
+        within(recorder, &output.out, storage, &rounded, &exact)
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+        // The widest tiles have no registers for all of it.
+        let Ok(output) = run(&everything) else { continue };
+        let z = arguments(0.125);
+        let kept: Vec<_> = z.iter().map(|z| storage.round(*z)).collect();
+        let preactivation = output.preactivation.ok_or("the argument of GELU was not kept")?;
+        within(recorder, &preactivation, storage, &kept, &exact)?;
+        let error = 2.0 * f64::from(f32::EPSILON);
+        let (mut expected, mut bounds) = (Vec::new(), Vec::new());
+        for (z, r) in z.iter().zip(&residual) {
+            let sum = gelu::gelu(*z) + r;
+            expected.push(sum);
+            let before = gelu::forward_bound(*z, Storage::F32, error);
+            bounds.push(before + sum.abs() * (storage.unit_roundoff() + f64::from(f32::EPSILON)));
+        }
+        within(recorder, &output.out, storage, &expected, &bounds)?;
+    }
+    Ok(())
+}
+
 /// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
 fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
     let float = |kind| ElemType::Float(kind);
-    let operands = Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
+    let operands =
+        Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
     let mut problem = operands.problem;
     problem.rhs.dtype = float(FloatKind::E5M2);
     let send = |values: &[f64], format: Fp8, kind| {
@@ -183,8 +251,7 @@ fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
         .min_by_key(|plan| plan.tile_n)
         .ok_or("no plan by Hopper's products")?;
     let plan = MatmulBlueprint { promotion, ..plan };
-    let output =
-        matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
+    let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
     let expected = operands.expected(&vec![0.0; problem.n]);
     let expected: Vec<_> = expected.into_iter().map(|sum| Storage::Bf16.round(sum)).collect();
     within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])

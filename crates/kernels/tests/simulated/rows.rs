@@ -2,7 +2,7 @@
 
 use super::{
     Case,
-    tensors::{dtype, upload, upload_integers, within},
+    tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
 use blackburn_kernels::{
     cross_entropy::{
@@ -11,7 +11,7 @@ use blackburn_kernels::{
     gelu::gelu_forward,
     layer_norm::{
         LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
-        layer_norm_backward, layer_norm_forward,
+        layer_norm_backward, layer_norm_forward, variants::problems,
     },
     recorder::{Gpu, Recorder},
 };
@@ -22,6 +22,7 @@ use blackburn_reference::{
     random::normal,
     storage::Storage,
 };
+use cubecl::ir::ElemType;
 use libtest_mimic::Failed;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -31,13 +32,13 @@ pub(super) fn cases() -> Vec<Case> {
         let mut add = |name, quick, body| cases.push(Case { name, gpu, quick, body });
         add("gelu_in_f32_is_within_bounds", true, gelu_of_numbers);
         add("layer_norm_of_odd_rows_is_within_bounds", quick, |recorder| {
-            normalization(recorder, Norm::Layer, 769, Storage::Bf16)
+            normalization(recorder, Rows::new(Norm::Layer, 769, Storage::Bf16))
         });
         add("layer_norm_of_wide_rows_is_within_bounds", false, |recorder| {
-            normalization(recorder, Norm::Layer, 4096, Storage::F16)
+            normalization(recorder, Rows::new(Norm::Layer, 4096, Storage::F16))
         });
         add("rms_norm_is_within_bounds", quick, |recorder| {
-            normalization(recorder, Norm::Rms, 4096, Storage::F32)
+            normalization(recorder, Rows::new(Norm::Rms, 4096, Storage::F32))
         });
         add("cross_entropy_of_few_classes_is_within_bounds", quick, |recorder| {
             cross_entropy(recorder, 101, 0.1, Storage::Bf16)
@@ -45,8 +46,55 @@ pub(super) fn cases() -> Vec<Case> {
         add("cross_entropy_of_many_classes_is_within_bounds", false, |recorder| {
             cross_entropy(recorder, 50_257, 0.0, Storage::Bf16)
         });
+        add("norms_of_every_variant_are_within_bounds", false, every_norm);
+        add("cross_entropy_of_every_variant_is_within_bounds", false, |recorder| {
+            for storage in Storage::ALL {
+                for (classes, smoothing) in
+                    [(50_304, 0.0), (50_304, 0.1), (50_257, 0.0), (100, 0.1)]
+                {
+                    cross_entropy(recorder, classes, smoothing, storage)?;
+                }
+            }
+            Ok(())
+        });
     }
     cases
+}
+
+/// The widths and types whose machine code is checked, with fewer rows.
+fn every_norm(recorder: &Recorder) -> Result<(), Failed> {
+    for problem in problems() {
+        let storage = |asked: ElemType| {
+            let found = Storage::ALL.into_iter().find(|storage| dtype(*storage) == asked);
+            found.ok_or_else(|| Failed::from(format!("rows of {asked:?}")))
+        };
+        let rows = Rows {
+            norm: problem.norm,
+            width: problem.width,
+            storage: storage(problem.dtype)?,
+            parameter: storage(problem.parameter)?,
+            residual: problem.residual,
+        };
+        normalization(recorder, rows)
+            .map_err(|error| format!("{rows:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Rows to normalize.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    norm: Norm,
+    width: usize,
+    storage: Storage,
+    parameter: Storage,
+    residual: bool,
+}
+
+impl Rows {
+    fn new(norm: Norm, width: usize, storage: Storage) -> Self {
+        Self { norm, width, storage, parameter: storage, residual: false }
+    }
 }
 
 fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
@@ -60,30 +108,28 @@ fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
     within(recorder, &y, storage, &expected, &bounds)
 }
 
-/// Both passes.
-fn normalization(
-    recorder: &Recorder,
-    norm: Norm,
-    width: usize,
-    storage: Storage,
-) -> Result<(), Failed> {
+/// Both passes, where a cube holds the rows.
+fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
+    let Rows { norm, width, storage, parameter, residual } = asked;
     let (rows, client) = (5, recorder.client());
     let bias = norm == Norm::Layer;
     let x = normal(1, rows * width, 1.0, storage);
-    let gamma = normal(2, width, 1.0, storage);
-    let beta = normal(3, width, 1.0, storage);
+    let gamma = normal(2, width, 1.0, parameter);
+    let beta = normal(3, width, 1.0, parameter);
     let dy = normal(4, rows * width, 1.0, storage);
-    let inputs = LayerNormInputs {
-        x: upload(recorder, &x, storage),
-        residual: None,
-        gamma: upload(recorder, &gamma, storage),
-        beta: bias.then(|| upload(recorder, &beta, storage)),
+    let other = whole_numbers(5, rows * width, 2);
+    let problem = LayerNormProblem {
+        norm,
+        rows,
+        width,
+        dtype: dtype(storage),
+        parameter: dtype(parameter),
+        bias,
+        residual,
     };
-    let [parameter, dtype] = [dtype(storage); 2];
-    let problem = LayerNormProblem { norm, rows, width, dtype, parameter, bias, residual: false };
     let how = |pass| {
         let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
-        Ok::<_, Failed>(Arithmetic { rows: storage, parameters: storage, additions })
+        Ok::<_, Failed>(Arithmetic { rows: storage, parameters: parameter, additions })
     };
     let reference = LayerNorm {
         norm: if bias { ReferenceNorm::Layer } else { ReferenceNorm::Rms },
@@ -91,19 +137,31 @@ fn normalization(
         beta: bias.then_some(&beta),
         epsilon: 1e-5,
     };
+    let inputs = LayerNormInputs {
+        x: upload(recorder, &x, storage),
+        residual: residual.then(|| upload(recorder, &other, storage)),
+        gamma: upload(recorder, &gamma, parameter),
+        beta: bias.then(|| upload(recorder, &beta, parameter)),
+    };
     let output = layer_norm_forward(client, norm, &inputs, 1e-5)?;
+    let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
+    // From what the device normalized: the rounding of the sum is no error of the norm.
+    let input = output.sum.unwrap_or(input);
+    let x = download(recorder, &input, storage)?;
     let bounds = reference.forward_bounds(&x, how(Pass::Forward)?);
     within(recorder, &output.y, storage, &reference.forward(&x), &bounds)?;
-    let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
+    let Ok(how) = how(Pass::Backward) else { return Ok(()) };
     let saved = LayerNormSaved { x: input, gamma: factors, mean: output.mean, rstd: output.rstd };
     let gradient = upload(recorder, &dy, storage);
-    let gradients = layer_norm_backward(client, norm, &saved, &gradient, None, bias)?;
-    let expected = reference.backward(&x, &dy, None);
-    let bounds = reference.backward_bounds(&x, &dy, None, how(Pass::Backward)?);
+    let dsum = residual.then(|| upload(recorder, &other, storage));
+    let gradients = layer_norm_backward(client, norm, &saved, &gradient, dsum.as_ref(), bias)?;
+    let added = residual.then_some(&other[..]);
+    let expected = reference.backward(&x, &dy, added);
+    let bounds = reference.backward_bounds(&x, &dy, added, how);
     within(recorder, &gradients.dx, storage, &expected.dx, &bounds.dx)?;
-    within(recorder, &gradients.dgamma, storage, &expected.dgamma, &bounds.dgamma)?;
+    within(recorder, &gradients.dgamma, parameter, &expected.dgamma, &bounds.dgamma)?;
     match gradients.dbeta {
-        Some(dbeta) => within(recorder, &dbeta, storage, &expected.dbeta, &bounds.dbeta),
+        Some(dbeta) => within(recorder, &dbeta, parameter, &expected.dbeta, &bounds.dbeta),
         None => Ok(()),
     }
 }

@@ -41,10 +41,17 @@ fn misuse(reason: String) -> Trouble {
 }
 
 impl Barriers {
-    pub(crate) fn initialize(&mut self, address: u64, arrivals: u64, made: (usize, u32)) -> Outcome {
+    pub(crate) fn initialize(
+        &mut self,
+        address: u64,
+        arrivals: u64,
+        made: (usize, u32),
+    ) -> Outcome {
         let arrivals = arrivals as i64;
         if !(1..=MOST).contains(&arrivals) {
-            return Err(misuse(format!("a barrier of {arrivals} arrivals; 1 to {MOST} are possible")));
+            return Err(misuse(format!(
+                "a barrier of {arrivals} arrivals; 1 to {MOST} are possible"
+            )));
         }
         let number = self.barriers.len();
         let barrier = Barrier {
@@ -61,7 +68,9 @@ impl Barriers {
         };
         match self.barriers.insert(address, barrier) {
             None => Ok(()),
-            Some(_) => Err(misuse(format!("the barrier at shared {address:#x} is initialized twice"))),
+            Some(_) => {
+                Err(misuse(format!("the barrier at shared {address:#x} is initialized twice")))
+            }
         }
     }
 

@@ -17,7 +17,8 @@ impl Copy16 {
     fn land(&self, block: &mut Block<'_>) -> Outcome {
         let mut data = [0; 16];
         let (given, bytes) = (self.given as usize, self.bytes as usize);
-        let known = if given > 0 { block.global.read(self.source, &mut data[..given])? } else { true };
+        let known =
+            if given > 0 { block.global.read(self.source, &mut data[..given])? } else { true };
         block.shared.write(self.destination, &data[..bytes], known)
     }
 }

@@ -64,9 +64,18 @@ impl TensorMap {
         };
         let checks = [
             ((1..=5).contains(&rank), format!("{rank} dimensions; 1 to 5 are possible")),
-            (self.strides.len() + 1 == rank, format!("{} strides for {rank} dimensions", self.strides.len())),
-            (self.tile.len() == rank, format!("a box of {} dimensions, not {rank}", self.tile.len())),
-            (self.address.is_multiple_of(16), format!("address {:#x} is no multiple of 16", self.address)),
+            (
+                self.strides.len() + 1 == rank,
+                format!("{} strides for {rank} dimensions", self.strides.len()),
+            ),
+            (
+                self.tile.len() == rank,
+                format!("a box of {} dimensions, not {rank}", self.tile.len()),
+            ),
+            (
+                self.address.is_multiple_of(16),
+                format!("address {:#x} is no multiple of 16", self.address),
+            ),
             (
                 self.strides.iter().all(|stride| stride.is_multiple_of(16)),
                 format!("strides {:?} are no multiples of 16", self.strides),
@@ -76,7 +85,10 @@ impl TensorMap {
                 format!("box {:?}; 1 to 256 elements along a dimension are possible", self.tile),
             ),
             (row.is_multiple_of(16), format!("rows of the box of {row} bytes, no multiple of 16")),
-            (row <= most, format!("rows of the box of {row} bytes, more than the swizzle's {most}")),
+            (
+                row <= most,
+                format!("rows of the box of {row} bytes, more than the swizzle's {most}"),
+            ),
         ];
         match checks.into_iter().find(|(holds, _)| !holds) {
             None => Ok(()),

@@ -25,12 +25,15 @@ impl Block<'_> {
     }
 
     /// A shared address of 32 bits.
-    pub(super) fn shared_addresses(&self, warp: &Warp, address: Address, mask: u32) -> Outcome<Lanes> {
-        Ok(self.addresses(warp, address, mask)?.map(|address| {
-            match resolve(address) {
-                (Space::Shared, inside) => inside,
-                _ => address & 0xffff_ffff,
-            }
+    pub(super) fn shared_addresses(
+        &self,
+        warp: &Warp,
+        address: Address,
+        mask: u32,
+    ) -> Outcome<Lanes> {
+        Ok(self.addresses(warp, address, mask)?.map(|address| match resolve(address) {
+            (Space::Shared, inside) => inside,
+            _ => address & 0xffff_ffff,
         }))
     }
 
@@ -72,7 +75,8 @@ impl Block<'_> {
         into: &mut [u8],
     ) -> Outcome<bool> {
         check_alignment(address, into.len() as u64)?;
-        let (space, address) = if space == Space::Generic { resolve(address) } else { (space, address) };
+        let (space, address) =
+            if space == Space::Generic { resolve(address) } else { (space, address) };
         match space {
             Space::Shared => {
                 if let Some(races) = &mut self.races {

@@ -111,7 +111,11 @@ fn quotient_approx<const FTZ: bool>(a: u64, b: u64, c: u64) -> u64 {
     let (over, under) = (operand::<FTZ>(a), operand::<FTZ>(b));
     if under.is_finite() && under.abs() > 2.0_f32.powi(126) {
         let sign = over.signum() * under.signum();
-        return if over.is_finite() { f32_bits(0.0_f32.copysign(sign)) } else { f32_bits(f32::NAN) };
+        return if over.is_finite() {
+            f32_bits(0.0_f32.copysign(sign))
+        } else {
+            f32_bits(f32::NAN)
+        };
     }
     quotient::<FTZ>(a, b, c)
 }
@@ -161,7 +165,13 @@ fn smaller(a: f64, b: f64) -> f64 {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => b,
         (_, true) => a,
-        _ if a == b => if a.is_sign_negative() { a } else { b },
+        _ if a == b => {
+            if a.is_sign_negative() {
+                a
+            } else {
+                b
+            }
+        }
         _ => a.min(b),
     }
 }

@@ -70,16 +70,16 @@ impl<'a> Block<'a> {
         dice: Dice,
         reached: &'a mut [bool],
     ) -> Self {
-        let Setting { kernel, parameters, maps, grid, threads, dynamic_shared, landing, .. } = setting;
+        let Setting { kernel, parameters, maps, grid, threads, dynamic_shared, landing, .. } =
+            setting;
         let end = match dynamic_shared {
             0 => kernel.static_shared_end,
             bytes => kernel.dynamic_shared + bytes,
         };
         let shared = Shared::new(end);
         let warps = threads.iter().product::<u32>().div_ceil(32) as usize;
-        let races = setting
-            .find_races
-            .then(|| Races::new(shared.len(), kernel.shared_granule(), warps));
+        let races =
+            setting.find_races.then(|| Races::new(shared.len(), kernel.shared_granule(), warps));
         Self {
             kernel,
             global,

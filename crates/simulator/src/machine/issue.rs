@@ -230,9 +230,9 @@ impl Block<'_> {
             let bytes = map.tile_bytes();
             races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
         }
-        let at = warp.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at);
-        let copy =
-            BulkCopy { map, corner, destination, barrier, time, issuer: (warp.index, at) };
+        let at =
+            warp.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at);
+        let copy = BulkCopy { map, corner, destination, barrier, time, issuer: (warp.index, at) };
         if self.landing == Landing::Earliest {
             return copy.land(self);
         }

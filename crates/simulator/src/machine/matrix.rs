@@ -101,7 +101,8 @@ pub(super) fn mma(
             unknown_columns |= (unknown >> lane & 1) << column;
         }
     }
-    let place = |lane: usize, register: usize| (lane / 4 + 8 * (register / 2), lane % 4 * 2 + register % 2);
+    let place =
+        |lane: usize, register: usize| (lane / 4 + 8 * (register / 2), lane % 4 * 2 + register % 2);
     let mut sums = [0.0; ROWS * COLUMNS];
     let mut unknown_sums = [0; 4];
     for (register, operand) in c.iter().enumerate() {

@@ -107,7 +107,8 @@ impl Registers {
         let index = index as usize;
         match file {
             File::Predicate => {
-                let bits = lanes(mask).fold(0, |bits, lane| bits | ((values[lane] as u32 & 1) << lane));
+                let bits =
+                    lanes(mask).fold(0, |bits, lane| bits | ((values[lane] as u32 & 1) << lane));
                 let predicate = &mut self.predicates[index];
                 *predicate = *predicate & !mask | bits;
             }

@@ -33,7 +33,8 @@ pub(crate) fn run_block(
     let outcome = block.run(&mut warps, most, &mut at);
     outcome.map(|()| block.executed).map_err(|trouble| {
         let Trouble { kind, lane, reason } = trouble;
-        let mut place = Place { kernel: setting.kernel.name.clone(), block: index, ..Place::default() };
+        let mut place =
+            Place { kernel: setting.kernel.name.clone(), block: index, ..Place::default() };
         if let Some((warp, instruction)) = at {
             let instruction = &setting.kernel.code[instruction];
             place.line = instruction.line;
@@ -199,7 +200,9 @@ impl Block<'_> {
                     return Ok(false);
                 }
             }
-            Op::Trap if mask != 0 => return Err(Trouble::new(FaultKind::Trap, "the kernel gave up")),
+            Op::Trap if mask != 0 => {
+                return Err(Trouble::new(FaultKind::Trap, "the kernel gave up"));
+            }
             _ => {
                 let wait = if mask == 0 { None } else { self.execute(warp, instruction, mask)? };
                 let group = &mut warp.groups[place];
@@ -224,7 +227,8 @@ impl Block<'_> {
         let alive = warp.alive();
         if instruction.is_aligned() {
             if mask != 0 && mask != alive && here == alive {
-                let reason = "threads of a warp disagree on an instruction that they have to run together";
+                let reason =
+                    "threads of a warp disagree on an instruction that they have to run together";
                 return Err(Trouble::new(FaultKind::Misuse, reason));
             }
             return Ok(here != alive);
@@ -259,9 +263,8 @@ impl Block<'_> {
                     Some(Wait::Warp) | None => "other threads of its warp".to_owned(),
                 };
                 let (index, count) = (warp.index, group.mask.count_ones());
-                reason += &format!(
-                    " {count} threads of warp {index} at line {line} wait for {what};"
-                );
+                reason +=
+                    &format!(" {count} threads of warp {index} at line {line} wait for {what};");
             }
         }
         Trouble::new(FaultKind::Deadlock, reason.trim_end_matches(';'))

@@ -86,7 +86,8 @@ impl Global {
         let ranges = match &self.reach {
             Some(ranges) => ranges,
             None => {
-                let range = |(base, buffer): (&u64, &Buffer)| *base..*base + buffer.bytes.len() as u64;
+                let range =
+                    |(base, buffer): (&u64, &Buffer)| *base..*base + buffer.bytes.len() as u64;
                 all = self.buffers.iter().map(range).collect::<Vec<_>>();
                 &all
             }

@@ -181,9 +181,7 @@ impl Decoder {
     fn convert_address(&self, parts: &Parts<'_>) -> Decoded {
         let (dst, src) = (self.reg(parts, 0)?, self.operand(parts, 1)?);
         match parts.modifiers[..] {
-            ["to", space, _] => {
-                Ok(Op::FromGeneric { dst, src, space: self.space(parts, space)? })
-            }
+            ["to", space, _] => Ok(Op::FromGeneric { dst, src, space: self.space(parts, space)? }),
             [space, _] => Ok(Op::ToGeneric { dst, src, space: self.space(parts, space)? }),
             _ => Err(parts.unknown()),
         }
@@ -221,9 +219,7 @@ impl Decoder {
             }
         };
         let dst = match parts.written(0)? {
-            Written::Pair(first, second) => {
-                [self.sink(parts, first)?, self.sink(parts, second)?]
-            }
+            Written::Pair(first, second) => [self.sink(parts, first)?, self.sink(parts, second)?],
             _ => [Some(self.reg(parts, 0)?), None],
         };
         let join = match join {
@@ -253,9 +249,7 @@ impl Decoder {
         let (f, src) = match compare_integers(comparison, from) {
             Some((f, true)) => (f, [b, a]),
             Some((f, false)) => (f, [a, b]),
-            None => {
-                (compare_floats(comparison, from, ftz).ok_or_else(|| parts.unknown())?, [a, b])
-            }
+            None => (compare_floats(comparison, from, ftz).ok_or_else(|| parts.unknown())?, [a, b]),
         };
         Ok(Op::Set { f, dst: self.reg(parts, 0)?, src, truth })
     }
@@ -299,7 +293,12 @@ impl Decoder {
             _ => (self.reg(parts, 0)?, None),
         };
         let operand = |place| self.operand(parts, place);
-        Ok(Op::Shuffle { how, dst, valid, src: [operand(1)?, operand(2)?, operand(3)?, operand(4)?] })
+        Ok(Op::Shuffle {
+            how,
+            dst,
+            valid,
+            src: [operand(1)?, operand(2)?, operand(3)?, operand(4)?],
+        })
     }
 
     /// A register of that name.

@@ -85,7 +85,8 @@ impl Decoder {
             ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => {
                 let count = self.constant(parts, 0)?;
                 if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
-                    let reason = format!("{count} registers; multiples of 8 from 24 to 256 are possible");
+                    let reason =
+                        format!("{count} registers; multiples of 8 from 24 to 256 are possible");
                     return Err(parts.error(&reason));
                 }
                 Op::SetRegisters
@@ -142,8 +143,7 @@ impl Decoder {
             if place < parts.count() { Ok(self.constant(parts, place)? == 1) } else { Ok(false) }
         };
         // With A in registers only B can be transposed.
-        let transposed =
-            if in_registers { [false, flag(6)?] } else { [flag(6)?, flag(7)?] };
+        let transposed = if in_registers { [false, flag(6)?] } else { [flag(6)?, flag(7)?] };
         Ok(Wgmma {
             shape,
             d,
@@ -161,7 +161,8 @@ impl Decoder {
         if found == expected {
             return Ok(());
         }
-        Err(parts.error(&format!("registers of d, a, b, c: expected {expected:?}, found {found:?}")))
+        Err(parts
+            .error(&format!("registers of d, a, b, c: expected {expected:?}, found {found:?}")))
     }
 
     fn registers(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Reg>> {

@@ -12,18 +12,19 @@ impl Decoder {
         Ok(Some(match (parts.name, &parts.modifiers[..]) {
             ("ld", _) => self.load(parts)?,
             ("st", _) => self.store(parts)?,
-            ("bar" | "barrier", ["warp", "sync"]) => {
-                Op::WarpSync { mask: self.operand(parts, 0)? }
-            }
+            ("bar" | "barrier", ["warp", "sync"]) => Op::WarpSync { mask: self.operand(parts, 0)? },
             ("bar" | "barrier", ["cta", ..] | ["sync" | "arrive", ..]) => {
                 let threads = if parts.count() > 1 { Some(self.operand(parts, 1)?) } else { None };
                 Op::Barrier { id: self.operand(parts, 0)?, threads, waits: parts.has("sync") }
             }
             ("membar", _) => Op::Fence(Fence::Memory),
             ("fence", ["mbarrier_init", ..]) => Op::Fence(Fence::BarrierInit),
-            ("fence", ["proxy", "async", ..] | ["proxy", "async::global"] | ["proxy", "async::shared::cta"]) => {
-                Op::Fence(Fence::Proxy)
-            }
+            (
+                "fence",
+                ["proxy", "async", ..]
+                | ["proxy", "async::global"]
+                | ["proxy", "async::shared::cta"],
+            ) => Op::Fence(Fence::Proxy),
             ("fence", ["sc" | "acq_rel", ..]) => Op::Fence(Fence::Memory),
             _ => return Ok(None),
         }))

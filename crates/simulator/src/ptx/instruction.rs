@@ -87,8 +87,17 @@ pub(crate) enum Fence {
 /// What an instruction does.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Alu { f: Alu, dst: Reg, src: [Operand; 3], saturated: Option<Ty> },
-    Convert { how: Conversion, dst: Reg, src: [Operand; 2] },
+    Alu {
+        f: Alu,
+        dst: Reg,
+        src: [Operand; 3],
+        saturated: Option<Ty>,
+    },
+    Convert {
+        how: Conversion,
+        dst: Reg,
+        src: [Operand; 2],
+    },
     Compare {
         f: Comparison,
         dst: [Option<Reg>; 2],
@@ -96,42 +105,136 @@ pub(crate) enum Op {
         join: Option<(Join, Operand, bool)>,
     },
     /// `set`: a comparison whose result is a number.
-    Set { f: Comparison, dst: Reg, src: [Operand; 2], truth: u64 },
-    Select { dst: Reg, src: [Operand; 2], condition: Operand },
-    Insert { dst: Reg, src: [Operand; 4], bits: u32 },
-    Move { dst: Reg, src: Operand },
-    Special { dst: Reg, which: Special },
-    Pack { dst: Reg, parts: Vec<Operand>, bits: u32 },
-    Split { parts: Vec<Option<Reg>>, src: Operand, bits: u32 },
+    Set {
+        f: Comparison,
+        dst: Reg,
+        src: [Operand; 2],
+        truth: u64,
+    },
+    Select {
+        dst: Reg,
+        src: [Operand; 2],
+        condition: Operand,
+    },
+    Insert {
+        dst: Reg,
+        src: [Operand; 4],
+        bits: u32,
+    },
+    Move {
+        dst: Reg,
+        src: Operand,
+    },
+    Special {
+        dst: Reg,
+        which: Special,
+    },
+    Pack {
+        dst: Reg,
+        parts: Vec<Operand>,
+        bits: u32,
+    },
+    Split {
+        parts: Vec<Option<Reg>>,
+        src: Operand,
+        bits: u32,
+    },
     /// `cvta`: from a space to generic addresses, or back.
-    ToGeneric { dst: Reg, src: Operand, space: Space },
-    FromGeneric { dst: Reg, src: Operand, space: Space },
-    Branch { target: usize },
+    ToGeneric {
+        dst: Reg,
+        src: Operand,
+        space: Space,
+    },
+    FromGeneric {
+        dst: Reg,
+        src: Operand,
+        space: Space,
+    },
+    Branch {
+        target: usize,
+    },
     Exit,
     Trap,
     Nothing,
-    Load { space: Space, ty: Ty, dst: Vec<Option<Reg>>, address: Address },
-    Store { space: Space, ty: Ty, src: Vec<Operand>, address: Address },
-    Barrier { id: Operand, threads: Option<Operand>, waits: bool },
-    WarpSync { mask: Operand },
+    Load {
+        space: Space,
+        ty: Ty,
+        dst: Vec<Option<Reg>>,
+        address: Address,
+    },
+    Store {
+        space: Space,
+        ty: Ty,
+        src: Vec<Operand>,
+        address: Address,
+    },
+    Barrier {
+        id: Operand,
+        threads: Option<Operand>,
+        waits: bool,
+    },
+    WarpSync {
+        mask: Operand,
+    },
     Fence(Fence),
-    Shuffle { how: Shuffle, dst: Reg, valid: Option<Reg>, src: [Operand; 4] },
-    ActiveMask { dst: Reg },
-    CopyAsync { bytes: u64, dst: Address, src: Address, given: Option<Operand> },
+    Shuffle {
+        how: Shuffle,
+        dst: Reg,
+        valid: Option<Reg>,
+        src: [Operand; 4],
+    },
+    ActiveMask {
+        dst: Reg,
+    },
+    CopyAsync {
+        bytes: u64,
+        dst: Address,
+        src: Address,
+        given: Option<Operand>,
+    },
     CopyCommit,
     /// Until at most so many groups are under way; `None` waits for ungrouped copies, too.
-    CopyWait { pending: Option<u64> },
+    CopyWait {
+        pending: Option<u64>,
+    },
     /// Registers per thread, moved between warpgroups.
     SetRegisters,
-    BarrierInit { address: Address, arrivals: Operand },
-    BarrierArrive { address: Address, expected: Option<Operand> },
-    BarrierWait { done: Reg, address: Address, parity: Operand },
-    TensorLoad { dst: Address, map: Address, coordinates: Vec<Operand>, barrier: Address },
-    LoadMatrix { dst: Vec<Reg>, address: Address, transposed: bool },
-    Mma { shape: MmaShape, d: Vec<Reg>, a: Vec<Operand>, b: Vec<Operand>, c: Vec<Operand> },
+    BarrierInit {
+        address: Address,
+        arrivals: Operand,
+    },
+    BarrierArrive {
+        address: Address,
+        expected: Option<Operand>,
+    },
+    BarrierWait {
+        done: Reg,
+        address: Address,
+        parity: Operand,
+    },
+    TensorLoad {
+        dst: Address,
+        map: Address,
+        coordinates: Vec<Operand>,
+        barrier: Address,
+    },
+    LoadMatrix {
+        dst: Vec<Reg>,
+        address: Address,
+        transposed: bool,
+    },
+    Mma {
+        shape: MmaShape,
+        d: Vec<Reg>,
+        a: Vec<Operand>,
+        b: Vec<Operand>,
+        c: Vec<Operand>,
+    },
     WgmmaFence,
     WgmmaCommit,
-    WgmmaWait { pending: u64 },
+    WgmmaWait {
+        pending: u64,
+    },
     Wgmma(Box<Wgmma>),
 }
 

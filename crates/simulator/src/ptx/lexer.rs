@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn a_statement_is_cut_into_words_and_marks() {
-        let text = "WAIT: @!p ld.shared::cta.b32 %r1, [%rd2+-4]; // end\n.loc 1 2 3\n/* a\nb */ ret;";
+        let text =
+            "WAIT: @!p ld.shared::cta.b32 %r1, [%rd2+-4]; // end\n.loc 1 2 3\n/* a\nb */ ret;";
         let cut = tokens(text);
         let shown: Vec<_> = cut
             .iter()
@@ -91,10 +92,7 @@ mod tests {
                 Token::Mark(mark) => mark.to_string(),
             })
             .collect();
-        assert_eq!(
-            shown.join(" "),
-            "WAIT : @ ! p ld.shared::cta.b32 %r1 , [ %rd2 + - 4 ] ; ret ;"
-        );
+        assert_eq!(shown.join(" "), "WAIT : @ ! p ld.shared::cta.b32 %r1 , [ %rd2 + - 4 ] ; ret ;");
         assert_eq!(cut.last().map(|placed| placed.line), Some(4));
     }
 }

@@ -13,6 +13,6 @@ mod types;
 pub(crate) use instruction::{
     Address, Fence, File, Instruction, Join, Op, Operand, Reg, Shuffle, Space, Special, Wgmma,
 };
-pub use program::Program;
 pub(crate) use program::Kernel;
+pub use program::Program;
 pub(crate) use types::Ty;

@@ -108,11 +108,7 @@ fn place_data(data: &mut Vec<u8>, variable: &Variable) -> Result<u64, ParseError
     Ok(offset)
 }
 
-fn kernel(
-    source: &Source,
-    entry: &Entry,
-    module: &[(String, u64)],
-) -> Result<Kernel, ParseError> {
+fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Kernel, ParseError> {
     let mut decoder = Decoder::new();
     for (name, address) in module {
         decoder.names.define(name, *address);

@@ -415,7 +415,10 @@ mod tests {
     #[test]
     fn what_is_no_ptx_is_refused_with_its_line() {
         let error = read(".version 9.0\nrubbish\n").unwrap_err();
-        assert_eq!(error.to_string(), "PTX line 2: expected a directive of a module, found `rubbish`");
+        assert_eq!(
+            error.to_string(),
+            "PTX line 2: expected a directive of a module, found `rubbish`"
+        );
     }
 
     #[test]
