@@ -11,7 +11,7 @@ mod tensors;
 use blackburn_kernels::recorder::{Gpu, Recorder};
 use libtest_mimic::{Arguments, Failed, Trial};
 use machine::{Compiler, Recordings, Simulated};
-use mutations::Verdict;
+use mutations::{Fault, Verdict};
 use std::{env, path::Path};
 
 /// A launcher and what it has to compute, on a device of the recorder's.
@@ -59,24 +59,53 @@ fn cases() -> Vec<Case> {
     [rows::cases(), products::cases(), attention::cases()].concat()
 }
 
-/// Plants faults in everything that a case launches: the mutations, and those that nobody noticed.
-fn mutate(case: Case, places: usize) -> Result<(Vec<String>, usize), Failed> {
+/// Plants faults in everything that a case launches: a row for each, and the faults that nobody noticed.
+fn mutate(case: Case, places: usize) -> Result<(Vec<String>, Vec<Fault>), Failed> {
     let recordings = case.run(1)?;
     let recordings = recordings.lock().map_err(|error| error.to_string())?;
-    let mut rows = Vec::new();
-    let mut survivors = 0;
+    let (mut rows, mut survivors) = (Vec::new(), Vec::new());
     for recording in recordings.iter() {
         for mutation in mutations::mutations(recording, places) {
             // Enough for a kernel that waits in a loop, and little enough that one that never ends is noticed.
             let most = 20 * recording.instructions + 100_000;
             let verdict = mutation.judge(recording, 4, most);
-            survivors += usize::from(verdict == Verdict::Survived);
+            if verdict == Verdict::Survived {
+                survivors.push(mutation.fault);
+            }
             let (kernel, line) = (&recording.launch.kernel, mutation.line);
             let (name, gpu) = (case.name, case.gpu.architecture);
             rows.push(format!("{gpu}\t{name}\t{kernel}\t{:?}\t{line}\t{verdict}", mutation.fault));
         }
     }
     Ok((rows, survivors))
+}
+
+/// Tells what became of each fault that is planted in what a case launches.
+fn mutation_trial(case: Case, places: usize) -> Trial {
+    let name = format!("{}::mutations_of_{}", case.gpu.architecture, case.name);
+    Trial::test(name, move || {
+        let (rows, survivors) = mutate(case, places)?;
+        let (planted, noticed) = (rows.len(), rows.len() - survivors.len());
+        rows.iter().for_each(|row| println!("{row}"));
+        println!("{}: {planted} faults planted, {noticed} noticed", case.name);
+        Ok(())
+    })
+}
+
+/// The simulator has to notice what is wrong, too.
+fn negative_control() -> Trial {
+    Trial::test("planted_faults_in_a_pipeline_are_noticed", || {
+        let case = cases().into_iter().find(|case| case.name == products::PIPELINE);
+        let (rows, survivors) = mutate(case.ok_or("the case has another name")?, 1)?;
+        if rows.len() < 15 {
+            return Err(format!("only {} faults were planted", rows.len()).into());
+        }
+        // A tile of 64 columns does not use the distance to the next ones.
+        match survivors.iter().find(|fault| **fault != Fault::LeadingBit) {
+            None => Ok(()),
+            Some(fault) => Err(format!("{fault:?} was not noticed").into()),
+        }
+    })
 }
 
 fn main() {
@@ -88,19 +117,11 @@ fn main() {
         let required = env::var_os("BLACKBURN_REQUIRE_SIMULATOR").is_some();
         std::process::exit(i32::from(required));
     }
-    let places = asked("MUTATIONS");
     let all = env::var_os("BLACKBURN_SIMULATE_ALL").is_some();
     let cases = cases().into_iter().filter(|case| all || case.quick);
-    let trials = cases.map(|case| match places {
-        None => case.trial(),
-        Some(places) => {
-            let name = format!("{}::mutations_of_{}", case.gpu.architecture, case.name);
-            Trial::test(name, move || {
-                let (rows, survivors) = mutate(case, places)?;
-                rows.iter().for_each(|row| println!("{row}"));
-                if survivors == 0 { Ok(()) } else { Err(format!("{survivors} survived").into()) }
-            })
-        }
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    let trials = match asked("MUTATIONS") {
+        Some(places) => cases.map(|case| mutation_trial(case, places)).collect(),
+        None => cases.map(Case::trial).chain([negative_control()]).collect(),
+    };
+    libtest_mimic::run(&arguments, trials).exit();
 }

@@ -16,6 +16,9 @@ use blackburn_reference::{fp8::Fp8, gelu, storage::Storage};
 use cubecl::ir::{ElemType, FloatKind};
 use libtest_mimic::Failed;
 
+/// A case that goes around the ring of tiles more than once, and on to another tile of the product.
+pub(super) const PIPELINE: &str = "matmul_wgmma_of_several_tiles_a_block_is_exact";
+
 pub(super) fn cases() -> Vec<Case> {
     let case = |name, gpu, quick, body| Case { name, gpu, quick, body };
     let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
@@ -44,7 +47,7 @@ pub(super) fn cases() -> Vec<Case> {
             every_layout(recorder, Family::Mma)
         }),
         case("matmul_wgmma_is_exact", hopper, true, |recorder| numbers(recorder, PRODUCT)),
-        case("matmul_wgmma_of_several_tiles_a_block_is_exact", small, true, |recorder| {
+        case(PIPELINE, small, true, |recorder| {
             numbers(recorder, Product { sizes: DEEP, ..PRODUCT })
         }),
         case("matmul_wgmma_of_turned_operands_is_exact", small, false, |recorder| {

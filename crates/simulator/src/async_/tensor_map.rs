@@ -111,12 +111,13 @@ impl TensorMap {
             let mut rest = row as u64;
             let mut from = self.address;
             let mut inside = true;
-            for dimension in 1..self.shape.len() {
-                let length = u64::from(self.tile[dimension]);
-                let at = i64::from(corner[dimension]) + (rest % length) as i64;
-                rest /= length;
-                inside &= (0..self.shape[dimension] as i64).contains(&at);
-                from = from.wrapping_add((at as u64).wrapping_mul(self.strides[dimension - 1]));
+            let outer = self.tile.iter().zip(corner).zip(&self.shape).skip(1).zip(&self.strides);
+            for (((tile, corner), length), stride) in outer {
+                let tile = u64::from(*tile);
+                let at = i64::from(*corner) + (rest % tile) as i64;
+                rest /= tile;
+                inside &= (0..*length as i64).contains(&at);
+                from = from.wrapping_add((at as u64).wrapping_mul(*stride));
             }
             let first = i64::from(corner[0]).max(0);
             let end = (i64::from(corner[0]) + i64::from(self.tile[0])).min(self.shape[0] as i64);

@@ -1,4 +1,4 @@
-//! Float instructions of a thread (PTX ISA, "Floating Point" and "Half Precision Floating Point").
+//! Float instructions of a thread (PTX ISA, "Floating Point Instructions").
 //!
 //! Everything that PTX calls exact is exact, rounding included. Approximate instructions are computed in f64
 //! and rounded once, which is within the error that PTX states and exact wherever the result is a float.
@@ -8,9 +8,11 @@ use super::{
         BF16, F16, F32, F64, Format, Rounding, bf16_of, exact_sum, f16_of, f32_bits, f32_of,
         f64_bits, f64_of, flushed,
     },
+    half_precision::{self, Brain, Ieee},
     integer::{Alu, Comparison},
 };
 use crate::ptx::Ty;
+use std::cmp::Ordering::{Equal, Greater, Less};
 
 const EVEN: u8 = 0;
 const ZERO: u8 = 1;
@@ -176,7 +178,7 @@ fn smaller(a: f64, b: f64) -> f64 {
     }
 }
 
-fn pick(a: f64, b: f64, largest: bool, nan: bool) -> f64 {
+pub(super) fn pick(a: f64, b: f64, largest: bool, nan: bool) -> f64 {
     if nan && (a.is_nan() || b.is_nan()) {
         f64::NAN
     } else if largest {
@@ -229,100 +231,6 @@ fn neg64(a: u64, _: u64, _: u64) -> u64 {
 
 fn abs64(a: u64, _: u64, _: u64) -> u64 {
     a & !(1 << 63)
-}
-
-/// A format of 16 bits.
-trait Half {
-    const FORMAT: Format;
-    fn of(bits: u64) -> f64;
-}
-
-struct Ieee;
-struct Brain;
-
-impl Half for Ieee {
-    const FORMAT: Format = F16;
-    fn of(bits: u64) -> f64 {
-        f64::from(f16_of(bits))
-    }
-}
-
-impl Half for Brain {
-    const FORMAT: Format = BF16;
-    fn of(bits: u64) -> f64 {
-        f64::from(bf16_of(bits))
-    }
-}
-
-fn rounded16<H: Half>(value: f64, residue: f64) -> u64 {
-    H::FORMAT.round(value, residue, Rounding::Even, false)
-}
-
-fn add16<H: Half>(a: u64, b: u64, _: u64) -> u64 {
-    let (sum, residue) = exact_sum(H::of(a), H::of(b));
-    rounded16::<H>(sum, residue)
-}
-
-fn sub16<H: Half>(a: u64, b: u64, c: u64) -> u64 {
-    add16::<H>(a, b ^ 0x8000, c)
-}
-
-fn mul16<H: Half>(a: u64, b: u64, _: u64) -> u64 {
-    rounded16::<H>(H::of(a) * H::of(b), 0.0)
-}
-
-fn fma16<H: Half>(a: u64, b: u64, c: u64) -> u64 {
-    let (sum, residue) = exact_sum(H::of(a) * H::of(b), H::of(c));
-    rounded16::<H>(sum, residue)
-}
-
-fn neg16(a: u64, _: u64, _: u64) -> u64 {
-    a & 0xffff ^ 0x8000
-}
-
-fn abs16(a: u64, _: u64, _: u64) -> u64 {
-    a & 0x7fff
-}
-
-fn pick16<H: Half, const MAX: bool, const NAN: bool>(a: u64, b: u64, _: u64) -> u64 {
-    rounded16::<H>(pick(H::of(a), H::of(b), MAX, NAN), 0.0)
-}
-
-fn approximate16<H: Half>(value: f64) -> u64 {
-    H::FORMAT.round(value, 0.0, Rounding::Even, false)
-}
-
-fn exp2_16<H: Half>(a: u64, _: u64, _: u64) -> u64 {
-    approximate16::<H>(H::of(a).exp2())
-}
-
-fn tanh16<H: Half>(a: u64, _: u64, _: u64) -> u64 {
-    approximate16::<H>(H::of(a).tanh())
-}
-
-macro_rules! pairs {
-    ($($pair:ident = $one:ident),+) => {$(
-        /// Both halves of a word.
-        fn $pair<H: Half>(a: u64, b: u64, c: u64) -> u64 {
-            let low = $one::<H>(a & 0xffff, b & 0xffff, c & 0xffff);
-            low | $one::<H>(a >> 16, b >> 16, c >> 16) << 16
-        }
-    )+};
-}
-
-pairs!(add16x2 = add16, sub16x2 = sub16, mul16x2 = mul16, fma16x2 = fma16);
-
-fn pick16x2<H: Half, const MAX: bool, const NAN: bool>(a: u64, b: u64, c: u64) -> u64 {
-    let low = pick16::<H, MAX, NAN>(a & 0xffff, b & 0xffff, c);
-    low | pick16::<H, MAX, NAN>(a >> 16, b >> 16, c) << 16
-}
-
-fn neg16x2(a: u64, _: u64, _: u64) -> u64 {
-    a & 0xffff_ffff ^ 0x8000_8000
-}
-
-fn abs16x2(a: u64, _: u64, _: u64) -> u64 {
-    a & 0x7fff_7fff
 }
 
 /// The function for the rounding, if there is one, and for `.ftz`.
@@ -413,47 +321,13 @@ pub(crate) fn float(name: &str, modifiers: &[&str], ty: Ty) -> Option<(Alu, bool
             "max" => pick64::<true>,
             _ => return None,
         },
-        Ty::F16 => halves::<Ieee>(name, max, nan)?,
-        Ty::BF16 => halves::<Brain>(name, max, nan)?,
-        Ty::F16x2 => half_pairs::<Ieee>(name, max, nan)?,
-        Ty::BF16x2 => half_pairs::<Brain>(name, max, nan)?,
+        Ty::F16 => half_precision::one::<Ieee>(name, max, nan)?,
+        Ty::BF16 => half_precision::one::<Brain>(name, max, nan)?,
+        Ty::F16x2 => half_precision::pair::<Ieee>(name, max, nan)?,
+        Ty::BF16x2 => half_precision::pair::<Brain>(name, max, nan)?,
         _ => return None,
     };
     Some((alu, saturated))
-}
-
-fn halves<H: Half>(name: &str, max: bool, nan: bool) -> Option<Alu> {
-    Some(match (name, max, nan) {
-        ("add", ..) => add16::<H>,
-        ("sub", ..) => sub16::<H>,
-        ("mul", ..) => mul16::<H>,
-        ("fma", ..) => fma16::<H>,
-        ("neg", ..) => neg16,
-        ("abs", ..) => abs16,
-        ("ex2", ..) => exp2_16::<H>,
-        ("tanh", ..) => tanh16::<H>,
-        ("min" | "max", false, false) => pick16::<H, false, false>,
-        ("min" | "max", false, true) => pick16::<H, false, true>,
-        ("min" | "max", true, false) => pick16::<H, true, false>,
-        ("min" | "max", true, true) => pick16::<H, true, true>,
-        _ => return None,
-    })
-}
-
-fn half_pairs<H: Half>(name: &str, max: bool, nan: bool) -> Option<Alu> {
-    Some(match (name, max, nan) {
-        ("add", ..) => add16x2::<H>,
-        ("sub", ..) => sub16x2::<H>,
-        ("mul", ..) => mul16x2::<H>,
-        ("fma", ..) => fma16x2::<H>,
-        ("neg", ..) => neg16x2,
-        ("abs", ..) => abs16x2,
-        ("min" | "max", false, false) => pick16x2::<H, false, false>,
-        ("min" | "max", false, true) => pick16x2::<H, false, true>,
-        ("min" | "max", true, false) => pick16x2::<H, true, false>,
-        ("min" | "max", true, true) => pick16x2::<H, true, true>,
-        _ => return None,
-    })
 }
 
 /// A result between 0 and 1, with 0 for NaN.
@@ -476,26 +350,30 @@ fn value<const FTZ: bool>(bits: u64, ty: Ty) -> f64 {
     }
 }
 
+/// The comparison of that name of operands of a type, flushed to zero or not. Nothing is known of the order of
+/// NaN and another number.
 macro_rules! comparisons {
     ($ty:expr, $name:expr, $ftz:literal) => {
-        comparisons!(@names $name, |bits| value::<$ftz>(bits, $ty))
+        comparisons!(@orders $name, |a, b| {
+            value::<$ftz>(a, $ty).partial_cmp(&value::<$ftz>(b, $ty))
+        })
     };
-    (@names $name:expr, $of:expr) => {
+    (@orders $name:expr, $order:expr) => {
         match $name {
-            "eq" => |a, b| $of(a) == $of(b),
-            "ne" => |a, b| { let (a, b) = ($of(a), $of(b)); a < b || a > b },
-            "lt" => |a, b| $of(a) < $of(b),
-            "le" => |a, b| $of(a) <= $of(b),
-            "gt" => |a, b| $of(a) > $of(b),
-            "ge" => |a, b| $of(a) >= $of(b),
-            "equ" => |a, b| { let (a, b) = ($of(a), $of(b)); !(a < b || a > b) },
-            "neu" => |a, b| $of(a) != $of(b),
-            "ltu" => |a, b| !($of(a) >= $of(b)),
-            "leu" => |a, b| !($of(a) > $of(b)),
-            "gtu" => |a, b| !($of(a) <= $of(b)),
-            "geu" => |a, b| !($of(a) < $of(b)),
-            "num" => |a, b| !$of(a).is_nan() && !$of(b).is_nan(),
-            "nan" => |a, b| $of(a).is_nan() || $of(b).is_nan(),
+            "eq" => |a, b| $order(a, b) == Some(Equal),
+            "ne" => |a, b| matches!($order(a, b), Some(Less | Greater)),
+            "lt" => |a, b| $order(a, b) == Some(Less),
+            "le" => |a, b| matches!($order(a, b), Some(Less | Equal)),
+            "gt" => |a, b| $order(a, b) == Some(Greater),
+            "ge" => |a, b| matches!($order(a, b), Some(Greater | Equal)),
+            "equ" => |a, b| matches!($order(a, b), None | Some(Equal)),
+            "neu" => |a, b| $order(a, b) != Some(Equal),
+            "ltu" => |a, b| matches!($order(a, b), None | Some(Less)),
+            "leu" => |a, b| $order(a, b) != Some(Greater),
+            "gtu" => |a, b| matches!($order(a, b), None | Some(Greater)),
+            "geu" => |a, b| $order(a, b) != Some(Less),
+            "num" => |a, b| $order(a, b).is_some(),
+            "nan" => |a, b| $order(a, b).is_none(),
             _ => return None,
         }
     };

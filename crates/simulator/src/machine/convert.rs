@@ -106,12 +106,17 @@ impl Conversion {
     }
 
     fn positive(&self, value: f64) -> f64 {
-        if self.relu && !(value > 0.0) && !value.is_nan() { 0.0 } else { value }
+        if self.relu && value <= 0.0 { 0.0 } else { value }
     }
 
     fn float_to_float(&self, to: Format, value: f64) -> u64 {
         let value = if self.integral { integral(value, self.rounding) } else { value };
-        let value = if self.saturated { value.max(0.0).min(1.0) } else { value };
+        let value = match self.saturated {
+            false => value,
+            // NaN becomes 0.
+            true if value > 0.0 => value.min(1.0),
+            true => 0.0,
+        };
         let bits = to.round(value, 0.0, self.rounding, self.finite);
         if self.ftz && self.to == Ty::F32 && f32::from_bits(bits as u32).is_subnormal() {
             return bits & 0x8000_0000;

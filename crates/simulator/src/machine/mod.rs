@@ -6,6 +6,7 @@ mod block;
 mod convert;
 mod execute;
 mod float;
+mod half_precision;
 mod integer;
 mod issue;
 mod matrix;
