@@ -6,10 +6,11 @@
 use blackburn_backend::layer_norm::layer_norm;
 use blackburn_benches::{Rotated, device, dtype_of, time, verify};
 use blackburn_kernels::{
+    Pass,
     buffer::Buffer,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormProblem, LayerNormSaved,
-        Norm, Pass, layer_norm_backward, layer_norm_forward,
+        Norm, layer_norm_backward, layer_norm_forward,
     },
 };
 use blackburn_reference::{

@@ -60,6 +60,8 @@ mod nn_attention;
 mod precision_modules;
 #[path = "integration/profile.rs"]
 mod profile;
+#[path = "integration/random.rs"]
+mod random;
 #[cfg(feature = "cuda")]
 #[path = "integration/recorder.rs"]
 mod recorder;
@@ -87,6 +89,8 @@ mod step_one;
 mod step_training;
 #[path = "integration/swiglu.rs"]
 mod swiglu;
+#[path = "integration/trainer.rs"]
+mod trainer;
 #[path = "integration/training.rs"]
 mod training;
 
@@ -142,6 +146,7 @@ fn main() -> ExitCode {
         nn_attention::trials(),
         #[cfg(feature = "cuda")]
         recorder::trials(),
+        random::trials(),
         resources::trials(),
         row_sum::trials(),
         profile::trials(),
@@ -149,6 +154,7 @@ fn main() -> ExitCode {
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),
+        trainer::trials(),
         training::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

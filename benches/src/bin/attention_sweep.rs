@@ -10,13 +10,13 @@
 
 use blackburn_benches::{Rotated, device, median_ms, median_of_batches};
 use blackburn_kernels::{
+    Family, Pass,
     attention::{
-        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Order, Pass, Rows,
+        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, HeadStrides, Order,
         Window, attention_backward, attention_backward_with, attention_forward,
         attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, cases},
@@ -106,8 +106,8 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     }
     if arguments.packed {
         let tokens = case.batch * case.seq_q;
-        let rows = Order::PositionsFirst.rows(case.heads_q, tokens, case.head_dim);
-        let rows = Rows { batch: 0, ..rows };
+        let rows = Order::PositionsFirst.strides(case.heads_q, tokens, case.head_dim);
+        let rows = HeadStrides { batch: 0, ..rows };
         let longest = lengths(case).into_iter().max().unwrap_or_default();
         (problem.q, problem.k, problem.v) = (rows, rows, rows);
         (problem.order_q, problem.order_kv) = (Order::PositionsFirst, Order::PositionsFirst);
@@ -216,7 +216,7 @@ fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Resul
         out: &output.out,
         lse: &output.lse,
         dout: &dout,
-        dout_rows: problem.out(),
+        dout_strides: problem.out(),
     };
     let gradients = attention_backward(client, &problem, &inputs, &result, false)
         .map_err(|error| error.to_string())?;
@@ -256,7 +256,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
         out: &output.out,
         lse: &output.lse,
         dout: &dout,
-        dout_rows: problem.out(),
+        dout_strides: problem.out(),
     };
     let backward = |plan: &AttentionBlueprint| {
         attention_backward_with(client, &problem, plan, &inputs, &result, false)

@@ -6,11 +6,11 @@
 
 use blackburn_benches::{conv::Convolution, device, dtype_of, median_ms};
 use blackburn_kernels::{
+    Family,
     conv::{
         ConvBlueprint, ConvPass,
         variants::{GROUPED, Layer, PASSES, RESNET50},
     },
-    matmul::Family,
 };
 use blackburn_reference::{matmul::MatmulPrecision, storage::Storage};
 use clap::{Parser, ValueEnum};

@@ -8,7 +8,10 @@ use blackburn_benches::{
     matmul::{Product, ProductType},
     median_ms,
 };
-use blackburn_kernels::matmul::{Epilogue, Family, MatmulBlueprint};
+use blackburn_kernels::{
+    Family,
+    matmul::{Epilogue, MatmulBlueprint},
+};
 use blackburn_reference::{
     matmul::{Layout, MatmulCase},
     shapes,

@@ -5,15 +5,29 @@
 //! `blackburn_train::graph` takes care of what lies there.
 
 #[cfg(feature = "gpu")]
+use crate::random;
+#[cfg(feature = "gpu")]
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
 use burn::tensor::{Device, Tensor, kind};
 #[cfg(feature = "gpu")]
 use burn_backend::{BackendGraph, ExecutionError};
 #[cfg(feature = "gpu")]
 use burn_std::id::StreamId;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 static REPLAYS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static RECORDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether what this thread launches is recorded.
+pub(crate) fn is_recording() -> bool {
+    RECORDING.get()
+}
 
 /// Why a device's work is not recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -127,7 +141,7 @@ pub fn prepare(device: &Device) -> Result<(), GraphError> {
 /// [`GraphError`], after which the device works as before.
 pub fn start(device: &Device) -> Result<(), GraphError> {
     #[cfg(feature = "gpu")]
-    return ask(device, "start", Dispatch::graph_start_capture);
+    return ask(device, "start", Dispatch::graph_start_capture).inspect(|()| RECORDING.set(true));
     #[cfg(not(feature = "gpu"))]
     Err(unsupported(device))
 }
@@ -140,8 +154,12 @@ pub fn start(device: &Device) -> Result<(), GraphError> {
 /// launched in between never ran.
 pub fn stop(device: &Device) -> Result<Graph, GraphError> {
     #[cfg(feature = "gpu")]
-    return ask(device, "end", Dispatch::graph_stop_capture)
-        .map(|recorded| Graph { recorded, device: device.clone() });
+    {
+        let recorded = ask(device, "end", Dispatch::graph_stop_capture);
+        RECORDING.set(false);
+        random::leave_pass();
+        recorded.map(|recorded| Graph { recorded, device: device.clone() })
+    }
     #[cfg(not(feature = "gpu"))]
     Err(unsupported(device))
 }

@@ -33,8 +33,11 @@ mod ops;
 pub mod profile;
 #[cfg(feature = "gpu")]
 pub mod providers;
+pub mod random;
 #[cfg(feature = "gpu")]
 pub mod runtime;
+#[cfg(feature = "gpu")]
+mod served;
 pub mod steps;
 #[cfg(feature = "gpu")]
 mod stream;

@@ -9,6 +9,7 @@ use crate::{
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
+        random::Random,
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
@@ -91,7 +92,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 11] = [
+const OURS: [(&str, Register); 12] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -103,6 +104,7 @@ const OURS: [(&str, Register); 11] = [
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
     (matmul::NAME, register_matmul),
+    (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),

@@ -1,6 +1,35 @@
 //! Device buffers with their length and element type, contiguous or by rows that lie apart.
 
-use cubecl::{client::Client, ir::ElemType, prelude::BufferArg, server::Handle};
+use crate::KernelError;
+use cubecl::{
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::BufferArg,
+    server::Handle,
+};
+
+/// The type of sums and statistics.
+pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// Whether `dtype` is f32, f16 or bf16, which every op takes.
+pub(crate) fn is_float(dtype: ElemType) -> bool {
+    matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
+}
+
+/// Refuses other types than f32, f16 and bf16 for `what` an op is asked of.
+pub(crate) fn check_float(
+    op: &'static str,
+    what: &str,
+    dtype: ElemType,
+) -> Result<(), KernelError> {
+    match is_float(dtype) {
+        true => Ok(()),
+        false => {
+            let reason = format!("{what} of {dtype:?}; it takes f32, f16 and bf16");
+            Err(KernelError::unsupported(op, reason))
+        }
+    }
+}
 
 /// A contiguous run of elements on a device.
 #[derive(Clone, Debug)]
@@ -17,6 +46,50 @@ impl Buffer {
     /// Memory for `elements` elements, with whatever it held before.
     pub fn empty(client: &Client, elements: usize, dtype: ElemType) -> Self {
         Self { handle: client.empty(elements * dtype.size()), elements, dtype }
+    }
+
+    /// Refuses another length or type, in the name of `op` and of its `argument`.
+    pub(crate) fn check(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        elements: usize,
+        dtype: ElemType,
+    ) -> Result<(), KernelError> {
+        if (self.elements, self.dtype) == (elements, dtype) {
+            return Ok(());
+        }
+        Err(self.mismatch(op, argument, format!("{elements} elements of {dtype:?}")))
+    }
+
+    /// As [`check`](Self::check), of memory that may be longer.
+    pub(crate) fn check_span(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        elements: usize,
+        dtype: ElemType,
+    ) -> Result<(), KernelError> {
+        if self.elements >= elements && self.dtype == dtype {
+            return Ok(());
+        }
+        Err(self.mismatch(op, argument, format!("at least {elements} elements of {dtype:?}")))
+    }
+
+    /// That the buffer is not what was expected.
+    pub(crate) fn mismatch(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+        expected: impl Into<String>,
+    ) -> KernelError {
+        let actual = format!("{} elements of {:?}", self.elements, self.dtype);
+        KernelError::invalid(op, argument, expected, actual)
+    }
+
+    /// Bytes from the beginning of its allocation.
+    pub(crate) fn offset_bytes(&self) -> u64 {
+        self.handle.offset_start.unwrap_or(0)
     }
 
     /// The buffer as a kernel argument of vectors of `vector_size` elements.

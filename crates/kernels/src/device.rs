@@ -1,6 +1,13 @@
 //! What a kernel's plan depends on.
 
-use cubecl::client::Client;
+use crate::KernelError;
+use cubecl::{CubeCount, client::Client, ir::VectorSize};
+
+/// Bytes that the copies of tensor cores, and the widest loads, begin at multiples of.
+pub(crate) const ALIGNMENT_BYTES: usize = 16;
+
+/// Bytes of a row of an operand's tile in shared memory, and of the depth of a block of k.
+pub(crate) const ROW_BYTES: usize = 128;
 
 /// A device, as far as plans depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,4 +51,32 @@ impl DeviceProfile {
             shared_bytes: hardware.max_shared_memory_size,
         }
     }
+}
+
+/// That many cubes along x, y and z.
+///
+/// # Errors
+///
+/// [`KernelError::Unsupported`] where the device cannot launch so many.
+pub(crate) fn grid(
+    op: &'static str,
+    client: &Client,
+    cubes: [usize; 3],
+) -> Result<CubeCount, KernelError> {
+    let most = client.properties().hardware.max_cube_count;
+    match cubes.map(u32::try_from) {
+        [Ok(x), Ok(y), Ok(z)] if x <= most.0 && y <= most.1 && z <= most.2 => {
+            Ok(CubeCount::Static(x, y, z))
+        }
+        _ => Err(KernelError::unsupported(op, format!("{cubes:?} cubes"))),
+    }
+}
+
+/// The widest vectors that the device gains from, of elements of that many bytes, among those that `fit`.
+pub(crate) fn widest_vector(
+    client: &Client,
+    bytes: usize,
+    fit: impl Fn(usize) -> bool,
+) -> VectorSize {
+    client.io_optimized_vector_sizes(bytes).filter(|size| fit(*size)).max().unwrap_or(1)
 }

@@ -1,12 +1,18 @@
 //! Kernels that compute each element from those at the same place of other tensors: what a call asks, and
 //! how it is spread over the device.
 
-use crate::{KernelError, Promise, buffer::Buffer};
+use crate::{
+    KernelError, Promise,
+    buffer::{Buffer, check_float},
+    device::widest_vector,
+    plan::tell_plan,
+};
 use cubecl::{
     CubeCount, CubeDim, calculate_cube_count_elemwise,
     client::Client,
-    ir::{ElemType, FloatKind, VectorSize},
+    ir::{ElemType, VectorSize},
 };
+use std::fmt;
 
 /// How many elements, of which type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,15 +30,8 @@ impl ElementwiseProblem {
     ///
     /// [`KernelError::Unsupported`] for a dtype other than f32, f16 and bf16.
     pub fn new(op: &'static str, input: &Buffer) -> Result<Self, KernelError> {
-        match input.dtype {
-            ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16) => {
-                Ok(Self { elements: input.elements, dtype: input.dtype })
-            }
-            other => Err(KernelError::Unsupported {
-                op,
-                reason: format!("dtype {other:?}; the kernel takes f32, f16 and bf16"),
-            }),
-        }
+        check_float(op, "elements", input.dtype)?;
+        Ok(Self { elements: input.elements, dtype: input.dtype })
     }
 
     /// Checks that another operand has the same length and type as the first.
@@ -46,15 +45,7 @@ impl ElementwiseProblem {
         argument: &'static str,
         operand: &Buffer,
     ) -> Result<(), KernelError> {
-        if (operand.elements, operand.dtype) == (self.elements, self.dtype) {
-            return Ok(());
-        }
-        Err(KernelError::InvalidProblem {
-            op,
-            argument,
-            expected: format!("{} elements of {:?}", self.elements, self.dtype),
-            actual: format!("{} elements of {:?}", operand.elements, operand.dtype),
-        })
+        operand.check(op, argument, self.elements, self.dtype)
     }
 
     /// Bytes that so many tensors of this problem hold.
@@ -81,13 +72,14 @@ impl ElementwiseBlueprint {
     /// The widest loads that the device gains from and that divide the problem evenly, so that no
     /// unit needs a tail.
     pub fn plan(problem: &ElementwiseProblem, client: &Client) -> Self {
-        let vector_size = client
-            .io_optimized_vector_sizes(problem.dtype.size())
-            .filter(|size| problem.elements.is_multiple_of(*size))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, problem.dtype.size(), |size| {
+            problem.elements.is_multiple_of(size)
+        });
         let units_per_cube = Self::UNITS.min(client.properties().hardware.max_units_per_cube);
-        Self { vector_size, units_per_cube }
+        let plan = Self { vector_size, units_per_cube };
+        let reason = format_args!("the widest vectors that divide the elements");
+        tell_plan("elementwise", problem, &plan, reason);
+        plan
     }
 
     /// The same with vectors of at most `widest` elements, a power of two.
@@ -102,9 +94,17 @@ impl ElementwiseBlueprint {
     }
 }
 
+impl fmt::Display for ElementwiseBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, units_per_cube } = self;
+        write!(f, "cubes of {units_per_cube} units, vectors of {vector_size}")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     #[test]
     fn bytes_are_those_of_each_tensor() {

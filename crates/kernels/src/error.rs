@@ -33,3 +33,19 @@ pub enum KernelError {
         reason: String,
     },
 }
+
+impl KernelError {
+    pub(crate) fn invalid(
+        op: &'static str,
+        argument: &'static str,
+        expected: impl Into<String>,
+        actual: impl ToString,
+    ) -> Self {
+        let (expected, actual) = (expected.into(), actual.to_string());
+        Self::InvalidProblem { op, argument, expected, actual }
+    }
+
+    pub(crate) fn unsupported(op: &'static str, reason: impl Into<String>) -> Self {
+        Self::Unsupported { op, reason: reason.into() }
+    }
+}

@@ -36,16 +36,20 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod error;
+mod family;
 pub mod gelu;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;
 pub mod overwrite;
+mod pass;
 mod philox;
+mod plan;
 mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;
 pub mod quantize;
+pub mod random;
 #[cfg(feature = "recorder")]
 pub mod recorder;
 pub mod row_sum;
@@ -58,4 +62,6 @@ pub mod variants;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;
+pub use family::Family;
+pub use pass::Pass;
 pub use promise::Promise;

@@ -8,6 +8,23 @@ const ROUNDS: usize = 7;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
+/// The generator's key: a seed that the host told, and two words that lie on the device, if there are any.
+#[cube]
+pub(crate) fn combined(
+    seed_low: u32,
+    seed_high: u32,
+    key: &[u32],
+    #[comptime] has_key: bool,
+) -> (u32, u32) {
+    let mut low = seed_low;
+    let mut high = seed_high;
+    if comptime!(has_key) {
+        low = low ^ key[0];
+        high = high ^ key[1];
+    }
+    (low, high)
+}
+
 /// The words of `counter` under the key `(low, high)`.
 #[cube]
 pub(crate) fn philox4x32(

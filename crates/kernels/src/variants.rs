@@ -6,8 +6,8 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, row_sum, sgd, softmax,
-    square_sum, swiglu,
+    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, random, row_sum, sgd,
+    softmax, square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -84,6 +84,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         square_sum::variants(),
         loss_scale::variants(),
         overwrite::variants(),
+        random::variants(),
     ]
     .into_iter()
     .flatten()

@@ -16,7 +16,6 @@
 //!
 //! [`seed`](crate::seed()) decides what is left out, and not the device's random numbers.
 
-use crate::seed::next_seed;
 use blackburn_backend::{attention::Dropout as Drawn, dropout as op};
 use burn::{
     nn::Dropout,
@@ -53,5 +52,5 @@ pub fn add_dropout<const D: usize>(
 pub(crate) fn drawn(module: &Dropout, device: &Device) -> Option<Drawn> {
     let rate = module.prob;
     let is_training = module.training.is_enabled() && device.is_autodiff();
-    (is_training && rate > 0.0).then(|| Drawn { rate, seed: next_seed() })
+    (is_training && rate > 0.0).then(|| Drawn::next(rate))
 }

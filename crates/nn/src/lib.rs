@@ -42,11 +42,10 @@ pub mod loss;
 pub mod norm;
 pub mod positions;
 pub mod recurrent;
-mod seed;
 pub mod swiglu;
 pub mod transformer;
 
-pub use seed::seed;
+pub use blackburn_backend::random::seed;
 
 /// Ends with a message that names what was wrong with which argument.
 fn refuse(module: &str, argument: &str, expected: &str, got: impl std::fmt::Display) -> ! {

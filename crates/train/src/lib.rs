@@ -3,6 +3,8 @@
 //! | module | gives |
 //! |---|---|
 //! | [`accumulate`] | micro-batches that add up to the gradient of the whole batch, by weight |
+//! | [`trainer`] | all of a training step as one call: passes, accumulation, scaling, clipping, the optimizer, averages, schedules, checkpoints |
+//! | [`checkpoint`] | folders of files that are whole, or not there |
 //! | [`auto_batch`] | the largest micro-batch that fits the device, found by trial |
 //! | [`clip`] | clipping by the global norm, without waiting for the device, or by value |
 //! | [`ema`] | exponential moving averages of the weights, for validation and export |
@@ -20,7 +22,8 @@
 //! | `learner` (feature `burn-train`) | all of it inside burn-train's learner |
 //! | [`tensorboard`] | event files for TensorBoard |
 //!
-//! The pieces are independent. Use them one by one in a loop of your own:
+//! Begin with a [`Trainer`](trainer::Trainer). The pieces are independent, too. Use them one by one in a loop of
+//! your own:
 //!
 //! ```
 //! use blackburn_train::{accumulate::GradientSum, clip::clip_global_norm, optim::AdamWGroups};
@@ -45,6 +48,7 @@
 
 pub mod accumulate;
 pub mod auto_batch;
+pub mod checkpoint;
 pub mod clip;
 pub mod ema;
 #[cfg(feature = "nvml")]
@@ -63,3 +67,4 @@ pub mod scaler;
 pub mod schedule;
 pub mod tensorboard;
 pub mod throughput;
+pub mod trainer;

@@ -152,6 +152,25 @@ impl Schedule for WarmupLinear {
     }
 }
 
+/// The same rate in every step.
+impl Schedule for f64 {
+    fn at(&self, _step: usize) -> f64 {
+        *self
+    }
+
+    fn validate(&self) -> Result<(), ScheduleError> {
+        match self.is_finite() && *self > 0.0 {
+            true => Ok(()),
+            false => Err(ScheduleError {
+                schedule: "constant",
+                option: "learning rate",
+                expected: "a positive number".into(),
+                actual: self.to_string(),
+            }),
+        }
+    }
+}
+
 /// What the schedules with a warm-up share.
 struct Span {
     peak: f64,

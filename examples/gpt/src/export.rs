@@ -18,7 +18,7 @@ use std::{fs, path::Path};
 /// Writes parameters, and the batches of the next steps with their learning rates.
 pub(crate) fn export(args: &ExportArgs, mut device: Device, report: &Report) -> Result<()> {
     let run = prepare(&args.run, &mut device, report)?;
-    let steps = run.settings.steps - run.step.min(run.settings.steps);
+    let steps = run.settings.steps - run.step().min(run.settings.steps);
     if args.batches > steps {
         bail!("--batches: the run has {steps} steps left, got {}", args.batches);
     }
@@ -30,7 +30,7 @@ pub(crate) fn export(args: &ExportArgs, mut device: Device, report: &Report) -> 
     eprintln!(
         "wrote {}: parameters of step {}, and {} steps of {} x {} batches of {} tokens",
         args.to.display(),
-        run.step,
+        run.step(),
         args.batches,
         run.settings.accumulate,
         run.settings.batch,
@@ -45,11 +45,11 @@ fn prepare(args: &TrainArgs, device: &mut Device, report: &Report) -> Result<Run
     if args.resume {
         return Run::resume(args, folder, device, report);
     }
-    let run = Run::start(args, folder, RunSettings::resolve(args)?, device, report)?;
+    let mut run = Run::start(args, folder, RunSettings::resolve(args)?, device, report)?;
     run.save(1)?;
     eprintln!(
         "the run in {} begins with these parameters: `train --resume` goes on with it",
-        checkpoint::folder(&run.folder).display()
+        checkpoint::of_run(&run.folder).folder().display()
     );
     Ok(run)
 }
@@ -57,7 +57,7 @@ fn prepare(args: &TrainArgs, device: &mut Device, report: &Report) -> Result<Run
 fn write_model(run: &Run, path: &Path) -> Result<()> {
     let mut store =
         SafetensorsStore::from_file(path).with_to_adapter(BurnToPyTorchAdapter).overwrite(true);
-    run.model.save_into(&mut store)?;
+    run.model()?.save_into(&mut store)?;
     Ok(())
 }
 
@@ -80,10 +80,10 @@ fn write_batches(run: &Run, steps: usize, path: &Path) -> Result<()> {
 
 fn write_description(run: &Run, steps: usize, path: &Path) -> Result<()> {
     let schedule = run.settings.schedule();
-    let rates: Vec<f64> = (run.step..run.step + steps).map(|step| schedule.at(step)).collect();
+    let rates: Vec<f64> = (run.step()..run.step() + steps).map(|step| schedule.at(step)).collect();
     let groups = run.settings.groups();
     let description = serde_json::json!({
-        "step": run.step,
+        "step": run.step(),
         "settings": run.settings,
         "learning_rates": rates,
         "adamw": { "betas": [groups.beta_1, groups.beta_2], "epsilon": groups.epsilon },

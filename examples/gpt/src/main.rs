@@ -99,7 +99,7 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let found = checkpoint::find(&args.checkpoint)?;
     let settings = &found.state.settings;
     let model = found.model_to_read(device)?;
-    let kept = data_folder(&found.path);
+    let kept = data_folder(&found.path());
     let others = args.data.extensions.is_some() || args.data.max_data.is_some();
     anyhow::ensure!(
         !args.data.data.is_empty() || !others,
@@ -119,7 +119,7 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let result = evaluation::evaluate(&model, tokens, batch, context, most, &how, device)?;
     println!(
         "step {}: loss {:.4} nats per token, perplexity {:.2}, over {} tokens",
-        found.state.step,
+        found.trainer.step(),
         result.loss,
         result.perplexity(),
         result.tokens

@@ -1,10 +1,13 @@
 //! Where the time of a training step goes: `train --profile`.
 
-use crate::{bars::Bars, metrics::replace_file, picture, run::Run, trainer::Passes};
+use crate::{bars::Bars, metrics::replace_file, picture, run::Run};
 use anyhow::Result;
 use blackburn::{
     Report,
-    train::profile::{Phase, ProfileOptions, Profiler},
+    train::{
+        graph::GraphStatus,
+        profile::{Phase, ProfileOptions, Profiler},
+    },
 };
 use std::fs;
 
@@ -21,27 +24,22 @@ impl Run {
         let mut profiler = Profiler::with_options(&self.device, options)?;
         let mut batches = self.batches()?;
         let how = self.computation();
-        let mut passes = self.passes();
-        let schedule = self.settings.schedule();
         eprintln!("profiling {} steps; nothing of them is kept", profiler.steps_left());
 
         let mut recorded = self.graph;
         while !profiler.is_done() {
             let phase = profiler.phase();
-            if recorded && phase != Phase::WarmUp && !passes.is_recorded() {
+            let is_recorded = self.trainer.graph_status() == GraphStatus::Recorded;
+            if recorded && phase != Phase::WarmUp && !is_recorded {
                 // Devices without graphs, and passes that cannot be recorded.
                 profiler.without_recording();
                 recorded = false;
             }
             if recorded && phase.is_eager() {
-                passes = Passes::disabled(self.settings.policy());
+                self.trainer.stop_recording();
                 recorded = false;
             }
-            let learning_rate = schedule.at(self.step);
-            profiler.step(|| {
-                self.take_step(&mut batches, &mut passes, &how, learning_rate).map(drop)
-            })??;
-            self.step += 1;
+            profiler.step(|| self.take_step(&mut batches, &how).map(drop))??;
         }
         let mut profile = profiler.finish()?;
         profile.device = format!("{} ({})", report.device, report.device_name);

@@ -1,7 +1,7 @@
 //! A run: its folder, its model and what it has learned so far.
 
 use crate::{
-    checkpoint::{self, Snapshot},
+    checkpoint::{self, RunState},
     cli::TrainArgs,
     data::DataSettings,
     loader::{Windows, sequential_batches},
@@ -14,14 +14,19 @@ use crate::{
     tokenizer::Tokenizer,
 };
 use anyhow::{Context, Result, bail, ensure};
-use blackburn::{Report, train::scaler::GradScaler};
-use burn::{optim::ModuleOptimizer, tensor::Device};
+use blackburn::{
+    Report,
+    train::trainer::{Trainer, TrainerConfig},
+};
+use burn::tensor::{Device, Int, Tensor};
 use std::{
     fs::{self, File, TryLockError},
-    ops::Deref,
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+/// Trains on ids of tokens and those that follow them, both `[batch, context]`.
+pub(crate) type GptTrainer = Trainer<Gpt, (Tensor<2, Int>, Tensor<2, Int>)>;
 
 /// A run, ready to take its next step.
 pub(crate) struct Run {
@@ -31,43 +36,15 @@ pub(crate) struct Run {
     pub(crate) store: Arc<TokenStore>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) device: Device,
-    pub(crate) model: Trained,
-    pub(crate) optimizer: ModuleOptimizer,
-    pub(crate) scaler: GradScaler,
-    pub(crate) step: usize,
+    pub(crate) trainer: GptTrainer,
     pub(crate) prompt: String,
     pub(crate) attention: AttentionKind,
     /// Whether logits are made in chunks of rows, with the loss.
     pub(crate) chunked_loss: bool,
-    /// Whether passes are recorded and replayed.
+    /// Whether passes are to be recorded and replayed.
     pub(crate) graph: bool,
     // Held until the run ends: two processes must not write to one folder.
     _lock: File,
-}
-
-/// A model that steps move, rather than copy: parameters that a copy holds could not be updated in place.
-pub(crate) struct Trained(Option<Gpt>);
-
-impl Trained {
-    fn new(model: Gpt) -> Self {
-        Self(Some(model))
-    }
-
-    /// Puts what `step` makes of the model in its place.
-    pub(crate) fn update(&mut self, step: impl FnOnce(Gpt) -> Gpt) {
-        self.0 = self.0.take().map(step);
-    }
-}
-
-impl Deref for Trained {
-    type Target = Gpt;
-
-    fn deref(&self) -> &Gpt {
-        match &self.0 {
-            Some(model) => model,
-            None => unreachable!("the step that took the model has panicked"),
-        }
-    }
 }
 
 impl Run {
@@ -86,7 +63,7 @@ impl Run {
         if !args.overwrite {
             refuse_foreign_results(&folder)?;
         }
-        if !checkpoint::steps(&checkpoint::folder(&folder)).is_empty() {
+        if !checkpoint::of_run(&folder).steps().is_empty() {
             ensure!(
                 args.overwrite,
                 "{} already holds a run: continue it with --resume, start another with --out DIR, \
@@ -102,9 +79,7 @@ impl Run {
         remove_results(&folder)?;
         device.seed(settings.seed);
         let device = training(device, recomputes(args, &settings, attention));
-        let model = settings.policy().apply(settings.model.init(&device))?;
-        let scaler = settings.scaler(&device)?;
-        let optimizer = settings.groups().init_gated(&model, &device, scaler.gate());
+        let trainer = trainer(args, &settings).init(settings.model.init(&device))?;
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
@@ -116,10 +91,7 @@ impl Run {
             data,
             store,
             device,
-            model: Trained::new(model),
-            optimizer,
-            scaler,
-            step: 0,
+            trainer,
             _lock: lock,
         })
     }
@@ -132,7 +104,9 @@ impl Run {
         report: &Report,
     ) -> Result<Self> {
         let lock = lock(&folder)?;
-        checkpoint::clean(&folder);
+        if let Err(error) = checkpoint::of_run(&folder).clean() {
+            tracing::warn!("{error}");
+        }
         let found = checkpoint::find(&folder)?;
         let settings = found.state.settings.resume(args)?;
         let attention = AttentionKind::or_fastest(args.attention, settings.precision);
@@ -144,41 +118,43 @@ impl Run {
             &found.state.fingerprint,
         )?);
         let device = training(device, recomputes(args, &settings, attention));
-        let model = found.model(&device)?;
-        let scaler = found.scaler(&device)?;
-        let optimizer = found.optimizer(&settings.groups(), &model, &device, scaler.gate())?;
-        tracing::info!("continuing from {}", found.path.display());
+        let model = settings.model.init(&device);
+        let trainer = trainer(args, &settings).resume(model, &found.trainer)?;
+        tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
             attention,
             chunked_loss: args.chunked_loss,
             graph: replays(args, &settings),
-            step: found.state.step,
             folder,
             settings,
             data,
             store,
             device,
-            model: Trained::new(model),
-            optimizer,
-            scaler,
+            trainer,
             _lock: lock,
         })
     }
 
+    /// How many steps the run has taken.
+    pub(crate) fn step(&self) -> usize {
+        self.trainer.steps_taken()
+    }
+
+    /// The model as it is now.
+    pub(crate) fn model(&self) -> Result<&Gpt> {
+        Ok(self.trainer.model()?)
+    }
+
     /// Writes a checkpoint of the current step.
-    pub(crate) fn save(&self, keep: usize) -> Result<PathBuf> {
-        let snapshot = Snapshot {
-            step: self.step,
-            settings: &self.settings,
-            data: &self.data,
-            fingerprint: self.store.fingerprint(),
-            model: &self.model,
-            optimizer: &self.optimizer,
-            scaler: &self.scaler,
+    pub(crate) fn save(&mut self, keep: usize) -> Result<PathBuf> {
+        let state = RunState {
+            settings: self.settings.clone(),
+            data: self.data.clone(),
+            fingerprint: self.store.fingerprint().into(),
         };
-        checkpoint::save(&self.folder, &snapshot, keep)
+        Ok(self.trainer.save(&checkpoint::of_run(&self.folder).keep(keep), &state)?)
     }
 
     /// Says what is about to be trained, to the reader and to the log.
@@ -200,9 +176,8 @@ impl Run {
             "fingerprint": self.store.fingerprint(),
             "device": report,
             "parameters": settings.model.parameters(),
-            "starts_at_step": self.step,
+            "starts_at_step": self.step(),
         });
-        tracing::info!("{}", settings.policy().report(&*self.model));
         match fields {
             serde_json::Value::Object(fields) => log.write(&MetricRecord::Run(fields)),
             _ => Ok(()),
@@ -244,6 +219,12 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
             && settings.masters == MastersKind::F32
             && attention != AttentionKind::Naive,
     )
+}
+
+/// How the run is trained.
+fn trainer(args: &TrainArgs, settings: &RunSettings) -> TrainerConfig {
+    let trainer = settings.trainer();
+    if replays(args, settings) { trainer } else { trainer.without_recording() }
 }
 
 /// Whether passes are recorded: what was asked for, or where they can be. Dropout, which differs from
@@ -289,8 +270,8 @@ fn lock(folder: &Path) -> Result<File> {
 
 /// Refuses a folder with results that are not a run's of this program: they would be replaced.
 fn refuse_foreign_results(folder: &Path) -> Result<()> {
-    let is_run = folder.join("metrics.jsonl").exists()
-        || !checkpoint::steps(&checkpoint::folder(folder)).is_empty();
+    let is_run =
+        folder.join("metrics.jsonl").exists() || !checkpoint::of_run(folder).steps().is_empty();
     let found = ["checkpoints", "tensorboard", "loss.svg", "loss.png"]
         .into_iter()
         .find(|name| folder.join(name).exists());

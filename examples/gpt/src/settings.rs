@@ -6,10 +6,9 @@ use blackburn::train::{
     self,
     optim::AdamWGroups,
     precision::{Masters, PrecisionPolicy, Recipe},
-    scaler::{GradScaler, GradScalerConfig},
     schedule::WarmupCosine,
+    trainer::TrainerConfig,
 };
-use burn::tensor::Device;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -255,15 +254,6 @@ impl RunSettings {
         })
     }
 
-    /// What scales the losses; it does nothing in f32 and bf16.
-    pub(crate) fn scaler(&self, device: &Device) -> Result<GradScaler> {
-        if self.loss_scaling && self.policy().precision().needs_loss_scaling() {
-            Ok(GradScalerConfig::default().init(device)?)
-        } else {
-            Ok(GradScaler::disabled(device))
-        }
-    }
-
     /// How the optimizer treats matrices, vectors and rounding.
     pub(crate) fn groups(&self) -> AdamWGroups {
         AdamWGroups {
@@ -271,6 +261,16 @@ impl RunSettings {
             stochastic_rounding: self.masters == MastersKind::None,
             ..AdamWGroups::default()
         }
+    }
+
+    /// How the model is trained.
+    pub(crate) fn trainer(&self) -> TrainerConfig {
+        let trainer = TrainerConfig::new(self.schedule())
+            .with_policy(self.policy())
+            .with_optimizer(self.groups())
+            .with_max_norm(self.clip)
+            .with_seed(self.seed);
+        if self.loss_scaling { trainer } else { trainer.without_loss_scaling() }
     }
 
     /// The learning rate by step.

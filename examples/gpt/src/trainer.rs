@@ -17,16 +17,14 @@ use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
     train::{
-        accumulate::GradientSum,
-        graph::GradientGraph,
         memory::MemoryMonitor,
-        scaler::{ScalerState, scaled},
+        scaler::ScalerState,
+        trainer::{MicroBatch, Step, TrainerError},
     },
 };
 use burn::{
     module::Module,
-    optim::GradientsParams,
-    tensor::{Device, Int, Tensor},
+    tensor::{Device, Tensor},
 };
 use std::time::Instant;
 
@@ -36,10 +34,6 @@ const VALIDATION_BATCHES: usize = 20;
 const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
-
-/// Forward and backward passes over micro-batches of token ids and targets, and a loss scale.
-pub(crate) type Passes =
-    GradientGraph<Gpt, (Vec<(Tensor<2, Int>, Tensor<2, Int>)>, Tensor<1>), Tensor<1>>;
 
 /// How often a run reports, and how much it keeps.
 struct Cadence {
@@ -97,39 +91,35 @@ impl Run {
 
     fn train(&mut self, cadence: &Cadence, report: &Report) -> Result<()> {
         let steps = self.settings.steps;
-        if self.step >= steps {
+        let done = self.step();
+        if done >= steps {
             eprintln!(
-                "the run is complete: {} of {steps} steps are done. Raise --steps to go on",
-                self.step
+                "the run is complete: {done} of {steps} steps are done. Raise --steps to go on"
             );
             return Ok(());
         }
-        let resumed_at = (self.step > 0).then_some(self.step as u64);
+        let resumed_at = (done > 0).then_some(done as u64);
         let mut log = MetricsLog::open(&self.folder, resumed_at)?;
         self.introduce(&mut log, report)?;
 
         let mut batches = self.batches()?;
         let how = self.computation();
-        let mut graph = self.passes();
-        let schedule = self.settings.schedule();
-        let progress = Progress::new(self.step, steps);
+        let progress = Progress::new(done, steps);
         let started = Instant::now();
         let mut interval = Interval::new();
 
-        while self.step < steps {
-            let learning_rate = schedule.at(self.step);
-            let (loss, norm) = self.take_step(&mut batches, &mut graph, &how, learning_rate)?;
-            self.step += 1;
-            interval.losses.push(loss);
-            progress.advance(self.step);
+        while self.step() < steps {
+            let step = self.take_step(&mut batches, &how)?;
+            interval.losses.push(step.mean_loss.clone());
+            progress.advance(step.number);
 
-            let due = |every: usize| self.step == steps || self.step.is_multiple_of(every);
+            let due = |every: usize| step.number == steps || step.number.is_multiple_of(every);
             let (log_due, evaluate_due, checkpoint_due) =
                 (due(cadence.log), due(cadence.evaluate), due(cadence.checkpoint));
             if !(log_due || evaluate_due || checkpoint_due) {
                 continue;
             }
-            let record = self.report(interval, learning_rate, norm, started)?;
+            let record = self.report(interval, step, started)?;
             log.write(&record)?;
             self.check_finite(&record, &progress)?;
             if evaluate_due {
@@ -139,11 +129,11 @@ impl Run {
                 // The loss above is from before the last update. A checkpoint of a model that this
                 // update broke would be what every --resume starts from.
                 if !evaluate_due {
-                    let held_out = self.evaluate(&self.model.valid(), 1)?;
+                    let held_out = self.evaluate(&self.model()?.valid(), 1)?;
                     self.check_held_out(held_out.loss)?;
                 }
                 let path = self.save(cadence.keep)?;
-                log.write(&MetricRecord::Checkpoint { step: self.step as u64, path })?;
+                log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
             }
             interval = Interval::new();
         }
@@ -155,74 +145,54 @@ impl Run {
     pub(crate) fn batches(&self) -> Result<Prefetcher> {
         let tokens = TrainTokens(self.store.clone());
         let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
-        let first = (self.step * self.settings.accumulate) as u64;
+        let first = (self.step() * self.settings.accumulate) as u64;
         Prefetcher::new(windows, self.settings.batch, first)
     }
 
-    /// One optimizer step: forward and backward over the micro-batches, clip, update. Returns the
-    /// mean loss and the gradients' norm, still on the device.
+    /// One optimizer step over the micro-batches that come next.
     pub(crate) fn take_step(
         &mut self,
         batches: &mut Prefetcher,
-        graph: &mut Passes,
         how: &Computation,
-        learning_rate: f64,
-    ) -> Result<(Tensor<1>, Tensor<1>)> {
-        // Dropout follows the step, so that a resumed run repeats it.
-        let seed = self.settings.seed.wrapping_add(1 + self.step as u64);
-        self.device.seed(seed);
-        blackburn::nn::seed(seed);
-        let micro_batches = (0..self.settings.accumulate)
-            .map(|_| Ok(tensors(batches.next_batch()?, &self.device)))
-            .collect::<Result<Vec<_>>>()?;
-        let scale = self.scaler.current_scale();
+    ) -> Result<Step> {
         let weight = self.settings.batch as f64;
-        let (total, gradients) =
-            graph.run(&self.model, (micro_batches, scale), |model, (micro_batches, scale)| {
-                let mut gradients = GradientSum::new();
-                let mut losses = Vec::new();
-                for (inputs, targets) in micro_batches {
-                    let loss = model.loss(inputs, targets, how);
-                    losses.push(loss.clone().inner());
-                    let backward = scaled(loss, scale.clone()).backward();
-                    gradients.add(model, GradientsParams::from_grads(backward, model), weight);
-                }
-                let mean = gradients.mean(model).unwrap_or_default();
-                (Tensor::cat(losses, 0).mean(), mean)
-            })?;
-        let clip = self.settings.clip;
-        let norm = self.scaler.unscale_and_clip_in_step(&gradients, &*self.model, clip)?;
-        self.model.update(|model| self.optimizer.step(learning_rate, model, gradients));
-        self.scaler.update()?;
-        // Hand the step over to the device now, and go on preparing the next one.
-        self.device.flush().context("the device failed")?;
-        Ok((total, norm))
+        let micro_batches = (0..self.settings.accumulate)
+            .map(|_| {
+                let tensors = tensors(batches.next_batch()?, &self.device);
+                Ok(MicroBatch { tensors, weight })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let step = self
+            .trainer
+            .step_of(micro_batches, |model, (inputs, targets)| model.loss(inputs, targets, how));
+        match step {
+            Ok(step) => Ok(step),
+            Err(error @ (TrainerError::Diverged { .. } | TrainerError::Hopeless { .. })) => {
+                self.diverged(&error.to_string())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The interval in numbers. Reading the loss waits for the device, so the time is the steps' own.
-    fn report(
-        &self,
-        interval: Interval,
-        learning_rate: f64,
-        norm: Tensor<1>,
-        started: Instant,
-    ) -> Result<MetricRecord> {
+    fn report(&self, interval: Interval, step: Step, started: Instant) -> Result<MetricRecord> {
         let steps = interval.losses.len();
         let loss: f32 = Tensor::cat(interval.losses, 0).mean().into_scalar();
-        let gradient_norm: f32 = norm.into_scalar();
-        let scaler = self.scaler.is_enabled().then(|| self.scaler.state());
+        let gradient_norm: f32 = step.gradient_norm.into_scalar();
+        let scaler = self.trainer.scaler();
+        let scaler = scaler.is_enabled().then(|| scaler.state());
         let memory = MemoryMonitor::new(&self.device).read();
         let tokens = (steps * self.settings.tokens_per_step()) as f64;
         Ok(MetricRecord::Train {
-            step: self.step as u64,
+            step: step.number as u64,
             loss,
-            learning_rate,
+            learning_rate: step.learning_rate,
             gradient_norm,
             scaler,
             reserved_bytes: memory.map(|pool| pool.reserved_bytes),
             in_use_bytes: memory.map(|pool| pool.in_use_bytes),
             tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
-            tokens: (self.step * self.settings.tokens_per_step()) as u64,
+            tokens: (step.number * self.settings.tokens_per_step()) as u64,
             seconds: started.elapsed().as_secs_f64(),
         })
     }
@@ -233,8 +203,8 @@ impl Run {
         else {
             return Ok(());
         };
-        let left = (self.settings.steps - self.step) * self.settings.tokens_per_step();
-        progress.report(self.step, *loss, *tokens_per_second, left as f64 / tokens_per_second);
+        let left = (self.settings.steps - self.step()) * self.settings.tokens_per_step();
+        progress.report(self.step(), *loss, *tokens_per_second, left as f64 / tokens_per_second);
         // A scaler leaves steps out that overflow. It cannot help where all of them do.
         let is_left_out = |state: &ScalerState| state.skipped_in_a_row < HOPELESS;
         if loss.is_finite()
@@ -251,22 +221,16 @@ impl Run {
         if loss.is_finite() {
             return Ok(());
         }
-        self.diverged(&format!("after step {} the validation loss is {loss}", self.step))
+        self.diverged(&format!("after step {} the validation loss is {loss}", self.step()))
     }
 
-    fn diverged(&self, how: &str) -> Result<()> {
+    fn diverged<T>(&self, how: &str) -> Result<T> {
         bail!(
             "training diverged: {how}. Checkpoints up to step {} are intact. Try a lower \
              --learning-rate (now {}), more --warmup or a smaller --clip",
-            checkpoint::steps(&checkpoint::folder(&self.folder)).last().copied().unwrap_or(0),
+            checkpoint::of_run(&self.folder).steps().last().copied().unwrap_or(0),
             self.settings.learning_rate
         )
-    }
-
-    /// What runs forward and backward passes.
-    pub(crate) fn passes(&self) -> Passes {
-        let policy = self.settings.policy();
-        if self.graph { GradientGraph::new(policy) } else { GradientGraph::disabled(policy) }
     }
 
     /// How losses are computed.
@@ -288,9 +252,9 @@ impl Run {
     fn validate(&self, log: &mut MetricsLog, progress: &Progress) -> Result<()> {
         let started = Instant::now();
         // In the type that is computed in: masters would be cast anew for each batch and each token.
-        let model = self.model.valid().materialize();
+        let model = self.model()?.valid().materialize();
         let result = self.evaluate(&model, VALIDATION_BATCHES)?;
-        let step = self.step as u64;
+        let step = self.step() as u64;
         log.write(&MetricRecord::Validation {
             step,
             loss: result.loss,

@@ -8,9 +8,10 @@ use super::{
 };
 use crate::buffers::{download, dtype, lse_of, upload};
 use blackburn_kernels::{
+    Pass,
     attention::{
         self as kernel, AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem,
-        AttentionResult, Order, Pairs, Pass, Rows, attention_backward_with, attention_forward,
+        AttentionResult, HeadStrides, Order, Pairs, attention_backward_with, attention_forward,
         attention_forward_with,
     },
     buffer::Buffer,
@@ -29,7 +30,7 @@ const SHAPES: [PairShape; 5] =
 /// Where rows of heads lie.
 struct Placed {
     layout: Layout,
-    rows: Rows,
+    rows: HeadStrides,
 }
 
 impl Placed {
@@ -41,7 +42,7 @@ impl Placed {
         };
         let layout = Layout::ordered(&[batch, heads, seq, head_dim], dims, padding);
         let [batch, head, row] = [0, 1, 2].map(|dim| layout.strides[dim]);
-        Self { rows: Rows { batch, head, row }, layout }
+        Self { rows: HeadStrides { batch, head, row }, layout }
     }
 }
 
@@ -224,7 +225,7 @@ fn run(
         out: &output.out,
         lse: &output.lse,
         dout: &dout_buffer,
-        dout_rows: dout.rows,
+        dout_strides: dout.rows,
     };
     let gives_dbias = by.gives_bias_gradient() && bias.is_some();
     let made = attention_backward_with(client, &problem, &by, &tensors, &result, gives_dbias)?;

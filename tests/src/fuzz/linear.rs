@@ -17,8 +17,9 @@ use crate::{
     buffers::dtype,
     tensors::{tensor, values},
 };
-use blackburn_kernels::matmul::{
-    Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+use blackburn_kernels::{
+    Family,
+    matmul::{Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout},
 };
 use blackburn_reference::{
     activation::Activation,

@@ -8,11 +8,11 @@ use super::{
 };
 use crate::buffers::{download, dtype, upload, upload_behind};
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{
-        self as kernel, Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem,
-        TensorLayout, matmul_with,
+        self as kernel, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
+        matmul_with,
     },
 };
 use blackburn_reference::{

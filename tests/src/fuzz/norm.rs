@@ -7,9 +7,10 @@ use super::{
 };
 use crate::buffers::{download, dtype, upload, upload_behind};
 use blackburn_kernels::{
+    Pass,
     buffer::Buffer,
     layer_norm::{
-        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
         layer_norm_backward, layer_norm_forward,
     },
 };

@@ -12,14 +12,13 @@ pub(crate) mod masks;
 mod packed;
 
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError, Pass,
     attention::{
         AttentionBlueprint, AttentionGradients, AttentionInputs as Tensors, AttentionOutput,
-        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Pass, Window, attention_backward,
+        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Window, attention_backward,
         attention_backward_with, attention_forward, attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{
@@ -105,7 +104,7 @@ pub(crate) fn problem(case: &AttentionCase, storage: Storage) -> AttentionProble
             column: 1,
         }
     };
-    let rows = |heads, seq| Order::HeadsFirst.rows(heads, seq, case.head_dim);
+    let rows = |heads, seq| Order::HeadsFirst.strides(heads, seq, case.head_dim);
     AttentionProblem {
         heads_kv: case.heads_kv,
         q: rows(case.heads_q, case.seq_q),
@@ -171,7 +170,7 @@ impl Uploaded {
             out: &output.out,
             lse: &output.lse,
             dout: &self.dout,
-            dout_rows: problem.out(),
+            dout_strides: problem.out(),
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use super::{Uploaded, plans, precision, problem};
 use blackburn_kernels::{
-    attention::{AttentionBlueprint, Pass, attention_backward_with, attention_forward_with},
-    matmul::Family,
+    Family, Pass,
+    attention::{AttentionBlueprint, attention_backward_with, attention_forward_with},
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs, AttentionOptions, Roundings},

@@ -2,12 +2,11 @@
 
 use super::{F32, SMALL, Uploaded, problem, run};
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError, Pass,
     attention::{
-        AttentionBlueprint, AttentionProblem, AttentionResult, Order, Pass, Rows,
+        AttentionBlueprint, AttentionProblem, AttentionResult, HeadStrides, Order,
         attention_backward_with, attention_forward,
     },
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},
@@ -45,8 +44,8 @@ pub(super) fn side_by_side(client: &Client) -> Result<(), Failed> {
         dout: positions_first(&inputs.dout, of_q),
         ..inputs
     };
-    let rows = |[heads, seq, head_dim]: [usize; 3]| -> Rows {
-        Order::PositionsFirst.rows(heads, seq, head_dim)
+    let rows = |[heads, seq, head_dim]: [usize; 3]| -> HeadStrides {
+        Order::PositionsFirst.strides(heads, seq, head_dim)
     };
     let problem = AttentionProblem {
         q: rows(of_q),
@@ -72,7 +71,7 @@ pub(super) fn side_by_side(client: &Client) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows at odd elements cannot be fetched 16 bytes at a time, which tensor cores' plans have to say.
+/// HeadStrides at odd elements cannot be fetched 16 bytes at a time, which tensor cores' plans have to say.
 pub(super) fn odd_rows(client: &Client) -> Result<(), Failed> {
     let storage = Storage::F16;
     let case = AttentionCase { head_dim: 64, ..SMALL };
@@ -85,13 +84,13 @@ pub(super) fn odd_rows(client: &Client) -> Result<(), Failed> {
     let mut odd = Uploaded::new(client, &inputs, storage);
     odd.dout = upload(client, &spread, storage);
     let (row, seq) = (case.head_dim + 1, case.seq_q);
-    let dout_rows = Rows { batch: case.heads_q * seq * row, head: seq * row, row };
+    let dout_strides = HeadStrides { batch: case.heads_q * seq * row, head: seq * row, row };
     for plan in AttentionBlueprint::candidates(&problem, Pass::Backward, client) {
-        let run = |of: &Uploaded, dout_rows| {
-            let result = AttentionResult { dout_rows, ..of.result(&problem, &output) };
+        let run = |of: &Uploaded, dout_strides| {
+            let result = AttentionResult { dout_strides, ..of.result(&problem, &output) };
             attention_backward_with(client, &problem, &plan, &of.tensors(), &result, false)
         };
-        let odd = run(&odd, dout_rows);
+        let odd = run(&odd, dout_strides);
         if plan.family != Family::Portable {
             match odd {
                 Err(KernelError::Unsupported { reason, .. }) if reason.contains("strides") => {}

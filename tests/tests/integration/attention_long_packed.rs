@@ -6,7 +6,7 @@ use super::{
     samples::{Expected, in_stretches},
 };
 use crate::attention::{integers, precision, problem};
-use blackburn_kernels::attention::{AttentionProblem, Order, Rows, Window};
+use blackburn_kernels::attention::{AttentionProblem, HeadStrides, Order, Window};
 use blackburn_reference::{
     attention::{AttentionCase, AttentionOptions, PackedAttention, Roundings},
     random::normal,
@@ -102,7 +102,10 @@ fn check(client: &Client, packing: Packing, storage: Storage) -> Result<(), Fail
         head_dim,
         options,
     };
-    let rows = |heads, seq| Rows { batch: 0, ..Order::PositionsFirst.rows(heads, seq, head_dim) };
+    let rows = |heads, seq| HeadStrides {
+        batch: 0,
+        ..Order::PositionsFirst.strides(heads, seq, head_dim)
+    };
     let send = |values: &[f64]| upload(client, values, storage);
     let words: Vec<u32> = starts_q.iter().chain(starts_kv).map(|at| *at as u32).collect();
     let right = AttentionProblem {

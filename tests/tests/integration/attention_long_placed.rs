@@ -2,12 +2,12 @@
 
 use crate::attention::{F32, integers, layouts::positions_first, problem};
 use blackburn_kernels::{
+    Family, Pass,
     attention::{
-        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Order,
-        Pass, Rows, attention_backward_with, attention_forward_with,
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult,
+        HeadStrides, Order, attention_backward_with, attention_forward_with,
     },
     buffer::Buffer,
-    matmul::Family,
 };
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs},
@@ -119,7 +119,7 @@ impl Placed {
             elements: whole.elements - first,
             dtype: whole.dtype,
         };
-        let in_part = |seq: usize| Rows { batch: seq * width, head: d, row: width };
+        let in_part = |seq: usize| HeadStrides { batch: seq * width, head: d, row: width };
         let before_k = width - 2 * columns_kv;
         (self.k, self.v) = (part(before_k), part(before_k + columns_kv));
         (self.problem.k, self.problem.v) = (in_part(case.seq_kv), in_part(case.seq_kv));
@@ -128,7 +128,7 @@ impl Placed {
             self.problem.q = in_part(case.seq_q);
         } else {
             self.q = upload(client, &swapped_q, storage);
-            self.problem.q = Order::PositionsFirst.rows(case.heads_q, case.seq_q, d);
+            self.problem.q = Order::PositionsFirst.strides(case.heads_q, case.seq_q, d);
         }
         self.problem.order_q = Order::PositionsFirst;
         self.problem.order_kv = Order::PositionsFirst;
@@ -171,7 +171,7 @@ impl Placed {
             out: &output.out,
             lse: &output.lse,
             dout: &self.dout,
-            dout_rows: problem.out(),
+            dout_strides: problem.out(),
         };
         for plan in plans(client, problem, Pass::Backward, storage)? {
             let run =

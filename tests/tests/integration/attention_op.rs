@@ -80,7 +80,7 @@ fn window_of(options: &CaseOptions) -> Option<Window> {
 }
 
 fn dropout_of(options: &CaseOptions) -> Option<Dropout> {
-    options.dropout.map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed })
+    options.dropout.map(|dropout| Dropout::new(dropout.rate, dropout.seed))
 }
 
 /// Options without tensors.

@@ -108,7 +108,7 @@ fn bad_arguments(device: &Device) -> Result<(), Failed> {
         refuses(options, "`softcap`: expected a finite number above zero")?;
     }
     for rate in [1.0, -0.1, f64::NAN] {
-        let dropout = Some(Dropout { rate, seed: 0 });
+        let dropout = Some(Dropout::new(rate, 0));
         refuses(
             Options { dropout, ..plain() },
             "`dropout`: expected a rate of at least 0 and below",

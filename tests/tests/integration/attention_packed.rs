@@ -2,7 +2,7 @@
 
 use super::{F32, Uploaded, integers, precision, problem};
 use blackburn_kernels::attention::{
-    AttentionInputs as Tensors, AttentionProblem, Order, Rows, attention_backward,
+    AttentionInputs as Tensors, AttentionProblem, HeadStrides, Order, attention_backward,
     attention_forward,
 };
 use blackburn_reference::{
@@ -57,8 +57,10 @@ pub(super) fn packed(client: &Client) -> Result<(), Failed> {
             head_dim: HEAD_DIM,
             options,
         };
-        let rows =
-            |heads, seq| Rows { batch: 0, ..Order::PositionsFirst.rows(heads, seq, HEAD_DIM) };
+        let rows = |heads, seq| HeadStrides {
+            batch: 0,
+            ..Order::PositionsFirst.strides(heads, seq, HEAD_DIM)
+        };
         let problem = AttentionProblem {
             q: rows(HEADS_Q, rows_q),
             k: rows(HEADS_KV, rows_kv),

@@ -5,10 +5,7 @@ use crate::{
     attention::{precision, problem},
     attention_op::{case, mask_of},
 };
-use blackburn_kernels::{
-    attention::{AttentionBlueprint, Pass},
-    matmul::Family,
-};
+use blackburn_kernels::{Family, Pass, attention::AttentionBlueprint};
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PairShape},
     matmul::MatmulPrecision,

@@ -6,8 +6,8 @@ mod arguments;
 use blackburn_kernels::{
     KernelError,
     batch_norm::{
-        BatchNormBlueprint, BatchNormGradients, BatchNormInputs, BatchNormProblem, BatchNormSaved,
-        Pass, RunningStatistics, Statistics, batch_norm_apply, batch_norm_backward,
+        BatchNormBlueprint, BatchNormGradients, BatchNormInputs, BatchNormPass, BatchNormProblem,
+        BatchNormSaved, RunningStatistics, Statistics, batch_norm_apply, batch_norm_backward,
         batch_norm_running, batch_norm_statistics, variants::CHANNELS,
     },
     buffer::Buffer,
@@ -158,7 +158,7 @@ impl Case {
         BatchNorm { gamma, beta, epsilon: EPSILON, relu: self.relu }
     }
 
-    fn sums(&self, client: &Client, pass: Pass) -> Sums {
+    fn sums(&self, client: &Client, pass: BatchNormPass) -> Sums {
         let plan = BatchNormBlueprint::plan(&self.problem(), pass, client);
         Sums { additions: plan.unit_rows(), merges: plan.merges(client) }
     }
@@ -229,7 +229,8 @@ impl Case {
     /// also judged with all that follows them.
     fn compare(&self, client: &Client, numbers: &Numbers, results: &Results) -> Result<(), String> {
         let Numbers { x, residual, dy, .. } = numbers;
-        let bounds = Moments::bounds(x, self.channels, self.sums(client, Pass::Statistics));
+        let bounds =
+            Moments::bounds(x, self.channels, self.sums(client, BatchNormPass::Statistics));
         let exact = Moments::of(x, self.channels);
         let held = |name: &str, actual: &[f64], expected: &[f64], bounds: &[f64]| {
             compare(actual, expected, bounds).map(drop).map_err(|error| format!("{name}: {error}"))
@@ -248,7 +249,7 @@ impl Case {
         let how = Arithmetic {
             rows: self.storage,
             parameters: self.parameter,
-            sums: self.sums(client, Pass::Sums { relu: self.relu }),
+            sums: self.sums(client, BatchNormPass::Sums { relu: self.relu }),
         };
         for (statistics, errors) in given {
             let bounds = op.forward_bounds(x, statistics, errors, residual, self.storage);
@@ -463,7 +464,7 @@ fn relu_of_nan(client: &Client) -> Result<(), Failed> {
 
 fn repeats(client: &Client) -> Result<(), Failed> {
     let case = Case { rows: 20_011, relu: true, residual: true, ..Case::plain(Storage::F32) };
-    if BatchNormBlueprint::plan(&case.problem(), Pass::Statistics, client).splits < 2 {
+    if BatchNormBlueprint::plan(&case.problem(), BatchNormPass::Statistics, client).splits < 2 {
         return Err("the shape does not split, so this shows nothing".into());
     }
     let numbers = case.numbers();

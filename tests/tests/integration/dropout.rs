@@ -7,6 +7,7 @@ use blackburn::nn::{
 use blackburn_backend::{attention::Dropout, dropout as op};
 use blackburn_kernels::{
     KernelError,
+    buffer::Buffer,
     dropout::{DropoutProblem, dropout},
 };
 use blackburn_reference::{
@@ -21,11 +22,16 @@ use blackburn_tests::{
     tensors::{tensor, values},
 };
 use burn::{nn::DropoutConfig, prelude::*};
-use cubecl::client::Client;
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
 use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
 const SEED: u64 = 0x1234_5678_9abc_def0;
+/// What the device combines a seed with.
+const KEY: u64 = 0xfedc_ba98_0246_8ace;
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
@@ -90,8 +96,11 @@ fn problem(elements: usize, rate: f64, storage: Storage) -> DropoutProblem {
     DropoutProblem { elements, dtype: dtype(storage), rate, seed: SEED }
 }
 
-/// Around vectors, calls of the generator and cubes.
+/// Around vectors, calls of the generator and cubes. With a key, the seed is what makes [`SEED`] of it.
 fn each_length(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let words: Vec<u8> = KEY.to_le_bytes().to_vec();
+    let dtype = ElemType::UInt(UIntKind::U32);
+    let key = Buffer { handle: client.create_from_slice(&words), elements: 2, dtype };
     for elements in [0, 1, 2, 3, 7, 8, 9, 1023, 1024, 1028, 70_001] {
         for rate in [0.0, 0.1, 0.5, 0.999] {
             let (x, residual) =
@@ -99,10 +108,16 @@ fn each_length(client: &Client, storage: Storage) -> Result<(), Failed> {
             let buffers = [&x, &residual].map(|values| upload(client, values, storage));
             for adds in [false, true] {
                 let added = adds.then_some(&buffers[1]);
-                let y = dropout(client, &problem(elements, rate, storage), &buffers[0], added)?;
+                let y =
+                    dropout(client, &problem(elements, rate, storage), &buffers[0], added, None)?;
+                let keyed = DropoutProblem { seed: SEED ^ KEY, ..problem(elements, rate, storage) };
+                let with_key = dropout(client, &keyed, &buffers[0], added, Some(&key))?;
                 let (exact, bounds) = expected(&x, adds.then_some(&residual[..]), rate, storage);
-                compare(&download(client, y, storage)?, &exact, &bounds)
-                    .map_err(|error| format!("{elements} elements, {rate}, {adds}: {error}"))?;
+                for (y, by) in [(y, "a seed"), (with_key, "a seed and a key")] {
+                    compare(&download(client, y, storage)?, &exact, &bounds).map_err(|error| {
+                        format!("{elements} elements, {rate}, {adds}, by {by}: {error}")
+                    })?;
+                }
             }
         }
     }
@@ -114,11 +129,12 @@ fn planted_fault(client: &Client) -> Result<(), Failed> {
     let x = normal(3, 1000, 1.0, F32);
     let (exact, bounds) = expected(&x, None, 0.1, F32);
     let buffer = upload(client, &x, F32);
-    let mut y = download(client, dropout(client, &problem(1000, 0.1, F32), &buffer, None)?, F32)?;
+    let mut y =
+        download(client, dropout(client, &problem(1000, 0.1, F32), &buffer, None, None)?, F32)?;
     let left_out = exact.iter().position(|y| *y == 0.0).ok_or("nothing is left out")?;
     y[left_out] = x[left_out] / 0.9;
     let other = DropoutProblem { seed: SEED + 1, ..problem(1000, 0.1, F32) };
-    let other = download(client, dropout(client, &other, &buffer, None)?, F32)?;
+    let other = download(client, dropout(client, &other, &buffer, None, None)?, F32)?;
     match (compare(&y, &exact, &bounds), compare(&other, &exact, &bounds)) {
         (Err(_), Err(_)) => Ok(()),
         _ => Err("an element that is there, or another seed, went unseen".into()),
@@ -129,9 +145,9 @@ fn arguments(client: &Client) -> Result<(), Failed> {
     let x = upload(client, &[1.0; 8], F32);
     let short = upload(client, &[1.0; 7], F32);
     let refused = [
-        ("rate", dropout(client, &problem(8, 1.0, F32), &x, None)),
-        ("x", dropout(client, &problem(9, 0.5, F32), &x, None)),
-        ("residual", dropout(client, &problem(8, 0.5, F32), &x, Some(&short))),
+        ("rate", dropout(client, &problem(8, 1.0, F32), &x, None, None)),
+        ("x", dropout(client, &problem(9, 0.5, F32), &x, None, None)),
+        ("residual", dropout(client, &problem(8, 0.5, F32), &x, Some(&short), None)),
     ];
     for (expected, result) in refused {
         match result {
@@ -150,7 +166,7 @@ fn gradients(device: &Device) -> Result<(), Failed> {
         (normal(4, 3 * 37, 1.0, F32), normal(5, 3 * 37, 1.0, F32), normal(6, 3 * 37, 1.0, F32));
     let leaf = |values: &[f64]| tensor::<2>(values, [3, 37], F32, device).require_grad();
     let (x_leaf, residual_leaf) = (leaf(&x), leaf(&residual));
-    let drawn = Dropout { rate: RATE, seed: SEED };
+    let drawn = Dropout::new(RATE, SEED);
     let y = op::add_dropout(residual_leaf.clone(), x_leaf.clone(), drawn);
     let gradients = (y.clone() * tensor(&dy, [3, 37], F32, device)).sum().backward();
     let (exact, bounds) = expected(&x, Some(&residual), RATE, F32);

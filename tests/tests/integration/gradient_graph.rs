@@ -7,10 +7,13 @@ mod changes;
 #[path = "gradient_graph_state.rs"]
 mod state;
 
-use blackburn::train::{
-    graph::GradientGraph,
-    optim::AdamWGroups,
-    precision::{Precision, PrecisionPolicy, full_precision},
+use blackburn::{
+    nn::{dropout, seed},
+    train::{
+        graph::GradientGraph,
+        optim::AdamWGroups,
+        precision::{Precision, PrecisionPolicy, full_precision},
+    },
 };
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::{
@@ -22,7 +25,7 @@ use burn::{
     nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu, Linear, LinearConfig},
     optim::GradientsParams,
     prelude::*,
-    tensor::FloatDType,
+    tensor::{Distribution, FloatDType},
 };
 use libtest_mimic::{Failed, Trial};
 use std::{
@@ -38,11 +41,13 @@ const ALONE: &str = "BLACKBURN_TEST_GRAPH_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 7] = [
+const TESTS: [(&str, Test); 9] = [
     ("training_by_replays_is_training", training),
     ("training_by_replays_is_training_in_mixed_precision", mixed_precision),
     ("a_batch_of_another_shape_runs_without_the_recording", other_shapes),
-    ("a_recording_that_leaves_out_the_same_units_each_time_is_refused", dropout),
+    ("dropout_is_recorded_and_leaves_out_others_each_time", dropout),
+    ("drop_in_dropout_is_recorded_and_leaves_out_others_each_time", drop_in_dropout),
+    ("a_recording_that_repeats_random_integers_is_refused", random_integers),
     ("a_pass_that_reads_a_value_is_not_recorded", reads_a_value),
     ("outputs_are_the_callers_own", outputs_are_kept),
     ("another_thread_runs_passes_without_the_recording", other_thread),
@@ -232,10 +237,59 @@ fn other_shapes(device: &Device) -> Result<(), Failed> {
 }
 
 fn dropout(device: &Device) -> Result<(), Failed> {
-    let network = Network::new(0.5, device);
+    draws_anew(Network::new(0.5, device), pass, device)
+}
+
+fn drop_in_dropout(device: &Device) -> Result<(), Failed> {
+    let pass = |network: &Network, (words, scale): (Tensor<2, Int>, Tensor<1>)| {
+        let x = network.words.forward(words);
+        let hidden = network.gelu.forward(network.first.forward(x.clone()));
+        let y = network.second.forward(dropout::dropout(&network.dropout, hidden));
+        let loss = dropout::add_dropout(&network.dropout, x, y).powi_scalar(2).mean() * scale;
+        let value = loss.clone().inner();
+        (value, GradientsParams::from_grads(loss.backward(), network))
+    };
+    draws_anew(Network::new(0.5, device), pass, device)
+}
+
+/// Losses of a recorded pass on the same inputs, which differ by what is left out, are those of one that runs.
+fn draws_anew(
+    network: Network,
+    pass: impl Fn(&Network, (Tensor<2, Int>, Tensor<1>)) -> (Tensor<1>, GradientsParams),
+    device: &Device,
+) -> Result<(), Failed> {
+    let run = |mut graph: Passes| -> Result<_, Failed> {
+        let (mut losses, mut last) = (Vec::new(), GradientsParams::new());
+        for step in 0..STEPS {
+            seed(step);
+            let (loss, gradients) = graph.run(&network, batch(0, ROWS, device), &pass)?;
+            losses.extend(values(loss)?);
+            last = gradients;
+        }
+        Ok((graph.is_recorded(), losses, gradient_numbers(&network, &last)?))
+    };
+    let (is_recorded, losses, gradients) = run(Passes::new(PrecisionPolicy::default()))?;
+    let (_, expected, of_expected) = run(Passes::disabled(PrecisionPolicy::default()))?;
+    if !is_recorded {
+        return Err("nothing was recorded".into());
+    }
+    agree(&losses, &expected, 1e-5)?;
+    agree(&gradients, &of_expected, 1e-5)?;
+    let repeats =
+        losses.windows(2).filter(|pair| (pair[0] - pair[1]).abs() < 1e-6 * pair[0]).count();
+    if repeats > 0 { Err(format!("losses repeat: {losses:?}").into()) } else { Ok(()) }
+}
+
+/// Burn draws them by seeds of its own, which a replay repeats.
+fn random_integers(device: &Device) -> Result<(), Failed> {
+    let network = Network::new(0.0, device);
     let mut graph = Passes::new(PrecisionPolicy::default());
     for step in 0..STEPS {
-        graph.run(&network, batch(step, ROWS, device), pass)?;
+        graph.run(&network, batch(step, ROWS, device), |network, (words, scale)| {
+            let any = Distribution::Uniform(1.0, 100.0);
+            let factor = Tensor::<1, Int>::random([1], any, &scale.device()).float();
+            pass(network, (words, scale * factor))
+        })?;
     }
     if graph.is_recorded() { Err("it was accepted".into()) } else { Ok(()) }
 }

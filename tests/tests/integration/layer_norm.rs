@@ -4,11 +4,11 @@
 mod op;
 
 use blackburn_kernels::{
-    KernelError,
+    KernelError, Pass,
     buffer::Buffer,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormProblem,
-        LayerNormSaved, Norm, Pass, layer_norm_backward, layer_norm_forward, variants::WIDTHS,
+        LayerNormSaved, Norm, layer_norm_backward, layer_norm_forward, variants::WIDTHS,
     },
 };
 use blackburn_reference::{

@@ -6,11 +6,10 @@ mod epilogue;
 mod tune;
 
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{
-        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout, matmul,
-        matmul_with,
+        Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout, matmul, matmul_with,
     },
 };
 use blackburn_reference::{

@@ -2,11 +2,10 @@
 
 use super::{Product, case, plans};
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{
-        Activation, Epilogue, Family, MatmulBlueprint, MatmulProblem, matmul, matmul_tuned,
-        matmul_with,
+        Activation, Epilogue, MatmulBlueprint, MatmulProblem, matmul, matmul_tuned, matmul_with,
     },
 };
 use blackburn_reference::{

@@ -12,7 +12,7 @@ use crate::{
     stream::{Done, Replacement, SingleOperation},
     tensors::{Location, Tensors, consume, cube_tensor, register_cube_tensor, register_zeros},
 };
-use blackburn_kernels::{KernelError, matmul::Family};
+use blackburn_kernels::{Family, KernelError};
 use burn_backend::{Shape, TensorMetadata, ops::AttentionModuleOptions};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_ir::{AttentionOpIr, ModuleOperationIr, OperationIr};

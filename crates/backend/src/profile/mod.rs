@@ -16,7 +16,7 @@ mod observer;
 mod traffic;
 
 use burn::tensor::Device;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 pub use traffic::traffic_bytes;
 
 /// Why a device's work is not observed.
@@ -183,6 +183,15 @@ pub fn declined() -> Vec<String> {
     return crate::declined::told();
     #[cfg(not(feature = "gpu"))]
     Vec::new()
+}
+
+/// How many operations of Burn's stream ran on Blackburn's kernels since the process began, by provider.
+/// Replays of a recorded graph do not count.
+pub fn served() -> BTreeMap<&'static str, u64> {
+    #[cfg(feature = "gpu")]
+    return crate::served::counts();
+    #[cfg(not(feature = "gpu"))]
+    BTreeMap::new()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@
 //! It is registered by a line in `providers`.
 
 use super::clock::StreamClock;
-use crate::{declined::tell_once, tensors::Tensors};
+use crate::{declined::tell_once, served::count, tensors::Tensors};
 use blackburn_kernels::KernelError;
 use burn_cubecl::{
     CubeDevice,
@@ -273,8 +273,14 @@ impl<R: Replacement> FusedOperation for Claimed<R> {
             let unfused = match part {
                 Part::Unfused(positions) => &positions[..],
                 Part::Replaced(positions, by) => match by.launch(tensors) {
-                    Ok(Done::All) => &[],
-                    Ok(Done::First(done)) => &positions[done..],
+                    Ok(Done::All) => {
+                        count(R::NAME, positions.len());
+                        &[]
+                    }
+                    Ok(Done::First(done)) => {
+                        count(R::NAME, done);
+                        &positions[done..]
+                    }
                     Err(reason) => {
                         tell_once(R::NAME, &reason);
                         &positions[..]

@@ -63,18 +63,17 @@
 //! rounding by chance, Gupta et al., "Deep Learning with Limited Numerical Precision",
 //! arXiv:1502.02551, section 3.
 
-mod launch;
 mod problem;
 mod rule;
 mod variants;
 
 pub use crate::step::{
     Blueprint as AdamwBlueprint, Chance, Gate, MOST_TENSORS, Tuning as AdamwTuning,
-    Walk as AdamwWalk,
+    Walk as AdamwWalk, update as adamw_update, update_many as adamw_update_many,
+    update_many_with as adamw_update_many_with, update_with as adamw_update_with,
 };
-pub use launch::{
-    AdamwTensors, AdamwUpdate, adamw_update, adamw_update_many, adamw_update_many_with,
-    adamw_update_with,
-};
-pub use problem::{AdamwProblem, AdamwStep};
+pub use problem::{AdamwProblem, AdamwStep, AdamwTensors};
 pub(crate) use variants::variants;
+
+/// A parameter's step, of several in one launch.
+pub type AdamwUpdate = crate::step::Update<AdamwStep, AdamwTensors>;

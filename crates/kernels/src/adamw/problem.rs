@@ -1,7 +1,4 @@
-use super::{
-    launch::AdamwTensors,
-    rule::{AdamwRule, FactorsLaunch, Form},
-};
+use super::rule::{AdamwRule, FactorsLaunch, Form};
 use crate::{
     DeviceProfile, KernelError,
     buffer::Rows,
@@ -34,12 +31,7 @@ impl AdamwStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem {
-                op: Self::OP,
-                argument,
-                expected: expected.into(),
-                actual,
-            })
+            Err(KernelError::invalid(Self::OP, argument, expected, actual))
         };
         for (argument, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             if !(0.0..1.0).contains(&beta) {
@@ -93,6 +85,19 @@ impl Step<4> for AdamwStep {
             self.time as f32,
         )
     }
+}
+
+/// A parameter and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct AdamwTensors {
+    /// p.
+    pub parameter: Rows,
+    /// g.
+    pub gradient: Rows,
+    /// m.
+    pub first: Rows,
+    /// v.
+    pub second: Rows,
 }
 
 impl From<AdamwTensors> for [Rows; 4] {

@@ -7,27 +7,27 @@ use cubecl::prelude::*;
 
 /// What an update multiplies by.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Factors {
+pub struct Factors {
     /// `1 - beta_1`.
-    pub(crate) one_minus_beta_1: f32,
+    pub one_minus_beta_1: f32,
     /// `1 - beta_2`.
-    pub(crate) one_minus_beta_2: f32,
+    pub one_minus_beta_2: f32,
     /// Rate times decay.
-    pub(crate) decay: f32,
+    pub decay: f32,
     /// The rate, over `1 - beta_1^t` unless gated.
-    pub(crate) rate: f32,
+    pub rate: f32,
     /// `1 / (1 - beta_2^t)`, 1 if gated.
-    pub(crate) correction: f32,
-    pub(crate) epsilon: f32,
+    pub correction: f32,
+    pub epsilon: f32,
     /// The rest is read by gated updates only.
-    pub(crate) log_beta_1: f32,
-    pub(crate) log_beta_2: f32,
-    pub(crate) time: f32,
+    pub log_beta_1: f32,
+    pub log_beta_2: f32,
+    pub time: f32,
 }
 
 /// AdamW, of which a form by PTX is for NVIDIA GPUs alone: root and quotient are approximations there.
 /// Rounded correctly, each is a branch, and one waits for the other.
-pub(crate) struct AdamwRule;
+pub struct AdamwRule;
 
 #[cube]
 impl Rule for AdamwRule {
@@ -99,8 +99,8 @@ impl Rule for AdamwRule {
 
 /// Whether root and quotient are PTX's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    pub(crate) by_ptx: bool,
+pub struct Form {
+    pub by_ptx: bool,
 }
 
 /// Up to here a power's complement is summed, since `1 - exp` would lose digits.

@@ -1,22 +1,18 @@
 use super::{
     AttentionProblem,
-    problem::{Rows, unsupported},
+    problem::{HeadStrides, OP, unsupported},
     tile::PortableBlueprint,
 };
-use crate::{DeviceProfile, KernelError, Promise, matmul::Family};
+use crate::{
+    DeviceProfile, Family, KernelError, Pass, Promise,
+    device::{ALIGNMENT_BYTES, ROW_BYTES},
+    plan::tell_plan,
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
-
-/// Which kernels are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// The output and its logarithms.
-    Forward,
-    /// The gradients.
-    Backward,
-}
+use std::fmt;
 
 /// How attention is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,8 +25,21 @@ pub struct AttentionBlueprint {
     pub tile_kv: usize,
 }
 
-/// What TMA's rows are aligned to.
-const ALIGNMENT_BYTES: usize = 16;
+/// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
+pub(super) const fn rows_bytes(head_dim: usize, rows: usize) -> usize {
+    head_dim.div_ceil(64) * rows * ROW_BYTES
+}
+
+/// Shared memory of the `mma` family: the rows that stay, of q, or backward of two tensors; and two pairs of
+/// tiles that come in.
+pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: usize) -> usize {
+    let tensors = match pass {
+        Pass::Forward => 1,
+        Pass::Backward => 2,
+    };
+    rows_bytes(head_dim, tensors * stay + 4 * moving)
+}
+
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
 /// Queries of a tile of the `mma` family.
@@ -48,12 +57,16 @@ impl AttentionBlueprint {
         client: &Client,
     ) -> Result<Self, KernelError> {
         let device = DeviceProfile::of(client);
-        Self::candidates_on(problem, pass, device).into_iter().next().ok_or_else(|| {
-            unsupported(format!(
+        let plans = Self::candidates_on(problem, pass, device);
+        let Some(plan) = plans.first() else {
+            return Err(unsupported(format!(
                 "head_dim {} with {} bytes of shared memory",
                 problem.head_dim, device.shared_bytes
-            ))
-        })
+            )));
+        };
+        let reason = format_args!("{pass}, the first of {} that serve it", plans.len());
+        tell_plan(OP, problem, plan, reason);
+        Ok(*plan)
     }
 
     /// Every plan that serves the problem on the client's device, the one expected to be fastest
@@ -150,13 +163,14 @@ impl AttentionBlueprint {
             (problem.k, problem.heads_kv, problem.rows_kv()),
             (problem.v, problem.heads_kv, problem.rows_kv()),
         ];
-        let is_aligned = |(Rows { batch, head, row }, heads, seq): (Rows, usize, usize)| {
-            let steps = [(batch, problem.tensor_batch()), (head, heads), (row, seq)];
-            steps.into_iter().all(|(stride, size)| {
-                let bytes = stride * problem.dtype.size();
-                size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
-            })
-        };
+        let is_aligned =
+            |(HeadStrides { batch, head, row }, heads, seq): (HeadStrides, usize, usize)| {
+                let steps = [(batch, problem.tensor_batch()), (head, heads), (row, seq)];
+                steps.into_iter().all(|(stride, size)| {
+                    let bytes = stride * problem.dtype.size();
+                    size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
+                })
+            };
         // Two sums of wider rows do not fit the registers.
         let fits = pass == Pass::Forward || problem.head_dim <= 128;
         fits && is_half
@@ -196,12 +210,15 @@ impl AttentionBlueprint {
             (Pass::Forward, 65..=128) => 64,
             (Pass::Forward, _) => 32,
         };
-        // Rows lie in blocks of 64 elements; of what comes in, two pairs are held.
-        let row_bytes = problem.head_dim.div_ceil(64) * 64 * problem.dtype.size();
-        let stay = if pass == Pass::Backward { 2 } else { 1 };
-        let shared_bytes = (stay * tile_q + 4 * tile_kv) * row_bytes;
-        let fits = shared_bytes <= device.shared_bytes;
+        let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
         fits.then_some(Self { family: Family::Mma, tile_q, tile_kv })
+    }
+}
+
+impl fmt::Display for AttentionBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { family, tile_q, tile_kv } = self;
+        write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")
     }
 }
 
@@ -243,7 +260,7 @@ mod tests {
         assert!(offered(&problem(64, FloatKind::BF16)));
         assert!(!offered(&problem(64, FloatKind::F32)));
         assert!(!offered(&problem(40, FloatKind::BF16)));
-        let shared = Rows { head: 0, ..problem(64, FloatKind::F16).k };
+        let shared = HeadStrides { head: 0, ..problem(64, FloatKind::F16).k };
         assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);

@@ -7,12 +7,10 @@
 //!    sum's logarithm.
 
 use super::{
-    rules::{
-        Options, RowStrides, Rules, all_rows, batch_of, bias_at, bounded_score, is_kept,
-        is_visible, keys_of, origin_of_row_values, sequence_of,
-    },
+    rules::{Heads, Rules},
     tile::{
-        PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, products, store_rows,
+        PortableBlueprint, UNITS, accumulate, load_rows, of_keys, of_queries, parts, products,
+        store_rows,
     },
 };
 use cubecl::prelude::*;
@@ -22,37 +20,26 @@ use cubecl::prelude::*;
 /// whose output is zero. Cubes: tiles of queries along x, heads along y, sequences along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
-    q: &[I],
-    k: &[I],
-    v: &[I],
-    mask: &[M],
-    bias: &[I],
-    starts: &[u32],
-    out: &mut [I],
+    q: &Heads<I>,
+    k: &Heads<I>,
+    v: &Heads<I>,
+    rules: &Rules<I, M>,
+    out: &mut Heads<I>,
     lse: &mut [f32],
-    rules: Rules,
-    q_strides: RowStrides,
-    k_strides: RowStrides,
-    v_strides: RowStrides,
-    out_strides: RowStrides,
     #[comptime] blueprint: PortableBlueprint,
-    #[comptime] options: Options,
-    #[define(I)] _element: ElemType,
-    #[define(M)] _mask_type: ElemType,
+    #[define(I, M)] _types: [ElemType; 2],
 ) {
     let side = comptime!(blueprint.side());
     let unit_tile = comptime!(blueprint.unit_tile as usize);
     let pitch = comptime!(side + 1);
-    let mut q_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));
-    let mut k_part = Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements()));
+    let mut parts = parts(blueprint);
     let mut weights = Shared::<[f32]>::new_slice(comptime!(blueprint.pair_elements()));
     let mut values = Shared::<[f32]>::new_slice(comptime!(blueprint.row_elements()));
 
-    let batch = batch_of(CUBE_POS_Z, &rules);
-    let sequence = sequence_of(starts, &rules, batch, CUBE_POS_Y, options);
+    let sequence = rules.sequence(rules.batch_of(CUBE_POS_Z), CUBE_POS_Y);
     let head_kv = CUBE_POS_Y / rules.sizes.group;
     let first_row = CUBE_POS_X * side;
-    let q_span = of_queries(&q_strides, &sequence, CUBE_POS_Y, first_row);
+    let q_span = of_queries(&q.strides, &sequence, CUBE_POS_Y, first_row);
 
     let mut sums = Array::<f32>::new(comptime!(blueprint.elements()));
     #[unroll]
@@ -68,24 +55,14 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
         total[i] = 0.0f32;
     }
     let mut scores = Array::<f32>::new(comptime!(blueprint.pairs()));
-    let keys =
-        keys_of(&sequence, &rules, first_row, min(first_row + side, sequence.seq_q), options);
+    let keys = sequence.keys_of(first_row, min(first_row + side, sequence.seq_q));
     let mut first_key = keys.0 / side * side;
     while first_key < keys.1 {
         // 1. Scores. A bit tells which pairs are seen: any number may be a score.
-        let k_span = of_keys(&k_strides, &sequence, head_kv, first_key);
-        let v_span = of_keys(&v_strides, &sequence, head_kv, first_key);
-        products::<I>(
-            &mut scores,
-            q,
-            k,
-            q_part.as_mut_slice(),
-            k_part.as_mut_slice(),
-            &q_span,
-            &k_span,
-            blueprint,
-        );
-        load_rows::<I>(v, values.as_mut_slice(), &v_span, blueprint);
+        let k_span = of_keys(&k.strides, &sequence, head_kv, first_key);
+        let v_span = of_keys(&v.strides, &sequence, head_kv, first_key);
+        products::<I>(&mut scores, &q.memory, &k.memory, &q_span, &k_span, &mut parts, blueprint);
+        load_rows::<I>(&v.memory, values.as_mut_slice(), &v_span, blueprint);
         let mut seen = 0u32;
         #[unroll]
         for i in 0..unit_tile {
@@ -97,9 +74,8 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
                 let mut score = f32::min_value();
                 let (query, key) = (first_row + row, first_key + column);
                 if query < sequence.seq_q && key < sequence.seq_kv {
-                    if is_visible::<M>(mask, &sequence, &rules, query, key, options) {
-                        score = bounded_score(scores[pair], &rules, options)
-                            + bias_at::<I>(bias, &sequence, &rules, query, key, options);
+                    if sequence.is_visible(query, key) {
+                        score = rules.bounded_score(scores[pair]) + sequence.bias_at(query, key);
                         seen |= comptime!(1u32 << pair);
                     }
                 }
@@ -133,9 +109,9 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
                 let pair = comptime!(i * unit_tile + j);
                 let is_seen = seen & comptime!(1u32 << pair) != 0;
                 let mut weight = select(is_seen, (scores[pair] - most[i]).exp(), 0.0f32);
-                if comptime!(options.dropout) {
+                if comptime!(rules.options.dropout) {
                     let (query, key) = (first_row + row, first_key + column);
-                    if !is_kept(&sequence, &rules, query, key, options) {
+                    if !sequence.is_kept(query, key) {
                         weight = -weight;
                     }
                 }
@@ -155,7 +131,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
                 sums[comptime!(i * blueprint.columns() + j)] *= rescale[i];
             }
         }
-        if comptime!(options.dropout) {
+        if comptime!(rules.options.dropout) {
             sync_cube();
             #[unroll]
             for i in 0..unit_tile {
@@ -176,7 +152,7 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
     }
 
     // 3. Finish and write.
-    let lse_origin = origin_of_row_values(&sequence, &rules, options);
+    let lse_origin = sequence.origin_of_row_values();
     #[unroll]
     for i in 0..unit_tile {
         // Of no key the sum is 0; its logarithm is minus infinity.
@@ -189,9 +165,9 @@ pub(crate) fn attention_forward_portable_kernel<I: Float, M: Numeric>(
         if row < sequence.seq_q && UNIT_POS_X == 0 {
             let at = lse_origin + row;
             lse[at as usize] = most[i];
-            lse[(all_rows(&rules, options) + at) as usize] = total[i].ln();
+            lse[(rules.all_rows() + at) as usize] = total[i].ln();
         }
     }
-    let out_span = of_queries(&out_strides, &sequence, CUBE_POS_Y, first_row);
-    store_rows::<I>(&sums, out, &out_span, 1.0f32, blueprint);
+    let out_span = of_queries(&out.strides, &sequence, CUBE_POS_Y, first_row);
+    store_rows::<I>(&sums, &mut out.memory, &out_span, 1.0f32, blueprint);
 }

@@ -5,21 +5,21 @@
 //! the other side's rows there, one ahead. [`pairs`](super::pairs) tells what is computed.
 
 use super::{
-    mma_tiles::{Rows, copy_rows, left_position, right_position},
-    pairs::{MOVING, Place, is_checked, pair_gradients, store, tiles_of},
-    pipeline::Side,
-    rules::{
-        Options, RowStrides, Rules, all_rows, batch_of, origin, origin_of_row_values,
-        score_exponent, seeds_of, sequence_of,
-    },
-    softmax::{kept_bits, pack_registers},
+    blueprint::{mma_bytes, rows_bytes},
+    mma_tiles::{copy_rows, head_rows, left_position, right_position},
+    pairs::{GradientRows, MOVING, is_checked, pair_gradients, pair_tile, store, tiles_of},
+    rules::{Heads, Rules, Side, Strides, origin, score_exponent},
+    softmax::pack_registers,
 };
-use crate::ptx::{
-    ROW_BYTES,
-    copy::{copies_commit, copies_wait_all},
-    global_address,
-    mma::{MmaProduct, MmaWeights, mma_products, mma_weights},
-    shared_address,
+use crate::{
+    Pass,
+    ptx::{
+        ROW_BYTES,
+        copy::{copies_commit, copies_wait_all},
+        global_address,
+        mma::{MmaProduct, MmaWeights, mma_products, mma_weights},
+        shared_address,
+    },
 };
 use cubecl::prelude::*;
 
@@ -44,12 +44,12 @@ impl MmaBackwardBlueprint {
     }
 
     fn bytes(self, rows: usize) -> usize {
-        self.head_dim.div_ceil(64) * rows * ROW_BYTES
+        rows_bytes(self.head_dim, rows)
     }
 
     /// What stays, and two pairs of tiles that come in.
     pub(crate) fn shared_bytes(self) -> usize {
-        2 * self.bytes(self.fixed()) + 4 * self.bytes(MOVING)
+        mma_bytes(Pass::Backward, self.head_dim, self.fixed(), MOVING)
     }
 
     fn products(self) -> MmaProduct {
@@ -77,13 +77,6 @@ impl MmaBackwardBlueprint {
     }
 }
 
-/// Where the tensors lie of which rows stay, and of which they come in.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct TensorStrides {
-    pub(crate) first: RowStrides,
-    pub(crate) second: RowStrides,
-}
-
 /// dq to `first_out`, or dk to it and dv to `second_out`; see
 /// [`attention_backward_kv_portable_kernel`] for what they are. Cubes: tiles of rows along x, heads of
 /// that side along y, sequences along z. The scale has to be positive.
@@ -91,27 +84,19 @@ pub(crate) struct TensorStrides {
 /// [`attention_backward_kv_portable_kernel`]: super::backward::attention_backward_kv_portable_kernel
 #[cube(launch_unchecked)]
 pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Size>(
-    first_fixed: &[I],
-    second_fixed: &[I],
-    first_moving: &[I],
-    second_moving: &[I],
-    mask: &[M],
-    bias: &[I],
-    starts: &[u32],
+    first_fixed: &Heads<I>,
+    second_fixed: &Heads<I>,
+    first_moving: &Heads<I>,
+    second_moving: &Heads<I>,
+    rules: &Rules<I, M>,
     terms: &[f32],
     first_out: &mut [I],
     second_out: &mut [I],
-    rules: Rules,
-    fixed_strides: TensorStrides,
-    moving_strides: TensorStrides,
-    out_strides: RowStrides,
+    out_strides: Strides,
     #[comptime] side: Side,
     #[comptime] blueprint: MmaBackwardBlueprint,
-    #[comptime] options: Options,
-    #[define(I)] _element: ElemType,
-    #[define(M)] _mask_type: ElemType,
-    #[define(R)] _registers: usize,
-    #[define(P)] _packed: usize,
+    #[define(I, M)] _types: [ElemType; 2],
+    #[define(R, P)] _widths: [usize; 2],
 ) {
     let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
     let fixed = comptime!(blueprint.fixed() as u32);
@@ -122,37 +107,29 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
     let fixed_at = shared_address::<u32>(memory.as_slice());
     let ring = fixed_at + 2 * fixed_bytes;
 
-    let (first_row, batch) = (CUBE_POS_X * fixed, batch_of(CUBE_POS_Z, &rules));
+    let (first_row, batch) = (CUBE_POS_X * fixed, rules.batch_of(CUBE_POS_Z));
     let group = rules.sizes.group;
     let (first_head, members) = match comptime!(side) {
         Side::Queries => (CUBE_POS_Y, 1u32.runtime()),
         Side::Keys => (CUBE_POS_Y * group, group),
     };
-    let own = sequence_of(starts, &rules, batch, first_head, options);
+    let own = rules.sequence(batch, first_head);
     let (start, end, moving_start, moving_end) = match comptime!(side) {
         Side::Queries => (own.first_q, own.seq_q, own.first_kv, own.seq_kv),
         Side::Keys => (own.first_kv, own.seq_kv, own.first_q, own.seq_q),
     };
     if first_row < end {
-        let tiles = tiles_of(&own, &rules, first_row, fixed, side, options);
+        let tiles = tiles_of(&own, first_row, fixed, side);
         let of_member = tiles.1 - min(tiles.0, tiles.1);
         let count = of_member * members;
-        let first_rows = Rows {
-            memory: global_address::<I>(first_fixed),
-            origin: origin(&fixed_strides.first, batch, CUBE_POS_Y, start),
-            stride: fixed_strides.first.row,
-            end,
-        };
-        let second_rows = Rows {
-            memory: global_address::<I>(second_fixed),
-            origin: origin(&fixed_strides.second, batch, CUBE_POS_Y, start),
-            stride: fixed_strides.second.row,
-            end,
-        };
+        let memory = global_address::<I>(&first_fixed.memory);
+        let first_rows = head_rows(memory, &first_fixed.strides, batch, CUBE_POS_Y, start, end);
+        let memory = global_address::<I>(&second_fixed.memory);
+        let second_rows = head_rows(memory, &second_fixed.strides, batch, CUBE_POS_Y, start, end);
         copy_rows(fixed_at, &first_rows, first_row, fixed, head_dim, units);
         copy_rows(fixed_at + fixed_bytes, &second_rows, first_row, fixed, head_dim, units);
-        let first_memory = global_address::<I>(first_moving);
-        let second_memory = global_address::<I>(second_moving);
+        let first_memory = global_address::<I>(&first_moving.memory);
+        let second_memory = global_address::<I>(&second_moving.memory);
 
         let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
         let quad = lane % 4;
@@ -161,7 +138,7 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
         let (left_row, left_chunk) = left_position(lane, warp * 16);
         let (right_row, right_chunk) = right_position(lane, true);
         let (weighed_row, weighed_chunk) = right_position(lane, false);
-        let exponent = score_exponent(&rules, options);
+        let exponent = score_exponent(rules);
         let mut first_sums = Vector::<f32, R>::new(0.0f32);
         let mut second_sums = Vector::<f32, R>::new(0.0f32);
         // One round more than tiles: each copies the next tile and computes the last one.
@@ -176,19 +153,11 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                     Side::Keys => first_head + round / of_member,
                 };
                 let from = (tiles.0 + round % of_member) * comptime!(MOVING as u32);
-                let first_source = Rows {
-                    memory: first_memory,
-                    origin: origin(&moving_strides.first, batch, head, moving_start),
-                    stride: moving_strides.first.row,
-                    end: moving_end,
-                };
-                let second_source = Rows {
-                    memory: second_memory,
-                    origin: origin(&moving_strides.second, batch, head, moving_start),
-                    stride: moving_strides.second.row,
-                    end: moving_end,
-                };
-                let rows = comptime!(MOVING as u32);
+                let (start, end, rows) = (moving_start, moving_end, comptime!(MOVING as u32));
+                let first_source =
+                    head_rows(first_memory, &first_moving.strides, batch, head, start, end);
+                let second_source =
+                    head_rows(second_memory, &second_moving.strides, batch, head, start, end);
                 copy_rows(at, &first_source, from, rows, head_dim, units);
                 copy_rows(at + moving_bytes, &second_source, from, rows, head_dim, units);
             }
@@ -198,17 +167,9 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                 let first_at = ring + (index & 1) * (2 * moving_bytes);
                 let second_at = first_at + moving_bytes;
                 let head = first_head + index / of_member;
-                let sequence = sequence_of(starts, &rules, batch, head, options);
+                let sequence = rules.sequence(batch, head);
                 let first_column = (tiles.0 + index % of_member) * comptime!(MOVING as u32);
-                let deltas = origin_of_row_values(&sequence, &rules, options);
-                let rows = all_rows(&rules, options);
-                // Before the products, which take the registers that the generator needs.
-                let mut kept = 0u32;
-                if comptime!(options.dropout) {
-                    let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
-                    kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
-                }
-                let place = Place { row, first_column, quad, deltas, rows, exponent, kept };
+                let tile = pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side);
                 let products = mma_products::<R>(
                     fixed_at + left_row,
                     first_at + right_row,
@@ -218,18 +179,8 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                     right_chunk,
                     comptime!(blueprint.products()),
                 );
-                let checked =
-                    is_checked(&sequence, &rules, warp_row, first_column, 16u32, side, options);
-                let made = if comptime!(options.mask || options.dropout) || checked {
-                    pair_gradients::<I, M, R>(
-                        products, mask, bias, terms, &sequence, &rules, &place, true, side, options,
-                    )
-                } else {
-                    pair_gradients::<I, M, R>(
-                        products, mask, bias, terms, &sequence, &rules, &place, false, side,
-                        options,
-                    )
-                };
+                let checked = is_checked(&tile.sequence, warp_row, first_column, 16u32, side);
+                let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
                 let dtype = comptime!(blueprint.dtype);
                 if comptime!(side == Side::Keys) {
                     second_sums = mma_weights::<R, P>(
@@ -249,25 +200,12 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                 );
             }
         }
-        let out_origin = origin(&out_strides, batch, CUBE_POS_Y, start);
-        let (stride, scale) = (out_strides.row, rules.numbers.scale);
+        let origin = origin(&out_strides, batch, CUBE_POS_Y, start);
+        let rows = GradientRows { origin, stride: out_strides.row, row, end, quad };
         let dtype = comptime!(blueprint.dtype);
-        store::<I, R>(
-            first_sums, first_out, out_origin, stride, row, end, quad, scale, head_dim, dtype,
-        );
+        store::<I, R>(first_sums, first_out, &rows, rules.numbers.scale, head_dim, dtype);
         if comptime!(side == Side::Keys) {
-            store::<I, R>(
-                second_sums,
-                second_out,
-                out_origin,
-                stride,
-                row,
-                end,
-                quad,
-                1.0f32,
-                head_dim,
-                dtype,
-            );
+            store::<I, R>(second_sums, second_out, &rows, 1.0f32, head_dim, dtype);
         }
     }
 }

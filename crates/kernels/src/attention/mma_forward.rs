@@ -8,19 +8,20 @@
 //! 3. It divides by the sums of the weights and writes.
 
 use super::{
-    mma_tiles::{Rows, copy_rows, left_position, right_position},
-    rules::{
-        Options, RowStrides, Rules, batch_of, keys_of, keys_of_all, origin, score_exponent,
-        sequence_of,
-    },
-    softmax::{Place, apply_rules, pack_registers, rescale, unseen, weigh, write_rows},
+    blueprint::{mma_bytes, rows_bytes},
+    mma_tiles::{copy_rows, head_rows, left_position, right_position},
+    rules::{Heads, Rules, keys_of_all, score_exponent},
+    softmax::{apply_rules, pack_registers, queries_at, rescale, unseen, weigh, write_rows},
 };
-use crate::ptx::{
-    ROW_BYTES,
-    copy::{copies_commit, copies_wait_all},
-    global_address,
-    mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
-    shared_address,
+use crate::{
+    Pass,
+    ptx::{
+        ROW_BYTES,
+        copy::{copies_commit, copies_wait_all},
+        global_address,
+        mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
+        shared_address,
+    },
 };
 use cubecl::prelude::*;
 
@@ -46,12 +47,12 @@ impl MmaForwardBlueprint {
     }
 
     fn bytes(self, rows: usize) -> usize {
-        self.head_dim.div_ceil(64) * rows * ROW_BYTES
+        rows_bytes(self.head_dim, rows)
     }
 
     /// Queries, and two pairs of keys and values.
     pub(crate) fn shared_bytes(self) -> usize {
-        self.bytes(self.tile_q()) + 4 * self.bytes(self.tile_kv)
+        mma_bytes(Pass::Forward, self.head_dim, self.tile_q(), self.tile_kv)
     }
 
     fn scores(self) -> MmaProduct {
@@ -86,26 +87,16 @@ impl MmaForwardBlueprint {
 /// [`attention_forward_portable_kernel`]: super::forward::attention_forward_portable_kernel
 #[cube(launch_unchecked)]
 pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Size>(
-    q: &[I],
-    k: &[I],
-    v: &[I],
-    mask: &[M],
-    bias: &[I],
-    starts: &[u32],
-    out: &mut [I],
+    q: &Heads<I>,
+    k: &Heads<I>,
+    v: &Heads<I>,
+    rules: &Rules<I, M>,
+    out: &mut Heads<I>,
     lse: &mut [f32],
-    rules: Rules,
-    q_strides: RowStrides,
-    k_strides: RowStrides,
-    v_strides: RowStrides,
-    out_strides: RowStrides,
     tiles: u32,
     #[comptime] blueprint: MmaForwardBlueprint,
-    #[comptime] options: Options,
-    #[define(I)] _element: ElemType,
-    #[define(M)] _mask_type: ElemType,
-    #[define(R)] _registers: usize,
-    #[define(P)] _packed: usize,
+    #[define(I, M)] _types: [ElemType; 2],
+    #[define(R, P)] _widths: [usize; 2],
 ) {
     let (tile_q, tile_kv) = comptime!((blueprint.tile_q() as u32, blueprint.tile_kv as u32));
     let kv_bytes = comptime!(blueprint.bytes(blueprint.tile_kv) as u32);
@@ -115,33 +106,22 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
     let q_at = shared_address::<u32>(memory.as_slice());
     let ring = q_at + comptime!(blueprint.bytes(blueprint.tile_q()) as u32);
 
-    let (head, batch) = (CUBE_POS_Y, batch_of(CUBE_POS_Z, &rules));
-    let sequence = sequence_of(starts, &rules, batch, head, options);
+    let (head, batch) = (CUBE_POS_Y, rules.batch_of(CUBE_POS_Z));
+    let sequence = rules.sequence(batch, head);
     // The last queries first: they may see the most keys.
     let first_row = (tiles - 1 - CUBE_POS_X) * tile_q;
     if first_row < sequence.seq_q {
-        let end = min(first_row + tile_q, sequence.seq_q);
-        let keys = keys_of(&sequence, &rules, first_row, end, options);
+        let keys = sequence.keys_of(first_row, min(first_row + tile_q, sequence.seq_q));
         let (first, last) = (keys.0 / tile_kv, keys.1.div_ceil(tile_kv));
         let head_kv = head / rules.sizes.group;
-        let q_rows = Rows {
-            memory: global_address::<I>(q),
-            origin: origin(&q_strides, batch, head, sequence.first_q),
-            stride: q_strides.row,
-            end: sequence.seq_q,
-        };
-        let k_rows = Rows {
-            memory: global_address::<I>(k),
-            origin: origin(&k_strides, batch, head_kv, sequence.first_kv),
-            stride: k_strides.row,
-            end: sequence.seq_kv,
-        };
-        let v_rows = Rows {
-            memory: global_address::<I>(v),
-            origin: origin(&v_strides, batch, head_kv, sequence.first_kv),
-            stride: v_strides.row,
-            end: sequence.seq_kv,
-        };
+        let (first_q, first_kv) = (sequence.first_q, sequence.first_kv);
+        let (seq_q, seq_kv) = (sequence.seq_q, sequence.seq_kv);
+        let q_memory = global_address::<I>(&q.memory);
+        let q_rows = head_rows(q_memory, &q.strides, batch, head, first_q, seq_q);
+        let k_memory = global_address::<I>(&k.memory);
+        let k_rows = head_rows(k_memory, &k.strides, batch, head_kv, first_kv, seq_kv);
+        let v_memory = global_address::<I>(&v.memory);
+        let v_rows = head_rows(v_memory, &v.strides, batch, head_kv, first_kv, seq_kv);
         copy_rows(q_at, &q_rows, first_row, tile_q, head_dim, units);
         if first < last {
             copy_rows(ring, &k_rows, first * tile_kv, tile_kv, head_dim, units);
@@ -154,9 +134,16 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
         let (q_row, q_chunk) = left_position(lane, warp * 16);
         let (k_row, k_chunk) = right_position(lane, true);
         let (v_row, v_chunk) = right_position(lane, false);
-        let exponent = score_exponent(&rules, options);
-        let place = Place { row: warp_row + lane / 4, quad: lane % 4, exponent };
-        let (all_from, all_to) = keys_of_all(&sequence, &rules, warp_row, 16u32, options);
+        let exponent = score_exponent(rules);
+        let queries = queries_at::<I, M>(
+            sequence,
+            warp_row + lane / 4,
+            lane % 4,
+            exponent,
+            comptime!(blueprint.tile_kv),
+            comptime!(blueprint.dtype),
+        );
+        let (all_from, all_to) = keys_of_all(&queries.sequence, warp_row, 16u32);
         let mut state = unseen();
         let mut sums = Vector::<f32, R>::new(0.0f32);
         for tile in first..last {
@@ -179,45 +166,9 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
                 comptime!(blueprint.scores()),
             );
             let first_key = tile * tile_kv;
-            let checked = first_key < all_from || first_key + tile_kv > all_to;
-            let keys_of_tile = comptime!(blueprint.tile_kv);
-            let ruled = if comptime!(options.mask) || checked {
-                apply_rules::<I, M, R>(
-                    scores,
-                    mask,
-                    bias,
-                    &sequence,
-                    &rules,
-                    &place,
-                    first_key,
-                    true,
-                    keys_of_tile,
-                    options,
-                )
-            } else {
-                apply_rules::<I, M, R>(
-                    scores,
-                    mask,
-                    bias,
-                    &sequence,
-                    &rules,
-                    &place,
-                    first_key,
-                    false,
-                    keys_of_tile,
-                    options,
-                )
-            };
-            let weighed = weigh::<R>(
-                ruled,
-                &mut state,
-                &sequence,
-                &rules,
-                &place,
-                first_key,
-                keys_of_tile,
-                options,
-            );
+            let is_checked = first_key < all_from || first_key + tile_kv > all_to;
+            let ruled = apply_rules::<I, M, R>(scores, &queries, first_key, is_checked);
+            let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
             let weights = pack_registers::<R, P>(
                 weighed,
                 0usize,
@@ -239,21 +190,6 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
                 comptime!(blueprint.weights()),
             );
         }
-        let out_origin = origin(&out_strides, batch, head, sequence.first_q);
-        write_rows::<I, R>(
-            sums,
-            0usize,
-            &state,
-            &place,
-            &sequence,
-            &rules,
-            out,
-            lse,
-            out_origin,
-            out_strides.row,
-            head_dim,
-            comptime!(blueprint.dtype),
-            options,
-        );
+        write_rows::<I, M, R>(sums, 0usize, &state, &queries, out, lse, head_dim);
     }
 }

@@ -1,6 +1,7 @@
 //! Tiles of rows in shared memory, as `ldmatrix` reads them: blocks of 64 columns, one behind the other,
 //! each of rows of 128 bytes, swizzled.
 
+use super::rules::{Strides, origin};
 use crate::ptx::{
     ROW_BYTES,
     copy::copy_16_bytes,
@@ -14,7 +15,7 @@ const CHUNK: usize = 8;
 
 /// Rows of a head in global memory, of 16-bit elements.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct HeadRows {
     pub(super) memory: u64,
     /// Element where row 0 begins.
     pub(super) origin: u32,
@@ -23,11 +24,24 @@ pub(super) struct Rows {
     pub(super) end: u32,
 }
 
+/// The rows of a head of a tensor at `memory`, of which row 0 is the tensor's row `start`.
+#[cube]
+pub(super) fn head_rows(
+    memory: u64,
+    strides: &Strides,
+    batch: u32,
+    head: u32,
+    start: u32,
+    end: u32,
+) -> HeadRows {
+    HeadRows { memory, origin: origin(strides, batch, head, start), stride: strides.row, end }
+}
+
 /// Starts copies of `rows` rows from `first` on; those that are not there become zero.
 #[cube]
 pub(super) fn copy_rows(
     destination: u32,
-    source: &Rows,
+    source: &HeadRows,
     first: u32,
     #[comptime] rows: u32,
     #[comptime] head_dim: usize,

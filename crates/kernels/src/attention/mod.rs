@@ -16,7 +16,7 @@
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
-//! | q, out, dout, dq | `[batch, heads_q, seq_q, head_dim]` | [`Rows`], rows contiguous | f32, f16, bf16 |
+//! | q, out, dout, dq | `[batch, heads_q, seq_q, head_dim]` | [`HeadStrides`], rows contiguous | f32, f16, bf16 |
 //! | k, v, dk, dv | `[batch, heads_kv, seq_kv, head_dim]` | as q | that of q |
 //! | mask | `[batch, heads_q, seq_q, seq_kv]` | [`Pairs`] | 8- or 32-bit integers, not 0 for pairs left out |
 //! | bias | the same | [`Pairs`] | that of q |
@@ -60,12 +60,13 @@
 //!
 //! | family | instructions | serves |
 //! |---|---|---|
-//! | [`Family::Portable`](crate::matmul::Family::Portable) | multiply-adds in f32 | every runtime |
-//! | [`Family::Wgmma`](crate::matmul::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
-//! | [`Family::Mma`](crate::matmul::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
+//! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime |
+//! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
 
 mod backward;
 mod blueprint;
+mod call;
 mod dropout;
 mod forward;
 mod launch;
@@ -96,11 +97,13 @@ pub mod variants;
 mod wgmma_backward;
 #[cfg(feature = "cuda")]
 mod wgmma_forward;
+#[cfg(feature = "cuda")]
+mod wgmma_launch;
 
-pub use blueprint::{AttentionBlueprint, Pass};
+pub use blueprint::AttentionBlueprint;
+pub use call::{AttentionGradients, AttentionInputs, AttentionOutput, AttentionResult};
 pub use launch::{
-    AttentionGradients, AttentionInputs, AttentionOutput, AttentionResult, attention_backward,
-    attention_backward_with, attention_forward, attention_forward_with,
+    attention_backward, attention_backward_with, attention_forward, attention_forward_with,
 };
-pub use problem::{AttentionProblem, Dropout, Order, Pairs, Rows, Window};
+pub use problem::{AttentionProblem, Dropout, HeadStrides, Order, Pairs, Window};
 pub(crate) use variants::variants;

@@ -12,12 +12,8 @@
 //! the same input gives the same bits each time, and nothing is added up in global memory.
 
 use super::{
-    pipeline::Side,
-    rules::{
-        Options, Rules, Sequence, bias_at, bounded_score, is_visible, keys_of, queries_of,
-        score_slope,
-    },
-    softmax::pack,
+    rules::{Sequence, Side},
+    softmax::{kept_bits, pack},
 };
 use crate::ptx::{exp2_fast, output_address, store_word};
 use cubecl::prelude::*;
@@ -28,62 +24,95 @@ pub(super) const MOVING: usize = 64;
 /// The rows of the other side that `rows` rows from `first` on meet, as tiles of 64: the first and the
 /// one after the last.
 #[cube]
-pub(super) fn tiles_of(
-    sequence: &Sequence,
-    rules: &Rules,
+pub(super) fn tiles_of<I: Float, M: Numeric>(
+    sequence: &Sequence<'_, I, M>,
     first: u32,
     #[comptime] rows: u32,
     #[comptime] side: Side,
-    #[comptime] options: Options,
 ) -> (u32, u32) {
     let range = match comptime!(side) {
-        Side::Queries => {
-            keys_of(sequence, rules, first, min(first + rows, sequence.seq_q), options)
-        }
-        Side::Keys => {
-            queries_of(sequence, rules, first, min(first + rows, sequence.seq_kv), options)
-        }
+        Side::Queries => sequence.keys_of(first, min(first + rows, sequence.seq_q)),
+        Side::Keys => sequence.queries_of(first, min(first + rows, sequence.seq_kv)),
     };
     let moving = comptime!(MOVING as u32);
     (range.0 / moving, range.1.div_ceil(moving))
 }
 
-/// Where a unit is in a tile of 64 by 64.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
-    /// Its first row among those that stay; its second is 8 below.
+/// A unit's part of its warp's rows that stay, and of a tile of those that came in.
+#[derive(CubeType)]
+pub(super) struct PairTile<'a, I: Float, M: Numeric> {
+    pub(super) sequence: Sequence<'a, I, M>,
+    /// The first of its two rows among those that stay, which are 8 apart.
     pub(super) row: u32,
     /// First row of those that came in.
     pub(super) first_column: u32,
+    /// Its place among the four units of a row.
     pub(super) quad: u32,
     /// Where the head's deltas begin among the terms of rows, and how many there are of each term.
     pub(super) deltas: u32,
     pub(super) rows: u32,
+    /// A score counts so much in powers of two.
     pub(super) exponent: f32,
     /// Bits of what dropout leaves.
     pub(super) kept: u32,
+    /// Which rows stay.
+    #[cube(comptime)]
+    pub(super) side: Side,
 }
 
-/// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others.
+/// The part of a unit of which the first row is `row`, in the tile of the rows from `first_column` on.
+#[cube]
+pub(super) fn pair_tile<'a, I: Float, M: Numeric>(
+    sequence: Sequence<'a, I, M>,
+    row: u32,
+    first_column: u32,
+    quad: u32,
+    exponent: f32,
+    #[comptime] side: Side,
+) -> PairTile<'a, I, M> {
+    let deltas = sequence.origin_of_row_values();
+    let rows = sequence.rules.all_rows();
+    // Before the products, which take the registers that the generator needs.
+    let mut kept = 0u32;
+    if comptime!(sequence.rules.options.dropout) {
+        kept = kept_bits(&sequence, row, first_column + 2 * quad, side);
+    }
+    PairTile::<'a, I, M> { sequence, row, first_column, quad, deltas, rows, exponent, kept, side }
+}
+
+/// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others. Pairs that are not
+/// seen are sought where there may be some: if it `is_checked`.
 #[cube]
 pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
     products: Vector<f32, R>,
-    mask: &[M],
-    bias: &[I],
     terms: &[f32],
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
-    #[comptime] masked: bool,
-    #[comptime] side: Side,
-    #[comptime] options: Options,
+    tile: &PairTile<'_, I, M>,
+    is_checked: bool,
 ) -> Vector<f32, R> {
+    let options = comptime!(tile.sequence.rules.options);
+    if comptime!(options.mask || options.dropout) || is_checked {
+        gradients_of::<I, M, R>(products, terms, tile, true)
+    } else {
+        gradients_of::<I, M, R>(products, terms, tile, false)
+    }
+}
+
+#[cube]
+fn gradients_of<I: Float, M: Numeric, R: Size>(
+    products: Vector<f32, R>,
+    terms: &[f32],
+    tile: &PairTile<'_, I, M>,
+    #[comptime] masked: bool,
+) -> Vector<f32, R> {
+    let sequence = &tile.sequence;
+    let rules = sequence.rules;
+    let options = comptime!(tile.sequence.rules.options);
     let mut made = products;
     #[unroll]
     for i in 0..32usize {
-        let row = place.row + comptime!(8 * ((i / 2) % 2) as u32);
-        let column = place.first_column + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
-        let (query, key) = match comptime!(side) {
+        let row = tile.row + comptime!(8 * ((i / 2) % 2) as u32);
+        let column = tile.first_column + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * tile.quad;
+        let (query, key) = match comptime!(tile.side) {
             Side::Queries => (row, column),
             Side::Keys => (column, row),
         };
@@ -93,31 +122,31 @@ pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
         let mut score = products.extract(i);
         let mut slope = 1.0f32;
         if comptime!(options.softcap || options.bias) {
-            score = bounded_score(score, rules, options);
-            slope = score_slope(score, rules, options);
-            score += bias_at::<I>(bias, sequence, rules, within_q, within_kv, options);
+            score = rules.bounded_score(score);
+            slope = rules.score_slope(score);
+            score += sequence.bias_at(within_q, within_kv);
         }
-        let at = (place.deltas + within_q) as usize;
-        let shift = terms[(place.deltas + place.rows + within_q) as usize];
+        let at = (tile.deltas + within_q) as usize;
+        let shift = terms[(tile.deltas + tile.rows + within_q) as usize];
         let power = if comptime!(options.bias) {
             // See `row_terms` for why these are two terms. No score is above the largest, unless
             // forward added it up in another order: at the size of a mask, the last bit is then a
             // large number.
-            let log = terms[(place.deltas + 2 * place.rows + within_q) as usize];
-            min(score - shift, 0.0f32) * place.exponent - log
+            let log = terms[(tile.deltas + 2 * tile.rows + within_q) as usize];
+            min(score - shift, 0.0f32) * tile.exponent - log
         } else {
-            score * place.exponent - shift
+            score * tile.exponent - shift
         };
         let mut weight = exp2_fast(power);
         if comptime!(masked) {
             let visible = query < sequence.seq_q
                 && key < sequence.seq_kv
-                && is_visible::<M>(mask, sequence, rules, within_q, within_kv, options);
+                && sequence.is_visible(within_q, within_kv);
             weight = select(visible, weight, 0.0f32);
         }
         let mut kept = 1.0f32;
         if comptime!(options.dropout) {
-            kept = select(place.kept & comptime!(1u32 << i) != 0, rules.numbers.kept, 0.0f32);
+            kept = select(tile.kept & comptime!(1u32 << i) != 0, rules.numbers.kept, 0.0f32);
         }
         let gradient = products.extract(comptime!(32 + i));
         made.insert(i, kept * weight);
@@ -126,16 +155,24 @@ pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
     made
 }
 
+/// Where a unit's two rows of a gradient lie.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct GradientRows {
+    /// Element where row 0 begins.
+    pub(super) origin: u32,
+    pub(super) stride: u32,
+    pub(super) row: u32,
+    /// The first row that is not there.
+    pub(super) end: u32,
+    pub(super) quad: u32,
+}
+
 /// Writes the unit's two rows of a gradient.
 #[cube]
 pub(super) fn store<I: Float, R: Size>(
     sums: Vector<f32, R>,
     out: &mut [I],
-    origin: u32,
-    stride: u32,
-    row: u32,
-    end: u32,
-    quad: u32,
+    rows: &GradientRows,
     factor: f32,
     #[comptime] head_dim: usize,
     #[comptime] dtype: &'static str,
@@ -144,13 +181,13 @@ pub(super) fn store<I: Float, R: Size>(
     #[unroll]
     for pair in 0..comptime!(head_dim / 4) {
         let i = comptime!(2 * pair);
-        let at = row + comptime!(8 * (pair % 2) as u32);
+        let at = rows.row + comptime!(8 * (pair % 2) as u32);
         let low = sums.extract(i) * factor;
         let high = sums.extract(comptime!(i + 1)) * factor;
         let word = pack(low, high, dtype);
-        if at < end {
-            let column = comptime!((i / 4 * 8) as u32) + 2 * quad;
-            store_word(base, origin + at * stride + column, word);
+        if at < rows.end {
+            let column = comptime!((i / 4 * 8) as u32) + 2 * rows.quad;
+            store_word(base, rows.origin + at * rows.stride + column, word);
         }
     }
 }
@@ -158,15 +195,14 @@ pub(super) fn store<I: Float, R: Size>(
 /// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window or the
 /// ends.
 #[cube]
-pub(super) fn is_checked(
-    sequence: &Sequence,
-    rules: &Rules,
+pub(super) fn is_checked<I: Float, M: Numeric>(
+    sequence: &Sequence<'_, I, M>,
     first_row: u32,
     first_column: u32,
     #[comptime] rows: u32,
     #[comptime] side: Side,
-    #[comptime] options: Options,
 ) -> bool {
+    let numbers = &sequence.rules.numbers;
     let moving = comptime!(MOVING as u32);
     let (query, queries, key, keys) = match comptime!(side) {
         Side::Queries => (first_row, rows, first_column, moving),
@@ -175,11 +211,11 @@ pub(super) fn is_checked(
     let mut checked = query + queries > sequence.seq_q || key + keys > sequence.seq_kv;
     // How far the first key is from the diagonal of the first query.
     let distance = i32::cast_from(key) - i32::cast_from(query) - sequence.diagonal;
-    if comptime!(options.right) {
-        checked = checked || distance + i32::cast_from(keys) - 1 > rules.numbers.right;
+    if comptime!(sequence.rules.options.right) {
+        checked = checked || distance + i32::cast_from(keys) - 1 > numbers.right;
     }
-    if comptime!(options.left) {
-        checked = checked || distance - i32::cast_from(queries) + 1 < -rules.numbers.left;
+    if comptime!(sequence.rules.options.left) {
+        checked = checked || distance - i32::cast_from(queries) + 1 < -numbers.left;
     }
     checked
 }

@@ -87,15 +87,6 @@ impl WgmmaForwardBlueprint {
     }
 }
 
-/// Which side of the pairs a backward kernel computes gradients of; in the forward pass, queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Side {
-    /// dq.
-    Queries,
-    /// dk and dv.
-    Keys,
-}
-
 /// How a backward kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WgmmaBackwardBlueprint {

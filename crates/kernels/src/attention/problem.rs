@@ -11,7 +11,7 @@ pub(super) const UNBOUNDED: usize = 1 << 30;
 /// Where rows of `head_dim` contiguous elements lie. Strides count elements; that of a dimension of
 /// size 1 has no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Rows {
+pub struct HeadStrides {
     /// From one sequence to the next; 0 where sequences are packed.
     pub batch: usize,
     /// From one head to the next.
@@ -33,11 +33,11 @@ pub enum Order {
 
 impl Order {
     /// Strides of such a tensor.
-    pub fn rows(self, heads: usize, seq: usize, head_dim: usize) -> Rows {
+    pub fn strides(self, heads: usize, seq: usize, head_dim: usize) -> HeadStrides {
         let batch = heads * seq * head_dim;
         match self {
-            Self::HeadsFirst => Rows { batch, head: seq * head_dim, row: head_dim },
-            Self::PositionsFirst => Rows { batch, head: head_dim, row: heads * head_dim },
+            Self::HeadsFirst => HeadStrides { batch, head: seq * head_dim, row: head_dim },
+            Self::PositionsFirst => HeadStrides { batch, head: head_dim, row: heads * head_dim },
         }
     }
 }
@@ -101,11 +101,11 @@ pub struct AttentionProblem {
     /// Element type of all four: f32, f16 or bf16.
     pub dtype: ElemType,
     /// Where the queries lie.
-    pub q: Rows,
+    pub q: HeadStrides,
     /// Where the keys lie.
-    pub k: Rows,
+    pub k: HeadStrides,
     /// Where the values lie.
-    pub v: Rows,
+    pub v: HeadStrides,
     /// How the output and the gradient of q are ordered.
     pub order_q: Order,
     /// How the gradients of k and v are ordered.
@@ -133,7 +133,7 @@ impl AttentionProblem {
         seq_kv: usize,
         dtype: ElemType,
     ) -> Self {
-        let rows = |seq| Order::HeadsFirst.rows(heads, seq, head_dim);
+        let rows = |seq| Order::HeadsFirst.strides(heads, seq, head_dim);
         Self {
             batch,
             heads_q: heads,
@@ -157,7 +157,7 @@ impl AttentionProblem {
         }
     }
 
-    /// Rows of q of one head, over all sequences if they are packed.
+    /// HeadStrides of q of one head, over all sequences if they are packed.
     pub fn rows_q(&self) -> usize {
         self.packed.map_or(self.seq_q, |[rows, _]| rows)
     }
@@ -198,18 +198,18 @@ impl AttentionProblem {
     }
 
     /// Where the output lies.
-    pub fn out(&self) -> Rows {
+    pub fn out(&self) -> HeadStrides {
         self.ordered(self.order_q, self.heads_q, self.rows_q())
     }
 
     /// Where the gradients of k and v lie.
-    pub fn kv_gradients(&self) -> Rows {
+    pub fn kv_gradients(&self) -> HeadStrides {
         self.ordered(self.order_kv, self.heads_kv, self.rows_kv())
     }
 
-    fn ordered(&self, order: Order, heads: usize, seq: usize) -> Rows {
-        let rows = order.rows(heads, seq, self.head_dim);
-        if self.packed.is_some() { Rows { batch: 0, ..rows } } else { rows }
+    fn ordered(&self, order: Order, heads: usize, seq: usize) -> HeadStrides {
+        let rows = order.strides(heads, seq, self.head_dim);
+        if self.packed.is_some() { HeadStrides { batch: 0, ..rows } } else { rows }
     }
 
     /// Keys that query `row` sees through the window: the first, and the one after the last.
@@ -317,7 +317,7 @@ impl AttentionProblem {
     }
 
     /// Elements of the memory of rows that are reached; 0 of an empty tensor.
-    pub(super) fn span(&self, rows: Rows, heads: usize, seq: usize) -> usize {
+    pub(super) fn span(&self, rows: HeadStrides, heads: usize, seq: usize) -> usize {
         let sizes = [self.tensor_batch(), heads, seq];
         if sizes.contains(&0) {
             return 0;
@@ -347,7 +347,7 @@ pub(super) fn invalid(
     expected: String,
     actual: impl ToString,
 ) -> KernelError {
-    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+    KernelError::invalid(OP, argument, expected, actual)
 }
 
 pub(super) fn unsupported(reason: String) -> KernelError {
@@ -389,8 +389,8 @@ mod tests {
 
     #[test]
     fn heads_side_by_side_are_one_row() {
-        let rows = Order::PositionsFirst.rows(4, 8, 16);
-        assert_eq!(rows, Rows { batch: 512, head: 16, row: 64 });
+        let rows = Order::PositionsFirst.strides(4, 8, 16);
+        assert_eq!(rows, HeadStrides { batch: 512, head: 16, row: 64 });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the backward passes on tensor cores need of each row of queries, computed once.
 
-use super::rules::{RowStrides, origin};
+use super::rules::{Strides, origin};
 use cubecl::prelude::*;
 use std::f64::consts::LOG2_E;
 
@@ -34,8 +34,8 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     head_dim: u32,
     first_batch: u32,
     batches: u32,
-    out_strides: RowStrides,
-    dout_strides: RowStrides,
+    out_strides: Strides,
+    dout_strides: Strides,
     #[comptime] apart: bool,
     #[define(I)] _element: ElemType,
     #[define(W)] _width: usize,

@@ -4,12 +4,8 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    dropout::{Seeds, random_words},
-    pipeline::Side,
-    rules::{
-        Options, Rules, Sequence, all_rows, bias_at, bounded_score, is_visible,
-        origin_of_row_values, seeds_of,
-    },
+    dropout::random_words,
+    rules::{Heads, Sequence, Side, origin},
 };
 use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
@@ -33,15 +29,35 @@ fn quad_sum(x: f32) -> f32 {
     pair + plane_shuffle_xor(pair, 2u32)
 }
 
-/// Where a unit is in a tile, and how it counts.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+/// A unit's part of its warp's queries.
+#[derive(CubeType)]
+pub(super) struct Queries<'a, I: Float, M: Numeric> {
+    pub(super) sequence: Sequence<'a, I, M>,
     /// The first of its two rows, which are 8 apart.
     pub(super) row: u32,
     /// Its place among the four units of a row.
     pub(super) quad: u32,
     /// A score counts so much in powers of two.
     pub(super) exponent: f32,
+    /// Keys of a tile.
+    #[cube(comptime)]
+    pub(super) tile_kv: usize,
+    /// PTX type of the weights: `bf16` or `f16`.
+    #[cube(comptime)]
+    pub(super) dtype: &'static str,
+}
+
+/// The part of a unit of which the first row is `row`.
+#[cube]
+pub(super) fn queries_at<'a, I: Float, M: Numeric>(
+    sequence: Sequence<'a, I, M>,
+    row: u32,
+    quad: u32,
+    exponent: f32,
+    #[comptime] tile_kv: usize,
+    #[comptime] dtype: &'static str,
+) -> Queries<'a, I, M> {
+    Queries::<'a, I, M> { sequence, row, quad, exponent, tile_kv, dtype }
 }
 
 /// What a unit knows of its two rows.
@@ -71,41 +87,52 @@ pub(super) fn unseen() -> RowState {
     }
 }
 
-/// Puts bounds, bias and, with `masked`, what is not seen into a tile of scores. There is no branch:
-/// the tensor cores would have to be done before it.
+/// Puts bounds and bias into a tile of scores, and what is not seen where some pair may not be: if it
+/// `is_checked`.
 #[cube]
 pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
     scores: Vector<f32, R>,
-    mask: &[M],
-    bias: &[I],
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+    is_checked: bool,
+) -> Vector<f32, R> {
+    if comptime!(queries.sequence.rules.options.mask) || is_checked {
+        apply_rules_to::<I, M, R>(scores, queries, first_key, true)
+    } else {
+        apply_rules_to::<I, M, R>(scores, queries, first_key, false)
+    }
+}
+
+/// As [`apply_rules`], with what is not seen if `masked`. There is no branch: the tensor cores would have to
+/// be done before it.
+#[cube]
+pub(super) fn apply_rules_to<I: Float, M: Numeric, R: Size>(
+    scores: Vector<f32, R>,
+    queries: &Queries<'_, I, M>,
     first_key: u32,
     #[comptime] masked: bool,
-    #[comptime] tile_kv: usize,
-    #[comptime] options: Options,
 ) -> Vector<f32, R> {
+    let sequence = &queries.sequence;
+    let options = comptime!(queries.sequence.rules.options);
+    let count = comptime!(queries.tile_kv / 2);
     let mut ruled = Elements::<f32>::new();
     #[unroll]
-    for i in 0..comptime!(tile_kv / 2) {
-        let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * place.quad;
+    for i in 0..count {
+        let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * queries.quad;
         // Rows and keys beyond the last do not count, but nothing may be read beyond them either.
-        let query = min(place.row + comptime!(8 * ((i / 2) % 2) as u32), sequence.seq_q - 1);
+        let query = min(queries.row + comptime!(8 * ((i / 2) % 2) as u32), sequence.seq_q - 1);
         let within = min(key, sequence.seq_kv - 1);
         let mut score = scores.extract(i);
         if comptime!(options.softcap || options.bias) {
-            score = bounded_score(score, rules, options)
-                + bias_at::<I>(bias, sequence, rules, query, within, options);
+            score = sequence.rules.bounded_score(score) + sequence.bias_at(query, within);
         }
         if comptime!(masked) {
-            let visible = key < sequence.seq_kv
-                && is_visible::<M>(mask, sequence, rules, query, within, options);
+            let visible = key < sequence.seq_kv && sequence.is_visible(query, within);
             score = select(visible, score, UNSEEN);
         }
         ruled.push(score);
     }
-    with_first::<R>(scores, ruled, comptime!(tile_kv / 2))
+    with_first::<R>(scores, ruled, count)
 }
 
 /// The vector with its first `count` elements replaced by `first`.
@@ -128,27 +155,25 @@ fn with_first<R: Size>(
 /// With a bias scores may be as large as a mask. Their difference is then taken first: it is exact where
 /// scores are near each other, and it cannot overflow to NaN.
 #[cube]
-fn power(score: f32, largest: f32, from: f32, exponent: f32, #[comptime] options: Options) -> f32 {
-    if comptime!(options.bias) { (score - largest) * exponent } else { score * exponent - from }
+fn power(score: f32, largest: f32, from: f32, exponent: f32, #[comptime] has_bias: bool) -> f32 {
+    if comptime!(has_bias) { (score - largest) * exponent } else { score * exponent - from }
 }
 
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
 #[cube]
-pub(super) fn weigh<R: Size>(
+pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     scores: Vector<f32, R>,
     state: &mut RowState,
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
+    queries: &Queries<'_, I, M>,
     first_key: u32,
-    #[comptime] tile_kv: usize,
-    #[comptime] options: Options,
 ) -> Vector<f32, R> {
-    let exponent = place.exponent;
+    let options = comptime!(queries.sequence.rules.options);
+    let (count, has_bias) = comptime!((queries.tile_kv / 2, options.bias));
+    let exponent = queries.exponent;
     let mut upper = state.peak_upper;
     let mut lower = state.peak_lower;
     #[unroll]
-    for i in 0..comptime!(tile_kv / 2) {
+    for i in 0..count {
         if comptime!((i / 2) % 2 == 0) {
             upper = max(upper, scores.extract(i));
         } else {
@@ -160,8 +185,8 @@ pub(super) fn weigh<R: Size>(
     // The product of the least number may be minus infinity, which less itself is NaN.
     let upper_from = select(upper == LEAST, 0.0f32, upper * exponent);
     let lower_from = select(lower == LEAST, 0.0f32, lower * exponent);
-    state.rescale_upper = exp2_fast(power(state.peak_upper, upper, upper_from, exponent, options));
-    state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, options));
+    state.rescale_upper = exp2_fast(power(state.peak_upper, upper, upper_from, exponent, has_bias));
+    state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, has_bias));
     state.peak_upper = upper;
     state.peak_lower = lower;
     let mut upper_sum = state.total_upper * state.rescale_upper;
@@ -169,11 +194,11 @@ pub(super) fn weigh<R: Size>(
     let mut weights = Elements::<f32>::new();
     let mut kept = 0u32;
     #[unroll]
-    for i in 0..comptime!(tile_kv / 2) {
+    for i in 0..count {
         let is_upper = comptime!((i / 2) % 2 == 0);
         let (largest, from) =
             if comptime!(is_upper) { (upper, upper_from) } else { (lower, lower_from) };
-        let mut weight = exp2_fast(power(scores.extract(i), largest, from, exponent, options));
+        let mut weight = exp2_fast(power(scores.extract(i), largest, from, exponent, has_bias));
         if comptime!(is_upper) {
             upper_sum += weight;
         } else {
@@ -181,10 +206,8 @@ pub(super) fn weigh<R: Size>(
         }
         if comptime!(options.dropout) {
             if comptime!(i % 32 == 0) {
-                let column = first_key + comptime!(2 * i as u32) + 2 * place.quad;
-                let seeds = seeds_of(sequence, rules);
-                let threshold = rules.numbers.threshold;
-                kept = kept_bits(place.row, column, threshold, &seeds, Side::Queries);
+                let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
+                kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }
             weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);
         }
@@ -192,7 +215,7 @@ pub(super) fn weigh<R: Size>(
     }
     state.total_upper = upper_sum;
     state.total_lower = lower_sum;
-    with_first::<R>(scores, weights, comptime!(tile_kv / 2))
+    with_first::<R>(scores, weights, count)
 }
 
 /// Bit `i` tells whether dropout leaves the weight of register `i` of the 32 that a unit has of 64
@@ -200,13 +223,13 @@ pub(super) fn weigh<R: Size>(
 ///
 /// `row` and `column` are the unit's first; columns begin at a multiple of 16.
 #[cube]
-pub(super) fn kept_bits(
+pub(super) fn kept_bits<I: Float, M: Numeric>(
+    sequence: &Sequence<'_, I, M>,
     row: u32,
     column: u32,
-    threshold: u32,
-    seeds: &Seeds,
     #[comptime] rows: Side,
 ) -> u32 {
+    let (seeds, threshold) = (sequence.seeds(), sequence.rules.numbers.threshold);
     let mut bits = 0u32;
     #[unroll]
     for call in 0..8usize {
@@ -215,7 +238,7 @@ pub(super) fn kept_bits(
             Side::Queries => (row, at),
             Side::Keys => (at, row),
         };
-        let (w0, w1, w2, w3) = random_words(query, key, seeds);
+        let (w0, w1, w2, w3) = random_words(query, key, &seeds);
         // In the order of registers: both columns of the first row, both of the second.
         let (second_column, second_row) = match comptime!(rows) {
             Side::Queries => (w1, w2),
@@ -289,27 +312,24 @@ pub(super) fn rescale<R: Size>(
 /// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes
 /// both rows, their largest scores and their logarithms.
 #[cube]
-pub(super) fn write_rows<I: Float, R: Size>(
+pub(super) fn write_rows<I: Float, M: Numeric, R: Size>(
     sums: Vector<f32, R>,
     #[comptime] first: usize,
     state: &RowState,
-    place: &Place,
-    sequence: &Sequence,
-    rules: &Rules,
-    out: &mut [I],
+    queries: &Queries<'_, I, M>,
+    out: &mut Heads<I>,
     lse: &mut [f32],
-    out_origin: u32,
-    out_stride: u32,
     #[comptime] head_dim: usize,
-    #[comptime] dtype: &'static str,
-    #[comptime] options: Options,
 ) {
-    let row = place.row;
+    let (sequence, row) = (&queries.sequence, queries.row);
+    let rules = sequence.rules;
+    let out_origin = origin(&out.strides, sequence.batch, sequence.head, sequence.first_q);
+    let stride = out.strides.row;
     let upper = quad_sum(state.total_upper);
     let lower = quad_sum(state.total_lower);
     let upper_factor = select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper);
     let lower_factor = select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower);
-    let base = output_address::<I>(out);
+    let base = output_address::<I>(&mut out.memory);
     #[unroll]
     for pair in 0..comptime!(head_dim / 4) {
         let i = comptime!(2 * pair);
@@ -318,20 +338,20 @@ pub(super) fn write_rows<I: Float, R: Size>(
         let register = comptime!(first + i);
         let low = sums.extract(register) * factor;
         let high = sums.extract(comptime!(register + 1)) * factor;
-        let word = pack(low, high, dtype);
+        let word = pack(low, high, comptime!(queries.dtype));
         if at < sequence.seq_q {
-            let column = comptime!((i / 4 * 8) as u32) + 2 * place.quad;
-            store_word(base, out_origin + at * out_stride + column, word);
+            let column = comptime!((i / 4 * 8) as u32) + 2 * queries.quad;
+            store_word(base, out_origin + at * stride + column, word);
         }
     }
-    if place.quad == 0 {
-        let largest = origin_of_row_values(sequence, rules, options) + row;
-        let logs = all_rows(rules, options) + largest;
+    if queries.quad == 0 {
+        let largest = sequence.origin_of_row_values() + row;
+        let logs = rules.all_rows() + largest;
         // With options that need it, scores were scaled before; the factor is 1 but for a rounding,
         // which would move a mask's size.
         let mut to_scores = 1.0f32.runtime();
-        if comptime!(!(options.softcap || options.bias)) {
-            to_scores = place.exponent * comptime!(LN_2 as f32);
+        if comptime!(!(rules.options.softcap || rules.options.bias)) {
+            to_scores = queries.exponent * comptime!(LN_2 as f32);
         }
         if row < sequence.seq_q {
             lse[largest as usize] = state.peak_upper * to_scores;

@@ -3,7 +3,7 @@
 //! 16 by 16 units hold a square tile of pairs; unit (x, y) has rows `y + 16 i` and columns
 //! `x + 16 j` of it, and of rows of `head_dim` elements columns `x + 16 j` too.
 
-use super::rules::{RowStrides, Sequence, origin};
+use super::rules::{Sequence, Strides, origin};
 use cubecl::prelude::*;
 
 /// Units of a cube along each side of a tile.
@@ -62,6 +62,7 @@ impl PortableBlueprint {
 
 /// Rows `first..end` of a head, of which a tile holds as many as it can.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(super) struct Span {
     /// Where row 0 lies.
     pub(super) origin: u32,
@@ -72,7 +73,12 @@ pub(super) struct Span {
 
 /// Rows `first..` of a sequence's queries, or of a tensor of their shape.
 #[cube]
-pub(super) fn of_queries(strides: &RowStrides, sequence: &Sequence, head: u32, first: u32) -> Span {
+pub(super) fn of_queries<I: Float, M: Numeric>(
+    strides: &Strides,
+    sequence: &Sequence<'_, I, M>,
+    head: u32,
+    first: u32,
+) -> Span {
     Span {
         origin: origin(strides, sequence.batch, head, sequence.first_q),
         stride: strides.row,
@@ -83,12 +89,32 @@ pub(super) fn of_queries(strides: &RowStrides, sequence: &Sequence, head: u32, f
 
 /// Rows `first..` of a sequence's keys, or of a tensor of their shape.
 #[cube]
-pub(super) fn of_keys(strides: &RowStrides, sequence: &Sequence, head: u32, first: u32) -> Span {
+pub(super) fn of_keys<I: Float, M: Numeric>(
+    strides: &Strides,
+    sequence: &Sequence<'_, I, M>,
+    head: u32,
+    first: u32,
+) -> Span {
     Span {
         origin: origin(strides, sequence.batch, head, sequence.first_kv),
         stride: strides.row,
         first,
         end: sequence.seq_kv,
+    }
+}
+
+/// Shared memory of the two tiles that a product reads.
+#[derive(CubeType)]
+pub(super) struct Parts {
+    lhs: Shared<[f32]>,
+    rhs: Shared<[f32]>,
+}
+
+#[cube]
+pub(super) fn parts(#[comptime] blueprint: PortableBlueprint) -> Parts {
+    Parts {
+        lhs: Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements())),
+        rhs: Shared::<[f32]>::new_slice(comptime!(blueprint.part_elements())),
     }
 }
 
@@ -144,10 +170,9 @@ pub(super) fn products<I: Float>(
     sums: &mut Array<f32>,
     lhs: &[I],
     rhs: &[I],
-    lhs_tile: &mut [f32],
-    rhs_tile: &mut [f32],
     lhs_span: &Span,
     rhs_span: &Span,
+    parts: &mut Parts,
     #[comptime] blueprint: PortableBlueprint,
 ) {
     let unit_tile = comptime!(blueprint.unit_tile as usize);
@@ -158,19 +183,19 @@ pub(super) fn products<I: Float>(
     let mut column = Array::<f32>::new(unit_tile);
     let mut first_column = 0u32;
     while first_column < comptime!(blueprint.head_dim) {
-        load_part::<I>(lhs, lhs_tile, lhs_span, first_column, blueprint);
-        load_part::<I>(rhs, rhs_tile, rhs_span, first_column, blueprint);
+        load_part::<I>(lhs, parts.lhs.as_mut_slice(), lhs_span, first_column, blueprint);
+        load_part::<I>(rhs, parts.rhs.as_mut_slice(), rhs_span, first_column, blueprint);
         sync_cube();
         for depth in 0..DEPTH {
             #[unroll]
             for i in 0..unit_tile {
                 let row = UNIT_POS_Y + comptime!(UNITS * i as u32);
-                column[i] = lhs_tile[(row * comptime!(DEPTH + 1) + depth) as usize];
+                column[i] = parts.lhs[(row * comptime!(DEPTH + 1) + depth) as usize];
             }
             #[unroll]
             for j in 0..unit_tile {
                 let row = UNIT_POS_X + comptime!(UNITS * j as u32);
-                let value = rhs_tile[(row * comptime!(DEPTH + 1) + depth) as usize];
+                let value = parts.rhs[(row * comptime!(DEPTH + 1) + depth) as usize];
                 #[unroll]
                 for i in 0..unit_tile {
                     sums[comptime!(i * unit_tile + j)] += column[i] * value;

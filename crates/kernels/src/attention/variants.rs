@@ -1,13 +1,12 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout, Order, Pairs,
-    Pass, Rows, Window, attention_backward_with, attention_forward_with, launch::F32,
+    AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout, HeadStrides,
+    Order, Pairs, Window, attention_backward_with, attention_forward_with,
 };
 use crate::{
-    KernelError,
-    buffer::Buffer,
-    matmul::Family,
+    Family, KernelError, Pass,
+    buffer::{Buffer, F32},
     variants::{FLOATS, Variant},
 };
 use cubecl::{
@@ -62,7 +61,8 @@ impl Options {
             Self::Causal => causal,
             Self::Packed => {
                 let all = BATCH * SEQ;
-                let rows = Rows { batch: 0, ..Order::HeadsFirst.rows(HEADS, all, head_dim) };
+                let rows =
+                    HeadStrides { batch: 0, ..Order::HeadsFirst.strides(HEADS, all, head_dim) };
                 AttentionProblem { q: rows, k: rows, v: rows, packed: Some([all; 2]), ..causal }
             }
             Self::Dropout => AttentionProblem { dropout, ..causal },
@@ -167,7 +167,7 @@ fn launch(
     }
     let lse = Buffer::empty(client, problem.lse_elements(), F32);
     let result =
-        AttentionResult { out: &tensor, lse: &lse, dout: &tensor, dout_rows: problem.out() };
+        AttentionResult { out: &tensor, lse: &lse, dout: &tensor, dout_strides: problem.out() };
     let wants_bias = plan.gives_bias_gradient();
     attention_backward_with(client, problem, plan, &inputs, &result, wants_bias).map(drop)
 }

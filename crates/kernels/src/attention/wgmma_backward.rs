@@ -5,13 +5,10 @@
 //! registers. [`pairs`](super::pairs) tells what is computed.
 
 use super::{
-    pairs::{Place, is_checked, pair_gradients, store, tiles_of},
-    pipeline::{Side, Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
-    rules::{
-        Options, RowStrides, Rules, all_rows, batch_of, origin, origin_of_row_values,
-        score_exponent, seeds_of, sequence_of,
-    },
-    softmax::{kept_bits, pack_registers},
+    pairs::{GradientRows, is_checked, pair_gradients, pair_tile, store, tiles_of},
+    pipeline::{Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
+    rules::{Rules, Side, Strides, origin, score_exponent},
+    softmax::pack_registers,
 };
 use crate::ptx::{
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
@@ -99,21 +96,15 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
     second_fixed: &TensorMap<u32, Tiled>,
     first_moving: &TensorMap<u32, Tiled>,
     second_moving: &TensorMap<u32, Tiled>,
-    mask: &[M],
-    bias: &[I],
-    starts: &[u32],
+    rules: &Rules<I, M>,
     terms: &[f32],
     first_out: &mut [I],
     second_out: &mut [I],
-    rules: Rules,
-    out_strides: RowStrides,
+    out_strides: Strides,
     #[comptime] side: Side,
     #[comptime] blueprint: WgmmaBackwardBlueprint,
-    #[comptime] options: Options,
-    #[define(I)] _element: ElemType,
-    #[define(M)] _mask_type: ElemType,
-    #[define(R)] _registers: usize,
-    #[define(P)] _packed: usize,
+    #[define(I, M)] _types: [ElemType; 2],
+    #[define(R, P)] _widths: [usize; 2],
 ) {
     let stages = comptime!(blueprint.stages as u32);
     let tile_bytes = comptime!(blueprint.tile_bytes() as u32);
@@ -137,19 +128,19 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
     }
     sync_cube();
 
-    let (first_row, batch) = (CUBE_POS_X * 128, batch_of(CUBE_POS_Z, &rules));
+    let (first_row, batch) = (CUBE_POS_X * 128, rules.batch_of(CUBE_POS_Z));
     let group = rules.sizes.group;
     let (first_head, members) = match comptime!(side) {
         Side::Queries => (CUBE_POS_Y, 1u32.runtime()),
         Side::Keys => (CUBE_POS_Y * group, group),
     };
-    let own = sequence_of(starts, &rules, batch, first_head, options);
+    let own = rules.sequence(batch, first_head);
     let end = match comptime!(side) {
         Side::Queries => own.seq_q,
         Side::Keys => own.seq_kv,
     };
     if first_row < end {
-        let tiles = tiles_of(&own, &rules, first_row, 128u32, side, options);
+        let tiles = tiles_of(&own, first_row, 128u32, side);
         let of_member = tiles.1 - min(tiles.0, tiles.1);
         let moving = Moving {
             first_map: tensor_map_address::<u32, Tiled>(first_moving),
@@ -165,7 +156,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
                 Side::Queries => CUBE_POS_Y / group,
                 Side::Keys => first_head,
             },
-            batch: if comptime!(options.packed) { 0u32.runtime() } else { batch },
+            batch: if comptime!(rules.options.packed) { 0u32.runtime() } else { batch },
         };
         if unit == 0 {
             let start = match comptime!(side) {
@@ -210,7 +201,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         let quad = lane % 4;
         let group_row = first_row + warpgroup * 64;
         let row = group_row + lane / 32 * 16 + lane % 32 / 4;
-        let exponent = score_exponent(&rules, options);
+        let exponent = score_exponent(rules);
         let first_tile = tile_descriptor(fixed_at + warpgroup * tile_bytes, true);
         let second_tile = tile_descriptor(fixed_at + (2 + warpgroup) * tile_bytes, true);
         let mut first_sums = Vector::<f32, R>::new(0.0f32);
@@ -220,17 +211,9 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         barrier_wait(fixed_full, 0u32);
         for index in 0..moving.count {
             let head = first_head + index / moving.of_member;
-            let sequence = sequence_of(starts, &rules, batch, head, options);
+            let sequence = rules.sequence(batch, head);
             let first_column = (tiles.0 + index % moving.of_member) * 64;
-            let deltas = origin_of_row_values(&sequence, &rules, options);
-            let rows = all_rows(&rules, options);
-            // Before the products, which take the registers that the generator needs.
-            let mut kept = 0u32;
-            if comptime!(options.dropout) {
-                let (seeds, threshold) = (seeds_of(&sequence, &rules), rules.numbers.threshold);
-                kept = kept_bits(row, first_column + 2 * quad, threshold, &seeds, side);
-            }
-            let place = Place { row, first_column, quad, deltas, rows, exponent, kept };
+            let tile = pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side);
             let stage = load::<u32>(slot.stage);
             barrier_wait(full + stage * 8, load::<u32>(slot.phase));
             let first_at = ring + stage * 2 * tile_bytes;
@@ -255,17 +238,8 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
                 );
                 advance(&mut emptied, stages);
             }
-            let checked =
-                is_checked(&sequence, &rules, group_row, first_column, 64u32, side, options);
-            let made = if comptime!(options.mask || options.dropout) || checked {
-                pair_gradients::<I, M, R>(
-                    products, mask, bias, terms, &sequence, &rules, &place, true, side, options,
-                )
-            } else {
-                pair_gradients::<I, M, R>(
-                    products, mask, bias, terms, &sequence, &rules, &place, false, side, options,
-                )
-            };
+            let checked = is_checked(&tile.sequence, group_row, first_column, 64u32, side);
+            let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
             let dtype = comptime!(blueprint.dtype);
             if comptime!(side == Side::Keys) {
                 second_sums = wgmma_weights::<R, P>(
@@ -290,26 +264,12 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
             Side::Queries => own.first_q,
             Side::Keys => own.first_kv,
         };
-        let out_origin = origin(&out_strides, batch, CUBE_POS_Y, start);
-        let stride = out_strides.row;
-        let scale = rules.numbers.scale;
+        let origin = origin(&out_strides, batch, CUBE_POS_Y, start);
+        let rows = GradientRows { origin, stride: out_strides.row, row, end, quad };
         let (head_dim, dtype) = comptime!((blueprint.head_dim, blueprint.dtype));
-        store::<I, R>(
-            first_sums, first_out, out_origin, stride, row, end, quad, scale, head_dim, dtype,
-        );
+        store::<I, R>(first_sums, first_out, &rows, rules.numbers.scale, head_dim, dtype);
         if comptime!(side == Side::Keys) {
-            store::<I, R>(
-                second_sums,
-                second_out,
-                out_origin,
-                stride,
-                row,
-                end,
-                quad,
-                1.0f32,
-                head_dim,
-                dtype,
-            );
+            store::<I, R>(second_sums, second_out, &rows, 1.0f32, head_dim, dtype);
         }
     }
 }

@@ -11,11 +11,11 @@
 
 use super::{
     pipeline::{CHUNK_BYTES, Slot, TILE_Q, WgmmaForwardBlueprint, advance, load_tile, work_at},
-    rules::{
-        Options, RowStrides, Rules, Sequence, keys_of, keys_of_all, origin, score_exponent,
-        sequence_of,
+    rules::{Heads, Rules, keys_of_all, score_exponent},
+    softmax::{
+        Queries, RowState, apply_rules_to, pack_registers, queries_at, rescale, unseen, weigh,
+        write_rows,
     },
-    softmax::{Place, RowState, apply_rules, pack_registers, rescale, unseen, weigh, write_rows},
 };
 use crate::ptx::{
     acquire_registers,
@@ -26,6 +26,15 @@ use crate::ptx::{
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
+/// The rings that tiles come in by, and the barriers that give them back: one for each stage.
+#[derive(CubeType, Clone, Copy)]
+struct Rings {
+    k: u32,
+    v: u32,
+    k_empty: u32,
+    v_empty: u32,
+}
+
 /// Waits for both tiles, and then, without a branch, has the tensor cores multiply queries and keys,
 /// and the last weights and values, makes weights of the scores meanwhile, and gives both back.
 #[cube]
@@ -33,21 +42,18 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     sums: Vector<f32, R>,
     weights: Vector<u32, P>,
     q_tile: u64,
-    k_tile: u32,
-    v_tile: u32,
-    k_empty: u32,
-    v_empty: u32,
-    mask: &[M],
-    bias: &[I],
+    rings: &Rings,
+    k_at: u32,
+    v_at: u32,
     state: &mut RowState,
-    sequence: &Sequence,
-    rules: &Rules,
-    place: &Place,
+    queries: &Queries<'_, I, M>,
     first_key: u32,
     #[comptime] masked: bool,
     #[comptime] blueprint: WgmmaForwardBlueprint,
-    #[comptime] options: Options,
 ) -> (Vector<f32, R>, Vector<u32, P>) {
+    let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
+    let (k_tile, v_tile) = (rings.k + k_at * kv_bytes, rings.v + v_at * kv_bytes);
+    let (k_empty, v_empty) = (rings.k_empty + k_at * 8, rings.v_empty + v_at * 8);
     let leads = UNIT_POS & 127 == 0;
     let both = wgmma_overlapped::<R, P>(
         sums,
@@ -61,20 +67,8 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     if leads {
         barrier_arrive(k_empty);
     }
-    let tile_kv = comptime!(blueprint.tile_kv);
-    let ruled = apply_rules::<I, M, R>(
-        both, mask, bias, sequence, rules, place, first_key, masked, tile_kv, options,
-    );
-    let carried = weigh::<R>(
-        ruled,
-        state,
-        sequence,
-        rules,
-        place,
-        first_key,
-        comptime!(blueprint.tile_kv),
-        options,
-    );
+    let ruled = apply_rules_to::<I, M, R>(both, queries, first_key, masked);
+    let carried = weigh::<I, M, R>(ruled, state, queries, first_key);
     let (first, used) = comptime!((blueprint.score_registers(), blueprint.out_registers()));
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
@@ -82,15 +76,16 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         barrier_arrive(v_empty);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
-    (
-        sums,
-        pack_registers::<R, P>(
-            settled,
-            0usize,
-            comptime!(blueprint.tile_kv / 2),
-            comptime!(blueprint.dtype),
-        ),
-    )
+    (sums, packed_weights::<R, P>(settled, blueprint))
+}
+
+#[cube]
+fn packed_weights<R: Size, P: Size>(
+    weights: Vector<f32, R>,
+    #[comptime] blueprint: WgmmaForwardBlueprint,
+) -> Vector<u32, P> {
+    let count = comptime!(blueprint.tile_kv / 2);
+    pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype))
 }
 
 /// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
@@ -102,21 +97,14 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     q: &TensorMap<u32, Tiled>,
     k: &TensorMap<u32, Tiled>,
     v: &TensorMap<u32, Tiled>,
-    mask: &[M],
-    bias: &[I],
-    starts: &[u32],
-    out: &mut [I],
+    rules: &Rules<I, M>,
+    out: &mut Heads<I>,
     lse: &mut [f32],
-    rules: Rules,
-    out_strides: RowStrides,
     tiles: u32,
     work_items: u32,
     #[comptime] blueprint: WgmmaForwardBlueprint,
-    #[comptime] options: Options,
-    #[define(I)] _element: ElemType,
-    #[define(M)] _mask_type: ElemType,
-    #[define(R)] _registers: usize,
-    #[define(P)] _packed: usize,
+    #[define(I, M)] _types: [ElemType; 2],
+    #[define(R, P)] _widths: [usize; 2],
 ) {
     let stages = comptime!(blueprint.stages as u32);
     let (tile_q, tile_kv) = comptime!((TILE_Q as u32, blueprint.tile_kv as u32));
@@ -161,9 +149,9 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
             let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
             while index < work_items {
                 let work = work_at(index, tiles, rules.sizes.heads_q);
-                let sequence = sequence_of(starts, &rules, work.batch, work.head, options);
+                let sequence = rules.sequence(work.batch, work.head);
                 let mut tensor_batch = work.batch;
-                if comptime!(options.packed) {
+                if comptime!(rules.options.packed) {
                     tensor_batch = 0u32;
                 }
                 let head_kv = work.head / rules.sizes.group;
@@ -183,7 +171,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     );
                     q_phase ^= 1;
                     let end = min(work.first_row + tile_q, sequence.seq_q);
-                    let keys = keys_of(&sequence, &rules, work.first_row, end, options);
+                    let keys = sequence.keys_of(work.first_row, end);
                     let first = keys.0 / tile_kv;
                     let last = keys.1.div_ceil(tile_kv);
                     // One round more than tiles: the first has no values, the last no keys.
@@ -242,22 +230,30 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         let lane = unit % 128;
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);
-        let exponent = score_exponent(&rules, options);
+        let exponent = score_exponent(rules);
+        let rings = Rings { k: k_ring, v: v_ring, k_empty, v_empty };
         let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
         let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
         while index < work_items {
             let work = work_at(index, tiles, rules.sizes.heads_q);
-            let sequence = sequence_of(starts, &rules, work.batch, work.head, options);
+            let sequence = rules.sequence(work.batch, work.head);
             if work.first_row < sequence.seq_q {
                 let end = min(work.first_row + tile_q, sequence.seq_q);
-                let keys = keys_of(&sequence, &rules, work.first_row, end, options);
+                let keys = sequence.keys_of(work.first_row, end);
                 let first = keys.0 / tile_kv;
                 let last = keys.1.div_ceil(tile_kv);
                 let group_row = work.first_row + group * 64;
                 let row = group_row + lane / 32 * 16 + lane % 32 / 4;
-                let place = Place { row, quad, exponent };
+                let queries = queries_at::<I, M>(
+                    sequence,
+                    row,
+                    quad,
+                    exponent,
+                    comptime!(blueprint.tile_kv),
+                    comptime!(blueprint.dtype),
+                );
                 // Keys that all queries of the group see need no check.
-                let (all_from, all_to) = keys_of_all(&sequence, &rules, group_row, 64u32, options);
+                let (all_from, all_to) = keys_of_all(&queries.sequence, group_row, 64u32);
 
                 let mut state = unseen();
                 let mut sums = Vector::<f32, R>::new(0.0f32);
@@ -275,34 +271,10 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_arrive(k_empty + k_at * 8);
                     }
                     advance(&mut k_slot, stages);
-                    let ruled = apply_rules::<I, M, R>(
-                        scores,
-                        mask,
-                        bias,
-                        &sequence,
-                        &rules,
-                        &place,
-                        first * tile_kv,
-                        true,
-                        comptime!(blueprint.tile_kv),
-                        options,
-                    );
-                    let weighed = weigh::<R>(
-                        ruled,
-                        &mut state,
-                        &sequence,
-                        &rules,
-                        &place,
-                        first * tile_kv,
-                        comptime!(blueprint.tile_kv),
-                        options,
-                    );
-                    let mut weights = pack_registers::<R, P>(
-                        weighed,
-                        0usize,
-                        comptime!(blueprint.tile_kv / 2),
-                        comptime!(blueprint.dtype),
-                    );
+                    let first_key = first * tile_kv;
+                    let ruled = apply_rules_to::<I, M, R>(scores, &queries, first_key, true);
+                    let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
+                    let mut weights = packed_weights::<R, P>(weighed, blueprint);
                     for tile in first + 1..last {
                         let k_at = load::<u32>(k_slot.stage);
                         let v_at = load::<u32>(v_slot.stage);
@@ -310,47 +282,19 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_wait(v_full + v_at * 8, load::<u32>(v_slot.phase));
                         let first_key = tile * tile_kv;
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
+                        let options = comptime!(rules.options);
+                        // Both ways write the registers themselves: none is left for a copy.
                         if comptime!(options.mask || options.dropout) || checked {
                             let stepped = step::<I, M, R, P>(
-                                sums,
-                                weights,
-                                q_tile,
-                                k_ring + k_at * kv_bytes,
-                                v_ring + v_at * kv_bytes,
-                                k_empty + k_at * 8,
-                                v_empty + v_at * 8,
-                                mask,
-                                bias,
-                                &mut state,
-                                &sequence,
-                                &rules,
-                                &place,
-                                first_key,
-                                true,
-                                blueprint,
-                                options,
+                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                first_key, true, blueprint,
                             );
                             sums = stepped.0;
                             weights = stepped.1;
                         } else {
                             let stepped = step::<I, M, R, P>(
-                                sums,
-                                weights,
-                                q_tile,
-                                k_ring + k_at * kv_bytes,
-                                v_ring + v_at * kv_bytes,
-                                k_empty + k_at * 8,
-                                v_empty + v_at * 8,
-                                mask,
-                                bias,
-                                &mut state,
-                                &sequence,
-                                &rules,
-                                &place,
-                                first_key,
-                                false,
-                                blueprint,
-                                options,
+                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                first_key, false, blueprint,
                             );
                             sums = stepped.0;
                             weights = stepped.1;
@@ -379,24 +323,9 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                 q_phase ^= 1;
 
                 // 3. Finish and write.
-                let out_origin = origin(&out_strides, work.batch, work.head, sequence.first_q);
                 let (first, head_dim) =
                     comptime!((blueprint.score_registers(), blueprint.head_dim));
-                write_rows::<I, R>(
-                    sums,
-                    first,
-                    &state,
-                    &place,
-                    &sequence,
-                    &rules,
-                    out,
-                    lse,
-                    out_origin,
-                    out_strides.row,
-                    head_dim,
-                    comptime!(blueprint.dtype),
-                    options,
-                );
+                write_rows::<I, M, R>(sums, first, &state, &queries, out, lse, head_dim);
             }
             index += CUBE_COUNT_X;
         }

@@ -1,6 +1,6 @@
 use super::{
     blueprint::Tile,
-    channels::{gated, inverse_deviation, load},
+    channels::{Extent, Statistics, StridedRows, gated, inverse_deviation, load, share},
 };
 use cubecl::prelude::*;
 
@@ -22,35 +22,27 @@ struct Channels<N: Size> {
     beta: Vector<f32, N>,
 }
 
-/// y. `columns` and `row_stride` count vectors. Cubes: channels along x, splits along y.
+/// y. Strides and columns count vectors. Cubes: channels along x, splits along y.
 #[cube(launch_unchecked)]
 pub(crate) fn batch_norm_apply_kernel<I: Float, S: Float, G: Float, N: Size>(
-    x: &[Vector<I, N>],
+    x: &StridedRows<Vector<I, N>>,
     residual: &[Vector<I, N>],
-    mean: &[Vector<S, N>],
-    variance: &[Vector<S, N>],
+    statistics: &Statistics<Vector<S, N>>,
     gamma: &[Vector<G, N>],
     beta: &[Vector<G, N>],
     y: &mut [Vector<I, N>],
-    rows: u32,
-    columns: u32,
-    row_stride: u32,
-    split_rows: u32,
-    epsilon: f32,
+    extent: Extent,
     #[comptime] tail: Tail,
     #[comptime] tile: Tile,
-    #[define(I)] _dtype: ElemType,
-    #[define(S)] _statistics: ElemType,
-    #[define(G)] _parameter: ElemType,
+    #[define(I, S, G)] _types: [ElemType; 3],
 ) {
-    let column = CUBE_POS_X * tile.lanes + UNIT_POS_X;
-    let first_row = CUBE_POS_Y * split_rows;
-    let end = first_row + min(rows - first_row, split_rows);
-    if column < columns {
+    let share = share(&extent, tile);
+    let (column, first_row, end) = (share.column, share.first_row, share.end);
+    if column < extent.columns {
         let at = column as usize;
         let of = Channels::<N> {
-            mean: Vector::cast_from(mean[at]),
-            scale: inverse_deviation::<S, N>(variance[at], epsilon)
+            mean: Vector::cast_from(statistics.mean[at]),
+            scale: inverse_deviation::<S, N>(statistics.variance[at], statistics.epsilon)
                 * Vector::<f32, N>::cast_from(gamma[at]),
             beta: Vector::cast_from(beta[at]),
         };
@@ -59,9 +51,8 @@ pub(crate) fn batch_norm_apply_kernel<I: Float, S: Float, G: Float, N: Size>(
         for stage in 0..2usize {
             let count = comptime!(tile.counts()[stage]);
             while row + comptime!((count - 1) * tile.row_lanes) < end {
-                apply_rows::<I, N>(
-                    x, residual, y, &of, row, column, columns, row_stride, tail, tile, count,
-                );
+                let columns = extent.columns;
+                apply_rows::<I, N>(x, residual, y, &of, row, column, columns, tail, tile, count);
                 row += comptime!(count * tile.row_lanes);
             }
         }
@@ -71,22 +62,21 @@ pub(crate) fn batch_norm_apply_kernel<I: Float, S: Float, G: Float, N: Size>(
 /// y of `count` rows from `row` on, a step of row lanes apart.
 #[cube]
 fn apply_rows<I: Float, N: Size>(
-    x: &[Vector<I, N>],
+    x: &StridedRows<Vector<I, N>>,
     residual: &[Vector<I, N>],
     y: &mut [Vector<I, N>],
     of: &Channels<N>,
     row: u32,
     column: u32,
     columns: u32,
-    row_stride: u32,
     #[comptime] tail: Tail,
     #[comptime] tile: Tile,
     #[comptime] count: u32,
 ) {
     let place = row * columns + column;
     let step = comptime!(tile.row_lanes) * columns;
-    let x_step = comptime!(tile.row_lanes) * row_stride;
-    let values = load::<Vector<I, N>>(x, row * row_stride + column, x_step, count);
+    let x_step = comptime!(tile.row_lanes) * x.stride;
+    let values = load::<Vector<I, N>>(&x.memory, row * x.stride + column, x_step, count);
     let addends = comptime!(if tail.residual { count } else { 0 });
     let addends = load::<Vector<I, N>>(residual, place, step, addends);
     #[unroll]

@@ -1,10 +1,15 @@
 use super::BatchNormProblem;
-use crate::{DeviceProfile, KernelError, Promise};
+use crate::{
+    DeviceProfile, KernelError, Promise,
+    device::{grid, widest_vector},
+    plan::tell_plan,
+};
 use cubecl::{CubeCount, CubeDim, client::Client, ir::VectorSize};
+use std::fmt;
 
 /// What a launch over rows does, as far as it is planned differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum BatchNormPass {
     /// Reads x, leaves partial moments.
     Statistics,
     /// Reads x and where there is one a residual, writes y.
@@ -24,7 +29,7 @@ pub enum Pass {
     },
 }
 
-impl Pass {
+impl BatchNormPass {
     /// Rows of a unit that are on their way at once, of each tensor that it reads: as many as registers are
     /// left for.
     fn at_once(self) -> u32 {
@@ -118,22 +123,25 @@ impl BatchNormBlueprint {
 
     /// The widest vectors that fit channels and strides, as many lanes as a row has of them, and as many
     /// splits as fill the device.
-    pub fn plan(problem: &BatchNormProblem, pass: Pass, client: &Client) -> Self {
+    pub fn plan(problem: &BatchNormProblem, pass: BatchNormPass, client: &Client) -> Self {
         let BatchNormProblem { rows, channels, row_stride, dy_stride, dtype, .. } = *problem;
         // One row is never stepped over.
         let sizes =
             [(channels, true), (row_stride, rows > 1), (dy_stride, rows > 1 && pass.reads_dy())];
-        let fits =
-            |size: &usize| sizes.iter().all(|(value, used)| !used || value.is_multiple_of(*size));
-        let vector_size =
-            client.io_optimized_vector_sizes(dtype.size()).filter(fits).max().unwrap_or(1);
-        Self::spread(problem, pass, vector_size, DeviceProfile::of(client).multiprocessors)
+        let vector_size = widest_vector(client, dtype.size(), |size| {
+            sizes.iter().all(|(value, used)| !used || value.is_multiple_of(size))
+        });
+        let device = DeviceProfile::of(client);
+        let plan = Self::spread(problem, pass, vector_size, device.multiprocessors);
+        let reason = format_args!("{pass:?}, cubes for {} multiprocessors", device.multiprocessors);
+        tell_plan("batch_norm", problem, &plan, reason);
+        plan
     }
 
     /// The plan for vectors of that size on a device of so many multiprocessors.
     fn spread(
         problem: &BatchNormProblem,
-        pass: Pass,
+        pass: BatchNormPass,
         vector_size: VectorSize,
         multiprocessors: usize,
     ) -> Self {
@@ -160,7 +168,8 @@ impl BatchNormBlueprint {
         channels: usize,
         client: &Client,
     ) -> Result<CubeCount, KernelError> {
-        grid(op, channels / self.vector_size, self.tile, self.splits, client)
+        let across = (channels / self.vector_size).div_ceil(self.tile.lanes as usize);
+        grid(op, client, [across, self.splits, 1])
     }
 
     /// The units of the second launch, which merges the splits: a channel a lane, 32 bytes in a row, and
@@ -181,7 +190,8 @@ impl BatchNormBlueprint {
         channels: usize,
         client: &Client,
     ) -> Result<CubeCount, KernelError> {
-        grid(op, channels, Self::merging(client), 1, client)
+        let across = channels.div_ceil(Self::merging(client).lanes as usize);
+        grid(op, client, [across, 1, 1])
     }
 
     /// Rows that a unit adds up.
@@ -197,19 +207,11 @@ impl BatchNormBlueprint {
     }
 }
 
-/// Cubes of that tile for so many vectors of channels, along x, and splits, along y.
-fn grid(
-    op: &'static str,
-    vectors: usize,
-    tile: Tile,
-    splits: usize,
-    client: &Client,
-) -> Result<CubeCount, KernelError> {
-    let most = client.properties().hardware.max_cube_count;
-    let cubes = [vectors.div_ceil(tile.lanes as usize), splits];
-    match cubes.map(u32::try_from) {
-        [Ok(x), Ok(y)] if x <= most.0 && y <= most.1 => Ok(CubeCount::Static(x, y, 1)),
-        _ => Err(KernelError::Unsupported { op, reason: format!("{cubes:?} cubes") }),
+impl fmt::Display for BatchNormBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, split_rows, splits, tile: Tile { lanes, row_lanes, .. } } = self;
+        write!(f, "{lanes}x{row_lanes} units, vectors of {vector_size}, ")?;
+        write!(f, "{splits} splits of {split_rows} rows")
     }
 }
 
@@ -220,18 +222,18 @@ mod tests {
 
     const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 
-    fn plan(rows: usize, channels: usize, pass: Pass) -> BatchNormBlueprint {
+    fn plan(rows: usize, channels: usize, pass: BatchNormPass) -> BatchNormBlueprint {
         let problem = BatchNormProblem::contiguous(rows, channels, BF16, BF16, 1e-5);
         BatchNormBlueprint::spread(&problem, pass, 8, 132)
     }
 
     #[test]
     fn no_lane_idles_in_narrow_rows() {
-        let narrow = plan(802_816, 64, Pass::Statistics);
+        let narrow = plan(802_816, 64, BatchNormPass::Statistics);
         assert_eq!(narrow.tile, Tile { lanes: 8, row_lanes: 32, at_once: 4 });
         // 6272 tiles of 128 rows for 528 cubes.
         assert_eq!((narrow.split_rows, narrow.splits), (12 * 128, 523));
-        let wide = plan(3136, 2048, Pass::Statistics);
+        let wide = plan(3136, 2048, BatchNormPass::Statistics);
         assert_eq!(wide.tile, Tile { lanes: 32, row_lanes: 8, at_once: 4 });
         // 98 tiles of 32 rows for 66 cubes of each of the 8 groups of channels.
         assert_eq!((wide.split_rows, wide.splits), (64, 49));
@@ -240,16 +242,23 @@ mod tests {
     #[test]
     fn passes_that_read_more_have_fewer_rows_on_their_way() {
         let at_once = |pass| plan(802_816, 64, pass).tile.at_once;
-        assert_eq!([false, true].map(|residual| at_once(Pass::Apply { residual })), [4, 2]);
-        assert_eq!([false, true].map(|relu| at_once(Pass::Sums { relu })), [2, 2]);
-        assert_eq!([false, true].map(|relu| at_once(Pass::InputGradient { relu })), [1, 1]);
+        assert_eq!(
+            [false, true].map(|residual| at_once(BatchNormPass::Apply { residual })),
+            [4, 2]
+        );
+        assert_eq!([false, true].map(|relu| at_once(BatchNormPass::Sums { relu })), [2, 2]);
+        assert_eq!(
+            [false, true].map(|relu| at_once(BatchNormPass::InputGradient { relu })),
+            [1, 1]
+        );
     }
 
     #[test]
     fn splits_cover_the_rows_and_none_is_empty() {
         for rows in [1, 2, 31, 32, 33, 127, 128, 129, 3136, 12_543, 802_816] {
             for channels in [8, 16, 24, 64, 264, 2048] {
-                for pass in [Pass::Statistics, Pass::InputGradient { relu: true }] {
+                for pass in [BatchNormPass::Statistics, BatchNormPass::InputGradient { relu: true }]
+                {
                     let plan = plan(rows, channels, pass);
                     let place = format!("{rows} x {channels}: {plan:?}");
                     assert!(plan.splits * plan.split_rows >= rows, "{place}");

@@ -3,6 +3,58 @@
 use super::blueprint::Tile;
 use cubecl::prelude::*;
 
+/// The rows of a tensor, as a kernel shares them out. Columns count vectors of channels.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) rows: u32,
+    pub(crate) columns: u32,
+    /// Rows of a split.
+    pub(crate) split_rows: u32,
+}
+
+/// Rows of vectors that may lie apart.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StridedRows<T: CubePrimitive> {
+    pub(crate) memory: Box<[T]>,
+    /// Vectors from one row to the next.
+    pub(crate) stride: u32,
+}
+
+/// Mean and variance of each channel, and what is added to the variance.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Statistics<T: CubePrimitive> {
+    pub(crate) mean: Box<[T]>,
+    pub(crate) variance: Box<[T]>,
+    pub(crate) epsilon: f32,
+}
+
+/// What splits have left of each channel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Partials {
+    /// `[splits, 2, channels]`.
+    pub(crate) sums: Box<[f32]>,
+    pub(crate) channels: u32,
+    pub(crate) splits: u32,
+    pub(crate) rows: u32,
+    pub(crate) split_rows: u32,
+}
+
+/// The column of a unit, and the rows of its cube's split: the first and the one after the last.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Share {
+    pub(super) column: u32,
+    pub(super) first_row: u32,
+    pub(super) end: u32,
+}
+
+#[cube]
+pub(super) fn share(extent: &Extent, #[comptime] tile: Tile) -> Share {
+    let column = CUBE_POS_X * tile.lanes + UNIT_POS_X;
+    let first_row = CUBE_POS_Y * extent.split_rows;
+    let end = first_row + min(extent.rows - first_row, extent.split_rows);
+    Share { column, first_row, end }
+}
+
 /// A channel by itself.
 pub(super) type One = Const<1>;
 
@@ -107,19 +159,16 @@ pub(super) fn write_part<N: Size>(
 /// to call it.
 #[cube]
 pub(super) fn merge_splits(
-    partials: &[f32],
+    partials: &Partials,
     channel: u32,
-    channels: u32,
-    splits: u32,
-    rows: u32,
-    split_rows: u32,
     #[comptime] merge: Merge,
     #[comptime] tile: Tile,
 ) -> Part<One> {
+    let (rows, split_rows) = (partials.rows, partials.split_rows);
     let mut part = no_rows::<One>();
-    if channel < channels {
+    if channel < partials.channels {
         let mut split = UNIT_POS_Y;
-        while split < splits {
+        while split < partials.splits {
             // All loads before the first use, so that they are on their way together. A part of no rows
             // changes nothing.
             let mut others = Sequence::<Part<One>>::new();
@@ -127,11 +176,11 @@ pub(super) fn merge_splits(
             for i in 0..tile.at_once {
                 let at = split + comptime!(i * tile.row_lanes);
                 let mut other = no_rows::<One>();
-                if at < splits {
-                    let place = 2 * at * channels + channel;
+                if at < partials.splits {
+                    let place = 2 * at * partials.channels + channel;
                     other.count = f32::cast_from(min(rows - at * split_rows, split_rows));
-                    other.first = Vector::new(partials[place as usize]);
-                    other.second = Vector::new(partials[(place + channels) as usize]);
+                    other.first = Vector::new(partials.sums[place as usize]);
+                    other.second = Vector::new(partials.sums[(place + partials.channels) as usize]);
                 }
                 others.push(other);
             }

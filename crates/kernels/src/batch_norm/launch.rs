@@ -1,15 +1,20 @@
 use super::{
-    BatchNormBlueprint, BatchNormProblem, Pass,
+    BatchNormBlueprint, BatchNormPass, BatchNormProblem,
     apply::{Tail, batch_norm_apply_kernel},
     backward::{
-        batch_norm_input_gradient_kernel, batch_norm_merge_sums_kernel, batch_norm_sums_kernel,
+        BackwardRowsLaunch, batch_norm_input_gradient_kernel, batch_norm_merge_sums_kernel,
+        batch_norm_sums_kernel,
     },
-    problem::{APPLY, BACKWARD, F32, RUNNING, STATISTICS},
+    channels::{ExtentLaunch, PartialsLaunch, StatisticsLaunch, StridedRowsLaunch},
+    problem::{APPLY, BACKWARD, RUNNING, STATISTICS},
     statistics::{
         batch_norm_merge_moments_kernel, batch_norm_running_kernel, batch_norm_statistics_kernel,
     },
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+};
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
 /// Mean and biased variance of each channel.
@@ -78,14 +83,13 @@ pub fn batch_norm_statistics(
 ) -> Result<Statistics, KernelError> {
     problem.validate(STATISTICS)?;
     problem.check_strided(STATISTICS, "x", x, problem.row_stride)?;
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::Statistics, client);
-    let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
+    let blueprint = BatchNormBlueprint::plan(problem, BatchNormPass::Statistics, client);
+    let BatchNormBlueprint { vector_size, splits, tile, .. } = blueprint;
     let cubes = blueprint.cubes(STATISTICS, problem.channels, client)?;
     let merging = BatchNormBlueprint::merging_cubes(STATISTICS, problem.channels, client)?;
     let merging_tile = BatchNormBlueprint::merging(client);
     let partials = Buffer::empty(client, 2 * splits * problem.channels, F32);
     let [mean, variance] = [(); 2].map(|()| Buffer::empty(client, problem.channels, F32));
-    let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: x holds the problem's rows, whose channels and, where there are more, stride are multiples of
     // the vector size, with indices of 32 bits as `validate` has seen; `partials` has two rows of channels
     // for each split. The kernels stop at the last row, split and channel.
@@ -95,12 +99,9 @@ pub fn batch_norm_statistics(
             cubes,
             tile.dim(),
             vector_size,
-            rows_of(x),
+            blueprint.strided(x, problem.row_stride),
             partials.arg(vector_size),
-            problem.rows as u32,
-            vectors(problem.channels),
-            vectors(problem.row_stride),
-            split_rows as u32,
+            blueprint.extent(problem),
             tile,
             problem.dtype,
         );
@@ -108,14 +109,10 @@ pub fn batch_norm_statistics(
             client,
             merging,
             merging_tile.dim(),
-            partials.arg(1),
+            blueprint.partials(problem, &partials),
             rows_of(x),
             mean.arg(1),
             variance.arg(1),
-            problem.channels as u32,
-            splits as u32,
-            problem.rows as u32,
-            split_rows as u32,
             merging_tile,
             problem.dtype,
         );
@@ -154,14 +151,7 @@ pub fn batch_norm_running(
         ("statistics", &statistics.mean, F32),
         ("statistics", &statistics.variance, F32),
     ] {
-        if buffer.elements != channels || buffer.dtype != expected {
-            return Err(KernelError::InvalidProblem {
-                op: RUNNING,
-                argument,
-                expected: format!("{channels} elements of {expected:?}"),
-                actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-            });
-        }
+        buffer.check(RUNNING, argument, channels, expected)?;
     }
     let updated = [(); 2].map(|()| Buffer::empty(client, channels, dtype));
     if channels == 0 {
@@ -209,12 +199,11 @@ pub fn batch_norm_apply(
     if let Some(residual) = residual {
         problem.check_rows(APPLY, "residual", residual)?;
     }
-    let pass = Pass::Apply { residual: residual.is_some() };
+    let pass = BatchNormPass::Apply { residual: residual.is_some() };
     let blueprint = BatchNormBlueprint::plan(problem, pass, client);
-    let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
+    let BatchNormBlueprint { vector_size, tile, .. } = blueprint;
     let cubes = blueprint.cubes(APPLY, problem.channels, client)?;
     let y = Buffer::empty(client, problem.elements(), problem.dtype);
-    let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too. Without a residual none is
     // compiled in, and x stands in for it.
     unsafe {
@@ -223,23 +212,16 @@ pub fn batch_norm_apply(
             cubes,
             tile.dim(),
             vector_size,
-            rows_of(x),
+            blueprint.strided(x, problem.row_stride),
             rows_of(residual.as_ref().unwrap_or(x)),
-            statistics.mean.arg(vector_size),
-            statistics.variance.arg(vector_size),
+            statistics.args(problem),
             gamma.arg(vector_size),
             beta.arg(vector_size),
             y.arg(vector_size),
-            problem.rows as u32,
-            vectors(problem.channels),
-            vectors(problem.row_stride),
-            split_rows as u32,
-            problem.epsilon as f32,
+            blueprint.extent(problem),
             Tail { residual: residual.is_some(), relu: *relu },
             tile,
-            problem.dtype,
-            statistics.mean.dtype,
-            problem.parameter,
+            [problem.dtype, statistics.mean.dtype, problem.parameter],
         );
     }
     Ok(y)
@@ -269,8 +251,9 @@ pub fn batch_norm_backward(
     }
     let Sums { sums, dgamma, dbeta } = sums_of(client, problem, saved, dy)?;
     let relu = y.is_some();
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::InputGradient { relu }, client);
-    let BatchNormBlueprint { vector_size, split_rows, tile, .. } = blueprint;
+    let blueprint =
+        BatchNormBlueprint::plan(problem, BatchNormPass::InputGradient { relu }, client);
+    let BatchNormBlueprint { vector_size, tile, .. } = blueprint;
     let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
     let dx = Buffer::empty(client, problem.elements(), problem.dtype);
     let dresidual =
@@ -278,7 +261,6 @@ pub fn batch_norm_backward(
     // What is not written is not compiled in, but must not be in use either.
     let written =
         dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, problem.dtype));
-    let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too, and `sums` holds two rows of
     // channels. Without a ReLU no y is compiled in, and dy stands in for it.
     unsafe {
@@ -287,28 +269,17 @@ pub fn batch_norm_backward(
             cubes,
             tile.dim(),
             vector_size,
-            rows_of(x),
-            rows_of(dy),
-            rows_of(y.as_ref().unwrap_or(dy)),
-            statistics.mean.arg(vector_size),
-            statistics.variance.arg(vector_size),
+            backward_rows(problem, &blueprint, saved, dy),
+            statistics.args(problem),
             gamma.arg(vector_size),
             sums.arg(vector_size),
             dx.arg(vector_size),
             written.arg(vector_size),
-            problem.rows as u32,
-            vectors(problem.channels),
-            vectors(problem.row_stride),
-            vectors(problem.dy_stride),
-            split_rows as u32,
-            problem.epsilon as f32,
+            blueprint.extent(problem),
             (1.0 / problem.rows as f64) as f32,
-            relu,
             dresidual.is_some(),
             tile,
-            problem.dtype,
-            statistics.mean.dtype,
-            problem.parameter,
+            [problem.dtype, statistics.mean.dtype, problem.parameter],
         );
     }
     Ok(BatchNormGradients { dx, dgamma, dbeta, dresidual })
@@ -328,10 +299,10 @@ fn sums_of(
     saved: &BatchNormSaved,
     dy: &Buffer,
 ) -> Result<Sums, KernelError> {
-    let BatchNormSaved { x, statistics, y, .. } = saved;
+    let BatchNormSaved { statistics, y, .. } = saved;
     let relu = y.is_some();
-    let blueprint = BatchNormBlueprint::plan(problem, Pass::Sums { relu }, client);
-    let BatchNormBlueprint { vector_size, split_rows, splits, tile } = blueprint;
+    let blueprint = BatchNormBlueprint::plan(problem, BatchNormPass::Sums { relu }, client);
+    let BatchNormBlueprint { vector_size, splits, tile, .. } = blueprint;
     let cubes = blueprint.cubes(BACKWARD, problem.channels, client)?;
     let merging = BatchNormBlueprint::merging_cubes(BACKWARD, problem.channels, client)?;
     let merging_tile = BatchNormBlueprint::merging(client);
@@ -339,7 +310,6 @@ fn sums_of(
     let sums = Buffer::empty(client, 2 * problem.channels, F32);
     let [dgamma, dbeta] =
         [(); 2].map(|()| Buffer::empty(client, problem.channels, problem.parameter));
-    let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: as in `batch_norm_backward`; `partials` has two rows of channels for each split.
     unsafe {
         batch_norm_sums_kernel::launch_unchecked(
@@ -347,41 +317,74 @@ fn sums_of(
             cubes,
             tile.dim(),
             vector_size,
-            rows_of(x),
-            rows_of(dy),
-            rows_of(y.as_ref().unwrap_or(dy)),
+            backward_rows(problem, &blueprint, saved, dy),
             statistics.mean.arg(vector_size),
             partials.arg(vector_size),
-            problem.rows as u32,
-            vectors(problem.channels),
-            vectors(problem.row_stride),
-            vectors(problem.dy_stride),
-            split_rows as u32,
-            relu,
+            blueprint.extent(problem),
             tile,
-            problem.dtype,
-            statistics.mean.dtype,
+            [problem.dtype, statistics.mean.dtype],
         );
         batch_norm_merge_sums_kernel::launch_unchecked(
             client,
             merging,
             merging_tile.dim(),
-            partials.arg(1),
+            blueprint.partials(problem, &partials),
             statistics.variance.arg(1),
             sums.arg(1),
             dgamma.arg(1),
             dbeta.arg(1),
-            problem.channels as u32,
-            splits as u32,
-            problem.rows as u32,
-            split_rows as u32,
             problem.epsilon as f32,
             merging_tile,
-            statistics.mean.dtype,
-            problem.parameter,
+            [statistics.mean.dtype, problem.parameter],
         );
     }
     Ok(Sums { sums, dgamma, dbeta })
+}
+
+impl Statistics {
+    fn args<T: CubePrimitive>(&self, problem: &BatchNormProblem) -> StatisticsLaunch<T> {
+        let (mean, variance) = (self.mean.arg(1), self.variance.arg(1));
+        StatisticsLaunch { mean, variance, epsilon: problem.epsilon as f32 }
+    }
+}
+
+impl BatchNormBlueprint {
+    fn extent(&self, problem: &BatchNormProblem) -> ExtentLaunch {
+        ExtentLaunch {
+            rows: problem.rows as u32,
+            columns: (problem.channels / self.vector_size) as u32,
+            split_rows: self.split_rows as u32,
+        }
+    }
+
+    fn strided<T: CubePrimitive>(&self, buffer: &Buffer, stride: usize) -> StridedRowsLaunch<T> {
+        StridedRowsLaunch { memory: rows_of(buffer), stride: (stride / self.vector_size) as u32 }
+    }
+
+    fn partials(&self, problem: &BatchNormProblem, sums: &Buffer) -> PartialsLaunch {
+        PartialsLaunch {
+            sums: sums.arg(1),
+            channels: problem.channels as u32,
+            splits: self.splits as u32,
+            rows: problem.rows as u32,
+            split_rows: self.split_rows as u32,
+        }
+    }
+}
+
+/// What both kernels over rows of the backward pass read. Without a `ReLU` no y is read, and dy stands in.
+fn backward_rows<T: CubePrimitive>(
+    problem: &BatchNormProblem,
+    blueprint: &BatchNormBlueprint,
+    saved: &BatchNormSaved,
+    dy: &Buffer,
+) -> BackwardRowsLaunch<T> {
+    BackwardRowsLaunch {
+        x: blueprint.strided(&saved.x, problem.row_stride),
+        dy: blueprint.strided(dy, problem.dy_stride),
+        y: rows_of(saved.y.as_ref().unwrap_or(dy)),
+        relu: saved.y.is_some(),
+    }
 }
 
 /// Rows as a kernel argument: those that lie apart may end within a vector that no kernel reads.

@@ -83,7 +83,7 @@ mod problem;
 mod statistics;
 pub mod variants;
 
-pub use blueprint::{BatchNormBlueprint, Pass};
+pub use blueprint::{BatchNormBlueprint, BatchNormPass};
 pub use launch::{
     BatchNormGradients, BatchNormInputs, BatchNormSaved, RunningStatistics, Statistics,
     batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,

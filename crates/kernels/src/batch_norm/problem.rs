@@ -1,12 +1,14 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32, check_float},
+    device::ALIGNMENT_BYTES,
+};
+use cubecl::ir::ElemType;
 
 pub(super) const STATISTICS: &str = "batch_norm_statistics";
 pub(super) const RUNNING: &str = "batch_norm_running";
 pub(super) const APPLY: &str = "batch_norm_apply";
 pub(super) const BACKWARD: &str = "batch_norm_backward";
-
-pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// What batch normalization asks. Strides count elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,9 +54,7 @@ impl BatchNormProblem {
         const STEP: usize = 1 << 24;
         let Self { rows, channels, row_stride, dy_stride, dtype, parameter, epsilon } = *self;
         let unsupported = |reason: String| Err(KernelError::Unsupported { op, reason });
-        if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-            return unsupported(format!("rows of {dtype:?}; it takes f32, f16 and bf16"));
-        }
+        check_float(op, "rows", dtype)?;
         if parameter != F32 && parameter != dtype {
             return unsupported(format!("rows of {dtype:?} with parameters of {parameter:?}"));
         }
@@ -63,12 +63,12 @@ impl BatchNormProblem {
         }
         for (argument, stride) in [("row_stride", row_stride), ("dy_stride", dy_stride)] {
             if stride < channels {
-                return Err(KernelError::InvalidProblem {
+                return Err(KernelError::invalid(
                     op,
                     argument,
-                    expected: format!("at least {channels}, the channels of a row"),
-                    actual: stride.to_string(),
-                });
+                    format!("at least {channels}, the channels of a row"),
+                    stride,
+                ));
             }
             let fits = |end: usize| u32::try_from(end).is_ok();
             if !(rows - 1)
@@ -80,12 +80,7 @@ impl BatchNormProblem {
             }
         }
         if !(epsilon >= 0.0 && epsilon.is_finite()) {
-            return Err(KernelError::InvalidProblem {
-                op,
-                argument: "epsilon",
-                expected: "a number from 0".into(),
-                actual: epsilon.to_string(),
-            });
+            return Err(KernelError::invalid(op, "epsilon", "a number from 0", epsilon));
         }
         Ok(())
     }
@@ -132,12 +127,8 @@ impl BatchNormProblem {
         buffer: &Buffer,
         stride: usize,
     ) -> Result<(), KernelError> {
-        let span = self.span(stride);
-        if buffer.dtype == self.dtype && buffer.elements >= span {
-            return check_start(op, argument, buffer);
-        }
-        let expected = format!("at least {span} elements of {:?}", self.dtype);
-        Err(mismatch(op, argument, expected, buffer))
+        buffer.check_span(op, argument, self.span(stride), self.dtype)?;
+        check_start(op, argument, buffer)
     }
 
     /// Whether `buffer` holds contiguous rows of channels.
@@ -180,10 +171,8 @@ fn check(
     elements: usize,
     dtype: ElemType,
 ) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (elements, dtype) {
-        return check_start(op, argument, buffer);
-    }
-    Err(mismatch(op, argument, format!("{elements} elements of {dtype:?}"), buffer))
+    buffer.check(op, argument, elements, dtype)?;
+    check_start(op, argument, buffer)
 }
 
 /// Whether whole vectors can be loaded from where `buffer` begins.
@@ -192,29 +181,19 @@ fn check_start(
     argument: &'static str,
     buffer: &Buffer,
 ) -> Result<(), KernelError> {
-    /// Bytes of the widest loads.
-    const LOAD: u64 = 16;
-    let start = buffer.handle.offset_start.unwrap_or(0);
-    if start.is_multiple_of(LOAD) {
+    let start = buffer.offset_bytes();
+    if start.is_multiple_of(ALIGNMENT_BYTES as u64) {
         return Ok(());
     }
-    let reason = format!("{argument} begins at byte {start}, and not at a multiple of {LOAD}");
+    let reason =
+        format!("{argument} begins at byte {start}, and not at a multiple of {ALIGNMENT_BYTES}");
     Err(KernelError::Unsupported { op, reason })
-}
-
-fn mismatch(
-    op: &'static str,
-    argument: &'static str,
-    expected: String,
-    buffer: &Buffer,
-) -> KernelError {
-    let actual = format!("{} elements of {:?}", buffer.elements, buffer.dtype);
-    KernelError::InvalidProblem { op, argument, expected, actual }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 

@@ -1,51 +1,50 @@
 use super::{
     blueprint::Tile,
-    channels::{Merge, One, Part, gated, load, merge_splits, no_rows, write_part},
+    channels::{
+        Extent, Merge, One, Part, Partials, StridedRows, gated, load, merge_splits, no_rows, share,
+        write_part,
+    },
 };
 use cubecl::prelude::*;
 
 /// Of each split and channel the mean, less the channel's first value, and the squares around it. `columns`
-/// and `row_stride` count vectors. Cubes: channels along x, splits along y.
+/// and the stride count vectors. Cubes: channels along x, splits along y.
 #[cube(launch_unchecked)]
 pub(crate) fn batch_norm_statistics_kernel<I: Float, N: Size>(
-    x: &[Vector<I, N>],
+    x: &StridedRows<Vector<I, N>>,
     partials: &mut [Vector<f32, N>],
-    rows: u32,
-    columns: u32,
-    row_stride: u32,
-    split_rows: u32,
+    extent: Extent,
     #[comptime] tile: Tile,
     #[define(I)] _dtype: ElemType,
 ) {
-    let column = CUBE_POS_X * tile.lanes + UNIT_POS_X;
-    let first_row = CUBE_POS_Y * split_rows;
-    let end = first_row + min(rows - first_row, split_rows);
+    let share = share(&extent, tile);
+    let (column, first_row, end) = (share.column, share.first_row, share.end);
     let begin = first_row + UNIT_POS_Y;
-    let step = comptime!(tile.row_lanes) * row_stride;
+    let step = comptime!(tile.row_lanes) * x.stride;
 
     // 1. Each unit adds up how far its rows are from the first of them, and the squares of that.
     let mut part = no_rows::<N>();
-    if column < columns && begin < end {
-        let shift = Vector::<f32, N>::cast_from(x[(begin * row_stride + column) as usize]);
+    if column < extent.columns && begin < end {
+        let shift = Vector::<f32, N>::cast_from(x.memory[(begin * x.stride + column) as usize]);
         let mut row = begin;
         #[unroll]
         for stage in 0..2usize {
             let count = comptime!(tile.counts()[stage]);
             while row + comptime!((count - 1) * tile.row_lanes) < end {
-                add_rows::<I, N>(&mut part, x, row * row_stride + column, step, shift, count);
+                add_rows::<I, N>(&mut part, &x.memory, row * x.stride + column, step, shift, count);
                 row += comptime!(count * tile.row_lanes);
             }
         }
         let count = f32::cast_from((end - begin).div_ceil(tile.row_lanes));
         let mean = part.first / Vector::new(count);
-        let pivot = Vector::<f32, N>::cast_from(x[column as usize]);
+        let pivot = Vector::<f32, N>::cast_from(x.memory[column as usize]);
         part.count = count;
         part.second -= part.first * mean;
         part.first = (shift - pivot) + mean;
     }
 
     // 2. The units of a channel meet.
-    write_part::<N>(&mut part, partials, column, columns, Merge::Moments, tile);
+    write_part::<N>(&mut part, partials, column, extent.columns, Merge::Moments, tile);
 }
 
 /// Adds the distances of `count` rows from `shift`, and their squares.
@@ -70,21 +69,16 @@ fn add_rows<I: Float, N: Size>(
 /// Mean and variance of each channel from what the splits have. Cubes: channels along x.
 #[cube(launch_unchecked)]
 pub(crate) fn batch_norm_merge_moments_kernel<I: Float>(
-    partials: &[f32],
+    partials: &Partials,
     x: &[I],
     mean: &mut [f32],
     variance: &mut [f32],
-    channels: u32,
-    splits: u32,
-    rows: u32,
-    split_rows: u32,
     #[comptime] tile: Tile,
     #[define(I)] _dtype: ElemType,
 ) {
     let channel = CUBE_POS_X * tile.lanes + UNIT_POS_X;
-    let merge = comptime!(Merge::Moments);
-    let part = merge_splits(partials, channel, channels, splits, rows, split_rows, merge, tile);
-    if UNIT_POS_Y == 0 && channel < channels {
+    let part = merge_splits(partials, channel, Merge::Moments, tile);
+    if UNIT_POS_Y == 0 && channel < partials.channels {
         let pivot = f32::cast_from(x[channel as usize]);
         mean[channel as usize] = pivot + part.first.extract(0usize);
         let squares = part.second / Vector::new(part.count);

@@ -1,8 +1,9 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    BatchNormBlueprint, BatchNormInputs, BatchNormProblem, BatchNormSaved, Pass, RunningStatistics,
-    Statistics, batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,
+    BatchNormBlueprint, BatchNormInputs, BatchNormPass, BatchNormProblem, BatchNormSaved,
+    RunningStatistics, Statistics, batch_norm_apply, batch_norm_backward, batch_norm_running,
+    batch_norm_statistics,
 };
 use crate::{
     KernelError,
@@ -46,13 +47,13 @@ pub(crate) fn variants() -> Vec<Variant> {
 fn variant(case: Case) -> Variant {
     let (residual, relu) = (case.tail, case.tail);
     let promises = [
-        ("batch_norm_statistics", Pass::Statistics.promise()),
+        ("batch_norm_statistics", BatchNormPass::Statistics.promise()),
         ("batch_norm_merge_moments", BatchNormBlueprint::MERGING_PROMISE),
         ("batch_norm_running", BatchNormBlueprint::MERGING_PROMISE),
-        ("batch_norm_apply", Pass::Apply { residual }.promise()),
-        ("batch_norm_sums", Pass::Sums { relu }.promise()),
+        ("batch_norm_apply", BatchNormPass::Apply { residual }.promise()),
+        ("batch_norm_sums", BatchNormPass::Sums { relu }.promise()),
         ("batch_norm_merge_sums", BatchNormBlueprint::MERGING_PROMISE),
-        ("batch_norm_input_gradient", Pass::InputGradient { relu }.promise()),
+        ("batch_norm_input_gradient", BatchNormPass::InputGradient { relu }.promise()),
     ];
     let BatchNormProblem { channels, dtype, parameter, .. } = case.problem;
     let told = |dtype| FLOATS.into_iter().find(|(float, _)| *float == dtype).map_or("", |it| it.1);

@@ -1,6 +1,7 @@
-use super::ColumnSumProblem;
-use crate::Promise;
+use super::{ColumnSumProblem, problem::OP};
+use crate::{DeviceProfile, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units of a cube side by side: one memory transaction of 32 vectors of 16 bytes.
 pub(crate) const VECTOR_LANES: u32 = 32;
@@ -21,28 +22,26 @@ impl ColumnSumBlueprint {
     const CUBES_PER_MULTIPROCESSOR: usize = 4;
     /// Rows that a unit adds up before it pays to bring in another cube.
     const ROWS_PER_UNIT: usize = 4;
-    /// What to count on where the runtime tells nothing.
-    const MULTIPROCESSORS: u32 = 8;
     /// Five cubes of 256 units a multiprocessor: one more than a launch counts on.
     pub(crate) const PROMISE: Promise = Promise::registers(48);
 
     /// The widest vectors that fit columns and strides, and as many splits as fill the device.
     pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
-        let fits = |size: &usize| {
+        let fits = |size: usize| {
             let sizes = [problem.columns, problem.row_stride, problem.outer_stride];
             // One row or batch is never stepped over.
             let steps = [true, problem.rows > 1, problem.outer > 1];
-            sizes.iter().zip(steps).all(|(value, used)| !used || value.is_multiple_of(*size))
+            sizes.iter().zip(steps).all(|(value, used)| !used || value.is_multiple_of(size))
         };
-        let vector_size =
-            client.io_optimized_vector_sizes(problem.dtype.size()).filter(fits).max().unwrap_or(1);
-        let hardware = &client.properties().hardware;
-        let multiprocessors =
-            hardware.num_streaming_multiprocessors.unwrap_or(Self::MULTIPROCESSORS) as usize;
-        let wanted = multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
+        let vector_size = widest_vector(client, problem.dtype.size(), fits);
+        let device = DeviceProfile::of(client);
+        let wanted = device.multiprocessors * Self::CUBES_PER_MULTIPROCESSOR;
         let without_split = Self::column_cubes(problem.columns, vector_size) * problem.outer;
         let most = problem.rows.div_ceil(ROW_LANES as usize * Self::ROWS_PER_UNIT);
-        Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) }
+        let plan = Self { vector_size, splits: wanted.div_ceil(without_split).min(most).max(1) };
+        let reason = format_args!("{wanted} cubes fill the device, rows are enough for {most}");
+        tell_plan(OP, problem, &plan, reason);
+        plan
     }
 
     /// The share of lanes that have columns to work on.
@@ -54,5 +53,12 @@ impl ColumnSumBlueprint {
     /// Cubes side by side.
     pub(super) fn column_cubes(columns: usize, vector_size: VectorSize) -> usize {
         (columns / vector_size).div_ceil(VECTOR_LANES as usize)
+    }
+}
+
+impl fmt::Display for ColumnSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, splits } = self;
+        write!(f, "vectors of {vector_size}, {splits} splits")
     }
 }

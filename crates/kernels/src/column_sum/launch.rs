@@ -2,13 +2,14 @@ use super::{
     ColumnSumBlueprint, ColumnSumProblem,
     blueprint::{ROW_LANES, VECTOR_LANES},
     forward::column_sum_kernel,
+    problem::OP,
 };
-use crate::{KernelError, buffer::Buffer};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::*,
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+    device::grid,
 };
+use cubecl::{client::Client, prelude::*};
 
 /// `y[o, c] = sum_r x[o, r, c]`.
 ///
@@ -41,7 +42,7 @@ pub(crate) fn sum_with(
         return Ok(y);
     }
     let partials = problem.outer * blueprint.splits * problem.columns;
-    let workspace = Buffer::empty(client, partials, ElemType::Float(FloatKind::F32));
+    let workspace = Buffer::empty(client, partials, F32);
     first(&workspace)?;
     let rest = ColumnSumProblem {
         rows: blueprint.splits,
@@ -97,14 +98,5 @@ pub(crate) fn cube_count(
     let ColumnSumBlueprint { vector_size, splits } = blueprint;
     let cubes =
         [ColumnSumBlueprint::column_cubes(problem.columns, vector_size), splits, problem.outer];
-    let most = client.properties().hardware.max_cube_count;
-    let [Ok(x), Ok(y), Ok(z)] = cubes.map(u32::try_from) else { return Err(too_many(cubes)) };
-    if x > most.0 || y > most.1 || z > most.2 {
-        return Err(too_many(cubes));
-    }
-    Ok(CubeCount::Static(x, y, z))
-}
-
-fn too_many(cubes: [usize; 3]) -> KernelError {
-    KernelError::Unsupported { op: "column_sum", reason: format!("{cubes:?} cubes") }
+    grid(OP, client, cubes)
 }

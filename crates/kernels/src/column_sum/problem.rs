@@ -1,8 +1,11 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, check_float},
+};
+use cubecl::ir::ElemType;
 use std::ops::Range;
 
-const OP: &str = "column_sum";
+pub(super) const OP: &str = "column_sum";
 
 /// What a column sum asks. Strides count elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,24 +41,22 @@ impl ColumnSumProblem {
     ) -> Result<Self, KernelError> {
         let unsupported = |reason: String| KernelError::Unsupported { op: OP, reason };
         if strides.len() != shape.len() {
-            return Err(KernelError::InvalidProblem {
-                op: OP,
-                argument: "strides",
-                expected: format!("{} strides, one a dimension", shape.len()),
-                actual: strides.len().to_string(),
-            });
+            return Err(KernelError::invalid(
+                OP,
+                "strides",
+                format!("{} strides, one a dimension", shape.len()),
+                strides.len(),
+            ));
         }
         if axes.is_empty() || axes.end > shape.len() {
-            return Err(KernelError::InvalidProblem {
-                op: OP,
-                argument: "axes",
-                expected: format!("at least one dimension, and only ones below {}", shape.len()),
-                actual: format!("{axes:?}"),
-            });
+            return Err(KernelError::invalid(
+                OP,
+                "axes",
+                format!("at least one dimension, and only ones below {}", shape.len()),
+                format!("{axes:?}"),
+            ));
         }
-        if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-            return Err(unsupported(format!("dtype {dtype:?}; it takes f32, f16 and bf16")));
-        }
+        check_float(OP, "x", dtype)?;
         let size = |dims: Range<usize>| -> usize { shape[dims].iter().product() };
         let stride = |dims: Range<usize>| {
             collapse(&shape[dims.clone()], &strides[dims]).ok_or_else(|| KernelError::Unsupported {
@@ -94,15 +95,7 @@ impl ColumnSumProblem {
     }
 
     pub(super) fn check_input(&self, x: &Buffer) -> Result<(), KernelError> {
-        if x.dtype == self.dtype && x.elements >= self.span() {
-            return Ok(());
-        }
-        Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "x",
-            expected: format!("at least {} elements of {:?}", self.span(), self.dtype),
-            actual: format!("{} elements of {:?}", x.elements, x.dtype),
-        })
+        x.check_span(OP, "x", self.span(), self.dtype)
     }
 }
 
@@ -124,6 +117,7 @@ fn collapse(shape: &[usize], strides: &[usize]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const F32: ElemType = ElemType::Float(FloatKind::F32);
 

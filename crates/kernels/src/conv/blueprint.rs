@@ -1,9 +1,12 @@
 use super::{ConvPass, ConvProblem, parts::parts, problem::OP, product::product};
 use crate::{
-    DeviceProfile, KernelError, Promise,
+    DeviceProfile, Family, KernelError, Promise,
+    device::ROW_BYTES,
     matmul::{
-        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH,
+        Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH, mma_bytes,
+        most_stages,
     },
+    plan::tell_plan,
 };
 use cubecl::{
     client::Client,
@@ -40,8 +43,6 @@ pub struct ImplicitBlueprint {
     pub splits: usize,
 }
 
-/// Bytes of the terms in a block of the tensor-core families.
-const BLOCK_BYTES: usize = 128;
 /// Groups of fewer channels than this fill no tile.
 const FEWEST_CHANNELS: usize = 16;
 
@@ -62,14 +63,15 @@ impl ConvBlueprint {
     /// As [`plan`](Self::plan).
     pub fn plan_on(problem: &ConvProblem, device: DeviceProfile) -> Result<Self, KernelError> {
         let plans = Self::candidates_on(problem, device);
-        let fastest = plans.into_iter().min_by(|a, b| {
-            let [a, b] = [a, b].map(|plan| plan.expected_us(problem, device));
-            a.total_cmp(&b)
-        });
-        fastest.ok_or_else(|| KernelError::Unsupported {
-            op: OP,
-            reason: format!("{:?} on this device", problem.dtype),
-        })
+        let count = plans.len();
+        let timed = plans.into_iter().map(|plan| (plan.expected_us(problem, device), plan));
+        let Some((us, plan)) = timed.min_by(|(a, _), (b, _)| a.total_cmp(b)) else {
+            let reason = format!("{:?} on this device", problem.dtype);
+            return Err(KernelError::unsupported(OP, reason));
+        };
+        let reason = format_args!("{us:.1} us by the model, the least of {count}");
+        tell_plan(OP, problem, &plan, reason);
+        Ok(plan)
     }
 
     /// Every plan that serves the problem on the client's device; all of them are tested.
@@ -216,13 +218,12 @@ impl ImplicitBlueprint {
     fn staged(tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
         const MOST_STAGES: usize = 4;
         const FEWEST_SHARED: usize = 3;
-        let bias_bytes = 4 * tile_n;
-        let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
-        let fit = |bytes: usize| (bytes.saturating_sub(bias_bytes) / stage_bytes).min(MOST_STAGES);
-        let (alone, shared) = (fit(device.shared_bytes), fit(device.shared_bytes / 2));
-        let stages = if shared >= FEWEST_SHARED { shared } else { alone };
-        let family = Family::Mma;
-        (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1 })
+        let fit = |bytes: usize| {
+            most_stages(MOST_STAGES, bytes, |stages| mma_bytes(tile_m, tile_n, stages))
+        };
+        let shared = fit(device.shared_bytes / 2).filter(|stages| *stages >= FEWEST_SHARED);
+        let stages = shared.or_else(|| fit(device.shared_bytes))?;
+        Some(Self { family: Family::Mma, tile_m, tile_n, stages, splits: 1 })
     }
 
     /// The same with the splits that should be fastest.
@@ -243,7 +244,7 @@ impl ImplicitBlueprint {
     fn block_terms(&self, problem: &ConvProblem) -> usize {
         match self.family {
             Family::Portable => DEPTH as usize,
-            _ => BLOCK_BYTES / problem.dtype.size(),
+            _ => ROW_BYTES / problem.dtype.size(),
         }
     }
 

@@ -1,27 +1,21 @@
 use super::{
-    ConvBlueprint, ConvPass, ConvProblem, Family, ImplicitBlueprint,
+    ConvBlueprint, ConvPass, ConvProblem, ImplicitBlueprint,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
     divisor::{DIVIDEND_LIMIT, divisor},
     parts::{Gathered, Part, Weights, image_strides, parts},
     portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
-    problem::{invalid, unsupported},
+    problem::{OP, invalid, unsupported},
     product::product,
 };
 use crate::{
-    KernelError,
-    buffer::Buffer,
+    Family, KernelError,
+    buffer::{Buffer, F32},
+    device::grid,
     matmul::{
-        Epilogue, EpilogueBlueprint, PORTABLE_UNITS as UNITS, matmul_split_sum_kernel, matmul_with,
+        Epilogue, EpilogueBlueprint, MatmulOutput, PORTABLE_UNITS as UNITS, matmul_with, sum_splits,
     },
 };
-use cubecl::{
-    calculate_cube_count_elemwise,
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::*,
-};
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
+use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
 /// A pass of a convolution, on the kernels that are expected to be fastest. The operands are the problem's two,
 /// in the order of [`ConvProblem::fprop`], [`ConvProblem::dgrad`] or [`ConvProblem::wgrad`]; the result is
@@ -95,23 +89,16 @@ fn check(
     operands: [&Buffer; 2],
     bias: Option<&Buffer>,
 ) -> Result<(), KernelError> {
-    let refuse = |argument, elements: usize, dtype: ElemType, buffer: &Buffer| {
-        if buffer.dtype == dtype && buffer.elements >= elements {
-            return Ok(());
-        }
-        let actual = format!("{} elements of {:?}", buffer.elements, buffer.dtype);
-        Err(invalid(argument, format!("at least {elements} elements of {dtype:?}"), actual))
-    };
     let spans = problem.spans();
     for (dim, name) in problem.operand_names().into_iter().enumerate() {
-        refuse(name, spans[dim], problem.dtype, operands[dim])?;
+        operands[dim].check_span(OP, name, spans[dim], problem.dtype)?;
     }
     match bias {
         None => Ok(()),
         Some(_) if problem.pass == ConvPass::Wgrad => {
             Err(invalid("bias", "none for the gradient of the weights".into(), "one"))
         }
-        Some(bias) => refuse("bias", problem.shapes()[2][1], problem.out, bias),
+        Some(bias) => bias.check_span(OP, "bias", problem.shapes()[2][1], problem.out),
     }
 }
 
@@ -151,33 +138,9 @@ impl Launch<'_> {
         }
         let partial = Buffer::empty(self.client, splits * elements, F32);
         compute(&partial)?;
-        let width = [4, 2].into_iter().find(|width| elements.is_multiple_of(*width)).unwrap_or(1);
-        let dim = CubeDim::new_1d(256);
-        // SAFETY: the workspace holds `splits` times the output's elements, which are whole vectors; the kernel
-        // stops units past the output's end, and reads nothing that its epilogue does without.
-        unsafe {
-            matmul_split_sum_kernel::launch_unchecked(
-                self.client,
-                calculate_cube_count_elemwise(self.client, elements / width, dim),
-                dim,
-                width,
-                partial.arg(width),
-                partial.arg(1),
-                partial.arg(1),
-                partial.arg(width),
-                partial.arg(width),
-                out.arg(width),
-                out.arg(width),
-                (elements / width) as u32,
-                1,
-                splits as u32,
-                1.0,
-                0.0,
-                EpilogueBlueprint::default(),
-                out.dtype,
-            );
-        }
-        Ok(out)
+        let output = MatmulOutput { out, preactivation: None };
+        sum_splits(self.client, &partial, splits, elements, &Epilogue::default(), &output);
+        Ok(output.out)
     }
 
     /// The gathered tensor as it lies.
@@ -224,11 +187,6 @@ impl Launch<'_> {
         for part in parts(problem) {
             let [m, n, k] = self.sizes(&part, gathered.channels);
             let cubes = [m.div_ceil(tile), n.div_ceil(tile), groups * plan.splits];
-            let most = self.client.properties().hardware.max_cube_count;
-            let [x, y, z] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-            if x > most.0 || y > most.1 || z > most.2 {
-                return unsupported(format!("{cubes:?} cubes"));
-            }
             let split_k = if sums_pixels { plan.split_terms(problem) } else { k };
             let images = match problem.pass {
                 ConvPass::Wgrad => image_strides(problem.second),
@@ -239,13 +197,19 @@ impl Launch<'_> {
             unsafe {
                 conv_portable_kernel::launch_unchecked(
                     self.client,
-                    CubeCount::Static(x, y, z),
+                    grid(OP, self.client, cubes)?,
                     CubeDim::new_2d(UNITS, UNITS),
                     self.operands[0].arg(1),
                     self.operands[1].arg(1),
                     self.bias.unwrap_or(self.operands[0]).arg(1),
                     out.arg(1),
-                    ExtentLaunch::new(m as u32, n as u32, k as u32, split_k as u32, groups as u32),
+                    ExtentLaunch {
+                        m: m as u32,
+                        n: n as u32,
+                        k: k as u32,
+                        split_k: split_k as u32,
+                        groups: groups as u32,
+                    },
                     part.gather(problem, &gathered),
                     part.weights(&weights),
                     images,
@@ -270,7 +234,7 @@ impl Launch<'_> {
     fn direct_width(&self) -> usize {
         const WIDEST: usize = 4;
         let [image, channel, row, column] = self.problem.first;
-        let offset = self.operands[0].handle.offset_start.unwrap_or(0);
+        let offset = self.operands[0].offset_bytes();
         let is_whole = |elements: usize| elements.is_multiple_of(WIDEST);
         let is_depthwise = self.problem.group_channels() == [1, 1];
         let is_aligned = channel == 1
@@ -323,18 +287,16 @@ impl Launch<'_> {
         const UNITS_PER_CUBE: u32 = 256;
         let problem = self.problem;
         let elements = problem.out_elements();
-        let cubes = [elements.div_ceil(UNITS_PER_CUBE as usize), splits];
-        let most = self.client.properties().hardware.max_cube_count;
-        let [x, y] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        if x > most.0 || y > most.1 || elements >= DIVIDEND_LIMIT {
-            return unsupported(format!("{cubes:?} cubes"));
+        if elements >= DIVIDEND_LIMIT {
+            return unsupported(format!("{elements} units"));
         }
+        let cubes = [elements.div_ceil(UNITS_PER_CUBE as usize), splits, 1];
         for part in parts(problem) {
             // SAFETY: as in `portable`.
             unsafe {
                 conv_direct_weights_kernel::launch_unchecked(
                     self.client,
-                    CubeCount::Static(x, y, 1),
+                    grid(OP, self.client, cubes)?,
                     CubeDim::new_1d(UNITS_PER_CUBE),
                     self.operands[0].arg(1),
                     self.operands[1].arg(1),

@@ -15,17 +15,12 @@ use crate::{
     matmul::{
         EpilogueBlueprint,
         mma_parts::{
-            CHUNK_BYTES, Extent, Fragment, MmaBlueprint, Pitch, UNITS, bias_element_bytes,
-            dense_fragment, fetch_bias, load_operand, store_fragment, warp_position, work_at,
+            Blocks, BlocksExpand, CHUNK_BYTES, Extent, Finish, Fragment, MmaBlueprint, Pitch,
+            UNITS, bias_element_bytes, dense_fragment, fetch_bias, fragments, load_operand,
+            multiply, store_fragment, work_at,
         },
     },
-    ptx::{
-        ROW_BYTES,
-        copy::{copies_commit, copies_wait, copy_16_bytes},
-        global_address, load,
-        mma::{lhs_position, mma_block, rhs_position},
-        shared_address,
-    },
+    ptx::{ROW_BYTES, copy::copy_16_bytes, global_address, load, shared_address},
 };
 use cubecl::prelude::*;
 
@@ -171,42 +166,66 @@ struct Copied {
     there: u32,
 }
 
-/// Starts the copies of block `block` of both operands into a stage of the ring.
-#[cube]
-fn load_block(
-    stage: u32,
+/// Blocks of which one operand is gathered.
+#[derive(CubeType)]
+struct GatheredBlocks {
     gathered: u64,
     other: u64,
-    copied: &Copied,
-    gather: &Gather,
-    weights: &WeightStrides,
-    pitch: &Pitch,
-    extent: &Extent,
+    copied: Copied,
+    gather: Gather,
+    weights: WeightStrides,
+    pitch: Pitch,
     row: u32,
     column: u32,
-    block: u32,
+    columns: u32,
     terms: u32,
-    #[comptime] blueprint: ConvMmaBlueprint,
-) {
-    let element_bytes = comptime!(blueprint.mma.element_bytes);
-    let first_term = block * comptime!(ROW_BYTES as u32 / element_bytes);
-    let rhs = stage + comptime!(blueprint.mma.tile_m() * ROW_BYTES as u32);
-    if comptime!(blueprint.sums_pixels) {
-        load_operand(
-            stage,
-            other,
-            pitch,
-            row,
-            first_term,
-            terms,
-            comptime!(blueprint.mma.tile_m()),
-            false,
-            element_bytes,
-        );
-        load_taps(rhs, gathered, &copied.shift, copied.there, gather, first_term, blueprint);
-    } else {
-        load_pixels(stage, gathered, &copied.pixels, gather, first_term, terms, blueprint);
-        load_weights(rhs, other, weights, gather, column, extent.n, first_term, terms, blueprint);
+    #[cube(comptime)]
+    blueprint: ConvMmaBlueprint,
+}
+
+#[cube]
+impl Blocks for GatheredBlocks {
+    fn load(&self, stage: u32, block: u32) {
+        let (blueprint, mma) = comptime!((self.blueprint, self.blueprint.mma));
+        let (copied, gather, terms) = (&self.copied, &self.gather, self.terms);
+        let first_term = block * comptime!(ROW_BYTES as u32 / mma.element_bytes);
+        let rhs = stage + comptime!(mma.tile_m() * ROW_BYTES as u32);
+        if comptime!(blueprint.sums_pixels) {
+            load_operand(
+                stage,
+                self.other,
+                &self.pitch,
+                self.row,
+                first_term,
+                terms,
+                comptime!(mma.tile_m()),
+                false,
+                comptime!(mma.element_bytes),
+            );
+            load_taps(
+                rhs,
+                self.gathered,
+                &copied.shift,
+                copied.there,
+                gather,
+                first_term,
+                blueprint,
+            );
+        } else {
+            let pixels = &copied.pixels;
+            load_pixels(stage, self.gathered, pixels, gather, first_term, terms, blueprint);
+            load_weights(
+                rhs,
+                self.other,
+                &self.weights,
+                gather,
+                self.column,
+                self.columns,
+                first_term,
+                terms,
+                blueprint,
+            );
+        }
     }
 }
 
@@ -226,15 +245,11 @@ pub(crate) fn conv_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     terms: u32,
     #[comptime] blueprint: ConvMmaBlueprint,
     #[comptime] epilogue: EpilogueBlueprint,
-    #[define(O)] _output: ElemType,
-    #[define(S)] _stored: ElemType,
-    #[define(R)] _registers: usize,
+    #[define(O, S)] _types: [ElemType; 2],
+    #[define(W, R)] _widths: [usize; 2],
 ) {
     let operands = comptime!(blueprint.mma.operands);
     let (tile_m, tile_n) = comptime!((blueprint.mma.tile_m(), blueprint.mma.tile_n()));
-    let stages = comptime!(blueprint.mma.stages);
-    let stage_bytes = comptime!(blueprint.mma.stage_bytes());
-    let lhs_bytes = comptime!(tile_m * ROW_BYTES as u32);
     let element_bytes = comptime!(blueprint.mma.element_bytes);
     let memory: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(blueprint.mma.shared_bytes() / 4), 1024usize);
@@ -271,20 +286,24 @@ pub(crate) fn conv_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         there: chunk_bytes(tap.channel, gather.channels, blueprint),
     };
 
-    // Where this unit reads fragments: its warp's part of either tile, then its own row and chunk.
-    let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
-    let warps_n = comptime!(blueprint.mma.warps_n());
-    let (warp_m, warp_n) = (warp / warps_n, warp % warps_n);
-    let (rows, columns) = comptime!((16 * operands.m16 as u32, 16 * operands.n16 as u32));
-    let lhs_lane = lhs_position(lane, comptime!(operands.lhs_k_major));
-    let rhs_lane = rhs_position(lane, comptime!(operands.rhs_k_major));
-    let (lhs_row, lhs_chunk) =
-        warp_position(warp_m * rows, lhs_lane.0, lhs_lane.1, comptime!(operands.lhs_k_major));
-    let (rhs_row, rhs_chunk) =
-        warp_position(warp_n * columns, rhs_lane.0, rhs_lane.1, comptime!(operands.rhs_k_major));
+    let blocks = GatheredBlocks {
+        gathered: gathered_from,
+        other: other_from,
+        copied,
+        gather,
+        weights,
+        pitch,
+        row: work.row,
+        column: work.column,
+        columns: extent.n,
+        terms,
+        blueprint,
+    };
+    let fragments = fragments(comptime!(blueprint.mma));
 
     // It arrives with the first block.
-    let bias_at = ring + comptime!(stages * stage_bytes);
+    let half = comptime!(blueprint.mma.store.half());
+    let bias_at = ring + comptime!(blueprint.mma.stages * blueprint.mma.stage_bytes());
     if comptime!(epilogue.bias) {
         fetch_bias::<O>(
             bias,
@@ -294,114 +313,45 @@ pub(crate) fn conv_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             UNIT_POS,
             UNITS,
             tile_n,
-            comptime!(blueprint.mma.store.half()),
+            half,
         );
     }
 
-    // 1. The first blocks. A group of copies is closed for every block, also where there is none
-    // left, so that counting groups counts blocks.
-    let blocks = work.last_block - work.first_block;
-    #[unroll]
-    for stage in 0..comptime!(stages - 1) {
-        if stage < blocks {
-            load_block(
-                ring + comptime!(stage * stage_bytes),
-                gathered_from,
-                other_from,
-                &copied,
-                &gather,
-                &weights,
-                &pitch,
-                &extent,
-                work.row,
-                work.column,
-                work.first_block + stage,
-                terms,
-                blueprint,
-            );
-        }
-        copies_commit();
-    }
-
-    // 2. Multiply.
-    let mut sums = Vector::<f32, R>::new(0.0f32);
-    let mut stage = 0u32;
-    let mut ahead_stage = comptime!(stages - 1).runtime();
-    for block in 0..blocks {
-        copies_wait(comptime!(stages - 2));
-        // Everyone's copies are there, and everyone has read the block that is overwritten next.
-        sync_cube();
-        let ahead = block + comptime!(stages - 1);
-        if ahead < blocks {
-            load_block(
-                ring + ahead_stage * stage_bytes,
-                gathered_from,
-                other_from,
-                &copied,
-                &gather,
-                &weights,
-                &pitch,
-                &extent,
-                work.row,
-                work.column,
-                work.first_block + ahead,
-                terms,
-                blueprint,
-            );
-        }
-        copies_commit();
-        ahead_stage += 1;
-        if ahead_stage == stages {
-            ahead_stage = 0u32;
-        }
-        let at = ring + stage * stage_bytes;
-        sums = mma_block::<R>(
-            sums,
-            at + lhs_row,
-            lhs_chunk,
-            at + lhs_bytes + rhs_row,
-            rhs_chunk,
-            operands,
-        );
-        stage += 1;
-        if stage == stages {
-            stage = 0u32;
-        }
-    }
+    // 1. and 2.
+    let mma = comptime!(blueprint.mma);
+    let sums = multiply::<GatheredBlocks, R>(&blocks, ring, &work, &fragments, mma);
 
     // 3. Finish and write.
-    let bias_bytes = comptime!(bias_element_bytes(blueprint.mma.store.half()));
-    let bias_at = bias_at + warp_n * columns * bias_bytes;
+    let bias_at = bias_at + fragments.column * comptime!(bias_element_bytes(half));
+    let finish = Finish { bias_at, scale: 1.0f32, beta: 0.0f32 };
     #[unroll]
     for i in 0..comptime!(operands.m16) {
-        let row = work.row + warp_m * rows + comptime!(16 * i as u32) + lane / 4;
-        let column = work.column + warp_n * columns;
+        let row = work.row + fragments.row + comptime!(16 * i as u32) + fragments.lane / 4;
+        let column = work.column + fragments.column;
         let place = if comptime!(blueprint.sums_pixels) {
             let origin = (work.split * extent.batches + group) * extent.m;
-            dense_fragment(origin, row, column, lane % 4, extent.m, extent.n)
+            dense_fragment(origin, row, column, fragments.lane % 4, extent.m, extent.n)
         } else {
             let first = group * extent.n;
             Fragment {
-                upper: element_at(row, &gather, &images) + first,
+                upper: element_at(row, &blocks.gather, &images) + first,
                 has_upper: row < extent.m,
-                lower: element_at(row + 8, &gather, &images) + first,
+                lower: element_at(row + 8, &blocks.gather, &images) + first,
                 has_lower: row + 8 < extent.m,
                 column,
-                quad: lane % 4,
+                quad: fragments.lane % 4,
                 n: extent.n,
             }
         };
         store_fragment::<O, S, W, R>(
             sums,
             out,
-            bias_at,
             bias,
             &place,
-            1.0f32,
-            0.0f32,
+            &finish,
             comptime!(i * operands.n16 * 8),
             comptime!(16 * operands.n16),
-            comptime!(blueprint.mma.store),
+            comptime!(mma.store),
             epilogue,
             false,
         );

@@ -36,8 +36,8 @@
 //! | plan | serves |
 //! |---|---|
 //! | [`ConvBlueprint::Product`] | kernels of 1 by 1 with stride 1, by the plans of [`matmul`](crate::matmul) |
-//! | [`ConvBlueprint::Implicit`] with [`Family::Mma`] | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
-//! | [`ConvBlueprint::Implicit`] with [`Family::Portable`] | everything, everywhere; f32 in full precision |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Portable`](crate::Family::Portable) | everything, everywhere; f32 in full precision |
 //! | [`ConvBlueprint::Direct`] | groups of few channels, depthwise ones above all |
 //!
 //! Sizes, strides and paddings are arguments of the kernels, so that a network compiles few of them.
@@ -58,7 +58,6 @@ mod product;
 mod tensor_core;
 pub mod variants;
 
-pub use crate::matmul::Family;
 pub use blueprint::{ConvBlueprint, ImplicitBlueprint};
 pub use launch::{conv, conv_with};
 pub use problem::{ConvOptions, ConvPass, ConvProblem};

@@ -1,8 +1,9 @@
 use crate::{
     KernelError,
+    buffer::{F32, is_float},
     matmul::{F32Precision, TensorLayout},
 };
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::ElemType;
 
 use super::divisor::DIVIDEND_LIMIT;
 
@@ -92,28 +93,30 @@ impl ConvProblem {
         out: ElemType,
         f32_precision: F32Precision,
     ) -> Result<Self, KernelError> {
-        let [batch, in_channels, height, width] = four("x", x)?.0;
-        let [out_channels, channels, r, s] = four("weight", weight)?.0;
-        check_options(&options)?;
-        check_groups(&options, in_channels, out_channels)?;
-        check_channels("weight", channels, in_channels, &options)?;
-        let output = output_of(&options, [height, width], [r, s])?;
-        Self {
+        let ([batch, in_channels, height, width], first) = four("x", x)?;
+        let ([out_channels, channels, r, s], second) = four("weight", weight)?;
+        let problem = Self {
             pass: ConvPass::Fprop,
             batch,
             in_channels,
             out_channels,
             input: [height, width],
-            output,
+            output: [0; 2],
             kernel: [r, s],
             options,
-            first: four("x", x)?.1,
-            second: four("weight", weight)?.1,
+            first,
+            second,
             dtype: x.dtype,
             out,
             f32_precision,
         }
-        .checked("weight", weight.dtype)
+        .checked(None, weight.dtype)?;
+        let expected = problem.group_channels()[0];
+        if channels != expected {
+            let expected = format!("{expected} channels, those of a group of x");
+            return Err(invalid("weight", expected, channels));
+        }
+        Ok(problem)
     }
 
     /// The gradient of x, whose height and width are `input`, of dy `[n, k, p, q]` and the weights
@@ -132,24 +135,17 @@ impl ConvProblem {
     ) -> Result<Self, KernelError> {
         let ([batch, dy_channels, p, q], first) = four("dy", dy)?;
         let ([out_channels, channels, r, s], second) = four("weight", weight)?;
-        check_options(&options)?;
         if dy_channels != out_channels {
             let expected = format!("{out_channels} channels, those of the weights");
             return Err(invalid("dy", expected, dy_channels));
         }
-        let in_channels = channels * options.groups;
-        check_groups(&options, in_channels, out_channels)?;
-        let output = output_of(&options, input, [r, s])?;
-        if output != [p, q] {
-            return Err(invalid("dy", format!("images of {output:?}"), format!("{:?}", [p, q])));
-        }
         Self {
             pass: ConvPass::Dgrad,
             batch,
-            in_channels,
+            in_channels: channels * options.groups,
             out_channels,
             input,
-            output,
+            output: [p, q],
             kernel: [r, s],
             options,
             first,
@@ -158,7 +154,7 @@ impl ConvProblem {
             out,
             f32_precision,
         }
-        .checked("weight", weight.dtype)
+        .checked(Some([p, q]), weight.dtype)
     }
 
     /// The gradient of the weights, whose height and width are `kernel`, of x `[n, c, h, w]` and dy
@@ -177,14 +173,8 @@ impl ConvProblem {
     ) -> Result<Self, KernelError> {
         let ([batch, in_channels, height, width], first) = four("x", x)?;
         let ([dy_batch, out_channels, p, q], second) = four("dy", dy)?;
-        check_options(&options)?;
-        check_groups(&options, in_channels, out_channels)?;
         if dy_batch != batch {
             return Err(invalid("dy", format!("{batch} images, those of x"), dy_batch));
-        }
-        let output = output_of(&options, [height, width], kernel)?;
-        if output != [p, q] {
-            return Err(invalid("dy", format!("images of {output:?}"), format!("{:?}", [p, q])));
         }
         Self {
             pass: ConvPass::Wgrad,
@@ -192,7 +182,7 @@ impl ConvProblem {
             in_channels,
             out_channels,
             input: [height, width],
-            output,
+            output: [p, q],
             kernel,
             options,
             first,
@@ -201,7 +191,7 @@ impl ConvProblem {
             out,
             f32_precision,
         }
-        .checked("dy", dy.dtype)
+        .checked(Some([p, q]), dy.dtype)
     }
 
     /// Channels of x and of y in a group.
@@ -269,15 +259,26 @@ impl ConvProblem {
         }
     }
 
-    fn checked(self, second: &'static str, second_dtype: ElemType) -> Result<Self, KernelError> {
-        let is_float = |dtype| {
-            matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-        };
-        let Self { dtype, out, .. } = self;
+    /// The problem with the output that it has, which has to be that of dy where there is one.
+    fn checked(
+        mut self,
+        of_dy: Option<[usize; 2]>,
+        second_dtype: ElemType,
+    ) -> Result<Self, KernelError> {
+        let Self { options, dtype, out, .. } = self;
+        check_options(&options)?;
+        check_groups(&options, self.in_channels, self.out_channels)?;
+        let output = output_of(&options, self.input, self.kernel)?;
+        if let Some(of_dy) = of_dy.filter(|of_dy| *of_dy != output) {
+            let expected = format!("images of {output:?}");
+            return Err(invalid("dy", expected, format!("{of_dy:?}")));
+        }
+        self.output = output;
         if second_dtype != dtype {
+            let [_, second] = self.operand_names();
             return unsupported(format!("{dtype:?} with {second} in {second_dtype:?}"));
         }
-        if !is_float(dtype) || out != dtype && out != ElemType::Float(FloatKind::F32) {
+        if !is_float(dtype) || out != dtype && out != F32 {
             return unsupported(format!(
                 "{dtype:?} into {out:?}; it takes f32, f16 and bf16 into themselves or f32"
             ));
@@ -315,9 +316,8 @@ impl ConvProblem {
         }
         // Positions wrap around below zero, and what is far outside has to stay there.
         let reach = |dim: usize| {
-            let Self { options, kernel, .. } = self;
             let padded = self.input[dim] + options.padding[dim][0] + options.padding[dim][1];
-            padded + kernel[dim] * options.dilation[dim] + options.stride[dim]
+            padded + self.kernel[dim] * options.dilation[dim] + options.stride[dim]
         };
         if reach(0).max(reach(1)) >= 1 << 29 {
             return unsupported("images of 2^29 rows or columns or more".into());
@@ -371,19 +371,6 @@ fn check_groups(
     Err(invalid("groups", expected, groups))
 }
 
-fn check_channels(
-    argument: &'static str,
-    channels: usize,
-    in_channels: usize,
-    options: &ConvOptions,
-) -> Result<(), KernelError> {
-    let expected = in_channels / options.groups;
-    if channels == expected {
-        return Ok(());
-    }
-    Err(invalid(argument, format!("{expected} channels, those of a group of x"), channels))
-}
-
 fn output_of(
     options: &ConvOptions,
     input: [usize; 2],
@@ -402,7 +389,7 @@ pub(super) fn invalid(
     expected: String,
     actual: impl ToString,
 ) -> KernelError {
-    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+    KernelError::invalid(OP, argument, expected, actual)
 }
 
 pub(super) fn unsupported<T>(reason: String) -> Result<T, KernelError> {

@@ -13,16 +13,14 @@ use super::{
 use crate::{
     DeviceProfile, KernelError,
     buffer::Buffer,
+    device::ALIGNMENT_BYTES,
     matmul::{
         Operand,
-        mma_parts::{ExtentLaunch, MatrixSource, MmaBlueprint, PitchLaunch, UNITS, store_width},
+        mma_parts::{MatrixSource, MmaBlueprint, PitchLaunch, UNITS, extent, store_width},
     },
     ptx::{ROW_BYTES, mma::MmaOperands},
 };
 use cubecl::{client::Client, prelude::*};
-
-/// What the copies are aligned to.
-const ALIGNMENT_BYTES: usize = 16;
 
 /// An implicit product on tensor cores, and the sum over its splits.
 pub(super) fn launch(launch: &Launch<'_>, plan: &ImplicitBlueprint) -> Result<Buffer, KernelError> {
@@ -77,7 +75,7 @@ fn whole_elements(problem: &ConvProblem) -> usize {
 }
 
 fn begins_aligned(memory: &Buffer) -> bool {
-    memory.handle.offset_start.unwrap_or(0).is_multiple_of(ALIGNMENT_BYTES as u64)
+    memory.offset_bytes().is_multiple_of(ALIGNMENT_BYTES as u64)
 }
 
 /// A batch of matrices to be copied.
@@ -252,18 +250,6 @@ impl Product<'_> {
             return unsupported(format!("{cubes} cubes"));
         };
         let blocks = terms.div_ceil(ROW_BYTES / problem.dtype.size());
-        // A square of the output for the cubes at work at once: it needs the least of both operands.
-        let rows = (device.multiprocessors as f64 * tile_n as f64 / tile_m as f64).sqrt().ceil();
-        let extent = ExtentLaunch::new(
-            m as u32,
-            n as u32,
-            blocks as u32,
-            blocks.div_ceil(splits) as u32,
-            splits as u32,
-            groups as u32,
-            1,
-            rows as u32,
-        );
         // SAFETY: copies read what the operands were checked or allocated to hold: pixels inside of their images,
         // taps and channels below their ends. Rows below m and columns below n of the output are written, for
         // which it was allocated.
@@ -272,16 +258,15 @@ impl Product<'_> {
                 client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(UNITS),
-                width,
                 self.images.arg(1),
                 self.other.memory.arg(1),
                 bias.unwrap_or(self.images).arg(1),
                 out.arg(1),
-                extent,
+                extent([m, n, blocks], [tile_m, tile_n], splits, [groups, 1], device),
                 part.gather(problem, &self.gathered),
                 part.weights(&self.other.weights),
                 part.out(problem),
-                PitchLaunch::new(self.other.pitch as u32, 0, 0, m as u32),
+                PitchLaunch { row: self.other.pitch as u32, outer: 0, inner: 0, mn: m as u32 },
                 terms as u32,
                 ConvMmaBlueprint {
                     mma,
@@ -289,9 +274,8 @@ impl Product<'_> {
                     whole_chunks: self.gathered.padded_channels == self.gathered.channels,
                 },
                 self.launch.epilogue(),
-                out.dtype,
-                stored,
-                mma.operands.registers(),
+                [out.dtype, stored],
+                [width, mma.operands.registers()],
             );
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! ResNet-50's convolutions, and problems that cover the plans: see [`variants`](crate::variants).
 
-use super::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, Family, conv_with};
+use super::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv_with};
 use crate::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{F32Precision, TensorLayout},
     variants::{FLOATS, Variant},

@@ -1,9 +1,10 @@
-use super::CrossEntropyProblem;
-use crate::{DeviceProfile, Promise, buffer::Buffer};
+use super::{CrossEntropyProblem, problem::OP};
+use crate::{DeviceProfile, Promise, buffer::Buffer, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{ElemType, VectorSize, features::Plane},
 };
+use std::fmt;
 
 /// Units in a cube: every adapter takes as many.
 pub(crate) const UNITS: u32 = 256;
@@ -53,11 +54,10 @@ impl CrossEntropyBlueprint {
         client: &Client,
     ) -> Self {
         let size = problem.dtype.size();
-        let offset = logits.handle.offset_start.unwrap_or(0) as usize;
+        let offset = logits.offset_bytes() as usize;
         // A vector may belong to two rows, and not to three.
-        let fits = |width: &usize| *width <= problem.classes && offset.is_multiple_of(width * size);
-        let widest = client.io_optimized_vector_sizes(size.max(out.size()));
-        let vector_size = widest.filter(fits).max().unwrap_or(1).min(8);
+        let fits = |width| width <= problem.classes && offset.is_multiple_of(width * size);
+        let vector_size = widest_vector(client, size.max(out.size()), fits).min(8);
         let properties = client.properties();
         let hardware = &properties.hardware;
         let is_known = properties.features.plane.contains(Plane::Ops)
@@ -65,12 +65,15 @@ impl CrossEntropyBlueprint {
         let plane = if is_known { hardware.plane_size_min.clamp(1, UNITS) } else { 1 };
         let busy = (problem.classes / vector_size / Self::VECTORS_A_LANE).next_power_of_two();
         let most = UNITS.min(Self::MOST_PARTIALS * plane);
-        Self {
+        let plan = Self {
             vector_size,
             lanes: (busy.min(UNITS as usize) as u32).clamp(Self::LEAST_LANES, most),
             plane,
             hardware: DeviceProfile::of(client).compute_capability.is_some(),
-        }
+        };
+        let reason = format_args!("a row keeps {busy} units busy, and may have {most}");
+        tell_plan(OP, problem, &plan, reason);
+        plan
     }
 
     /// At most so many additions lie between a logit and its row's sum.
@@ -102,5 +105,12 @@ impl CrossEntropyBlueprint {
     /// Rows of a cube.
     pub(super) fn rows_a_cube(&self) -> u32 {
         UNITS / self.lanes
+    }
+}
+
+impl fmt::Display for CrossEntropyBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, lanes, plane, .. } = self;
+        write!(f, "{lanes} units a row, planes of {plane}, vectors of {vector_size}")
     }
 }

@@ -3,10 +3,13 @@ use super::{
     backward::{ElementForm, TargetsLaunch, cross_entropy_backward_kernel},
     blueprint::UNITS,
     forward::cross_entropy_forward_kernel,
-    problem::{F32, OP, check_scalar},
+    problem::OP,
     reduce::cross_entropy_reduce_kernel,
 };
-use crate::{DeviceProfile, KernelError, buffer::Buffer};
+use crate::{
+    DeviceProfile, KernelError,
+    buffer::{Buffer, F32},
+};
 use cubecl::{client::Client, ir::ElemType, prelude::*};
 
 /// What the forward pass returns.
@@ -153,8 +156,8 @@ pub fn cross_entropy_backward(
     problem.check_row_values("lse", lse)?;
     match factor {
         Some(factor) => {
-            check_scalar("grad", grad)?;
-            check_scalar("factor", factor)?;
+            grad.check(OP, "grad", 1, F32)?;
+            factor.check(OP, "factor", 1, F32)?;
         }
         None => problem.check_row_values("grad", grad)?,
     }
@@ -286,10 +289,10 @@ fn check_blueprint(blueprint: &CrossEntropyBlueprint) -> Result<(), KernelError>
     if is_share(blueprint.lanes) && is_share(blueprint.plane) && blueprint.vector_size > 0 {
         return Ok(());
     }
-    Err(KernelError::InvalidProblem {
-        op: OP,
-        argument: "blueprint",
-        expected: format!("lanes and a plane of powers of two up to {UNITS}"),
-        actual: format!("{blueprint:?}"),
-    })
+    Err(KernelError::invalid(
+        OP,
+        "blueprint",
+        format!("lanes and a plane of powers of two up to {UNITS}"),
+        format!("{blueprint:?}"),
+    ))
 }

@@ -1,9 +1,11 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind, IntKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32, check_float},
+};
+use cubecl::ir::{ElemType, IntKind};
 
 pub(super) const OP: &str = "cross_entropy";
 
-pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 pub(super) const I32: ElemType = ElemType::Int(IntKind::I32);
 
 /// What becomes of the losses of rows.
@@ -43,24 +45,17 @@ impl CrossEntropyProblem {
     pub fn validate(&self) -> Result<(), KernelError> {
         /// Units step beyond the end before they stop.
         const STEP: usize = 1 << 24;
-        let invalid = |argument, expected: String, actual: String| {
-            Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
-        };
-        if !matches!(self.dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-        {
-            let reason = format!("dtype {:?}; the kernel takes f32, f16 and bf16", self.dtype);
-            return Err(KernelError::Unsupported { op: OP, reason });
-        }
+        check_float(OP, "logits", self.dtype)?;
         if self.classes == 0 {
-            return invalid("logits", "at least one class".into(), "0 classes".into());
+            return Err(KernelError::invalid(OP, "logits", "at least one class", "0 classes"));
         }
         if self.row_stride < self.classes {
             let expected = format!("at least the {} classes", self.classes);
-            return invalid("row_stride", expected, self.row_stride.to_string());
+            return Err(KernelError::invalid(OP, "row_stride", expected, self.row_stride));
         }
         if !(0.0..1.0).contains(&self.smoothing) {
-            let expected = "a number from 0 to below 1".into();
-            return invalid("smoothing", expected, self.smoothing.to_string());
+            let expected = "a number from 0 to below 1";
+            return Err(KernelError::invalid(OP, "smoothing", expected, self.smoothing));
         }
         let span = self.rows.checked_mul(self.row_stride).and_then(|span| span.checked_add(STEP));
         if span.is_none_or(|span| u32::try_from(span).is_err()) {
@@ -86,15 +81,11 @@ impl CrossEntropyProblem {
     }
 
     pub(super) fn check_logits(&self, logits: &Buffer) -> Result<(), KernelError> {
-        if logits.dtype == self.dtype && logits.elements >= self.span() {
-            return Ok(());
-        }
-        let expected = format!("at least {} elements of {:?}", self.span(), self.dtype);
-        Err(refused("logits", expected, logits))
+        logits.check_span(OP, "logits", self.span(), self.dtype)
     }
 
     pub(super) fn check_targets(&self, targets: &Buffer) -> Result<(), KernelError> {
-        check("targets", targets, self.rows, I32)
+        targets.check(OP, "targets", self.rows, I32)
     }
 
     pub(super) fn check_row_values(
@@ -102,35 +93,14 @@ impl CrossEntropyProblem {
         argument: &'static str,
         buffer: &Buffer,
     ) -> Result<(), KernelError> {
-        check(argument, buffer, self.rows, F32)
+        buffer.check(OP, argument, self.rows, F32)
     }
-}
-
-/// Whether a buffer holds one number of f32.
-pub(super) fn check_scalar(argument: &'static str, buffer: &Buffer) -> Result<(), KernelError> {
-    check(argument, buffer, 1, F32)
-}
-
-fn check(
-    argument: &'static str,
-    buffer: &Buffer,
-    elements: usize,
-    dtype: ElemType,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (elements, dtype) {
-        return Ok(());
-    }
-    Err(refused(argument, format!("{elements} elements of {dtype:?}"), buffer))
-}
-
-fn refused(argument: &'static str, expected: String, buffer: &Buffer) -> KernelError {
-    let actual = format!("{} elements of {:?}", buffer.elements, buffer.dtype);
-    KernelError::InvalidProblem { op: OP, argument, expected, actual }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const GPT2: CrossEntropyProblem = CrossEntropyProblem {
         rows: 8192,

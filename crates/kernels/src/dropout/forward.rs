@@ -1,4 +1,4 @@
-use crate::philox::philox4x32;
+use crate::philox::{combined, philox4x32};
 use cubecl::prelude::*;
 
 /// Elements that a call of the generator has words for.
@@ -9,12 +9,14 @@ const WORDS: usize = 4;
 pub(crate) fn dropout_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     residual: &[Vector<F, N>],
+    key: &[u32],
     y: &mut [Vector<F, N>],
     low: u32,
     high: u32,
     threshold: u32,
     scale: f32,
     #[comptime] adds: bool,
+    #[comptime] has_key: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= y.len() {
@@ -24,6 +26,7 @@ pub(crate) fn dropout_kernel<F: Float, N: Size>(
     let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
     let mut kept = Vector::<f32, N>::empty();
     let first = u32::cast_from(ABSOLUTE_POS) * comptime!(size as u32);
+    let (low, high) = combined(low, high, key, has_key);
     // 1. A call for every four elements: vectors are aligned, and have one or two of these, or a part.
     #[unroll]
     for call in 0..comptime!(size.div_ceil(WORDS)) {

@@ -1,22 +1,25 @@
-use super::{DropoutProblem, forward::dropout_kernel};
+use super::{DropoutProblem, forward::dropout_kernel, problem::OP};
 use crate::{
     KernelError,
     buffer::Buffer,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
+    random::check_key,
 };
 use cubecl::client::Client;
 
-/// `residual + dropout(x)`, or without a residual `dropout(x)`.
+/// `residual + dropout(x)`, or without a residual `dropout(x)`. With a key, two words, the seed is combined with
+/// what it holds when the kernel runs.
 ///
 /// # Errors
 ///
 /// As [`DropoutProblem::validate`], and [`KernelError::InvalidProblem`] when a buffer does not go with the
-/// problem.
+/// problem, or the key is not two words.
 pub fn dropout(
     client: &Client,
     problem: &DropoutProblem,
     x: &Buffer,
     residual: Option<&Buffer>,
+    key: Option<&Buffer>,
 ) -> Result<Buffer, KernelError> {
     /// Elements of a unit: two calls of the generator, whose words stay in registers.
     const WIDEST: usize = 8;
@@ -24,6 +27,9 @@ pub fn dropout(
     problem.check("x", x)?;
     if let Some(residual) = residual {
         problem.check("residual", residual)?;
+    }
+    if let Some(key) = key {
+        check_key(OP, key)?;
     }
     let y = Buffer::empty(client, problem.elements, problem.dtype);
     if problem.elements == 0 {
@@ -34,7 +40,8 @@ pub fn dropout(
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
-    // past y's end. Without a residual none is compiled in, and x stands in for it.
+    // past y's end. The key has two words. Without a residual or a key none is compiled in, and x stands in
+    // for it.
     unsafe {
         dropout_kernel::launch_unchecked(
             client,
@@ -43,12 +50,14 @@ pub fn dropout(
             vector_size,
             x.arg(vector_size),
             residual.unwrap_or(x).arg(vector_size),
+            key.unwrap_or(x).arg(1),
             y.arg(vector_size),
             problem.seed as u32,
             (problem.seed >> 32) as u32,
             problem.threshold(),
             problem.scale(),
             residual.is_some(),
+            key.is_some(),
             problem.dtype,
         );
     }

@@ -5,12 +5,14 @@
 //! dx[i] = k[i] dy[i]                         dresidual = dy
 //! ```
 //!
-//! `word(i)` is word `i mod 4` of Philox4x32-7 at counter `(i / 4, 0, 0, 0)` under the seed. It is a function of the
+//! `word(i)` is word `i mod 4` of Philox4x32-7 at counter `(i / 4, 0, 0, 0)` under the seed, each of
+//! whose words is combined by exclusive or with one of the key, if there is a key. It is a function of the
 //! element's place, so backward computes it again and nothing is saved. The gradient of x is the same pass over dy,
 //! without a residual. The threshold is the rate times 2^32, and the scale `1 / (1 - rate)`.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
+//! | key | 2 | contiguous | u32 |
 //! | x, residual, y | elements | contiguous | f32, f16 or bf16, all the same |
 //!
 //! Everything is computed in f32 and rounded once. An element that is left out becomes the residual's, whatever x holds

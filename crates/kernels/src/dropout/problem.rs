@@ -1,5 +1,8 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, check_float},
+};
+use cubecl::ir::ElemType;
 
 pub(super) const OP: &str = "dropout";
 
@@ -27,23 +30,12 @@ impl DropoutProblem {
         /// Units step beyond the end before they stop.
         const STEP: usize = 1 << 20;
         let unsupported = |reason| Err(KernelError::Unsupported { op: OP, reason });
-        if !matches!(self.dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-        {
-            return unsupported(format!(
-                "dtype {:?}; the kernel takes f32, f16 and bf16",
-                self.dtype
-            ));
-        }
+        check_float(OP, "x", self.dtype)?;
         if u32::try_from(self.elements.saturating_add(STEP)).is_err() {
             return unsupported(format!("{} elements", self.elements));
         }
         if !(0.0..1.0).contains(&self.rate) {
-            return Err(KernelError::InvalidProblem {
-                op: OP,
-                argument: "rate",
-                expected: "a number from 0 to below 1".into(),
-                actual: self.rate.to_string(),
-            });
+            return Err(KernelError::invalid(OP, "rate", "a number from 0 to below 1", self.rate));
         }
         Ok(())
     }
@@ -65,21 +57,14 @@ impl DropoutProblem {
     }
 
     pub(super) fn check(&self, argument: &'static str, buffer: &Buffer) -> Result<(), KernelError> {
-        if (buffer.elements, buffer.dtype) == (self.elements, self.dtype) {
-            return Ok(());
-        }
-        Err(KernelError::InvalidProblem {
-            op: OP,
-            argument,
-            expected: format!("{} elements of {:?}", self.elements, self.dtype),
-            actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-        })
+        buffer.check(OP, argument, self.elements, self.dtype)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const HALF: DropoutProblem = DropoutProblem {
         elements: 100,

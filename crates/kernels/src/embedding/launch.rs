@@ -3,10 +3,14 @@ use super::{
     backward::{CHUNK, COLUMN_UNITS, SHARES, embedding_backward_kernel, embedding_join_kernel},
     sort::{DIGIT_BITS, DIGITS, embedding_count_kernel, embedding_sort_kernel},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+    device::widest_vector,
+};
 use cubecl::{
     client::Client,
-    ir::{ElemType, FloatKind, UIntKind},
+    ir::{ElemType, UIntKind},
     prelude::*,
 };
 
@@ -39,16 +43,13 @@ pub fn embedding_backward(
         return Ok(());
     }
     let [keys, order] = sorted(client, index, rows);
-    let vector_size = client
-        .io_optimized_vector_sizes(dtype.size())
-        .filter(|size| *size <= WIDEST && columns.is_multiple_of(*size))
-        .max()
-        .unwrap_or(1);
+    let vector_size =
+        widest_vector(client, dtype.size(), |size| size <= WIDEST && columns.is_multiple_of(size));
     let vectors = (columns / vector_size) as u32;
     let chunks = indices.div_ceil(CHUNK as usize);
     // Two for each chunk, where there is more than one.
     let parts = if chunks > 1 { 2 * chunks * columns } else { vector_size };
-    let partials = Buffer::empty(client, parts, ElemType::Float(FloatKind::F32));
+    let partials = Buffer::empty(client, parts, F32);
     let grid = |cubes: usize| {
         let down = cubes.min(MOST_CUBES) as u32;
         CubeCount::Static(vectors.div_ceil(COLUMN_UNITS), down, 1)

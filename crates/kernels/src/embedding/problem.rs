@@ -1,5 +1,8 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind, IntKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, check_float},
+};
+use cubecl::ir::{ElemType, IntKind};
 
 pub(super) const OP: &str = "embedding_backward";
 
@@ -33,9 +36,7 @@ impl EmbeddingProblem {
         if index.dtype != ElemType::Int(IntKind::I32) {
             return unsupported(format!("indices of {:?}; it takes i32", index.dtype));
         }
-        if !matches!(dy.dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-            return unsupported(format!("{:?}; it takes f32, f16 and bf16", dy.dtype));
-        }
+        check_float(OP, "dy", dy.dtype)?;
         let indices = index.elements;
         for (argument, buffer) in [("index", index), ("dy", dy), ("dw", dw)] {
             if i32::try_from(buffer.elements).is_err() {
@@ -43,17 +44,10 @@ impl EmbeddingProblem {
             }
         }
         let rows = dw.elements / columns.max(1);
-        let fits = |buffer: &Buffer, rows: usize| {
-            buffer.dtype == dy.dtype && buffer.elements == rows * columns
-        };
         for (argument, buffer, rows) in [("dy", dy, indices), ("dw", dw, rows)] {
-            if !fits(buffer, rows) {
-                return Err(KernelError::InvalidProblem {
-                    op: OP,
-                    argument,
-                    expected: format!("{rows} rows of {columns} elements of {:?}", dy.dtype),
-                    actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-                });
+            if buffer.dtype != dy.dtype || buffer.elements != rows * columns {
+                let expected = format!("{rows} rows of {columns} elements of {:?}", dy.dtype);
+                return Err(buffer.mismatch(OP, argument, expected));
             }
         }
         Ok(Self { indices, rows, columns, dtype: dy.dtype })

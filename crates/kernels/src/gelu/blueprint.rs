@@ -2,8 +2,10 @@ use crate::{
     Promise,
     column_sum::{ColumnSumBlueprint, ColumnSumProblem},
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
+    plan::tell_plan,
 };
 use cubecl::client::Client;
+use std::fmt;
 
 /// How the gradient of GELU and the sums of its columns are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +33,19 @@ impl GeluSumBlueprint {
         let gradient = ElementwiseBlueprint::plan(&gradient, client);
         let pays = sum.vector_size == gradient.vector_size
             && sum.busy_lanes(problem.columns) >= Self::BUSY_LANES;
-        if pays { Self::Fused(sum) } else { Self::Separate }
+        let plan = if pays { Self::Fused(sum) } else { Self::Separate };
+        let busy = sum.busy_lanes(problem.columns);
+        let reason = format_args!("{busy:.2} of the lanes have columns");
+        tell_plan("gelu_backward_sum", problem, &plan, reason);
+        plan
+    }
+}
+
+impl fmt::Display for GeluSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fused(sum) => write!(f, "one kernel, {sum}"),
+            Self::Separate => f.write_str("gradient and sum apart"),
+        }
     }
 }

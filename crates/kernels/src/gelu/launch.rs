@@ -132,12 +132,12 @@ const BACKWARD_SUM: &str = "gelu_backward_sum";
 /// x as the rows whose gradients are summed.
 fn sum_problem(columns: usize, x: &Buffer) -> Result<ColumnSumProblem, KernelError> {
     if columns == 0 || !x.elements.is_multiple_of(columns) {
-        return Err(KernelError::InvalidProblem {
-            op: BACKWARD_SUM,
-            argument: "columns",
-            expected: format!("a divisor of the {} elements of x", x.elements),
-            actual: columns.to_string(),
-        });
+        return Err(KernelError::invalid(
+            BACKWARD_SUM,
+            "columns",
+            format!("a divisor of the {} elements of x", x.elements),
+            columns,
+        ));
     }
     ColumnSumProblem::new(&[x.elements / columns, columns], &[columns, 1], 0..1, x.dtype)
 }
@@ -151,12 +151,12 @@ fn launch_sum(
 ) -> Result<GeluGradients, KernelError> {
     let vector_size = blueprint.vector_size;
     if vector_size == 0 || blueprint.splits == 0 || !problem.columns.is_multiple_of(vector_size) {
-        return Err(KernelError::InvalidProblem {
-            op: BACKWARD_SUM,
-            argument: "blueprint",
-            expected: format!("splits, and vectors that divide {} columns", problem.columns),
-            actual: format!("{blueprint:?}"),
-        });
+        return Err(KernelError::invalid(
+            BACKWARD_SUM,
+            "blueprint",
+            format!("splits, and vectors that divide {} columns", problem.columns),
+            format!("{blueprint:?}"),
+        ));
     }
     let count = cube_count(client, problem, blueprint)?;
     let dx = Buffer::empty(client, x.elements, x.dtype);

@@ -1,41 +1,34 @@
-use super::{LayerNormProblem, Norm};
-use crate::{DeviceProfile, KernelError, Promise};
+use super::{
+    LayerNormProblem, Norm,
+    problem::{BACKWARD, FORWARD},
+};
+use crate::{DeviceProfile, KernelError, Pass, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
 };
+use std::fmt;
 
-/// Which pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Reads x, writes y.
-    Forward,
-    /// Reads x and dy, writes dx and the gradients of the parameters.
-    Backward,
+fn op(pass: Pass) -> &'static str {
+    match pass {
+        Pass::Forward => FORWARD,
+        Pass::Backward => BACKWARD,
+    }
 }
 
-impl Pass {
-    fn op(self) -> &'static str {
-        match self {
-            Self::Forward => super::problem::FORWARD,
-            Self::Backward => super::problem::BACKWARD,
-        }
+/// Elements of a unit up to which a row has a plane of its own, which waits for no other. Backward, 24
+/// would spill registers.
+fn plane_elements(pass: Pass) -> usize {
+    match pass {
+        Pass::Forward => 24,
+        Pass::Backward => 16,
     }
+}
 
-    /// Elements of a unit up to which a row has a plane of its own, which waits for no other. Backward, 24
-    /// would spill registers.
-    fn plane_elements(self) -> usize {
-        match self {
-            Self::Forward => 24,
-            Self::Backward => 16,
-        }
-    }
-
-    fn tiers(self) -> &'static [Tier] {
-        match self {
-            Self::Forward => &FORWARD_TIERS,
-            Self::Backward => &BACKWARD_TIERS,
-        }
+fn tiers(pass: Pass) -> &'static [Tier] {
+    match pass {
+        Pass::Forward => &FORWARD_TIERS,
+        Pass::Backward => &BACKWARD_TIERS,
     }
 }
 
@@ -117,11 +110,8 @@ impl LayerNormBlueprint {
     ) -> Result<Self, KernelError> {
         let properties = client.properties();
         let hardware = &properties.hardware;
-        let vector_size = client
-            .io_optimized_vector_sizes(problem.dtype.size())
-            .filter(|size| problem.width.is_multiple_of(*size))
-            .max()
-            .unwrap_or(1);
+        let vector_size =
+            widest_vector(client, problem.dtype.size(), |size| problem.width.is_multiple_of(size));
         let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
         let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
         let found = if has_planes {
@@ -133,11 +123,14 @@ impl LayerNormBlueprint {
             plan.units() * plan.rows <= hardware.max_units_per_cube
                 && plan.shared_bytes(pass) <= hardware.max_shared_memory_size
         };
-        found.filter(fits).ok_or_else(|| {
+        let Some(plan) = found.filter(fits) else {
             let LayerNormProblem { width, dtype, .. } = problem;
             let reason = format!("rows of {width} {dtype:?} are more than a cube holds");
-            KernelError::Unsupported { op: pass.op(), reason }
-        })
+            return Err(KernelError::unsupported(op(pass), reason));
+        };
+        let reason = format_args!("the fewest vectors a unit that hold a row");
+        tell_plan(op(pass), problem, &plan, reason);
+        Ok(plan)
     }
 
     /// The plan on a device with operations of planes of that size.
@@ -148,9 +141,9 @@ impl LayerNormBlueprint {
         plane: u32,
     ) -> Option<Self> {
         let columns = problem.width / vector_size;
-        let tiers = pass.tiers().iter();
+        let tiers = tiers(pass).iter();
         let of_plane = columns.div_ceil(plane as usize);
-        let (tier, planes, vectors) = if of_plane * vector_size <= pass.plane_elements() {
+        let (tier, planes, vectors) = if of_plane * vector_size <= plane_elements(pass) {
             let tier = tiers.clone().find(|tier| of_plane * vector_size <= tier.elements)?;
             (tier, 1, of_plane)
         } else {
@@ -203,7 +196,7 @@ impl LayerNormBlueprint {
     /// As many registers as leave room for the cubes that this counts on.
     pub(crate) fn promise(&self, pass: Pass) -> Promise {
         let elements = self.vectors * self.vector_size;
-        let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
+        let tier = tiers(pass).iter().find(|tier| elements <= tier.elements);
         // Units on devices without planes may hold more than any tier.
         Promise::registers(tier.map_or(Promise::MOST_REGISTERS, |tier| tier.registers as u32))
     }
@@ -233,6 +226,14 @@ impl LayerNormBlueprint {
             _ => 1,
         };
         (2 * slots + slab * self.vector_size) * size_of::<f32>()
+    }
+}
+
+impl fmt::Display for LayerNormBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, plane, planes, rows, vectors, .. } = self;
+        write!(f, "{rows} rows by {planes} planes of {plane}, ")?;
+        write!(f, "{vectors} vectors of {vector_size} a unit")
     }
 }
 

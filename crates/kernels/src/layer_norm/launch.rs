@@ -1,18 +1,15 @@
 use super::{
-    LayerNormBlueprint, LayerNormProblem, Norm, Pass,
+    LayerNormBlueprint, LayerNormProblem, Norm,
     backward::{SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel},
     blueprint::LayerNormForm,
     forward::layer_norm_forward_kernel,
     problem::{BACKWARD, FORWARD},
 };
-use crate::{KernelError, buffer::Buffer};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::*,
+use crate::{
+    KernelError, Pass,
+    buffer::{Buffer, F32},
 };
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
+use cubecl::{client::Client, prelude::*};
 
 /// What the forward pass reads.
 #[derive(Clone, Debug)]
@@ -90,12 +87,7 @@ pub fn layer_norm_forward(
         problem.check_parameter(FORWARD, "beta", beta)?;
     }
     if !(epsilon >= 0.0 && epsilon.is_finite()) {
-        return Err(KernelError::InvalidProblem {
-            op: FORWARD,
-            argument: "epsilon",
-            expected: "a number from 0".into(),
-            actual: epsilon.to_string(),
-        });
+        return Err(KernelError::invalid(FORWARD, "epsilon", "a number from 0", epsilon));
     }
     let rows = |is_there: bool| is_there.then(|| Buffer::empty(client, x.elements, x.dtype));
     let output = LayerNormOutput {
@@ -175,12 +167,12 @@ pub fn layer_norm_backward(
         (Norm::Layer, Some(mean)) => problem.check_statistic(BACKWARD, "mean", mean)?,
         (Norm::Rms, _) => {}
         (Norm::Layer, None) => {
-            return Err(KernelError::InvalidProblem {
-                op: BACKWARD,
-                argument: "mean",
-                expected: format!("the means of {} rows", problem.rows),
-                actual: "none".into(),
-            });
+            return Err(KernelError::invalid(
+                BACKWARD,
+                "mean",
+                format!("the means of {} rows", problem.rows),
+                "none",
+            ));
         }
     }
     if x.elements == 0 {

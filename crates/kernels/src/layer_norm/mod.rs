@@ -57,7 +57,7 @@ mod launch;
 mod problem;
 pub mod variants;
 
-pub use blueprint::{LayerNormBlueprint, Pass};
+pub use blueprint::LayerNormBlueprint;
 pub use launch::{
     LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormSaved, layer_norm_backward,
     layer_norm_forward,

@@ -1,10 +1,11 @@
-use crate::{KernelError, buffer::Buffer};
-use cubecl::ir::{ElemType, FloatKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32, check_float},
+};
+use cubecl::ir::ElemType;
 
 pub(super) const FORWARD: &str = "layer_norm_forward";
 pub(super) const BACKWARD: &str = "layer_norm_backward";
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// What rows are divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,9 +53,7 @@ impl LayerNormProblem {
         const STEP: usize = 1 << 24;
         let unsupported = |reason: String| KernelError::Unsupported { op, reason };
         let (dtype, parameter, width) = (x.dtype, gamma.dtype, gamma.elements);
-        if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-            return Err(unsupported(format!("rows of {dtype:?}; it takes f32, f16 and bf16")));
-        }
+        check_float(op, "rows", dtype)?;
         if parameter != F32 && parameter != dtype {
             return Err(unsupported(format!("rows of {dtype:?} with a gamma of {parameter:?}")));
         }
@@ -62,12 +61,12 @@ impl LayerNormProblem {
             return Err(unsupported(format!("{} elements", x.elements)));
         }
         if x.elements > 0 && (width == 0 || !x.elements.is_multiple_of(width)) {
-            return Err(KernelError::InvalidProblem {
+            return Err(KernelError::invalid(
                 op,
-                argument: "x",
-                expected: format!("rows of {width} elements, as gamma has"),
-                actual: format!("{} elements", x.elements),
-            });
+                "x",
+                format!("rows of {width} elements, as gamma has"),
+                format!("{} elements", x.elements),
+            ));
         }
         let rows = x.elements.checked_div(width).unwrap_or(0);
         Ok(Self { norm, rows, width, dtype, parameter, bias: false, residual: false })
@@ -80,7 +79,7 @@ impl LayerNormProblem {
         argument: &'static str,
         buffer: &Buffer,
     ) -> Result<(), KernelError> {
-        check(op, argument, buffer, self.rows * self.width, self.dtype)
+        buffer.check(op, argument, self.rows * self.width, self.dtype)
     }
 
     /// Whether `buffer` is a parameter as gamma is.
@@ -90,7 +89,7 @@ impl LayerNormProblem {
         argument: &'static str,
         buffer: &Buffer,
     ) -> Result<(), KernelError> {
-        check(op, argument, buffer, self.width, self.parameter)
+        buffer.check(op, argument, self.width, self.parameter)
     }
 
     /// Whether `buffer` is one f32 a row.
@@ -100,7 +99,7 @@ impl LayerNormProblem {
         argument: &'static str,
         buffer: &Buffer,
     ) -> Result<(), KernelError> {
-        check(op, argument, buffer, self.rows, F32)
+        buffer.check(op, argument, self.rows, F32)
     }
 
     /// Bytes that the forward pass has to move: x in and y out, with a residual that in and the sum
@@ -132,27 +131,10 @@ impl LayerNormProblem {
     }
 }
 
-fn check(
-    op: &'static str,
-    argument: &'static str,
-    buffer: &Buffer,
-    elements: usize,
-    dtype: ElemType,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (elements, dtype) {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument,
-        expected: format!("{elements} elements of {dtype:?}"),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     #[test]
     fn a_residual_moves_two_tensors_more_forward_and_one_more_backward() {

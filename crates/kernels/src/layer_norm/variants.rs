@@ -1,11 +1,11 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
+    LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
     layer_norm_backward, layer_norm_forward,
 };
 use crate::{
-    KernelError,
+    KernelError, Pass,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };

@@ -1,14 +1,12 @@
 use super::forward::{
     MEASURE_UNITS, RulesLaunch, loss_scale_measure_kernel, loss_scale_update_kernel,
 };
-use crate::{KernelError, buffer::Buffer, square_sum::PLACES};
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::*,
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+    square_sum::PLACES,
 };
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
+use cubecl::{client::Client, prelude::*};
 
 /// What gradients come to, one f32 each.
 #[derive(Clone, Debug)]
@@ -63,17 +61,12 @@ pub fn loss_scale_measure(
     largest: f32,
 ) -> Result<Measured, KernelError> {
     const OP: &str = "loss_scale_measure";
-    check(OP, "sums", sums, PLACES)?;
+    sums.check(OP, "sums", PLACES, F32)?;
     if let Some(scale) = scale {
-        check(OP, "scale", scale, 1)?;
+        scale.check(OP, "scale", 1, F32)?;
     }
     if largest.is_nan() || largest <= 0.0 {
-        return Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "largest",
-            expected: "a positive number".into(),
-            actual: largest.to_string(),
-        });
+        return Err(KernelError::invalid(OP, "largest", "a positive number", largest));
     }
     let [norm, finite, factor] = [(); 3].map(|()| Buffer::empty(client, 1, F32));
     // SAFETY: all are as long as they are read and written, by one cube.
@@ -115,7 +108,7 @@ pub fn loss_scale_update(
         ("skipped", skipped),
         ("in_a_row", in_a_row),
     ] {
-        check(OP, argument, buffer, 1)?;
+        buffer.check(OP, argument, 1, F32)?;
     }
     let new = || Buffer::empty(client, 1, F32);
     let new = Scaler { scale: new(), clean: new(), skipped: new(), in_a_row: new() };
@@ -139,21 +132,4 @@ pub fn loss_scale_update(
         );
     }
     Ok(new)
-}
-
-fn check(
-    op: &'static str,
-    argument: &'static str,
-    buffer: &Buffer,
-    elements: usize,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (elements, F32) {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument,
-        expected: format!("{elements} elements of {F32:?}"),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
 }

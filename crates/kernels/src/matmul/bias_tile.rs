@@ -6,11 +6,6 @@ use super::store::HalfKind;
 use crate::ptx::{copy::copy_4_bytes, global_address};
 use cubecl::prelude::*;
 
-/// Bytes of a tile's bias, for outputs of any type.
-pub(crate) const fn bias_bytes(tile_n: usize) -> usize {
-    4 * tile_n
-}
-
 /// Starts copies of the bias of columns `first..` to shared memory; beyond `columns` it is zero.
 /// `unit` counts those that call this.
 #[cube]

@@ -1,21 +1,15 @@
-use super::{Epilogue, F32Precision, MatmulProblem, Operand, memo::Memo, problem::OP};
-use crate::{DeviceProfile, KernelError, Promise};
+use super::{
+    Epilogue, F32Precision, MatmulProblem, Operand,
+    budget::{mma_bytes, most_stages, wgmma_bytes},
+    memo::Memo,
+    problem::OP,
+};
+use crate::{DeviceProfile, Family, KernelError, Promise, device::ROW_BYTES, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
 use std::{fmt, sync::LazyLock};
-
-/// Which instructions multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// Hopper's asynchronous warpgroup products.
-    Wgmma,
-    /// Warp products of Ampere and later.
-    Mma,
-    /// Ordinary arithmetic.
-    Portable,
-}
 
 /// How a matrix product is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +29,6 @@ pub struct MatmulBlueprint {
     pub promotion: usize,
 }
 
-/// Bytes of k in a block.
-const BLOCK_BYTES: usize = 128;
 /// Splits worth considering: each costs a pass over the output in f32.
 const MOST_SPLITS: usize = 16;
 
@@ -75,11 +67,14 @@ impl MatmulBlueprint {
         if let Some(plan) = CHOSEN.get(&question) {
             return Ok(plan);
         }
-        let Some((_, plan)) = Self::ranked(problem, epilogue, device).into_iter().next() else {
+        let ranked = Self::ranked(problem, epilogue, device);
+        let Some((us, plan)) = ranked.first().copied() else {
             let reason =
                 format!("{:?} by {:?} on this device", problem.lhs.dtype, problem.rhs.dtype);
             return Err(KernelError::Unsupported { op: OP, reason });
         };
+        let reason = format_args!("{us:.1} us by the model, the least of {}", ranked.len());
+        tell_plan(OP, problem, &plan, reason);
         CHOSEN.insert(question, plan);
         Ok(plan)
     }
@@ -201,15 +196,13 @@ impl MatmulBlueprint {
     fn staged(family: Family, tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
         // The most that hides latency: with wgmma the whole memory is there for the one cube of a
         // multiprocessor; with mma, two cubes of the smaller tiles are to share it.
-        let most = match family {
-            Family::Wgmma => 6,
-            _ => 4,
+        let stages = match family {
+            Family::Wgmma => {
+                most_stages(6, device.shared_bytes, |stages| wgmma_bytes(tile_m, tile_n, stages))
+            }
+            _ => most_stages(4, device.shared_bytes, |stages| mma_bytes(tile_m, tile_n, stages)),
         };
-        let stage_bytes = (tile_m + tile_n) * BLOCK_BYTES;
-        // Barriers of each stage, and a tile's bias in f32 for every warpgroup that multiplies.
-        let beside_ring = 16 * most + 2 * 4 * tile_n;
-        let stages = (device.shared_bytes.saturating_sub(beside_ring) / stage_bytes).min(most);
-        (stages >= 2).then_some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0 })
+        stages.map(|stages| Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0 })
     }
 
     /// This plan, and those of its splits that would fill the device better.
@@ -228,7 +221,7 @@ impl MatmulBlueprint {
 
     /// Blocks of k.
     pub(crate) fn k_blocks(&self, problem: &MatmulProblem) -> usize {
-        problem.k.div_ceil(BLOCK_BYTES / problem.lhs.dtype.size())
+        problem.k.div_ceil(ROW_BYTES / problem.lhs.dtype.size())
     }
 
     /// Tiles of the output.
@@ -251,7 +244,7 @@ impl MatmulBlueprint {
         /// A byte of the output.
         const STORE_CYCLES: f64 = 0.017;
         let area = (self.tile_m * self.tile_n) as f64;
-        let block_macs = area * (BLOCK_BYTES / problem.lhs.dtype.size()) as f64;
+        let block_macs = area * (ROW_BYTES / problem.lhs.dtype.size()) as f64;
         // Multiply-adds of 16-bit operands a cycle, and the share of them that a tile reaches.
         let byte_speed = 2.0 / problem.lhs.dtype.size() as f64;
         let (macs_cycle, cubes_per_multiprocessor) = match (self.family, self.tile_n) {
@@ -283,11 +276,6 @@ impl MatmulBlueprint {
 impl fmt::Display for MatmulBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { family, tile_m, tile_n, stages, splits, promotion } = self;
-        let family = match family {
-            Family::Wgmma => "wgmma",
-            Family::Mma => "mma",
-            Family::Portable => "portable",
-        };
         write!(f, "{family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")?;
         match promotion {
             0 => Ok(()),

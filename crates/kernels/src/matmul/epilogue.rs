@@ -1,12 +1,11 @@
 //! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + beta residual`.
 
-use super::MatmulProblem;
-use super::problem::OP;
-use crate::{KernelError, buffer::Buffer};
-use cubecl::{
-    ir::{ElemType, FloatKind},
-    prelude::*,
+use super::{MatmulProblem, problem::OP};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
 };
+use cubecl::prelude::*;
 use std::f32::consts::{FRAC_1_SQRT_2, PI};
 
 /// A function applied to each element of a product.
@@ -62,30 +61,36 @@ impl Default for Epilogue {
 impl Epilogue {
     /// Checks each tensor against the problem.
     pub(super) fn check(&self, problem: &MatmulProblem) -> Result<(), KernelError> {
-        let check =
-            |argument, tensor: Option<&Buffer>, elements: usize, dtype: ElemType| match tensor
-                .filter(|tensor| tensor.dtype != dtype || tensor.elements < elements)
-            {
-                None => Ok(()),
-                Some(tensor) => Err(KernelError::InvalidProblem {
-                    op: OP,
-                    argument,
-                    expected: format!("at least {elements} elements of {dtype:?}"),
-                    actual: format!("{} elements of {:?}", tensor.elements, tensor.dtype),
-                }),
-            };
-        check("bias", self.bias.as_ref(), problem.n, problem.out)?;
-        // It is copied four bytes at a time.
-        let offset = self.bias.as_ref().and_then(|bias| bias.handle.offset_start);
-        if offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
-            let reason = "a bias that does not begin at a multiple of 4 bytes".into();
-            return Err(KernelError::Unsupported { op: OP, reason });
+        if let Some(bias) = &self.bias {
+            bias.check_span(OP, "bias", problem.n, problem.out)?;
+            // It is copied four bytes at a time.
+            if !bias.offset_bytes().is_multiple_of(4) {
+                let reason = "a bias that does not begin at a multiple of 4 bytes";
+                return Err(KernelError::unsupported(OP, reason));
+            }
         }
-        check("residual", self.residual.as_ref(), problem.out_elements(), problem.out)?;
-        let scales = self.scales.iter().flatten();
-        scales
-            .into_iter()
-            .try_for_each(|scale| check("scales", Some(scale), 1, ElemType::Float(FloatKind::F32)))
+        if let Some(residual) = &self.residual {
+            residual.check_span(OP, "residual", problem.out_elements(), problem.out)?;
+        }
+        let mut scales = self.scales.iter().flatten();
+        scales.try_for_each(|scale| scale.check_span(OP, "scales", 1, F32))
+    }
+
+    /// The tensors as arguments; what a step that is not compiled in would read is `unused`.
+    pub(super) fn args<T: CubePrimitive>(&self, unused: &Buffer) -> EpilogueTensorsLaunch<T> {
+        let [lhs_scale, rhs_scale] = match &self.scales {
+            Some(scales) => scales.each_ref(),
+            None => [unused; 2],
+        };
+        EpilogueTensorsLaunch {
+            lhs_scale: lhs_scale.arg(1),
+            rhs_scale: rhs_scale.arg(1),
+            bias: self.bias.as_ref().unwrap_or(unused).arg(1),
+            residual: self.residual.as_ref().unwrap_or(unused).arg(1),
+            alpha: self.alpha,
+            beta: self.beta,
+            steps: self.blueprint(),
+        }
     }
 
     /// Whether its steps need registers that the widest tiles leave none of: there they spill.
@@ -96,7 +101,7 @@ impl Epilogue {
 
     pub(super) fn blueprint(&self) -> EpilogueBlueprint {
         let residual = self.residual.as_ref().filter(|_| self.beta != 0.0);
-        let offset = residual.and_then(|residual| residual.handle.offset_start).unwrap_or(0);
+        let offset = residual.map_or(0, Buffer::offset_bytes);
         EpilogueBlueprint {
             scaled: self.scales.is_some(),
             bias: self.bias.is_some(),
@@ -120,15 +125,34 @@ pub(crate) struct EpilogueBlueprint {
     pub(crate) residual_in_octets: bool,
 }
 
+/// What an epilogue reads, and its numbers.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct EpilogueTensors<T: CubePrimitive> {
+    pub(crate) lhs_scale: Box<[f32]>,
+    pub(crate) rhs_scale: Box<[f32]>,
+    pub(crate) bias: Box<[T]>,
+    pub(crate) residual: Box<[T]>,
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    #[cube(comptime)]
+    pub(crate) steps: EpilogueBlueprint,
+}
+
+/// What a product writes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Outputs<T: CubePrimitive> {
+    pub(crate) preactivation: Box<[T]>,
+    pub(crate) out: Box<[T]>,
+}
+
 /// alpha, times the scales.
 #[cube]
-pub(super) fn factor(
-    alpha: f32,
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    #[comptime] epilogue: EpilogueBlueprint,
-) -> f32 {
-    if comptime!(epilogue.scaled) { alpha * lhs_scale[0] * rhs_scale[0] } else { alpha }
+pub(super) fn factor<T: CubePrimitive>(epilogue: &EpilogueTensors<T>) -> f32 {
+    if comptime!(epilogue.steps.scaled) {
+        epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]
+    } else {
+        epilogue.alpha
+    }
 }
 
 /// The bias of `column`; zero where there is none, and beyond the last column.

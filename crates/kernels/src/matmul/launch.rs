@@ -1,9 +1,12 @@
 use super::{
-    Epilogue, Family, MatmulBlueprint, MatmulProblem, Operand,
-    portable::{PortableBlueprint, StridesLaunch, UNITS, matmul_portable_kernel},
+    Epilogue, MatmulBlueprint, MatmulProblem, Operand,
+    epilogue::OutputsLaunch,
+    portable::{
+        PortableBlueprint, StridedOperandLaunch, StridesLaunch, UNITS, matmul_portable_kernel,
+    },
     problem::OP,
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{Family, KernelError, buffer::Buffer, device::grid};
 use cubecl::{client::Client, prelude::*};
 
 /// What a matrix product returns.
@@ -87,6 +90,14 @@ pub fn matmul_with(
     Ok(output)
 }
 
+impl MatmulOutput {
+    /// As arguments: what is not asked for has the product in its place.
+    pub(super) fn args<T: CubePrimitive>(&self) -> OutputsLaunch<T> {
+        let preactivation = self.preactivation.as_ref().unwrap_or(&self.out).arg(1);
+        OutputsLaunch { preactivation, out: self.out.arg(1) }
+    }
+}
+
 /// Checks every tensor against the problem.
 pub(super) fn check(
     problem: &MatmulProblem,
@@ -94,26 +105,9 @@ pub(super) fn check(
     rhs: &Buffer,
     epilogue: &Epilogue,
 ) -> Result<(), KernelError> {
-    check_operand("lhs", lhs, &problem.lhs, problem.lhs_span())?;
-    check_operand("rhs", rhs, &problem.rhs, problem.rhs_span())?;
+    lhs.check_span(OP, "lhs", problem.lhs_span(), problem.lhs.dtype)?;
+    rhs.check_span(OP, "rhs", problem.rhs_span(), problem.rhs.dtype)?;
     epilogue.check(problem)
-}
-
-fn check_operand(
-    argument: &'static str,
-    buffer: &Buffer,
-    operand: &Operand,
-    span: usize,
-) -> Result<(), KernelError> {
-    if buffer.dtype == operand.dtype && buffer.elements >= span {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op: OP,
-        argument,
-        expected: format!("at least {span} elements of {:?}", operand.dtype),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
 }
 
 fn launch_portable(
@@ -126,57 +120,43 @@ fn launch_portable(
 ) -> Result<(), KernelError> {
     let tile = blueprint.tile_m;
     let cubes = [problem.n.div_ceil(tile), problem.m.div_ceil(tile), problem.batches()];
-    let most = client.properties().hardware.max_cube_count;
-    let [Ok(x), Ok(y), Ok(z)] = cubes.map(u32::try_from) else { return Err(too_many(cubes)) };
-    if x > most.0 || y > most.1 || z > most.2 {
-        return Err(too_many(cubes));
-    }
-    // `MatmulProblem::new` has seen to it that spans, and with them strides, fit 32 bits.
-    let strides = |operand: &Operand, mn: usize, k: usize| {
-        let [outer, inner] = operand.batch_strides;
-        StridesLaunch::new(mn as u32, k as u32, outer as u32, inner as u32)
-    };
     let kernel = PortableBlueprint {
         unit_tile: tile as u32 / UNITS,
         lhs_k_major: problem.lhs.column_stride == 1,
         rhs_k_major: problem.rhs.row_stride == 1 && problem.rhs.column_stride != 1,
     };
-    // What a step that is not compiled in would read.
-    let unused = || lhs.arg(1);
-    let scale = |index: usize| epilogue.scales.as_ref().map_or_else(unused, |s| s[index].arg(1));
-    let optional = |tensor: Option<&Buffer>| tensor.map_or_else(unused, |tensor| tensor.arg(1));
+    let MatmulProblem { lhs: left, rhs: right, .. } = problem;
     // SAFETY: the operands hold the spans of the problem, the epilogue's tensors what it needs, and
     // the outputs were allocated for it; the kernel stops m, n and k at their ends.
     unsafe {
         matmul_portable_kernel::launch_unchecked(
             client,
-            CubeCount::Static(x, y, z),
+            grid(OP, client, cubes)?,
             CubeDim::new_2d(UNITS, UNITS),
-            lhs.arg(1),
-            rhs.arg(1),
-            scale(0),
-            scale(1),
-            optional(epilogue.bias.as_ref()),
-            optional(epilogue.residual.as_ref()),
-            output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
-            output.out.arg(1),
+            strided(lhs, left, left.row_stride, left.column_stride),
+            strided(rhs, right, right.column_stride, right.row_stride),
+            epilogue.args(lhs),
+            output.args(),
             problem.m as u32,
             problem.n as u32,
             problem.k as u32,
             problem.batch[1] as u32,
-            strides(&problem.lhs, problem.lhs.row_stride, problem.lhs.column_stride),
-            strides(&problem.rhs, problem.rhs.column_stride, problem.rhs.row_stride),
-            epilogue.alpha,
-            epilogue.beta,
             kernel,
-            epilogue.blueprint(),
-            problem.lhs.dtype,
-            problem.out,
+            [left.dtype, problem.out],
         );
     }
     Ok(())
 }
 
-fn too_many(cubes: [usize; 3]) -> KernelError {
-    KernelError::Unsupported { op: OP, reason: format!("{cubes:?} cubes") }
+/// An operand as an argument. `MatmulProblem::new` has seen to it that spans, and with them strides, fit 32
+/// bits.
+fn strided<I: Float>(
+    memory: &Buffer,
+    operand: &Operand,
+    mn: usize,
+    k: usize,
+) -> StridedOperandLaunch<I> {
+    let [outer, inner] = operand.batch_strides.map(|stride| stride as u32);
+    let strides = StridesLaunch { mn: mn as u32, k: k as u32, outer, inner };
+    StridedOperandLaunch { memory: memory.arg(1), strides }
 }

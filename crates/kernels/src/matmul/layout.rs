@@ -1,10 +1,7 @@
 //! How tensor cores take an operand: as it lies, or copied into shape.
 
 use super::{MatmulProblem, Operand};
-use crate::buffer::Buffer;
-
-/// What tensor cores' copies are aligned to.
-pub(super) const ALIGNMENT_BYTES: usize = 16;
+use crate::{buffer::Buffer, device::ALIGNMENT_BYTES};
 
 /// Which way the rows of an operand run for tensor cores, and whether it is copied for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +54,7 @@ impl OperandWalk {
 
     /// How tensor cores take it from `memory`.
     pub(super) fn layout(&self, memory: &Buffer) -> OperandLayout {
-        let offset = memory.handle.offset_start.unwrap_or(0);
+        let offset = memory.offset_bytes();
         self.layout_at(offset)
     }
 

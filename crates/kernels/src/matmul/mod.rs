@@ -25,9 +25,9 @@
 //!
 //! | family | instructions | serves |
 //! |---|---|---|
-//! | [`Family::Wgmma`] | `wgmma` fed by TMA | Hopper (`sm_90a`) |
-//! | [`Family::Mma`] | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
-//! | [`Family::Portable`] | multiply-adds in f32 | every runtime; f32 in full precision |
+//! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | Hopper (`sm_90a`) |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
+//! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
 //! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
 //! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
@@ -39,6 +39,7 @@
 #[cfg(feature = "cuda")]
 mod bias_tile;
 mod blueprint;
+mod budget;
 mod epilogue;
 mod launch;
 mod layout;
@@ -51,6 +52,8 @@ mod operand;
 mod pack;
 mod portable;
 mod problem;
+#[cfg(feature = "cuda")]
+mod ring;
 mod split;
 #[cfg(feature = "cuda")]
 mod store;
@@ -63,13 +66,14 @@ mod wgmma;
 #[cfg(feature = "cuda")]
 mod work;
 
-pub use blueprint::{Family, MatmulBlueprint};
+pub use blueprint::MatmulBlueprint;
+pub(crate) use budget::{mma_bytes, most_stages};
 pub use epilogue::{Activation, Epilogue};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{MatmulOutput, matmul, matmul_tuned, matmul_with};
 pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
-pub(crate) use split::matmul_split_sum_kernel;
+pub(crate) use split::sum_splits;
 pub(crate) use variants::variants;
 
 /// What other products on tensor cores are made of.
@@ -77,10 +81,11 @@ pub(crate) use variants::variants;
 pub(crate) mod mma_parts {
     pub(crate) use super::{
         bias_tile::{element_bytes as bias_element_bytes, fetch_bias},
-        mma::{CHUNK_BYTES, MmaBlueprint, Pitch, PitchLaunch, UNITS, load_operand, warp_position},
+        mma::{Pitch, PitchLaunch, load_operand},
         operand::MatrixSource,
-        store::{Fragment, dense_fragment, store_fragment},
+        ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
+        store::{Finish, Fragment, dense_fragment, store_fragment},
         tensor_core::store_width,
-        work::{Extent, ExtentLaunch, work_at},
+        work::{Extent, extent, work_at},
     };
 }

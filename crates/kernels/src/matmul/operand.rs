@@ -2,11 +2,15 @@
 
 use super::{
     MatmulProblem, Operand,
-    layout::{ALIGNMENT_BYTES, OperandLayout, OperandWalk},
+    layout::{OperandLayout, OperandWalk},
     pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
     problem::OP,
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::Buffer,
+    device::{ALIGNMENT_BYTES, grid},
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, UIntKind},
@@ -114,13 +118,9 @@ impl MatrixSource<'_> {
             self.rows.div_ceil(TILE as usize),
             self.matrices[0] * self.matrices[1],
         ];
-        let most = client.properties().hardware.max_cube_count;
-        let unsupported = |reason: String| KernelError::Unsupported { op: OP, reason };
-        let [Ok(x), Ok(y), Ok(z)] = cubes.map(u32::try_from) else {
-            return Err(unsupported(format!("{cubes:?} cubes to align an operand")));
-        };
-        if x > most.0 || y > most.1 || z > most.2 || u32::try_from(packed.elements).is_err() {
-            return Err(unsupported(format!("{cubes:?} cubes to align an operand")));
+        if u32::try_from(packed.elements).is_err() {
+            let reason = format!("{} elements of an aligned operand", packed.elements);
+            return Err(KernelError::unsupported(OP, reason));
         }
         // Bits are moved, whatever they stand for.
         let element = ElemType::UInt(match self.operand.dtype.size() {
@@ -134,19 +134,19 @@ impl MatrixSource<'_> {
         unsafe {
             matmul_pack_kernel::launch_unchecked(
                 client,
-                CubeCount::Static(x, y, z),
+                grid(OP, client, cubes)?,
                 CubeDim::new_2d(TILE, ROWS),
                 self.memory.arg(1),
                 packed.arg(1),
-                PackSourceLaunch::new(
-                    self.row as u32,
-                    self.column as u32,
-                    outer as u32,
-                    inner as u32,
-                    self.rows as u32,
-                    self.columns as u32,
-                    self.matrices[1] as u32,
-                ),
+                PackSourceLaunch {
+                    row: self.row as u32,
+                    column: self.column as u32,
+                    outer: outer as u32,
+                    inner: inner as u32,
+                    rows: self.rows as u32,
+                    columns: self.columns as u32,
+                    inner_batches: self.matrices[1] as u32,
+                },
                 pitch as u32,
                 self.column != 1 && self.row == 1,
                 element,

@@ -1,6 +1,6 @@
 //! The family that runs everywhere and multiplies f32 exactly: ordinary multiply-adds in f32.
 
-use super::epilogue::{EpilogueBlueprint, activate, bias_of, factor};
+use super::epilogue::{EpilogueTensors, Outputs, activate, bias_of, factor};
 use cubecl::prelude::*;
 
 /// Units of a cube along each dimension of the output.
@@ -28,14 +28,20 @@ pub(crate) struct Strides {
     pub(crate) inner: u32,
 }
 
+/// An operand as it lies in memory.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StridedOperand<I: Float> {
+    pub(crate) memory: Box<[I]>,
+    pub(crate) strides: Strides,
+}
+
 /// Copies a k block of an operand to shared memory as f32, k rows of `tile` elements; zero beyond
 /// the operand's ends.
 #[cube]
 fn load_tile<I: Float>(
-    source: &[I],
+    source: &StridedOperand<I>,
     tile_memory: &mut [f32],
     origin: u32,
-    strides: &Strides,
     first_mn: u32,
     first_k: u32,
     limit_mn: u32,
@@ -55,8 +61,9 @@ fn load_tile<I: Float>(
         };
         let mut value = 0.0f32;
         if first_mn + mn < limit_mn && first_k + k < limit_k {
-            let at = origin + (first_mn + mn) * strides.mn + (first_k + k) * strides.k;
-            value = f32::cast_from(source[at as usize]);
+            let at =
+                origin + (first_mn + mn) * source.strides.mn + (first_k + k) * source.strides.k;
+            value = f32::cast_from(source.memory[at as usize]);
         }
         // One element more a row: units along k write to different banks.
         tile_memory[(k * (tile + 1) + mn) as usize] = value;
@@ -97,26 +104,16 @@ pub(crate) fn multiply_tiles(
 /// along z; each unit computes every 16th row and column of its cube's tile.
 #[cube(launch_unchecked)]
 pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
-    lhs: &[I],
-    rhs: &[I],
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    bias: &[O],
-    residual: &[O],
-    preactivation: &mut [O],
-    out: &mut [O],
+    lhs: &StridedOperand<I>,
+    rhs: &StridedOperand<I>,
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<O>,
     m: u32,
     n: u32,
     k: u32,
     inner_batches: u32,
-    lhs_strides: Strides,
-    rhs_strides: Strides,
-    alpha: f32,
-    beta: f32,
     #[comptime] blueprint: PortableBlueprint,
-    #[comptime] epilogue: EpilogueBlueprint,
-    #[define(I)] _input: ElemType,
-    #[define(O)] _output: ElemType,
+    #[define(I, O)] _types: [ElemType; 2],
 ) {
     let unit_tile = comptime!(blueprint.unit_tile as usize);
     let tile = comptime!(blueprint.unit_tile * UNITS);
@@ -124,8 +121,8 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
     let mut rhs_tile = Shared::<[f32]>::new_slice(comptime!((DEPTH * (tile + 1)) as usize));
     let (first_row, first_column) = (CUBE_POS_Y * tile, CUBE_POS_X * tile);
     let (outer, inner) = (CUBE_POS_Z / inner_batches, CUBE_POS_Z % inner_batches);
-    let lhs_origin = outer * lhs_strides.outer + inner * lhs_strides.inner;
-    let rhs_origin = outer * rhs_strides.outer + inner * rhs_strides.inner;
+    let lhs_origin = outer * lhs.strides.outer + inner * lhs.strides.inner;
+    let rhs_origin = outer * rhs.strides.outer + inner * rhs.strides.inner;
 
     // 1. Sum over k, a block at a time.
     let mut sums = Array::<f32>::new(comptime!(unit_tile * unit_tile));
@@ -139,7 +136,6 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
             lhs,
             lhs_tile.as_mut_slice(),
             lhs_origin,
-            &lhs_strides,
             first_row,
             first_k,
             m,
@@ -151,7 +147,6 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
             rhs,
             rhs_tile.as_mut_slice(),
             rhs_origin,
-            &rhs_strides,
             first_column,
             first_k,
             n,
@@ -166,25 +161,27 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
     }
 
     // 2. Finish and write.
-    let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
+    let steps = comptime!(epilogue.steps);
+    let scale = factor(epilogue);
     #[unroll]
     for j in 0..unit_tile {
         let column = first_column + UNIT_POS_X + comptime!(UNITS * j as u32);
-        let offset = bias_of::<O>(bias, column, n, epilogue);
+        let offset = bias_of::<O>(&epilogue.bias, column, n, steps);
         #[unroll]
         for i in 0..unit_tile {
             let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);
             if row < m && column < n {
                 let at = ((CUBE_POS_Z * m + row) * n + column) as usize;
                 let mut value = scale * sums[comptime!(i * unit_tile + j)] + offset;
-                if comptime!(epilogue.preactivation) {
-                    preactivation[at] = O::cast_from(value);
+                if comptime!(steps.preactivation) {
+                    outputs.preactivation[at] = O::cast_from(value);
                 }
-                value = activate(value, comptime!(epilogue.activation));
-                if comptime!(epilogue.residual) {
-                    value = fma(f32::cast_from(residual[at]), beta, value);
+                value = activate(value, comptime!(steps.activation));
+                if comptime!(steps.residual) {
+                    let added = f32::cast_from(epilogue.residual[at]);
+                    value = fma(added, epilogue.beta, value);
                 }
-                out[at] = O::cast_from(value);
+                outputs.out[at] = O::cast_from(value);
             }
         }
     }

@@ -1,4 +1,7 @@
-use crate::KernelError;
+use crate::{
+    KernelError,
+    buffer::{F32, is_float},
+};
 use cubecl::ir::{ElemType, FloatKind};
 
 pub(super) const OP: &str = "matmul";
@@ -245,7 +248,7 @@ impl MatmulProblem {
 }
 
 fn invalid(argument: &'static str, expected: String, actual: impl ToString) -> KernelError {
-    KernelError::InvalidProblem { op: OP, argument, expected, actual: actual.to_string() }
+    KernelError::invalid(OP, argument, expected, actual)
 }
 
 /// Whether `dtype` is an 8-bit float.
@@ -254,12 +257,10 @@ pub(super) fn is_fp8(dtype: ElemType) -> bool {
 }
 
 fn check_dtypes(lhs: ElemType, rhs: ElemType, out: ElemType) -> Result<(), KernelError> {
-    let float =
-        |dtype| matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
     let served = if is_fp8(lhs) && is_fp8(rhs) {
-        float(out)
+        is_float(out)
     } else {
-        float(lhs) && lhs == rhs && (out == lhs || out == ElemType::Float(FloatKind::F32))
+        is_float(lhs) && lhs == rhs && (out == lhs || out == F32)
     };
     if served {
         return Ok(());

@@ -1,25 +1,55 @@
 //! The second launch of a product whose k was split: adds the sums of the splits and finishes them.
 
-use super::epilogue::{EpilogueBlueprint, activate, factor};
-use cubecl::prelude::*;
+use super::{
+    Epilogue, MatmulOutput,
+    epilogue::{EpilogueTensors, Outputs, activate, factor},
+};
+use crate::buffer::Buffer;
+use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
+
+/// Adds `splits` sums of each element of the output, whose rows have so many columns, and finishes them. The
+/// workspace was allocated for as many.
+pub(crate) fn sum_splits(
+    client: &Client,
+    partial: &Buffer,
+    splits: usize,
+    columns: usize,
+    epilogue: &Epilogue,
+    output: &MatmulOutput,
+) {
+    let elements = output.out.elements;
+    let width = [4, 2].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap_or(1);
+    let dim = CubeDim::new_1d(256);
+    // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
+    // vectors; the kernel stops units past the output's end. What a step that is not compiled in would read is
+    // the workspace.
+    unsafe {
+        matmul_split_sum_kernel::launch_unchecked(
+            client,
+            calculate_cube_count_elemwise(client, elements / width, dim),
+            dim,
+            width,
+            partial.arg(1),
+            epilogue.args(partial),
+            output.args(),
+            (elements / width) as u32,
+            (columns / width) as u32,
+            splits as u32,
+            output.out.dtype,
+        );
+    }
+}
 
 /// `out[i] = epilogue(sum_s partial[s, i])`, a vector a unit; splits are added in order, so that the
 /// same input gives the same bits. `vectors` counts those of the output.
 #[cube(launch_unchecked)]
 pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     partial: &[Vector<f32, N>],
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    bias: &[Vector<O, N>],
-    residual: &[Vector<O, N>],
-    preactivation: &mut [Vector<O, N>],
-    out: &mut [Vector<O, N>],
+    epilogue: &EpilogueTensors<Vector<O, N>>,
+    outputs: &mut Outputs<Vector<O, N>>,
     vectors: u32,
     row_vectors: u32,
     splits: u32,
-    alpha: f32,
-    beta: f32,
-    #[comptime] epilogue: EpilogueBlueprint,
     #[define(O)] _output: ElemType,
 ) {
     let index = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
@@ -30,22 +60,23 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     for split in 1..splits {
         sum += partial[(split * vectors + index) as usize];
     }
-    let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
+    let steps = comptime!(epilogue.steps);
+    let scale = factor(epilogue);
     let mut value = sum * Vector::new(scale);
-    if comptime!(epilogue.bias) {
-        value += Vector::cast_from(bias[(index % row_vectors) as usize]);
+    if comptime!(steps.bias) {
+        value += Vector::cast_from(epilogue.bias[(index % row_vectors) as usize]);
     }
-    if comptime!(epilogue.preactivation) {
-        preactivation[index as usize] = Vector::cast_from(value);
+    if comptime!(steps.preactivation) {
+        outputs.preactivation[index as usize] = Vector::cast_from(value);
     }
     let mut finished = Vector::<f32, N>::empty();
     #[unroll]
     for lane in 0..N::value().comptime() {
-        finished.insert(lane, activate(value.extract(lane), comptime!(epilogue.activation)));
+        finished.insert(lane, activate(value.extract(lane), comptime!(steps.activation)));
     }
-    if comptime!(epilogue.residual) {
-        let added = Vector::<f32, N>::cast_from(residual[index as usize]);
-        finished = fma(added, Vector::new(beta), finished);
+    if comptime!(steps.residual) {
+        let added = Vector::<f32, N>::cast_from(epilogue.residual[index as usize]);
+        finished = fma(added, Vector::new(epilogue.beta), finished);
     }
-    out[index as usize] = Vector::cast_from(finished);
+    outputs.out[index as usize] = Vector::cast_from(finished);
 }

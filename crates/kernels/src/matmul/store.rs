@@ -6,7 +6,7 @@
 use super::{
     Activation,
     bias_tile::{bias_pair, element_bytes},
-    epilogue::{EpilogueBlueprint, activate},
+    epilogue::{EpilogueBlueprint, EpilogueTensors, Outputs, activate},
 };
 use crate::ptx::{
     global_address, load, load_words, output_address, pack_bf16, pack_f16, store_word, unpack_bf16,
@@ -111,22 +111,56 @@ fn unpack(word: u32, #[comptime] kind: HalfKind) -> Vector<f32, Const<2>> {
     }
 }
 
+/// What sums are finished with.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Finish {
+    /// Where the bias of the columns lies in shared memory.
+    pub(crate) bias_at: u32,
+    pub(crate) scale: f32,
+    /// The residual's factor.
+    pub(crate) beta: f32,
+}
+
 /// The finished value of a sum.
 #[cube]
-fn finish(
+fn finished(
     sum: f32,
     offset: f32,
     added: f32,
-    scale: f32,
-    beta: f32,
+    finish: &Finish,
     #[comptime] activation: Activation,
     #[comptime] add_residual: bool,
 ) -> f32 {
-    let mut value = activate(scale * sum + offset, activation);
+    let mut value = activate(finish.scale * sum + offset, activation);
     if comptime!(add_residual) {
-        value = fma(added, beta, value);
+        value = fma(added, finish.beta, value);
     }
     value
+}
+
+/// Finishes a fragment for each output and writes it, as [`store_fragment`] does.
+#[cube]
+pub(super) fn store_outputs<O: Float, S: Numeric, W: Size, R: Size>(
+    outputs: &mut Outputs<Vector<S, W>>,
+    sums: Vector<f32, R>,
+    epilogue: &EpilogueTensors<O>,
+    place: &Fragment,
+    finish: &Finish,
+    #[comptime] first: usize,
+    #[comptime] columns: usize,
+    #[comptime] width: StoreWidth,
+) {
+    let (residual, steps) = (&epilogue.residual, comptime!(epilogue.steps));
+    if comptime!(steps.preactivation) {
+        let target = &mut outputs.preactivation;
+        store_fragment::<O, S, W, R>(
+            sums, target, residual, place, finish, first, columns, width, steps, true,
+        );
+    }
+    let target = &mut outputs.out;
+    store_fragment::<O, S, W, R>(
+        sums, target, residual, place, finish, first, columns, width, steps, false,
+    );
 }
 
 /// One number of the residual, or zero beyond its end.
@@ -169,17 +203,14 @@ fn row_of(place: &Fragment, #[comptime] half: usize) -> (u32, bool) {
 }
 
 /// Finishes the accumulators `first..` of 16 rows by `columns` and writes them: the values the
-/// activation is applied to if `stop_before_activation`, else the output. `bias_at` is where the
-/// bias of the columns lies in shared memory.
+/// activation is applied to if `stop_before_activation`, else the output.
 #[cube]
 pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
     sums: Vector<f32, R>,
     target: &mut [Vector<S, W>],
-    bias_at: u32,
     residual: &[O],
     place: &Fragment,
-    scale: f32,
-    beta: f32,
+    finish: &Finish,
     #[comptime] first: usize,
     #[comptime] columns: usize,
     #[comptime] width: StoreWidth,
@@ -212,7 +243,7 @@ pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
             if comptime!(epilogue.bias) {
                 let bytes = comptime!(element_bytes(width.half()));
                 let column = comptime!(8 * (group * blocks + block) as u32) + 2 * place.quad;
-                let pair = bias_pair(bias_at + column * bytes, comptime!(width.half()));
+                let pair = bias_pair(finish.bias_at + column * bytes, comptime!(width.half()));
                 offsets[comptime!(2 * block)] = pair.extract(0usize);
                 offsets[comptime!(2 * block + 1)] = pair.extract(1usize);
             }
@@ -256,24 +287,11 @@ pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                     added_low = residual_at::<O>(residual, row, column, has_row, place);
                     added_high = residual_at::<O>(residual, row, column + 1, has_row, place);
                 }
-                let low = finish(
-                    sums.extract(at),
-                    offsets[comptime!(2 * block)],
-                    added_low,
-                    scale,
-                    beta,
-                    activation,
-                    add_residual,
-                );
-                let high = finish(
-                    sums.extract(comptime!(at + 1)),
-                    offsets[comptime!(2 * block + 1)],
-                    added_high,
-                    scale,
-                    beta,
-                    activation,
-                    add_residual,
-                );
+                let (sum, offset) = (sums.extract(at), offsets[comptime!(2 * block)]);
+                let low = finished(sum, offset, added_low, finish, activation, add_residual);
+                let sum = sums.extract(comptime!(at + 1));
+                let offset = offsets[comptime!(2 * block + 1)];
+                let high = finished(sum, offset, added_high, finish, activation, add_residual);
                 let start = row + column;
                 match comptime!(width) {
                     StoreWidth::Octet(kind) => words[block] = pack(low, high, kind),

@@ -1,30 +1,27 @@
 //! Launches of the tensor-core families.
 
 use super::{
-    Epilogue, Family, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     blueprint::tensor_core_type,
-    epilogue::EpilogueBlueprint,
-    mma::{self, MmaBlueprint, PitchLaunch, matmul_mma_kernel},
+    mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
     operand::AlignedOperand,
     problem::OP,
-    split::matmul_split_sum_kernel,
+    ring::{MmaBlueprint, UNITS},
+    split::sum_splits,
     store::{HalfKind, StoreWidth},
     wgmma::{self, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
-    work::{ExtentLaunch, LastMatrixLaunch},
+    work::{ExtentLaunch, LastMatrixLaunch, extent},
 };
 use crate::{
-    DeviceProfile, KernelError,
-    buffer::Buffer,
+    DeviceProfile, Family, KernelError,
+    buffer::{Buffer, F32},
     ptx::{mma::MmaOperands, wgmma::WgmmaOperands},
 };
 use cubecl::{
-    calculate_cube_count_elemwise,
     client::Client,
     ir::{ElemType, FloatKind, UIntKind},
     prelude::*,
 };
-
-const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// A product on tensor cores, and the sum over its splits.
 pub(super) fn launch(
@@ -57,7 +54,7 @@ pub(super) fn launch(
     }
     let partial = MatmulOutput { out: Buffer::empty(client, elements, F32), preactivation: None };
     launch.product(&Epilogue::default(), &partial)?;
-    launch.sum_splits(epilogue, &partial.out, output);
+    sum_splits(client, &partial.out, blueprint.splits, problem.n, epilogue, output);
     Ok(())
 }
 
@@ -87,27 +84,6 @@ struct Launch<'a> {
     rhs: AlignedOperand,
 }
 
-/// The epilogue's tensors as arguments; what a step that is not compiled in would read is the left
-/// operand.
-struct EpilogueArgs<'a> {
-    epilogue: &'a Epilogue,
-    unused: &'a Buffer,
-}
-
-impl EpilogueArgs<'_> {
-    fn scale(&self, index: usize) -> BufferArg {
-        self.epilogue.scales.as_ref().map_or(self.unused, |scales| &scales[index]).arg(1)
-    }
-
-    fn bias(&self) -> BufferArg {
-        self.epilogue.bias.as_ref().unwrap_or(self.unused).arg(1)
-    }
-
-    fn residual(&self) -> BufferArg {
-        self.epilogue.residual.as_ref().unwrap_or(self.unused).arg(1)
-    }
-}
-
 impl Launch<'_> {
     fn product(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
         match self.blueprint.family {
@@ -122,29 +98,19 @@ impl Launch<'_> {
 
     fn extent(&self, device: DeviceProfile) -> ExtentLaunch {
         let MatmulBlueprint { tile_m, tile_n, splits, .. } = *self.blueprint;
-        let blocks = self.blueprint.k_blocks(self.problem);
-        // A square of the output for the cubes at work at once: it needs the least of both operands.
-        let group = (device.multiprocessors as f64 * tile_n as f64 / tile_m as f64).sqrt().ceil();
-        ExtentLaunch::new(
-            self.problem.m as u32,
-            self.problem.n as u32,
-            blocks as u32,
-            blocks.div_ceil(splits) as u32,
-            splits as u32,
-            self.problem.batches() as u32,
-            self.problem.batch[1] as u32,
-            group as u32,
-        )
+        let MatmulProblem { m, n, batch, .. } = *self.problem;
+        let k_blocks = self.blueprint.k_blocks(self.problem);
+        extent([m, n, k_blocks], [tile_m, tile_n], splits, batch, device)
     }
 
     fn last_matrix(&self) -> LastMatrixLaunch {
         let last = |operand: &AlignedOperand, dim: usize| (operand.matrices[dim] - 1) as u32;
-        LastMatrixLaunch::new(
-            last(&self.lhs, 0),
-            last(&self.lhs, 1),
-            last(&self.rhs, 0),
-            last(&self.rhs, 1),
-        )
+        LastMatrixLaunch {
+            lhs_outer: last(&self.lhs, 0),
+            lhs_inner: last(&self.lhs, 1),
+            rhs_outer: last(&self.rhs, 0),
+            rhs_inner: last(&self.rhs, 1),
+        }
     }
 
     fn wgmma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
@@ -167,7 +133,6 @@ impl Launch<'_> {
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let cubes = self.cubes().min(device.multiprocessors) as u32;
-        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
         // SAFETY: the tensor maps describe memory that the operands were checked to have, the
         // epilogue's tensors were checked, and the outputs were allocated for the problem; the
         // kernel writes rows below m and columns below n alone.
@@ -176,24 +141,15 @@ impl Launch<'_> {
                 self.client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(wgmma::UNITS),
-                width,
                 self.tensor_map(&self.lhs, wgmma::TILE_M),
                 self.tensor_map(&self.rhs, tile_n),
-                args.scale(0),
-                args.scale(1),
-                args.bias(),
-                args.residual(),
-                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
-                output.out.arg(1),
+                epilogue.args(&self.lhs.memory),
+                output.args(),
                 self.extent(device),
                 self.last_matrix(),
-                epilogue.alpha,
-                epilogue.beta,
                 kernel,
-                epilogue.blueprint(),
-                output.out.dtype,
-                stored,
-                accumulator_width(tile_n),
+                [output.out.dtype, stored],
+                [width, accumulator_width(tile_n)],
             );
         }
         Ok(())
@@ -264,38 +220,28 @@ impl Launch<'_> {
             let reason = format!("{} cubes", self.cubes());
             return Err(KernelError::Unsupported { op: OP, reason });
         };
-        let pitch = |operand: &AlignedOperand| {
-            let [outer, inner] = operand.batch_strides;
-            PitchLaunch::new(operand.pitch as u32, outer as u32, inner as u32, operand.mn as u32)
+        let pitched = |operand: &AlignedOperand| {
+            let [outer, inner] = operand.batch_strides.map(|stride| stride as u32);
+            let (row, mn) = (operand.pitch as u32, operand.mn as u32);
+            let pitch = PitchLaunch { row, outer, inner, mn };
+            PitchedOperandLaunch { memory: operand.memory.arg(1), pitch }
         };
-        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
         // SAFETY: as in `wgmma`; copies stop at the operands' ends.
         unsafe {
             matmul_mma_kernel::launch_unchecked(
                 self.client,
                 CubeCount::Static(cubes, 1, 1),
-                CubeDim::new_1d(mma::UNITS),
-                width,
-                self.lhs.memory.arg(1),
-                self.rhs.memory.arg(1),
-                args.scale(0),
-                args.scale(1),
-                args.bias(),
-                args.residual(),
-                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
-                output.out.arg(1),
+                CubeDim::new_1d(UNITS),
+                pitched(&self.lhs),
+                pitched(&self.rhs),
+                epilogue.args(&self.lhs.memory),
+                output.args(),
                 self.extent(device),
                 self.last_matrix(),
-                pitch(&self.lhs),
-                pitch(&self.rhs),
                 self.problem.k as u32,
-                epilogue.alpha,
-                epilogue.beta,
                 kernel,
-                epilogue.blueprint(),
-                output.out.dtype,
-                stored,
-                kernel.operands.registers(),
+                [output.out.dtype, stored],
+                [width, kernel.operands.registers()],
             );
         }
         Ok(())
@@ -312,38 +258,5 @@ impl Launch<'_> {
                 self.blueprint, device.shared_bytes
             ),
         })
-    }
-
-    fn sum_splits(&self, epilogue: &Epilogue, partial: &Buffer, output: &MatmulOutput) {
-        let elements = self.problem.out_elements();
-        let width = [4, 2].into_iter().find(|width| self.problem.n.is_multiple_of(*width));
-        let width = width.unwrap_or(1);
-        let dim = CubeDim::new_1d(256);
-        let args = EpilogueArgs { epilogue, unused: &self.lhs.memory };
-        let blueprint: EpilogueBlueprint = epilogue.blueprint();
-        // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
-        // vectors; the kernel stops units past the output's end.
-        unsafe {
-            matmul_split_sum_kernel::launch_unchecked(
-                self.client,
-                calculate_cube_count_elemwise(self.client, elements / width, dim),
-                dim,
-                width,
-                partial.arg(1),
-                args.scale(0),
-                args.scale(1),
-                args.bias(),
-                args.residual(),
-                output.preactivation.as_ref().unwrap_or(&output.out).arg(1),
-                output.out.arg(1),
-                (elements / width) as u32,
-                (self.problem.n / width) as u32,
-                self.blueprint.splits as u32,
-                epilogue.alpha,
-                epilogue.beta,
-                blueprint,
-                output.out.dtype,
-            );
-        }
     }
 }

@@ -1,11 +1,11 @@
 //! Products that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    Activation, Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+    Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
     blueprint::tensor_core_type, matmul_with,
 };
 use crate::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };

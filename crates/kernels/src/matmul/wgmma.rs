@@ -10,9 +10,10 @@
 //! multicast are slower than this.
 
 use super::{
-    bias_tile::{bias_bytes, fetch_bias},
-    epilogue::{EpilogueBlueprint, factor},
-    store::{StoreWidth, dense_fragment, store_fragment},
+    bias_tile::fetch_bias,
+    budget::{bias_bytes, stage_bytes, wgmma_bytes},
+    epilogue::{EpilogueTensors, Outputs, factor},
+    store::{Finish, StoreWidth, dense_fragment, store_outputs},
     work::{Extent, LastMatrix, work_at, work_count},
 };
 use crate::ptx::{
@@ -49,20 +50,13 @@ pub(crate) struct WgmmaBlueprint {
 }
 
 impl WgmmaBlueprint {
-    pub(crate) fn stage_bytes(self) -> usize {
-        (TILE_M + self.operands.n) * ROW_BYTES
+    fn stage_bytes(self) -> usize {
+        stage_bytes(TILE_M, self.operands.n)
     }
 
-    /// The ring, and what [`bytes_beside_ring`] counts.
     pub(crate) fn shared_bytes(self) -> usize {
-        let stages = self.stages as usize;
-        stages * self.stage_bytes() + bytes_beside_ring(stages, self.operands.n)
+        wgmma_bytes(TILE_M, self.operands.n, self.stages as usize)
     }
-}
-
-/// Two barriers a stage, and the bias of a tile for both warpgroups.
-pub(crate) const fn bytes_beside_ring(stages: usize, tile_n: usize) -> usize {
-    16 * stages + 2 * bias_bytes(tile_n)
 }
 
 /// Registers of a vector of accumulators: a power of two, which CubeCL's vectors have to be.
@@ -103,21 +97,13 @@ fn load_operand(
 pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     lhs: &TensorMap<u32, Tiled>,
     rhs: &TensorMap<u32, Tiled>,
-    lhs_scale: &[f32],
-    rhs_scale: &[f32],
-    bias: &[O],
-    residual: &[O],
-    preactivation: &mut [Vector<S, W>],
-    out: &mut [Vector<S, W>],
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<Vector<S, W>>,
     extent: Extent,
     last_matrix: LastMatrix,
-    alpha: f32,
-    beta: f32,
     #[comptime] blueprint: WgmmaBlueprint,
-    #[comptime] epilogue: EpilogueBlueprint,
-    #[define(O)] _output: ElemType,
-    #[define(S)] _stored: ElemType,
-    #[define(R)] _registers: usize,
+    #[define(O, S)] _types: [ElemType; 2],
+    #[define(W, R)] _widths: [usize; 2],
 ) {
     let operands = comptime!(blueprint.operands);
     let stages = comptime!(blueprint.stages);
@@ -202,14 +188,14 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         let bias_at = empty
             + comptime!(8 * blueprint.stages)
             + group * comptime!(bias_bytes(operands.n) as u32);
-        let scale = factor(alpha, lhs_scale, rhs_scale, epilogue);
+        let scale = factor(epilogue);
         while index < work_items {
             let work = work_at(index, &extent, tile_m, tile_n);
-            if comptime!(epilogue.bias) {
+            if comptime!(epilogue.steps.bias) {
                 // Until all units of the warpgroup have written the tile before, they need its bias.
                 sync_group(group + 1, 128u32);
                 fetch_bias::<O>(
-                    bias,
+                    &epilogue.bias,
                     bias_at,
                     work.column,
                     extent.n,
@@ -261,7 +247,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             }
 
             // 3. Finish and write.
-            if comptime!(epilogue.bias) {
+            if comptime!(epilogue.steps.bias) {
                 copies_wait_all();
                 sync_group(group + 1, 128u32);
             }
@@ -273,35 +259,10 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
                 extent.m,
                 extent.n,
             );
-            if comptime!(epilogue.preactivation) {
-                store_fragment::<O, S, W, R>(
-                    sums,
-                    preactivation,
-                    bias_at,
-                    residual,
-                    &place,
-                    scale,
-                    beta,
-                    0usize,
-                    comptime!(operands.n),
-                    comptime!(blueprint.store),
-                    epilogue,
-                    true,
-                );
-            }
-            store_fragment::<O, S, W, R>(
-                sums,
-                out,
-                bias_at,
-                residual,
-                &place,
-                scale,
-                beta,
-                0usize,
-                comptime!(operands.n),
-                comptime!(blueprint.store),
-                epilogue,
-                false,
+            let finish = Finish { bias_at, scale, beta: epilogue.beta };
+            let (columns, store) = comptime!((operands.n, blueprint.store));
+            store_outputs::<O, S, W, R>(
+                outputs, sums, epilogue, &place, &finish, 0usize, columns, store,
             );
             index += CUBE_COUNT_X;
         }

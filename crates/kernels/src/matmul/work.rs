@@ -1,5 +1,6 @@
 //! How the tiles of an output are divided among cubes.
 
+use crate::DeviceProfile;
 use cubecl::prelude::*;
 
 /// Sizes of the problem.
@@ -16,6 +17,28 @@ pub(crate) struct Extent {
     pub(crate) inner_batches: u32,
     /// Rows of tiles in a group.
     pub(crate) group: u32,
+}
+
+/// Sizes as an argument: of an output of `m` by `n` in tiles, blocks of k in splits, and outer and inner batches.
+pub(crate) fn extent(
+    [m, n, k_blocks]: [usize; 3],
+    [tile_m, tile_n]: [usize; 2],
+    splits: usize,
+    [outer, inner]: [usize; 2],
+    device: DeviceProfile,
+) -> ExtentLaunch {
+    // A square of the output for the cubes at work at once: it needs the least of both operands.
+    let group = (device.multiprocessors as f64 * tile_n as f64 / tile_m as f64).sqrt().ceil();
+    ExtentLaunch {
+        m: m as u32,
+        n: n as u32,
+        k_blocks: k_blocks as u32,
+        split_blocks: k_blocks.div_ceil(splits) as u32,
+        splits: splits as u32,
+        batches: (outer * inner) as u32,
+        inner_batches: inner as u32,
+        group: group as u32,
+    }
 }
 
 /// Last matrix of each operand along the outer and inner batch dimension: 0 where it has but one.

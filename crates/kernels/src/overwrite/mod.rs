@@ -12,7 +12,7 @@
 
 mod variants;
 
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, device::widest_vector};
 
 pub use crate::buffer::Rows;
 use cubecl::{
@@ -43,23 +43,18 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
     let goes_together = (target.rows, target.columns) == (source.rows, source.columns)
         && (target.buffer.dtype == source.buffer.dtype || is_float(target) && is_float(source));
     if !goes_together {
-        return Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "source",
-            expected: told(target),
-            actual: told(source),
-        });
+        return Err(KernelError::invalid(OP, "source", told(target), told(source)));
     }
     if target.rows * target.columns == 0 {
         return Ok(());
     }
     if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
-        return Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "source",
-            expected: "rows within the memory of both".into(),
-            actual: format!("{target:?} and {source:?}"),
-        });
+        return Err(KernelError::invalid(
+            OP,
+            "source",
+            "rows within the memory of both",
+            format!("{target:?} and {source:?}"),
+        ));
     }
     // Units step beyond the end of a row before they stop.
     if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
@@ -68,11 +63,8 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
     }
     let widest = target.buffer.dtype.size().max(source.buffer.dtype.size());
     let is_aligned = |side: &Rows, size| side.rows == 1 || side.pitch.is_multiple_of(size);
-    let vector_size = client
-        .io_optimized_vector_sizes(widest)
-        .filter(|size| is_aligned(target, *size) && is_aligned(source, *size))
-        .max()
-        .unwrap_or(1);
+    let vector_size =
+        widest_vector(client, widest, |size| is_aligned(target, size) && is_aligned(source, size));
     let whole = target.columns / vector_size * vector_size;
     launch(client, target, source, vector_size, 0..whole);
     launch(client, target, source, 1, whole..target.columns);

@@ -30,8 +30,7 @@ use cubecl::{
 };
 use cubecl_cpp::cuda::ptx::{InlinePtxOp, generic_to_shared};
 
-/// Bytes of a row of an operand's tile in shared memory, and of the depth of a k block.
-pub(crate) const ROW_BYTES: usize = 128;
+pub(crate) use crate::device::ROW_BYTES;
 
 /// The value of a variable. Inline PTX takes a variable that is assigned to by its address.
 #[cube]

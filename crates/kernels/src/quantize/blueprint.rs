@@ -1,9 +1,11 @@
 use super::{
     Fp8Format, Layouts, QuantizeProblem,
     cast::{TILE_COLUMNS, TILE_ROWS, UNIT_COLUMNS},
+    problem::OP,
 };
-use crate::{DeviceProfile, Promise};
+use crate::{DeviceProfile, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units of a cube; every adapter allows that many.
 pub(crate) const UNITS: u32 = 256;
@@ -39,22 +41,23 @@ impl QuantizeBlueprint {
     /// The widest loads that fit the rows, and as many cubes as fill the device.
     pub fn plan(problem: &QuantizeProblem, client: &Client) -> Self {
         let device = DeviceProfile::of(client);
-        let vector_size = client
-            .io_optimized_vector_sizes(problem.input.size())
-            .filter(|size| *size <= UNIT_COLUMNS as usize && problem.columns.is_multiple_of(*size))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, problem.input.size(), |size| {
+            size <= UNIT_COLUMNS as usize && problem.columns.is_multiple_of(size)
+        });
         let vectors = problem.elements() / vector_size;
         let tiles = problem.rows.div_ceil(TILE_ROWS as usize)
             * problem.columns.div_ceil(TILE_COLUMNS as usize);
-        Self {
+        let plan = Self {
             vector_size,
             amax_cubes: vectors
                 .div_ceil(UNITS as usize * Self::VECTORS_PER_UNIT)
                 .min(device.multiprocessors * Self::AMAX_CUBES),
             cast_cubes: tiles.min(device.multiprocessors * Self::CAST_CUBES),
             hardware: device.compute_capability.is_some_and(|capability| capability >= 89),
-        }
+        };
+        let reason = format_args!("cubes for {} multiprocessors", device.multiprocessors);
+        tell_plan(OP, problem, &plan, reason);
+        plan
     }
 }
 
@@ -64,4 +67,12 @@ pub(crate) struct CastBlueprint {
     pub(crate) format: Fp8Format,
     pub(crate) layouts: Layouts,
     pub(crate) hardware: bool,
+}
+
+impl fmt::Display for QuantizeBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, amax_cubes, cast_cubes, hardware } = self;
+        let by = if *hardware { "the GPU's conversion" } else { "integer arithmetic" };
+        write!(f, "{amax_cubes} and {cast_cubes} cubes, vectors of {vector_size}, by {by}")
+    }
 }

@@ -7,11 +7,14 @@ use super::{
     padded_row,
     problem::OP,
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32, is_float},
+};
 use cubecl::{
     calculate_cube_count_elemwise,
     client::Client,
-    ir::{ElemType, FloatKind, UIntKind},
+    ir::{ElemType, UIntKind},
     prelude::*,
 };
 
@@ -55,16 +58,16 @@ pub fn quantize_with(
     problem.check(x)?;
     let QuantizeBlueprint { vector_size, amax_cubes, cast_cubes, hardware } = blueprint;
     if !problem.columns.is_multiple_of(vector_size) || amax_cubes * cast_cubes == 0 {
-        return Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "blueprint",
-            expected: format!("vectors that divide {} columns, and some cubes", problem.columns),
-            actual: format!("{blueprint:?}"),
-        });
+        return Err(KernelError::invalid(
+            OP,
+            "blueprint",
+            format!("vectors that divide {} columns, and some cubes", problem.columns),
+            format!("{blueprint:?}"),
+        ));
     }
     let word = ElemType::UInt(UIntKind::U32);
     let partials = Buffer::empty(client, amax_cubes, word);
-    let scale = Buffer::empty(client, 2, ElemType::Float(FloatKind::F32));
+    let scale = Buffer::empty(client, 2, F32);
     let x = Buffer { elements: problem.elements(), ..x.clone() };
     // SAFETY: x holds the problem's elements, whole vectors of them, whose indices and one step
     // beyond fit 32 bits; the kernel stops at the last one. Each cube writes its one partial result.
@@ -126,15 +129,9 @@ pub fn quantize_with(
 pub fn decode(client: &Client, codes: &Buffer, dtype: ElemType) -> Result<Buffer, KernelError> {
     let Some(format) = Fp8Format::of(codes.dtype).filter(|_| codes.elements.is_multiple_of(4))
     else {
-        return Err(KernelError::InvalidProblem {
-            op: OP,
-            argument: "codes",
-            expected: "a multiple of four elements of e4m3 or e5m2".into(),
-            actual: format!("{} elements of {:?}", codes.elements, codes.dtype),
-        });
+        return Err(codes.mismatch(OP, "codes", "a multiple of four elements of e4m3 or e5m2"));
     };
-    let float = matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
-    let Some(count) = u32::try_from(codes.elements / 4).ok().filter(|_| float) else {
+    let Some(count) = u32::try_from(codes.elements / 4).ok().filter(|_| is_float(dtype)) else {
         let reason = format!("{} codes as {dtype:?}", codes.elements);
         return Err(KernelError::Unsupported { op: OP, reason });
     };

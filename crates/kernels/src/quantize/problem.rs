@@ -1,10 +1,11 @@
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, check_float},
+    device::ALIGNMENT_BYTES,
+};
 use cubecl::ir::{ElemType, FloatKind};
 
 pub(super) const OP: &str = "quantize";
-
-/// What tensor cores' copies are aligned to; codes are bytes.
-const ALIGNMENT: usize = 16;
 
 /// An 8-bit floating-point type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,9 +85,9 @@ impl Layouts {
     }
 }
 
-/// Bytes from one row of codes to the next.
+/// Bytes from one row of codes to the next: tensor cores copy 16 at a time.
 pub fn padded_row(columns: usize) -> usize {
-    columns.next_multiple_of(ALIGNMENT)
+    columns.next_multiple_of(ALIGNMENT_BYTES)
 }
 
 /// What is asked: a contiguous matrix in 8 bits.
@@ -131,10 +132,7 @@ impl QuantizeProblem {
         /// From here on a margin takes every number to zero.
         const MOST_MARGIN: u32 = 16;
         let unsupported = |reason: String| Err(KernelError::Unsupported { op: OP, reason });
-        if !matches!(self.input, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-        {
-            return unsupported(format!("dtype {:?}; it takes f32, f16 and bf16", self.input));
-        }
+        check_float(OP, "x", self.input)?;
         if self.elements() == 0 {
             return unsupported("an empty matrix".into());
         }
@@ -143,20 +141,11 @@ impl QuantizeProblem {
         if u32::try_from(padded + STEP).is_err() {
             return unsupported(format!("{} by {} elements", self.rows, self.columns));
         }
-        let invalid = |argument, expected: String, actual: String| {
-            Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
-        };
         if self.margin > MOST_MARGIN {
-            return invalid("margin", format!("at most {MOST_MARGIN}"), self.margin.to_string());
+            let expected = format!("at most {MOST_MARGIN}");
+            return Err(KernelError::invalid(OP, "margin", expected, self.margin));
         }
-        if x.dtype != self.input || x.elements < self.elements() {
-            return invalid(
-                "x",
-                format!("at least {} elements of {:?}", self.elements(), self.input),
-                format!("{} elements of {:?}", x.elements, x.dtype),
-            );
-        }
-        Ok(())
+        x.check_span(OP, "x", self.elements(), self.input)
     }
 }
 

@@ -1,5 +1,6 @@
-use crate::{DeviceProfile, Promise, buffer::Rows};
+use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units of a cube: every adapter takes as many.
 pub(super) const UNITS: u32 = 256;
@@ -26,22 +27,30 @@ impl RowSumBlueprint {
     /// The widest vectors that the rows take, as many lanes as they have vectors, and as many splits as fill the
     /// device.
     pub fn plan(x: &Rows, client: &Client) -> Self {
-        let vector_size = client
-            .io_optimized_vector_sizes(x.buffer.dtype.size())
-            .filter(|size| x.columns.is_multiple_of(*size) && x.takes_vectors(*size, false))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, x.buffer.dtype.size(), |size| {
+            x.columns.is_multiple_of(size) && x.takes_vectors(size, false)
+        });
         let vectors = x.columns / vector_size;
         let lanes = vectors.next_power_of_two().min(UNITS as usize) as u32;
         let device = DeviceProfile::of(client);
         let cubes = x.rows.div_ceil((UNITS / lanes) as usize);
         let wanted = (device.multiprocessors * Self::CUBES_PER_MULTIPROCESSOR).div_ceil(cubes);
         let most = vectors.div_ceil(lanes as usize * Self::VECTORS_PER_UNIT);
-        Self { vector_size, lanes, splits: wanted.min(most).max(1) }
+        let plan = Self { vector_size, lanes, splits: wanted.min(most).max(1) };
+        let reason = format_args!("{wanted} splits fill the device, rows are enough for {most}");
+        tell_plan("row_sum", &[x.rows, x.columns, x.pitch], &plan, reason);
+        plan
     }
 
     /// The same for what the splits leave.
     pub(super) fn of_partial_sums(partial: &Rows, client: &Client) -> Self {
         Self { splits: 1, ..Self::plan(partial, client) }
+    }
+}
+
+impl fmt::Display for RowSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, lanes, splits } = self;
+        write!(f, "{lanes} units a row, vectors of {vector_size}, {splits} splits")
     }
 }

@@ -1,13 +1,10 @@
 use super::{RowSumBlueprint, blueprint::UNITS, forward::row_sum_kernel};
 use crate::{
     KernelError,
-    buffer::{Buffer, Rows},
+    buffer::{Buffer, F32, Rows, check_float},
+    device::grid,
 };
-use cubecl::{
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::*,
-};
+use cubecl::{client::Client, prelude::*};
 
 const OP: &str = "row_sum";
 
@@ -25,8 +22,7 @@ pub fn row_sum(client: &Client, x: &Rows, factor: f32) -> Result<Buffer, KernelE
         launch(client, x, blueprint, factor, &y)?;
         return Ok(y);
     }
-    let f32 = ElemType::Float(FloatKind::F32);
-    let partial = Buffer::empty(client, x.rows * blueprint.splits, f32);
+    let partial = Buffer::empty(client, x.rows * blueprint.splits, F32);
     launch(client, x, blueprint, 1.0, &partial)?;
     let columns = blueprint.splits;
     let partial = Rows { buffer: partial, rows: x.rows, columns, pitch: columns };
@@ -39,15 +35,12 @@ fn check(x: &Rows) -> Result<(), KernelError> {
     const MARGIN: usize = 1 << 24;
     let unsupported = |reason: String| Err(KernelError::Unsupported { op: OP, reason });
     let Rows { buffer, rows, columns, pitch } = x;
-    let dtype = buffer.dtype;
-    if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16)) {
-        return unsupported(format!("dtype {dtype:?}; it takes f32, f16 and bf16"));
-    }
+    check_float(OP, "x", buffer.dtype)?;
     if rows * columns == 0 {
         return unsupported("an empty tensor".into());
     }
     let invalid = |argument, expected: String, actual: String| {
-        Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
+        Err(KernelError::invalid(OP, argument, expected, actual))
     };
     if *rows > 1 && pitch < columns {
         let expected = format!("at least {columns}, the columns of a row");
@@ -71,19 +64,14 @@ fn launch(
     y: &Buffer,
 ) -> Result<(), KernelError> {
     let RowSumBlueprint { vector_size, lanes, splits } = blueprint;
-    let cubes = [x.rows.div_ceil((UNITS / lanes) as usize), splits];
-    let most = client.properties().hardware.max_cube_count;
-    let [count_x, count_y] = cubes.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-    if count_x > most.0 || count_y > most.1 {
-        return Err(KernelError::Unsupported { op: OP, reason: format!("{cubes:?} cubes") });
-    }
+    let cubes = [x.rows.div_ceil((UNITS / lanes) as usize), splits, 1];
     let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: x holds its rows, which are whole vectors, and y a number for each row and split; the kernel stops
     // rows and columns at their ends.
     unsafe {
         row_sum_kernel::launch_unchecked(
             client,
-            CubeCount::Static(count_x, count_y, 1),
+            grid(OP, client, cubes)?,
             CubeDim::new_2d(lanes, UNITS / lanes),
             vector_size,
             x.arg(),

@@ -46,16 +46,17 @@
 //! learning", ICML 2013, for Nesterov's form; PyTorch's documentation of `torch.optim.SGD` for the order of
 //! decay, momentum and dampening.
 
-mod launch;
 mod problem;
 mod rule;
 mod variants;
 
 pub use crate::step::{
     Blueprint as SgdBlueprint, Chance, Gate, MOST_TENSORS, Tuning as SgdTuning, Walk as SgdWalk,
+    update as sgd_update, update_many as sgd_update_many, update_many_with as sgd_update_many_with,
+    update_with as sgd_update_with,
 };
-pub use launch::{
-    SgdTensors, SgdUpdate, sgd_update, sgd_update_many, sgd_update_many_with, sgd_update_with,
-};
-pub use problem::{SgdProblem, SgdStep};
+pub use problem::{SgdProblem, SgdStep, SgdTensors};
 pub(crate) use variants::variants;
+
+/// A parameter's step, of several in one launch.
+pub type SgdUpdate = crate::step::Update<SgdStep, SgdTensors>;

@@ -1,7 +1,4 @@
-use super::{
-    launch::SgdTensors,
-    rule::{FactorsLaunch, Form, SgdRule},
-};
+use super::rule::{FactorsLaunch, Form, SgdRule};
 use crate::{
     KernelError,
     buffer::Rows,
@@ -35,12 +32,7 @@ impl SgdStep {
     /// [`KernelError::InvalidProblem`] naming the number.
     pub fn check(&self) -> Result<(), KernelError> {
         let invalid = |argument, expected: &str, actual: String| {
-            Err(KernelError::InvalidProblem {
-                op: Self::OP,
-                argument,
-                expected: expected.into(),
-                actual,
-            })
+            Err(KernelError::invalid(Self::OP, argument, expected, actual))
         };
         if !(self.momentum >= 0.0 && self.momentum.is_finite()) {
             return invalid("momentum", "a number from 0", self.momentum.to_string());
@@ -84,6 +76,17 @@ impl Step<3> for SgdStep {
             self.time as f32,
         )
     }
+}
+
+/// A parameter and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct SgdTensors {
+    /// p.
+    pub parameter: Rows,
+    /// g.
+    pub gradient: Rows,
+    /// v.
+    pub velocity: Rows,
 }
 
 impl From<SgdTensors> for [Rows; 3] {

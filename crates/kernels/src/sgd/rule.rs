@@ -5,23 +5,23 @@ use cubecl::prelude::*;
 
 /// What an update multiplies by.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Factors {
-    pub(crate) momentum: f32,
+pub struct Factors {
+    pub momentum: f32,
     /// `1 - dampening`.
-    pub(crate) of_gradient: f32,
-    pub(crate) decay: f32,
-    pub(crate) rate: f32,
+    pub of_gradient: f32,
+    pub decay: f32,
+    pub rate: f32,
     /// Steps with this one, less those that were not taken. 1, or less, is the first.
-    pub(crate) time: f32,
+    pub time: f32,
 }
 
 /// Gradient descent with momentum.
-pub(crate) struct SgdRule;
+pub struct SgdRule;
 
 /// Whether the step looks ahead by the new velocity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    pub(crate) nesterov: bool,
+pub struct Form {
+    pub nesterov: bool,
 }
 
 #[cube]

@@ -1,33 +1,23 @@
 use super::SoftmaxProblem;
-use crate::{DeviceProfile, Promise, buffer::Buffer};
+use crate::{DeviceProfile, Pass, Promise, buffer::Buffer, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{VectorSize, features::Plane},
 };
+use std::fmt;
 
-/// Which pass over rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Reads x, writes y.
-    Forward,
-    /// Reads y and dy, writes dx.
-    Backward,
+/// Elements of a unit up to which a row has a plane of its own, which waits for no other.
+fn plane_elements(pass: Pass) -> usize {
+    match pass {
+        Pass::Forward => 32,
+        Pass::Backward => 16,
+    }
 }
 
-impl Pass {
-    /// Elements of a unit up to which a row has a plane of its own, which waits for no other.
-    fn plane_elements(self) -> usize {
-        match self {
-            Self::Forward => 32,
-            Self::Backward => 16,
-        }
-    }
-
-    fn tiers(self) -> &'static [Tier] {
-        match self {
-            Self::Forward => &FORWARD_TIERS,
-            Self::Backward => &BACKWARD_TIERS,
-        }
+fn tiers(pass: Pass) -> &'static [Tier] {
+    match pass {
+        Pass::Forward => &FORWARD_TIERS,
+        Pass::Backward => &BACKWARD_TIERS,
     }
 }
 
@@ -94,30 +84,25 @@ impl SoftmaxBlueprint {
         let properties = client.properties();
         let hardware = &properties.hardware;
         let size = problem.dtype.size();
-        let widest = client.io_optimized_vector_sizes(size.max(problem.out.size()));
-        let fits = |width: &usize| {
+        let vector_size = widest_vector(client, size.max(problem.out.size()), |width| {
             inputs.iter().all(|(buffer, stride)| {
-                let offset = buffer.handle.offset_start.unwrap_or(0) as usize;
+                let offset = buffer.offset_bytes() as usize;
                 let end = problem.rows.saturating_sub(1) * stride
-                    + problem.classes.next_multiple_of(*width);
+                    + problem.classes.next_multiple_of(width);
                 offset.is_multiple_of(width * size)
-                    && (problem.rows == 1 || stride.is_multiple_of(*width))
+                    && (problem.rows == 1 || stride.is_multiple_of(width))
                     && (end * size) as u64 <= buffer.handle.size_in_used()
             })
-        };
-        let vector_size = widest.filter(fits).max().unwrap_or(1);
+        });
         let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
         let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
         let plane = if has_planes { hardware.plane_size_max } else { 1 };
         let by_instruction = DeviceProfile::of(client).compute_capability.is_some();
-        Self::with_planes(
-            problem.classes,
-            pass,
-            vector_size,
-            plane,
-            hardware.max_units_per_cube,
-            by_instruction,
-        )
+        let (classes, most) = (problem.classes, hardware.max_units_per_cube);
+        let plan = Self::with_planes(classes, pass, vector_size, plane, most, by_instruction);
+        let reason = format_args!("{pass}, cubes of up to {most} units, planes of {plane}");
+        tell_plan("softmax_rows", problem, &plan, reason);
+        plan
     }
 
     /// The plan of rows of `classes` on a device with planes of that size.
@@ -139,10 +124,10 @@ impl SoftmaxBlueprint {
             (most > 0 && units_needed <= units as usize)
                 .then(|| (units_needed as u32 / plane, columns.div_ceil(units_needed)))
         };
-        let (planes, vectors) = if of_plane * vector_size <= pass.plane_elements() {
+        let (planes, vectors) = if of_plane * vector_size <= plane_elements(pass) {
             (1, of_plane)
         } else {
-            let held = pass.tiers().iter().find_map(share);
+            let held = tiers(pass).iter().find_map(share);
             let streaming = Self::STREAMING_UNITS.min(most_units) / plane;
             held.unwrap_or((streaming.min(Self::MOST_PARTIALS), 0))
         };
@@ -170,7 +155,7 @@ impl SoftmaxBlueprint {
         const SPILL_BYTES: u32 = 16;
         let [all, step] = REGISTERS;
         let elements = self.vectors * self.vector_size;
-        let tier = pass.tiers().iter().find(|tier| elements <= tier.elements);
+        let tier = tiers(pass).iter().find(|tier| elements <= tier.elements);
         let most = match device.compute_capability {
             Some(100..) if keeps => 2,
             _ => u32::MAX,
@@ -209,6 +194,17 @@ impl SoftmaxBlueprint {
     }
 }
 
+impl fmt::Display for SoftmaxBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, plane, planes, rows, vectors, .. } = self;
+        write!(f, "{rows} rows by {planes} planes of {plane}, ")?;
+        match vectors {
+            0 => write!(f, "read twice by vectors of {vector_size}"),
+            _ => write!(f, "{vectors} vectors of {vector_size} a unit"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,7 +239,7 @@ mod tests {
                 assert!(held * 8 >= classes, "{classes}: {plan:?}");
                 assert_eq!(plan.ragged, classes % 8 != 0);
                 let elements = plan.vectors * 8;
-                assert!(pass.tiers().iter().any(|tier| elements <= tier.elements), "{plan:?}");
+                assert!(tiers(pass).iter().any(|tier| elements <= tier.elements), "{plan:?}");
                 assert!(plan.units() * plan.rows <= 512, "{plan:?}");
             }
         }

@@ -1,11 +1,7 @@
-use super::{
-    SoftmaxProblem,
-    forward::softmax_sums_kernel,
-    problem::{F32, I32},
-};
+use super::{SoftmaxProblem, forward::softmax_sums_kernel, problem::I32};
 use crate::{
     KernelError,
-    buffer::Buffer,
+    buffer::{Buffer, F32},
     cross_entropy::{
         CrossEntropyBlueprint, ElementForm, RowNumbers, UNITS, launch_elements, row_cubes, whole,
     },

@@ -62,7 +62,7 @@ mod rows_forward;
 mod rows_launch;
 pub mod variants;
 
-pub use blueprint::{Pass, SoftmaxBlueprint};
+pub use blueprint::SoftmaxBlueprint;
 pub use launch::{SoftmaxSums, log_softmax, picked_backward, softmax_shifted, softmax_sums};
 pub use problem::SoftmaxProblem;
 pub use rows_launch::{

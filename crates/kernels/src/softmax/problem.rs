@@ -1,7 +1,10 @@
-use crate::{KernelError, buffer::Buffer, cross_entropy::CrossEntropyProblem};
-use cubecl::ir::{ElemType, FloatKind, IntKind};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+    cross_entropy::CrossEntropyProblem,
+};
+use cubecl::ir::{ElemType, IntKind};
 
-pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 pub(super) const I32: ElemType = ElemType::Int(IntKind::I32);
 
 /// Rows that a pass reads, and in what type it writes as many.
@@ -69,11 +72,7 @@ impl SoftmaxProblem {
         argument: &'static str,
         x: &Buffer,
     ) -> Result<(), KernelError> {
-        if x.dtype == self.dtype && x.elements >= self.span() {
-            return Ok(());
-        }
-        let expected = format!("at least {} elements of {:?}", self.span(), self.dtype);
-        Err(refused(op, argument, expected, x))
+        x.check_span(op, argument, self.span(), self.dtype)
     }
 
     pub(super) fn check_numbers(
@@ -83,26 +82,14 @@ impl SoftmaxProblem {
         buffer: &Buffer,
         dtype: ElemType,
     ) -> Result<(), KernelError> {
-        if (buffer.elements, buffer.dtype) == (self.rows, dtype) {
-            return Ok(());
-        }
-        Err(refused(op, argument, format!("{} elements of {dtype:?}", self.rows), buffer))
+        buffer.check(op, argument, self.rows, dtype)
     }
-}
-
-fn refused(
-    op: &'static str,
-    argument: &'static str,
-    expected: String,
-    buffer: &Buffer,
-) -> KernelError {
-    let actual = format!("{} elements of {:?}", buffer.elements, buffer.dtype);
-    KernelError::InvalidProblem { op, argument, expected, actual }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cubecl::ir::FloatKind;
 
     const GPT2: SoftmaxProblem = SoftmaxProblem {
         rows: 8192,

@@ -1,11 +1,12 @@
 use super::{
     SoftmaxBlueprint, SoftmaxProblem,
-    blueprint::Pass,
-    problem::F32,
     rows_backward::softmax_rows_backward_kernel,
     rows_forward::{SoftmaxForm, softmax_rows_kernel},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError, Pass,
+    buffer::{Buffer, F32},
+};
 use cubecl::{client::Client, prelude::*};
 
 const FORWARD: &str = "softmax_rows";
@@ -145,12 +146,12 @@ pub fn softmax_rows_backward(
         problem.check_numbers(BACKWARD, "sum", sum, F32)?;
     }
     if problem.out != problem.dtype {
-        return Err(KernelError::InvalidProblem {
-            op: BACKWARD,
-            argument: "out",
-            expected: format!("{:?}, as y is", problem.dtype),
-            actual: format!("{:?}", problem.out),
-        });
+        return Err(KernelError::invalid(
+            BACKWARD,
+            "out",
+            format!("{:?}, as y is", problem.dtype),
+            format!("{:?}", problem.out),
+        ));
     }
     let blueprint = plan_backward(client, problem, y, dy, dy_stride);
     let vector_size = blueprint.vector_size;

@@ -1,14 +1,12 @@
 //! Rows that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    Pass, SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward,
-    plan_forward,
-    problem::{F32, I32},
-    softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
+    SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward, plan_forward,
+    problem::I32, softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
 };
 use crate::{
-    DeviceProfile, KernelError,
-    buffer::Buffer,
+    DeviceProfile, KernelError, Pass,
+    buffer::{Buffer, F32},
     cross_entropy::CrossEntropyBlueprint,
     variants::{FLOATS, Variant},
 };

@@ -1,8 +1,9 @@
-use crate::{DeviceProfile, Promise, buffer::Rows};
+use crate::{DeviceProfile, Promise, buffer::Rows, device::widest_vector, plan::tell_plan};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind, VectorSize},
 };
+use std::fmt;
 
 /// Sums that tensors add to: enough cubes to keep any GPU of today busy (132 multiprocessors with room
 /// for six each on an H200), and few enough to be added up by a last one.
@@ -39,11 +40,9 @@ impl SquareSumBlueprint {
     /// with as much to read of one tensor.
     pub fn plan(tensors: &[Rows], dtype: ElemType, client: &Client) -> Self {
         let device = DeviceProfile::of(client);
-        let vector_size = client
-            .io_optimized_vector_sizes(dtype.size())
-            .filter(|size| tensors.iter().all(|rows| serves(rows, *size, &device)))
-            .max()
-            .unwrap_or(1);
+        let vector_size = widest_vector(client, dtype.size(), |size| {
+            tensors.iter().all(|rows| serves(rows, size, &device))
+        });
         let vectors: Vec<usize> = tensors.iter().map(|rows| vectors(rows, vector_size)).collect();
         let at_once = device.multiprocessors * Self::CUBES_A_MULTIPROCESSOR;
         let most = at_once.clamp(PLACES / 2, PLACES);
@@ -52,12 +51,15 @@ impl SquareSumBlueprint {
         let pass = UNITS as usize * UNROLL;
         let share = total.div_ceil(most - tensors.len().min(most - 1)).next_multiple_of(pass);
         let share = share.max(pass);
-        Self {
+        let plan = Self {
             vector_size,
             by_rows: tensors.iter().any(|rows| !rows.is_contiguous()),
             share,
             cubes: vectors.iter().map(|vectors| vectors.div_ceil(share)).collect(),
-        }
+        };
+        let reason = format_args!("{most} cubes at most, of {total} vectors");
+        tell_plan("square_sum", &(dtype, &vectors), &plan, reason);
+        plan
     }
 
     /// Registers for six cubes of 256 units a multiprocessor, each unit with four loads of 16 bytes on the way;
@@ -92,5 +94,14 @@ fn serves(rows: &Rows, vector_size: VectorSize, device: &DeviceProfile) -> bool 
     match rows.is_contiguous() {
         true => one().takes_vectors(vector_size, goes_on),
         false => rows.takes_vectors(vector_size, goes_on),
+    }
+}
+
+impl fmt::Display for SquareSumBlueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, by_rows, share, cubes } = self;
+        let walk = if *by_rows { "by rows" } else { "flat" };
+        let cubes: usize = cubes.iter().sum();
+        write!(f, "{cubes} cubes of {share} vectors of {vector_size}, {walk}")
     }
 }

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    buffer::{Buffer, Rows},
+    buffer::{Buffer, F32, Rows, check_float},
 };
 use cubecl::{
     client::Client,
@@ -27,23 +27,12 @@ const SERVED: [FloatKind; 3] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16]
 /// their memory; [`KernelError::Unsupported`] for a tensor that is not f32, f16 or bf16 or is beyond 32-bit
 /// indices.
 pub fn square_sum(client: &Client, sums: Buffer, tensors: &[Rows]) -> Result<Buffer, KernelError> {
-    const F32: ElemType = ElemType::Float(FloatKind::F32);
-    let invalid = |argument, expected: String, actual: String| {
-        Err(KernelError::InvalidProblem { op: OP, argument, expected, actual })
-    };
-    if (sums.elements, sums.dtype) != (PLACES, F32) {
-        let actual = format!("{} elements of {:?}", sums.elements, sums.dtype);
-        return invalid("sums", format!("{PLACES} elements of {F32:?}"), actual);
-    }
+    sums.check(OP, "sums", PLACES, F32)?;
     for rows in tensors {
-        let dtype = rows.buffer.dtype;
-        if !SERVED.iter().any(|kind| dtype == ElemType::Float(*kind)) {
-            let reason = format!("{dtype:?}; it takes f32, f16 and bf16");
-            return Err(KernelError::Unsupported { op: OP, reason });
-        }
+        check_float(OP, "tensors", rows.buffer.dtype)?;
         if rows.span() > rows.buffer.elements || rows.pitch < rows.columns && rows.rows > 1 {
-            let expected = "rows one after another, within their memory".into();
-            return invalid("tensors", expected, format!("{rows:?}"));
+            let expected = "rows one after another, within their memory";
+            return Err(KernelError::invalid(OP, "tensors", expected, format!("{rows:?}")));
         }
         // A cube's share of one tensor goes beyond the end by less.
         if u32::try_from(rows.rows * rows.pitch + (1 << 24)).is_err() {

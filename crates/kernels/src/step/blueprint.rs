@@ -1,6 +1,7 @@
 use super::{Problem, layout::divide};
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
+use std::fmt;
 
 /// Units in a cube: every adapter takes as many.
 pub(crate) const UNITS: u32 = 256;
@@ -77,7 +78,10 @@ impl Blueprint {
         let (walk, vector_size) = problem.layout.way(client, tuning.widest, bytes);
         let passes = problem.layout.passes(walk, vector_size);
         let cubes = divide(tuning.most_cubes(client), &[passes])[0];
-        Self { vector_size, walk, cubes }
+        let plan = Self { vector_size, walk, cubes };
+        let reason = format_args!("the widest vectors of any walk, for {passes} passes of a cube");
+        tell_plan(problem.op, problem, &plan, reason);
+        plan
     }
 
     /// Whether a problem can be walked in this way.
@@ -89,11 +93,23 @@ impl Blueprint {
         if problem.layout.is_served(self.walk, self.vector_size, self.cubes) {
             return Ok(());
         }
-        Err(KernelError::InvalidProblem {
-            op: problem.op,
-            argument: "blueprint",
-            expected: format!("one that serves {problem:?}"),
-            actual: format!("{self:?}"),
-        })
+        Err(KernelError::invalid(
+            problem.op,
+            "blueprint",
+            format!("one that serves {problem:?}"),
+            format!("{self:?}"),
+        ))
+    }
+}
+
+impl fmt::Display for Blueprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vector_size, walk, cubes } = self;
+        let walk = match walk {
+            Walk::Flat => "flat",
+            Walk::Rows => "by rows",
+            Walk::Gathered => "gathered",
+        };
+        write!(f, "{walk}, {cubes} cubes, vectors of {vector_size}")
     }
 }

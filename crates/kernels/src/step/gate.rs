@@ -1,5 +1,7 @@
-use super::layout::F32;
-use crate::{KernelError, buffer::Buffer};
+use crate::{
+    KernelError,
+    buffer::{Buffer, F32},
+};
 
 /// What the device says of a step.
 #[derive(Clone, Debug)]
@@ -28,28 +30,11 @@ pub(super) fn check_readings(
     seed: Option<&Buffer>,
 ) -> Result<(), KernelError> {
     if let Some(Gate { taken, skipped, factor }) = gate {
-        check_reading(op, "factor", factor)?;
-        check_reading(op, "taken", taken)?;
-        check_reading(op, "skipped", skipped)?;
+        factor.check(op, "factor", 1, F32)?;
+        taken.check(op, "taken", 1, F32)?;
+        skipped.check(op, "skipped", 1, F32)?;
     }
     seed.map_or(Ok(()), |seed| check_seed(op, seed))
-}
-
-/// Whether a gate's reading is one number of f32.
-fn check_reading(
-    op: &'static str,
-    argument: &'static str,
-    buffer: &Buffer,
-) -> Result<(), KernelError> {
-    if (buffer.elements, buffer.dtype) == (1, F32) {
-        return Ok(());
-    }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument,
-        expected: format!("1 elements of {F32:?}"),
-        actual: format!("{} elements of {:?}", buffer.elements, buffer.dtype),
-    })
 }
 
 /// Whether a seed is two words.
@@ -57,10 +42,5 @@ fn check_seed(op: &'static str, seed: &Buffer) -> Result<(), KernelError> {
     if seed.elements == 2 && seed.dtype.size() == 4 {
         return Ok(());
     }
-    Err(KernelError::InvalidProblem {
-        op,
-        argument: "seed",
-        expected: "2 elements of 32 bits".into(),
-        actual: format!("{} elements of {:?}", seed.elements, seed.dtype),
-    })
+    Err(seed.mismatch(op, "seed", "2 elements of 32 bits"))
 }

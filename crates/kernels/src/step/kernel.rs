@@ -10,7 +10,7 @@ use std::{fmt::Debug, hash::Hash};
 
 /// What becomes of a parameter and its states.
 #[cube]
-pub(crate) trait Rule: Send + Sync + 'static {
+pub trait Rule: Send + Sync + 'static {
     /// What it multiplies by.
     type Factors: LaunchArg;
     /// What is compiled apart.

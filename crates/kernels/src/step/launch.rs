@@ -3,16 +3,16 @@ use super::{
     blueprint::UNITS,
     gate::check_readings,
     kernel::{Compiled, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
-    layout::{F32, GRADIENT, STATES, divide, in_launches},
+    layout::{GRADIENT, STATES, divide, in_launches},
 };
 use crate::{
     KernelError,
-    buffer::{Buffer, Rows},
+    buffer::{Buffer, F32, Rows},
 };
 use cubecl::{client::Client, prelude::*};
 
 /// A step's numbers, of N tensors: parameter, gradient and states.
-pub(crate) trait Step<const N: usize>: Copy {
+pub trait Step<const N: usize>: Copy {
     /// Whose errors say so.
     const OP: &'static str;
     /// What its tensors are called.
@@ -58,13 +58,30 @@ pub struct Update<S, T> {
 /// Tensors of a launch: a launch takes some microseconds, and many a tensor less.
 pub const MOST_TENSORS: usize = 16;
 
-/// The tensors after one step, by the blueprint that `plan` makes of the problem.
+/// The parameter and its states after one step, in the memory of those before it where nobody else
+/// holds that, and laid out as they were. A parameter in f32 is not rounded, with a chance or without.
 ///
 /// # Errors
 ///
-/// [`KernelError::InvalidProblem`] for numbers, tensors, readings, seeds and blueprints that do not go
-/// together; [`KernelError::Unsupported`] as for [`Problem`].
-pub(crate) fn update_one<S: Step<N>, const N: usize>(
+/// [`KernelError::InvalidProblem`] for numbers that make no step, for tensors that do not go together, and for
+/// readings and seeds that are not as long as they are read; [`KernelError::Unsupported`] for a parameter or
+/// gradient in other types than f32, f16 and bf16 and for what goes beyond 32-bit indices.
+pub fn update<S: Step<N>, const N: usize>(
+    client: &Client,
+    step: &S,
+    tensors: S::Tensors,
+    gate: Option<Gate>,
+    chance: Option<Chance>,
+) -> Result<S::Tensors, KernelError> {
+    update_with(client, step, tensors, gate, chance, Blueprint::plan)
+}
+
+/// [`update`] by the blueprint that `plan` makes of the problem.
+///
+/// # Errors
+///
+/// As there, and [`KernelError::InvalidProblem`] for a blueprint that does not serve the problem.
+pub fn update_with<S: Step<N>, const N: usize>(
     client: &Client,
     step: &S,
     tensors: S::Tensors,
@@ -81,12 +98,30 @@ pub(crate) fn update_one<S: Step<N>, const N: usize>(
     Ok(tensors.into())
 }
 
-/// [`update_one`] of several parameters, in their order, up to [`MOST_TENSORS`] of a kind by a launch.
+/// [`update`] of several parameters, in their order, which no tensor of another's depends on. With a
+/// `seed` those in 16 bits are rounded by chance.
+///
+/// Up to [`MOST_TENSORS`] take one launch: those that are alike in their types, in how their elements are found,
+/// in what of the step is compiled apart, and in what of them somebody else holds, which goes to new memory.
 ///
 /// # Errors
 ///
 /// As there, before anything is launched.
-pub(crate) fn update_many<S: Step<N>, const N: usize>(
+pub fn update_many<S: Step<N>, const N: usize>(
+    client: &Client,
+    updates: Vec<Update<S, S::Tensors>>,
+    gate: Option<Gate>,
+    seed: Option<Buffer>,
+) -> Result<Vec<S::Tensors>, KernelError> {
+    update_many_with(client, updates, gate, seed, Tuning::default())
+}
+
+/// [`update_many`] by plans that are tuned so.
+///
+/// # Errors
+///
+/// As there.
+pub fn update_many_with<S: Step<N>, const N: usize>(
     client: &Client,
     updates: Vec<Update<S, S::Tensors>>,
     gate: Option<Gate>,

@@ -2,13 +2,14 @@
 //! together.
 
 use super::{Walk, blueprint::UNITS};
-use crate::{KernelError, buffer::Rows};
+use crate::{
+    KernelError,
+    buffer::{F32, Rows, check_float},
+};
 use cubecl::{
     client::Client,
-    ir::{ElemType, FloatKind, VectorSize},
+    ir::{ElemType, VectorSize},
 };
-
-pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// Where the gradient stands among tensors that are stepped together: after the parameter.
 pub(super) const GRADIENT: usize = 1;
@@ -47,12 +48,7 @@ impl<const N: usize> Layout<N> {
         /// Units step beyond the end before they stop.
         const STEP: usize = 1 << 24;
         for (argument, tensor) in names.into_iter().zip(all).take(STATES) {
-            let dtype = tensor.buffer.dtype;
-            if !matches!(dtype, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16))
-            {
-                let reason = format!("{argument} of {dtype:?}; it takes f32, f16 and bf16");
-                return Err(KernelError::Unsupported { op, reason });
-            }
+            check_float(op, argument, tensor.buffer.dtype)?;
         }
         let pitched = all.into_iter().find(|tensor| !tensor.is_contiguous());
         let (rows, columns) =
@@ -193,10 +189,10 @@ fn check_rows(
     if is_alike && tensor.buffer.dtype == dtype && tensor.span() <= tensor.buffer.elements {
         return Ok(());
     }
-    Err(KernelError::InvalidProblem {
+    Err(KernelError::invalid(
         op,
         argument,
-        expected: format!("{rows} rows of {columns} elements of {dtype:?}"),
-        actual: format!("{tensor:?}"),
-    })
+        format!("{rows} rows of {columns} elements of {dtype:?}"),
+        format!("{tensor:?}"),
+    ))
 }

@@ -22,9 +22,9 @@ mod variants;
 
 pub use blueprint::{Blueprint, Tuning, Walk};
 pub use gate::{Chance, Gate};
-pub use launch::{MOST_TENSORS, Update};
+pub use launch::{MOST_TENSORS, Update, update, update_many, update_many_with, update_with};
 pub use problem::Problem;
 pub(crate) use variants::variants;
 
 pub(crate) use kernel::Rule;
-pub(crate) use launch::{Step, update_many, update_one};
+pub(crate) use launch::Step;

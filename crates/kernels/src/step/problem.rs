@@ -1,8 +1,11 @@
 use super::{
     Step,
-    layout::{F32, Layout, STATES},
+    layout::{Layout, STATES},
 };
-use crate::{KernelError, buffer::Rows};
+use crate::{
+    KernelError,
+    buffer::{F32, Rows},
+};
 use cubecl::ir::ElemType;
 
 /// What an update asks: how many elements of which types, and how its N tensors lie.

@@ -1,6 +1,6 @@
 //! Steps that cover an optimizer's kernels: see [`variants`](crate::variants).
 
-use super::{Gate, MOST_TENSORS, Step, Tuning, Update, Walk, layout::GRADIENT, update_many};
+use super::{Gate, MOST_TENSORS, Step, Tuning, Update, Walk, layout::GRADIENT, update_many_with};
 use crate::{
     KernelError, Promise,
     buffer::{Buffer, Rows},
@@ -123,7 +123,7 @@ impl<S: Copy> Way<S> {
         };
         let updates = tensors.into_iter().enumerate().map(update).collect();
         let tuning = Tuning { widest: self.widest, ..Tuning::default() };
-        let updated = update_many(client, updates, gate, seed, tuning).map(drop);
+        let updated = update_many_with(client, updates, gate, seed, tuning).map(drop);
         drop(holder);
         updated
     }

@@ -34,11 +34,15 @@
 //! the closure captures stays what it was at the recording. This goes for a loss scale, for a coefficient
 //! that follows a schedule, and for a mask. The book shows how a loss scale is passed.
 //!
-//! Three things are not recorded, and then passes run as they are, with a warning that gives the reason:
+//! Two things are not recorded, and then passes run as they are, with a warning that gives the reason:
 //!
 //! - a pass that changes the model, as the running statistics of a batch norm are changed;
-//! - a pass that leaves something to chance, such as dropout;
 //! - a pass that reads or makes a value on the host (`into_scalar`, `from_data`).
+//!
+//! Random numbers are recorded: those of dropout, and of `Distribution` in floating point. Each replay draws
+//! others. The numbers of a call follow from [`random::seed`](blackburn_backend::random::seed), whether the
+//! pass is replayed or runs. Random numbers of other kinds (integers, `f64`) repeat in each replay, so passes
+//! with these are not recorded.
 //!
 //! A model may change between calls. Numbers of parameters are copied before each replay. Anything else
 //! ends the recording, and a new one is made after three passes: a layer that was frozen, a mask in an `Int`
@@ -90,17 +94,21 @@ pub use error::GraphError;
 pub use tensors::{PassTensors, Squares, TensorLayout};
 
 use crate::precision::PrecisionPolicy;
-use blackburn_backend::graph::{self, GraphError as DeviceError, Queue};
+use blackburn_backend::{
+    graph::{self, GraphError as DeviceError, Queue},
+    random::KeyedPass,
+};
 use burn::{
     module::{Module, ModuleDisplay},
     optim::GradientsParams,
-    tensor::Device,
+    tensor::{Device, ExecutionError, Int, Tensor},
 };
 use compare::{Limits, Results, Schedule, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
 use recording::Recording;
+use std::{cell::Cell, sync::Arc};
 
 /// Passes before the first recording. Burn's fusion meets a stream of operations a few times before it
 /// has settled how to run it, and kernels are compiled then.
@@ -123,6 +131,10 @@ pub struct GradientGraph<M, I, O> {
     restarts: u32,
     /// Where the last call put its commands.
     queue: Option<Queue>,
+    /// What random numbers of a pass are drawn by.
+    keyed: Arc<KeyedPass>,
+    /// Whether the last pass that ran drew some.
+    draws: bool,
     /// Of the replays of this model's pass.
     schedule: Schedule,
     stage: Stage<I, O>,
@@ -135,10 +147,29 @@ enum Stage<I, O> {
         passes: u32,
         failures: u32,
     },
-    Recorded(Box<Recording<I, O>>),
+    Recorded(Box<Recording<Keyed<I>, O>>),
     /// Passes run, for good.
-    Refused,
+    Refused {
+        reason: String,
+    },
 }
+
+/// How passes run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GraphStatus {
+    /// They run, until it is known whether they can be recorded.
+    WarmUp,
+    /// They are replayed.
+    Recorded,
+    /// They run, for good.
+    Unrecorded {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The inputs of a pass, and the key of its random numbers, if it draws some.
+type Keyed<I> = (I, Vec<Tensor<1, Int>>);
 
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
     /// Nothing is recorded yet. `policy` is what was [applied](PrecisionPolicy::apply) to the model.
@@ -149,14 +180,38 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
 
     /// Runs every pass, and never records one.
     pub fn disabled(policy: PrecisionPolicy) -> Self {
-        let stage = Stage::Refused;
+        let stage = Stage::Refused { reason: "recording is switched off".into() };
         let schedule = Schedule::default();
-        Self { policy, held: None, outline: None, restarts: 0, queue: None, schedule, stage }
+        Self {
+            policy,
+            held: None,
+            outline: None,
+            restarts: 0,
+            queue: None,
+            keyed: Arc::default(),
+            draws: true,
+            schedule,
+            stage,
+        }
     }
 
     /// Whether passes are replayed.
     pub fn is_recorded(&self) -> bool {
         matches!(self.stage, Stage::Recorded(_))
+    }
+
+    /// How passes run on `device`, and why they are not replayed where they are not.
+    pub fn status(&self, device: &Device) -> GraphStatus {
+        match &self.stage {
+            Stage::Refused { reason } => GraphStatus::Unrecorded { reason: reason.clone() },
+            _ if !graph::is_supported(device) => {
+                let device = format!("{:?}", device.clone().without_autodiff());
+                let reason = DeviceError::Unsupported { device }.to_string();
+                GraphStatus::Unrecorded { reason }
+            }
+            Stage::WarmUp { .. } => GraphStatus::WarmUp,
+            Stage::Recorded(_) => GraphStatus::Recorded,
+        }
     }
 
     /// The outputs and gradients of `pass` for `model` and `inputs`. The [module](self) says what a pass may
@@ -183,7 +238,42 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         if !graph::is_supported(&device) {
             return Ok(pass(model, inputs));
         }
-        if matches!(self.stage, Stage::Refused) && !self.policy.casts() {
+        // Passes of one call have one key, so that they can be compared.
+        let keys = match self.draws {
+            true => vec![KeyedPass::next_key(&device)],
+            false => Vec::new(),
+        };
+        let (draws, failure) = (Cell::new(0), Cell::new(None));
+        let keyed = self.keyed.clone();
+        let pass = |model: &M, (inputs, keys): Keyed<I>| {
+            let Some(key) = keys.into_iter().next() else { return pass(model, inputs) };
+            let result = keyed.run(&device, key, || pass(model, inputs));
+            draws.set(draws.get() + result.draws);
+            if let Err(error) = result.handed_over {
+                failure.set(Some(drain_failed(&error)));
+            }
+            result.done
+        };
+        let is_warm_up = matches!(self.stage, Stage::WarmUp { .. });
+        let done = self.run_keyed(&device, model, (inputs, keys), pass)?;
+        if let Some(failure) = failure.into_inner() {
+            return Err(failure.into());
+        }
+        // Later passes are those of the warm-up.
+        if is_warm_up || matches!(self.stage, Stage::Refused { .. }) {
+            self.draws = self.draws && draws.get() > 0;
+        }
+        Ok(done)
+    }
+
+    fn run_keyed(
+        &mut self,
+        device: &Device,
+        model: &M,
+        inputs: Keyed<I>,
+        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
+    ) -> Result<Results<O>, GraphError> {
+        if matches!(self.stage, Stage::Refused { .. }) && !self.policy.casts() {
             // Nothing is gained by a copy then.
             self.held = None;
             return Ok(pass(model, inputs));
@@ -191,18 +281,18 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let here = Queue::current();
         // What another queue was asked to do with this memory has no order with what is asked here.
         if let Some(last) = self.queue.replace(here).filter(|last| *last != here) {
-            last.wait(&device)?;
+            last.wait(device)?;
         }
         self.compare_with_outline(model);
         if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
-            self.record(&device, model, &inputs, &pass)?;
+            self.record(device, model, &inputs, &pass)?;
         }
         if let Stage::Recorded(recording) = &mut self.stage
             && recording.serves(&inputs, model)
         {
-            return self.replay(&device, model, inputs, pass);
+            return self.replay(device, model, inputs, pass);
         }
-        let held = adopted(&mut self.held, &device, model, &self.policy)?;
+        let held = adopted(&mut self.held, device, model, &self.policy)?;
         if let Stage::WarmUp { passes, .. } = &mut self.stage {
             *passes += 1;
             self.outline.get_or_insert_with(|| Outline::of(model));
@@ -222,6 +312,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             return;
         };
         self.outline = None;
+        self.draws = true;
         self.restarts += 1;
         if self.restarts > RESTARTS {
             self.refuse(&NoRecording::Restless { what, times: self.restarts });
@@ -239,8 +330,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: &I,
-        pass: impl Fn(&M, I) -> Results<O>,
+        inputs: &Keyed<I>,
+        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
@@ -267,8 +358,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: I,
-        pass: impl Fn(&M, I) -> Results<O>,
+        inputs: Keyed<I>,
+        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
     ) -> Result<Results<O>, GraphError> {
         let (Stage::Recorded(recording), Some(held)) = (&mut self.stage, &mut self.held) else {
             return Ok(pass(model, inputs));
@@ -307,9 +398,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
                 self.refuse(&NoRecording::Unfaithful { results, share });
             }
             Verdict::Apart { results, share } => {
-                self.stage = Stage::Refused;
+                let error = GraphError::Stale { results, share, steps };
+                self.stage = Stage::Refused { reason: error.to_string() };
                 self.outline = None;
-                return Err(GraphError::Stale { results, share, steps });
+                return Err(error);
             }
         }
         Ok(ran)
@@ -320,8 +412,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: I,
-        pass: impl Fn(&M, I) -> Results<O>,
+        inputs: Keyed<I>,
+        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
     ) -> Result<Results<O>, GraphError> {
         self.record(device, model, &inputs, &pass)?;
         let held = adopted(&mut self.held, device, model, &self.policy)?;
@@ -333,7 +425,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
 
     fn refuse(&mut self, reason: &NoRecording) {
         tracing::warn!("GradientGraph: steps run without a graph: {reason}");
-        self.stage = Stage::Refused;
+        self.stage = Stage::Refused { reason: reason.to_string() };
         self.outline = None;
     }
 }
@@ -355,6 +447,9 @@ fn adopted<'a, M: Module>(
 
 /// Has all that this thread asked for handed to the device.
 fn drain(device: &Device) -> Result<(), DeviceError> {
-    let refused = |reason: String| DeviceError::Refused { step: "flush", reason };
-    device.flush().map_err(|error| refused(error.to_string()))
+    device.flush().map_err(|error| drain_failed(&error))
+}
+
+fn drain_failed(error: &ExecutionError) -> DeviceError {
+    DeviceError::Refused { step: "flush", reason: error.to_string() }
 }

@@ -7,7 +7,7 @@ use blackburn_backend::{
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 /// Tensors that a pass is given or gives, besides parameters and gradients: a tensor of floating-point or
-/// whole numbers, a tuple of up to four, or a `Vec` of some.
+/// whole numbers, a tuple of up to four, a `Vec` of some, or none: `()`.
 pub trait PassTensors: Clone {
     /// The same numbers in memory of their own, which nobody else holds. On GPUs alone.
     fn held(&self) -> Self;
@@ -20,6 +20,12 @@ pub trait PassTensors: Clone {
 
     /// For each tensor, how it compares with that of `other`, of the same layout. On GPUs alone.
     fn squares(&self, other: &Self) -> Vec<Squares>;
+
+    /// The same tensors off the autodiff graph.
+    fn untracked(self) -> Self;
+
+    /// Of each tensor, `length` rows from `start` on: indices of its first dimension.
+    fn rows(&self, start: usize, length: usize) -> Self;
 }
 
 /// Sums of squares that tell how far two tensors are apart, in f32 on the device.
@@ -58,8 +64,8 @@ impl Squares {
 /// Shape, type and device of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLayout {
-    dims: Vec<usize>,
-    dtype: DType,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) dtype: DType,
     device: Device,
 }
 
@@ -81,6 +87,14 @@ impl<const D: usize> PassTensors for Tensor<D> {
     fn squares(&self, other: &Self) -> Vec<Squares> {
         vec![Squares::new(&self.device()).with(self.clone(), other.clone())]
     }
+
+    fn untracked(self) -> Self {
+        self.without_autodiff()
+    }
+
+    fn rows(&self, start: usize, length: usize) -> Self {
+        self.clone().narrow(0, start, length)
+    }
 }
 
 impl<const D: usize> PassTensors for Tensor<D, Int> {
@@ -100,6 +114,14 @@ impl<const D: usize> PassTensors for Tensor<D, Int> {
 
     fn squares(&self, other: &Self) -> Vec<Squares> {
         self.clone().float().squares(&other.clone().float())
+    }
+
+    fn untracked(self) -> Self {
+        self.without_autodiff()
+    }
+
+    fn rows(&self, start: usize, length: usize) -> Self {
+        self.clone().narrow(0, start, length)
     }
 }
 
@@ -123,6 +145,33 @@ impl<T: PassTensors> PassTensors for Vec<T> {
     fn squares(&self, other: &Self) -> Vec<Squares> {
         self.iter().zip(other).flat_map(|(one, other)| one.squares(other)).collect()
     }
+
+    fn untracked(self) -> Self {
+        self.into_iter().map(PassTensors::untracked).collect()
+    }
+
+    fn rows(&self, start: usize, length: usize) -> Self {
+        self.iter().map(|tensors| tensors.rows(start, length)).collect()
+    }
+}
+
+/// None.
+impl PassTensors for () {
+    fn held(&self) -> Self {}
+
+    fn overwritten(self, (): Self) -> Self {}
+
+    fn layout(&self) -> Vec<TensorLayout> {
+        Vec::new()
+    }
+
+    fn squares(&self, (): &Self) -> Vec<Squares> {
+        Vec::new()
+    }
+
+    fn untracked(self) -> Self {}
+
+    fn rows(&self, _: usize, _: usize) -> Self {}
 }
 
 macro_rules! tuples {
@@ -142,6 +191,14 @@ macro_rules! tuples {
 
             fn squares(&self, other: &Self) -> Vec<Squares> {
                 [$(self.$index.squares(&other.$index)),+].concat()
+            }
+
+            fn untracked(self) -> Self {
+                ($(self.$index.untracked(),)+)
+            }
+
+            fn rows(&self, start: usize, length: usize) -> Self {
+                ($(self.$index.rows(start, length),)+)
             }
         }
     };

@@ -61,7 +61,7 @@ pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe};
 pub use cast::Cast;
 pub use report::{LayerPrecision, PrecisionReport};
 
-use blackburn_backend::fp8_linear;
+use blackburn_backend::{fp8_linear, graph};
 use burn::{
     module::{Module, ParamId, Reparameterization},
     tensor::{DType, Device, FloatDType, Tensor},
@@ -106,6 +106,16 @@ impl Precision {
         Self::Fp8(Recipe::hybrid()),
         Self::Fp8(Recipe::e4m3()),
     ];
+
+    /// What a model trains fastest in on `device` without a change of its results beyond rounding and without
+    /// [loss scaling](crate::scaler::GradScaler): bf16 on GPUs that compute in it, f32 elsewhere.
+    pub fn fastest(device: &Device) -> Self {
+        let device = device.clone().without_autodiff();
+        match graph::is_supported(&device) && Self::Bf16.is_supported(&device) {
+            true => Self::Bf16,
+            false => Self::F32,
+        }
+    }
 
     /// The type of tensors between layers.
     pub fn dtype(self) -> FloatDType {

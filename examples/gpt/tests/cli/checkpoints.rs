@@ -46,7 +46,7 @@ pub(crate) fn assert_sound(run: &Path) -> Vec<u64> {
         assert_eq!(state["step"], *step, "{}", folder.display());
         for file in TENSORS {
             let bytes = fs::read(folder.join(file)).unwrap();
-            let promised = &state[file.strip_suffix(".bpk").unwrap()];
+            let promised = &state["files"][file];
             let found = (bytes.len() as u64, crc32c::crc32c(&bytes));
             assert_eq!(promised["bytes"], found.0, "{file} in {}", folder.display());
             assert_eq!(promised["crc32c"], found.1, "{file} in {}", folder.display());

@@ -152,14 +152,16 @@ fn checkpoints_of_other_programs_and_versions_are_refused() {
         &|state| drop(state.as_object_mut().unwrap().remove("format")),
         &["not a checkpoint of this program", "the format nothing"],
     );
-    refused(&|state| state["version"] = 2.into(), &["has version 2", "reads version 1"]);
-    refused(&|state| state["version"] = "x".into(), &["has version none", "reads version 1"]);
-    refused(&|state| state["settings"] = 5.into(), &["state.json is damaged"]);
+    refused(&|state| state["version"] = 1.into(), &["has version 1", "reads version 2"]);
+    refused(&|state| state["version"] = "x".into(), &["has version none", "reads version 2"]);
+    refused(&|state| state["files"] = 5.into(), &["state.json is damaged"]);
+    refused(&|state| state["state"]["extra"]["settings"] = 5.into(), &["state.json"]);
 
     // The sizes say something else than the tensors: sound files, of another model.
-    let other_sizes =
-        |state: &mut serde_json::Value| state["settings"]["model"]["width"] = 32.into();
-    refused(&other_sizes, &["model.bpk does not fit the sizes in state.json"]);
+    let other_sizes = |state: &mut serde_json::Value| {
+        state["state"]["extra"]["settings"]["model"]["width"] = 32.into();
+    };
+    refused(&other_sizes, &["model.bpk does not fit this model"]);
 }
 
 fn a_folder_without_checkpoints_is_refused_with_advice() {

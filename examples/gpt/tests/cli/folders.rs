@@ -51,7 +51,8 @@ fn a_run_is_replaced_only_with_overwrite() {
     succeed(place.train("run", &["--steps", "4", "--seed", "7", "--overwrite"]));
     assert_eq!(checkpoints::assert_sound(&run), [2, 3, 4]);
     assert_eq!(losses(&run, "train").len(), 4);
-    assert_eq!(checkpoints::state(&checkpoints::of_step(&run, 4))["settings"]["seed"], 7);
+    let state = checkpoints::state(&checkpoints::of_step(&run, 4));
+    assert_eq!(state["state"]["extra"]["settings"]["seed"], 7);
 }
 
 fn results_of_another_program_are_not_taken_for_a_run() {

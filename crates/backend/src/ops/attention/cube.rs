@@ -3,10 +3,10 @@
 use super::{AttentionPrimitives, Gradients, Inputs, Mask, Output, Settings};
 use crate::tensors::contiguous_tensor;
 use blackburn_kernels::{
-    KernelError,
+    KernelError, Pass,
     attention::{
         self, AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout,
-        Order, Pairs, Pass, Rows, Window,
+        HeadStrides, Order, Pairs, Window,
     },
     buffer::Buffer,
 };
@@ -49,7 +49,7 @@ impl AttentionPrimitives for CubeBackend {
             out: &whole(&out),
             lse: &whole(&into_contiguous(output.lse)),
             dout: &whole(&dout),
-            dout_rows: call.rows(&dout),
+            dout_strides: call.rows(&dout),
         };
         let gradients = attention::attention_backward(
             call.client(),
@@ -182,7 +182,7 @@ impl Call {
         }
     }
 
-    fn rows(&self, tensor: &CubeTensor) -> Rows {
+    fn rows(&self, tensor: &CubeTensor) -> HeadStrides {
         rows(tensor, self.problem.packed.is_some())
     }
 }
@@ -208,10 +208,10 @@ fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-fn rows(tensor: &CubeTensor, is_packed: bool) -> Rows {
+fn rows(tensor: &CubeTensor, is_packed: bool) -> HeadStrides {
     let strides = tensor.meta.strides();
     let batch = if is_packed { 0 } else { strides[0] };
-    Rows { batch, head: strides[1], row: strides[2] }
+    HeadStrides { batch, head: strides[1], row: strides[2] }
 }
 
 /// Strides of a mask or a bias; 0 where one element serves a whole dimension.
@@ -233,7 +233,7 @@ fn order(tensor: &CubeTensor) -> Order {
 
 /// Strides of a tensor of that shape.
 fn ordered_strides(shape: &Shape, order: Order) -> [usize; 4] {
-    let Rows { batch, head, row } = order.rows(shape[1], shape[2], shape[3]);
+    let HeadStrides { batch, head, row } = order.strides(shape[1], shape[2], shape[3]);
     [batch, head, row, 1]
 }
 

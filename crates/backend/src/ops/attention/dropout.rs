@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn places_are_counted_over_all_sequences() {
-        let dropout = Dropout { rate: 0.5, seed: 1 << 40 };
+        let dropout = Dropout::new(0.5, 1 << 40);
         let all = dropout.left_out(0, [3, 5, 7]);
         assert_eq!(all.len(), 3 * 5 * 7);
         assert_eq!(dropout.left_out(2, [1, 5, 7]), all[70..]);

@@ -13,6 +13,7 @@ use crate::tensors::{Optional, cast, wide};
 #[cfg(feature = "gpu")]
 use crate::{
     declined::served,
+    random::KeyId,
     tensors::{contiguous_buffer, contiguous_tensor},
 };
 #[cfg(feature = "gpu")]
@@ -83,9 +84,10 @@ impl DropoutPrimitives for CubeBackend {
         }
         let of_x = contiguous_buffer(x.clone());
         let of_residual = residual.clone().into_option().map(contiguous_buffer);
-        let Dropout { rate, seed } = dropout;
+        let Dropout { rate, seed, key } = dropout;
         let problem = DropoutProblem { elements: of_x.elements, dtype: of_x.dtype, rate, seed };
-        let y = dropout_kernel(&x.client, &problem, &of_x, of_residual.as_ref());
+        let key = key.and_then(KeyId::words);
+        let y = dropout_kernel(&x.client, &problem, &of_x, of_residual.as_ref(), key.as_ref());
         match served("BlackburnDropout", y) {
             Some(y) => contiguous_tensor(&x, y, x.shape(), x.dtype),
             None => by_mask::<Self>(x, residual, dropout),

@@ -1,5 +1,7 @@
 //! What dropout leaves out, in plain Rust: the words that kernels draw, so that devices agree.
 
+use crate::random::{Draw, KeyId};
+
 const ROUNDS: usize = 7;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -7,17 +9,31 @@ const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// Elements are left out with probability `rate`, and those that stay are multiplied by
 /// `1 / (1 - rate)`. Elements of attention are its weights.
 ///
-/// Which ones is a function of the seed and of the place of the element alone, and the same on every
-/// device: take another seed each step, and for each layer.
+/// Which ones is a function of the seed, of the key and of the place of the element alone. Without a key it is
+/// the same on every device: take another seed each step, and for each layer. [`Dropout::next`] does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// At least 0 and below 1.
     pub rate: f64,
     /// The same seed leaves out the same elements.
     pub seed: u64,
+    /// What the device combines the seed with, in a [`KeyedPass`](crate::random::KeyedPass). GPUs alone have
+    /// keys.
+    pub key: Option<KeyId>,
 }
 
 impl Dropout {
+    /// By a seed alone.
+    pub const fn new(rate: f64, seed: u64) -> Self {
+        Self { rate, seed, key: None }
+    }
+
+    /// As no other operation leaves elements out, of this pass or of the process.
+    pub fn next(rate: f64) -> Self {
+        let Draw { seed, key } = Draw::next();
+        Self { rate, seed, key }
+    }
+
     /// What elements that stay are multiplied by.
     pub(in crate::ops) fn kept(self) -> f64 {
         1.0 / (1.0 - self.rate)

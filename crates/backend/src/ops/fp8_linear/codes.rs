@@ -2,11 +2,11 @@
 
 use super::{Rounding, primitives::padded_row, recipe::Format};
 use blackburn_kernels::{
-    KernelError,
+    Family, KernelError,
     buffer::Buffer,
     matmul::{
-        Epilogue, F32Precision, Family, MatmulBlueprint, MatmulOutput, MatmulProblem, TensorLayout,
-        matmul, matmul_with,
+        Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem, TensorLayout, matmul,
+        matmul_with,
     },
     quantize::{self, Fp8Format, Layouts, QuantizeProblem, Quantized},
 };

@@ -1,0 +1,147 @@
+//! Launches of the `wgmma` family.
+
+use super::{
+    AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
+    call::{Call, device_strides, heads},
+    pipeline::{BACKWARD_UNITS, FORWARD_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
+    problem::unsupported,
+    tensor_core::{Tensor, halves, ptx_type, row_terms},
+    wgmma_backward::attention_backward_wgmma_kernel,
+    wgmma_forward::attention_forward_wgmma_kernel,
+};
+use crate::{DeviceProfile, KernelError};
+use cubecl::prelude::*;
+
+/// Elements of a row that are fetched together: 128 bytes.
+const BLOCK: usize = 64;
+/// The most tiles that hide latency.
+const MOST_STAGES: usize = 4;
+/// Rows of a tile of either side of the backward pass.
+const BACKWARD_TILE: usize = 128;
+
+/// The most stages that fit.
+fn with_most_stages<K: Copy>(
+    device: DeviceProfile,
+    kernel: impl Fn(usize) -> K,
+    shared_bytes: impl Fn(K) -> usize,
+) -> Result<K, KernelError> {
+    (2..=MOST_STAGES)
+        .rev()
+        .map(kernel)
+        .find(|kernel| shared_bytes(*kernel) <= device.shared_bytes)
+        .ok_or_else(|| unsupported(format!("{} bytes of shared memory", device.shared_bytes)))
+}
+
+/// How TMA finds boxes of so many rows by one block.
+fn tensor_map(
+    call: &Call<'_>,
+    tensor: &Tensor<'_>,
+    box_rows: usize,
+) -> Result<TensorMapArg<Tiled>, KernelError> {
+    let problem = call.problem;
+    let shape = [problem.tensor_batch(), tensor.heads, tensor.seq, problem.head_dim];
+    let strides = tensor.fetched_strides(call)?;
+    // SAFETY: shape and strides stay within the problem's checked span.
+    let tensor = unsafe {
+        TensorArg::from_raw_parts(
+            tensor.buffer.handle.clone(),
+            strides.to_vec().into(),
+            shape.to_vec().into(),
+        )
+    };
+    let tile = vec![1, 1, box_rows, BLOCK];
+    Ok(TensorMapArg::new(TiledArgs { tile_size: tile.into() }, tensor, problem.dtype)
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256))
+}
+
+/// The forward pass.
+pub(super) fn forward(
+    call: &Call<'_>,
+    blueprint: &AttentionBlueprint,
+    output: &AttentionOutput,
+) -> Result<(), KernelError> {
+    let problem = call.problem;
+    let device = DeviceProfile::of(call.client);
+    let dtype = ptx_type(call)?;
+    let (head_dim, tile_kv) = (problem.head_dim, blueprint.tile_kv);
+    let kernel = with_most_stages(
+        device,
+        |stages| WgmmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
+        WgmmaForwardBlueprint::shared_bytes,
+    )?;
+    let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
+    let work_items = tiles * problem.heads_q * problem.batch;
+    let Ok(items) = u32::try_from(work_items) else {
+        return Err(unsupported(format!("{work_items} tiles of queries")));
+    };
+    let cubes = items.min(device.multiprocessors as u32);
+    let [q, k, v] = Tensor::inputs(call);
+    // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
+    // were allocated for the problem; the kernel writes rows below the ends of sequences alone.
+    unsafe {
+        attention_forward_wgmma_kernel::launch_unchecked(
+            call.client,
+            CubeCount::Static(cubes, 1, 1),
+            CubeDim::new_1d(FORWARD_UNITS),
+            tensor_map(call, &q, blueprint.tile_q)?,
+            tensor_map(call, &k, tile_kv)?,
+            // Chunks of 64 keys are what the second product steps through.
+            tensor_map(call, &v, BLOCK)?,
+            call.rules(0),
+            heads(&output.out, problem.out()),
+            output.lse.arg(1),
+            tiles as u32,
+            items,
+            kernel,
+            call.types(),
+            kernel.widths(),
+        );
+    }
+    Ok(())
+}
+
+/// The backward pass, without the gradient of a bias.
+pub(super) fn backward(
+    call: &Call<'_>,
+    result: &AttentionResult<'_>,
+    gradients: &AttentionGradients,
+) -> Result<(), KernelError> {
+    let problem = call.problem;
+    let (dtype, head_dim) = (ptx_type(call)?, problem.head_dim);
+    let kernel = with_most_stages(
+        DeviceProfile::of(call.client),
+        |stages| WgmmaBackwardBlueprint { dtype, head_dim, stages },
+        WgmmaBackwardBlueprint::shared_bytes,
+    )?;
+    let terms = row_terms(call, result)?;
+    for half in halves(call, result, gradients) {
+        let tiles = half.seq.div_ceil(BACKWARD_TILE);
+        call.for_batches([tiles, half.fixed[0].heads, problem.batch], |cubes, first| {
+            // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
+            // problem.
+            unsafe {
+                attention_backward_wgmma_kernel::launch_unchecked(
+                    call.client,
+                    cubes,
+                    CubeDim::new_1d(BACKWARD_UNITS),
+                    tensor_map(call, &half.fixed[0], BLOCK)?,
+                    tensor_map(call, &half.fixed[1], BLOCK)?,
+                    tensor_map(call, &half.moving[0], BLOCK)?,
+                    tensor_map(call, &half.moving[1], BLOCK)?,
+                    call.rules(first),
+                    terms.arg(1),
+                    half.outs[0].arg(1),
+                    half.outs[1].arg(1),
+                    device_strides(half.out_strides),
+                    half.side,
+                    kernel,
+                    call.types(),
+                    kernel.widths(),
+                );
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

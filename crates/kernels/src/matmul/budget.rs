@@ -1,0 +1,32 @@
+//! Shared memory of products on tensor cores: planners count with it, and kernels divide it up.
+
+use crate::device::ROW_BYTES;
+
+/// A block of k of both operands, whose rows are 128 bytes deep.
+pub(crate) const fn stage_bytes(tile_m: usize, tile_n: usize) -> usize {
+    (tile_m + tile_n) * ROW_BYTES
+}
+
+/// A tile's bias, for outputs of any type.
+pub(crate) const fn bias_bytes(tile_n: usize) -> usize {
+    4 * tile_n
+}
+
+/// Of the `mma` family: the ring, and the bias of a tile.
+pub(crate) const fn mma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    stages * stage_bytes(tile_m, tile_n) + bias_bytes(tile_n)
+}
+
+/// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.
+pub(super) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * bias_bytes(tile_n)
+}
+
+/// As many stages as fit, up to `most`; `None` where a ring of two does not.
+pub(crate) fn most_stages(
+    most: usize,
+    shared_bytes: usize,
+    bytes: impl Fn(usize) -> usize,
+) -> Option<usize> {
+    (2..=most).rev().find(|stages| bytes(*stages) <= shared_bytes)
+}

@@ -1,0 +1,503 @@
+//! A training step as one call.
+//!
+//! A [`Trainer`] holds a model and all that a step needs, and does it in the right order: passes over
+//! micro-batches, recorded where they can be; gradients by weight; loss scaling; clipping by the global norm;
+//! the optimizer; the average of the weights; the schedule.
+//!
+//! ```
+//! use blackburn_train::{
+//!     precision::full_precision, schedule::WarmupCosine, trainer::{Trainer, TrainerConfig},
+//! };
+//! use burn::{nn::{LinearConfig, loss::{MseLoss, Reduction}}, prelude::*};
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(4, 1).init(&device);
+//! let schedule = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup_steps: 5, total_steps: 50 };
+//! let mut trainer: Trainer<_, _> =
+//!     TrainerConfig::new(schedule).with_max_norm(1.0).with_micro_batches(2).init(model)?;
+//! for _ in 0..50 {
+//!     let x = Tensor::<2>::ones([8, 4], &device);
+//!     let y = Tensor::<2>::ones([8, 1], &device);
+//!     let step = trainer.step((trainer.input(x), y), |model, (x, y)| {
+//!         MseLoss::new().forward(full_precision(model.forward(x)), y, Reduction::Mean)
+//!     })?;
+//!     if step.number % 10 == 0 {
+//!         println!("step {}: loss {:.4}", step.number, step.loss());
+//!     }
+//! }
+//! let model = trainer.into_model()?;
+//! # let _ = model;
+//! # Ok::<(), blackburn_train::trainer::TrainerError>(())
+//! ```
+//!
+//! # Types
+//!
+//! Burn's operations convert no types by themselves. Where a policy computes in 16 bits, cast two things: what
+//! the model reads, by [`Trainer::input`], and what it returns, by
+//! [`full_precision`](crate::precision::full_precision), before the loss. Token ids and classes stay as they
+//! are. In f32 both casts do nothing.
+//!
+//! # What the closure may do
+//!
+//! It is a function of the model and the batch that it is given, and of nothing that changes from step to step:
+//! on GPUs its pass is recorded and replayed. Put everything else that changes into the batch, as a tensor.
+//! [`graph`](crate::graph) says what is checked. Besides the loss, it may return further tensors, such as the
+//! number of right answers: `(loss, right)` gives `step.outputs`, one for each micro-batch.
+//!
+//! # What it prints
+//!
+//! A trainer logs [`Trainer::report`] once, at the level `info` of `tracing`, when it knows whether passes are
+//! recorded: what each layer is computed in, which kernels ran, what was left to Burn and why, and which of the
+//! model's modules have a faster function.
+//!
+//! # Checkpoints
+//!
+//! [`Trainer::save`] writes the whole state, and [`TrainerConfig::resume`] goes on from it:
+//!
+//! ```
+//! use blackburn_train::{checkpoint::Checkpoints, trainer::{Trainer, TrainerConfig, saved_extra}};
+//! use burn::{nn::LinearConfig, prelude::*};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! let device = Device::flex().autodiff();
+//! let config = TrainerConfig::new(1e-3).with_seed(42);
+//! let checkpoints = Checkpoints::new(folder, "my-program");
+//! let mut trainer: Trainer<_, Tensor<2>> = config.init(LinearConfig::new(4, 1).init(&device))?;
+//! trainer.step(Tensor::ones([8, 4], &device), |model, x| model.forward(x).mean())?;
+//! trainer.save(&checkpoints, &"epoch 1")?;
+//!
+//! let newest = checkpoints.newest()?;
+//! let trainer: Trainer<_, Tensor<2>> =
+//!     config.resume(LinearConfig::new(4, 1).init(&device), &newest)?;
+//! assert_eq!(trainer.steps_taken(), 1);
+//! assert_eq!(saved_extra::<String>(&newest)?, "epoch 1");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod batch;
+mod config;
+mod error;
+mod report;
+mod state;
+
+pub use batch::MicroBatch;
+pub use config::{TrainerConfig, TrainerOptimizer};
+pub use error::TrainerError;
+pub use report::{DropIn, TrainerReport};
+pub use state::{saved_extra, saved_model};
+
+use crate::{
+    accumulate::{AccumulateError, GradientSum},
+    ema::Ema,
+    graph::{GradientGraph, GraphStatus, PassTensors},
+    precision::{Precision, PrecisionPolicy},
+    scaler::{GradScaler, scaled},
+    schedule::{Schedule, ScheduleError},
+};
+use blackburn_backend::{graph, profile, random};
+use burn::{
+    module::{Module, ModuleDisplay},
+    optim::{GradientsParams, ModuleOptimizer},
+    tensor::{DType, Device, Tensor},
+};
+use std::{cell::Cell, collections::BTreeMap, fmt, sync::Arc};
+
+/// Steps that a loss scaler left out, one after another, by which the scale has come down from anywhere.
+const HOPELESS: u32 = 40;
+
+/// What the closure of a step returns: the loss, or the loss and further tensors.
+pub trait StepLoss {
+    /// The further tensors.
+    type Outputs: PassTensors;
+
+    /// The loss and the rest.
+    fn into_parts(self) -> (Tensor<1>, Self::Outputs);
+}
+
+impl StepLoss for Tensor<1> {
+    type Outputs = ();
+
+    fn into_parts(self) -> (Tensor<1>, ()) {
+        (self, ())
+    }
+}
+
+impl<O: PassTensors> StepLoss for (Tensor<1>, O) {
+    type Outputs = O;
+
+    fn into_parts(self) -> (Tensor<1>, O) {
+        self
+    }
+}
+
+/// What a step gives. Its tensors are on the device, and nothing waits for it until one is read.
+#[derive(Clone, Debug)]
+pub struct Step<O = ()> {
+    /// The number of the step, counted from 1.
+    pub number: usize,
+    /// The learning rate that it was taken at.
+    pub learning_rate: f64,
+    /// The mean loss of the batch, one number in f32.
+    pub mean_loss: Tensor<1>,
+    /// The global norm of the gradients before they were clipped, one number in f32. Not finite where a loss
+    /// scaler left the step out.
+    pub gradient_norm: Tensor<1>,
+    /// What the closure returned beside the loss, for each micro-batch.
+    pub outputs: Vec<O>,
+}
+
+impl<O> Step<O> {
+    /// The mean loss of the batch. Waits for the device.
+    pub fn loss(&self) -> f32 {
+        self.mean_loss.clone().into_scalar()
+    }
+}
+
+/// Micro-batches, the factors of their losses, and the loss scale.
+type Inputs<I> = (Vec<I>, Tensor<1>, Tensor<1>);
+/// The mean loss, and what else each micro-batch gave.
+type Outputs<O> = (Tensor<1>, Vec<O>);
+
+/// Trains a model. See the [module](self).
+///
+/// `I` is the batch, and `O` what the closure returns beside the loss.
+pub struct Trainer<M, I, O = ()> {
+    config: TrainerConfig,
+    device: Device,
+    policy: PrecisionPolicy,
+    /// There but while the optimizer has it: parameters that a copy holds could not be updated in place.
+    model: Option<M>,
+    optimizer: ModuleOptimizer,
+    scaler: GradScaler,
+    ema: Option<Ema>,
+    passes: GradientGraph<M, Inputs<I>, Outputs<O>>,
+    steps_taken: usize,
+    /// Losses that nobody has looked at, of the last steps.
+    losses: Vec<Tensor<1>>,
+    /// Of the last step, and on the device.
+    factors: Option<(Vec<f64>, Tensor<1>)>,
+    /// Operations of the last step that ran, by provider.
+    served: BTreeMap<&'static str, u64>,
+    is_reported: bool,
+}
+
+impl<M: Module, I, O> fmt::Debug for Trainer<M, I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trainer")
+            .field("config", &self.config)
+            .field("device", &self.device)
+            .field("steps_taken", &self.steps_taken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
+    /// The model as it is now.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked while it changed the model.
+    pub fn model(&self) -> Result<&M, TrainerError> {
+        self.model.as_ref().ok_or(TrainerError::Lost)
+    }
+
+    /// The model, trained. Parameters are stored in f32 and still computed in what the policy says, unless it
+    /// has no f32 masters.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked while it changed the model.
+    pub fn into_model(self) -> Result<M, TrainerError> {
+        self.model.ok_or(TrainerError::Lost)
+    }
+
+    /// The steps taken so far, those that a loss scaler left out included.
+    pub fn steps_taken(&self) -> usize {
+        self.steps_taken
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        (self.config.rate)(self.steps_taken)
+    }
+
+    /// Goes on by another schedule. It is asked for the steps to come by their numbers in the whole training.
+    ///
+    /// # Errors
+    ///
+    /// When its options contradict themselves; the old one stays then.
+    pub fn set_learning_rate(&mut self, schedule: impl Schedule) -> Result<(), ScheduleError> {
+        schedule.validate()?;
+        self.config.rate = Arc::new(move |step| schedule.at(step));
+        Ok(())
+    }
+
+    /// What the model computes in.
+    pub fn precision(&self) -> Precision {
+        self.policy.precision()
+    }
+
+    /// What each parameter is stored and computed in.
+    pub fn policy(&self) -> &PrecisionPolicy {
+        &self.policy
+    }
+
+    /// The loss scaler, which does nothing where losses are not scaled.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// The average of the weights, where one is kept.
+    pub fn ema(&self) -> Option<&Ema> {
+        self.ema.as_ref()
+    }
+
+    /// Whether passes are recorded.
+    pub fn graph_status(&self) -> GraphStatus {
+        self.passes.status(&self.device)
+    }
+
+    /// Runs passes one by one from now on, for a profile of their kernels, say.
+    pub fn stop_recording(&mut self) {
+        self.passes = GradientGraph::disabled(self.policy.clone());
+    }
+
+    /// A tensor of numbers that the model reads, in the type that it computes in.
+    pub fn input<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        self.policy.input(tensor)
+    }
+
+    /// Takes a step: the mean loss of `batch` by `loss`, its gradients, and an update of the model.
+    ///
+    /// # Errors
+    ///
+    /// When the batch cannot be split as asked, the loss is not one number in f32 or does not depend on the
+    /// model, the device fails, or training has diverged.
+    pub fn step<L: StepLoss<Outputs = O>>(
+        &mut self,
+        batch: I,
+        loss: impl Fn(&M, I) -> L,
+    ) -> Result<Step<O>, TrainerError> {
+        let parts = batch::split(batch, self.config.micro_batches)?;
+        self.step_of(parts, loss)
+    }
+
+    /// Takes one step over `micro_batches`, whose mean losses count by weight. For micro-batches that are
+    /// loaded one by one, and for losses that are means of something else than rows, such as tokens that are not
+    /// padding.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step), and when a weight is negative or not finite, or all are 0.
+    pub fn step_of<L: StepLoss<Outputs = O>>(
+        &mut self,
+        micro_batches: Vec<MicroBatch<I>>,
+        loss: impl Fn(&M, I) -> L,
+    ) -> Result<Step<O>, TrainerError> {
+        let (tensors, factors) = batch::weighted(micro_batches)?;
+        let tensors: Vec<I> = tensors.into_iter().map(PassTensors::untracked).collect();
+        self.seed_step();
+        let learning_rate = self.learning_rate();
+        let served = profile::served();
+
+        let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
+        let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
+        // The pass itself returns tensors and nothing else.
+        let refusal = Cell::new(None);
+        let ((mean_loss, outputs), gradients) =
+            self.passes.run(model, inputs, |model, inputs| match pass(model, inputs, &loss) {
+                Ok(done) => done,
+                Err(error) => {
+                    refusal.set(Some(error));
+                    ((Tensor::zeros([1], &self.device), Vec::new()), GradientsParams::new())
+                }
+            })?;
+        if let Some(error) = refusal.into_inner() {
+            return Err(error);
+        }
+        let gradient_norm = self.update(gradients, learning_rate)?;
+        // Hand the step over to the device now, and go on preparing the next one.
+        self.device.flush()?;
+        self.steps_taken += 1;
+        self.losses.push(mean_loss.clone());
+        self.report_once(&served);
+        if self.losses.len() >= self.config.check_every {
+            self.check_losses()?;
+        }
+        let number = self.steps_taken;
+        Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs })
+    }
+
+    fn seed_step(&self) {
+        let Some(seed) = self.config.seed else { return };
+        let seed = seed.wrapping_add(1 + self.steps_taken as u64);
+        self.device.seed(seed);
+        random::seed(seed);
+    }
+
+    /// Most steps have the factors of the step before.
+    fn factors_on_device(&mut self, factors: Vec<f64>) -> Tensor<1> {
+        if let Some((_, tensor)) = self.factors.as_ref().filter(|(last, _)| *last == factors) {
+            return tensor.clone();
+        }
+        let numbers: Vec<f32> = factors.iter().map(|factor| *factor as f32).collect();
+        let device = self.device.clone().without_autodiff();
+        let tensor = Tensor::from_data(numbers.as_slice(), (&device, DType::F32));
+        self.factors.insert((factors, tensor)).1.clone()
+    }
+
+    /// Changes the model by gradients of the scaled loss. Returns their norm without the scale.
+    fn update(
+        &mut self,
+        mut gradients: GradientsParams,
+        learning_rate: f64,
+    ) -> Result<Tensor<1>, TrainerError> {
+        let model = self.model.take().ok_or(TrainerError::Lost)?;
+        let max_norm = self.config.max_norm;
+        let measured = match self.config.optimizer.is_gated() {
+            true => self.scaler.unscale_and_clip_in_step(&gradients, &model, max_norm),
+            false => self.scaler.unscale_and_clip(&mut gradients, &model, max_norm),
+        };
+        let norm = match measured {
+            Ok(norm) => norm,
+            Err(error) => {
+                self.model = Some(model);
+                return Err(error.into());
+            }
+        };
+        let is_left_out = !self.config.optimizer.is_gated() && self.scaler.overflowed();
+        let model = match is_left_out {
+            true => model,
+            false => self.optimizer.step(learning_rate, model, gradients),
+        };
+        let averaged = self.ema.as_mut().map_or(Ok(()), |ema| ema.update(&model));
+        self.model = Some(model);
+        self.scaler.update()?;
+        Ok(averaged.map(|()| norm)?)
+    }
+
+    /// Reads the losses of the last steps.
+    fn check_losses(&mut self) -> Result<(), TrainerError> {
+        if self.losses.is_empty() {
+            return Ok(());
+        }
+        let first = self.steps_taken - self.losses.len() + 1;
+        let losses = Tensor::cat(std::mem::take(&mut self.losses), 0).into_data();
+        let wrong = losses.iter::<f32>().enumerate().find(|(_, loss)| !loss.is_finite());
+        if let Some((index, loss)) = wrong {
+            return Err(TrainerError::Diverged { step: first + index, loss });
+        }
+        if self.scaler.is_enabled() {
+            let state = self.scaler.state();
+            if state.skipped_in_a_row >= HOPELESS {
+                let (skipped, scale) = (state.skipped_in_a_row, state.scale);
+                return Err(TrainerError::Hopeless { skipped, scale });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the trainer uses by now, and what it cannot.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked while it changed the model.
+    pub fn report(&self) -> Result<TrainerReport, TrainerError> {
+        let model = self.model()?;
+        let device = self.device.clone().without_autodiff();
+        let drop_ins = match graph::is_supported(&device) {
+            true => report::drop_ins(model),
+            // On CPUs they are Burn's operations too.
+            false => Vec::new(),
+        };
+        Ok(TrainerReport {
+            device: format!("{:?}", device.as_dispatch()),
+            precision: self.policy.report(model),
+            optimizer: self.config.optimizer.to_string(),
+            recorded: TrainerReport::recorded(self.graph_status()),
+            served: self.served.clone(),
+            declined: profile::declined(),
+            drop_ins,
+        })
+    }
+
+    /// Logs the report when it is known whether passes are recorded.
+    fn report_once(&mut self, before: &BTreeMap<&'static str, u64>) {
+        if self.is_reported {
+            return;
+        }
+        let status = self.graph_status();
+        if status != GraphStatus::Recorded {
+            // Burn's fusion settles in the first steps; a replay would show as nothing.
+            let new = |(name, count): (&'static str, u64)| {
+                let count = count - before.get(name).copied().unwrap_or_default();
+                (count > 0).then_some((name, count))
+            };
+            self.served = profile::served().into_iter().filter_map(new).collect();
+        }
+        /// Steps after which operations are served as they will be.
+        const SETTLED: usize = 3;
+        if status == GraphStatus::WarmUp || self.steps_taken < SETTLED {
+            return;
+        }
+        self.is_reported = true;
+        if let Ok(report) = self.report() {
+            tracing::info!("{report}");
+        }
+    }
+}
+
+impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
+    /// The model for validation, off the autodiff graph, with the averages in place of its weights where an
+    /// average is kept, stored in what it computes in.
+    ///
+    /// # Errors
+    ///
+    /// When an earlier step panicked while it changed the model.
+    pub fn valid(&self) -> Result<M, TrainerError> {
+        let model = self.model()?;
+        let model = match &self.ema {
+            Some(ema) => ema.apply(model.clone())?,
+            None => model.clone(),
+        };
+        Ok(model.valid())
+    }
+}
+
+/// Forward and backward pass over all micro-batches.
+fn pass<M: Module, I: PassTensors, L: StepLoss>(
+    model: &M,
+    (micro_batches, factors, scale): Inputs<I>,
+    loss: &impl Fn(&M, I) -> L,
+) -> Result<(Outputs<L::Outputs>, GradientsParams), TrainerError> {
+    let count = micro_batches.len();
+    let mut sum = GradientSum::new();
+    let (mut losses, mut outputs) = (Vec::new(), Vec::new());
+    for (index, tensors) in micro_batches.into_iter().enumerate() {
+        let (loss, output) = loss(model, tensors).into_parts();
+        let elements = loss.dims()[0];
+        if loss.dtype() != DType::F32 || elements != 1 {
+            return Err(TrainerError::Loss { dtype: loss.dtype(), elements });
+        }
+        losses.push(loss.clone().without_autodiff());
+        outputs.push(output.untracked());
+        // One alone counts whole.
+        let scale = match count {
+            1 => scale.clone(),
+            _ => scale.clone() * factors.clone().narrow(0, index, 1),
+        };
+        if !loss.is_autodiff() {
+            return Err(TrainerError::Gradients(AccumulateError::Empty));
+        }
+        let gradients = GradientsParams::from_grads(scaled(loss, scale).backward(), model);
+        sum.try_add(model, gradients, 1.0).map_err(TrainerError::Gradients)?;
+    }
+    let losses = Tensor::cat(losses, 0);
+    let mean = if count == 1 { losses } else { (losses * factors).mean() };
+    let gradients = sum.mean(model).unwrap_or_default();
+    Ok(((mean, outputs), gradients))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Trainers on the device that kernels are tested on, where passes are recorded.
+
+use blackburn::train::{
+    checkpoint::Checkpoints,
+    ema::EmaConfig,
+    graph::GraphStatus,
+    optim::SgdGroups,
+    precision::{Precision, full_precision},
+    schedule::WarmupCosine,
+    trainer::{MicroBatch, Trainer, TrainerConfig},
+};
+use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::{
+    modules::seeded,
+    on_burn_device, run_alone,
+    tensors::{tensor, values},
+};
+use burn::{
+    nn::{BatchNorm, BatchNormConfig, Gelu, Linear, LinearConfig},
+    prelude::*,
+};
+use libtest_mimic::{Failed, Trial};
+use std::env;
+
+/// Set in a process that runs one test alone: a recording is of one thread.
+const ALONE: &str = "BLACKBURN_TEST_TRAINER_HERE";
+
+type Test = fn(&Device) -> Result<(), Failed>;
+
+const TESTS: [(&str, Test); 4] = [
+    ("recorded_steps_are_steps_that_ran", recorded),
+    ("a_resumed_trainer_records_anew_and_goes_on", resumed),
+    ("a_window_of_another_length_runs_in_between", windows),
+    ("what_is_not_recorded_says_why", unrecorded),
+];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |(name, test): (&str, Test)| {
+        let name = format!("trainer::{name}");
+        Trial::ignorable_test(name.clone(), move || {
+            on_burn_device(|device| match env::var_os(ALONE) {
+                Some(_) => test(&device.autodiff()),
+                None => run_alone(&name, &[(ALONE, "1")]).map(drop),
+            })
+        })
+    };
+    TESTS.into_iter().map(trial).collect()
+}
+
+const WIDTH: usize = 64;
+const ROWS: usize = 24;
+
+#[derive(Module, Debug)]
+struct Network {
+    first: Linear,
+    gelu: Gelu,
+    second: Linear,
+    norm: Option<BatchNorm>,
+}
+
+type Batch = (Tensor<2>, Tensor<2>);
+
+impl Network {
+    fn new(device: &Device) -> Self {
+        let network = Self {
+            first: LinearConfig::new(WIDTH, 2 * WIDTH).init(device),
+            gelu: Gelu::new(),
+            second: LinearConfig::new(2 * WIDTH, WIDTH).init(device),
+            norm: None,
+        };
+        seeded(network, Storage::F32, |_, _, _| {})
+    }
+
+    fn loss(&self, (x, y): Batch) -> Tensor<1> {
+        let mut z = self.second.forward(self.gelu.forward(self.first.forward(x)));
+        if let Some(norm) = &self.norm {
+            z = norm.forward::<3>(z.unsqueeze_dim(2)).squeeze_dim(2);
+        }
+        (full_precision(z) - y).powi_scalar(2).mean()
+    }
+}
+
+fn batch(step: u64, rows: usize, device: &Device) -> Batch {
+    let device = device.clone().without_autodiff();
+    let numbers = |seed| normal(seed, rows * WIDTH, 1.0, Storage::F32);
+    let tensor = |seed| tensor(&numbers(seed), [rows, WIDTH], Storage::F32, &device);
+    (tensor(2 * step), tensor(2 * step + 1))
+}
+
+fn config(device: &Device) -> TrainerConfig {
+    let schedule = WarmupCosine { peak: 0.02, floor: 0.0, warmup_steps: 3, total_steps: 30 };
+    TrainerConfig::new(schedule)
+        .with_precision(Precision::fastest(device))
+        .with_micro_batches(2)
+        .with_max_norm(1.0)
+        .with_ema(EmaConfig { decay: 0.9, warmup: true })
+}
+
+fn steps(
+    trainer: &mut Trainer<Network, Batch>,
+    steps: std::ops::Range<u64>,
+    device: &Device,
+) -> Result<Vec<f32>, Failed> {
+    let step = |step| {
+        let (x, y) = batch(step, ROWS, device);
+        Ok(trainer.step((trainer.input(x), y), Network::loss)?.loss())
+    };
+    steps.map(step).collect()
+}
+
+fn numbers(trainer: &Trainer<Network, Batch>) -> Result<Vec<f64>, Failed> {
+    let (model, valid) = (trainer.model()?, trainer.valid()?);
+    let mut all = values(model.first.weight.base())?;
+    all.extend(values(model.second.weight.base())?);
+    all.extend(values(valid.first.weight.base())?);
+    Ok(all)
+}
+
+/// Weights are below 1, and AdamW moves each by the rate at most in each of a few steps; where a gradient is
+/// about zero, the direction is a rounding's.
+fn assert_close(what: &str, ours: &[f64], expected: &[f64]) -> Result<(), Failed> {
+    let apart: f64 = ours.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
+    let norm: f64 = expected.iter().map(|x| x * x).sum();
+    let share = (apart / norm).sqrt();
+    if share < 2e-3 { Ok(()) } else { Err(format!("{what}: apart by {share} of the norm").into()) }
+}
+
+fn recorded(device: &Device) -> Result<(), Failed> {
+    let network = Network::new(device);
+    let mut eager: Trainer<_, Batch> = config(device).without_recording().init(network.clone())?;
+    let mut replayed: Trainer<_, Batch> = config(device).init(network)?;
+    let expected = steps(&mut eager, 0..14, device)?;
+    let losses = steps(&mut replayed, 0..14, device)?;
+    if replayed.graph_status() != GraphStatus::Recorded {
+        return Err(format!("not recorded: {:?}", replayed.graph_status()).into());
+    }
+    let wide = |losses: &[f32]| losses.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    assert_close("losses", &wide(&losses), &wide(&expected))?;
+    assert_close("weights", &numbers(&replayed)?, &numbers(&eager)?)?;
+
+    let report = replayed.report()?;
+    let gelu = report.served.get("BlackburnGelu").or(report.served.get("BlackburnMatmul"));
+    if gelu.is_none() || !report.to_string().contains("recorded, and replayed by one command") {
+        return Err(format!("the report does not say what ran: {report}").into());
+    }
+    Ok(())
+}
+
+fn resumed(device: &Device) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let checkpoints = Checkpoints::new(folder.path(), "test");
+    let mut straight: Trainer<_, Batch> = config(device).init(Network::new(device))?;
+    steps(&mut straight, 0..7, device)?;
+    straight.save(&checkpoints, &())?;
+    let expected = steps(&mut straight, 7..14, device)?;
+    let mut resumed: Trainer<_, Batch> =
+        config(device).resume(Network::new(device), &checkpoints.newest()?)?;
+    let losses = steps(&mut resumed, 7..14, device)?;
+    if resumed.graph_status() != GraphStatus::Recorded || losses[0] != expected[0] {
+        return Err(format!("{:?}, {losses:?} {expected:?}", resumed.graph_status()).into());
+    }
+    assert_close("weights", &numbers(&resumed)?, &numbers(&straight)?)
+}
+
+fn windows(device: &Device) -> Result<(), Failed> {
+    let network = Network::new(device);
+    let run = |config: TrainerConfig| -> Result<_, Failed> {
+        let mut trainer: Trainer<_, Batch> = config
+            .with_optimizer(SgdGroups { weight_decay: 0.0, ..SgdGroups::default() })
+            .init(network.clone())?;
+        for step in 0..12 {
+            // The last window of an epoch is shorter, and its last batch, too.
+            let lengths: &[usize] = if step % 6 == 5 { &[ROWS, 7] } else { &[ROWS; 3] };
+            let parts = lengths.iter().enumerate().map(|(part, rows)| {
+                let (x, y) = batch(10 * step + part as u64, *rows, device);
+                MicroBatch::new((trainer.input(x), y))
+            });
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            trainer.step_of(parts, Network::loss)?;
+        }
+        Ok((trainer.graph_status(), numbers(&trainer)?))
+    };
+    let (status, ours) = run(config(device))?;
+    if status != GraphStatus::Recorded {
+        return Err(format!("not recorded: {status:?}").into());
+    }
+    assert_close("weights", &ours, &run(config(device).without_recording())?.1)
+}
+
+fn unrecorded(device: &Device) -> Result<(), Failed> {
+    let mut network = Network::new(device);
+    network.norm = Some(BatchNormConfig::new(WIDTH).init(device));
+    let mut trainer: Trainer<_, Batch> = TrainerConfig::new(0.01).init(network)?;
+    steps(&mut trainer, 0..5, device)?;
+    let report = trainer.report()?.to_string();
+    match report.contains("passes: one by one, since the pass changes") {
+        true => Ok(()),
+        false => Err(report.into()),
+    }
+}
