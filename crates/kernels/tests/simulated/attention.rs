@@ -5,11 +5,11 @@ use super::{
     tensors::{download, dtype, upload, upload_integers, within},
 };
 use blackburn_kernels::{
+    Family, Pass,
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Dropout,
-        Order, Pairs, Pass, Window, attention_backward_with, attention_forward_with,
+        Order, Pairs, Window, attention_backward_with, attention_forward_with,
     },
-    matmul::Family,
     recorder::{Gpu, Recorder},
 };
 use blackburn_reference::{
@@ -107,7 +107,7 @@ fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
             column: 1,
         }
     };
-    let rows = |heads, seq| Order::HeadsFirst.rows(heads, seq, case.head_dim);
+    let rows = |heads, seq| Order::HeadsFirst.strides(heads, seq, case.head_dim);
     AttentionProblem {
         heads_kv: case.heads_kv,
         q: rows(case.heads_q, case.seq_q),
@@ -182,7 +182,7 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
         out: &output.out,
         lse: &output.lse,
         dout: &dout,
-        dout_rows: problem.out(),
+        dout_strides: problem.out(),
     };
     let plan = plan(Pass::Backward)?;
     let wants_bias = plan.gives_bias_gradient();

@@ -33,24 +33,24 @@ fn asked(what: &str) -> Option<usize> {
 }
 
 impl Case {
-    /// Runs it under `schedules` schedules, and gives what was launched.
-    fn run(self, schedules: u64) -> Result<Recordings, Failed> {
-        let recordings = Recordings::default();
-        let machine = Simulated::new(self.gpu.architecture, schedules, recordings.clone())?;
+    /// Runs it under `schedules` schedules; what is launched goes to `recordings`.
+    fn run(self, schedules: u64, recordings: Option<Recordings>) -> Result<(), Failed> {
+        let machine = Simulated::new(self.gpu.architecture, schedules, recordings)?;
         let recorder = Recorder::on(self.gpu, machine);
         (self.body)(&recorder)?;
-        recorder.check().map_err(|error| error.to_string())?;
-        Ok(recordings)
+        Ok(recorder.check().map_err(|error| error.to_string())?)
     }
 
     fn trial(self) -> Trial {
         let name = format!("{}::{}", self.gpu.architecture, self.name);
         Trial::test(name, move || {
-            let recordings = self.run(asked("SCHEDULES").unwrap_or(3) as u64)?;
-            match env::var_os("BLACKBURN_SIMULATE_DUMP") {
-                None => Ok(()),
-                Some(folder) => Ok(dump::write(Path::new(&folder), self, &recordings)?),
-            }
+            let schedules = asked("SCHEDULES").unwrap_or(3) as u64;
+            let Some(folder) = env::var_os("BLACKBURN_SIMULATE_DUMP") else {
+                return self.run(schedules, None);
+            };
+            let recordings = Recordings::default();
+            self.run(schedules, Some(recordings.clone()))?;
+            Ok(dump::write(Path::new(&folder), self, &recordings)?)
         })
     }
 }
@@ -61,7 +61,8 @@ fn cases() -> Vec<Case> {
 
 /// Plants faults in everything that a case launches: a row for each, and the faults that nobody noticed.
 fn mutate(case: Case, places: usize) -> Result<(Vec<String>, Vec<Fault>), Failed> {
-    let recordings = case.run(1)?;
+    let recordings = Recordings::default();
+    case.run(1, Some(recordings.clone()))?;
     let recordings = recordings.lock().map_err(|error| error.to_string())?;
     let (mut rows, mut survivors) = (Vec::new(), Vec::new());
     for recording in recordings.iter() {

@@ -5,9 +5,10 @@ use super::{
     tensors::{dtype, upload, whole_numbers, within},
 };
 use blackburn_kernels::{
+    Family,
     buffer::Buffer,
     matmul::{
-        Activation, Epilogue, F32Precision, Family, MatmulBlueprint, MatmulProblem, TensorLayout,
+        Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
         matmul_with,
     },
     recorder::{Gpu, Recorder},

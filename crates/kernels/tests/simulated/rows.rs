@@ -5,12 +5,13 @@ use super::{
     tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
 use blackburn_kernels::{
+    Pass,
     cross_entropy::{
         CrossEntropyBlueprint, CrossEntropyProblem, cross_entropy_backward, cross_entropy_forward,
     },
     gelu::gelu_forward,
     layer_norm::{
-        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm, Pass,
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
         layer_norm_backward, layer_norm_forward, variants::problems,
     },
     recorder::{Gpu, Recorder},
