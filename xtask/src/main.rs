@@ -14,13 +14,14 @@ mod house_rules;
 mod links;
 mod mutate;
 mod sass;
+mod simulate;
 mod test;
 mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Blackburn's chores: check, test, fuzz, mutate, bench, figures, chart, book, gpu, sass, deny.
+/// Blackburn's chores: check, test, fuzz, mutate, bench, figures, chart, book, gpu, sass, simulate, deny.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -39,6 +40,7 @@ enum Chore {
     Figures(figures::Arguments),
     Gpu(gpu::Arguments),
     Sass(sass::Arguments),
+    Simulate(simulate::Arguments),
     Mutate(mutate::Arguments),
     Deny(deny::Arguments),
 }
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Chore::Figures(arguments) => figures::run(&arguments),
         Chore::Gpu(arguments) => gpu::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
+        Chore::Simulate(arguments) => simulate::run(&arguments),
         Chore::Mutate(arguments) => mutate::run(&arguments),
         Chore::Deny(arguments) => deny::run(&arguments),
     };

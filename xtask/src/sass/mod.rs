@@ -7,16 +7,16 @@
 
 mod disassembly;
 mod manifest;
-mod nvrtc;
 mod ptxas;
 mod toolkit;
 mod verdict;
 
-use self::{
-    disassembly::Instructions, manifest::Kernel, nvrtc::Nvrtc, toolkit::Toolkit, verdict::Verdict,
-};
+pub(crate) use self::toolkit::Toolkit;
+
+use self::{disassembly::Instructions, manifest::Kernel, verdict::Verdict};
 use crate::command::{self, cargo};
 use anyhow::{Context, Result, bail};
+use blackburn_nvrtc::Nvrtc;
 use std::{
     fs,
     num::NonZero,
@@ -140,7 +140,10 @@ impl Bench {
         let path = self.sources.join(&kernel.file);
         let source =
             fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let ptx = match self.nvrtc.compile(&source, &self.toolkit.options(architecture))? {
+        let ptx = match self
+            .nvrtc
+            .compile(&source, &blackburn_nvrtc::options(&self.toolkit.root, architecture))?
+        {
             Ok(ptx) => ptx,
             Err(log) => return Ok(Verdict::refused(kernel, architecture, "NVRTC", log)),
         };

@@ -1,8 +1,8 @@
 //! The CUDA compilers: NVRTC, ptxas and nvdisasm. None of them needs a GPU or a driver.
 
-use super::nvrtc::CudaVersion;
 use crate::tools;
 use anyhow::{Context, Result, bail};
+use blackburn_nvrtc::CudaVersion;
 use std::{
     env,
     path::{Path, PathBuf},
@@ -65,41 +65,19 @@ impl Toolkit {
     }
 
     fn at(root: &Path) -> Result<Self> {
-        let find = |folders: &[&str], names: &[&str]| {
-            folders
-                .iter()
-                .flat_map(|folder| names.iter().map(move |name| root.join(folder).join(name)))
-                .find(|path| path.exists())
-                .with_context(|| format!("{} has no {}", root.display(), names.join(" or ")))
+        let find = |name: &str| {
+            let path = root.join("bin").join(name);
+            if !path.exists() {
+                bail!("{} has no bin/{name}", root.display());
+            }
+            Ok(path)
         };
-        if !root.join("include/cuda_fp16.h").exists() {
-            bail!("{} has no include/cuda_fp16.h", root.display());
-        }
         Ok(Self {
-            nvrtc: find(
-                &["lib", "lib64", "targets/x86_64-linux/lib"],
-                &["libnvrtc.so.13", "libnvrtc.so.12"],
-            )?,
-            ptxas: find(&["bin"], &["ptxas"])?,
-            nvdisasm: find(&["bin"], &["nvdisasm"])?,
+            nvrtc: blackburn_nvrtc::find(root)?,
+            ptxas: find("ptxas")?,
+            nvdisasm: find("nvdisasm")?,
             root: root.to_path_buf(),
         })
-    }
-
-    /// NVRTC's options: those of `CubeCL`'s CUDA runtime (`compile_to_ptx` in cubecl-cuda), so that
-    /// what is checked is what runs.
-    pub(crate) fn options(&self, architecture: &str) -> Vec<String> {
-        let include = self.root.join("include");
-        let mut options = vec![
-            format!("--gpu-architecture={architecture}"),
-            format!("--include-path={}", include.display()),
-            "-lineinfo".to_owned(),
-        ];
-        let cccl = include.join("cccl");
-        if cccl.exists() {
-            options.push(format!("--include-path={}", cccl.display()));
-        }
-        options
     }
 }
 

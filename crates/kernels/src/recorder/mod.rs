@@ -4,19 +4,27 @@
 //! Launchers do not notice the difference, so what comes out is what they launch on such a GPU: the plan
 //! that its properties lead to, by the kernel that the plan asks for. [`record`] calls all of them;
 //! `cargo xtask sass` compiles the result.
+//!
+//! With a [`Machine`] behind it, memory holds bytes and kernels run: [`Recorder::on`].
 
 mod device;
+mod machine;
 mod server;
 mod sources;
 
 pub use device::Gpu;
+pub use machine::{Machine, MachineArgument, MachineLaunch, TiledTensor};
 pub use sources::{CudaKernel, record};
 
-use cubecl::{Compiler, client::Client};
+use crate::buffer::Buffer;
+use cubecl::{Compiler, client::Client, ir::DeviceProperties};
 use cubecl_common::device::DeviceId;
 use cubecl_cpp::{shared::CppCompiler, target::Cuda};
-use cubecl_server::validation::{validate_cube_dim, validate_units};
-use server::{Launches, RecordingServer};
+use cubecl_server::{
+    kernel::CubeKernel,
+    validation::{validate_cube_dim, validate_units},
+};
+use server::{Failure, Launches, RecordingServer};
 use std::{
     fmt, mem,
     sync::{
@@ -44,19 +52,35 @@ pub struct Recorder {
     gpu: Gpu,
     client: Client,
     launches: Launches,
+    failure: Failure,
 }
 
 impl Recorder {
     /// A device of its own. It has a thread until the process ends.
     pub fn new(gpu: Gpu) -> Self {
+        Self::build(gpu, None)
+    }
+
+    /// As [`new`](Self::new), with memory that holds bytes, and kernels that run.
+    pub fn on(gpu: Gpu, machine: impl Machine) -> Self {
+        Self::build(gpu, Some(Box::new(machine)))
+    }
+
+    fn build(gpu: Gpu, machine: Option<Box<dyn Machine>>) -> Self {
         /// A process may register one server of a type for each device.
         static NEXT: AtomicU16 = AtomicU16::new(0);
 
         let device = DeviceId { type_id: 0, index_id: NEXT.fetch_add(1, Ordering::Relaxed) };
-        let launches = Launches::default();
-        let server = RecordingServer::new(device, &gpu, Arc::clone(&launches));
+        let (launches, failure) = (Launches::default(), Failure::default());
+        let server = RecordingServer::new(
+            device,
+            &gpu,
+            machine,
+            Arc::clone(&launches),
+            Arc::clone(&failure),
+        );
         let client = Client::try_init(device, server).expect("the device is new");
-        Self { gpu, client, launches }
+        Self { gpu, client, launches, failure }
     }
 
     /// What launchers take.
@@ -81,29 +105,65 @@ impl Recorder {
     ///
     /// What CubeCL says of a kernel that it cannot compile, or that the device would refuse.
     pub(crate) fn compile(&self, launched: &Launched) -> Result<Compiled, RecordError> {
-        let name = launched.kernel.name();
-        let id = launched.kernel.id();
-        let properties = self.client.properties();
-        validate_cube_dim(properties, &id).map_err(|error| self.failed(name, &error))?;
-        validate_units(properties, &id).map_err(|error| self.failed(name, &error))?;
-        let definition =
-            cubecl::define_kernel(&*launched.kernel).map_err(|error| self.failed(name, &error))?;
-        let entry = definition.settings.kernel_name.clone();
-        let compiled = CppCompiler::<Cuda>::default()
-            .compile(definition, &self.gpu.options())
-            .map_err(|error| self.failed(name, &error))?;
-        let (asked, most) = (compiled.shared_memory_size, self.gpu.shared_bytes);
-        if asked > most {
-            let reason = format!("{asked} bytes of shared memory, of {most}");
-            return Err(self.failed(name, &reason));
+        compile(&*launched.kernel, &self.gpu, self.client.properties())
+    }
+
+    /// The bytes of a buffer, once everything that was launched is done.
+    ///
+    /// # Errors
+    ///
+    /// What the machine said of the first thing that went wrong on it.
+    pub fn read(&self, buffer: &Buffer) -> Result<Vec<u8>, RecordError> {
+        let read = self.client.read_one(buffer.handle.clone());
+        self.check()?;
+        let bytes = read.map_err(|error| self.failed("the device", &error))?;
+        Ok(bytes[..buffer.elements * buffer.dtype.size()].to_vec())
+    }
+
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn check(&self) -> Result<(), RecordError> {
+        self.client.flush().map_err(|error| self.failed("the device", &error))?;
+        match &*self.failure.lock().expect("no launch panicked") {
+            None => Ok(()),
+            Some(reason) => Err(self.failed("a launch", reason)),
         }
-        Ok(Compiled { entry, shared_memory_bytes: asked, source: compiled.source })
     }
 
     fn failed(&self, what: &str, reason: &dyn fmt::Display) -> RecordError {
         let architecture = self.gpu.architecture;
         RecordError { what: what.into(), architecture, reason: reason.to_string() }
     }
+}
+
+/// CUDA C++ of a kernel, for a GPU with these properties.
+fn compile(
+    kernel: &dyn CubeKernel,
+    gpu: &Gpu,
+    properties: &DeviceProperties,
+) -> Result<Compiled, RecordError> {
+    let name = kernel.name();
+    let failed = |reason: &dyn fmt::Display| RecordError {
+        what: name.into(),
+        architecture: gpu.architecture,
+        reason: reason.to_string(),
+    };
+    let id = kernel.id();
+    validate_cube_dim(properties, &id).map_err(|error| failed(&error))?;
+    validate_units(properties, &id).map_err(|error| failed(&error))?;
+    let definition = cubecl::define_kernel(kernel).map_err(|error| failed(&error))?;
+    let entry = definition.settings.kernel_name.clone();
+    let compiled = CppCompiler::<Cuda>::default()
+        .compile(definition, &gpu.options())
+        .map_err(|error| failed(&error))?;
+    let (asked, most) = (compiled.shared_memory_size, gpu.shared_bytes);
+    if asked > most {
+        return Err(failed(&format!("{asked} bytes of shared memory, of {most}")));
+    }
+    Ok(Compiled { entry, shared_memory_bytes: asked, source: compiled.source })
 }
 
 /// A kernel as CUDA C++.

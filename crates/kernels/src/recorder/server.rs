@@ -1,6 +1,10 @@
-//! A server that allocates nothing and runs nothing.
+//! A server that keeps launches, and hands them on to a machine if there is one.
 
-use super::{Gpu, device::target_properties};
+use super::{
+    Gpu,
+    device::target_properties,
+    machine::{Hardware, Machine},
+};
 use cubecl_common::{
     bytes::Bytes,
     device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId},
@@ -30,6 +34,9 @@ use std::{
 /// Kernels that were launched, each once.
 pub(super) type Launches = Arc<Mutex<Vec<Launched>>>;
 
+/// What the machine said of the first thing that went wrong.
+pub(super) type Failure = Arc<Mutex<Option<String>>>;
+
 /// A kernel that was launched, before it is compiled.
 pub(crate) struct Launched {
     pub(super) kernel: Box<dyn CubeKernel>,
@@ -49,6 +56,9 @@ pub(super) struct RecordingServer {
     seen: HashSet<KernelId>,
     /// Handles count their copies to know whether somebody else holds the memory, with one for the server.
     memory: Vec<ManagedMemoryHandle>,
+    gpu: Gpu,
+    hardware: Option<Hardware>,
+    failure: Failure,
 }
 
 impl fmt::Debug for RecordingServer {
@@ -58,7 +68,13 @@ impl fmt::Debug for RecordingServer {
 }
 
 impl RecordingServer {
-    pub(super) fn new(device: DeviceId, gpu: &Gpu, launches: Launches) -> Self {
+    pub(super) fn new(
+        device: DeviceId,
+        gpu: &Gpu,
+        machine: Option<Box<dyn Machine>>,
+        launches: Launches,
+        failure: Failure,
+    ) -> Self {
         let properties = gpu.properties();
         let alignment = properties.memory.alignment as usize;
         let (utilities, _captures) = ServerUtilities::init(
@@ -69,7 +85,26 @@ impl RecordingServer {
             Arc::new(ServerLogger::default()),
             PitchedMemoryLayoutPolicy::new(alignment),
         );
-        Self { utilities: Arc::new(utilities), launches, seen: HashSet::new(), memory: Vec::new() }
+        Self {
+            utilities: Arc::new(utilities),
+            launches,
+            seen: HashSet::new(),
+            memory: Vec::new(),
+            gpu: *gpu,
+            hardware: machine.map(Hardware::new),
+            failure,
+        }
+    }
+
+    /// Does something with the machine, unless something went wrong before. What goes wrong is kept: here
+    /// nobody could tell it to the caller.
+    fn with<T>(&mut self, act: impl FnOnce(&mut Hardware, &Gpu) -> Result<T, String>) -> Option<T> {
+        let hardware = self.hardware.as_mut()?;
+        let mut failure = self.failure.lock().expect("no reader panicked");
+        if failure.is_some() {
+            return None;
+        }
+        act(hardware, &self.gpu).map_err(|reason| *failure = Some(reason)).ok()
     }
 }
 
@@ -89,9 +124,12 @@ impl Server for RecordingServer {
     fn initialize_memory(
         &mut self,
         memory: ManagedMemoryHandle,
-        _: u64,
+        bytes: u64,
         _: StreamId,
     ) -> Result<(), ServerError> {
+        if let Some(hardware) = &mut self.hardware {
+            hardware.allocate(memory.clone().binding().id().value, bytes);
+        }
         self.memory.push(memory);
         Ok(())
     }
@@ -104,21 +142,26 @@ impl Server for RecordingServer {
         self.utilities.clone()
     }
 
-    /// Zeros: nothing is stored.
+    /// Zeros where nothing is stored.
     fn read(
         &mut self,
         descriptors: Vec<CopyDescriptor>,
         _: StreamId,
     ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
-        let zeros = |from: CopyDescriptor| {
+        let mut stored = |from: CopyDescriptor| {
             let elements: usize = from.shape.iter().product();
-            Bytes::from_bytes_vec(vec![0; elements * from.elem_size])
+            let read = self.with(|hardware, _| hardware.read(&from));
+            Bytes::from_bytes_vec(read.unwrap_or_else(|| vec![0; elements * from.elem_size]))
         };
-        let bytes = descriptors.into_iter().map(zeros).collect();
+        let bytes = descriptors.into_iter().map(&mut stored).collect();
         Box::pin(async move { Ok(bytes) })
     }
 
-    fn write(&mut self, _: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {}
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+        for (to, data) in descriptors {
+            self.with(|hardware, _| hardware.write(&to, &data));
+        }
+    }
 
     fn sync(&mut self, _: Vec<BufferBinding>, _: StreamId) -> DynFut<Result<(), ServerError>> {
         Box::pin(async { Ok(()) })
@@ -128,15 +171,22 @@ impl Server for RecordingServer {
         Ok(())
     }
 
-    /// Keeps the kernel, if it is new. A panic here would only be logged, so nothing is compiled yet.
+    /// Runs the kernel, if there is a machine, and keeps it, if it is new. A panic here would only be logged,
+    /// so without a machine nothing is compiled yet.
     unsafe fn launch(
         &mut self,
         kernel: Box<dyn CubeKernel>,
-        _: CubeCount,
-        _: KernelArguments,
+        count: CubeCount,
+        arguments: KernelArguments,
         _: StreamId,
-        _: LaunchMode,
+        mode: LaunchMode,
     ) {
+        if !mode.is_skipped() {
+            let properties = Arc::clone(&self.utilities.properties);
+            self.with(|hardware, gpu| {
+                hardware.launch(&*kernel, count, &arguments, (gpu, &properties))
+            });
+        }
         if self.seen.insert(kernel.id()) {
             self.launches.lock().expect("no reader panicked").push(Launched { kernel });
         }

@@ -142,3 +142,62 @@ fn more_shared_memory_than_the_gpu_has_is_an_error() {
     let error = small.compile(&launched[0]).err().unwrap().to_string();
     assert!(error.ends_with("bytes of shared memory, of 1024"), "{error}");
 }
+
+/// Memory of one buffer after the other, and a kernel that stores its number of arguments or goes wrong.
+struct Fake {
+    memory: Vec<u8>,
+    fails: bool,
+}
+
+impl Machine for Fake {
+    fn allocate(&mut self, bytes: u64) -> u64 {
+        let address = self.memory.len().next_multiple_of(512);
+        self.memory.resize(address + bytes as usize, 0);
+        address as u64
+    }
+
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), String> {
+        self.memory[address as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn read(&mut self, address: u64, data: &mut [u8]) -> Result<(), String> {
+        data.copy_from_slice(&self.memory[address as usize..][..data.len()]);
+        Ok(())
+    }
+
+    fn run(&mut self, launch: MachineLaunch<'_>) -> Result<(), String> {
+        if self.fails {
+            return Err(format!("`{}` went wrong", launch.entry));
+        }
+        assert!(launch.source.contains(launch.entry));
+        let MachineArgument::Bytes(address) = &launch.arguments[1] else {
+            return Err("the second argument is no buffer".into());
+        };
+        let address = u64::from_le_bytes(address[..].try_into().unwrap());
+        assert!(launch.reach.iter().any(|range| range.start == address));
+        self.write(address, &(launch.arguments.len() as u32).to_le_bytes())
+    }
+}
+
+#[test]
+fn a_machine_gets_bytes_and_launches_with_their_arguments() {
+    let recorder = Recorder::on(Gpu::SM_80, Fake { memory: Vec::new(), fails: false });
+    let handle = recorder.client().create_from_slice(&[7; 64]);
+    let x = Buffer { handle, elements: 16, dtype: ElemType::Float(FloatKind::F32) };
+    assert_eq!(recorder.read(&x).unwrap(), [7; 64]);
+    let y = gelu_forward(recorder.client(), &x).unwrap();
+    // Both buffers, where their lengths lie and the other metadata.
+    let count = recorder.read(&y).unwrap()[0];
+    assert!((3..=4).contains(&count), "{count} arguments");
+}
+
+#[test]
+fn what_goes_wrong_on_a_machine_is_told_where_bytes_are_read() {
+    let recorder = Recorder::on(Gpu::SM_80, Fake { memory: Vec::new(), fails: true });
+    let x = Buffer::empty(recorder.client(), 16, ElemType::Float(FloatKind::F32));
+    let y = gelu_forward(recorder.client(), &x).unwrap();
+    let error = recorder.read(&y).unwrap_err().to_string();
+    assert!(error.starts_with("a launch on sm_80: `gelu_forward_kernel"), "{error}");
+    assert!(error.ends_with("went wrong"), "{error}");
+}

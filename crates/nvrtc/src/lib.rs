@@ -1,4 +1,6 @@
-//! NVRTC, the run-time compiler that `CubeCL` uses, loaded as a library.
+//! NVRTC, the run-time compiler that `CubeCL` uses, loaded as a library. It needs neither a GPU nor a driver.
+
+#![deny(missing_docs)]
 
 use anyhow::{Context, Result, bail};
 use libloading::Library;
@@ -27,7 +29,12 @@ type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 
 /// A version of CUDA, `major.minor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct CudaVersion(pub(crate) c_int, pub(crate) c_int);
+pub struct CudaVersion(
+    /// The major version.
+    pub c_int,
+    /// The minor version.
+    pub c_int,
+);
 
 impl fmt::Display for CudaVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,7 +46,7 @@ impl fmt::Display for CudaVersion {
 const COMPILATION_FAILED: c_int = 6;
 
 /// The functions used here, and the library that holds them.
-pub(crate) struct Nvrtc {
+pub struct Nvrtc {
     create: Create,
     compile: Compile,
     log_size: Size,
@@ -52,8 +59,53 @@ pub(crate) struct Nvrtc {
     _libraries: [Library; 2],
 }
 
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvrtc").field("version", &self.version()).finish_non_exhaustive()
+    }
+}
+
+/// The library in an installation of CUDA, or in the `nvidia/cu13` folder of unpacked wheels.
+///
+/// # Errors
+///
+/// The names and folders where it was looked for in vain, or the headers that lack.
+pub fn find(root: &Path) -> Result<PathBuf> {
+    const FOLDERS: [&str; 3] = ["lib", "lib64", "targets/x86_64-linux/lib"];
+    const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
+    if !root.join("include/cuda_fp16.h").exists() {
+        bail!("{} has no include/cuda_fp16.h", root.display());
+    }
+    FOLDERS
+        .iter()
+        .flat_map(|folder| NAMES.iter().map(move |name| root.join(folder).join(name)))
+        .find(|path| path.exists())
+        .with_context(|| format!("{} has no {}", root.display(), NAMES.join(" or ")))
+}
+
+/// Options of `CubeCL`'s CUDA runtime (`compile_to_ptx` in cubecl-cuda), so that what is compiled is what
+/// runs. `root` is as for [`find`], `architecture` what NVRTC calls a GPU, such as `sm_90a`.
+pub fn options(root: &Path, architecture: &str) -> Vec<String> {
+    let include = root.join("include");
+    let mut options = vec![
+        format!("--gpu-architecture={architecture}"),
+        format!("--include-path={}", include.display()),
+        "-lineinfo".to_owned(),
+    ];
+    let cccl = include.join("cccl");
+    if cccl.exists() {
+        options.push(format!("--include-path={}", cccl.display()));
+    }
+    options
+}
+
 impl Nvrtc {
-    pub(crate) fn load(path: &Path) -> Result<Self> {
+    /// Loads the library at `path`, with the one of its built-in functions that lies beside it.
+    ///
+    /// # Errors
+    ///
+    /// The file or the function that is missing.
+    pub fn load(path: &Path) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let is_builtins = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -86,20 +138,19 @@ impl Nvrtc {
     }
 
     /// The version of CUDA it belongs to.
-    pub(crate) fn version(&self) -> CudaVersion {
+    pub fn version(&self) -> CudaVersion {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are valid for the call.
         unsafe { (self.version)(&mut major, &mut minor) };
         CudaVersion(major, minor)
     }
 
-    /// Compiles CUDA C++ to PTX. Source that does not compile gives the compiler's log; the outer
-    /// error means that NVRTC itself does not work.
-    pub(crate) fn compile(
-        &self,
-        source: &str,
-        options: &[String],
-    ) -> Result<Result<String, String>> {
+    /// Compiles CUDA C++ to PTX. Source that does not compile gives the compiler's log.
+    ///
+    /// # Errors
+    ///
+    /// NVRTC itself does not work, or the source contains a NUL character.
+    pub fn compile(&self, source: &str, options: &[String]) -> Result<Result<String, String>> {
         let source = CString::new(source).context("the source contains a NUL character")?;
         let options: Vec<CString> =
             options.iter().map(|option| CString::new(option.as_str())).collect::<Result<_, _>>()?;

@@ -1,0 +1,262 @@
+//! What may stand behind a recorder's client: memory that holds bytes, and something that runs kernels.
+
+use super::{Compiled, RecordError, compile};
+use cubecl::{
+    ir::DeviceProperties,
+    prelude::{TensorMapFormat, TensorMapSwizzle, TiledArgs},
+};
+use cubecl_common::bytes::Bytes;
+use cubecl_server::{
+    id::KernelId,
+    kernel::CubeKernel,
+    server::{
+        BufferBinding, CopyDescriptor, CubeCount, KernelArguments, KernelResource, TensorMapBinding,
+    },
+};
+use std::{collections::HashMap, ops::Range};
+
+/// Memory and execution units of a device that is not there.
+///
+/// Messages of errors say what, where, and what was expected.
+pub trait Machine: Send + 'static {
+    /// Memory of `bytes` bytes, at an address that is a multiple of 512.
+    fn allocate(&mut self, bytes: u64) -> u64;
+
+    /// Copies `data` to memory.
+    ///
+    /// # Errors
+    ///
+    /// What lies outside of it.
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), String>;
+
+    /// Copies from memory, until `data` is full.
+    ///
+    /// # Errors
+    ///
+    /// What lies outside of it, or was never written.
+    fn read(&mut self, address: u64, data: &mut [u8]) -> Result<(), String>;
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Errors
+    ///
+    /// A kernel that cannot be compiled, or that goes wrong.
+    fn run(&mut self, launch: MachineLaunch<'_>) -> Result<(), String>;
+}
+
+/// A tensor that a kernel reads by the copy engine. Dimensions are in the order of memory, the contiguous one
+/// first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TiledTensor {
+    /// Address of the first element.
+    pub address: u64,
+    /// Bytes of an element.
+    pub element_bytes: u64,
+    /// Elements along each dimension.
+    pub shape: Vec<u64>,
+    /// Bytes from one element to the next, along each dimension but the first.
+    pub strides: Vec<u64>,
+    /// Elements of a tile along each dimension.
+    pub tile: Vec<u32>,
+    /// Bytes within which a tile's rows are swizzled; 0 for tiles that are not.
+    pub swizzle_bytes: u32,
+}
+
+/// What a kernel gets for a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MachineArgument {
+    /// Bytes of the parameter.
+    Bytes(Vec<u8>),
+    /// A tensor map.
+    Tensor(TiledTensor),
+}
+
+/// A launch, as CubeCL's CUDA runtime would hand it to the driver.
+#[derive(Clone, Debug)]
+pub struct MachineLaunch<'a> {
+    /// CUDA C++ of the kernel, and its entry point.
+    pub source: &'a str,
+    /// Symbol of the entry point.
+    pub entry: &'a str,
+    /// Cubes along x, y, z.
+    pub cubes: [u32; 3],
+    /// Units of a cube along x, y, z.
+    pub units: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_memory_bytes: usize,
+    /// The parameters, in order.
+    pub arguments: Vec<MachineArgument>,
+    /// The memory that the kernel was given.
+    pub reach: Vec<Range<u64>>,
+}
+
+/// The memory of a server, and its machine.
+pub(super) struct Hardware {
+    machine: Box<dyn Machine>,
+    /// Where each allocation lies, and how long it is.
+    addresses: HashMap<usize, u64>,
+    compiled: HashMap<KernelId, Compiled>,
+}
+
+impl Hardware {
+    pub(super) fn new(machine: Box<dyn Machine>) -> Self {
+        Self { machine, addresses: HashMap::new(), compiled: HashMap::new() }
+    }
+
+    pub(super) fn allocate(&mut self, id: usize, bytes: u64) {
+        let address = self.machine.allocate(bytes);
+        self.addresses.insert(id, address);
+    }
+
+    fn range(&self, binding: &BufferBinding) -> Result<Range<u64>, String> {
+        let id = binding.memory.id().value;
+        let base = self.addresses.get(&id).ok_or("a buffer that was never allocated")?;
+        let Range { start, end } = binding.range();
+        Ok(base + start..base + end)
+    }
+
+    /// The rows of a copy: their addresses, and the bytes of one.
+    fn rows(&self, copy: &CopyDescriptor) -> Result<(Vec<u64>, usize), String> {
+        let address = self.range(&copy.handle)?.start;
+        let (shape, strides) = (&copy.shape, &copy.strides);
+        let Some((columns, outer)) = shape.split_last() else {
+            return Ok((vec![address], copy.elem_size));
+        };
+        let rows: usize = outer.iter().product();
+        let place = |row: usize| {
+            let mut rest = row;
+            let mut offset = 0;
+            for (length, stride) in outer.iter().zip(strides.iter()).rev() {
+                offset += rest % length * stride;
+                rest /= length;
+            }
+            address + (offset * copy.elem_size) as u64
+        };
+        Ok(((0..rows).map(place).collect(), columns * copy.elem_size))
+    }
+
+    pub(super) fn read(&mut self, copy: &CopyDescriptor) -> Result<Vec<u8>, String> {
+        let (rows, bytes) = self.rows(copy)?;
+        let mut data = vec![0; rows.len() * bytes];
+        if bytes > 0 {
+            for (address, part) in rows.into_iter().zip(data.chunks_exact_mut(bytes)) {
+                self.machine.read(address, part)?;
+            }
+        }
+        Ok(data)
+    }
+
+    pub(super) fn write(&mut self, copy: &CopyDescriptor, data: &Bytes) -> Result<(), String> {
+        let (rows, bytes) = self.rows(copy)?;
+        if bytes > 0 {
+            for (address, part) in rows.into_iter().zip(data.chunks_exact(bytes)) {
+                self.machine.write(address, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compiles a kernel once, and runs it with what `arguments` bind: buffers and tensor maps in order, then
+    /// the address of the metadata whose length varies, then scalars and the other metadata.
+    pub(super) fn launch(
+        &mut self,
+        kernel: &dyn CubeKernel,
+        count: CubeCount,
+        arguments: &KernelArguments,
+        compiler: (&super::Gpu, &DeviceProperties),
+    ) -> Result<(), String> {
+        let id = kernel.id();
+        if !self.compiled.contains_key(&id) {
+            let compiled = compile(kernel, compiler.0, compiler.1);
+            let compiled = compiled.map_err(|error: RecordError| error.to_string())?;
+            self.compiled.insert(id.clone(), compiled);
+        }
+        let cubes = match count {
+            CubeCount::Static(x, y, z) => [x, y, z],
+            CubeCount::Dynamic(binding) => {
+                let address = self.range(&binding)?.start;
+                let mut words = [0; 12];
+                self.machine.read(address, &mut words)?;
+                let word = |at: usize| {
+                    u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]])
+                };
+                [word(0), word(4), word(8)]
+            }
+        };
+        if cubes.contains(&0) {
+            return Ok(());
+        }
+        let mut given = Vec::new();
+        let mut reach = Vec::new();
+        for resource in &arguments.resources {
+            match resource {
+                KernelResource::Buffer(binding) => {
+                    let range = self.range(binding)?;
+                    given.push(MachineArgument::Bytes(range.start.to_le_bytes().to_vec()));
+                    reach.push(range);
+                }
+                KernelResource::TensorMap(binding) => {
+                    let range = self.range(&binding.binding)?;
+                    given.push(MachineArgument::Tensor(tiled(binding, range.start, &id)?));
+                    reach.push(range);
+                }
+            }
+        }
+        let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let info = &arguments.info;
+        let (fixed, varying) =
+            info.data.split_at(info.dynamic_metadata_offset.min(info.data.len()));
+        if !varying.is_empty() {
+            let data: Vec<u8> = bytes(varying);
+            let address = self.machine.allocate(data.len() as u64);
+            self.machine.write(address, &data)?;
+            given.push(MachineArgument::Bytes(address.to_le_bytes().to_vec()));
+            reach.push(address..address + data.len() as u64);
+        }
+        if !info.data.is_empty() {
+            given.push(MachineArgument::Bytes(bytes(fixed)));
+        }
+        let compiled = &self.compiled[&id];
+        let units = id.cube_dim;
+        self.machine.run(MachineLaunch {
+            source: &compiled.source,
+            entry: &compiled.entry,
+            cubes,
+            units: [units.x, units.y, units.z],
+            shared_memory_bytes: compiled.shared_memory_bytes,
+            arguments: given,
+            reach,
+        })
+    }
+}
+
+/// A tensor map, with its dimensions turned around as CubeCL's CUDA runtime does.
+fn tiled(binding: &TensorMapBinding, address: u64, id: &KernelId) -> Result<TiledTensor, String> {
+    let map = &binding.map;
+    let TensorMapFormat::Tiled(TiledArgs { tile_size }) = &map.format else {
+        return Err(format!("tensor maps of the form {:?} are not known here", map.format));
+    };
+    if map.elem_stride.iter().any(|stride| *stride != 1) {
+        return Err(format!(
+            "steps of {:?} elements in a tensor map are not known here",
+            map.elem_stride
+        ));
+    }
+    let swizzle_bytes = match map.swizzle {
+        TensorMapSwizzle::None => 0,
+        TensorMapSwizzle::B32 => 32,
+        TensorMapSwizzle::B64 => 64,
+        TensorMapSwizzle::B128 => 128,
+        other => return Err(format!("the swizzle {other:?} of a tensor map is not known here")),
+    };
+    let element_bytes = map.elem_ty.expand_size(id.address_type) as u64;
+    let strides = map.metadata.strides().iter().rev().skip(1);
+    Ok(TiledTensor {
+        address,
+        element_bytes,
+        shape: map.metadata.shape().iter().rev().map(|length| *length as u64).collect(),
+        strides: strides.map(|stride| *stride as u64 * element_bytes).collect(),
+        tile: tile_size.iter().rev().map(|length| *length as u32).collect(),
+        swizzle_bytes,
+    })
+}

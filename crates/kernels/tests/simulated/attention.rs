@@ -1,0 +1,204 @@
+//! Attention, forward and backward, within the bounds that the reference derives.
+
+use super::{
+    Case,
+    tensors::{download, dtype, upload, upload_integers, within},
+};
+use blackburn_kernels::{
+    Family, Pass,
+    attention::{
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Dropout,
+        Order, Pairs, Window, attention_backward_with, attention_forward_with,
+    },
+    recorder::{Gpu, Recorder},
+};
+use blackburn_reference::{
+    attention::{
+        AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PairShape, cases,
+    },
+    matmul::MatmulPrecision,
+    storage::Storage,
+    tolerance::compare,
+};
+use libtest_mimic::Failed;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |name, gpu, quick, body| cases.push(Case { name, gpu, quick, body });
+    let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
+    // With two multiprocessors a block goes on to other tiles.
+    let small = Gpu { multiprocessors: 2, ..hopper };
+    add("attention_wgmma_is_within_bounds", hopper, true, |recorder| {
+        both(recorder, Family::Wgmma, PLAIN)
+    });
+    add("attention_wgmma_of_several_tiles_a_block_is_within_bounds", small, false, |recorder| {
+        both(recorder, Family::Wgmma, LONG)
+    });
+    add("attention_wgmma_causal_is_within_bounds", small, false, |recorder| {
+        both(recorder, Family::Wgmma, CAUSAL)
+    });
+    add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Family::Wgmma, WIDE)
+    });
+    add("attention_wgmma_with_every_option_is_within_bounds", hopper, false, |recorder| {
+        every_option(recorder, Family::Wgmma)
+    });
+    add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
+        every_option(recorder, Family::Mma)
+    });
+    for (gpu, quick) in [(ampere, true), (hopper, false)] {
+        add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
+            both(recorder, Family::Mma, PLAIN)
+        });
+        add("attention_mma_of_long_sequences_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, LONG)
+        });
+        add("attention_mma_causal_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, CAUSAL)
+        });
+        add("attention_mma_of_wide_heads_is_within_bounds", gpu, false, |recorder| {
+            both(recorder, Family::Mma, WIDE)
+        });
+    }
+    cases
+}
+
+/// Sequences that no tile divides, and fewer heads of keys than of queries.
+const PLAIN: AttentionCase = AttentionCase {
+    name: "plain",
+    batch: 1,
+    heads_q: 2,
+    heads_kv: 1,
+    seq_q: 75,
+    seq_kv: 150,
+    head_dim: 64,
+    options: AttentionOptions::PLAIN,
+};
+
+/// More tiles of keys than are held at once, and more tiles of queries than blocks.
+const LONG: AttentionCase =
+    AttentionCase { name: "long", heads_q: 1, seq_q: 399, seq_kv: 1070, ..PLAIN };
+
+const CAUSAL: AttentionCase = AttentionCase {
+    name: "causal",
+    batch: 2,
+    heads_q: 1,
+    seq_q: 139,
+    seq_kv: 139,
+    options: AttentionOptions { causal: true, ..AttentionOptions::PLAIN },
+    ..PLAIN
+};
+
+const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
+
+fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+    let options = &case.options;
+    let window = options
+        .window
+        .map_or_else(Window::default, |window| Window { left: window.left, right: window.right });
+    let right = if options.causal { Some(0) } else { window.right };
+    let pairs = |shape: PairShape| {
+        let [batch, heads, rows, keys] = case.pair_dims(shape);
+        let stride = |size: usize, stride| if size == 1 { 0 } else { stride };
+        Pairs {
+            batch: stride(batch, heads * rows * keys),
+            head: stride(heads, rows * keys),
+            row: stride(rows, keys),
+            column: 1,
+        }
+    };
+    let rows = |heads, seq| Order::HeadsFirst.strides(heads, seq, case.head_dim);
+    AttentionProblem {
+        heads_kv: case.heads_kv,
+        q: rows(case.heads_q, case.seq_q),
+        k: rows(case.heads_kv, case.seq_kv),
+        v: rows(case.heads_kv, case.seq_kv),
+        scale: case.scale() as f32,
+        window: Window { left: window.left, right },
+        softcap: options.softcap.map(|cap| cap as f32),
+        dropout: options.dropout.map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed }),
+        mask: options.mask.map(pairs),
+        bias: options.bias.map(pairs),
+        ..AttentionProblem::dense(
+            [case.batch, case.heads_q, case.seq_q, case.head_dim],
+            case.seq_kv,
+            dtype(storage),
+        )
+    }
+}
+
+/// Every option, in heads of every size that has plans of its own.
+fn every_option(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    for case in cases::options() {
+        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+    }
+    for head_dim in [32, 96, 128, 256] {
+        let case = AttentionCase { name: "another size of heads", head_dim, ..PLAIN };
+        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+    }
+    Ok(())
+}
+
+fn named(case: &AttentionCase, error: &Failed) -> Failed {
+    format!("{case}: {}", error.message().unwrap_or_default()).into()
+}
+
+/// Both passes by the first plan of a family.
+fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), Failed> {
+    let (storage, client) = (Storage::Bf16, recorder.client());
+    let inputs = AttentionInputs::generate(&case, 1, storage);
+    let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
+    let attention = inputs.attention(case);
+    let forward = attention.forward();
+    let forward_bounds = attention.forward_bounds(&forward, &precision);
+    let backward = attention.backward(&inputs.dout);
+    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
+    let problem = problem(&case, storage);
+    let plan = |pass| {
+        let plans = AttentionBlueprint::candidates(&problem, pass, client);
+        let by_family = plans.iter().find(|plan| plan.family == family);
+        // Heads that a family does not serve in one pass are served by another one.
+        by_family
+            .or(plans.first())
+            .copied()
+            .ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
+    };
+    let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout]
+        .map(|values| upload(recorder, values, storage));
+    let mask = inputs.mask.as_ref().map(|mask| {
+        upload_integers(recorder, &mask.iter().map(|masked| i32::from(*masked)).collect::<Vec<_>>())
+    });
+    let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
+    let tensors =
+        Tensors { q: &q, k: &k, v: &v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None };
+    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
+    let parts = download(recorder, &output.lse, Storage::F32)?;
+    let (largest, logarithms) = parts.split_at(parts.len() / 2);
+    let lse: Vec<_> = largest.iter().zip(logarithms).map(|(a, b)| a + b).collect();
+    compare(&lse, &forward.lse, &forward_bounds.lse)
+        .map_err(|error| format!("the logarithms of sums: {error}"))?;
+    within(recorder, &output.out, storage, &forward.o, &forward_bounds.o)?;
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_strides: problem.out(),
+    };
+    let plan = plan(Pass::Backward)?;
+    let wants_bias = plan.gives_bias_gradient();
+    let gradients =
+        attention_backward_with(client, &problem, &plan, &tensors, &result, wants_bias)?;
+    within(recorder, &gradients.dq, storage, &backward.dq, &backward_bounds.dq)?;
+    within(recorder, &gradients.dk, storage, &backward.dk, &backward_bounds.dk)?;
+    within(recorder, &gradients.dv, storage, &backward.dv, &backward_bounds.dv)?;
+    match (gradients.dbias, &backward.dbias, &backward_bounds.dbias) {
+        // What is repeated is summed by whoever asked for it.
+        (Some(pairs), Some(sums), _) if pairs.elements != sums.len() => {
+            download(recorder, &pairs, Storage::F32).map(drop)
+        }
+        (Some(pairs), Some(sums), Some(bounds)) => {
+            within(recorder, &pairs, Storage::F32, sums, bounds)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,236 @@
+//! Faults planted in the PTX of kernels that were launched: does the simulator notice them?
+
+use super::machine::Recording;
+use blackburn_simulator::{Options, Program, Schedule};
+use std::fmt;
+
+/// What is done wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    DroppedBlockBarrier,
+    DroppedFence,
+    DroppedCopyWait,
+    LooserCopyWait,
+    DroppedProductWait,
+    LooserProductWait,
+    DroppedPhaseWait,
+    FlippedParity,
+    FewerBytesExpected,
+    MoreBytesExpected,
+    DroppedArrival,
+    MoreArrivalsExpected,
+    DroppedCommit,
+    DroppedCopy,
+    SwizzleBit,
+    StrideBit,
+    StartBit,
+    LeadingBit,
+    FlippedTransposition,
+    MatrixAddress,
+    BoxCoordinate,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 21] = [
+        Self::DroppedBlockBarrier,
+        Self::DroppedFence,
+        Self::DroppedCopyWait,
+        Self::LooserCopyWait,
+        Self::DroppedProductWait,
+        Self::LooserProductWait,
+        Self::DroppedPhaseWait,
+        Self::FlippedParity,
+        Self::FewerBytesExpected,
+        Self::MoreBytesExpected,
+        Self::DroppedArrival,
+        Self::MoreArrivalsExpected,
+        Self::DroppedCommit,
+        Self::DroppedCopy,
+        Self::SwizzleBit,
+        Self::StrideBit,
+        Self::StartBit,
+        Self::LeadingBit,
+        Self::FlippedTransposition,
+        Self::MatrixAddress,
+        Self::BoxCoordinate,
+    ];
+
+    /// The statement with the fault, if it is one that can have it.
+    fn plant(self, statement: &str) -> Option<String> {
+        let (opcode, operands) =
+            statement.split_once(char::is_whitespace).unwrap_or((statement, ""));
+        let operands: Vec<_> = split(operands.trim_end_matches(';'));
+        let is = |start: &str| opcode.trim_end_matches(';').starts_with(start);
+        let dropped = |found: bool| found.then(String::new);
+        let number = |place: usize| operands.get(place)?.trim().parse::<u64>().ok();
+        // A register for what becomes of an operand, in a scope of its own.
+        let changed = |place: usize, ty: &str, change: &str| {
+            let old = operands.get(place)?.trim();
+            let mut new: Vec<_> = operands.iter().map(|operand| operand.trim()).collect();
+            new[place] = "planted";
+            let text = format!(
+                "{{ .reg .{ty} planted; {}; {opcode} {}; }}",
+                change.replace("OLD", old),
+                new.join(", ")
+            );
+            Some(text)
+        };
+        let descriptor = |bit: u32| {
+            // Operand B; A may lie in registers.
+            if !is("wgmma.mma_async") {
+                return None;
+            }
+            changed(2, "b64", &format!("xor.b64 planted, OLD, {:#x}", 1_u64 << bit))
+        };
+        match self {
+            Self::DroppedBlockBarrier => dropped(is("bar.sync")),
+            Self::DroppedFence => dropped(is("fence.") || is("wgmma.fence")),
+            Self::DroppedCopyWait => dropped(is("cp.async.wait")),
+            Self::LooserCopyWait if is("cp.async.wait_group") => {
+                Some(format!("cp.async.wait_group {};", number(0)? + 1))
+            }
+            Self::DroppedProductWait => dropped(is("wgmma.wait_group")),
+            Self::LooserProductWait if is("wgmma.wait_group") => {
+                Some(format!("{opcode} {};", number(0)? + 1))
+            }
+            Self::DroppedPhaseWait if is("mbarrier.try_wait") => {
+                Some(format!("setp.eq.u32 {}, 0, 0;", operands.first()?.trim()))
+            }
+            Self::FlippedParity if is("mbarrier.try_wait") => {
+                changed(2, "b32", "xor.b32 planted, OLD, 1")
+            }
+            Self::FewerBytesExpected if is("mbarrier.arrive.expect_tx") => {
+                changed(2, "b32", "add.s32 planted, OLD, -16")
+            }
+            Self::MoreBytesExpected if is("mbarrier.arrive.expect_tx") => {
+                changed(2, "b32", "add.s32 planted, OLD, 16")
+            }
+            Self::DroppedArrival => dropped(is("mbarrier.arrive.shared")),
+            Self::MoreArrivalsExpected if is("mbarrier.init") => {
+                changed(1, "b32", "add.s32 planted, OLD, 1")
+            }
+            Self::DroppedCommit => dropped(is("cp.async.commit_group") || is("wgmma.commit_group")),
+            Self::DroppedCopy => dropped(is("cp.async.c") && operands.len() == 4),
+            Self::SwizzleBit => descriptor(62),
+            Self::StrideBit => descriptor(38),
+            Self::StartBit => descriptor(0),
+            Self::LeadingBit => descriptor(25),
+            Self::FlippedTransposition if is("ldmatrix") => Some(if opcode.contains(".trans") {
+                statement.replacen(".trans", "", 1)
+            } else {
+                statement.replacen(".shared", ".trans.shared", 1)
+            }),
+            Self::MatrixAddress if is("ldmatrix") => {
+                let mut new = operands.clone();
+                let wrong = operands.get(1)?.trim_end().strip_suffix(']')?;
+                let (base, offset) = wrong.split_once('+').unwrap_or((wrong, "0"));
+                let offset: i64 = offset.trim().parse().ok()?;
+                let address = format!("{base}+ {}]", offset + 16);
+                new[1] = &address;
+                Some(format!("{opcode} {};", new.join(", ")))
+            }
+            Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
+                let source = operands.get(1)?;
+                let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();
+                let wrong = source.replacen(first, "planted", 1);
+                Some(format!(
+                    "{{ .reg .b32 planted; add.s32 planted, {first}, 8; {opcode} {}, {wrong}, {}; }}",
+                    operands.first()?,
+                    operands.get(2)?
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Operands at commas outside brackets and braces.
+fn split(text: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let mut parts = Vec::new();
+    let mut first = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[first..at]);
+                first = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[first..]);
+    parts
+}
+
+/// A fault in a line of a kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Mutation {
+    pub(crate) fault: Fault,
+    pub(crate) line: usize,
+    ptx: String,
+}
+
+/// At most `most` places of each fault in what a launch ran, spread over it.
+pub(crate) fn mutations(recording: &Recording, most: usize) -> Vec<Mutation> {
+    let lines: Vec<_> = recording.ptx.lines().collect();
+    let mut all = Vec::new();
+    for fault in Fault::ALL {
+        let places: Vec<_> = lines
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| recording.lines.contains(&(*at as u32 + 1)))
+            .filter_map(|(at, line)| Some((at, fault.plant(line.trim())?)))
+            .collect();
+        let step = places.len().div_ceil(most.max(1)).max(1);
+        for (at, planted) in places.iter().step_by(step) {
+            let mut lines = lines.clone();
+            lines[*at] = planted;
+            all.push(Mutation { fault, line: at + 1, ptx: lines.join("\n") });
+        }
+    }
+    all
+}
+
+/// What became of a mutation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The simulator named a fault.
+    Reported(String),
+    /// The result was another one.
+    Different,
+    /// Nothing was noticed.
+    Survived,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reported(reason) => f.write_str(reason),
+            Self::Different => f.write_str("another result"),
+            Self::Survived => f.write_str("SURVIVED"),
+        }
+    }
+}
+
+impl Mutation {
+    /// Runs the launch with the fault, under a few schedules.
+    pub(crate) fn judge(&self, recording: &Recording, schedules: u64, most: u64) -> Verdict {
+        let program = match Program::parse(&self.ptx) {
+            Ok(program) => program,
+            Err(error) => return Verdict::Reported(error.to_string()),
+        };
+        for schedule in Schedule::several(schedules) {
+            let mut device = recording.before.clone();
+            let options = Options { schedule, most_instructions: most, ..Options::default() };
+            if let Err(error) = device.launch(&program, &recording.launch, &options) {
+                return Verdict::Reported(error.to_string());
+            }
+            if device.difference(&recording.after).is_some() {
+                return Verdict::Different;
+            }
+        }
+        Verdict::Survived
+    }
+}

@@ -1,0 +1,262 @@
+//! Matrix products of whole numbers: sums are exact, so every bit of the result is known.
+
+use super::{
+    Case,
+    tensors::{dtype, upload, whole_numbers, within},
+};
+use blackburn_kernels::{
+    Family,
+    buffer::Buffer,
+    matmul::{
+        Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
+        matmul_with,
+    },
+    recorder::{Gpu, Recorder},
+};
+use blackburn_reference::{fp8::Fp8, gelu, storage::Storage};
+use cubecl::ir::{ElemType, FloatKind};
+use libtest_mimic::Failed;
+
+/// A case that goes around the ring of tiles more than once, and on to another tile of the product.
+pub(super) const PIPELINE: &str = "matmul_wgmma_of_several_tiles_a_block_is_exact";
+
+pub(super) fn cases() -> Vec<Case> {
+    let case = |name, gpu, quick, body| Case { name, gpu, quick, body };
+    let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
+    // With two multiprocessors a block goes on to another tile, with its ring and its barriers as they are.
+    let small = Gpu { multiprocessors: 2, ..hopper };
+    vec![
+        case("matmul_mma_is_exact", ampere, true, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, ..PRODUCT })
+        }),
+        case("matmul_mma_in_tf32_is_exact", ampere, false, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, ..TF32 })
+        }),
+        case("matmul_mma_of_long_sums_is_exact", ampere, false, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, sizes: DEEP, ..PRODUCT })
+        }),
+        case("matmul_mma_with_every_epilogue_is_exact", ampere, false, |recorder| {
+            epilogues(recorder, Family::Mma)
+        }),
+        case("matmul_wgmma_with_every_epilogue_is_exact", small, false, |recorder| {
+            epilogues(recorder, Family::Wgmma)
+        }),
+        case("matmul_mma_by_every_plan_and_layout_is_exact", ampere, false, |recorder| {
+            every_layout(recorder, Family::Mma)
+        }),
+        case("matmul_mma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
+            every_layout(recorder, Family::Mma)
+        }),
+        case("matmul_wgmma_is_exact", hopper, true, |recorder| numbers(recorder, PRODUCT)),
+        case(PIPELINE, small, true, |recorder| {
+            numbers(recorder, Product { sizes: DEEP, ..PRODUCT })
+        }),
+        case("matmul_wgmma_of_turned_operands_is_exact", small, false, |recorder| {
+            numbers(recorder, Product { k_major: [false, true], sizes: DEEP, ..PRODUCT })
+        }),
+        case("matmul_wgmma_in_tf32_is_exact", small, false, |recorder| {
+            numbers(recorder, Product { sizes: [147, 203, 616], ..TF32 })
+        }),
+        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| fp8(recorder, 0)),
+        case("matmul_wgmma_in_fp8_with_promotion_is_exact", small, false, |recorder| {
+            fp8(recorder, 1)
+        }),
+        case("matmul_wgmma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
+            every_layout(recorder, Family::Wgmma)
+        }),
+    ]
+}
+
+/// Neither is a multiple of a tile, of a vector or of a block of k.
+const SIZES: [usize; 3] = [147, 203, 216];
+/// More blocks of k than are held at once.
+const DEEP: [usize; 3] = [147, 203, 1080];
+
+/// A product and by which plans.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    family: Family,
+    sizes: [usize; 3],
+    k_major: [bool; 2],
+    storage: Storage,
+    /// By every plan, not only by the one with the narrowest tile.
+    every_plan: bool,
+}
+
+const PRODUCT: Product = Product {
+    family: Family::Wgmma,
+    sizes: SIZES,
+    k_major: [true, false],
+    storage: Storage::Bf16,
+    every_plan: false,
+};
+
+const TF32: Product = Product { k_major: [true; 2], storage: Storage::F32, ..PRODUCT };
+
+fn every_layout(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    let every = Product { family, every_plan: true, ..PRODUCT };
+    for k_major in [[true, false], [true, true], [false, false], [false, true]] {
+        numbers(recorder, Product { k_major, ..every })?;
+    }
+    numbers(recorder, Product { storage: Storage::F16, ..every })?;
+    numbers(recorder, Product { every_plan: true, family, ..TF32 })
+}
+
+/// The left operand by rows of m and the right one by rows of k, and where they lie in memory.
+struct Operands {
+    problem: MatmulProblem,
+    lhs: Vec<f64>,
+    rhs: Vec<f64>,
+}
+
+impl Operands {
+    fn new(
+        element: ElemType,
+        out: ElemType,
+        [m, n, k]: [usize; 3],
+        [lhs_k_major, rhs_k_major]: [bool; 2],
+    ) -> Result<Self, Failed> {
+        // As CubeCL pads rows.
+        let pitch = |columns: usize| columns.next_multiple_of(32);
+        let lhs_strides = if lhs_k_major { [pitch(k), 1] } else { [1, pitch(m)] };
+        let rhs_strides = if rhs_k_major { [1, pitch(k)] } else { [pitch(n), 1] };
+        let problem = MatmulProblem::new(
+            TensorLayout { shape: &[m, k], strides: &lhs_strides, dtype: element },
+            TensorLayout { shape: &[k, n], strides: &rhs_strides, dtype: element },
+            out,
+            F32Precision::Tf32,
+        )?;
+        let numbers = |seed, span| whole_numbers(seed, span, 3);
+        let (lhs, rhs) = (numbers(1, problem.lhs_span()), numbers(2, problem.rhs_span()));
+        Ok(Self { problem, lhs, rhs })
+    }
+
+    fn expected(&self, bias: &[f64]) -> Vec<f64> {
+        let MatmulProblem { m, n, k, .. } = self.problem;
+        let (lhs, rhs) = (&self.problem.lhs, &self.problem.rhs);
+        let mut sums = Vec::with_capacity(m * n);
+        for row in 0..m {
+            for (column, bias) in bias.iter().enumerate().take(n) {
+                let term = |at: usize| {
+                    self.lhs[row * lhs.row_stride + at * lhs.column_stride]
+                        * self.rhs[at * rhs.row_stride + column * rhs.column_stride]
+                };
+                sums.push((0..k).map(term).sum::<f64>() + bias);
+            }
+        }
+        sums
+    }
+}
+
+fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
+    let Product { family, sizes, k_major, storage, every_plan } = product;
+    let operands = Operands::new(dtype(storage), dtype(storage), sizes, k_major)?;
+    let problem = operands.problem;
+    let bias = whole_numbers(3, problem.n, 8);
+    let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
+    let expected = operands.expected(&bias);
+    let expected: Vec<_> = expected.into_iter().map(|value| storage.round(value)).collect();
+    let bias = upload(recorder, &bias, storage);
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(|plan| plan.family == family);
+    if !every_plan {
+        plans.retain(|plan| plan.splits == 1);
+        plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
+        plans.truncate(1);
+    }
+    if plans.is_empty() {
+        return Err(format!("no plan by {family:?}").into());
+    }
+    for plan in plans {
+        let epilogue = Epilogue { bias: Some(bias.clone()), ..Epilogue::default() };
+        let [lhs, rhs] = &tensors;
+        let output = matmul_with(recorder.client(), &problem, &plan, lhs, rhs, &epilogue)?;
+        within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// A bias, ReLU and a residual; then scales, GELU whose argument is kept, and a residual.
+fn epilogues(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+    let storage = Storage::Bf16;
+    let operands = Operands::new(dtype(storage), dtype(storage), SIZES, [true, false])?;
+    let problem = operands.problem;
+    let [bias, residual] =
+        [(3, problem.n), (4, problem.out_elements())].map(|(seed, n)| whole_numbers(seed, n, 8));
+    let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
+    let [bias_there, residual_there] =
+        [&bias, &residual].map(|values| upload(recorder, values, storage));
+    let relu = Epilogue {
+        bias: Some(bias_there),
+        activation: Activation::Relu,
+        residual: Some(residual_there),
+        ..Epilogue::default()
+    };
+    let scale = |value| upload(recorder, &[value], Storage::F32);
+    let everything = Epilogue {
+        scales: Some([scale(0.5), scale(0.25)]),
+        activation: Activation::Gelu,
+        keep_preactivation: true,
+        ..relu.clone()
+    };
+    let sums = operands.expected(&vec![0.0; problem.n]);
+    let arguments = |scale: f64| -> Vec<f64> {
+        sums.iter().enumerate().map(|(at, sum)| scale * sum + bias[at % problem.n]).collect()
+    };
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(|plan| plan.family == family);
+    for plan in plans {
+        let [lhs, rhs] = &tensors;
+        let run = |epilogue| matmul_with(recorder.client(), &problem, &plan, lhs, rhs, epilogue);
+        let before = arguments(1.0);
+        let rounded: Vec<_> =
+            before.iter().zip(&residual).map(|(z, r)| storage.round(z.max(0.0) + r)).collect();
+        let exact = vec![0.0; rounded.len()];
+        let output = run(&relu)?;
+        within(recorder, &output.out, storage, &rounded, &exact)
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+        // The widest tiles have no registers for all of it.
+        let Ok(output) = run(&everything) else { continue };
+        let z = arguments(0.125);
+        let kept: Vec<_> = z.iter().map(|z| storage.round(*z)).collect();
+        let preactivation = output.preactivation.ok_or("the argument of GELU was not kept")?;
+        within(recorder, &preactivation, storage, &kept, &exact)?;
+        let error = 2.0 * f64::from(f32::EPSILON);
+        let (mut expected, mut bounds) = (Vec::new(), Vec::new());
+        for (z, r) in z.iter().zip(&residual) {
+            let sum = gelu::gelu(*z) + r;
+            expected.push(sum);
+            let before = gelu::forward_bound(*z, Storage::F32, error);
+            bounds.push(before + sum.abs() * (storage.unit_roundoff() + f64::from(f32::EPSILON)));
+        }
+        within(recorder, &output.out, storage, &expected, &bounds)?;
+    }
+    Ok(())
+}
+
+/// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
+fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
+    let float = |kind| ElemType::Float(kind);
+    let operands =
+        Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
+    let mut problem = operands.problem;
+    problem.rhs.dtype = float(FloatKind::E5M2);
+    let send = |values: &[f64], format: Fp8, kind| {
+        let handle = recorder.client().create_from_slice(&format.encode(values));
+        Buffer { handle, elements: values.len(), dtype: float(kind) }
+    };
+    let lhs = send(&operands.lhs, Fp8::E4m3, FloatKind::E4M3);
+    let rhs = send(&operands.rhs, Fp8::E5m2, FloatKind::E5M2);
+    let plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    let plan = plans
+        .into_iter()
+        .filter(|plan| plan.family == Family::Wgmma && plan.splits == 1)
+        .min_by_key(|plan| plan.tile_n)
+        .ok_or("no plan by Hopper's products")?;
+    let plan = MatmulBlueprint { promotion, ..plan };
+    let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
+    let expected = operands.expected(&vec![0.0; problem.n]);
+    let expected: Vec<_> = expected.into_iter().map(|sum| Storage::Bf16.round(sum)).collect();
+    within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])
+}

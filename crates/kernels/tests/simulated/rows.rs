@@ -1,0 +1,212 @@
+//! Kernels that go through rows: GELU, normalization, cross-entropy.
+
+use super::{
+    Case,
+    tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
+};
+use blackburn_kernels::{
+    Pass,
+    cross_entropy::{
+        CrossEntropyBlueprint, CrossEntropyProblem, cross_entropy_backward, cross_entropy_forward,
+    },
+    gelu::gelu_forward,
+    layer_norm::{
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
+        layer_norm_backward, layer_norm_forward, variants::problems,
+    },
+    recorder::{Gpu, Recorder},
+};
+use blackburn_reference::{
+    cross_entropy::{CrossEntropy, Steps},
+    gelu,
+    layer_norm::{Arithmetic, LayerNorm, Norm as ReferenceNorm},
+    random::normal,
+    storage::Storage,
+};
+use cubecl::ir::ElemType;
+use libtest_mimic::Failed;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for gpu in [Gpu::SM_80, Gpu::SM_90A] {
+        let quick = gpu == Gpu::SM_80;
+        let mut add = |name, quick, body| cases.push(Case { name, gpu, quick, body });
+        add("gelu_in_f32_is_within_bounds", true, gelu_of_numbers);
+        add("layer_norm_of_odd_rows_is_within_bounds", quick, |recorder| {
+            normalization(recorder, Rows::new(Norm::Layer, 769, Storage::Bf16))
+        });
+        add("layer_norm_of_wide_rows_is_within_bounds", false, |recorder| {
+            normalization(recorder, Rows::new(Norm::Layer, 4096, Storage::F16))
+        });
+        add("rms_norm_is_within_bounds", quick, |recorder| {
+            normalization(recorder, Rows::new(Norm::Rms, 4096, Storage::F32))
+        });
+        add("cross_entropy_of_few_classes_is_within_bounds", quick, |recorder| {
+            cross_entropy(recorder, 101, 0.1, Storage::Bf16)
+        });
+        add("cross_entropy_of_many_classes_is_within_bounds", false, |recorder| {
+            cross_entropy(recorder, 50_257, 0.0, Storage::Bf16)
+        });
+        add("norms_of_every_variant_are_within_bounds", false, every_norm);
+        add("cross_entropy_of_every_variant_is_within_bounds", false, |recorder| {
+            for storage in Storage::ALL {
+                for (classes, smoothing) in
+                    [(50_304, 0.0), (50_304, 0.1), (50_257, 0.0), (100, 0.1)]
+                {
+                    cross_entropy(recorder, classes, smoothing, storage)?;
+                }
+            }
+            Ok(())
+        });
+    }
+    cases
+}
+
+/// The widths and types whose machine code is checked, with fewer rows.
+fn every_norm(recorder: &Recorder) -> Result<(), Failed> {
+    for problem in problems() {
+        let storage = |asked: ElemType| {
+            let found = Storage::ALL.into_iter().find(|storage| dtype(*storage) == asked);
+            found.ok_or_else(|| Failed::from(format!("rows of {asked:?}")))
+        };
+        let rows = Rows {
+            norm: problem.norm,
+            width: problem.width,
+            storage: storage(problem.dtype)?,
+            parameter: storage(problem.parameter)?,
+            residual: problem.residual,
+        };
+        normalization(recorder, rows)
+            .map_err(|error| format!("{rows:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Rows to normalize.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    norm: Norm,
+    width: usize,
+    storage: Storage,
+    parameter: Storage,
+    residual: bool,
+}
+
+impl Rows {
+    fn new(norm: Norm, width: usize, storage: Storage) -> Self {
+        Self { norm, width, storage, parameter: storage, residual: false }
+    }
+}
+
+fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
+    let storage = Storage::F32;
+    let x = normal(1, 1025, 2.0, storage);
+    let y = gelu_forward(recorder.client(), &upload(recorder, &x, storage))?;
+    let expected: Vec<_> = x.iter().map(|x| gelu::gelu(*x)).collect();
+    // CUDA's erf is off by two units in the last place at most.
+    let error = 2.0 * f64::from(f32::EPSILON);
+    let bounds: Vec<_> = x.iter().map(|x| gelu::forward_bound(*x, storage, error)).collect();
+    within(recorder, &y, storage, &expected, &bounds)
+}
+
+/// Both passes, where a cube holds the rows.
+fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
+    let Rows { norm, width, storage, parameter, residual } = asked;
+    let (rows, client) = (5, recorder.client());
+    let bias = norm == Norm::Layer;
+    let x = normal(1, rows * width, 1.0, storage);
+    let gamma = normal(2, width, 1.0, parameter);
+    let beta = normal(3, width, 1.0, parameter);
+    let dy = normal(4, rows * width, 1.0, storage);
+    let other = whole_numbers(5, rows * width, 2);
+    let problem = LayerNormProblem {
+        norm,
+        rows,
+        width,
+        dtype: dtype(storage),
+        parameter: dtype(parameter),
+        bias,
+        residual,
+    };
+    let how = |pass| {
+        let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
+        Ok::<_, Failed>(Arithmetic { rows: storage, parameters: parameter, additions })
+    };
+    let reference = LayerNorm {
+        norm: if bias { ReferenceNorm::Layer } else { ReferenceNorm::Rms },
+        gamma: &gamma,
+        beta: bias.then_some(&beta),
+        epsilon: 1e-5,
+    };
+    let inputs = LayerNormInputs {
+        x: upload(recorder, &x, storage),
+        residual: residual.then(|| upload(recorder, &other, storage)),
+        gamma: upload(recorder, &gamma, parameter),
+        beta: bias.then(|| upload(recorder, &beta, parameter)),
+    };
+    let output = layer_norm_forward(client, norm, &inputs, 1e-5)?;
+    let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
+    // From what the device normalized: the rounding of the sum is no error of the norm.
+    let input = output.sum.unwrap_or(input);
+    let x = download(recorder, &input, storage)?;
+    let bounds = reference.forward_bounds(&x, how(Pass::Forward)?);
+    within(recorder, &output.y, storage, &reference.forward(&x), &bounds)?;
+    let Ok(how) = how(Pass::Backward) else { return Ok(()) };
+    let saved = LayerNormSaved { x: input, gamma: factors, mean: output.mean, rstd: output.rstd };
+    let gradient = upload(recorder, &dy, storage);
+    let dsum = residual.then(|| upload(recorder, &other, storage));
+    let gradients = layer_norm_backward(client, norm, &saved, &gradient, dsum.as_ref(), bias)?;
+    let added = residual.then_some(&other[..]);
+    let expected = reference.backward(&x, &dy, added);
+    let bounds = reference.backward_bounds(&x, &dy, added, how);
+    within(recorder, &gradients.dx, storage, &expected.dx, &bounds.dx)?;
+    within(recorder, &gradients.dgamma, parameter, &expected.dgamma, &bounds.dgamma)?;
+    match gradients.dbeta {
+        Some(dbeta) => within(recorder, &dbeta, parameter, &expected.dbeta, &bounds.dbeta),
+        None => Ok(()),
+    }
+}
+
+/// Both passes; one row is ignored.
+fn cross_entropy(
+    recorder: &Recorder,
+    classes: usize,
+    smoothing: f32,
+    storage: Storage,
+) -> Result<(), Failed> {
+    const IGNORED: i32 = -100;
+    let (rows, client) = (6, recorder.client());
+    let problem = CrossEntropyProblem {
+        rows,
+        classes,
+        row_stride: classes,
+        dtype: dtype(storage),
+        ignore_index: Some(IGNORED),
+        smoothing,
+    };
+    let logits = normal(1, rows * classes, 2.0, storage);
+    let grads = normal(2, rows, 1.0, Storage::F32);
+    let targets: Vec<i32> = (0..rows)
+        .map(|row| if row == 4 { IGNORED } else { (row * 7919 % classes) as i32 })
+        .collect();
+    let given = upload(recorder, &logits, storage);
+    let goals = upload_integers(recorder, &targets);
+    let plan = CrossEntropyBlueprint::plan(&problem, &given, client);
+    let steps = Steps { additions: plan.additions(classes), rescales: plan.rescales(classes) };
+    let output = cross_entropy_forward(client, &problem, &given, &goals)?;
+    let (mut losses, mut loss_bounds) = (Vec::new(), Vec::new());
+    let (mut expected, mut bounds) = (Vec::new(), Vec::new());
+    for ((row, target), grad) in logits.chunks(classes).zip(&targets).zip(&grads) {
+        let target = usize::try_from(*target).ok();
+        let asked = CrossEntropy { target, smoothing: f64::from(smoothing) };
+        losses.push(asked.loss(row));
+        loss_bounds.push(asked.loss_bound(row, steps));
+        expected.extend(asked.gradient(row, *grad));
+        bounds.extend(asked.gradient_bounds(row, *grad, steps, storage));
+    }
+    within(recorder, &output.loss, Storage::F32, &losses, &loss_bounds)?;
+    let grads = upload(recorder, &grads, Storage::F32);
+    let dlogits =
+        cross_entropy_backward(client, &problem, given, &goals, &output.lse, &grads, None)?;
+    within(recorder, &dlogits, storage, &expected, &bounds)
+}

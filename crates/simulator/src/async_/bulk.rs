@@ -1,0 +1,35 @@
+//! Bulk copies under way.
+
+use super::TensorMap;
+use crate::error::Outcome;
+use crate::machine::Block;
+
+/// A copy of a box of a tensor to shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct BulkCopy {
+    pub(crate) map: TensorMap,
+    pub(crate) corner: Vec<i32>,
+    pub(crate) destination: u64,
+    /// Address of the barrier that counts its bytes.
+    pub(crate) barrier: u64,
+    /// Which of the barrier's copies it is.
+    pub(crate) time: u32,
+    /// The warp and the instruction that issued it, for what goes wrong later.
+    pub(crate) issuer: (usize, usize),
+}
+
+impl BulkCopy {
+    /// Writes the box, and tells the barrier.
+    pub(crate) fn land(&self, block: &mut Block<'_>) -> Outcome {
+        let (bytes, known) = self.map.read(block.global, &self.corner)?;
+        for (part, address) in bytes.chunks_exact(16).zip(self.map.placed(self.destination)) {
+            block.shared.write(address, part, known)?;
+        }
+        let barrier = block.barriers.get(self.barrier)?;
+        let number = barrier.number;
+        if let Some(races) = &block.races {
+            races.landed(number, self.time, barrier.arriving());
+        }
+        barrier.complete(bytes.len() as i64)
+    }
+}

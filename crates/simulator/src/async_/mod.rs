@@ -1,0 +1,13 @@
+//! What goes on while threads do: copies, the barriers that count them, and products of warpgroups.
+
+mod barrier;
+mod bulk;
+mod copies;
+mod products;
+mod tensor_map;
+
+pub(crate) use barrier::Barriers;
+pub(crate) use bulk::BulkCopy;
+pub(crate) use copies::{Copies, Copy16};
+pub(crate) use products::{Product, Products};
+pub use tensor_map::{Swizzle, TensorMap};

@@ -1,0 +1,105 @@
+//! Executes the PTX that our kernels compile to, so that tests can check them without a GPU: results, and what
+//! no test of results can see, such as a wait or a fence that is missing.
+//!
+//! ```
+//! use blackburn_simulator::{Argument, Device, Launch, Options, Program};
+//!
+//! let program = Program::parse(
+//!     ".version 8.7
+//!      .target sm_80
+//!      .address_size 64
+//!      .visible .entry doubled(.param .u64 x) {
+//!          .reg .b32 %r<3>;
+//!          .reg .b64 %rd<4>;
+//!          ld.param.u64 %rd1, [x];
+//!          mov.u32 %r1, %tid.x;
+//!          mul.wide.u32 %rd2, %r1, 4;
+//!          add.s64 %rd3, %rd1, %rd2;
+//!          ld.global.u32 %r2, [%rd3];
+//!          add.s32 %r2, %r2, %r2;
+//!          st.global.u32 [%rd3], %r2;
+//!          ret;
+//!      }",
+//! )?;
+//! let mut device = Device::new();
+//! let x = device.allocate(128);
+//! device.write(x, &[1; 128])?;
+//! let launch = Launch {
+//!     kernel: "doubled".into(),
+//!     grid: [1; 3],
+//!     block: [32, 1, 1],
+//!     dynamic_shared: 0,
+//!     arguments: vec![Argument::address(x)],
+//!     reach: None,
+//! };
+//! device.launch(&program, &launch, &Options::default())?;
+//! assert_eq!(device.read(x, 128)?.0, [2; 128]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is known
+//!
+//! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and no others: arithmetic,
+//! `cp.async`, `mbarrier`, bulk copies of tiles with swizzle, `ldmatrix`, `mma.sync` and `wgmma`. An instruction
+//! that is not known is an error with its line. Atomic operations, clusters, local memory, functions and stores
+//! by the copy engine are not known: no kernel of ours has them.
+//!
+//! # What is reported
+//!
+//! | [`FaultKind`] | what it means here |
+//! |---|---|
+//! | `OutOfBounds`, `Misaligned` | an access outside what the launch was given, or at an odd place |
+//! | `Uninitialized` | a value that nobody wrote reaches global memory, an address, a branch or a count; shared memory and buffers begin unwritten |
+//! | `Race` | accesses to shared memory that no barrier orders, registers of a product under way, copies that nobody waited for |
+//! | `ProxyFence` | the copy engine or a product meets what threads wrote, without a fence between the proxies |
+//! | `Deadlock`, `Runaway` | nothing can go on, or it never ends |
+//! | `Misuse` | a barrier with more arrivals than it was made for, a descriptor with undefined bits, threads that part where they have to be together |
+//!
+//! Each is told with kernel, line of the PTX, block and thread.
+//!
+//! # How it runs
+//!
+//! The threads of a warp that stand at the same instruction run together; those that are behind go first, so
+//! that threads meet again where paths do. A [`Schedule`] chooses which warp goes on, and when each copy and
+//! each product lands: at once, as late as possible, or at any time in between. Blocks run one after another,
+//! in an order that the schedule draws.
+//!
+//! # What the model takes for granted
+//!
+//! - Products of two elements are exact, and sums are taken in f32 along k. Tensor cores add several terms at
+//!   once and cut off differently, so results agree bit for bit only where all sums are exact: with small
+//!   whole numbers.
+//! - Approximate instructions are computed in f64 and rounded once: within the error that PTX states, and exact
+//!   where the exact result is a float.
+//! - A group of products is done for all four warps of a warpgroup when one of them has waited for it. Pipelines
+//!   that let one thread of a warpgroup give memory back count on that.
+//! - Accumulators of a product under way may be moved to other registers, which the compiler does in name only.
+//! - Registers are not counted, nor are cycles.
+//! - Races between blocks, in global memory, are not looked for; within a warp, a write behind another lane's
+//!   read is not either.
+//!
+//! # Against a GPU
+//!
+//! No run of this model has been compared with a GPU yet. `cargo xtask simulate --all --dump DIR` writes each
+//! launch as files: the PTX, the parameters, and every buffer before and after. To compare, load `kernel.ptx`,
+//! allocate each `before-ADDRESS.bin`, put the new addresses in the place of the old ones in the parameters
+//! and tensor maps of `launch.txt`, launch, and compare each buffer with `after-ADDRESS.bin`. On the cases
+//! named `..._is_exact` every bit has to agree.
+
+#![deny(missing_docs)]
+
+mod async_;
+mod device;
+mod error;
+mod machine;
+mod memory;
+mod ptx;
+mod race;
+mod schedule;
+mod tensor;
+
+pub use async_::{Swizzle, TensorMap};
+pub use device::{Argument, Device, Launch, Options, Report};
+pub use error::{Fault, FaultKind, ParseError, Place, SimulatorError};
+pub use ptx::Program;
+pub use schedule::{Landing, Schedule};

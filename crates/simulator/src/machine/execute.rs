@@ -1,0 +1,250 @@
+//! Instructions that a thread runs on its own registers, and those that exchange registers of a warp.
+
+use super::{
+    arithmetic::saturate,
+    block::Block,
+    registers::{Lanes, lanes},
+    run::known,
+    warp::{Wait, Warp},
+};
+use crate::{
+    error::Outcome,
+    memory::{resolve, window},
+    ptx::{Fence, Instruction, Join, Op, Operand, Reg, Shuffle, Space, Special},
+};
+
+impl Block<'_> {
+    /// Runs an instruction in the lanes of `mask`, and tells what they wait for then.
+    pub(super) fn execute(
+        &mut self,
+        warp: &mut Warp,
+        instruction: &Instruction,
+        mask: u32,
+    ) -> Outcome<Option<Wait>> {
+        let registers = &mut warp.registers;
+        match &instruction.op {
+            Op::Alu { f, dst, src: [a, b, c], saturated } => {
+                let unknown = [a, b, c].iter().fold(0, |u, src| u | registers.unknown(**src));
+                let (x, y, z) = (registers.get(*a)?, registers.get(*b)?, registers.get(*c)?);
+                let mut values: Lanes = std::array::from_fn(|lane| f(x[lane], y[lane], z[lane]));
+                if let Some(ty) = saturated {
+                    values = values.map(|value| saturate(value, *ty));
+                }
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Convert { how, dst, src: [a, b] } => {
+                let unknown = registers.unknown(*a) | registers.unknown(*b);
+                let (x, y) = (registers.get(*a)?, registers.get(*b)?);
+                let values = std::array::from_fn(|lane| how.apply(x[lane], y[lane]));
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Compare { f, dst, src: [a, b], join } => {
+                let mut unknown = registers.unknown(*a) | registers.unknown(*b);
+                let (x, y) = (registers.get(*a)?, registers.get(*b)?);
+                let held = |lane: usize| f(x[lane], y[lane]);
+                let joined = match join {
+                    None => None,
+                    Some((join, other, negated)) => {
+                        unknown |= registers.unknown(*other);
+                        let other = registers.get(*other)?;
+                        Some((*join, other.map(|bit| (bit == 1) != *negated)))
+                    }
+                };
+                for (place, dst) in dst.iter().enumerate() {
+                    let Some(dst) = dst else { continue };
+                    let values = std::array::from_fn(|lane| {
+                        let holds = held(lane) != (place == 1);
+                        u64::from(match &joined {
+                            None => holds,
+                            Some((Join::And, other)) => holds && other[lane],
+                            Some((Join::Or, other)) => holds || other[lane],
+                            Some((Join::Xor, other)) => holds != other[lane],
+                        })
+                    });
+                    registers.set(*dst, &values, mask, unknown)?;
+                }
+            }
+            Op::Set { f, dst, src: [a, b], truth } => {
+                let unknown = registers.unknown(*a) | registers.unknown(*b);
+                let (x, y) = (registers.get(*a)?, registers.get(*b)?);
+                let values =
+                    std::array::from_fn(|lane| if f(x[lane], y[lane]) { *truth } else { 0 });
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Select { dst, src: [a, b], condition } => {
+                let chosen = registers.get(*condition)?;
+                let (x, y) = (registers.get(*a)?, registers.get(*b)?);
+                let of = |lane: usize, x: u64, y: u64| if chosen[lane] == 1 { x } else { y };
+                let values = std::array::from_fn(|lane| of(lane, x[lane], y[lane]));
+                // What is not chosen need not be known.
+                let (p, q) = (registers.unknown(*a), registers.unknown(*b));
+                let taken = lanes(u32::MAX).fold(0, |bits, lane| {
+                    let unknown = of(lane, u64::from(p), u64::from(q)) as u32;
+                    bits | unknown & 1 << lane
+                });
+                let unknown = taken | registers.unknown(*condition);
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Insert { dst, src: [a, b, position, length], bits } => {
+                let sources = [a, b, position, length];
+                let unknown = sources.iter().fold(0, |u, src| u | registers.unknown(**src));
+                let (a, b) = (registers.get(*a)?, registers.get(*b)?);
+                let (at, length) = (registers.get(*position)?, registers.get(*length)?);
+                let values = std::array::from_fn(|lane| {
+                    super::integer::insert(a[lane], b[lane], at[lane], length[lane], *bits)
+                });
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Move { dst, src } => {
+                let coming = registers.is_coming(*src) || registers.is_coming(Operand::Reg(*dst));
+                if coming && mask == u32::MAX {
+                    warp.products.defer_move(*dst, *src, registers);
+                } else {
+                    let (values, unknown) = (registers.get(*src)?, registers.unknown(*src));
+                    registers.set(*dst, &values, mask, unknown)?;
+                }
+            }
+            Op::Special { dst, which } => {
+                let index = warp.index;
+                let values = std::array::from_fn(|lane| self.special(index, lane, *which));
+                warp.registers.set(*dst, &values, mask, 0)?;
+            }
+            Op::Pack { dst, parts, bits } => {
+                let mut values = [0; 32];
+                let mut unknown = 0;
+                for (place, part) in parts.iter().enumerate() {
+                    unknown |= registers.unknown(*part);
+                    let part = registers.get(*part)?;
+                    for (value, part) in values.iter_mut().zip(part) {
+                        *value |= (part & ((1 << bits) - 1)) << (*bits as usize * place);
+                    }
+                }
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Split { parts, src, bits } => {
+                let (values, unknown) = (registers.get(*src)?, registers.unknown(*src));
+                for (place, part) in parts.iter().enumerate() {
+                    let Some(part) = part else { continue };
+                    let values =
+                        values.map(|value| value >> (*bits as usize * place) & ((1 << bits) - 1));
+                    registers.set(*part, &values, mask, unknown)?;
+                }
+            }
+            Op::ToGeneric { dst, src, space } => {
+                let unknown = registers.unknown(*src);
+                let values = registers.get(*src)?.map(|value| value + window(*space));
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::FromGeneric { dst, src, space } => {
+                let unknown = registers.unknown(*src);
+                let values = registers.get(*src)?.map(|value| match space {
+                    Space::Generic | Space::Global => value,
+                    _ => resolve(value).1,
+                });
+                registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::ActiveMask { dst } => registers.set(*dst, &[u64::from(mask); 32], mask, 0)?,
+            Op::Shuffle { how, dst, valid, src } => shuffle(warp, *how, *dst, *valid, src, mask)?,
+            Op::WarpSync { .. } => {
+                if let Some(races) = &mut self.races {
+                    races.meet(warp.index);
+                }
+            }
+            Op::Barrier { id, threads, waits } => {
+                let first = mask.trailing_zeros() as usize;
+                known(warp, *id, mask, "which barrier is meant")?;
+                let id = warp.registers.get(*id)?[first];
+                let threads = match threads {
+                    None => None,
+                    Some(threads) => Some(warp.registers.get(*threads)?[first]),
+                };
+                let phases = self.arrive(warp.index, id, threads, *waits)?;
+                return Ok(waits.then_some(Wait::Barrier { id, phases }));
+            }
+            Op::Fence(fence) => match fence {
+                Fence::Memory => {}
+                Fence::BarrierInit => self.barriers.show(warp.index),
+                Fence::Proxy => {
+                    self.barriers.show(warp.index);
+                    if let Some(races) = &mut self.races {
+                        races.fence(warp.index);
+                    }
+                }
+            },
+            Op::Load { space, ty, dst, address } => {
+                self.load(warp, (*space, *ty), dst, *address, mask)?;
+            }
+            Op::Store { space, ty, src, address } => {
+                self.store(warp, (*space, *ty), src, *address, mask)?;
+            }
+            Op::LoadMatrix { dst, address, transposed } => {
+                self.load_matrix(warp, dst, *address, *transposed)?;
+            }
+            Op::Mma { shape, d, a, b, c } => super::matrix::mma(warp, *shape, d, [a, b, c])?,
+            // Registers are not a resource here. Warps that give some back only have to exist.
+            Op::SetRegisters | Op::Nothing => {}
+            // `step` runs these.
+            Op::Branch { .. } | Op::Exit | Op::Trap => {}
+            _ => return self.issue(warp, instruction, mask),
+        }
+        Ok(None)
+    }
+
+    fn special(&self, warp: usize, lane: usize, which: Special) -> u64 {
+        let thread = (32 * warp + lane) as u32;
+        let [x, y, _] = self.threads;
+        u64::from(match which {
+            Special::Tid(axis) => [thread % x, thread / x % y, thread / x / y][axis],
+            Special::Ntid(axis) => self.threads[axis],
+            Special::Ctaid(axis) => self.index[axis],
+            Special::Nctaid(axis) => self.grid[axis],
+            Special::Lane => lane as u32,
+            Special::Warp => warp as u32,
+        })
+    }
+}
+
+/// `shfl.sync`: a lane reads another one's register, or its own where the other lies outside its segment.
+fn shuffle(
+    warp: &mut Warp,
+    how: Shuffle,
+    dst: Reg,
+    valid: Option<Reg>,
+    src: &[Operand; 4],
+    mask: u32,
+) -> Outcome {
+    let [a, b, c, _] = *src;
+    known(warp, b, mask, "which lane is read")?;
+    let (value, unknown) = (warp.registers.get(a)?, warp.registers.unknown(a));
+    let (by, control) = (warp.registers.get(b)?, warp.registers.get(c)?);
+    let mut values = [0; 32];
+    let mut inside = [0; 32];
+    let mut lost = 0;
+    for lane in lanes(mask) {
+        let (by, clamp) = ((by[lane] & 31) as i64, (control[lane] & 31) as i64);
+        let segment = (control[lane] >> 8 & 31) as i64;
+        let own = lane as i64;
+        let most = own & segment | clamp & !segment;
+        let first = own & segment;
+        let (from, reached) = match how {
+            Shuffle::Up => (own - by, own - by >= most),
+            Shuffle::Down => (own + by, own + by <= most),
+            Shuffle::Butterfly => (own ^ by, own ^ by <= most),
+            Shuffle::Index => {
+                let from = first | by & !segment;
+                (from, from <= most)
+            }
+        };
+        let from = if reached { from as usize } else { lane };
+        values[lane] = value[from];
+        inside[lane] = u64::from(reached);
+        // A lane that does not run the instruction gives nothing.
+        let given = mask >> from & 1 == 1 && unknown >> from & 1 == 0;
+        lost |= u32::from(!given) << lane;
+    }
+    warp.registers.set(dst, &values, mask, lost)?;
+    if let Some(valid) = valid {
+        warp.registers.set(valid, &inside, mask, 0)?;
+    }
+    Ok(())
+}

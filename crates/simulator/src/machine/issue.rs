@@ -1,0 +1,310 @@
+//! Instructions that start something, count it or wait for it.
+
+use super::{
+    block::Block,
+    registers::lanes,
+    run::known,
+    warp::{Wait, Warp},
+};
+use crate::{
+    async_::{BulkCopy, Copy16, Product, TensorMap},
+    error::{FaultKind, Outcome, Trouble},
+    memory::{check_alignment, resolve},
+    ptx::{Address, Instruction, Op, Operand, Reg, Space, Wgmma},
+    race::Actor,
+    schedule::Landing,
+    tensor::Descriptor,
+};
+
+impl Block<'_> {
+    pub(super) fn issue(
+        &mut self,
+        warp: &mut Warp,
+        instruction: &Instruction,
+        mask: u32,
+    ) -> Outcome<Option<Wait>> {
+        match &instruction.op {
+            Op::CopyAsync { bytes, dst, src, given } => {
+                self.copy(warp, *bytes, [*dst, *src], *given, mask)?;
+            }
+            Op::CopyCommit => warp.copies.commit(),
+            Op::CopyWait { pending } => {
+                let group = match pending {
+                    Some(pending) => warp.copies.wait(*pending, self)?,
+                    None => warp.copies.wait_all(self)?,
+                };
+                if let Some(races) = &mut self.races {
+                    races.waited_for_copies(warp.index, group);
+                }
+            }
+            Op::BarrierInit { address, arrivals } => {
+                known(warp, *arrivals, mask, "a number of arrivals")?;
+                let arrivals = warp.registers.get(*arrivals)?;
+                let now = self.races.as_ref().map_or(0, |races| races.now(warp.index));
+                let addresses = self.barrier_addresses(warp, *address, mask)?;
+                for lane in lanes(mask) {
+                    let (address, arrivals) = (addresses[lane], arrivals[lane] & 0xffff_ffff);
+                    self.barriers
+                        .initialize(address, arrivals, (warp.index, now))
+                        .map_err(|trouble| trouble.of_lane(lane))?;
+                    self.shared.write(address, &[0; 8], true)?;
+                }
+            }
+            Op::BarrierArrive { address, expected } => {
+                let bytes = match expected {
+                    None => [0; 32],
+                    Some(bytes) => {
+                        known(warp, *bytes, mask, "a number of bytes")?;
+                        warp.registers.get(*bytes)?
+                    }
+                };
+                let addresses = self.barrier_addresses(warp, *address, mask)?;
+                for lane in lanes(mask) {
+                    self.arrive_at(warp.index, addresses[lane], bytes[lane] as u32)
+                        .map_err(|trouble| trouble.of_lane(lane))?;
+                }
+            }
+            Op::BarrierWait { done, address, parity } => {
+                return self.wait(warp, *done, *address, *parity, mask);
+            }
+            Op::TensorLoad { dst, map, coordinates, barrier } => {
+                for lane in lanes(mask) {
+                    self.tensor_load(warp, lane, [*dst, *map, *barrier], coordinates)
+                        .map_err(|trouble| trouble.of_lane(lane))?;
+                }
+            }
+            Op::WgmmaFence => warp.registers.fence(),
+            Op::WgmmaCommit => warp.products.commit(),
+            Op::WgmmaWait { pending } => {
+                let group = warp.products.awaited(*pending);
+                return Ok((group > 0).then_some(Wait::Products { group }));
+            }
+            Op::Wgmma(product) => self.product(warp, product)?,
+            _ => {
+                let reason = "an instruction that nothing runs";
+                return Err(Trouble::new(FaultKind::Unsupported, reason));
+            }
+        }
+        Ok(None)
+    }
+
+    fn copy(
+        &mut self,
+        warp: &mut Warp,
+        bytes: u64,
+        [dst, src]: [Address; 2],
+        given: Option<Operand>,
+        mask: u32,
+    ) -> Outcome {
+        let destinations = self.shared_addresses(warp, dst, mask)?;
+        let sources = self.addresses(warp, src, mask)?;
+        let given = match given {
+            None => [bytes; 32],
+            Some(given) => {
+                known(warp, given, mask, "a number of bytes")?;
+                warp.registers.get(given)?.map(|given| given & 0xffff_ffff)
+            }
+        };
+        for lane in lanes(mask) {
+            let (destination, source, given) = (destinations[lane], sources[lane], given[lane]);
+            let checked = check_alignment(destination, bytes)
+                .and_then(|()| check_alignment(source, bytes))
+                .and_then(|()| self.enter_copy(warp, lane, destination, bytes));
+            checked.map_err(|trouble| trouble.of_lane(lane))?;
+            if given > bytes {
+                let reason = format!("{given} bytes of a copy of {bytes}");
+                return Err(Trouble::new(FaultKind::Misuse, reason).of_lane(lane));
+            }
+            warp.copies.start(Copy16 { destination, source, bytes, given });
+            if self.landing == Landing::Earliest {
+                warp.copies.land_one(0, self).map_err(|trouble| trouble.of_lane(lane))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn enter_copy(&mut self, warp: &Warp, lane: usize, destination: u64, bytes: u64) -> Outcome {
+        match &mut self.races {
+            None => Ok(()),
+            Some(races) => {
+                let group = warp.copies.group();
+                races.write(warp.index, Actor::Copy(lane), group, destination, bytes)
+            }
+        }
+    }
+
+    fn barrier_addresses(&self, warp: &Warp, address: Address, mask: u32) -> Outcome<[u64; 32]> {
+        let addresses = self.shared_addresses(warp, address, mask)?;
+        for lane in lanes(mask) {
+            check_alignment(addresses[lane], 8).map_err(|trouble| trouble.of_lane(lane))?;
+        }
+        Ok(addresses)
+    }
+
+    /// That a warp may use a barrier: somebody told it that it is initialized.
+    fn check_made(&mut self, warp: usize, address: u64) -> Outcome {
+        let (maker, time) = self.barriers.get(address)?.made;
+        match &self.races {
+            Some(races) if !races.knows(warp, maker, time) => {
+                let reason = format!(
+                    "the barrier at shared {address:#x} is used by warp {warp}, and nothing orders that \
+                     after its initialization by warp {maker}"
+                );
+                Err(Trouble::new(FaultKind::Race, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn arrive_at(&mut self, warp: usize, address: u64, bytes: u32) -> Outcome {
+        self.check_made(warp, address)?;
+        let barrier = self.barriers.get(address)?;
+        if let Some(races) = &mut self.races {
+            races.release(warp, barrier.arriving());
+        }
+        barrier.arrive(i64::from(bytes))
+    }
+
+    fn wait(
+        &mut self,
+        warp: &mut Warp,
+        done: Reg,
+        address: Address,
+        parity: Operand,
+        mask: u32,
+    ) -> Outcome<Option<Wait>> {
+        known(warp, parity, mask, "a parity")?;
+        let addresses = self.barrier_addresses(warp, address, mask)?;
+        let parities = warp.registers.get(parity)?;
+        for lane in lanes(mask) {
+            let (address, parity) = (addresses[lane], parities[lane] & 1);
+            self.check_made(warp.index, address).map_err(|trouble| trouble.of_lane(lane))?;
+            if !self.barriers.get(address)?.is_over(parity) {
+                return Ok(Some(Wait::Phase { address, parity }));
+            }
+        }
+        for lane in lanes(mask) {
+            let barrier = self.barriers.get(addresses[lane])?;
+            if let Some(races) = &mut self.races {
+                races.acquire(warp.index, &barrier.over);
+            }
+        }
+        warp.registers.set(done, &[1; 32], mask, 0)?;
+        Ok(None)
+    }
+
+    fn tensor_load(
+        &mut self,
+        warp: &mut Warp,
+        lane: usize,
+        [dst, map, barrier]: [Address; 3],
+        coordinates: &[Operand],
+    ) -> Outcome {
+        let mask = 1 << lane;
+        let destination = self.shared_addresses(warp, dst, mask)?[lane];
+        let barrier = self.barrier_addresses(warp, barrier, mask)?[lane];
+        let map = self.map(self.addresses(warp, map, mask)?[lane])?.clone();
+        if map.shape.len() != coordinates.len() {
+            let (given, rank) = (coordinates.len(), map.shape.len());
+            let reason = format!("{given} coordinates in a tensor of {rank} dimensions");
+            return Err(Trouble::new(FaultKind::Misuse, reason));
+        }
+        let mut corner = Vec::with_capacity(coordinates.len());
+        for coordinate in coordinates {
+            known(warp, *coordinate, mask, "a coordinate")?;
+            corner.push(warp.registers.get(*coordinate)?[lane] as u32 as i32);
+        }
+        map.check_destination(destination)?;
+        self.check_made(warp.index, barrier)?;
+        let counter = self.barriers.get(barrier)?;
+        if !counter.shown {
+            let reason = format!(
+                "the barrier at shared {barrier:#x} counts a copy, and no fence has shown its \
+                 initialization to the copy engine"
+            );
+            return Err(Trouble::new(FaultKind::ProxyFence, reason));
+        }
+        counter.issued += 1;
+        let (number, time) = (counter.number, counter.issued);
+        if let Some(races) = &mut self.races {
+            let bytes = map.tile_bytes();
+            races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
+        }
+        let at =
+            warp.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at);
+        let copy = BulkCopy { map, corner, destination, barrier, time, issuer: (warp.index, at) };
+        if self.landing == Landing::Earliest {
+            return copy.land(self);
+        }
+        self.bulk.push(copy);
+        Ok(())
+    }
+
+    fn map(&self, address: u64) -> Outcome<&TensorMap> {
+        let found = match resolve(address) {
+            (Space::Param, offset) => self.maps.iter().find(|(at, _)| *at == offset),
+            _ => None,
+        };
+        found.map(|(_, map)| map).ok_or_else(|| {
+            let reason = format!("no tensor map was given at {address:#x}");
+            Trouble::new(FaultKind::Misuse, reason)
+        })
+    }
+
+    fn product(&mut self, warp: &mut Warp, product: &Wgmma) -> Outcome {
+        let registers = &mut warp.registers;
+        let words = if product.a.len() == 1 { &[][..] } else { &product.a };
+        let fresh = |operand: &Operand| match operand {
+            Operand::Reg(register) => registers.is_fresh(*register),
+            Operand::Value(_) => false,
+        };
+        let written = product.d.iter().map(|d| Operand::Reg(*d)).chain(words.iter().copied());
+        let accumulate = registers.get(product.accumulate)?[0] == 1;
+        if written.clone().any(|operand| fresh(&operand)) {
+            let reason = "the thread accessed registers of a product after the last `wgmma.fence`";
+            return Err(Trouble::new(FaultKind::Race, reason));
+        }
+        known(warp, product.b, u32::MAX, "a descriptor")?;
+        let b = Descriptor::decode(warp.registers.get(product.b)?[0])?;
+        let a = match product.a[..] {
+            [descriptor] => {
+                known(warp, descriptor, u32::MAX, "a descriptor")?;
+                Err(Descriptor::decode(warp.registers.get(descriptor)?[0])?)
+            }
+            [w, x, y, z] => {
+                if [w, x, y, z].iter().any(|word| warp.registers.is_coming(*word)) {
+                    let reason = "operand A is a result of a product that is still under way";
+                    return Err(Trouble::new(FaultKind::Race, reason));
+                }
+                Ok([w, x, y, z].map(|word| warp.registers.word(word)))
+            }
+            _ => return Err(Trouble::new(FaultKind::Misuse, "operand A needs four registers")),
+        };
+        let issued = Product {
+            shape: product.shape,
+            d: product.d.clone(),
+            a,
+            b,
+            accumulate,
+            negate: product.negate,
+            transposed: product.transposed,
+            quarter: (warp.index % 4) as u64,
+        };
+        if let Some(races) = &mut self.races {
+            let group = warp.products.group();
+            let mut read = |descriptor, rows, transposed| {
+                Product::addresses(descriptor, rows, transposed)
+                    .try_for_each(|at| races.read(warp.index, Actor::Product, group, at, 16))
+            };
+            if let Err(descriptor) = issued.a {
+                read(descriptor, issued.rows(), issued.transposed[0])?;
+            }
+            read(issued.b, 0..issued.shape.n as u64, issued.transposed[1])?;
+        }
+        warp.products.issue(issued, &mut warp.registers);
+        if self.landing == Landing::Earliest {
+            warp.products.land_one(&mut warp.registers, self)?;
+        }
+        Ok(())
+    }
+}

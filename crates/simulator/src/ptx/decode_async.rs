@@ -1,0 +1,185 @@
+//! From statements to instructions: asynchronous copies, their barriers, and matrix products.
+
+use super::{
+    decode::{Decoded, Decoder, Parts},
+    instruction::{Address, Op, Operand, Reg, Wgmma},
+    syntax::Written,
+};
+use crate::tensor::{MmaShape, WgmmaShape};
+
+impl Decoder {
+    pub(super) fn asynchronous(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
+        Ok(Some(match (parts.name, &parts.modifiers[..]) {
+            ("cp", ["async", "ca" | "cg", "shared" | "shared::cta", "global"]) => {
+                let given = if parts.count() > 3 { Some(self.operand(parts, 3)?) } else { None };
+                let bytes = self.constant(parts, 2)?;
+                let (dst, src) = (self.address(parts, 0)?, self.address(parts, 1)?);
+                Op::CopyAsync { bytes, dst, src, given }
+            }
+            ("cp", ["async", "commit_group"]) => Op::CopyCommit,
+            ("cp", ["async", "wait_group"]) => {
+                Op::CopyWait { pending: Some(self.constant(parts, 0)?) }
+            }
+            ("cp", ["async", "wait_all"]) => Op::CopyWait { pending: None },
+            (
+                "cp",
+                [
+                    "async",
+                    "bulk",
+                    "tensor",
+                    "1d" | "2d" | "3d" | "4d" | "5d",
+                    "shared::cluster" | "shared::cta",
+                    "global",
+                    "tile",
+                    "mbarrier::complete_tx::bytes",
+                ],
+            ) => self.tensor_load(parts)?,
+            ("mbarrier", ["init", "shared" | "shared::cta", "b64"]) => Op::BarrierInit {
+                address: self.address(parts, 0)?,
+                arrivals: self.operand(parts, 1)?,
+            },
+            ("mbarrier", ["arrive", "expect_tx", "shared" | "shared::cta", "b64"]) => {
+                self.no_state(parts)?;
+                Op::BarrierArrive {
+                    address: self.address(parts, 1)?,
+                    expected: Some(self.operand(parts, 2)?),
+                }
+            }
+            ("mbarrier", ["arrive", "shared" | "shared::cta", "b64"]) if parts.count() == 2 => {
+                self.no_state(parts)?;
+                Op::BarrierArrive { address: self.address(parts, 1)?, expected: None }
+            }
+            ("mbarrier", ["try_wait", "parity", "shared" | "shared::cta", "b64"]) => {
+                Op::BarrierWait {
+                    done: self.reg(parts, 0)?,
+                    address: self.address(parts, 1)?,
+                    parity: self.operand(parts, 2)?,
+                }
+            }
+            ("ldmatrix", ["sync", "aligned", "m8n8", "x1" | "x2" | "x4", ..]) => {
+                let dst = self.registers(parts, 0)?;
+                let transposed = parts.has("trans");
+                Op::LoadMatrix { dst, address: self.address(parts, 1)?, transposed }
+            }
+            ("mma", ["sync", "aligned", shape, "row", "col", types @ ..]) => {
+                let shape = MmaShape::named(shape, types).ok_or_else(|| parts.unknown())?;
+                let op = Op::Mma {
+                    shape,
+                    d: self.registers(parts, 0)?,
+                    a: self.operands(parts, 1)?,
+                    b: self.operands(parts, 2)?,
+                    c: self.operands(parts, 3)?,
+                };
+                self.counted(parts, &op, shape.registers())?;
+                op
+            }
+            ("wgmma", ["fence", "sync", "aligned"]) => Op::WgmmaFence,
+            ("wgmma", ["commit_group", "sync", "aligned"]) => Op::WgmmaCommit,
+            ("wgmma", ["wait_group", "sync", "aligned"]) => {
+                Op::WgmmaWait { pending: self.constant(parts, 0)? }
+            }
+            ("wgmma", ["mma_async", "sync", "aligned", shape, types @ ..]) => {
+                let shape = WgmmaShape::named(shape, types).ok_or_else(|| parts.unknown())?;
+                Op::Wgmma(Box::new(self.wgmma(parts, shape)?))
+            }
+            ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => {
+                let count = self.constant(parts, 0)?;
+                if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
+                    let reason =
+                        format!("{count} registers; multiples of 8 from 24 to 256 are possible");
+                    return Err(parts.error(&reason));
+                }
+                Op::SetRegisters
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Arrivals whose state nobody asks for: the state is not kept.
+    fn no_state(&self, parts: &Parts<'_>) -> Decoded<()> {
+        match parts.written(0)? {
+            Written::Word(name) if name == "_" => Ok(()),
+            _ => Err(parts.error("the state of a barrier is not kept; only `_` is known here")),
+        }
+    }
+
+    fn tensor_load(&self, parts: &Parts<'_>) -> Decoded {
+        let Written::Address { base, offset, coordinates } = parts.written(1)? else {
+            return Err(parts.unknown());
+        };
+        let [Written::List(list)] = &coordinates[..] else { return Err(parts.unknown()) };
+        let rank = usize::from(parts.modifiers[3].as_bytes()[0] - b'0');
+        if list.len() != rank {
+            return Err(parts.error(&format!("{rank} coordinates expected, found {}", list.len())));
+        }
+        if parts.count() != 3 {
+            return Err(parts.unknown());
+        }
+        Ok(Op::TensorLoad {
+            dst: self.address(parts, 0)?,
+            map: Address { base: self.word(parts, base)?, offset: *offset },
+            coordinates: list
+                .iter()
+                .map(|written| self.value(parts, written))
+                .collect::<Decoded<_>>()?,
+            barrier: self.address(parts, 2)?,
+        })
+    }
+
+    fn wgmma(&self, parts: &Parts<'_>, shape: WgmmaShape) -> Decoded<Wgmma> {
+        let d = self.registers(parts, 0)?;
+        let expected = shape.n / 2;
+        if d.len() != expected {
+            let reason = format!("{expected} accumulators expected, found {}", d.len());
+            return Err(parts.error(&reason));
+        }
+        let in_registers = matches!(parts.written(1)?, Written::List(_));
+        let a = if in_registers { self.operands(parts, 1)? } else { vec![self.operand(parts, 1)?] };
+        let sign = |place| match self.constant(parts, place) {
+            Ok(value) => Ok(value == u64::MAX),
+            Err(error) => Err(error),
+        };
+        let flag = |place| {
+            if place < parts.count() { Ok(self.constant(parts, place)? == 1) } else { Ok(false) }
+        };
+        // With A in registers only B can be transposed.
+        let transposed = if in_registers { [false, flag(6)?] } else { [flag(6)?, flag(7)?] };
+        Ok(Wgmma {
+            shape,
+            d,
+            a,
+            b: self.operand(parts, 2)?,
+            accumulate: self.operand(parts, 3)?,
+            negate: [sign(4)?, sign(5)?],
+            transposed,
+        })
+    }
+
+    fn counted(&self, parts: &Parts<'_>, op: &Op, expected: [usize; 4]) -> Decoded<()> {
+        let Op::Mma { d, a, b, c, .. } = op else { return Ok(()) };
+        let found = [d.len(), a.len(), b.len(), c.len()];
+        if found == expected {
+            return Ok(());
+        }
+        Err(parts
+            .error(&format!("registers of d, a, b, c: expected {expected:?}, found {found:?}")))
+    }
+
+    fn registers(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Reg>> {
+        let operands = self.operands(parts, place)?;
+        operands
+            .into_iter()
+            .map(|operand| match operand {
+                Operand::Reg(register) => Ok(register),
+                Operand::Value(_) => Err(parts.error("a number where a register is written")),
+            })
+            .collect()
+    }
+
+    fn operands(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Operand>> {
+        match parts.written(place)? {
+            Written::List(list) => list.iter().map(|written| self.value(parts, written)).collect(),
+            written => Ok(vec![self.value(parts, written)?]),
+        }
+    }
+}

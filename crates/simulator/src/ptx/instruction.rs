@@ -1,0 +1,289 @@
+//! Instructions, with their registers and targets resolved.
+
+use super::Ty;
+use crate::{
+    machine::{Alu, Comparison, Conversion},
+    tensor::{MmaShape, WgmmaShape},
+};
+
+/// Where a register lives: predicates, registers of up to 32 bits, and those of 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum File {
+    Predicate,
+    Word,
+    Double,
+}
+
+/// A register of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reg {
+    pub(crate) file: File,
+    pub(crate) index: u32,
+}
+
+/// What an instruction reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operand {
+    Reg(Reg),
+    Value(u64),
+}
+
+/// What an instruction addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) base: Operand,
+    pub(crate) offset: i64,
+}
+
+/// A space of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    Shared,
+    Local,
+    Param,
+}
+
+/// A register that the hardware keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Special {
+    Tid(usize),
+    Ntid(usize),
+    Ctaid(usize),
+    Nctaid(usize),
+    Lane,
+    Warp,
+}
+
+/// How a predicate joins another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Join {
+    And,
+    Or,
+    Xor,
+}
+
+/// Which lane a shuffle reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// What a fence orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// Memory accesses of threads.
+    Memory,
+    /// Accesses of threads and of the copy engine and the tensor cores.
+    Proxy,
+    /// Initialized barriers, shown to the copy engine.
+    BarrierInit,
+}
+
+/// What an instruction does.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Alu {
+        f: Alu,
+        dst: Reg,
+        src: [Operand; 3],
+        saturated: Option<Ty>,
+    },
+    Convert {
+        how: Conversion,
+        dst: Reg,
+        src: [Operand; 2],
+    },
+    Compare {
+        f: Comparison,
+        dst: [Option<Reg>; 2],
+        src: [Operand; 2],
+        join: Option<(Join, Operand, bool)>,
+    },
+    /// `set`: a comparison whose result is a number.
+    Set {
+        f: Comparison,
+        dst: Reg,
+        src: [Operand; 2],
+        truth: u64,
+    },
+    Select {
+        dst: Reg,
+        src: [Operand; 2],
+        condition: Operand,
+    },
+    Insert {
+        dst: Reg,
+        src: [Operand; 4],
+        bits: u32,
+    },
+    Move {
+        dst: Reg,
+        src: Operand,
+    },
+    Special {
+        dst: Reg,
+        which: Special,
+    },
+    Pack {
+        dst: Reg,
+        parts: Vec<Operand>,
+        bits: u32,
+    },
+    Split {
+        parts: Vec<Option<Reg>>,
+        src: Operand,
+        bits: u32,
+    },
+    /// `cvta`: from a space to generic addresses, or back.
+    ToGeneric {
+        dst: Reg,
+        src: Operand,
+        space: Space,
+    },
+    FromGeneric {
+        dst: Reg,
+        src: Operand,
+        space: Space,
+    },
+    Branch {
+        target: usize,
+    },
+    Exit,
+    Trap,
+    Nothing,
+    Load {
+        space: Space,
+        ty: Ty,
+        dst: Vec<Option<Reg>>,
+        address: Address,
+    },
+    Store {
+        space: Space,
+        ty: Ty,
+        src: Vec<Operand>,
+        address: Address,
+    },
+    Barrier {
+        id: Operand,
+        threads: Option<Operand>,
+        waits: bool,
+    },
+    WarpSync {
+        mask: Operand,
+    },
+    Fence(Fence),
+    Shuffle {
+        how: Shuffle,
+        dst: Reg,
+        valid: Option<Reg>,
+        src: [Operand; 4],
+    },
+    ActiveMask {
+        dst: Reg,
+    },
+    CopyAsync {
+        bytes: u64,
+        dst: Address,
+        src: Address,
+        given: Option<Operand>,
+    },
+    CopyCommit,
+    /// Until at most so many groups are under way; `None` waits for ungrouped copies, too.
+    CopyWait {
+        pending: Option<u64>,
+    },
+    /// Registers per thread, moved between warpgroups.
+    SetRegisters,
+    BarrierInit {
+        address: Address,
+        arrivals: Operand,
+    },
+    BarrierArrive {
+        address: Address,
+        expected: Option<Operand>,
+    },
+    BarrierWait {
+        done: Reg,
+        address: Address,
+        parity: Operand,
+    },
+    TensorLoad {
+        dst: Address,
+        map: Address,
+        coordinates: Vec<Operand>,
+        barrier: Address,
+    },
+    LoadMatrix {
+        dst: Vec<Reg>,
+        address: Address,
+        transposed: bool,
+    },
+    Mma {
+        shape: MmaShape,
+        d: Vec<Reg>,
+        a: Vec<Operand>,
+        b: Vec<Operand>,
+        c: Vec<Operand>,
+    },
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        pending: u64,
+    },
+    Wgmma(Box<Wgmma>),
+}
+
+/// A product of a warpgroup.
+#[derive(Clone, Debug)]
+pub(crate) struct Wgmma {
+    pub(crate) shape: WgmmaShape,
+    pub(crate) d: Vec<Reg>,
+    /// A descriptor, or four registers.
+    pub(crate) a: Vec<Operand>,
+    pub(crate) b: Operand,
+    /// Whether the product is added to what the accumulators hold.
+    pub(crate) accumulate: Operand,
+    pub(crate) negate: [bool; 2],
+    pub(crate) transposed: [bool; 2],
+}
+
+/// An instruction in its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    pub(crate) line: u32,
+    /// The predicate that decides whether it runs, and whether it is negated.
+    pub(crate) guard: Option<(u32, bool)>,
+    pub(crate) opcode: String,
+    pub(crate) op: Op,
+}
+
+impl Instruction {
+    /// Whether all threads of a warp have to run it together.
+    pub(crate) fn is_aligned(&self) -> bool {
+        matches!(
+            self.op,
+            Op::Barrier { .. }
+                | Op::LoadMatrix { .. }
+                | Op::Mma { .. }
+                | Op::Wgmma(_)
+                | Op::WgmmaFence
+                | Op::WgmmaCommit
+                | Op::WgmmaWait { .. }
+                | Op::SetRegisters
+        )
+    }
+
+    /// The lanes that have to run it together, as an operand says.
+    pub(crate) fn mask(&self) -> Option<Operand> {
+        match &self.op {
+            Op::WarpSync { mask } => Some(*mask),
+            Op::Shuffle { src, .. } => Some(src[3]),
+            _ => None,
+        }
+    }
+}

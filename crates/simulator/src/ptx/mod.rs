@@ -1,0 +1,18 @@
+//! PTX: from text to instructions whose registers and targets are resolved.
+
+mod decode;
+mod decode_async;
+mod decode_memory;
+mod instruction;
+mod lexer;
+mod names;
+mod program;
+mod syntax;
+mod types;
+
+pub(crate) use instruction::{
+    Address, Fence, File, Instruction, Join, Op, Operand, Reg, Shuffle, Space, Special, Wgmma,
+};
+pub(crate) use program::Kernel;
+pub use program::Program;
+pub(crate) use types::Ty;

@@ -1,0 +1,73 @@
+//! Elements of operands as f32.
+
+use crate::{
+    machine::{E4M3, E5M2, F16, Format},
+    ptx::Ty,
+};
+use std::sync::OnceLock;
+
+/// The type of an operand's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    BF16,
+    TF32,
+    E4M3,
+    E5M2,
+}
+
+fn table(format: Format, bits: u32) -> Vec<f32> {
+    (0..1_u64 << bits).map(|pattern| format.value(pattern) as f32).collect()
+}
+
+impl Element {
+    pub(crate) fn of(ty: Ty) -> Option<Self> {
+        Some(match ty {
+            Ty::F16 => Self::F16,
+            Ty::BF16 => Self::BF16,
+            Ty::TF32 => Self::TF32,
+            Ty::E4M3 => Self::E4M3,
+            Ty::E5M2 => Self::E5M2,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::E4M3 | Self::E5M2 => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::TF32 => 4,
+        }
+    }
+
+    /// The values of as many elements as `into` has, one after another in `bytes`.
+    pub(crate) fn decode(self, bytes: &[u8], into: &mut [f32]) {
+        static F16_VALUES: OnceLock<Vec<f32>> = OnceLock::new();
+        static E4M3_VALUES: OnceLock<Vec<f32>> = OnceLock::new();
+        static E5M2_VALUES: OnceLock<Vec<f32>> = OnceLock::new();
+        let half = |pair: &[u8]| u16::from_le_bytes([pair[0], pair[1]]);
+        let places = into.iter_mut().zip(bytes.chunks_exact(self.bytes()));
+        match self {
+            Self::F16 => {
+                let table = F16_VALUES.get_or_init(|| table(F16, 16));
+                places.for_each(|(to, from)| *to = table[usize::from(half(from))]);
+            }
+            Self::BF16 => places.for_each(|(to, from)| {
+                *to = f32::from_bits(u32::from(half(from)) << 16);
+            }),
+            // The low 13 bits are not read.
+            Self::TF32 => places.for_each(|(to, from)| {
+                let bits = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+                *to = f32::from_bits(bits & 0xffff_e000);
+            }),
+            Self::E4M3 => {
+                let table = E4M3_VALUES.get_or_init(|| table(E4M3, 8));
+                places.for_each(|(to, from)| *to = table[usize::from(from[0])]);
+            }
+            Self::E5M2 => {
+                let table = E5M2_VALUES.get_or_init(|| table(E5M2, 8));
+                places.for_each(|(to, from)| *to = table[usize::from(from[0])]);
+            }
+        }
+    }
+}
