@@ -169,8 +169,15 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
         upload_integers(recorder, &mask.iter().map(|masked| i32::from(*masked)).collect::<Vec<_>>())
     });
     let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
-    let tensors =
-        Tensors { q: &q, k: &k, v: &v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None };
+    let tensors = Tensors {
+        q: &q,
+        k: &k,
+        v: &v,
+        mask: mask.as_ref(),
+        bias: bias.as_ref(),
+        starts: None,
+        key: None,
+    };
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
     let parts = download(recorder, &output.lse, Storage::F32)?;
     let (largest, logarithms) = parts.split_at(parts.len() / 2);
