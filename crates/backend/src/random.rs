@@ -25,15 +25,18 @@ use burn::{
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 #[cfg(feature = "gpu")]
 use burn_std::id::StreamId;
-#[cfg(feature = "gpu")]
-use std::collections::HashMap;
 use std::{
     cell::Cell,
     hash::{BuildHasher, RandomState},
     sync::{
-        LazyLock, Mutex, PoisonError,
+        LazyLock,
         atomic::{AtomicU64, Ordering},
     },
+};
+#[cfg(feature = "gpu")]
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// One for the process, as Burn's devices have one each. It begins anywhere.
@@ -104,7 +107,7 @@ impl KeyId {
 static KEYS: LazyLock<Mutex<HashMap<KeyId, CubeTensor>>> = LazyLock::new(Mutex::default);
 
 #[cfg(feature = "gpu")]
-fn keys() -> std::sync::MutexGuard<'static, HashMap<KeyId, CubeTensor>> {
+fn keys() -> MutexGuard<'static, HashMap<KeyId, CubeTensor>> {
     KEYS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -125,7 +128,7 @@ thread_local! {
 static RANDOM_TENSORS: LazyLock<Mutex<HashMap<StreamId, InPass>>> = LazyLock::new(Mutex::default);
 
 #[cfg(feature = "gpu")]
-fn random_tensors() -> std::sync::MutexGuard<'static, HashMap<StreamId, InPass>> {
+fn random_tensors() -> MutexGuard<'static, HashMap<StreamId, InPass>> {
     RANDOM_TENSORS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
