@@ -312,6 +312,6 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/train/src/graph/mod.rs",
         tests: &["gradient_graph::threads_that_take_turns"],
-        rows: &[host("thread before not waited for", "last.wait(&device)", "Ok(())")],
+        rows: &[host("thread before not waited for", "last.wait(device)", "Ok(())")],
     },
 ];
