@@ -253,7 +253,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let tensors: Vec<I> = tensors.into_iter().map(PassTensors::untracked).collect();
         self.seed_step();
         let learning_rate = self.learning_rate();
-        let served = profile::served();
+        let served = (!self.is_reported).then(profile::served);
 
         let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
         let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
@@ -271,11 +271,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             return Err(error);
         }
         let gradient_norm = self.update(gradients, learning_rate)?;
-        // Hand the step over to the device now, and go on preparing the next one.
-        self.device.flush()?;
+        // The model has changed, whatever the device says.
         self.steps_taken += 1;
         self.losses.push(mean_loss.clone());
-        self.report_once(&served);
+        // Hand the step over to the device now, and go on preparing the next one.
+        self.device.flush()?;
+        if let Some(served) = served {
+            self.report_once(&served);
+        }
         if self.losses.len() >= self.config.check_every {
             self.check_losses()?;
         }
@@ -378,9 +381,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
 
     /// Logs the report when it is known whether passes are recorded.
     fn report_once(&mut self, before: &BTreeMap<&'static str, u64>) {
-        if self.is_reported {
-            return;
-        }
         let status = self.graph_status();
         if status != GraphStatus::Recorded {
             // Burn's fusion settles in the first steps; a replay would show as nothing.
@@ -404,7 +404,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
 
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
     /// The model for validation, off the autodiff graph, with the averages in place of its weights where an
-    /// average is kept, stored in what it computes in.
+    /// average is kept.
     ///
     /// # Errors
     ///

@@ -16,6 +16,7 @@ use burn::{
     optim::AdamWConfig,
     tensor::FloatDType,
 };
+use std::{env, process::Command};
 
 const ROWS: usize = 7;
 const SCHEDULE: WarmupCosine =
@@ -241,8 +242,21 @@ fn all_numbers(trainer: &Trainer<Network, Batch>) -> [Vec<f32>; 2] {
     ]
 }
 
+/// In a process of its own: random numbers of the CPU are the process's, and other tests draw some.
 #[test]
 fn a_resumed_trainer_goes_on_bit_for_bit() {
+    const NAME: &str = "trainer::tests::a_resumed_trainer_goes_on_bit_for_bit";
+    const ALONE: &str = "BLACKBURN_TEST_RESUMED_HERE";
+    if env::var_os(ALONE).is_some() {
+        return resumed_bit_for_bit();
+    }
+    let mut process = Command::new(env::current_exe().expect("the test has a path"));
+    let output = process.args(["--exact", NAME]).env(ALONE, "1").output().expect("it starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+}
+
+fn resumed_bit_for_bit() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let checkpoints = Checkpoints::new(folder.path(), "test");
     let config = by_chance();
