@@ -1,4 +1,7 @@
-use crate::{Error, device::DeviceChoice};
+use crate::{
+    Error,
+    device::{DeviceChoice, available_devices},
+};
 use serde::Serialize;
 use std::{collections::BTreeSet, env, fmt, str::FromStr};
 
@@ -127,6 +130,27 @@ impl Config {
     #[must_use]
     pub fn with_device(mut self, device: DeviceChoice) -> Self {
         self.device = device;
+        self
+    }
+
+    /// Takes the GPU of this rank: of the GPUs of a machine, from the one that is chosen on (`auto`: from the best
+    /// kind's first), each rank takes its own. The CPU stays the CPU. A group of one changes nothing.
+    #[must_use]
+    pub fn with_group(mut self, group: &blackburn_distributed::Group) -> Self {
+        if group.size() == 1 {
+            return self;
+        }
+        let best = || available_devices().first().and_then(|found| found.name.parse().ok());
+        let first = match self.device {
+            DeviceChoice::Auto => best().unwrap_or(DeviceChoice::Auto),
+            chosen => chosen,
+        };
+        self.device = match first {
+            DeviceChoice::Cuda(index) => DeviceChoice::Cuda(index + group.local_rank()),
+            DeviceChoice::Vulkan(index) => DeviceChoice::Vulkan(index + group.local_rank()),
+            // `auto` takes no software adapter.
+            DeviceChoice::Auto | DeviceChoice::WebGpu | DeviceChoice::Flex => self.device,
+        };
         self
     }
 

@@ -40,6 +40,7 @@ mod init;
 mod report;
 
 pub use attention::attention;
+pub use blackburn_distributed as distributed;
 pub use blackburn_nn as nn;
 pub use blackburn_train as train;
 pub use config::{Config, F32Precision};

@@ -105,6 +105,15 @@ pub(crate) struct TrainArgs {
     )]
     pub(crate) recompute: Option<bool>,
 
+    /// GPUs of this machine to train on, each by a process of its own. Leave it out under torchrun, srun or
+    /// mpirun, which start the processes themselves. With --device flex: processes on the CPU. Default: 1
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+
+    /// With several GPUs: split the optimizer's state over them, for less memory on each.
+    #[arg(long)]
+    pub(crate) shard_optimizer: bool,
+
     /// Record forward and backward pass once, and have the GPU replay them by one command; not part of
     /// the model. Default: true
     #[arg(
@@ -149,7 +158,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Optimization", value_name = "N")]
     pub(crate) steps: Option<usize>,
 
-    /// Sequences that are computed at once.
+    /// Sequences that are computed at once, on each GPU.
     #[arg(long, help_heading = "Optimization", value_name = "N")]
     pub(crate) batch: Option<usize>,
 

@@ -9,7 +9,7 @@ use crate::{
     settings::RunSettings,
 };
 use anyhow::{Context, Result, bail};
-use blackburn::Report;
+use blackburn::{Report, distributed::Group};
 use burn::tensor::Device;
 use burn_store::{BurnToPyTorchAdapter, ModuleSnapshot, SafetensorsStore};
 use safetensors::{Dtype, tensor::TensorView};
@@ -42,10 +42,12 @@ pub(crate) fn export(args: &ExportArgs, mut device: Device, report: &Report) -> 
 /// The run, with a checkpoint of where it is.
 fn prepare(args: &TrainArgs, device: &mut Device, report: &Report) -> Result<Run> {
     let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
+    let group = Group::alone();
     if args.resume {
-        return Run::resume(args, folder, device, report);
+        return Run::resume(args, folder, device, report, &group);
     }
-    let mut run = Run::start(args, folder, RunSettings::resolve(args)?, device, report)?;
+    let settings = RunSettings::resolve(args, group.size())?;
+    let mut run = Run::start(args, folder, settings, device, report, &group)?;
     run.save(1)?;
     eprintln!(
         "the run in {} begins with these parameters: `train --resume` goes on with it",

@@ -178,8 +178,13 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Starts to prepare the batches `start..` of `batch` windows each.
-    pub(crate) fn new<T>(mut windows: Windows<T>, batch: usize, start: u64) -> Result<Self>
+    /// Starts to prepare batches of `batch` windows each: every `stride`th, from `start` on.
+    pub(crate) fn new<T>(
+        mut windows: Windows<T>,
+        batch: usize,
+        start: u64,
+        stride: usize,
+    ) -> Result<Self>
     where
         T: AsRef<[u16]> + Send + 'static,
     {
@@ -189,8 +194,9 @@ impl Prefetcher {
             .name("prefetch".to_string())
             .spawn(move || {
                 // Sending fails once the receiver is gone, which is how this thread is told to end.
-                let _closed =
-                    (start..).try_for_each(|index| sender.send(windows.batch(index, batch)));
+                let _closed = (start..)
+                    .step_by(stride)
+                    .try_for_each(|index| sender.send(windows.batch(index, batch)));
             })
             .context("cannot start the thread that prepares batches")?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread) })
@@ -366,13 +372,13 @@ mod tests {
     #[test]
     fn the_prefetcher_delivers_the_batches_of_the_direct_order_from_any_start() {
         for start in [0, 17] {
-            let mut prefetcher = Prefetcher::new(windows(300, 6, 5), 3, start).unwrap();
+            let mut prefetcher = Prefetcher::new(windows(300, 6, 5), 3, start, 1).unwrap();
             let mut direct = windows(300, 6, 5);
             for index in start..start + 50 {
                 assert_eq!(prefetcher.next_batch().unwrap(), direct.batch(index, 3));
             }
         }
-        assert!(Prefetcher::new(windows(300, 6, 5), 0, 0).is_err());
+        assert!(Prefetcher::new(windows(300, 6, 5), 0, 0, 1).is_err());
     }
 
     /// Counts how often it is read and panics at the read that it is told.
@@ -399,7 +405,7 @@ mod tests {
     #[test]
     fn dropping_the_prefetcher_ends_its_thread_even_when_the_channel_is_full() {
         let (windows, reads) = watched(usize::MAX);
-        let prefetcher = Prefetcher::new(windows, 1, 0).unwrap();
+        let prefetcher = Prefetcher::new(windows, 1, 0, 1).unwrap();
         // One read by `new`, one for each batch that fits the channel, one for the batch that the
         // thread then waits to send.
         let full = 1 + PREFETCH_DEPTH + 1;
@@ -415,7 +421,7 @@ mod tests {
     #[test]
     fn a_panic_of_the_thread_arrives_as_an_error_after_the_batches_before_it() {
         let (windows, _) = watched(3);
-        let mut prefetcher = Prefetcher::new(windows, 1, 0).unwrap();
+        let mut prefetcher = Prefetcher::new(windows, 1, 0, 1).unwrap();
         assert_eq!(prefetcher.next_batch().unwrap().index, 0);
         assert_eq!(prefetcher.next_batch().unwrap().index, 1);
         let message = prefetcher.next_batch().unwrap_err().to_string();

@@ -24,6 +24,7 @@ mod tokenizer;
 mod trainer;
 
 use anyhow::Result;
+use blackburn::distributed::{self, Group, GroupConfig, Started, World};
 use clap::Parser;
 use cli::{Cli, Command, EvalArgs, GenerateArgs};
 use std::{
@@ -33,8 +34,9 @@ use std::{
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,gpt=info,blackburn=info"));
+    // Rank 0 speaks for all.
+    let default = if World::is_silent() { "error" } else { "warn,gpt=info,blackburn=info" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = failure::catch(|| run(&cli));
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -53,15 +55,30 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn run(cli: &Cli) -> Result<ExitCode> {
+    let group = match &cli.command {
+        Command::Train(args) => match distributed::start(args.gpus, &GroupConfig::default())? {
+            Started::Rank(group) => group,
+            Started::Ended(code) => return Ok(ExitCode::from(code)),
+        },
+        _ => Group::alone(),
+    };
+    let done = compute(cli, &group);
+    if let Err(error) = &done {
+        group.fail(&format!("{error:#}"));
+    }
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn compute(cli: &Cli, group: &Group) -> Result<()> {
     let mut config = blackburn::Config::from_env()?;
     if let Some(device) = &cli.device {
         config.device = device.parse()?;
     }
-    let report = blackburn::init_with(config)?;
+    let report = blackburn::init_with(config.with_group(group))?;
     let device = blackburn::device()?;
     match &cli.command {
-        Command::Train(args) => trainer::train(args, device, &report),
+        Command::Train(args) => trainer::train(args, device, &report, group),
         Command::Generate(args) => generate(args, &device),
         Command::Eval(args) => eval(args, &device),
         Command::Export(args) => export::export(args, device, &report),

@@ -16,6 +16,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
+    distributed::Group,
     train::trainer::{Trainer, TrainerConfig},
 };
 use burn::tensor::{Device, Int, Tensor};
@@ -43,8 +44,10 @@ pub(crate) struct Run {
     pub(crate) chunked_loss: bool,
     /// Whether passes are to be recorded and replayed.
     pub(crate) graph: bool,
-    // Held until the run ends: two processes must not write to one folder.
-    _lock: File,
+    /// The processes that train this run.
+    pub(crate) group: Group,
+    // Held by rank 0 until the run ends: two runs must not write to one folder.
+    _lock: Option<File>,
 }
 
 impl Run {
@@ -55,31 +58,31 @@ impl Run {
         settings: RunSettings,
         device: &mut Device,
         report: &Report,
+        group: &Group,
     ) -> Result<Self> {
         let attention = AttentionKind::or_fastest(args.attention, settings.precision);
         memory::check(&settings, attention, report)?;
         let data = DataSettings::resolve(&args.data)?;
-        let lock = lock(&folder)?;
-        if !args.overwrite {
-            refuse_foreign_results(&folder)?;
-        }
-        if !checkpoint::of_run(&folder).steps().is_empty() {
-            ensure!(
-                args.overwrite,
-                "{} already holds a run: continue it with --resume, start another with --out DIR, \
-                 or replace it with --overwrite",
-                folder.display()
-            );
-        }
-        let store = Arc::new(data.open(&folder.join("data"), settings.tokenizer)?);
-        // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
-        check_windows(&store, &settings)?;
-        // On a device that does not compute so, nothing old goes either.
+        // On a device that does not compute so, nothing old goes.
         settings.policy().check_device(device)?;
-        remove_results(&folder)?;
+        let mut prepared = None;
+        let fingerprint: String = group.rank_0_first("the run's folder", || {
+            let lock = lock(&folder)?;
+            let store = prepare(args, &folder, &settings, &data)?;
+            let fingerprint = store.fingerprint().to_owned();
+            prepared = Some((lock, store));
+            anyhow::Ok(fingerprint)
+        })?;
+        let (lock, store) = match prepared {
+            Some((lock, store)) => (Some(lock), store),
+            None => {
+                let tokens = folder.join("data");
+                (None, Arc::new(data.reopen(&tokens, settings.tokenizer, &fingerprint)?))
+            }
+        };
         device.seed(settings.seed);
         let device = training(device, recomputes(args, &settings, attention));
-        let trainer = trainer(args, &settings).init(settings.model.init(&device))?;
+        let trainer = trainer(args, &settings, group).init(settings.model.init(&device))?;
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             prompt: prompt(args),
@@ -92,6 +95,7 @@ impl Run {
             store,
             device,
             trainer,
+            group: group.clone(),
             _lock: lock,
         })
     }
@@ -102,13 +106,24 @@ impl Run {
         folder: PathBuf,
         device: &mut Device,
         report: &Report,
+        group: &Group,
     ) -> Result<Self> {
-        let lock = lock(&folder)?;
-        if let Err(error) = checkpoint::of_run(&folder).clean() {
-            tracing::warn!("{error}");
-        }
-        let found = checkpoint::find(&folder)?;
-        let settings = found.state.settings.resume(args)?;
+        let mut prepared = None;
+        let path: PathBuf = group.rank_0_first("the run's folder", || {
+            let lock = lock(&folder)?;
+            if let Err(error) = checkpoint::of_run(&folder).clean() {
+                tracing::warn!("{error}");
+            }
+            let found = checkpoint::find(&folder)?;
+            let path = found.path();
+            prepared = Some((lock, found));
+            anyhow::Ok(path)
+        })?;
+        let (lock, found) = match prepared {
+            Some((lock, found)) => (Some(lock), found),
+            None => (None, checkpoint::find(&path)?),
+        };
+        let settings = found.state.settings.resume(args, group.size())?;
         let attention = AttentionKind::or_fastest(args.attention, settings.precision);
         memory::check(&settings, attention, report)?;
         let data = found.state.data.clone();
@@ -119,7 +134,7 @@ impl Run {
         )?);
         let device = training(device, recomputes(args, &settings, attention));
         let model = settings.model.init(&device);
-        let trainer = trainer(args, &settings).resume(model, &found.trainer)?;
+        let trainer = trainer(args, &settings, group).resume(model, &found.trainer)?;
         tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
@@ -133,6 +148,7 @@ impl Run {
             store,
             device,
             trainer,
+            group: group.clone(),
             _lock: lock,
         })
     }
@@ -161,8 +177,12 @@ impl Run {
     pub(crate) fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
         let settings = &self.settings;
         eprintln!(
-            "training {:.1} million parameters on {} ({}), {} tokens a step, seed {}; run folder {}",
+            "training {:.1} million parameters on {}{} ({}), {} tokens a step, seed {}; run folder {}",
             settings.model.parameters() as f64 / 1e6,
+            match self.group.size() {
+                1 => String::new(),
+                ranks => format!("{ranks} devices, this one "),
+            },
             report.device,
             report.device_name,
             settings.tokens_per_step(),
@@ -200,6 +220,31 @@ impl Run {
     }
 }
 
+/// Makes the folder ready for a fresh run, and the text that it learns from.
+fn prepare(
+    args: &TrainArgs,
+    folder: &Path,
+    settings: &RunSettings,
+    data: &DataSettings,
+) -> Result<Arc<TokenStore>> {
+    if !args.overwrite {
+        refuse_foreign_results(folder)?;
+    }
+    if !checkpoint::of_run(folder).steps().is_empty() {
+        ensure!(
+            args.overwrite,
+            "{} already holds a run: continue it with --resume, start another with --out DIR, \
+             or replace it with --overwrite",
+            folder.display()
+        );
+    }
+    let store = Arc::new(data.open(&folder.join("data"), settings.tokenizer)?);
+    // Before anything old goes: a fresh run that cannot begin must not cost the one before it.
+    check_windows(&store, settings)?;
+    remove_results(folder)?;
+    Ok(store)
+}
+
 /// Whether there is text enough for a window on either side.
 fn check_windows(store: &Arc<TokenStore>, settings: &RunSettings) -> Result<()> {
     let (context, batch) = (settings.model.context, settings.batch);
@@ -222,8 +267,10 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
 }
 
 /// How the run is trained.
-fn trainer(args: &TrainArgs, settings: &RunSettings) -> TrainerConfig {
-    let trainer = settings.trainer();
+fn trainer(args: &TrainArgs, settings: &RunSettings, group: &Group) -> TrainerConfig {
+    let trainer = settings.trainer().with_group(group);
+    let trainer =
+        if args.shard_optimizer { trainer.with_sharded_optimizer() } else { trainer };
     if replays(args) { trainer } else { trainer.without_recording() }
 }
 

@@ -2,12 +2,15 @@
 
 use crate::{cli::TrainArgs, model::ModelConfig, tokenizer::Tokenizer, tokenizer::TokenizerKind};
 use anyhow::{Result, bail};
-use blackburn::train::{
-    self,
-    optim::AdamWGroups,
-    precision::{Masters, PrecisionPolicy, Recipe},
-    schedule::WarmupCosine,
-    trainer::TrainerConfig,
+use blackburn::{
+    distributed::StepShape,
+    train::{
+        self,
+        optim::AdamWGroups,
+        precision::{Masters, PrecisionPolicy, Recipe},
+        schedule::WarmupCosine,
+        trainer::TrainerConfig,
+    },
 };
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -86,14 +89,23 @@ pub(crate) struct RunSettings {
     pub(crate) loss_scaling: bool,
     pub(crate) model: ModelConfig,
     pub(crate) steps: usize,
+    /// Sequences that each rank computes at once.
     pub(crate) batch: usize,
+    /// Batches of each rank in a step.
     pub(crate) accumulate: usize,
+    /// Processes that train together.
+    #[serde(default = "one")]
+    pub(crate) ranks: usize,
     pub(crate) learning_rate: f64,
     pub(crate) min_learning_rate: f64,
     pub(crate) warmup: usize,
     pub(crate) weight_decay: f32,
     pub(crate) clip: f64,
     pub(crate) seed: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 struct Defaults {
@@ -147,7 +159,7 @@ impl Preset {
 
 impl RunSettings {
     /// The settings of a fresh run: the preset's, where the command line names no other.
-    pub(crate) fn resolve(args: &TrainArgs) -> Result<Self> {
+    pub(crate) fn resolve(args: &TrainArgs, ranks: usize) -> Result<Self> {
         let preset = args.preset.unwrap_or(Preset::Tiny);
         let defaults = preset.defaults();
         let tokenizer = args.tokenizer.unwrap_or(TokenizerKind::Bytes);
@@ -170,6 +182,7 @@ impl RunSettings {
             steps,
             batch: args.batch.unwrap_or(defaults.batch),
             accumulate: args.accumulate.unwrap_or(1),
+            ranks,
             learning_rate,
             min_learning_rate: args.min_learning_rate.unwrap_or(learning_rate / 10.0),
             warmup: args.warmup.unwrap_or(defaults.warmup).min(steps / 2),
@@ -183,7 +196,7 @@ impl RunSettings {
 
     /// A resumed run's settings: the checkpoint's, with what may change taken from the command
     /// line. What would make it another run is refused.
-    pub(crate) fn resume(&self, args: &TrainArgs) -> Result<Self> {
+    pub(crate) fn resume(&self, args: &TrainArgs, ranks: usize) -> Result<Self> {
         let mut differences = Vec::new();
         let mut check = |option: &str, asked: Option<String>, saved: String| {
             if let Some(asked) = asked.filter(|asked| *asked != saved) {
@@ -228,7 +241,8 @@ impl RunSettings {
                 differences.join(", ")
             );
         }
-        let mut settings = self.clone();
+        let StepShape { batch, accumulate, ranks } = self.step_shape().on_ranks(ranks)?;
+        let mut settings = Self { batch, accumulate, ranks, ..self.clone() };
         settings.steps = args.steps.unwrap_or(self.steps);
         settings.learning_rate = args.learning_rate.unwrap_or(self.learning_rate);
         settings.min_learning_rate = args.min_learning_rate.unwrap_or(self.min_learning_rate);
@@ -237,6 +251,11 @@ impl RunSettings {
         settings.clip = args.clip.unwrap_or(self.clip);
         settings.validate()?;
         Ok(settings)
+    }
+
+    /// What a step is of.
+    pub(crate) fn step_shape(&self) -> StepShape {
+        StepShape { batch: self.batch, accumulate: self.accumulate, ranks: self.ranks }
     }
 
     /// Which types the model computes in and is stored in.
@@ -285,7 +304,7 @@ impl RunSettings {
 
     /// Tokens that one optimizer step learns from.
     pub(crate) fn tokens_per_step(&self) -> usize {
-        self.batch.saturating_mul(self.accumulate).saturating_mul(self.model.context)
+        self.step_shape().samples().saturating_mul(self.model.context)
     }
 
     fn validate(&self) -> Result<()> {

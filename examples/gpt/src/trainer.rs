@@ -16,6 +16,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
+    distributed::Group,
     train::{
         memory::MemoryMonitor,
         scaler::ScalerState,
@@ -67,17 +68,26 @@ impl Cadence {
 }
 
 /// Trains, or continues to.
-pub(crate) fn train(args: &TrainArgs, mut device: Device, report: &Report) -> Result<()> {
+pub(crate) fn train(
+    args: &TrainArgs,
+    mut device: Device,
+    report: &Report,
+    group: &Group,
+) -> Result<()> {
+    if args.profile.is_some() && group.size() > 1 {
+        bail!("--profile: looks at one GPU, and {} are asked for: leave out --gpus", group.size());
+    }
     let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
     if args.resume {
-        let mut run = Run::resume(args, folder, &mut device, report)?;
+        let mut run = Run::resume(args, folder, &mut device, report, group)?;
         let cadence = Cadence::resolve(args, run.settings.steps)?;
         return run.carry_out(args, &cadence, report);
     }
-    let settings = RunSettings::resolve(args)?;
+    let settings = RunSettings::resolve(args, group.size())?;
     // Before the start, which with --overwrite removes the run before it.
     let cadence = Cadence::resolve(args, settings.steps)?;
-    Run::start(args, folder, settings, &mut device, report)?.carry_out(args, &cadence, report)
+    Run::start(args, folder, settings, &mut device, report, group)?
+        .carry_out(args, &cadence, report)
 }
 
 impl Run {
@@ -85,7 +95,8 @@ impl Run {
     fn carry_out(&mut self, args: &TrainArgs, cadence: &Cadence, report: &Report) -> Result<()> {
         match args.profile {
             Some(steps) => self.profile(steps, report),
-            None => self.train(cadence, report),
+            None if self.group.is_main() => self.train(cadence, report),
+            None => self.follow(cadence),
         }
     }
 
@@ -141,12 +152,26 @@ impl Run {
         self.conclude()
     }
 
-    /// The batches of the steps to come.
+    /// Trains on a rank other than 0, which speaks and writes.
+    fn follow(&mut self, cadence: &Cadence) -> Result<()> {
+        let steps = self.settings.steps;
+        let mut batches = self.batches()?;
+        let how = self.computation();
+        while self.step() < steps {
+            let number = self.take_step(&mut batches, &how)?.number;
+            if number == steps || number.is_multiple_of(cadence.checkpoint) {
+                self.save(cadence.keep)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The batches of the steps to come. Those of a step are dealt to the ranks in turn.
     pub(crate) fn batches(&self) -> Result<Prefetcher> {
         let tokens = TrainTokens(self.store.clone());
         let windows = Windows::new(tokens, self.settings.model.context, self.settings.seed)?;
-        let first = (self.step() * self.settings.accumulate) as u64;
-        Prefetcher::new(windows, self.settings.batch, first)
+        let first = self.settings.step_shape().first_batch(self.step(), self.group.rank());
+        Prefetcher::new(windows, self.settings.batch, first, self.group.size())
     }
 
     /// One optimizer step over the micro-batches that come next.

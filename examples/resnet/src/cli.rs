@@ -182,6 +182,11 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "NORM", help_heading = "Optimization")]
     pub(crate) clip: Option<f64>,
 
+    /// GPUs of this machine to train on, each by a process of its own. Leave it out under torchrun, srun or
+    /// mpirun, which start the processes themselves. With --device flex: processes on the CPU. Default: 1
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+
     /// Seed of weights, order and augmentation. Default: 42
     #[arg(long, value_name = "N", help_heading = "Optimization")]
     pub(crate) seed: Option<u64>,

@@ -16,7 +16,7 @@ use crate::{
     weights::Weights,
 };
 use anyhow::{Context, Result, bail, ensure};
-use blackburn::train::precision::PrecisionPolicy;
+use blackburn::{distributed::Group, train::precision::PrecisionPolicy};
 use burn::{module::Module, tensor::Device};
 use std::{
     fs,
@@ -54,7 +54,7 @@ impl Network {
         let settings = &state.settings;
         let size = args.size.unwrap_or(settings.size);
         check_size(size)?;
-        let training = Training::load(settings, &found, device)?;
+        let training = Training::load(settings, &found, device, &Group::alone())?;
         Ok(Self {
             model: training.to_read(args.raw)?,
             policy: training.trainer.policy().clone(),

@@ -11,6 +11,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
+    distributed::Group,
     train::{
         checkpoint::{Checkpoint, Checkpoints, is_checkpoint},
         trainer::saved_extra,
@@ -56,8 +57,10 @@ pub(crate) struct Run {
     pub(crate) device: Device,
     pub(crate) training: Training,
     pub(crate) workers: usize,
-    // Held until the run ends: two processes must not write to one folder.
-    _lock: File,
+    /// The processes that train this run.
+    pub(crate) group: Group,
+    // Held by rank 0 until the run ends: two runs must not write to one folder.
+    _lock: Option<File>,
 }
 
 impl Run {
@@ -67,42 +70,63 @@ impl Run {
         folder: PathBuf,
         device: &Device,
         report: &Report,
+        group: &Group,
     ) -> Result<Self> {
         let data = DataSettings::resolve(&args.data)?;
         let workers = workers(args.data.workers)?;
         let weights = args.weights.as_deref().map(Weights::open).transpose()?;
         let source = data.open()?;
         let is_cpu = report.runtime == "flex";
-        let settings =
-            RunSettings::resolve(args, &data, source.as_ref(), weights.as_ref(), device, is_cpu)?;
-        let lock = lock(&folder)?;
-        if !args.overwrite {
-            refuse_results(&folder)?;
-        }
+        let settings = RunSettings::resolve(
+            args,
+            &data,
+            source.as_ref(),
+            weights.as_ref(),
+            device,
+            is_cpu,
+            group.size(),
+        )?;
+        group.agree("the images", &source.fingerprint())?;
+        let mut kept = None;
+        group.rank_0_first("the run's folder", || {
+            kept = Some(lock(&folder)?);
+            if args.overwrite { anyhow::Ok(()) } else { refuse_results(&folder) }
+        })?;
         // All that can fail comes before what was there goes.
         let weights = weights.as_ref().map(|weights| (weights, args.new_head));
-        let training = Training::new(&settings, weights, device)?;
-        remove_results(&folder)?;
-        let device = device.clone();
-        Ok(Self { folder, settings, data, source, device, training, workers, _lock: lock })
+        let training = Training::new(&settings, weights, device, group)?;
+        if group.is_main() {
+            remove_results(&folder)?;
+        }
+        let (device, group) = (device.clone(), group.clone());
+        Ok(Self { folder, settings, data, source, device, training, workers, group, _lock: kept })
     }
 
     /// The run in `folder`, from its newest sound checkpoint.
-    pub(crate) fn resume(args: &TrainArgs, folder: PathBuf, device: &Device) -> Result<Self> {
+    pub(crate) fn resume(
+        args: &TrainArgs,
+        folder: PathBuf,
+        device: &Device,
+        group: &Group,
+    ) -> Result<Self> {
         let workers = workers(args.data.workers)?;
         ensure!(
             folder.is_dir(),
             "--resume: found no run in {}: `train` without --resume begins one",
             folder.display()
         );
-        let lock = lock(&folder)?;
         let checkpoints = checkpoints(&folder);
-        checkpoints.clean()?;
-        let found = checkpoints.newest()?;
+        let mut kept = None;
+        let path: PathBuf = group.rank_0_first("the run's folder", || {
+            kept = Some(lock(&folder)?);
+            checkpoints.clean()?;
+            anyhow::Ok(checkpoints.newest()?.path().to_path_buf())
+        })?;
+        let found = checkpoints.open(&path)?;
         let state: RunState = saved_extra(&found)?;
-        let settings = state.settings.resume(args)?;
+        let settings = state.settings.resume(args, group.size())?;
         let source = state.data.reopen(&state.fingerprint)?;
-        let training = Training::load(&settings, &found, device)?;
+        let training = Training::load(&settings, &found, device, group)?;
         tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             folder,
@@ -112,7 +136,8 @@ impl Run {
             device: device.clone(),
             training,
             workers,
-            _lock: lock,
+            group: group.clone(),
+            _lock: kept,
         })
     }
 

@@ -7,8 +7,9 @@ use crate::{
     weights::Weights,
 };
 use anyhow::{Result, bail, ensure};
-use blackburn::train::{
-    ema::EmaConfig, optim::SgdGroups, precision::Precision, schedule::WarmupCosine,
+use blackburn::{
+    distributed::StepShape,
+    train::{ema::EmaConfig, optim::SgdGroups, precision::Precision, schedule::WarmupCosine},
 };
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
@@ -25,8 +26,13 @@ pub(crate) struct RunSettings {
     /// Height and width of images.
     pub(crate) size: usize,
     pub(crate) precision: Precision,
+    /// Images that each rank computes at once.
     pub(crate) batch: usize,
+    /// Batches of each rank in a step.
     pub(crate) accumulate: usize,
+    /// Processes that train together.
+    #[serde(default = "one")]
+    pub(crate) ranks: usize,
     pub(crate) steps: usize,
     pub(crate) learning_rate: f64,
     pub(crate) warmup: usize,
@@ -37,6 +43,10 @@ pub(crate) struct RunSettings {
     pub(crate) ema: f64,
     pub(crate) clip: Option<f64>,
     pub(crate) seed: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// What a run is where the command line says nothing.
@@ -85,11 +95,12 @@ impl RunSettings {
         weights: Option<&Weights>,
         device: &Device,
         is_cpu: bool,
+        ranks: usize,
     ) -> Result<Self> {
         let defaults = Defaults::of(is_cpu, data);
         let batch = args.batch.unwrap_or(defaults.batch);
         let accumulate = args.accumulate.unwrap_or(1);
-        let images = batch.saturating_mul(accumulate);
+        let images = StepShape { batch, accumulate, ranks }.samples();
         let epochs = match (args.epochs, data) {
             (Some(epochs), _) => Some(epochs),
             (None, DataSettings::Folder { .. }) => Some(90),
@@ -112,6 +123,7 @@ impl RunSettings {
             precision: args.precision.unwrap_or_else(|| Precision::fastest(device)),
             batch,
             accumulate,
+            ranks,
             steps,
             // In proportion to the images of a step: Goyal et al., arXiv:1706.02677, section 2.1.
             learning_rate: args
@@ -132,7 +144,7 @@ impl RunSettings {
 
     /// A resumed run's settings: the checkpoint's, with what may change taken from the command line. What would
     /// make it another run is refused.
-    pub(crate) fn resume(&self, args: &TrainArgs) -> Result<Self> {
+    pub(crate) fn resume(&self, args: &TrainArgs, ranks: usize) -> Result<Self> {
         let data = &args.data;
         let of_data = [
             ("--data", data.data.is_some()),
@@ -172,7 +184,11 @@ impl RunSettings {
              start afresh in another folder with --out",
             differences.join(", ")
         );
+        let StepShape { batch, accumulate, ranks } = self.step_shape().on_ranks(ranks)?;
         let settings = Self {
+            batch,
+            accumulate,
+            ranks,
             steps: args.steps.unwrap_or(self.steps),
             learning_rate: args.learning_rate.unwrap_or(self.learning_rate),
             warmup: args.warmup.unwrap_or(self.warmup),
@@ -209,7 +225,12 @@ impl RunSettings {
 
     /// Images that one optimizer step learns from.
     pub(crate) fn images_per_step(&self) -> usize {
-        self.batch.saturating_mul(self.accumulate)
+        self.step_shape().samples()
+    }
+
+    /// What a step is of.
+    pub(crate) fn step_shape(&self) -> StepShape {
+        StepShape { batch: self.batch, accumulate: self.accumulate, ranks: self.ranks }
     }
 
     fn validate(&self) -> Result<()> {
@@ -286,7 +307,7 @@ mod tests {
     fn resolve(args: &TrainArgs, is_cpu: bool) -> Result<RunSettings> {
         let glyphs = Glyphs::new()?;
         let device = Device::flex();
-        RunSettings::resolve(args, &DataSettings::Glyphs, &glyphs, None, &device, is_cpu)
+        RunSettings::resolve(args, &DataSettings::Glyphs, &glyphs, None, &device, is_cpu, 1)
     }
 
     #[test]

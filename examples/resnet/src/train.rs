@@ -8,11 +8,17 @@ use crate::{
     pictures::{self, Confusion, Curves, Samples},
     progress::Progress,
     run::{self, Run},
+    settings::RunSettings,
 };
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
-    train::{memory::MemoryMonitor, record_log::read_records, trainer::TrainerError},
+    distributed::Group,
+    train::{
+        memory::MemoryMonitor,
+        record_log::read_records,
+        trainer::{Step, TrainerError},
+    },
 };
 use burn::tensor::Tensor;
 use std::{
@@ -54,16 +60,20 @@ pub(crate) fn train(
     args: &TrainArgs,
     device: &burn::tensor::Device,
     report: &Report,
+    group: &Group,
 ) -> Result<()> {
     // Before the start, which with --overwrite removes the run before it.
     Cadence::resolve(args, 1)?;
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("runs/resnet"));
     let mut run = match args.resume {
-        true => Run::resume(args, folder, device)?,
-        false => Run::start(args, folder, device, report)?,
+        true => Run::resume(args, folder, device, group)?,
+        false => Run::start(args, folder, device, report, group)?,
     };
     let cadence = Cadence::resolve(args, run.settings.steps)?;
-    run.train(&cadence, report)
+    match group.is_main() {
+        true => run.train(&cadence, report),
+        false => run.follow(&cadence),
+    }
 }
 
 impl Run {
@@ -79,10 +89,7 @@ impl Run {
         let resumed_at = (self.step() > 0).then_some(self.step() as u64);
         let mut log = MetricsLog::open(&self.folder, resumed_at)?;
         self.introduce(&mut log, report)?;
-        let accumulate = self.settings.accumulate;
-        let first = (self.step() * accumulate) as u64;
-        let plan = Plan::Train { seed: self.settings.seed, first };
-        let mut loader = Loader::start(self.source.clone(), plan, self.shape())?;
+        let mut loader = self.batches()?;
         let progress = Progress::new(self.step(), steps);
         let started = Instant::now();
         let mut interval = Interval::default();
@@ -90,11 +97,7 @@ impl Run {
 
         while self.step() < steps {
             let clock = Instant::now();
-            let mut batches = Vec::with_capacity(accumulate);
-            for _ in 0..accumulate {
-                batches.push(loader.next_batch()?.context("the images have come to an end")?);
-            }
-            let step = self.training.step(batches).or_else(|error| self.explain(error))?;
+            let step = self.take_step(&mut loader)?;
             interval.losses.push(step.mean_loss);
             progress.advance(step.number);
 
@@ -129,16 +132,49 @@ impl Run {
         }
     }
 
+    /// Trains on a rank other than 0, which speaks and writes.
+    fn follow(&mut self, cadence: &Cadence) -> Result<()> {
+        let steps = self.settings.steps;
+        let mut loader = self.batches()?;
+        while self.step() < steps {
+            let number = self.take_step(&mut loader)?.number;
+            if number == steps || number.is_multiple_of(cadence.checkpoint) {
+                self.save(cadence.keep)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The batches of the steps to come. Those of a step are dealt to the ranks in turn.
+    fn batches(&self) -> Result<Loader> {
+        let RunSettings { seed, ranks, .. } = self.settings;
+        let first = self.settings.step_shape().first_batch(self.step(), self.group.rank());
+        let plan = Plan::Train { seed, first, stride: ranks };
+        Loader::start(self.source.clone(), plan, self.shape())
+    }
+
+    /// One optimizer step over the batches that come next.
+    fn take_step(&mut self, loader: &mut Loader) -> Result<Step> {
+        let batches = (0..self.settings.accumulate)
+            .map(|_| loader.next_batch()?.context("the images have come to an end"))
+            .collect::<Result<Vec<_>>>()?;
+        self.training.step(batches).or_else(|error| self.explain(error))
+    }
+
     /// Says what is about to be trained, to the reader and to the log.
     fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
         let settings = &self.settings;
         eprintln!("{}", self.source.summary());
         eprintln!(
-            "training a ResNet-{} of width {} in {} on {} ({}): {} steps of {} images of {} pixels, \
+            "training a ResNet-{} of width {} in {} on {}{} ({}): {} steps of {} images of {} pixels, \
              seed {}; run folder {}",
             settings.model.depth,
             settings.model.width,
             settings.precision,
+            match settings.ranks {
+                1 => String::new(),
+                ranks => format!("{ranks} devices, this one "),
+            },
             report.device,
             report.device_name,
             settings.steps,

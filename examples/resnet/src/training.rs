@@ -5,10 +5,13 @@ use crate::{
     weights::Weights,
 };
 use anyhow::{Context, Result};
-use blackburn::train::{
-    checkpoint::Checkpoint,
-    precision::full_precision,
-    trainer::{MicroBatch, Step, Trainer, TrainerConfig, TrainerError},
+use blackburn::{
+    distributed::Group,
+    train::{
+        checkpoint::Checkpoint,
+        precision::full_precision,
+        trainer::{MicroBatch, Step, Trainer, TrainerConfig, TrainerError},
+    },
 };
 use burn::{
     module::Module,
@@ -23,8 +26,9 @@ pub(crate) struct Training {
     device: Device,
 }
 
-fn config(settings: &RunSettings) -> TrainerConfig {
+fn config(settings: &RunSettings, group: &Group) -> TrainerConfig {
     let config = TrainerConfig::new(settings.schedule())
+        .with_group(group)
         .with_precision(settings.precision)
         .with_optimizer(settings.groups())
         .with_max_norm(settings.clip.unwrap_or(f64::INFINITY))
@@ -43,6 +47,7 @@ impl Training {
         settings: &RunSettings,
         weights: Option<(&Weights, bool)>,
         device: &Device,
+        group: &Group,
     ) -> Result<Self> {
         device.seed(settings.seed);
         let model = ResNet::new(&settings.model, &device.clone().autodiff());
@@ -50,7 +55,7 @@ impl Training {
             Some((weights, new_head)) => weights.load(model, &settings.model, new_head)?,
             None => model,
         };
-        Ok(Self::of(settings, config(settings).init(model)?, device))
+        Ok(Self::of(settings, config(settings, group).init(model)?, device))
     }
 
     /// What a checkpoint holds, to go on with or to read.
@@ -58,9 +63,10 @@ impl Training {
         settings: &RunSettings,
         checkpoint: &Checkpoint,
         device: &Device,
+        group: &Group,
     ) -> Result<Self> {
         let model = ResNet::new(&settings.model, &device.clone().autodiff());
-        Ok(Self::of(settings, config(settings).resume(model, checkpoint)?, device))
+        Ok(Self::of(settings, config(settings, group).resume(model, checkpoint)?, device))
     }
 
     fn of(

@@ -30,8 +30,9 @@ pub(super) fn split<I: PassTensors>(
     parts: usize,
 ) -> Result<Vec<MicroBatch<I>>, TrainerError> {
     if parts == 1 {
-        // Weights do not matter then, so tensors without rows are as good.
-        return Ok(vec![MicroBatch { tensors: batch, weight: 1.0 }]);
+        // On one rank the weight does not matter, so tensors without rows are as good.
+        let weight = rows(&batch).map_or(1.0, |rows| rows.max(1) as f64);
+        return Ok(vec![MicroBatch { tensors: batch, weight }]);
     }
     let rows = rows(&batch)?;
     let size = rows.div_ceil(parts).max(1);
@@ -66,26 +67,41 @@ fn rows<I: PassTensors>(tensors: &I) -> Result<usize, TrainerError> {
     }
 }
 
-/// Those that count, and what the loss of each is multiplied by so that the mean over all of them is the
-/// batch's: 1 for each where all weigh the same.
-pub(super) fn weighted<I>(
-    micro_batches: Vec<MicroBatch<I>>,
-) -> Result<(Vec<I>, Vec<f64>), TrainerError> {
-    let refused = |argument, expected: &str, actual: String| {
-        Err(TrainerError::Batch { argument, expected: expected.into(), actual })
-    };
-    let weights: Vec<f64> = micro_batches.iter().map(|part| part.weight).collect();
-    if let Some(wrong) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
-        return refused("weight", "a finite number of at least 0", wrong.to_string());
+/// Micro-batches that count.
+pub(super) struct Weighted<I> {
+    pub(super) tensors: Vec<I>,
+    /// What the loss of each is multiplied by so that the mean over all of them is the batch's: 1 for each where
+    /// all weigh the same.
+    pub(super) factors: Vec<f64>,
+    /// Of all of them.
+    pub(super) weight: f64,
+}
+
+/// Leaves out those of no weight.
+pub(super) fn weighted<I>(micro_batches: Vec<MicroBatch<I>>) -> Result<Weighted<I>, TrainerError> {
+    let wrong = |part: &&MicroBatch<I>| !(part.weight.is_finite() && part.weight >= 0.0);
+    if let Some(part) = micro_batches.iter().find(wrong) {
+        return Err(TrainerError::Batch {
+            argument: "weight",
+            expected: "a finite number of at least 0".into(),
+            actual: part.weight.to_string(),
+        });
     }
     let counted: Vec<_> = micro_batches.into_iter().filter(|part| part.weight > 0.0).collect();
-    let total: f64 = counted.iter().map(|part| part.weight).sum();
-    if counted.is_empty() {
-        let expected = "at least one micro-batch that counts";
-        return refused("micro_batches", expected, format!("the weights {weights:?}"));
-    }
+    let weight: f64 = counted.iter().map(|part| part.weight).sum();
     let count = counted.len() as f64;
-    Ok(counted.into_iter().map(|part| (part.tensors, part.weight * count / total)).unzip())
+    let (tensors, factors) =
+        counted.into_iter().map(|part| (part.tensors, part.weight * count / weight)).unzip();
+    Ok(Weighted { tensors, factors, weight })
+}
+
+/// A step of nothing, which only a rank among others can take.
+pub(super) fn nothing_counts() -> TrainerError {
+    TrainerError::Batch {
+        argument: "micro_batches",
+        expected: "at least one micro-batch with a weight above 0".into(),
+        actual: "none".into(),
+    }
 }
 
 #[cfg(test)]
@@ -111,26 +127,29 @@ mod tests {
     #[test]
     fn factors_are_shares_of_the_mean() {
         let parts = split(batch(7), 3).expect("both tensors have 7 rows");
-        let (_, factors) = weighted(parts).expect("the weights are sound");
+        let Weighted { factors, weight, .. } = weighted(parts).expect("the weights are sound");
+        assert_eq!(weight, 7.0);
         let expected = [9.0 / 7.0, 9.0 / 7.0, 3.0 / 7.0];
         assert!(factors.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{factors:?}");
-        let (_, equal) = weighted(split(batch(6), 3).expect("6 rows")).expect("sound");
-        assert_eq!(equal, [1.0; 3]);
+        let equal = weighted(split(batch(6), 3).expect("6 rows")).expect("sound");
+        assert_eq!(equal.factors, [1.0; 3]);
     }
 
     #[test]
     fn micro_batches_of_no_weight_are_left_out_and_wrong_weights_refused() {
         let part = |weight| MicroBatch { tensors: weight, weight };
-        let (left, factors) = weighted(vec![part(0.0), part(2.0)]).expect("one counts");
-        assert_eq!((left, factors), (vec![2.0], vec![1.0]));
+        let left = weighted(vec![part(0.0), part(2.0)]).expect("one counts");
+        assert_eq!((left.tensors, left.factors), (vec![2.0], vec![1.0]));
+        for nothing in [vec![part(0.0)], vec![]] {
+            assert!(weighted(nothing).expect("the weights are sound").tensors.is_empty());
+        }
         for (weights, expected) in [
-            (vec![0.0], "`micro_batches`: expected at least one micro-batch that counts"),
-            (vec![], "got the weights []"),
             (vec![1.0, f64::NAN], "`weight`: expected a finite number of at least 0, got NaN"),
             (vec![-1.0], "`weight`"),
         ] {
             let parts = weights.iter().map(|weight| part(*weight)).collect();
-            let message = weighted(parts).expect_err(expected).to_string();
+            let refused = weighted(parts).err().expect(expected);
+            let message = refused.to_string();
             assert!(message.contains(expected), "{message}");
         }
     }

@@ -1,6 +1,6 @@
 //! Options of a trainer.
 
-use super::{Trainer, TrainerError, state::Saved};
+use super::{Trainer, TrainerError, state::Saved, together::Stepper};
 use crate::{
     checkpoint::Checkpoint,
     ema::EmaConfig,
@@ -10,6 +10,7 @@ use crate::{
     scaler::{GradScaler, GradScalerConfig},
     schedule::{Schedule, ScheduleError},
 };
+use blackburn_distributed::Group;
 use burn::{
     module::{Module, ModuleDisplay},
     optim::ModuleOptimizer,
@@ -118,6 +119,8 @@ pub struct TrainerConfig {
     pub(super) seed: Option<u64>,
     pub(super) is_recorded: bool,
     pub(super) check_every: usize,
+    pub(super) group: Group,
+    pub(super) is_sharded: bool,
 }
 
 impl fmt::Debug for TrainerConfig {
@@ -133,6 +136,8 @@ impl fmt::Debug for TrainerConfig {
             .field("seed", &self.seed)
             .field("is_recorded", &self.is_recorded)
             .field("check_every", &self.check_every)
+            .field("group", &self.group)
+            .field("is_sharded", &self.is_sharded)
             .finish()
     }
 }
@@ -158,6 +163,8 @@ impl TrainerConfig {
             seed: None,
             is_recorded: true,
             check_every: 50,
+            group: Group::alone(),
+            is_sharded: false,
         }
     }
 
@@ -243,6 +250,25 @@ impl TrainerConfig {
         self
     }
 
+    /// Trains on all ranks of `group`. A step is of the batches of all ranks, by their weights, and all ranks
+    /// have the same parameters after it, bit for bit. They begin with rank 0's.
+    ///
+    /// [Seeds](Self::with_seed) are those of rank 0. Dropout draws other numbers on each rank, and stochastic
+    /// rounding the same.
+    #[must_use]
+    pub fn with_group(mut self, group: &Group) -> Self {
+        self.group = group.clone();
+        self
+    }
+
+    /// Splits the optimizer's state over the ranks of the [group](Self::with_group): each keeps and updates its
+    /// share of the parameters, and sends them to the others. See [`Sharded`](blackburn_distributed::Sharded).
+    #[must_use]
+    pub fn with_sharded_optimizer(mut self) -> Self {
+        self.is_sharded = true;
+        self
+    }
+
     /// A trainer of `model`, which was made on a device with autodiff. `I` and `O` are inferred from the first
     /// [`step`](Trainer::step).
     ///
@@ -300,22 +326,31 @@ impl TrainerConfig {
             model = saved.model(model)?;
             saved.restore_scaler(&mut scaler)?;
         }
-        let mut optimizer = self.optimizer.init(&model, &device, scaler.gate());
+        let model = self.group.broadcast(model)?;
+        let seed = self.common_seed()?;
+        let optimizer = self.optimizer.init(&model, &device, scaler.gate());
+        let mut optimizer = match self.is_sharded {
+            true => Stepper::Sharded(Box::new(self.group.sharded(optimizer, &model)?)),
+            false => Stepper::Whole(optimizer),
+        };
         let mut ema = self.ema.map(|ema| ema.init(&model)).transpose()?;
         if let Some(saved) = &saved {
             optimizer = saved.optimizer(optimizer)?;
             ema = self.ema.map(|ema| saved.ema(ema, &model)).transpose()?;
         }
+        self.agree(&policy, scaler.is_enabled(), steps_taken, seed)?;
         let passes = match self.is_recorded {
             true => GradientGraph::new(policy.clone()),
             false => GradientGraph::disabled(policy.clone()),
         };
         Ok(Trainer {
-            config: self.clone(),
+            config: Self { seed, ..self.clone() },
             device,
             policy,
             model: Some(model),
             optimizer,
+            group: self.group.clone(),
+            is_recording_agreed: self.group.size() == 1,
             scaler,
             ema,
             passes,

@@ -4,6 +4,7 @@ use crate::{
     accumulate::AccumulateError, checkpoint::CheckpointError, ema::EmaError, graph::GraphError,
     precision::PrecisionError, scaler::ScalerError, schedule::ScheduleError,
 };
+use blackburn_distributed::DistributedError;
 use burn::tensor::{DType, ExecutionError};
 
 /// What went wrong. The model is what it was before the call, unless the message says otherwise.
@@ -103,6 +104,9 @@ pub enum TrainerError {
         /// The loss scale by now.
         scale: f32,
     },
+    /// Another rank has failed, or differs from this one.
+    #[error(transparent)]
+    Distributed(#[from] DistributedError),
     /// The optimizer panicked in an earlier step, and took the model with it.
     #[error("Trainer: an earlier step panicked while it changed the model; load a checkpoint")]
     Lost,

@@ -50,6 +50,13 @@
 //! recorded: what each layer is computed in, which kernels ran, what was left to Burn and why, and which of the
 //! model's modules have a faster function.
 //!
+//! # Several GPUs
+//!
+//! [`TrainerConfig::with_group`] trains on all ranks of a [`Group`]: each gives its own
+//! part of the batch to `step`, and all take the same step. [`Trainer::save`] is called by all ranks, and rank 0
+//! writes. A rank that has no more data calls `step_of` without micro-batches until the others are done, too.
+//! Further tensors that the closure returns are those of the rank.
+//!
 //! # Checkpoints
 //!
 //! [`Trainer::save`] writes the whole state, and [`TrainerConfig::resume`] goes on from it:
@@ -81,6 +88,7 @@ mod error;
 mod report;
 mod state;
 mod step;
+mod together;
 
 pub use batch::MicroBatch;
 pub use config::{TrainerConfig, TrainerOptimizer};
@@ -88,6 +96,7 @@ pub use error::TrainerError;
 pub use report::{DropIn, TrainerReport};
 pub use state::{saved_extra, saved_model};
 pub use step::{Step, StepLoss};
+use together::Stepper;
 
 use crate::{
     accumulate::{AccumulateError, GradientSum},
@@ -98,9 +107,10 @@ use crate::{
     schedule::{Schedule, ScheduleError},
 };
 use blackburn_backend::{graph, profile, random};
+use blackburn_distributed::Group;
 use burn::{
     module::{Module, ModuleDisplay},
-    optim::{GradientsParams, ModuleOptimizer},
+    optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
 use std::{cell::Cell, collections::BTreeMap, fmt, sync::Arc};
@@ -122,7 +132,11 @@ pub struct Trainer<M, I, O = ()> {
     policy: PrecisionPolicy,
     /// There but while the optimizer has it: parameters that a copy holds could not be updated in place.
     model: Option<M>,
-    optimizer: ModuleOptimizer,
+    optimizer: Stepper,
+    /// A group of one without others.
+    group: Group,
+    /// Whether all ranks know how all of them run their passes.
+    is_recording_agreed: bool,
     scaler: GradScaler,
     ema: Option<Ema>,
     passes: GradientGraph<M, Inputs<I>, Outputs<O>>,
@@ -249,27 +263,21 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         micro_batches: Vec<MicroBatch<I>>,
         loss: impl Fn(&M, I) -> L,
     ) -> Result<Step<O>, TrainerError> {
-        let (tensors, factors) = batch::weighted(micro_batches)?;
+        let batch::Weighted { tensors, factors, weight } = batch::weighted(micro_batches)?;
         let tensors: Vec<I> = tensors.into_iter().map(PassTensors::untracked).collect();
-        self.seed_step();
+        if tensors.is_empty() && self.group.size() == 1 {
+            return Err(batch::nothing_counts());
+        }
+        self.group.at_step(self.steps_taken + 1)?;
+        self.seed_step(self.group.rank());
         let learning_rate = self.learning_rate();
         let served = (!self.is_reported).then(profile::served);
 
-        let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
-        let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
-        // The pass itself returns tensors and nothing else.
-        let refusal = Cell::new(None);
-        let ((mean_loss, outputs), gradients) =
-            self.passes.run(model, inputs, |model, inputs| match pass(model, inputs, &loss) {
-                Ok(done) => done,
-                Err(error) => {
-                    refusal.set(Some(error));
-                    ((Tensor::zeros([1], &self.device), Vec::new()), GradientsParams::new())
-                }
-            })?;
-        if let Some(error) = refusal.into_inner() {
-            return Err(error);
-        }
+        let ((mean_loss, outputs), gradients) = match tensors.is_empty() {
+            true => ((self.nothing(), Vec::new()), GradientsParams::new()),
+            false => self.run_passes(tensors, factors, loss)?,
+        };
+        let (gradients, mean_loss) = self.meet(gradients, mean_loss, weight)?;
         let gradient_norm = self.update(gradients, learning_rate)?;
         // The model has changed, whatever the device says.
         self.steps_taken += 1;
@@ -286,9 +294,35 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs })
     }
 
-    fn seed_step(&self) {
+    /// The mean loss of micro-batches, and its gradients.
+    fn run_passes<L: StepLoss<Outputs = O>>(
+        &mut self,
+        tensors: Vec<I>,
+        factors: Vec<f64>,
+        loss: impl Fn(&M, I) -> L,
+    ) -> Result<(Outputs<O>, GradientsParams), TrainerError> {
+        let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
+        let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
+        // The pass itself returns tensors and nothing else.
+        let refusal = Cell::new(None);
+        let done =
+            self.passes.run(model, inputs, |model, inputs| match pass(model, inputs, &loss) {
+                Ok(done) => done,
+                Err(error) => {
+                    refusal.set(Some(error));
+                    ((Tensor::zeros([1], &self.device), Vec::new()), GradientsParams::new())
+                }
+            })?;
+        refusal.into_inner().map_or(Ok(done), Err)
+    }
+
+    /// Seeds what follows by the number of the step, and on ranks other than 0 by theirs.
+    fn seed_step(&self, rank: usize) {
         let Some(seed) = self.config.seed else { return };
-        let seed = seed.wrapping_add(1 + self.steps_taken as u64);
+        /// Far from each other, unlike the seeds of steps: 2^64 over the golden ratio.
+        const APART: u64 = 0x9e37_79b9_7f4a_7c15;
+        let step = seed.wrapping_add(1 + self.steps_taken as u64);
+        let seed = step.wrapping_add(APART.wrapping_mul(rank as u64));
         self.device.seed(seed);
         random::seed(seed);
     }
@@ -326,7 +360,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let is_left_out = !self.config.optimizer.is_gated() && self.scaler.overflowed();
         let model = match is_left_out {
             true => model,
-            false => self.optimizer.step(learning_rate, model, gradients),
+            false => self.optimizer.step(learning_rate, model, gradients)?,
         };
         let averaged = self.ema.as_mut().map_or(Ok(()), |ema| ema.update(&model));
         self.model = Some(model);

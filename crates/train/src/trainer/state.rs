@@ -1,6 +1,6 @@
 //! What a trainer saves, and how it is found again.
 
-use super::{Trainer, TrainerError};
+use super::{Trainer, TrainerError, together::Stepper};
 use crate::{
     checkpoint::{Checkpoint, CheckpointError, Checkpoints},
     ema::{Ema, EmaConfig, EmaRecord},
@@ -10,7 +10,6 @@ use crate::{
 };
 use burn::{
     module::{Module, ModuleDisplay},
-    optim::ModuleOptimizer,
     store::ModuleRecord,
     tensor::Bytes,
 };
@@ -43,6 +42,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// [seed](super::TrainerConfig::with_seed) is set. Waits for the device.
     ///
     /// The model is a record of Burn's in the file `model.bpk`, which the same model loads without Blackburn.
+    /// So is the optimizer's state, also where it is split over ranks.
+    ///
+    /// In a [group](super::TrainerConfig::with_group) all ranks call it, rank 0 writes, and all return its answer.
     ///
     /// # Errors
     ///
@@ -54,6 +56,22 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         extra: &S,
     ) -> Result<PathBuf, TrainerError> {
         self.check_losses()?;
+        let optimizer = self.optimizer.to_bytes()?;
+        let path = self.group.rank_0_first("a checkpoint", || {
+            self.write(checkpoints, extra, &optimizer)
+        })?;
+        if self.group.is_main() {
+            self.group.saved(&path);
+        }
+        Ok(path)
+    }
+
+    fn write<S: Serialize>(
+        &self,
+        checkpoints: &Checkpoints,
+        extra: &S,
+        optimizer: &[u8],
+    ) -> Result<PathBuf, TrainerError> {
         let model = self.model()?;
         let step = self.steps_taken();
         let refused = |error: &dyn Display| CheckpointError::Write {
@@ -66,7 +84,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         drop(model.valid());
         let bytes = model.clone().into_record().into_bytes().map_err(|error| refused(&error))?;
         let mut files = vec![(MODEL, bytes)];
-        files.push((OPTIMIZER, self.optimizer.into_bytes().map_err(|error| refused(&error))?));
         if let Some(ema) = &self.ema {
             let record = ema.to_record(model)?;
             files.push((AVERAGE, record.into_bytes().map_err(|error| refused(&error))?));
@@ -76,8 +93,11 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             scaler: self.scaler.is_enabled().then(|| self.scaler.state()),
         };
         let extra = serde_json::to_value(extra).map_err(|error| refused(&error))?;
-        let files: Vec<(&str, &[u8])> =
-            files.iter().map(|(name, bytes)| (*name, &**bytes)).collect();
+        let files: Vec<(&str, &[u8])> = files
+            .iter()
+            .map(|(name, bytes)| (*name, &**bytes))
+            .chain([(OPTIMIZER, optimizer)])
+            .collect();
         Ok(checkpoints.save(step, &files, &State { trainer, extra })?)
     }
 }
@@ -161,10 +181,7 @@ impl<'a> Saved<'a> {
         model.try_load_record(record).map_err(|error| self.unfit(MODEL, &error))
     }
 
-    pub(super) fn optimizer(
-        &self,
-        optimizer: ModuleOptimizer,
-    ) -> Result<ModuleOptimizer, CheckpointError> {
+    pub(super) fn optimizer(&self, optimizer: Stepper) -> Result<Stepper, CheckpointError> {
         optimizer.from_bytes(self.bytes(OPTIMIZER)?).map_err(|error| self.unfit(OPTIMIZER, &error))
     }
 

@@ -42,8 +42,8 @@ impl Batch {
 /// Which images batches are made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
-    /// Without end, from batch `first` on: epochs in random orders, images changed at random.
-    Train { seed: u64, first: u64 },
+    /// Without end, every `stride`th batch from `first` on: epochs in random orders, images changed at random.
+    Train { seed: u64, first: u64, stride: usize },
     /// Once through the images that are held out. The last batch may have fewer rows, and so has each with
     /// images that cannot be used.
     Validation,
@@ -176,11 +176,11 @@ struct Maker {
 
 impl Maker {
     fn run(&self, parts: &SyncSender<Result<Part>>) {
-        let first = match self.plan {
-            Plan::Train { first, .. } => first,
-            Plan::Validation => 0,
+        let (first, stride) = match self.plan {
+            Plan::Train { first, stride, .. } => (first, stride),
+            Plan::Validation => (0, 1),
         };
-        for number in first.. {
+        for number in (first..).step_by(stride) {
             let rows = self.rows(number);
             if rows == 0 {
                 return;
@@ -324,20 +324,20 @@ mod tests {
     #[test]
     fn batches_do_not_depend_on_the_number_of_threads_or_on_where_they_start() {
         let source = Numbers::source(|_| false);
-        let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 1, 12);
+        let all = batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, 1, 12);
         for workers in [2, 3, 4, 9] {
-            assert_eq!(batches(&source, Plan::Train { seed: 3, first: 0 }, workers, 12), all);
+            assert_eq!(batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, workers, 12), all);
         }
-        let later = batches(&source, Plan::Train { seed: 3, first: 5 }, 2, 7);
+        let later = batches(&source, Plan::Train { seed: 3, first: 5, stride: 1 }, 2, 7);
         assert_eq!(later, all[5..]);
-        assert_ne!(batches(&source, Plan::Train { seed: 4, first: 0 }, 2, 12), all);
+        assert_ne!(batches(&source, Plan::Train { seed: 4, first: 0, stride: 1 }, 2, 12), all);
     }
 
     #[test]
     fn an_epoch_has_every_image_once_with_its_class() {
         let source = Numbers::source(|_| false);
         // Five batches of four are two epochs of ten.
-        let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 3, 5);
+        let all = batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, 3, 5);
         let numbers = numbers(&all);
         for epoch in numbers.chunks(COUNT as usize) {
             let once: BTreeSet<&u64> = epoch.iter().collect();
@@ -360,12 +360,12 @@ mod tests {
     #[test]
     fn training_takes_another_image_for_one_that_cannot_be_used() {
         let source = Numbers::source(|image| image < 3);
-        let all = batches(&source, Plan::Train { seed: 3, first: 0 }, 2, 10);
+        let all = batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, 2, 10);
         assert_eq!(all.iter().map(Batch::rows).sum::<usize>(), 40);
         assert!(numbers(&all).iter().all(|number| *number >= 3));
         let hopeless = Numbers::source(|_| true);
         let shape = Shape { batch: 4, size: 2, workers: 2 };
-        let plan = Plan::Train { seed: 3, first: 0 };
+        let plan = Plan::Train { seed: 3, first: 0, stride: 1 };
         let mut loader = Loader::start(hopeless, plan, shape).expect("threads");
         let error = loader.next_batch().expect_err("nothing to learn from").to_string();
         assert!(error.contains("none of 10 images in a row"), "{error}");
@@ -421,7 +421,7 @@ mod tests {
         });
         let shape = Shape { batch: 4, size: 2, workers: 2 };
         let loader =
-            Loader::start(source, Plan::Train { seed: 1, first: 0 }, shape).expect("threads");
+            Loader::start(source, Plan::Train { seed: 1, first: 0, stride: 1 }, shape).expect("threads");
         thread::sleep(Duration::from_millis(300));
         let made = MADE.load(Ordering::SeqCst);
         // Two batches wait and one is handed over; each thread has two parts waiting and one at hand.

@@ -1,0 +1,229 @@
+//! Engines that move bytes of the host.
+
+use super::{Engine, EngineError};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::{bf16, f16};
+use std::fmt;
+
+/// Moves bytes between ranks.
+pub(crate) trait Link: Send + Sync + fmt::Debug {
+    /// Adds numbers up over all ranks, in the order of ranks.
+    fn sum(&self, numbers: &mut Numbers) -> Result<(), EngineError>;
+
+    /// Makes `bytes` those of `root` on all ranks, which know their number.
+    fn spread(&self, bytes: &mut [u8], root: usize) -> Result<(), EngineError>;
+
+    /// Ends what is under way, and all that comes after.
+    fn abort(&self);
+}
+
+/// Numbers of one type.
+#[derive(Debug)]
+pub(crate) enum Numbers {
+    /// Of 32 bits.
+    F32(Vec<f32>),
+    /// Of 64 bits.
+    F64(Vec<f64>),
+    /// Of 16 bits with the range of f32.
+    Bf16(Vec<bf16>),
+    /// Of 16 bits.
+    F16(Vec<f16>),
+}
+
+/// An engine of a link: tensors go through the memory of the host.
+#[derive(Debug)]
+pub(crate) struct OverHost<L>(pub(crate) L);
+
+/// What tensors of one type are while they move.
+struct Packed {
+    dtype: DType,
+    device: Device,
+    /// Which tensor each is, and how long.
+    places: Vec<(usize, usize)>,
+    bytes: Vec<u8>,
+}
+
+/// Puts tensors of the same type and the same key together.
+fn packed<K: PartialEq + Copy>(tensors: Vec<(Tensor<1>, K)>) -> Vec<(Packed, K)> {
+    let mut all: Vec<(Packed, K)> = Vec::new();
+    for (index, (tensor, key)) in tensors.into_iter().enumerate() {
+        let (dtype, device, length) = (tensor.dtype(), tensor.device(), tensor.dims()[0]);
+        let data = tensor.into_data();
+        let fits = |(packed, its): &&mut (Packed, K)| packed.dtype == dtype && *its == key;
+        let place = match all.iter_mut().find(fits) {
+            Some((packed, _)) => packed,
+            None => {
+                let (places, bytes) = (Vec::new(), Vec::new());
+                all.push((Packed { dtype, device, places, bytes }, key));
+                match all.last_mut() {
+                    Some((packed, _)) => packed,
+                    None => continue,
+                }
+            }
+        };
+        place.bytes.extend_from_slice(data.as_bytes());
+        place.places.push((index, length));
+    }
+    all
+}
+
+/// The tensors in their order.
+fn unpacked(all: Vec<Packed>) -> Vec<Tensor<1>> {
+    let mut tensors: Vec<(usize, Tensor<1>)> = Vec::new();
+    for Packed { dtype, device, places, bytes } in all {
+        let mut rest = bytes.as_slice();
+        for (index, length) in places {
+            let (own, others) = rest.split_at(length * dtype.size());
+            rest = others;
+            let data = TensorData::from_bytes_vec(own.to_vec(), [length], dtype);
+            tensors.push((index, Tensor::from_data(data, (&device, dtype))));
+        }
+    }
+    tensors.sort_by_key(|(index, _)| *index);
+    tensors.into_iter().map(|(_, tensor)| tensor).collect()
+}
+
+impl<L: Link> Engine for OverHost<L> {
+    fn sum(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError> {
+        let keyed = tensors.into_iter().map(|tensor| (tensor, ())).collect();
+        let mut summed = Vec::new();
+        for (mut packed, ()) in packed(keyed) {
+            let mut numbers = Numbers::of(&packed.bytes, packed.dtype)?;
+            self.0.sum(&mut numbers)?;
+            packed.bytes = numbers.into_bytes();
+            summed.push(packed);
+        }
+        Ok(unpacked(summed))
+    }
+
+    fn spread(&self, tensors: Vec<(Tensor<1>, usize)>) -> Result<Vec<Tensor<1>>, EngineError> {
+        let mut spread = Vec::new();
+        for (mut packed, root) in packed(tensors) {
+            self.0.spread(&mut packed.bytes, root)?;
+            spread.push(packed);
+        }
+        Ok(unpacked(spread))
+    }
+
+    fn spread_bytes(&self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError> {
+        let mut length = (bytes.len() as u64).to_le_bytes();
+        self.0.spread(&mut length, root)?;
+        bytes.resize(u64::from_le_bytes(length) as usize, 0);
+        self.0.spread(&mut bytes, root)?;
+        Ok(bytes)
+    }
+
+    fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+fn read<T, const BYTES: usize>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> T) -> Vec<T> {
+    let (chunks, _) = bytes.as_chunks::<BYTES>();
+    chunks.iter().map(|chunk| number(*chunk)).collect()
+}
+
+impl Numbers {
+    /// The numbers in `bytes`.
+    fn of(bytes: &[u8], dtype: DType) -> Result<Self, EngineError> {
+        match dtype {
+            DType::F32 => Ok(Self::F32(read(bytes, f32::from_ne_bytes))),
+            DType::F64 => Ok(Self::F64(read(bytes, f64::from_ne_bytes))),
+            DType::BF16 => Ok(Self::Bf16(read(bytes, bf16::from_ne_bytes))),
+            DType::F16 => Ok(Self::F16(read(bytes, f16::from_ne_bytes))),
+            other => Err(EngineError {
+                rank: 0,
+                what: format!("was asked for a sum of {other:?}, and sums are of floats"),
+            }),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(all) => all.len(),
+            Self::F64(all) => all.len(),
+            Self::Bf16(all) => all.len(),
+            Self::F16(all) => all.len(),
+        }
+    }
+
+    /// Bytes of one.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::F32(_) => 4,
+            Self::F64(_) => 8,
+            Self::Bf16(_) | Self::F16(_) => 2,
+        }
+    }
+
+    /// All of them, as bytes.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::F32(all) => all.into_iter().flat_map(f32::to_ne_bytes).collect(),
+            Self::F64(all) => all.into_iter().flat_map(f64::to_ne_bytes).collect(),
+            Self::Bf16(all) => all.into_iter().flat_map(bf16::to_ne_bytes).collect(),
+            Self::F16(all) => all.into_iter().flat_map(f16::to_ne_bytes).collect(),
+        }
+    }
+
+    /// Those in `range`, as bytes.
+    pub(crate) fn bytes(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+        match self {
+            Self::F32(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Self::F64(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Self::Bf16(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Self::F16(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        }
+    }
+
+    /// Replaces those from `start` on.
+    pub(crate) fn set(&mut self, start: usize, bytes: &[u8]) {
+        fn put<T>(all: &mut [T], new: Vec<T>) {
+            for (old, new) in all.iter_mut().zip(new) {
+                *old = new;
+            }
+        }
+        match self {
+            Self::F32(all) => put(&mut all[start..], read(bytes, f32::from_ne_bytes)),
+            Self::F64(all) => put(&mut all[start..], read(bytes, f64::from_ne_bytes)),
+            Self::Bf16(all) => put(&mut all[start..], read(bytes, bf16::from_ne_bytes)),
+            Self::F16(all) => put(&mut all[start..], read(bytes, f16::from_ne_bytes)),
+        }
+    }
+
+    /// Sums of the numbers in `parts`, each as long as `bytes` of one rank: in f32 (f64 in f64), from the first
+    /// part to the last, rounded once.
+    pub(crate) fn summed(&self, parts: &[Vec<u8>]) -> Vec<u8> {
+        match self {
+            Self::F32(_) => summed(parts, f32::from_ne_bytes, f32::to_ne_bytes),
+            Self::F64(_) => summed(parts, f64::from_ne_bytes, f64::to_ne_bytes),
+            Self::Bf16(_) => summed(
+                parts,
+                |bytes| bf16::from_ne_bytes(bytes).to_f32(),
+                |sum: f32| bf16::from_f32(sum).to_ne_bytes(),
+            ),
+            Self::F16(_) => summed(
+                parts,
+                |bytes| f16::from_ne_bytes(bytes).to_f32(),
+                |sum: f32| f16::from_f32(sum).to_ne_bytes(),
+            ),
+        }
+    }
+}
+
+fn summed<T: Copy + std::ops::AddAssign, const BYTES: usize>(
+    parts: &[Vec<u8>],
+    number: impl Fn([u8; BYTES]) -> T,
+    rounded: impl Fn(T) -> [u8; BYTES],
+) -> Vec<u8> {
+    let [first, others @ ..] = parts else { return Vec::new() };
+    let mut sums = read(first, &number);
+    for part in others {
+        let (chunks, _) = part.as_chunks::<BYTES>();
+        for (sum, chunk) in sums.iter_mut().zip(chunks) {
+            *sum += number(*chunk);
+        }
+    }
+    sums.into_iter().flat_map(rounded).collect()
+}

@@ -1,0 +1,33 @@
+//! What moves numbers between ranks.
+
+pub(crate) mod host;
+pub(crate) mod tcp;
+
+use burn::tensor::Tensor;
+use std::fmt;
+
+/// Numbers that did not come through.
+#[derive(Debug)]
+pub(crate) struct EngineError {
+    /// The rank at the other end.
+    pub(crate) rank: usize,
+    /// What happened, after "rank N".
+    pub(crate) what: String,
+}
+
+/// Moves tensors between ranks. All ranks call the same functions with tensors of the same lengths and types, in
+/// the same order, one call at a time.
+pub(crate) trait Engine: Send + Sync + fmt::Debug {
+    /// Adds each tensor up over all ranks. All ranks get the same bits: sums are in f32, in the order of ranks,
+    /// and rounded once where the tensors are of 16 bits.
+    fn sum(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError>;
+
+    /// Gives all ranks each tensor as the rank beside it has it.
+    fn spread(&self, tensors: Vec<(Tensor<1>, usize)>) -> Result<Vec<Tensor<1>>, EngineError>;
+
+    /// Gives all ranks the bytes of `root`, whose number they need not know.
+    fn spread_bytes(&self, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError>;
+
+    /// Ends what is under way, here and in other threads, and all that comes after.
+    fn abort(&self);
+}

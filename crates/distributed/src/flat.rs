@@ -1,0 +1,180 @@
+//! Parameters and gradients of a module as a row of tensors, in the order in which a visitor meets them, which is
+//! the same on all ranks.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{Bool, Device, Int, Tensor, TensorData},
+};
+use std::collections::{HashMap, HashSet};
+
+/// Float parameters, each once, by identity, with the number of their elements and their device.
+pub(crate) fn parameters<M: Module>(module: &M) -> Vec<(ParamId, usize, Device)> {
+    #[derive(Default)]
+    struct Parameters {
+        seen: HashSet<ParamId>,
+        found: Vec<(ParamId, usize, Device)>,
+    }
+    impl ModuleVisitor for Parameters {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.seen.insert(param.id) {
+                let elements = param.lazy_shape().num_elements();
+                let device = param.lazy_device().without_autodiff();
+                self.found.push((param.id, elements, device));
+            }
+        }
+    }
+    let mut parameters = Parameters::default();
+    module.visit(&mut parameters);
+    parameters.found
+}
+
+/// Takes gradients out, as tensors of one dimension.
+pub(crate) fn take<M: Module>(
+    module: &M,
+    gradients: GradientsParams,
+) -> HashMap<ParamId, Tensor<1>> {
+    struct Taker {
+        gradients: GradientsParams,
+        taken: HashMap<ParamId, Tensor<1>>,
+    }
+    impl ModuleVisitor for Taker {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+                let elements = gradient.shape().num_elements();
+                self.taken.insert(param.id, gradient.reshape([elements]));
+            }
+        }
+    }
+    let mut taker = Taker { gradients, taken: HashMap::new() };
+    module.visit(&mut taker);
+    taker.taken
+}
+
+/// Gradients in the shapes of their parameters.
+pub(crate) fn give<M: Module>(
+    module: &M,
+    gradients: HashMap<ParamId, Tensor<1>>,
+) -> GradientsParams {
+    struct Giver {
+        flat: HashMap<ParamId, Tensor<1>>,
+        given: GradientsParams,
+    }
+    impl ModuleVisitor for Giver {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.flat.remove(&param.id) {
+                self.given.register::<D>(param.id, gradient.reshape(param.lazy_shape()));
+            }
+        }
+    }
+    let mut giver = Giver { flat: gradients, given: GradientsParams::new() };
+    module.visit(&mut giver);
+    giver.given
+}
+
+/// Numbers of a module's parameters.
+#[derive(Default)]
+pub(crate) struct Values {
+    seen: HashSet<ParamId>,
+    /// In the order of the visit, each parameter once.
+    pub(crate) ids: Vec<ParamId>,
+    /// Of floats.
+    pub(crate) floats: Vec<(ParamId, Tensor<1>)>,
+    /// Of integers and truth values.
+    pub(crate) others: Vec<(ParamId, TensorData)>,
+}
+
+impl Values {
+    pub(crate) fn of<M: Module>(module: &M) -> Self {
+        let mut values = Self::default();
+        module.visit(&mut values);
+        values
+    }
+
+    fn is_new(&mut self, id: ParamId) -> bool {
+        let is_new = self.seen.insert(id);
+        if is_new {
+            self.ids.push(id);
+        }
+        is_new
+    }
+}
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.is_new(param.id) {
+            let plain = param.base().without_autodiff();
+            let elements = plain.shape().num_elements();
+            self.floats.push((param.id, plain.reshape([elements])));
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        if self.is_new(param.id) {
+            self.others.push((param.id, param.val().into_data()));
+        }
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        if self.is_new(param.id) {
+            self.others.push((param.id, param.val().into_data()));
+        }
+    }
+}
+
+/// Puts numbers in the place of parameters', and identities in the place of theirs.
+#[derive(Default)]
+pub(crate) struct Replacement {
+    pub(crate) floats: HashMap<ParamId, Tensor<1>>,
+    pub(crate) others: HashMap<ParamId, TensorData>,
+    /// Those that change.
+    pub(crate) ids: HashMap<ParamId, ParamId>,
+}
+
+impl Replacement {
+    fn id(&self, old: ParamId) -> ParamId {
+        self.ids.get(&old).copied().unwrap_or(old)
+    }
+}
+
+impl ModuleMapper for Replacement {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (old, base, mapper) = param.consume();
+        // A parameter in two places comes twice.
+        let value = match self.floats.get(&old) {
+            None => base,
+            Some(new) => {
+                let new = new.clone().reshape(base.shape());
+                let leaf = match base.gradient_checkpointing_strategy() {
+                    Some(strategy) => {
+                        new.autodiff().with_gradient_checkpointing_strategy(strategy)
+                    }
+                    None => new,
+                };
+                if base.is_require_grad() { leaf.require_grad() } else { leaf }
+            }
+        };
+        Param::from_mapped_value(self.id(old), value, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (old, base, mapper) = param.consume();
+        let value = match self.others.get(&old) {
+            None => base,
+            Some(new) => Tensor::from_data(new.clone(), (&base.device(), new.dtype())),
+        };
+        Param::from_mapped_value(self.id(old), value, mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (old, base, mapper) = param.consume();
+        let value = match self.others.get(&old) {
+            None => base,
+            Some(new) => Tensor::from_data(new.clone(), &base.device()),
+        };
+        Param::from_mapped_value(self.id(old), value, mapper)
+    }
+}

@@ -1,0 +1,184 @@
+//! Optimizer states split over the ranks.
+
+use crate::{error::DistributedError, flat, group::Group};
+use burn::{
+    module::{Module, ParamId},
+    optim::{GradientsParams, ModuleOptimizer},
+    store::RecordError,
+    tensor::Bytes,
+};
+use burn_pack::{Reader, Writer};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
+
+/// An optimizer each of whose parameters is updated by one rank alone, its owner, which tells the others.
+///
+/// A rank keeps the states of its own parameters: for AdamW in f32, 8 bytes for a parameter become 8 / N on each
+/// of N ranks. Updates are those of the optimizer on one rank, bit for bit. What it costs is one broadcast of all
+/// parameters a step.
+///
+/// Parameters are not cut: the ranks' shares differ by at most the largest one.
+///
+/// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+/// arXiv:1910.02054, stage 1.
+pub struct Sharded {
+    group: Group,
+    optimizer: ModuleOptimizer,
+    owners: HashMap<ParamId, usize>,
+}
+
+impl fmt::Debug for Sharded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sharded").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    /// Splits the states of `optimizer`, which is new or has the whole state, over the ranks. `module` is the one
+    /// that it will update, [broadcast](Self::broadcast) before.
+    ///
+    /// # Errors
+    ///
+    /// When the state cannot be written and read.
+    pub fn sharded<M: Module>(
+        &self,
+        optimizer: ModuleOptimizer,
+        module: &M,
+    ) -> Result<Sharded, DistributedError> {
+        let mut parameters: Vec<(ParamId, usize)> =
+            flat::parameters(module).into_iter().map(|(id, elements, _)| (id, elements)).collect();
+        // The largest first, each to the rank that has least: a stable sort, so that all ranks agree.
+        parameters.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
+        let mut loads = vec![0; self.size()];
+        let mut owners = HashMap::new();
+        for (id, elements) in parameters {
+            let least = (0..loads.len()).min_by_key(|rank| loads[*rank]).unwrap_or(0);
+            loads[least] += elements;
+            owners.insert(id, least);
+        }
+        let sharded = Sharded { group: self.clone(), optimizer, owners };
+        match self.size() {
+            1 => Ok(sharded),
+            _ => sharded.reduced(),
+        }
+    }
+}
+
+impl Sharded {
+    /// Whether this rank updates the parameter.
+    pub fn owns(&self, id: ParamId) -> bool {
+        self.owners.get(&id) == Some(&self.group.rank())
+    }
+
+    /// Updates `module` by gradients that are the same on all ranks: what [`Group::mean`] gives, clipped or not.
+    ///
+    /// # Errors
+    ///
+    /// When a rank has failed. The module is lost then.
+    pub fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        module: M,
+        gradients: GradientsParams,
+    ) -> Result<M, DistributedError> {
+        if self.group.size() == 1 {
+            return Ok(self.optimizer.step(learning_rate, module, gradients));
+        }
+        let own = flat::take(&module, gradients).into_iter().filter(|(id, _)| self.owns(*id));
+        let own = flat::give(&module, own.collect());
+        let module = self.optimizer.step(learning_rate, module, own);
+        self.group.spread_parameters(module, &self.owners)
+    }
+
+    /// The whole state as one ordinary record of the optimizer's, on all ranks. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// When the state cannot be written, or a rank has failed.
+    pub fn to_bytes(&self) -> Result<Bytes, DistributedError> {
+        let own = self.optimizer.into_bytes().map_err(|error| self.wrong(&error))?;
+        if self.group.size() == 1 {
+            return Ok(own);
+        }
+        let parts = self.group.gather_bytes(own.to_vec())?;
+        joined(parts).map_err(|error| self.wrong(&error))
+    }
+
+    /// Takes this rank's share of the whole state.
+    ///
+    /// # Errors
+    ///
+    /// When it is not a state of such an optimizer.
+    pub fn from_bytes(mut self, bytes: Bytes) -> Result<Self, DistributedError> {
+        let own = self.own_part(bytes)?;
+        let optimizer = self.optimizer.clone().from_bytes(own);
+        self.optimizer = optimizer.map_err(|error| self.wrong(&error))?;
+        Ok(self)
+    }
+
+    /// Drops the states of parameters that other ranks own.
+    fn reduced(self) -> Result<Self, DistributedError> {
+        let bytes = self.optimizer.into_bytes().map_err(|error| self.wrong(&error))?;
+        self.from_bytes(bytes)
+    }
+
+    fn own_part(&self, bytes: Bytes) -> Result<Bytes, DistributedError> {
+        let is_own = |id: u64| self.owns(ParamId::from(id));
+        selected(bytes, is_own).map_err(|error| self.wrong(&error))
+    }
+
+    fn wrong(&self, error: &dyn fmt::Display) -> DistributedError {
+        DistributedError::State { size: self.group.size(), reason: error.to_string() }
+    }
+}
+
+/// The entries of one record whose parameters `keeps`. Names of scalars begin with the parameter's identity and
+/// a dot, and keys of paths are identities.
+fn selected(bytes: Bytes, keeps: impl Fn(u64) -> bool) -> Result<Bytes, RecordError> {
+    let reader = Reader::from_bytes(bytes)?;
+    let is_kept = |name: &str| {
+        let id = name.split('.').next().and_then(|id| id.parse().ok());
+        id.is_none_or(&keeps)
+    };
+    let scalars: BTreeMap<_, _> =
+        reader.scalars().clone().into_iter().filter(|(name, _)| is_kept(name)).collect();
+    let paths: BTreeMap<_, _> =
+        reader.metadata().clone().into_iter().filter(|(name, _)| is_kept(name)).collect();
+    let mut tensors = Vec::new();
+    for tensor in reader.into_tensors()? {
+        let (name, dtype, shape, id, bytes) = tensor.into_parts()?;
+        if id.is_none_or(&keeps) {
+            tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
+        }
+    }
+    written(tensors, scalars, paths)
+}
+
+/// One record of several with different parameters.
+fn joined(parts: Vec<Vec<u8>>) -> Result<Bytes, RecordError> {
+    let (mut tensors, mut scalars, mut paths) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+    for part in parts {
+        let reader = Reader::from_bytes(Bytes::from_bytes_vec(part))?;
+        scalars.extend(reader.scalars().clone());
+        paths.extend(reader.metadata().clone());
+        tensors.extend(reader.into_tensors()?);
+    }
+    written(tensors, scalars, paths)
+}
+
+fn written(
+    tensors: Vec<burn_pack::Tensor>,
+    scalars: BTreeMap<String, burn_pack::Scalar>,
+    paths: BTreeMap<String, String>,
+) -> Result<Bytes, RecordError> {
+    let mut writer = Writer::new(tensors);
+    for (name, scalar) in scalars {
+        writer = writer.with_scalar(&name, scalar);
+    }
+    for (key, path) in paths {
+        writer = writer.with_metadata(&key, &path);
+    }
+    Ok(writer.into_bytes()?)
+}

@@ -1,0 +1,115 @@
+//! Optimizers whose states are split.
+
+use super::on_ranks;
+use crate::Group;
+use burn::{
+    nn::{Linear, LinearConfig},
+    optim::{AdamWConfig, GradientsParams, ModuleOptimizer},
+    tensor::{Device, Tensor, TensorData},
+};
+use burn_pack::Reader;
+
+fn optimizer() -> ModuleOptimizer {
+    AdamWConfig::new().init()
+}
+
+fn step_gradients(model: &Linear, step: usize) -> GradientsParams {
+    let numbers = |length: usize, of: usize| -> Vec<f32> {
+        (0..length).map(|i| ((i + of + 31 * step) as f32).sin()).collect()
+    };
+    let device = Device::flex();
+    let mut gradients = GradientsParams::new();
+    let weight = TensorData::new(numbers(12, 0), [3, 4]);
+    gradients.register(model.weight.id, Tensor::<2>::from_data(weight, &device));
+    let bias = TensorData::new(numbers(4, 100), [4]);
+    let bias_id = model.bias.as_ref().expect("there is one").id;
+    gradients.register(bias_id, Tensor::<1>::from_data(bias, &device));
+    gradients
+}
+
+fn values(model: &Linear) -> Vec<f32> {
+    let mut values: Vec<f32> = model.weight.val().into_data().iter::<f32>().collect();
+    let bias = model.bias.as_ref().expect("there is one");
+    values.extend(bias.val().into_data().iter::<f32>());
+    values
+}
+
+/// The model after steps on `size` ranks, and the whole state; the state is saved and loaded in between.
+fn trained(size: usize, start: &Linear) -> Vec<(Vec<f32>, usize, usize)> {
+    on_ranks(size, |group: Group| {
+        let mut model = start.clone();
+        let mut sharded = group.sharded(optimizer(), &model).expect("the state is empty");
+        for step in 0..3 {
+            model = sharded.step(0.1, model.clone(), step_gradients(&model, step)).expect("sound");
+        }
+        let whole = sharded.to_bytes().expect("the state is sound");
+        let entries = Reader::from_bytes(whole.clone()).expect("a record").tensor_names().len();
+        let mut restored = group
+            .sharded(optimizer(), &model)
+            .and_then(|fresh| fresh.from_bytes(whole))
+            .expect("the state is sound");
+        let owned = [model.weight.id, model.bias.as_ref().expect("there is one").id]
+            .into_iter()
+            .filter(|id| restored.owns(*id))
+            .count();
+        for step in 3..5 {
+            model = restored.step(0.1, model.clone(), step_gradients(&model, step)).expect("sound");
+        }
+        (values(&model), entries, owned)
+    })
+}
+
+#[test]
+fn a_split_state_updates_like_a_whole_one_and_is_saved_as_one() {
+    let start = LinearConfig::new(3, 4).init(&Device::flex().autodiff());
+    let mut model = start.clone();
+    let mut whole = optimizer();
+    for step in 0..5 {
+        let gradients = step_gradients(&model, step);
+        model = whole.step(0.1, model, gradients);
+    }
+    let expected = values(&model);
+    let record = whole.into_bytes().expect("the state is sound");
+    let entries = Reader::from_bytes(record).expect("a record").tensor_names().len();
+    for size in [1, 2, 3] {
+        let all = trained(size, &start);
+        for (values, its_entries, _) in &all {
+            assert_eq!(*values, expected, "{size} ranks");
+            assert_eq!(*its_entries, entries, "{size} ranks");
+        }
+        let owned: Vec<usize> = all.iter().map(|(.., owned)| *owned).collect();
+        let split: &[usize] = match size {
+            1 => &[2],
+            2 => &[1, 1],
+            _ => &[1, 1, 0],
+        };
+        assert_eq!(owned, split);
+    }
+}
+
+#[test]
+fn a_whole_state_is_split_when_an_optimizer_is() {
+    let start: Linear = LinearConfig::new(3, 4).init(&Device::flex().autodiff());
+    let mut whole = optimizer();
+    let gradients = step_gradients(&start, 0);
+    let model = whole.step(0.1, start, gradients);
+    let expected = {
+        let mut whole = whole.clone();
+        values(&whole.step(0.1, model.clone(), step_gradients(&model, 1)))
+    };
+    let all = on_ranks(2, |group| {
+        let mut sharded = group.sharded(whole.clone(), &model).expect("the state is sound");
+        let gradients = step_gradients(&model, 1);
+        values(&sharded.step(0.1, model.clone(), gradients).expect("nothing is wrong"))
+    });
+    assert!(all.iter().all(|values| *values == expected));
+}
+
+#[test]
+fn what_is_no_state_is_refused() {
+    let model: Linear = LinearConfig::new(3, 4).init(&Device::flex().autodiff());
+    let sharded = Group::alone().sharded(optimizer(), &model).expect("the state is empty");
+    let refused = sharded.from_bytes(burn::tensor::Bytes::from_bytes_vec(vec![1, 2, 3]));
+    let message = refused.map(drop).expect_err("three bytes are no record").to_string();
+    assert!(message.contains("optimizer's state of 1 ranks"), "{message}");
+}

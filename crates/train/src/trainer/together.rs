@@ -1,0 +1,148 @@
+//! What the ranks of a group do together.
+
+use super::{Trainer, TrainerConfig, TrainerError};
+use crate::{
+    graph::{GraphStatus, PassTensors},
+    precision::PrecisionPolicy,
+};
+use blackburn_distributed::{DistributedError, Sharded};
+use burn::{
+    module::{Module, ModuleDisplay},
+    optim::{GradientsParams, ModuleOptimizer},
+    tensor::{Bytes, DType, Tensor},
+};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The optimizer of this rank.
+pub(super) enum Stepper {
+    /// It updates all parameters, as on all ranks.
+    Whole(ModuleOptimizer),
+    /// It updates its own.
+    Sharded(Box<Sharded>),
+}
+
+impl Stepper {
+    pub(super) fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        model: M,
+        gradients: GradientsParams,
+    ) -> Result<M, DistributedError> {
+        match self {
+            Self::Whole(optimizer) => Ok(optimizer.step(learning_rate, model, gradients)),
+            Self::Sharded(optimizer) => optimizer.step(learning_rate, model, gradients),
+        }
+    }
+
+    /// The whole state.
+    pub(super) fn to_bytes(&self) -> Result<Bytes, DistributedError> {
+        match self {
+            Self::Whole(optimizer) => optimizer.into_bytes().map_err(|error| {
+                DistributedError::State { size: 1, reason: error.to_string() }
+            }),
+            Self::Sharded(optimizer) => optimizer.to_bytes(),
+        }
+    }
+
+    /// The same optimizer in the state, or this rank's share of it, that `bytes` hold.
+    pub(super) fn from_bytes(self, bytes: Bytes) -> Result<Self, DistributedError> {
+        match self {
+            Self::Whole(optimizer) => match optimizer.from_bytes(bytes) {
+                Ok(optimizer) => Ok(Self::Whole(optimizer)),
+                Err(error) => Err(DistributedError::State { size: 1, reason: error.to_string() }),
+            },
+            Self::Sharded(optimizer) => {
+                Ok(Self::Sharded(Box::new(optimizer.from_bytes(bytes)?)))
+            }
+        }
+    }
+}
+
+impl TrainerConfig {
+    /// Rank 0's seed, if there are others: what they round by chance has to be the same.
+    pub(super) fn common_seed(&self) -> Result<Option<u64>, TrainerError> {
+        if self.group.size() == 1 {
+            return Ok(self.seed);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let any = now.map_or(0, |time| time.as_nanos() as u64);
+        let seeds = self.group.gather("the trainer's seed", &self.seed.unwrap_or(any))?;
+        Ok(seeds.first().copied())
+    }
+
+    /// Checks that all ranks are about to do the same.
+    pub(super) fn agree(
+        &self,
+        policy: &PrecisionPolicy,
+        scales: bool,
+        steps_taken: usize,
+        seed: Option<u64>,
+    ) -> Result<(), TrainerError> {
+        let options = format!(
+            "{} steps taken, {:?} with masters {:?}, optimizer {:?}{}, learning rate {} at first, maximum norm \
+             {}, loss scaling {scales}, average {:?}, seed {seed:?}, a look every {} steps",
+            steps_taken,
+            policy.precision(),
+            policy.masters(),
+            self.optimizer,
+            if self.is_sharded { " in shares" } else { "" },
+            (self.rate)(steps_taken),
+            self.max_norm,
+            self.ema,
+            self.check_every
+        );
+        Ok(self.group.agree("the trainer's options", &options)?)
+    }
+}
+
+impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
+    /// The mean over all ranks of gradients and of the loss.
+    pub(super) fn meet(
+        &mut self,
+        gradients: GradientsParams,
+        mean_loss: Tensor<1>,
+        weight: f64,
+    ) -> Result<(GradientsParams, Tensor<1>), TrainerError> {
+        if self.group.size() == 1 {
+            return Ok((gradients, mean_loss));
+        }
+        self.agree_on_recording()?;
+        let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
+        let loss = vec![mean_loss.clone()];
+        let (gradients, means) = self.group.mean_with(model, gradients, loss, weight)?;
+        // What follows has to be the same on all ranks.
+        self.seed_step(0);
+        Ok((gradients, means.into_iter().next().unwrap_or(mean_loss)))
+    }
+
+    /// Stops recording where another rank could not: it would wait for this one in each step, and what one rank
+    /// cannot record is as a rule a fault of the model's.
+    fn agree_on_recording(&mut self) -> Result<(), TrainerError> {
+        if self.is_recording_agreed {
+            return Ok(());
+        }
+        let status = match self.graph_status() {
+            GraphStatus::WarmUp => None,
+            GraphStatus::Recorded => Some(None),
+            GraphStatus::Unrecorded { reason } => Some(Some(reason)),
+        };
+        let all = self.group.gather("whether passes are recorded", &status)?;
+        let refusal = all.iter().enumerate().find_map(|(rank, status)| match status {
+            Some(Some(reason)) => Some((rank, reason)),
+            _ => None,
+        });
+        if let Some((rank, reason)) = refusal {
+            if rank != self.group.rank() && self.graph_status() != GraphStatus::WarmUp {
+                tracing::warn!("passes are not recorded, since rank {rank} cannot: {reason}");
+            }
+            self.stop_recording();
+        }
+        self.is_recording_agreed = refusal.is_some() || all.iter().all(Option::is_some);
+        Ok(())
+    }
+
+    /// The loss of a rank that has no data.
+    pub(super) fn nothing(&self) -> Tensor<1> {
+        Tensor::zeros([1], (&self.device.clone().without_autodiff(), DType::F32))
+    }
+}
