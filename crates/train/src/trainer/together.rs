@@ -146,3 +146,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         Tensor::zeros([1], (&self.device.clone().without_autodiff(), DType::F32))
     }
 }
+
+#[cfg(test)]
+mod tests;
