@@ -22,6 +22,8 @@ mod folders;
 mod input;
 #[path = "cli/interruption.rs"]
 mod interruption;
+#[path = "cli/ranks.rs"]
+mod ranks;
 #[path = "cli/reading.rs"]
 mod reading;
 #[path = "cli/sandbox.rs"]
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         folders::trials(),
         input::trials(),
         interruption::trials(),
+        ranks::trials(),
         reading::trials(),
         training::trials(),
     ];

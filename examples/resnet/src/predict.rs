@@ -178,7 +178,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
     let source: Arc<dyn Source> = DataSettings::resolve(&args.data)?.open()?;
     println!("{}", source.summary());
     let shape = Shape { batch: args.batch, size: args.size, workers };
-    let plan = Plan::Train { seed: 0, first: 0 };
+    let plan = Plan::Train { seed: 0, first: 0, stride: 1 };
     let mut loader = Loader::start(source.clone(), plan, shape)?;
     // The threads have begun by then, and files that are read again are in memory.
     loader.next_batch()?.context("the images have come to an end")?;

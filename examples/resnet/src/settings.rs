@@ -352,12 +352,12 @@ mod tests {
     fn a_resumed_run_may_change_its_rates_and_not_its_model() {
         let saved = resolve(&TrainArgs::default(), true).expect("settings");
         let args = TrainArgs { steps: Some(500), clip: Some(2.0), ..TrainArgs::default() };
-        let resumed = saved.resume(&args).expect("settings");
+        let resumed = saved.resume(&args, 1).expect("settings");
         assert_eq!((resumed.steps, resumed.clip), (500, Some(2.0)));
         let args = TrainArgs { width: Some(8), size: Some(64), ..TrainArgs::default() };
-        let error = saved.resume(&args).expect_err("refused").to_string();
+        let error = saved.resume(&args, 1).expect_err("refused").to_string();
         assert!(error.contains("--width 8 (the checkpoint has 16), --size 64"), "{error}");
         let args = TrainArgs { epochs: Some(5), ..TrainArgs::default() };
-        assert!(saved.resume(&args).expect_err("refused").to_string().starts_with("--epochs"));
+        assert!(saved.resume(&args, 1).expect_err("refused").to_string().starts_with("--epochs"));
     }
 }
