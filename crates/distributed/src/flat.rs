@@ -146,9 +146,7 @@ impl ModuleMapper for Replacement {
             Some(new) => {
                 let new = new.clone().reshape(base.shape());
                 let leaf = match base.gradient_checkpointing_strategy() {
-                    Some(strategy) => {
-                        new.autodiff().with_gradient_checkpointing_strategy(strategy)
-                    }
+                    Some(strategy) => new.autodiff().with_gradient_checkpointing_strategy(strategy),
                     None => new,
                 };
                 if base.is_require_grad() { leaf.require_grad() } else { leaf }

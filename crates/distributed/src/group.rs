@@ -1,7 +1,9 @@
 //! The ranks that train together.
 
+#[cfg(feature = "cuda")]
+use crate::engine::{nccl::Nccl, nccl_library::NCCL_VARIABLE};
 use crate::{
-    control::{Control, Limits, Membership, join},
+    control::{Control, Joined, Limits, Membership, join},
     engine::{Engine, EngineError, host::OverHost, tcp::Tcp},
     error::DistributedError,
     fingerprint, flat,
@@ -186,7 +188,7 @@ impl Group {
         };
         let joined = join(&world, limits, config.start)?;
         let membership = Arc::new(Membership(joined.control.clone()));
-        let engine: Arc<dyn Engine> = Arc::new(OverHost(Tcp::new(&joined, config.start)?));
+        let engine = engine(&joined, config.start)?;
         let aborted = Arc::downgrade(&engine);
         joined.control.on_failure(move || {
             if let Some(engine) = aborted.upgrade() {
@@ -197,8 +199,12 @@ impl Group {
         let here = hosts[..world.rank].iter().filter(|host| **host == hosts[world.rank]).count();
         let local_rank = world.local_rank.unwrap_or(here);
         tracing::debug!("rank {} of {} on {hosts:?}", world.rank, world.size);
-        let group =
-            Self { world, local_rank, wire: config.wire, others: Some(Others { membership, engine }) };
+        let group = Self {
+            world,
+            local_rank,
+            wire: config.wire,
+            others: Some(Others { membership, engine }),
+        };
         group.agree("the type in which gradients move", &group.wire)?;
         Ok(group)
     }
@@ -333,9 +339,7 @@ impl Group {
             .unwrap_or_else(|error| panic!("Group::rank_0_first: what came for {what}: {error}"));
         match told {
             Some(Ok(value)) => Ok(value),
-            Some(Err(reason)) => {
-                Err(DistributedError::Rank0 { what: what.into(), reason }.into())
-            }
+            Some(Err(reason)) => Err(DistributedError::Rank0 { what: what.into(), reason }.into()),
             None => Err(DistributedError::Rank0 {
                 what: what.into(),
                 reason: "it has given nothing".into(),
@@ -541,6 +545,16 @@ impl Group {
     ) -> Result<T, DistributedError> {
         moved.map_err(|EngineError { rank, what }| others.control().explain(rank, &what))
     }
+}
+
+/// What moves numbers.
+fn engine(joined: &Joined, start: Duration) -> Result<Arc<dyn Engine>, DistributedError> {
+    let host = OverHost(Tcp::new(joined, start)?);
+    #[cfg(feature = "cuda")]
+    if std::env::var(NCCL_VARIABLE).as_deref() != Ok("off") {
+        return Ok(Arc::new(Nccl::new(host, joined.control.clone())));
+    }
+    Ok(Arc::new(host))
 }
 
 /// What a rank's gradients and their sum are multiplied by.

@@ -21,7 +21,7 @@ use std::{
 ///
 /// Parameters are not cut: the ranks' shares differ by at most the largest one.
 ///
-/// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+/// Source: Rajbhandari et al., "`ZeRO`: Memory Optimizations Toward Training Trillion Parameter Models",
 /// arXiv:1910.02054, stage 1.
 pub struct Sharded {
     group: Group,

@@ -269,8 +269,7 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
 /// How the run is trained.
 fn trainer(args: &TrainArgs, settings: &RunSettings, group: &Group) -> TrainerConfig {
     let trainer = settings.trainer().with_group(group);
-    let trainer =
-        if args.shard_optimizer { trainer.with_sharded_optimizer() } else { trainer };
+    let trainer = if args.shard_optimizer { trainer.with_sharded_optimizer() } else { trainer };
     if replays(args) { trainer } else { trainer.without_recording() }
 }
 

@@ -50,15 +50,15 @@ fn gather(
     let mut addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST); world.size];
     let mut streams: Vec<Option<TcpStream>> = (0..world.size).map(|_| None).collect();
     loop {
-        let missing: Vec<usize> =
-            (1..world.size).filter(|rank| streams[*rank].is_none()).collect();
+        let missing: Vec<usize> = (1..world.size).filter(|rank| streams[*rank].is_none()).collect();
         if missing.is_empty() {
             break;
         }
         if since.elapsed() > start {
             return Err(DistributedError::Absent { missing, size: world.size, waited: start });
         }
-        if let Some(gone) = (1..world.size).find(|rank| streams[*rank].as_ref().is_some_and(is_gone))
+        if let Some(gone) =
+            (1..world.size).find(|rank| streams[*rank].as_ref().is_some_and(is_gone))
         {
             let reason = format!(
                 "rank {gone} (host {}) has died while ranks {missing:?} were waited for",
@@ -110,7 +110,8 @@ fn is_gone(stream: &TcpStream) -> bool {
         return true;
     }
     let peeked = stream.peek(&mut [0]);
-    let is_open = matches!(&peeked, Ok(1..)) || peeked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+    let is_open =
+        matches!(&peeked, Ok(1..)) || peeked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
     stream.set_nonblocking(false).is_err() || !is_open
 }
 

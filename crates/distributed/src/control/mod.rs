@@ -134,7 +134,11 @@ impl Control {
 
     /// What each rank gives, in the order of ranks, to all of them. `what` says what it is for, and all ranks
     /// have to come to the same point.
-    pub(crate) fn share(&self, what: &str, part: Vec<u8>) -> Result<Vec<Vec<u8>>, DistributedError> {
+    pub(crate) fn share(
+        &self,
+        what: &str,
+        part: Vec<u8>,
+    ) -> Result<Vec<Vec<u8>>, DistributedError> {
         let mut state = self.locked();
         if let Some(error) = told(&mut state) {
             return Err(error);
@@ -162,10 +166,8 @@ impl Control {
 
     /// Takes what `rank` gives to a round. At rank 0.
     fn take(&self, state: &mut State, number: u64, rank: usize, what: String, part: Vec<u8>) {
-        let given = state
-            .given
-            .entry(number)
-            .or_insert_with(|| Given::new(what.clone(), self.size));
+        let given =
+            state.given.entry(number).or_insert_with(|| Given::new(what.clone(), self.size));
         if given.what != what {
             let others = given.what.clone();
             let what = format!("has come to {what}, while others have come to {others}");
@@ -306,7 +308,9 @@ impl Control {
         let Some(stream) = &self.streams[rank] else { return Ok(()) };
         match frame::write(&mut *lock(stream), message, blob) {
             // What it said before it went is still to be read, and says more.
-            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
                 Ok(())
             }
             written => written.map_err(|error| format!("cannot be reached: {error}")),

@@ -1,6 +1,15 @@
 //! What moves numbers between ranks.
 
 pub(crate) mod host;
+#[cfg(feature = "cuda")]
+pub(crate) mod nccl;
+// Tested in builds without CUDA, too.
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
+pub(crate) mod nccl_library;
 pub(crate) mod tcp;
 
 use burn::tensor::Tensor;
@@ -18,8 +27,7 @@ pub(crate) struct EngineError {
 /// Moves tensors between ranks. All ranks call the same functions with tensors of the same lengths and types, in
 /// the same order, one call at a time.
 pub(crate) trait Engine: Send + Sync + fmt::Debug {
-    /// Adds each tensor up over all ranks. All ranks get the same bits: sums are in f32, in the order of ranks,
-    /// and rounded once where the tensors are of 16 bits.
+    /// Adds each tensor up over all ranks. All ranks get the same bits. A sum of two is rounded once.
     fn sum(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError>;
 
     /// Gives all ranks each tensor as the rank beside it has it.

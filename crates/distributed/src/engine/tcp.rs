@@ -53,7 +53,8 @@ impl Tcp {
             rank,
             reason: format!("connections for numbers cannot be made: {error}"),
         };
-        let listener = TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0)).map_err(failed)?;
+        let listener =
+            TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
         let secret = u64::from(std::process::id()) << 32 | u64::from(port);
@@ -96,9 +97,8 @@ impl Tcp {
 
     /// The others, and their connections.
     fn others(&self) -> impl Iterator<Item = (usize, &Mutex<TcpStream>)> {
-        let there = |(rank, stream): (usize, &'_ Option<Mutex<TcpStream>>)| {
-            stream.as_ref().map(|_| rank)
-        };
+        let there =
+            |(rank, stream): (usize, &'_ Option<Mutex<TcpStream>>)| stream.as_ref().map(|_| rank);
         let ranks: Vec<usize> = self.streams.iter().enumerate().filter_map(there).collect();
         ranks.into_iter().filter_map(|rank| Some((rank, self.streams[rank].as_ref()?)))
     }

@@ -15,8 +15,10 @@ const PLACE: &str = "BLACKBURN_TEST_PLACE";
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// In which all have to end: the timeout, and time to start and end on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often each fault is tried.
+/// How often each fault is tried, if nobody says.
 const REPEATS: usize = 3;
+/// How often it is.
+const REPEATS_VARIABLE: &str = "BLACKBURN_TEST_REPEATS";
 
 /// The body of each rank's process: does nothing in an ordinary run of the tests.
 #[test]
@@ -147,8 +149,12 @@ fn survivors(role: &str, size: usize) -> Vec<String> {
     said
 }
 
+fn repeats() -> usize {
+    env::var(REPEATS_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(REPEATS)
+}
+
 fn check(role: &str, size: usize, expected: &str) {
-    for _ in 0..REPEATS {
+    for _ in 0..repeats() {
         for said in survivors(role, size) {
             let told = said.lines().filter(|line| line.contains(expected)).count();
             assert_eq!(told, 1, "{role}: expected one line with `{expected}`, got {said}");
@@ -174,7 +180,7 @@ fn a_rank_that_dies_ends_all() {
 
 #[test]
 fn a_rank_that_dies_in_start_up_ends_all() {
-    for _ in 0..REPEATS {
+    for _ in 0..repeats() {
         let said = survivors("dies in start-up", 3);
         assert!(said[0].contains("has died while ranks [2] were waited for"), "{said:?}");
         // It comes when rank 0 has ended.

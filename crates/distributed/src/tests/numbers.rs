@@ -16,7 +16,9 @@ fn model(device: &Device) -> Linear {
 
 /// Numbers without a pattern, other ones for each rank.
 fn numbers(rank: usize, length: usize) -> Vec<f32> {
-    (0..length).map(|i| ((i * 7919 + rank * 104_729 + 1) as f32).sin() * 10f32.powi(i as i32 % 7)).collect()
+    (0..length)
+        .map(|i| ((i * 7919 + rank * 104_729 + 1) as f32).sin() * 10f32.powi(i as i32 % 7))
+        .collect()
 }
 
 /// Gradients of `model` of these numbers.
@@ -38,12 +40,16 @@ fn weight(model: &Linear, gradients: &GradientsParams) -> TensorData {
 
 /// The mean of what two ranks have, on each.
 fn means(dtype: FloatDType, wire: Wire, weights: [f64; 2]) -> Vec<TensorData> {
-    on_ranks_with(2, |config| config.with_wire(wire), |group| {
-        let model = model(&Device::flex());
-        let own = gradients(&model, group.rank(), dtype);
-        let mean = group.mean(&model, own, weights[group.rank()]).expect("nothing is wrong");
-        weight(&model, &mean)
-    })
+    on_ranks_with(
+        2,
+        |config| config.with_wire(wire),
+        |group| {
+            let model = model(&Device::flex());
+            let own = gradients(&model, group.rank(), dtype);
+            let mean = group.mean(&model, own, weights[group.rank()]).expect("nothing is wrong");
+            weight(&model, &mean)
+        },
+    )
 }
 
 #[test]
@@ -59,7 +65,8 @@ fn the_sum_of_two_is_rounded_once_in_f32() {
 fn the_sum_of_two_is_rounded_once_in_bf16() {
     let of = |rank| numbers(rank, 15).into_iter().map(|x| bf16::from_f32(x).to_f32());
     let sums = || of(0).zip(of(1)).map(|(a, b)| bf16::from_f32(a + b));
-    let expected: Vec<f32> = sums().map(|sum| bf16::from_f32(sum.to_f32() / 2.0).to_f32()).collect();
+    let expected: Vec<f32> =
+        sums().map(|sum| bf16::from_f32(sum.to_f32() / 2.0).to_f32()).collect();
     for mean in means(FloatDType::BF16, Wire::AsTheyAre, [1.0, 1.0]) {
         assert_eq!(mean.dtype(), DType::BF16);
         assert_eq!(mean.iter::<f32>().collect::<Vec<f32>>(), expected);
@@ -106,7 +113,8 @@ fn a_rank_without_data_counts_nothing_and_gets_all() {
             1 => (gradients(&model, 1, FloatDType::F32), 2.0),
             _ => (GradientsParams::new(), 0.0),
         };
-        let loss = Tensor::from_data([if weight_of > 0.0 { 7.0f32 } else { f32::NAN }], &Device::flex());
+        let loss =
+            Tensor::from_data([if weight_of > 0.0 { 7.0f32 } else { f32::NAN }], &Device::flex());
         let (mean, extras) =
             group.mean_with(&model, own, vec![loss], weight_of).expect("one rank has data");
         (weight(&model, &mean), extras[0].clone().into_scalar::<f32>())
@@ -142,7 +150,8 @@ fn all_ranks_have_the_same_bits_with_more_of_them() {
         let own = gradients(&model, group.rank(), FloatDType::F32);
         weight(&model, &group.mean(&model, own, 1.0).expect("nothing is wrong"))
     });
-    let sum = |index: usize| (1..5).fold(numbers(0, 15)[index], |sum, r| sum + numbers(r, 15)[index]);
+    let sum =
+        |index: usize| (1..5).fold(numbers(0, 15)[index], |sum, r| sum + numbers(r, 15)[index]);
     let expected: Vec<f32> = (0..15).map(|index| sum(index) * (0.2f64 as f32)).collect();
     for mean in all {
         assert_eq!(mean.try_to_vec::<f32>().expect("f32"), expected);
@@ -234,10 +243,9 @@ fn what_differs_is_named_by_rank() {
 #[test]
 fn weights_that_make_no_sense_are_refused() {
     let module = model(&Device::flex());
-    for (weight, expected) in [
-        (-1.0, "`weight`: expected a finite number of at least 0, got -1"),
-        (f64::NAN, "got NaN"),
-    ] {
+    for (weight, expected) in
+        [(-1.0, "`weight`: expected a finite number of at least 0, got -1"), (f64::NAN, "got NaN")]
+    {
         let refused = Group::alone().mean(&module, GradientsParams::new(), weight);
         let message = refused.map(drop).expect_err(expected).to_string();
         assert!(message.contains(expected), "{message}");

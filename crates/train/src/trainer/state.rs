@@ -57,9 +57,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     ) -> Result<PathBuf, TrainerError> {
         self.check_losses()?;
         let optimizer = self.optimizer.to_bytes()?;
-        let path = self.group.rank_0_first("a checkpoint", || {
-            self.write(checkpoints, extra, &optimizer)
-        })?;
+        let path = self
+            .group
+            .rank_0_first("a checkpoint", || self.write(checkpoints, extra, &optimizer))?;
         if self.group.is_main() {
             self.group.saved(&path);
         }
@@ -182,7 +182,7 @@ impl<'a> Saved<'a> {
     }
 
     pub(super) fn optimizer(&self, optimizer: Stepper) -> Result<Stepper, CheckpointError> {
-        optimizer.from_bytes(self.bytes(OPTIMIZER)?).map_err(|error| self.unfit(OPTIMIZER, &error))
+        optimizer.with_state(self.bytes(OPTIMIZER)?).map_err(|error| self.unfit(OPTIMIZER, &error))
     }
 
     pub(super) fn restore_scaler(&self, scaler: &mut GradScaler) -> Result<(), TrainerError> {

@@ -37,23 +37,21 @@ impl Stepper {
     /// The whole state.
     pub(super) fn to_bytes(&self) -> Result<Bytes, DistributedError> {
         match self {
-            Self::Whole(optimizer) => optimizer.into_bytes().map_err(|error| {
-                DistributedError::State { size: 1, reason: error.to_string() }
-            }),
+            Self::Whole(optimizer) => optimizer
+                .into_bytes()
+                .map_err(|error| DistributedError::State { size: 1, reason: error.to_string() }),
             Self::Sharded(optimizer) => optimizer.to_bytes(),
         }
     }
 
     /// The same optimizer in the state, or this rank's share of it, that `bytes` hold.
-    pub(super) fn from_bytes(self, bytes: Bytes) -> Result<Self, DistributedError> {
+    pub(super) fn with_state(self, bytes: Bytes) -> Result<Self, DistributedError> {
         match self {
             Self::Whole(optimizer) => match optimizer.from_bytes(bytes) {
                 Ok(optimizer) => Ok(Self::Whole(optimizer)),
                 Err(error) => Err(DistributedError::State { size: 1, reason: error.to_string() }),
             },
-            Self::Sharded(optimizer) => {
-                Ok(Self::Sharded(Box::new(optimizer.from_bytes(bytes)?)))
-            }
+            Self::Sharded(optimizer) => Ok(Self::Sharded(Box::new(optimizer.from_bytes(bytes)?))),
         }
     }
 }

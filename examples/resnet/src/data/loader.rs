@@ -326,7 +326,10 @@ mod tests {
         let source = Numbers::source(|_| false);
         let all = batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, 1, 12);
         for workers in [2, 3, 4, 9] {
-            assert_eq!(batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, workers, 12), all);
+            assert_eq!(
+                batches(&source, Plan::Train { seed: 3, first: 0, stride: 1 }, workers, 12),
+                all
+            );
         }
         let later = batches(&source, Plan::Train { seed: 3, first: 5, stride: 1 }, 2, 7);
         assert_eq!(later, all[5..]);
@@ -420,8 +423,8 @@ mod tests {
             false
         });
         let shape = Shape { batch: 4, size: 2, workers: 2 };
-        let loader =
-            Loader::start(source, Plan::Train { seed: 1, first: 0, stride: 1 }, shape).expect("threads");
+        let loader = Loader::start(source, Plan::Train { seed: 1, first: 0, stride: 1 }, shape)
+            .expect("threads");
         thread::sleep(Duration::from_millis(300));
         let made = MADE.load(Ordering::SeqCst);
         // Two batches wait and one is handed over; each thread has two parts waiting and one at hand.
