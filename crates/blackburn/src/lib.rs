@@ -63,6 +63,8 @@ mod book {
     struct QuickStart;
     #[doc = include_str!("../../../book/src/devices.md")]
     struct Devices;
+    #[doc = include_str!("../../../book/src/distributed.md")]
+    struct Distributed;
     #[doc = include_str!("../../../book/src/plugging-in.md")]
     struct PluggingIn;
     #[doc = include_str!("../../../book/src/matmul.md")]
