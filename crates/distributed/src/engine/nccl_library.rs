@@ -152,15 +152,12 @@ impl Nccl {
     }
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), CallFailed> {
-        match status {
-            0 | IN_PROGRESS => Ok(()),
-            // SAFETY: it takes any status.
-            _ => Err(CallFailed {
-                function,
-                status,
-                text: text(unsafe { (self.error_string)(status) }),
-            }),
+        if status == 0 || status == IN_PROGRESS {
+            return Ok(());
         }
+        // SAFETY: it takes any status.
+        let reason = unsafe { (self.error_string)(status) };
+        Err(CallFailed { function, status, text: text(reason) })
     }
 
     /// For example 22803 for 2.28.3.
