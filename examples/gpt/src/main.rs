@@ -7,7 +7,6 @@ mod corpus;
 mod data;
 mod evaluation;
 mod export;
-mod failure;
 mod loader;
 mod memory;
 mod metrics;
@@ -15,7 +14,6 @@ mod model;
 mod picture;
 mod plot;
 mod profile;
-mod progress;
 mod run;
 mod settings;
 mod store;
@@ -24,29 +22,16 @@ mod tokenizer;
 mod trainer;
 
 use anyhow::Result;
-use blackburn::distributed::{self, Group, GroupConfig, Started, World};
+use blackburn::distributed::Group;
 use clap::Parser;
 use cli::{Cli, Command, EvalArgs, GenerateArgs};
-use std::{
-    io::{IsTerminal, Write},
-    process::ExitCode,
-};
-use tracing_subscriber::EnvFilter;
+use std::{io::Write, process::ExitCode};
 
 fn main() -> ExitCode {
-    // Rank 0 speaks for all.
-    let default = if World::is_silent() { "error" } else { "warn,gpt=info,blackburn=info" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .without_time()
-        .init();
+    example_program::log("warn,gpt=info,blackburn=info");
     let cli = Cli::parse();
-    let result = failure::catch(|| run(&cli));
-    match result {
+    const SMALLER: &str = "a smaller --batch with a larger --accumulate, or a smaller --context";
+    match example_program::catch(SMALLER, || run(&cli)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -56,18 +41,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {
-    let group = match &cli.command {
-        Command::Train(args) => match distributed::start(args.gpus, &GroupConfig::default())? {
-            Started::Rank(group) => group,
-            Started::Ended(code) => return Ok(ExitCode::from(code)),
-        },
-        _ => Group::alone(),
+    let gpus = match &cli.command {
+        Command::Train(args) => args.gpus,
+        // One process does it, whoever has started it.
+        _ => return compute(cli, &Group::alone()).map(|()| ExitCode::SUCCESS),
     };
-    let done = compute(cli, &group);
-    if let Err(error) = &done {
-        group.fail(&format!("{error:#}"));
-    }
-    done.map(|()| ExitCode::SUCCESS)
+    example_program::on_ranks(gpus, |group| compute(cli, group))
 }
 
 fn compute(cli: &Cli, group: &Group) -> Result<()> {

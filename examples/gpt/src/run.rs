@@ -20,8 +20,9 @@ use blackburn::{
     train::trainer::{Trainer, TrainerConfig},
 };
 use burn::tensor::{Device, Int, Tensor};
+use example_program::lock;
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -292,25 +293,6 @@ fn prompt(args: &TrainArgs) -> String {
 pub(crate) fn default_folder(args: &TrainArgs) -> PathBuf {
     let preset = args.preset.unwrap_or(Preset::Tiny);
     PathBuf::from(format!("runs/gpt-{}", format!("{preset:?}").to_lowercase()))
-}
-
-/// Takes the run's folder for this process; the operating system gives it free when the process
-/// ends, however it ends.
-fn lock(folder: &Path) -> Result<File> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("cannot create the run's folder {}", folder.display()))?;
-    let path = folder.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => bail!(
-            "another process is training in {}; wait for it, or choose another folder with --out",
-            folder.display()
-        ),
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot lock {}", path.display()))
-        }
-    }
 }
 
 /// Refuses a folder with results that are not a run's of this program: they would be replaced.

@@ -7,13 +7,12 @@ use crate::{
     loader::{Prefetcher, Windows},
     metrics::{MetricRecord, MetricsLog},
     model::{Attention, Computation, Gpt},
-    progress::Progress,
     run::{self, Run},
     settings::RunSettings,
     store::TrainTokens,
     text::{Author, Sampling},
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
     distributed::Group,
@@ -27,6 +26,7 @@ use burn::{
     module::Module,
     tensor::{Device, Tensor},
 };
+use example_program::{Cadence, Progress};
 use std::time::Instant;
 
 /// Batches of held-out text that a validation during training looks at.
@@ -36,35 +36,10 @@ const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
 
-/// How often a run reports, and how much it keeps.
-struct Cadence {
-    log: usize,
-    evaluate: usize,
-    checkpoint: usize,
-    keep: usize,
-}
-
-impl Cadence {
-    fn resolve(args: &TrainArgs, steps: usize) -> Result<Self> {
-        let tenth = steps.div_ceil(10);
-        let cadence = Self {
-            log: args.log_every.unwrap_or(10),
-            evaluate: args.eval_every.unwrap_or(tenth),
-            checkpoint: args.checkpoint_every.unwrap_or(tenth),
-            keep: args.keep.unwrap_or(3),
-        };
-        let all = [
-            ("--profile", args.profile.unwrap_or(1)),
-            ("--log-every", cadence.log),
-            ("--eval-every", cadence.evaluate),
-            ("--checkpoint-every", cadence.checkpoint),
-            ("--keep", cadence.keep),
-        ];
-        match all.iter().find(|(_, value)| *value == 0) {
-            Some((option, _)) => bail!("{option}: expected at least 1, got 0"),
-            None => Ok(cadence),
-        }
-    }
+/// How often a run reports, validates and saves.
+fn cadence(args: &TrainArgs, steps: usize) -> Result<Cadence> {
+    ensure!(args.profile != Some(0), "--profile: expected at least 1, got 0");
+    Cadence::new(steps, 10).with(args.log_every, args.eval_every, args.checkpoint_every, args.keep)
 }
 
 /// Trains, or continues to.
@@ -80,12 +55,12 @@ pub(crate) fn train(
     let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
     if args.resume {
         let mut run = Run::resume(args, folder, &mut device, report, group)?;
-        let cadence = Cadence::resolve(args, run.settings.steps)?;
+        let cadence = cadence(args, run.settings.steps)?;
         return run.carry_out(args, &cadence, report);
     }
     let settings = RunSettings::resolve(args, group.size())?;
     // Before the start, which with --overwrite removes the run before it.
-    let cadence = Cadence::resolve(args, settings.steps)?;
+    let cadence = cadence(args, settings.steps)?;
     Run::start(args, folder, settings, &mut device, report, group)?
         .carry_out(args, &cadence, report)
 }
@@ -115,7 +90,7 @@ impl Run {
 
         let mut batches = self.batches()?;
         let how = self.computation();
-        let progress = Progress::new(done, steps);
+        let progress = Progress::new(done, steps, "tokens");
         let started = Instant::now();
         let mut interval = Interval::new();
 
@@ -124,9 +99,7 @@ impl Run {
             interval.losses.push(step.mean_loss.clone());
             progress.advance(step.number);
 
-            let due = |every: usize| step.number == steps || step.number.is_multiple_of(every);
-            let (log_due, evaluate_due, checkpoint_due) =
-                (due(cadence.log), due(cadence.evaluate), due(cadence.checkpoint));
+            let [log_due, evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
             if !(log_due || evaluate_due || checkpoint_due) {
                 continue;
             }
@@ -159,7 +132,8 @@ impl Run {
         let how = self.computation();
         while self.step() < steps {
             let number = self.take_step(&mut batches, &how)?.number;
-            if number == steps || number.is_multiple_of(cadence.checkpoint) {
+            let [.., checkpoint_due] = cadence.due(number, steps);
+            if checkpoint_due {
                 self.save(cadence.keep)?;
             }
         }

@@ -3,12 +3,10 @@
 mod cli;
 mod data;
 mod evaluation;
-mod failure;
 mod metrics;
 mod model;
 mod pictures;
 mod predict;
-mod progress;
 mod run;
 mod settings;
 mod speed;
@@ -17,28 +15,17 @@ mod training;
 mod weights;
 
 use anyhow::Result;
-use blackburn::distributed::{self, Group, GroupConfig, Started, World};
+use blackburn::distributed::Group;
 use clap::Parser;
 use cli::{Cli, Command};
-use std::{io::IsTerminal, process::ExitCode};
-use tracing_subscriber::EnvFilter;
+use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // A trainer's report has a line for each of up to two hundred layers.
-    let default = match World::is_silent() {
-        true => "error",
-        false => "warn,resnet=info,blackburn=info,blackburn_train::trainer=warn",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .without_time()
-        .init();
+    example_program::log("warn,resnet=info,blackburn=info,blackburn_train::trainer=warn");
     let cli = Cli::parse();
-    match failure::catch(|| run(&cli)) {
+    const SMALLER: &str = "a smaller --batch with a larger --accumulate, or a smaller --size";
+    match example_program::catch(SMALLER, || run(&cli)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -48,18 +35,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {
-    let group = match &cli.command {
-        Command::Train(args) => match distributed::start(args.gpus, &GroupConfig::default())? {
-            Started::Rank(group) => group,
-            Started::Ended(code) => return Ok(ExitCode::from(code)),
-        },
-        _ => Group::alone(),
+    let gpus = match &cli.command {
+        Command::Train(args) => args.gpus,
+        // One process does it, whoever has started it.
+        _ => return compute(cli, &Group::alone()).map(|()| ExitCode::SUCCESS),
     };
-    let done = compute(cli, &group);
-    if let Err(error) = &done {
-        group.fail(&format!("{error:#}"));
-    }
-    done.map(|()| ExitCode::SUCCESS)
+    example_program::on_ranks(gpus, |group| compute(cli, group))
 }
 
 fn compute(cli: &Cli, group: &Group) -> Result<()> {

@@ -18,9 +18,10 @@ use blackburn::{
     },
 };
 use burn::tensor::Device;
+use example_program::lock;
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     num::NonZero,
     path::{Path, PathBuf},
     sync::Arc,
@@ -193,25 +194,6 @@ pub(crate) fn workers(asked: Option<usize>) -> Result<usize> {
     let workers = asked.unwrap_or(cores);
     ensure!((1..=1024).contains(&workers), "--workers: expected from 1 to 1024, got {workers}");
     Ok(workers)
-}
-
-/// Takes the run's folder for this process; the operating system gives it free when the process ends, however it
-/// ends.
-fn lock(folder: &Path) -> Result<File> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("cannot create the run's folder {}", folder.display()))?;
-    let path = folder.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => bail!(
-            "another process is training in {}; wait for it, or choose another folder with --out",
-            folder.display()
-        ),
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot lock {}", path.display()))
-        }
-    }
 }
 
 /// Refuses a folder with a run's checkpoints, and one with results of another program.

@@ -6,11 +6,10 @@ use crate::{
     evaluation::{Evaluation, evaluate},
     metrics::{LOG, MetricRecord, MetricsLog},
     pictures::{self, Confusion, Curves, Samples},
-    progress::Progress,
     run::{self, Run},
     settings::RunSettings,
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use blackburn::{
     Report,
     distributed::Group,
@@ -21,38 +20,15 @@ use blackburn::{
     },
 };
 use burn::tensor::Tensor;
+use example_program::{Cadence, Progress};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-/// How often a run reports, and how much it keeps.
-struct Cadence {
-    log: usize,
-    evaluate: usize,
-    checkpoint: usize,
-    keep: usize,
-}
-
-impl Cadence {
-    fn resolve(args: &TrainArgs, steps: usize) -> Result<Self> {
-        let fifth = steps.div_ceil(5);
-        let cadence = Self {
-            log: args.log_every.unwrap_or(10),
-            evaluate: args.eval_every.unwrap_or(fifth),
-            checkpoint: args.checkpoint_every.unwrap_or(fifth),
-            keep: args.keep.unwrap_or(3),
-        };
-        for (option, value) in [
-            ("--log-every", cadence.log),
-            ("--eval-every", cadence.evaluate),
-            ("--checkpoint-every", cadence.checkpoint),
-            ("--keep", cadence.keep),
-        ] {
-            ensure!(value > 0, "{option}: expected at least 1, got 0");
-        }
-        Ok(cadence)
-    }
+/// How often a run reports, validates and saves.
+fn cadence(args: &TrainArgs, steps: usize) -> Result<Cadence> {
+    Cadence::new(steps, 5).with(args.log_every, args.eval_every, args.checkpoint_every, args.keep)
 }
 
 /// Trains, or continues to.
@@ -63,13 +39,13 @@ pub(crate) fn train(
     group: &Group,
 ) -> Result<()> {
     // Before the start, which with --overwrite removes the run before it.
-    Cadence::resolve(args, 1)?;
+    cadence(args, 1)?;
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("runs/resnet"));
     let mut run = match args.resume {
         true => Run::resume(args, folder, device, group)?,
         false => Run::start(args, folder, device, report, group)?,
     };
-    let cadence = Cadence::resolve(args, run.settings.steps)?;
+    let cadence = cadence(args, run.settings.steps)?;
     match group.is_main() {
         true => run.train(&cadence, report),
         false => run.follow(&cadence),
@@ -90,7 +66,7 @@ impl Run {
         let mut log = MetricsLog::open(&self.folder, resumed_at)?;
         self.introduce(&mut log, report)?;
         let mut loader = self.batches()?;
-        let progress = Progress::new(self.step(), steps);
+        let progress = Progress::new(self.step(), steps, "images");
         let started = Instant::now();
         let mut interval = Interval::default();
         let mut last = None;
@@ -101,9 +77,7 @@ impl Run {
             interval.losses.push(step.mean_loss);
             progress.advance(step.number);
 
-            let due = |every: usize| step.number == steps || step.number.is_multiple_of(every);
-            let [log_due, evaluate_due, checkpoint_due] =
-                [cadence.log, cadence.evaluate, cadence.checkpoint].map(due);
+            let [log_due, evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
             let report_due = log_due || evaluate_due || checkpoint_due;
             let read = report_due.then(|| interval.read(step.gradient_norm));
             // Reading has waited for the device, so the time is the steps' own.
@@ -138,7 +112,8 @@ impl Run {
         let mut loader = self.batches()?;
         while self.step() < steps {
             let number = self.take_step(&mut loader)?.number;
-            if number == steps || number.is_multiple_of(cadence.checkpoint) {
+            let [.., checkpoint_due] = cadence.due(number, steps);
+            if checkpoint_due {
                 self.save(cadence.keep)?;
             }
         }

@@ -8,35 +8,41 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-/// Runs `work`; a panic in it comes back as an error that says what to do.
+/// Lines of a panic's message that are shown; backtraces follow them.
+const LINES: usize = 6;
+
+/// Runs `work`; a panic in it comes back as an error that says what to do. `smaller` says what takes less memory.
 ///
 /// The panic's own report, with its backtrace, is shown where `RUST_BACKTRACE` asks for it.
-pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+///
+/// # Errors
+///
+/// When `work` fails or panics.
+pub fn catch<T>(smaller: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if env::var_os("RUST_BACKTRACE").is_none() {
         panic::set_hook(Box::new(|_| {}));
     }
-    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(describe(&*panic)))
+    panic::catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(described(&*panic, smaller)))
 }
 
-fn describe(panic: &(dyn Any + Send)) -> Error {
+fn described(panic: &(dyn Any + Send), smaller: &str) -> Error {
     let message = panic
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("it left no message");
     if let Some(line) = message.lines().find(|line| names_lack_of_memory(line)) {
+        let line = line.trim();
         return anyhow!(
-            "the device ran out of memory ({}). Checkpoints are intact. Use a smaller --batch with \
-             a larger --accumulate, or a smaller --context",
-            line.trim()
+            "the device ran out of memory ({line}). Checkpoints are intact. Use {smaller}"
         );
     }
     // Runtimes append backtraces, or say that there are none; the first lines say what happened.
-    let lines: Vec<&str> =
-        message.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
+    let lines = message.lines().map(str::trim).filter(|line| !line.is_empty()).take(LINES);
     anyhow!(
         "the device or the program failed: {}. Checkpoints are intact; RUST_BACKTRACE=1 shows more",
-        lines.join(" ")
+        lines.collect::<Vec<_>>().join(" ")
     )
 }
 
@@ -49,17 +55,14 @@ mod tests {
         let message = "Error while reading data: Execution(An error happened\nCaused by:\n  \
                        skipped `ReduceKernel`\nCaused by:\n  out of device memory allocating 42 \
                        bytes\nNo backtrace available)";
-        let text = describe(&message.to_string()).to_string();
-        assert!(
-            text.contains("ran out of memory (out of device memory allocating 42 bytes)"),
-            "{text}"
-        );
-        assert!(text.contains("--batch"), "{text}");
+        let text = described(&message.to_string(), "a smaller --batch").to_string();
+        let expected = "ran out of memory (out of device memory allocating 42 bytes)";
+        assert!(text.contains(expected) && text.ends_with("Use a smaller --batch"), "{text}");
     }
 
     #[test]
     fn other_panics_keep_what_they_say() {
-        let text = describe(&"index 3 is out of range\n\nstack").to_string();
+        let text = described(&"index 3 is out of range\n\nstack", "a smaller --batch").to_string();
         assert!(text.contains("index 3 is out of range stack"), "{text}");
         assert!(!text.contains("--batch"), "{text}");
     }

@@ -1,16 +1,19 @@
-//! What a training run shows while it works: a bar on a terminal, lines elsewhere.
+//! What a training run shows while it works.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-pub(crate) struct Progress {
+/// A bar on a terminal, lines elsewhere.
+#[derive(Debug)]
+pub struct Progress {
     bar: Option<ProgressBar>,
     total: usize,
+    unit: &'static str,
 }
 
 impl Progress {
-    /// Starts at step `done` of `total`.
-    pub(crate) fn new(done: usize, total: usize) -> Self {
+    /// Starts at step `done` of `total`. Speed is counted in `unit`s.
+    pub fn new(done: usize, total: usize, unit: &'static str) -> Self {
         const LOOK: &str =
             "{bar:28.cyan/blue} {pos}/{len} {msg} [{elapsed_precise}, ETA {eta_precise}]";
         let bar = std::io::stderr().is_terminal().then(|| {
@@ -23,19 +26,19 @@ impl Progress {
             bar.reset_eta();
             bar
         });
-        Self { bar, total }
+        Self { bar, total, unit }
     }
 
     /// Step `done` is done.
-    pub(crate) fn advance(&self, done: usize) {
+    pub fn advance(&self, done: usize) {
         if let Some(bar) = &self.bar {
             bar.set_position(done as u64);
         }
     }
 
-    /// What is known by now.
-    pub(crate) fn report(&self, done: usize, loss: f32, images_per_second: f64, seconds_left: f64) {
-        let known = format!("loss {loss:.4}, {images_per_second:.0} images/s");
+    /// The loss and the speed, as known by now.
+    pub fn report(&self, done: usize, loss: f32, units_per_second: f64, seconds_left: f64) {
+        let known = format!("loss {loss:.4}, {units_per_second:.0} {}/s", self.unit);
         match &self.bar {
             Some(bar) => bar.set_message(known),
             None => eprintln!("step {done}/{}: {known}, {seconds_left:.0} s left", self.total),
@@ -43,7 +46,7 @@ impl Progress {
     }
 
     /// Something to keep in sight.
-    pub(crate) fn line(&self, text: &str) {
+    pub fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
             None => eprintln!("{text}"),
@@ -51,7 +54,7 @@ impl Progress {
     }
 
     /// Takes the bar away.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
