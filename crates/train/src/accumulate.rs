@@ -83,6 +83,11 @@ impl GradientSum {
         self.parts
     }
 
+    /// The weight of all micro-batches that were added since the last [`mean`](Self::mean).
+    pub fn weight(&self) -> f64 {
+        self.weight
+    }
+
     /// Adds the gradients of a micro-batch's *mean* loss, which stands for `weight` samples or
     /// tokens. A parameter without a gradient in one micro-batch counts as zero there.
     ///

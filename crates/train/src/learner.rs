@@ -2,7 +2,7 @@
 //!
 //! | burn-train's part | what this module puts there |
 //! |---|---|
-//! | training strategy | [`ToolkitStrategy`]: accumulation by weight, clipping by the global norm, [`LossScaling`] and other hooks, a stop before a diverged model is saved |
+//! | training strategy | [`ToolkitStrategy`]: accumulation by weight, clipping by the global norm, [`LossScaling`] and other hooks, a stop before a diverged model is saved, several ranks |
 //! | output of a training step | [`StepReport`] alone, [`Reported`] around burn-train's own outputs, or any type with [`StepOutput`] |
 //! | metric | [`GaugeMetric`] around [`Throughput`](crate::throughput::Throughput), [`ModelFlops`](crate::throughput::ModelFlops), [`GradientNorm`], [`LossScale`], [`PoolUse`] and, with the feature `nvml`, [`GpuGauge`] |
 //! | metric logger | [`TensorBoardLogger`] |
@@ -17,6 +17,7 @@ mod epoch;
 mod gauge;
 mod gauges;
 mod logger;
+mod meetings;
 mod renderer;
 mod report;
 mod scaling;
@@ -28,6 +29,7 @@ pub use gauge::{Gauge, GaugeMetric};
 pub use gauges::{GpuGauge, GpuQuantity};
 pub use gauges::{GradientNorm, LossScale, PoolQuantity, PoolUse};
 pub use logger::TensorBoardLogger;
+pub use meetings::rank_folder;
 pub use renderer::LineRenderer;
 pub use report::{Reported, StepOutput, StepReport};
 pub use scaling::LossScaling;

@@ -72,3 +72,6 @@ pub mod schedule;
 pub mod tensorboard;
 pub mod throughput;
 pub mod trainer;
+
+#[cfg(test)]
+mod ranks;

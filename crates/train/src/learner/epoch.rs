@@ -12,6 +12,7 @@ use burn::{
 };
 
 use super::{
+    meetings::{Meetings, Next},
     report::StepOutput,
     window::{Completed, StepHook, Watch, complete},
 };
@@ -74,6 +75,7 @@ pub(super) struct TrainEpoch<'a, M: LearnerModel> {
     pub(super) check_every: usize,
     pub(super) hook: Option<&'a mut Box<dyn StepHook<M>>>,
     pub(super) interrupter: &'a Interrupter,
+    pub(super) meetings: &'a Meetings<'a>,
 }
 
 impl<M: LearnerModel> TrainEpoch<'_, M>
@@ -109,6 +111,9 @@ where
             rounds += 1;
             let mut completed = Completed::default();
             if rounds == self.accumulate || progress.is_completed() {
+                if self.meetings.meet(true, self.interrupter)? == Next::Stop {
+                    return Ok(());
+                }
                 completed = self.complete(&mut sum, &mut watch, learner)?;
                 rounds = 0;
                 steps += 1;
@@ -133,7 +138,11 @@ where
             }
         }
         // Only where a loader ends without having said that it is complete.
-        if sum.parts() > 0 {
+        if sum.parts() > 0 && self.meetings.meet(true, self.interrupter)? == Next::Step {
+            self.complete(&mut sum, &mut watch, learner)?;
+        }
+        // Others may have more data.
+        while self.meetings.meet(false, self.interrupter)? == Next::Step {
             self.complete(&mut sum, &mut watch, learner)?;
         }
         self.check(&mut watch, checked + 1, iteration)
@@ -183,7 +192,8 @@ where
     ) -> Result<Completed, TrainingError> {
         let hook = self.hook.as_deref_mut().map(Box::as_mut);
         let watched = hook.is_none();
-        let completed = complete(sum, learner, self.max_norm, hook);
+        let completed = complete(sum, learner, self.max_norm, hook, self.meetings.group)
+            .map_err(|error| failure(error.to_string()))?;
         if let (true, Some(norm)) = (watched, &completed.gradient_norm) {
             watch.add(norm.clone());
         }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use blackburn_distributed::Group;
 use burn::{
     data::dataloader::split::split_dataloader,
     tensor::Device,
@@ -13,7 +14,8 @@ use burn::{
 };
 
 use super::{
-    epoch::{TrainEpoch, Workers, validate},
+    epoch::{TrainEpoch, Workers, failure, validate},
+    meetings::{Meetings, Next},
     report::StepOutput,
     window::StepHook,
 };
@@ -43,7 +45,7 @@ const CHECK_EVERY: usize = 50;
 /// first one adds them up and runs the optimizer, as burn-train's `OptimMainDevice` does; a round
 /// of micro-batches, one from each device, counts once for `grads_accumulation`. Optimizers spread
 /// over devices and distributed data parallel are burn-train's own strategies, without the four
-/// points above.
+/// points above. With [`with_group`](Self::with_group) each device has a process of its own.
 ///
 /// ```no_run
 /// # use blackburn_train::learner::{StepOutput, ToolkitStrategy};
@@ -60,6 +62,7 @@ pub struct ToolkitStrategy<M: LearnerModel> {
     max_norm: f64,
     check_every: usize,
     hook: Mutex<Option<Box<dyn StepHook<M>>>>,
+    group: Group,
 }
 
 impl<M: LearnerModel> ToolkitStrategy<M> {
@@ -73,6 +76,7 @@ impl<M: LearnerModel> ToolkitStrategy<M> {
             max_norm: f64::INFINITY,
             check_every: CHECK_EVERY,
             hook: Mutex::new(None),
+            group: Group::alone(),
         }
     }
 
@@ -113,6 +117,45 @@ impl<M: LearnerModel> ToolkitStrategy<M> {
         );
         self.check_every = steps;
         self
+    }
+
+    /// Trains on all ranks of `group`, each with its own part of the training data, on one device each. They begin
+    /// with rank 0's parameters, and validate on all of the validation data. Rank 0 saves. Give each rank's
+    /// `SupervisedTraining` the folder of [`rank_folder`](super::rank_folder), and only rank 0's a renderer that
+    /// shows something.
+    ///
+    /// A rank that stops, for whatever reason, stops all of them before their next step.
+    #[must_use]
+    pub fn with_group(mut self, group: &Group) -> Self {
+        self.group = group.clone();
+        self
+    }
+
+    /// All ranks begin alike.
+    fn begin_together(&self, learner: &mut Learner<M>) -> Result<(), TrainingError> {
+        if self.group.size() == 1 {
+            return Ok(());
+        }
+        if self.devices.len() > 1 {
+            return Err(failure(format!(
+                "ToolkitStrategy: expected one device on each rank of a group, got {}: start a rank for each",
+                self.devices.len()
+            )));
+        }
+        let model = self.group.broadcast(learner.model());
+        let model = model.map_err(|error| failure(error.to_string()))?;
+        learner.load_model(model.into_record());
+        Ok(())
+    }
+
+    /// This rank's part of the training data, for each of its devices.
+    fn shares(&self, train: TrainLoader<M>) -> Vec<TrainLoader<M>> {
+        let ranks = vec![self.devices[0].clone(); self.group.size()];
+        let own = split_dataloader(train, &ranks).swap_remove(self.group.rank());
+        match self.devices.as_slice() {
+            [device] => vec![own.to_device(device)],
+            devices => split_dataloader(own, devices),
+        }
     }
 
     /// Shows the gradients to `hook` before they are clipped.
@@ -164,13 +207,14 @@ where
         } = components;
         let device = &self.devices[0];
         let (train_items, valid_items) = (train.num_items(), valid.num_items());
-        let loaders = match self.devices.as_slice() {
-            [device] => vec![train.to_device(device)],
-            devices => split_dataloader(train, devices),
-        };
+        let loaders = self.shares(train);
         let valid = valid.to_device(&device.clone().inner());
         let workers = Workers::new(&self.devices);
         learner.fork(device);
+        interrupter.fail_on_error(self.begin_together(&mut learner));
+        let meetings = Meetings::new(&self.group);
+        // Rank 0 saves for all.
+        checkpointer = checkpointer.filter(|_| self.group.is_main());
         // A hook that panicked has ended its training with it.
         let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(hook), Some(epoch)) = (hook.as_mut(), checkpoint) {
@@ -178,8 +222,13 @@ where
         }
 
         for epoch in starting_epoch..=num_epochs {
-            if interrupter.should_stop() {
-                break;
+            match meetings.meet(false, &interrupter) {
+                Ok(Next::Stop) => break,
+                Ok(Next::Done | Next::Step) => {}
+                Err(error) => {
+                    interrupter.fail(error);
+                    break;
+                }
             }
             let started =
                 LearnerEvent::StartSplit { epoch_number: epoch, total_items: train_items };
@@ -195,6 +244,7 @@ where
                 check_every: self.check_every,
                 hook: hook.as_mut(),
                 interrupter: &interrupter,
+                meetings: &meetings,
             };
             pass.run(&mut learner, &mut processor);
             interrupter.fail_on_error(processor.process_train(LearnerEvent::EndSplit(epoch)));
@@ -226,9 +276,15 @@ where
                 checkpointer.checkpoint(&learner, epoch, &event_store);
             }
             if early_stopping.as_mut().is_some_and(|rule| rule.should_stop(epoch, &event_store)) {
-                break;
+                if self.group.size() == 1 {
+                    break;
+                }
+                // The others hear of it when they meet.
+                interrupter.stop(Some("early stopping"));
             }
         }
+        // A rank that has left the loop early tells the others here.
+        interrupter.fail_on_error(meetings.meet(false, &interrupter).map(drop));
         (learner.model(), processor)
     }
 }

@@ -5,6 +5,7 @@ mod failures;
 mod metrics;
 mod scaling;
 mod steps;
+mod together;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use blackburn_distributed::{DistributedError, Group};
 use burn::{
     optim::GradientsParams,
     tensor::{Tensor, TensorReadError},
@@ -76,24 +77,30 @@ pub(super) struct Completed {
     pub(super) loss_scale: Option<Tensor<1>>,
 }
 
-/// Takes the step that the accumulated gradients are for.
+/// Takes the step that the accumulated gradients are for, and those of all other ranks.
 pub(super) fn complete<M: LearnerModel>(
     sum: &mut GradientSum,
     learner: &mut Learner<M>,
     max_norm: f64,
     hook: Option<&mut (dyn StepHook<M> + 'static)>,
-) -> Completed {
+    group: &Group,
+) -> Result<Completed, DistributedError> {
     let mut completed = Completed::default();
     // The copy of the model is dropped before the step: the optimizer then owns the parameters,
     // and may update them in place.
     let gradients = {
         let model = learner.model();
-        let Some(mut gradients) = sum.mean(&model) else { return completed };
+        let weight = sum.weight();
+        let own = sum.mean(&model);
+        let mut gradients = match own {
+            None if group.size() == 1 => return Ok(completed),
+            own => group.mean(&model, own.unwrap_or_default(), weight)?,
+        };
         if let Some(hook) = hook {
             let verdict = hook.before_step(&mut gradients, &model);
             completed.loss_scale = hook.loss_scale();
             if verdict == Verdict::Skip {
-                return completed;
+                return Ok(completed);
             }
         }
         completed.gradient_norm = Some(clip_global_norm(&mut gradients, &model, max_norm));
@@ -101,7 +108,7 @@ pub(super) fn complete<M: LearnerModel>(
     };
     learner.lr_step();
     learner.optimizer_step(gradients);
-    completed
+    Ok(completed)
 }
 
 /// Finds losses and norms that are not finite, without waiting for each.
