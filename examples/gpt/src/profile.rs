@@ -9,7 +9,7 @@ use blackburn::{
         profile::{Phase, ProfileOptions, Profiler},
     },
 };
-use std::fs;
+use std::{fs, time::Instant};
 
 impl Run {
     /// Takes steps from where the run is, and tells where their time goes. No checkpoint is written: the run
@@ -24,7 +24,11 @@ impl Run {
         let mut profiler = Profiler::with_options(&self.device, options)?;
         let mut batches = self.batches()?;
         let how = self.computation();
-        eprintln!("profiling {} steps; nothing of them is kept", profiler.steps_left());
+        let steps = profiler.steps_left();
+        if self.group.is_main() {
+            eprintln!("profiling {steps} steps; nothing of them is kept");
+        }
+        let (started, moved) = (Instant::now(), self.group.time_moving());
 
         let mut recorded = self.graph;
         while !profiler.is_done() {
@@ -41,10 +45,23 @@ impl Run {
             }
             profiler.step(|| self.take_step(&mut batches, &how).map(drop))??;
         }
+        let (passed, moving) = (started.elapsed(), self.group.time_moving() - moved);
         let mut profile = profiler.finish()?;
+        if !self.group.is_main() {
+            return Ok(());
+        }
         profile.device = format!("{} ({})", report.device, report.device_name);
 
         println!("{profile}");
+        if self.group.size() > 1 {
+            println!(
+                "numbers between {} ranks: {:.2} ms a step with the wait for late ranks, {:.1} % of the time of \
+                 all profiled steps; nothing of it is beside other work",
+                self.group.size(),
+                1e3 * moving.as_secs_f64() / steps as f64,
+                100.0 * moving.as_secs_f64() / passed.as_secs_f64()
+            );
+        }
         let path = |extension: &str| self.folder.join(format!("profile.{extension}"));
         let (json, svg, png) = (path("json"), path("svg"), path("png"));
         replace_file(&json, |temporary| {

@@ -49,9 +49,6 @@ pub(crate) fn train(
     report: &Report,
     group: &Group,
 ) -> Result<()> {
-    if args.profile.is_some() && group.size() > 1 {
-        bail!("--profile: looks at one GPU, and {} are asked for: leave out --gpus", group.size());
-    }
     let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
     if args.resume {
         let mut run = Run::resume(args, folder, &mut device, report, group)?;

@@ -1,9 +1,9 @@
 //! Engines that move bytes of the host.
 
-use super::{Engine, EngineError};
+use super::{Clock, Engine, EngineError};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
-use std::fmt;
+use std::{fmt, time::Duration};
 
 /// Moves bytes between ranks.
 pub(crate) trait Link: Send + Sync + fmt::Debug {
@@ -32,7 +32,16 @@ pub(crate) enum Numbers {
 
 /// An engine of a link: tensors go through the memory of the host.
 #[derive(Debug)]
-pub(crate) struct OverHost<L>(pub(crate) L);
+pub(crate) struct OverHost<L> {
+    link: L,
+    clock: Clock,
+}
+
+impl<L: Link> OverHost<L> {
+    pub(crate) fn new(link: L) -> Self {
+        Self { link, clock: Clock::default() }
+    }
+}
 
 /// What tensors of one type are while they move.
 struct Packed {
@@ -89,7 +98,7 @@ impl<L: Link> Engine for OverHost<L> {
         let mut summed = Vec::new();
         for (mut packed, ()) in packed(keyed) {
             let mut numbers = Numbers::of(&packed.bytes, packed.dtype)?;
-            self.0.sum(&mut numbers)?;
+            self.clock.timed(|| self.link.sum(&mut numbers))?;
             packed.bytes = numbers.into_bytes();
             summed.push(packed);
         }
@@ -99,7 +108,7 @@ impl<L: Link> Engine for OverHost<L> {
     fn spread(&self, tensors: Vec<(Tensor<1>, usize)>) -> Result<Vec<Tensor<1>>, EngineError> {
         let mut spread = Vec::new();
         for (mut packed, root) in packed(tensors) {
-            self.0.spread(&mut packed.bytes, root)?;
+            self.clock.timed(|| self.link.spread(&mut packed.bytes, root))?;
             spread.push(packed);
         }
         Ok(unpacked(spread))
@@ -107,14 +116,18 @@ impl<L: Link> Engine for OverHost<L> {
 
     fn spread_bytes(&self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError> {
         let mut length = (bytes.len() as u64).to_le_bytes();
-        self.0.spread(&mut length, root)?;
+        self.link.spread(&mut length, root)?;
         bytes.resize(u64::from_le_bytes(length) as usize, 0);
-        self.0.spread(&mut bytes, root)?;
+        self.link.spread(&mut bytes, root)?;
         Ok(bytes)
     }
 
+    fn moving(&self) -> Duration {
+        self.clock.total()
+    }
+
     fn abort(&self) {
-        self.0.abort();
+        self.link.abort();
     }
 }
 

@@ -13,7 +13,11 @@ pub(crate) mod nccl_library;
 pub(crate) mod tcp;
 
 use burn::tensor::Tensor;
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 /// Numbers that did not come through.
 #[derive(Debug)]
@@ -36,6 +40,27 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
     /// Gives all ranks the bytes of `root`, whose number they need not know.
     fn spread_bytes(&self, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError>;
 
+    /// How long numbers have moved until now.
+    fn moving(&self) -> Duration;
+
     /// Ends what is under way, here and in other threads, and all that comes after.
     fn abort(&self);
+}
+
+/// A sum of times.
+#[derive(Debug, Default)]
+pub(crate) struct Clock(AtomicU64);
+
+impl Clock {
+    /// Runs `work`, whose time counts.
+    fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let since = Instant::now();
+        let done = work();
+        self.0.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        done
+    }
+
+    fn total(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
 }

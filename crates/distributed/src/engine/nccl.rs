@@ -11,7 +11,7 @@
 //! With two ranks a sum is rounded once. With more, NCCL rounds at each addition, in an order of its own.
 
 use super::{
-    Engine, EngineError,
+    Clock, Engine, EngineError,
     nccl_library::{
         CallFailed, Communicator, Cuda, DataType, NCCL_VARIABLE, Nccl as Library, Stream, UniqueId,
     },
@@ -40,6 +40,7 @@ pub(crate) struct Nccl<E> {
     /// Made by the first tensor.
     connection: Mutex<Option<Connection>>,
     is_aborted: AtomicBool,
+    clock: Clock,
 }
 
 impl<E> fmt::Debug for Nccl<E> {
@@ -78,6 +79,7 @@ impl<E: Engine> Nccl<E> {
             control,
             connection: Mutex::new(None),
             is_aborted: AtomicBool::new(false),
+            clock: Clock::default(),
         }
     }
 
@@ -113,11 +115,13 @@ impl<E: Engine> Nccl<E> {
             Some(connection) => connection,
             none => none.insert(self.connect(moves[0].from.ordinal)?),
         };
-        let called = connection.cuda.use_device(connection.ordinal).and_then(|()| {
-            connection.nccl.grouped(|| moves.iter().try_for_each(|it| call(connection, it)))
-        });
-        called.map_err(|error| self.wrong(error))?;
-        self.wait(connection)?;
+        self.clock.timed(|| {
+            let called = connection.cuda.use_device(connection.ordinal).and_then(|()| {
+                connection.nccl.grouped(|| moves.iter().try_for_each(|it| call(connection, it)))
+            });
+            called.map_err(|error| self.wrong(error))?;
+            self.wait(connection)
+        })?;
         Ok(results)
     }
 
@@ -216,6 +220,10 @@ impl<E: Engine> Engine for Nccl<E> {
 
     fn spread_bytes(&self, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError> {
         self.host.spread_bytes(bytes, root)
+    }
+
+    fn moving(&self) -> Duration {
+        self.clock.total() + self.host.moving()
     }
 
     fn abort(&self) {

@@ -114,6 +114,11 @@ impl Group {
         &self.world
     }
 
+    /// How long numbers have moved between this rank and the others until now, while it did nothing else.
+    pub fn time_moving(&self) -> Duration {
+        self.others.as_ref().map_or(Duration::ZERO, |others| others.engine.moving())
+    }
+
     /// Notes that this rank begins `step`, for the message of a failure.
     ///
     /// # Errors
@@ -269,7 +274,7 @@ impl Group {
 
 /// What moves numbers.
 fn engine(joined: &Joined, start: Duration) -> Result<Arc<dyn Engine>, DistributedError> {
-    let host = OverHost(Tcp::new(joined, start)?);
+    let host = OverHost::new(Tcp::new(joined, start)?);
     #[cfg(feature = "cuda")]
     if std::env::var(NCCL_VARIABLE).as_deref() != Ok("off") {
         return Ok(Arc::new(Nccl::new(host, joined.control.clone())));
