@@ -26,6 +26,7 @@
 
 #[cfg(feature = "gpu")]
 mod declined;
+pub mod drop_in;
 #[cfg(feature = "gpu")]
 mod fused;
 pub mod graph;

@@ -62,6 +62,8 @@ mod book {
     struct QuickStart;
     #[doc = include_str!("../../../book/src/devices.md")]
     struct Devices;
+    #[doc = include_str!("../../../book/src/modules.md")]
+    struct Modules;
     #[doc = include_str!("../../../book/src/plugging-in.md")]
     struct PluggingIn;
     #[doc = include_str!("../../../book/src/matmul.md")]

@@ -2,6 +2,7 @@
 //! gradients by the formulas, with every option, and token by token.
 
 use blackburn::nn::{
+    RotaryEncodingConfig,
     attention::{KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     flash,
     transformer::{
@@ -18,7 +19,7 @@ use blackburn_tests::{
     textbook::{AttentionRules, Fault, Function, Projections, Textbook},
 };
 use burn::{
-    nn::{RotaryEncodingConfig, attention as theirs},
+    nn::attention as theirs,
     prelude::*,
     tensor::FloatDType,
 };
