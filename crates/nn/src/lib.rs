@@ -16,6 +16,8 @@
 //! | [`RotaryEncoding`], [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
 //! | [`Lstm`], [`BiLstm`], [`Gru`], [`BiGru`], [`Rnn`], [`BiRnn`] | the same |
 //! | [`loss::BinaryCrossEntropyLoss`], [`loss::CTCLoss`], [`loss::RNNTLoss`] | the same, computed in f32 |
+//! | [`interpolate`] | gradients in every mode: Burn's fail on GPUs but for `Nearest` |
+//! | [`conv::DeformConv2d`] | gradients of offsets and mask: Burn's are wrong on GPUs |
 //!
 //! All else is Burn's own. Records go both ways: they hold parameters by path, and the paths are Burn's. Shared heads of
 //! keys, an option that Burn lacks, are the exception.
@@ -71,10 +73,12 @@
 #![deny(missing_docs)]
 
 pub mod attention;
+pub mod conv;
 mod drop_in;
 pub mod dropout;
 pub mod embedding;
 pub mod flash;
+pub mod interpolate;
 pub mod loss;
 pub mod noise;
 pub mod norm;

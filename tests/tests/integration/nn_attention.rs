@@ -18,11 +18,7 @@ use blackburn_tests::{
     tensors::{float, values},
     textbook::{AttentionRules, Fault, Function, Projections, Textbook},
 };
-use burn::{
-    nn::attention as theirs,
-    prelude::*,
-    tensor::FloatDType,
-};
+use burn::{nn::attention as theirs, prelude::*, tensor::FloatDType};
 use libtest_mimic::{Failed, Trial};
 
 type Test = fn(Storage, &Device, &mut Judge) -> Result<(), Failed>;

@@ -1,6 +1,7 @@
 // Activations of `nn`.
 
 use blackburn_tests::programs::{Program, program};
+use burn::tensor::activation::relu;
 use nn::{
     GLU, Gelu, PReluConfig, SwiGluConfig,
     activation::{
@@ -35,7 +36,13 @@ pub(super) fn programs() -> Vec<Box<dyn Program>> {
         activation!("Gelu, approximate", 8, |_| Gelu::new_approximate()),
         activation!("Relu", 1, |_| Relu::new()),
         activation!("Relu6", 1, |_| Relu6::new()),
-        activation!("RRelu", 2, |_| RReluConfig::new().with_lower(0.25).with_upper(0.25).init()),
+        // Its slopes are drawn, and cut off here.
+        program(
+            "RRelu",
+            2,
+            |_| RReluConfig::new().init(),
+            |module, data| relu(module.forward(data.normal([4, 6]))),
+        ),
         activation!("LeakyRelu", 2, |_| LeakyReluConfig::new().init()),
         activation!("Selu", 4, |_| Selu::new()),
         activation!("Elu", 3, |_| EluConfig::new().init()),
