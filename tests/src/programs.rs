@@ -97,8 +97,14 @@ impl Data<'_> {
     }
 
     /// Integers from `least` to below `least + choices`.
-    pub fn ids<const D: usize>(&self, shape: [usize; D], least: i64, choices: i64) -> Tensor<D, Int> {
-        let ids = (0..shape.iter().product::<usize>() as i64).map(|i| least + (i * i + i / 3) % choices);
+    pub fn ids<const D: usize>(
+        &self,
+        shape: [usize; D],
+        least: i64,
+        choices: i64,
+    ) -> Tensor<D, Int> {
+        let ids =
+            (0..shape.iter().product::<usize>() as i64).map(|i| least + (i * i + i / 3) % choices);
         Tensor::from_data(TensorData::new(ids.collect::<Vec<i64>>(), shape), self.device())
     }
 

@@ -19,7 +19,7 @@
 //! output and 17 dB below a gradient, as the tests of such layers have it, and L of them in a row the root of L as
 //! much. Each comes with two more operations at least: L is at most a third of n.
 //!
-//! A bound that is as large as what it judges would judge nothing: one above [`WIDEST`] of the size is refused.
+//! A bound that is as large as what it judges would judge nothing: one above `WIDEST` of the size is refused.
 
 use crate::{
     plain::Tensors,
@@ -119,10 +119,14 @@ impl Exact {
             // NaN is not within it either.
             let is_within = distance <= bound;
             if !is_within {
-                wrong.push(format!("{name} is off by {distance:.3e}, bound {bound:.3e}, size {size:.3e}"));
+                wrong.push(format!(
+                    "{name} is off by {distance:.3e}, bound {bound:.3e}, size {size:.3e}"
+                ));
             }
             if bound > widest * size && size > 0.0 {
-                wrong.push(format!("{name}: a bound of {bound:.3e} for a size of {size:.3e} says nothing"));
+                wrong.push(format!(
+                    "{name}: a bound of {bound:.3e} for a size of {size:.3e} says nothing"
+                ));
             }
         }
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ").into()) }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! with taps k and places p of the result; neighbors outside of the image count as zero. Source: Zhu et al.,
-//! "Deformable ConvNets v2", arXiv:1811.11168.
+//! "Deformable `ConvNets` v2", arXiv:1811.11168.
 
 use crate::{
     drop_in::{drop_in, same_config},

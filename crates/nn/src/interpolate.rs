@@ -1,7 +1,7 @@
 //! All of `burn::nn::interpolate`, with gradients in every mode and on every device.
 //!
 //! Burn 0.22 has gradients of the mode `Nearest` alone on GPUs, of `Linear` and `Cubic` on the CPU as well, and of the
-//! others nowhere. Interpolation is linear in its input, and goes along one dimension after the other. So where Burn has
+//! others nowhere. (Its CPU device does not compute `NearestExact` at all.) Interpolation is linear in its input, and goes along one dimension after the other. So where Burn has
 //! no gradient and one may be asked for, each dimension is a product with the matrix of its weights, which Burn's own
 //! interpolation of unit vectors gives.
 

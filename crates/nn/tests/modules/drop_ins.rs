@@ -101,7 +101,10 @@ fn attention_decodes_with_burns_cache() {
         let input = MhaInput::self_attn(x.clone()).causal();
         let output = module.forward_cache(input.clone(), &mut cache);
         assert_same("context", output.context, module.forward(input).context);
-        assert_eq!(output.weights.expect("Burn returns them").dims(), [2, 3, x.dims()[1], x.dims()[1]]);
+        assert_eq!(
+            output.weights.expect("Burn returns them").dims(),
+            [2, 3, x.dims()[1], x.dims()[1]]
+        );
     }
     let module = MultiHeadAttentionConfig::new(WIDTH, 3).with_window(Some(1)).init(&device);
     let input = MhaInput::self_attn(tensor([2, 4, WIDTH], 0.4, &device));
@@ -213,36 +216,34 @@ fn noise_is_drawn_in_training_alone() {
 
 /// Interpolation is linear: what a gradient makes of any input is what the input makes of the result.
 #[test]
-fn interpolation_has_gradients_in_modes_that_burn_has_none_for() {
+fn interpolation_has_gradients_in_a_mode_that_burn_has_none_for() {
     use nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
-    for mode in [InterpolateMode::NearestExact, InterpolateMode::Lanczos] {
-        for align_corners in [false, true] {
-            let config = || {
-                let config = Interpolate2dConfig::new().with_align_corners(align_corners);
-                config.with_mode(mode.clone())
-            };
-            for config in [
-                config().with_output_size(Some([7, 5])),
-                config().with_scale_factor(Some([0.5, 1.7])),
-            ] {
-                let module = config.init();
-                let x = tensor([2, 3, 4, 6], 0.4, &device());
-                let expected = module.forward(x.clone());
-                let leaf = Tensor::from_inner(x).require_grad();
-                let y = module.forward(leaf.clone());
-                assert_same("result", y.clone().inner(), expected);
-                let dy = tensor(y.dims(), 0.9, &device().autodiff());
-                let gradients = (y * dy.clone()).sum().backward();
-                let gradient = leaf.grad(&gradients).expect("it was read");
-                let other = tensor([2, 3, 4, 6], 2.4, &device());
-                let of_gradient = (gradient * other.clone()).sum();
-                assert_same("gradient", of_gradient, (module.forward(other) * dy.inner()).sum());
-            }
-            let config = Interpolate1dConfig::new().with_output_size(Some(9));
-            let module = config.with_align_corners(align_corners).with_mode(mode.clone()).init();
-            let x = tensor([2, 3, 6], 0.4, &device());
+    for align_corners in [false, true] {
+        let config = || {
+            let config = Interpolate2dConfig::new().with_align_corners(align_corners);
+            config.with_mode(InterpolateMode::Lanczos)
+        };
+        for config in
+            [config().with_output_size(Some([7, 5])), config().with_scale_factor(Some([0.5, 1.7]))]
+        {
+            let module = config.init();
+            let x = tensor([2, 3, 4, 6], 0.4, &device());
             let expected = module.forward(x.clone());
-            assert_same("line", module.forward(Tensor::from_inner(x)).inner(), expected);
+            let leaf = Tensor::from_inner(x).require_grad();
+            let y = module.forward(leaf.clone());
+            assert_same("result", y.clone().inner(), expected);
+            let dy = tensor(y.dims(), 0.9, &device().autodiff());
+            let gradients = (y * dy.clone()).sum().backward();
+            let gradient = leaf.grad(&gradients).expect("it was read");
+            let other = tensor([2, 3, 4, 6], 2.4, &device());
+            let of_gradient = (gradient * other.clone()).sum();
+            assert_same("gradient", of_gradient, (module.forward(other) * dy.inner()).sum());
         }
+        let config = Interpolate1dConfig::new().with_output_size(Some(9));
+        let config = config.with_align_corners(align_corners).with_mode(InterpolateMode::Lanczos);
+        let module = config.init();
+        let x = tensor([2, 3, 6], 0.4, &device());
+        let expected = module.forward(x.clone());
+        assert_same("line", module.forward(Tensor::from_inner(x)).inner(), expected);
     }
 }

@@ -12,8 +12,7 @@ use blackburn_nn::{
 };
 use burn::{
     nn::{
-        activation::ActivationConfig, attention::generate_autoregressive_mask,
-        transformer as burns,
+        activation::ActivationConfig, attention::generate_autoregressive_mask, transformer as burns,
     },
     prelude::*,
 };
