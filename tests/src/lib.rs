@@ -6,9 +6,11 @@ pub mod buffers;
 pub mod fuzz;
 pub mod modules;
 pub mod plain;
+pub mod programs;
 pub mod shards;
 pub mod tensors;
 pub mod textbook;
+pub mod verdict;
 
 use blackburn_reference::storage::Storage;
 use cubecl::{Device, client::Client, ir::ElemType};

@@ -221,6 +221,10 @@ impl ModuleVisitor for Visitor<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Ok(found) = &mut self.found else { return };
+        // Running statistics have no gradients.
+        if self.gradients.is_some() && !param.is_require_grad() {
+            return;
+        }
         let path = self.path.join(".");
         let tensor = match self.gradients {
             Some(gradients) => gradients.get::<D>(param.id),

@@ -56,6 +56,8 @@ mod loss_scaling;
 mod matmul;
 #[path = "integration/nn_attention.rs"]
 mod nn_attention;
+#[path = "integration/nn_matrix.rs"]
+mod nn_matrix;
 #[path = "integration/precision_modules.rs"]
 mod precision_modules;
 #[path = "integration/profile.rs"]
@@ -144,6 +146,7 @@ fn main() -> ExitCode {
         matmul::trials(),
         precision_modules::trials(),
         nn_attention::trials(),
+        nn_matrix::trials(),
         #[cfg(feature = "cuda")]
         recorder::trials(),
         random::trials(),

@@ -28,6 +28,7 @@
 pub mod cuda_memory;
 #[cfg(feature = "gpu")]
 mod declined;
+pub mod drop_in;
 #[cfg(feature = "gpu")]
 mod fused;
 pub mod graph;

@@ -65,6 +65,8 @@ mod book {
     struct Devices;
     #[doc = include_str!("../../../book/src/distributed.md")]
     struct Distributed;
+    #[doc = include_str!("../../../book/src/modules.md")]
+    struct Modules;
     #[doc = include_str!("../../../book/src/plugging-in.md")]
     struct PluggingIn;
     #[doc = include_str!("../../../book/src/matmul.md")]

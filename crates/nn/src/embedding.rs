@@ -1,4 +1,4 @@
-//! A function that runs Burn's `Embedding` with a faster gradient. Call it instead of `forward`.
+//! Burn's `Embedding` with a faster gradient: a module, and a function that runs Burn's own.
 //!
 //! ```
 //! use burn::{nn::EmbeddingConfig, prelude::*};
@@ -12,9 +12,11 @@
 //! assert_eq!(x.dims(), [1, 3, 4]);
 //! ```
 
+use crate::drop_in::{drop_in, same_config};
 use burn::{
-    nn::Embedding,
-    tensor::{Int, Tensor},
+    config::Config,
+    nn::Initializer,
+    tensor::{Device, Int, Tensor},
 };
 
 /// Looks up `ids`, `[batch, seq]`, like `module.forward(ids)`, and returns `[batch, seq, d_model]`. On GPUs the
@@ -23,6 +25,44 @@ use burn::{
 /// # Panics
 ///
 /// If `ids` are on another device than the weights.
-pub fn embedding(module: &Embedding, ids: Tensor<2, Int>) -> Tensor<3> {
+pub fn embedding(module: &burn::nn::Embedding, ids: Tensor<2, Int>) -> Tensor<3> {
     blackburn_backend::embedding::embedding(module.weight.val(), ids)
+}
+
+/// Configuration of [`Embedding`], as of Burn's.
+#[derive(Config, Debug)]
+pub struct EmbeddingConfig {
+    /// How many rows there are.
+    pub n_embedding: usize,
+    /// Size of a row.
+    pub d_model: usize,
+    /// How rows begin. Default: normal numbers of mean 0 and deviation 1
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 1.0 }")]
+    pub initializer: Initializer,
+}
+
+same_config!(EmbeddingConfig, burn::nn::EmbeddingConfig, n_embedding, d_model, initializer);
+
+impl EmbeddingConfig {
+    /// Creates the module.
+    pub fn init(&self, device: &Device) -> Embedding {
+        burn::nn::EmbeddingConfig::from(self.clone()).init(device).into()
+    }
+}
+
+drop_in! {
+    /// Burn's [`Embedding`](burn::nn::Embedding) with the gradient of [`embedding`]; [`EmbeddingConfig`] makes it.
+    /// `weight` is `[n_embedding, d_model]`.
+    Embedding, burn::nn::Embedding
+}
+
+impl Embedding {
+    /// Looks up `input`, `[batch, seq]`, and returns `[batch, seq, d_model]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`embedding`].
+    pub fn forward(&self, input: Tensor<2, Int>) -> Tensor<3> {
+        embedding(self, input)
+    }
 }

@@ -1,21 +1,45 @@
-//! Attention, norms, losses and transformers that keep little for the backward pass and load `burn::nn`
-//! checkpoints.
+//! `burn::nn` under the same names, whose modules keep little for the backward pass and take any type.
 //!
-//! Most of what makes a model fast reaches unmodified `burn::nn` modules through fusion, and needs nothing from
-//! here. Fusion cannot reach what automatic differentiation decides above it: which tensors are kept for the
-//! backward pass. Attention is the largest case, since its matrix of weights grows with the square of the
-//! sequence. To keep less, a model has to call an operation with a gradient of its own. There are two ways:
+//! Everything of `burn::nn` is here, at the same paths. A model changes one line, `use blackburn::nn` in the place of
+//! `use burn::nn`, and keeps its configurations, its code and its checkpoints. Most of what makes it fast reaches
+//! unmodified modules through fusion. What automatic differentiation decides above fusion, which tensors are kept for
+//! the backward pass, takes modules that call operations with gradients of their own:
 //!
-//! | to keep | use |
+//! | module | differs from Burn's |
 //! |---|---|
-//! | a model of `burn::nn` as it is | [`flash`], [`norm`], [`dropout`], [`embedding`], [`swiglu`] and [`loss`]: functions that run Burn's own modules |
-//! | checkpoints, and gain options | [`attention`] and [`transformer`]: modules with Burn's names |
+//! | [`attention::MultiHeadAttention`], [`attention::CrossAttention`] | flash attention: no matrix of weights is kept |
+//! | [`transformer`] | that, norms with the sum in front of them, and dropout that keeps nothing |
+//! | [`LayerNorm`], [`RmsNorm`], [`norm::Normalization`] | one kernel forward and two backward |
+//! | [`Embedding`] | rows of its gradient are added up in parallel, in a fixed order |
+//! | [`Dropout`] | nothing is kept for its gradient; draws from [`seed`] |
+//! | [`loss::CrossEntropyLoss`] | no copies of the logits; computed in f32 |
+//! | [`RotaryEncoding`], [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
+//! | [`Lstm`], [`BiLstm`], [`Gru`], [`BiGru`], [`Rnn`], [`BiRnn`] | the same |
+//! | [`loss::BinaryCrossEntropyLoss`], [`loss::CTCLoss`], [`loss::RNNTLoss`] | the same, computed in f32 |
+//! | [`interpolate`] | gradients in every mode: Burn's fail on GPUs but for `Nearest` |
+//! | [`conv::DeformConv2d`] | gradients of offsets and mask: Burn's are wrong on GPUs |
 //!
-//! The modules have the fields of Burn's, and Burn's records hold parameters by path. So a record of one loads
-//! into the other, as long as options leave the shapes alone. All do but shared heads of keys.
+//! All else is Burn's own. Records go both ways: they hold parameters by path, and the paths are Burn's. Shared heads of
+//! keys, an option that Burn lacks, are the exception.
 //!
-//! What fails in 16 bits, since Burn makes tables and states in f32, are [`positions`] (rotary and sinusoidal)
-//! and [`recurrent`] layers: functions that run Burn's own modules in any type.
+//! ```
+//! use blackburn_nn as nn;
+//! use burn::prelude::*;
+//!
+//! let device = Device::flex().autodiff();
+//! let words = nn::EmbeddingConfig::new(7, 16).init(&device);
+//! let encoder = nn::transformer::TransformerEncoderConfig::new(16, 64, 2, 1).init(&device);
+//! let ids = Tensor::<2, Int>::from_data([[1, 6, 1]], &device);
+//! let input = nn::transformer::TransformerEncoderInput::new(words.forward(ids));
+//! assert_eq!(encoder.forward(input).dims(), [1, 3, 16]);
+//! ```
+//!
+//! # Functions over Burn's modules
+//!
+//! A model of `burn::nn` that stays as it is calls functions instead of `forward`: [`flash`], [`norm`],
+//! [`dropout`], [`embedding`], [`swiglu`], [`loss`], [`positions`], [`recurrent`] and [`noise`]. They take the
+//! modules of this crate as well, and some do more: [`norm::add_layer_norm`], [`dropout::add_dropout`],
+//! [`loss::linear_cross_entropy`].
 //!
 //! # What differs from Burn
 //!
@@ -24,21 +48,39 @@
 //!   mean of all values there, and zero here.
 //! - Dropout of weights, and of what layers add to the tokens ([`dropout`]), draws from [`seed`], not from the
 //!   device's random numbers: the operation is a function of a number that the host knows.
-//! - Weights are returned only if the input asks for them.
+//! - [`attention::MhaOutput::weights`] is an `Option`: weights are returned if the input asks for them by
+//!   [`return_weights`](attention::MhaInput::return_weights).
+//! - A module of one line in the table holds Burn's, whose fields it gives by `Deref`. It is made by its configuration
+//!   or `From` Burn's, not by listing its fields. Where other code wants Burn's own, `into()` gives it.
+//! - [`attention::CrossAttentionCache`] hides its tensors.
 //!
 //! # What takes the naive path
 //!
 //! The modules compose attention of Burn's operations, as Burn does, if weights are asked for, with "quiet
 //! softmax", and with heads wider than 256. All weights are then held and kept for backward. The rules above hold
 //! there too, but dropout draws the device's numbers.
+//!
+//! # What has to wait for Burn 0.23
+//!
+//! A model that changes nothing at all keeps what Burn's automatic differentiation keeps: attention's weights, a norm's
+//! intermediate tensors. It is above everything that a backend can be extended by in 0.22. From 0.23 on, the attention of
+//! `burn::tensor::module` is one operation in both passes, which a provider can take; Burn's own
+//! `MultiHeadAttention` does not call it there either. And tensors that a module holds but does not declare as
+//! parameters stay as they were made: visitors are not shown them, so that a `PrecisionPolicy` refuses Burn's modules
+//! that have such tensors, and cannot see those of yours. Cast a table of your own where it is read:
+//! `table.cast(x.dtype())`.
 
 #![deny(missing_docs)]
 
 pub mod attention;
+pub mod conv;
+mod drop_in;
 pub mod dropout;
 pub mod embedding;
 pub mod flash;
+pub mod interpolate;
 pub mod loss;
+pub mod noise;
 pub mod norm;
 pub mod positions;
 pub mod recurrent;
@@ -46,6 +88,40 @@ pub mod swiglu;
 pub mod transformer;
 
 pub use blackburn_backend::random::seed;
+pub use burn::nn::*;
+pub use dropout::{Dropout, DropoutConfig};
+pub use embedding::{Embedding, EmbeddingConfig};
+pub use noise::{GaussianNoise, GaussianNoiseConfig};
+pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use positions::{
+    PositionalEncoding, PositionalEncodingConfig, RotaryEncoding, RotaryEncodingConfig,
+};
+pub use recurrent::{
+    BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gru, GruConfig, Lstm, LstmConfig,
+    Rnn, RnnConfig,
+};
+
+/// All of `burn::nn::basic`.
+pub mod basic {
+    pub use crate::recurrent::{BiRnn, BiRnnConfig, Rnn, RnnConfig};
+    pub use burn::nn::basic::*;
+}
+
+/// All of `burn::nn::gru`.
+pub mod gru {
+    pub use crate::recurrent::{BiGru, BiGruConfig, Gru, GruConfig};
+}
+
+/// All of `burn::nn::lstm`.
+pub mod lstm {
+    pub use crate::recurrent::{BiLstm, BiLstmConfig, Lstm, LstmConfig};
+    pub use burn::nn::lstm::*;
+}
+
+/// All of `burn::nn::modules`: what is here, too.
+pub mod modules {
+    pub use crate::*;
+}
 
 /// Ends with a message that names what was wrong with which argument.
 fn refuse(module: &str, argument: &str, expected: &str, got: impl std::fmt::Display) -> ! {

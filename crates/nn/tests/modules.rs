@@ -6,6 +6,8 @@ mod attention;
 mod cache;
 #[path = "modules/compare.rs"]
 mod compare;
+#[path = "modules/drop_ins.rs"]
+mod drop_ins;
 #[path = "modules/loss.rs"]
 mod loss;
 #[path = "modules/norm.rs"]

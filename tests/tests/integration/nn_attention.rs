@@ -2,6 +2,7 @@
 //! gradients by the formulas, with every option, and token by token.
 
 use blackburn::nn::{
+    RotaryEncodingConfig,
     attention::{KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     flash,
     transformer::{
@@ -17,11 +18,7 @@ use blackburn_tests::{
     tensors::{float, values},
     textbook::{AttentionRules, Fault, Function, Projections, Textbook},
 };
-use burn::{
-    nn::{RotaryEncodingConfig, attention as theirs},
-    prelude::*,
-    tensor::FloatDType,
-};
+use burn::{nn::attention as theirs, prelude::*, tensor::FloatDType};
 use libtest_mimic::{Failed, Trial};
 
 type Test = fn(Storage, &Device, &mut Judge) -> Result<(), Failed>;

@@ -1,13 +1,14 @@
 //! What multi-head attention is made of.
 
 use super::MultiHeadAttention;
-use crate::refuse;
+use crate::{
+    dropout::DropoutConfig,
+    positions::{RotaryEncoding, RotaryEncodingConfig},
+    refuse,
+};
 use burn::{
     config::Config,
-    nn::{
-        DropoutConfig, Initializer, LinearConfig, RotaryEncoding, RotaryEncodingConfig,
-        activation::Gelu,
-    },
+    nn::{Initializer, LinearConfig, activation::Gelu},
     tensor::Device,
 };
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{dropout::drawn, positions, refuse};
 use blackburn_backend::attention::{self, AttentionOptions, Window};
 use burn::{
-    nn::{Dropout, Linear, RotaryEncoding},
+    nn::{self as burns, Linear},
     tensor::Tensor,
 };
 
@@ -18,12 +18,15 @@ const WIDEST: usize = 256;
 
 /// What attention reads of a module.
 pub(crate) struct Heads<'a> {
-    query: &'a Linear,
-    key: &'a Linear,
-    value: &'a Linear,
-    output: &'a Linear,
-    pub(super) dropout: &'a Dropout,
-    d_model: usize,
+    pub(super) query: &'a Linear,
+    pub(super) key: &'a Linear,
+    pub(super) value: &'a Linear,
+    pub(super) output: &'a Linear,
+    pub(super) dropout: &'a burns::Dropout,
+    /// Size of a token.
+    pub(super) d_model: usize,
+    /// Size of a token that keys and values are made of.
+    pub(super) d_context: usize,
     pub(super) n_heads: usize,
     pub(super) n_kv_heads: usize,
     pub(super) d_k: usize,
@@ -31,7 +34,7 @@ pub(crate) struct Heads<'a> {
     pub(super) quiet_softmax: bool,
     pub(super) window: Option<usize>,
     pub(super) softcap: Option<f64>,
-    rope: Option<&'a RotaryEncoding>,
+    pub(super) rope: Option<&'a burns::RotaryEncoding>,
 }
 
 impl<'a> From<&'a MultiHeadAttention> for Heads<'a> {
@@ -43,6 +46,7 @@ impl<'a> From<&'a MultiHeadAttention> for Heads<'a> {
             output: &module.output,
             dropout: &module.dropout,
             d_model: module.d_model,
+            d_context: module.d_model,
             n_heads: module.n_heads,
             n_kv_heads: module.n_kv_heads,
             d_k: module.d_k,
@@ -50,13 +54,13 @@ impl<'a> From<&'a MultiHeadAttention> for Heads<'a> {
             quiet_softmax: module.quiet_softmax,
             window: module.window,
             softcap: module.softcap,
-            rope: module.rope.as_ref(),
+            rope: module.rope.as_deref(),
         }
     }
 }
 
-impl<'a> From<&'a burn::nn::attention::MultiHeadAttention> for Heads<'a> {
-    fn from(module: &'a burn::nn::attention::MultiHeadAttention) -> Self {
+impl<'a> From<&'a burns::attention::MultiHeadAttention> for Heads<'a> {
+    fn from(module: &'a burns::attention::MultiHeadAttention) -> Self {
         Self {
             query: &module.query,
             key: &module.key,
@@ -64,6 +68,7 @@ impl<'a> From<&'a burn::nn::attention::MultiHeadAttention> for Heads<'a> {
             output: &module.output,
             dropout: &module.dropout,
             d_model: module.d_model,
+            d_context: module.d_model,
             n_heads: module.n_heads,
             n_kv_heads: module.n_heads,
             d_k: module.d_k,
@@ -83,9 +88,8 @@ impl Heads<'_> {
         let [batch, seq_q, seq_kv] = self.check(&input, cached);
         let MhaInput { query, key, value, mask_pad, mask_attn, causal, weights } = input;
         let causal = causal || cache.is_some();
-        let q = split(self.query.forward(query), self.n_heads, self.d_k);
-        let k = split(self.key.forward(key), self.n_kv_heads, self.d_k);
-        let v = split(self.value.forward(value), self.n_kv_heads, self.d_k);
+        let q = self.queries(query);
+        let [k, v] = self.keys_values(key, value);
         // The last query stands at the last key, and positions begin with 0.
         let q = self.rotated(q, seq_kv.saturating_sub(seq_q));
         let k = self.rotated(k, cached + seq_q.saturating_sub(seq_kv));
@@ -93,18 +97,43 @@ impl Heads<'_> {
             Some(cache) => cache.append([k, v]),
             None => [k, v],
         };
+        let mask_pad = mask_pad.map(|mask| mask.expand([batch, seq_kv]));
+        self.attend([q, k, v], Rules { mask_pad, mask_attn, causal }, weights)
+    }
+
+    /// Queries `[batch, n_heads, seq_q, d_k]` of tokens `[batch, seq_q, d_model]`.
+    pub(super) fn queries(&self, tokens: Tensor<3>) -> Tensor<4> {
+        split(self.query.forward(tokens), self.n_heads, self.d_k)
+    }
+
+    /// Keys and values `[batch, n_kv_heads, seq_kv, d_k]` of tokens `[batch, seq_kv, d_context]`.
+    pub(super) fn keys_values(&self, keys: Tensor<3>, values: Tensor<3>) -> [Tensor<4>; 2] {
+        [
+            split(self.key.forward(keys), self.n_kv_heads, self.d_k),
+            split(self.value.forward(values), self.n_kv_heads, self.d_k),
+        ]
+    }
+
+    /// What queries find among keys and values; and the weights, if they are asked for.
+    pub(super) fn attend(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        rules: Rules,
+        weights: bool,
+    ) -> MhaOutput {
+        let [batch, _, seq_q, _] = q.dims();
         let (weights, context) = if weights || self.quiet_softmax || self.d_k > WIDEST {
-            let rules = Rules { mask_pad, mask_attn, causal };
             let (all, context) = naive::attention(self, [q, k, v], rules);
             (weights.then_some(all), context)
         } else {
+            let Rules { mask_pad, mask_attn, causal } = rules;
             let options = AttentionOptions {
                 causal,
                 window: self.window.map(|keys| Window { left: Some(keys), right: Some(keys) }),
                 softcap: self.softcap,
                 dropout: drawn(self.dropout, &q.device()),
                 mask: mask_attn.map(|mask| mask.unsqueeze_dim(1)),
-                key_padding: mask_pad.map(|mask| mask.expand([batch, seq_kv])),
+                key_padding: mask_pad,
                 ..AttentionOptions::default()
             };
             (None, attention::attention(q, k, v, options))
@@ -129,8 +158,8 @@ impl Heads<'_> {
         let seq_kv = cached + seq;
         let tensors = [
             ("query", input.query.dims(), [batch, seq_q, self.d_model]),
-            ("key", input.key.dims(), [batch, seq, self.d_model]),
-            ("value", input.value.dims(), [batch, seq, self.d_model]),
+            ("key", input.key.dims(), [batch, seq, self.d_context]),
+            ("value", input.value.dims(), [batch, seq, self.d_context]),
         ];
         for (name, got, expected) in tensors {
             check_shape(name, &got, &expected);

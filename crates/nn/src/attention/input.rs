@@ -1,6 +1,10 @@
 //! What multi-head attention takes and gives.
 
-use burn::tensor::{Bool, Tensor};
+use super::generate_autoregressive_mask;
+use burn::{
+    nn::attention as burns,
+    tensor::{Bool, Tensor},
+};
 
 /// Input of [`MultiHeadAttention`](super::MultiHeadAttention).
 #[derive(Clone, Debug)]
@@ -59,12 +63,45 @@ impl MhaInput {
         self
     }
 
+    /// Burn's input, with a mask where this one is causal. Burn returns weights always.
+    pub(super) fn into_burns(self) -> burns::MhaInput {
+        let [batch, seq_q, _] = self.query.dims();
+        let mask_attn = masked(self.mask_attn, self.causal, [batch, seq_q], &self.query);
+        let input = burns::MhaInput::new(self.query, self.key, self.value);
+        let input = match self.mask_pad {
+            Some(mask) => input.mask_pad(mask),
+            None => input,
+        };
+        match mask_attn {
+            Some(mask) => input.mask_attn(mask),
+            None => input,
+        }
+    }
+
     /// Asks for the weights, which takes the naive path: all of them are computed, and kept for
     /// backward.
     pub fn return_weights(mut self) -> Self {
         self.weights = true;
         self
     }
+}
+
+/// The mask of pairs `[batch or 1, seq, seq]` where a flag leaves out those that are too late as well, of so many
+/// sequences of tokens that are on the device of `tokens`.
+pub(crate) fn masked(
+    mask: Option<Tensor<3, Bool>>,
+    causal: bool,
+    [batch, seq]: [usize; 2],
+    tokens: &Tensor<3>,
+) -> Option<Tensor<3, Bool>> {
+    if !causal {
+        return mask;
+    }
+    let too_late = generate_autoregressive_mask(batch, seq, &tokens.device());
+    Some(match mask {
+        Some(mask) => mask.expand([batch, seq, seq]).bool_or(too_late),
+        None => too_late,
+    })
 }
 
 /// Output of [`MultiHeadAttention`](super::MultiHeadAttention).

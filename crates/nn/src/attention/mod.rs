@@ -1,4 +1,4 @@
-//! Multi-head attention with the parameters of `burn::nn`'s.
+//! All of `burn::nn::attention`, with its two modules on flash attention.
 //!
 //! ```text
 //! q, k, v  = heads of query(x_q), key(x_k), value(x_v)
@@ -13,18 +13,23 @@
 
 mod cache;
 mod config;
+mod cross;
 mod heads;
 mod input;
 mod naive;
 
+pub use burn::nn::attention::*;
 pub use cache::KvCache;
 pub use config::MultiHeadAttentionConfig;
+pub use cross::{CrossAttention, CrossAttentionCache, CrossAttentionConfig};
 pub(crate) use heads::Heads;
+pub(crate) use input::masked;
 pub use input::{MhaInput, MhaOutput};
 
+use crate::{dropout::Dropout, positions::RotaryEncoding, refuse};
 use burn::{
     module::{Content, DisplaySettings, Module, ModuleDisplay},
-    nn::{Dropout, Linear, RotaryEncoding, activation::Gelu},
+    nn::{self as burns, Linear, activation::Gelu},
     tensor::Tensor,
 };
 
@@ -112,5 +117,42 @@ impl MultiHeadAttention {
     /// As [`forward`](Self::forward), and when the cache is full.
     pub fn forward_cached(&self, input: MhaInput, cache: &mut KvCache) -> Tensor<3> {
         Heads::from(self).forward(input, Some(cache)).context
+    }
+
+    /// Burn's decoding: the input holds all tokens so far, and those that are new since the last call are computed.
+    /// The weights are returned, so that all of them are computed. [`forward_cached`](Self::forward_cached) needs
+    /// neither.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and where the module has options that Burn's lacks.
+    pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput {
+        let output = self.as_burns().forward_cache(input.into_burns(), cache);
+        MhaOutput { weights: Some(output.weights), context: output.context }
+    }
+
+    /// Burn's module with the same parameters.
+    pub(crate) fn as_burns(&self) -> burns::attention::MultiHeadAttention {
+        let has_more = self.n_kv_heads != self.n_heads
+            || self.window.is_some()
+            || self.softcap.is_some()
+            || self.rope.is_some();
+        if has_more {
+            let expected = "a module without the options that Burn's lacks, or a KvCache";
+            refuse("multi_head_attention", "cache", expected, "one of Burn's");
+        }
+        burns::attention::MultiHeadAttention {
+            query: self.query.clone(),
+            key: self.key.clone(),
+            value: self.value.clone(),
+            output: self.output.clone(),
+            dropout: self.dropout.clone().into(),
+            activation: self.activation.clone(),
+            d_model: self.d_model,
+            n_heads: self.n_heads,
+            d_k: self.d_k,
+            min_float: self.min_float,
+            quiet_softmax: self.quiet_softmax,
+        }
     }
 }

@@ -1,10 +1,14 @@
 //! The decoder, which looks at a memory, too.
 
-use super::{decoder_layer::TransformerDecoderLayer, encoder_layer::Masks};
+use super::{
+    TransformerDecoderAutoregressiveCache, decoder_layer::TransformerDecoderLayer,
+    encoder_layer::Masks,
+};
+use crate::attention::masked;
 use burn::{
     config::Config,
     module::{Content, DisplaySettings, Module, ModuleDisplay},
-    nn::{Initializer, activation::ActivationConfig},
+    nn::{Initializer, activation::ActivationConfig, transformer as burns},
     tensor::{Bool, Device, Tensor},
 };
 
@@ -134,6 +138,27 @@ impl TransformerDecoderInput {
         self.target_masks.causal = true;
         self
     }
+
+    /// Burn's input, with a mask where this one is causal.
+    pub(super) fn into_burns(self) -> burns::TransformerDecoderInput {
+        let [batch, seq, _] = self.target.dims();
+        let Masks { pad, attn, causal } = self.target_masks;
+        let attn = masked(attn, causal, [batch, seq], &self.target);
+        let mut input = burns::TransformerDecoderInput::new(self.target, self.memory);
+        if let Some(mask) = pad {
+            input = input.target_mask_pad(mask);
+        }
+        if let Some(mask) = attn {
+            input = input.target_mask_attn(mask);
+        }
+        if let Some(mask) = self.memory_masks.pad {
+            input = input.memory_mask_pad(mask);
+        }
+        if let Some(mask) = self.memory_masks.attn {
+            input = input.memory_mask_attn(mask);
+        }
+        input
+    }
 }
 
 impl TransformerDecoderConfig {
@@ -166,5 +191,39 @@ impl TransformerDecoder {
     /// As [`MultiHeadAttention::forward`](crate::attention::MultiHeadAttention::forward).
     pub fn forward(&self, input: TransformerDecoderInput) -> Tensor<3> {
         self.layers.iter().fold(input, |input, layer| layer.forward(input)).target
+    }
+
+    /// Burn's decoding: the target holds all tokens so far, and those that are new since the last call are computed.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward_cache`](crate::attention::MultiHeadAttention::forward_cache).
+    pub fn forward_autoregressive_inference(
+        &self,
+        input: TransformerDecoderInput,
+        cache: &mut TransformerDecoderAutoregressiveCache,
+    ) -> Tensor<3> {
+        let layers = self.layers.iter().map(TransformerDecoderLayer::as_burns).collect();
+        decoder_of(layers).forward_autoregressive_inference(input.into_burns(), cache)
+    }
+
+    /// An empty cache for [`forward_autoregressive_inference`](Self::forward_autoregressive_inference).
+    pub fn new_autoregressive_cache(&self) -> TransformerDecoderAutoregressiveCache {
+        let layers = self.layers.iter().map(TransformerDecoderLayer::as_burns).collect();
+        decoder_of(layers).new_autoregressive_cache()
+    }
+}
+
+/// Burn's decoder of these layers. It computes by them alone: its other fields describe it.
+pub(super) fn decoder_of(layers: Vec<burns::TransformerDecoderLayer>) -> burns::TransformerDecoder {
+    burns::TransformerDecoder {
+        n_layers: layers.len(),
+        layers,
+        d_model: 0,
+        d_ff: 0,
+        n_heads: 0,
+        dropout: 0.0,
+        norm_first: false,
+        quiet_softmax: false,
     }
 }

@@ -1,17 +1,17 @@
 //! One layer of a decoder.
 
-use super::{TransformerDecoderConfig, TransformerDecoderInput};
+use super::{
+    PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerDecoderConfig,
+    TransformerDecoderInput, TransformerDecoderLayerAutoregressiveCache, decoder::decoder_of,
+};
 use crate::{
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
-    dropout::{add_dropout, dropout},
-    norm::{Stream, add_layer_norm},
+    dropout::{Dropout, DropoutConfig, add_dropout, dropout},
+    norm::{LayerNorm, LayerNormConfig, Stream, add_layer_norm},
 };
 use burn::{
     module::Module,
-    nn::{
-        Dropout, DropoutConfig, LayerNorm, LayerNormConfig,
-        transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig},
-    },
+    nn::transformer as burns,
     tensor::{Device, Tensor},
 };
 
@@ -102,5 +102,36 @@ impl TransformerDecoderLayer {
         };
         input.target = x;
         input
+    }
+
+    /// Burn's decoding: the target holds all tokens so far, and those that are new since the last call are computed.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward_cache`].
+    pub fn forward_autoregressive_inference(
+        &self,
+        mut input: TransformerDecoderInput,
+        cache: &mut TransformerDecoderLayerAutoregressiveCache,
+    ) -> TransformerDecoderInput {
+        let burns = input.clone().into_burns();
+        let output = self.as_burns().forward_autoregressive_inference(burns, cache);
+        // Burn's input keeps its target to itself; a decoder without layers gives it back.
+        input.target = decoder_of(Vec::new()).forward(output);
+        input
+    }
+
+    /// Burn's layer with the same parameters.
+    pub(super) fn as_burns(&self) -> burns::TransformerDecoderLayer {
+        burns::TransformerDecoderLayer {
+            cross_attn: self.cross_attn.as_burns(),
+            self_attn: self.self_attn.as_burns(),
+            pwff: self.pwff.clone().into(),
+            norm_1: self.norm_1.clone().into(),
+            norm_2: self.norm_2.clone().into(),
+            norm_3: self.norm_3.clone().into(),
+            dropout: self.dropout.clone().into(),
+            norm_first: self.norm_first,
+        }
     }
 }

@@ -1,11 +1,19 @@
 //! The encoder, which with causal attention is a decoder-only language model's trunk.
 
-use super::encoder_layer::{EncoderLayer, Masks, TransformerEncoderLayer};
-use crate::{attention::KvCache, norm::Stream, refuse};
+use super::{
+    TransformerEncoderAutoregressiveCache,
+    encoder_layer::{EncoderLayer, Masks, TransformerEncoderLayer},
+};
+use crate::{
+    attention::{KvCache, masked},
+    norm::Stream,
+    positions::RotaryEncodingConfig,
+    refuse,
+};
 use burn::{
     config::Config,
     module::{Content, DisplaySettings, Module, ModuleDisplay},
-    nn::{Initializer, RotaryEncodingConfig, activation::ActivationConfig},
+    nn::{Initializer, activation::ActivationConfig, transformer as burns},
     tensor::{Bool, Device, Tensor},
 };
 
@@ -128,6 +136,21 @@ impl TransformerEncoderInput {
         self.masks.causal = true;
         self
     }
+
+    /// Burn's input, with a mask where this one is causal.
+    fn into_burns(self) -> burns::TransformerEncoderInput {
+        let [batch, seq, _] = self.tensor.dims();
+        let Masks { pad, attn, causal } = self.masks;
+        let attn = masked(attn, causal, [batch, seq], &self.tensor);
+        let mut input = burns::TransformerEncoderInput::new(self.tensor);
+        if let Some(mask) = pad {
+            input = input.mask_pad(mask);
+        }
+        if let Some(mask) = attn {
+            input = input.mask_attn(mask);
+        }
+        input
+    }
 }
 
 impl TransformerEncoderConfig {
@@ -175,6 +198,39 @@ impl TransformerEncoder {
         cache: &mut TransformerCache,
     ) -> Tensor<3> {
         encode(self.layers.iter().map(Into::into), input, Some(cache))
+    }
+
+    /// Burn's decoding: the input holds all tokens so far, and those that are new since the last call are computed.
+    /// [`forward_cached`](Self::forward_cached) takes the new tokens alone, and is faster.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward_cache`](crate::attention::MultiHeadAttention::forward_cache).
+    pub fn forward_autoregressive_inference(
+        &self,
+        input: TransformerEncoderInput,
+        cache: &mut TransformerEncoderAutoregressiveCache,
+    ) -> Tensor<3> {
+        self.as_burns().forward_autoregressive_inference(input.into_burns(), cache)
+    }
+
+    /// An empty cache for [`forward_autoregressive_inference`](Self::forward_autoregressive_inference).
+    pub fn new_autoregressive_cache(&self) -> TransformerEncoderAutoregressiveCache {
+        self.as_burns().new_autoregressive_cache()
+    }
+
+    /// Burn's encoder with the same parameters.
+    fn as_burns(&self) -> burns::TransformerEncoder {
+        burns::TransformerEncoder {
+            layers: self.layers.iter().map(TransformerEncoderLayer::as_burns).collect(),
+            d_model: self.d_model,
+            d_ff: self.d_ff,
+            n_heads: self.n_heads,
+            n_layers: self.n_layers,
+            dropout: self.dropout,
+            norm_first: self.norm_first,
+            quiet_softmax: self.quiet_softmax,
+        }
     }
 }
 

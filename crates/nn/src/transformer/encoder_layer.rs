@@ -1,17 +1,18 @@
 //! One layer of an encoder.
 
-use super::TransformerEncoderConfig;
+use super::{
+    PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerEncoderConfig,
+    TransformerEncoderLayerAutoregressiveCache, feed_forward::feed_forward,
+};
 use crate::{
     attention::{Heads, KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
-    dropout::dropout,
-    norm::{Stream, add_layer_norm},
+    dropout::{Dropout, DropoutConfig, dropout},
+    norm::{LayerNorm, LayerNormConfig, Stream, add_layer_norm},
+    positions::RotaryEncoding,
 };
 use burn::{
     module::Module,
-    nn::{
-        Dropout, DropoutConfig, LayerNorm, LayerNormConfig, RotaryEncoding,
-        transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig},
-    },
+    nn as burns,
     tensor::{Bool, Device, Tensor},
 };
 
@@ -71,15 +72,58 @@ impl TransformerEncoderLayer {
             norm_first: config.norm_first,
         }
     }
+
+    /// Runs the layer on tokens `[batch, seq, d_model]`, and returns as many. Masks are true for tokens that are
+    /// padding, `[batch, seq]`, and for pairs that are left out, `[batch, seq, seq]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward`].
+    pub fn forward(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3> {
+        let masks = Masks { pad: mask_pad, attn: mask_attn, causal: false };
+        EncoderLayer::from(self).forward(Stream::new(input), &masks, None).into_tokens()
+    }
+
+    /// Burn's decoding: the input holds all tokens so far, and those that are new since the last call are computed.
+    ///
+    /// # Panics
+    ///
+    /// As [`MultiHeadAttention::forward_cache`].
+    pub fn forward_autoregressive_inference(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+        cache: &mut TransformerEncoderLayerAutoregressiveCache,
+    ) -> Tensor<3> {
+        self.as_burns().forward_autoregressive_inference(input, mask_pad, mask_attn, cache)
+    }
+
+    /// Burn's layer with the same parameters.
+    pub(super) fn as_burns(&self) -> burns::transformer::TransformerEncoderLayer {
+        burns::transformer::TransformerEncoderLayer {
+            mha: self.mha.as_burns(),
+            pwff: self.pwff.clone().into(),
+            norm_1: self.norm_1.clone().into(),
+            norm_2: self.norm_2.clone().into(),
+            dropout: self.dropout.clone().into(),
+            norm_first: self.norm_first,
+        }
+    }
 }
 
 /// What a forward pass reads of a layer, of Burn's or of ours.
 pub(crate) struct EncoderLayer<'a> {
     heads: Heads<'a>,
-    pwff: &'a PositionWiseFeedForward,
-    norm_1: &'a LayerNorm,
-    norm_2: &'a LayerNorm,
-    dropout: &'a Dropout,
+    pwff: &'a burns::transformer::PositionWiseFeedForward,
+    norm_1: &'a burns::LayerNorm,
+    norm_2: &'a burns::LayerNorm,
+    dropout: &'a burns::Dropout,
     norm_first: bool,
 }
 
@@ -96,8 +140,8 @@ impl<'a> From<&'a TransformerEncoderLayer> for EncoderLayer<'a> {
     }
 }
 
-impl<'a> From<&'a burn::nn::transformer::TransformerEncoderLayer> for EncoderLayer<'a> {
-    fn from(layer: &'a burn::nn::transformer::TransformerEncoderLayer) -> Self {
+impl<'a> From<&'a burns::transformer::TransformerEncoderLayer> for EncoderLayer<'a> {
+    fn from(layer: &'a burns::transformer::TransformerEncoderLayer) -> Self {
         Self {
             heads: Heads::from(&layer.mha),
             pwff: &layer.pwff,
@@ -130,15 +174,15 @@ impl EncoderLayer<'_> {
                 .with_causal(masks.causal);
             dropout(self.dropout, self.heads.forward(input, cache).context)
         };
-        let feed_forward = |x| dropout(self.dropout, self.pwff.forward(x));
+        let fed = |x| dropout(self.dropout, feed_forward(self.pwff, x));
         if self.norm_first {
             let (x, normalized) = stream.normalized(self.norm_2);
             let (x, normalized) = Stream::with(x, attention(normalized)).normalized(self.norm_1);
-            Stream::with(x, feed_forward(normalized))
+            Stream::with(x, fed(normalized))
         } else {
             let x = stream.into_tokens();
             let (_, x) = add_layer_norm(self.norm_1, x.clone(), attention(x));
-            let (_, x) = add_layer_norm(self.norm_2, x.clone(), feed_forward(x));
+            let (_, x) = add_layer_norm(self.norm_2, x.clone(), fed(x));
             Stream::new(x)
         }
     }

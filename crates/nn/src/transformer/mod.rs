@@ -1,4 +1,4 @@
-//! Transformers with the parameters of `burn::nn`'s.
+//! All of `burn::nn::transformer`, with its modules on flash attention, fused norms and dropout that keeps nothing.
 //!
 //! ```text
 //! norm first:  x += dropout(attention(norm(x)));      x += dropout(feed_forward(norm(x)))
@@ -14,7 +14,9 @@ mod decoder;
 mod decoder_layer;
 mod encoder;
 mod encoder_layer;
+mod feed_forward;
 
+pub use burn::nn::transformer::*;
 pub use decoder::{TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput};
 pub use decoder_layer::TransformerDecoderLayer;
 pub(crate) use encoder::encode;
@@ -22,3 +24,4 @@ pub use encoder::{
     TransformerCache, TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 pub use encoder_layer::TransformerEncoderLayer;
+pub use feed_forward::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};

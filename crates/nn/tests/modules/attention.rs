@@ -127,7 +127,7 @@ fn records_go_both_ways() {
     assert_same("to Burn", forward(ours), expected.clone());
     assert_same("and back", forward(loaded(config.init(&device), &burn)), expected);
     // Rotary positions and the like are no part of a record.
-    let rope = burn::nn::RotaryEncodingConfig::new(8, WIDTH / HEADS);
+    let rope = blackburn_nn::RotaryEncodingConfig::new(8, WIDTH / HEADS);
     loaded(config.with_rope(Some(rope)).with_window(Some(2)).init(&device), &burn);
 }
 

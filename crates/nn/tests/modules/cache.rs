@@ -2,11 +2,12 @@
 
 use crate::compare::{assert_same, tensor};
 use blackburn_nn::{
+    RotaryEncodingConfig,
     attention::{KvCache, MhaInput, MultiHeadAttentionConfig},
     flash,
     transformer::{TransformerCache, TransformerEncoderConfig, TransformerEncoderInput},
 };
-use burn::{nn::RotaryEncodingConfig, prelude::*};
+use burn::prelude::*;
 
 const WIDTH: usize = 16;
 /// A prompt, single tokens, and some at once.

@@ -2,8 +2,11 @@
 
 use crate::compare::{assert_same, tensor, values};
 use blackburn_backend::attention::{AttentionOptions, attention};
-use blackburn_nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::{module::Param, nn::RotaryEncodingConfig, prelude::*, tensor::activation::softmax};
+use blackburn_nn::{
+    RotaryEncodingConfig,
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+};
+use burn::{module::Param, prelude::*, tensor::activation::softmax};
 
 fn config() -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(16, 4).with_dropout(0.0)

@@ -65,7 +65,7 @@ fn sinusoidal_positions_take_16_bits() {
 fn attention_with_rotary_positions_takes_16_bits() {
     use blackburn_nn::attention::{MhaInput, MultiHeadAttentionConfig};
     let config = MultiHeadAttentionConfig::new(SHAPE[2], 2);
-    let config = config.with_rope(Some(RotaryEncodingConfig::new(9, SHAPE[2] / 2)));
+    let config = config.with_rope(Some(blackburn_nn::RotaryEncodingConfig::new(9, SHAPE[2] / 2)));
     let module = config.init(&device());
     struct Stored;
     impl burn::module::ModuleMapper for Stored {

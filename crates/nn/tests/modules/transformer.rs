@@ -4,7 +4,7 @@ use crate::compare::{
     assert_same, assert_same_gradients, drawing, gradients, loaded, tensor, values,
 };
 use blackburn_nn::{
-    flash,
+    RotaryEncodingConfig, flash,
     transformer::{
         TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig,
         TransformerEncoderInput, TransformerEncoderLayer,
@@ -12,8 +12,7 @@ use blackburn_nn::{
 };
 use burn::{
     nn::{
-        RotaryEncodingConfig, activation::ActivationConfig,
-        attention::generate_autoregressive_mask, transformer as burns,
+        activation::ActivationConfig, attention::generate_autoregressive_mask, transformer as burns,
     },
     prelude::*,
 };

@@ -1,13 +1,16 @@
 //! Burn's modules that make tensors of their own in f32, which no policy reaches.
 
 use crate::path::ModulePath;
+use blackburn_backend::drop_in;
 use burn::module::{Module, ModuleVisitor};
 
-/// Types, and what runs them in any type. Tables and initial states are tensors of the device's default type,
-/// made in `forward` or held in fields that no mapper sees.
-const KNOWN: [(&str, &str); 8] = [
+/// Types, and what runs them in any type. Tables, noise and initial states are tensors of the device's default type,
+/// made in `forward` or held in fields that no mapper sees. `blackburn::nn` has modules of the same names without the
+/// fault, which announce themselves as [`drop_in::CONTAINER`] says.
+const KNOWN: [(&str, &str); 9] = [
     ("RotaryEncoding", "blackburn::nn::positions::rotary"),
     ("PositionalEncoding", "blackburn::nn::positions::sinusoidal"),
+    ("GaussianNoise", "blackburn::nn::noise::gaussian_noise"),
     ("Lstm", "blackburn::nn::recurrent::lstm"),
     ("BiLstm", "blackburn::nn::recurrent::bi_lstm"),
     ("Gru", "blackburn::nn::recurrent::gru"),
@@ -15,9 +18,6 @@ const KNOWN: [(&str, &str); 8] = [
     ("Rnn", "blackburn::nn::recurrent::rnn"),
     ("BiRnn", "blackburn::nn::recurrent::bi_rnn"),
 ];
-
-/// In whose own code rotary positions are read right: Burn's has none.
-const OWN_ATTENTION: &str = "MultiHeadAttention";
 
 /// A module of such a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,30 +48,42 @@ pub(super) fn modules_with_constants<M: Module>(module: &M) -> Vec<WithConstants
 struct Finder {
     path: ModulePath,
     types: Vec<String>,
+    /// Paths of modules that run Burn's in any type.
+    drop_ins: Vec<String>,
     found: Vec<WithConstants>,
+}
+
+impl Finder {
+    /// Notes a module at this place, unless another takes care of it or was told with it.
+    fn note(&mut self, container: &str) {
+        let Some((_, instead)) = KNOWN.iter().find(|(known, _)| *known == container) else {
+            return;
+        };
+        // A module says what it is with each of its fields.
+        let path = self.path.name();
+        let told = self.found.iter().map(|found| &found.path);
+        if self.drop_ins.iter().chain(told).any(|outer| is_within(&path, outer)) {
+            return;
+        }
+        let types = self.types.iter().cloned().chain([container.to_string()]).collect();
+        self.found.push(WithConstants { path, types, instead });
+    }
+}
+
+/// Whether `path` is that of a module or of what is in it.
+fn is_within(path: &str, outer: &str) -> bool {
+    let rest = path.strip_prefix(outer);
+    rest.is_some_and(|rest| outer.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }
 
 impl ModuleVisitor for Finder {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        if let Some((_, container)) = container_type.split_once(':') {
-            // A module says what it is with each of its fields.
-            let path = self.path.name();
-            let is_inside = |found: &WithConstants| {
-                path == found.path || path.starts_with(&format!("{}.", found.path))
-            };
-            let known = KNOWN.iter().find(|(known, _)| *known == container);
-            let is_read_right = self.types.last().is_some_and(|within| within == OWN_ATTENTION);
-            if let Some((_, instead)) = known
-                && !is_read_right
-                && !self.found.iter().any(is_inside)
-            {
-                let types = self.types.iter().cloned().chain([container.to_string()]).collect();
-                self.found.push(WithConstants { path, types, instead });
-            }
-            self.types.push(container.to_string());
-        } else {
-            self.types.push(String::new());
+        if container_type == drop_in::CONTAINER {
+            self.drop_ins.push(self.path.name());
         }
+        let container = container_type.split_once(':').map_or("", |(_, container)| container);
+        self.note(container);
+        self.types.push(container.to_string());
         self.path.enter(name);
     }
 

@@ -224,10 +224,11 @@ pub enum PrecisionError {
     },
     /// The module's own code would fail.
     #[error(
-        "PrecisionPolicy::apply: `{path}` is a {module}, whose tables or states Burn keeps in f32: \
-         it fails on inputs in {expected}. Call {instead} instead of its `forward` and say so by \
-         PrecisionPolicy::with_drop_ins, or keep it in f32 by keep_type(\"{module}\") and cast \
-         around it"
+        "PrecisionPolicy::apply: `{path}` is Burn's {module}, whose tables, noise or states are in f32 \
+         whatever the policy: expected a module that takes {expected}. Use blackburn::nn::{module} in the \
+         place of burn::nn::{module}: it is the same and takes any type. Or call {instead} instead of its \
+         `forward` and say so by PrecisionPolicy::with_drop_ins. Or keep it in f32 by \
+         keep_type(\"{module}\") and cast around it"
     )]
     ConstantsInF32 {
         /// Path of the module.
@@ -299,9 +300,10 @@ impl PrecisionPolicy {
         self
     }
 
-    /// Says that the model calls `blackburn::nn::positions` and `blackburn::nn::recurrent` where it has
-    /// rotary or sinusoidal positions, or recurrent layers. Burn's own code makes tables and states in f32
-    /// there, which no policy reaches: without this, [`apply`](Self::apply) refuses such modules.
+    /// Says that the model calls the functions of `blackburn::nn::positions`, `recurrent` and `noise` where it has
+    /// positional encodings, recurrent layers or noise of `burn::nn`. Burn's own code makes tables, states and
+    /// noise in f32 there, which no policy reaches: without this, [`apply`](Self::apply) refuses such modules. It
+    /// takes those of the same names of `blackburn::nn` as they are.
     pub fn with_drop_ins(mut self) -> Self {
         self.has_drop_ins = true;
         self

@@ -280,7 +280,7 @@ fn modules_with_constants_in_f32_are_refused_with_what_takes_their_place() {
         let kept = policy(precision).keep_type("RotaryEncoding");
         let text = message(kept.apply(positioned(&device())));
         // The outermost: what is in it is called by it.
-        assert!(text.contains("`recurrent.0` is a BiLstm"), "{text}");
+        assert!(text.contains("`recurrent.0` is Burn's BiLstm"), "{text}");
         let kept = policy(precision).keep_path("rope").keep_type("BiLstm");
         let model = kept.apply(positioned(&device())).expect("both are kept in f32");
         assert!(

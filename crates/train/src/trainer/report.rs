@@ -1,6 +1,7 @@
 //! What a trainer uses, and what it cannot.
 
 use crate::{graph::GraphStatus, path::ModulePath, precision::PrecisionReport};
+use blackburn_backend::drop_in;
 use burn::module::{Module, ModuleVisitor};
 use serde::Serialize;
 use std::{
@@ -133,8 +134,8 @@ impl fmt::Display for TrainerReport {
         for DropIn { module, count, function, gain } in &self.drop_ins {
             writeln!(
                 f,
-                "could be faster: {count} x {module}, called through blackburn::nn::{function} ({gain}), \
-                 unless the model does so already"
+                "could be faster: {count} x {module}, of blackburn::nn or called through \
+                 blackburn::nn::{function} ({gain}), unless the model does so already"
             )?;
         }
         Ok(())
@@ -145,14 +146,21 @@ impl fmt::Display for TrainerReport {
 #[derive(Default)]
 struct Census {
     path: ModulePath,
+    /// Paths of modules that are Blackburn's already.
+    drop_ins: BTreeSet<String>,
     paths: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl ModuleVisitor for Census {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        // A module says what it is with each of its fields.
-        if let Some((_, container)) = container_type.split_once(':') {
-            self.paths.entry(container.into()).or_default().insert(self.path.name());
+        let path = self.path.name();
+        if container_type == drop_in::CONTAINER {
+            self.drop_ins.insert(path);
+        } else if let Some((_, container)) = container_type.split_once(':')
+            && !self.drop_ins.contains(&path)
+        {
+            // A module says what it is with each of its fields.
+            self.paths.entry(container.into()).or_default().insert(path);
         }
         self.path.enter(name);
     }

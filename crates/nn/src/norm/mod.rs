@@ -1,5 +1,7 @@
-//! Functions that run Burn's `LayerNorm` and `RmsNorm` by one kernel forward and two backward. Call them instead
-//! of `forward`.
+//! The norms of `burn::nn`, of which [`LayerNorm`] and [`RmsNorm`] run by one kernel forward and two backward.
+//!
+//! Functions run Burn's own modules by the same kernels. Call them instead of `forward`. They take the modules of
+//! this crate too, and two of them add a residual in the same pass.
 //!
 //! Under automatic differentiation Burn decomposes a norm into some ten operations and keeps several tensors of
 //! the size of its input. [`blackburn_backend::layer_norm`] keeps one, and reads it once. The modules stay Burn's,
@@ -21,10 +23,17 @@
 //! The result has the input's dtype, whatever the parameters have: in mixed precision either may be in 16 bits.
 //! Everything is computed in f32.
 
+mod modules;
+mod normalization;
+
+pub use burn::nn::norm::*;
+pub use modules::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use normalization::{Normalization, NormalizationConfig};
+
 use blackburn_backend::layer_norm as op;
 use burn::{
     module::{Content, DisplaySettings, ModuleDisplay, Param},
-    nn::{LayerNorm, RmsNorm},
+    nn as burns,
     tensor::Tensor,
 };
 
@@ -33,7 +42,7 @@ use burn::{
 /// # Panics
 ///
 /// As [`blackburn_backend::layer_norm::layer_norm`] does, for example if the last dimension is not `d_model`.
-pub fn layer_norm<const D: usize>(module: &LayerNorm, x: Tensor<D>) -> Tensor<D> {
+pub fn layer_norm<const D: usize>(module: &burns::LayerNorm, x: Tensor<D>) -> Tensor<D> {
     match epsilon(module) {
         Some(epsilon) => op::layer_norm(x, module.gamma.val(), beta(module), epsilon),
         None => module.forward(x),
@@ -47,7 +56,7 @@ pub fn layer_norm<const D: usize>(module: &LayerNorm, x: Tensor<D>) -> Tensor<D>
 ///
 /// As [`layer_norm`], and if `x` and `residual` differ in shape or dtype.
 pub fn add_layer_norm<const D: usize>(
-    module: &LayerNorm,
+    module: &burns::LayerNorm,
     x: Tensor<D>,
     residual: Tensor<D>,
 ) -> (Tensor<D>, Tensor<D>) {
@@ -65,7 +74,7 @@ pub fn add_layer_norm<const D: usize>(
 /// # Panics
 ///
 /// As [`layer_norm`].
-pub fn rms_norm<const D: usize>(module: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
+pub fn rms_norm<const D: usize>(module: &burns::RmsNorm, x: Tensor<D>) -> Tensor<D> {
     op::rms_norm(x, module.gamma.val(), module.epsilon)
 }
 
@@ -75,20 +84,20 @@ pub fn rms_norm<const D: usize>(module: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
 ///
 /// As [`add_layer_norm`].
 pub fn add_rms_norm<const D: usize>(
-    module: &RmsNorm,
+    module: &burns::RmsNorm,
     x: Tensor<D>,
     residual: Tensor<D>,
 ) -> (Tensor<D>, Tensor<D>) {
     op::add_rms_norm(x, residual, module.gamma.val(), module.epsilon)
 }
 
-fn beta(module: &LayerNorm) -> Option<Tensor<1>> {
+fn beta(module: &burns::LayerNorm) -> Option<Tensor<1>> {
     module.beta.as_ref().map(Param::val)
 }
 
 /// What `module` adds to the variance: a private field, which its description tells in full. A module
 /// that does not tell it runs by Burn's operations.
-fn epsilon(module: &LayerNorm) -> Option<f64> {
+fn epsilon(module: &burns::LayerNorm) -> Option<f64> {
     let described = module.custom_content(Content::new(DisplaySettings::new()))?;
     let told = described.attributes.iter().find(|attribute| attribute.name == "epsilon")?;
     told.value.trim().parse().ok()
@@ -112,7 +121,7 @@ impl Stream {
     }
 
     /// Returns the tokens and their norm.
-    pub(crate) fn normalized(self, norm: &LayerNorm) -> (Tensor<3>, Tensor<3>) {
+    pub(crate) fn normalized(self, norm: &burns::LayerNorm) -> (Tensor<3>, Tensor<3>) {
         match self.addend {
             Some(addend) => add_layer_norm(norm, self.x, addend),
             None => (self.x.clone(), layer_norm(norm, self.x)),

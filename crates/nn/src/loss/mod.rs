@@ -1,4 +1,7 @@
-//! Functions that run Burn's `CrossEntropyLoss` without copies of the logits. Call them instead of `forward`.
+//! The losses of `burn::nn`: cross-entropy without copies of the logits, and those that fail in 16 bits in f32.
+//!
+//! Functions run Burn's own [`CrossEntropyLoss`](burns::CrossEntropyLoss) as the module of this crate does. Call them
+//! instead of `forward`:
 //!
 //! ```
 //! use blackburn_nn::loss;
@@ -16,17 +19,25 @@
 //!
 //! [`linear_cross_entropy()`] also takes the layer that makes the logits, and never holds all of them.
 
+mod modules;
+
+pub use burn::nn::loss::*;
+pub use modules::{
+    BinaryCrossEntropyLoss, BinaryCrossEntropyLossConfig, CTCLoss, CTCLossConfig, CrossEntropyLoss,
+    CrossEntropyLossConfig, RNNTLoss, RNNTLossConfig,
+};
+
 use blackburn_backend::{
-    cross_entropy::{self, CrossEntropyOptions, Reduction},
-    linear_cross_entropy::{self, LinearCrossEntropyOptions},
+    cross_entropy::{self as op, CrossEntropyOptions},
+    linear_cross_entropy::{self as linear_op, LinearCrossEntropyOptions},
 };
 use burn::{
-    nn::{Linear, loss::CrossEntropyLoss},
+    nn::{Linear, loss as burns},
     tensor::{DType, FloatDType, Int, Tensor},
 };
 
 /// Computes `module.forward(logits, targets)`: the mean over the rows whose target is not padding, one element.
-/// [`cross_entropy`](cross_entropy::cross_entropy) does it, which makes no copy of the logits `[rows, classes]`.
+/// [`cross_entropy`](op::cross_entropy) does it, which makes no copy of the logits `[rows, classes]`.
 ///
 /// It differs from Burn's own:
 ///
@@ -39,24 +50,26 @@ use burn::{
 /// default. The mean is the only reduction.
 ///
 /// It calls `module.forward` with `weights`, with probabilities instead of logits (`logits: false`), with a
-/// smoothing of 1, and with padding beyond 32 bits.
+/// smoothing of 1, and with padding beyond 32 bits, on logits in f32 where they have 16 bits.
 ///
 /// # Panics
 ///
-/// As `module.forward`, and as [`cross_entropy`](cross_entropy::cross_entropy).
+/// As `module.forward`, and as [`cross_entropy`](op::cross_entropy).
 pub fn cross_entropy(
-    module: &CrossEntropyLoss,
+    module: &burns::CrossEntropyLoss,
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
 ) -> Tensor<1> {
     let served = options_of(module, &targets).filter(|_| module.weights.is_none());
-    let Some((options, others)) = served else { return module.forward(logits, targets) };
+    let Some((options, others)) = served else {
+        return module.forward(widened(logits), targets);
+    };
     let targets = joined(targets, &options, others);
-    cross_entropy::cross_entropy(logits, targets, options, Reduction::Mean)
+    op::cross_entropy(logits, targets, options, op::Reduction::Mean)
 }
 
 /// Computes `module.forward(linear.forward(x), targets)` of rows `x`, `[rows, width]`, without ever holding all
-/// logits. [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy) makes them in chunks of rows, and
+/// logits. [`linear_cross_entropy`](linear_op::linear_cross_entropy) makes them in chunks of rows, and
 /// the gradients with them. This saves memory where the logits are a model's largest tensor. Each chunk reads the
 /// weight again, so it costs time.
 ///
@@ -67,9 +80,9 @@ pub fn cross_entropy(
 /// # Panics
 ///
 /// As `module.forward`, and as
-/// [`linear_cross_entropy`](linear_cross_entropy::linear_cross_entropy).
+/// [`linear_cross_entropy`](linear_op::linear_cross_entropy).
 pub fn linear_cross_entropy(
-    module: &CrossEntropyLoss,
+    module: &burns::CrossEntropyLoss,
     linear: &Linear,
     x: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -78,13 +91,13 @@ pub fn linear_cross_entropy(
 }
 
 /// Computes [`linear_cross_entropy()`] in chunks of the given number of rows, by default of
-/// [`chunk_rows`](linear_cross_entropy::chunk_rows).
+/// [`chunk_rows`](linear_op::chunk_rows).
 ///
 /// # Panics
 ///
 /// As [`linear_cross_entropy()`], and if chunks have no rows.
 pub fn linear_cross_entropy_in_chunks(
-    module: &CrossEntropyLoss,
+    module: &burns::CrossEntropyLoss,
     linear: &Linear,
     x: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -93,11 +106,11 @@ pub fn linear_cross_entropy_in_chunks(
     let served = options_of(module, &targets)
         .filter(|(options, _)| module.weights.is_none() || options.label_smoothing == 0.0);
     let Some((options, others)) = served else {
-        return module.forward(linear.forward(x), targets);
+        return module.forward(widened(linear.forward(x)), targets);
     };
     let targets = joined(targets, &options, others);
     let share = shares(module, &targets, &options);
-    linear_cross_entropy::linear_cross_entropy(
+    linear_op::linear_cross_entropy(
         x,
         linear.weight.val(),
         linear.bias.as_ref().map(|bias| bias.val()),
@@ -107,10 +120,19 @@ pub fn linear_cross_entropy_in_chunks(
     )
 }
 
+/// The tensor in f32 where it has 16 bits. Burn's losses multiply by weights and lengths in f32, and sum in the type of
+/// what they get.
+fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
+}
+
 /// What each row counts in the mean, in f32: nothing where its target is padding, and the weight of its
 /// class where there are some.
 fn shares(
-    module: &CrossEntropyLoss,
+    module: &burns::CrossEntropyLoss,
     targets: &Tensor<1, Int>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
@@ -137,7 +159,7 @@ fn shares(
 /// The options of the module, with what else of its padding than the first is to be ignored; none where the
 /// operations do not serve it.
 fn options_of(
-    module: &CrossEntropyLoss,
+    module: &burns::CrossEntropyLoss,
     targets: &Tensor<1, Int>,
 ) -> Option<(CrossEntropyOptions, Vec<i64>)> {
     let label_smoothing = f64::from(module.smoothing.unwrap_or(0.0));

@@ -1,7 +1,7 @@
-//! Recurrent layers of `burn::nn` on sequences of any type: functions in the place of `forward`.
+//! Recurrent layers of `burn::nn` on sequences of any type: modules, and functions that run Burn's own.
 //!
 //! Burn makes initial states, and the memory for outputs, in the device's default type, f32, which fails where
-//! weights and inputs are in 16 bits. These functions run the same modules in the type that their weights are
+//! weights and inputs are in 16 bits. Here the same modules run in the type that their weights are
 //! read in: bf16 or f16 under a `PrecisionPolicy`, f32 where it keeps them. Outputs have the type of the input,
 //! states that of the weights.
 //!
@@ -19,28 +19,39 @@
 //!
 //! Equations and shapes are those of Burn's modules. Weights are read once a call, not once a time step.
 
+mod modules;
+
+pub use modules::{
+    BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gru, GruConfig, Lstm, LstmConfig,
+    Rnn, RnnConfig,
+};
+
 use burn::{
-    nn::{BiGru, BiLstm, BiRnn, GateController, Gru, Lstm, LstmState, Rnn, RnnState},
+    nn::{self as burns, GateController, LstmState, RnnState},
     tensor::{DType, FloatDType, Tensor, module::linear, s},
 };
 
-/// What [`Lstm::forward`] makes of `x` and `state`: the hidden state of each time step, and the last state.
+/// What Burn's [`Lstm`](burns::Lstm) makes of `x` and `state`: the hidden state of each time step, and the last state.
 ///
 /// # Panics
 ///
-/// As `Lstm::forward`, where shapes do not fit the module.
-pub fn lstm(module: &Lstm, x: Tensor<3>, state: Option<LstmState<2>>) -> (Tensor<3>, LstmState<2>) {
+/// As `forward` of Burn's module, where shapes do not fit the module.
+pub fn lstm(
+    module: &burns::Lstm,
+    x: Tensor<3>,
+    state: Option<LstmState<2>>,
+) -> (Tensor<3>, LstmState<2>) {
     in_layout(module.batch_first, x, |x| lstm_steps(module, x, state, module.reverse))
 }
 
-/// What [`BiLstm::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// What Burn's [`BiLstm`](burns::BiLstm) makes of `x` and `state`: the hidden states of both directions for each time step,
 /// and their last states.
 ///
 /// # Panics
 ///
-/// As `BiLstm::forward`, where shapes do not fit the module.
+/// As `forward` of Burn's module, where shapes do not fit the module.
 pub fn bi_lstm(
-    module: &BiLstm,
+    module: &burns::BiLstm,
     x: Tensor<3>,
     state: Option<LstmState<3>>,
 ) -> (Tensor<3>, LstmState<3>) {
@@ -55,22 +66,26 @@ pub fn bi_lstm(
     })
 }
 
-/// What [`Gru::forward`] makes of `x` and `state`: the hidden state of each time step.
+/// What Burn's [`Gru`](burns::Gru) makes of `x` and `state`: the hidden state of each time step.
 ///
 /// # Panics
 ///
-/// As `Gru::forward`, where shapes do not fit the module.
-pub fn gru(module: &Gru, x: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
+/// As `forward` of Burn's module, where shapes do not fit the module.
+pub fn gru(module: &burns::Gru, x: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
     gru_steps(module, x, state, false).0
 }
 
-/// What [`BiGru::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// What Burn's [`BiGru`](burns::BiGru) makes of `x` and `state`: the hidden states of both directions for each time step,
 /// and the last ones.
 ///
 /// # Panics
 ///
-/// As `BiGru::forward`, where shapes do not fit the module.
-pub fn bi_gru(module: &BiGru, x: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
+/// As `forward` of Burn's module, where shapes do not fit the module.
+pub fn bi_gru(
+    module: &burns::BiGru,
+    x: Tensor<3>,
+    state: Option<Tensor<3>>,
+) -> (Tensor<3>, Tensor<3>) {
     in_layout(module.batch_first, x, |x| {
         let of = |direction| direction_of(&state, direction);
         let (there, last) = gru_steps(&module.forward, x.clone(), of(0), false);
@@ -79,12 +94,16 @@ pub fn bi_gru(module: &BiGru, x: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor
     })
 }
 
-/// What [`Rnn::forward`] makes of `x` and `state`: the hidden state of each time step, and the last state.
+/// What Burn's [`Rnn`](burns::Rnn) makes of `x` and `state`: the hidden state of each time step, and the last state.
 ///
 /// # Panics
 ///
-/// As `Rnn::forward`, where shapes do not fit the module.
-pub fn rnn(module: &Rnn, x: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>, RnnState<2>) {
+/// As `forward` of Burn's module, where shapes do not fit the module.
+pub fn rnn(
+    module: &burns::Rnn,
+    x: Tensor<3>,
+    state: Option<RnnState<2>>,
+) -> (Tensor<3>, RnnState<2>) {
     in_layout(module.batch_first, x, |x| {
         let hidden = state.map(|state| state.hidden);
         let (y, last) = rnn_steps(module, x, hidden, module.reverse);
@@ -92,14 +111,14 @@ pub fn rnn(module: &Rnn, x: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>
     })
 }
 
-/// What [`BiRnn::forward`] makes of `x` and `state`: the hidden states of both directions for each time step,
+/// What Burn's [`BiRnn`](burns::BiRnn) makes of `x` and `state`: the hidden states of both directions for each time step,
 /// and their last states.
 ///
 /// # Panics
 ///
-/// As `BiRnn::forward`, where shapes do not fit the module.
+/// As `forward` of Burn's module, where shapes do not fit the module.
 pub fn bi_rnn(
-    module: &BiRnn,
+    module: &burns::BiRnn,
     x: Tensor<3>,
     state: Option<RnnState<3>>,
 ) -> (Tensor<3>, RnnState<3>) {
@@ -209,7 +228,7 @@ fn each_step(
 }
 
 fn lstm_steps(
-    module: &Lstm,
+    module: &burns::Lstm,
     x: Tensor<3>,
     state: Option<LstmState<2>>,
     reverse: bool,
@@ -242,7 +261,7 @@ fn lstm_steps(
 }
 
 fn gru_steps(
-    module: &Gru,
+    module: &burns::Gru,
     x: Tensor<3>,
     state: Option<Tensor<2>>,
     reverse: bool,
@@ -271,7 +290,7 @@ fn gru_steps(
 }
 
 fn rnn_steps(
-    module: &Rnn,
+    module: &burns::Rnn,
     x: Tensor<3>,
     state: Option<Tensor<2>>,
     reverse: bool,

@@ -1,0 +1,95 @@
+//! The feed-forward part of a transformer's layer.
+
+use crate::{
+    drop_in::{drop_in, same_config},
+    dropout::dropout,
+};
+use burn::{
+    config::Config,
+    nn::{
+        Initializer,
+        activation::{Activation, ActivationConfig},
+        transformer as burns,
+    },
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+
+/// Configuration of [`PositionWiseFeedForward`], as of Burn's.
+#[derive(Config, Debug)]
+pub struct PositionWiseFeedForwardConfig {
+    /// Size of a token.
+    pub d_model: usize,
+    /// Size of the middle.
+    pub d_ff: usize,
+    /// Share of the middle that is left out in training. Default: 0.1
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// How weights begin.
+    #[config(
+        default = "Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }"
+    )]
+    pub initializer: Initializer,
+    /// Activation of the middle. Default: GELU
+    #[config(default = "ActivationConfig::Gelu")]
+    pub activation: ActivationConfig,
+}
+
+same_config!(
+    PositionWiseFeedForwardConfig,
+    burns::PositionWiseFeedForwardConfig,
+    d_model,
+    d_ff,
+    dropout,
+    initializer,
+    activation
+);
+
+impl PositionWiseFeedForwardConfig {
+    /// Creates the module with fresh weights.
+    ///
+    /// # Panics
+    ///
+    /// If the dropout is not at least 0 and below 1.
+    pub fn init(&self, device: &Device) -> PositionWiseFeedForward {
+        burns::PositionWiseFeedForwardConfig::from(self.clone()).init(device).into()
+    }
+}
+
+drop_in! {
+    /// Burn's [`PositionWiseFeedForward`](burns::PositionWiseFeedForward), whose dropout keeps nothing;
+    /// [`PositionWiseFeedForwardConfig`] makes it.
+    PositionWiseFeedForward, burns::PositionWiseFeedForward
+}
+
+impl PositionWiseFeedForward {
+    /// Computes `linear_outer(dropout(activation(linear_inner(input))))` of tokens `[.., d_model]`, and returns as
+    /// many.
+    ///
+    /// # Panics
+    ///
+    /// If the last dimension is not `d_model`.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        feed_forward(self, input)
+    }
+}
+
+/// Runs Burn's module on tokens `[.., d_model]` of any type.
+pub(super) fn feed_forward<const D: usize>(
+    module: &burns::PositionWiseFeedForward,
+    input: Tensor<D>,
+) -> Tensor<D> {
+    let x = module.linear_inner.forward(input);
+    let x = activate(&module.activation, x);
+    module.linear_outer.forward(dropout(&module.dropout, x))
+}
+
+/// Burn hides the activation from visitors, so that its parameters stay in f32 whatever the policy. Those that have
+/// some are run in f32.
+fn activate<const D: usize>(activation: &Activation, x: Tensor<D>) -> Tensor<D> {
+    match (activation, x.dtype()) {
+        (Activation::PRelu(_) | Activation::SwiGlu(_), given @ (DType::F16 | DType::BF16)) => {
+            activation.forward(x.cast(FloatDType::F32)).cast(FloatDType::from(given))
+        }
+        _ => activation.forward(x),
+    }
+}
