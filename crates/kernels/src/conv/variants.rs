@@ -209,10 +209,14 @@ fn variant(name: String, problem: ConvProblem, plan: ConvBlueprint) -> Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DeviceProfile;
+    use crate::{DeviceProfile, Families};
 
-    const H200: DeviceProfile =
-        DeviceProfile { compute_capability: Some(90), multiprocessors: 132, shared_bytes: 232_448 };
+    const H200: DeviceProfile = DeviceProfile {
+        compute_capability: Some(90),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        families: Families::ALL,
+    };
 
     fn bf16(layer: &Layer, pass: ConvPass) -> ConvProblem {
         layer.problem(pass, 256, FLOATS[2].0).unwrap()
