@@ -3,7 +3,7 @@
 
 use blackburn_tests::{
     fuzz::{
-        OPS, Op,
+        Op, ops,
         run::{Ending, Part, Run, case},
         target::Target,
     },
@@ -24,7 +24,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             })
         })
     };
-    OPS.into_iter().map(trial).collect()
+    ops().into_iter().map(trial).collect()
 }
 
 /// Cases are right, and wrong with a fault in them.
