@@ -11,7 +11,7 @@ use std::{
 /// Runs `work`; a panic in it comes back as an error that says what to do.
 ///
 /// The panic's own report, with its backtrace, is shown where `RUST_BACKTRACE` asks for it.
-pub(crate) fn catch(work: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     if env::var_os("RUST_BACKTRACE").is_none() {
         panic::set_hook(Box::new(|_| {}));
     }

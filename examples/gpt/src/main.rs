@@ -33,6 +33,8 @@ use std::{
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "webgpu"))]
+    blackburn::doctor::work_if_asked();
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new("warn,gpt=info,blackburn=info"));
     tracing_subscriber::fmt()
@@ -44,28 +46,39 @@ fn main() -> ExitCode {
         .init();
     let cli = Cli::parse();
     let result = failure::catch(|| run(&cli));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn run(cli: &Cli) -> Result<ExitCode> {
+    match &cli.command {
+        Command::Train(args) => {
+            let (device, report) = set_up(cli)?;
+            trainer::train(args, device, &report)?;
+        }
+        Command::Generate(args) => generate(args, &set_up(cli)?.0)?,
+        Command::Eval(args) => eval(args, &set_up(cli)?.0)?,
+        Command::Export(args) => {
+            let (device, report) = set_up(cli)?;
+            export::export(args, device, &report)?;
+        }
+        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "webgpu"))]
+        Command::Doctor(options) => {
+            return Ok(blackburn::doctor::run(cli.device.as_deref(), options));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn set_up(cli: &Cli) -> Result<(burn::tensor::Device, blackburn::Report)> {
     let mut config = blackburn::Config::from_env()?;
     if let Some(device) = &cli.device {
         config.device = device.parse()?;
     }
     let report = blackburn::init_with(config)?;
-    let device = blackburn::device()?;
-    match &cli.command {
-        Command::Train(args) => trainer::train(args, device, &report),
-        Command::Generate(args) => generate(args, &device),
-        Command::Eval(args) => eval(args, &device),
-        Command::Export(args) => export::export(args, device, &report),
-    }
+    Ok((blackburn::device()?, report))
 }
 
 fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
