@@ -130,9 +130,22 @@ pub fn trials_in(
 pub fn on_burn_cuda(
     test: impl FnOnce(&burn::tensor::Device) -> Result<(), Failed>,
 ) -> Result<Completion, Failed> {
-    on_cube_device(|device| match device.client().name() {
-        "cuda" => test(&burn::tensor::Device::new(device)).map(|()| Completion::Completed),
-        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {other}"))),
+    on_burn_cuda_and_client(|device, _| test(device))
+}
+
+/// As [`on_burn_cuda`], with CubeCL's client of the same device.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_cuda_and_client(
+    test: impl FnOnce(&burn::tensor::Device, &Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| match device.client() {
+        client if client.name() == "cuda" => {
+            test(&burn::tensor::Device::new(device), &client).map(|()| Completion::Completed)
+        }
+        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {}", other.name()))),
     })
 }
 

@@ -250,6 +250,15 @@ mod tests {
     }
 
     #[test]
+    fn what_has_to_be_exact_may_be_off_by_one_rounding_and_no_more() {
+        let exactly = |actual: f64, storage: Storage| {
+            Check::new(None).exactly("y", vec![actual], &[1.0 + 2f64.powi(-20)], storage).is_ok()
+        };
+        assert!(exactly(1.0, Storage::F16) && exactly(1.0 + 2f64.powi(-20), Storage::F32));
+        assert!(!exactly(1.0, Storage::F32) && !exactly(1.0 + 2f64.powi(-10), Storage::F16));
+    }
+
+    #[test]
     fn numbers_and_what_is_none_do_not_pass_for_each_other() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let compare = |actual: f64, expected: f64| {

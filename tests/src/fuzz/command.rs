@@ -93,7 +93,7 @@ fn fuzz(arguments: &Arguments) -> Result<bool, String> {
     run::note_panics();
     let seed = arguments.seed.unwrap_or_else(seed_of_the_clock);
     let mut is_right = true;
-    for op in chosen(&arguments.op)? {
+    for op in chosen(&arguments.op, device == "cuda")? {
         let run = Run {
             seed,
             plans: arguments.plans.unwrap_or(op.plans),
@@ -118,9 +118,10 @@ fn fuzz(arguments: &Arguments) -> Result<bool, String> {
     Ok(is_right)
 }
 
-fn chosen(name: &str) -> Result<Vec<Op>, String> {
+/// The operation of that name, or all that the device has kernels for.
+fn chosen(name: &str, has_cuda: bool) -> Result<Vec<Op>, String> {
     let mut chosen = ops();
-    chosen.retain(|op| name == "all" || op.name == name);
+    chosen.retain(|op| op.name == name || (name == "all" && (has_cuda || !op.needs_cuda)));
     if chosen.is_empty() {
         let names: Vec<_> = ops().iter().map(|op| op.name).collect();
         let names = names.join(", ");
@@ -323,8 +324,10 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_is_named_with_those_that_there_are() {
-        let error = chosen("matmull").unwrap_err();
+        let error = chosen("matmull", true).unwrap_err();
         assert!(error.contains("`matmull`") && error.contains("matmul, fp8_matmul"), "{error}");
-        assert_eq!(chosen("all").unwrap().len(), ops().len());
+        assert_eq!(chosen("all", true).unwrap().len(), ops().len());
+        assert_eq!(chosen("all", false).unwrap().len(), ops().len() - 1);
+        assert_eq!(chosen("fp8_matmul", false).unwrap().len(), 1);
     }
 }

@@ -37,6 +37,8 @@ pub struct Op {
     /// Plans that a run draws from, unless it is told another number: as many as are compiled in a minute or
     /// two.
     pub plans: u64,
+    /// Whether CUDA alone has kernels for it.
+    pub needs_cuda: bool,
     case: Case,
 }
 

@@ -24,26 +24,35 @@ use crate::{
 pub struct KernelOp {
     /// What it is called.
     pub name: &'static str,
+    /// Whether CUDA alone has kernels for it.
+    pub needs_cuda: bool,
     /// Draws a case, runs it and compares what comes out.
-    pub case: fn(&Target, &mut Draw, &mut Check) -> Result<(), Stop>,
+    pub case: Case,
+}
+
+/// Draws a case, runs it and compares what comes out.
+pub type Case = fn(&Target, &mut Draw, &mut Check) -> Result<(), Stop>;
+
+const fn op(name: &'static str, case: Case) -> KernelOp {
+    KernelOp { name, needs_cuda: false, case }
 }
 
 /// All of them, those with several families first.
 pub const OPS: [KernelOp; 16] = [
-    KernelOp { name: "matmul", case: matmul::case },
-    KernelOp { name: "fp8_matmul", case: fp8_matmul::case },
-    KernelOp { name: "conv", case: conv::case },
-    KernelOp { name: "attention", case: attention::case },
-    KernelOp { name: "norm", case: norm::case },
-    KernelOp { name: "batch_norm", case: batch_norm::case },
-    KernelOp { name: "cross_entropy", case: cross_entropy::case },
-    KernelOp { name: "softmax", case: softmax::case },
-    KernelOp { name: "gelu", case: elements::gelu },
-    KernelOp { name: "swiglu", case: elements::swiglu },
-    KernelOp { name: "column_sum", case: elements::column_sum },
-    KernelOp { name: "dropout", case: elements::dropout },
-    KernelOp { name: "embedding", case: embedding::case },
-    KernelOp { name: "adamw", case: optimizers::adamw },
-    KernelOp { name: "sgd", case: optimizers::sgd },
-    KernelOp { name: "fp8_cast", case: quantize::case },
+    op("matmul", matmul::case),
+    KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
+    op("conv", conv::case),
+    op("attention", attention::case),
+    op("norm", norm::case),
+    op("batch_norm", batch_norm::case),
+    op("cross_entropy", cross_entropy::case),
+    op("softmax", softmax::case),
+    op("gelu", elements::gelu),
+    op("swiglu", elements::swiglu),
+    op("column_sum", elements::column_sum),
+    op("dropout", elements::dropout),
+    op("embedding", embedding::case),
+    op("adamw", optimizers::adamw),
+    op("sgd", optimizers::sgd),
+    op("fp8_cast", quantize::case),
 ];
