@@ -29,7 +29,7 @@ pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) 
         "swiglu" | "dropout" => [true, false]
             .map(|aligned| of_type.clone().with("aligned", aligned).with("elements", 10_007))
             .into(),
-        "column_sum" => [true, false]
+        "column_sum" | "row_sum" | "square_sum" => [true, false]
             .map(|aligned| sized(&of_type, [131, 1003], aligned).with_whole_numbers())
             .into_iter()
             .chain([sized(&of_type, [131, 1003], true)])

@@ -77,8 +77,10 @@ pub fn ops() -> Vec<Op> {
     let kernels = ops::OPS.into_iter().map(|op| Op {
         name: op.name,
         plans: plans(op.name),
+        needs_cuda: op.needs_cuda,
         case: Case::Kernel(op),
     });
-    let linear = Op { name: "linear", plans: PLANS, case: Case::Tensors(linear::case) };
+    let case = Case::Tensors(linear::case);
+    let linear = Op { name: "linear", plans: PLANS, needs_cuda: false, case };
     kernels.chain([linear]).collect()
 }

@@ -1,15 +1,14 @@
-//! GELU with its gradient and the sums of its columns, `SwiGLU`, column sums by themselves, and dropout.
+//! GELU with its gradient and the sums of its columns, `SwiGLU` and its gradients, and dropout.
 
 use crate::{
     buffers::{download, dtype, upload, upload_behind},
     check::{Check, Stop, settle},
     draw::Draw,
-    memory::{Layout, place},
     target::Target,
 };
 use blackburn_kernels::{
     buffer::Buffer,
-    column_sum::{self as kernel, ColumnSumBlueprint, ColumnSumProblem},
+    column_sum::{ColumnSumBlueprint, ColumnSumProblem},
     dropout::{self as of_dropout, DropoutProblem},
     gelu::{
         GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_backward_sum_with, gelu_forward,
@@ -18,7 +17,7 @@ use blackburn_kernels::{
 };
 use blackburn_reference::{
     attention::dropout::{Dropout, philox4x32},
-    column_sum as reference, gelu,
+    gelu,
     storage::Storage,
     swiglu,
 };
@@ -92,46 +91,6 @@ pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let mut db = download(client, made.db, storage)?;
     settle(&mut db, &expected, |c| column(c).any(|(x, dy)| dy.is_infinite() && may_vanish(x)));
     check.compare("db", db, &expected, &bounds)
-}
-
-pub(super) fn column_sum(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
-    let client = &on.client;
-    let storage = draw.plan("type", &on.storages);
-    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
-    let most = if draw.holds("large", 200) { 1 << 20 } else { 1 << 16 };
-    let columns = draw.multiple("columns", 2..=3000, step);
-    let outer = draw.size("outer", 1..=5);
-    let rows = draw.size("rows", 1..=(most / columns / outer).max(1));
-    let empty = draw.holds("empty", 100);
-    let rows = if empty { 0 } else { rows };
-    let pitch = columns + draw.one_of("apart", &[0, 0, step, 3 * step]);
-    let between = draw.one_of("between", &[0, 0, pitch]);
-    let strides = vec![rows * pitch + between, pitch, 1];
-    let layout = Layout { shape: vec![outer, rows, columns], strides };
-    let mut x = draw.normal(outer * rows * columns, 1.0, storage);
-    draw.spoil("x", &mut x);
-    let problem = ColumnSumProblem::new(&layout.shape, &layout.strides, 1..2, dtype(storage));
-    if empty {
-        return check.refuses("an empty sum", problem);
-    }
-    let problem = problem?;
-    let buffer = place(on, draw, "x", (&x, &layout), storage);
-    if draw.holds("contradiction", 60) {
-        let short = Buffer { elements: problem.span() - 1, ..buffer };
-        return check.refuses("a short x", kernel::column_sum(client, &problem, &short));
-    }
-    let y = download(client, kernel::column_sum(client, &problem, &buffer)?, storage)?;
-    let magnitudes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
-    let expected = reference::column_sum(&x, outer, rows, columns);
-    if draw.has_whole_numbers() {
-        return check.exactly("y", y, &expected, storage);
-    }
-    let bounds: Vec<f64> = expected
-        .iter()
-        .zip(reference::column_sum(&magnitudes, outer, rows, columns))
-        .map(|(y, magnitude)| reference::bound(*y, magnitude, rows, storage))
-        .collect();
-    check.compare("y", y, &expected, &bounds)
 }
 
 pub(super) fn swiglu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {

@@ -12,6 +12,7 @@ mod norm;
 mod optimizers;
 mod quantize;
 mod softmax;
+mod sums;
 
 use crate::{
     check::{Check, Stop},
@@ -38,7 +39,7 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 16] = [
+pub const OPS: [KernelOp; 18] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
@@ -49,7 +50,9 @@ pub const OPS: [KernelOp; 16] = [
     op("softmax", softmax::case),
     op("gelu", elements::gelu),
     op("swiglu", elements::swiglu),
-    op("column_sum", elements::column_sum),
+    op("column_sum", sums::column_sum),
+    op("row_sum", sums::row_sum),
+    op("square_sum", sums::square_sum),
     op("dropout", elements::dropout),
     op("embedding", embedding::case),
     op("adamw", optimizers::adamw),
