@@ -145,11 +145,12 @@ mod tests {
             .with(FamilyOp::Attention, Family::Wgmma);
         for op in FamilyOp::ALL {
             for family in Family::ALL {
-                let expected = match (op, family) {
-                    (_, Family::Portable) => true,
-                    (FamilyOp::Conv, Family::Mma) | (FamilyOp::Attention, Family::Wgmma) => true,
-                    _ => false,
-                };
+                let expected = matches!(
+                    (op, family),
+                    (_, Family::Portable)
+                        | (FamilyOp::Conv, Family::Mma)
+                        | (FamilyOp::Attention, Family::Wgmma)
+                );
                 assert_eq!(some.has(op, family), expected, "{op} by {family}");
                 assert!(Families::ALL.has(op, family));
             }

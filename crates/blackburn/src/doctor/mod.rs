@@ -75,7 +75,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// Keep the verdicts in this file. Default: BLACKBURN_VERDICTS, then a file in the user's cache folder.
+    /// Keep the verdicts in this file. Default: `BLACKBURN_VERDICTS`, then a file in the user's cache folder.
     #[arg(long, value_name = "FILE")]
     pub verdicts: Option<PathBuf>,
 

@@ -100,7 +100,8 @@ pub(super) fn square_sum(on: &Target, draw: &mut Draw, check: &mut Check) -> Res
     if draw.has_whole_numbers() {
         return check.compare("sum", vec![found], &[exact], &[0.0]);
     }
-    // All terms are positive. Each is rounded once as a square, and at most once with each other of its sum.
-    let roundings = x.len().min(1 << 12) as f64 + 1.0;
+    // All terms are positive. Each is rounded once as a square, and once with each addition that it goes through: those
+    // of its unit, of which a cube has 256, of vector and cube, and of the sums.
+    let roundings = (1 + x.len().div_ceil(256) + 8 + 8 + 12) as f64;
     check.compare("sum", vec![found], &[exact], &[roundings * F32.unit_roundoff() * exact])
 }
