@@ -161,6 +161,12 @@ pub enum DoctorError {
         /// What was given.
         given: String,
     },
+    /// A process of an examination has come to examine.
+    #[error(
+        "doctor: this program examines without having called `doctor::work_if_asked()`: it has to be the first line of \
+         `main`, because an examination starts the program again for its cases"
+    )]
+    NotAsked,
     /// The program's own path.
     #[error("doctor: this program does not know where it lies, to start itself again: {0}")]
     NoProgram(#[source] io::Error),
@@ -215,6 +221,10 @@ pub fn examine(
     options: &Options,
     mut tell: impl FnMut(&str, &Kept, usize, usize),
 ) -> Result<Examination, DoctorError> {
+    // Without this, each process would start others like itself.
+    if env::var_os(WORKER).is_some() {
+        return Err(DoctorError::NotAsked);
+    }
     if device == DeviceChoice::Flex {
         return Err(DoctorError::NoKernels);
     }
