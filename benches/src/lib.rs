@@ -5,7 +5,7 @@ pub mod gpt2;
 pub mod matmul;
 pub mod optimizer;
 
-use blackburn_kernels::buffer::Buffer;
+use blackburn_kernels::{buffer::Buffer, family::offer_unproven};
 use blackburn_reference::{fp8::Fp8, random::normal, storage::Storage, tolerance::compare};
 use criterion::Bencher;
 use cubecl::{
@@ -18,7 +18,11 @@ use std::time::Instant;
 /// The GPU to measure on: CUDA's first. Without one a bench says "skipped" and measures nothing.
 pub fn device() -> Option<Device> {
     match Device::cuda(0) {
-        Ok(device) => Some(device),
+        Ok(device) => {
+            // Results are verified before they are timed.
+            offer_unproven();
+            Some(device)
+        }
         Err(reason) => {
             eprintln!("skipped: {reason}. Benches need a GPU and --features cuda");
             None

@@ -2,7 +2,6 @@
 //! there, and cases drawn at random.
 
 pub mod blocks;
-pub mod buffers;
 pub mod fuzz;
 pub mod modules;
 pub mod plain;
@@ -12,6 +11,8 @@ pub mod tensors;
 pub mod textbook;
 pub mod verdict;
 
+pub use blackburn_doctor::buffers;
+use blackburn_kernels::family::offer_unproven;
 use blackburn_reference::storage::Storage;
 use cubecl::{Device, client::Client, ir::ElemType};
 use libtest_mimic::{Completion, Failed, Trial};
@@ -131,9 +132,22 @@ pub fn trials_in(
 pub fn on_burn_cuda(
     test: impl FnOnce(&burn::tensor::Device) -> Result<(), Failed>,
 ) -> Result<Completion, Failed> {
-    on_cube_device(|device| match device.client().name() {
-        "cuda" => test(&burn::tensor::Device::new(device)).map(|()| Completion::Completed),
-        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {other}"))),
+    on_burn_cuda_and_client(|device, _| test(device))
+}
+
+/// As [`on_burn_cuda`], with CubeCL's client of the same device.
+///
+/// # Errors
+///
+/// As [`on_device`].
+pub fn on_burn_cuda_and_client(
+    test: impl FnOnce(&burn::tensor::Device, &Client) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    on_cube_device(|device| match device.client() {
+        client if client.name() == "cuda" => {
+            test(&burn::tensor::Device::new(device), &client).map(|()| Completion::Completed)
+        }
+        other => Ok(Completion::ignored_with(format!("a test of CUDA, not of {}", other.name()))),
     })
 }
 
@@ -188,7 +202,11 @@ fn on_cube_device(
 ) -> Result<Completion, Failed> {
     let required = env::var("BLACKBURN_REQUIRE_DEVICE").ok().filter(|name| !name.is_empty());
     match find(required.as_deref()) {
-        Ok(device) => test(device),
+        Ok(device) => {
+            // Tests are how a family is proven.
+            offer_unproven();
+            test(device)
+        }
         Err(reason) if required.is_none() => Ok(Completion::ignored_with(reason)),
         Err(reason) => Err(reason.into()),
     }

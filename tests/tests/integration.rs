@@ -26,6 +26,8 @@ mod config;
 mod conv;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "integration/doctor.rs"]
+mod doctor;
 #[path = "integration/dropout.rs"]
 mod dropout;
 #[path = "integration/embedding.rs"]
@@ -104,10 +106,13 @@ use clap::Parser;
 use libtest_mimic::Trial;
 use std::{io::Write, process::ExitCode};
 
-/// Tests that others beside them would disturb: they fill the GPU's memory, or take times.
-const ALONE: [&str; 2] = ["profile::", "resources::"];
+/// Tests that others beside them would disturb: they fill the GPU's memory, take times, or start processes that have a
+/// limit of time.
+const ALONE: [&str; 3] = ["doctor::", "profile::", "resources::"];
 
 fn main() -> ExitCode {
+    // Examinations start this program for their cases.
+    blackburn::doctor::work_if_asked();
     // Providers have to be registered before any test touches a tensor.
     let init = || blackburn::init().map(drop).map_err(|error| eprintln!("error: {error}"));
     if std::env::args().nth(1).is_some_and(|first| first == "--fuzz") {
@@ -130,6 +135,7 @@ fn main() -> ExitCode {
         config::trials(),
         conv::trials(),
         cross_entropy::trials(),
+        doctor::trials(),
         dropout::trials(),
         embedding::trials(),
         empty::trials(),

@@ -2,7 +2,9 @@
 
 use blackburn_kernels::{buffer::Buffer, gelu::gelu_forward};
 use burn_std::config::BurnConfig;
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel};
+use cubecl::config::{
+    CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel, cache::CacheConfig,
+};
 use cubecl::ir::{ElemType, FloatKind};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -82,6 +84,11 @@ fn kernel_cache(config: &CubeClRuntimeConfig) -> Option<PathBuf> {
 #[cfg(not(feature = "persistence"))]
 fn kernel_cache(_config: &CubeClRuntimeConfig) -> Option<PathBuf> {
     None
+}
+
+/// The user's cache folder, as CubeCL finds it: what is kept there holds for all of a user's programs.
+pub fn user_cache_folder() -> PathBuf {
+    CacheConfig::Global.root()
 }
 
 /// Starts `device` and lets it compute something, so that a broken driver or toolkit shows here

@@ -3,7 +3,7 @@ use crate::{
     device::{DeviceChoice, available_devices},
 };
 use serde::Serialize;
-use std::{collections::BTreeSet, env, fmt, str::FromStr};
+use std::{collections::BTreeSet, env, fmt, path::PathBuf, str::FromStr};
 
 /// The precision of matrix products of f32 tensors on NVIDIA GPUs. Other devices compute them in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -53,6 +53,8 @@ impl fmt::Display for F32Precision {
 /// | [`f32_matmul`](Self::f32_matmul) | `BLACKBURN_F32_MATMUL=tf32` or `full` | tf32 |
 /// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
+/// | [`unproven`](Self::unproven) | `BLACKBURN_UNPROVEN=0` or `1` | off |
+/// | [`verdicts`](Self::verdicts) | `BLACKBURN_VERDICTS`, a file | in the user's cache folder |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
@@ -74,6 +76,12 @@ pub struct Config {
     pub tune_matmul: bool,
     /// Whether to keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
+    /// Whether to take kernels on tensor cores on GPUs on which they have never been proven, neither by the project's
+    /// tests nor by an examination of this machine (see [`Proof`](crate::Proof)). By default ordinary kernels and
+    /// Burn's own take their place there.
+    pub unproven: bool,
+    /// The file of the verdicts of such examinations, where it is not the one in the user's cache folder.
+    pub verdicts: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -84,6 +92,8 @@ impl Default for Config {
             f32_matmul: F32Precision::Tf32,
             tune_matmul: false,
             kernel_cache: true,
+            unproven: false,
+            verdicts: None,
         }
     }
 }
@@ -118,11 +128,13 @@ impl Config {
         for (name, switch) in [
             ("BLACKBURN_TUNE_MATMUL", &mut config.tune_matmul),
             ("BLACKBURN_KERNEL_CACHE", &mut config.kernel_cache),
+            ("BLACKBURN_UNPROVEN", &mut config.unproven),
         ] {
             if let Some(value) = variable(name)? {
                 *switch = parse_switch(name, &value)?;
             }
         }
+        config.verdicts = variable("BLACKBURN_VERDICTS")?.map(PathBuf::from);
         Ok(config)
     }
 
@@ -181,6 +193,20 @@ impl Config {
         self.kernel_cache = keep;
         self
     }
+
+    /// Takes kernels where they are unproven, or not.
+    #[must_use]
+    pub fn with_unproven(mut self, take: bool) -> Self {
+        self.unproven = take;
+        self
+    }
+
+    /// Chooses the file of the verdicts.
+    #[must_use]
+    pub fn with_verdicts(mut self, file: impl Into<PathBuf>) -> Self {
+        self.verdicts = Some(file.into());
+        self
+    }
 }
 
 fn parse_switch(name: &str, value: &str) -> Result<bool, Error> {
@@ -230,6 +256,14 @@ mod tests {
     fn matrix_products_are_tuned_on_request_alone() {
         assert!(!Config::default().tune_matmul);
         assert!(Config::default().with_tune_matmul(true).tune_matmul);
+    }
+
+    #[test]
+    fn unproven_kernels_are_taken_on_request_alone() {
+        assert!(!Config::default().unproven);
+        assert!(Config::default().with_unproven(true).unproven);
+        let named = Config::default().with_verdicts("here.json");
+        assert_eq!(named.verdicts, Some("here.json".into()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use crate::{Config, Error, init};
+use crate::{Config, Error, Proof, init};
 use burn::tensor::Device;
 use serde::Serialize;
 use std::{fmt, str::FromStr};
@@ -106,8 +106,11 @@ pub fn device() -> Result<Device, Error> {
 ///
 /// As [`device`], and if the name means nothing.
 pub fn device_from(name: &str) -> Result<Device, Error> {
-    init::state()?;
-    open(name.parse()?).map(|opened| opened.device)
+    let state = init::state()?;
+    let opened = open(name.parse()?)?;
+    // It may be of another architecture than the first.
+    settle(state.config(), &opened);
+    Ok(opened.device)
 }
 
 /// A device that answered.
@@ -121,6 +124,31 @@ pub(crate) struct Opened {
 
 pub(crate) fn open_configured(config: &Config) -> Result<Opened, Error> {
     open(config.device)
+}
+
+/// Offers the device the kernels that are proven there.
+#[cfg(feature = "gpu")]
+pub(crate) fn settle(config: &Config, opened: &Opened) -> Proof {
+    opened.cube.as_ref().map_or(Proof::NoChoice, |cube| crate::proof::settle(config, cube))
+}
+
+/// The CPU has no choice of kernels.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn settle(_config: &Config, _opened: &Opened) -> Proof {
+    Proof::NoChoice
+}
+
+/// The GPU that a choice names, not used yet; with [`DeviceChoice::Auto`] the best that is none of software.
+#[cfg(all(feature = "doctor", feature = "gpu"))]
+pub(crate) fn find_gpu(choice: DeviceChoice) -> Result<(DeviceChoice, cubecl::Device), Error> {
+    let choice = match choice {
+        DeviceChoice::Auto => gpu::available()
+            .into_iter()
+            .find(|choice| *choice != DeviceChoice::WebGpu)
+            .unwrap_or(DeviceChoice::Cuda(0)),
+        named => named,
+    };
+    gpu::find(choice).map(|cube| (choice, cube))
 }
 
 fn open(choice: DeviceChoice) -> Result<Opened, Error> {

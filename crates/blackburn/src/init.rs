@@ -15,9 +15,18 @@ pub(crate) struct State {
     report: Report,
 }
 
+impl State {
+    pub(crate) fn config(&self) -> &Config {
+        self.report.config()
+    }
+}
+
 static STATE: OnceLock<Result<State, Error>> = OnceLock::new();
 
 /// Sets Blackburn up from the environment (see [`Config`]), and reports on the device and the providers.
+///
+/// On a GPU of an architecture on which kernels were never proven, it says in one line that an examination is due
+/// ([`Proof`](crate::Proof)), and takes ordinary kernels and Burn's own. It starts no process.
 ///
 /// Call it before the first tensor operation, at which Burn seals its registry of fusion providers. Later calls
 /// change nothing and return the first call's report.
@@ -60,7 +69,8 @@ pub(crate) fn state() -> Result<&'static State, Error> {
 fn start(config: &Config) -> Result<State, Error> {
     let setup = set_up(config)?;
     let opened: Opened = device::open_configured(config)?;
-    let report = Report::new(config, setup, &opened);
+    let proof = device::settle(config, &opened);
+    let report = Report::new(config, setup, &opened, proof);
     Ok(State { device: opened.device, report })
 }
 

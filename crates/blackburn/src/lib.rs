@@ -27,6 +27,8 @@
 //! The features `burn-train` and `nvml` extend the training toolkit: [`train`] inside Burn's own learner, and
 //! readings of NVIDIA GPUs.
 //!
+//! The feature `doctor` examines the kernels on the GPU at hand: `blackburn::doctor`.
+//!
 //! Features add up, so one program can carry them all. [`device`] looks for CUDA, then for a Vulkan GPU, then takes
 //! the CPU. Choose otherwise by the environment variable `BLACKBURN_DEVICE` or by [`device_from`].
 
@@ -34,10 +36,17 @@ pub mod attention;
 mod config;
 pub mod cross_entropy;
 mod device;
+#[cfg(all(feature = "doctor", feature = "gpu"))]
+pub mod doctor;
 mod error;
 pub mod fp8;
 mod init;
+#[cfg(feature = "gpu")]
+mod machine;
+mod proof;
 mod report;
+#[cfg(feature = "gpu")]
+pub mod verdicts;
 
 pub use attention::attention;
 pub use blackburn_distributed as distributed;
@@ -47,6 +56,7 @@ pub use config::{Config, F32Precision};
 pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};
 pub use error::Error;
 pub use init::{init, init_with};
+pub use proof::Proof;
 pub use report::{Provider, Report, TensorCores, Versions};
 
 /// What a training program imports: `use blackburn::prelude::*;`.
@@ -67,6 +77,9 @@ mod book {
     struct Distributed;
     #[doc = include_str!("../../../book/src/modules.md")]
     struct Modules;
+    #[cfg(all(feature = "doctor", feature = "gpu"))]
+    #[doc = include_str!("../../../book/src/doctor.md")]
+    struct Doctor;
     #[doc = include_str!("../../../book/src/plugging-in.md")]
     struct PluggingIn;
     #[doc = include_str!("../../../book/src/matmul.md")]

@@ -1,4 +1,4 @@
-use crate::{Config, F32Precision, device::Opened};
+use crate::{Config, F32Precision, Proof, device::Opened};
 use serde::Serialize;
 use std::{fmt, path::PathBuf};
 
@@ -93,6 +93,8 @@ pub struct Report {
     pub f32_matmul: F32Precision,
     /// Whether the kernels of matrix products are chosen by measurement on this device.
     pub tune_matmul: bool,
+    /// Why the device is offered the kernels that it is.
+    pub kernels: Proof,
     /// Fusion providers, and what became of them; the CPU backend does not fuse and has none.
     pub providers: Vec<Provider>,
     /// The folder in which compiled kernels are kept, if they are.
@@ -120,6 +122,7 @@ impl Report {
         // Only GPUs have providers and a kernel cache.
         #[cfg_attr(not(feature = "gpu"), allow(unused_variables))] setup: Setup,
         opened: &Opened,
+        proof: Proof,
     ) -> Self {
         #[cfg_attr(not(feature = "gpu"), allow(unused_mut))]
         let mut report = Self {
@@ -134,6 +137,7 @@ impl Report {
             memory_bytes: None,
             f32_matmul: F32Precision::Full,
             tune_matmul: false,
+            kernels: proof,
             providers: Vec::new(),
             kernel_cache: None,
             found: crate::available_devices().iter().map(ToString::to_string).collect(),
@@ -221,6 +225,9 @@ impl fmt::Display for Report {
         line("f32 products", self.f32_matmul.to_string())?;
         if self.tune_matmul {
             line("tuning", "matrix products, each when its shape first appears".into())?;
+        }
+        if self.kernels != Proof::NoChoice {
+            line("kernels", self.kernels.to_string())?;
         }
         if let Some(bytes) = self.shared_memory_bytes {
             line("shared memory", format!("{:.0} KiB a cube", bytes as f64 / 1024.0))?;

@@ -1,6 +1,6 @@
 //! What a kernel's plan depends on.
 
-use crate::KernelError;
+use crate::{Families, Family, FamilyOp, KernelError, family};
 use cubecl::{CubeCount, client::Client, ir::VectorSize};
 
 /// Bytes that the copies of tensor cores, and the widest loads, begin at multiples of.
@@ -19,6 +19,8 @@ pub struct DeviceProfile {
     pub multiprocessors: usize,
     /// Shared memory a cube may take, in bytes.
     pub shared_bytes: usize,
+    /// The families on tensor cores that it is offered, of those that it has instructions for.
+    pub families: Families,
 }
 
 impl DeviceProfile {
@@ -34,18 +36,25 @@ impl DeviceProfile {
         }
     }
 
+    /// Whether plans of a family may be made for an operation, if the device has its instructions.
+    pub fn is_offered(&self, op: FamilyOp, family: Family) -> bool {
+        self.families.has(op, family)
+    }
+
     /// The device of `client`.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
         let hardware = &properties.hardware;
+        // CUDA's runtime names what it compiles for.
+        let compute_capability = properties
+            .identity
+            .fingerprint
+            .strip_prefix("ptx_sm")
+            .filter(|_| cfg!(feature = "cuda"))
+            .and_then(|version| version.parse().ok());
         Self {
-            // CUDA's runtime names what it compiles for.
-            compute_capability: properties
-                .identity
-                .fingerprint
-                .strip_prefix("ptx_sm")
-                .filter(|_| cfg!(feature = "cuda"))
-                .and_then(|version| version.parse().ok()),
+            compute_capability,
+            families: compute_capability.map_or(Families::PORTABLE, family::offered),
             multiprocessors: hardware.num_streaming_multiprocessors.unwrap_or(Self::MULTIPROCESSORS)
                 as usize,
             shared_bytes: hardware.max_shared_memory_size,

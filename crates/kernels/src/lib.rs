@@ -36,7 +36,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod error;
-mod family;
+pub mod family;
 pub mod gelu;
 pub mod layer_norm;
 pub mod loss_scale;
@@ -62,6 +62,6 @@ pub mod variants;
 
 pub use device::DeviceProfile;
 pub use error::KernelError;
-pub use family::Family;
+pub use family::{Families, Family, FamilyOp};
 pub use pass::Pass;
 pub use promise::Promise;

@@ -1,4 +1,6 @@
 //! NVRTC, the run-time compiler that `CubeCL` uses, loaded as a library. It needs neither a GPU nor a driver.
+//!
+//! [`driver_version`] asks the driver of NVIDIA's GPUs, if there is one, what it is.
 
 #![deny(missing_docs)]
 
@@ -26,6 +28,8 @@ type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+/// Takes a number, or as many numbers as the other function of the pair has said.
+type Numbers = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 /// A version of CUDA, `major.minor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +46,12 @@ impl fmt::Display for CudaVersion {
     }
 }
 
+/// Names by which systems have the library, in the order in which `CubeCL` tries them.
+#[cfg(not(windows))]
+const LIBRARY_NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
+#[cfg(windows)]
+const LIBRARY_NAMES: [&str; 2] = ["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+
 /// `NVRTC_ERROR_COMPILATION`.
 const COMPILATION_FAILED: c_int = 6;
 
@@ -56,7 +66,9 @@ pub struct Nvrtc {
     destroy: Destroy,
     error_string: ErrorString,
     version: Version,
-    _libraries: [Library; 2],
+    count_architectures: Numbers,
+    list_architectures: Numbers,
+    _libraries: Vec<Library>,
 }
 
 impl fmt::Debug for Nvrtc {
@@ -118,7 +130,25 @@ impl Nvrtc {
         // NVRTC opens its builtins by name only, which finds them outside the system's folders if
         // they are loaded already.
         let builtins = open(&builtins)?;
-        let library = open(path)?;
+        Self::of(vec![open(path)?, builtins])
+    }
+
+    /// Loads the library that the system finds by its name, as `CubeCL` does: what compiles kernels here.
+    ///
+    /// # Errors
+    ///
+    /// The names that were looked for in vain, or the function that is missing.
+    pub fn installed() -> Result<Self> {
+        let found = LIBRARY_NAMES.iter().find_map(|name| open(Path::new(name)).ok());
+        let found = found.with_context(|| {
+            format!("the library path has no {}", LIBRARY_NAMES.join(" and no "))
+        })?;
+        Self::of(vec![found])
+    }
+
+    /// The functions of the first of the libraries.
+    fn of(libraries: Vec<Library>) -> Result<Self> {
+        let library = libraries.first().context("no library")?;
         // SAFETY: the types are those of nvrtc.h, which have not changed since CUDA 8; the library
         // is kept beside the functions, so it outlives their use.
         unsafe {
@@ -132,7 +162,9 @@ impl Nvrtc {
                 destroy: *library.get(b"nvrtcDestroyProgram\0")?,
                 error_string: *library.get(b"nvrtcGetErrorString\0")?,
                 version: *library.get(b"nvrtcVersion\0")?,
-                _libraries: [library, builtins],
+                count_architectures: *library.get(b"nvrtcGetNumSupportedArchs\0")?,
+                list_architectures: *library.get(b"nvrtcGetSupportedArchs\0")?,
+                _libraries: libraries,
             })
         }
     }
@@ -143,6 +175,21 @@ impl Nvrtc {
         // SAFETY: both pointers are valid for the call.
         unsafe { (self.version)(&mut major, &mut minor) };
         CudaVersion(major, minor)
+    }
+
+    /// The GPUs that it compiles for: compute capabilities times ten, in ascending order.
+    ///
+    /// # Errors
+    ///
+    /// What NVRTC says.
+    pub fn architectures(&self) -> Result<Vec<u32>> {
+        let mut count = 0;
+        // SAFETY: the pointer is valid for the call.
+        self.succeeded(unsafe { (self.count_architectures)(&mut count) })?;
+        let mut all = vec![0; usize::try_from(count)?];
+        // SAFETY: there is room for as many numbers as NVRTC asked for.
+        self.succeeded(unsafe { (self.list_architectures)(all.as_mut_ptr()) })?;
+        Ok(all.into_iter().filter_map(|architecture| u32::try_from(architecture).ok()).collect())
     }
 
     /// Compiles CUDA C++ to PTX. Source that does not compile gives the compiler's log.
@@ -201,6 +248,29 @@ impl Nvrtc {
         let message = unsafe { CStr::from_ptr((self.error_string)(status)) };
         bail!("{}", message.to_string_lossy())
     }
+}
+
+/// The version of the driver of NVIDIA's GPUs: its release, as `nvidia-smi` shows it, or else the version of CUDA
+/// that it serves. `None` without a driver.
+pub fn driver_version() -> Option<String> {
+    #[cfg(windows)]
+    const DRIVER: &str = "nvcuda.dll";
+    #[cfg(not(windows))]
+    const DRIVER: &str = "libcuda.so.1";
+
+    // Of the kernel's module on Linux.
+    if let Ok(release) = fs::read_to_string("/sys/module/nvidia/version") {
+        return Some(release.trim().to_owned());
+    }
+    let driver = open(Path::new(DRIVER)).ok()?;
+    let mut version = 0;
+    // SAFETY: the type is that of cuda.h, and the function needs nothing to have been called before.
+    let status = unsafe {
+        let ask: libloading::Symbol<'_, Numbers> = driver.get(b"cuDriverGetVersion\0").ok()?;
+        ask(&mut version)
+    };
+    // Thousands of the major version, tens of the minor one.
+    (status == 0).then(|| format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
 fn open(path: &Path) -> Result<Library> {

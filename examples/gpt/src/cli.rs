@@ -32,6 +32,9 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Write parameters and batches for another program, to train the same model there.
     Export(Box<ExportArgs>),
+    /// Prove Blackburn's kernels on this machine's GPU: each against a reference, in processes apart.
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "webgpu"))]
+    Doctor(blackburn::doctor::Options),
 }
 
 #[derive(Clone, Debug, Default, Args)]

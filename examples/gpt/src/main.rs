@@ -28,6 +28,8 @@ use cli::{Cli, Command, EvalArgs, GenerateArgs};
 use std::{io::Write, process::ExitCode};
 
 fn main() -> ExitCode {
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "webgpu"))]
+    blackburn::doctor::work_if_asked();
     example_program::log("warn,gpt=info,blackburn=info");
     let cli = Cli::parse();
     const SMALLER: &str = "a smaller --batch with a larger --accumulate, or a smaller --context";
@@ -41,27 +43,34 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {
-    let gpus = match &cli.command {
-        Command::Train(args) => args.gpus,
-        // One process does it, whoever has started it.
-        _ => return compute(cli, &Group::alone()).map(|()| ExitCode::SUCCESS),
-    };
-    example_program::on_ranks(gpus, |group| compute(cli, group))
+    match &cli.command {
+        Command::Train(args) => example_program::on_ranks(args.gpus, |group| {
+            let (device, report) = set_up(cli, group)?;
+            trainer::train(args, device, &report, group)
+        }),
+        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "webgpu"))]
+        Command::Doctor(options) => Ok(blackburn::doctor::run(cli.device.as_deref(), options)),
+        // One process does the others, whoever has started it.
+        Command::Generate(args) => generate(args, &alone(cli)?.0).map(|()| ExitCode::SUCCESS),
+        Command::Eval(args) => eval(args, &alone(cli)?.0).map(|()| ExitCode::SUCCESS),
+        Command::Export(args) => {
+            let (device, report) = alone(cli)?;
+            export::export(args, device, &report).map(|()| ExitCode::SUCCESS)
+        }
+    }
 }
 
-fn compute(cli: &Cli, group: &Group) -> Result<()> {
+fn alone(cli: &Cli) -> Result<(burn::tensor::Device, blackburn::Report)> {
+    set_up(cli, &Group::alone())
+}
+
+fn set_up(cli: &Cli, group: &Group) -> Result<(burn::tensor::Device, blackburn::Report)> {
     let mut config = blackburn::Config::from_env()?;
     if let Some(device) = &cli.device {
         config.device = device.parse()?;
     }
     let report = blackburn::init_with(config.with_group(group))?;
-    let device = blackburn::device()?;
-    match &cli.command {
-        Command::Train(args) => trainer::train(args, device, &report, group),
-        Command::Generate(args) => generate(args, &device),
-        Command::Eval(args) => eval(args, &device),
-        Command::Export(args) => export::export(args, device, &report),
-    }
+    Ok((blackburn::device()?, report))
 }
 
 fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {

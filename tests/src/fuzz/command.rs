@@ -1,7 +1,7 @@
 //! The command line.
 
 use super::{
-    OPS, Op, jobs,
+    Op, jobs, ops,
     run::{self, Ending, Part, Run, Summary},
     target::Found,
 };
@@ -23,8 +23,8 @@ const HEADER: &str = "date\tcommit\tdevice\top\tcases\twrong\tseed";
 #[derive(Debug, Parser)]
 #[command(name = "fuzz")]
 pub struct Arguments {
-    /// The operation, or `all`: matmul, linear, attention, norm, `cross_entropy`, softmax, gelu, `column_sum`,
-    /// embedding, adamw, sgd, `fp8_cast`.
+    /// The operation, or `all`: matmul, `fp8_matmul`, conv, attention, norm, `batch_norm`, `cross_entropy`,
+    /// softmax, gelu, swiglu, `column_sum`, `row_sum`, `square_sum`, dropout, embedding, adamw, sgd, `fp8_cast`, linear.
     op: String,
     /// How many cases to draw of each operation.
     #[arg(long, default_value_t = 1000)]
@@ -93,7 +93,7 @@ fn fuzz(arguments: &Arguments) -> Result<bool, String> {
     run::note_panics();
     let seed = arguments.seed.unwrap_or_else(seed_of_the_clock);
     let mut is_right = true;
-    for op in chosen(&arguments.op)? {
+    for op in chosen(&arguments.op, device == "cuda")? {
         let run = Run {
             seed,
             plans: arguments.plans.unwrap_or(op.plans),
@@ -118,13 +118,16 @@ fn fuzz(arguments: &Arguments) -> Result<bool, String> {
     Ok(is_right)
 }
 
-fn chosen(name: &str) -> Result<Vec<Op>, String> {
-    let ops: Vec<Op> = OPS.into_iter().filter(|op| name == "all" || op.name == name).collect();
-    if ops.is_empty() {
-        let names = OPS.map(|op| op.name).join(", ");
+/// The operation of that name, or all that the device has kernels for.
+fn chosen(name: &str, has_cuda: bool) -> Result<Vec<Op>, String> {
+    let mut chosen = ops();
+    chosen.retain(|op| op.name == name || (name == "all" && (has_cuda || !op.needs_cuda)));
+    if chosen.is_empty() {
+        let names: Vec<_> = ops().iter().map(|op| op.name).collect();
+        let names = names.join(", ");
         return Err(format!("no operation is called `{name}`; there are {names}, and all"));
     }
-    Ok(ops)
+    Ok(chosen)
 }
 
 fn seed_of_the_clock() -> u64 {
@@ -321,8 +324,10 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_is_named_with_those_that_there_are() {
-        let error = chosen("matmull").unwrap_err();
-        assert!(error.contains("`matmull`") && error.contains("matmul, linear"), "{error}");
-        assert_eq!(chosen("all").unwrap().len(), OPS.len());
+        let error = chosen("matmull", true).unwrap_err();
+        assert!(error.contains("`matmull`") && error.contains("matmul, fp8_matmul"), "{error}");
+        assert_eq!(chosen("all", true).unwrap().len(), ops().len());
+        assert_eq!(chosen("all", false).unwrap().len(), ops().len() - 1);
+        assert_eq!(chosen("fp8_matmul", false).unwrap().len(), 1);
     }
 }

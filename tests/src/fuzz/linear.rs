@@ -8,14 +8,14 @@
 //! Most kernels of a layer, in both passes, are Burn's, and what they are compiled for follows from
 //! its sizes. So a plan has sizes, too, and its cases have others that the same kernels serve.
 
-use super::{
-    check::{Check, Stop},
-    draw::Draw,
-    target::Target,
-};
+use super::target::Target;
 use crate::{
     buffers::dtype,
-    tensors::{tensor, values},
+    tensors::{self, tensor},
+};
+use blackburn_doctor::{
+    check::{Check, Stop},
+    draw::Draw,
 };
 use blackburn_kernels::{
     Family,
@@ -59,7 +59,7 @@ struct Case {
 }
 
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
-    let storage = draw.plan("type", &on.storages);
+    let storage = draw.plan("type", &on.kernels.storages);
     let rank = draw.plan("rank", &[2, 3, 3, 4]);
     let view = draw
         .plan("view", &[View::Whole, View::Whole, View::Swapped, View::Narrowed, View::Repeated]);
@@ -128,12 +128,19 @@ impl Sizes {
                     dtype,
                     F32Precision::Tf32,
                 );
-                let plan = MatmulBlueprint::plan(&problem.ok()?, &Epilogue::default(), &on.client);
+                let plan =
+                    MatmulBlueprint::plan(&problem.ok()?, &Epilogue::default(), &on.kernels.client);
                 let MatmulBlueprint { family, tile_m, tile_n, stages, splits, .. } = plan.ok()?;
                 Some((family, [tile_m, tile_n], stages, splits > 1))
             },
         )
     }
+}
+
+/// The numbers in `tensor`.
+fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f64>, Stop> {
+    tensors::values(tensor)
+        .map_err(|error| Stop::Wrong(error.message().unwrap_or("no message").into()))
 }
 
 /// The input as `view` makes it, and its numbers in the order of its indices.
@@ -235,11 +242,11 @@ fn run<const D: usize>(
     let exact =
         Linear { rows, inputs, outputs, x: &x, weight: &weight, bias: bias.as_deref(), activation };
     let precision = LinearPrecision {
-        product: on.product(storage),
+        product: on.kernels.product(storage),
         // What an activation reads is stored for backward.
         z: if activation == Activation::Identity { Storage::F32 } else { storage },
         dz: storage,
-        functions: on.functions(),
+        functions: on.kernels.functions(),
     };
     let forward = exact.forward();
     let mut bounds = exact.forward_bounds(&forward, &precision);

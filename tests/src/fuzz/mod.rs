@@ -10,32 +10,23 @@
 //! | [`command`] | the command line |
 //! | `jobs` | the cases in several processes |
 //! | [`run`] | many cases on many threads, and smaller ones where one fails |
-//! | [`draw`] | what a case is made of |
-//! | [`check`] | comparisons with the reference, and the planted fault |
-//! | [`target`] | the device, and what it computes in |
-//! | the others | an operation each, or a few |
+//! | [`target`] | the device |
+//! | `linear` | layers of `burn::nn`, by all that Burn makes of them |
+//!
+//! The cases of kernels, and what draws and compares them, are `blackburn_doctor`'s.
 
-pub mod check;
 pub mod command;
-pub mod draw;
 pub mod run;
 pub mod target;
 
-mod attention;
-mod cross_entropy;
-mod elements;
-mod embedding;
 mod jobs;
 mod linear;
-mod matmul;
-mod memory;
-mod norm;
-mod optimizers;
-mod quantize;
-mod softmax;
 
-use check::{Check, Stop};
-use draw::Draw;
+use blackburn_doctor::{
+    check::{Check, Stop},
+    draw::Draw,
+    ops::{self, KernelOp},
+};
 use target::Target;
 
 /// An operation to draw cases of.
@@ -46,22 +37,50 @@ pub struct Op {
     /// Plans that a run draws from, unless it is told another number: as many as are compiled in a minute or
     /// two.
     pub plans: u64,
+    /// Whether CUDA alone has kernels for it.
+    pub needs_cuda: bool,
+    case: Case,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Case {
+    /// By a kernel's launcher.
+    Kernel(KernelOp),
+    /// By Burn's tensors.
+    Tensors(fn(&Target, &mut Draw, &mut Check) -> Result<(), Stop>),
+}
+
+impl Op {
     /// Draws a case, runs it and compares what comes out.
-    pub case: fn(&Target, &mut Draw, &mut Check) -> Result<(), Stop>,
+    ///
+    /// # Errors
+    ///
+    /// Why it went no further: something is wrong, or no kernel serves it.
+    pub fn case(&self, on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+        match self.case {
+            Case::Kernel(op) => (op.case)(&on.kernels, draw, check),
+            Case::Tensors(case) => case(on, draw, check),
+        }
+    }
 }
 
 /// All of them.
-pub const OPS: [Op; 12] = [
-    Op { name: "matmul", plans: 48, case: matmul::case },
-    Op { name: "linear", plans: 32, case: linear::case },
-    Op { name: "attention", plans: 32, case: attention::case },
-    Op { name: "norm", plans: 64, case: norm::case },
-    Op { name: "cross_entropy", plans: 48, case: cross_entropy::case },
-    Op { name: "softmax", plans: 64, case: softmax::case },
-    Op { name: "gelu", plans: 24, case: elements::gelu },
-    Op { name: "column_sum", plans: 24, case: elements::column_sum },
-    Op { name: "embedding", plans: 24, case: embedding::case },
-    Op { name: "adamw", plans: 32, case: optimizers::adamw },
-    Op { name: "sgd", plans: 32, case: optimizers::sgd },
-    Op { name: "fp8_cast", plans: 32, case: quantize::case },
-];
+pub fn ops() -> Vec<Op> {
+    /// Each plan compiles its kernels.
+    const PLANS: u64 = 32;
+    let plans = |name: &str| match name {
+        "matmul" | "cross_entropy" => 48,
+        "norm" | "softmax" => 64,
+        "gelu" | "column_sum" | "embedding" => 24,
+        _ => PLANS,
+    };
+    let kernels = ops::OPS.into_iter().map(|op| Op {
+        name: op.name,
+        plans: plans(op.name),
+        needs_cuda: op.needs_cuda,
+        case: Case::Kernel(op),
+    });
+    let case = Case::Tensors(linear::case);
+    let linear = Op { name: "linear", plans: PLANS, needs_cuda: false, case };
+    kernels.chain([linear]).collect()
+}

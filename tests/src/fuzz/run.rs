@@ -2,9 +2,11 @@
 
 use super::{
     Op,
-    check::{Check, Stop},
-    draw::{Draw, plan_of},
     target::{Found, Target},
+};
+use blackburn_doctor::{
+    check::{Check, Flaw, Stop},
+    draw::{Draw, plan_of},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -192,8 +194,8 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
 /// Runs case `index`, with its sizes cut by `shifts`.
 pub fn case(op: &Op, on: &Target, run: &Run, index: u64, shifts: &[u32]) -> Ran {
     let mut draw = Draw::new(run.seed, run.plans, index, shifts);
-    let mut check = Check::new(run.plant);
-    let ended = panic::catch_unwind(AssertUnwindSafe(|| (op.case)(on, &mut draw, &mut check)));
+    let mut check = Check::new(run.plant.then_some(Flaw::OutOfBounds));
+    let ended = panic::catch_unwind(AssertUnwindSafe(|| op.case(on, &mut draw, &mut check)));
     let ending = match ended {
         Ok(Ok(())) => Ending::Right,
         Ok(Err(Stop::Declined(reason))) => Ending::Declined(reason),

@@ -1,18 +1,13 @@
 //! A process that runs tests, and the thread that talks to it.
 
 use super::Limits;
+use blackburn_doctor::process::{Heard, Process, answer};
 use libtest_mimic::{Arguments, ColorSetting, Trial};
 use std::{
-    io::{self, BufRead, BufReader, PipeReader, Write},
-    os::unix::process::CommandExt,
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
-    thread,
+    io::{self, BufRead},
+    process::Command,
     time::{Duration, Instant},
 };
-
-/// Begins the line that tells a test's outcome. No test prints it.
-const MARK: char = '\x1e';
 
 /// How a test ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,17 +63,12 @@ pub fn work(trials: Vec<Trial>) {
             (0, 1) => "ignored",
             _ => "failed",
         };
-        println!("\n{MARK}{outcome}");
-        let _ = io::stdout().flush();
+        answer(outcome);
     }
 }
 
 /// A process at work. Dropped, it is ended.
-pub(crate) struct Worker {
-    process: Child,
-    names: ChildStdin,
-    lines: Receiver<String>,
-}
+pub(crate) struct Worker(Process);
 
 impl Worker {
     /// Runs test `name` in `worker`, which is started when it is not there and gone when it died.
@@ -107,75 +97,31 @@ impl Worker {
         Finished { name, outcome, duration: began.elapsed(), output }
     }
 
-    fn start(mut command: Command) -> io::Result<Self> {
-        let (reader, writer) = io::pipe()?;
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(writer.try_clone()?)
-            .stderr(writer)
-            // A group of its own, so that what a test started ends with it.
-            .process_group(0)
-            .spawn()?;
-        // The command holds the writing ends; with them open, the end of the process goes unseen.
-        drop(command);
-        let names = process.stdin.take().expect("it was asked for");
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || read(reader, &sender));
-        Ok(Self { process, names, lines })
+    fn start(command: Command) -> io::Result<Self> {
+        Process::start(command).map(Self)
     }
 
     fn test(&mut self, name: &str, output: &mut String, limits: &Limits) -> Outcome {
         let began = Instant::now();
-        if writeln!(self.names, "{name}").and_then(|()| self.names.flush()).is_err() {
-            return self.crashed();
+        if self.0.ask(name).is_err() {
+            return Outcome::Crashed(self.0.status());
         }
         let end = limits.end.min(began + limits.test);
         loop {
-            let line = self.lines.recv_timeout(end.saturating_duration_since(Instant::now()));
-            match line.as_ref().map(|line| line.trim_end().strip_prefix(MARK)) {
-                Ok(Some("passed")) => return Outcome::Passed,
-                Ok(Some("ignored")) => return Outcome::Ignored,
-                Ok(Some(_)) => return Outcome::Failed,
-                Ok(None) => output.push_str(line.as_deref().unwrap_or_default()),
+            match self.0.hear(end) {
+                Heard::Answer(outcome) => {
+                    return match outcome.as_str() {
+                        "passed" => Outcome::Passed,
+                        "ignored" => Outcome::Ignored,
+                        _ => Outcome::Failed,
+                    };
+                }
+                Heard::Printed(line) => output.push_str(&line),
                 // Cut off by the end of the whole run, it has not shown what it is.
-                Err(RecvTimeoutError::Timeout) if end == limits.end => return Outcome::NotRun,
-                Err(RecvTimeoutError::Timeout) => return Outcome::TooLong(began.elapsed()),
-                Err(RecvTimeoutError::Disconnected) => return self.crashed(),
+                Heard::Silence if end == limits.end => return Outcome::NotRun,
+                Heard::Silence => return Outcome::TooLong(began.elapsed()),
+                Heard::End(status) => return Outcome::Crashed(status),
             }
         }
-    }
-
-    fn crashed(&mut self) -> Outcome {
-        // It may take a moment to end after its output did.
-        for _ in 0..50 {
-            match self.process.try_wait() {
-                Ok(None) => thread::sleep(Duration::from_millis(100)),
-                Ok(Some(status)) => return Outcome::Crashed(status.to_string()),
-                Err(error) => return Outcome::Crashed(error.to_string()),
-            }
-        }
-        Outcome::Crashed("it talks no more".into())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        if let Ok(group) = i32::try_from(self.process.id()) {
-            // SAFETY: a plain system call. The process was not waited for unless it ended, and then
-            // what it may have left in its group is to end as well.
-            unsafe { libc::kill(-group, libc::SIGKILL) };
-        }
-        let _ = self.process.wait();
-    }
-}
-
-fn read(reader: PipeReader, lines: &mpsc::Sender<String>) {
-    let mut reader = BufReader::new(reader);
-    let mut line = Vec::new();
-    while let Ok(1..) = reader.read_until(b'\n', &mut line) {
-        if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
-            return;
-        }
-        line.clear();
     }
 }

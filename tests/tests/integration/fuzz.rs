@@ -3,12 +3,14 @@
 
 use blackburn_tests::{
     fuzz::{
-        OPS, Op,
+        Op, ops,
         run::{Ending, Part, Run, case},
         target::Target,
     },
-    on_burn_device_and_client,
+    on_burn_cuda_and_client, on_burn_device_and_client,
 };
+use burn::tensor::Device;
+use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
 const SEED: u64 = 17;
@@ -19,12 +21,17 @@ const CASES: u64 = 12;
 pub(crate) fn trials() -> Vec<Trial> {
     let trial = |op: Op| {
         Trial::ignorable_test(format!("fuzz::drawn_cases_of_{}_are_right", op.name), move || {
-            on_burn_device_and_client(|device, client| {
+            let test = |device: &Device, client: &Client| {
                 right(&op, &Target::new(device.clone(), client.clone()))
-            })
+            };
+            if op.needs_cuda {
+                on_burn_cuda_and_client(test)
+            } else {
+                on_burn_device_and_client(test)
+            }
         })
     };
-    OPS.into_iter().map(trial).collect()
+    ops().into_iter().map(trial).collect()
 }
 
 /// Cases are right, and wrong with a fault in them.

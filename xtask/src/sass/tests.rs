@@ -97,6 +97,10 @@ fn the_check_passes_clean_kernels_and_fails_planted_faults() {
     }
     let toolkit = Toolkit::locate().unwrap();
     let nvrtc = Nvrtc::load(&toolkit.nvrtc).unwrap();
+    let known = nvrtc.architectures().unwrap();
+    for capability in [80, 89, 90, 100, 103, 120, 121] {
+        assert!(known.contains(&capability), "{capability} is none of {known:?}");
+    }
     let bench = Bench { toolkit, nvrtc, sources: folder.clone(), keep: folder.clone() };
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a"] {
         let jobs = [

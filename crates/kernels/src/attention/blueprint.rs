@@ -4,7 +4,7 @@ use super::{
     tile::PortableBlueprint,
 };
 use crate::{
-    DeviceProfile, Family, KernelError, Pass, Promise,
+    DeviceProfile, Family, FamilyOp, KernelError, Pass, Promise,
     device::{ALIGNMENT_BYTES, ROW_BYTES},
     plan::tell_plan,
 };
@@ -95,10 +95,13 @@ impl AttentionBlueprint {
             .filter(|(_, shared_bytes)| *shared_bytes <= device.shared_bytes)
             .map(|(plan, _)| plan)
             .take(most);
-        let is_hopper = device.compute_capability == Some(90);
+        let is_offered = |family| device.is_offered(FamilyOp::Attention, family);
+        let is_hopper = device.compute_capability == Some(90) && is_offered(Family::Wgmma);
         let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
         let mma = match device.compute_capability {
-            Some(capability) if capability >= 80 => Self::mma(problem, pass, device),
+            Some(capability) if capability >= 80 && is_offered(Family::Mma) => {
+                Self::mma(problem, pass, device)
+            }
             _ => None,
         };
         wgmma.into_iter().chain(mma).chain(portable).collect()
@@ -225,11 +228,20 @@ impl fmt::Display for AttentionBlueprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Families;
 
-    const H200: DeviceProfile =
-        DeviceProfile { compute_capability: Some(90), multiprocessors: 132, shared_bytes: 232_448 };
-    const SOFTWARE: DeviceProfile =
-        DeviceProfile { compute_capability: None, multiprocessors: 8, shared_bytes: 32_768 };
+    const H200: DeviceProfile = DeviceProfile {
+        compute_capability: Some(90),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        families: Families::ALL,
+    };
+    const SOFTWARE: DeviceProfile = DeviceProfile {
+        compute_capability: None,
+        multiprocessors: 8,
+        shared_bytes: 32_768,
+        families: Families::PORTABLE,
+    };
 
     fn problem(head_dim: usize, kind: FloatKind) -> AttentionProblem {
         AttentionProblem::dense([2, 4, 100, head_dim], 100, ElemType::Float(kind))
@@ -265,5 +277,17 @@ mod tests {
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
         assert_eq!(backward(256), [Family::Portable]);
+    }
+
+    #[test]
+    fn a_gpu_on_which_no_family_was_proven_has_ordinary_arithmetic() {
+        let ada = DeviceProfile { compute_capability: Some(89), ..H200 };
+        let first = |families| {
+            let device = DeviceProfile { families, ..ada };
+            let problem = problem(64, FloatKind::BF16);
+            AttentionBlueprint::candidates_on(&problem, Pass::Forward, device)[0].family
+        };
+        assert_eq!(first(Families::PORTABLE), Family::Portable);
+        assert_eq!(first(Families::PORTABLE.with(FamilyOp::Attention, Family::Mma)), Family::Mma);
     }
 }

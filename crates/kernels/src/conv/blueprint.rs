@@ -1,6 +1,6 @@
 use super::{ConvPass, ConvProblem, parts::parts, problem::OP, product::product};
 use crate::{
-    DeviceProfile, Family, KernelError, Promise,
+    DeviceProfile, Family, FamilyOp, KernelError, Promise,
     device::ROW_BYTES,
     matmul::{
         Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH, mma_bytes,
@@ -182,7 +182,8 @@ fn direct_splits(problem: &ConvProblem, device: DeviceProfile) -> usize {
 impl ImplicitBlueprint {
     fn candidates_on(problem: &ConvProblem, device: DeviceProfile) -> Vec<Self> {
         let mut plans = Vec::new();
-        let is_ampere = device.compute_capability.is_some_and(|capability| capability >= 80);
+        let is_ampere = device.compute_capability.is_some_and(|capability| capability >= 80)
+            && device.is_offered(FamilyOp::Conv, Family::Mma);
         if is_ampere && takes_tensor_cores(problem) {
             // Where pixels are terms, a tile of 128 by 128 takes 130 registers on Hopper: two cubes no longer fit
             // a multiprocessor, and one is slower than one of 128 by 256.

@@ -209,10 +209,14 @@ fn variant(name: String, problem: ConvProblem, plan: ConvBlueprint) -> Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DeviceProfile;
+    use crate::{DeviceProfile, Families, FamilyOp};
 
-    const H200: DeviceProfile =
-        DeviceProfile { compute_capability: Some(90), multiprocessors: 132, shared_bytes: 232_448 };
+    const H200: DeviceProfile = DeviceProfile {
+        compute_capability: Some(90),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        families: Families::ALL,
+    };
 
     fn bf16(layer: &Layer, pass: ConvPass) -> ConvProblem {
         layer.problem(pass, 256, FLOATS[2].0).unwrap()
@@ -244,6 +248,20 @@ mod tests {
                 assert!(is_right, "{layer:?} {pass:?}: {plan}");
             }
         }
+    }
+
+    #[test]
+    fn a_gpu_on_which_no_family_was_proven_has_ordinary_arithmetic() {
+        let layer = RESNET50.iter().find(|layer| layer.kernel == 3).unwrap();
+        let has_mma = |families| {
+            let ada = DeviceProfile { compute_capability: Some(89), families, ..H200 };
+            let plans = ConvBlueprint::candidates_on(&bf16(layer, ConvPass::Fprop), ada);
+            let is_mma = |plan: &ConvBlueprint| matches!(plan, ConvBlueprint::Implicit(plan) if plan.family == Family::Mma);
+            plans.iter().any(is_mma)
+        };
+        assert!(!has_mma(Families::PORTABLE));
+        assert!(!has_mma(Families::PORTABLE.with(FamilyOp::Matmul, Family::Mma)));
+        assert!(has_mma(Families::PORTABLE.with(FamilyOp::Conv, Family::Mma)));
     }
 
     #[test]

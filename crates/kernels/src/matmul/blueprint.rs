@@ -4,7 +4,10 @@ use super::{
     memo::Memo,
     problem::OP,
 };
-use crate::{DeviceProfile, Family, KernelError, Promise, device::ROW_BYTES, plan::tell_plan};
+use crate::{
+    DeviceProfile, Families, Family, FamilyOp, KernelError, Promise, device::ROW_BYTES,
+    plan::tell_plan,
+};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -165,12 +168,16 @@ impl MatmulBlueprint {
                 1 => capability == 89 || capability >= 120,
                 _ => capability >= 80,
             };
-            if capability == 90 {
+            let op = match problem.lhs.dtype.size() {
+                1 => FamilyOp::Fp8Matmul,
+                _ => FamilyOp::Matmul,
+            };
+            if capability == 90 && device.is_offered(op, Family::Wgmma) {
                 for tile_n in [256, 192, 128, 64] {
                     plans.extend(Self::staged(Family::Wgmma, 128, tile_n, device));
                 }
             }
-            if warp_products {
+            if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
                     plans.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
                 }
@@ -190,6 +197,18 @@ impl MatmulBlueprint {
             });
         }
         plans
+    }
+
+    /// Whether tensor cores would serve the problem on that device, by families of which none is offered there.
+    pub fn waits_for_proof(problem: &MatmulProblem, device: DeviceProfile) -> bool {
+        let on_tensor_cores = |families| {
+            let plans = Self::candidates_on(problem, DeviceProfile { families, ..device });
+            plans.iter().any(|plan| plan.family != Family::Portable)
+        };
+        device.compute_capability.is_some()
+            && device.families != Families::ALL
+            && on_tensor_cores(Families::ALL)
+            && !on_tensor_cores(device.families)
     }
 
     /// As many stages as fit, up to where more do not pay.
@@ -306,10 +325,18 @@ mod tests {
     use crate::matmul::{Activation, TensorLayout};
     use std::{hint::black_box, time::Instant};
 
-    const H200: DeviceProfile =
-        DeviceProfile { compute_capability: Some(90), multiprocessors: 132, shared_bytes: 232_448 };
-    const SOFTWARE: DeviceProfile =
-        DeviceProfile { compute_capability: None, multiprocessors: 8, shared_bytes: 32_768 };
+    const H200: DeviceProfile = DeviceProfile {
+        compute_capability: Some(90),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        families: Families::ALL,
+    };
+    const SOFTWARE: DeviceProfile = DeviceProfile {
+        compute_capability: None,
+        multiprocessors: 8,
+        shared_bytes: 32_768,
+        families: Families::PORTABLE,
+    };
 
     /// m, n, k of products of GPT-2's step, and some that split or fill nothing.
     const SIZES: [[usize; 3]; 7] = [
@@ -380,6 +407,34 @@ mod tests {
     fn a_device_with_one_plan_has_nothing_to_measure() {
         let list = MatmulBlueprint::shortlist(&bf16(SIZES[0]), &Epilogue::default(), SOFTWARE);
         assert_eq!(list.len(), 1);
+    }
+
+    #[test]
+    fn a_gpu_on_which_no_family_was_proven_has_the_portable_plan_alone() {
+        let families = |families, capability| -> Vec<Family> {
+            let device = DeviceProfile { compute_capability: Some(capability), families, ..H200 };
+            let plans = MatmulBlueprint::candidates_on(&bf16(SIZES[0]), device);
+            let mut families: Vec<_> = plans.into_iter().map(|plan| plan.family).collect();
+            families.dedup();
+            families
+        };
+        let mma = Families::PORTABLE.with(FamilyOp::Matmul, Family::Mma);
+        let other = Families::PORTABLE.with(FamilyOp::Fp8Matmul, Family::Mma);
+        for capability in [80, 89, 100, 120] {
+            assert_eq!(families(Families::PORTABLE, capability), [Family::Portable]);
+            assert_eq!(families(other, capability), [Family::Portable]);
+            assert_eq!(families(mma, capability), [Family::Mma, Family::Portable]);
+            assert_eq!(families(Families::ALL, capability), [Family::Mma, Family::Portable]);
+        }
+        assert_eq!(families(mma, 90), [Family::Mma, Family::Portable]);
+        let waits = |families, compute_capability| {
+            let device = DeviceProfile { compute_capability, families, ..H200 };
+            MatmulBlueprint::waits_for_proof(&bf16(SIZES[0]), device)
+        };
+        assert!(waits(Families::PORTABLE, Some(89)) && waits(other, Some(89)));
+        assert!(!waits(mma, Some(89)) && !waits(Families::ALL, Some(90)));
+        assert!(!waits(Families::PORTABLE, None));
+        assert_eq!(families(Families::ALL, 90), Family::ALL);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub use device::Gpu;
 pub use machine::{Machine, MachineArgument, MachineLaunch, TiledTensor};
 pub use sources::{CudaKernel, record};
 
-use crate::buffer::Buffer;
+use crate::{buffer::Buffer, family};
 use cubecl::{Compiler, client::Client, ir::DeviceProperties};
 use cubecl_common::device::DeviceId;
 use cubecl_cpp::{shared::CppCompiler, target::Cuda};
@@ -70,6 +70,8 @@ impl Recorder {
         /// A process may register one server of a type for each device.
         static NEXT: AtomicU16 = AtomicU16::new(0);
 
+        // What is recorded is looked at because it has not run.
+        family::offer_unproven();
         let device = DeviceId { type_id: 0, index_id: NEXT.fetch_add(1, Ordering::Relaxed) };
         let (launches, failure) = (Launches::default(), Failure::default());
         let server = RecordingServer::new(

@@ -12,9 +12,11 @@ use crate::{
     tensors::{Input, Tensors, consume, register_output, register_rows, register_zeros},
 };
 use blackburn_kernels::{
-    KernelError,
+    DeviceProfile, KernelError,
     buffer::Buffer,
-    matmul::{Epilogue, F32Precision, MatmulProblem, TensorLayout, matmul, matmul_tuned},
+    matmul::{
+        Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout, matmul, matmul_tuned,
+    },
 };
 use burn_fusion::stream::ScalarId;
 use burn_ir::TensorIr;
@@ -91,6 +93,10 @@ impl Chain {
             }
             None => MatmulProblem::new(of_lhs, of_rhs, dtype, precision)?,
         };
+        if MatmulBlueprint::waits_for_proof(&problem, DeviceProfile::of(&lhs.client)) {
+            // Burn's own products run on tensor cores, and ordinary arithmetic is far slower.
+            return Err(unsupported(OP, "kernels on tensor cores that are unproven on this GPU"));
+        }
         for step in &self.steps[served..] {
             match step.add_to(&mut epilogue, context, &problem) {
                 Ok(()) => served += 1,

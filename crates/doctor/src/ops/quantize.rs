@@ -1,11 +1,11 @@
 //! Matrices in 8 bits, their transposes, and back.
 
-use super::{
+use crate::{
+    buffers::{download, dtype, upload, upload_behind},
     check::{Check, Stop},
     draw::Draw,
     target::Target,
 };
-use crate::buffers::{download, dtype, upload, upload_behind};
 use blackburn_kernels::{
     buffer::Buffer,
     quantize::{Fp8Format, Layouts, QuantizeProblem, padded_row, quantize},

@@ -1,12 +1,12 @@
 //! Single steps of AdamW and of gradient descent with momentum.
 
-use super::{
+use crate::{
+    buffers::{download, upload},
     check::{Check, Stop},
     draw::Draw,
     memory::Layout,
     target::Target,
 };
-use crate::buffers::{download, upload};
 use blackburn_kernels::{
     adamw::{AdamwStep, AdamwTensors, adamw_update},
     buffer::Rows,

@@ -1,12 +1,12 @@
 //! Attention: lengths, heads, orders in memory, masks, biases, windows and the rest of its options.
 
-use super::{
+use crate::{
+    buffers::{download, dtype, lse_of, upload},
     check::{Check, Stop},
     draw::Draw,
     memory::{Layout, place},
     target::Target,
 };
-use crate::buffers::{download, dtype, lse_of, upload};
 use blackburn_kernels::{
     Pass,
     attention::{
@@ -201,7 +201,8 @@ fn run(
         return contradictions(on, draw, check, &problem, &tensors);
     }
     let plan = |pass: Pass, which: usize| {
-        let plans = AttentionBlueprint::candidates(&problem, pass, client);
+        let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
+        plans.retain(|plan| on.takes(plan.family));
         plans
             .get(which % plans.len().max(1))
             .copied()

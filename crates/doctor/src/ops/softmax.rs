@@ -1,12 +1,12 @@
 //! Softmax of whole rows and its gradient.
 
-use super::{
+use crate::{
+    buffers::{download, dtype},
     check::{Check, Stop},
     draw::Draw,
     memory::{Layout, place},
     target::Target,
 };
-use crate::buffers::{download, dtype};
 use blackburn_kernels::{
     buffer::Buffer,
     softmax::{

@@ -1,12 +1,12 @@
 //! Softmax cross-entropy: targets, smoothing, rows apart, reductions.
 
-use super::{
+use crate::{
+    buffers::{download, dtype, upload, upload_integers},
     check::{Check, Stop},
     draw::Draw,
     memory::{Layout, place},
     target::Target,
 };
-use crate::buffers::{download, dtype, upload, upload_integers};
 use blackburn_kernels::{
     buffer::Buffer,
     cross_entropy::{

@@ -1,21 +1,20 @@
 //! Tensors as they lie in memory: apart, displaced, transposed, shared.
 
-use super::{draw::Draw, target::Target};
-use crate::buffers::upload_behind;
+use crate::{buffers::upload_behind, draw::Draw, target::Target};
 use blackburn_kernels::buffer::Buffer;
 use blackburn_reference::storage::Storage;
 
 /// A tensor's shape and strides, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) shape: Vec<usize>,
-    pub(super) strides: Vec<usize>,
+pub(crate) struct Layout {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) strides: Vec<usize>,
 }
 
 impl Layout {
     /// The dimensions in memory from the outermost to the innermost are those in `order`; `padding` elements
     /// lie behind each run of the innermost dimension.
-    pub(super) fn ordered(shape: &[usize], order: &[usize], padding: usize) -> Self {
+    pub(crate) fn ordered(shape: &[usize], order: &[usize], padding: usize) -> Self {
         let mut strides = vec![0; shape.len()];
         let mut step = 1;
         for (place, dim) in order.iter().rev().enumerate() {
@@ -29,12 +28,12 @@ impl Layout {
     }
 
     /// Rows apart.
-    pub(super) fn rows(rows: usize, columns: usize, stride: usize) -> Self {
+    pub(crate) fn rows(rows: usize, columns: usize, stride: usize) -> Self {
         Self { shape: vec![rows, columns], strides: vec![stride, 1] }
     }
 
     /// Elements from the first to the last.
-    pub(super) fn span(&self) -> usize {
+    pub(crate) fn span(&self) -> usize {
         if self.shape.contains(&0) {
             return 0;
         }
@@ -57,7 +56,7 @@ impl Layout {
     }
 
     /// Memory that holds `values`, NaN between them and in `behind` elements behind the last.
-    pub(super) fn scatter(&self, values: &[f64], behind: usize) -> Vec<f64> {
+    pub(crate) fn scatter(&self, values: &[f64], behind: usize) -> Vec<f64> {
         let mut memory = vec![f64::NAN; self.span() + behind];
         for (place, value) in self.places().zip(values) {
             memory[place] = *value;
@@ -66,13 +65,13 @@ impl Layout {
     }
 
     /// The values in such memory.
-    pub(super) fn gather(&self, memory: &[f64]) -> Vec<f64> {
+    pub(crate) fn gather(&self, memory: &[f64]) -> Vec<f64> {
         self.places().map(|place| memory[place]).collect()
     }
 }
 
 /// `values` on the device, in that layout, at a drawn place of their memory.
-pub(super) fn place(
+pub(crate) fn place(
     on: &Target,
     draw: &mut Draw,
     name: &str,

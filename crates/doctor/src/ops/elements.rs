@@ -1,20 +1,26 @@
-//! GELU with its gradient and the sums of its columns, and column sums by themselves.
+//! GELU with its gradient and the sums of its columns, `SwiGLU` and its gradients, and dropout.
 
-use super::{
+use crate::{
+    buffers::{download, dtype, upload, upload_behind},
     check::{Check, Stop, settle},
     draw::Draw,
-    memory::{Layout, place},
     target::Target,
 };
-use crate::buffers::{download, dtype, upload, upload_behind};
 use blackburn_kernels::{
     buffer::Buffer,
-    column_sum::{self as kernel, ColumnSumBlueprint, ColumnSumProblem},
+    column_sum::{ColumnSumBlueprint, ColumnSumProblem},
+    dropout::{self as of_dropout, DropoutProblem},
     gelu::{
         GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_backward_sum_with, gelu_forward,
     },
+    swiglu::{swiglu_backward, swiglu_forward},
 };
-use blackburn_reference::{column_sum as reference, gelu, storage::Storage};
+use blackburn_reference::{
+    attention::dropout::{Dropout, philox4x32},
+    gelu,
+    storage::Storage,
+    swiglu,
+};
 
 pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
     let client = &on.client;
@@ -87,39 +93,69 @@ pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     check.compare("db", db, &expected, &bounds)
 }
 
-pub(super) fn column_sum(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+pub(super) fn swiglu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
     let client = &on.client;
     let storage = draw.plan("type", &on.storages);
     let step = if draw.planned("aligned", 2) { 8 } else { 1 };
-    let most = if draw.holds("large", 200) { 1 << 20 } else { 1 << 16 };
-    let columns = draw.multiple("columns", 2..=3000, step);
-    let outer = draw.size("outer", 1..=5);
-    let rows = draw.size("rows", 1..=(most / columns / outer).max(1));
-    let empty = draw.holds("empty", 100);
-    let rows = if empty { 0 } else { rows };
-    let pitch = columns + draw.one_of("apart", &[0, 0, step, 3 * step]);
-    let between = draw.one_of("between", &[0, 0, pitch]);
-    let strides = vec![rows * pitch + between, pitch, 1];
-    let layout = Layout { shape: vec![outer, rows, columns], strides };
-    let mut x = draw.normal(outer * rows * columns, 1.0, storage);
-    draw.spoil("x", &mut x);
-    let problem = ColumnSumProblem::new(&layout.shape, &layout.strides, 1..2, dtype(storage));
-    if empty {
-        return check.refuses("an empty sum", problem);
-    }
-    let problem = problem?;
-    let buffer = place(on, draw, "x", (&x, &layout), storage);
+    let elements = draw.multiple("elements", 1..=20_000, step);
+    let gate = draw.normal(elements, 3.0, storage);
+    let up = draw.normal(elements, 2.0, storage);
+    let dy = draw.normal(elements, 1.0, storage);
+    let [gates, ups, dys] = [&gate, &up, &dy].map(|values| upload(client, values, storage));
     if draw.holds("contradiction", 60) {
-        let short = Buffer { elements: problem.span() - 1, ..buffer };
-        return check.refuses("a short x", kernel::column_sum(client, &problem, &short));
+        let longer = Buffer { elements: elements + 1, ..ups };
+        return check.refuses("a longer operand", swiglu_forward(client, &gates, &longer));
     }
-    let y = download(client, kernel::column_sum(client, &problem, &buffer)?, storage)?;
-    let magnitudes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
-    let expected = reference::column_sum(&x, outer, rows, columns);
-    let bounds: Vec<f64> = expected
-        .iter()
-        .zip(reference::column_sum(&magnitudes, outer, rows, columns))
-        .map(|(y, magnitude)| reference::bound(*y, magnitude, rows, storage))
-        .collect();
-    check.compare("y", y, &expected, &bounds)
+    let each = |of: &dyn Fn(f64, f64, f64) -> (f64, f64)| -> (Vec<f64>, Vec<f64>) {
+        gate.iter().zip(&up).zip(&dy).map(|((gate, up), dy)| of(*gate, *up, *dy)).unzip()
+    };
+    let y = download(client, swiglu_forward(client, &gates, &ups)?, storage)?;
+    let (expected, bounds) =
+        each(&|gate, up, _| (swiglu::swiglu(gate, up), swiglu::forward_bound(gate, up, storage)));
+    check.compare("y", y, &expected, &bounds)?;
+    let gradients = swiglu_backward(client, &gates, &ups, &dys)?;
+    for (at, what, gradient) in [(0, "dgate", gradients.dgate), (1, "dup", gradients.dup)] {
+        let (expected, bounds) = each(&|gate, up, dy| {
+            let bound = swiglu::backward_bounds(gate, up, dy, storage)[at];
+            (swiglu::swiglu_gradients(gate, up, dy)[at], bound)
+        });
+        check.compare(what, download(client, gradient, storage)?, &expected, &bounds)?;
+    }
+    Ok(())
+}
+
+pub(super) fn dropout(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    let client = &on.client;
+    let storage = draw.plan("type", &on.storages);
+    let adds = draw.planned("residual", 2);
+    let step = if draw.planned("aligned", 2) { 8 } else { 1 };
+    let elements = draw.multiple("elements", 1..=20_000, step);
+    let rate = draw.one_of("rate", &[0.1, 0.5, 0.0, 0.999]);
+    let seed = draw.seed();
+    let x = draw.normal(elements, 1.0, storage);
+    let residual = adds.then(|| draw.normal(elements, 1.0, storage));
+    let problem = DropoutProblem { elements, dtype: dtype(storage), rate, seed };
+    let added = residual.as_ref().map(|residual| upload(client, residual, storage));
+    let x_buffer = upload(client, &x, storage);
+    if draw.holds("contradiction", 60) {
+        let longer = DropoutProblem { elements: elements + 1, ..problem };
+        let result = of_dropout::dropout(client, &longer, &x_buffer, added.as_ref(), None);
+        return check.refuses("a short x", result);
+    }
+    let y = of_dropout::dropout(client, &problem, &x_buffer, added.as_ref(), None)?;
+
+    let drops = Dropout { rate, seed };
+    let key = [seed as u32, (seed >> 32) as u32];
+    let u = Storage::F32.unit_roundoff();
+    let element = |i: usize| {
+        let word = philox4x32([(i / 4) as u32, 0, 0, 0], key)[i % 4];
+        let kept = if word >= drops.threshold() { x[i] * drops.rescale() } else { 0.0 };
+        let y = kept + residual.as_ref().map_or(0.0, |residual| residual[i]);
+        // The scale is rounded, and so are the product, the sum and what is stored.
+        let error = 2.0 * u * kept.abs() + u * (y.abs() + 2.0 * u * kept.abs());
+        let rounding = storage.unit_roundoff() * (y.abs() + error) + storage.underflow();
+        (y, error + rounding)
+    };
+    let (expected, bounds): (Vec<f64>, Vec<f64>) = (0..elements).map(element).unzip();
+    check.compare("y", download(client, y, storage)?, &expected, &bounds)
 }

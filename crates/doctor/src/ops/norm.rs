@@ -1,11 +1,11 @@
 //! Layer and RMS normalization.
 
-use super::{
+use crate::{
+    buffers::{download, dtype, upload, upload_behind},
     check::{Check, Stop},
     draw::Draw,
     target::Target,
 };
-use crate::buffers::{download, dtype, upload, upload_behind};
 use blackburn_kernels::{
     Pass,
     buffer::Buffer,

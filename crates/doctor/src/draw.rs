@@ -1,14 +1,48 @@
-//! What a case is made of: numbers drawn from a seed, so that the seed makes the same case again.
+//! What a case is made of: numbers drawn from a seed, so that the seed makes the same case again, or told.
 
 use blackburn_reference::{random::normal, storage::Storage};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{fmt::Debug, ops::RangeInclusive};
+use std::{collections::BTreeSet, fmt::Debug, ops::RangeInclusive};
 
 /// The stream that says which plan a case has; plans and cases have streams of their own.
 const WHICH_PLAN: u64 = 0;
 const PLANS: u64 = 1 << 32;
 const CASES: u64 = 1 << 33;
+const WHOLE_NUMBERS: u64 = 1 << 34;
+
+/// What is told to a case, and not drawn.
+///
+/// Names are those that the case draws by; choices are spelled as `Debug` spells them. A case that is told anything
+/// is an ordinary one: it has no contradiction, is not empty, and holds neither NaN nor infinity unless told so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    choices: Vec<(&'static str, String)>,
+    whole_numbers: bool,
+}
+
+impl Told {
+    /// The same with a choice.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, choice: impl Debug) -> Self {
+        self.choices.push((name, format!("{choice:?}")));
+        self
+    }
+
+    /// The same with a choice, by its spelling.
+    #[must_use]
+    pub fn named(mut self, name: &'static str, spelling: &str) -> Self {
+        self.choices.push((name, spelling.to_owned()));
+        self
+    }
+
+    /// The same with whole numbers from -3 to 3 for all normal ones: products and their sums are exact then.
+    #[must_use]
+    pub fn with_whole_numbers(mut self) -> Self {
+        self.whole_numbers = true;
+        self
+    }
+}
 
 /// Draws a case.
 ///
@@ -23,6 +57,9 @@ pub struct Draw {
     shifts: Vec<u32>,
     sizes: usize,
     told: Vec<String>,
+    /// What is not drawn, and which of it was asked for and is a choice.
+    given: Option<Told>,
+    heeded: BTreeSet<&'static str>,
 }
 
 /// The plan of case `index`, of so many.
@@ -48,7 +85,49 @@ impl Draw {
             shifts: shifts.to_vec(),
             sizes: 0,
             told: vec![format!("plan={plan}")],
+            given: None,
+            heeded: BTreeSet::new(),
         }
+    }
+
+    /// A case of which some is told, and the rest drawn from a seed.
+    pub fn of(given: &Told, seed: u64) -> Self {
+        let drawn = Self::new(seed, 1, 0, &[]);
+        Self { given: Some(given.clone()), told: Vec::new(), ..drawn }
+    }
+
+    /// What was told and not asked for, or is no choice: it had no effect.
+    pub fn unheeded(&self) -> Vec<String> {
+        let choices = self.given.iter().flat_map(|given| &given.choices);
+        let unheeded = choices.filter(|(name, _)| !self.heeded.contains(name));
+        unheeded.map(|(name, choice)| format!("{name}={choice}")).collect()
+    }
+
+    /// Whether normal numbers are whole ones.
+    pub fn has_whole_numbers(&self) -> bool {
+        self.given.as_ref().is_some_and(|given| given.whole_numbers)
+    }
+
+    /// What is told of `name`, if `read` can make something of it.
+    fn given<T>(&mut self, name: &str, read: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let choices = &self.given.as_ref()?.choices;
+        let (known, choice) = choices.iter().find(|(known, _)| *known == name)?;
+        let value = read(choice)?;
+        self.heeded.insert(known);
+        Some(value)
+    }
+
+    fn given_size(&mut self, name: &str) -> Option<usize> {
+        self.given(name, |choice| choice.parse().ok())
+    }
+
+    /// What is told, or one of `choices` that was drawn.
+    fn choose<T: Copy + Debug>(&mut self, name: &str, choices: &[T], drawn: usize) -> T {
+        let is = |choice: &T, text: &str| format!("{choice:?}") == text;
+        let given = self.given(name, |text| choices.iter().copied().find(|c| is(c, text)));
+        let choice = given.unwrap_or(choices[drawn]);
+        self.tell(name, choice);
+        choice
     }
 
     /// What was drawn, by name.
@@ -67,36 +146,38 @@ impl Draw {
 
     /// One of `choices`, by the plan.
     pub fn plan<T: Copy + Debug>(&mut self, name: &str, choices: &[T]) -> T {
-        let choice = choices[below(&mut self.plan, choices.len())];
-        self.tell(name, choice);
-        choice
+        let drawn = below(&mut self.plan, choices.len());
+        self.choose(name, choices, drawn)
     }
 
     /// Whether something holds that holds for one of `one_in` plans.
     pub fn planned(&mut self, name: &str, one_in: usize) -> bool {
-        let holds = below(&mut self.plan, one_in) == 0;
-        self.tell(name, holds);
-        holds
+        let drawn = usize::from(below(&mut self.plan, one_in) == 0);
+        self.choose(name, &[false, true], drawn)
     }
 
     /// A size in `range`, by the plan: small ones as often as large ones, those around the edges of tiles
     /// most often.
     pub fn planned_size(&mut self, name: &str, range: RangeInclusive<usize>) -> usize {
-        let size = sized(&mut self.plan, &range);
+        let drawn = sized(&mut self.plan, &range);
+        let size = self.given_size(name).unwrap_or(drawn);
         self.tell(name, size);
         size
     }
 
     /// One of `choices`.
     pub fn one_of<T: Copy + Debug>(&mut self, name: &str, choices: &[T]) -> T {
-        let choice = choices[below(&mut self.case, choices.len())];
-        self.tell(name, choice);
-        choice
+        let drawn = below(&mut self.case, choices.len());
+        self.choose(name, choices, drawn)
     }
 
     /// Whether something holds that holds for one of `one_in` cases. Only what holds is told.
     pub fn holds(&mut self, name: &str, one_in: usize) -> bool {
-        let holds = below(&mut self.case, one_in) == 0;
+        /// What holds for fewer is no ordinary case.
+        const ORDINARY: usize = 10;
+        let drawn = below(&mut self.case, one_in) == 0;
+        let drawn = drawn && (self.given.is_none() || one_in <= ORDINARY);
+        let holds = self.given(name, |choice| choice.parse().ok()).unwrap_or(drawn);
         if holds {
             self.told.push(name.to_owned());
         }
@@ -112,8 +193,9 @@ impl Draw {
     pub fn multiple(&mut self, name: &str, range: RangeInclusive<usize>, step: usize) -> usize {
         let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
         self.sizes += 1;
-        let size = sized(&mut self.case, &range);
-        let size = (size >> shift).max(*range.start()).next_multiple_of(step);
+        let drawn = sized(&mut self.case, &range) >> shift;
+        let size = self.given_size(name).unwrap_or(drawn);
+        let size = size.max(*range.start()).next_multiple_of(step);
         self.tell(name, size);
         size
     }
@@ -123,7 +205,8 @@ impl Draw {
     pub fn divided(&mut self, name: &str, range: RangeInclusive<usize>, by: usize) -> usize {
         let shift = self.shifts.get(self.sizes).copied().unwrap_or(0);
         self.sizes += 1;
-        let size = (sized(&mut self.case, &range) >> shift).max(*range.start());
+        let drawn = sized(&mut self.case, &range) >> shift;
+        let size = self.given_size(name).unwrap_or(drawn).max(*range.start());
         let size = match by {
             8 => size.next_multiple_of(8),
             2 => size / 8 * 8 + [2, 4, 6][size % 3],
@@ -143,7 +226,7 @@ impl Draw {
         let steps = (low + below(&mut self.case, low)) / divisor;
         // An odd multiple, unless it is one of 8.
         let size = divisor * if divisor < 8 { steps | 1 } else { steps };
-        let size = (size >> shift).max(1);
+        let size = self.given_size(name).unwrap_or((size >> shift).max(1));
         self.tell(name, size);
         size
     }
@@ -166,7 +249,7 @@ impl Draw {
                 size = around;
             }
         }
-        let size = (size >> shift).max(1);
+        let size = self.given_size(name).unwrap_or((size >> shift).max(1));
         self.tell(name, size);
         size
     }
@@ -185,9 +268,14 @@ impl Draw {
         below(&mut self.case, limit)
     }
 
-    /// Normal numbers.
+    /// Normal numbers, or whole ones from -3 to 3 where that was told.
     pub fn normal(&mut self, count: usize, deviation: f64, storage: Storage) -> Vec<f64> {
-        normal(self.case.next_u64(), count, deviation, storage)
+        let seed = self.case.next_u64();
+        if self.has_whole_numbers() {
+            let mut rng = stream(seed, WHOLE_NUMBERS);
+            return (0..count).map(|_| below(&mut rng, 7) as f64 - 3.0).collect();
+        }
+        normal(seed, count, deviation, storage)
     }
 
     /// A seed for what draws by itself.
@@ -250,6 +338,41 @@ mod tests {
         assert_eq!(sizes(1, 7, &[]), sizes(1, 7, &[]));
         assert_ne!(sizes(1, 7, &[]), sizes(1, 8, &[]));
         assert_ne!(sizes(1, 7, &[]), sizes(2, 7, &[]));
+    }
+
+    #[test]
+    fn what_is_told_is_not_drawn_and_leaves_the_rest_as_it_is() {
+        let ask = |draw: &mut Draw| {
+            let kind = draw.plan("kind", &["a", "b", "c"]);
+            let planned = draw.planned("planned", 2);
+            let rare = (0..500).any(|_| draw.holds("rare", 60));
+            (kind, planned, rare, draw.size("size", 1..=4096), draw.size("other", 1..=4096))
+        };
+        let drawn = ask(&mut Draw::of(&Told::default(), 7));
+        let told = Told::default().with("kind", "c").with("planned", true).with("size", 5);
+        let mut draw = Draw::of(&told, 7);
+        let (kind, planned, rare, size, other) = ask(&mut draw);
+        assert_eq!((kind, planned, rare, size), ("c", true, false, 5));
+        assert_eq!(other, drawn.4);
+        assert!(draw.unheeded().is_empty());
+    }
+
+    #[test]
+    fn what_is_told_in_vain_is_named() {
+        let told = Told::default().with("kind", "z").with("knid", "a");
+        let mut draw = Draw::of(&told, 7);
+        draw.plan("kind", &["a", "b"]);
+        assert_eq!(draw.unheeded(), ["kind=\"z\"", "knid=\"a\""]);
+    }
+
+    #[test]
+    fn whole_numbers_are_small_and_of_both_signs() {
+        let numbers = Draw::of(&Told::default().with_whole_numbers(), 7);
+        let numbers = numbers.clone().normal(1000, 0.01, Storage::F16);
+        assert!(numbers.iter().all(|x| x.fract() == 0.0 && x.abs() <= 3.0));
+        for number in -3..=3 {
+            assert!(numbers.contains(&f64::from(number)), "{number}");
+        }
     }
 
     #[test]

@@ -1,0 +1,411 @@
+//! The cases of each group: what they are told, and do not draw.
+
+use crate::{draw::Told, groups::Extent};
+use blackburn_kernels::{
+    Family,
+    attention::variants::{ON_TENSOR_CORES, Options, PORTABLE},
+    conv::variants::PASSES,
+    cross_entropy::Reduction,
+    layer_norm::Norm,
+};
+use blackburn_reference::{activation::Activation, storage::Storage};
+
+/// The cases of an operation by a family in a type.
+pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) -> Vec<Told> {
+    let of_type = Told::default().with("type", storage);
+    let small = extent == Extent::Quick;
+    match op {
+        "matmul" => products(family, &of_type, small),
+        "fp8_matmul" => products_in_8_bits(family, &of_type),
+        "conv" => convolutions(&of_type, small),
+        "attention" => attention(family, &of_type, small),
+        "norm" => norms(&of_type),
+        "batch_norm" => batch_norms(&of_type),
+        "cross_entropy" => losses(&of_type, small),
+        "softmax" => softmaxes(&of_type, small),
+        "gelu" => ["fused", "separate", "planned"]
+            .map(|way| sized(&of_type.clone().with("sums", way), [200, 77], way == "fused"))
+            .into(),
+        "swiglu" | "dropout" => [true, false]
+            .map(|aligned| of_type.clone().with("aligned", aligned).with("elements", 10_007))
+            .into(),
+        "column_sum" | "row_sum" | "square_sum" => [true, false]
+            .map(|aligned| sized(&of_type, [131, 1003], aligned).with_whole_numbers())
+            .into_iter()
+            .chain([sized(&of_type, [131, 1003], true)])
+            .collect(),
+        "embedding" => embeddings(&of_type),
+        "adamw" | "sgd" => steps(storage),
+        _ => [true, false]
+            .into_iter()
+            .flat_map(|e4m3| {
+                let of_format = of_type.clone().with("e4m3", e4m3);
+                [true, false].map(|aligned| sized(&of_format, [67, 203], aligned))
+            })
+            .collect(),
+    }
+}
+
+fn sized(told: &Told, [rows, columns]: [usize; 2], aligned: bool) -> Told {
+    told.clone().with("aligned", aligned).with("rows", rows).with("columns", columns)
+}
+
+/// What follows a product.
+#[derive(Clone, Copy)]
+struct Steps {
+    plain: bool,
+    bias: bool,
+    activation: Activation,
+    kept: bool,
+    residual: bool,
+    scaled: bool,
+}
+
+const PLAIN: Steps = Steps {
+    plain: true,
+    bias: false,
+    activation: Activation::Identity,
+    kept: false,
+    residual: false,
+    scaled: false,
+};
+
+/// The first two are exact of whole numbers.
+const STEPS: [Steps; 5] = [
+    PLAIN,
+    Steps { plain: false, bias: true, activation: Activation::Relu, residual: true, ..PLAIN },
+    // A linear layer and GELU, in training.
+    Steps { plain: false, bias: true, activation: Activation::Gelu, kept: true, ..PLAIN },
+    Steps { plain: false, activation: Activation::Silu, residual: true, ..PLAIN },
+    Steps {
+        plain: false,
+        bias: true,
+        activation: Activation::GeluTanh,
+        kept: true,
+        residual: true,
+        scaled: true,
+    },
+];
+
+impl Steps {
+    fn tell(self, told: Told) -> Told {
+        let told = told.with("plain", self.plain);
+        if self.plain {
+            return told;
+        }
+        told.with("bias", self.bias)
+            .with("activation", self.activation)
+            .with("kept", self.kept)
+            .with("residual", self.residual)
+            .with("scaled", self.scaled)
+    }
+}
+
+/// Each tile with each layout, and epilogues, splits and batches in turns.
+fn products(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
+    const BATCHES: [&str; 5] = ["One", "Following", "SharedRhs", "One", "Heads"];
+    let tiles = match family {
+        Family::Wgmma => 4,
+        Family::Mma => 3,
+        Family::Portable => 2,
+    };
+    let mut all = Vec::new();
+    for (layout, turned) in
+        [[false, false], [false, true], [true, false], [true, true]].into_iter().enumerate()
+    {
+        for tile in 0..tiles {
+            let number = layout * tiles + tile;
+            let which = (tile + 2 * layout) % STEPS.len();
+            let batch = if small { "One" } else { BATCHES[number % BATCHES.len()] };
+            let aligned = number % 3 != 2;
+            // Splits need more blocks of k than fill a ring.
+            let split = batch == "One" && number % 2 == 1;
+            let [m, n, k] = match (small, split) {
+                (true, _) => [67, 75, 89],
+                (false, false) => [147, 299, 217],
+                (false, true) => [147, 299, 1081],
+            };
+            let mut told = of_type
+                .clone()
+                .named("batch", batch)
+                .with("wide", number % 4 == 1)
+                .with("lhs-turned", turned[0])
+                .with("rhs-turned", turned[1])
+                .with("aligned", aligned)
+                // Full precision is ordinary arithmetic's, for operands in f32.
+                .with("full", family == Family::Portable && tile == 0)
+                .with("blueprint", tile)
+                .with("split", split)
+                .with("m", m)
+                .with("n", n)
+                .with("k", k)
+                .with("alpha", false)
+                .with("beta", 1.0);
+            if !aligned {
+                told = told.with("n-by", 1);
+            }
+            let told = STEPS[which].tell(told);
+            if which < 2 {
+                all.push(told.clone().with_whole_numbers());
+            }
+            all.push(told);
+        }
+    }
+    all
+}
+
+/// Each tile with a pair of formats, of whole numbers and of others; sums promoted where they can be.
+fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
+    let formats = [["E4m3", "E4m3"], ["E4m3", "E5m2"], ["E5m2", "E4m3"]];
+    let mut all = Vec::new();
+    for promoted in [false, true] {
+        if promoted && family != Family::Wgmma {
+            continue;
+        }
+        for tile in 0..4 {
+            let [lhs, rhs] = formats[tile % formats.len()];
+            let told = of_type
+                .clone()
+                .named("lhs-format", lhs)
+                .named("rhs-format", rhs)
+                .with("lhs-turned", tile == 2)
+                .with("rhs-turned", tile % 2 == 0)
+                .with("promoted", promoted)
+                .with("blueprint", tile)
+                .with("m", 147)
+                .with("n", 203)
+                .with("k", 523);
+            all.push(told.clone().with_whole_numbers());
+            all.push(told);
+        }
+    }
+    all
+}
+
+/// Kernels, strides, groups and layouts, in all passes.
+fn convolutions(of_type: &Told, small: bool) -> Vec<Told> {
+    struct Of {
+        kernel: [usize; 2],
+        stride: usize,
+        dilation: usize,
+        groups: &'static str,
+        lies: &'static str,
+        channels: [usize; 2],
+        by: usize,
+    }
+    let plain = |kernel: [usize; 2]| Of {
+        kernel,
+        stride: 1,
+        dilation: 1,
+        groups: "One",
+        lies: "ChannelsLast",
+        channels: if small { [8, 16] } else { [72, 136] },
+        by: 8,
+    };
+    let all = [
+        plain([3, 3]),
+        plain([1, 1]),
+        Of { stride: 2, ..plain([3, 3]) },
+        Of { lies: "WithGaps", ..plain([1, 1]) },
+        Of { dilation: 2, lies: "InOrder", channels: [40, 24], ..plain([3, 3]) },
+        Of { channels: [7, 9], by: 1, ..plain([2, 5]) },
+        Of { groups: "Few", channels: [16, 24], ..plain([3, 3]) },
+        Of { groups: "Depthwise", channels: [24, 24], ..plain([3, 3]) },
+        Of { stride: 2, lies: "InOrder", channels: [3, 64], by: 1, ..plain([7, 7]) },
+    ];
+    // The plans of a pass, at most.
+    let plans = if small { 1 } else { 4 };
+    let mut told = Vec::new();
+    for plan in 0..plans {
+        for (number, of) in all.iter().enumerate() {
+            for pass in PASSES {
+                let bias = (number + plan) % 2 == 1;
+                let case = of_type
+                    .clone()
+                    .with("pass", pass)
+                    .with("rows", of.kernel[0])
+                    .with("columns", of.kernel[1])
+                    .with("stride-rows", of.stride)
+                    .with("stride-columns", of.stride)
+                    .with("dilation-rows", of.dilation)
+                    .with("dilation-columns", of.dilation)
+                    .named("groups", of.groups)
+                    .named("first-lies", of.lies)
+                    .named("second-lies", if number % 2 == 0 { "InOrder" } else { of.lies })
+                    .with("channels-by", of.by)
+                    .with("blueprint", plan)
+                    .with("bias", bias)
+                    .with("batch", 2)
+                    .with("height", 11)
+                    .with("width", 13)
+                    .with("in", of.channels[0])
+                    .with("out", of.channels[1]);
+                // Fractions and whole numbers in turns.
+                let whole = (number + plan) % 2 == 0;
+                told.push(if whole { case.with_whole_numbers() } else { case });
+            }
+        }
+    }
+    told
+}
+
+/// The options of the list for machine code, on sequences that no tile divides.
+fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
+    let of_family: Vec<(Options, usize)> = match family {
+        Family::Portable => PORTABLE.to_vec(),
+        Family::Mma | Family::Wgmma => ON_TENSOR_CORES
+            .into_iter()
+            .flat_map(|(options, heads)| heads.iter().map(move |head| (options, *head)))
+            .collect(),
+    };
+    let mut all = Vec::new();
+    for (number, (options, head_dim)) in of_family.into_iter().enumerate() {
+        use Options::{Bias, Causal, Dropout, Everything, Mask, Packed, Plain};
+        if options == Packed {
+            // It has an order in memory of its own, which cases do not draw.
+            continue;
+        }
+        let plain = matches!(options, Plain | Causal);
+        let everything = options == Everything;
+        let orders = ["HeadsFirst", "PositionsFirst"];
+        let [seq_q, seq_kv] = if small { [37, 53] } else { [139, 203] };
+        let mut told = of_type
+            .clone()
+            .with("head_dim", if small { 32 } else { head_dim })
+            .named("order", orders[number % 2])
+            .named("order-kv", orders[number / 2 % 2])
+            .with("mask-bytes", if number % 2 == 0 { 4 } else { 1 })
+            .with("forward", number % 3)
+            .with("backward", number % 2)
+            .with("padding", 0)
+            .with("plain", plain)
+            .with("causal", matches!(options, Causal | Dropout | Mask))
+            .with("batch", 1)
+            .with("heads_kv", 1)
+            .with("group", 2)
+            .with("seq_q", seq_q)
+            .with("seq_kv", seq_kv);
+        if !plain {
+            told = told
+                .with("mask", everything || options == Mask)
+                .with("bias", everything || options == Bias)
+                .with("windowed", everything)
+                .with("capped", everything || options == Bias)
+                .with("drops", everything || options == Dropout);
+        }
+        all.push(told);
+    }
+    all
+}
+
+fn norms(of_type: &Told) -> Vec<Told> {
+    let widths = [768, 1003, 77, 4099];
+    let mut all = Vec::new();
+    for (number, width) in widths.into_iter().enumerate() {
+        for norm in [Norm::Layer, Norm::Rms] {
+            all.push(
+                of_type
+                    .clone()
+                    .with("norm", norm)
+                    .with("bias", number % 2 == 0)
+                    .with("residual", number < 2)
+                    .with("wide", number % 2 == 1)
+                    .with("around", width)
+                    .with("width", width)
+                    .with("rows", 13),
+            );
+        }
+    }
+    all
+}
+
+fn batch_norms(of_type: &Told) -> Vec<Told> {
+    let mut all = Vec::new();
+    for (channels, aligned) in [(64, true), (35, false)] {
+        for relu in [true, false] {
+            for residual in [true, false] {
+                all.push(
+                    of_type
+                        .clone()
+                        .with("relu", relu)
+                        .with("residual", residual)
+                        .with("aligned", aligned)
+                        .with("channels", channels)
+                        .with("rows", 203),
+                );
+            }
+        }
+    }
+    all
+}
+
+fn losses(of_type: &Told, small: bool) -> Vec<Told> {
+    let reductions = [Some(Reduction::Mean), None, Some(Reduction::Sum)];
+    let classes = if small { [1003, 77, 264] } else { [50_257, 77, 4096] };
+    let both = |(classes, reduction): (usize, Option<Reduction>)| {
+        [true, false].map(|more| {
+            of_type
+                .clone()
+                .with("ignores", more)
+                .with("smooth", more)
+                .with("reduction", reduction)
+                .with("around", classes)
+                .with("classes", classes)
+                .with("rows", 5)
+        })
+    };
+    classes.into_iter().zip(reductions).flat_map(both).collect()
+}
+
+fn softmaxes(of_type: &Told, small: bool) -> Vec<Told> {
+    let classes = if small { [77, 264, 1003] } else { [77, 1024, 20_011] };
+    let mut all = Vec::new();
+    for classes in classes {
+        for (logarithms, exponentials) in [(false, false), (false, true), (true, false)] {
+            all.push(
+                of_type
+                    .clone()
+                    .with("cast", false)
+                    .with("logarithms", logarithms)
+                    .with("shifted", logarithms)
+                    .with("exponentials", exponentials)
+                    .with("aligned", classes % 8 == 0)
+                    .with("around", classes)
+                    .with("classes", classes)
+                    .with("rows", 7),
+            );
+        }
+    }
+    all
+}
+
+fn embeddings(of_type: &Told) -> Vec<Told> {
+    let of = |aligned| {
+        let told = of_type.clone().with("aligned", aligned);
+        told.with("columns", 131).with("places", 403).with("rows", 97)
+    };
+    vec![of(true).with_whole_numbers(), of(false).with_whole_numbers(), of(true)]
+}
+
+/// Optimizers: parameters in the type, gradients in it and in f32.
+fn steps(storage: Storage) -> Vec<Told> {
+    let of = |(gradient, decays)| {
+        let told = Told::default().with("parameter", storage).with("gradient", gradient);
+        sized(&told, [3, 1003], decays).with("decays", decays)
+    };
+    [(storage, true), (Storage::F32, false)].map(of).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_products_of_each_family_are_exact() {
+        for family in Family::ALL {
+            let all = products(family, &Told::default(), false);
+            let exact = all.iter().filter(|told| **told == (*told).clone().with_whole_numbers());
+            assert!(exact.count() * 4 >= all.len(), "{family}");
+        }
+    }
+}

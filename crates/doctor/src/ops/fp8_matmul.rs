@@ -1,0 +1,88 @@
+//! Matrix products of operands of 8 bits, where tensor cores take them.
+
+use crate::{
+    buffers::{download, dtype},
+    check::{Check, Stop},
+    draw::Draw,
+    memory::Layout,
+    target::Target,
+};
+use blackburn_kernels::{
+    Family,
+    buffer::Buffer,
+    matmul::{Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout, matmul_with},
+    quantize::Fp8Format,
+};
+use blackburn_reference::{
+    fp8::Fp8,
+    matmul::{self, Layout::RowMajor, MatmulCase, MatmulPrecision},
+    storage::Storage,
+};
+
+/// Terms between promotions: a block of k.
+const PROMOTED_EVERY: usize = 128;
+
+pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    const FORMATS: [Fp8Format; 2] = [Fp8Format::E4m3, Fp8Format::E5m2];
+    let client = &on.client;
+    let out = draw.plan("type", &on.storages);
+    let formats = [draw.plan("lhs-format", &FORMATS), draw.plan("rhs-format", &FORMATS)];
+    // Whether k is innermost.
+    let along = [!draw.planned("lhs-turned", 2), !draw.planned("rhs-turned", 2)];
+    let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
+    let promoted = draw.planned("promoted", 2);
+    let [m, n, k] = [draw.size("m", 1..=300), draw.size("n", 1..=300), draw.size("k", 1..=1100)];
+
+    // Rows begin at multiples of 16 bytes.
+    let lies = |rows: usize, columns: usize, in_order: bool| {
+        let (order, innermost) = if in_order { ([0, 1], columns) } else { ([1, 0], rows) };
+        let padding = innermost.next_multiple_of(16) - innermost;
+        Layout::ordered(&[rows, columns], &order, padding)
+    };
+    let layouts = [lies(m, k, along[0]), lies(k, n, !along[1])];
+    let tensor = |i: usize| TensorLayout {
+        shape: &layouts[i].shape,
+        strides: &layouts[i].strides,
+        dtype: formats[i].dtype(),
+    };
+    let problem = MatmulProblem::new(tensor(0), tensor(1), dtype(out), F32Precision::Tf32)?;
+    let mut plans = MatmulBlueprint::candidates(&problem, client);
+    plans.retain(|plan| on.takes(plan.family));
+    if promoted {
+        plans.retain(|plan| {
+            plan.family == Family::Wgmma && plan.tile_n <= MatmulBlueprint::WIDEST_PROMOTED
+        });
+        plans.iter_mut().for_each(|plan| plan.promotion = 1);
+    }
+    let declined = || Stop::Declined("no plan of the family multiplies in 8 bits".into());
+    let plan = *plans.get(which % plans.len().max(1)).ok_or_else(declined)?;
+
+    let reference = formats.map(|format| match format {
+        Fp8Format::E4m3 => Fp8::E4m3,
+        Fp8Format::E5m2 => Fp8::E5m2,
+    });
+    let mut numbers = |i: usize, count: usize| -> Vec<f64> {
+        let drawn = draw.normal(count, 1.0, Storage::F32);
+        drawn.into_iter().map(|x| reference[i].round(x)).collect()
+    };
+    let operands = [numbers(0, m * k), numbers(1, k * n)];
+    let send = |i: usize| {
+        let mut memory = layouts[i].scatter(&operands[i], 0);
+        memory.resize(memory.len().next_multiple_of(16), f64::NAN);
+        let handle = client.create_from_slice(&reference[i].encode(&memory));
+        Buffer { handle, elements: memory.len(), dtype: formats[i].dtype() }
+    };
+    let output = matmul_with(client, &problem, &plan, &send(0), &send(1), &Epilogue::default())?;
+    let y = download(client, output.out, out)?;
+
+    let product = MatmulCase { name: "drawn", batch: 1, m, n, k, lhs: RowMajor, rhs: RowMajor };
+    let [lhs, rhs] = &operands;
+    let sums = matmul::matmul(&product, lhs, rhs);
+    let what = format!("{:?} by {:?} by {plan}", formats[0], formats[1]);
+    if draw.has_whole_numbers() {
+        return check.exactly(&what, y, &sums, out);
+    }
+    let precision = MatmulPrecision::fp8(out, promoted.then_some(PROMOTED_EVERY));
+    let bounds = precision.bounds(&sums, &matmul::magnitudes(&product, lhs, rhs), k);
+    check.compare(&what, y, &sums, &bounds)
+}

@@ -1,0 +1,75 @@
+//! The device that cases run on, and what it computes in.
+
+use crate::buffers::dtype;
+use blackburn_kernels::Family;
+use blackburn_reference::{
+    activation::FunctionErrors, attention::AttentionPrecision, gelu, matmul::MatmulPrecision,
+    storage::Storage,
+};
+use cubecl::client::Client;
+
+/// A device, as one thread sees it.
+#[derive(Clone)]
+pub struct Target {
+    /// As kernels' launchers take it.
+    pub client: Client,
+    /// The types that it computes in.
+    pub storages: Vec<Storage>,
+    /// The only family that plans are taken of, or all of them.
+    pub family: Option<Family>,
+}
+
+impl Target {
+    /// A device, with plans of all families.
+    pub fn new(client: Client) -> Self {
+        let types = &client.properties().features.types.elem;
+        let storages = Storage::ALL.into_iter().filter(|s| types.contains_key(&dtype(*s)));
+        let storages = storages.collect();
+        Self { client, storages, family: None }
+    }
+
+    /// Whether plans of a family may be taken.
+    pub fn takes(&self, family: Family) -> bool {
+        self.family.is_none_or(|only| only == family)
+    }
+
+    /// Whether it is an NVIDIA GPU.
+    pub fn is_cuda(&self) -> bool {
+        self.client.name() == "cuda"
+    }
+
+    /// By how many elements memory may begin late: bindings of other runtimes begin at multiples of 256 bytes.
+    pub fn offsets(&self) -> &'static [usize] {
+        if self.is_cuda() { &[0, 0, 8, 64, 256] } else { &[0, 0, 256] }
+    }
+
+    /// Errors of its functions.
+    pub fn functions(&self) -> FunctionErrors {
+        if self.is_cuda() { FunctionErrors::CUDA } else { FunctionErrors::PORTABLE }
+    }
+
+    /// Error of its erf.
+    pub fn erf_error(&self) -> f64 {
+        if self.is_cuda() { gelu::CUDA_ERF_ERROR } else { gelu::PORTABLE_ERF_ERROR }
+    }
+
+    /// What a product is computed in whose family is not known: the loosest.
+    pub fn product(&self, storage: Storage) -> MatmulPrecision {
+        match storage {
+            _ if !self.is_cuda() => MatmulPrecision::exact(storage),
+            Storage::F32 => MatmulPrecision::tf32(),
+            Storage::F16 | Storage::Bf16 => MatmulPrecision::tensor_core(storage),
+        }
+    }
+
+    /// What attention is computed in: tensor cores, which f32 does not reach.
+    pub fn attention(&self, storage: Storage) -> AttentionPrecision {
+        match storage {
+            _ if !self.is_cuda() => AttentionPrecision::portable(storage),
+            Storage::F32 => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
+            Storage::F16 | Storage::Bf16 => {
+                AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
+            }
+        }
+    }
+}
