@@ -147,19 +147,20 @@ impl Control {
     /// Ends the wait for ranks that are alive and do not come. Rank 0 knows of all waits, its own or not.
     fn look_for_late_ones(&self, state: &mut State) {
         let patience = self.limits.patience;
-        let late =
-            state.given.values().find(|given| given.since.elapsed() > patience).map(|given| {
-                let missing = given.missing();
-                let others = if missing.len() > 1 { ", nor have others" } else { "" };
-                let what = format!(
-                    "is alive and has not come to {} within {} s{others}",
-                    given.what,
-                    patience.as_secs_f64()
-                );
-                (missing.first().copied().unwrap_or(self.rank), what)
-            });
-        if let Some((rank, what)) = late {
-            self.note(state, rank, what);
+        let Some(given) = state.given.values().find(|given| given.since.elapsed() > patience)
+        else {
+            return;
+        };
+        let missing = given.missing();
+        let first = missing.first().copied().unwrap_or(self.rank);
+        // One that has become silent is soon found to be.
+        let is_alive = state.heard[first].elapsed() < 3 * self.limits.silence / LOOKS;
+        if first != self.rank && !is_alive {
+            return;
         }
+        let others = if missing.len() > 1 { ", nor have others" } else { "" };
+        let (what, waited) = (&given.what, patience.as_secs_f64());
+        let what = format!("is alive and has not come to {what} within {waited} s{others}");
+        self.note(state, first, what);
     }
 }
