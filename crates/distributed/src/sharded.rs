@@ -16,8 +16,8 @@ use std::{
 /// An optimizer each of whose parameters is updated by one rank alone, its owner, which tells the others.
 ///
 /// A rank keeps the states of its own parameters: for AdamW in f32, 8 bytes for a parameter become 8 / N on each
-/// of N ranks. Updates are those of the optimizer on one rank, bit for bit. What it costs is one broadcast of all
-/// parameters a step.
+/// of N ranks. Updates are those of the optimizer on one rank, bit for bit, unless it rounds by chance. What it costs
+/// is one broadcast of all parameters a step.
 ///
 /// Parameters are not cut: the ranks' shares differ by at most the largest one.
 ///

@@ -110,19 +110,24 @@ impl<E: Engine> Nccl<E> {
         }
         let Some(device) = device else { return Ok(results) };
         device.sync().map_err(|error| self.wrong(format!("the device failed: {error}")))?;
-        let mut connection = lock(&self.connection);
-        let connection = match &mut *connection {
+        let mut held = lock(&self.connection);
+        let connection = match &mut *held {
             Some(connection) => connection,
             none => none.insert(self.connect(moves[0].from.ordinal)?),
         };
-        self.clock.timed(|| {
+        let done = self.clock.timed(|| {
             let called = connection.cuda.use_device(connection.ordinal).and_then(|()| {
                 connection.nccl.grouped(|| moves.iter().try_for_each(|it| call(connection, it)))
             });
             called.map_err(|error| self.wrong(error))?;
             self.wait(connection)
-        })?;
-        Ok(results)
+        });
+        if done.is_err() {
+            // Its kernels may still wait for a rank that is gone. They end before the memory is given free that they
+            // would write to.
+            *held = None;
+        }
+        done.map(|()| results)
     }
 
     /// Waits until the numbers have come, or a rank has failed.
