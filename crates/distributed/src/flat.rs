@@ -129,6 +129,8 @@ pub(crate) struct Replacement {
     pub(crate) others: HashMap<ParamId, TensorData>,
     /// Those that change.
     pub(crate) ids: HashMap<ParamId, ParamId>,
+    /// What was made for a parameter: in a second place it is the same leaf of automatic differentiation.
+    pub(crate) leaves: GradientsParams,
 }
 
 impl Replacement {
@@ -140,16 +142,18 @@ impl Replacement {
 impl ModuleMapper for Replacement {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (old, base, mapper) = param.consume();
-        // A parameter in two places comes twice.
-        let value = match self.floats.get(&old) {
-            None => base,
-            Some(new) => {
-                let new = new.clone().reshape(base.shape());
+        let value = match (self.leaves.get::<D>(old), self.floats.remove(&old)) {
+            (Some(leaf), _) => leaf,
+            (None, None) => base,
+            (None, Some(new)) => {
+                let new = new.reshape(base.shape());
                 let leaf = match base.gradient_checkpointing_strategy() {
                     Some(strategy) => new.autodiff().with_gradient_checkpointing_strategy(strategy),
                     None => new,
                 };
-                if base.is_require_grad() { leaf.require_grad() } else { leaf }
+                let leaf = if base.is_require_grad() { leaf.require_grad() } else { leaf };
+                self.leaves.register::<D>(old, leaf.clone());
+                leaf
             }
         };
         Param::from_mapped_value(self.id(old), value, mapper)

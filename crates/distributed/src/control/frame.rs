@@ -19,6 +19,8 @@ pub(super) enum Message {
     Expected,
     /// Rank 0's answer, when all are there.
     Welcome { hosts: Vec<String>, addresses: Vec<String> },
+    /// Rank 0's answer to ranks of another job, which then look on the next port.
+    OtherJob,
     /// Rank 0's answer to those it does not take in.
     Refused { reason: String },
     /// A sign of life.

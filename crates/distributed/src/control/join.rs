@@ -129,9 +129,11 @@ fn receive(
         return Err(ErrorKind::InvalidData.into());
     };
     let ours = env!("CARGO_PKG_VERSION");
-    let reason = if job != world.job {
-        Some(format!("{OTHER_JOB} `{}`", world.job))
-    } else if protocol != frame::PROTOCOL || version != ours {
+    if job != world.job {
+        frame::write(&mut stream, &Message::OtherJob, &[])?;
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let reason = if protocol != frame::PROTOCOL || version != ours {
         Some(format!("it runs Blackburn {version}, and rank 0 {ours}"))
     } else if size != world.size {
         Some(format!("it expects {size} ranks, and rank 0 {}", world.size))
@@ -148,9 +150,6 @@ fn receive(
     stream.set_read_timeout(None)?;
     Ok((rank, host, stream))
 }
-
-/// How rank 0 answers ranks of another job, which then look on the next port.
-const OTHER_JOB: &str = "this is the job";
 
 /// All ranks but 0: looks for rank 0.
 fn find(
@@ -203,7 +202,7 @@ fn find(
             Ok((Message::Welcome { hosts, addresses }, _)) => {
                 return settle(world, limits, stream, hosts, &addresses);
             }
-            Ok((Message::Refused { reason: why }, _)) if !why.starts_with(OTHER_JOB) => {
+            Ok((Message::Refused { reason: why }, _)) => {
                 return Err(DistributedError::Refused { rank: world.rank, reason: why });
             }
             Ok(_) => std::thread::sleep(PAUSE),

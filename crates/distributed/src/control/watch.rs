@@ -90,6 +90,7 @@ impl Control {
             }
             Message::Hello { .. }
             | Message::Expected
+            | Message::OtherJob
             | Message::Welcome { .. }
             | Message::Refused { .. } => {}
         }

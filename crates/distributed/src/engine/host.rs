@@ -3,7 +3,11 @@
 use super::{Clock, Engine, EngineError};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    ops::{AddAssign, Range},
+    time::Duration,
+};
 
 /// Moves bytes between ranks.
 pub(crate) trait Link: Send + Sync + fmt::Debug {
@@ -17,17 +21,11 @@ pub(crate) trait Link: Send + Sync + fmt::Debug {
     fn abort(&self);
 }
 
-/// Numbers of one type.
+/// Numbers of one type of floats, as they lie in memory.
 #[derive(Debug)]
-pub(crate) enum Numbers {
-    /// Of 32 bits.
-    F32(Vec<f32>),
-    /// Of 64 bits.
-    F64(Vec<f64>),
-    /// Of 16 bits with the range of f32.
-    Bf16(Vec<bf16>),
-    /// Of 16 bits.
-    F16(Vec<f16>),
+pub(crate) struct Numbers {
+    bytes: Vec<u8>,
+    dtype: DType,
 }
 
 /// An engine of a link: tensors go through the memory of the host.
@@ -97,9 +95,9 @@ impl<L: Link> Engine for OverHost<L> {
         let keyed = tensors.into_iter().map(|tensor| (tensor, ())).collect();
         let mut summed = Vec::new();
         for (mut packed, ()) in packed(keyed) {
-            let mut numbers = Numbers::of(&packed.bytes, packed.dtype)?;
+            let mut numbers = Numbers::of(packed.bytes, packed.dtype)?;
             self.clock.timed(|| self.link.sum(&mut numbers))?;
-            packed.bytes = numbers.into_bytes();
+            packed.bytes = numbers.bytes;
             summed.push(packed);
         }
         Ok(unpacked(summed))
@@ -131,19 +129,10 @@ impl<L: Link> Engine for OverHost<L> {
     }
 }
 
-fn read<T, const BYTES: usize>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> T) -> Vec<T> {
-    let (chunks, _) = bytes.as_chunks::<BYTES>();
-    chunks.iter().map(|chunk| number(*chunk)).collect()
-}
-
 impl Numbers {
-    /// The numbers in `bytes`.
-    fn of(bytes: &[u8], dtype: DType) -> Result<Self, EngineError> {
+    fn of(bytes: Vec<u8>, dtype: DType) -> Result<Self, EngineError> {
         match dtype {
-            DType::F32 => Ok(Self::F32(read(bytes, f32::from_ne_bytes))),
-            DType::F64 => Ok(Self::F64(read(bytes, f64::from_ne_bytes))),
-            DType::BF16 => Ok(Self::Bf16(read(bytes, bf16::from_ne_bytes))),
-            DType::F16 => Ok(Self::F16(read(bytes, f16::from_ne_bytes))),
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => Ok(Self { bytes, dtype }),
             other => Err(EngineError {
                 rank: 0,
                 what: format!("was asked for a sum of {other:?}, and sums are of floats"),
@@ -153,88 +142,57 @@ impl Numbers {
 
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::F32(all) => all.len(),
-            Self::F64(all) => all.len(),
-            Self::Bf16(all) => all.len(),
-            Self::F16(all) => all.len(),
-        }
+        self.bytes.len() / self.size()
     }
 
     /// Bytes of one.
     pub(crate) fn size(&self) -> usize {
-        match self {
-            Self::F32(_) => 4,
-            Self::F64(_) => 8,
-            Self::Bf16(_) | Self::F16(_) => 2,
-        }
+        self.dtype.size()
     }
 
-    /// All of them, as bytes.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::F32(all) => all.into_iter().flat_map(f32::to_ne_bytes).collect(),
-            Self::F64(all) => all.into_iter().flat_map(f64::to_ne_bytes).collect(),
-            Self::Bf16(all) => all.into_iter().flat_map(bf16::to_ne_bytes).collect(),
-            Self::F16(all) => all.into_iter().flat_map(f16::to_ne_bytes).collect(),
-        }
-    }
-
-    /// Those in `range`, as bytes.
-    pub(crate) fn bytes(&self, range: std::ops::Range<usize>) -> Vec<u8> {
-        match self {
-            Self::F32(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
-            Self::F64(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
-            Self::Bf16(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
-            Self::F16(all) => all[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        }
+    /// The bytes of those in `range`.
+    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[range.start * self.size()..range.end * self.size()]
     }
 
     /// Replaces those from `start` on.
     pub(crate) fn set(&mut self, start: usize, bytes: &[u8]) {
-        fn put<T>(all: &mut [T], new: Vec<T>) {
-            for (old, new) in all.iter_mut().zip(new) {
-                *old = new;
-            }
-        }
-        match self {
-            Self::F32(all) => put(&mut all[start..], read(bytes, f32::from_ne_bytes)),
-            Self::F64(all) => put(&mut all[start..], read(bytes, f64::from_ne_bytes)),
-            Self::Bf16(all) => put(&mut all[start..], read(bytes, bf16::from_ne_bytes)),
-            Self::F16(all) => put(&mut all[start..], read(bytes, f16::from_ne_bytes)),
-        }
+        let start = start * self.size();
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sums of the numbers in `parts`, each as long as `bytes` of one rank: in f32 (f64 in f64), from the first
-    /// part to the last, rounded once.
-    pub(crate) fn summed(&self, parts: &[Vec<u8>]) -> Vec<u8> {
-        match self {
-            Self::F32(_) => summed(parts, f32::from_ne_bytes, f32::to_ne_bytes),
-            Self::F64(_) => summed(parts, f64::from_ne_bytes, f64::to_ne_bytes),
-            Self::Bf16(_) => summed(
+    /// Sums of the numbers in `parts`, which are as many: in f32 (f64 in f64), from the first part to the last,
+    /// rounded once.
+    pub(crate) fn summed(&self, parts: &[&[u8]]) -> Vec<u8> {
+        match self.dtype {
+            DType::F64 => summed(parts, f64::from_ne_bytes, f64::to_ne_bytes),
+            DType::BF16 => summed(
                 parts,
                 |bytes| bf16::from_ne_bytes(bytes).to_f32(),
                 |sum: f32| bf16::from_f32(sum).to_ne_bytes(),
             ),
-            Self::F16(_) => summed(
+            DType::F16 => summed(
                 parts,
                 |bytes| f16::from_ne_bytes(bytes).to_f32(),
                 |sum: f32| f16::from_f32(sum).to_ne_bytes(),
             ),
+            _ => summed(parts, f32::from_ne_bytes, f32::to_ne_bytes),
         }
     }
 }
 
-fn summed<T: Copy + std::ops::AddAssign, const BYTES: usize>(
-    parts: &[Vec<u8>],
+fn summed<T: Copy + AddAssign, const BYTES: usize>(
+    parts: &[&[u8]],
     number: impl Fn([u8; BYTES]) -> T,
     rounded: impl Fn(T) -> [u8; BYTES],
 ) -> Vec<u8> {
     let [first, others @ ..] = parts else { return Vec::new() };
-    let mut sums = read(first, &number);
+    let numbers = |part: &[u8]| -> Vec<T> {
+        part.as_chunks::<BYTES>().0.iter().map(|chunk| number(*chunk)).collect()
+    };
+    let mut sums = numbers(first);
     for part in others {
-        let (chunks, _) = part.as_chunks::<BYTES>();
-        for (sum, chunk) in sums.iter_mut().zip(chunks) {
+        for (sum, chunk) in sums.iter_mut().zip(part.as_chunks::<BYTES>().0) {
             *sum += number(*chunk);
         }
     }

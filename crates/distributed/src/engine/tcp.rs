@@ -103,21 +103,20 @@ impl Tcp {
         ranks.into_iter().filter_map(|rank| Some((rank, self.streams[rank].as_ref()?)))
     }
 
-    /// Sends `outgoing` gives for each rank, and takes what each sends, at the same time.
-    fn exchange(
+    /// Sends what `outgoing` gives for each rank, and takes what each sends, at the same time.
+    fn exchange<'a>(
         &self,
-        outgoing: impl Fn(usize) -> Option<Vec<u8>> + Sync,
+        outgoing: impl Fn(usize) -> Option<&'a [u8]>,
         incoming: impl Fn(usize) -> Option<usize>,
     ) -> Result<Vec<Option<Vec<u8>>>, EngineError> {
         let number = self.messages.fetch_add(1, Ordering::Relaxed);
         std::thread::scope(|scope| {
             let mut senders = Vec::new();
             for (other, stream) in self.others() {
-                let outgoing = &outgoing;
                 let Some(bytes) = outgoing(other) else { continue };
                 // A clone, since the other direction is read at the same time.
                 let sender = lock(stream).try_clone();
-                senders.push((other, scope.spawn(move || send(&mut sender?, number, &bytes))));
+                senders.push((other, scope.spawn(move || send(&mut sender?, number, bytes))));
             }
             let mut received: Vec<Option<Vec<u8>>> = vec![None; self.streams.len()];
             let mut failed = None;
@@ -156,20 +155,15 @@ impl Link for Tcp {
     fn sum(&self, numbers: &mut Numbers) -> Result<(), EngineError> {
         let (length, bytes) = (numbers.len(), numbers.size());
         let own = self.share(length, self.rank);
-        let read: &Numbers = numbers;
         let parts = self.exchange(
-            |other| Some(read.bytes(self.share(length, other))),
+            |other| Some(numbers.bytes(self.share(length, other))),
             |_| Some(own.len() * bytes),
         )?;
-        let parts: Vec<Vec<u8>> = parts
-            .into_iter()
-            .map(|part| part.unwrap_or_else(|| numbers.bytes(own.clone())))
-            .collect();
+        let mine = numbers.bytes(own.clone());
+        let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_deref().unwrap_or(mine)).collect();
         let sums = numbers.summed(&parts);
-        let shares = self.exchange(
-            |_| Some(sums.clone()),
-            |other| Some(self.share(length, other).len() * bytes),
-        )?;
+        let shares =
+            self.exchange(|_| Some(&sums), |other| Some(self.share(length, other).len() * bytes))?;
         for (rank, share) in shares.iter().enumerate() {
             numbers.set(self.share(length, rank).start, share.as_ref().unwrap_or(&sums));
         }
@@ -180,7 +174,7 @@ impl Link for Tcp {
         let read: &[u8] = bytes;
         let length = read.len();
         let mut received = self.exchange(
-            |_| (self.rank == root).then(|| read.to_vec()),
+            |_| (self.rank == root).then_some(read),
             |other| (other == root).then_some(length),
         )?;
         if let Some(new) = received.get_mut(root).and_then(Option::take) {

@@ -191,6 +191,29 @@ fn all_ranks_begin_with_rank_0s_numbers_and_identities() {
     assert_ne!(all[0].0, all[1].0, "all ranks had the same numbers anyhow");
 }
 
+/// A parameter in two places.
+#[derive(Module, Debug)]
+struct Tied {
+    first: Linear,
+    second: Linear,
+}
+
+#[test]
+fn a_parameter_in_two_places_stays_one() {
+    on_ranks(2, |group| {
+        let device = Device::flex().autodiff();
+        let first = LinearConfig::new(3, 3).with_bias(false).init(&device);
+        let tied = Tied { second: first.clone(), first };
+        let tied = group.broadcast(tied).expect("nothing is wrong");
+        let x = Tensor::<2>::ones([1, 3], &device);
+        let loss = (tied.first.forward(x.clone()) + tied.second.forward(x)).sum();
+        let own = GradientsParams::from_grads(loss.backward(), &tied);
+        let gradient = own.get::<2>(tied.first.weight.id).expect("it has one");
+        // One from each place.
+        assert!(gradient.into_data().iter::<f32>().all(|x| x == 2.0));
+    });
+}
+
 #[test]
 fn other_modules_are_refused_by_all_and_the_parameter_is_named() {
     let all = on_ranks(2, |group| {
@@ -303,6 +326,21 @@ fn a_port_in_use_is_passed_over() {
             scope.spawn(move || {
                 let config = config(world(rank, 2, port));
                 Group::join(&config).expect("both come").barrier().expect("both are here");
+            });
+        }
+    });
+}
+
+#[test]
+fn two_jobs_may_begin_at_one_port() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        for (job, rank) in [("a", 0), ("b", 0), ("a", 1), ("b", 1)] {
+            scope.spawn(move || {
+                let world = crate::World { job: job.into(), ..world(rank, 2, port) };
+                let group = Group::join(&config(world)).expect("both of a job find each other");
+                let jobs = group.gather("jobs", &job.to_owned()).expect("both are here");
+                assert_eq!(jobs, [job, job]);
             });
         }
     });
