@@ -2,23 +2,34 @@
 
 use super::{Network, Passes, ROWS, STEPS, Test, agree, at, batch};
 use blackburn::train::{
-    graph::GradientGraph,
+    graph::{GradientGraph, GraphStatus},
     memory::MemoryMonitor,
+    optim::SgdGroups,
     precision::{Precision, PrecisionPolicy, full_precision},
 };
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::tensors::{tensor, values};
 use burn::{
+    module::{
+        Content, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param, ParamId,
+    },
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
     prelude::*,
 };
 use libtest_mimic::Failed;
-use std::{cell::Cell, sync::mpsc, thread};
+use std::{
+    cell::Cell,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+};
 
-pub(super) const TESTS: [(&str, Test); 5] = [
-    ("running_statistics_run", statistics),
-    ("running_statistics_run_in_mixed_precision", statistics_in_f16),
+pub(super) const TESTS: [(&str, Test); 8] = [
+    ("running_statistics_are_recorded", statistics),
+    ("running_statistics_are_recorded_in_mixed_precision", statistics_in_f16),
+    ("running_statistics_of_other_shapes_and_passes_are_added", statistics_between),
+    ("running_statistics_that_were_read_stay_what_they_were", statistics_kept),
+    ("state_that_cannot_be_replaced_is_not_recorded", locked_state),
     ("statistics_that_are_frozen_are_recorded", frozen_statistics),
     ("threads_that_take_turns_train_as_one_does", turns),
     ("checks_of_replays_take_the_memory_of_the_recording", memory),
@@ -68,33 +79,48 @@ fn input(run: u64, device: &Device) -> Tensor<2> {
 
 type NormalizedPasses = GradientGraph<Normalized, Tensor<2>, Tensor<1>>;
 
-/// The statistics after some runs, how many passes ran for them, and whether one was recorded.
+struct Run {
+    statistics: Vec<f64>,
+    weight: Vec<f64>,
+    /// How often the pass ran.
+    passes: u64,
+    recorded: bool,
+}
+
+/// Trains for some steps.
 fn run(
-    model: &Normalized,
     mut graph: NormalizedPasses,
     policy: &PrecisionPolicy,
     device: &Device,
-) -> Result<(Vec<f64>, u64, bool), Failed> {
+) -> Result<Run, Failed> {
+    let mut model = policy.apply(Normalized::new(device))?;
+    let mut optimizer = SgdGroups::default().init(&model, device);
     let passes = Cell::new(0);
     for run in 0..RUNS {
-        graph.run(model, policy.input(input(run, device)), |model, x| {
+        let x = policy.input(input(run, device));
+        let (_, gradients) = graph.run(&model, x, |model, x| {
             passes.set(passes.get() + 1);
             model.pass(x)
         })?;
+        model = optimizer.step(1e-4, model, gradients);
     }
-    Ok((model.statistics()?, passes.get(), graph.is_recorded()))
+    Ok(Run {
+        statistics: model.statistics()?,
+        weight: values(model.linear.weight.base())?,
+        passes: passes.get(),
+        recorded: graph.is_recorded(),
+    })
 }
 
 fn compared(policy: &PrecisionPolicy, least: f64, device: &Device) -> Result<(), Failed> {
-    let model = || policy.apply(Normalized::new(device));
-    let (ran, ..) = run(&model()?, NormalizedPasses::disabled(policy.clone()), policy, device)?;
-    let model = model()?;
-    let (found, passes, recorded) =
-        run(&model, NormalizedPasses::new(policy.clone()), policy, device)?;
-    if recorded || passes != RUNS {
+    let ran = run(NormalizedPasses::disabled(policy.clone()), policy, device)?;
+    let found = run(NormalizedPasses::new(policy.clone()), policy, device)?;
+    if !found.recorded || found.passes >= RUNS {
+        let Run { recorded, passes, .. } = found;
         return Err(format!("recorded: {recorded}, {passes} passes for {RUNS} runs").into());
     }
-    agree(&found, &ran, least)
+    agree(&found.weight, &ran.weight, least).map_err(at("weights"))?;
+    agree(&found.statistics, &ran.statistics, least).map_err(at("statistics"))
 }
 
 fn statistics(device: &Device) -> Result<(), Failed> {
@@ -103,6 +129,132 @@ fn statistics(device: &Device) -> Result<(), Failed> {
 
 fn statistics_in_f16(device: &Device) -> Result<(), Failed> {
     compared(&PrecisionPolicy::new(Precision::F16), 1e-2, device)
+}
+
+/// Between replays, passes run for a batch of another size, and without the graph.
+fn statistics_between(device: &Device) -> Result<(), Failed> {
+    let policy = PrecisionPolicy::default();
+    let train = |mut graph: NormalizedPasses| {
+        let model = Normalized::new(device);
+        for step in 0..4 * WARM {
+            let x = input(step, device);
+            let x = if step % 4 == 3 { x.narrow(0, 0, 10) } else { x };
+            graph.run(&model, x, Normalized::pass)?;
+            if step % 5 == 4 {
+                model.pass(input(100 + step, device));
+            }
+        }
+        Ok::<_, Failed>((model.statistics()?, graph.is_recorded()))
+    };
+    let (ran, _) = train(NormalizedPasses::disabled(policy.clone()))?;
+    let (found, recorded) = train(NormalizedPasses::new(policy))?;
+    if !recorded {
+        return Err("nothing was recorded".into());
+    }
+    agree(&found, &ran, 1e-5)
+}
+
+/// A model for validation has statistics of its own.
+fn statistics_kept(device: &Device) -> Result<(), Failed> {
+    let mut graph = NormalizedPasses::new(PrecisionPolicy::default());
+    let model = Normalized::new(device);
+    let mut step = 0;
+    let mut train = |until: u64| {
+        while step < until {
+            graph.run(&model, input(step, device), Normalized::pass)?;
+            step += 1;
+        }
+        Ok::<_, Failed>(graph.is_recorded())
+    };
+    if !train(WARM)? {
+        return Err("nothing was recorded".into());
+    }
+    let valid = model.valid();
+    let before = valid.statistics()?;
+    // Through the checks at replays 2 and 10.
+    train(4 * WARM)?;
+    agree(&valid.statistics()?, &before, 0.0).map_err(at("the model for validation"))?;
+    match agree(&model.statistics()?, &before, 1e-3) {
+        Ok(()) => Err("replays left the statistics as they were".into()),
+        Err(_) => Ok(()),
+    }
+}
+
+/// How often it was asked, which a mapper cannot set.
+#[derive(Clone, Debug)]
+struct Count {
+    id: ParamId,
+    value: Arc<Mutex<Tensor<1>>>,
+}
+
+impl Module for Count {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        visitor.visit_float(&Param::initialized(self.id, value));
+    }
+
+    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+        self
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for Count {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add_formatted(&"Count".to_string()).optional()
+    }
+}
+
+impl ModuleDisplay for Count {}
+
+fn locked_state(device: &Device) -> Result<(), Failed> {
+    type Counted = (Linear, Count);
+    let linear = LinearConfig::new(FEATURES, FEATURES).init(device);
+    let zero = Tensor::<1>::zeros([1], &device.clone().without_autodiff());
+    let count = Count { id: ParamId::new(), value: Arc::new(Mutex::new(zero)) };
+    let model: Counted = (linear, count.clone());
+    let mut graph = GradientGraph::new(PrecisionPolicy::default());
+    let pass = |(linear, count): &Counted, x: Tensor<2>| {
+        let mut value = count.value.lock().unwrap_or_else(PoisonError::into_inner);
+        *value = value.clone() + 1.0;
+        let loss = linear.forward(x).powi_scalar(2).mean();
+        let value = loss.clone().inner();
+        (value, GradientsParams::from_grads(loss.backward(), linear))
+    };
+    for step in 0..STEPS {
+        graph.run(&model, input(step, device), pass)?;
+    }
+    let counted = values(count.value.lock().unwrap_or_else(PoisonError::into_inner).clone())?;
+    let status = graph.status(device);
+    match &status {
+        GraphStatus::Unrecorded { reason } if reason.contains("the pass changes `1`") => {
+            agree(&counted, &[STEPS as f64], 0.0)
+        }
+        _ => Err(format!("{status:?}").into()),
+    }
 }
 
 fn frozen_statistics(device: &Device) -> Result<(), Failed> {

@@ -188,13 +188,24 @@ fn windows(device: &Device) -> Result<(), Failed> {
 }
 
 fn unrecorded(device: &Device) -> Result<(), Failed> {
-    let mut network = Network::new(device);
-    network.norm = Some(BatchNormConfig::new(WIDTH).init(device));
-    let mut trainer: Trainer<_, Batch> = TrainerConfig::new(0.01).init(network)?;
-    steps(&mut trainer, 0..5, device)?;
-    let report = trainer.report()?.to_string();
-    match report.contains("passes: one by one, since the pass changes") {
-        true => Ok(()),
-        false => Err(report.into()),
+    let report = |config: TrainerConfig| -> Result<String, Failed> {
+        let mut network = Network::new(device);
+        network.norm = Some(BatchNormConfig::new(WIDTH).init(device));
+        let mut trainer: Trainer<_, Batch> = config.init(network)?;
+        steps(&mut trainer, 0..5, device)?;
+        Ok(trainer.report()?.to_string())
+    };
+    for (config, expected) in [
+        (TrainerConfig::new(0.01), "passes: recorded"),
+        (
+            TrainerConfig::new(0.01).without_recording(),
+            "passes: one by one, since recording is switched off",
+        ),
+    ] {
+        let report = report(config)?;
+        if !report.contains(expected) {
+            return Err(format!("`{expected}` is not in\n{report}").into());
+        }
     }
+    Ok(())
 }

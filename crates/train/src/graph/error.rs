@@ -42,10 +42,7 @@ pub(super) enum NoRecording {
          captures and that changes"
     )]
     Unfaithful { results: &'static str, share: f32 },
-    #[error(
-        "the pass changes {what} of the model, as running statistics are changed; a replay would leave it \
-         as it is"
-    )]
+    #[error("the pass changes {what} of the model; a replay would leave it as it is")]
     Moves { what: String },
     #[error("the model differed from call to call, {times} times, the last time in {what}")]
     Restless { what: String, times: u32 },

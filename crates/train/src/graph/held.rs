@@ -1,6 +1,6 @@
 //! A copy of a model's parameters in memory that stays where it is.
 
-use super::outline::shared_state;
+use super::state::shared_values;
 use crate::precision::PrecisionPolicy;
 use blackburn_backend::overwrite::overwrite_float;
 use burn::{
@@ -24,7 +24,7 @@ impl<M: Module> HeldModel<M> {
     pub(super) fn of(model: &M, policy: &PrecisionPolicy, before: Option<Self>) -> Self {
         let mut holder = Holder {
             types: policy.computed_types(model),
-            state: shared_state(model),
+            shared: shared_values(model),
             before: before.map(|held| held.memory).unwrap_or_default(),
             memory: GradientsParams::new(),
             leaves: GradientsParams::new(),
@@ -42,7 +42,7 @@ impl<M: Module> HeldModel<M> {
 struct Holder {
     types: HashMap<ParamId, FloatDType>,
     /// The model's clones share it: what is written there is written to the caller's model.
-    state: HashSet<ParamId>,
+    shared: HashSet<ParamId>,
     before: GradientsParams,
     memory: GradientsParams,
     /// What was made for a parameter: in a second place it is the same leaf.
@@ -63,7 +63,7 @@ impl Holder {
 impl ModuleMapper for Holder {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
-        if self.state.contains(&id) {
+        if self.shared.contains(&id) {
             return param;
         }
         if let Some(leaf) = self.leaves.get::<D>(id) {

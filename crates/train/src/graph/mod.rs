@@ -30,13 +30,16 @@
 //! A replay does what was recorded, at the same addresses. So a pass has to be a function of two things:
 //! the model, and the tensors in `inputs`.
 //!
+//! A pass may change running statistics of the model, as Burn's `BatchNorm` does. A replay changes them, too: the
+//! model that you hand in has the new ones after each call.
+//!
 //! **Pass everything that changes from call to call in `inputs`, as a tensor.** A number or a tensor that
 //! the closure captures stays what it was at the recording. This goes for a loss scale, for a coefficient
 //! that follows a schedule, and for a mask. The book shows how a loss scale is passed.
 //!
 //! Two things are not recorded, and then passes run as they are, with a warning that gives the reason:
 //!
-//! - a pass that changes the model, as the running statistics of a batch norm are changed;
+//! - a pass that changes something else of the model;
 //! - a pass that reads or makes a value on the host (`into_scalar`, `from_data`).
 //!
 //! Random numbers are recorded: those of dropout, and of `Distribution` in floating point. Each replay draws
@@ -54,8 +57,8 @@
 //!
 //! | when | what is compared | if it differs |
 //! |---|---|---|
-//! | after each pass of the warm-up | state of the model, before and after | not recorded, a warning |
-//! | at the recording | outputs and gradients of a replay, with those of a pass that ran | not recorded, a warning |
+//! | after each pass of the warm-up | what the model holds, before and after | not recorded, a warning |
+//! | at the recording | outputs, gradients and running statistics of a replay, with those of a pass that ran | not recorded, a warning |
 //! | at replay 2 | the same, with what the closure captures by then | passes run from then on, a warning |
 //! | at replays 10, 100, 1000 and so on | the same | [`GraphError::Stale`]; later calls run the pass |
 //!
@@ -81,13 +84,15 @@
 //!
 //! Parameters are copied before each pass to where the recording reads them, in the type that the policy
 //! computes in. That replaces the casts that a pass over f32 masters begins with. It takes 2 bytes a
-//! parameter for bf16 and f16, and 4 for f32. Memory of the recorded activations stays reserved.
+//! parameter for bf16 and f16, and 4 for f32. Running statistics are copied before and after each pass. Memory of
+//! the recorded activations stays reserved.
 
 mod compare;
 mod error;
 mod held;
 mod outline;
 mod recording;
+mod state;
 mod tensors;
 
 pub use error::GraphError;
@@ -101,13 +106,14 @@ use blackburn_backend::{
 use burn::{
     module::{Module, ModuleDisplay},
     optim::GradientsParams,
-    tensor::{Device, ExecutionError, Int, Tensor},
+    tensor::{Device, ExecutionError},
 };
 use compare::{Limits, Results, Schedule, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
-use recording::Recording;
+use recording::{Given, Left, Recording};
+use state::State;
 use std::{cell::Cell, sync::Arc};
 
 /// Passes before the first recording. Burn's fusion meets a stream of operations a few times before it
@@ -127,6 +133,8 @@ pub struct GradientGraph<M, I, O> {
     held: Option<HeldModel<M>>,
     /// Of the model that the warm-up or the recording is for.
     outline: Option<Outline>,
+    /// What its passes write.
+    state: State,
     /// Times that the model has changed, one soon after the other.
     restarts: u32,
     /// Where the last call put its commands.
@@ -147,7 +155,7 @@ enum Stage<I, O> {
         passes: u32,
         failures: u32,
     },
-    Recorded(Box<Recording<Keyed<I>, O>>),
+    Recorded(Box<Recording<Given<I>, Left<O>>>),
     /// Passes run, for good.
     Refused {
         reason: String,
@@ -168,9 +176,6 @@ pub enum GraphStatus {
     },
 }
 
-/// The inputs of a pass, and the key of its random numbers, if it draws some.
-type Keyed<I> = (I, Vec<Tensor<1, Int>>);
-
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M, I, O> {
     /// Nothing is recorded yet. `policy` is what was [applied](PrecisionPolicy::apply) to the model.
     pub fn new(policy: PrecisionPolicy) -> Self {
@@ -186,6 +191,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             policy,
             held: None,
             outline: None,
+            state: State::default(),
             restarts: 0,
             queue: None,
             keyed: Arc::default(),
@@ -238,45 +244,63 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         if !graph::is_supported(&device) {
             return Ok(pass(model, inputs));
         }
-        // Passes of one call have one key, so that they can be compared.
+        self.begin(&device, model)?;
+        // Passes of one call have one key, and begin with the same state, so that they can be compared.
         let keys = match self.draws {
             true => vec![KeyedPass::next_key(&device)],
             false => Vec::new(),
         };
+        let state = self.state.clone();
+        let given = (inputs, keys, state.read(model));
         let (draws, failure) = (Cell::new(0), Cell::new(None));
         let keyed = self.keyed.clone();
-        let pass = |model: &M, (inputs, keys): Keyed<I>| {
-            let Some(key) = keys.into_iter().next() else { return pass(model, inputs) };
-            let result = keyed.run(&device, key, || pass(model, inputs));
-            draws.set(draws.get() + result.draws);
-            if let Err(error) = result.handed_over {
-                failure.set(Some(drain_failed(&error)));
-            }
-            result.done
+        let pass = |model: &M, (inputs, keys, before): Given<I>| {
+            state.write(model, before);
+            let (outputs, gradients) = match keys.into_iter().next() {
+                None => pass(model, inputs),
+                Some(key) => {
+                    let result = keyed.run(&device, key, || pass(model, inputs));
+                    draws.set(draws.get() + result.draws);
+                    if let Err(error) = result.handed_over {
+                        failure.set(Some(drain_failed(&error)));
+                    }
+                    result.done
+                }
+            };
+            ((outputs, state.read(model)), gradients)
         };
         let is_warm_up = matches!(self.stage, Stage::WarmUp { .. });
-        let done = self.run_keyed(&device, model, (inputs, keys), pass)?;
+        let before = given.2.clone();
+        let done = self.run_given(&device, model, given, pass);
+        // What the model has by now may be of a pass that was only compared, or in memory of the recording.
+        let after = done.as_ref().map_or(&before, |((_, after), _)| after);
+        state.write(model, after.clone());
+        let ((outputs, _), gradients) = done?;
         if let Some(failure) = failure.into_inner() {
             return Err(failure.into());
         }
         // Later passes are those of the warm-up.
-        if is_warm_up || matches!(self.stage, Stage::Refused { .. }) {
+        if is_warm_up || self.is_refused() {
             self.draws = self.draws && draws.get() > 0;
         }
-        Ok(done)
+        Ok((outputs, gradients))
     }
 
-    fn run_keyed(
-        &mut self,
-        device: &Device,
-        model: &M,
-        inputs: Keyed<I>,
-        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
-    ) -> Result<Results<O>, GraphError> {
-        if matches!(self.stage, Stage::Refused { .. }) && !self.policy.casts() {
+    fn is_refused(&self) -> bool {
+        matches!(self.stage, Stage::Refused { .. })
+    }
+
+    /// Whether passes run in the caller's model.
+    fn is_idle(&self) -> bool {
+        self.is_refused() && !self.policy.casts()
+    }
+
+    /// Gets in order with the call before, and takes note of another model.
+    fn begin(&mut self, device: &Device, model: &M) -> Result<(), DeviceError> {
+        if self.is_idle() {
             // Nothing is gained by a copy then.
             self.held = None;
-            return Ok(pass(model, inputs));
+            return Ok(());
         }
         let here = Queue::current();
         // What another queue was asked to do with this memory has no order with what is asked here.
@@ -284,6 +308,23 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             last.wait(device)?;
         }
         self.compare_with_outline(model);
+        if self.outline.is_none() && !self.is_refused() {
+            self.state = State::of(model);
+            self.outline = Some(Outline::of(model, &self.state));
+        }
+        Ok(())
+    }
+
+    fn run_given(
+        &mut self,
+        device: &Device,
+        model: &M,
+        inputs: Given<I>,
+        pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
+    ) -> Result<Results<Left<O>>, GraphError> {
+        if self.is_idle() {
+            return Ok(pass(model, inputs));
+        }
         if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
             self.record(device, model, &inputs, &pass)?;
         }
@@ -295,7 +336,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         if let Stage::WarmUp { passes, .. } = &mut self.stage {
             *passes += 1;
-            self.outline.get_or_insert_with(|| Outline::of(model));
         }
         let done = pass(&held.model, inputs);
         if matches!(self.stage, Stage::WarmUp { .. })
@@ -330,8 +370,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: &Keyed<I>,
-        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
+        inputs: &Given<I>,
+        pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
@@ -358,9 +398,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: Keyed<I>,
-        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
-    ) -> Result<Results<O>, GraphError> {
+        inputs: Given<I>,
+        pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
+    ) -> Result<Results<Left<O>>, GraphError> {
         let (Stage::Recorded(recording), Some(held)) = (&mut self.stage, &mut self.held) else {
             return Ok(pass(model, inputs));
         };
@@ -399,8 +439,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             }
             Verdict::Apart { results, share } => {
                 let error = GraphError::Stale { results, share, steps };
-                self.stage = Stage::Refused { reason: error.to_string() };
-                self.outline = None;
+                self.set_refused(error.to_string());
                 return Err(error);
             }
         }
@@ -412,9 +451,9 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         &mut self,
         device: &Device,
         model: &M,
-        inputs: Keyed<I>,
-        pass: impl Fn(&M, Keyed<I>) -> Results<O>,
-    ) -> Result<Results<O>, GraphError> {
+        inputs: Given<I>,
+        pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
+    ) -> Result<Results<Left<O>>, GraphError> {
         self.record(device, model, &inputs, &pass)?;
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         match &mut self.stage {
@@ -425,8 +464,13 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
 
     fn refuse(&mut self, reason: &NoRecording) {
         tracing::warn!("GradientGraph: steps run without a graph: {reason}");
-        self.stage = Stage::Refused { reason: reason.to_string() };
+        self.set_refused(reason.to_string());
+    }
+
+    fn set_refused(&mut self, reason: String) {
+        self.stage = Stage::Refused { reason };
         self.outline = None;
+        self.state = State::default();
     }
 }
 

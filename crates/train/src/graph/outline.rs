@@ -1,5 +1,6 @@
 //! What a recording takes for granted of a model: everything but the numbers of its parameters.
 
+use super::state::{State, shared_values};
 use crate::path::ModulePath;
 use blackburn_backend::graph::Identity;
 use burn::{
@@ -28,6 +29,8 @@ struct Part {
 enum What {
     /// Its numbers are copied to the recording's memory before each pass.
     Parameter(Traits),
+    /// What passes write. The same goes for it, but not what autodiff knows of it.
+    State(Vec<usize>, DType),
     /// Its memory is read where it is.
     Shared(Shared),
     Flag(bool),
@@ -86,9 +89,10 @@ fn place<T: ParameterValue>(param: &Param<T>) -> usize {
 }
 
 impl Outline {
-    pub(super) fn of<M: Module + ModuleDisplay>(model: &M) -> Self {
-        let state = shared_state(model);
-        let mut author = Author { state, path: ModulePath::default(), parts: Vec::new() };
+    /// Of a model whose passes write `state`.
+    pub(super) fn of<M: Module + ModuleDisplay>(model: &M, state: &State) -> Self {
+        let shared = shared_values(model);
+        let mut author = Author { state, shared, path: ModulePath::default(), parts: Vec::new() };
         model.visit(&mut author);
         Self { description: description(model), parts: author.parts }
     }
@@ -114,44 +118,20 @@ fn description<M: ModuleDisplay>(model: &M) -> String {
     model.format(settings)
 }
 
-/// Values that the clones of a model share, such as running statistics. Burn shows them to a visitor as
-/// parameters that are made for that visit, so each visit finds them at another place.
-pub(super) fn shared_state<M: Module>(model: &M) -> HashSet<ParamId> {
-    let mut first = Places::default();
-    model.visit(&mut first);
-    let mut second = Places::default();
-    model.visit(&mut second);
-    let pairs = first.found.into_iter().zip(second.found);
-    pairs.filter(|(a, b)| a.1 != b.1).map(|(a, _)| a.0).collect()
-}
-
-#[derive(Default)]
-struct Places {
-    found: Vec<(ParamId, usize)>,
-    /// Keeps the places taken.
-    params: Vec<Box<dyn Any>>,
-}
-
-impl ModuleVisitor for Places {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push((param.id, place(param)));
-        self.params.push(Box::new(param.clone()));
-    }
-}
-
-struct Author {
-    state: HashSet<ParamId>,
+struct Author<'a> {
+    state: &'a State,
+    shared: HashSet<ParamId>,
     path: ModulePath,
     parts: Vec<Part>,
 }
 
-impl Author {
+impl Author<'_> {
     fn write(&mut self, id: ParamId, what: What) {
         self.parts.push(Part { path: self.path.name(), id, what });
     }
 }
 
-impl ModuleVisitor for Author {
+impl ModuleVisitor for Author<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -161,9 +141,12 @@ impl ModuleVisitor for Author {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let what = match self.state.contains(&param.id) {
-            true => What::Shared(Shared::of(param)),
-            false => What::Parameter(Traits::of(param)),
+        let what = if self.state.contains(param.id) {
+            What::State(param.dims().to_vec(), param.dtype())
+        } else if self.shared.contains(&param.id) {
+            What::Shared(Shared::of(param))
+        } else {
+            What::Parameter(Traits::of(param))
         };
         self.write(param.id, what);
     }
@@ -204,6 +187,7 @@ impl ModuleVisitor for Reader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.read(param.id, |what| match what {
             What::Parameter(traits) => *traits == Traits::of(param),
+            What::State(dims, dtype) => *dims == param.dims() && *dtype == param.dtype(),
             What::Shared(shared) => shared.is(param),
             What::Flag(_) => false,
         });
@@ -226,7 +210,7 @@ impl ModuleVisitor for Reader<'_> {
 mod tests {
     use super::*;
     use burn::{
-        nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig},
+        nn::{Dropout, DropoutConfig, Linear, LinearConfig},
         tensor::Device,
     };
 
@@ -244,6 +228,10 @@ mod tests {
         Tensor::from_data([is_kept, true], &Device::flex())
     }
 
+    fn outline<M: Module + ModuleDisplay>(model: &M) -> Outline {
+        Outline::of(model, &State::default())
+    }
+
     fn model() -> Model {
         let device = Device::flex().autodiff();
         Model {
@@ -258,7 +246,7 @@ mod tests {
     #[test]
     fn numbers_of_parameters_are_no_change() {
         let mut model = model();
-        let outline = Outline::of(&model);
+        let outline = outline(&model);
         model.linear.weight = model.linear.weight.map(|old| (old * 2.0).detach().require_grad());
         assert_eq!(outline.change(&model), None);
     }
@@ -266,7 +254,7 @@ mod tests {
     #[test]
     fn everything_else_is_a_change_and_is_named() {
         let model = model();
-        let outline = Outline::of(&model);
+        let outline = outline(&model);
         let changed = |change: &dyn Fn(Model) -> Model| {
             outline.change(&change(model.clone())).expect("it was changed")
         };
@@ -293,21 +281,7 @@ mod tests {
         let linear = || LinearConfig::new(2, 2).init(&Device::flex());
         let (one, two) = (vec![linear()], vec![linear(), linear()]);
         let both = vec![one[0].clone(), two[1].clone()];
-        assert_eq!(Outline::of(&both).change(&one), Some("`1.weight`".to_string()));
-        assert_eq!(Outline::of(&one).change(&both), Some("its parameters".to_string()));
-    }
-
-    #[test]
-    fn running_statistics_alone_are_shared_between_clones() {
-        let device = Device::flex().autodiff();
-        let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
-        let frozen = LinearConfig::new(2, 2).init(&device).no_grad();
-        let model = (frozen, norm.clone());
-        let mut all = Places::default();
-        norm.visit(&mut all);
-        // Behind gamma and beta.
-        let statistics: HashSet<ParamId> = all.found[2..].iter().map(|found| found.0).collect();
-        assert_eq!(statistics.len(), 2);
-        assert_eq!(shared_state(&model), statistics);
+        assert_eq!(outline(&both).change(&one), Some("`1.weight`".to_string()));
+        assert_eq!(outline(&one).change(&both), Some("its parameters".to_string()));
     }
 }

@@ -10,12 +10,17 @@ use blackburn_backend::graph::{self, Graph, GraphError, Queue};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Device, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
 };
+
+/// The inputs of a pass, the key of its random numbers, if it draws some, and the state that it begins with.
+pub(super) type Given<I> = (I, Vec<Tensor<1, Int>>, Vec<Tensor<1>>);
+/// The outputs of a pass, and the state that it leaves.
+pub(super) type Left<O> = (O, Vec<Tensor<1>>);
 
 /// A pass that is replayed.
 #[derive(Debug)]
