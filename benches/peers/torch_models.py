@@ -1,8 +1,10 @@
-"""Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, ResNet-50.
+"""Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, ResNet-50, a vision
+transformer, MobileNet v2, and one LSTM layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
     python3 torch_models.py resnet50 --batch 64,256 ...
+    python3 torch_models.py vit-b16 ...
 
 Prints a row of benches/results for each batch size. Options and timing are those of torch_gpt.py, which must lie
 beside this file.
@@ -28,30 +30,63 @@ def joined(x):
     return x.transpose(1, 2).reshape(batch, length, count * width)
 
 
-class BertLayer(nn.Module):
-    def __init__(self, width, count):
+class EncoderLayer(nn.Module):
+    """Norms behind the sums as in BERT, or in front of the layers."""
+
+    def __init__(self, width, count, norm_first=False):
         super().__init__()
-        self.count = count
+        self.count, self.norm_first = count, norm_first
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
-    def forward(self, x):
+    def attended(self, x):
         q, k, v = (heads(layer(x), self.count) for layer in (self.query, self.key, self.value))
-        x = self.norm_1(x + self.output(joined(F.scaled_dot_product_attention(q, k, v))))
-        return self.norm_2(x + self.outer(F.gelu(self.inner(x))))
+        return self.output(joined(F.scaled_dot_product_attention(q, k, v)))
+
+    def forward(self, x):
+        fed = lambda x: self.outer(F.gelu(self.inner(x)))
+        if self.norm_first:
+            x = x + self.attended(self.norm_1(x))
+            return x + fed(self.norm_2(x))
+        x = self.norm_1(x + self.attended(x))
+        return self.norm_2(x + fed(x))
 
 
 class Bert(nn.Module):
     def __init__(self, layers=24, width=1024, count=16, length=512, vocabulary=30522):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(BertLayer(width, count) for _ in range(layers)))
+        self.layers = nn.Sequential(*(EncoderLayer(width, count) for _ in range(layers)))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids):
         positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
         return self.head(self.layers(self.tokens(ids) + positions))
+
+
+class Vit(nn.Module):
+    """Over patches of 16 pixels, with the mean of all patches before the head."""
+
+    def __init__(self, layers=12, width=768, count=12, side=14, classes=1000):
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(3, width, 16, 16), nn.Embedding(side * side, width)
+        self.layers = nn.Sequential(*(EncoderLayer(width, count, norm_first=True) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.layers(x + self.places.weight)
+        return self.head(self.norm(x).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width=1024):
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
 
 
 class LlamaLayer(nn.Module):
@@ -110,35 +145,52 @@ def images(batch, args):
     return inputs.to(memory_format=torch.channels_last), targets
 
 
+def sequences(batch, args, length=256, width=1024):
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    inputs = torch.randn(batch, length, width, device=args.device, dtype=dtype)
+    return inputs, torch.randint(0, width, (batch, length), device=args.device)
+
+
 def resnet50():
     import torchvision
 
     return torchvision.models.resnet50().to(memory_format=torch.channels_last)
 
 
+def mobilenet():
+    import torchvision
+
+    return torchvision.models.mobilenet_v2(dropout=0.0).to(memory_format=torch.channels_last)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=["bert-large", "llama-1.1b", "resnet50"])
+    models = {
+        "bert-large": (Bert, "16", lambda batch, args: text(batch, 512, 30522, args), 512),
+        "llama-1.1b": (Llama, "8", lambda batch, args: text(batch, 2048, 32000, args), 2048),
+        "resnet50": (resnet50, "64", images, None),
+        "vit-b16": (Vit, "128", images, None),
+        "mobilenet-v2": (mobilenet, "128", images, None),
+        "lstm": (Recurrent, "64", sequences, 256),
+    }
+    parser.add_argument("model", choices=list(models))
     add_options(parser)
     parser.set_defaults(batch=None)
     args = parser.parse_args()
     args.steps = args.steps or 20
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    model, length, vocabulary, usual = {
-        "bert-large": (Bert, 512, 30522, "16"),
-        "llama-1.1b": (Llama, 2048, 32000, "8"),
-        "resnet50": (resnet50, None, None, "64"),
-    }[args.model]
+    model, usual, data_of, length = models[args.model]
     for batch in map(int, (args.batch or usual).split(",")):
         torch.manual_seed(0)
         forget(args)
         training = Training(model(), args)
-        data = [images(batch, args) if length is None else text(batch, length, vocabulary, args)]
+        data = [data_of(batch, args)]
         first, times = timed(lambda: training.step(data), args)
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"
+        shape += "W1024" if args.model == "lstm" else ""
         unit = "images/s" if length is None else "tokens/s"
-        notes = [f"{args.mode}, {'channels_last' if length is None else 'random tokens'}, no clipping"]
+        notes = [f"{args.mode}, {'random images, channels_last' if length is None else 'random data'}, no clipping"]
         print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)
 
 

@@ -1,0 +1,333 @@
+//! Steps of whole models, as users write them: of `burn::nn` unmodified, and of `blackburn::nn`.
+//! `model_sweep --models bert-large,vit-b16 > models.tsv`
+//!
+//! Prints rows of `benches/results`. The peer is `peers/torch_models.py`. ResNet-50 is timed by `resnet speed`, GPT-2
+//! by `gpt train`.
+
+use blackburn::train::{
+    graph::{GraphStatus, PassTensors},
+    memory::MemoryMonitor,
+    precision::{Precision, PrecisionPolicy},
+    trainer::{Trainer, TrainerConfig},
+};
+use blackburn_benches::device;
+use burn::{
+    module::{Module, ModuleDisplay},
+    tensor::{Device, Distribution, Int, Tensor},
+};
+use clap::{Parser, ValueEnum};
+use std::{
+    error::Error,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+mod unmodified {
+    use blackburn::train::precision::full_precision;
+    use burn::{
+        nn,
+        tensor::{module::attention, ops::AttentionModuleOptions},
+    };
+
+    /// Heads of keys are repeated, since Burn's attention does not share them.
+    fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+        let [batch, heads, length, size] = q.dims();
+        let shared = k.dims()[1];
+        let repeated = |x: Tensor<4>| {
+            let x = x.unsqueeze_dim::<5>(2);
+            x.expand([batch, shared, heads / shared, length, size])
+                .reshape([batch, heads, length, size])
+        };
+        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        attention(q, repeated(k), repeated(v), None, None, options)
+    }
+
+    fn criterion(
+        config: CrossEntropyLossConfig,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
+        config.init(&logits.device()).forward(full_precision(logits), targets)
+    }
+
+    include!("models.rs");
+}
+
+mod drop_in {
+    use blackburn::{
+        attention::{AttentionOptions, attention},
+        nn,
+    };
+
+    fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+        attention(q, k, v, AttentionOptions { causal: true, ..Default::default() })
+    }
+
+    fn criterion(
+        config: CrossEntropyLossConfig,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
+        nn::loss::cross_entropy(&config.init(&logits.device()), logits, targets)
+    }
+
+    include!("models.rs");
+}
+
+/// Time steps of whole models.
+#[derive(Parser)]
+struct Arguments {
+    /// Which models, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Name::value_variants().to_vec())]
+    models: Vec<Name>,
+    /// Whose modules, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Spelling::value_variants().to_vec())]
+    modules: Vec<Spelling>,
+    /// What is computed in: f32, tf32, bf16, f16 or fp8.
+    #[arg(long, default_value = "bf16")]
+    precision: Precision,
+    /// Sequences or images of a step; each model has a number of its own without this.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Layers of transformers; each model has a number of its own without this.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Run passes one by one, instead of recording and replaying them.
+    #[arg(long)]
+    unrecorded: bool,
+    /// Steps that are timed together.
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    /// How often that is timed; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Commit of the rows.
+    #[arg(long, default_value = "-")]
+    commit: String,
+    /// Date of the rows.
+    #[arg(long, default_value = "-")]
+    date: String,
+    /// End of the rows' notes.
+    #[arg(long, default_value = "")]
+    note: String,
+    /// Take Burn's CPU device: to try the program, not to time it.
+    #[arg(long)]
+    flex: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Name {
+    BertLarge,
+    #[value(name = "llama-1.1b")]
+    Llama,
+    #[value(name = "vit-b16")]
+    Vit,
+    #[value(name = "mobilenet-v2")]
+    MobileNet,
+    Lstm,
+}
+
+/// Whose modules a model is made of.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Spelling {
+    /// `burn::nn`, as it is.
+    Burn,
+    /// `blackburn::nn`, under the same names.
+    Blackburn,
+}
+
+/// Sizes of a model and its batch.
+struct Shape {
+    batch: usize,
+    /// Tokens of a sequence, or pixels of an image's side.
+    length: usize,
+    width: usize,
+    layers: usize,
+    /// Words, or classes of images.
+    classes: usize,
+}
+
+impl Shape {
+    fn of(name: Name, arguments: &Arguments) -> Self {
+        let [batch, length, width, layers, classes] = match name {
+            Name::BertLarge => [16, 512, 1024, 24, 30522],
+            Name::Llama => [8, 2048, 2048, 22, 32000],
+            Name::Vit => [128, 224, 768, 12, 1000],
+            Name::MobileNet => [128, 224, 0, 0, 1000],
+            Name::Lstm => [64, 256, 1024, 1, 1024],
+        };
+        let batch = arguments.batch.unwrap_or(batch);
+        Self { batch, length, width, layers: arguments.layers.unwrap_or(layers), classes }
+    }
+}
+
+/// What is timed, and how it is called in the results.
+struct Case<'a> {
+    name: Name,
+    spelling: Spelling,
+    shape: Shape,
+    arguments: &'a Arguments,
+    device: &'a Device,
+}
+
+impl Case<'_> {
+    fn ids<const D: usize>(&self, dims: [usize; D]) -> Tensor<D, Int> {
+        let upper = self.shape.classes as f64;
+        let ids = Tensor::random(dims, Distribution::Uniform(0.0, upper), self.device);
+        Tensor::from_inner(ids)
+    }
+
+    fn places(&self, count: usize) -> Tensor<2, Int> {
+        let places = Tensor::<1, Int>::arange(0..count as i64, self.device).unsqueeze::<2>();
+        Tensor::from_inner(places.repeat_dim(0, self.shape.batch))
+    }
+
+    fn numbers<const D: usize>(&self, dims: [usize; D]) -> Tensor<D> {
+        let numbers: Tensor<D> = Tensor::random(dims, Distribution::Normal(0.0, 1.0), self.device);
+        let dtype = self.arguments.precision.dtype();
+        Tensor::from_inner(numbers.cast(dtype))
+    }
+
+    fn images(&self) -> Tensor<4> {
+        let Shape { batch, length, .. } = self.shape;
+        self.numbers([batch, 3, length, length])
+    }
+
+    /// Times a model's steps and prints the row.
+    fn time<M: Module + ModuleDisplay, I: PassTensors>(
+        &self,
+        model: M,
+        batch: I,
+        loss: impl Fn(&M, I) -> Tensor<1>,
+    ) -> Result<(), Box<dyn Error>> {
+        // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
+        const WARM_UP: usize = 16;
+        let Arguments { steps, rounds, .. } = *self.arguments;
+        let policy = PrecisionPolicy::new(self.arguments.precision);
+        let policy = match self.spelling {
+            Spelling::Burn => policy,
+            Spelling::Blackburn => policy.with_drop_ins(),
+        };
+        let config = TrainerConfig::new(1e-4).with_policy(policy).with_max_norm(f64::INFINITY);
+        let config = match self.arguments.unrecorded {
+            true => config.without_recording(),
+            false => config,
+        };
+        let mut trainer: Trainer<M, I> = config.init(model)?;
+        let start = Instant::now();
+        for _ in 0..WARM_UP {
+            trainer.step(batch.clone(), &loss)?;
+        }
+        self.device.sync()?;
+        let first = start.elapsed().as_secs_f64();
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            let start = Instant::now();
+            for _ in 0..steps {
+                trainer.step(batch.clone(), &loss)?;
+                self.device.flush()?;
+            }
+            self.device.sync()?;
+            times.push(start.elapsed().as_secs_f64() * 1e3 / steps as f64);
+        }
+        times.sort_by(f64::total_cmp);
+        let passes = match trainer.graph_status() {
+            GraphStatus::Recorded => "recorded".into(),
+            GraphStatus::WarmUp => "not recorded yet".into(),
+            GraphStatus::Unrecorded { reason } => format!("not recorded: {reason}"),
+        };
+        let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
+        self.print(&times, first, &passes, reserved);
+        Ok(())
+    }
+
+    fn print(&self, times: &[f64], first: f64, passes: &str, reserved: u64) {
+        let Self { arguments, shape, .. } = self;
+        let name = self.name.to_possible_value().map_or_else(String::new, |v| v.get_name().into());
+        let (suffix, items, unit) = match self.name {
+            Name::BertLarge | Name::Llama | Name::Lstm => {
+                (format!("T{}", shape.length), shape.batch * shape.length, "tokens/s")
+            }
+            Name::Vit | Name::MobileNet => (String::new(), shape.batch, "images/s"),
+        };
+        let suffix = match self.name {
+            Name::Lstm => format!("{suffix}W{}", shape.width),
+            _ => suffix,
+        };
+        let (modules, nn) = match self.spelling {
+            Spelling::Burn => (" unmodified", "burn::nn"),
+            Spelling::Blackburn => ("", "blackburn::nn"),
+        };
+        let [median, least, most] = [times.len() / 2, 0, times.len() - 1].map(|place| times[place]);
+        let rate = items as f64 * 1e3 / median;
+        let memory = reserved as f64 / (1u64 << 30) as f64;
+        let Arguments { date, commit, note, precision, .. } = arguments;
+        println!(
+            "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}\tblackburn\t{median:.3}\t{least:.3}\t\
+             {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping; passes {passes}; \
+             first 16 steps {first:.1} s; {memory:.2} GiB reserved{note}",
+            shape.batch
+        );
+    }
+
+    fn run(&self) -> Result<(), Box<dyn Error>> {
+        let Shape { batch, length, width, .. } = self.shape;
+        let training = self.device.clone().autodiff();
+        macro_rules! time {
+            ($model:ident, $data:expr) => {
+                match self.spelling {
+                    Spelling::Burn => {
+                        let model = unmodified::$model::new(&self.shape, &training);
+                        self.time(model, $data, unmodified::$model::loss)
+                    }
+                    Spelling::Blackburn => {
+                        let model = drop_in::$model::new(&self.shape, &training);
+                        self.time(model, $data, drop_in::$model::loss)
+                    }
+                }
+            };
+        }
+        let tokens = || (self.ids([batch, length]), self.ids([batch * length]));
+        match self.name {
+            Name::BertLarge => {
+                let (ids, targets) = tokens();
+                time!(Bert, (ids, self.places(length), targets))
+            }
+            Name::Llama => time!(Llama, tokens()),
+            Name::Vit => {
+                let places = self.places((length / 16).pow(2));
+                time!(Vit, (self.images(), places, self.ids([batch])))
+            }
+            Name::MobileNet => time!(MobileNet, (self.images(), self.ids([batch]))),
+            Name::Lstm => {
+                let targets = self.ids([batch * length]);
+                time!(Recurrent, (self.numbers([batch, length, width]), targets))
+            }
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let device = if arguments.flex {
+        Device::flex()
+    } else {
+        let Some(device) = device() else { return Ok(()) };
+        Device::new(device)
+    };
+    blackburn::init()?;
+    for &name in &arguments.models {
+        for &spelling in &arguments.modules {
+            let shape = Shape::of(name, &arguments);
+            let case = Case { name, spelling, shape, arguments: &arguments, device: &device };
+            // One model that fails leaves the others to be timed. A panic has told itself.
+            match catch_unwind(AssertUnwindSafe(|| case.run())) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => eprintln!("{name:?} of {spelling:?}: {error}"),
+                Err(_) => eprintln!("{name:?} of {spelling:?}: it panicked"),
+            }
+            device.memory_cleanup();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,274 @@
+// Models as users write them, of `nn`. What is spelt differently stands in the module that includes this.
+
+use super::Shape;
+use burn::{
+    module::Module,
+    nn::loss::CrossEntropyLossConfig,
+    tensor::{Device, Int, Tensor, activation},
+};
+use nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, Lstm, LstmConfig, PaddingConfig2d, RmsNorm, RmsNormConfig, RotaryEncoding,
+    RotaryEncodingConfig, SwiGlu, SwiGluConfig,
+    conv::{Conv2d, Conv2dConfig},
+    pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig},
+    transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+};
+
+/// The mean over all tokens, or all images.
+fn cross_entropy<const D: usize>(logits: Tensor<D>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let classes = logits.dims()[D - 1];
+    let logits = logits.reshape([targets.dims()[0], classes]);
+    criterion(CrossEntropyLossConfig::new(), logits, targets)
+}
+
+/// BERT without its segments: norms behind the sums, a head over all words.
+#[derive(Module, Debug)]
+pub(crate) struct Bert {
+    words: Embedding,
+    places: Embedding,
+    layers: TransformerEncoder,
+    head: Linear,
+}
+
+impl Bert {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, classes, length, .. } = *shape;
+        let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
+        Self {
+            words: EmbeddingConfig::new(classes, width).init(device),
+            places: EmbeddingConfig::new(length, width).init(device),
+            layers: encoder.with_dropout(0.0).init(device),
+            head: LinearConfig::new(width, classes).init(device),
+        }
+    }
+
+    pub(crate) fn loss(
+        &self,
+        (ids, places, targets): (Tensor<2, Int>, Tensor<2, Int>, Tensor<1, Int>),
+    ) -> Tensor<1> {
+        let x = self.words.forward(ids) + self.places.forward(places);
+        let x = self.layers.forward(TransformerEncoderInput::new(x));
+        cross_entropy(self.head.forward(x), targets)
+    }
+}
+
+#[derive(Module, Debug)]
+struct LlamaLayer {
+    norms: [RmsNorm; 2],
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    gate_and_up: SwiGlu,
+    down: Linear,
+}
+
+/// Llama: eight query heads share a head of keys, as in `TinyLlama`.
+#[derive(Module, Debug)]
+pub(crate) struct Llama {
+    words: Embedding,
+    rope: RotaryEncoding,
+    layers: Vec<LlamaLayer>,
+    norm: RmsNorm,
+    head: Linear,
+}
+
+impl Llama {
+    const HEAD: usize = 64;
+    const SHARED_BY: usize = 8;
+
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, classes, length, .. } = *shape;
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let norm = || RmsNormConfig::new(width).init(device);
+        let hidden = width * 11 / 4;
+        let layer = |_| LlamaLayer {
+            norms: [norm(), norm()],
+            query: linear(width, width),
+            key: linear(width, width / Self::SHARED_BY),
+            value: linear(width, width / Self::SHARED_BY),
+            output: linear(width, width),
+            gate_and_up: SwiGluConfig::new(width, hidden).with_bias(false).init(device),
+            down: linear(hidden, width),
+        };
+        Self {
+            words: EmbeddingConfig::new(classes, width).init(device),
+            rope: RotaryEncodingConfig::new(length, Self::HEAD).init(device),
+            layers: (0..layers).map(layer).collect(),
+            norm: norm(),
+            head: linear(width, classes),
+        }
+    }
+
+    pub(crate) fn loss(&self, (ids, targets): (Tensor<2, Int>, Tensor<1, Int>)) -> Tensor<1> {
+        let [batch, length] = ids.dims();
+        let mut x = self.words.forward(ids);
+        for layer in &self.layers {
+            let normalized = layer.norms[0].forward(x.clone());
+            let heads = |linear: &Linear| {
+                let y = linear.forward(normalized.clone());
+                let heads = y.dims()[2] / Self::HEAD;
+                y.reshape([batch, length, heads, Self::HEAD]).swap_dims(1, 2)
+            };
+            let q = self.rope.forward(heads(&layer.query));
+            let k = self.rope.forward(heads(&layer.key));
+            let attended = causal_attention(q, k, heads(&layer.value)).swap_dims(1, 2);
+            x = x.clone() + layer.output.forward(attended.reshape(x.dims()));
+            let normalized = layer.norms[1].forward(x.clone());
+            x = x + layer.down.forward(layer.gate_and_up.forward(normalized));
+        }
+        cross_entropy(self.head.forward(self.norm.forward(x)), targets)
+    }
+}
+
+/// A vision transformer over patches of 16 pixels, with the mean of all patches before its head.
+#[derive(Module, Debug)]
+pub(crate) struct Vit {
+    patches: Conv2d,
+    places: Embedding,
+    layers: TransformerEncoder,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Vit {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, classes, length, .. } = *shape;
+        let patches = Conv2dConfig::new([3, width], [16, 16]).with_stride([16, 16]);
+        let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
+        Self {
+            patches: patches.init(device),
+            places: EmbeddingConfig::new((length / 16).pow(2), width).init(device),
+            layers: encoder.with_dropout(0.0).with_norm_first(true).init(device),
+            norm: LayerNormConfig::new(width).init(device),
+            head: LinearConfig::new(width, classes).init(device),
+        }
+    }
+
+    pub(crate) fn loss(
+        &self,
+        (images, places, targets): (Tensor<4>, Tensor<2, Int>, Tensor<1, Int>),
+    ) -> Tensor<1> {
+        let x = self.patches.forward(images).flatten::<3>(2, 3).swap_dims(1, 2);
+        let x = self.layers.forward(TransformerEncoderInput::new(x + self.places.forward(places)));
+        let pooled = self.norm.forward(x).mean_dim(1).squeeze_dim::<2>(1);
+        cross_entropy(self.head.forward(pooled), targets)
+    }
+}
+
+#[derive(Module, Debug)]
+struct ConvNorm {
+    conv: Conv2d,
+    norm: BatchNorm,
+}
+
+impl ConvNorm {
+    fn new(channels: [usize; 2], size: usize, stride: usize, groups: usize, device: &Device) -> Self {
+        let pad = size / 2;
+        let conv = Conv2dConfig::new(channels, [size, size])
+            .with_stride([stride, stride])
+            .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
+            .with_groups(groups)
+            .with_bias(false);
+        let norm = BatchNormConfig::new(channels[1]);
+        Self { conv: conv.init(device), norm: norm.init(device) }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        self.norm.forward(self.conv.forward(x))
+    }
+}
+
+/// Wider, by channel, and narrower, around a sum where the size stays.
+#[derive(Module, Debug)]
+struct Inverted {
+    parts: Vec<ConvNorm>,
+    is_sum: bool,
+}
+
+fn relu6(x: Tensor<4>) -> Tensor<4> {
+    activation::relu(x).clamp_max(6.0)
+}
+
+impl Inverted {
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let last = self.parts.len() - 1;
+        let y = self.parts.iter().enumerate().fold(x.clone(), |x, (place, part)| {
+            let y = part.forward(x);
+            if place == last { y } else { relu6(y) }
+        });
+        if self.is_sum { x + y } else { y }
+    }
+}
+
+/// `MobileNet` v2, whose 3 by 3 convolutions take each channel alone.
+#[derive(Module, Debug)]
+pub(crate) struct MobileNet {
+    stem: ConvNorm,
+    blocks: Vec<Inverted>,
+    last: ConvNorm,
+    pool: AdaptiveAvgPool2d,
+    head: Linear,
+}
+
+impl MobileNet {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        // Expansion, channels, blocks and stride of each stage.
+        const STAGES: [[usize; 4]; 7] = [
+            [1, 16, 1, 1],
+            [6, 24, 2, 2],
+            [6, 32, 3, 2],
+            [6, 64, 4, 2],
+            [6, 96, 3, 1],
+            [6, 160, 3, 2],
+            [6, 320, 1, 1],
+        ];
+        let mut from = 32;
+        let mut blocks = Vec::new();
+        for [expansion, channels, count, stride] in STAGES {
+            for place in 0..count {
+                let stride = if place == 0 { stride } else { 1 };
+                let wide = from * expansion;
+                let mut parts = Vec::new();
+                if expansion > 1 {
+                    parts.push(ConvNorm::new([from, wide], 1, 1, 1, device));
+                }
+                parts.push(ConvNorm::new([wide, wide], 3, stride, wide, device));
+                parts.push(ConvNorm::new([wide, channels], 1, 1, 1, device));
+                blocks.push(Inverted { parts, is_sum: stride == 1 && from == channels });
+                from = channels;
+            }
+        }
+        Self {
+            stem: ConvNorm::new([3, 32], 3, 2, 1, device),
+            blocks,
+            last: ConvNorm::new([from, 1280], 1, 1, 1, device),
+            pool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
+            head: LinearConfig::new(1280, shape.classes).init(device),
+        }
+    }
+
+    pub(crate) fn loss(&self, (images, targets): (Tensor<4>, Tensor<1, Int>)) -> Tensor<1> {
+        let x = relu6(self.stem.forward(images));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        let x = self.pool.forward(relu6(self.last.forward(x))).flatten::<2>(1, 3);
+        cross_entropy(self.head.forward(x), targets)
+    }
+}
+
+/// One recurrent layer, whose outputs are told apart.
+#[derive(Module, Debug)]
+pub(crate) struct Recurrent {
+    lstm: Lstm,
+}
+
+impl Recurrent {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        Self { lstm: LstmConfig::new(shape.width, shape.width, true).init(device) }
+    }
+
+    pub(crate) fn loss(&self, (x, targets): (Tensor<3>, Tensor<1, Int>)) -> Tensor<1> {
+        cross_entropy(self.lstm.forward(x, None).0, targets)
+    }
+}
