@@ -8,7 +8,7 @@ mod limits;
 mod provider;
 
 use blackburn_kernels::{
-    Family, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     conv::{
         ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv_with,
@@ -46,6 +46,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("long_sums_over_pixels_are_within_bounds", long_sums);
         add("all_layouts_are_within_bounds", layouts);
         add("a_bias_is_added", bias);
+        let name = format!("conv::channels_of_whole_boxes_are_within_bounds_in_{storage:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_cuda_with(dtype(storage), |client| whole_boxes(client, storage))
+        }));
         let name = format!("conv::layers_of_resnet_50_are_within_bounds_in_{storage:?}");
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
             on_cuda_with(dtype(storage), |client| resnet(client, storage))
@@ -371,7 +375,8 @@ fn bias(client: &Client, storage: Storage) -> Result<(), Failed> {
     let plain = ConvCase { kernel: [1; 2], ..IMAGE };
     let odd = ConvCase { out_channels: 21, ..IMAGE };
     let strided = IMAGE.strided(3);
-    let cases = [IMAGE.padded(1), odd, grouped, depthwise, plain, strided];
+    let boxes = ConvCase { in_channels: 64, out_channels: 128, ..IMAGE }.padded(1);
+    let cases = [IMAGE.padded(1), odd, grouped, depthwise, plain, strided, boxes];
     let both = |case| [ConvPass::Fprop, ConvPass::Dgrad].map(|pass| (case, pass));
     for (case, pass) in cases.into_iter().flat_map(both) {
         let mut convolution = Convolution::new(case, pass, storage);
@@ -393,6 +398,49 @@ fn bias(client: &Client, storage: Storage) -> Result<(), Failed> {
                 .check_random(&actual, &convolution.sums.random())
                 .map_err(|error| convolution.told(plan, &error.to_string()))
         })?;
+    }
+    Ok(())
+}
+
+/// Channels that Hopper's copies take in whole boxes, with everything else that such a copy walks by.
+fn whole_boxes(client: &Client, storage: Storage) -> Result<(), Failed> {
+    // Neither tiles nor blocks of terms end where images do.
+    let images = ConvCase { batch: 3, in_channels: 64, out_channels: 192, ..IMAGE }.padded(1);
+    let turned = ConvCase { in_channels: 192, out_channels: 64, ..images };
+    let device = DeviceProfile::of(client);
+    if device.compute_capability == Some(90) && storage != Storage::F32 {
+        for pass in PASSES {
+            let problem = Convolution::new(images, pass, storage).problem(storage)?;
+            let plans = ConvBlueprint::candidates(&problem, client);
+            let is_wgmma = |plan: &ConvBlueprint| matches!(plan, ConvBlueprint::Implicit(plan) if plan.family == Family::Wgmma);
+            if !plans.iter().any(is_wgmma) {
+                return Err(format!("{pass:?} of {images} is not offered wgmma: {plans:?}").into());
+            }
+        }
+    }
+    let uneven = ConvCase { padding: [[0, 2], [3, 1]], ..images };
+    check_all(
+        client,
+        storage,
+        [
+            images,
+            turned,
+            images.strided(2),
+            ConvCase { stride: [3, 1], ..uneven },
+            ConvCase { dilation: [2, 1], ..uneven },
+            images.dilated(3).padded(3),
+            ConvCase { kernel: [5; 2], ..images }.padded(2),
+            ConvCase { kernel: [2, 4], ..images },
+            ConvCase { kernel: [1; 2], ..images }.padded(0).strided(2),
+            ConvCase { batch: 67, input: [2, 3], ..images },
+            // Sums over pixels in splits, the last of which is not full.
+            ConvCase { batch: 5, input: [21, 19], ..images },
+        ],
+    )?;
+    for lies in [[Lies::WithGaps; 2], [Lies::InOrder; 2], [Lies::ChannelsLast; 2]] {
+        for pass in PASSES {
+            Convolution::new(images, pass, storage).lying(lies).check(client, storage)?;
+        }
     }
     Ok(())
 }

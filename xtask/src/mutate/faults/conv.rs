@@ -143,6 +143,9 @@ const ON_TENSOR_CORES: &[&str] = &[
     "conv::channels_around_tiles_are_within_bounds_in_bf16",
 ];
 
+/// What Hopper's copies take.
+const BOXES: &[&str] = &["conv::channels_of_whole_boxes_are_within_bounds_in_bf16"];
+
 pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/conv/mma.rs",
@@ -167,6 +170,46 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
                 "work.column",
             ),
         ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/wgmma.rs",
+        tests: BOXES,
+        rows: &[
+            device(
+                "taps of dgrad not turned around",
+                "(taps - 1) * step",
+                "(taps - 1) * step * 0u32",
+            ),
+            device(
+                "first pixel of the tile for all blocks",
+                "load_pixels(at, self.images, first_term, &tap",
+                "load_pixels(at, self.images, 0u32, &tap",
+            ),
+            device(
+                "image not padded",
+                "i * gather.scale_row + gather.shift_row + back_row",
+                "i * gather.scale_row + back_row",
+            ),
+            device(
+                "tap of the first column for all",
+                "let tap = tap_at(column, gather);",
+                "let tap = tap_at(work.column, gather);",
+            ),
+            device(
+                "rows of taps for columns",
+                "let (column, row) = (tap.column, tap.row);",
+                "let (column, row) = (tap.row, tap.column);",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/im2col.rs",
+        tests: BOXES,
+        rows: &[host(
+            "box a pixel too short",
+            "(part.grid[dim] * stride) as isize - size[dim] as isize",
+            "(part.grid[dim] * stride) as isize - size[dim] as isize - stride as isize",
+        )],
     },
     InFile {
         file: "crates/kernels/src/conv/tensor_core.rs",
