@@ -135,9 +135,10 @@ impl ConvBlueprint {
             Self::Product(plan) => {
                 product(problem).map(|product| plan.promises(&product).to_vec()).unwrap_or_default()
             }
-            // 65,536 registers for 384 units, in eights.
+            // 65,536 registers for 384 units of each cube, in eights.
             Self::Implicit(plan) if plan.family == Family::Wgmma => {
-                vec![("conv_wgmma", Promise::tensor_core("HGMMA", 168)), pack, sum]
+                let most = if plan.cubes_per_multiprocessor() > 1 { 80 } else { 168 };
+                vec![("conv_wgmma", Promise::tensor_core("HGMMA", most)), pack, sum]
             }
             Self::Implicit(plan) if plan.family == Family::Mma => {
                 // Two cubes of 256 units a multiprocessor, but for the widest tiles.
@@ -219,15 +220,18 @@ impl ImplicitBlueprint {
         plans
     }
 
-    /// As many stages as fit, up to where more do not pay. Two cubes of the smaller tiles of `mma` share a
-    /// multiprocessor if that leaves each a ring that hides latency.
+    /// As many stages as fit, up to where more do not pay. Two cubes of the smaller tiles share a multiprocessor:
+    /// those of `wgmma` because one multiplies while the other writes, those of `mma` if that leaves each a ring
+    /// that hides latency.
     fn staged(family: Family, tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
         const MOST_STAGES: usize = 4;
         const MOST_BULK_STAGES: usize = 6;
         const FEWEST_SHARED: usize = 3;
         let stages = if family == Family::Wgmma {
             let bytes = |stages| wgmma_bytes(tile_m, tile_n, stages);
-            most_stages(MOST_BULK_STAGES, device.shared_bytes, bytes)?
+            let cubes =
+                Self { family, tile_m, tile_n, stages: 2, splits: 1 }.cubes_per_multiprocessor();
+            most_stages(MOST_BULK_STAGES, device.shared_bytes / cubes, bytes)?
         } else {
             let bytes = |stages| mma_bytes(tile_m, tile_n, stages);
             let fit = |shared_bytes: usize| most_stages(MOST_STAGES, shared_bytes, bytes);
@@ -246,8 +250,7 @@ impl ImplicitBlueprint {
 
     /// The same with the splits that should be fastest.
     fn split(self, problem: &ConvProblem, device: DeviceProfile) -> Self {
-        let (_, cubes_per_multiprocessor) = self.speed();
-        let slots = device.multiprocessors * cubes_per_multiprocessor;
+        let slots = device.multiprocessors * self.cubes_per_multiprocessor();
         let most = 2 * slots.div_ceil(self.tiles(problem));
         let splits = (1..=most).map(|wanted| whole_splits(self.blocks(problem), wanted));
         let plans = splits.map(|splits| Self { splits, ..self });
@@ -283,6 +286,11 @@ impl ImplicitBlueprint {
         filters.div_ceil(self.tile_m) * columns * problem.options.groups
     }
 
+    /// Cubes that a multiprocessor holds.
+    pub(super) fn cubes_per_multiprocessor(&self) -> usize {
+        self.speed().1
+    }
+
     /// Multiply-adds of a cube a cycle, and cubes that a multiprocessor holds: of operands of 16 bits, as an H200
     /// needed for kernels of 3 by 3 with 64 to 256 channels at batch 64. Those of the portable family and of `wgmma`
     /// are guesses: 550 TFLOP/s for the widest tile, and for the others the ratios of matrix products.
@@ -292,7 +300,7 @@ impl ImplicitBlueprint {
             (Family::Wgmma, _, 256) => (1225.0, 1),
             (Family::Wgmma, _, 192) => (1200.0, 1),
             (Family::Wgmma, _, 128) => (1020.0, 1),
-            (Family::Wgmma, ..) => (600.0, 1),
+            (Family::Wgmma, ..) => (300.0, 2),
             (_, _, 256) => (770.0, 1),
             (_, 128, 128) => (450.0, 2),
             _ => (270.0, 2),

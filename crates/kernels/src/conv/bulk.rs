@@ -110,6 +110,7 @@ impl Product<'_> {
         if u32::try_from(cubes).is_err() {
             return unsupported(format!("{cubes} tiles"));
         }
+        let slots = device.multiprocessors * self.plan.cubes_per_multiprocessor();
         let blocks = terms.div_ceil(BOX_CHANNELS);
         let epilogue = Epilogue { bias: bias.cloned(), ..Epilogue::default() };
         let output = MatmulOutput { out: out.clone(), preactivation: None };
@@ -120,7 +121,7 @@ impl Product<'_> {
         unsafe {
             conv_wgmma_kernel::launch_unchecked(
                 client,
-                CubeCount::Static(cubes.min(device.multiprocessors) as u32, 1, 1),
+                CubeCount::Static(cubes.min(slots) as u32, 1, 1),
                 CubeDim::new_1d(UNITS),
                 self.image_map(),
                 self.other_map(),

@@ -7,9 +7,10 @@
 //! from the last one, which is the first in the image.
 
 use super::{ConvProblem, parts::Part};
+use std::ops::RangeInclusive;
 
 /// The boxes' corners have to lie within these, from the image's first pixel and from its last one.
-const CORNERS: std::ops::RangeInclusive<isize> = -128..=127;
+const CORNERS: RangeInclusive<i32> = -128..=127;
 /// The farthest offset of a tap.
 const FARTHEST: isize = 255;
 /// The largest stride.
@@ -30,24 +31,22 @@ impl PixelBox {
     /// The box of a part; `None` where no map has it.
     pub(super) fn of(problem: &ConvProblem, part: &Part) -> Option<Self> {
         let size = problem.gathered_size();
-        let line = |dim: usize| {
-            let stride = part.scale[dim];
+        let corners = |dim: usize| {
             let reach = (part.taps[dim].checked_sub(1)? as isize) * part.step[dim];
             let lower = part.shift[dim] + reach.min(0);
             // A whole number of strides, so that it does not matter which way they are counted.
-            let upper = lower + (part.grid[dim] * stride) as isize - size[dim] as isize;
-            let is_known = CORNERS.contains(&lower)
-                && CORNERS.contains(&upper)
-                && reach.abs() <= FARTHEST
-                && stride <= WIDEST_STRIDE;
-            is_known.then_some((lower as i32, upper as i32, stride))
+            let upper = lower + (part.grid[dim] * part.scale[dim]) as isize - size[dim] as isize;
+            let (lower, upper) = (i32::try_from(lower).ok()?, i32::try_from(upper).ok()?);
+            (reach.abs() <= FARTHEST).then_some([lower, upper])
         };
-        let (rows, columns) = (line(0)?, line(1)?);
-        Some(Self {
-            lower: [rows.0, columns.0],
-            upper: [rows.1, columns.1],
-            stride: [rows.2, columns.2],
-        })
+        let ([above, below], [left, right]) = (corners(0)?, corners(1)?);
+        let found = Self { lower: [above, left], upper: [below, right], stride: part.scale };
+        found.has_map().then_some(found)
+    }
+
+    fn has_map(&self) -> bool {
+        self.lower.iter().chain(&self.upper).all(|corner| CORNERS.contains(corner))
+            && self.stride.iter().all(|stride| *stride <= WIDEST_STRIDE)
     }
 }
 
@@ -134,8 +133,8 @@ mod tests {
             padding: [[padding; 2]; 2],
             groups: 1,
         };
-        assert!(has_box(of(8, 1, 128), [40, 3]) && !has_box(of(9, 1, 1), [40, 3]));
-        assert!(!has_box(of(1, 1, 129), [40, 3]));
+        assert!(has_box(of(8, 1, 120), [40, 3]) && !has_box(of(9, 1, 1), [40, 3]));
+        assert!(has_box(of(1, 1, 128), [40, 3]) && !has_box(of(1, 1, 129), [40, 3]));
         assert!(has_box(of(1, 127, 127), [300, 3]) && !has_box(of(1, 128, 128), [300, 3]));
     }
 }

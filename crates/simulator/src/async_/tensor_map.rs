@@ -212,18 +212,18 @@ mod tests {
         global.write(address, &data).unwrap();
         let map = map(address);
         assert_eq!(map.check(), Ok(()));
-        let mut read = |corner: [i32; 2]| {
+        let mut take = |corner: [i32; 2]| {
             let rows = map.rows(&corner, &[]).unwrap();
             map.read(&mut global, &rows).unwrap()
         };
-        let (bytes, known) = read([16, 2]);
+        let (bytes, known) = take([16, 2]);
         assert!(known);
         let read: Vec<_> =
             bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
         // Row 2 has 8 elements from column 16 on; row 3 does not exist.
         let expected: Vec<u16> = (65..=72).chain([0; 24]).collect();
         assert_eq!(read, expected);
-        let (bytes, _) = read([-2, -1]);
+        let (bytes, _) = take([-2, -1]);
         assert_eq!(bytes[..36], [0; 36]);
         assert_eq!(bytes[36..38], [1, 0]);
     }

@@ -215,7 +215,7 @@ impl Block<'_> {
             let reason = "a copy of pixels by a map of tiles, or of a tile by a map of pixels";
             return Err(Trouble::new(FaultKind::Misuse, reason));
         }
-        let mut numbers = |operands: &[Operand], what| -> Outcome<Vec<u32>> {
+        let numbers = |operands: &[Operand], what| -> Outcome<Vec<u32>> {
             let number = |operand: &Operand| {
                 known(warp, *operand, mask, what)?;
                 Ok(warp.registers.get(*operand)?[lane] as u32)
