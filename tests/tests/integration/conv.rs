@@ -2,13 +2,15 @@
 
 #[path = "conv_arguments.rs"]
 mod arguments;
+#[path = "conv_boxes.rs"]
+mod boxes;
 #[path = "conv_limits.rs"]
 mod limits;
 #[path = "conv_provider.rs"]
 mod provider;
 
 use blackburn_kernels::{
-    DeviceProfile, Family, KernelError,
+    Family, KernelError,
     buffer::Buffer,
     conv::{
         ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv_with,
@@ -46,10 +48,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("long_sums_over_pixels_are_within_bounds", long_sums);
         add("all_layouts_are_within_bounds", layouts);
         add("a_bias_is_added", bias);
-        let name = format!("conv::channels_of_whole_boxes_are_within_bounds_in_{storage:?}");
-        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
-            on_cuda_with(dtype(storage), |client| whole_boxes(client, storage))
-        }));
         let name = format!("conv::layers_of_resnet_50_are_within_bounds_in_{storage:?}");
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
             on_cuda_with(dtype(storage), |client| resnet(client, storage))
@@ -63,6 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_lost_tap_and_a_shifted_image_are_caught", faults),
     ]);
     trials.extend(arguments::trials());
+    trials.extend(boxes::trials());
     trials.extend(limits::trials());
     trials.extend(provider::trials());
     trials
@@ -398,49 +397,6 @@ fn bias(client: &Client, storage: Storage) -> Result<(), Failed> {
                 .check_random(&actual, &convolution.sums.random())
                 .map_err(|error| convolution.told(plan, &error.to_string()))
         })?;
-    }
-    Ok(())
-}
-
-/// Channels that Hopper's copies take in whole boxes, with everything else that such a copy walks by.
-fn whole_boxes(client: &Client, storage: Storage) -> Result<(), Failed> {
-    // Neither tiles nor blocks of terms end where images do.
-    let images = ConvCase { batch: 3, in_channels: 64, out_channels: 192, ..IMAGE }.padded(1);
-    let turned = ConvCase { in_channels: 192, out_channels: 64, ..images };
-    let device = DeviceProfile::of(client);
-    if device.compute_capability == Some(90) && storage != Storage::F32 {
-        for pass in PASSES {
-            let problem = Convolution::new(images, pass, storage).problem(storage)?;
-            let plans = ConvBlueprint::candidates(&problem, client);
-            let is_wgmma = |plan: &ConvBlueprint| matches!(plan, ConvBlueprint::Implicit(plan) if plan.family == Family::Wgmma);
-            if !plans.iter().any(is_wgmma) {
-                return Err(format!("{pass:?} of {images} is not offered wgmma: {plans:?}").into());
-            }
-        }
-    }
-    let uneven = ConvCase { padding: [[0, 2], [3, 1]], ..images };
-    check_all(
-        client,
-        storage,
-        [
-            images,
-            turned,
-            images.strided(2),
-            ConvCase { stride: [3, 1], ..uneven },
-            ConvCase { dilation: [2, 1], ..uneven },
-            images.dilated(3).padded(3),
-            ConvCase { kernel: [5; 2], ..images }.padded(2),
-            ConvCase { kernel: [2, 4], ..images },
-            ConvCase { kernel: [1; 2], ..images }.padded(0).strided(2),
-            ConvCase { batch: 67, input: [2, 3], ..images },
-            // Sums over pixels in splits, the last of which is not full.
-            ConvCase { batch: 5, input: [21, 19], ..images },
-        ],
-    )?;
-    for lies in [[Lies::WithGaps; 2], [Lies::InOrder; 2], [Lies::ChannelsLast; 2]] {
-        for pass in PASSES {
-            Convolution::new(images, pass, storage).lying(lies).check(client, storage)?;
-        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Convolutions: how pixels and taps walk, on every device and on tensor cores.
 
-use super::{InFile, device, host};
+use super::{InFile, device, host, statement};
 
 const TESTS: &[&str] = &["conv::"];
 
@@ -175,15 +175,11 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
         file: "crates/kernels/src/conv/wgmma.rs",
         tests: BOXES,
         rows: &[
-            device(
-                "taps of dgrad not turned around",
-                "(taps - 1) * step",
-                "(taps - 1) * step * 0u32",
-            ),
-            device(
-                "first pixel of the tile for all blocks",
-                "load_pixels(at, self.images, first_term, &tap",
-                "load_pixels(at, self.images, 0u32, &tap",
+            device("taps of dgrad counted from the first one", "(taps - 1) * step", "taps * 0u32"),
+            statement(
+                "first pixels for all blocks",
+                "load_pixels(at, self.images, first_term, &tap, gather, barrier, pass);",
+                "load_pixels(at, self.images, 0u32, &tap, gather, barrier, pass);",
             ),
             device(
                 "image not padded",
@@ -192,13 +188,13 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
             ),
             device(
                 "tap of the first column for all",
-                "let tap = tap_at(column, gather);",
-                "let tap = tap_at(work.column, gather);",
+                "min(column, self.columns - comptime!(BOX_CHANNELS as u32))",
+                "min(work.column, self.columns - comptime!(BOX_CHANNELS as u32))",
             ),
             device(
-                "rows of taps for columns",
-                "let (column, row) = (tap.column, tap.row);",
-                "let (column, row) = (tap.row, tap.column);",
+                "row of a tap for its column",
+                "tap.column * gather.step_column - back_column",
+                "tap.row * gather.step_column - back_column",
             ),
         ],
     },
@@ -207,8 +203,8 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
         tests: BOXES,
         rows: &[host(
             "box a pixel too short",
-            "(part.grid[dim] * stride) as isize - size[dim] as isize",
-            "(part.grid[dim] * stride) as isize - size[dim] as isize - stride as isize",
+            "(part.grid[dim] * part.scale[dim]) as isize",
+            "((part.grid[dim] - 1) * part.scale[dim]) as isize",
         )],
     },
     InFile {
