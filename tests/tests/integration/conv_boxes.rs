@@ -55,6 +55,9 @@ fn whole_boxes(client: &Client, storage: Storage) -> Result<(), Failed> {
             ConvCase { batch: 5, input: [21, 19], ..images },
         ],
     )?;
+    for pass in PASSES {
+        Convolution::new(images, pass, storage).check(client, Storage::F32)?;
+    }
     for lies in [[Lies::WithGaps; 2], [Lies::InOrder; 2], [Lies::ChannelsLast; 2]] {
         for pass in PASSES {
             Convolution::new(images, pass, storage).lying(lies).check(client, storage)?;
