@@ -1,7 +1,7 @@
 //! Verifies and times convolutions by layer and pass, as rows for `benches/results`:
 //! `conv_sweep --batch 64,256 --commit abc1234 > conv.tsv`.
 //!
-//! `--all` times every plan, to find out what the selector should pick. `benches/peers/torch_conv.py` is
+//! `--all` times every plan, to find out what the selector should pick; `--plans` those of some names. `benches/peers/torch_conv.py` is
 //! PyTorch's side.
 
 use blackburn_benches::{conv::Convolution, device, dtype_of, median_ms};
@@ -34,6 +34,10 @@ struct Arguments {
     /// Every plan, not only the one that is picked; its place in the row says whether it is.
     #[arg(long)]
     all: bool,
+    /// With `--all`, only plans whose name contains one of these, as `implicit wgmma` or `mma 128x128`, and the one
+    /// that is picked.
+    #[arg(long, value_delimiter = ',')]
+    plans: Vec<String>,
     /// Do not verify.
     #[arg(long)]
     unverified: bool,
@@ -92,7 +96,11 @@ fn sweep(
     let problem = layer.problem(pass, batch, dtype_of(storage)).map_err(|error| told(&error))?;
     let picked = ConvBlueprint::plan(&problem, client).map_err(|error| told(&error))?;
     let plans = match arguments.all {
-        true => ConvBlueprint::candidates(&problem, client),
+        true => {
+            let mut plans = ConvBlueprint::candidates(&problem, client);
+            plans.retain(|plan| *plan == picked || is_named(plan, &arguments.plans));
+            plans
+        }
         false => vec![picked],
     };
     let convolution = Convolution::new(client, problem);
@@ -124,6 +132,12 @@ fn sweep(
         );
     }
     Ok(failures)
+}
+
+/// Whether the plan's name contains one of some, or there are none.
+fn is_named(plan: &ConvBlueprint, names: &[String]) -> bool {
+    let name = plan.to_string();
+    names.is_empty() || names.iter().any(|part| name.contains(part))
 }
 
 /// What the plan's instructions compute in.

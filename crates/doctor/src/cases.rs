@@ -212,6 +212,15 @@ fn convolutions(of_type: &Told, small: bool) -> Vec<Told> {
         Of { groups: "Few", channels: [16, 24], ..plain([3, 3]) },
         Of { groups: "Depthwise", channels: [24, 24], ..plain([3, 3]) },
         Of { stride: 2, lies: "InOrder", channels: [3, 64], by: 1, ..plain([7, 7]) },
+        // Channels that Hopper's copies take.
+        Of { channels: if small { [8, 8] } else { [64, 128] }, ..plain([3, 3]) },
+        Of {
+            stride: 2,
+            lies: "WithGaps",
+            channels: if small { [8, 8] } else { [128, 64] },
+            by: 8,
+            ..plain([5, 3])
+        },
     ];
     // The plans of a pass, at most.
     let plans = if small { 1 } else { 4 };

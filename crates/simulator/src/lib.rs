@@ -40,7 +40,7 @@
 //! # What is known
 //!
 //! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and no others: arithmetic,
-//! `cp.async`, `mbarrier`, bulk copies of tiles with swizzle, `ldmatrix`, `mma.sync` and `wgmma`. An instruction
+//! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `mma.sync` and `wgmma`. An instruction
 //! that is not known is an error with its line. Atomic operations, clusters, local memory, functions and stores
 //! by the copy engine are not known: no kernel of ours has them.
 //!
@@ -98,7 +98,7 @@ mod race;
 mod schedule;
 mod tensor;
 
-pub use async_::{Swizzle, TensorMap};
+pub use async_::{CopyBox, Im2col, Swizzle, TensorMap};
 pub use device::{Argument, Device, Launch, Options, Report};
 pub use error::{Fault, FaultKind, ParseError, Place, SimulatorError};
 pub use ptx::Program;

@@ -1,8 +1,8 @@
 //! Matrix products from fragments and from tiles that the copy engine brings, on whole numbers.
 
 use blackburn_simulator::{
-    Argument, Device, FaultKind, Launch, Options, Program, Schedule, SimulatorError, Swizzle,
-    TensorMap,
+    Argument, CopyBox, Device, FaultKind, Launch, Options, Program, Schedule, SimulatorError,
+    Swizzle, TensorMap,
 };
 
 /// A whole number of a matrix, small enough for bf16.
@@ -120,7 +120,7 @@ fn tiles(change: [&str; 2], schedule: Schedule) -> Result<Vec<f32>, SimulatorErr
             element_bytes: 2,
             shape: vec![64, rows as u64],
             strides: vec![128],
-            tile: vec![64, rows as u32],
+            taken: CopyBox::Tile(vec![64, rows as u32]),
             swizzle: Swizzle::Bytes128,
         })
     };

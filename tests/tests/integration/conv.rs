@@ -2,6 +2,8 @@
 
 #[path = "conv_arguments.rs"]
 mod arguments;
+#[path = "conv_boxes.rs"]
+mod boxes;
 #[path = "conv_limits.rs"]
 mod limits;
 #[path = "conv_provider.rs"]
@@ -59,6 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_lost_tap_and_a_shifted_image_are_caught", faults),
     ]);
     trials.extend(arguments::trials());
+    trials.extend(boxes::trials());
     trials.extend(limits::trials());
     trials.extend(provider::trials());
     trials
@@ -371,7 +374,8 @@ fn bias(client: &Client, storage: Storage) -> Result<(), Failed> {
     let plain = ConvCase { kernel: [1; 2], ..IMAGE };
     let odd = ConvCase { out_channels: 21, ..IMAGE };
     let strided = IMAGE.strided(3);
-    let cases = [IMAGE.padded(1), odd, grouped, depthwise, plain, strided];
+    let boxes = ConvCase { in_channels: 64, out_channels: 128, ..IMAGE }.padded(1);
+    let cases = [IMAGE.padded(1), odd, grouped, depthwise, plain, strided, boxes];
     let both = |case| [ConvPass::Fprop, ConvPass::Dgrad].map(|pass| (case, pass));
     for (case, pass) in cases.into_iter().flat_map(both) {
         let mut convolution = Convolution::new(case, pass, storage);

@@ -74,7 +74,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         [side(draw, "dilation-rows", &[1, 1, 2]), side(draw, "dilation-columns", &[1, 1, 2])];
     let groups = draw.plan("groups", &[Groups::One, Groups::One, Groups::Few, Groups::Depthwise]);
     let lies = [draw.plan("first-lies", &LIES), draw.plan("second-lies", &LIES)];
-    let by = draw.plan("channels-by", &[8, 1]);
+    let by = draw.plan("channels-by", &[8, 1, 64]);
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
     let bias = draw.planned("bias", 3) && pass != ConvPass::Wgrad;
 
@@ -91,6 +91,8 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let (width, columns) = spatial("width", "left", "right", 1);
     let pixels = batch * height * width * kernel[0] * kernel[1];
     let most = (((budget / pixels).max(1) as f64).sqrt() as usize).clamp(1, 80);
+    // Hopper's copies take channels in 64s, which is too much work for large images.
+    let by = if by == 64 && most < 48 { 8 } else { by };
     let [in_channels, out_channels] =
         [draw.multiple("in", 1..=most, by), draw.multiple("out", 1..=most, by)];
     let (groups, in_channels, out_channels) = match groups {

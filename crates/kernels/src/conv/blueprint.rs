@@ -1,10 +1,10 @@
-use super::{ConvPass, ConvProblem, parts::parts, problem::OP, product::product};
+use super::{ConvPass, ConvProblem, im2col::PixelBox, parts::parts, problem::OP, product::product};
 use crate::{
     DeviceProfile, Family, FamilyOp, KernelError, Promise,
     device::ROW_BYTES,
     matmul::{
         Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, PORTABLE_DEPTH as DEPTH, mma_bytes,
-        most_stages,
+        most_stages, wgmma_bytes,
     },
     plan::tell_plan,
 };
@@ -31,7 +31,7 @@ pub enum ConvBlueprint {
 /// How an implicit product is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImplicitBlueprint {
-    /// Which instructions multiply: [`Family::Mma`] or [`Family::Portable`].
+    /// Which instructions multiply.
     pub family: Family,
     /// Rows of a cube's tile.
     pub tile_m: usize,
@@ -135,6 +135,11 @@ impl ConvBlueprint {
             Self::Product(plan) => {
                 product(problem).map(|product| plan.promises(&product).to_vec()).unwrap_or_default()
             }
+            // 65,536 registers for 384 units of each cube, in eights.
+            Self::Implicit(plan) if plan.family == Family::Wgmma => {
+                let most = if plan.cubes_per_multiprocessor() > 1 { 80 } else { 168 };
+                vec![("conv_wgmma", Promise::tensor_core("HGMMA", most)), pack, sum]
+            }
             Self::Implicit(plan) if plan.family == Family::Mma => {
                 // Two cubes of 256 units a multiprocessor, but for the widest tiles.
                 let is_wide = plan.tile_m * plan.tile_n > 128 * 128;
@@ -182,6 +187,14 @@ fn direct_splits(problem: &ConvProblem, device: DeviceProfile) -> usize {
 impl ImplicitBlueprint {
     fn candidates_on(problem: &ConvProblem, device: DeviceProfile) -> Vec<Self> {
         let mut plans = Vec::new();
+        let is_hopper = device.compute_capability == Some(90)
+            && device.is_offered(FamilyOp::Conv, Family::Wgmma);
+        if is_hopper && takes_wgmma(problem) {
+            for tile_n in [256, 192, 128, 64] {
+                let Some(plan) = Self::staged(Family::Wgmma, 128, tile_n, device) else { continue };
+                plans.extend(plan.and_split(problem, device));
+            }
+        }
         let is_ampere = device.compute_capability.is_some_and(|capability| capability >= 80)
             && device.is_offered(FamilyOp::Conv, Family::Mma);
         if is_ampere && takes_tensor_cores(problem) {
@@ -194,43 +207,50 @@ impl ImplicitBlueprint {
                 }
             };
             for (tile_m, tile_n) in tiles {
-                let Some(plan) = Self::staged(*tile_m, *tile_n, device) else { continue };
-                plans.push(plan);
-                if problem.pass == ConvPass::Wgrad {
-                    let split = plan.split(problem, device);
-                    plans.extend((split.splits > 1).then_some(split));
-                }
+                let plan = Self::staged(Family::Mma, *tile_m, *tile_n, device);
+                let Some(plan) = plan else { continue };
+                plans.extend(plan.and_split(problem, device));
             }
         }
         // Wide tiles need registers, which software devices do not have.
         let tile = if device.compute_capability.is_some() { 128 } else { 64 };
         let portable =
             Self { family: Family::Portable, tile_m: tile, tile_n: tile, stages: 1, splits: 1 };
-        plans.push(portable);
-        if problem.pass == ConvPass::Wgrad {
-            let split = portable.split(problem, device);
-            plans.extend((split.splits > 1).then_some(split));
-        }
+        plans.extend(portable.and_split(problem, device));
         plans
     }
 
-    /// As many stages as fit, up to where more do not pay. Two cubes of the smaller tiles share a
-    /// multiprocessor if that leaves each a ring that hides latency.
-    fn staged(tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
+    /// As many stages as fit, up to where more do not pay. Two cubes of the smaller tiles share a multiprocessor:
+    /// those of `wgmma` because one multiplies while the other writes, those of `mma` if that leaves each a ring
+    /// that hides latency.
+    fn staged(family: Family, tile_m: usize, tile_n: usize, device: DeviceProfile) -> Option<Self> {
         const MOST_STAGES: usize = 4;
+        const MOST_BULK_STAGES: usize = 6;
         const FEWEST_SHARED: usize = 3;
-        let fit = |bytes: usize| {
-            most_stages(MOST_STAGES, bytes, |stages| mma_bytes(tile_m, tile_n, stages))
+        let stages = if family == Family::Wgmma {
+            let bytes = |stages| wgmma_bytes(tile_m, tile_n, stages);
+            let cubes =
+                Self { family, tile_m, tile_n, stages: 2, splits: 1 }.cubes_per_multiprocessor();
+            most_stages(MOST_BULK_STAGES, device.shared_bytes / cubes, bytes)?
+        } else {
+            let bytes = |stages| mma_bytes(tile_m, tile_n, stages);
+            let fit = |shared_bytes: usize| most_stages(MOST_STAGES, shared_bytes, bytes);
+            let shared = fit(device.shared_bytes / 2).filter(|stages| *stages >= FEWEST_SHARED);
+            shared.or_else(|| fit(device.shared_bytes))?
         };
-        let shared = fit(device.shared_bytes / 2).filter(|stages| *stages >= FEWEST_SHARED);
-        let stages = shared.or_else(|| fit(device.shared_bytes))?;
-        Some(Self { family: Family::Mma, tile_m, tile_n, stages, splits: 1 })
+        Some(Self { family, tile_m, tile_n, stages, splits: 1 })
+    }
+
+    /// This plan, and where pixels are terms the one of its splits that should be fastest.
+    fn and_split(self, problem: &ConvProblem, device: DeviceProfile) -> impl Iterator<Item = Self> {
+        let sums_pixels = problem.pass == ConvPass::Wgrad;
+        let split = sums_pixels.then(|| self.split(problem, device));
+        [self].into_iter().chain(split.filter(|split| split.splits > 1))
     }
 
     /// The same with the splits that should be fastest.
     fn split(self, problem: &ConvProblem, device: DeviceProfile) -> Self {
-        let (_, cubes_per_multiprocessor) = self.speed();
-        let slots = device.multiprocessors * cubes_per_multiprocessor;
+        let slots = device.multiprocessors * self.cubes_per_multiprocessor();
         let most = 2 * slots.div_ceil(self.tiles(problem));
         let splits = (1..=most).map(|wanted| whole_splits(self.blocks(problem), wanted));
         let plans = splits.map(|splits| Self { splits, ..self });
@@ -266,11 +286,21 @@ impl ImplicitBlueprint {
         filters.div_ceil(self.tile_m) * columns * problem.options.groups
     }
 
+    /// Cubes that a multiprocessor holds.
+    pub(super) fn cubes_per_multiprocessor(&self) -> usize {
+        self.speed().1
+    }
+
     /// Multiply-adds of a cube a cycle, and cubes that a multiprocessor holds: of operands of 16 bits, as an H200
-    /// needed for kernels of 3 by 3 with 64 to 256 channels at batch 64. That of the portable family is a guess.
+    /// needed for kernels of 3 by 3 with 64 to 256 channels at batch 64. Those of the portable family and of `wgmma`
+    /// are guesses: 550 TFLOP/s for the widest tile, and for the others the ratios of matrix products.
     fn speed(&self) -> (f64, usize) {
         match (self.family, self.tile_m, self.tile_n) {
             (Family::Portable, ..) => (50.0, 2),
+            (Family::Wgmma, _, 256) => (1225.0, 1),
+            (Family::Wgmma, _, 192) => (1200.0, 1),
+            (Family::Wgmma, _, 128) => (1020.0, 1),
+            (Family::Wgmma, ..) => (300.0, 2),
             (_, _, 256) => (770.0, 1),
             (_, 128, 128) => (450.0, 2),
             _ => (270.0, 2),
@@ -369,17 +399,25 @@ fn takes_tensor_cores(problem: &ConvProblem) -> bool {
         && taps_are_even
 }
 
+/// Whether Hopper's copies, of boxes of 64 channels, can follow the problem, and its output lies in rows of the
+/// product.
+pub(crate) fn takes_wgmma(problem: &ConvProblem) -> bool {
+    const BOX_CHANNELS: usize = ROW_BYTES / 2;
+    let channels = [problem.in_channels, problem.out_channels];
+    takes_tensor_cores(problem)
+        && problem.dtype.size() == 2
+        && problem.options.groups == 1
+        && channels.iter().all(|it| it.is_multiple_of(BOX_CHANNELS))
+        && (problem.pass != ConvPass::Dgrad || problem.options.stride == [1, 1])
+        && parts(problem).iter().all(|part| PixelBox::of(problem, part).is_some())
+}
+
 impl fmt::Display for ConvBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Product(plan) => write!(f, "product by {plan}"),
             Self::Implicit(plan) => {
                 let ImplicitBlueprint { family, tile_m, tile_n, stages, splits } = plan;
-                let family = match family {
-                    Family::Wgmma => "wgmma",
-                    Family::Mma => "mma",
-                    Family::Portable => "portable",
-                };
                 write!(f, "implicit {family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")
             }
             Self::Direct { splits } => write!(f, "direct, {splits} splits"),

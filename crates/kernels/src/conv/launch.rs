@@ -70,6 +70,9 @@ pub fn conv_with(
                 Family::Portable => call.summed(plan.splits, |out| call.portable(plan, out)),
                 #[cfg(feature = "cuda")]
                 Family::Mma => super::tensor_core::launch(&call, plan),
+                #[cfg(feature = "cuda")]
+                Family::Wgmma => super::bulk::launch(&call, plan),
+                #[cfg(not(feature = "cuda"))]
                 other => unsupported(format!("an implicit product by {other:?}")),
             }
         }

@@ -36,6 +36,7 @@
 //! | plan | serves |
 //! |---|---|
 //! | [`ConvBlueprint::Product`] | kernels of 1 by 1 with stride 1, by the plans of [`matmul`](crate::matmul) |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Wgmma`](crate::Family::Wgmma) | f16 and bf16 in one group, channels in whole 64s, but for `Dgrad` with a stride: Hopper |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Portable`](crate::Family::Portable) | everything, everywhere; f32 in full precision |
 //! | [`ConvBlueprint::Direct`] | groups of few channels, depthwise ones above all |
@@ -44,10 +45,13 @@
 //! Unsupported: empty tensors, and tensors beyond 32-bit indices.
 
 mod blueprint;
+#[cfg(feature = "cuda")]
+mod bulk;
 mod call;
 mod direct;
 mod divisor;
 mod gather;
+mod im2col;
 mod launch;
 #[cfg(feature = "cuda")]
 mod mma;
@@ -58,6 +62,8 @@ mod product;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 pub mod variants;
+#[cfg(feature = "cuda")]
+mod wgmma;
 
 pub use blueprint::{ConvBlueprint, ImplicitBlueprint};
 pub use launch::{conv, conv_with};

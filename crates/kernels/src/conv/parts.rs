@@ -13,9 +13,12 @@ pub(super) struct Part {
     pub(super) grid: [usize; 2],
     /// Rows and columns of taps; 0 where no tap meets the pixels, whose sums are zero then.
     pub(super) taps: [usize; 2],
-    scale: [usize; 2],
-    shift: [isize; 2],
-    step: [isize; 2],
+    /// Pixels of the gathered image from one pixel of the grid to the next.
+    pub(super) scale: [usize; 2],
+    /// Where the first tap of the first pixel stands.
+    pub(super) shift: [isize; 2],
+    /// From one tap to the next.
+    pub(super) step: [isize; 2],
     /// First tap of the weights, and distance to the next.
     first_tap: [usize; 2],
     tap_step: [usize; 2],
@@ -119,9 +122,17 @@ pub(super) struct Weights {
 impl Weights {
     /// As they lie in the problem's second operand.
     pub(super) fn of(problem: &ConvProblem) -> Self {
+        let by_filter = Self::by_filter(problem);
+        if problem.pass != ConvPass::Dgrad {
+            return by_filter;
+        }
+        Self { column: by_filter.channel, channel: by_filter.column, ..by_filter }
+    }
+
+    /// The same, with a filter as a column in every pass.
+    pub(super) fn by_filter(problem: &ConvProblem) -> Self {
         let [k, c, r, s] = problem.second;
-        let (column, channel) = if problem.pass == ConvPass::Dgrad { (c, k) } else { (k, c) };
-        Self { group: problem.group_channels()[1] * k, column, channel, taps: [r, s] }
+        Self { group: problem.group_channels()[1] * k, column: k, channel: c, taps: [r, s] }
     }
 }
 
@@ -137,10 +148,7 @@ impl Part {
     }
 
     pub(super) fn gather(&self, problem: &ConvProblem, source: &Gathered) -> GatherLaunch {
-        let [height, width] = match problem.pass {
-            ConvPass::Dgrad => problem.output,
-            ConvPass::Fprop | ConvPass::Wgrad => problem.input,
-        };
+        let [height, width] = problem.gathered_size();
         let wrapped = |value: isize| value as i32 as u32;
         GatherLaunch::new(
             self.pixels(problem) as u32,

@@ -199,6 +199,14 @@ impl ConvProblem {
         [self.in_channels / self.options.groups, self.out_channels / self.options.groups]
     }
 
+    /// Height and width of the images that taps are gathered from.
+    pub(super) fn gathered_size(&self) -> [usize; 2] {
+        match self.pass {
+            ConvPass::Dgrad => self.output,
+            ConvPass::Fprop | ConvPass::Wgrad => self.input,
+        }
+    }
+
     /// Taps of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]

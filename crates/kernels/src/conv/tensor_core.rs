@@ -28,11 +28,7 @@ pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer
     let Some(element) = tensor_core_type(problem) else {
         return unsupported(format!("{:?} on tensor cores", problem.dtype));
     };
-    // It is copied four bytes at a time.
-    let bias_offset = call.bias.and_then(|bias| bias.handle.offset_start);
-    if bias_offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
-        return unsupported("a bias that does not begin at a multiple of 4 bytes".into());
-    }
+    check_bias(call)?;
     let shapes = problem.shapes();
     let client = call.client;
     let images = Images { shape: shapes[0], strides: problem.first, memory: call.operands[0] };
@@ -46,7 +42,13 @@ pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer
             Other::rows(client, &dy)?
         }
         ConvPass::Fprop | ConvPass::Dgrad => {
-            Other::weights(client, problem, call.operands[1], padded_channels)?
+            let [in_channels, out_channels] = problem.group_channels();
+            let columns = match problem.pass {
+                ConvPass::Dgrad => in_channels,
+                _ => out_channels,
+            };
+            let (lying, sizes) = (Weights::of(problem), [columns, channels]);
+            Other::weights(client, problem, call.operands[1], lying, sizes, padded_channels)?
         }
     };
     let product = Product { call, plan, element, images: &images.memory, gathered, other: &other };
@@ -65,6 +67,15 @@ pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer
     matrix(&padded, [0, 0], [1, 1], [rows, channels], [padded_channels, 1])
         .pack(client, &out, channels)?;
     Ok(out)
+}
+
+/// That the bias can be copied four bytes at a time.
+pub(super) fn check_bias(call: &Call<'_>) -> Result<(), KernelError> {
+    let offset = call.bias.and_then(|bias| bias.handle.offset_start);
+    if offset.is_some_and(|offset| !offset.is_multiple_of(4)) {
+        return unsupported("a bias that does not begin at a multiple of 4 bytes".into());
+    }
+    Ok(())
 }
 
 /// Elements of a copy.
@@ -90,16 +101,16 @@ fn matrix(
 }
 
 /// Images n, c, h, w as they lie.
-struct Images<'a> {
-    shape: [usize; 4],
-    strides: [usize; 4],
-    memory: &'a Buffer,
+pub(super) struct Images<'a> {
+    pub(super) shape: [usize; 4],
+    pub(super) strides: [usize; 4],
+    pub(super) memory: &'a Buffer,
 }
 
 /// Images whose channels follow each other and whose pixels begin at multiples of 16 bytes.
-struct AlignedImages {
-    strides: [usize; 4],
-    memory: Buffer,
+pub(super) struct AlignedImages {
+    pub(super) strides: [usize; 4],
+    pub(super) memory: Buffer,
 }
 
 impl Images<'_> {
@@ -111,7 +122,7 @@ impl Images<'_> {
     }
 
     /// As they lie, or copied into shape.
-    fn aligned(&self, client: &Client) -> Result<AlignedImages, KernelError> {
+    pub(super) fn aligned(&self, client: &Client) -> Result<AlignedImages, KernelError> {
         if self.is_aligned() {
             return Ok(AlignedImages { strides: self.strides, memory: self.memory.clone() });
         }
@@ -134,17 +145,17 @@ impl Images<'_> {
 }
 
 /// The operand that is not gathered.
-struct Other {
-    memory: Buffer,
+pub(super) struct Other {
+    pub(super) memory: Buffer,
     /// Where pixels are rows: how the weights lie.
-    weights: Weights,
+    pub(super) weights: Weights,
     /// Where pixels are terms: elements from one to the next.
-    pitch: usize,
+    pub(super) pitch: usize,
 }
 
 impl Other {
     /// The gradient of the output, a row for each pixel.
-    fn rows(client: &Client, dy: &Images<'_>) -> Result<Self, KernelError> {
+    pub(super) fn rows(client: &Client, dy: &Images<'_>) -> Result<Self, KernelError> {
         let weights = Weights { group: 0, column: 0, channel: 0, taps: [0; 2] };
         if dy.is_aligned()
             && let Some(pitch) = pixel_stride(dy.shape, dy.strides)
@@ -155,21 +166,17 @@ impl Other {
         Ok(Self { memory, weights, pitch: strides[3] })
     }
 
-    /// Weights whose terms follow each other, tap by tap.
-    fn weights(
+    /// Weights whose channels follow each other: as they are `lying`, or copied, tap by tap.
+    pub(super) fn weights(
         client: &Client,
         problem: &ConvProblem,
         memory: &Buffer,
+        lying: Weights,
+        [columns, channels]: [usize; 2],
         padded_channels: usize,
     ) -> Result<Self, KernelError> {
         let whole = whole_elements(problem);
-        let [in_channels, out_channels] = problem.group_channels();
-        let (columns, channels) = match problem.pass {
-            ConvPass::Dgrad => (in_channels, out_channels),
-            _ => (out_channels, in_channels),
-        };
         let (groups, taps) = (problem.options.groups, problem.taps());
-        let lying = Weights::of(problem);
         let sizes = [groups, columns, problem.kernel[0], problem.kernel[1]];
         let steps = [lying.group, lying.column, lying.taps[0], lying.taps[1]];
         let is_aligned = sizes

@@ -144,7 +144,7 @@ impl Plans {
     fn has(self, plan: &ConvBlueprint) -> bool {
         match (self, plan) {
             (Self::Implicit, ConvBlueprint::Implicit(_)) => true,
-            (Self::TensorCores, ConvBlueprint::Implicit(plan)) => plan.family == Family::Mma,
+            (Self::TensorCores, ConvBlueprint::Implicit(plan)) => plan.family != Family::Portable,
             (Self::Direct, ConvBlueprint::Direct { .. }) => true,
             _ => false,
         }
@@ -190,7 +190,8 @@ fn plan_name(pass: ConvPass, plan: &ConvBlueprint) -> String {
     match plan {
         ConvBlueprint::Product(_) => format!("{pass}_product"),
         ConvBlueprint::Implicit(plan) => {
-            format!("{pass}_{}x{}{}", plan.tile_m, plan.tile_n, split(plan.splits))
+            let family = if plan.family == Family::Wgmma { "_wgmma" } else { "" };
+            format!("{pass}{family}_{}x{}{}", plan.tile_m, plan.tile_n, split(plan.splits))
         }
         ConvBlueprint::Direct { splits } => format!("{pass}{}", split(*splits)),
     }
@@ -242,7 +243,7 @@ mod tests {
                 let is_product = layer.kernel == 1 && layer.stride == 1;
                 let is_right = match plan {
                     ConvBlueprint::Product(plan) => is_product && plan.family != Family::Portable,
-                    ConvBlueprint::Implicit(plan) => !is_product && plan.family == Family::Mma,
+                    ConvBlueprint::Implicit(plan) => !is_product && plan.family != Family::Portable,
                     ConvBlueprint::Direct { .. } => false,
                 };
                 assert!(is_right, "{layer:?} {pass:?}: {plan}");

@@ -18,7 +18,7 @@ pub(crate) const fn mma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> us
 }
 
 /// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.
-pub(super) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+pub(crate) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * bias_bytes(tile_n)
 }
 

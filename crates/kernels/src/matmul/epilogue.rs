@@ -77,7 +77,7 @@ impl Epilogue {
     }
 
     /// The tensors as arguments; what a step that is not compiled in would read is `unused`.
-    pub(super) fn args<T: CubePrimitive>(&self, unused: &Buffer) -> EpilogueTensorsLaunch<T> {
+    pub(crate) fn args<T: CubePrimitive>(&self, unused: &Buffer) -> EpilogueTensorsLaunch<T> {
         let [lhs_scale, rhs_scale] = match &self.scales {
             Some(scales) => scales.each_ref(),
             None => [unused; 2],
@@ -124,7 +124,7 @@ pub struct MatmulOutput {
 
 impl MatmulOutput {
     /// As arguments: what is not asked for has the product in its place.
-    pub(super) fn args<T: CubePrimitive>(&self) -> OutputsLaunch<T> {
+    pub(crate) fn args<T: CubePrimitive>(&self) -> OutputsLaunch<T> {
         let preactivation = self.preactivation.as_ref().unwrap_or(&self.out).arg(1);
         OutputsLaunch { preactivation, out: self.out.arg(1) }
     }

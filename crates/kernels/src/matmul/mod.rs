@@ -67,7 +67,7 @@ mod wgmma;
 mod work;
 
 pub use blueprint::MatmulBlueprint;
-pub(crate) use budget::{mma_bytes, most_stages};
+pub(crate) use budget::{mma_bytes, most_stages, wgmma_bytes};
 pub use epilogue::{Activation, Epilogue, MatmulOutput};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use launch::{matmul, matmul_tuned, matmul_with};
@@ -86,6 +86,19 @@ pub(crate) mod mma_parts {
         ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
         store::{Finish, Fragment, dense_fragment, store_fragment},
         tensor_core::store_width,
-        work::{Extent, extent, work_at},
+        work::{Extent, Work, extent, work_at},
+    };
+}
+
+/// What other products by Hopper's instructions are made of.
+#[cfg(feature = "cuda")]
+pub(crate) mod wgmma_parts {
+    pub(crate) use super::{
+        epilogue::{EpilogueTensors, Outputs},
+        tensor_core::tensor_map,
+        wgmma::{
+            BulkBlocks, BulkBlocksExpand, CHUNK_BYTES, TILE_M, UNITS, WgmmaBlueprint,
+            accumulator_width, persistent_product,
+        },
     };
 }

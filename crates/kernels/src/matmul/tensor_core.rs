@@ -75,6 +75,27 @@ pub(crate) fn store_width(dtype: ElemType, columns: usize) -> (StoreWidth, ElemT
     }
 }
 
+/// How TMA finds boxes of a tensor, whose elements follow each other along the last dimension, for shared memory
+/// in rows of 128 bytes. It has to lie within the memory.
+pub(crate) fn tensor_map(
+    memory: &Buffer,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    tile_size: Vec<usize>,
+) -> TensorMapArg<Tiled> {
+    let element = match memory.dtype {
+        // The copy rounds to TF32 as it goes.
+        ElemType::Float(FloatKind::F32) => ElemType::Float(FloatKind::TF32),
+        other => other,
+    };
+    // SAFETY: shape and strides stay within the memory, which callers have checked.
+    let tensor =
+        unsafe { TensorArg::from_raw_parts(memory.handle.clone(), strides.into(), shape.into()) };
+    TensorMapArg::new(TiledArgs { tile_size: tile_size.into() }, tensor, element)
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}
+
 struct Launch<'a> {
     client: &'a Client,
     problem: &'a MatmulProblem,
@@ -141,8 +162,8 @@ impl Launch<'_> {
                 self.client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(wgmma::UNITS),
-                self.tensor_map(&self.lhs, wgmma::TILE_M),
-                self.tensor_map(&self.rhs, tile_n),
+                self.operand_map(&self.lhs, wgmma::TILE_M),
+                self.operand_map(&self.rhs, tile_n),
                 epilogue.args(&self.lhs.memory),
                 output.args(),
                 self.extent(device),
@@ -156,7 +177,7 @@ impl Launch<'_> {
     }
 
     /// How TMA finds boxes of `tile` rows or columns of the output by one block of k.
-    fn tensor_map(&self, operand: &AlignedOperand, tile: usize) -> TensorMapArg<Tiled> {
+    fn operand_map(&self, operand: &AlignedOperand, tile: usize) -> TensorMapArg<Tiled> {
         let bytes = operand.memory.dtype.size();
         let block_k = crate::ptx::ROW_BYTES / bytes;
         let (rows, columns, tile_size) = if operand.k_major {
@@ -179,18 +200,7 @@ impl Launch<'_> {
                 tile_size.insert(0, 1);
             }
         }
-        let element = match operand.memory.dtype {
-            // The copy rounds to TF32 as it goes.
-            ElemType::Float(FloatKind::F32) => ElemType::Float(FloatKind::TF32),
-            other => other,
-        };
-        // SAFETY: shape and strides stay within the operand's checked span.
-        let tensor = unsafe {
-            TensorArg::from_raw_parts(operand.memory.handle.clone(), strides.into(), shape.into())
-        };
-        TensorMapArg::new(TiledArgs { tile_size: tile_size.into() }, tensor, element)
-            .with_swizzle(TensorMapSwizzle::B128)
-            .with_prefetch(TensorMapPrefetch::B256)
+        tensor_map(&operand.memory, shape, strides, tile_size)
     }
 
     fn mma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {

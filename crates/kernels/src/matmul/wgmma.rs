@@ -14,7 +14,7 @@ use super::{
     budget::{bias_bytes, stage_bytes, wgmma_bytes},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
-    work::{Extent, LastMatrix, work_at, work_count},
+    work::{Extent, LastMatrix, Work, work_at, work_count},
 };
 use crate::ptx::{
     ROW_BYTES,
@@ -33,7 +33,7 @@ pub(crate) const UNITS: u32 = 384;
 /// Rows of a cube's tile, 64 for each warpgroup that multiplies.
 pub(crate) const TILE_M: usize = 128;
 /// Bytes of a chunk of an operand of which k does not run along the rows: 64 rows of k.
-const CHUNK_BYTES: usize = 64 * ROW_BYTES;
+pub(crate) const CHUNK_BYTES: usize = 64 * ROW_BYTES;
 
 /// How the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,18 +92,68 @@ fn load_operand(
     }
 }
 
-/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
-#[cube(launch_unchecked)]
-pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
-    lhs: &TensorMap<u32, Tiled>,
-    rhs: &TensorMap<u32, Tiled>,
+/// Where blocks of k come from.
+#[cube]
+pub(crate) trait BulkBlocks {
+    /// Starts copies of block `block` of both operands for a piece of work to `stage` in shared memory, as many
+    /// bytes as a stage has; `barrier` counts them. One unit calls it.
+    fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32);
+}
+
+/// Blocks of matrices.
+#[derive(CubeType)]
+struct MatrixBlocks {
+    lhs: u64,
+    rhs: u64,
+    inner_batches: u32,
+    last_matrix: LastMatrix,
+    #[cube(comptime)]
+    blueprint: WgmmaBlueprint,
+}
+
+#[cube]
+impl BulkBlocks for MatrixBlocks {
+    fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32) {
+        let (blueprint, operands) = comptime!((self.blueprint, self.blueprint.operands));
+        let last = &self.last_matrix;
+        let outer = work.batch / self.inner_batches;
+        let inner = work.batch % self.inner_batches;
+        let k = block * comptime!(blueprint.block_k);
+        load_operand(
+            stage,
+            self.lhs,
+            work.row,
+            k,
+            min(inner, last.lhs_inner),
+            min(outer, last.lhs_outer),
+            barrier,
+            TILE_M,
+            comptime!(operands.lhs_k_major),
+            comptime!(blueprint.batched),
+        );
+        load_operand(
+            stage + comptime!((TILE_M * ROW_BYTES) as u32),
+            self.rhs,
+            work.column,
+            k,
+            min(inner, last.rhs_inner),
+            min(outer, last.rhs_outer),
+            barrier,
+            comptime!(operands.n),
+            comptime!(operands.rhs_k_major),
+            comptime!(blueprint.batched),
+        );
+    }
+}
+
+/// Every tile of this cube's, from its blocks to the output; with splits, sums of each split to `out[split]`.
+#[cube]
+pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R: Size>(
+    source: &B,
     epilogue: &EpilogueTensors<O>,
     outputs: &mut Outputs<Vector<S, W>>,
-    extent: Extent,
-    last_matrix: LastMatrix,
+    extent: &Extent,
     #[comptime] blueprint: WgmmaBlueprint,
-    #[define(O, S)] _types: [ElemType; 2],
-    #[define(W, R)] _widths: [usize; 2],
 ) {
     let operands = comptime!(blueprint.operands);
     let stages = comptime!(blueprint.stages);
@@ -127,49 +177,20 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     }
     sync_cube();
 
-    let work_items = work_count(&extent, tile_m, tile_n);
+    let work_items = work_count(extent, tile_m, tile_n);
     let mut stage = 0u32;
     let mut phase = 0u32;
     let mut index = CUBE_POS_X;
     if unit < 128 {
         // 1. Produce.
         if unit == 0 {
-            let lhs_map = tensor_map_address::<u32, Tiled>(lhs);
-            let rhs_map = tensor_map_address::<u32, Tiled>(rhs);
             while index < work_items {
-                let work = work_at(index, &extent, tile_m, tile_n);
-                let outer = work.batch / extent.inner_batches;
-                let inner = work.batch % extent.inner_batches;
+                let work = work_at(index, extent, tile_m, tile_n);
                 for block in work.first_block..work.last_block {
                     barrier_wait(empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
                     let barrier = full + load::<u32>(stage) * 8;
                     barrier_expect(barrier, stage_bytes);
-                    let at = ring + load::<u32>(stage) * stage_bytes;
-                    let k = block * comptime!(blueprint.block_k);
-                    load_operand(
-                        at,
-                        lhs_map,
-                        work.row,
-                        k,
-                        min(inner, last_matrix.lhs_inner),
-                        min(outer, last_matrix.lhs_outer),
-                        barrier,
-                        TILE_M,
-                        comptime!(operands.lhs_k_major),
-                        comptime!(blueprint.batched),
-                    );
-                    load_operand(
-                        at + lhs_bytes,
-                        rhs_map,
-                        work.column,
-                        k,
-                        min(inner, last_matrix.rhs_inner),
-                        min(outer, last_matrix.rhs_outer),
-                        barrier,
-                        comptime!(operands.n),
-                        comptime!(operands.rhs_k_major),
-                        comptime!(blueprint.batched),
-                    );
+                    source.load(ring + load::<u32>(stage) * stage_bytes, &work, block, barrier);
                     stage += 1;
                     if stage == stages {
                         stage = 0u32;
@@ -190,7 +211,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             + group * comptime!(bias_bytes(operands.n) as u32);
         let scale = factor(epilogue);
         while index < work_items {
-            let work = work_at(index, &extent, tile_m, tile_n);
+            let work = work_at(index, extent, tile_m, tile_n);
             if comptime!(epilogue.steps.bias) {
                 // Until all units of the warpgroup have written the tile before, they need its bias.
                 sync_group(group + 1, 128u32);
@@ -267,4 +288,27 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
             index += CUBE_COUNT_X;
         }
     }
+}
+
+/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
+#[cube(launch_unchecked)]
+pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
+    lhs: &TensorMap<u32, Tiled>,
+    rhs: &TensorMap<u32, Tiled>,
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<Vector<S, W>>,
+    extent: Extent,
+    last_matrix: LastMatrix,
+    #[comptime] blueprint: WgmmaBlueprint,
+    #[define(O, S)] _types: [ElemType; 2],
+    #[define(W, R)] _widths: [usize; 2],
+) {
+    let blocks = MatrixBlocks {
+        lhs: tensor_map_address::<u32, Tiled>(lhs),
+        rhs: tensor_map_address::<u32, Tiled>(rhs),
+        inner_batches: extent.inner_batches,
+        last_matrix,
+        blueprint,
+    };
+    persistent_product::<MatrixBlocks, O, S, W, R>(&blocks, epilogue, outputs, &extent, blueprint);
 }

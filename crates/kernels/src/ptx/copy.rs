@@ -27,6 +27,28 @@ pub(crate) fn tma_batched_tile(
     );
 }
 
+/// Has TMA copy channels of a column of pixels to `destination`, from `channel` of the pixel at (column, row,
+/// image) on; `barrier` counts its bytes. Pixels follow each other as the map's box and strides say, and each is
+/// read `offset_column` and `offset_row` away: where a tap meets it. What lies outside of the images becomes zero.
+#[cube]
+pub(crate) fn tma_im2col(
+    destination: u32,
+    map: u64,
+    channel: u32,
+    column: u32,
+    row: u32,
+    image: u32,
+    offset_column: u16,
+    offset_row: u16,
+    barrier: u32,
+) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}}}], [{}], {{{}, {}}};",
+        in(_) destination, in(_) map, in(_) channel, in(_) column, in(_) row, in(_) image,
+        in(_) barrier, in(_) offset_column, in(_) offset_row
+    );
+}
+
 /// Starts a copy of `bytes`, at most 16, from global to shared memory; the rest of the 16 becomes
 /// zero. Both addresses are multiples of 16.
 #[cube]

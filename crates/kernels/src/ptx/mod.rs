@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`barrier`] | mbarriers in shared memory | `sm_90` |
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
-//! | [`copy`] | `cp.async`; tiles by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
+//! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
 //! | [`math`] | `sqrt.approx`, `div.approx` | every one |
 //! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89` |
 //! | [`wgmma`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |

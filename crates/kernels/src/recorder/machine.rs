@@ -3,7 +3,7 @@
 use super::{Compiled, RecordError, compile};
 use cubecl::{
     ir::DeviceProperties,
-    prelude::{TensorMapFormat, TensorMapSwizzle, TiledArgs},
+    prelude::{Im2colArgs, TensorMapFormat, TensorMapSwizzle, TiledArgs},
 };
 use cubecl_common::bytes::Bytes;
 use cubecl_server::{
@@ -44,10 +44,30 @@ pub trait Machine: Send + 'static {
     fn run(&mut self, launch: MachineLaunch<'_>) -> Result<(), String>;
 }
 
+/// What a copy of a mapped tensor takes of it. Dimensions are in the order of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MappedBox {
+    /// So many elements along each dimension.
+    Tile(Vec<u32>),
+    /// Channels, the contiguous dimension, of pixels, all dimensions but that one and the last.
+    Pixels {
+        /// The box that pixels stand in: its first pixel, from the image's first one.
+        lower: Vec<i32>,
+        /// Its last pixel, from the image's last one.
+        upper: Vec<i32>,
+        /// From one pixel to the next.
+        steps: Vec<u32>,
+        /// Channels of a copy.
+        channels: u32,
+        /// Pixels of a copy.
+        pixels: u32,
+    },
+}
+
 /// A tensor that a kernel reads by the copy engine. Dimensions are in the order of memory, the contiguous one
 /// first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TiledTensor {
+pub struct MappedTensor {
     /// Address of the first element.
     pub address: u64,
     /// Bytes of an element.
@@ -56,9 +76,9 @@ pub struct TiledTensor {
     pub shape: Vec<u64>,
     /// Bytes from one element to the next, along each dimension but the first.
     pub strides: Vec<u64>,
-    /// Elements of a tile along each dimension.
-    pub tile: Vec<u32>,
-    /// Bytes within which a tile's rows are swizzled; 0 for tiles that are not.
+    /// What a copy takes.
+    pub taken: MappedBox,
+    /// Bytes within which a copy's rows are swizzled; 0 for copies that are not.
     pub swizzle_bytes: u32,
 }
 
@@ -68,7 +88,7 @@ pub enum MachineArgument {
     /// Bytes of the parameter.
     Bytes(Vec<u8>),
     /// A tensor map.
-    Tensor(TiledTensor),
+    Tensor(MappedTensor),
 }
 
 /// A launch, as CubeCL's CUDA runtime would hand it to the driver.
@@ -197,7 +217,7 @@ impl Hardware {
                 }
                 KernelResource::TensorMap(binding) => {
                     let range = self.range(&binding.binding)?;
-                    given.push(MachineArgument::Tensor(tiled(binding, range.start, &id)?));
+                    given.push(MachineArgument::Tensor(mapped(binding, range.start, &id)?));
                     reach.push(range);
                 }
             }
@@ -231,17 +251,32 @@ impl Hardware {
 }
 
 /// A tensor map, with its dimensions turned around as CubeCL's CUDA runtime does.
-fn tiled(binding: &TensorMapBinding, address: u64, id: &KernelId) -> Result<TiledTensor, String> {
+fn mapped(binding: &TensorMapBinding, address: u64, id: &KernelId) -> Result<MappedTensor, String> {
     let map = &binding.map;
-    let TensorMapFormat::Tiled(TiledArgs { tile_size }) = &map.format else {
-        return Err(format!("tensor maps of the form {:?} are not known here", map.format));
+    let steps = map.elem_stride.iter().rev().map(|step| *step as u32);
+    let is_stepped = steps.clone().any(|step| step != 1);
+    let taken = match &map.format {
+        TensorMapFormat::Tiled(TiledArgs { tile_size }) if !is_stepped => {
+            MappedBox::Tile(tile_size.iter().rev().map(|length| *length as u32).collect())
+        }
+        TensorMapFormat::Im2col(args) => {
+            let Im2colArgs { pixel_box_lower_corner, pixel_box_upper_corner, .. } = args;
+            let turned = |corner: &[i32]| corner.iter().rev().copied().collect();
+            MappedBox::Pixels {
+                lower: turned(pixel_box_lower_corner),
+                upper: turned(pixel_box_upper_corner),
+                steps: steps.skip(1).take(pixel_box_lower_corner.len()).collect(),
+                channels: args.channels_per_pixel,
+                pixels: args.pixels_per_column,
+            }
+        }
+        other => {
+            let steps = &map.elem_stride;
+            return Err(format!(
+                "tensor maps of the form {other:?} with steps of {steps:?} elements are not known here"
+            ));
+        }
     };
-    if map.elem_stride.iter().any(|stride| *stride != 1) {
-        return Err(format!(
-            "steps of {:?} elements in a tensor map are not known here",
-            map.elem_stride
-        ));
-    }
     let swizzle_bytes = match map.swizzle {
         TensorMapSwizzle::None => 0,
         TensorMapSwizzle::B32 => 32,
@@ -251,12 +286,12 @@ fn tiled(binding: &TensorMapBinding, address: u64, id: &KernelId) -> Result<Tile
     };
     let element_bytes = map.elem_ty.expand_size(id.address_type) as u64;
     let strides = map.metadata.strides().iter().rev().skip(1);
-    Ok(TiledTensor {
+    Ok(MappedTensor {
         address,
         element_bytes,
         shape: map.metadata.shape().iter().rev().map(|length| *length as u64).collect(),
         strides: strides.map(|stride| *stride as u64 * element_bytes).collect(),
-        tile: tile_size.iter().rev().map(|length| *length as u32).collect(),
+        taken,
         swizzle_bytes,
     })
 }

@@ -13,7 +13,7 @@ mod server;
 mod sources;
 
 pub use device::Gpu;
-pub use machine::{Machine, MachineArgument, MachineLaunch, TiledTensor};
+pub use machine::{Machine, MachineArgument, MachineLaunch, MappedBox, MappedTensor};
 pub use sources::{CudaKernel, record};
 
 use crate::{buffer::Buffer, family};

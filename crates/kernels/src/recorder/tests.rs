@@ -57,6 +57,7 @@ fn only_hopper_launches_its_instructions() {
             [
                 "attention_backward_wgmma_kernel",
                 "attention_forward_wgmma_kernel",
+                "conv_wgmma_kernel",
                 "matmul_wgmma_kernel"
             ],
             "{gpu:?}"

@@ -6,7 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `kernel.ptx` | the module |
-//! | `launch.txt` | entry point, grid, block, dynamic shared memory, then a line for each parameter: `bytes` and hexadecimal digits, or `tensor` with address, bytes of an element, shape, strides, tile and swizzle |
+//! | `launch.txt` | entry point, grid, block, dynamic shared memory, then a line for each parameter: `bytes` and hexadecimal digits, or `tensor` with address, bytes of an element, shape, strides, what a copy takes, and swizzle |
 //! | `before-ADDRESS.bin`, `after-ADDRESS.bin` | an allocation at that hexadecimal address |
 //!
 //! Addresses are the simulator's: whoever runs a launch allocates each buffer, and puts its own address in
@@ -47,7 +47,7 @@ fn one(folder: &Path, recording: &Recording) -> io::Result<()> {
             Argument::TensorMap(map) => {
                 text += &format!(
                     "tensor {:#x} {} {:?} {:?} {:?} {:?}",
-                    map.address, map.element_bytes, map.shape, map.strides, map.tile, map.swizzle
+                    map.address, map.element_bytes, map.shape, map.strides, map.taken, map.swizzle
                 );
             }
         }

@@ -1,9 +1,11 @@
 //! A machine for the recorder: NVRTC compiles, the simulator runs.
 
-use blackburn_kernels::recorder::{Machine, MachineArgument, MachineLaunch, TiledTensor};
+use blackburn_kernels::recorder::{
+    Machine, MachineArgument, MachineLaunch, MappedBox, MappedTensor,
+};
 use blackburn_nvrtc::Nvrtc;
 use blackburn_simulator::{
-    Argument, Device, Launch, Options, Program, Schedule, Swizzle, TensorMap,
+    Argument, CopyBox, Device, Im2col, Launch, Options, Program, Schedule, Swizzle, TensorMap,
 };
 use std::{
     collections::{BTreeSet, HashMap},
@@ -179,8 +181,14 @@ fn argument(argument: MachineArgument) -> Result<Argument, String> {
     })
 }
 
-fn tensor_map(tensor: TiledTensor) -> Result<TensorMap, String> {
-    let TiledTensor { address, element_bytes, shape, strides, tile, swizzle_bytes } = tensor;
+fn tensor_map(tensor: MappedTensor) -> Result<TensorMap, String> {
+    let MappedTensor { address, element_bytes, shape, strides, taken, swizzle_bytes } = tensor;
+    let taken = match taken {
+        MappedBox::Tile(tile) => CopyBox::Tile(tile),
+        MappedBox::Pixels { lower, upper, steps, channels, pixels } => {
+            CopyBox::Pixels(Im2col { lower, upper, steps, channels, pixels })
+        }
+    };
     let swizzle = match swizzle_bytes {
         0 => Swizzle::None,
         32 => Swizzle::Bytes32,
@@ -188,5 +196,5 @@ fn tensor_map(tensor: TiledTensor) -> Result<TensorMap, String> {
         128 => Swizzle::Bytes128,
         other => return Err(format!("a swizzle of {other} bytes")),
     };
-    Ok(TensorMap { address, element_bytes, shape, strides, tile, swizzle })
+    Ok(TensorMap { address, element_bytes, shape, strides, taken, swizzle })
 }

@@ -1,6 +1,7 @@
 //! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
 
 mod attention;
+mod convolutions;
 mod dump;
 mod machine;
 mod mutations;
@@ -56,7 +57,7 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [rows::cases(), products::cases(), attention::cases()].concat()
+    [rows::cases(), products::cases(), convolutions::cases(), attention::cases()].concat()
 }
 
 /// Plants faults in everything that a case launches: a row for each, and the faults that nobody noticed.

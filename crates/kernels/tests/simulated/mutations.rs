@@ -136,7 +136,7 @@ impl Fault {
                 Some(format!(
                     "{{ .reg .b32 planted; add.s32 planted, {first}, 8; {opcode} {}, {wrong}, {}; }}",
                     operands.first()?,
-                    operands.get(2)?
+                    operands.get(2..)?.join(", ")
                 ))
             }
             _ => None,

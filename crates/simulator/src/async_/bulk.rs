@@ -8,7 +8,8 @@ use crate::machine::Block;
 #[derive(Clone, Debug)]
 pub(crate) struct BulkCopy {
     pub(crate) map: TensorMap,
-    pub(crate) corner: Vec<i32>,
+    /// Where each row of the box begins in the tensor.
+    pub(crate) rows: Vec<Vec<i64>>,
     pub(crate) destination: u64,
     /// Address of the barrier that counts its bytes.
     pub(crate) barrier: u64,
@@ -21,7 +22,7 @@ pub(crate) struct BulkCopy {
 impl BulkCopy {
     /// Writes the box, and tells the barrier.
     pub(crate) fn land(&self, block: &mut Block<'_>) -> Outcome {
-        let (bytes, known) = self.map.read(block.global, &self.corner)?;
+        let (bytes, known) = self.map.read(block.global, &self.rows)?;
         for (part, address) in bytes.chunks_exact(16).zip(self.map.placed(self.destination)) {
             block.shared.write(address, part, known)?;
         }

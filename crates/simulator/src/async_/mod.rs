@@ -3,11 +3,13 @@
 mod barrier;
 mod bulk;
 mod copies;
+mod im2col;
 mod products;
 mod tensor_map;
 
 pub(crate) use barrier::Barriers;
 pub(crate) use bulk::BulkCopy;
 pub(crate) use copies::{Copies, Copy16};
+pub use im2col::Im2col;
 pub(crate) use products::{Product, Products};
-pub use tensor_map::{Swizzle, TensorMap};
+pub use tensor_map::{CopyBox, Swizzle, TensorMap};

@@ -1,5 +1,6 @@
-//! Tensors as the copy engine sees them (CUDA driver API, `cuTensorMapEncodeTiled`).
+//! Tensors as the copy engine sees them (CUDA driver API, `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`).
 
+use super::im2col::Im2col;
 use crate::{
     error::{FaultKind, Outcome, Trouble},
     memory::{Global, check_alignment},
@@ -31,6 +32,15 @@ impl Swizzle {
     }
 }
 
+/// What a copy takes of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyBox {
+    /// A box of so many elements along each dimension, 256 at most.
+    Tile(Vec<u32>),
+    /// Channels of pixels.
+    Pixels(Im2col),
+}
+
 /// A tensor in global memory and the box that is copied of it. Dimensions stand in the order of memory: the
 /// first one is contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +53,8 @@ pub struct TensorMap {
     pub shape: Vec<u64>,
     /// Bytes from one element to the next along each dimension but the first, multiples of 16.
     pub strides: Vec<u64>,
-    /// Elements of the box along each dimension, 256 at most.
-    pub tile: Vec<u32>,
+    /// What a copy takes.
+    pub taken: CopyBox,
     /// How the box lies in shared memory.
     pub swizzle: Swizzle,
 }
@@ -57,7 +67,7 @@ impl TensorMap {
     /// The field that is out of range, with what was expected.
     pub fn check(&self) -> Result<(), String> {
         let rank = self.shape.len();
-        let row = u64::from(self.tile.first().copied().unwrap_or(0)) * self.element_bytes;
+        let row = self.row_bytes();
         let most = match self.swizzle {
             Swizzle::None => u64::MAX,
             swizzle => swizzle.row(),
@@ -69,10 +79,6 @@ impl TensorMap {
                 format!("{} strides for {rank} dimensions", self.strides.len()),
             ),
             (
-                self.tile.len() == rank,
-                format!("a box of {} dimensions, not {rank}", self.tile.len()),
-            ),
-            (
                 self.address.is_multiple_of(16),
                 format!("address {:#x} is no multiple of 16", self.address),
             ),
@@ -80,50 +86,85 @@ impl TensorMap {
                 self.strides.iter().all(|stride| stride.is_multiple_of(16)),
                 format!("strides {:?} are no multiples of 16", self.strides),
             ),
-            (
-                self.tile.iter().all(|length| (1..=256).contains(length)),
-                format!("box {:?}; 1 to 256 elements along a dimension are possible", self.tile),
-            ),
             (row.is_multiple_of(16), format!("rows of the box of {row} bytes, no multiple of 16")),
             (
                 row <= most,
                 format!("rows of the box of {row} bytes, more than the swizzle's {most}"),
             ),
         ];
-        match checks.into_iter().find(|(holds, _)| !holds) {
-            None => Ok(()),
-            Some((_, reason)) => Err(reason),
+        if let Some((_, reason)) = checks.into_iter().find(|(holds, _)| !holds) {
+            return Err(reason);
+        }
+        match &self.taken {
+            CopyBox::Pixels(pixels) => pixels.check(rank),
+            CopyBox::Tile(tile) if tile.len() != rank => {
+                Err(format!("a box of {} dimensions, not {rank}", tile.len()))
+            }
+            CopyBox::Tile(tile) if !tile.iter().all(|length| (1..=256).contains(length)) => {
+                Err(format!("box {tile:?}; 1 to 256 elements along a dimension are possible"))
+            }
+            CopyBox::Tile(_) => Ok(()),
         }
     }
 
-    /// Bytes of a box.
-    pub(crate) fn tile_bytes(&self) -> u64 {
-        self.tile.iter().map(|length| u64::from(*length)).product::<u64>() * self.element_bytes
+    /// Elements of a row of the box: along the first dimension.
+    fn row_elements(&self) -> u32 {
+        match &self.taken {
+            CopyBox::Tile(tile) => tile.first().copied().unwrap_or(0),
+            CopyBox::Pixels(pixels) => pixels.channels,
+        }
     }
 
-    /// Reads the box at `corner`, with zeros beyond the tensor: its bytes in the order of the box, and whether
-    /// all of them were written before.
-    pub(crate) fn read(&self, global: &mut Global, corner: &[i32]) -> Outcome<(Vec<u8>, bool)> {
-        let row_bytes = (u64::from(self.tile[0]) * self.element_bytes) as usize;
-        let mut bytes = vec![0; self.tile_bytes() as usize];
+    fn row_bytes(&self) -> u64 {
+        u64::from(self.row_elements()) * self.element_bytes
+    }
+
+    /// Bytes of a box.
+    pub(crate) fn box_bytes(&self) -> u64 {
+        let rows = match &self.taken {
+            CopyBox::Tile(tile) => tile.iter().skip(1).map(|length| u64::from(*length)).product(),
+            CopyBox::Pixels(pixels) => u64::from(pixels.pixels),
+        };
+        rows * self.row_bytes()
+    }
+
+    /// Where each row of the box at `corner` begins in the tensor, in elements: of pixels, those that lie
+    /// `offsets` away.
+    pub(crate) fn rows(&self, corner: &[i32], offsets: &[u16]) -> Outcome<Vec<Vec<i64>>> {
+        let tile = match &self.taken {
+            CopyBox::Pixels(pixels) => return pixels.rows(&self.shape, corner, offsets),
+            CopyBox::Tile(tile) => tile,
+        };
+        let count: u64 = tile.iter().skip(1).map(|length| u64::from(*length)).product();
+        let place = |row: u64| {
+            let mut rest = row;
+            let outer = tile.iter().zip(corner).skip(1).map(|(tile, corner)| {
+                let at = i64::from(*corner) + (rest % u64::from(*tile)) as i64;
+                rest /= u64::from(*tile);
+                at
+            });
+            [i64::from(corner[0])].into_iter().chain(outer).collect()
+        };
+        Ok((0..count).map(place).collect())
+    }
+
+    /// Reads rows of the box, with zeros beyond the tensor: their bytes, and whether all of them were written
+    /// before.
+    pub(crate) fn read(&self, global: &mut Global, rows: &[Vec<i64>]) -> Outcome<(Vec<u8>, bool)> {
+        let mut bytes = vec![0; self.box_bytes() as usize];
         let mut known = true;
-        for (row, into) in bytes.chunks_exact_mut(row_bytes).enumerate() {
-            let mut rest = row as u64;
+        for (into, row) in bytes.chunks_exact_mut(self.row_bytes() as usize).zip(rows) {
             let mut from = self.address;
             let mut inside = true;
-            let outer = self.tile.iter().zip(corner).zip(&self.shape).skip(1).zip(&self.strides);
-            for (((tile, corner), length), stride) in outer {
-                let tile = u64::from(*tile);
-                let at = i64::from(*corner) + (rest % tile) as i64;
-                rest /= tile;
-                inside &= (0..*length as i64).contains(&at);
-                from = from.wrapping_add((at as u64).wrapping_mul(*stride));
+            for ((at, length), stride) in row.iter().zip(&self.shape).skip(1).zip(&self.strides) {
+                inside &= (0..*length as i64).contains(at);
+                from = from.wrapping_add((*at as u64).wrapping_mul(*stride));
             }
-            let first = i64::from(corner[0]).max(0);
-            let end = (i64::from(corner[0]) + i64::from(self.tile[0])).min(self.shape[0] as i64);
+            let first = row[0].max(0);
+            let end = (row[0] + i64::from(self.row_elements())).min(self.shape[0] as i64);
             if inside && first < end {
                 let size = self.element_bytes as i64;
-                let skip = ((first - i64::from(corner[0])) * size) as usize;
+                let skip = ((first - row[0]) * size) as usize;
                 let length = ((end - first) * size) as usize;
                 let part = &mut into[skip..skip + length];
                 known &= global.read(from + (first * size) as u64, part)?;
@@ -135,7 +176,7 @@ impl TensorMap {
     /// Where each 16 bytes of a box go that begins at `destination`.
     pub(crate) fn placed(&self, destination: u64) -> impl Iterator<Item = u64> + use<> {
         let row = self.swizzle.row();
-        (0..self.tile_bytes() / 16).map(move |part| swizzle(destination + 16 * part, row))
+        (0..self.box_bytes() / 16).map(move |part| swizzle(destination + 16 * part, row))
     }
 
     /// That a box may begin at `destination`.
@@ -158,7 +199,7 @@ mod tests {
             element_bytes: 2,
             shape: vec![24, 3],
             strides: vec![48],
-            tile: vec![16, 2],
+            taken: CopyBox::Tile(vec![16, 2]),
             swizzle: Swizzle::None,
         }
     }
@@ -171,14 +212,18 @@ mod tests {
         global.write(address, &data).unwrap();
         let map = map(address);
         assert_eq!(map.check(), Ok(()));
-        let (bytes, known) = map.read(&mut global, &[16, 2]).unwrap();
+        let mut take = |corner: [i32; 2]| {
+            let rows = map.rows(&corner, &[]).unwrap();
+            map.read(&mut global, &rows).unwrap()
+        };
+        let (bytes, known) = take([16, 2]);
         assert!(known);
         let read: Vec<_> =
             bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
         // Row 2 has 8 elements from column 16 on; row 3 does not exist.
         let expected: Vec<u16> = (65..=72).chain([0; 24]).collect();
         assert_eq!(read, expected);
-        let (bytes, _) = map.read(&mut global, &[-2, -1]).unwrap();
+        let (bytes, _) = take([-2, -1]);
         assert_eq!(bytes[..36], [0; 36]);
         assert_eq!(bytes[36..38], [1, 0]);
     }
@@ -192,16 +237,17 @@ mod tests {
         };
         assert!(refused(|map| map.address += 8).contains("multiple of 16"));
         assert!(refused(|map| map.strides[0] = 40).contains("strides"));
-        assert!(refused(|map| map.tile[1] = 257).contains("256"));
+        assert!(refused(|map| map.taken = CopyBox::Tile(vec![16, 257])).contains("256"));
         let wide = |map: &mut TensorMap| {
-            (map.tile[0], map.swizzle) = (24, Swizzle::Bytes32);
+            (map.taken, map.swizzle) = (CopyBox::Tile(vec![24, 2]), Swizzle::Bytes32);
         };
         assert!(refused(wide).contains("more than the swizzle's 32"));
     }
 
     #[test]
     fn a_swizzled_box_is_turned_over_row_by_row() {
-        let map = TensorMap { tile: vec![64, 4], swizzle: Swizzle::Bytes128, ..map(1 << 20) };
+        let taken = CopyBox::Tile(vec![64, 4]);
+        let map = TensorMap { taken, swizzle: Swizzle::Bytes128, ..map(1 << 20) };
         let placed: Vec<_> = map.placed(0x400).collect();
         assert_eq!(placed[0..2], [0x400, 0x410]);
         assert_eq!(placed[8..10], [0x490, 0x480]);

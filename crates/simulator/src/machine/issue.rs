@@ -7,7 +7,7 @@ use super::{
     warp::{Wait, Warp},
 };
 use crate::{
-    async_::{BulkCopy, Copy16, Product, TensorMap},
+    async_::{BulkCopy, Copy16, CopyBox, Product, TensorMap},
     error::{FaultKind, Outcome, Trouble},
     memory::{check_alignment, resolve},
     ptx::{Address, Instruction, Op, Operand, Reg, Space, Wgmma},
@@ -67,9 +67,10 @@ impl Block<'_> {
             Op::BarrierWait { done, address, parity } => {
                 return self.wait(warp, *done, *address, *parity, mask);
             }
-            Op::TensorLoad { dst, map, coordinates, barrier } => {
+            Op::TensorLoad { dst, map, coordinates, offsets, barrier } => {
                 for lane in lanes(mask) {
-                    self.tensor_load(warp, lane, [*dst, *map, *barrier], coordinates)
+                    let offsets = offsets.as_deref();
+                    self.tensor_load(warp, lane, [*dst, *map, *barrier], coordinates, offsets)
                         .map_err(|trouble| trouble.of_lane(lane))?;
                 }
             }
@@ -199,6 +200,7 @@ impl Block<'_> {
         lane: usize,
         [dst, map, barrier]: [Address; 3],
         coordinates: &[Operand],
+        offsets: Option<&[Operand]>,
     ) -> Outcome {
         let mask = 1 << lane;
         let destination = self.shared_addresses(warp, dst, mask)?[lane];
@@ -209,11 +211,24 @@ impl Block<'_> {
             let reason = format!("{given} coordinates in a tensor of {rank} dimensions");
             return Err(Trouble::new(FaultKind::Misuse, reason));
         }
-        let mut corner = Vec::with_capacity(coordinates.len());
-        for coordinate in coordinates {
-            known(warp, *coordinate, mask, "a coordinate")?;
-            corner.push(warp.registers.get(*coordinate)?[lane] as u32 as i32);
+        if matches!(map.taken, CopyBox::Pixels(_)) != offsets.is_some() {
+            let reason = "a copy of pixels by a map of tiles, or of a tile by a map of pixels";
+            return Err(Trouble::new(FaultKind::Misuse, reason));
         }
+        let numbers = |operands: &[Operand], what| -> Outcome<Vec<u32>> {
+            let number = |operand: &Operand| {
+                known(warp, *operand, mask, what)?;
+                Ok(warp.registers.get(*operand)?[lane] as u32)
+            };
+            operands.iter().map(number).collect()
+        };
+        let corner: Vec<_> =
+            numbers(coordinates, "a coordinate")?.into_iter().map(|at| at as i32).collect();
+        let offsets: Vec<_> = numbers(offsets.unwrap_or_default(), "an offset")?
+            .into_iter()
+            .map(|offset| offset as u16)
+            .collect();
+        let rows = map.rows(&corner, &offsets)?;
         map.check_destination(destination)?;
         self.check_made(warp.index, barrier)?;
         let counter = self.barriers.get(barrier)?;
@@ -227,12 +242,12 @@ impl Block<'_> {
         counter.issued += 1;
         let (number, time) = (counter.number, counter.issued);
         if let Some(races) = &mut self.races {
-            let bytes = map.tile_bytes();
+            let bytes = map.box_bytes();
             races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
         }
         let at =
             warp.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at);
-        let copy = BulkCopy { map, corner, destination, barrier, time, issuer: (warp.index, at) };
+        let copy = BulkCopy { map, rows, destination, barrier, time, issuer: (warp.index, at) };
         if self.landing == Landing::Earliest {
             return copy.land(self);
         }

@@ -30,7 +30,7 @@ impl Decoder {
                     "1d" | "2d" | "3d" | "4d" | "5d",
                     "shared::cluster" | "shared::cta",
                     "global",
-                    "tile",
+                    "tile" | "im2col",
                     "mbarrier::complete_tx::bytes",
                 ],
             ) => self.tensor_load(parts)?,
@@ -112,8 +112,13 @@ impl Decoder {
         if list.len() != rank {
             return Err(parts.error(&format!("{rank} coordinates expected, found {}", list.len())));
         }
-        if parts.count() != 3 {
-            return Err(parts.unknown());
+        let offsets = match parts.modifiers[6] {
+            "im2col" if parts.count() == 4 && rank > 2 => Some(self.operands(parts, 3)?),
+            "tile" if parts.count() == 3 => None,
+            _ => return Err(parts.unknown()),
+        };
+        if let Some(found) = offsets.as_ref().map(Vec::len).filter(|found| *found != rank - 2) {
+            return Err(parts.error(&format!("{} offsets expected, found {found}", rank - 2)));
         }
         Ok(Op::TensorLoad {
             dst: self.address(parts, 0)?,
@@ -122,6 +127,7 @@ impl Decoder {
                 .iter()
                 .map(|written| self.value(parts, written))
                 .collect::<Decoded<_>>()?,
+            offsets,
             barrier: self.address(parts, 2)?,
         })
     }

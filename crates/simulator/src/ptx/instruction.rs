@@ -216,6 +216,8 @@ pub(crate) enum Op {
         dst: Address,
         map: Address,
         coordinates: Vec<Operand>,
+        /// How far from its pixels a copy of pixels reads; `None` for a tile.
+        offsets: Option<Vec<Operand>>,
         barrier: Address,
     },
     LoadMatrix {

@@ -1,6 +1,6 @@
 //! Convolutions: how pixels and taps walk, on every device and on tensor cores.
 
-use super::{InFile, device, host};
+use super::{InFile, device, host, statement};
 
 const TESTS: &[&str] = &["conv::"];
 
@@ -143,6 +143,9 @@ const ON_TENSOR_CORES: &[&str] = &[
     "conv::channels_around_tiles_are_within_bounds_in_bf16",
 ];
 
+/// What Hopper's copies take.
+const BOXES: &[&str] = &["conv::channels_of_whole_boxes_are_within_bounds_in_bf16"];
+
 pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/conv/mma.rs",
@@ -167,6 +170,42 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
                 "work.column",
             ),
         ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/wgmma.rs",
+        tests: BOXES,
+        rows: &[
+            device("taps of dgrad counted from the first one", "(taps - 1) * step", "taps * 0u32"),
+            statement(
+                "first pixels for all blocks",
+                "load_pixels(at, self.images, first_term, &tap, gather, barrier, pass);",
+                "load_pixels(at, self.images, 0u32, &tap, gather, barrier, pass);",
+            ),
+            device(
+                "image not padded",
+                "i * gather.scale_row + gather.shift_row + back_row",
+                "i * gather.scale_row + back_row",
+            ),
+            device(
+                "tap of the first column for all",
+                "min(column, self.columns - comptime!(BOX_CHANNELS as u32))",
+                "min(work.column, self.columns - comptime!(BOX_CHANNELS as u32))",
+            ),
+            device(
+                "row of a tap for its column",
+                "tap.column * gather.step_column - back_column",
+                "tap.row * gather.step_column - back_column",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/im2col.rs",
+        tests: BOXES,
+        rows: &[host(
+            "box a pixel too short",
+            "(part.grid[dim] * part.scale[dim]) as isize",
+            "((part.grid[dim] - 1) * part.scale[dim]) as isize",
+        )],
     },
     InFile {
         file: "crates/kernels/src/conv/tensor_core.rs",
