@@ -32,6 +32,7 @@ pub mod column_sum;
 pub mod conv;
 pub mod cross_entropy;
 mod device;
+mod divisor;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;

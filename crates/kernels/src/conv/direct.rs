@@ -1,14 +1,13 @@
 //! Groups of few channels, depthwise convolutions above all: no tile of a matrix product is filled by them, so
 //! that a unit computes its elements of the output on its own.
 
-use super::{
-    divisor::{Divisor, divide},
-    gather::{
-        Gather, ImageStrides, Tap, WeightStrides, element_at, is_inside, pixel_at, shift_of,
-        weight_at,
-    },
+use super::gather::{
+    Gather, ImageStrides, Tap, WeightStrides, element_at, is_inside, pixel_at, shift_of, weight_at,
 };
-use crate::matmul::EpilogueBlueprint;
+use crate::{
+    divisor::{Divisor, divide},
+    matmul::EpilogueBlueprint,
+};
 use cubecl::prelude::*;
 
 /// `out[pixel, channel] = bias[channel] + sum over taps and channels of the group`, neighboring channels a unit.

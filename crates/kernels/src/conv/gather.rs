@@ -6,7 +6,7 @@
 //! number is divided by a stride: the gradient of a strided convolution is computed by the residues of its
 //! pixels, each a product of its own with the taps that meet them (see [`parts`](super::parts)).
 
-use super::divisor::{Divisor, divide};
+use crate::divisor::{Divisor, divide};
 use cubecl::prelude::*;
 
 /// A tensor of images: distances in elements, and where it begins.

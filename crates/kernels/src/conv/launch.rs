@@ -2,7 +2,6 @@ use super::{
     ConvBlueprint, ConvPass, ConvProblem, ImplicitBlueprint,
     call::Call,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
-    divisor::{DIVIDEND_LIMIT, divisor},
     parts::{Weights, image_strides, parts},
     portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
     problem::{OP, invalid, unsupported},
@@ -12,6 +11,7 @@ use crate::{
     Family, KernelError,
     buffer::Buffer,
     device::grid,
+    divisor::{DIVIDEND_LIMIT, divisor},
     matmul::{Epilogue, PORTABLE_UNITS as UNITS, matmul_with},
 };
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};

@@ -49,7 +49,6 @@ mod blueprint;
 mod bulk;
 mod call;
 mod direct;
-mod divisor;
 mod gather;
 mod im2col;
 mod launch;

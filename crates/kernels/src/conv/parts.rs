@@ -2,9 +2,9 @@
 
 use super::{
     ConvPass, ConvProblem,
-    divisor::divisor,
     gather::{GatherLaunch, ImageStridesLaunch, WeightStridesLaunch},
 };
+use crate::divisor::divisor;
 
 /// One product: a grid of pixels and the taps that they meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

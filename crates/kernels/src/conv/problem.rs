@@ -1,11 +1,10 @@
 use crate::{
     KernelError,
     buffer::{F32, is_float},
+    divisor::DIVIDEND_LIMIT,
     matmul::{F32Precision, TensorLayout},
 };
 use cubecl::ir::ElemType;
-
-use super::divisor::DIVIDEND_LIMIT;
 
 pub(super) const OP: &str = "conv";
 

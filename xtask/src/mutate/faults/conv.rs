@@ -60,7 +60,7 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/kernels/src/conv/divisor.rs",
+        file: "crates/kernels/src/divisor.rs",
         tests: TESTS,
         rows: &[device(
             "half of the inverse",

@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 /// Dividends have to be below this: one more bit and the sum of the two terms would overflow.
-pub(super) const DIVIDEND_LIMIT: usize = 1 << 31;
+pub(crate) const DIVIDEND_LIMIT: usize = 1 << 31;
 
 /// A divisor with its inverse.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -15,7 +15,7 @@ pub(crate) struct Divisor {
 }
 
 /// The divisor as an argument of a kernel. Nothing is divided by zero: it stands for 1.
-pub(super) fn divisor(divisor: usize) -> DivisorLaunch {
+pub(crate) fn divisor(divisor: usize) -> DivisorLaunch {
     let (multiplier, shift) = inverse(divisor.max(1) as u32);
     DivisorLaunch::new(divisor.max(1) as u32, multiplier, shift)
 }
