@@ -18,6 +18,7 @@
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`gelu_steps`] | how far GELU's gradient may be off that Burn computes step by step |
 //! | [`swiglu`] | a gate's `SiLU` times another tensor, and the gradients, with their bounds |
+//! | [`rotary`] | rotary position embedding and its gradient, with their bounds |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`batch_norm`] | batch normalization of channels, with what follows it, and the gradients, with their bounds |
@@ -57,6 +58,7 @@ pub mod linear;
 pub mod matmul;
 pub mod random;
 pub mod random_signs;
+pub mod rotary;
 pub mod sgd;
 pub mod shapes;
 pub mod softmax;
