@@ -53,6 +53,7 @@ pub mod quantize;
 pub mod random;
 #[cfg(feature = "recorder")]
 pub mod recorder;
+pub mod rotary;
 pub mod row_sum;
 pub mod sgd;
 pub mod softmax;

@@ -6,8 +6,8 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, random, row_sum, sgd,
-    softmax, square_sum, swiglu,
+    embedding, gelu, layer_norm, loss_scale, matmul, overwrite, quantize, random, rotary, row_sum,
+    sgd, softmax, square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -67,6 +67,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
     [
         gelu::variants(),
         swiglu::variants(),
+        rotary::variants(),
         column_sum::variants(),
         row_sum::variants(),
         conv::variants(client),
