@@ -48,7 +48,7 @@ mod tensors;
 
 pub use ops::{
     attention, cross_entropy, dropout, embedding, fp8_linear, layer_norm, linear_cross_entropy,
-    loss_scale, overwrite, square_sum, swiglu,
+    loss_scale, overwrite, rotary, square_sum, swiglu,
 };
 pub use tensors::Optional;
 #[cfg(feature = "gpu")]

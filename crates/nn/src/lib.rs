@@ -13,7 +13,8 @@
 //! | [`Embedding`] | rows of its gradient are added up in parallel, in a fixed order |
 //! | [`Dropout`] | nothing is kept for its gradient; draws from [`seed`] |
 //! | [`loss::CrossEntropyLoss`] | no copies of the logits; computed in f32 |
-//! | [`RotaryEncoding`], [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
+//! | [`RotaryEncoding`] | one kernel forward and one backward, in any type: Burn's fails in 16 bits |
+//! | [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
 //! | [`Lstm`], [`BiLstm`], [`Gru`], [`BiGru`], [`Rnn`], [`BiRnn`] | the same |
 //! | [`loss::BinaryCrossEntropyLoss`], [`loss::CTCLoss`], [`loss::RNNTLoss`] | the same, computed in f32 |
 //! | [`interpolate`] | gradients in every mode: Burn's fail on GPUs but for `Nearest` |

@@ -1,5 +1,9 @@
 //! Positional encodings of `burn::nn` on tokens of any type: modules, and functions that run Burn's own.
 //!
+//! Rotary positions are one pass over the tokens each way, read where they lie: heads that a view put in front of
+//! their positions are not copied, nor is the result, which lies as they do. Burn's own makes a tensor of twice the
+//! size, and keeps it.
+//!
 //! Burn holds tables of rotations and sinusoids in the device's default type, f32, and adds or multiplies them
 //! to what comes in, which fails where that is in 16 bits. A table is no parameter, so a
 //! `PrecisionPolicy` does not reach it. Modules and functions of this file compute in f32 and round once: the angle of
@@ -26,22 +30,17 @@ use burn::{
 };
 
 /// What `module` makes of `x`, `[.., seq, d_model]`, whose first token stands at position `start`. In the type
-/// of `x`; computed in that of the module's table.
+/// of `x`, and in memory as `x` lies; computed in f32. Nothing of `x` is kept for its gradient.
 ///
 /// # Panics
 ///
-/// As [`apply`](burns::RotaryEncoding::apply) of Burn's: where the last dimension is not `d_model`, or the table ends before the last
-/// token.
+/// Where the last dimension is not `d_model`, or the table ends before the last token.
 pub fn rotary<const D: usize>(
     module: &burns::RotaryEncoding,
     x: Tensor<D>,
     start: usize,
 ) -> Tensor<D> {
-    let (given, table) = (x.dtype(), module.freq_complex.dtype());
-    if given == table {
-        return module.apply(x, start);
-    }
-    module.apply(x.cast(FloatDType::from(table)), start).cast(FloatDType::from(given))
+    blackburn_backend::rotary::rotary(x, module.freq_complex.clone(), start)
 }
 
 /// What `module` makes of `x`, `[batch, seq, d_model]`. In the type of `x`; computed in that of the module's

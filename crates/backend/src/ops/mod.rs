@@ -26,5 +26,6 @@ pub mod layer_norm;
 pub mod linear_cross_entropy;
 pub mod loss_scale;
 pub mod overwrite;
+pub mod rotary;
 pub mod square_sum;
 pub mod swiglu;

@@ -11,7 +11,7 @@ use std::{
 
 /// Burn's modules that automatic differentiation keeps from most of what Blackburn's kernels could do, the
 /// functions that run them with all of it, and what those gain.
-const DROP_INS: [(&str, &str, &str); 7] = [
+const DROP_INS: [(&str, &str, &str); 8] = [
     ("TransformerEncoder", "flash::transformer_encoder", "flash attention and fused norms"),
     (
         "MultiHeadAttention",
@@ -22,6 +22,7 @@ const DROP_INS: [(&str, &str, &str); 7] = [
     ("RmsNorm", "norm::rms_norm", "one kernel forward and one backward"),
     ("Embedding", "embedding::embedding", "a gradient that is summed in a fixed order"),
     ("SwiGlu", "swiglu::forward", "one kernel forward and one backward"),
+    ("RotaryEncoding", "positions::rotary", "one kernel forward and one backward"),
     ("Lstm", "recurrent::lstm", "runs in 16 bits"),
 ];
 
