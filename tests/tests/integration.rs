@@ -71,6 +71,8 @@ mod random;
 mod recorder;
 #[path = "integration/resources.rs"]
 mod resources;
+#[path = "integration/rotary.rs"]
+mod rotary;
 #[path = "integration/row_sum.rs"]
 mod row_sum;
 #[path = "integration/sgd.rs"]
@@ -157,6 +159,7 @@ fn main() -> ExitCode {
         recorder::trials(),
         random::trials(),
         resources::trials(),
+        rotary::trials(),
         row_sum::trials(),
         profile::trials(),
         sgd::trials(),

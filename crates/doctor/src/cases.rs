@@ -29,6 +29,7 @@ pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) 
         "swiglu" | "dropout" => [true, false]
             .map(|aligned| of_type.clone().with("aligned", aligned).with("elements", 10_007))
             .into(),
+        "rotary" => rotations(&of_type),
         "column_sum" | "row_sum" | "square_sum" => [true, false]
             .map(|aligned| sized(&of_type, [131, 1003], aligned).with_whole_numbers())
             .into_iter()
@@ -386,6 +387,15 @@ fn softmaxes(of_type: &Told, small: bool) -> Vec<Told> {
         }
     }
     all
+}
+
+fn rotations(of_type: &Told) -> Vec<Told> {
+    let of = |(positions_first, aligned): (bool, bool)| {
+        let told = of_type.clone().with("positions-first", positions_first);
+        let told = told.with("aligned", aligned).with("padding", !aligned);
+        told.with("head_dim", 58).with("batch", 9).with("heads", 3).with("seq", 13)
+    };
+    [(true, true), (false, true), (true, false), (false, false)].map(of).into()
 }
 
 fn embeddings(of_type: &Told) -> Vec<Told> {

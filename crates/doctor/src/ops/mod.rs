@@ -11,6 +11,7 @@ mod matmul;
 mod norm;
 mod optimizers;
 mod quantize;
+mod rotary;
 mod softmax;
 mod sums;
 
@@ -39,7 +40,7 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 18] = [
+pub const OPS: [KernelOp; 19] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
@@ -50,6 +51,7 @@ pub const OPS: [KernelOp; 18] = [
     op("softmax", softmax::case),
     op("gelu", elements::gelu),
     op("swiglu", elements::swiglu),
+    op("rotary", rotary::case),
     op("column_sum", sums::column_sum),
     op("row_sum", sums::row_sum),
     op("square_sum", sums::square_sum),

@@ -45,6 +45,34 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/rotary/turn.rs",
+        tests: &["rotary"],
+        rows: &[
+            device(
+                "turned the wrong way",
+                "(-both.extract(1usize), both.extract(3usize))",
+                "(both.extract(1usize), -both.extract(3usize))",
+            ),
+            device(
+                "gradient by the sines of the other column",
+                "(both.extract(3usize), -both.extract(1usize))",
+                "(both.extract(1usize), -both.extract(3usize))",
+            ),
+            device("every row from the first position", "walk.start + position", "position"),
+            device(
+                "the table by the odd columns of even ones",
+                "(2 * pair + 1) * step",
+                "2 * pair * step",
+            ),
+            device(
+                "result where x lies",
+                "batch * to.batch + head * to.head + position * to.row",
+                "batch * from.batch + head * from.head + position * from.row",
+            ),
+            device("lost units", "unit >= walk.units", "unit + 1 >= walk.units"),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/column_sum/forward.rs",
         tests: &["column_sum"],
         rows: &[
