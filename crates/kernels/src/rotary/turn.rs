@@ -38,7 +38,8 @@ pub(crate) struct Steps {
 #[cube]
 fn factors_of<T: Size>(table: &[Vector<f32, T>], pair: u32, step: u32) -> Vector<f32, Const<4>> {
     let mut both = Vector::<f32, Const<4>>::empty();
-    if comptime!(T::value() == 4) {
+    let at_once = T::value().comptime();
+    if comptime!(at_once == 4) {
         both = Vector::cast_from(table[pair as usize]);
     } else {
         let even = table[(2 * pair * step) as usize];
@@ -55,7 +56,7 @@ fn factors_of<T: Size>(table: &[Vector<f32, T>], pair: u32, step: u32) -> Vector
 /// partner times this.
 #[cube]
 fn partners(both: Vector<f32, Const<4>>, #[comptime] pass: Pass) -> (f32, f32) {
-    let (even, odd) = match pass {
+    let (even, odd) = match comptime!(pass) {
         // y[2i] has x[2i+1] by -s[2i], y[2i+1] has x[2i] by s[2i+1].
         Pass::Forward => (-both.extract(1usize), both.extract(3usize)),
         // The other way round: dx[2i] has dy[2i+1] by s[2i+1].
@@ -81,7 +82,8 @@ pub(crate) fn rotary_kernel<F: Float, N: Size, T: Size>(
     if unit >= walk.units {
         terminate!();
     }
-    let pairs = comptime!(N::value() / 2);
+    let size = N::value().comptime();
+    let pairs = comptime!(size / 2);
     let (rest, vector) = divide(unit, &walk.vectors);
     let (rest, neighbor) = divide(rest, &walk.neighbors);
     let (part, position) = divide(rest, &walk.seq);
