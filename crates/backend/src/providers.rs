@@ -9,6 +9,7 @@ use crate::{
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
+        overwrite::{OverwriteSearch, Overwrites},
         random::Random,
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
@@ -92,7 +93,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 12] = [
+const OURS: [(&str, Register); 13] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -104,6 +105,7 @@ const OURS: [(&str, Register); 12] = [
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
     (matmul::NAME, register_matmul),
+    (Overwrites::NAME, |_| register(OverwriteSearch::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),

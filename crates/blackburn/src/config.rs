@@ -63,8 +63,8 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`,
-    /// `BlackburnMatmul`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`, `BlackburnSoftmax`). For
-    /// comparisons, and to step around a fault.
+    /// `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
+    /// `BlackburnSoftmax`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// The precision of matrix products of f32 tensors.
     pub f32_matmul: F32Precision,

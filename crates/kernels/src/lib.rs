@@ -60,6 +60,7 @@ pub mod softmax;
 pub mod square_sum;
 pub mod step;
 pub mod swiglu;
+mod together;
 pub mod variants;
 
 pub use device::DeviceProfile;

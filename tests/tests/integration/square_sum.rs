@@ -5,7 +5,7 @@ use blackburn_backend::overwrite::{overwrite_float, overwrite_int};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
-    overwrite::{Rows, overwrite},
+    overwrite::{Overwrite, Rows, overwrite, overwrite_many},
     square_sum::{MOST_TENSORS, PLACES, square_sum},
 };
 use blackburn_reference::{random::normal, storage::Storage};
@@ -36,6 +36,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         trials.push(Trial::ignorable_test(
             format!("overwrite::{storage:?}_takes_what_f32_rounds_to").to_lowercase(),
             move || on_device_with(dtype(storage), |client| overwrites(client, storage)),
+        ));
+        trials.push(Trial::ignorable_test(
+            format!("overwrite::many_tensors_in_{storage:?}_are_overwritten_each").to_lowercase(),
+            move || on_device_with(dtype(storage), |client| overwrites_many(client, storage)),
         ));
     }
     trials
@@ -99,6 +103,50 @@ fn sums(client: &Client, storage: Storage) -> Result<(), Failed> {
         let total: f64 = download(client, sum.clone(), Storage::F32)?.iter().sum();
         if total.is_nan() != bad.is_nan() || total.is_finite() {
             return Err(format!("{bad} came out as {total}").into());
+        }
+    }
+    Ok(())
+}
+
+/// More tensors than a launch takes, of two types, as one row and by short rows with something in between, which
+/// stays.
+fn overwrites_many(client: &Client, storage: Storage) -> Result<(), Failed> {
+    const KEPT: f64 = 7.0;
+    let mut all = Vec::new();
+    let mut expected = Vec::new();
+    for i in 0..40 {
+        let source_type = if i % 3 == 0 { Storage::F32 } else { storage };
+        let (rows, columns, [from, to]) = match i % 4 {
+            0 => (1, 1 + 613 * i, [1 + 613 * i; 2]),
+            1 => (900 + i, 3, [4, 8]),
+            2 => (17, 12, [16, 12]),
+            _ => (5, 1026, [1026, 1032]),
+        };
+        let drawn = normal(i as u64, rows * columns, 1.0, source_type);
+        let laid_out = |pitch: usize, values: Option<&[f64]>| {
+            let mut all = vec![KEPT; rows * pitch];
+            for (row, values) in values.into_iter().flat_map(|all| all.chunks(columns)).enumerate()
+            {
+                all[row * pitch..][..columns].copy_from_slice(values);
+            }
+            all
+        };
+        let by_rows = |values: &[f64], storage, pitch| {
+            let buffer = upload(client, values, storage);
+            Rows { buffer, rows, columns, pitch }
+        };
+        let rounded: Vec<f64> = drawn.iter().map(|x| storage.round(*x)).collect();
+        expected.push(laid_out(to, Some(&rounded)));
+        all.push(Overwrite {
+            source: by_rows(&laid_out(from, Some(&drawn)), source_type, from),
+            target: by_rows(&laid_out(to, None), storage, to),
+        });
+    }
+    overwrite_many(client, &all)?;
+    for (i, (one, expected)) in all.into_iter().zip(expected).enumerate() {
+        let found = download(client, one.target.buffer, storage)?;
+        if found != expected {
+            return Err(format!("tensor {i} is not what it is to be").into());
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ pub(crate) mod conv;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
 pub(crate) mod matmul;
+pub(crate) mod overwrite;
 pub(crate) mod random;
 pub(crate) mod row_sum;
 pub(crate) mod softmax;

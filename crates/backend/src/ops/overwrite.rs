@@ -6,7 +6,7 @@
 #[cfg(feature = "gpu")]
 use crate::tensors::{contiguous_buffer, rows_of};
 #[cfg(feature = "gpu")]
-use blackburn_kernels::overwrite::{Rows, overwrite};
+use blackburn_kernels::overwrite::{Overwrite, Rows, overwrite_many};
 use burn::{
     backend::{
         Backend, Dispatch, backend_extension,
@@ -45,8 +45,26 @@ impl OverwritePrimitives for CubeBackend {
 
 #[cfg(feature = "gpu")]
 fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
-    let client = target.client.clone();
-    let Some(into) = rows_of(&target) else {
+    overwrite_together(&[(&target, source)]);
+    target
+}
+
+/// Overwrites targets, in any order, in as few launches as that takes. None is memory that another pair names.
+///
+/// # Panics
+///
+/// Where rows of a target do not follow each other in memory, and where the kernel refuses a pair.
+#[cfg(feature = "gpu")]
+pub(crate) fn overwrite_together(pairs: &[(&CubeTensor, CubeTensor)]) {
+    let Some((first, _)) = pairs.first() else { return };
+    let all: Vec<_> = pairs.iter().map(|(target, source)| by_rows(target, source)).collect();
+    overwrite_many(&first.client, &all).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Both by rows, or both as one.
+#[cfg(feature = "gpu")]
+fn by_rows(target: &CubeTensor, source: &CubeTensor) -> Overwrite {
+    let Some(into) = rows_of(target) else {
         panic!(
             "overwrite: argument `target`: expected rows that follow each other in memory, got strides \
              {:?} for {:?}",
@@ -54,15 +72,13 @@ fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
             target.meta.shape()
         );
     };
-    // Both by rows, or both as one.
     let contiguous = || Rows::one(contiguous_buffer(source.clone()));
-    let from = match rows_of(&source) {
+    let from = match rows_of(source) {
         Some(from) if from.rows == into.rows => from,
         _ if into.rows == 1 => contiguous(),
         _ => Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() },
     };
-    overwrite(&client, &into, &from).unwrap_or_else(|error| panic!("{error}"));
-    target
+    Overwrite { target: into, source: from }
 }
 
 /// `target` with the elements of `source`, rounded to its type. The memory stays the same, so all clones of

@@ -8,11 +8,15 @@
 //! | source, read | rows x columns, each with its pitch | f32, f16, bf16, or any integer that the device has |
 //! | target, overwritten | the same, with its own pitch | the same kind, rounded to the nearest value |
 //!
-//! What lies between rows stays as it is.
+//! What lies between rows stays as it is. Several tensors take one launch.
 
 mod variants;
 
-use crate::{DeviceProfile, KernelError, device::widest_vector};
+use crate::{
+    DeviceProfile, KernelError,
+    device::widest_vector,
+    together::{MOST_TENSORS, divide, in_launches},
+};
 
 pub use crate::buffer::Rows;
 use cubecl::{
@@ -31,6 +35,15 @@ pub(crate) const UNITS: u32 = 256;
 /// Cubes that a multiprocessor has room for: 2048 threads.
 const CUBES_A_MULTIPROCESSOR: usize = 8;
 
+/// Memory, and what it is to hold.
+#[derive(Clone, Debug)]
+pub struct Overwrite {
+    /// What is overwritten.
+    pub target: Rows,
+    /// What is read.
+    pub source: Rows,
+}
+
 /// Writes the elements of `source` to the memory of `target`, in the type of `target`, although others
 /// may hold it.
 ///
@@ -39,14 +52,36 @@ const CUBES_A_MULTIPROCESSOR: usize = 8;
 /// [`KernelError::InvalidProblem`] where the two differ in size or in kind; [`KernelError::Unsupported`]
 /// beyond 32-bit indices.
 pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), KernelError> {
+    overwrite_many(client, &[Overwrite { target: target.clone(), source: source.clone() }])
+}
+
+/// [`overwrite`] of several tensors, in any order: no target may be memory that another of them names. Up to
+/// 16 take one launch: those that are alike in their types and in how their elements are found.
+///
+/// # Errors
+///
+/// As there, before anything is launched.
+pub fn overwrite_many(client: &Client, all: &[Overwrite]) -> Result<(), KernelError> {
+    all.iter().try_for_each(check)?;
+    let spans: Vec<_> = all.iter().flat_map(|one| Span::of(one, client)).collect();
+    let room = room(client);
+    in_launches(
+        spans,
+        |_| room,
+        |one, other| one.kind() == other.kind(),
+        |together| {
+            launch(client, together, room);
+        },
+    );
+    Ok(())
+}
+
+fn check(Overwrite { target, source }: &Overwrite) -> Result<(), KernelError> {
     let is_float = |rows: &Rows| matches!(rows.buffer.dtype, ElemType::Float(_));
     let goes_together = (target.rows, target.columns) == (source.rows, source.columns)
         && (target.buffer.dtype == source.buffer.dtype || is_float(target) && is_float(source));
     if !goes_together {
         return Err(KernelError::invalid(OP, "source", told(target), told(source)));
-    }
-    if target.rows * target.columns == 0 {
-        return Ok(());
     }
     if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
         return Err(KernelError::invalid(
@@ -56,83 +91,174 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
             format!("{target:?} and {source:?}"),
         ));
     }
-    // Units step beyond the end of a row before they stop.
+    // Units step beyond the end before they stop.
     if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
         let reason = format!("{} rows of {} elements", target.rows, target.columns);
         return Err(KernelError::Unsupported { op: OP, reason });
     }
-    let widest = target.buffer.dtype.size().max(source.buffer.dtype.size());
-    let is_aligned = |side: &Rows, size| side.rows == 1 || side.pitch.is_multiple_of(size);
-    let vector_size =
-        widest_vector(client, widest, |size| is_aligned(target, size) && is_aligned(source, size));
-    let whole = target.columns / vector_size * vector_size;
-    launch(client, target, source, vector_size, 0..whole);
-    launch(client, target, source, 1, whole..target.columns);
     Ok(())
-}
-
-/// Overwrites some columns, by vectors that divide them.
-fn launch(
-    client: &Client,
-    target: &Rows,
-    source: &Rows,
-    vector_size: VectorSize,
-    columns: Range<usize>,
-) {
-    if columns.is_empty() {
-        return;
-    }
-    let at_once = DeviceProfile::of(client).multiprocessors * CUBES_A_MULTIPROCESSOR;
-    let across = (columns.len() / vector_size).div_ceil(UNITS as usize).min(at_once);
-    let down = target.rows.min((at_once / across).max(1));
-    let vectors = |elements: usize| (elements / vector_size) as u32;
-    // SAFETY: `overwrite` has seen that all rows are within the memory of both sides and that indices
-    // and one step beyond fit 32 bits, and chosen vectors that divide pitches and columns. The kernel
-    // stops at the last row and column.
-    unsafe {
-        overwrite_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(across as u32, down as u32, 1),
-            CubeDim::new_1d(UNITS),
-            vector_size,
-            source.arg(),
-            target.arg(),
-            target.rows as u32,
-            vectors(columns.start),
-            vectors(columns.end),
-            vectors(source.pitch),
-            vectors(target.pitch),
-            source.buffer.dtype,
-            target.buffer.dtype,
-        );
-    }
 }
 
 fn told(rows: &Rows) -> String {
     format!("{} rows of {} elements of {:?}", rows.rows, rows.columns, rows.buffer.dtype)
 }
 
-/// Columns from `start` to `end` along x, rows along y; all but rows count vectors.
-#[cube(launch_unchecked)]
-pub(crate) fn overwrite_kernel<S: Numeric, T: Numeric, N: Size>(
-    source: &[Vector<S, N>],
-    target: &mut [Vector<T, N>],
-    rows: u32,
-    start: u32,
+/// How many tensors a launch has room for.
+fn room(client: &Client) -> usize {
+    /// CubeCL's own buffers.
+    const OTHERS: usize = 2;
+    let most = client.properties().hardware.max_bindings as usize;
+    (most.saturating_sub(OTHERS) / 2).clamp(1, MOST_TENSORS)
+}
+
+/// Columns of all rows of a tensor, which are copied by vectors of one size.
+struct Span<'a> {
+    of: &'a Overwrite,
+    columns: Range<usize>,
+    vector_size: VectorSize,
+}
+
+impl<'a> Span<'a> {
+    /// The columns that the widest vectors divide, and those that are left.
+    fn of(one: &'a Overwrite, client: &Client) -> impl Iterator<Item = Self> + use<'a> {
+        let Overwrite { target, source } = one;
+        let widest = target.buffer.dtype.size().max(source.buffer.dtype.size());
+        let is_aligned = |side: &Rows, size| side.rows == 1 || side.pitch.is_multiple_of(size);
+        let vector_size = widest_vector(client, widest, |size| {
+            is_aligned(target, size) && is_aligned(source, size)
+        });
+        let whole = target.columns / vector_size * vector_size;
+        [(0..whole, vector_size), (whole..target.columns, 1)]
+            .into_iter()
+            .map(move |(columns, vector_size)| Self { of: one, columns, vector_size })
+            .filter(|span| span.vectors() > 0)
+    }
+
+    fn vectors(&self) -> usize {
+        self.of.target.rows * self.columns.len() / self.vector_size
+    }
+
+    fn is_one_row(&self) -> bool {
+        self.of.target.rows == 1
+    }
+
+    /// What a kernel is compiled for.
+    fn kind(&self) -> (ElemType, ElemType, VectorSize, bool) {
+        let Overwrite { target, source } = self.of;
+        (source.buffer.dtype, target.buffer.dtype, self.vector_size, self.is_one_row())
+    }
+
+    /// What the kernel is told, with cubes before `end` that follow those of the span before.
+    fn part(&self, end: u32) -> PartLaunch {
+        let vectors = |elements: usize| (elements / self.vector_size) as u32;
+        PartLaunch::new(
+            end,
+            self.vectors() as u32,
+            vectors(self.columns.start),
+            vectors(self.columns.len()),
+            vectors(self.of.source.pitch),
+            vectors(self.of.target.pitch),
+        )
+    }
+}
+
+/// Overwrites what goes together, in one launch.
+fn launch(client: &Client, spans: &[Span<'_>], room: usize) {
+    let Some(model) = spans.first() else { return };
+    let (source_dtype, target_dtype, vector_size, is_one_row) = model.kind();
+    let at_once = DeviceProfile::of(client).multiprocessors * CUBES_A_MULTIPROCESSOR;
+    let passes: Vec<_> = spans.iter().map(|span| span.vectors().div_ceil(UNITS as usize)).collect();
+    let cubes = divide(at_once, &passes);
+    // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
+    let count = spans.len().next_power_of_two().min(room);
+    let at = |place: usize| spans.get(place).unwrap_or(model);
+    let mut end = 0;
+    let parts: SequenceArg<Part> = (0..count)
+        .map(|place| {
+            end += cubes.get(place).copied().unwrap_or(0);
+            at(place).part(end)
+        })
+        .collect();
+    // Buffers are counted as the kernel names them: the sources come first.
+    let target = |place: usize| match spans.get(place) {
+        Some(span) => span.of.target.arg(),
+        None => BufferArg::alias(count, model.of.target.span()),
+    };
+    // SAFETY: `check` has seen that all rows are within the memory of both sides and that indices and one
+    // step beyond fit 32 bits; vectors divide pitches and columns. The kernel stops at the last vector.
+    unsafe {
+        overwrite_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(end, 1, 1),
+            CubeDim::new_1d(UNITS),
+            vector_size,
+            (0..count).map(|place| at(place).of.source.arg()).collect(),
+            (0..count).map(target).collect(),
+            parts,
+            is_one_row,
+            source_dtype,
+            target_dtype,
+        );
+    }
+}
+
+/// A span's share of a launch; all but `end` counts vectors.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Part {
+    /// The cube after its last one; those after the last of the span before are its own.
     end: u32,
+    /// Of all rows.
+    vectors: u32,
+    /// Where the span begins in each row.
+    start: u32,
+    /// Of a row.
+    columns: u32,
     source_pitch: u32,
     target_pitch: u32,
+}
+
+/// Vectors of each tensor by cubes of its own. Units follow each other through rows as through columns, so that none is
+/// idle where rows are short.
+#[cube(launch_unchecked)]
+pub(crate) fn overwrite_kernel<S: Numeric, T: Numeric, N: Size>(
+    sources: Sequence<Box<[Vector<S, N>]>>,
+    mut targets: Sequence<Box<[Vector<T, N>]>>,
+    parts: Sequence<Part>,
+    #[comptime] is_one_row: bool,
     #[define(S)] _source_dtype: ElemType,
     #[define(T)] _target_dtype: ElemType,
 ) {
-    let mut row = CUBE_POS_Y;
-    while row < rows {
-        let mut column = start + CUBE_POS_X * CUBE_DIM + UNIT_POS;
-        while column < end {
-            let value = source[(row * source_pitch + column) as usize];
-            target[(row * target_pitch + column) as usize] = Vector::cast_from(value);
-            column += CUBE_COUNT_X * CUBE_DIM;
+    let cube = CUBE_POS as u32;
+    let mut first = 0u32;
+    #[unroll]
+    for tensor in 0..parts.len() {
+        let part = &parts[tensor];
+        if cube >= first && cube < part.end {
+            let stride = (part.end - first) * CUBE_DIM;
+            let mut index = (cube - first) * CUBE_DIM + UNIT_POS;
+            while index < part.vectors {
+                let mut from = part.start + index;
+                let mut to = part.start + index;
+                if comptime!(!is_one_row) {
+                    let row = index / part.columns;
+                    let column = part.start + index % part.columns;
+                    from = row * part.source_pitch + column;
+                    to = row * part.target_pitch + column;
+                }
+                write::<S, T, N>(&sources[tensor], &mut targets[tensor], from, to);
+                index += stride;
+            }
         }
-        row += CUBE_COUNT_Y;
+        first = part.end;
     }
+}
+
+#[cube]
+fn write<S: Numeric, T: Numeric, N: Size>(
+    source: &[Vector<S, N>],
+    target: &mut [Vector<T, N>],
+    from: u32,
+    to: u32,
+) {
+    target[to as usize] = Vector::cast_from(source[from as usize]);
 }

@@ -1,6 +1,6 @@
 //! Tensors that cover the plans: see [`variants`](crate::variants).
 
-use super::overwrite;
+use super::{Overwrite, overwrite, overwrite_many};
 use crate::{
     Promise,
     buffer::{Buffer, Rows},
@@ -11,17 +11,29 @@ use cubecl::ir::{ElemType, IntKind};
 /// Eight cubes of 256 units a multiprocessor.
 const PROMISES: [(&str, Promise); 1] = [("overwrite", Promise::registers(32))];
 
-/// What training overwrites: by vectors, and what they leave at the ends of rows.
+/// What training overwrites: by vectors, and what they leave at the ends of rows; rows of a convolution's weight;
+/// and many at once.
 pub(crate) fn variants() -> Vec<Variant> {
     let [f32, f16, bf16] = FLOATS;
     let i32 = (ElemType::Int(IntKind::I32), "i32");
-    [(f32, f32), (f32, f16), (f32, bf16), (bf16, bf16), (f16, f16), (i32, i32)]
-        .map(|((source, source_name), (target, target_name))| {
+    let one = [(f32, f32), (f32, f16), (f32, bf16), (bf16, bf16), (f16, f16), (i32, i32)].map(
+        |((source, source_name), (target, target_name))| {
             let name = format!("{target_name}_with_{source_name}");
             Variant::new(name, PROMISES, move |client| {
                 let rows = |dtype| Rows::one(Buffer::empty(client, 4099, dtype));
                 overwrite(client, &rows(target), &rows(source))
             })
-        })
-        .into()
+        },
+    );
+    let many = Variant::new("bf16_with_f32_many_short_rows".into(), PROMISES, move |client| {
+        let rows = |dtype, pitch| Rows {
+            buffer: Buffer::empty(client, 192 * pitch, dtype),
+            rows: 192,
+            columns: 3,
+            pitch,
+        };
+        let all = [0; 16].map(|_| Overwrite { target: rows(bf16.0, 8), source: rows(f32.0, 4) });
+        overwrite_many(client, &all)
+    });
+    one.into_iter().chain([many]).collect()
 }

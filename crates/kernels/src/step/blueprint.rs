@@ -1,5 +1,5 @@
-use super::{Problem, Walk, layout::divide};
-use crate::{DeviceProfile, KernelError, plan::tell_plan};
+use super::{Problem, Walk};
+use crate::{DeviceProfile, KernelError, plan::tell_plan, together::divide};
 use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
 

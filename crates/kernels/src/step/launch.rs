@@ -2,11 +2,12 @@ use super::{
     Blueprint, Chance, Gate, Problem, StepNumbers, Tuning,
     gate::check_readings,
     kernel::{Compiled, FormOf, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
-    layout::{GRADIENT, STATES, UNITS, divide, in_launches},
+    layout::{GRADIENT, STATES, UNITS},
 };
 use crate::{
     KernelError,
     buffer::{Buffer, F32, Rows},
+    together::{MOST_TENSORS, divide, in_launches},
 };
 use cubecl::{client::Client, prelude::*};
 
@@ -20,9 +21,6 @@ pub struct Update<S, T> {
     /// Tells updates with the same seed apart.
     pub draw: u32,
 }
-
-/// Tensors of a launch: a launch takes some microseconds, and many a tensor less.
-pub const MOST_TENSORS: usize = 16;
 
 /// The parameter and its states after one step, in the memory of those before it where nobody else
 /// holds that, and laid out as they were. A parameter in f32 is not rounded, with a chance or without.

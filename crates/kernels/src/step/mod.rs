@@ -6,9 +6,8 @@
 //! `StepNumbers` are what it multiplies by. Both have their places in the optimizer's own module, with its equations and
 //! its tensors by name. Here those are an array: parameter, gradient, then the states.
 //!
-//! Each cube finds the tensor that is its own by comparing its place with the end of each, in registers, since
-//! buffers cannot be chosen at run time. Launches are compiled for powers of two of tensors; where there are
-//! fewer, the first stands in for those that are not there, and no cube goes there.
+//! Launches are compiled for powers of two of tensors; where there are fewer, the first stands in for those that
+//! are not there, and no cube goes there.
 
 mod blueprint;
 mod gate;
@@ -20,9 +19,10 @@ mod problem;
 mod rounding;
 mod variants;
 
+pub use crate::together::MOST_TENSORS;
 pub use blueprint::{Blueprint, Tuning};
 pub use gate::{Chance, Gate};
-pub use launch::{MOST_TENSORS, Update, update, update_many, update_many_with, update_with};
+pub use launch::{Update, update, update_many, update_many_with, update_with};
 pub use layout::Walk;
 pub use problem::Problem;
 pub(crate) use variants::variants;

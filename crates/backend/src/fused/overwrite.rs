@@ -1,0 +1,140 @@
+//! The provider that overwrites several tensors in one launch: a replay takes hundreds, each in less time than a launch.
+
+use crate::{
+    ops::overwrite::overwrite_together,
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search},
+    tensors::{
+        Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
+    },
+};
+use blackburn_kernels::{KernelError, step::MOST_TENSORS};
+use burn_cubecl::tensor::CubeTensor;
+use burn_ir::{BaseOperationIr, CustomOpIr, OperationIr, TensorIr};
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "overwrite";
+/// What the operations are named in the stream: their traits say so, too.
+const IDS: [&str; 2] = ["overwrite_float", "overwrite_int"];
+
+/// Tensors that are overwritten, which do not depend on each other.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Overwrites {
+    operations: Vec<CustomOpIr>,
+}
+
+/// The target, the source and the result of an operation that overwrites.
+fn parts(operation: &CustomOpIr) -> Option<[&TensorIr; 3]> {
+    match (&operation.inputs[..], &operation.outputs[..]) {
+        ([target, source], [out]) if IDS.contains(&operation.id.as_str()) => {
+            Some([target, source, out])
+        }
+        _ => None,
+    }
+}
+
+/// Memory that nobody writes to at the same time.
+fn memory_of(tensor: &CubeTensor) -> impl PartialEq + use<> {
+    tensor.handle.clone().binding().memory.id()
+}
+
+impl Replacement for Overwrites {
+    const NAME: &'static str = "BlackburnOverwrite";
+
+    fn launch(&self, context: &mut Tensors) -> Result<Done, KernelError> {
+        let mut memory = Vec::new();
+        for [target, source, out] in self.operations.iter().filter_map(parts) {
+            let [target, source] = [target, source].map(|tensor| cube_tensor(context, tensor, OP));
+            let target = target?;
+            memory.push([memory_of(&target), memory_of(&source?)]);
+            known_output(context, out, OP)?;
+            if rows_of(&target).is_none() {
+                return Ok(Done::First(0));
+            }
+        }
+        // Views have names of their own.
+        let is_apart = memory.iter().enumerate().all(|(place, [target, _])| {
+            memory.iter().enumerate().all(|(other, pair)| place == other || !pair.contains(target))
+        });
+        if !is_apart {
+            return Ok(Done::First(0));
+        }
+        let mut pairs = Vec::new();
+        for [target, source, out] in self.operations.iter().filter_map(parts) {
+            let target = take_cube_tensor(context, target, OP)?;
+            pairs.push((target, take_cube_tensor(context, source, OP)?, out));
+        }
+        let refs: Vec<_> =
+            pairs.iter().map(|(target, source, _)| (target, source.clone())).collect();
+        overwrite_together(&refs);
+        for (target, _, out) in pairs {
+            register_cube_tensor(context, out, target, OP)?;
+        }
+        Ok(Done::All)
+    }
+}
+
+/// Takes operations that overwrite and follow each other, and those that take memory for their targets. It is over
+/// when Burn shows any other operation, to whichever block.
+#[derive(Clone, Default)]
+pub(crate) struct OverwriteSearch {
+    found: Overwrites,
+    /// Positions of `found` in the block.
+    overwrites: Vec<usize>,
+    /// Positions of what takes memory.
+    empties: Vec<usize>,
+}
+
+impl OverwriteSearch {
+    /// As of any fusion below those that save a tensor. Nobody else takes these operations.
+    const SCORE: u64 = 15;
+}
+
+fn takes_memory(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::BaseFloat(BaseOperationIr::Empty(_))
+            | OperationIr::BaseInt(BaseOperationIr::Empty(_))
+    )
+}
+
+impl Search for OverwriteSearch {
+    type Replacement = Overwrites;
+
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
+        if self.gives_up(now.elapsed) {
+            return Next::Refused;
+        }
+        if takes_memory(operation) {
+            self.empties.push(now.position);
+            return Next::Taken;
+        }
+        let OperationIr::Custom(custom) = operation else { return Next::Refused };
+        let Some(new) = parts(custom) else { return Next::Refused };
+        let is_new = |old: &TensorIr| new.iter().all(|new| new.id != old.id);
+        if !self.found.operations.iter().filter_map(parts).flatten().all(is_new) {
+            return Next::Refused;
+        }
+        self.overwrites.push(now.position);
+        self.found.operations.push(custom.clone());
+        if self.overwrites.len() == MOST_TENSORS { Next::Last } else { Next::Taken }
+    }
+
+    fn claim(&self) -> Option<Claim<Overwrites>> {
+        let replaced = Part::Replaced(self.overwrites.clone(), self.found.clone());
+        let parts = match self.empties.is_empty() {
+            true => vec![replaced],
+            false => vec![Part::Unfused(self.empties.clone()), replaced],
+        };
+        (self.overwrites.len() > 1).then_some(Claim { score: Self::SCORE, parts })
+    }
+
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        elapsed.since_first > 0
+    }
+
+    fn takes_time(operation: &OperationIr) -> bool {
+        let overwrites =
+            matches!(operation, OperationIr::Custom(custom) if parts(custom).is_some());
+        !(overwrites || takes_memory(operation) || matches!(operation, OperationIr::Drop(_)))
+    }
+}
