@@ -99,6 +99,8 @@ mod swiglu;
 mod trainer;
 #[path = "integration/training.rs"]
 mod training;
+#[path = "integration/vision.rs"]
+mod vision;
 
 use blackburn_tests::{
     fuzz::command,
@@ -168,6 +170,7 @@ fn main() -> ExitCode {
         swiglu::trials(),
         trainer::trials(),
         training::trials(),
+        vision::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     if command_line.shard_worker {

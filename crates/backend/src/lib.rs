@@ -47,8 +47,8 @@ mod stream;
 mod tensors;
 
 pub use ops::{
-    attention, cross_entropy, dropout, embedding, fp8_linear, layer_norm, linear_cross_entropy,
-    loss_scale, overwrite, rotary, square_sum, swiglu,
+    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, layer_norm,
+    linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,
 };
 pub use tensors::Optional;
 #[cfg(feature = "gpu")]

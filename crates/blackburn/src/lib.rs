@@ -88,6 +88,8 @@ mod book {
     struct Attention;
     #[doc = include_str!("../../../book/src/training.md")]
     struct Training;
+    #[doc = include_str!("../../../book/src/vision.md")]
+    struct Vision;
     #[doc = include_str!("../../../book/src/profiling.md")]
     struct Profiling;
     #[cfg(all(feature = "burn-train", feature = "nvml"))]

@@ -38,7 +38,7 @@
 //! # Functions over Burn's modules
 //!
 //! A model of `burn::nn` that stays as it is calls functions instead of `forward`: [`flash`], [`norm`],
-//! [`dropout`], [`embedding`], [`swiglu`], [`loss`], [`positions`], [`recurrent`] and [`noise`]. They take the
+//! [`dropout`], [`embedding`], [`swiglu`], [`vision`], [`loss`], [`positions`], [`recurrent`] and [`noise`]. They take the
 //! modules of this crate as well, and some do more: [`norm::add_layer_norm`], [`dropout::add_dropout`],
 //! [`loss::linear_cross_entropy`].
 //!
@@ -87,6 +87,7 @@ pub mod positions;
 pub mod recurrent;
 pub mod swiglu;
 pub mod transformer;
+pub mod vision;
 
 pub use blackburn_backend::random::seed;
 pub use burn::nn::*;

@@ -2,6 +2,7 @@
 //! Image Recognition", arXiv:1512.03385, table 1): the stride of a bottleneck is in its kernel of 3 by 3.
 
 use anyhow::{Result, bail};
+use blackburn::nn::vision::conv_norm;
 use burn::{
     module::Module,
     nn::{
@@ -103,10 +104,24 @@ impl ConvNorm {
         Self { conv: conv.init(device), norm: BatchNormConfig::new(channels[1]).init(device) }
     }
 
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        self.norm.forward(self.conv.forward(x))
+    /// The normalized convolution, with a residual and a `ReLU` behind it where these are asked for.
+    fn forward(&self, x: Tensor<4>, residual: Option<Tensor<4>>, is_relu: bool) -> Tensor<4> {
+        conv_norm(&self.conv, &self.norm, x, residual, is_relu)
+    }
+
+    /// The same by Burn's modules alone.
+    fn unmodified(&self, x: Tensor<4>, residual: Option<Tensor<4>>, is_relu: bool) -> Tensor<4> {
+        let y = self.norm.forward(self.conv.forward(x));
+        let y = match residual {
+            Some(residual) => y + residual,
+            None => y,
+        };
+        if is_relu { relu(y) } else { y }
     }
 }
+
+/// How a layer runs: see [`ConvNorm::forward`].
+type Layer = fn(&ConvNorm, Tensor<4>, Option<Tensor<4>>, bool) -> Tensor<4>;
 
 /// Convolutions whose result is added to their input.
 #[derive(Module, Debug)]
@@ -139,20 +154,14 @@ impl Block {
         Self { layers, shortcut }
     }
 
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+    fn forward(&self, x: Tensor<4>, layer: Layer) -> Tensor<4> {
         let residual = match &self.shortcut {
-            Some(shortcut) => shortcut.forward(x.clone()),
+            Some(shortcut) => layer(shortcut, x.clone(), None, false),
             None => x.clone(),
         };
-        let last = self.layers.len() - 1;
-        let mut y = x;
-        for (index, layer) in self.layers.iter().enumerate() {
-            y = layer.forward(y);
-            if index < last {
-                y = relu(y);
-            }
-        }
-        relu(y + residual)
+        let Some((last, others)) = self.layers.split_last() else { return residual };
+        let x = others.iter().fold(x, |x, one| layer(one, x, None, true));
+        layer(last, x, Some(residual), true)
     }
 }
 
@@ -195,8 +204,17 @@ impl ResNet {
 
     /// Logits `[n, classes]` of images `[n, 3, h, w]`.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.stem.forward(images)));
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        self.forward_by(ConvNorm::forward, images)
+    }
+
+    /// The same by Burn's modules alone.
+    pub(crate) fn forward_unmodified(&self, images: Tensor<4>) -> Tensor<2> {
+        self.forward_by(ConvNorm::unmodified, images)
+    }
+
+    fn forward_by(&self, layer: Layer, images: Tensor<4>) -> Tensor<2> {
+        let x = self.pool.forward(layer(&self.stem, images, None, true));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, layer));
         self.head.forward(self.average.forward(x).flatten(1, 3))
     }
 }

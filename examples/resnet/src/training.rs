@@ -9,7 +9,7 @@ use blackburn::{
     distributed::Group,
     train::{
         checkpoint::Checkpoint,
-        precision::full_precision,
+        precision::{PrecisionPolicy, full_precision},
         trainer::{MicroBatch, Step, Trainer, TrainerConfig, TrainerError},
     },
 };
@@ -29,12 +29,10 @@ pub(crate) struct Training {
 fn config(settings: &RunSettings, group: &Group) -> TrainerConfig {
     let config = TrainerConfig::new(settings.schedule())
         .with_group(group)
-        .with_precision(settings.precision)
+        .with_policy(PrecisionPolicy::new(settings.precision).with_f32_statistics())
         .with_optimizer(settings.groups())
         .with_max_norm(settings.clip.unwrap_or(f64::INFINITY))
-        .with_seed(settings.seed)
-        // Norms change their running statistics in a pass, and a recording would not.
-        .without_recording();
+        .with_seed(settings.seed);
     match settings.ema() {
         Some(ema) => config.with_ema(ema),
         None => config,

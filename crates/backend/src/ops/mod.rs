@@ -18,6 +18,7 @@ macro_rules! on_plain_backends {
 }
 
 pub mod attention;
+pub mod batch_norm;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;

@@ -1,6 +1,8 @@
 //! Tensors as kernels take them: memory, rows, element types, and where they are.
 
 mod casting;
+#[cfg(feature = "gpu")]
+mod channels;
 mod device;
 #[cfg(feature = "gpu")]
 mod handles;
@@ -9,6 +11,8 @@ mod optional;
 mod rows;
 
 pub(crate) use casting::{cast, wide};
+#[cfg(feature = "gpu")]
+pub(crate) use channels::Channels;
 pub(crate) use device::{is_counted_in_32_bits, is_gpu};
 #[cfg(feature = "gpu")]
 pub(crate) use handles::{

@@ -265,6 +265,8 @@ pub struct PrecisionPolicy {
     without_fp8: Vec<Selector>,
     #[serde(default)]
     has_drop_ins: bool,
+    #[serde(default)]
+    has_f32_statistics: bool,
 }
 
 impl PrecisionPolicy {
@@ -306,6 +308,14 @@ impl PrecisionPolicy {
     /// takes those of the same names of `blackburn::nn` as they are.
     pub fn with_drop_ins(mut self) -> Self {
         self.has_drop_ins = true;
+        self
+    }
+
+    /// Keeps running statistics in f32, and says that the model calls `blackburn::nn::vision` for all its batch
+    /// norms. Burn's own `forward` needs them in the type that is computed in, which for bf16 has too few digits for
+    /// averages over many batches.
+    pub fn with_f32_statistics(mut self) -> Self {
+        self.has_f32_statistics = true;
         self
     }
 
@@ -419,7 +429,8 @@ impl PrecisionPolicy {
     }
 
     fn keeps(&self, parameter: &FloatParameter) -> bool {
-        self.kept.iter().any(|selector| selector.matches(parameter))
+        self.has_f32_statistics && is_running_statistic(parameter)
+            || self.kept.iter().any(|selector| selector.matches(parameter))
     }
 
     /// How a parameter that is not kept is computed.

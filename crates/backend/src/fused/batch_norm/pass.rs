@@ -2,10 +2,11 @@ use super::OP;
 use crate::{
     declined::unsupported,
     fused::conv::Convolution,
+    ops::batch_norm::problem,
     stream::{Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
-        Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
-        register_cube_tensor, rows_of,
+        Channels, Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor,
+        known_output, register_cube_tensor,
     },
 };
 use blackburn_kernels::{
@@ -14,14 +15,10 @@ use blackburn_kernels::{
         BatchNormInputs, BatchNormProblem, BatchNormSaved, RunningStatistics, Statistics,
         batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,
     },
-    buffer::{Buffer, Rows},
+    buffer::Buffer,
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::{
-    kernel::{cast, into_contiguous},
-    ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw},
-    tensor::CubeTensor,
-};
+use burn_cubecl::{kernel::cast, tensor::CubeTensor};
 use burn_fusion::stream::ScalarId;
 use burn_ir::TensorIr;
 use burn_std::Shape;
@@ -171,7 +168,7 @@ impl Forward {
         let gamma = cube_tensor(tensors, &self.gamma, OP)?;
         let beta = cube_tensor(tensors, &self.beta, OP)?;
         let channels = Channels::of(x.clone());
-        let problem = channels.problem(&gamma, number(tensors, self.epsilon)?);
+        let problem = problem(&channels, gamma.dtype, number(tensors, self.epsilon)?);
         let client = &x.client;
         let running = self.running.as_ref().map(|all| self.running_of(tensors, all)).transpose()?;
         let statistics = batch_norm_statistics(client, &problem, &channels.rows.buffer)?;
@@ -271,7 +268,7 @@ impl Backward {
         let of_dy = Channels::of(dy);
         let problem = BatchNormProblem {
             dy_stride: of_dy.rows.pitch,
-            ..channels.problem(&gamma, number(tensors, self.epsilon)?)
+            ..problem(&channels, gamma.dtype, number(tensors, self.epsilon)?)
         };
         let saved = BatchNormSaved {
             x: channels.rows.buffer.clone(),
@@ -319,61 +316,4 @@ fn register_numbers(
     let dtype = if buffer.dtype == dtype_to_elem_type(out.dtype) { out.dtype } else { DType::F32 };
     let numbers = contiguous_tensor(like, buffer, shape, dtype);
     register_cube_tensor(tensors, out, cast(numbers, out.dtype), OP)
-}
-
-/// A tensor of channels in the second dimension, as rows of them.
-struct Channels {
-    /// With channels in the last dimension.
-    tensor: CubeTensor,
-    rows: Rows,
-}
-
-impl Channels {
-    /// As it lies if channels follow each other there, and otherwise a copy.
-    fn of(tensor: CubeTensor) -> Self {
-        let tensor = permute_nchw_to_nhwc(tensor);
-        match Self::in_place(&tensor) {
-            Some(rows) => Self { tensor, rows },
-            None => {
-                let tensor = into_contiguous(tensor);
-                let rows = Rows::one(contiguous_buffer(tensor.clone()));
-                Self { rows: Self::apart(&tensor, rows), tensor }
-            }
-        }
-    }
-
-    fn in_place(tensor: &CubeTensor) -> Option<Rows> {
-        rows_of(tensor).map(|rows| Self::apart(tensor, rows))
-    }
-
-    /// What is one row, where nothing lies between rows, as those of channels.
-    fn apart(tensor: &CubeTensor, rows: Rows) -> Rows {
-        if !rows.is_contiguous() {
-            return rows;
-        }
-        let shape = tensor.meta.shape();
-        let channels = shape.last().copied().unwrap_or(1);
-        let count = shape.num_elements() / channels.max(1);
-        Rows { rows: count, columns: channels, pitch: channels, buffer: rows.buffer }
-    }
-
-    fn problem(&self, gamma: &CubeTensor, epsilon: f64) -> BatchNormProblem {
-        let parameter = dtype_to_elem_type(gamma.dtype);
-        let Rows { buffer, rows, columns, pitch } = &self.rows;
-        BatchNormProblem {
-            row_stride: *pitch,
-            ..BatchNormProblem::contiguous(*rows, *columns, buffer.dtype, parameter, epsilon)
-        }
-    }
-
-    /// Its rows with nothing between them.
-    fn contiguous(self) -> Buffer {
-        if self.rows.is_contiguous() { self.rows.buffer } else { contiguous_buffer(self.tensor) }
-    }
-
-    /// A tensor of the same shape whose rows of channels are `buffer`.
-    fn images(&self, buffer: Buffer) -> CubeTensor {
-        let (shape, dtype) = (self.tensor.meta.shape().clone(), self.tensor.dtype);
-        permute_nhwc_to_nchw(contiguous_tensor(&self.tensor, buffer, shape, dtype))
-    }
 }

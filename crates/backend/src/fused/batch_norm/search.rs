@@ -20,7 +20,8 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorStatus};
 ///
 /// Burn settles what a fusion waited on in vain without fusing any of it. So views at the head, which no other
 /// fusion takes, are claimed alone where nothing else is found, for less than anything else bids, and run as Burn
-/// runs them: the next search begins behind them.
+/// runs them: the next search begins behind them. So are convolutions that no pass follows, as where `batch_norm` of
+/// the operations takes it.
 #[derive(Clone, Default)]
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
@@ -34,6 +35,8 @@ impl BatchNormSearch {
     /// Above what Burn's fusions bid for as many operations: those get 100 for an input or output saved,
     /// 10 for an operation.
     const SCORE: u64 = 100_000;
+    /// Above that of a convolution alone.
+    const SCORE_OF_CONVOLUTIONS: u64 = 16;
     /// Below any other fusion.
     const SCORE_OF_VIEWS: u64 = 1;
 
@@ -146,15 +149,25 @@ impl Candidate {
             true => BatchNormPass::Forward(Forward::of(flow)?),
             false => BatchNormPass::Backward(Backward::of(flow)?),
         };
-        let in_front = self.passengers.iter().map(|passenger| match passenger {
+        let pass = Part::Replaced(flow.positions().to_vec(), pass);
+        Some(self.in_front().chain([pass]).collect())
+    }
+
+    fn in_front(&self) -> impl Iterator<Item = Part<BatchNormPass>> {
+        self.passengers.iter().map(|passenger| match passenger {
             Passenger::Unfused(position) => Part::Unfused(vec![*position]),
             Passenger::Convolution(position, convolution) => Part::Replaced(
                 vec![*position],
                 BatchNormPass::InFront(convolution.as_ref().clone()),
             ),
-        });
-        let pass = Part::Replaced(flow.positions().to_vec(), pass);
-        Some(in_front.chain([pass]).collect())
+        })
+    }
+
+    /// Convolutions and what stands between them, where no pass follows.
+    fn convolutions_alone(&self) -> Option<Vec<Part<BatchNormPass>>> {
+        let is_convolution = |it: &Passenger| matches!(it, Passenger::Convolution(..));
+        let last = self.passengers.iter().rposition(is_convolution)?;
+        self.flow.positions().is_empty().then(|| self.in_front().take(last + 1).collect())
     }
 }
 
@@ -202,13 +215,16 @@ impl Search for BatchNormSearch {
     }
 
     fn claim(&self) -> Option<Claim<BatchNormPass>> {
-        match self.candidates.iter().find_map(Candidate::found) {
-            Some(parts) => Some(Claim { score: Self::SCORE, parts }),
-            None => (self.views > 0).then(|| Claim {
-                score: Self::SCORE_OF_VIEWS,
-                parts: vec![Part::Unfused((0..self.views).collect())],
-            }),
+        if let Some(parts) = self.candidates.iter().find_map(Candidate::found) {
+            return Some(Claim { score: Self::SCORE, parts });
         }
+        if let Some(parts) = self.candidates.iter().find_map(Candidate::convolutions_alone) {
+            return Some(Claim { score: Self::SCORE_OF_CONVOLUTIONS, parts });
+        }
+        (self.views > 0).then(|| Claim {
+            score: Self::SCORE_OF_VIEWS,
+            parts: vec![Part::Unfused((0..self.views).collect())],
+        })
     }
 
     fn gives_up(&self, elapsed: Elapsed) -> bool {
