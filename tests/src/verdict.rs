@@ -63,7 +63,11 @@ impl Exact {
     ///
     /// What the program reports.
     pub fn of(program: &dyn Program, precision: Precision) -> Result<Self, Failed> {
-        let unit = unit_roundoff(precision.dtype())?;
+        let unit = match precision {
+            // Operands of products have 11 digits.
+            Precision::Tf32 => (-11f64).exp2(),
+            _ => unit_roundoff(precision.dtype())?,
+        };
         let run = |noise| {
             let policy = PrecisionPolicy::new(Precision::F32);
             let device = Device::flex().autodiff();

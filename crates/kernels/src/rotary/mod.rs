@@ -13,9 +13,9 @@
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
-//! | x, dy | batch, heads, seq, head_dim | any strides, columns contiguous | f32, f16 or bf16 |
+//! | x, dy | batch, heads, seq, `head_dim` | any strides, columns contiguous | f32, f16 or bf16 |
 //! | y, dx | the same | contiguous, [heads or positions first](RotaryProblem::order) | that of x |
-//! | table | positions, head_dim, 2 | contiguous, or pairs apart as CUDA's runtime pads them | f32 |
+//! | table | positions, `head_dim`, 2 | contiguous, or pairs apart as CUDA's runtime pads them | f32 |
 //!
 //! Everything is computed in f32 and rounded once. Nothing of x is saved for backward, and the table has no
 //! gradient. y is written where x was if that lies as y does and nobody else holds its memory.
