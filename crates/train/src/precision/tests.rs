@@ -193,6 +193,19 @@ fn normalized(device: &Device) -> (BatchNorm, Vec<f32>) {
 }
 
 #[test]
+fn statistics_stay_in_f32_where_a_policy_says_so() {
+    for masters in [Masters::F32, Masters::None] {
+        let policy =
+            PrecisionPolicy::new(Precision::Bf16).with_masters(masters).with_f32_statistics();
+        let (norm, statistics) = normalized(&device());
+        let model = policy.apply(norm).expect("Flex computes in bf16");
+        assert_eq!(model.gamma.val().dtype(), DType::BF16);
+        assert_eq!(model.running_mean.value().dtype(), DType::F32);
+        assert_eq!(numbers(model.running_mean.value_sync()), statistics);
+    }
+}
+
+#[test]
 fn a_policy_on_a_clone_leaves_the_originals_statistics_alone() {
     for masters in [Masters::F32, Masters::None] {
         let policy = PrecisionPolicy::new(Precision::Bf16).with_masters(masters);
