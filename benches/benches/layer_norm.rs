@@ -105,6 +105,8 @@ impl Kernels {
             parameter: dtype,
             bias: true,
             residual: false,
+            parts: false,
+            scaled: true,
         }
     }
 

@@ -76,7 +76,7 @@ impl Kernels {
 
     fn backward(&self, client: &Client, y: &Buffer) -> Buffer {
         let (dy, stride) = (&self.dy.buffer, self.problem.row_stride);
-        softmax_rows_backward(client, &self.problem, y, None, dy, stride)
+        softmax_rows_backward(client, &self.problem, y, None, dy, stride, 1.0)
             .expect("the problem is valid")
     }
 

@@ -18,6 +18,8 @@ mod batch_norm;
 mod batch_norm_provider;
 #[path = "integration/blocks.rs"]
 mod blocks;
+#[path = "integration/channel_sum.rs"]
+mod channel_sum;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
 #[path = "integration/config.rs"]
@@ -46,6 +48,8 @@ mod gelu;
 mod gradient_graph;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
+#[path = "integration/layer_norm_provider.rs"]
+mod layer_norm_provider;
 #[path = "integration/linear.rs"]
 mod linear;
 #[path = "integration/linear_cross_entropy.rs"]
@@ -135,6 +139,7 @@ fn main() -> ExitCode {
         batch_norm::trials(),
         batch_norm_provider::trials(),
         blocks::trials(),
+        channel_sum::trials(),
         column_sum::trials(),
         config::trials(),
         conv::trials(),
@@ -149,6 +154,7 @@ fn main() -> ExitCode {
         gelu::trials(),
         gradient_graph::trials(),
         layer_norm::trials(),
+        layer_norm_provider::trials(),
         linear::trials(),
         linear_cross_entropy::trials(),
         loss_scale::trials(),

@@ -4,10 +4,12 @@ use crate::{
     fused::{
         attention::Attention,
         batch_norm::{BatchNormPass, BatchNormSearch},
+        channel_sum::ChannelSum,
         column_sum::Sum,
         conv::Convolution,
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
+        layer_norm::{LayerNormPass, LayerNormSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
         overwrite::{OverwriteSearch, Overwrites},
         random::Random,
@@ -56,6 +58,9 @@ pub enum ProviderState {
     Registered,
     /// The caller switched it off.
     Disabled,
+    /// One of Blackburn's takes all that it would, and it was switched off: while it waits for what follows a product,
+    /// Burn goes on collecting operations, and cuts off others that are under way.
+    Superseded,
     /// It could not be registered or switched off, for the reason given.
     Declined(String),
 }
@@ -65,6 +70,7 @@ impl fmt::Display for ProviderState {
         match self {
             Self::Registered => f.write_str("registered"),
             Self::Disabled => f.write_str("disabled"),
+            Self::Superseded => f.write_str("superseded by Blackburn's"),
             Self::Declined(reason) => write!(f, "declined: {reason}"),
         }
     }
@@ -93,17 +99,19 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 13] = [
+const OURS: [(&str, Register); 15] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
         let convolutions = !settings.is_disabled(Convolution::NAME);
         register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul)))
     }),
+    (ChannelSum::NAME, |_| register(SingleSearch::<ChannelSum>::default())),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
+    (LayerNormPass::NAME, |_| register(LayerNormSearch::default())),
     (matmul::NAME, register_matmul),
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
@@ -111,6 +119,9 @@ const OURS: [(&str, Register); 13] = [
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];
+
+/// Burn's fusion of products with what follows them.
+const BURNS_MATMUL: &str = "Matmul";
 
 type Register = fn(&ProviderSettings) -> Result<(), RegistryError>;
 
@@ -160,6 +171,8 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)
+        } else if is_named(name, BURNS_MATMUL) && !settings.is_disabled(matmul::NAME) {
+            settle(fusion::remove(name), ProviderState::Superseded)
         } else {
             ProviderState::Registered
         };

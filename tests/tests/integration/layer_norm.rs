@@ -157,7 +157,17 @@ impl Case {
     fn arithmetic(&self, client: &Client, pass: Pass) -> Result<Arithmetic, KernelError> {
         let Self { rows, width, norm, bias, residual, .. } = *self;
         let (dtype, parameter) = (dtype(self.storage), dtype(self.parameter));
-        let problem = LayerNormProblem { norm, rows, width, dtype, parameter, bias, residual };
+        let problem = LayerNormProblem {
+            norm,
+            rows,
+            width,
+            dtype,
+            parameter,
+            bias,
+            residual,
+            parts: false,
+            scaled: true,
+        };
         let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
         Ok(Arithmetic { rows: self.storage, parameters: self.parameter, additions })
     }
@@ -263,6 +273,8 @@ fn beyond_the_grid(client: &Client) -> Result<(), Failed> {
         parameter: dtype(case.parameter),
         bias: true,
         residual: false,
+        parts: false,
+        scaled: true,
     };
     let plan = LayerNormBlueprint::plan(&problem, Pass::Forward, client)?;
     let case = Case { rows: (CUBES + 1) * plan.rows as usize + 1, ..case };

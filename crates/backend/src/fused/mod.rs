@@ -2,10 +2,12 @@
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod channel_sum;
 pub(crate) mod column_sum;
 pub(crate) mod conv;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
+pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod overwrite;
 pub(crate) mod random;

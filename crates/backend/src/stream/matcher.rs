@@ -117,6 +117,12 @@ impl Matcher {
         &self.positions
     }
 
+    /// Where the step that makes that tensor is in the stream.
+    pub(crate) fn position_of(&self, made: Name) -> Option<usize> {
+        let at = self.found.iter().position(|at| self.pattern[*at].0 == made)?;
+        self.positions.get(at).copied()
+    }
+
     /// The tensor of that name, with the status that its last reader gives it.
     pub(crate) fn tensor(&self, name: Name) -> Option<&TensorIr> {
         self.tensors.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)

@@ -18,6 +18,6 @@ pub(crate) use fuser::Fuser;
 pub(crate) use fuser::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, register};
 pub(crate) use matcher::Matcher;
 pub(crate) use pattern::{
-    ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last,
+    ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last, number,
 };
 pub(crate) use single::{SingleOperation, SingleSearch};

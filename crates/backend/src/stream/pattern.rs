@@ -53,6 +53,8 @@ pub(crate) enum PatternStep {
     /// dimension.
     ScatterAdd(Name, Name, Name),
     Sqrt(Name),
+    /// The sum of all rows along the last dimension.
+    SumOfRows(Name),
     Sub(Name, Name),
     /// A tensor with its first two dimensions in each other's place.
     SwapFirst(Name),
@@ -96,6 +98,11 @@ impl ExpectedScalar {
         let error = (actual.elem::<f64>() - self.value).abs();
         error <= Self::TOLERANCE * self.value.abs()
     }
+}
+
+/// The number that the stream has there.
+pub(crate) fn number(tensors: &Tensors, id: u64) -> Option<f64> {
+    tensors.scalars.get(&ScalarId { value: id }).map(|scalar| scalar.elem::<f64>())
 }
 
 /// An operation of the stream, its tensors under the names that a pattern gives them.
@@ -150,6 +157,7 @@ impl PatternStep {
             | Self::Recip(name)
             | Self::Reshape(name)
             | Self::Sqrt(name)
+            | Self::SumOfRows(name)
             | Self::SumRow(name)
             | Self::SwapFirst(name)
             | Self::Tanh(name) => [Some(name), None, None],
@@ -205,6 +213,16 @@ impl PatternStep {
                 | (Self::MeanRow(x), Numeric::MeanDim(op))
                 | (Self::SumRow(x), Numeric::SumDim(op))
                     if is_last(op.axis, &op.input) =>
+                {
+                    Found::of([(x, &op.input)], &op.out)
+                }
+                (Self::SumOfRows(x), Numeric::SumDims(op))
+                    if op.axes.iter().copied().eq(0..op.input.shape.num_dims().max(1) - 1) =>
+                {
+                    Found::of([(x, &op.input)], &op.out)
+                }
+                (Self::SumOfRows(x), Numeric::SumDim(op))
+                    if op.axis == 0 && op.input.shape.num_dims() == 2 =>
                 {
                     Found::of([(x, &op.input)], &op.out)
                 }

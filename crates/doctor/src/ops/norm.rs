@@ -36,7 +36,17 @@ impl Case {
     fn problem(&self) -> LayerNormProblem {
         let Self { norm, rows, width, storage, parameter, bias, residual, .. } = *self;
         let (dtype, parameter) = (dtype(storage), dtype(parameter));
-        LayerNormProblem { norm, rows, width, dtype, parameter, bias, residual }
+        LayerNormProblem {
+            norm,
+            rows,
+            width,
+            dtype,
+            parameter,
+            bias,
+            residual,
+            parts: false,
+            scaled: true,
+        }
     }
 
     fn plan(&self, on: &Target, pass: Pass) -> Result<LayerNormBlueprint, Stop> {

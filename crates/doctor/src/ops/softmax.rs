@@ -135,7 +135,7 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: &Case) -> Result<(
     let dy_layout = Layout::rows(rows, classes, dy_stride);
     let dy_buffer = place(on, draw, "dy", (&dy, &dy_layout), *from);
     let additions = plan_backward(client, problem, &y, &dy_buffer, dy_stride).additions(classes);
-    let dx = softmax_rows_backward(client, problem, &y, sum, &dy_buffer, dy_stride)?;
+    let dx = softmax_rows_backward(client, problem, &y, sum, &dy_buffer, dy_stride, 1.0)?;
     let y = rows_of(y, *to)?;
     let row = |row: usize| {
         let of = |values: &'_ [f64]| values[row * classes..][..classes].to_vec();
@@ -178,7 +178,8 @@ fn contradictions(
         _ => {
             let problem = SoftmaxProblem { out: problem.dtype, ..*problem };
             let sum = Buffer::empty(client, problem.rows + 1, dtype(F32));
-            softmax_rows_backward(client, &problem, x, Some(&sum), x, problem.row_stride).map(drop)
+            softmax_rows_backward(client, &problem, x, Some(&sum), x, problem.row_stride, 1.0)
+                .map(drop)
         }
     };
     check.refuses(what, result)

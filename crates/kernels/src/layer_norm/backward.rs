@@ -7,7 +7,8 @@ use cubecl::prelude::*;
 /// Units side by side that add up a parameter's partial sums: 128 bytes.
 pub(crate) const SUM_COLUMNS: u32 = 32;
 
-/// What the backward pass reads; what is not compiled in has another tensor of its size in its place.
+/// What the backward pass reads; what is not compiled in has another tensor of its size in its place. From parts, x
+/// is centered, and `rstd` holds deviations.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BackwardInputs<F: Float, G: Float, N: Size> {
     pub(crate) x: Box<[Vector<F, N>]>,
@@ -41,9 +42,12 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     #[unroll]
     for v in 0..vectors {
         let column = UNIT_POS_X + comptime!(v as u32 * units);
-        let mut factor = Vector::<G, N>::new(G::new(0.0));
-        if is_there(0u32, rows, column, columns, blueprint) {
-            factor = inputs.gamma[column as usize];
+        let mut factor = Vector::<G, N>::new(G::new(1.0));
+        if comptime!(form.scaled) {
+            factor = Vector::<G, N>::new(G::new(0.0));
+            if is_there(0u32, rows, column, columns, blueprint) {
+                factor = inputs.gamma[column as usize];
+            }
         }
         factors[v] = factor;
         dgamma[v] = Vector::new(0.0f32);
@@ -75,7 +79,10 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         let mut scale = 0.0f32;
         if row < rows {
             scale = inputs.rstd[row as usize];
-            if comptime!(!form.rms) {
+            if comptime!(form.parts) {
+                scale = 1.0f32 / scale;
+            }
+            if comptime!(!form.rms && !form.parts) {
                 center = inputs.mean[row as usize];
             }
         }
@@ -91,7 +98,9 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
             let product = grad * Vector::<f32, N>::cast_from(factors[v]);
             plain += product;
             weighted += product * normal;
-            dgamma[v] += grad * normal;
+            if comptime!(form.scaled) {
+                dgamma[v] += grad * normal;
+            }
             if comptime!(form.bias) {
                 dbeta[v] += grad;
             }
@@ -128,9 +137,11 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     #[unroll]
     for v in 0..vectors {
         let column = UNIT_POS_X + comptime!(v as u32 * units);
-        let sum = cube_sum::<N>(dgamma[v], &mut shared, blueprint);
-        if UNIT_POS_Y == 0 && column < columns {
-            partials[(CUBE_POS_X * columns + column) as usize] = sum;
+        if comptime!(form.scaled) {
+            let sum = cube_sum::<N>(dgamma[v], &mut shared, blueprint);
+            if UNIT_POS_Y == 0 && column < columns {
+                partials[(CUBE_POS_X * columns + column) as usize] = sum;
+            }
         }
         if comptime!(form.bias) {
             let sum = cube_sum::<N>(dbeta[v], &mut shared, blueprint);

@@ -41,12 +41,17 @@ pub(crate) struct LayerNormForm {
     pub(crate) bias: bool,
     /// With a residual.
     pub(crate) residual: bool,
+    /// Forward, what the steps in between make is written, too; backward, x is the centered rows, and there are
+    /// deviations in the place of what is 1 over them.
+    pub(crate) parts: bool,
+    /// With gamma; backward only, where its gradient is left out otherwise, too.
+    pub(crate) scaled: bool,
 }
 
 impl LayerNormForm {
     pub(super) fn of(problem: &LayerNormProblem) -> Self {
-        let LayerNormProblem { norm, bias, residual, .. } = *problem;
-        Self { rms: norm == Norm::Rms, bias, residual }
+        let LayerNormProblem { norm, bias, residual, parts, scaled, .. } = *problem;
+        Self { rms: norm == Norm::Rms, bias, residual, parts, scaled }
     }
 }
 
@@ -252,6 +257,8 @@ mod tests {
             parameter: dtype,
             bias: true,
             residual: true,
+            parts: false,
+            scaled: true,
         };
         LayerNormBlueprint::with_planes(&problem, pass, 16 / dtype.size(), 32)
     }

@@ -76,13 +76,16 @@ pub(crate) struct ForwardInputs<F: Float, G: Float, N: Size> {
     pub(crate) beta: Box<[Vector<G, N>]>,
 }
 
-/// What it writes.
+/// What it writes; with parts, the centered rows in the place of the sum, and no mean and `rstd`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ForwardOutputs<F: Float, N: Size> {
     pub(crate) y: Box<[Vector<F, N>]>,
     pub(crate) sum: Box<[Vector<F, N>]>,
     pub(crate) mean: Box<[f32]>,
     pub(crate) rstd: Box<[f32]>,
+    pub(crate) normalized: Box<[Vector<F, N>]>,
+    pub(crate) variance: Box<[F]>,
+    pub(crate) deviation: Box<[F]>,
 }
 
 /// Rows of that many vectors.
@@ -181,19 +184,28 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             if is_there(row, rows, column, columns, blueprint) {
                 let distance = Vector::<f32, N>::cast_from(values[v]) - Vector::new(center);
-                let mut result = distance
-                    * Vector::new(scale)
-                    * Vector::<f32, N>::cast_from(inputs.gamma[column as usize]);
+                let normalized = distance * Vector::new(scale);
+                let mut result =
+                    normalized * Vector::<f32, N>::cast_from(inputs.gamma[column as usize]);
                 if comptime!(form.bias) {
                     result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);
                 }
                 outputs.y[(start + column) as usize] = Vector::cast_from(result);
+                if comptime!(form.parts) {
+                    outputs.sum[(start + column) as usize] = Vector::cast_from(distance);
+                    outputs.normalized[(start + column) as usize] = Vector::cast_from(normalized);
+                }
             }
         }
         if UNIT_POS_X == 0 && row < rows {
-            outputs.rstd[row as usize] = scale;
-            if comptime!(!form.rms) {
-                outputs.mean[row as usize] = center;
+            if comptime!(form.parts) {
+                outputs.variance[row as usize] = F::cast_from(variance + epsilon);
+                outputs.deviation[row as usize] = F::cast_from((variance + epsilon).sqrt());
+            } else {
+                outputs.rstd[row as usize] = scale;
+                if comptime!(!form.rms) {
+                    outputs.mean[row as usize] = center;
+                }
             }
         }
         first_row += step;

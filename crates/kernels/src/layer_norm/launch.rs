@@ -63,6 +63,19 @@ pub struct LayerNormGradients {
     pub dbeta: Option<Buffer>,
 }
 
+/// What the steps between x and y make, which backward of automatic differentiation reads: all in the type of x.
+#[derive(Clone, Debug)]
+pub struct LayerNormParts {
+    /// x without the mean of its row.
+    pub centered: Buffer,
+    /// That over the deviation of its row.
+    pub normalized: Buffer,
+    /// The variance of each row, with epsilon.
+    pub variance: Buffer,
+    /// The root of that.
+    pub deviation: Buffer,
+}
+
 /// y, and what backward reads.
 ///
 /// # Errors
@@ -76,6 +89,48 @@ pub fn layer_norm_forward(
     inputs: &LayerNormInputs,
     epsilon: f64,
 ) -> Result<LayerNormOutput, KernelError> {
+    let problem = forward_problem(norm, inputs, epsilon)?;
+    let x = &inputs.x;
+    let output = LayerNormOutput {
+        y: Buffer::empty(client, x.elements, x.dtype),
+        sum: problem.residual.then(|| Buffer::empty(client, x.elements, x.dtype)),
+        mean: (norm == Norm::Layer).then(|| Buffer::empty(client, problem.rows, F32)),
+        rstd: Buffer::empty(client, problem.rows, F32),
+    };
+    launch_forward(client, &problem, inputs, epsilon, &output, None)?;
+    Ok(output)
+}
+
+/// y, and what the steps to it make. Rows with a residual are not taken, nor the RMS norm.
+///
+/// # Errors
+///
+/// As [`layer_norm_forward`].
+pub fn layer_norm_forward_with_parts(
+    client: &Client,
+    inputs: &LayerNormInputs,
+    epsilon: f64,
+) -> Result<(Buffer, LayerNormParts), KernelError> {
+    let problem =
+        LayerNormProblem { parts: true, ..forward_problem(Norm::Layer, inputs, epsilon)? };
+    if problem.residual {
+        return Err(KernelError::invalid(FORWARD, "residual", "none, with parts", "one"));
+    }
+    let x = &inputs.x;
+    let [y, centered, normalized] = [(); 3].map(|()| Buffer::empty(client, x.elements, x.dtype));
+    let [variance, deviation] = [(); 2].map(|()| Buffer::empty(client, problem.rows, x.dtype));
+    let rstd = Buffer::empty(client, 1, F32);
+    let output = LayerNormOutput { y, sum: None, mean: None, rstd };
+    let parts = LayerNormParts { centered, normalized, variance, deviation };
+    launch_forward(client, &problem, inputs, epsilon, &output, Some(&parts))?;
+    Ok((output.y, parts))
+}
+
+fn forward_problem(
+    norm: Norm,
+    inputs: &LayerNormInputs,
+    epsilon: f64,
+) -> Result<LayerNormProblem, KernelError> {
     let LayerNormInputs { x, residual, gamma, beta } = inputs;
     let problem = LayerNormProblem {
         bias: beta.is_some(),
@@ -91,24 +146,33 @@ pub fn layer_norm_forward(
     if !(epsilon >= 0.0 && epsilon.is_finite()) {
         return Err(KernelError::invalid(FORWARD, "epsilon", "a number from 0", epsilon));
     }
-    let rows = |is_there: bool| is_there.then(|| Buffer::empty(client, x.elements, x.dtype));
-    let output = LayerNormOutput {
-        y: Buffer::empty(client, x.elements, x.dtype),
-        sum: rows(problem.residual),
-        mean: (norm == Norm::Layer).then(|| Buffer::empty(client, problem.rows, F32)),
-        rstd: Buffer::empty(client, problem.rows, F32),
-    };
+    Ok(problem)
+}
+
+/// Writes `output`, whose statistics are left out where there are `parts`, and these.
+fn launch_forward(
+    client: &Client,
+    problem: &LayerNormProblem,
+    inputs: &LayerNormInputs,
+    epsilon: f64,
+    output: &LayerNormOutput,
+    parts: Option<&LayerNormParts>,
+) -> Result<(), KernelError> {
+    let LayerNormInputs { x, residual, gamma, beta } = inputs;
     if x.elements == 0 {
-        return Ok(output);
+        return Ok(());
     }
-    let blueprint = LayerNormBlueprint::plan(&problem, Pass::Forward, client)?;
+    let blueprint = LayerNormBlueprint::plan(problem, Pass::Forward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = problem.rows.div_ceil(blueprint.rows as usize);
     let most_cubes = client.properties().hardware.max_cube_count.0;
     // What is not there is not compiled in. What would be read has gamma standing in for it; what would
     // be written must not be in use, too.
     let unused = |dtype| Buffer::empty(client, vector_size, dtype);
-    let sum = output.sum.clone().unwrap_or_else(|| unused(x.dtype));
+    let part = |of: fn(&LayerNormParts) -> &Buffer| {
+        parts.map_or_else(|| unused(x.dtype), |parts| of(parts).clone())
+    };
+    let sum = output.sum.clone().unwrap_or_else(|| part(|parts| &parts.centered));
     let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
     // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
     // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
@@ -130,15 +194,18 @@ pub fn layer_norm_forward(
                 sum: sum.arg(vector_size),
                 mean: mean.arg(1),
                 rstd: output.rstd.arg(1),
+                normalized: part(|parts| &parts.normalized).arg(vector_size),
+                variance: part(|parts| &parts.variance).arg(1),
+                deviation: part(|parts| &parts.deviation).arg(1),
             },
-            extent(&problem, vector_size),
+            extent(problem, vector_size),
             epsilon as f32,
-            LayerNormForm::of(&problem),
+            LayerNormForm::of(problem),
             blueprint,
             [problem.dtype, problem.parameter],
         );
     }
-    Ok(output)
+    Ok(())
 }
 
 /// The gradients of what was normalized and of the parameters, given that of y; to the first, `dsum` is
@@ -155,17 +222,12 @@ pub fn layer_norm_backward(
     dsum: Option<&Buffer>,
     bias: bool,
 ) -> Result<LayerNormGradients, KernelError> {
-    let LayerNormSaved { x, gamma, mean, rstd } = saved;
+    let LayerNormSaved { x, gamma, mean, .. } = saved;
     let problem = LayerNormProblem {
         bias,
         residual: dsum.is_some(),
         ..LayerNormProblem::new(BACKWARD, norm, x, gamma)?
     };
-    problem.check_rows(BACKWARD, "dy", dy)?;
-    if let Some(dsum) = dsum {
-        problem.check_rows(BACKWARD, "dsum", dsum)?;
-    }
-    problem.check_statistic(BACKWARD, "rstd", rstd)?;
     match (norm, mean) {
         (Norm::Layer, Some(mean)) => problem.check_statistic(BACKWARD, "mean", mean)?,
         (Norm::Rms, _) => {}
@@ -178,6 +240,57 @@ pub fn layer_norm_backward(
             ));
         }
     }
+    launch_backward(client, &problem, saved, dy, dsum)
+}
+
+/// The gradients of x and gamma, given that of y, from the `centered` rows and their `deviation`s, f32. Without
+/// `gamma`, y is the normalized rows. To the gradient of x, `dsum` is added.
+///
+/// # Errors
+///
+/// As [`layer_norm_backward`].
+pub fn layer_norm_backward_of_parts(
+    client: &Client,
+    centered: &Buffer,
+    deviation: &Buffer,
+    gamma: Option<&Buffer>,
+    dy: &Buffer,
+    dsum: Option<&Buffer>,
+) -> Result<(Buffer, Option<Buffer>), KernelError> {
+    let width = centered.elements.checked_div(deviation.elements).unwrap_or(0);
+    // What is not compiled in has a row in its place.
+    let row = Buffer { elements: width, ..centered.clone() };
+    let problem = LayerNormProblem {
+        parts: true,
+        scaled: gamma.is_some(),
+        residual: dsum.is_some(),
+        ..LayerNormProblem::new(BACKWARD, Norm::Layer, centered, gamma.unwrap_or(&row))?
+    };
+    let saved = LayerNormSaved {
+        x: centered.clone(),
+        gamma: gamma.unwrap_or(&row).clone(),
+        mean: None,
+        rstd: deviation.clone(),
+    };
+    let LayerNormGradients { dx, dgamma, .. } =
+        launch_backward(client, &problem, &saved, dy, dsum)?;
+    Ok((dx, problem.scaled.then_some(dgamma)))
+}
+
+fn launch_backward(
+    client: &Client,
+    problem: &LayerNormProblem,
+    saved: &LayerNormSaved,
+    dy: &Buffer,
+    dsum: Option<&Buffer>,
+) -> Result<LayerNormGradients, KernelError> {
+    let LayerNormSaved { x, gamma, mean, rstd } = saved;
+    let bias = problem.bias;
+    problem.check_rows(BACKWARD, "dy", dy)?;
+    if let Some(dsum) = dsum {
+        problem.check_rows(BACKWARD, "dsum", dsum)?;
+    }
+    problem.check_statistic(BACKWARD, if problem.parts { "deviation" } else { "rstd" }, rstd)?;
     if x.elements == 0 {
         let zeros = || {
             let bytes = vec![0; problem.width * gamma.dtype.size()];
@@ -186,10 +299,14 @@ pub fn layer_norm_backward(
         let dx = Buffer::empty(client, 0, x.dtype);
         return Ok(LayerNormGradients { dx, dgamma: zeros(), dbeta: bias.then(zeros) });
     }
-    let blueprint = LayerNormBlueprint::plan(&problem, Pass::Backward, client)?;
+    let blueprint = LayerNormBlueprint::plan(problem, Pass::Backward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = blueprint.backward_cubes(problem.rows, client);
-    let sums = cubes * problem.width * if bias { 2 } else { 1 };
+    let sums = match (problem.scaled, bias) {
+        (true, true) => 2 * cubes * problem.width,
+        (true, false) => cubes * problem.width,
+        (false, _) => vector_size,
+    };
     let partials = Buffer::empty(client, sums, F32);
     let dx = Buffer::empty(client, x.elements, x.dtype);
     // SAFETY: as in `layer_norm_forward`; `partials` has a row for each cube and parameter.
@@ -209,13 +326,16 @@ pub fn layer_norm_backward(
             },
             dx.arg(vector_size),
             partials.arg(vector_size),
-            extent(&problem, vector_size),
-            LayerNormForm::of(&problem),
+            extent(problem, vector_size),
+            LayerNormForm::of(problem),
             blueprint,
             [problem.dtype, problem.parameter],
         );
     }
-    let (dgamma, dbeta) = parameters(client, &problem, &partials, cubes);
+    let (dgamma, dbeta) = match problem.scaled {
+        true => parameters(client, problem, &partials, cubes),
+        false => (partials, None),
+    };
     Ok(LayerNormGradients { dx, dgamma, dbeta })
 }
 

@@ -26,6 +26,11 @@
 //! to its type before it is normalized. So the result is that of two operations, and backward reads the numbers that
 //! forward normalized. Saved for backward: x or the sum, mean, rstd and gamma. Outputs are overwritten.
 //!
+//! # For programs that changed nothing
+//!
+//! Burn's automatic differentiation keeps what each step of a norm makes: `x - mean`, `h`, the variance with epsilon and
+//! its root. One launch writes these beside y, in the type of x, and the gradients are made of the first and the last.
+//!
 //! # One look at memory
 //!
 //! A row is loaded once, in vectors of up to 16 bytes, and stays in registers in its own type. Its units first add up
@@ -59,8 +64,9 @@ pub mod variants;
 
 pub use blueprint::LayerNormBlueprint;
 pub use launch::{
-    LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormSaved, layer_norm_backward,
-    layer_norm_forward,
+    LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormParts, LayerNormSaved,
+    layer_norm_backward, layer_norm_backward_of_parts, layer_norm_forward,
+    layer_norm_forward_with_parts,
 };
 pub use problem::{LayerNormProblem, Norm};
 pub(crate) use variants::variants;

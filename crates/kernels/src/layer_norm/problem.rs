@@ -33,6 +33,10 @@ pub struct LayerNormProblem {
     pub bias: bool,
     /// Forward, whether a residual is added first; backward, whether there is a gradient of the sum.
     pub residual: bool,
+    /// Forward, whether the steps in between are written, too; backward, whether it is from these.
+    pub parts: bool,
+    /// Whether there is a gamma. The backward pass from parts may go without.
+    pub scaled: bool,
 }
 
 impl LayerNormProblem {
@@ -69,7 +73,17 @@ impl LayerNormProblem {
             ));
         }
         let rows = x.elements.checked_div(width).unwrap_or(0);
-        Ok(Self { norm, rows, width, dtype, parameter, bias: false, residual: false })
+        Ok(Self {
+            norm,
+            rows,
+            width,
+            dtype,
+            parameter,
+            bias: false,
+            residual: false,
+            parts: false,
+            scaled: true,
+        })
     }
 
     /// Whether `buffer` is rows as x is.
@@ -103,9 +117,9 @@ impl LayerNormProblem {
     }
 
     /// Bytes that the forward pass has to move: x in and y out, with a residual that in and the sum
-    /// out, the parameters in, the statistics out.
+    /// out, with parts two of them out, the parameters in, the statistics out.
     pub fn forward_bytes(&self) -> usize {
-        let tensors = if self.residual { 4 } else { 2 };
+        let tensors = 2 + 2 * usize::from(self.residual) + 2 * usize::from(self.parts);
         tensors * self.tensor_bytes() + self.parameter_bytes() + self.statistics_bytes()
     }
 
@@ -146,6 +160,8 @@ mod tests {
             parameter: F32,
             bias: true,
             residual: false,
+            parts: false,
+            scaled: true,
         };
         let with_residual = LayerNormProblem { residual: true, ..plain };
         assert_eq!(plain.forward_bytes(), 2 * 2000 + 2 * 40 + 2 * 400);

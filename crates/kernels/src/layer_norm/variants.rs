@@ -2,7 +2,8 @@
 
 use super::{
     LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
-    layer_norm_backward, layer_norm_forward,
+    layer_norm_backward, layer_norm_backward_of_parts, layer_norm_forward,
+    layer_norm_forward_with_parts,
 };
 use crate::{
     KernelError, Pass,
@@ -28,13 +29,20 @@ pub fn problems() -> Vec<LayerNormProblem> {
         parameter,
         bias: true,
         residual: true,
+        parts: false,
+        scaled: true,
     };
     let types = [[f32, f32], [f16, f32], [f16, f16], [bf16, f32], [bf16, bf16]];
     let mut all: Vec<_> =
         types.into_iter().flat_map(|types| WIDTHS.map(|width| longest(width, types))).collect();
     for width in [768, 4096] {
         let plain = LayerNormProblem { residual: false, ..longest(width, [bf16; 2]) };
-        all.extend([plain, LayerNormProblem { norm: Norm::Rms, bias: false, ..plain }]);
+        all.extend([
+            plain,
+            LayerNormProblem { norm: Norm::Rms, bias: false, ..plain },
+            LayerNormProblem { parts: true, ..plain },
+            LayerNormProblem { parts: true, scaled: false, ..plain },
+        ]);
     }
     all
 }
@@ -54,11 +62,16 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
 }
 
 fn name(problem: &LayerNormProblem) -> String {
-    let LayerNormProblem { norm, width, dtype, parameter, residual, .. } = *problem;
+    let LayerNormProblem { norm, width, dtype, parameter, residual, parts, .. } = *problem;
     let norm = if norm == Norm::Rms { "rms" } else { "layer" };
     let residual = if residual { "_residual" } else { "" };
+    let parts = match (parts, problem.scaled) {
+        (true, true) => "_parts",
+        (true, false) => "_parts_unscaled",
+        (false, _) => "",
+    };
     let told = |dtype| FLOATS.into_iter().find(|(float, _)| *float == dtype).map_or("", |it| it.1);
-    format!("{norm}_{width}_{}_{}{residual}", told(dtype), told(parameter))
+    format!("{norm}_{width}_{}_{}{residual}{parts}", told(dtype), told(parameter))
 }
 
 fn launch(
@@ -78,9 +91,16 @@ fn launch(
             gamma: gamma.clone(),
             beta: problem.bias.then(columns),
         };
-        layer_norm_forward(client, norm, &inputs, 1e-5)?;
+        if problem.parts {
+            layer_norm_forward_with_parts(client, &inputs, 1e-5)?;
+        } else {
+            layer_norm_forward(client, norm, &inputs, 1e-5)?;
+        }
     }
-    if backward {
+    if backward && problem.parts {
+        let gamma = problem.scaled.then_some(&gamma);
+        layer_norm_backward_of_parts(client, &x, &statistics(), gamma, &rows(), None)?;
+    } else if backward {
         let mean = (norm == Norm::Layer).then(statistics);
         let saved = LayerNormSaved { x, gamma, mean, rstd: statistics() };
         let dsum = problem.residual.then(rows);

@@ -4,7 +4,7 @@ use crate::{
     buffer::{Buffer, F32, Rows, check_float},
     device::grid,
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::{client::Client, ir::ElemType, prelude::*};
 
 const OP: &str = "row_sum";
 
@@ -15,9 +15,27 @@ const OP: &str = "row_sum";
 /// [`KernelError::InvalidProblem`] when x is smaller than its rows, or rows lie on each other;
 /// [`KernelError::Unsupported`] for other dtypes, empty tensors, and what 32 bits do not count.
 pub fn row_sum(client: &Client, x: &Rows, factor: f32) -> Result<Buffer, KernelError> {
+    row_sum_as(client, x, factor, x.buffer.dtype)
+}
+
+/// The same in the type `out`: that of x, or f32.
+///
+/// # Errors
+///
+/// As [`row_sum`], and [`KernelError::Unsupported`] for other types.
+pub fn row_sum_as(
+    client: &Client,
+    x: &Rows,
+    factor: f32,
+    out: ElemType,
+) -> Result<Buffer, KernelError> {
     check(x)?;
+    if out != x.buffer.dtype && out != F32 {
+        let reason = format!("sums of {:?} in {out:?}", x.buffer.dtype);
+        return Err(KernelError::Unsupported { op: OP, reason });
+    }
     let blueprint = RowSumBlueprint::plan(x, client);
-    let y = Buffer::empty(client, x.rows, x.buffer.dtype);
+    let y = Buffer::empty(client, x.rows, out);
     if blueprint.splits == 1 {
         launch(client, x, blueprint, factor, &y)?;
         return Ok(y);

@@ -26,5 +26,5 @@ mod launch;
 pub mod variants;
 
 pub use blueprint::RowSumBlueprint;
-pub use launch::row_sum;
+pub use launch::{row_sum, row_sum_as};
 pub(crate) use variants::variants;

@@ -39,7 +39,8 @@ fn row_sum(value: f32, #[comptime] blueprint: SoftmaxBlueprint) -> f32 {
 }
 
 /// dx from y, or with `is_scaled` from exponentials whose sums over rows are `sums`, and dy. Rows of y and dx
-/// are as far apart as the extent says, those of dy `dy_pitch` vectors. Cubes lie along x.
+/// are as far apart as the extent says, those of dy `dy_pitch` vectors. dx is multiplied by `factor`. Cubes lie
+/// along x.
 #[cube(launch_unchecked)]
 pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
     y: &[Vector<F, N>],
@@ -48,6 +49,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     extent: Extent,
     dy_pitch: u32,
+    factor: f32,
     #[comptime] is_scaled: bool,
     #[comptime] blueprint: SoftmaxBlueprint,
     #[define(F)] _dtype: ElemType,
@@ -100,7 +102,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 if is_there(row, rows, column, columns, blueprint) {
-                    let result = of_vector::<F, N>(values[v], grads[v], mean, scale);
+                    let result = of_vector::<F, N>(values[v], grads[v], mean, scale, factor);
                     dx[(start + column) as usize] = Vector::cast_from(result);
                 }
             }
@@ -130,6 +132,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
                         dy[(start_of_dy + column) as usize],
                         mean,
                         scale,
+                        factor,
                     );
                     dx[(start + column) as usize] = Vector::cast_from(result);
                     column += units;
@@ -140,14 +143,15 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
     }
 }
 
-/// `y scale (dy - mean)`.
+/// `y scale (dy - mean) factor`.
 #[cube]
 fn of_vector<F: Float, N: Size>(
     y: Vector<F, N>,
     dy: Vector<F, N>,
     mean: f32,
     scale: f32,
+    factor: f32,
 ) -> Vector<f32, N> {
     let probability = Vector::<f32, N>::cast_from(y) * Vector::new(scale);
-    probability * (Vector::<f32, N>::cast_from(dy) - Vector::new(mean))
+    Vector::new(factor) * probability * (Vector::<f32, N>::cast_from(dy) - Vector::new(mean))
 }

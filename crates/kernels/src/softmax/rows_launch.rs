@@ -121,7 +121,7 @@ pub fn softmax_rows(
 }
 
 /// The gradient of x, as far apart as the rows of y, where dy, whose rows are `dy_stride` elements apart,
-/// is that of softmax. `y` is softmax; or with `sum` the exponentials, whose sums these are.
+/// is that of `factor` times softmax. `y` is softmax; or with `sum` the exponentials, whose sums these are.
 ///
 /// # Errors
 ///
@@ -134,6 +134,7 @@ pub fn softmax_rows_backward(
     sum: Option<&Buffer>,
     dy: &Buffer,
     dy_stride: usize,
+    factor: f32,
 ) -> Result<Buffer, KernelError> {
     let of_dy = SoftmaxProblem { row_stride: dy_stride, ..*problem };
     problem.validate()?;
@@ -172,6 +173,7 @@ pub fn softmax_rows_backward(
                 dx.arg(vector_size),
                 extent(problem, vector_size),
                 (dy_stride / vector_size) as u32,
+                factor,
                 sum.is_some(),
                 blueprint,
                 problem.dtype,

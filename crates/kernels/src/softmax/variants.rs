@@ -70,7 +70,8 @@ fn rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> [Variant; 2] {
             softmax_rows(client, &problem, outputs, &x)?;
             let sums = Buffer::empty(client, problem.rows, F32);
             let sums = all.then_some(&sums);
-            softmax_rows_backward(client, &problem, &x, sums, &dy, problem.row_stride).map(drop)
+            softmax_rows_backward(client, &problem, &x, sums, &dy, problem.row_stride, 1.0)
+                .map(drop)
         })
     })
 }

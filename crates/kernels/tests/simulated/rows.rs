@@ -127,6 +127,8 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
         parameter: dtype(parameter),
         bias,
         residual,
+        parts: false,
+        scaled: true,
     };
     let how = |pass| {
         let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();

@@ -3,7 +3,7 @@ use crate::{
     declined::unsupported,
     fused::conv::Convolution,
     ops::batch_norm::problem,
-    stream::{Done, ExpectedScalar, Matcher, Replacement},
+    stream::{self, Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
         Channels, Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor,
         known_output, register_cube_tensor,
@@ -19,7 +19,6 @@ use blackburn_kernels::{
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
-use burn_fusion::stream::ScalarId;
 use burn_ir::TensorIr;
 use burn_std::Shape;
 use serde::{Deserialize, Serialize};
@@ -300,9 +299,8 @@ impl Backward {
 
 /// The number that the stream has there.
 fn number(tensors: &Tensors, id: u64) -> Result<f64, KernelError> {
-    let known = tensors.scalars.get(&ScalarId { value: id });
     let unknown = || unsupported(OP, "an epsilon or a momentum that is unknown");
-    known.map(|scalar| scalar.elem::<f64>()).ok_or_else(unknown)
+    stream::number(tensors, id).ok_or_else(unknown)
 }
 
 /// Makes `buffer`, a number for each channel, what `out` stands for.

@@ -10,7 +10,7 @@ use crate::{
     },
     stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Search, arithmetic_output},
 };
-use burn_ir::OperationIr;
+use burn_ir::{NumericOperationIr, OperationIr};
 
 /// Follows the stream from a product through what is done to it.
 ///
@@ -151,7 +151,20 @@ impl Search for MatmulSearch {
         Some(Claim { score, parts })
     }
 
+    /// Nothing that is taken with a product waits for a reduction. What would wait for more keeps Burn from ending its
+    /// segment, and a norm's gradient that begins in there is cut into pieces.
     fn gives_up(&self, elapsed: Elapsed) -> bool {
-        self.behind.is_some() && elapsed.since_last > 0
+        elapsed.since_last > 0
+    }
+
+    fn takes_time(operation: &OperationIr) -> bool {
+        use NumericOperationIr as Numeric;
+        match operation {
+            OperationIr::NumericFloat(_, operation) => matches!(
+                operation,
+                Numeric::SumDim(_) | Numeric::SumDims(_) | Numeric::MeanDim(_) | Numeric::MaxDim(_)
+            ),
+            _ => false,
+        }
     }
 }

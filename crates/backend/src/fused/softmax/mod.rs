@@ -21,12 +21,14 @@
 //! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
 //! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
 //! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
-//! behind a mean over two dimensions. And the gradient of softmax: it begins as that of every division does,
-//! the layer norm's too, and to wait behind all of these makes segments so long that Burn cannot put them in
-//! order and fuses none of them, matrix products included.
+//! behind a mean over two dimensions.
+//!
+//! The gradient of softmax ([`GRADIENT`]) is one kernel, with the factor of attention's scores behind it. It begins as
+//! that of every division does; the search for layer norms waits for the others that are common.
 
 mod backward;
 mod forward;
+mod gradient;
 mod pass;
 mod probabilities;
 mod search;
@@ -80,3 +82,29 @@ const SOFTMAX: Pattern = &[
     ("sum", SumRow("exp")),
     ("y", Div("exp", "sum")),
 ];
+
+/// What burn-autodiff makes of [`SOFTMAX`].
+macro_rules! gradient {
+    ($($first:expr),*) => {
+        &[
+            $($first,)*
+            ("plain", Mul("dy", "inverse")),
+            ("negative", MulScalar("exp", -1.0)),
+            ("square", Mul("sum", "sum")),
+            ("factor", Div("negative", "square")),
+            ("weighted", Mul("dy", "factor")),
+            ("dsum", SumRow("weighted")),
+            ("ones", Ones),
+            ("of_row", SumRow("dsum")),
+            ("of_sum", Mul("ones", "of_row")),
+            ("dexp", Add("of_sum", "plain")),
+            ("exp_again", Exp("shifted")),
+            ("dx", Mul("dexp", "exp_again")),
+        ]
+    };
+}
+
+const GRADIENT: Pattern = gradient!(("inverse", Recip("sum")));
+
+/// The same where Burn ran the first operation with products in front.
+const GRADIENT_OF_INVERSE: Pattern = gradient!();

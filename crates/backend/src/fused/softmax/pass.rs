@@ -1,4 +1,6 @@
-use super::{OP, backward::Backward, forward::Forward, probabilities::Probabilities};
+use super::{
+    OP, backward::Backward, forward::Forward, gradient::Gradient, probabilities::Probabilities,
+};
 use crate::{
     declined::unsupported,
     stream::{Done, Replacement},
@@ -23,6 +25,7 @@ pub(crate) enum SoftmaxPass {
     Forward(Forward),
     Backward(Backward),
     Probabilities(Probabilities),
+    Gradient(Gradient),
 }
 
 impl Replacement for SoftmaxPass {
@@ -33,6 +36,7 @@ impl Replacement for SoftmaxPass {
             Self::Forward(pass) => pass.launch(tensors),
             Self::Backward(pass) => pass.launch(tensors),
             Self::Probabilities(pass) => pass.launch(tensors),
+            Self::Gradient(pass) => pass.launch(tensors),
         }?;
         Ok(Done::All)
     }

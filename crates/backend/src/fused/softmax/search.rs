@@ -1,5 +1,5 @@
 use super::{
-    backward::BackwardSearch, forward::ForwardSearch, pass::SoftmaxPass,
+    backward::BackwardSearch, forward::ForwardSearch, gradient::GradientSearch, pass::SoftmaxPass,
     probabilities::ProbabilitiesSearch,
 };
 use crate::stream::{Claim, Elapsed, Moment, Next, Part, Search};
@@ -45,6 +45,7 @@ enum AnyPass {
     Forward(ForwardSearch),
     Backward(BackwardSearch),
     Probabilities(ProbabilitiesSearch),
+    Gradient(GradientSearch),
 }
 
 /// The same for each kind of search.
@@ -54,6 +55,7 @@ macro_rules! each {
             AnyPass::Forward($search) => $body,
             AnyPass::Backward($search) => $body,
             AnyPass::Probabilities($search) => $body,
+            AnyPass::Gradient($search) => $body,
         }
     };
 }
@@ -71,6 +73,7 @@ impl SoftmaxSearch {
             AnyPass::Forward(ForwardSearch::default()),
             AnyPass::Backward(BackwardSearch::default()),
             AnyPass::Probabilities(ProbabilitiesSearch::default()),
+            AnyPass::Gradient(GradientSearch::default()),
         ];
         searches.map(|search| Candidate { search, is_open: true }).into()
     }
