@@ -13,6 +13,7 @@
 //! | [`Embedding`] | rows of its gradient are added up in parallel, in a fixed order |
 //! | [`Dropout`] | nothing is kept for its gradient; draws from [`seed`] |
 //! | [`loss::CrossEntropyLoss`] | no copies of the logits; computed in f32 |
+//! | [`SwiGlu`] | one kernel forward and one backward; the sigmoid is not kept |
 //! | [`RotaryEncoding`] | one kernel forward and one backward, in any type: Burn's fails in 16 bits |
 //! | [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
 //! | [`Lstm`], [`BiLstm`], [`Gru`], [`BiGru`], [`Rnn`], [`BiRnn`] | the same |
@@ -102,6 +103,13 @@ pub use recurrent::{
     BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Gru, GruConfig, Lstm, LstmConfig,
     Rnn, RnnConfig,
 };
+pub use swiglu::{SwiGlu, SwiGluConfig};
+
+/// All of `burn::nn::activation`.
+pub mod activation {
+    pub use crate::swiglu::{SwiGlu, SwiGluConfig};
+    pub use burn::nn::activation::*;
+}
 
 /// All of `burn::nn::basic`.
 pub mod basic {

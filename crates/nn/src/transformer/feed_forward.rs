@@ -3,6 +3,7 @@
 use crate::{
     drop_in::{drop_in, same_config},
     dropout::dropout,
+    swiglu,
 };
 use burn::{
     config::Config,
@@ -90,6 +91,7 @@ fn activate<const D: usize>(activation: &Activation, x: Tensor<D>) -> Tensor<D> 
         (Activation::PRelu(_) | Activation::SwiGlu(_), given @ (DType::F16 | DType::BF16)) => {
             activation.forward(x.cast(FloatDType::F32)).cast(FloatDType::from(given))
         }
+        (Activation::SwiGlu(module), _) => swiglu::forward(module, x),
         _ => activation.forward(x),
     }
 }

@@ -32,6 +32,7 @@ fn descriptions_and_configurations_are_burns() {
         LayerNormConfig(WIDTH).init(device),
         RmsNormConfig(WIDTH).init(device),
         EmbeddingConfig(7, WIDTH).init(device),
+        SwiGluConfig(WIDTH, 7).init(device),
         DropoutConfig(0.25).init(),
         GaussianNoiseConfig(0.25).init(),
         RotaryEncodingConfig(9, WIDTH).init(device),
