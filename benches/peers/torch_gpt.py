@@ -130,7 +130,10 @@ class Training:
 
         def loss(inputs, targets):
             with torch.autocast(device, torch.bfloat16, enabled=mixed):
-                return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+                outputs = model(inputs)
+                if targets.is_floating_point():
+                    return F.mse_loss(outputs.float(), targets.float())
+                return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
         mode = {} if args.mode == "default" else {"mode": args.mode}
         self.loss = loss if args.mode == "eager" else torch.compile(loss, **mode)

@@ -1,5 +1,5 @@
 """Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, ResNet-50, a vision
-transformer, MobileNet v2, and one LSTM layer.
+transformer, MobileNet v2, an encoder and decoder, a U-Net, and one LSTM or GRU layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
@@ -81,12 +81,90 @@ class Vit(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, width=1024):
+    def __init__(self, kind, width=1024):
         super().__init__()
-        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.layer = kind(width, width, batch_first=True)
 
     def forward(self, x):
-        return self.lstm(x)[0]
+        return self.layer(x)[0]
+
+
+class DecoderLayer(nn.Module):
+    """Over what an encoder made, norms behind the sums; keys and values, and all three of the first, as one product."""
+
+    def __init__(self, width, count):
+        super().__init__()
+        self.count = count
+        self.projected, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.query, self.memory, self.crossed = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+
+    def forward(self, x, memory):
+        q, k, v = (heads(y, self.count) for y in self.projected(x).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = self.norms[0](x + self.output(joined(attended)))
+        k, v = (heads(y, self.count) for y in self.memory(memory).chunk(2, -1))
+        attended = F.scaled_dot_product_attention(heads(self.query(x), self.count), k, v)
+        x = self.norms[1](x + self.crossed(joined(attended)))
+        return self.norms[2](x + self.outer(F.gelu(self.inner(x))))
+
+
+class Seq2Seq(nn.Module):
+    def __init__(self, layers=6, width=512, count=8, length=128, vocabulary=32000):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.encoder = nn.Sequential(*(EncoderLayer(width, count) for _ in range(layers)))
+        self.decoder = nn.ModuleList(DecoderLayer(width, count) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids):
+        source, ids = ids.chunk(2)
+        memory = self.encoder(self.words(source) + self.places.weight)
+        x = self.words(ids) + self.places.weight
+        for layer in self.decoder:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(32, channels) for channels in (inputs, outputs))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, outputs, 3, padding=1) for channels in (inputs, outputs))
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x):
+        y = x
+        for norm, conv in zip(self.norms, self.convs):
+            y = conv(F.silu(norm(y)))
+        return self.shortcut(x) + y
+
+
+class UNet(nn.Module):
+    """The network of a diffusion model without its time."""
+
+    def __init__(self, width=128, depth=3):
+        super().__init__()
+        levels = [width << level for level in range(depth)]
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(Residual(c, c) for c in levels)
+        self.narrow = nn.ModuleList(nn.Conv2d(c, 2 * c, 3, 2, 1) for c in levels)
+        self.middle = Residual(width << depth, width << depth)
+        self.wide = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, 2) for c in levels)
+        self.up = nn.ModuleList(Residual(2 * c, c) for c in levels)
+        self.norm, self.head = nn.GroupNorm(32, width), nn.Conv2d(width, 3, 3, padding=1)
+
+    def forward(self, x):
+        x, kept = self.stem(x), []
+        for block, narrow in zip(self.down, self.narrow):
+            x = block(x)
+            kept.append(x)
+            x = narrow(x)
+        x = self.middle(x)
+        for block, wide, beside in reversed(list(zip(self.up, self.wide, kept))):
+            x = block(torch.cat([wide(x), beside], 1))
+        return self.head(F.silu(self.norm(x)))
 
 
 class LlamaLayer(nn.Module):
@@ -151,6 +229,21 @@ def sequences(batch, args, length=256, width=1024):
     return inputs, torch.randint(0, width, (batch, length), device=args.device)
 
 
+def pairs(batch, args):
+    """Sentences and their translations, below each other, and what the latter's words are followed by."""
+    ids = torch.randint(0, 32000, (2 * batch, 128), device=args.device)
+    return ids, torch.randint(0, 32000, (batch, 128), device=args.device)
+
+
+def noise(batch, args):
+    inputs = torch.randn(batch, 3, 64, 64, device=args.device).to(memory_format=torch.channels_last)
+    return inputs, torch.randn_like(inputs)
+
+
+def unet():
+    return UNet().to(memory_format=torch.channels_last)
+
+
 def resnet50():
     import torchvision
 
@@ -171,7 +264,10 @@ def main():
         "resnet50": (resnet50, "64", images, None),
         "vit-b16": (Vit, "128", images, None),
         "mobilenet-v2": (mobilenet, "128", images, None),
-        "lstm": (Recurrent, "64", sequences, 256),
+        "lstm": (lambda: Recurrent(nn.LSTM), "64", sequences, 256),
+        "gru": (lambda: Recurrent(nn.GRU), "64", sequences, 256),
+        "seq2seq": (Seq2Seq, "32", pairs, 128),
+        "unet": (unet, "32", noise, None),
     }
     parser.add_argument("model", choices=list(models))
     add_options(parser)
@@ -188,7 +284,7 @@ def main():
         data = [data_of(batch, args)]
         first, times = timed(lambda: training.step(data), args)
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"
-        shape += "W1024" if args.model == "lstm" else ""
+        shape += "W1024" if args.model in ("lstm", "gru") else ""
         unit = "images/s" if length is None else "tokens/s"
         notes = [f"{args.mode}, {'random images, channels_last' if length is None else 'random data'}, no clipping"]
         print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)

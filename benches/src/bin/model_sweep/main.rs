@@ -8,11 +8,13 @@ use blackburn::train::{
     graph::{GraphStatus, PassTensors},
     memory::MemoryMonitor,
     precision::{Precision, PrecisionPolicy},
+    profile::Profiler,
     trainer::{Trainer, TrainerConfig},
 };
 use blackburn_benches::device;
 use burn::{
     module::{Module, ModuleDisplay},
+    optim::{AdamWConfig, GradientsParams},
     tensor::{Device, Distribution, Int, Tensor},
 };
 use clap::{Parser, ValueEnum};
@@ -23,7 +25,6 @@ use std::{
 };
 
 mod unmodified {
-    use blackburn::train::precision::full_precision;
     use burn::{
         nn,
         tensor::{module::attention, ops::AttentionModuleOptions},
@@ -95,6 +96,12 @@ struct Arguments {
     /// Run passes one by one, instead of recording and replaying them.
     #[arg(long)]
     unrecorded: bool,
+    /// Print where a step's time goes instead of its row. Passes then run one by one.
+    #[arg(long)]
+    profile: bool,
+    /// Train by a loop of Burn's own, its `AdamW` and its `step`, in the place of `Trainer`.
+    #[arg(long)]
+    plain_loop: bool,
     /// Steps that are timed together.
     #[arg(long, default_value_t = 5)]
     steps: usize,
@@ -118,6 +125,7 @@ struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Name {
     BertLarge,
+    Gpt2,
     #[value(name = "llama-1.1b")]
     Llama,
     #[value(name = "vit-b16")]
@@ -125,6 +133,10 @@ enum Name {
     #[value(name = "mobilenet-v2")]
     MobileNet,
     Lstm,
+    Gru,
+    Seq2seq,
+    #[value(name = "unet")]
+    UNet,
 }
 
 /// Whose modules a model is made of.
@@ -151,10 +163,13 @@ impl Shape {
     fn of(name: Name, arguments: &Arguments) -> Self {
         let [batch, length, width, layers, classes] = match name {
             Name::BertLarge => [16, 512, 1024, 24, 30522],
+            Name::Gpt2 => [8, 1024, 768, 12, 50304],
             Name::Llama => [8, 2048, 2048, 22, 32000],
             Name::Vit => [128, 224, 768, 12, 1000],
             Name::MobileNet => [128, 224, 0, 0, 1000],
-            Name::Lstm => [64, 256, 1024, 1, 1024],
+            Name::Lstm | Name::Gru => [64, 256, 1024, 1, 1024],
+            Name::Seq2seq => [32, 128, 512, 6, 32000],
+            Name::UNet => [32, 64, 128, 3, 0],
         };
         let batch = arguments.batch.unwrap_or(batch);
         Self { batch, length, width, layers: arguments.layers.unwrap_or(layers), classes }
@@ -200,23 +215,62 @@ impl Case<'_> {
         batch: I,
         loss: impl Fn(&M, I) -> Tensor<1>,
     ) -> Result<(), Box<dyn Error>> {
-        // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
-        const WARM_UP: usize = 16;
-        let Arguments { steps, rounds, .. } = *self.arguments;
         let policy = PrecisionPolicy::new(self.arguments.precision);
         let policy = match self.spelling {
             Spelling::Burn => policy,
             Spelling::Blackburn => policy.with_drop_ins(),
         };
+        if self.arguments.plain_loop {
+            let mut model = Some(policy.apply(model)?);
+            let mut optimizer = AdamWConfig::new().init();
+            let (first, times) = self.timed(|| {
+                let current = model.take().ok_or("an earlier step failed")?;
+                let gradients = loss(&current, batch.clone()).backward();
+                let gradients = GradientsParams::from_grads(gradients, &current);
+                model = Some(optimizer.step(1e-4, current, gradients));
+                Ok(())
+            })?;
+            self.print(&times, first, "not recorded: a loop of Burn's own, with its AdamW");
+            return Ok(());
+        }
         let config = TrainerConfig::new(1e-4).with_policy(policy).with_max_norm(f64::INFINITY);
-        let config = match self.arguments.unrecorded {
+        let config = match self.arguments.unrecorded || self.arguments.profile {
             true => config.without_recording(),
             false => config,
         };
         let mut trainer: Trainer<M, I> = config.init(model)?;
+        if self.arguments.profile {
+            let mut profiler = Profiler::new(self.device)?;
+            while !profiler.is_done() {
+                profiler.step(|| trainer.step(batch.clone(), &loss))??;
+            }
+            println!("{:?} of {:?}\n{}", self.name, self.spelling, profiler.finish()?);
+            return Ok(());
+        }
+        let (first, times) = self.timed(|| {
+            trainer.step(batch.clone(), &loss)?;
+            Ok(())
+        })?;
+        let passes = match trainer.graph_status() {
+            GraphStatus::Recorded => "recorded".into(),
+            GraphStatus::WarmUp => "not recorded yet".into(),
+            GraphStatus::Unrecorded { reason } => format!("not recorded: {reason}"),
+        };
+        self.print(&times, first, &passes);
+        Ok(())
+    }
+
+    /// Seconds of the first steps together, and milliseconds of a step in each round, in order.
+    fn timed(
+        &self,
+        mut step: impl FnMut() -> Result<(), Box<dyn Error>>,
+    ) -> Result<(f64, Vec<f64>), Box<dyn Error>> {
+        // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
+        const WARM_UP: usize = 16;
+        let Arguments { steps, rounds, .. } = *self.arguments;
         let start = Instant::now();
         for _ in 0..WARM_UP {
-            trainer.step(batch.clone(), &loss)?;
+            step()?;
         }
         self.device.sync()?;
         let first = start.elapsed().as_secs_f64();
@@ -224,46 +278,41 @@ impl Case<'_> {
         for _ in 0..rounds {
             let start = Instant::now();
             for _ in 0..steps {
-                trainer.step(batch.clone(), &loss)?;
+                step()?;
                 self.device.flush()?;
             }
             self.device.sync()?;
             times.push(start.elapsed().as_secs_f64() * 1e3 / steps as f64);
         }
         times.sort_by(f64::total_cmp);
-        let passes = match trainer.graph_status() {
-            GraphStatus::Recorded => "recorded".into(),
-            GraphStatus::WarmUp => "not recorded yet".into(),
-            GraphStatus::Unrecorded { reason } => format!("not recorded: {reason}"),
-        };
-        let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
-        self.print(&times, first, &passes, reserved);
-        Ok(())
+        Ok((first, times))
     }
 
-    fn print(&self, times: &[f64], first: f64, passes: &str, reserved: u64) {
+    fn print(&self, times: &[f64], first: f64, passes: &str) {
+        let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
         let Self { arguments, shape, .. } = self;
+        let length = shape.length;
         let name = self.name.to_possible_value().map_or_else(String::new, |v| v.get_name().into());
         let (suffix, items, unit) = match self.name {
-            Name::BertLarge | Name::Llama | Name::Lstm => {
-                (format!("T{}", shape.length), shape.batch * shape.length, "tokens/s")
+            Name::Lstm | Name::Gru => {
+                (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
             }
-            Name::Vit | Name::MobileNet => (String::new(), shape.batch, "images/s"),
-        };
-        let suffix = match self.name {
-            Name::Lstm => format!("{suffix}W{}", shape.width),
-            _ => suffix,
+            Name::BertLarge | Name::Gpt2 | Name::Llama | Name::Seq2seq => {
+                (format!("T{length}"), shape.batch * length, "tokens/s")
+            }
+            Name::Vit | Name::MobileNet | Name::UNet => (String::new(), shape.batch, "images/s"),
         };
         let (modules, nn) = match self.spelling {
             Spelling::Burn => (" unmodified", "burn::nn"),
             Spelling::Blackburn => ("", "blackburn::nn"),
         };
+        let how = if arguments.plain_loop { " plain loop" } else { "" };
         let [median, least, most] = [times.len() / 2, 0, times.len() - 1].map(|place| times[place]);
         let rate = items as f64 * 1e3 / median;
         let memory = reserved as f64 / (1u64 << 30) as f64;
         let Arguments { date, commit, note, precision, .. } = arguments;
         println!(
-            "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}\tblackburn\t{median:.3}\t{least:.3}\t\
+            "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}{how}\tblackburn\t{median:.3}\t{least:.3}\t\
              {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping; passes {passes}; \
              first 16 steps {first:.1} s; {memory:.2} GiB reserved{note}",
             shape.batch
@@ -293,6 +342,10 @@ impl Case<'_> {
                 let (ids, targets) = tokens();
                 time!(Bert, (ids, self.places(length), targets))
             }
+            Name::Gpt2 => {
+                let (ids, targets) = tokens();
+                time!(Gpt, (ids, self.places(length), targets))
+            }
             Name::Llama => time!(Llama, tokens()),
             Name::Vit => {
                 let places = self.places((length / 16).pow(2));
@@ -303,6 +356,15 @@ impl Case<'_> {
                 let targets = self.ids([batch * length]);
                 time!(Recurrent, (self.numbers([batch, length, width]), targets))
             }
+            Name::Gru => {
+                let targets = self.ids([batch * length]);
+                time!(Gated, (self.numbers([batch, length, width]), targets))
+            }
+            Name::Seq2seq => {
+                let (ids, targets) = tokens();
+                time!(Seq2seq, (self.ids([batch, length]), ids, self.places(length), targets))
+            }
+            Name::UNet => time!(UNet, (self.images(), self.images())),
         }
     }
 }

@@ -1,18 +1,24 @@
 // Models as users write them, of `nn`. What is spelt differently stands in the module that includes this.
 
 use super::Shape;
+use blackburn::train::precision::full_precision;
 use burn::{
     module::Module,
     nn::loss::CrossEntropyLossConfig,
     tensor::{Device, Int, Tensor, activation},
 };
 use nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, Lstm, LstmConfig, PaddingConfig2d, RmsNorm, RmsNormConfig, RotaryEncoding,
-    RotaryEncodingConfig, SwiGlu, SwiGluConfig,
-    conv::{Conv2d, Conv2dConfig},
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, Gru,
+    GruConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig2d,
+    RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig, SwiGlu, SwiGluConfig,
+    attention::generate_autoregressive_mask,
+    conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig},
+    loss::{MseLoss, Reduction},
     pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig},
-    transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+    transformer::{
+        TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
+        TransformerEncoderConfig, TransformerEncoderInput,
+    },
 };
 
 /// The mean over all tokens, or all images.
@@ -50,6 +56,40 @@ impl Bert {
         let x = self.words.forward(ids) + self.places.forward(places);
         let x = self.layers.forward(TransformerEncoderInput::new(x));
         cross_entropy(self.head.forward(x), targets)
+    }
+}
+
+/// GPT-2 of Burn's encoder: norms in front, a mask of what follows, the words' table as head.
+#[derive(Module, Debug)]
+pub(crate) struct Gpt {
+    words: Embedding,
+    places: Embedding,
+    layers: TransformerEncoder,
+    norm: LayerNorm,
+}
+
+impl Gpt {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, classes, length, .. } = *shape;
+        let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
+        Self {
+            words: EmbeddingConfig::new(classes, width).init(device),
+            places: EmbeddingConfig::new(length, width).init(device),
+            layers: encoder.with_dropout(0.0).with_norm_first(true).init(device),
+            norm: LayerNormConfig::new(width).init(device),
+        }
+    }
+
+    pub(crate) fn loss(
+        &self,
+        (ids, places, targets): (Tensor<2, Int>, Tensor<2, Int>, Tensor<1, Int>),
+    ) -> Tensor<1> {
+        let [batch, length] = ids.dims();
+        let mask = generate_autoregressive_mask(batch, length, &ids.device());
+        let x = self.words.forward(ids) + self.places.forward(places);
+        let x = self.layers.forward(TransformerEncoderInput::new(x).mask_attn(mask));
+        let table = self.words.weight.val().transpose().unsqueeze::<3>();
+        cross_entropy(self.norm.forward(x).matmul(table), targets)
     }
 }
 
@@ -270,5 +310,157 @@ impl Recurrent {
 
     pub(crate) fn loss(&self, (x, targets): (Tensor<3>, Tensor<1, Int>)) -> Tensor<1> {
         cross_entropy(self.lstm.forward(x, None).0, targets)
+    }
+}
+
+/// The same of a layer that has no cell.
+#[derive(Module, Debug)]
+pub(crate) struct Gated {
+    gru: Gru,
+}
+
+impl Gated {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        Self { gru: GruConfig::new(shape.width, shape.width, true).init(device) }
+    }
+
+    pub(crate) fn loss(&self, (x, targets): (Tensor<3>, Tensor<1, Int>)) -> Tensor<1> {
+        cross_entropy(self.gru.forward(x, None), targets)
+    }
+}
+
+/// An encoder and a decoder that looks at what was encoded, as in translation.
+#[derive(Module, Debug)]
+pub(crate) struct Seq2seq {
+    words: Embedding,
+    places: Embedding,
+    encoder: TransformerEncoder,
+    decoder: TransformerDecoder,
+    head: Linear,
+}
+
+impl Seq2seq {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, classes, length, .. } = *shape;
+        let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
+        let decoder = TransformerDecoderConfig::new(width, 4 * width, width / 64, layers);
+        Self {
+            words: EmbeddingConfig::new(classes, width).init(device),
+            places: EmbeddingConfig::new(length, width).init(device),
+            encoder: encoder.with_dropout(0.0).init(device),
+            decoder: decoder.with_dropout(0.0).init(device),
+            head: LinearConfig::new(width, classes).init(device),
+        }
+    }
+
+    pub(crate) fn loss(
+        &self,
+        (source, ids, places, targets): (
+            Tensor<2, Int>,
+            Tensor<2, Int>,
+            Tensor<2, Int>,
+            Tensor<1, Int>,
+        ),
+    ) -> Tensor<1> {
+        let [batch, length] = ids.dims();
+        let places = self.places.forward(places);
+        let source = self.words.forward(source) + places.clone();
+        let memory = self.encoder.forward(TransformerEncoderInput::new(source));
+        let mask = generate_autoregressive_mask(batch, length, &ids.device());
+        let x = self.words.forward(ids) + places;
+        let input = TransformerDecoderInput::new(x, memory).target_mask_attn(mask);
+        cross_entropy(self.head.forward(self.decoder.forward(input)), targets)
+    }
+}
+
+/// Two convolutions around group norms, and a sum.
+#[derive(Module, Debug)]
+struct Residual {
+    norms: [GroupNorm; 2],
+    convs: [Conv2d; 2],
+    shortcut: Option<Conv2d>,
+}
+
+fn conv(channels: [usize; 2], size: usize, stride: usize, device: &Device) -> Conv2d {
+    let pad = size / 2;
+    Conv2dConfig::new(channels, [size, size])
+        .with_stride([stride, stride])
+        .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
+        .init(device)
+}
+
+impl Residual {
+    fn new(from: usize, to: usize, device: &Device) -> Self {
+        Self {
+            norms: [from, to].map(|channels| GroupNormConfig::new(32, channels).init(device)),
+            convs: [from, to].map(|channels| conv([channels, to], 3, 1, device)),
+            shortcut: (from != to).then(|| conv([from, to], 1, 1, device)),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let parts = self.norms.iter().zip(&self.convs);
+        let y = parts.fold(x.clone(), |x, (norm, conv)| {
+            conv.forward(activation::silu(norm.forward(x)))
+        });
+        match &self.shortcut {
+            Some(shortcut) => shortcut.forward(x) + y,
+            None => x + y,
+        }
+    }
+}
+
+/// The network of a diffusion model without its time: images narrow, and widen again beside what they were.
+#[derive(Module, Debug)]
+pub(crate) struct UNet {
+    stem: Conv2d,
+    down: Vec<Residual>,
+    narrow: Vec<Conv2d>,
+    middle: Residual,
+    wide: Vec<ConvTranspose2d>,
+    up: Vec<Residual>,
+    norm: GroupNorm,
+    head: Conv2d,
+}
+
+impl UNet {
+    pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
+        let Shape { width, layers, .. } = *shape;
+        let levels: Vec<usize> = (0..layers).map(|level| width << level).collect();
+        let (mut down, mut narrow, mut wide, mut up) = (vec![], vec![], vec![], vec![]);
+        for &channels in &levels {
+            down.push(Residual::new(channels, channels, device));
+            narrow.push(conv([channels, 2 * channels], 3, 2, device));
+            let doubled = ConvTranspose2dConfig::new([2 * channels, channels], [2, 2]);
+            wide.push(doubled.with_stride([2, 2]).init(device));
+            up.push(Residual::new(2 * channels, channels, device));
+        }
+        let deepest = width << layers;
+        Self {
+            stem: conv([3, width], 3, 1, device),
+            down,
+            narrow,
+            middle: Residual::new(deepest, deepest, device),
+            wide,
+            up,
+            norm: GroupNormConfig::new(32, width).init(device),
+            head: conv([width, 3], 3, 1, device),
+        }
+    }
+
+    pub(crate) fn loss(&self, (images, noise): (Tensor<4>, Tensor<4>)) -> Tensor<1> {
+        let mut x = self.stem.forward(images);
+        let mut kept = vec![];
+        for (block, narrow) in self.down.iter().zip(&self.narrow) {
+            x = block.forward(x);
+            kept.push(x.clone());
+            x = narrow.forward(x);
+        }
+        x = self.middle.forward(x);
+        for ((block, wide), kept) in self.up.iter().zip(&self.wide).zip(kept).rev() {
+            x = block.forward(Tensor::cat(vec![wide.forward(x), kept], 1));
+        }
+        let y = self.head.forward(activation::silu(self.norm.forward(x)));
+        MseLoss::new().forward(full_precision(y), full_precision(noise), Reduction::Mean)
     }
 }
