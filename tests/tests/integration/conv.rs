@@ -2,6 +2,8 @@
 
 #[path = "conv_arguments.rs"]
 mod arguments;
+#[path = "conv_blocks.rs"]
+mod blocks;
 #[path = "conv_boxes.rs"]
 mod boxes;
 #[path = "conv_limits.rs"]
@@ -61,6 +63,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_lost_tap_and_a_shifted_image_are_caught", faults),
     ]);
     trials.extend(arguments::trials());
+    trials.extend(blocks::trials());
     trials.extend(boxes::trials());
     trials.extend(limits::trials());
     trials.extend(provider::trials());

@@ -10,7 +10,7 @@ use crate::{
     },
 };
 use blackburn_kernels::matmul::F32Precision;
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorStatus};
+use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
 
 /// Follows forward and backward at once, until one of them is found.
 ///
@@ -53,6 +53,8 @@ struct Candidate {
     flow: Matcher,
     /// Operations that are none of the pass and run before it.
     passengers: Vec<Passenger>,
+    /// What passengers make.
+    made: Vec<TensorId>,
     /// Whether it took all that came.
     is_open: bool,
 }
@@ -71,7 +73,7 @@ impl Candidate {
 
     fn new(pattern: Pattern, is_forward: bool) -> Self {
         let flow = Matcher::data_flow(pattern);
-        Self { pattern, is_forward, flow, passengers: Vec::new(), is_open: true }
+        Self { pattern, is_forward, flow, passengers: Vec::new(), made: Vec::new(), is_open: true }
     }
 
     /// Those of all passes.
@@ -113,13 +115,26 @@ impl Candidate {
         let passenger = match convolution {
             Some(convolution) => Passenger::Convolution(position, Box::new(convolution)),
             // Arithmetic at the head is the business of other fusions.
-            None if position > 0 && (is_drop || arithmetic_output(operation).is_some()) => {
+            None if position > 0 && (is_drop || self.belongs(operation)) => {
                 Passenger::Unfused(position)
             }
             None => return false,
         };
         self.passengers.push(passenger);
+        self.made.extend(operation.outputs().map(|output| output.id));
         true
+    }
+
+    /// Whether `operation` is arithmetic that may run before the pass: before its first operation only casts, and
+    /// what reads results of passengers.
+    ///
+    /// With other arithmetic there, Burn would join the block of a convolution with any that it finds no other use
+    /// for. What that block needs may need the convolution in turn; then Burn runs the whole lot unfused.
+    fn belongs(&self, operation: &OperationIr) -> bool {
+        let has_begun = !self.flow.positions().is_empty();
+        let is_cast = || matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
+        let reads_theirs = || operation.inputs().any(|input| self.made.contains(&input.id));
+        arithmetic_output(operation).is_some() && (has_begun || is_cast() || reads_theirs())
     }
 
     /// How many operations may come for other blocks before the next one of the pass does. What else begins so
