@@ -1,13 +1,15 @@
 //! Where tensors lie in a CUDA device's memory, for libraries that are given addresses.
 
+use crate::graph::Identity;
 use burn::{
-    backend::{BackendTensor, DispatchDevice, DispatchTensorKind},
-    tensor::{Device, Tensor},
+    backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind},
+    tensor::{DType, Device, Tensor},
 };
 use burn_cubecl::CubeBackend;
 use cubecl::{
+    client::Client,
     cuda::{CudaDevice, CudaRuntime},
-    server::Handle,
+    server::{Handle, ServerError},
 };
 use cubecl_runtime::runtime::Runtime;
 
@@ -15,7 +17,7 @@ use cubecl_runtime::runtime::Runtime;
 pub struct CudaMemory {
     /// Both hold the memory in place.
     _handle: Handle,
-    _resource: Box<dyn std::any::Any>,
+    _resource: Box<dyn std::any::Any + Send>,
     /// Its address on the device.
     pub address: u64,
     /// Bytes of the tensor.
@@ -45,10 +47,12 @@ pub enum CudaMemoryError {
         device: String,
     },
     /// Its elements do not follow each other in memory.
-    #[error("expected elements that follow each other in memory, got a stride of {stride}")]
-    Strided {
-        /// Elements between neighbors.
-        stride: usize,
+    #[error("expected {elements} elements that follow each other in memory, got them within {span}")]
+    Gaps {
+        /// How many it has.
+        elements: usize,
+        /// Up to the last one.
+        span: usize,
     },
     /// The runtime does not give it.
     #[error("the runtime gives no address: {reason}")]
@@ -58,44 +62,116 @@ pub enum CudaMemoryError {
     },
 }
 
+/// A float tensor of any number of dimensions, as libraries take it.
+#[derive(Clone, Debug)]
+pub struct AnyTensor {
+    tensor: DispatchTensor,
+    device: Device,
+    dtype: DType,
+    /// Which value it is. `None` on CPUs.
+    pub identity: Option<Identity>,
+}
+
+impl AnyTensor {
+    /// `tensor`, off the autodiff graph. Nothing is computed.
+    pub fn of<const D: usize>(tensor: Tensor<D>) -> Self {
+        let tensor = tensor.without_autodiff();
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        let identity = Identity::of(tensor.clone());
+        Self { tensor: tensor.into_dispatch(), device, dtype, identity }
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// A tensor that is computed, or will be by what the device was asked for.
+struct Resolved {
+    client: Client,
+    handle: Handle,
+    bytes: usize,
+    ordinal: usize,
+}
+
+impl Resolved {
+    /// With or without gaps between its elements.
+    fn of(tensor: AnyTensor, may_have_gaps: bool) -> Result<Self, CudaMemoryError> {
+        let AnyTensor { tensor, device, .. } = tensor;
+        let elsewhere = || CudaMemoryError::Elsewhere { device: format!("{device:?}") };
+        let DispatchTensorKind::Cube(BackendTensor::Float(fused)) = tensor.kind else {
+            return Err(elsewhere());
+        };
+        let client = fused.client.clone();
+        let plain = client.resolve_tensor_float::<CubeBackend>(fused);
+        let (shape, strides) = (plain.meta.shape(), plain.meta.strides());
+        let elements = shape.iter().product::<usize>();
+        // Up to the last element.
+        let steps = shape.iter().zip(strides.iter()).map(|(size, stride)| (size.max(&1) - 1) * stride);
+        let span = if elements == 0 { 0 } else { 1 + steps.sum::<usize>() };
+        if span != elements && !may_have_gaps {
+            return Err(CudaMemoryError::Gaps { elements, span });
+        }
+        let cubecl::Device::Cuda(CudaDevice { index: ordinal, .. }) = plain.device else {
+            return Err(elsewhere());
+        };
+        let bytes = span * plain.dtype.size();
+        Ok(Self { client: plain.client, handle: plain.handle, bytes, ordinal })
+    }
+
+    fn memory(self) -> Result<CudaMemory, ServerError> {
+        type Server = <CudaRuntime as Runtime>::Server;
+        let Self { client, handle, bytes, ordinal } = self;
+        let resource = client.get_resource::<Server>(handle.clone())?;
+        let address = resource.resource().ptr;
+        Ok(CudaMemory { address, bytes, ordinal, _handle: handle, _resource: Box::new(resource) })
+    }
+}
+
 impl CudaMemory {
-    /// Where `tensor` lies, once all that computes it has been asked for. Clones of the tensor lie there, too: what
-    /// is written to the address is in all of them.
+    /// Where `tensors` of one device lie, once all that computes them has been asked for. Clones of a tensor lie
+    /// there, too: what is written to the address is in all of them.
     ///
     /// Waits for the host's side of the work alone: to know that the device is done, wait for the device.
     ///
     /// # Errors
     ///
-    /// When the tensor is on no CUDA device, or its elements do not follow each other.
-    pub fn of(tensor: Tensor<1>) -> Result<Self, CudaMemoryError> {
-        let device = format!("{:?}", tensor.device());
-        let elsewhere = || CudaMemoryError::Elsewhere { device };
-        let kind = tensor.without_autodiff().into_dispatch().kind;
-        let DispatchTensorKind::Cube(BackendTensor::Float(fused)) = kind else {
-            return Err(elsewhere());
+    /// When a tensor is on no CUDA device, or its elements do not follow each other.
+    pub fn of_all(tensors: Vec<Tensor<1>>) -> Result<Vec<Self>, CudaMemoryError> {
+        Self::resolved(tensors.into_iter().map(AnyTensor::of).collect(), false)
+    }
+
+    /// As [`of_all`](Self::of_all), from the first to the last element: there may be gaps in between, with anything
+    /// in them, and elements may be in any order.
+    ///
+    /// # Errors
+    ///
+    /// When a tensor is on no CUDA device.
+    pub fn spans_of(tensors: Vec<AnyTensor>) -> Result<Vec<Self>, CudaMemoryError> {
+        Self::resolved(tensors, true)
+    }
+
+    fn resolved(
+        tensors: Vec<AnyTensor>,
+        may_have_gaps: bool,
+    ) -> Result<Vec<Self>, CudaMemoryError> {
+        let resolved: Result<Vec<Resolved>, _> =
+            tensors.into_iter().map(|tensor| Resolved::of(tensor, may_have_gaps)).collect();
+        let resolved = resolved?;
+        let Some(client) = resolved.first().map(|first| first.client.clone()) else {
+            return Ok(Vec::new());
         };
-        let client = fused.client.clone();
-        let plain = client.resolve_tensor_float::<CubeBackend>(fused);
-        let stride = plain.meta.strides().first().copied().unwrap_or(1);
-        let elements = plain.meta.shape().iter().product::<usize>();
-        if stride != 1 && elements > 1 {
-            return Err(CudaMemoryError::Strided { stride });
-        }
-        let cubecl::Device::Cuda(CudaDevice { index: ordinal, .. }) = plain.device else {
-            return Err(elsewhere());
-        };
-        let (client, handle) = (plain.client, plain.handle);
-        type Server = <CudaRuntime as Runtime>::Server;
-        let resource = client.get_resource::<Server>(handle.clone());
-        let resource =
-            resource.map_err(|error| CudaMemoryError::Runtime { reason: error.to_string() })?;
-        Ok(Self {
-            address: resource.resource().ptr,
-            bytes: elements * plain.dtype.size(),
-            ordinal,
-            _handle: handle,
-            _resource: Box::new(resource),
-        })
+        // On the device's thread, which is asked once instead of for each.
+        client
+            .exclusive(move || resolved.into_iter().map(Resolved::memory).collect())
+            .and_then(|memory: Result<Vec<Self>, ServerError>| memory)
+            .map_err(|error| CudaMemoryError::Runtime { reason: error.to_string() })
     }
 }
 

@@ -93,7 +93,7 @@ impl Queue {
 
 /// Which value a tensor of a GPU is. Clones of a tensor are the same value as long as they stay in one
 /// queue. What is computed anew is another one, even in the same memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     #[cfg(feature = "gpu")]
     id: burn_ir::TensorId,

@@ -1,10 +1,11 @@
 //! Parameters and gradients of a module as a row of tensors, in the order in which a visitor meets them, which is
 //! the same on all ranks.
 
+use crate::engine::AnyTensor;
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Bool, Device, Int, Tensor, TensorData},
+    tensor::{Bool, DType, Device, Int, Tensor, TensorData},
 };
 use std::collections::{HashMap, HashSet};
 
@@ -51,6 +52,59 @@ pub(crate) fn take<M: Module>(
     taker.taken
 }
 
+/// Gradients as they lie in memory, by identity, with their types. Each parameter's once.
+#[derive(Default)]
+pub(crate) struct Lying {
+    pub(crate) ids: Vec<ParamId>,
+    pub(crate) types: Vec<DType>,
+    pub(crate) tensors: Vec<AnyTensor>,
+}
+
+impl Lying {
+    pub(crate) fn of<M: Module>(module: &M, gradients: &GradientsParams) -> Self {
+        struct Finder<'a> {
+            gradients: &'a GradientsParams,
+            seen: HashSet<ParamId>,
+            found: Lying,
+        }
+        impl ModuleVisitor for Finder<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                let Some(gradient) = self.gradients.get::<D>(param.id) else { return };
+                if self.seen.insert(param.id) {
+                    self.found.ids.push(param.id);
+                    self.found.types.push(gradient.dtype());
+                    self.found.tensors.push(AnyTensor::of(gradient));
+                }
+            }
+        }
+        let mut finder = Finder { gradients, seen: HashSet::new(), found: Self::default() };
+        module.visit(&mut finder);
+        finder.found
+    }
+}
+
+/// Those of the gradients whose parameters `keeps`.
+pub(crate) fn keep<M: Module>(
+    module: &M,
+    gradients: GradientsParams,
+    keeps: impl Fn(&ParamId) -> bool,
+) -> GradientsParams {
+    struct Keeper<F> {
+        gradients: GradientsParams,
+        keeps: F,
+    }
+    impl<F: Fn(&ParamId) -> bool> ModuleVisitor for Keeper<F> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if !(self.keeps)(&param.id) {
+                drop(self.gradients.remove::<D>(param.id));
+            }
+        }
+    }
+    let mut keeper = Keeper { gradients, keeps };
+    module.visit(&mut keeper);
+    keeper.gradients
+}
+
 /// Gradients in the shapes of their parameters.
 pub(crate) fn give<M: Module>(
     module: &M,
@@ -74,7 +128,9 @@ pub(crate) fn give<M: Module>(
 
 /// Numbers of a module's parameters.
 #[derive(Default)]
-pub(crate) struct Values {
+pub(crate) struct Values<'a> {
+    /// All, if it is not said which.
+    wanted: Option<&'a HashSet<ParamId>>,
     seen: HashSet<ParamId>,
     /// In the order of the visit, each parameter once.
     pub(crate) ids: Vec<ParamId>,
@@ -84,15 +140,23 @@ pub(crate) struct Values {
     pub(crate) others: Vec<(ParamId, TensorData)>,
 }
 
-impl Values {
+impl<'a> Values<'a> {
     pub(crate) fn of<M: Module>(module: &M) -> Self {
         let mut values = Self::default();
         module.visit(&mut values);
         values
     }
 
+    /// Those of the parameters `wanted` alone.
+    pub(crate) fn some_of<M: Module>(module: &M, wanted: &'a HashSet<ParamId>) -> Self {
+        let mut values = Self { wanted: Some(wanted), ..Self::default() };
+        module.visit(&mut values);
+        values
+    }
+
     fn is_new(&mut self, id: ParamId) -> bool {
-        let is_new = self.seen.insert(id);
+        let is_new =
+            self.wanted.is_none_or(|wanted| wanted.contains(&id)) && self.seen.insert(id);
         if is_new {
             self.ids.push(id);
         }
@@ -100,7 +164,7 @@ impl Values {
     }
 }
 
-impl ModuleVisitor for Values {
+impl ModuleVisitor for Values<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.is_new(param.id) {
             let plain = param.base().without_autodiff();

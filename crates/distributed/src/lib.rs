@@ -61,8 +61,9 @@ mod sharded;
 mod world;
 
 pub use batches::StepShape;
+pub use engine::Moved;
 pub use error::{DistributedError, Failure};
-pub use group::{Group, GroupConfig, Wire};
+pub use group::{GradientSums, Group, GroupConfig, Wire};
 pub use launch::{Launched, Started, launch, start};
 pub use sharded::Sharded;
 pub use world::{Launcher, World};

@@ -1,23 +1,29 @@
 //! Optimizer states split over the ranks.
 
-use crate::{error::DistributedError, flat, group::Group};
+use crate::{
+    error::DistributedError,
+    flat,
+    group::{GradientSums, Group, How},
+};
 use burn::{
     module::{Module, ParamId},
     optim::{GradientsParams, ModuleOptimizer},
     store::RecordError,
-    tensor::Bytes,
+    tensor::{Bytes, Tensor},
 };
 use burn_pack::{Reader, Writer};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
 };
 
 /// An optimizer each of whose parameters is updated by one rank alone, its owner, which tells the others.
 ///
 /// A rank keeps the states of its own parameters: for AdamW in f32, 8 bytes for a parameter become 8 / N on each
-/// of N ranks. Updates are those of the optimizer on one rank, bit for bit, unless it rounds by chance. What it costs
-/// is one broadcast of all parameters a step.
+/// of N ranks. Updates are those of the optimizer on one rank, bit for bit, unless it rounds by chance.
+///
+/// Gradients come to their owners alone, which is half the way of a sum for all, and parameters go to all. Owners
+/// update them in buckets, and one bucket is on its way while the next one is updated.
 ///
 /// Parameters are not cut: the ranks' shares differ by at most the largest one.
 ///
@@ -27,7 +33,13 @@ pub struct Sharded {
     group: Group,
     optimizer: ModuleOptimizer,
     owners: HashMap<ParamId, usize>,
+    /// Parameters that move together, in the order in which they do.
+    buckets: Vec<HashSet<ParamId>>,
 }
+
+/// Elements of each rank that a bucket has at least, but for the last one. Each bucket takes the host some milliseconds,
+/// which a bucket of this size takes an H100, too.
+const BUCKET: usize = 128 << 20;
 
 impl fmt::Debug for Sharded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,18 +59,35 @@ impl Group {
         optimizer: ModuleOptimizer,
         module: &M,
     ) -> Result<Sharded, DistributedError> {
+        self.sharded_in(BUCKET, optimizer, module)
+    }
+
+    /// As [`sharded`](Self::sharded), in buckets of so many elements of each rank.
+    pub(crate) fn sharded_in<M: Module>(
+        &self,
+        bucket_size: usize,
+        optimizer: ModuleOptimizer,
+        module: &M,
+    ) -> Result<Sharded, DistributedError> {
         let mut parameters: Vec<(ParamId, usize)> =
             flat::parameters(module).into_iter().map(|(id, elements, _)| (id, elements)).collect();
         // The largest first, each to the rank that has least: a stable sort, so that all ranks agree.
         parameters.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
         let mut loads = vec![0; self.size()];
         let mut owners = HashMap::new();
+        let mut buckets: Vec<HashSet<ParamId>> = Vec::new();
         for (id, elements) in parameters {
             let least = (0..loads.len()).min_by_key(|rank| loads[*rank]).unwrap_or(0);
+            let bucket = loads[least] / bucket_size;
             loads[least] += elements;
             owners.insert(id, least);
+            if buckets.len() <= bucket {
+                buckets.resize_with(bucket + 1, HashSet::new);
+            }
+            buckets[bucket].insert(id);
         }
-        let sharded = Sharded { group: self.clone(), optimizer, owners };
+        buckets.retain(|bucket| !bucket.is_empty());
+        let sharded = Sharded { group: self.clone(), optimizer, owners, buckets };
         match self.size() {
             1 => Ok(sharded),
             _ => sharded.reduced(),
@@ -72,7 +101,45 @@ impl Sharded {
         self.owners.get(&id) == Some(&self.group.rank())
     }
 
-    /// Updates `module` by gradients that are the same on all ranks: what [`Group::mean`] gives, clipped or not.
+    #[cfg(test)]
+    pub(crate) fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// As [`Group::sums`], each gradient's on its owner alone.
+    ///
+    /// # Errors
+    ///
+    /// As `Group::sums`.
+    pub fn sums<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+        extras: Vec<Tensor<1>>,
+        weight: f64,
+    ) -> Result<GradientSums, DistributedError> {
+        let how = How { in_place: false, owners: Some(&self.owners) };
+        self.group.sums_for(module, gradients, extras, weight, how)
+    }
+
+    /// As [`Group::sums_in_place`], each gradient's on its owner alone.
+    ///
+    /// # Errors
+    ///
+    /// As `Group::sums`.
+    pub fn sums_in_place<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+        extras: Vec<Tensor<1>>,
+        weight: f64,
+    ) -> Result<GradientSums, DistributedError> {
+        let how = How { in_place: true, owners: Some(&self.owners) };
+        self.group.sums_for(module, gradients, extras, weight, how)
+    }
+
+    /// Updates `module`, on each rank by the gradients of its own parameters. Those of others may be there, and are
+    /// ignored: what [`sums`](Self::sums) or [`Group::mean`] gives, clipped or not.
     ///
     /// # Errors
     ///
@@ -80,16 +147,25 @@ impl Sharded {
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
-        module: M,
+        mut module: M,
         gradients: GradientsParams,
     ) -> Result<M, DistributedError> {
         if self.group.size() == 1 {
             return Ok(self.optimizer.step(learning_rate, module, gradients));
         }
-        let own = flat::take(&module, gradients).into_iter().filter(|(id, _)| self.owns(*id));
-        let own = flat::give(&module, own.collect());
-        let module = self.optimizer.step(learning_rate, module, own);
-        self.group.spread_parameters(module, &self.owners)
+        let mut own = flat::take(&module, gradients);
+        own.retain(|id, _| self.owns(*id));
+        for bucket in &self.buckets {
+            let gradients: HashMap<ParamId, Tensor<1>> =
+                bucket.iter().filter_map(|id| own.remove_entry(id)).collect();
+            if !gradients.is_empty() {
+                let gradients = flat::give(&module, gradients);
+                module = self.optimizer.step(learning_rate, module, gradients);
+            }
+            module = self.group.spread_parameters(module, bucket, &self.owners)?;
+        }
+        self.group.join_spread()?;
+        Ok(module)
     }
 
     /// The whole state as one ordinary record of the optimizer's, on all ranks. All ranks call it.

@@ -53,7 +53,8 @@ pub fn clip_global_norm<M: Module>(
         max_norm > 0.0,
         "clip_global_norm: argument `max_norm`: expected a positive number, got {max_norm}"
     );
-    let Measured { norm, factor, .. } = measured(gradients, module, None, max_norm)
+    let Measured { norm, factor, .. } = Squares::of(gradients, module)
+        .measured(None, max_norm)
         .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none");
     if max_norm.is_finite() {
         module.visit(&mut Scaler { gradients, seen: HashSet::new(), factor });
@@ -61,22 +62,15 @@ pub fn clip_global_norm<M: Module>(
     norm
 }
 
-/// The joint L2 norm of the gradients of `module`, in f32, without `scale` if they were multiplied by one,
-/// whether it is finite with it, and what undoes the scale and clips them; `None` when there are none. The
+/// What is known of gradients whose squares add up to `squares`, one element: their joint L2 norm in f32, without
+/// `scale` if they were multiplied by one, whether it is finite with it, and what undoes the scale and clips them. The
 /// factor is 1 where there is nothing to undo or clip.
-pub(crate) fn measured<M: Module>(
-    gradients: &GradientsParams,
-    module: &M,
+pub(crate) fn measured_of(
+    squares: Tensor<1>,
     scale: Option<Tensor<1>>,
     max_norm: f64,
-) -> Option<Measured> {
-    let mut squares =
-        Squares { gradients, seen: HashSet::new(), on_gpu: None, vectors: vec![], sums: vec![] };
-    module.visit(&mut squares);
-    if let Some(on_gpu) = squares.alone_on_gpu() {
-        return Some(on_gpu.measured(scale, (max_norm as f32).max(f32::MIN_POSITIVE)));
-    }
-    let scaled_norm = squares.total()?.sqrt();
+) -> Measured {
+    let scaled_norm = squares.sqrt();
     let finite = scaled_norm.clone().is_finite().float().cast(FloatDType::F32);
     let unscaling = match scale {
         Some(scale) => scale.recip(),
@@ -87,7 +81,7 @@ pub(crate) fn measured<M: Module>(
         Some(clipping) => unscaling * clipping,
         None => unscaling,
     };
-    Some(Measured { norm, finite, factor })
+    Measured { norm, finite, factor }
 }
 
 /// What gradients of that norm are multiplied by, 1 where it is not finite; `None` when nothing is
@@ -122,7 +116,7 @@ pub fn clip_value<M: Module>(gradients: &mut GradientsParams, module: &M, max_va
 }
 
 /// What the sum of all squares is made of. A parameter in two places counts once.
-struct Squares<'a> {
+pub(crate) struct Squares<'a> {
     gradients: &'a GradientsParams,
     seen: HashSet<ParamId>,
     /// Of all gradients that one kernel each squares and sums.
@@ -154,15 +148,36 @@ impl ModuleVisitor for Squares<'_> {
     }
 }
 
-impl Squares<'_> {
+impl<'a> Squares<'a> {
+    pub(crate) fn of<M: Module>(gradients: &'a GradientsParams, module: &M) -> Self {
+        let mut squares =
+            Self { gradients, seen: HashSet::new(), on_gpu: None, vectors: vec![], sums: vec![] };
+        module.visit(&mut squares);
+        squares
+    }
+
+    /// As [`measured_of`], by one more launch on GPUs; `None` without gradients.
+    pub(crate) fn measured(
+        mut self,
+        scale: Option<Tensor<1>>,
+        max_norm: f64,
+    ) -> Option<Measured> {
+        match self.alone_on_gpu() {
+            Some(on_gpu) => {
+                Some(on_gpu.measured(scale, (max_norm as f32).max(f32::MIN_POSITIVE)))
+            }
+            None => Some(measured_of(self.total()?, scale, max_norm)),
+        }
+    }
+
     /// The sum on the GPU, taken out, if all of it is there.
     fn alone_on_gpu(&mut self) -> Option<SquareSum> {
         let is_all = self.vectors.is_empty() && self.sums.is_empty();
         self.on_gpu.take_if(|_| is_all)
     }
 
-    /// `None` without gradients.
-    fn total(self) -> Option<Tensor<1>> {
+    /// The sum, one element; `None` without gradients.
+    pub(crate) fn total(self) -> Option<Tensor<1>> {
         let vectors = self.vectors.chunks(JOINED).map(|some| join(some).powi_scalar(2));
         let on_gpu = self.on_gpu.map(SquareSum::total);
         let mut parts: Vec<Tensor<1>> = vectors.chain(self.sums).chain(on_gpu).collect();

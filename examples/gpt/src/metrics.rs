@@ -44,6 +44,9 @@ pub(crate) enum MetricRecord {
         /// What of it tensors hold when the step is over.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         in_use_bytes: Option<u64>,
+        /// Milliseconds of a step in which numbers moved between ranks; none without other ranks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        moving_ms: Option<f64>,
         #[serde(deserialize_with = "null_as_nan")]
         tokens_per_second: f64,
         tokens: u64,
@@ -131,6 +134,7 @@ impl MetricsLog {
                 scaler,
                 reserved_bytes,
                 in_use_bytes,
+                moving_ms,
                 ..
             } => {
                 events.scalar("train/loss", *step, *loss)?;
@@ -143,6 +147,9 @@ impl MetricsLog {
                         let gibibytes = *bytes as f64 / f64::from(1 << 30);
                         events.scalar(&format!("memory/{name}_GiB"), *step, gibibytes as f32)?;
                     }
+                }
+                if let Some(moving_ms) = moving_ms {
+                    events.scalar("train/moving_ms", *step, *moving_ms as f32)?;
                 }
                 if let Some(scaler) = scaler {
                     events.scalar("train/loss_scale", *step, scaler.scale)?;
@@ -208,6 +215,7 @@ mod tests {
             scaler: None,
             reserved_bytes: None,
             in_use_bytes: None,
+            moving_ms: None,
             tokens_per_second: 1.25e5,
             tokens: step * 4096,
             seconds: step as f64 * 0.5,

@@ -229,6 +229,7 @@ mod tests {
             scaler: None,
             reserved_bytes: None,
             in_use_bytes: None,
+            moving_ms: None,
             tokens_per_second: 1.0,
             tokens: 1,
             seconds: 1.0,

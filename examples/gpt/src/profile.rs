@@ -9,7 +9,7 @@ use blackburn::{
         profile::{Phase, ProfileOptions, Profiler},
     },
 };
-use std::{fs, time::Instant};
+use std::{fs, time::{Duration, Instant}};
 
 impl Run {
     /// Takes steps from where the run is, and tells where their time goes. No checkpoint is written: the run
@@ -45,7 +45,8 @@ impl Run {
             }
             profiler.step(|| self.take_step(&mut batches, &how).map(drop))??;
         }
-        let (passed, moving) = (started.elapsed(), self.group.time_moving() - moved);
+        let (passed, moving) = (started.elapsed(), self.group.time_moving());
+        let per_step = |from: Duration, to: Duration| 1e3 * (to - from).as_secs_f64() / steps as f64;
         let mut profile = profiler.finish()?;
         if !self.group.is_main() {
             return Ok(());
@@ -55,11 +56,12 @@ impl Run {
         println!("{profile}");
         if self.group.size() > 1 {
             println!(
-                "numbers between {} ranks: {:.2} ms a step with the wait for late ranks, {:.1} % of the time of \
-                 all profiled steps; nothing of it is beside other work",
+                "numbers between {} ranks: {:.2} ms a step with the wait for late ranks, {:.2} ms of it beside the \
+                 optimizer's update; {:.1} % of the time of all profiled steps",
                 self.group.size(),
-                1e3 * moving.as_secs_f64() / steps as f64,
-                100.0 * moving.as_secs_f64() / passed.as_secs_f64()
+                per_step(moved.all, moving.all),
+                per_step(moved.beside, moving.beside),
+                100.0 * (moving.all - moved.all).as_secs_f64() / passed.as_secs_f64()
             );
         }
         let path = |extension: &str| self.folder.join(format!("profile.{extension}"));

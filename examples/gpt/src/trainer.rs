@@ -15,7 +15,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
-    distributed::Group,
+    distributed::{Group, Moved},
     train::{
         memory::MemoryMonitor,
         scaler::ScalerState,
@@ -89,7 +89,7 @@ impl Run {
         let how = self.computation();
         let progress = Progress::new(done, steps, "tokens");
         let started = Instant::now();
-        let mut interval = Interval::new();
+        let mut interval = Interval::new(&self.group);
 
         while self.step() < steps {
             let step = self.take_step(&mut batches, &how)?;
@@ -116,7 +116,7 @@ impl Run {
                 let path = self.save(cadence.keep)?;
                 log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
             }
-            interval = Interval::new();
+            interval = Interval::new(&self.group);
         }
         progress.finish();
         self.conclude()
@@ -179,6 +179,8 @@ impl Run {
         let scaler = scaler.is_enabled().then(|| scaler.state());
         let memory = MemoryMonitor::new(&self.device).read();
         let tokens = (steps * self.settings.tokens_per_step()) as f64;
+        let moving = self.group.time_moving().all - interval.moved.all;
+        let moving_ms = 1e3 * moving.as_secs_f64() / steps as f64;
         Ok(MetricRecord::Train {
             step: step.number as u64,
             loss,
@@ -187,6 +189,7 @@ impl Run {
             scaler,
             reserved_bytes: memory.map(|pool| pool.reserved_bytes),
             in_use_bytes: memory.map(|pool| pool.in_use_bytes),
+            moving_ms: (self.group.size() > 1).then_some(moving_ms),
             tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
             tokens: (step.number * self.settings.tokens_per_step()) as u64,
             seconds: started.elapsed().as_secs_f64(),
@@ -282,11 +285,12 @@ impl Run {
 struct Interval {
     losses: Vec<Tensor<1>>,
     clock: Instant,
+    moved: Moved,
 }
 
 impl Interval {
-    fn new() -> Self {
-        Self { losses: Vec::new(), clock: Instant::now() }
+    fn new(group: &Group) -> Self {
+        Self { losses: Vec::new(), clock: Instant::now(), moved: group.time_moving() }
     }
 }
 

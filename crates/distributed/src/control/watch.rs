@@ -1,6 +1,6 @@
 //! The threads that listen to other ranks, and look for those that are silent.
 
-use super::{Control, State, frame, frame::Message};
+use super::{Control, Limits, Noted, State, frame, frame::Message};
 use std::{
     net::TcpStream,
     sync::{Arc, Weak},
@@ -42,7 +42,33 @@ fn watch(control: &Weak<Control>, pause: Duration) {
     }
 }
 
+/// Ends the process after a failure, unless it is to live whatever happens. Nothing is cleaned up: libraries that wait
+/// for the device, which waits for ranks that are gone, would never come to an end.
+fn end(noted: &Noted, limits: Limits) {
+    if !limits.ends_process {
+        return;
+    }
+    if !noted.is_told {
+        eprintln!("error: {}", noted.failure);
+    }
+    #[cfg(unix)]
+    // SAFETY: it does not return.
+    unsafe {
+        libc::_exit(1)
+    }
+    #[cfg(not(unix))]
+    std::process::exit(1)
+}
+
 impl Control {
+    /// Ends the process if there was a failure, which the program has heard of or not.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn end_process(&self) {
+        if let Some(noted) = &self.locked().failure {
+            end(noted, self.limits);
+        }
+    }
+
     fn hear(&self, rank: usize, message: Message, blob: Vec<u8>) {
         let mut state = self.locked();
         state.heard[rank] = Instant::now();
@@ -118,11 +144,8 @@ impl Control {
         if let Some(noted) = &state.failure {
             let waited = noted.since.elapsed();
             let limit = if noted.is_told { 10 * GRACE } else { GRACE.min(self.limits.silence) };
-            if self.limits.ends_process && waited > limit {
-                if !noted.is_told {
-                    eprintln!("error: {}", noted.failure);
-                }
-                std::process::exit(1);
+            if waited > limit {
+                end(noted, self.limits);
             }
             return self.limits.ends_process;
         }

@@ -1,6 +1,6 @@
 //! Engines that move bytes of the host.
 
-use super::{Clock, Engine, EngineError};
+use super::{Clock, Engine, EngineError, Moved};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use std::{
@@ -120,8 +120,8 @@ impl<L: Link> Engine for OverHost<L> {
         Ok(bytes)
     }
 
-    fn moving(&self) -> Duration {
-        self.clock.total()
+    fn moving(&self) -> Moved {
+        Moved { all: self.clock.total(), beside: Duration::ZERO }
     }
 
     fn abort(&self) {

@@ -1,25 +1,30 @@
 //! Numbers over NCCL, between the memories of NVIDIA GPUs.
 //!
 //! The communicator is made when the first tensor moves, since only then is its device known. It has a stream of
-//! its own. Before it begins, the device has done what computes the numbers; and the call returns when they have
-//! come. So nothing here runs beside a kernel of CubeCL's, and nothing between the start and the end of a
-//! recording.
+//! its own, and events put that in order with CubeCL's: numbers begin to move when the device has done what it was
+//! asked for before, and what it is asked for later waits until they have come. The host waits for neither. Nothing
+//! here is called between the start and the end of a recording, which such events would spoil.
 //!
 //! Results are in memory of their own: two gradients may be one and the same memory, which must not be added up
-//! twice.
+//! twice, and whoever holds a tensor sees no other numbers in it.
 //!
 //! With two ranks a sum is rounded once. With more, NCCL rounds at each addition, in an order of its own.
 
 use super::{
-    Clock, Engine, EngineError,
-    nccl_library::{
-        CallFailed, Communicator, Cuda, DataType, NCCL_VARIABLE, Nccl as Library, Stream, UniqueId,
-    },
+    Engine, EngineError, Moved,
+    cuda_library::Cuda,
+    library::{CallFailed, Stream},
+    nccl_connection::{Clocks, Connection, Device, Line},
+    nccl_library::{Communicator, DataType, NCCL_VARIABLE, Nccl as Library, UniqueId},
 };
 use crate::control::{Control, lock};
-use blackburn_backend::cuda_memory::{CudaMemory, is_cuda};
+use blackburn_backend::{
+    cuda_memory::{AnyTensor, CudaMemory, is_cuda},
+    graph::Identity,
+};
 use burn::tensor::{DType, Tensor};
 use std::{
+    collections::{HashMap, HashSet},
     fmt,
     sync::{
         Arc, Mutex,
@@ -28,19 +33,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a wait asks again and again, before it sleeps in between.
-const BUSY: Duration = Duration::from_millis(20);
-const PAUSE: Duration = Duration::from_micros(50);
+/// How long one that has failed waits until the program is in no call of NCCL's.
+const COURTESY: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long a process has to end after a failure.
+const LAST_GRACE: Duration = Duration::from_secs(5);
 
 /// NCCL for tensors on CUDA devices, and `host` for all else.
 pub(crate) struct Nccl<E> {
     rank: usize,
+    size: usize,
     host: E,
     control: Arc<Control>,
     /// Made by the first tensor.
-    connection: Mutex<Option<Connection>>,
+    connection: Arc<Mutex<Option<Connection>>>,
+    /// Where tensors lie that were added up in place last: those of a recording stay where they are, and
+    /// to ask for each takes the host longer than all else.
+    places: Mutex<HashMap<Identity, Place>>,
+    /// The connection's, for whoever ends it while the program may be in a call.
+    line: Mutex<Option<Arc<Line>>>,
     is_aborted: AtomicBool,
-    clock: Clock,
+    clocks: Clocks,
 }
 
 impl<E> fmt::Debug for Nccl<E> {
@@ -49,37 +62,47 @@ impl<E> fmt::Debug for Nccl<E> {
     }
 }
 
-/// A rank's communicator.
-struct Connection {
-    nccl: Library,
-    cuda: Cuda,
-    communicator: Communicator,
-    stream: Stream,
+/// Where one tensor is, and where it goes, if anything comes for it.
+#[derive(Clone, Copy)]
+struct Move {
+    from: u64,
+    to: Option<u64>,
+    count: usize,
+    dtype: DataType,
+    /// The one rank that gives or gets it, if it is not all.
+    root: Option<usize>,
+}
+
+/// Where a tensor lies that is added up in place.
+#[derive(Clone, Copy)]
+struct Place {
+    address: u64,
+    bytes: usize,
     ordinal: usize,
 }
 
-// SAFETY: the communicator and the stream may be used by any thread, one at a time, which the mutex around them
-// sees to.
-unsafe impl Send for Connection {}
-
-/// Where one tensor is, and where it goes.
-struct Move {
-    from: CudaMemory,
-    to: CudaMemory,
-    count: usize,
-    dtype: DataType,
-    root: usize,
+/// Moves, and what keeps the memory in place until they are asked for.
+struct Moves {
+    moves: Vec<Move>,
+    ordinal: usize,
+    _memory: Vec<CudaMemory>,
 }
+
+/// What a kernel of NCCL's is asked for.
+type Call<'a> = dyn Fn(&Library, Communicator, Stream, Move) -> Result<(), CallFailed> + 'a;
 
 impl<E: Engine> Nccl<E> {
     pub(crate) fn new(host: E, control: Arc<Control>) -> Self {
         Self {
             rank: control.rank(),
+            size: control.size(),
             host,
             control,
-            connection: Mutex::new(None),
+            connection: Arc::default(),
+            places: Mutex::default(),
+            line: Mutex::default(),
             is_aborted: AtomicBool::new(false),
-            clock: Clock::default(),
+            clocks: Clocks::default(),
         }
     }
 
@@ -87,66 +110,161 @@ impl<E: Engine> Nccl<E> {
         EngineError { rank: self.rank, what: what.to_string() }
     }
 
-    /// Moves `tensors`, each of which is told its root, into memory of their own.
+    /// Moves `tensors`, each of which is told its root. Those whose roots `comes` accepts go into memory of their
+    /// own; the others stay what they are.
     fn moved(
         &self,
-        tensors: Vec<(Tensor<1>, usize)>,
-        call: impl Fn(&Connection, &Move) -> Result<(), CallFailed>,
+        tensors: Vec<(Tensor<1>, Option<usize>)>,
+        comes: impl Fn(Option<usize>) -> bool,
+        device_then: Device,
+        call: &Call<'_>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
-        let mut results = Vec::with_capacity(tensors.len());
-        let mut moves = Vec::with_capacity(tensors.len());
-        let mut device = None;
-        for (tensor, root) in tensors {
-            let (count, dtype, place) = (tensor.dims()[0], tensor.dtype(), tensor.device());
-            let result = Tensor::<1>::empty([count], (&place, dtype));
-            results.push(result.clone());
-            if count == 0 {
-                continue;
-            }
-            let of = |tensor| CudaMemory::of(tensor).map_err(|error| self.wrong(error));
-            let dtype = data_type(dtype).map_err(|error| self.wrong(error))?;
-            moves.push(Move { from: of(tensor)?, to: of(result)?, count, dtype, root });
-            device = Some(place);
-        }
-        let Some(device) = device else { return Ok(results) };
-        device.sync().map_err(|error| self.wrong(format!("the device failed: {error}")))?;
+        let (results, pairs) = paired(tensors, comes);
+        let Some(Moves { moves, ordinal, _memory }) = self.moves(pairs)? else {
+            return Ok(results);
+        };
+        self.ask(&moves, ordinal, device_then, call).map(|()| results)
+    }
+
+    /// Asks for all `moves` at once.
+    fn ask(
+        &self,
+        moves: &[Move],
+        ordinal: usize,
+        device_then: Device,
+        call: &Call<'_>,
+    ) -> Result<(), EngineError> {
         let mut held = lock(&self.connection);
         let connection = match &mut *held {
             Some(connection) => connection,
-            none => none.insert(self.connect(moves[0].from.ordinal)?),
+            none => none.insert(self.connect(ordinal)?),
         };
-        let done = self.clock.timed(|| {
-            let called = connection.cuda.use_device(connection.ordinal).and_then(|()| {
-                connection.nccl.grouped(|| moves.iter().try_for_each(|it| call(connection, it)))
-            });
-            called.map_err(|error| self.wrong(error))?;
-            self.wait(connection)
+        let done = self.in_turn(connection, device_then, |nccl, communicator, stream| {
+            nccl.grouped(|| moves.iter().try_for_each(|it| call(nccl, communicator, stream, *it)))
         });
         if done.is_err() {
             // Its kernels may still wait for a rank that is gone. They end before the memory is given free that they
             // would write to.
             *held = None;
         }
-        done.map(|()| results)
+        done
     }
 
-    /// Waits until the numbers have come, or a rank has failed.
-    fn wait(&self, connection: &Connection) -> Result<(), EngineError> {
-        let Connection { nccl, cuda, communicator, stream, .. } = connection;
-        let since = Instant::now();
-        loop {
-            // SAFETY: both live as long as the connection.
-            let done = unsafe { nccl.look(*communicator).and_then(|()| cuda.is_done(*stream)) };
-            if done.map_err(|error| self.wrong(error))? {
-                return Ok(());
+    /// Where these tensors are, and where they go, once all that computes them was asked for.
+    fn moves(&self, pairs: Vec<Pair>) -> Result<Option<Moves>, EngineError> {
+        let Some((first, ..)) = pairs.first() else { return Ok(None) };
+        self.flush(&first.device())?;
+        let (mut tensors, mut sizes) = (Vec::new(), Vec::new());
+        for (tensor, to, root) in pairs {
+            let (count, dtype) = (tensor.dims()[0], self.data_type(tensor.dtype())?);
+            sizes.push((count, dtype, to.is_some(), root));
+            tensors.push(tensor);
+            tensors.extend(to);
+        }
+        let memory = CudaMemory::of_all(tensors).map_err(|error| self.wrong(error))?;
+        let ordinal = memory.first().map_or(0, |memory| memory.ordinal);
+        let mut addresses = memory.iter().map(|memory| memory.address);
+        let moves = sizes.into_iter().map_while(|(count, dtype, comes, root)| {
+            let from = addresses.next()?;
+            let to = if comes { Some(addresses.next()?) } else { None };
+            Some(Move { from, to, count, dtype, root })
+        });
+        Ok(Some(Moves { moves: moves.collect(), ordinal, _memory: memory }))
+    }
+
+    fn flush(&self, device: &burn::tensor::Device) -> Result<(), EngineError> {
+        device.flush().map_err(|error| self.wrong(format!("the device failed: {error}")))
+    }
+
+    fn data_type(&self, dtype: DType) -> Result<DataType, EngineError> {
+        match dtype {
+            DType::F16 => Ok(DataType::Float16),
+            DType::BF16 => Ok(DataType::Bfloat16),
+            DType::F32 => Ok(DataType::Float32),
+            DType::F64 => Ok(DataType::Float64),
+            other => Err(self.wrong(format!("was asked to move {other:?}, and moves floats"))),
+        }
+    }
+
+    /// Where the tensors lie that are added up in place, which asks for those alone that were not there last time.
+    fn placed(&self, tensors: &[AnyTensor]) -> Result<Option<Vec<Place>>, EngineError> {
+        let known = |tensor: &AnyTensor| Some((tensor.identity?, tensor.clone()));
+        let Some(all) = tensors.iter().map(known).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let mut places = lock(&self.places);
+        let identities: HashSet<Identity> = all.iter().map(|(identity, _)| *identity).collect();
+        places.retain(|identity, _| identities.contains(identity));
+        let new: Vec<_> =
+            all.iter().filter(|(identity, _)| !places.contains_key(identity)).cloned().collect();
+        if let Some((_, first)) = new.first() {
+            self.flush(first.device())?;
+            let (identities, tensors): (Vec<Identity>, Vec<AnyTensor>) = new.into_iter().unzip();
+            let memory = CudaMemory::spans_of(tensors).map_err(|error| self.wrong(error))?;
+            let found = memory.iter().map(|CudaMemory { address, bytes, ordinal, .. }| Place {
+                address: *address,
+                bytes: *bytes,
+                ordinal: *ordinal,
+            });
+            places.extend(identities.into_iter().zip(found));
+        }
+        Ok(all.iter().map(|(identity, _)| places.get(identity).copied()).collect())
+    }
+
+    /// Asks for `calls` behind what the device was asked for.
+    fn in_turn(
+        &self,
+        connection: &mut Connection,
+        device_then: Device,
+        calls: impl FnOnce(&Library, Communicator, Stream) -> Result<(), CallFailed>,
+    ) -> Result<(), EngineError> {
+        let communicator = connection.line.communicator();
+        if self.is_aborted.load(Ordering::Relaxed) || communicator.is_null() {
+            return Err(self.wrong("was stopped by the failure of another"));
+        }
+        let asked = connection.in_turn(&self.clocks, communicator, device_then, calls);
+        asked.map_err(|error| self.wrong(error))
+    }
+
+    fn spread_then(
+        &self,
+        tensors: Vec<(Tensor<1>, usize)>,
+        device_then: Device,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
+        let (own, size) = (self.rank, self.size);
+        let tensors = tensors.into_iter().map(|(tensor, root)| (tensor, Some(root))).collect();
+        self.moved(tensors, |root| root != Some(own), device_then, &|nccl, line, stream, it| {
+            let Move { from, to, count, dtype, root } = it;
+            match (to, root) {
+                // SAFETY: the memory is held until this is asked for, and CubeCL's streams wait before they use it
+                // again; it has `count` numbers of that type.
+                (Some(to), Some(root)) => unsafe {
+                    nccl.receive(to, count, dtype, root, line, stream)
+                },
+                _ => (0..size).filter(|other| *other != own).try_for_each(|other| {
+                    // SAFETY: as above.
+                    unsafe { nccl.send(from, count, dtype, other, line, stream) }
+                }),
             }
-            if self.is_aborted.load(Ordering::Relaxed) {
-                return Err(self.wrong("was stopped while it waited for the others"));
-            }
-            if since.elapsed() > BUSY {
-                std::thread::sleep(PAUSE);
-            } else {
-                std::hint::spin_loop();
+        })
+    }
+
+    /// The calls of sums: for all, or for one rank.
+    fn sum_call(
+        &self,
+        nccl: &Library,
+        line: Communicator,
+        stream: Stream,
+        Move { from, to, count, dtype, root }: Move,
+    ) -> Result<(), CallFailed> {
+        // Others than the root need not say where: nothing comes to them.
+        let to = to.unwrap_or(0);
+        // SAFETY: the memory is held until this is asked for, and CubeCL's streams wait before they use it again; it has
+        // `count` numbers of that type.
+        unsafe {
+            match root {
+                None => nccl.sum(from, to, count, dtype, line, stream),
+                Some(root) => nccl.sum_at(from, to, count, dtype, root, line, stream),
             }
         }
     }
@@ -156,15 +274,17 @@ impl<E: Engine> Nccl<E> {
         let loaded = Library::load(std::env::var(NCCL_VARIABLE).ok())
             .and_then(|nccl| Ok((nccl, Cuda::load()?)));
         let begun = loaded.and_then(|(nccl, cuda)| {
-            let version = cuda
-                .use_device(ordinal)
-                .and_then(|()| nccl.version())
-                .map_err(|error| error.to_string())?;
-            let id = match self.rank {
-                0 => nccl.unique_id().map_err(|error| error.to_string())?,
-                _ => UniqueId([0; 128]),
-            };
-            Ok((nccl, cuda, version, id))
+            let prepared = cuda.context(ordinal).and_then(|context| {
+                // SAFETY: it is this device's.
+                unsafe { cuda.enter(context) }?;
+                let id = match self.rank {
+                    0 => nccl.unique_id()?,
+                    _ => UniqueId([0; 128]),
+                };
+                Ok((context, nccl.version()?, id))
+            });
+            let (context, version, id) = prepared.map_err(|error| error.to_string())?;
+            Ok((nccl, cuda, context, version, id))
         });
         // All ranks hear of all, so that none waits for one that has no library.
         let told = match &begun {
@@ -172,7 +292,7 @@ impl<E: Engine> Nccl<E> {
             Err(reason) => reason.clone().into_bytes(),
         };
         let shared = self.control.share("NCCL", told).map_err(|error| self.wrong(error))?;
-        let (nccl, cuda, version, _) = begun.map_err(|reason| self.wrong(reason))?;
+        let (nccl, cuda, context, version, _) = begun.map_err(|reason| self.wrong(reason))?;
         let mut id = UniqueId([0; 128]);
         for (rank, told) in shared.iter().enumerate() {
             let Some(sound) = told.strip_prefix(b"ok").filter(|sound| sound.len() == 132) else {
@@ -189,13 +309,33 @@ impl<E: Engine> Nccl<E> {
                 id.0.copy_from_slice(its_id);
             }
         }
-        let made = nccl
-            .communicator(shared.len(), id, self.rank)
-            .and_then(|communicator| Ok((communicator, cuda.stream()?)));
-        let (communicator, stream) = made.map_err(|error| self.wrong(error))?;
+        let made = nccl.communicator(shared.len(), id, self.rank);
+        let communicator = made.map_err(|error| self.wrong(error))?;
         tracing::debug!("NCCL {version} between {} ranks, device {ordinal}", shared.len());
-        Ok(Connection { nccl, cuda, communicator, stream, ordinal })
+        let line = Arc::new(Line::new(nccl, communicator));
+        *lock(&self.line) = Some(line.clone());
+        Connection::new(cuda, context, line).map_err(|error| self.wrong(error))
     }
+}
+
+/// A tensor, where it goes, and its root.
+type Pair = (Tensor<1>, Option<Tensor<1>>, Option<usize>);
+
+/// What becomes of tensors, and those of them that have elements, with memory for what comes.
+fn paired(
+    tensors: Vec<(Tensor<1>, Option<usize>)>,
+    comes: impl Fn(Option<usize>) -> bool,
+) -> (Vec<Tensor<1>>, Vec<Pair>) {
+    let (mut results, mut pairs) = (Vec::with_capacity(tensors.len()), Vec::new());
+    for (tensor, root) in tensors {
+        let (count, dtype, place) = (tensor.dims()[0], tensor.dtype(), tensor.device());
+        let to = comes(root).then(|| Tensor::<1>::empty([count], (&place, dtype)));
+        results.push(to.as_ref().unwrap_or(&tensor).clone());
+        if count > 0 {
+            pairs.push((tensor, to, root));
+        }
+    }
+    (results, pairs)
 }
 
 impl<E: Engine> Engine for Nccl<E> {
@@ -203,60 +343,131 @@ impl<E: Engine> Engine for Nccl<E> {
         if !tensors.iter().all(|tensor| is_cuda(&tensor.device())) {
             return self.host.sum(tensors);
         }
-        let tensors = tensors.into_iter().map(|tensor| (tensor, 0)).collect();
-        self.moved(tensors, |connection, Move { from, to, count, dtype, .. }| {
-            let Connection { nccl, communicator, stream, .. } = connection;
-            // SAFETY: the memory is held, has `count` numbers of that type, and the call waits for the stream.
-            unsafe { nccl.sum(from.address, to.address, *count, *dtype, *communicator, *stream) }
+        let tensors = tensors.into_iter().map(|tensor| (tensor, None)).collect();
+        self.moved(tensors, |_| true, Device::Waits, &|nccl, line, stream, it| {
+            self.sum_call(nccl, line, stream, it)
         })
+    }
+
+    fn sum_at(&self, tensors: Vec<(Tensor<1>, usize)>) -> Result<Vec<Tensor<1>>, EngineError> {
+        if !tensors.iter().all(|(tensor, _)| is_cuda(&tensor.device())) {
+            return self.host.sum_at(tensors);
+        }
+        let own = Some(self.rank);
+        let tensors = tensors.into_iter().map(|(tensor, root)| (tensor, Some(root))).collect();
+        self.moved(tensors, |root| root == own, Device::Waits, &|nccl, line, stream, it| {
+            self.sum_call(nccl, line, stream, it)
+        })
+    }
+
+    fn layout(&self, tensors: &[AnyTensor]) -> Result<Option<u32>, EngineError> {
+        if tensors.is_empty() || !tensors.iter().all(|tensor| is_cuda(tensor.device())) {
+            return Ok(None);
+        }
+        let Some(places) = self.placed(tensors)? else { return Ok(None) };
+        let mut sizes = Vec::new();
+        for (place, tensor) in places.iter().zip(tensors) {
+            sizes.extend(place.bytes.to_le_bytes());
+            sizes.push(self.data_type(tensor.dtype())? as u8);
+        }
+        Ok(Some(crc32c::crc32c(&sizes)))
+    }
+
+    fn sum_in_place(
+        &self,
+        tensors: Vec<(AnyTensor, Option<usize>)>,
+        extras: Vec<Tensor<1>>,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
+        let (tensors, roots): (Vec<AnyTensor>, Vec<Option<usize>>) = tensors.into_iter().unzip();
+        let places = self.placed(&tensors)?.unwrap_or_default();
+        let (results, pairs) =
+            paired(extras.into_iter().map(|extra| (extra, None)).collect(), |_| true);
+        if let (true, Some(first)) = (pairs.is_empty(), tensors.first()) {
+            // What computes them is asked for now.
+            self.flush(first.device())?;
+        }
+        let extras = self.moves(pairs)?;
+        let mut seen = HashSet::new();
+        let mut moves = Vec::new();
+        let ordinal = places.first().map(|place| place.ordinal);
+        for ((place, root), tensor) in places.into_iter().zip(roots).zip(&tensors) {
+            let Place { address, bytes, .. } = place;
+            // Two gradients may be one and the same memory.
+            if bytes > 0 && seen.insert(address) {
+                let (dtype, size) = (self.data_type(tensor.dtype())?, tensor.dtype().size());
+                let (from, to) = (address, Some(address));
+                moves.push(Move { from, to, count: bytes / size, dtype, root });
+            }
+        }
+        moves.extend(extras.iter().flat_map(|extras| &extras.moves));
+        let ordinal = ordinal.or(extras.as_ref().map(|extras| extras.ordinal));
+        let Some(ordinal) = ordinal.filter(|_| !moves.is_empty()) else { return Ok(results) };
+        self.ask(&moves, ordinal, Device::Waits, &|nccl, line, stream, it| {
+            self.sum_call(nccl, line, stream, it)
+        })?;
+        Ok(results)
     }
 
     fn spread(&self, tensors: Vec<(Tensor<1>, usize)>) -> Result<Vec<Tensor<1>>, EngineError> {
         if !tensors.iter().all(|(tensor, _)| is_cuda(&tensor.device())) {
             return self.host.spread(tensors);
         }
-        self.moved(tensors, |connection, Move { from, to, count, dtype, root }| {
-            let Connection { nccl, communicator, stream, .. } = connection;
-            let (from, to) = (from.address, to.address);
-            // SAFETY: as above.
-            unsafe { nccl.copy(from, to, *count, *dtype, *root, *communicator, *stream) }
-        })
+        self.spread_then(tensors, Device::Waits)
+    }
+
+    fn spread_beside(
+        &self,
+        tensors: Vec<(Tensor<1>, usize)>,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
+        if !tensors.iter().all(|(tensor, _)| is_cuda(&tensor.device())) {
+            return self.host.spread(tensors);
+        }
+        self.spread_then(tensors, Device::GoesOn)
+    }
+
+    fn join(&self) -> Result<(), EngineError> {
+        match &mut *lock(&self.connection) {
+            Some(connection) => connection.join().map_err(|error| self.wrong(error)),
+            None => Ok(()),
+        }
     }
 
     fn spread_bytes(&self, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, EngineError> {
         self.host.spread_bytes(bytes, root)
     }
 
-    fn moving(&self) -> Duration {
-        self.clock.total() + self.host.moving()
+    fn moving(&self) -> Moved {
+        if let Some(connection) = &mut *lock(&self.connection) {
+            // What fails here fails again where numbers move.
+            let _ = connection.take_times(&self.clocks);
+        }
+        let Moved { all, beside } = self.host.moving();
+        let Clocks { all: own, beside: own_beside } = &self.clocks;
+        Moved { all: all + own.total(), beside: beside + own_beside.total() }
     }
 
     fn abort(&self) {
         self.is_aborted.store(true, Ordering::Relaxed);
         self.host.abort();
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        let used = self.cuda.use_device(self.ordinal);
-        // SAFETY: nobody uses them any more. To abort is the way to end a communicator whose ranks may be gone.
-        let ended = used.and_then(|()| unsafe {
-            self.nccl.end(self.communicator)?;
-            self.cuda.end(self.stream)
+        let Some(line) = lock(&self.line).clone() else { return };
+        let connection = self.connection.clone();
+        // The device waits for numbers that do not come, and the program may wait for the device. Whoever calls this
+        // must not wait.
+        std::thread::spawn(move || {
+            let since = Instant::now();
+            let mut held = connection.try_lock();
+            while held.is_err() && since.elapsed() < COURTESY {
+                std::thread::sleep(PAUSE);
+                held = connection.try_lock();
+            }
+            let ended = line.end();
+            tracing::debug!("after a failure NCCL has ended in {:?}: {ended:?}", since.elapsed());
         });
-        if let Err(error) = ended {
-            tracing::debug!("at the end: {error}");
-        }
-    }
-}
-
-fn data_type(dtype: DType) -> Result<DataType, String> {
-    match dtype {
-        DType::F16 => Ok(DataType::Float16),
-        DType::BF16 => Ok(DataType::Bfloat16),
-        DType::F32 => Ok(DataType::Float32),
-        DType::F64 => Ok(DataType::Float64),
-        other => Err(format!("was asked to move {other:?}, and moves floats")),
+        // Where NCCL does not come back, the process would not end: CUDA waits for its kernels then.
+        let control = self.control.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(LAST_GRACE);
+            control.end_process();
+        });
     }
 }

@@ -1,16 +1,12 @@
-//! The functions of NCCL and of CUDA's driver that are called, loaded at run time.
+//! The functions of NCCL that are called.
 
-use libloading::Library;
-use std::{
-    ffi::{CStr, c_char, c_int, c_uint, c_void},
-    fmt,
-};
+use super::library::{CallFailed, Status, Stream, functions, load, text};
+use std::ffi::{c_char, c_int, c_void};
 
-/// Names that NCCL is looked for by. The wheel of `PyPI` has the second one alone.
+/// Names that NCCL is looked for by. The wheel of `PyPI` has the first one alone.
 const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Where to find it, if the program is told.
 pub(crate) const NCCL_VARIABLE: &str = "BLACKBURN_NCCL";
-const CUDA: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// `ncclUniqueId`, by which ranks find each other.
 #[repr(C)]
@@ -19,16 +15,9 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 
 /// `ncclComm_t`.
 pub(super) type Communicator = *mut c_void;
-/// `CUstream`.
-pub(super) type Stream = *mut c_void;
-type Status = c_int;
 
 /// `ncclInProgress`: no failure yet.
-pub(super) const IN_PROGRESS: Status = 7;
-/// `CUDA_ERROR_NOT_READY`.
-pub(super) const NOT_READY: Status = 600;
-/// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: c_uint = 1;
+const IN_PROGRESS: Status = 7;
 
 /// `ncclDataType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,32 +32,6 @@ pub(super) enum DataType {
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// Declares a struct of functions, and how it is loaded.
-macro_rules! functions {
-    ($(#[$meta:meta])* $name:ident { $($field:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)* }) => {
-        $(#[$meta])*
-        pub(super) struct $name {
-            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
-            // Unloaded last: the functions are its own.
-            _library: Library,
-        }
-
-        impl $name {
-            fn bind(library: Library) -> Result<Self, String> {
-                $(
-                    // SAFETY: the symbol has this signature in every version of the library that has it.
-                    let $field = unsafe {
-                        *library
-                            .get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol.as_bytes())
-                            .map_err(|error| format!("it has no {}: {error}", $symbol))?
-                    };
-                )*
-                Ok(Self { $($field,)* _library: library })
-            }
-        }
-    };
-}
-
 functions! {
     /// NCCL.
     Nccl {
@@ -82,57 +45,13 @@ functions! {
         group_end = "ncclGroupEnd": fn() -> Status;
         all_reduce = "ncclAllReduce":
             fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> Status;
-        broadcast = "ncclBroadcast":
-            fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, Stream) -> Status;
+        reduce = "ncclReduce":
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Communicator, Stream) -> Status;
+        send = "ncclSend":
+            fn(*const c_void, usize, c_int, c_int, Communicator, Stream) -> Status;
+        receive = "ncclRecv":
+            fn(*mut c_void, usize, c_int, c_int, Communicator, Stream) -> Status;
     }
-}
-
-functions! {
-    /// CUDA's driver.
-    Cuda {
-        init = "cuInit": fn(c_uint) -> Status;
-        device_get = "cuDeviceGet": fn(*mut c_int, c_int) -> Status;
-        primary_context = "cuDevicePrimaryCtxRetain": fn(*mut *mut c_void, c_int) -> Status;
-        set_context = "cuCtxSetCurrent": fn(*mut c_void) -> Status;
-        stream_create = "cuStreamCreate": fn(*mut Stream, c_uint) -> Status;
-        stream_query = "cuStreamQuery": fn(Stream) -> Status;
-        stream_destroy = "cuStreamDestroy_v2": fn(Stream) -> Status;
-        error_string = "cuGetErrorString": fn(Status, *mut *const c_char) -> Status;
-    }
-}
-
-/// A function of a library that failed.
-#[derive(Debug)]
-pub(super) struct CallFailed {
-    function: &'static str,
-    status: Status,
-    text: String,
-}
-
-impl fmt::Display for CallFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed: {} ({})", self.function, self.text, self.status)
-    }
-}
-
-fn load(names: &[String]) -> Result<Library, String> {
-    let mut reasons = Vec::new();
-    for name in names {
-        // SAFETY: the initializers of these libraries may run at any time.
-        match unsafe { Library::new(name) } {
-            Ok(library) => return Ok(library),
-            Err(error) => reasons.push(format!("{name}: {error}")),
-        }
-    }
-    Err(reasons.join("; "))
-}
-
-fn text(text: *const c_char) -> String {
-    if text.is_null() {
-        return "no reason given".into();
-    }
-    // SAFETY: the libraries give texts that end with a zero and live as long as they do.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 impl Nccl {
@@ -249,13 +168,13 @@ impl Nccl {
         self.check("ncclAllReduce", status)
     }
 
-    /// Copies `from` of rank `root` into `to` of all.
+    /// Adds `from` up over all ranks, into `to` of rank `root`; others may give 0 for it.
     ///
     /// # Safety
     ///
-    /// As [`sum`](Self::sum).
+    /// As [`sum`](Self::sum), with that exception.
     #[expect(clippy::too_many_arguments, reason = "the library's own")]
-    pub(super) unsafe fn copy(
+    pub(super) unsafe fn sum_at(
         &self,
         from: u64,
         to: u64,
@@ -265,75 +184,52 @@ impl Nccl {
         communicator: Communicator,
         stream: Stream,
     ) -> Result<(), CallFailed> {
-        let (from, to, root) = (from as *const c_void, to as *mut c_void, root as c_int);
+        let (from, to, dtype) = (from as *const c_void, to as *mut c_void, dtype as c_int);
         // SAFETY: the caller's.
         let status = unsafe {
-            (self.broadcast)(from, to, count, dtype as c_int, root, communicator, stream)
+            (self.reduce)(from, to, count, dtype, SUM, root as c_int, communicator, stream)
         };
-        self.check("ncclBroadcast", status)
-    }
-}
-
-impl Cuda {
-    pub(super) fn load() -> Result<Self, String> {
-        load(&CUDA.map(str::to_owned))
-            .and_then(Self::bind)
-            .map_err(|reason| format!("CUDA's driver cannot be loaded: {reason}"))
+        self.check("ncclReduce", status)
     }
 
-    fn check(&self, function: &'static str, status: Status) -> Result<(), CallFailed> {
-        if status == 0 {
-            return Ok(());
-        }
-        let mut reason = std::ptr::null();
-        // SAFETY: it writes to the pointer, and leaves it alone for a status that it does not know.
-        unsafe { (self.error_string)(status, &raw mut reason) };
-        Err(CallFailed { function, status, text: text(reason) })
-    }
-
-    /// Makes the primary context of device `ordinal`, which CubeCL uses, that of this thread.
-    pub(super) fn use_device(&self, ordinal: usize) -> Result<(), CallFailed> {
-        let (mut device, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: each call writes to the pointer that it is given, and they are in the order that CUDA asks for.
-        unsafe {
-            self.check("cuInit", (self.init)(0))?;
-            let status = (self.device_get)(&raw mut device, ordinal as c_int);
-            self.check("cuDeviceGet", status)?;
-            let status = (self.primary_context)(&raw mut context, device);
-            self.check("cuDevicePrimaryCtxRetain", status)?;
-            self.check("cuCtxSetCurrent", (self.set_context)(context))
-        }
-    }
-
-    /// A stream of the current context, which does not wait for the default one.
-    pub(super) fn stream(&self) -> Result<Stream, CallFailed> {
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: it writes to the pointer.
-        let status = unsafe { (self.stream_create)(&raw mut stream, NON_BLOCKING) };
-        self.check("cuStreamCreate", status).map(|()| stream)
-    }
-
-    /// Whether all that was asked of the stream is done.
+    /// Sends `from` to rank `to`.
     ///
     /// # Safety
     ///
-    /// The stream lives.
-    pub(super) unsafe fn is_done(&self, stream: Stream) -> Result<bool, CallFailed> {
+    /// As [`sum`](Self::sum).
+    pub(super) unsafe fn send(
+        &self,
+        from: u64,
+        count: usize,
+        dtype: DataType,
+        to: usize,
+        communicator: Communicator,
+        stream: Stream,
+    ) -> Result<(), CallFailed> {
+        let (from, dtype, to) = (from as *const c_void, dtype as c_int, to as c_int);
         // SAFETY: the caller's.
-        match unsafe { (self.stream_query)(stream) } {
-            NOT_READY => Ok(false),
-            status => self.check("cuStreamQuery", status).map(|()| true),
-        }
+        let status = unsafe { (self.send)(from, count, dtype, to, communicator, stream) };
+        self.check("ncclSend", status)
     }
 
-    /// Ends the stream.
+    /// Puts what rank `from` sends into `to`.
     ///
     /// # Safety
     ///
-    /// It was made by [`stream`](Self::stream), and is used no more.
-    pub(super) unsafe fn end(&self, stream: Stream) -> Result<(), CallFailed> {
+    /// As [`sum`](Self::sum).
+    pub(super) unsafe fn receive(
+        &self,
+        to: u64,
+        count: usize,
+        dtype: DataType,
+        from: usize,
+        communicator: Communicator,
+        stream: Stream,
+    ) -> Result<(), CallFailed> {
+        let (to, dtype, from) = (to as *mut c_void, dtype as c_int, from as c_int);
         // SAFETY: the caller's.
-        self.check("cuStreamDestroy", unsafe { (self.stream_destroy)(stream) })
+        let status = unsafe { (self.receive)(to, count, dtype, from, communicator, stream) };
+        self.check("ncclRecv", status)
     }
 }
 

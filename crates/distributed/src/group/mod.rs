@@ -4,12 +4,14 @@ mod config;
 mod module;
 
 pub use config::{GroupConfig, Wire};
+pub use module::GradientSums;
+pub(crate) use module::How;
 
 #[cfg(feature = "cuda")]
 use crate::engine::{nccl::Nccl, nccl_library::NCCL_VARIABLE};
 use crate::{
     control::{Control, Joined, Limits, Membership, join},
-    engine::{Engine, host::OverHost, tcp::Tcp},
+    engine::{Engine, Moved, host::OverHost, tcp::Tcp},
     error::DistributedError,
     world::World,
 };
@@ -114,9 +116,10 @@ impl Group {
         &self.world
     }
 
-    /// How long numbers have moved between this rank and the others until now, while it did nothing else.
-    pub fn time_moving(&self) -> Duration {
-        self.others.as_ref().map_or(Duration::ZERO, |others| others.engine.moving())
+    /// How long numbers have moved between this rank and the others until now: on GPUs, those of moves that are
+    /// over.
+    pub fn time_moving(&self) -> Moved {
+        self.others.as_ref().map_or_else(Moved::default, |others| others.engine.moving())
     }
 
     /// Notes that this rank begins `step`, for the message of a failure.

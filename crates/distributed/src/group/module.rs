@@ -8,7 +8,33 @@ use burn::{
     tensor::{DType, FloatDType, Tensor, TensorData},
 };
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+/// Sums of gradients over all ranks.
+#[derive(Debug)]
+pub struct GradientSums {
+    /// The sums, the same bits on all ranks.
+    pub gradients: GradientsParams,
+    /// The means of what was given besides.
+    pub extras: Vec<Tensor<1>>,
+    /// What the sums are multiplied by to be means.
+    pub factor: f64,
+}
+
+impl GradientSums {
+    /// The means of the gradients of `module`, which are taken out.
+    pub fn means<M: Module>(&mut self, module: &M) -> GradientsParams {
+        let sums = std::mem::take(&mut self.gradients);
+        if self.factor == 1.0 {
+            return sums;
+        }
+        let means = flat::take(module, sums)
+            .into_iter()
+            .map(|(id, sum)| (id, weighted(sum, self.factor)))
+            .collect();
+        flat::give(module, means)
+    }
+}
 
 /// What ranks tell each other of a step.
 #[derive(Serialize, Deserialize)]
@@ -18,6 +44,28 @@ struct Contribution {
     /// A letter for each parameter.
     gradients: String,
     extras: usize,
+    /// How the gradients lie, if they may be added up where they do.
+    layout: Option<u32>,
+}
+
+impl Contribution {
+    /// Whether gradients of both may be added up where they lie: all of them, with the same weight.
+    fn lies_like(&self, other: &Self) -> bool {
+        self.layout.is_some()
+            && self.layout == other.layout
+            && self.gradients == other.gradients
+            && self.weight == other.weight
+            && f64::from_bits(self.weight) > 0.0
+    }
+}
+
+/// How gradients are added up.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct How<'a> {
+    /// Whether sums may take their place.
+    pub(crate) in_place: bool,
+    /// The ranks that alone get the sums of parameters, if not all do.
+    pub(crate) owners: Option<&'a HashMap<ParamId, usize>>,
 }
 
 impl Group {
@@ -53,6 +101,23 @@ impl Group {
         Ok(module.map(&mut replacement))
     }
 
+    /// Checks that all ranks have the same numbers in the parameters of `module` that are trained, as they do after
+    /// steps by the same gradients: a rank whose memory or arithmetic fails is found so. The numbers are copied to the
+    /// host.
+    ///
+    /// # Errors
+    ///
+    /// When they have not, with the first parameter that differs, or a rank has failed.
+    pub fn same<M: Module>(&self, module: &M) -> Result<(), DistributedError> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let all = self.gather("the numbers of a module", &fingerprint::with_numbers(module))?;
+        fingerprint::difference(&all).map_or(Ok(()), |values| {
+            Err(DistributedError::Differ { what: "the numbers of a parameter".into(), values })
+        })
+    }
+
     /// The mean of all ranks' gradients, each of which is of a mean over `weight` samples or tokens: the gradient
     /// of the mean over all of them. The same bits on all ranks.
     ///
@@ -85,6 +150,52 @@ impl Group {
         extras: Vec<Tensor<1>>,
         weight: f64,
     ) -> Result<(GradientsParams, Vec<Tensor<1>>), DistributedError> {
+        let mut sums = self.sums(module, gradients, extras, weight)?;
+        Ok((sums.means(module), sums.extras))
+    }
+
+    /// As [`mean_with`](Self::mean_with), of gradients the sums alone: whoever multiplies them anyhow, such as an
+    /// optimizer that clips, saves a pass over all of them.
+    ///
+    /// # Errors
+    ///
+    /// As `mean`.
+    pub fn sums<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+        extras: Vec<Tensor<1>>,
+        weight: f64,
+    ) -> Result<GradientSums, DistributedError> {
+        self.sums_for(module, gradients, extras, weight, How::default())
+    }
+
+    /// As [`sums`](Self::sums), of gradients that nobody needs any more, such as those of a recorded pass: sums may
+    /// take the place of gradients in their memory, and are then in all their clones. This takes the host less time,
+    /// and no memory.
+    ///
+    /// # Errors
+    ///
+    /// As `mean`.
+    pub fn sums_in_place<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+        extras: Vec<Tensor<1>>,
+        weight: f64,
+    ) -> Result<GradientSums, DistributedError> {
+        self.sums_for(module, gradients, extras, weight, How { in_place: true, owners: None })
+    }
+
+    /// As [`sums`](Self::sums).
+    pub(crate) fn sums_for<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+        extras: Vec<Tensor<1>>,
+        weight: f64,
+        how: How<'_>,
+    ) -> Result<GradientSums, DistributedError> {
         let refused = |argument, expected, actual: String| DistributedError::Argument {
             operation: "Group::mean",
             argument,
@@ -94,16 +205,42 @@ impl Group {
         if !(weight.is_finite() && weight >= 0.0) {
             return Err(refused("weight", "a finite number of at least 0", weight.to_string()));
         }
-        let Some(others) = &self.others else { return Ok((gradients, extras)) };
+        let Some(others) = &self.others else {
+            return Ok(GradientSums { gradients, extras, factor: 1.0 });
+        };
+        let How { in_place, owners } = how;
         let parameters = flat::parameters(module);
-        let own = flat::take(module, gradients);
-        let letters = parameters.iter().map(|(id, ..)| own.get(id).map_or('-', letter)).collect();
-        let contribution =
-            Contribution { weight: weight.to_bits(), gradients: letters, extras: extras.len() };
+        let lying = flat::Lying::of(module, &gradients);
+        let layout = match in_place && lying.types.iter().all(|dtype| self.moves_as_it_is(*dtype)) {
+            true => self.moved(others, others.engine.layout(&lying.tensors))?,
+            false => None,
+        };
+        let found: HashMap<ParamId, DType> =
+            lying.ids.iter().copied().zip(lying.types.iter().copied()).collect();
+        let letter = |id| found.get(id).map_or('-', |dtype| letter(*dtype));
+        let contribution = Contribution {
+            weight: weight.to_bits(),
+            gradients: parameters.iter().map(|(id, ..)| letter(id)).collect(),
+            extras: extras.len(),
+            layout,
+        };
+        let begun = std::time::Instant::now();
         let all = self.gather("the mean of gradients", &contribution)?;
+        tracing::trace!("the host's wait for other ranks' gradients: {:?}", begun.elapsed());
         let shares = Shares::of(&all, self.rank())
             .ok_or_else(|| refused("weight", "a rank with a weight above 0", "0 on all".into()))?;
         let dtypes = common_dtypes(&all)?;
+        let is_here = |id: &ParamId| owners.is_none_or(|owners| owners.get(id) == Some(&self.rank()));
+        if all.iter().all(|one| one.lies_like(&all[0])) {
+            let root = |id: &ParamId| owners.map(|owners| owners.get(id).copied().unwrap_or(0));
+            let roots = lying.ids.iter().map(root);
+            let tensors = lying.tensors.into_iter().zip(roots).collect();
+            let extras = self.moved(others, others.engine.sum_in_place(tensors, extras))?;
+            let means = extras.into_iter().map(|sum| weighted(sum, shares.of_sum)).collect();
+            let gradients = flat::keep(module, gradients, is_here);
+            return Ok(GradientSums { gradients, extras: means, factor: shares.of_sum });
+        }
+        let own = flat::take(module, gradients);
         let kept: Vec<_> = parameters.into_iter().zip(dtypes).collect();
 
         let mut ids = Vec::new();
@@ -116,38 +253,74 @@ impl Group {
             ids.push((id, dtype));
             tensors.push(self.on_wire(weighted(tensor, shares.own)));
         }
-        let count = tensors.len();
-        tensors.extend(extras.into_iter().map(|extra| match shares.own > 0.0 {
+        drop(own);
+        let extras = extras.into_iter().map(|extra| match shares.own > 0.0 {
             true => weighted(extra, shares.own),
             false => extra.zeros_like(),
-        }));
-        let mut sums = self.moved(others, others.engine.sum(tensors))?;
-        let extras = sums.split_off(count);
-        let means = |sum: Tensor<1>| weighted(sum, shares.of_sum);
-        let gradients = ids.into_iter().zip(sums).map(|((id, dtype), sum)| {
+        });
+        let (sums, extras) = match owners {
+            None => {
+                let count = tensors.len();
+                tensors.extend(extras);
+                let mut sums = self.moved(others, others.engine.sum(tensors))?;
+                let extras = sums.split_off(count);
+                (sums, extras)
+            }
+            Some(owners) => {
+                let owner = |(id, _): &(ParamId, FloatDType)| owners.get(id).copied().unwrap_or(0);
+                let tensors = tensors.into_iter().zip(ids.iter().map(owner)).collect();
+                let sums = self.moved(others, others.engine.sum_at(tensors))?;
+                (sums, self.moved(others, others.engine.sum(extras.collect()))?)
+            }
+        };
+        let gradients = ids.into_iter().zip(sums).filter(|((id, _), _)| is_here(id));
+        let gradients = gradients.map(|((id, dtype), sum)| {
             // What was in f32 is so again.
             let wide = matches!(dtype, FloatDType::F32) && sum.dtype() != DType::F32;
-            (id, means(if wide { sum.cast(FloatDType::F32) } else { sum }))
+            (id, if wide { sum.cast(FloatDType::F32) } else { sum })
         });
         let gradients: HashMap<ParamId, Tensor<1>> = gradients.collect();
-        Ok((flat::give(module, gradients), extras.into_iter().map(means).collect()))
+        let factor = shares.of_sum;
+        let means = extras.into_iter().map(|sum| weighted(sum, factor)).collect();
+        Ok(GradientSums { gradients: flat::give(module, gradients), extras: means, factor })
     }
 
-    /// Gives all ranks each parameter of `module` as its owner has it.
+    /// Adds up a tensor of one dimension in f32 over all ranks, without waiting for the device.
+    ///
+    /// # Errors
+    ///
+    /// When a rank has failed.
+    pub fn sum_on_device(&self, tensor: Tensor<1>) -> Result<Tensor<1>, DistributedError> {
+        let Some(others) = &self.others else { return Ok(tensor) };
+        let sums = self.moved(others, others.engine.sum(vec![tensor.clone()]))?;
+        Ok(sums.into_iter().next().unwrap_or(tensor))
+    }
+
+    /// Gives all ranks the parameters of `module` that `ids` are, each as its owner has it. The device goes on
+    /// meanwhile: the parameters may be read and changed behind [`join_spread`](Self::join_spread).
     pub(crate) fn spread_parameters<M: Module>(
         &self,
         module: M,
+        ids: &HashSet<ParamId>,
         owners: &HashMap<ParamId, usize>,
     ) -> Result<M, DistributedError> {
         let Some(others) = &self.others else { return Ok(module) };
-        let owned = flat::Values::of(&module)
+        let owned = flat::Values::some_of(&module, ids)
             .floats
             .into_iter()
             .filter_map(|(id, value)| Some((id, (value, *owners.get(&id)?))));
         let (ids, values): (Vec<ParamId>, Vec<_>) = owned.unzip();
-        let values = self.moved(others, others.engine.spread(values))?;
-        let floats = ids.into_iter().zip(values).collect();
+        let values = self.moved(others, others.engine.spread_beside(values))?;
+        // Its own are what they were.
+        let new = |(id, _): &(ParamId, Tensor<1>)| owners.get(id) != Some(&self.rank());
+        let floats = ids.into_iter().zip(values).filter(new).collect();
         Ok(module.map(&mut flat::Replacement { floats, ..flat::Replacement::default() }))
+    }
+
+    /// Has the device wait for all parameters that come.
+    pub(crate) fn join_spread(&self) -> Result<(), DistributedError> {
+        let Some(others) = &self.others else { return Ok(()) };
+        self.moved(others, others.engine.join())
     }
 
     /// The bytes of each rank, in their order, on all of them.
@@ -160,11 +333,19 @@ impl Group {
         (0..self.size()).map(from).collect()
     }
 
+    fn moves_as_it_is(&self, dtype: DType) -> bool {
+        match self.wire {
+            Wire::AsTheyAre => true,
+            Wire::F32 => dtype == DType::F32,
+            Wire::Bf16 => dtype == DType::BF16,
+        }
+    }
+
     fn on_wire(&self, gradient: Tensor<1>) -> Tensor<1> {
         match self.wire {
-            Wire::F32 if gradient.dtype() != DType::F32 => gradient.cast(FloatDType::F32),
-            Wire::Bf16 if gradient.dtype() != DType::BF16 => gradient.cast(FloatDType::BF16),
-            _ => gradient,
+            _ if self.moves_as_it_is(gradient.dtype()) => gradient,
+            Wire::Bf16 => gradient.cast(FloatDType::BF16),
+            _ => gradient.cast(FloatDType::F32),
         }
     }
 
@@ -223,8 +404,8 @@ fn common_dtypes(all: &[Contribution]) -> Result<Vec<Option<FloatDType>>, Distri
         .collect()
 }
 
-fn letter(gradient: &Tensor<1>) -> char {
-    match gradient.dtype() {
+fn letter(dtype: DType) -> char {
+    match dtype {
         DType::BF16 => 'b',
         DType::F16 => 'h',
         DType::F64 => 'd',

@@ -105,6 +105,67 @@ fn a_whole_state_is_split_when_an_optimizer_is() {
     assert!(all.iter().all(|values| *values == expected));
 }
 
+/// One of a rank's gradients.
+fn rank_gradients(model: &[Linear], rank: usize) -> GradientsParams {
+    let mut gradients = GradientsParams::new();
+    for (index, layer) in model.iter().enumerate() {
+        let own = step_gradients(layer, 7 * index + rank);
+        let bias = layer.bias.as_ref().expect("there is one").id;
+        for gradient in own.get::<2>(layer.weight.id) {
+            gradients.register(layer.weight.id, gradient);
+        }
+        for gradient in own.get::<1>(bias) {
+            gradients.register(bias, gradient);
+        }
+    }
+    gradients
+}
+
+#[test]
+fn owners_update_in_buckets_by_sums_that_come_to_them_alone() {
+    let device = Device::flex().autodiff();
+    let start: Vec<Linear> = (0..4).map(|_| LinearConfig::new(3, 4).init(&device)).collect();
+    let all = on_ranks(3, |group| {
+        let numbers = |model: &Vec<Linear>| model.iter().flat_map(values).collect::<Vec<f32>>();
+        let own = || rank_gradients(&start, group.rank());
+        let mean = group.mean(&start, own(), 1.0).expect("nothing is wrong");
+        let expected = numbers(&optimizer().step(0.1, start.clone(), mean));
+
+        // Each parameter of a rank's in a bucket of its own.
+        let mut split = group.sharded_in(1, optimizer(), &start).expect("the state is empty");
+        let mut sums = split.sums(&start, own(), Vec::new(), 1.0).expect("nothing is wrong");
+        let foreign = start.iter().filter(|layer| {
+            !split.owns(layer.weight.id) && sums.gradients.get::<2>(layer.weight.id).is_some()
+        });
+        assert_eq!(foreign.count(), 0, "gradients of others' parameters");
+        let means = sums.means(&start);
+        let updated = split.step(0.1, start.clone(), means).expect("nothing is wrong");
+        group.same(&updated).expect("all have the same");
+        (expected, numbers(&updated), split.buckets())
+    });
+    for (expected, updated, buckets) in all {
+        assert_eq!(updated, expected);
+        assert!(buckets > 1, "one bucket has no order");
+    }
+}
+
+#[test]
+fn ranks_with_other_numbers_are_told_which() {
+    let start: Linear = LinearConfig::new(3, 4).init(&Device::flex().autodiff());
+    let all = on_ranks(3, |group| {
+        group.same(&start).expect("all have the same");
+        let mut own = start.clone();
+        if group.rank() == 1 {
+            own.bias = own.bias.map(|bias| bias.map(|bias| bias + 1e-6));
+        }
+        group.same(&own).expect_err("rank 1 differs").to_string()
+    });
+    for message in all {
+        let expected = "the ranks differ in the numbers of a parameter: ranks [0, 2] have bias with the checksum";
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
 #[test]
 fn what_is_no_state_is_refused() {
     let model: Linear = LinearConfig::new(3, 4).init(&Device::flex().autodiff());

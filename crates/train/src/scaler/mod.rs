@@ -42,10 +42,11 @@
 //! Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
 
 use crate::{
-    clip::measured,
+    clip::{Squares, measured_of},
     optim::{Reading, StepGate},
 };
 use blackburn_backend::loss_scale::{self, Measured, Rules, State};
+use blackburn_distributed::{DistributedError, Group};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -125,6 +126,23 @@ pub enum ScalerError {
         "GradScaler::unscale: argument `gradients`: expected at least one of the module's, got none"
     )]
     NoGradients,
+    /// Another rank has failed.
+    #[error(transparent)]
+    Ranks(#[from] DistributedError),
+}
+
+/// Where gradients have come from.
+pub(crate) struct Origin<'a> {
+    /// What makes means of them, 1 where they are means.
+    pub(crate) factor: f64,
+    /// The ranks that each have some of the gradients, if not all ranks have all.
+    pub(crate) apart: Option<&'a Group>,
+}
+
+impl Default for Origin<'_> {
+    fn default() -> Self {
+        Self { factor: 1.0, apart: None }
+    }
 }
 
 /// What a checkpoint keeps of a scaler.
@@ -291,8 +309,19 @@ impl GradScaler {
         module: &M,
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
-        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm)?;
-        if self.is_enabled() || max_norm.is_finite() {
+        self.unscale_sums(gradients, module, max_norm, &Origin::default())
+    }
+
+    /// [`unscale_and_clip`](Self::unscale_and_clip) of gradients that have come from other ranks.
+    pub(crate) fn unscale_sums<M: Module>(
+        &mut self,
+        gradients: &mut GradientsParams,
+        module: &M,
+        max_norm: f64,
+        origin: &Origin<'_>,
+    ) -> Result<Tensor<1>, ScalerError> {
+        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm, origin)?;
+        if self.is_enabled() || max_norm.is_finite() || origin.factor != 1.0 {
             module.visit(&mut Unscaler { gradients, factor, seen: HashSet::new() });
         }
         let one = self.one.clone();
@@ -318,8 +347,19 @@ impl GradScaler {
         module: &M,
         max_norm: f64,
     ) -> Result<Tensor<1>, ScalerError> {
-        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm)?;
-        let is_multiplied = self.is_enabled() || max_norm.is_finite();
+        self.unscale_sums_in_step(gradients, module, max_norm, &Origin::default())
+    }
+
+    /// [`unscale_and_clip_in_step`](Self::unscale_and_clip_in_step) of gradients that have come from other ranks.
+    pub(crate) fn unscale_sums_in_step<M: Module>(
+        &mut self,
+        gradients: &GradientsParams,
+        module: &M,
+        max_norm: f64,
+        origin: &Origin<'_>,
+    ) -> Result<Tensor<1>, ScalerError> {
+        let Measured { norm, factor, .. } = self.look_at(gradients, module, max_norm, origin)?;
+        let is_multiplied = self.is_enabled() || max_norm.is_finite() || origin.factor != 1.0;
         let taken = self.finite.clone().unwrap_or_else(|| self.one.clone());
         let reading = is_multiplied.then(|| self.reading(taken, factor));
         self.gate.set(reading);
@@ -332,6 +372,7 @@ impl GradScaler {
         gradients: &GradientsParams,
         module: &M,
         max_norm: f64,
+        origin: &Origin<'_>,
     ) -> Result<Measured, ScalerError> {
         assert!(
             max_norm > 0.0,
@@ -341,9 +382,19 @@ impl GradScaler {
         if self.finite.is_some() {
             return Err(ScalerError::AlreadyUnscaled);
         }
-        let scale = self.is_enabled().then(|| self.scale.clone());
-        let measured =
-            measured(gradients, module, scale, max_norm).ok_or(ScalerError::NoGradients)?;
+        // Gradients were multiplied by the scale, and by one over the factor that makes means of sums.
+        let scale = match origin.factor == 1.0 {
+            true => self.is_enabled().then(|| self.scale.clone()),
+            false => Some(self.scale.clone().mul_scalar(1.0 / origin.factor)),
+        };
+        let squares = Squares::of(gradients, module);
+        let measured = match origin.apart {
+            None => squares.measured(scale, max_norm).ok_or(ScalerError::NoGradients)?,
+            Some(group) => {
+                let own = squares.total().unwrap_or_else(|| self.one.zeros_like());
+                measured_of(group.sum_on_device(own)?, scale, max_norm)
+            }
+        };
         self.finite = self.is_enabled().then(|| measured.finite.clone());
         Ok(measured)
     }

@@ -103,17 +103,17 @@ use crate::{
     ema::Ema,
     graph::{GradientGraph, GraphStatus, PassTensors},
     precision::{Precision, PrecisionPolicy},
-    scaler::{GradScaler, scaled},
+    scaler::{GradScaler, Origin, scaled},
     schedule::{Schedule, ScheduleError},
 };
 use blackburn_backend::{graph, profile, random};
-use blackburn_distributed::Group;
+use blackburn_distributed::{GradientSums, Group};
 use burn::{
     module::{Module, ModuleDisplay},
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use std::{cell::Cell, collections::BTreeMap, fmt, sync::Arc};
+use std::{cell::Cell, collections::BTreeMap, fmt, sync::Arc, time::Instant};
 
 /// Steps that a loss scaler left out, one after another, by which the scale has come down from anywhere.
 const HOPELESS: u32 = 40;
@@ -273,17 +273,26 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let learning_rate = self.learning_rate();
         let served = (!self.is_reported).then(profile::served);
 
+        let begun = Instant::now();
         let ((mean_loss, outputs), gradients) = match tensors.is_empty() {
             true => ((self.nothing(), Vec::new()), GradientsParams::new()),
             false => self.run_passes(tensors, factors, loss)?,
         };
-        let (gradients, mean_loss) = self.meet(gradients, mean_loss, weight)?;
-        let gradient_norm = self.update(gradients, learning_rate)?;
+        let passed = begun.elapsed();
+        let (sums, mean_loss) = self.meet(gradients, mean_loss, weight)?;
+        let met = begun.elapsed();
+        let gradient_norm = self.update(sums, learning_rate)?;
         // The model has changed, whatever the device says.
         self.steps_taken += 1;
         self.losses.push(mean_loss.clone());
         // Hand the step over to the device now, and go on preparing the next one.
         self.device.flush()?;
+        tracing::trace!(
+            "step {}, the host's time: passes {passed:?}, other ranks {:?}, update {:?}",
+            self.steps_taken,
+            met - passed,
+            begun.elapsed() - met
+        );
         if let Some(served) = served {
             self.report_once(&served);
         }
@@ -338,17 +347,20 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.factors.insert((factors, tensor)).1.clone()
     }
 
-    /// Changes the model by gradients of the scaled loss. Returns their norm without the scale.
+    /// Changes the model by gradients of the scaled loss, summed up over ranks. Returns the norm of their means without
+    /// the scale.
     fn update(
         &mut self,
-        mut gradients: GradientsParams,
+        sums: GradientSums,
         learning_rate: f64,
     ) -> Result<Tensor<1>, TrainerError> {
         let model = self.model.take().ok_or(TrainerError::Lost)?;
         let max_norm = self.config.max_norm;
+        let GradientSums { mut gradients, factor, .. } = sums;
+        let origin = Origin { factor, apart: self.optimizer.apart(&self.group) };
         let measured = match self.config.optimizer.is_gated() {
-            true => self.scaler.unscale_and_clip_in_step(&gradients, &model, max_norm),
-            false => self.scaler.unscale_and_clip(&mut gradients, &model, max_norm),
+            true => self.scaler.unscale_sums_in_step(&gradients, &model, max_norm, &origin),
+            false => self.scaler.unscale_sums(&mut gradients, &model, max_norm, &origin),
         };
         let norm = match measured {
             Ok(norm) => norm,
@@ -377,6 +389,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let losses = Tensor::cat(std::mem::take(&mut self.losses), 0).into_data();
         let wrong = losses.iter::<f32>().enumerate().find(|(_, loss)| !loss.is_finite());
         if let Some((index, loss)) = wrong {
+            // Where a rank has failed, numbers of this one may be unfinished.
+            self.group.at_step(self.steps_taken)?;
             return Err(TrainerError::Diverged { step: first + index, loss });
         }
         if self.scaler.is_enabled() {

@@ -44,11 +44,12 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// The model is a record of Burn's in the file `model.bpk`, which the same model loads without Blackburn.
     /// So is the optimizer's state, also where it is split over ranks.
     ///
-    /// In a [group](super::TrainerConfig::with_group) all ranks call it, rank 0 writes, and all return its answer.
+    /// In a [group](super::TrainerConfig::with_group) all ranks call it, rank 0 writes, and all return its answer. They
+    /// check before that all have the same parameters.
     ///
     /// # Errors
     ///
-    /// When a file cannot be written, or a loss since the last look was not finite: such a checkpoint would be
+    /// When a file cannot be written, ranks have other parameters than others, or a loss since the last look was not finite: such a checkpoint would be
     /// what training resumes from. Earlier checkpoints are then as they were.
     pub fn save<S: Serialize>(
         &mut self,
@@ -56,6 +57,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         extra: &S,
     ) -> Result<PathBuf, TrainerError> {
         self.check_losses()?;
+        // What has gone wrong in one rank is not to be kept.
+        self.group.same(self.model()?)?;
         let optimizer = self.optimizer.to_bytes()?;
         let path = self
             .group

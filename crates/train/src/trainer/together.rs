@@ -5,7 +5,7 @@ use crate::{
     graph::{GraphStatus, PassTensors},
     precision::PrecisionPolicy,
 };
-use blackburn_distributed::{DistributedError, Sharded};
+use blackburn_distributed::{DistributedError, GradientSums, Group, Sharded};
 use burn::{
     module::{Module, ModuleDisplay},
     optim::{GradientsParams, ModuleOptimizer},
@@ -32,6 +32,11 @@ impl Stepper {
             Self::Whole(optimizer) => Ok(optimizer.step(learning_rate, model, gradients)),
             Self::Sharded(optimizer) => optimizer.step(learning_rate, model, gradients),
         }
+    }
+
+    /// The ranks that each have the gradients of some parameters, if not all have all.
+    pub(super) fn apart<'a>(&self, group: &'a Group) -> Option<&'a Group> {
+        matches!(self, Self::Sharded(_)).then_some(group).filter(|group| group.size() > 1)
     }
 
     /// The whole state.
@@ -94,23 +99,32 @@ impl TrainerConfig {
 }
 
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
-    /// The mean over all ranks of gradients and of the loss.
+    /// The sums over all ranks of gradients, and the mean of the loss.
     pub(super) fn meet(
         &mut self,
         gradients: GradientsParams,
         mean_loss: Tensor<1>,
         weight: f64,
-    ) -> Result<(GradientsParams, Tensor<1>), TrainerError> {
+    ) -> Result<(GradientSums, Tensor<1>), TrainerError> {
         if self.group.size() == 1 {
-            return Ok((gradients, mean_loss));
+            let extras = Vec::new();
+            return Ok((GradientSums { gradients, extras, factor: 1.0 }, mean_loss));
         }
         self.agree_on_recording()?;
         let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
         let loss = vec![mean_loss.clone()];
-        let (gradients, means) = self.group.mean_with(model, gradients, loss, weight)?;
+        // A replay writes all of its gradients anew, and nobody else has them.
+        let is_in_place = self.passes.is_recorded();
+        let mut sums = match (&self.optimizer, is_in_place) {
+            (Stepper::Whole(_), false) => self.group.sums(model, gradients, loss, weight),
+            (Stepper::Whole(_), true) => self.group.sums_in_place(model, gradients, loss, weight),
+            (Stepper::Sharded(all), false) => all.sums(model, gradients, loss, weight),
+            (Stepper::Sharded(all), true) => all.sums_in_place(model, gradients, loss, weight),
+        }?;
         // What follows has to be the same on all ranks.
         self.seed_step(0);
-        Ok((gradients, means.into_iter().next().unwrap_or(mean_loss)))
+        let mean_loss = sums.extras.pop().unwrap_or(mean_loss);
+        Ok((sums, mean_loss))
     }
 
     /// Stops recording where another rank could not: it would wait for this one in each step, and what one rank

@@ -1,0 +1,194 @@
+//! Proves that numbers come right from GPU to GPU, and tells how fast they move.
+
+use blackburn::{
+    Config,
+    distributed::{self, Group, GroupConfig, Started},
+    train::optim::AdamWGroups,
+};
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    nn::{Linear, LinearConfig},
+    optim::GradientsParams,
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+};
+use clap::Parser;
+use std::{error::Error, process::ExitCode, time::Instant};
+
+/// Adds numbers up over the GPUs of this machine, in each type and at lengths of all kinds, and compares every result
+/// with the sum that the host makes. Does the same with parameters that go to all ranks, and with an optimizer that is
+/// split over them. Then it prints how long sums of several sizes take.
+///
+/// Where a launcher has started the ranks (torchrun, srun, mpirun), leave out --gpus.
+#[derive(Parser)]
+#[command(version)]
+struct CommandLine {
+    /// Starts so many ranks on this machine.
+    #[arg(long)]
+    gpus: Option<usize>,
+
+    /// Rounds that are timed; 0 times nothing.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+}
+
+/// Elements of the sums that are checked: none, fewer than a unit moves at once, and no multiple of anything.
+const LENGTHS: [usize; 6] = [0, 1, 7, 1000, 65_537, 3_000_017];
+/// Elements of the sums that are timed. The last are the parameters of GPT-2 with a head of its own.
+const TIMED: [usize; 3] = [1_000_000, 8_000_000, 163_037_184];
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let CommandLine { gpus, rounds } = CommandLine::parse();
+    let group = match distributed::start(gpus, &GroupConfig::default())? {
+        Started::Rank(group) => group,
+        Started::Ended(code) => return Ok(ExitCode::from(code)),
+    };
+    let report = blackburn::init_with(Config::from_env()?.with_group(&group))?;
+    let device = blackburn::device()?;
+    println!("{group}: {} ({})", report.device, report.device_name);
+    let done = check(&group, &device).and_then(|()| time(&group, &device, rounds));
+    if let Err(error) = &done {
+        group.fail(&error.to_string());
+    }
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Numbers of several sizes, other ones for each rank.
+fn numbers(rank: usize, length: usize) -> Vec<f32> {
+    let number = |i: usize| ((i * 7919 + rank * 104_729 + 1) as f32).sin();
+    (0..length).map(|i| number(i) * 10f32.powi(i as i32 % 5)).collect()
+}
+
+fn tensor(numbers: &[f32], dtype: FloatDType, device: &Device) -> Tensor<1> {
+    let data = TensorData::new(numbers.to_vec(), [numbers.len()]);
+    Tensor::<1>::from_data(data, (device, DType::F32)).cast(dtype)
+}
+
+fn floats(tensor: Tensor<1>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// `value`, rounded to `dtype`.
+fn rounded(value: f32, dtype: FloatDType) -> f32 {
+    match dtype {
+        FloatDType::BF16 => half::bf16::from_f32(value).to_f32(),
+        FloatDType::F16 => half::f16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+fn check(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
+    for (dtype, unit) in
+        [(FloatDType::F32, 2f32.powi(-24)), (FloatDType::BF16, 2f32.powi(-8)), (FloatDType::F16, 2f32.powi(-11))]
+    {
+        for length in LENGTHS {
+            let parts: Vec<Vec<f32>> = (0..group.size())
+                .map(|rank| numbers(rank, length).into_iter().map(|x| rounded(x, dtype)).collect())
+                .collect();
+            let sum = group.sum_on_device(tensor(&parts[group.rank()], dtype, device))?;
+            for (at, sum) in floats(sum).into_iter().enumerate() {
+                let terms = parts.iter().map(|part| f64::from(part[at]));
+                let (exact, sizes) = terms.fold((0.0, 0.0), |(a, b), x| (a + x, b + x.abs()));
+                // Two are rounded once, to the nearest; more at each addition, in the order of the library.
+                let is_right = match group.size() {
+                    1 | 2 => sum == rounded(exact as f32, dtype),
+                    size => (f64::from(sum) - exact).abs() <= sizes * f64::from(unit) * size as f64,
+                };
+                if !is_right {
+                    let wrong = format!("element {at} of {length} in {dtype:?}: expected {exact}, got {sum}");
+                    return Err(wrong.into());
+                }
+            }
+        }
+        say(group, &format!("sums in {dtype:?}: right"));
+    }
+    parameters(group, device)
+}
+
+/// Parameters go to all ranks, and a split optimizer does what a whole one does.
+fn parameters(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
+    let device = device.clone().autodiff();
+    device.seed(group.rank() as u64);
+    let module = LinearConfig::new(301, 4099).init(&device);
+    let module = group.broadcast(vec![module.clone(), LinearConfig::new(5, 3).init(&device)])?;
+    group.same(&module)?;
+    let gradients = |rank: usize| Filled::of(&module, rank, &device);
+    let optimizer = || AdamWGroups::default().init(&module, &device);
+    let mut whole = optimizer();
+    let mut split = group.sharded(optimizer(), &module)?;
+    let (mut expected, mut updated) = (module.clone(), module.clone());
+    for step in 0..3 {
+        let own = || gradients(group.rank() + step * group.size());
+        let mean = group.mean(&module, own(), 1.0)?;
+        expected = whole.step(1e-2, expected, mean);
+        let mut sums = split.sums(&module, own(), Vec::new(), 1.0)?;
+        let means = sums.means(&module);
+        updated = split.step(1e-2, updated, means)?;
+    }
+    group.same(&updated)?;
+    let weights = |module: &Vec<Linear>| floats(module[0].weight.val().inner().flatten(0, 1));
+    if weights(&expected) != weights(&updated) {
+        return Err("a split optimizer gives other parameters than a whole one".into());
+    }
+    say(group, "parameters of all ranks, and a split optimizer: right");
+    Ok(())
+}
+
+/// Gradients of a module without a pattern.
+struct Filled {
+    rank: usize,
+    device: Device,
+    gradients: GradientsParams,
+}
+
+impl Filled {
+    fn of<M: Module>(module: &M, rank: usize, device: &Device) -> GradientsParams {
+        let device = device.clone().without_autodiff();
+        let mut filled = Self { rank, device, gradients: GradientsParams::new() };
+        module.visit(&mut filled);
+        filled.gradients
+    }
+}
+
+impl ModuleVisitor for Filled {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let shape = param.lazy_shape();
+        let numbers = numbers(self.rank, shape.num_elements());
+        let gradient = tensor(&numbers, FloatDType::F32, &self.device).reshape(shape);
+        self.gradients.register::<D>(param.id, gradient);
+    }
+}
+
+fn time(group: &Group, device: &Device, rounds: usize) -> Result<(), Box<dyn Error>> {
+    if rounds == 0 || group.size() == 1 {
+        return Ok(());
+    }
+    say(group, "numbers\ttype\tms\tGB/s of each link");
+    for length in TIMED {
+        for dtype in [FloatDType::BF16, FloatDType::F32] {
+            let own = Tensor::<1>::ones([length], (device, DType::from(dtype)));
+            for _ in 0..3 {
+                group.sum_on_device(own.clone())?;
+            }
+            device.sync()?;
+            group.barrier()?;
+            let (since, moved) = (Instant::now(), group.time_moving().all);
+            for _ in 0..rounds {
+                group.sum_on_device(own.clone())?;
+            }
+            device.sync()?;
+            let ms = 1e3 * since.elapsed().as_secs_f64() / rounds as f64;
+            let moving_ms = 1e3 * (group.time_moving().all - moved).as_secs_f64() / rounds as f64;
+            let size = group.size() as f64;
+            let bytes = 2.0 * (size - 1.0) / size * (length * DType::from(dtype).size()) as f64;
+            let rate = bytes / moving_ms / 1e6;
+            say(group, &format!("{length}\t{dtype:?}\t{moving_ms:.3} ({ms:.3} with the host)\t{rate:.0}"));
+        }
+    }
+    Ok(())
+}
+
+fn say(group: &Group, text: &str) {
+    if group.is_main() {
+        println!("{text}");
+    }
+}
