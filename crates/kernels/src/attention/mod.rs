@@ -79,11 +79,21 @@ mod mma_launch;
 #[cfg(feature = "cuda")]
 mod mma_tiles;
 #[cfg(feature = "cuda")]
+mod once;
+#[cfg(feature = "cuda")]
+mod once_backward;
+#[cfg(feature = "cuda")]
+mod once_launch;
+#[cfg(feature = "cuda")]
+mod once_pairs;
+#[cfg(feature = "cuda")]
 mod pairs;
 #[cfg(feature = "cuda")]
 mod pipeline;
 mod portable_launch;
 mod problem;
+#[cfg(feature = "cuda")]
+mod query_sums;
 #[cfg(feature = "cuda")]
 mod row_terms;
 mod rules;

@@ -2,6 +2,7 @@
 //!
 //! | module | instructions | from |
 //! |---|---|---|
+//! | [`access`] | loads and stores of shared memory; `red` of four numbers at once | every one; `sm_90` |
 //! | [`barrier`] | mbarriers in shared memory | `sm_90` |
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
@@ -16,6 +17,7 @@
 //! Shared memory is addressed by plain 32-bit numbers, which CubeCL's analysis does not see: a
 //! kernel takes one [`Shared`](cubecl::prelude::Shared) slice and divides it up itself.
 
+pub(crate) mod access;
 pub(crate) mod barrier;
 pub(crate) mod convert;
 pub(crate) mod copy;

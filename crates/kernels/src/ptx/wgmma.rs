@@ -212,6 +212,41 @@ impl WgmmaWeights {
     }
 }
 
+/// A product of 16-bit operands that starts from zero, both in shared memory and both across k: the left one
+/// in rows of 128 bytes of its 64 rows, the right one as in [`WgmmaWeights`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WgmmaAcross {
+    /// Columns.
+    pub n: usize,
+    /// PTX type of the operands.
+    pub dtype: &'static str,
+    /// Terms of the sums, a multiple of 16.
+    pub k: usize,
+    /// Bytes of 64 rows of k of the right operand.
+    pub rows_bytes: usize,
+}
+
+impl WgmmaAcross {
+    /// Issues it as a group; its operands' descriptors are the registers `lhs` and `rhs`.
+    fn text(self) -> String {
+        let Self { n, dtype, k, rows_bytes } = self;
+        let sums = registers(0..n / 2);
+        let mut text = String::new();
+        for step in 0..k / 16 {
+            let at = |rows_bytes: usize| (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16;
+            text += &format!(
+                "add.s64 at, lhs, {};\nadd.s64 bt, rhs, {};\n\
+                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
+                 1, 1, 1, 1;\n",
+                at(64 * ROW_BYTES),
+                at(rows_bytes),
+                if step == 0 { "from_zero" } else { "onto" },
+            );
+        }
+        text + "wgmma.commit_group.sync.aligned;\n"
+    }
+}
+
 /// What the texts of products refer to.
 const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 lhs, rhs, weighed, at, bt;\n\
                             setp.ne.u32 from_zero, 0, 0;\nsetp.eq.u32 onto, 0, 0;\n";
@@ -226,12 +261,12 @@ fn product_text(product: WgmmaProduct) -> String {
 }
 
 /// Two products of the same sizes, the second behind the first in `$0`; `$1` to `$4` describe the
-/// operands of the one and of the other.
-fn products_text(product: WgmmaProduct) -> String {
+/// operands of the one and of the other. Ends with all but the last `pending`.
+fn products_text(product: WgmmaProduct, pending: usize) -> String {
     let second = WgmmaProduct { first: product.first + product.n / 2, ..product };
     format!(
         "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
-         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned 0;\n}}",
+         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned {pending};\n}}",
         product.text(),
         second.text()
     )
@@ -244,6 +279,30 @@ fn weights_text(weights: WgmmaWeights, width: usize) -> String {
          wgmma.wait_group.sync.aligned 0;\n}}",
         weights.moves(width),
         weights.text(2 * width)
+    )
+}
+
+/// `$0 = $1 + A B` twice; `$2` are the registers of both A, `$3` and `$4` describe both B. Nothing is waited
+/// for.
+fn both_weights_text(weights: WgmmaWeights, width: usize) -> String {
+    let (packed, behind) = (2 * width, weights.first + weights.n / 2);
+    let second = WgmmaWeights { first: behind, ..weights };
+    format!(
+        "{{ // $0 $1 $2\n{DECLARATIONS}{}{}wgmma.fence.sync.aligned;\nmov.b64 weighed, $3;\n{}\
+         mov.b64 weighed, $4;\n{}}}",
+        weights.moves(width),
+        second.moves(width),
+        weights.text(packed),
+        second.text(packed + weights.k / 4)
+    )
+}
+
+/// `$0 = A B`; `$1` and `$2` describe the operands.
+fn across_text(product: WgmmaAcross) -> String {
+    format!(
+        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
+         wgmma.wait_group.sync.aligned 0;\n}}",
+        product.text()
     )
 }
 
@@ -282,9 +341,56 @@ pub(crate) fn wgmma_products<R: Size>(
     #[comptime] product: WgmmaProduct,
 ) -> Vector<f32, R> {
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product),
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product, 0),
         d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs,
         y = in(_) second_lhs, z = in(_) second_rhs);
+    sum
+}
+
+/// As [`wgmma_products`], with the second still under way: [`wgmma_settle`] waits for it.
+#[cube]
+pub(crate) fn wgmma_products_started<R: Size>(
+    first_lhs: u64,
+    first_rhs: u64,
+    second_lhs: u64,
+    second_rhs: u64,
+    #[comptime] product: WgmmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product, 1),
+        d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs,
+        y = in(_) second_lhs, z = in(_) second_rhs);
+    sum
+}
+
+/// Adds weighed rows to two sums of the same sizes, the second behind the first in their vector, as its packed
+/// weights are in theirs. Both are still under way when this returns: [`wgmma_settle`] waits for them.
+#[cube]
+pub(crate) fn wgmma_both_weights_started<R: Size, P: Size>(
+    accumulators: Vector<f32, R>,
+    packed: Vector<u32, P>,
+    first_rhs: u64,
+    second_rhs: u64,
+    #[comptime] weights: WgmmaWeights,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}{p}{x}{y}", body = const both_weights_text(weights, width),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) first_rhs, y = in(_) second_rhs);
+    sum
+}
+
+/// A product both operands of which run across k.
+#[cube]
+pub(crate) fn wgmma_across<R: Size>(
+    lhs: u64,
+    rhs: u64,
+    #[comptime] product: WgmmaAcross,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{x}{y}", body = const across_text(product),
+        d = out(_) sum, x = in(_) lhs, y = in(_) rhs);
     sum
 }
 

@@ -29,35 +29,55 @@ pub(super) fn cases() -> Vec<Case> {
     // With two multiprocessors a block goes on to other tiles.
     let small = Gpu { multiprocessors: 2, ..hopper };
     add("attention_wgmma_is_within_bounds", hopper, true, |recorder| {
-        both(recorder, Family::Wgmma, PLAIN)
+        both(recorder, Wanted::Of(Family::Wgmma), PLAIN)
     });
     add("attention_wgmma_of_several_tiles_a_block_is_within_bounds", small, false, |recorder| {
-        both(recorder, Family::Wgmma, LONG)
+        both(recorder, Wanted::Of(Family::Wgmma), LONG)
     });
     add("attention_wgmma_causal_is_within_bounds", small, false, |recorder| {
-        both(recorder, Family::Wgmma, CAUSAL)
+        both(recorder, Wanted::Of(Family::Wgmma), CAUSAL)
     });
     add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
-        both(recorder, Family::Wgmma, WIDE)
+        both(recorder, Wanted::Of(Family::Wgmma), WIDE)
     });
     add("attention_wgmma_with_every_option_is_within_bounds", hopper, false, |recorder| {
-        every_option(recorder, Family::Wgmma)
+        every_option(recorder, Wanted::Of(Family::Wgmma))
+    });
+    add("attention_once_is_within_bounds", hopper, true, |recorder| {
+        both(recorder, Wanted::Once(128), PLAIN)
+    });
+    add("attention_once_by_three_warpgroups_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), PLAIN)
+    });
+    add("attention_once_of_many_tiles_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), QUERIES)?;
+        both(recorder, Wanted::Once(128), QUERIES)
+    });
+    add("attention_once_causal_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), CAUSAL)?;
+        both(recorder, Wanted::Once(128), GROUPED)
+    });
+    add("attention_once_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(128), AttentionCase { seq_q: 270, ..WIDE })
+    });
+    add("attention_once_with_every_option_is_within_bounds", hopper, false, |recorder| {
+        every_option(recorder, Wanted::Once(128))
     });
     add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
-        every_option(recorder, Family::Mma)
+        every_option(recorder, Wanted::Of(Family::Mma))
     });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
-            both(recorder, Family::Mma, PLAIN)
+            both(recorder, Wanted::Of(Family::Mma), PLAIN)
         });
         add("attention_mma_of_long_sequences_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, LONG)
+            both(recorder, Wanted::Of(Family::Mma), LONG)
         });
         add("attention_mma_causal_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, CAUSAL)
+            both(recorder, Wanted::Of(Family::Mma), CAUSAL)
         });
         add("attention_mma_of_wide_heads_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, WIDE)
+            both(recorder, Wanted::Of(Family::Mma), WIDE)
         });
     }
     cases
@@ -90,6 +110,32 @@ const CAUSAL: AttentionCase = AttentionCase {
 };
 
 const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
+
+/// More tiles of queries than are held at once, and fewer keys than a tile has.
+const QUERIES: AttentionCase =
+    AttentionCase { name: "many queries", heads_q: 1, seq_q: 399, seq_kv: 140, ..PLAIN };
+
+/// Causal, with heads that share keys: tiles of one head of queries follow those of another.
+const GROUPED: AttentionCase =
+    AttentionCase { name: "causal, grouped", batch: 1, heads_q: 3, seq_q: 201, seq_kv: 170, ..CAUSAL };
+
+/// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
+/// of so many keys.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Of(Family),
+    Once(usize),
+}
+
+impl Wanted {
+    fn is(self, plan: &AttentionBlueprint, pass: Pass) -> bool {
+        match self {
+            Self::Of(family) => plan.family == family && !plan.atomic,
+            Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
+            Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
+        }
+    }
+}
 
 fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
     let options = &case.options;
@@ -128,13 +174,13 @@ fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
 }
 
 /// Every option, in heads of every size that has plans of its own.
-fn every_option(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     for case in cases::options() {
-        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+        both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
     }
     for head_dim in [32, 96, 128, 256] {
         let case = AttentionCase { name: "another size of heads", head_dim, ..PLAIN };
-        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+        both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
     }
     Ok(())
 }
@@ -143,8 +189,8 @@ fn named(case: &AttentionCase, error: &Failed) -> Failed {
     format!("{case}: {}", error.message().unwrap_or_default()).into()
 }
 
-/// Both passes by the first plan of a family.
-fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), Failed> {
+/// Both passes by the plan that is wanted.
+fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
     let inputs = AttentionInputs::generate(&case, 1, storage);
     let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
@@ -156,9 +202,9 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
     let problem = problem(&case, storage);
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let by_family = plans.iter().find(|plan| plan.family == family);
+        let found = plans.iter().find(|plan| wanted.is(plan, pass));
         // Heads that a family does not serve in one pass are served by another one.
-        by_family
+        found
             .or(plans.first())
             .copied()
             .ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
