@@ -14,10 +14,10 @@ use super::{
     once::{Layout, OnceBlueprint, SIDE, TERM_BYTES},
     once_pairs::{gradients_of, weights_of},
     pairs::{GradientRows, PairTile, is_checked, pair_tile, store, tiles_of},
-    pipeline::{CHUNK_BYTES, Slot, UNITS_OF_GROUP, advance, load_tile},
+    pipeline::{CHUNK_BYTES, Slot, UNITS_OF_GROUP, load_tile},
     query_sums::{add_tile, sums_tile},
     row_terms::NO_WEIGHTS,
-    rules::{Rules, Side, Strides, origin, score_exponent},
+    rules::{Rules, Sequence, Side, Strides, origin, score_exponent},
 };
 use crate::ptx::{
     access::{show_to_async, store_shared_number, store_shared_word},
@@ -25,32 +25,21 @@ use crate::ptx::{
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
     load, output_address, release_registers, shared_address,
     wgmma::{
-        tile_descriptor, wgmma_across, wgmma_both_weights_started, wgmma_products_started,
-        wgmma_settle,
+        tile_descriptor, wgmma_across, wgmma_pin_registers, wgmma_products_started,
+        wgmma_settle, wgmma_sums, wgmma_sums_clear, wgmma_sums_declare, wgmma_sums_started,
+        wgmma_wait,
     },
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 /// Registers that a unit which fetches keeps.
-const FETCHING_REGISTERS: u32 = 24;
+const FETCHING_REGISTERS: u32 = 32;
 
-/// Where a cube is among tiles of queries: those of the first head that its keys meet, then of the next head.
-#[derive(CubeType, Clone, Copy)]
-struct Walk {
-    head: u32,
-    tile: u32,
-    first: u32,
-    end: u32,
-}
-
+/// The place of a cube's tile `index` in a ring of so many, a power of two.
 #[cube]
-fn step_on(walk: &mut Walk) {
-    walk.tile += 1;
-    if walk.tile == walk.end {
-        walk.tile = walk.first;
-        walk.head += 1;
-    }
+fn slot_of(index: u32, #[comptime] held: usize) -> Slot {
+    Slot { stage: index % comptime!(held as u32), phase: index / comptime!(held as u32) % 2 }
 }
 
 /// Where a cube's tiles and barriers are in shared memory.
@@ -93,19 +82,18 @@ fn places(begin: u32, #[comptime] blueprint: OnceBlueprint) -> Places {
 #[cube]
 fn copy_terms<I: Float, M: Numeric>(
     terms: &[f32],
-    rules: &Rules<I, M>,
-    batch: u32,
-    walk: &Walk,
+    sequence: &Sequence<'_, I, M>,
+    first_row: u32,
     destination: u32,
     lane: u32,
     #[comptime] count: usize,
 ) {
-    let sequence = rules.sequence(batch, walk.head);
+    let rules = sequence.rules;
     let (first, all) = (sequence.origin_of_row_values(), rules.all_rows());
     #[unroll]
     for half in 0..2u32 {
         let place = half * 32 + lane;
-        let row = walk.tile * comptime!(SIDE as u32) + place;
+        let row = first_row + place;
         let at = first + min(row, sequence.seq_q - 1);
         #[unroll]
         for term in 0..count {
@@ -134,8 +122,7 @@ struct Stage {
 /// Computes a tile's products, and adds to dv and dk. There is no branch in between: the tensor cores would
 /// have to be done before it.
 #[cube]
-fn step<I: Float, M: Numeric, R: Size>(
-    sums: Vector<f32, R>,
+fn step<I: Float, M: Numeric>(
     k_tile: u64,
     v_tile: u64,
     stage: &Stage,
@@ -143,7 +130,7 @@ fn step<I: Float, M: Numeric, R: Size>(
     lane: u32,
     #[comptime] masked: bool,
     #[comptime] blueprint: OnceBlueprint,
-) -> Vector<f32, R> {
+) {
     let products = wgmma_products_started::<Const<64>>(
         k_tile,
         tile_descriptor(stage.q, true),
@@ -155,8 +142,7 @@ fn step<I: Float, M: Numeric, R: Size>(
     let settled = wgmma_settle::<Const<64>>(weights, 64usize);
     let dtype = comptime!(blueprint.dtype);
     let packed = gradients_of::<I, M>(settled, &slopes, stage.terms, tile, dtype);
-    let started = wgmma_both_weights_started::<R, Const<32>>(
-        sums,
+    wgmma_sums_started::<Const<32>>(
         packed,
         tile_descriptor(stage.dout, false),
         tile_descriptor(stage.q, false),
@@ -178,43 +164,35 @@ fn step<I: Float, M: Numeric, R: Size>(
     if in_warp == 0 {
         barrier_arrive(stage.gradients_full);
     }
-    let sums = wgmma_settle::<R>(started, comptime!(blueprint.head_dim));
+    wgmma_wait();
     if in_warp == 0 {
         barrier_arrive(stage.empty);
     }
-    sums
 }
 
-/// The tile of dS that a warpgroup may have to multiply.
-#[derive(CubeType, Clone, Copy)]
-struct Behind {
-    /// Tile of the sums.
-    tile: u32,
-    stage: u32,
-    phase: u32,
-}
-
-/// Multiplies dS with all keys, and adds to dq.
+/// Multiplies the cube's tile `index` of dS with all keys, and adds to tile `to` of the sums of dq.
 #[cube]
 fn add_to_queries<R: Size>(
     places: &Places,
-    behind: &Behind,
-    base: u64,
+    index: u32,
+    query_sums: &mut [f32],
+    to: u32,
     lane: u32,
     #[comptime] blueprint: OnceBlueprint,
 ) {
-    let stage = load::<u32>(behind.stage);
-    barrier_wait(places.gradients_full + stage * 8, load::<u32>(behind.phase));
-    let gradients = places.gradients + stage * comptime!(blueprint.gradient_bytes() as u32);
+    let slot = slot_of(index, comptime!(blueprint.gradients));
+    barrier_wait(places.gradients_full + slot.stage * 8, slot.phase);
+    let gradients = places.gradients + slot.stage * comptime!(blueprint.gradient_bytes() as u32);
     let sums = wgmma_across::<R>(
         tile_descriptor(gradients, false),
         tile_descriptor(places.k, false),
         comptime!(blueprint.queries()),
     );
     if lane % 32 == 0 {
-        barrier_arrive(places.gradients_empty + stage * 8);
+        barrier_arrive(places.gradients_empty + slot.stage * 8);
     }
-    add_tile::<R>(sums, base, behind.tile, lane, comptime!(blueprint.head_dim));
+    let base = output_address::<f32>(query_sums);
+    add_tile::<R>(sums, base, to, lane, comptime!(blueprint.head_dim));
 }
 
 /// dk and dv, and dq added to `query_sums`; see [`attention_backward_kv_portable_kernel`] for what they are.
@@ -238,7 +216,6 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
     #[define(I, M)] _types: [ElemType; 2],
     #[define(R)] _width: usize,
 ) {
-    let (stages, held) = comptime!((blueprint.stages as u32, blueprint.gradients as u32));
     let groups = comptime!(blueprint.groups as u32);
     let (tile_bytes, terms_bytes) =
         comptime!((blueprint.tile_bytes() as u32, blueprint.terms_bytes() as u32));
@@ -246,17 +223,18 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
     let memory: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
     let places = places(shared_address::<u32>(memory.as_slice()), blueprint);
+    wgmma_sums_declare(comptime!(blueprint.head_dim));
     let unit = UNIT_POS;
     if unit == 0 {
         barrier_init(places.fixed_full, 1u32);
         #[unroll]
-        for stage in 0..stages {
+        for stage in 0..comptime!(blueprint.stages as u32) {
             // TMA, and the warp that copies terms.
             barrier_init(places.full + comptime!(8 * stage), 2u32);
             barrier_init(places.empty + comptime!(8 * stage), comptime!(4 * groups));
         }
         #[unroll]
-        for stage in 0..held {
+        for stage in 0..comptime!(blueprint.gradients as u32) {
             barrier_init(places.gradients_full + comptime!(8 * stage), comptime!(4 * groups));
             barrier_init(places.gradients_empty + comptime!(8 * stage), 4u32);
         }
@@ -264,26 +242,22 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
     }
     sync_cube();
 
-    let keys = comptime!(blueprint.keys() as u32);
+    let (keys, side) = comptime!((blueprint.keys() as u32, SIDE as u32));
     let (first_row, batch) = (CUBE_POS_X * keys, rules.batch_of(CUBE_POS_Z));
     let group = rules.sizes.group;
     let own = rules.sequence(batch, CUBE_POS_Y * group);
     if first_row < own.seq_kv {
         let tiles = tiles_of(&own, first_row, keys, Side::Keys);
-        let count = (tiles.1 - min(tiles.0, tiles.1)) * group;
-        let mut walk =
-            Walk { head: CUBE_POS_Y * group, tile: tiles.0, first: tiles.0, end: tiles.1 };
-        let mut slot = Slot { stage: 0u32, phase: 0u32 };
-        if unit < 128 {
+        // The compiler sees that units of a warp go the same way, and keeps what they share once: less than a
+        // tenth of the registers that it ran short of were left to spill.
+        let warpgroup = plane_shuffle(unit / UNITS_OF_GROUP, 0u32);
+        let mut index = 0u32;
+        if warpgroup == 0 {
             // 1. Fetch.
             release_registers(FETCHING_REGISTERS);
             if unit == 0 {
                 let tensor_batch =
                     if comptime!(rules.options.packed) { 0u32.runtime() } else { batch };
-                let (q_map, dout_map) = (
-                    tensor_map_address::<u32, Tiled>(q),
-                    tensor_map_address::<u32, Tiled>(dout),
-                );
                 barrier_expect(places.fixed_full, 2 * groups * tile_bytes);
                 load_tile(
                     places.k,
@@ -307,145 +281,134 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     SIDE,
                     comptime!(blueprint.blocks()),
                 );
-                for _ in 0..count {
-                    let stage = load::<u32>(slot.stage);
-                    barrier_wait(places.empty + stage * 8, load::<u32>(slot.phase) ^ 1);
-                    let full = places.full + stage * 8;
-                    let at = places.ring + stage * 2 * tile_bytes;
-                    let row = own.first_q + walk.tile * comptime!(SIDE as u32);
-                    let head = load::<u32>(walk.head);
-                    barrier_expect(full, 2 * tile_bytes);
-                    load_tile(
-                        at,
-                        q_map,
-                        row,
-                        head,
-                        load::<u32>(tensor_batch),
-                        full,
-                        SIDE,
-                        SIDE,
-                        comptime!(blueprint.blocks()),
-                    );
-                    load_tile(
-                        at + tile_bytes,
-                        dout_map,
-                        row,
-                        head,
-                        load::<u32>(tensor_batch),
-                        full,
-                        SIDE,
-                        SIDE,
-                        comptime!(blueprint.blocks()),
-                    );
-                    advance(&mut slot, stages);
-                    step_on(&mut walk);
+                for member in 0..group {
+                    for tile in tiles.0..tiles.1 {
+                        let slot = slot_of(index, comptime!(blueprint.stages));
+                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
+                        let full = places.full + slot.stage * 8;
+                        let at = places.ring + slot.stage * 2 * tile_bytes;
+                        let row = own.first_q + tile * side;
+                        let head = CUBE_POS_Y * group + member;
+                        barrier_expect(full, 2 * tile_bytes);
+                        load_tile(
+                            at,
+                            tensor_map_address::<u32, Tiled>(q),
+                            row,
+                            head,
+                            load::<u32>(tensor_batch),
+                            full,
+                            SIDE,
+                            SIDE,
+                            comptime!(blueprint.blocks()),
+                        );
+                        load_tile(
+                            at + tile_bytes,
+                            tensor_map_address::<u32, Tiled>(dout),
+                            row,
+                            head,
+                            load::<u32>(tensor_batch),
+                            full,
+                            SIDE,
+                            SIDE,
+                            comptime!(blueprint.blocks()),
+                        );
+                        index += 1;
+                    }
                 }
             } else if unit >= 32 && unit < 64 {
-                for _ in 0..count {
-                    let stage = load::<u32>(slot.stage);
-                    barrier_wait(places.empty + stage * 8, load::<u32>(slot.phase) ^ 1);
-                    copy_terms::<I, M>(
-                        terms,
-                        rules,
-                        batch,
-                        &walk,
-                        places.terms + stage * terms_bytes,
-                        unit - 32,
-                        comptime!(blueprint.terms),
-                    );
-                    sync_plane();
-                    if unit == 32 {
-                        barrier_arrive(places.full + stage * 8);
+                for member in 0..group {
+                    let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
+                    for tile in tiles.0..tiles.1 {
+                        let slot = slot_of(index, comptime!(blueprint.stages));
+                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
+                        copy_terms::<I, M>(
+                            terms,
+                            &sequence,
+                            tile * side,
+                            places.terms + slot.stage * terms_bytes,
+                            unit - 32,
+                            comptime!(blueprint.terms),
+                        );
+                        sync_plane();
+                        if unit == 32 {
+                            barrier_arrive(places.full + slot.stage * 8);
+                        }
+                        index += 1;
                     }
-                    advance(&mut slot, stages);
-                    step_on(&mut walk);
                 }
             }
         } else {
             // 2. Multiply and weigh.
             acquire_registers(comptime!(blueprint.registers()));
-            let warpgroup = unit / UNITS_OF_GROUP - 1;
+            wgmma_pin_registers(u32::cast_from(rules.sizes.batch == 0));
+            let own_group = warpgroup - 1;
             let lane = unit % UNITS_OF_GROUP;
             let quad = lane % 4;
-            let group_row = first_row + warpgroup * comptime!(SIDE as u32);
+            let group_row = first_row + own_group * side;
             let row = group_row + lane / 32 * 16 + lane % 32 / 4;
             let exponent = score_exponent(rules);
-            let k_tile = tile_descriptor(places.k + warpgroup * tile_bytes, true);
-            let v_tile = tile_descriptor(places.v + warpgroup * tile_bytes, true);
-            let gradients_at = places.gradients + warpgroup * comptime!(CHUNK_BYTES as u32);
-            let base = output_address::<f32>(query_sums);
-            let mut sums = Vector::<f32, R>::new(0.0f32);
-            let mut written = Slot { stage: 0u32, phase: 0u32 };
-            let mut behind = Behind { tile: 0u32, stage: 0u32, phase: 0u32 };
-            // Whose turn it is to multiply the tile before.
+            let k_tile = tile_descriptor(places.k + own_group * tile_bytes, true);
+            let v_tile = tile_descriptor(places.v + own_group * tile_bytes, true);
+            let gradients_at = places.gradients + own_group * comptime!(CHUNK_BYTES as u32);
+            wgmma_sums_clear(comptime!(blueprint.head_dim));
+            // Tile of the sums of dq of the tile before, and whose turn it is to multiply that one.
+            let mut before = 0u32;
             let mut turn = 0u32;
             barrier_wait(places.fixed_full, 0u32);
-            for index in 0..count {
-                let sequence = rules.sequence(batch, load::<u32>(walk.head));
-                let first_column = walk.tile * comptime!(SIDE as u32);
-                let tile_of_sums = sums_tile::<I, M>(&sequence, load::<u32>(walk.tile));
-                let tile = pair_tile::<I, M>(
-                    sequence,
-                    row,
-                    first_column,
-                    quad,
-                    exponent,
-                    Side::Keys,
-                );
-                let checked =
-                    is_checked(&tile.sequence, group_row, first_column, 64u32, Side::Keys);
-                let (at, to) = (load::<u32>(slot.stage), load::<u32>(written.stage));
-                let q_at = places.ring + at * 2 * tile_bytes;
-                let stage = Stage {
-                    q: q_at,
-                    dout: q_at + tile_bytes,
-                    terms: places.terms + at * terms_bytes,
-                    empty: places.empty + at * 8,
-                    gradients: gradients_at + to * comptime!(blueprint.gradient_bytes() as u32),
-                    gradients_full: places.gradients_full + to * 8,
-                };
-                barrier_wait(places.gradients_empty + to * 8, load::<u32>(written.phase) ^ 1);
-                barrier_wait(places.full + at * 8, load::<u32>(slot.phase));
-                let options = comptime!(rules.options);
-                // Both ways write the registers themselves: none is left for a copy.
-                if comptime!(options.mask || options.dropout) || checked {
-                    sums = step::<I, M, R>(
-                        sums, k_tile, v_tile, &stage, &tile, lane, true, blueprint,
-                    );
-                } else {
-                    sums = step::<I, M, R>(
-                        sums, k_tile, v_tile, &stage, &tile, lane, false, blueprint,
-                    );
-                }
-                // 3. Add to dq, a tile behind.
-                if index > 0 {
-                    if turn == warpgroup {
-                        add_to_queries::<R>(&places, &behind, base, lane, blueprint);
+            for member in 0..group {
+                for at in tiles.0..tiles.1 {
+                    let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
+                    let of_sums = sums_tile::<I, M>(&sequence, at);
+                    let column = at * side;
+                    let tile =
+                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
+                    let checked =
+                        is_checked(&tile.sequence, group_row, column, side, Side::Keys);
+                    let from = slot_of(index, comptime!(blueprint.stages));
+                    let to = slot_of(index, comptime!(blueprint.gradients));
+                    let q_at = places.ring + from.stage * 2 * tile_bytes;
+                    let gradient_bytes = comptime!(blueprint.gradient_bytes() as u32);
+                    let stage = Stage {
+                        q: q_at,
+                        dout: q_at + tile_bytes,
+                        terms: places.terms + from.stage * terms_bytes,
+                        empty: places.empty + from.stage * 8,
+                        gradients: gradients_at + to.stage * gradient_bytes,
+                        gradients_full: places.gradients_full + to.stage * 8,
+                    };
+                    barrier_wait(places.gradients_empty + to.stage * 8, to.phase ^ 1);
+                    barrier_wait(places.full + from.stage * 8, from.phase);
+                    let options = comptime!(rules.options);
+                    // Both ways write the registers themselves: none is left for a copy.
+                    if comptime!(options.mask || options.dropout) || checked {
+                        step::<I, M>(k_tile, v_tile, &stage, &tile, lane, true, blueprint);
+                    } else {
+                        step::<I, M>(k_tile, v_tile, &stage, &tile, lane, false, blueprint);
                     }
-                    turn += 1;
-                    if turn == groups {
-                        turn = 0u32;
+                    // 3. Add to dq, a tile behind.
+                    if index > 0 {
+                        if turn == own_group {
+                            add_to_queries::<R>(
+                                &places, index - 1, query_sums, before, lane, blueprint,
+                            );
+                        }
+                        turn += 1;
+                        if turn == groups {
+                            turn = 0u32;
+                        }
                     }
+                    before = of_sums;
+                    index += 1;
                 }
-                behind.tile = tile_of_sums;
-                behind.stage = load::<u32>(written.stage);
-                behind.phase = load::<u32>(written.phase);
-                advance(&mut written, held);
-                advance(&mut slot, stages);
-                step_on(&mut walk);
             }
-            if count > 0 && turn == warpgroup {
-                add_to_queries::<R>(&places, &behind, base, lane, blueprint);
+            if index > 0 && turn == own_group {
+                add_to_queries::<R>(&places, index - 1, query_sums, before, lane, blueprint);
             }
             // 4. Write.
+            let sums = wgmma_sums::<R>(comptime!(blueprint.head_dim));
             let origin = origin(&out_strides, batch, CUBE_POS_Y, own.first_kv);
-            let rows = GradientRows {
-                origin,
-                stride: out_strides.row,
-                row,
-                end: own.seq_kv,
-                quad,
-            };
+            let (stride, end) = (out_strides.row, own.seq_kv);
+            let rows = GradientRows { origin, stride, row, end, quad };
             let (head_dim, dtype) = comptime!((blueprint.head_dim, blueprint.dtype));
             store::<I, R>(sums, 0usize, dv, &rows, 1.0f32, head_dim, dtype);
             let behind_dv = comptime!(blueprint.head_dim / 2);

@@ -19,9 +19,9 @@ use crate::{
 };
 use cubecl::prelude::*;
 
-/// What a cube holds at once of the tensors that come in, and of dS, the most first: three tiles of dS let a
-/// warpgroup be two tiles ahead of another one, two let it be one ahead.
-const HELD: [(usize, usize); 4] = [(4, 3), (3, 3), (2, 3), (2, 2)];
+/// What a cube holds at once of the tensors that come in, and of dS, the most first: powers of two. Four tiles of
+/// dS let a warpgroup be three tiles ahead of another one, two let it be one ahead.
+const HELD: [(usize, usize); 4] = [(4, 4), (4, 2), (2, 4), (2, 2)];
 
 fn kernel_of(
     call: &Call<'_>,

@@ -196,8 +196,12 @@ impl WgmmaWeights {
     /// Issues it as a group; the left operand lies in the registers from `packed` on, the right one's
     /// descriptor is the register `weighed`.
     fn text(self, packed: usize) -> String {
+        self.text_onto(&registers(self.accumulators()), packed)
+    }
+
+    /// The same, with names for the accumulators.
+    fn text_onto(self, sums: &str, packed: usize) -> String {
         let Self { n, dtype, k, rows_bytes, .. } = self;
-        let sums = registers(self.accumulators());
         let mut text = String::new();
         for step in 0..k / 16 {
             text += &format!(
@@ -282,18 +286,37 @@ fn weights_text(weights: WgmmaWeights, width: usize) -> String {
     )
 }
 
-/// `$0 = $1 + A B` twice; `$2` are the registers of both A, `$3` and `$4` describe both B. Nothing is waited
-/// for.
-fn both_weights_text(weights: WgmmaWeights, width: usize) -> String {
-    let (packed, behind) = (2 * width, weights.first + weights.n / 2);
-    let second = WgmmaWeights { first: behind, ..weights };
+/// As [`registers`], of those that [`wgmma_sums_declare`] names.
+fn named(range: Range<usize>) -> String {
+    range.map(|register| format!("sum{register}")).collect::<Vec<_>>().join(", ")
+}
+
+fn clear_text(count: usize) -> String {
+    (0..count).map(|register| format!("mov.f32 sum{register}, 0f00000000;\n")).collect()
+}
+
+fn read_text(count: usize) -> String {
+    let moved = (0..count).map(|register| format!("mov.f32 %{register}, sum{register};\n"));
+    format!("{{ // $0\n{}}}", moved.collect::<String>())
+}
+
+/// Two groups that add to the named sums; `$0` are the registers of both A, `$1` and `$2` describe both B.
+fn sums_text(weights: WgmmaWeights) -> String {
+    let (first, behind) = (0..weights.n / 2, weights.n / 2..weights.n);
     format!(
-        "{{ // $0 $1 $2\n{DECLARATIONS}{}{}wgmma.fence.sync.aligned;\nmov.b64 weighed, $3;\n{}\
-         mov.b64 weighed, $4;\n{}}}",
-        weights.moves(width),
-        second.moves(width),
-        weights.text(packed),
-        second.text(packed + weights.k / 4)
+        "{{ // $0\n{DECLARATIONS}wgmma.fence.sync.aligned;\nmov.b64 weighed, $1;\n{}mov.b64 weighed, $2;\n{}}}",
+        weights.text_onto(&named(first), 0),
+        weights.text_onto(&named(behind), weights.k / 4)
+    )
+}
+
+fn pin_text() -> String {
+    let sums = (0..64).map(|register| format!("pin{register}")).collect::<Vec<_>>().join(", ");
+    format!(
+        "{{ // $0\n{DECLARATIONS}.reg .f32 pin<64>;\nsetp.eq.u32 from_zero, $0, 0;\n\
+         @from_zero bra PINNED;\nmov.b64 at, 0;\nwgmma.fence.sync.aligned;\n\
+         wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{{sums}}}, at, at, from_zero, 1, 1, 0, 0;\n\
+         wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\nPINNED:\n}}"
     )
 }
 
@@ -363,22 +386,56 @@ pub(crate) fn wgmma_products_started<R: Size>(
     sum
 }
 
-/// Adds weighed rows to two sums of the same sizes, the second behind the first in their vector, as its packed
-/// weights are in theirs. Both are still under way when this returns: [`wgmma_settle`] waits for them.
+/// Names `count` registers for sums, which [`wgmma_sums_clear`] makes zero, at the beginning of a kernel.
+///
+/// CUDA C++ has no name for them. What it names is copied where a block of instructions takes it, adds to it and
+/// gives it back, unless ptxas sees that both may have the same place. It did not see it where other products
+/// come in between: 128 copies for each tile.
 #[cube]
-pub(crate) fn wgmma_both_weights_started<R: Size, P: Size>(
-    accumulators: Vector<f32, R>,
+pub(crate) fn wgmma_sums_declare(#[comptime] count: usize) {
+    gpu_asm!("{text}", text = const format!(".reg .f32 sum<{count}>;"));
+}
+
+/// Makes the named sums zero.
+#[cube]
+pub(crate) fn wgmma_sums_clear(#[comptime] count: usize) {
+    gpu_asm!("{text}", text = const clear_text(count));
+}
+
+/// Adds weighed rows to two named sums of the same sizes, the second behind the first, as its packed weights are
+/// in their vector. Both are still under way when this returns: [`wgmma_wait`] waits for them.
+#[cube]
+pub(crate) fn wgmma_sums_started<P: Size>(
     packed: Vector<u32, P>,
     first_rhs: u64,
     second_rhs: u64,
     #[comptime] weights: WgmmaWeights,
-) -> Vector<f32, R> {
-    let width = R::value().comptime();
-    let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{a}{p}{x}{y}", body = const both_weights_text(weights, width),
-        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+) {
+    gpu_asm!("{body}\n// {p}{x}{y}", body = const sums_text(weights),
         p = in(_) load::<Vector<u32, P>>(packed), x = in(_) first_rhs, y = in(_) second_rhs);
-    sum
+}
+
+/// Waits for all products.
+#[cube]
+pub(crate) fn wgmma_wait() {
+    gpu_asm!("wgmma.wait_group.sync.aligned 0;");
+}
+
+/// The first `count` named sums, once [`wgmma_wait`] has waited for them.
+#[cube]
+pub(crate) fn wgmma_sums<R: Size>(#[comptime] count: usize) -> Vector<f32, R> {
+    let sums: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}", body = const read_text(count), d = out(_) sums);
+    sums
+}
+
+/// Tells ptxas how many registers a launch gives each unit, which [`acquire_registers`](super::acquire_registers)
+/// needs. It leaves that out if it does not know, and it knows from launch bounds with a number of blocks, which
+/// `CubeCL` does not write, or from a product of at least 128 columns (CUDA 13.0). This one never runs, because
+/// `never` is 0.
+#[cube]
+pub(crate) fn wgmma_pin_registers(never: u32) {
+    gpu_asm!("{body}\n// {n}", body = const pin_text(), n = in(_) never);
 }
 
 /// A product both operands of which run across k.
