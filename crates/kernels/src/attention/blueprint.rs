@@ -248,7 +248,7 @@ impl AttentionBlueprint {
 
     /// The plans by Hopper's instructions that compute products once, if they serve the problem.
     fn atomic(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
-        let AttentionProblem { head_dim, softcap, mask, bias, dropout, .. } = *problem;
+        let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
         // With these the sums of wide heads leave too few registers for what is computed beside them.
         let is_crowded = head_dim > 64 && (softcap.is_some() || bias.is_some());
         let serves = !problem.deterministic
@@ -266,8 +266,11 @@ impl AttentionBlueprint {
             atomic: true,
         };
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
-        let has_options =
-            softcap.is_some() || mask.is_some() || bias.is_some() || dropout.is_some();
+        let has_options = softcap.is_some()
+            || mask.is_some()
+            || bias.is_some()
+            || dropout.is_some()
+            || packed.is_some();
         if head_dim > 64 || has_options {
             return vec![of(128)];
         }
@@ -358,6 +361,32 @@ mod tests {
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
         assert_eq!(backward(256), [Family::Portable]);
+    }
+
+    #[test]
+    fn products_are_computed_once_unless_bits_have_to_repeat() {
+        let backward = |problem: &AttentionProblem| {
+            AttentionBlueprint::candidates_on(problem, Pass::Backward, H200)
+        };
+        let long = AttentionProblem::dense(
+            [2, 4, 2048, 64],
+            2048,
+            ElemType::Float(FloatKind::BF16),
+        );
+        let [first, second, third, ..] = backward(&long)[..] else { panic!("too few plans") };
+        assert!(first.atomic && second.atomic && first.is_deterministic() == third.atomic);
+        assert_eq!([first.tile_kv, second.tile_kv], [192, 128]);
+        let repeated = AttentionProblem { deterministic: true, ..long };
+        assert!(backward(&repeated).iter().all(AttentionBlueprint::is_deterministic));
+        assert_eq!(backward(&repeated)[0], third);
+        // Keys that fill a tile of 192 badly, short sequences, and wide heads with bounded scores.
+        let of_1024 = AttentionProblem::dense([2, 4, 1024, 64], 1024, long.dtype);
+        assert_eq!(backward(&of_1024)[0].tile_kv, 128);
+        assert!(!backward(&problem(64, FloatKind::BF16))[0].atomic);
+        let wide = AttentionProblem::dense([2, 4, 2048, 128], 2048, long.dtype);
+        assert!(backward(&wide)[0].atomic);
+        let bounded = AttentionProblem { softcap: Some(30.0), ..wide };
+        assert!(!backward(&bounded).iter().any(|plan| plan.atomic));
     }
 
     #[test]
