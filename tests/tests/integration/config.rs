@@ -87,8 +87,9 @@ fn same_as_program() -> Result<(), Failed> {
 
 fn empty_variables() -> Result<(), Failed> {
     if !is_set() {
-        let empty = ["DEVICE", "DISABLE", "F32_MATMUL", "TUNE_MATMUL", "DETERMINISTIC", "KERNEL_CACHE"]
-            .map(|name| format!("BLACKBURN_{name}"));
+        let empty =
+            ["DEVICE", "DISABLE", "F32_MATMUL", "TUNE_MATMUL", "DETERMINISTIC", "KERNEL_CACHE"]
+                .map(|name| format!("BLACKBURN_{name}"));
         let mut variables: Vec<(&str, &str)> =
             empty.iter().map(|name| (name.as_str(), "  ")).collect();
         variables.push((SET, "1"));

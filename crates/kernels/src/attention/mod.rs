@@ -63,6 +63,18 @@
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
+//!
+//! # The same bits each time
+//!
+//! All kernels give the same bits for the same input, but for one gradient of one of Hopper's. Its backward pass
+//! computes each pair's products once, five in all. Tiles of keys then add to dq in f32 in global memory, in no order:
+//! dq may differ by roundings of f32 before its one rounding. With
+//! [`deterministic`](AttentionProblem::deterministic) it is not planned. What takes its place has a kernel for tiles
+//! of keys and one for tiles of queries, and computes the scores and their gradients in both: seven products.
+//!
+//! The sums of dq are `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. Gradients
+//! that are short of the reference's by some order of additions of f32 are within the bounds of any order: those count
+//! additions, not how they follow each other.
 
 mod backward;
 mod blueprint;

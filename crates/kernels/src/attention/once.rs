@@ -28,7 +28,8 @@
 use super::pipeline::{CHUNK_BYTES, UNITS_OF_GROUP};
 use crate::ptx::{
     ROW_BYTES,
-    wgmma::{WgmmaAcross, WgmmaProduct, WgmmaWeights},
+    wgmma::{WgmmaProduct, WgmmaWeights},
+    wgmma_sums::WgmmaAcross,
 };
 
 /// Queries of a tile, and keys of a warpgroup.
@@ -74,9 +75,10 @@ impl OnceBlueprint {
         (self.groups as u32 + 1) * UNITS_OF_GROUP
     }
 
-    /// Registers of a unit that multiplies, once those that fetch have given theirs back.
-    pub(super) fn registers(self) -> u32 {
-        if self.groups == 2 { 240 } else { 160 }
+    /// Registers of a unit that multiplies, and of one that fetches. Those that multiply wait until they have
+    /// theirs, for ever if that is more than a launch gives.
+    pub(super) fn registers(self) -> (u32, u32) {
+        if self.groups == 2 { (232, 40) } else { (160, 32) }
     }
 
     /// Keys of a cube.
@@ -164,10 +166,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn warpgroups_share_the_registers_that_a_launch_gives() {
+        for groups in [2, 3] {
+            let kernel = OnceBlueprint {
+                dtype: "bf16",
+                head_dim: 64,
+                groups,
+                stages: 2,
+                gradients: 2,
+                terms: 2,
+            };
+            let (multiplying, fetching) = kernel.registers();
+            // A launch gives each unit as many of a multiprocessor's 64 Ki as there are, a multiple of 8.
+            let given = (groups as u32 + 1) * ((1 << 16) / kernel.units() / 8 * 8);
+            assert!(groups as u32 * multiplying + fetching <= given, "{groups} warpgroups");
+            assert!([multiplying, fetching].iter().all(|count| count.is_multiple_of(8)));
+        }
+    }
+
+    #[test]
     fn tiles_begin_where_the_swizzle_does() {
         for (head_dim, groups) in [(64, 2), (64, 3), (96, 2), (128, 2)] {
-            let kernel =
-                OnceBlueprint { dtype: "bf16", head_dim, groups, stages: 3, gradients: 3, terms: 3 };
+            let kernel = OnceBlueprint {
+                dtype: "bf16",
+                head_dim,
+                groups,
+                stages: 2,
+                gradients: 2,
+                terms: 3,
+            };
             let Layout { ring, gradients, terms, barriers, end } = kernel.layout();
             assert!([ring, gradients, terms].iter().all(|at| at.is_multiple_of(1024)));
             assert!(barriers.is_multiple_of(8) && end <= 232_448, "{kernel:?}: {end}");

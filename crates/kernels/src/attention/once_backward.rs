@@ -24,17 +24,14 @@ use crate::ptx::{
     acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
     load, output_address, release_registers, shared_address,
-    wgmma::{
-        tile_descriptor, wgmma_across, wgmma_pin_registers, wgmma_products_started,
-        wgmma_settle, wgmma_sums, wgmma_sums_clear, wgmma_sums_declare, wgmma_sums_started,
-        wgmma_wait,
+    wgmma::{tile_descriptor, wgmma_products_started, wgmma_settle},
+    wgmma_sums::{
+        wgmma_across, wgmma_pin_registers, wgmma_sums, wgmma_sums_clear, wgmma_sums_declare,
+        wgmma_sums_started, wgmma_wait,
     },
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
-
-/// Registers that a unit which fetches keeps.
-const FETCHING_REGISTERS: u32 = 32;
 
 /// The place of a cube's tile `index` in a ring of so many, a power of two.
 #[cube]
@@ -101,7 +98,10 @@ fn copy_terms<I: Float, M: Numeric>(
             if row >= sequence.seq_q {
                 value = comptime!(if term == 0 { 0.0f32 } else { NO_WEIGHTS }).runtime();
             }
-            store_shared_number(destination + 4 * place + comptime!((term * TERM_BYTES) as u32), value);
+            store_shared_number(
+                destination + 4 * place + comptime!((term * TERM_BYTES) as u32),
+                value,
+            );
         }
     }
 }
@@ -254,7 +254,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
         let mut index = 0u32;
         if warpgroup == 0 {
             // 1. Fetch.
-            release_registers(FETCHING_REGISTERS);
+            release_registers(comptime!(blueprint.registers().1));
             if unit == 0 {
                 let tensor_batch =
                     if comptime!(rules.options.packed) { 0u32.runtime() } else { batch };
@@ -339,7 +339,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
             }
         } else {
             // 2. Multiply and weigh.
-            acquire_registers(comptime!(blueprint.registers()));
+            acquire_registers(comptime!(blueprint.registers().0));
             wgmma_pin_registers(u32::cast_from(rules.sizes.batch == 0));
             let own_group = warpgroup - 1;
             let lane = unit % UNITS_OF_GROUP;
@@ -360,10 +360,8 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
                     let of_sums = sums_tile::<I, M>(&sequence, at);
                     let column = at * side;
-                    let tile =
-                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
-                    let checked =
-                        is_checked(&tile.sequence, group_row, column, side, Side::Keys);
+                    let tile = pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
+                    let checked = is_checked(&tile.sequence, group_row, column, side, Side::Keys);
                     let from = slot_of(index, comptime!(blueprint.stages));
                     let to = slot_of(index, comptime!(blueprint.gradients));
                     let q_at = places.ring + from.stage * 2 * tile_bytes;
@@ -389,7 +387,12 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     if index > 0 {
                         if turn == own_group {
                             add_to_queries::<R>(
-                                &places, index - 1, query_sums, before, lane, blueprint,
+                                &places,
+                                index - 1,
+                                query_sums,
+                                before,
+                                lane,
+                                blueprint,
                             );
                         }
                         turn += 1;

@@ -1,11 +1,7 @@
 //! What a tile's scores and products become: weights, and the scores' gradients. [`pairs`](super::pairs) has
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
-use super::{
-    once::TERM_BYTES,
-    pairs::PairTile,
-    softmax::pack,
-};
+use super::{once::TERM_BYTES, pairs::PairTile, softmax::pack};
 use crate::ptx::{access::load_shared_pair, exp2_fast, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
 
@@ -56,10 +52,8 @@ pub(super) fn weights_of<I: Float, M: Numeric>(
             if comptime!(masked) {
                 let visible = query < sequence.seq_q
                     && key < sequence.seq_kv
-                    && sequence.is_visible(
-                        min(query, sequence.seq_q - 1),
-                        min(key, sequence.seq_kv - 1),
-                    );
+                    && sequence
+                        .is_visible(min(query, sequence.seq_q - 1), min(key, sequence.seq_kv - 1));
                 weight = select(visible, weight, 0.0f32);
             }
             made.push(weight);

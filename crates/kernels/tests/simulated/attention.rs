@@ -116,8 +116,14 @@ const QUERIES: AttentionCase =
     AttentionCase { name: "many queries", heads_q: 1, seq_q: 399, seq_kv: 140, ..PLAIN };
 
 /// Causal, with heads that share keys: tiles of one head of queries follow those of another.
-const GROUPED: AttentionCase =
-    AttentionCase { name: "causal, grouped", batch: 1, heads_q: 3, seq_q: 201, seq_kv: 170, ..CAUSAL };
+const GROUPED: AttentionCase = AttentionCase {
+    name: "causal, grouped",
+    batch: 1,
+    heads_q: 3,
+    seq_q: 201,
+    seq_kv: 170,
+    ..CAUSAL
+};
 
 /// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
 /// of so many keys.

@@ -12,9 +12,11 @@ impl Decoder {
         Ok(Some(match (parts.name, &parts.modifiers[..]) {
             ("ld", _) => self.load(parts)?,
             ("st", _) => self.store(parts)?,
-            ("red", ["relaxed", "gpu", "global", "add", "f32" | "v2" | "v4", ..] | ["global", "add", "f32"])
-                if parts.ty()? == Ty::F32 =>
-            {
+            (
+                "red",
+                ["relaxed", "gpu", "global", "add", "f32" | "v2" | "v4", ..]
+                | ["global", "add", "f32"],
+            ) if parts.ty()? == Ty::F32 => {
                 Op::Add { src: self.sources(parts)?, address: self.address(parts, 0)? }
             }
             ("bar" | "barrier", ["warp", "sync"]) => Op::WarpSync { mask: self.operand(parts, 0)? },
