@@ -132,14 +132,20 @@ impl OnceBlueprint {
     }
 
     /// dv of a warpgroup, and behind it dk.
-    pub(super) fn sums(self) -> WgmmaWeights {
-        WgmmaWeights {
+    pub(super) fn sums(self) -> [WgmmaWeights; 2] {
+        [0, self.head_dim / 2].map(|first| WgmmaWeights {
             n: self.head_dim,
             dtype: self.dtype,
             k: SIDE,
             rows_bytes: self.tile_bytes(),
-            first: 0,
-        }
+            first,
+        })
+    }
+
+    /// Whether weights are packed, and multiplied, before their gradients are known: if there are registers for
+    /// both.
+    pub(super) fn weighs_early(self) -> bool {
+        self.groups == 2 && self.head_dim <= 64
     }
 
     /// dq of a tile.

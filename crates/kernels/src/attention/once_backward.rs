@@ -12,7 +12,7 @@
 
 use super::{
     once::{Layout, OnceBlueprint, SIDE, TERM_BYTES},
-    once_pairs::{gradients_of, weights_of},
+    once_pairs::{gradient_words, weight_words, weights_of},
     pairs::{GradientRows, PairTile, is_checked, pair_tile, store, tiles_of},
     pipeline::{CHUNK_BYTES, Slot, UNITS_OF_GROUP, load_tile},
     query_sums::{add_tile, sums_tile},
@@ -24,10 +24,10 @@ use crate::ptx::{
     acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
     load, output_address, release_registers, shared_address,
-    wgmma::{tile_descriptor, wgmma_products_started, wgmma_settle},
+    wgmma::{tile_descriptor, wgmma_products_started, wgmma_settle, wgmma_settle_but_last},
     wgmma_sums::{
-        wgmma_across, wgmma_pin_registers, wgmma_sums, wgmma_sums_clear, wgmma_sums_declare,
-        wgmma_sums_started, wgmma_wait,
+        wgmma_across, wgmma_pin_registers, wgmma_sum_started, wgmma_sums, wgmma_sums_clear,
+        wgmma_sums_declare, wgmma_wait,
     },
 };
 use cubecl::prelude::*;
@@ -139,15 +139,24 @@ fn step<I: Float, M: Numeric>(
         comptime!(blueprint.products()),
     );
     let (weights, slopes) = weights_of::<I, M>(products, stage.terms, tile, masked);
-    let settled = wgmma_settle::<Const<64>>(weights, 64usize);
     let dtype = comptime!(blueprint.dtype);
-    let packed = gradients_of::<I, M>(settled, &slopes, stage.terms, tile, dtype);
-    wgmma_sums_started::<Const<32>>(
-        packed,
-        tile_descriptor(stage.dout, false),
-        tile_descriptor(stage.q, false),
-        comptime!(blueprint.sums()),
-    );
+    let [of_dv, of_dk] = comptime!(blueprint.sums());
+    let (q_rows, dout_rows) = (tile_descriptor(stage.q, false), tile_descriptor(stage.dout, false));
+    // Slopes take the registers that early weights need.
+    let early = comptime!(blueprint.weighs_early() && !tile.sequence.rules.options.softcap);
+    let settled = if comptime!(early) {
+        let packed = weight_words::<I, M>(weights, tile, dtype);
+        wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
+        wgmma_settle_but_last::<Const<64>>(weights, 64usize)
+    } else {
+        wgmma_settle::<Const<64>>(weights, 64usize)
+    };
+    let gradients = gradient_words::<I, M>(settled, &slopes, stage.terms, tile, dtype);
+    if comptime!(!early) {
+        let packed = weight_words::<I, M>(settled, tile, dtype);
+        wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
+    }
+    wgmma_sum_started::<Const<16>>(gradients, q_rows, of_dk);
     // Rows of the unit's keys, chunks of 8 queries: as TMA would swizzle them.
     let in_warp = lane % 32;
     let (key, quad) = (lane / 32 * 16 + in_warp / 4, in_warp % 4);
@@ -157,7 +166,7 @@ fn step<I: Float, M: Numeric>(
     for pair in 0..16usize {
         let chunk = comptime!((pair / 2 * 16) as u32) ^ swizzle;
         let address = row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32);
-        store_shared_word(address, packed.extract(comptime!(16 + pair)));
+        store_shared_word(address, gradients.extract(pair));
     }
     show_to_async();
     sync_plane();
@@ -188,7 +197,8 @@ fn add_to_queries<R: Size>(
         tile_descriptor(places.k, false),
         comptime!(blueprint.queries()),
     );
-    if lane % 32 == 0 {
+    let in_warp = lane % 32;
+    if in_warp == 0 {
         barrier_arrive(places.gradients_empty + slot.stage * 8);
     }
     let base = output_address::<f32>(query_sums);
@@ -315,7 +325,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                         index += 1;
                     }
                 }
-            } else if unit >= 32 && unit < 64 {
+            } else if unit / 32 == 1 {
                 for member in 0..group {
                     let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
                     for tile in tiles.0..tiles.1 {

@@ -66,50 +66,64 @@ pub(super) fn weights_of<I: Float, M: Numeric>(
     (vector_of::<f32, Const<64>>(made), slopes)
 }
 
-/// `dropout(P)` and behind it `dS`, without the scale, of weights and products; packed as the tensor cores
-/// take them.
+/// What dropout multiplies weight `i` by.
 #[cube]
-pub(super) fn gradients_of<I: Float, M: Numeric>(
+fn kept_factor<I: Float, M: Numeric>(tile: &PairTile<'_, I, M>, #[comptime] i: usize) -> f32 {
+    select(tile.kept & comptime!(1u32 << i) != 0, tile.sequence.rules.numbers.kept, 0.0f32)
+}
+
+/// `dropout(P)`, packed as the tensor cores take it.
+#[cube]
+pub(super) fn weight_words<I: Float, M: Numeric>(
+    made: Vector<f32, Const<64>>,
+    tile: &PairTile<'_, I, M>,
+    #[comptime] dtype: &'static str,
+) -> Vector<u32, Const<16>> {
+    let options = comptime!(tile.sequence.rules.options);
+    let mut packed = Elements::<u32>::new();
+    #[unroll]
+    for pair in 0..16usize {
+        let mut low = made.extract(comptime!(2 * pair));
+        let mut high = made.extract(comptime!(2 * pair + 1));
+        if comptime!(options.dropout) {
+            low *= kept_factor(tile, comptime!(2 * pair));
+            high *= kept_factor(tile, comptime!(2 * pair + 1));
+        }
+        packed.push(pack(low, high, dtype));
+    }
+    vector_of::<u32, Const<16>>(packed)
+}
+
+/// `dS`, without the scale, of weights and products; packed as the tensor cores take it.
+#[cube]
+pub(super) fn gradient_words<I: Float, M: Numeric>(
     made: Vector<f32, Const<64>>,
     slopes: &Elements<f32>,
     terms_at: u32,
     tile: &PairTile<'_, I, M>,
     #[comptime] dtype: &'static str,
-) -> Vector<u32, Const<32>> {
+) -> Vector<u32, Const<16>> {
     let options = comptime!(tile.sequence.rules.options);
     let mut packed = Elements::<u32>::new();
-    let mut gradients = Elements::<f32>::new();
     #[unroll]
     for four in 0..8usize {
         let deltas = load_shared_pair(terms_at + comptime!(32 * four as u32) + 8 * tile.quad);
-        let mut weights = Elements::<f32>::new();
+        let mut gradients = Elements::<f32>::new();
         #[unroll]
         for j in 0..4usize {
             let i = comptime!(4 * four + j);
-            let weight = made.extract(i);
-            let product = made.extract(comptime!(32 + i));
-            let delta = deltas.extract(comptime!(j % 2));
-            let mut gradient = weight * (product - delta);
-            let mut dropped = weight;
+            let mut product = made.extract(comptime!(32 + i));
             if comptime!(options.dropout) {
-                let is_kept = tile.kept & comptime!(1u32 << i) != 0;
-                let kept = select(is_kept, tile.sequence.rules.numbers.kept, 0.0f32);
-                gradient = weight * (kept * product - delta);
-                dropped = kept * weight;
+                product *= kept_factor(tile, i);
             }
+            let mut gradient = made.extract(i) * (product - deltas.extract(comptime!(j % 2)));
             if comptime!(options.softcap) {
                 gradient *= slopes[i];
             }
             gradients.push(gradient);
-            weights.push(dropped);
         }
-        packed.push(pack(weights[0], weights[1], dtype));
-        packed.push(pack(weights[2], weights[3], dtype));
+        packed.push(pack(gradients[0], gradients[1], dtype));
+        packed.push(pack(gradients[2], gradients[3], dtype));
     }
-    #[unroll]
-    for pair in 0..16usize {
-        let (low, high) = comptime!((2 * pair, 2 * pair + 1));
-        packed.push(pack(gradients[low], gradients[high], dtype));
-    }
-    vector_of::<u32, Const<32>>(packed)
+    vector_of::<u32, Const<16>>(packed)
 }

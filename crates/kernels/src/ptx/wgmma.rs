@@ -79,9 +79,9 @@ fn block_text(operands: WgmmaOperands, width: usize) -> String {
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;\n}"
 }
 
-/// The first registers of `$0 = $1`, once all products are done.
-fn drain_text(used: usize, width: usize) -> String {
-    let mut text = String::from("{ // $0 $1\nwgmma.wait_group.sync.aligned 0;\n");
+/// The first registers of `$0 = $1`, once all products but the last `pending` groups are done.
+fn drain_text(used: usize, width: usize, pending: usize) -> String {
+    let mut text = format!("{{ // $0 $1\nwgmma.wait_group.sync.aligned {pending};\n");
     for register in 0..used {
         text += &format!("mov.f32 %{register}, %{};\n", width + register);
     }
@@ -113,7 +113,7 @@ pub(crate) fn wgmma_drain<R: Size>(
 ) -> Vector<f32, R> {
     let width = R::value().comptime();
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n / 2, width),
+    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n / 2, width, 0),
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators));
     sum
 }
@@ -125,6 +125,19 @@ pub(crate) fn wgmma_settle<R: Size>(
     #[comptime] used: usize,
 ) -> Vector<f32, R> {
     wgmma_drain::<R>(accumulators, comptime!(2 * used))
+}
+
+/// As [`wgmma_settle`], with the last group of products still under way: `used` registers that it does not touch.
+#[cube]
+pub(crate) fn wgmma_settle_but_last<R: Size>(
+    accumulators: Vector<f32, R>,
+    #[comptime] used: usize,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(used, width, 1),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators));
+    sum
 }
 
 /// A product of 16-bit operands that starts from zero, both along k, over more than one block of 128

@@ -60,13 +60,12 @@ fn read_text(count: usize) -> String {
     format!("{{ // $0\n{}}}", moved.collect::<String>())
 }
 
-/// Two groups that add to the named sums; `$0` are the registers of both A, `$1` and `$2` describe both B.
-fn sums_text(weights: WgmmaWeights) -> String {
-    let (first, behind) = (0..weights.n / 2, weights.n / 2..weights.n);
+/// A group that adds to named sums; `$0` are the registers of A, `$1` describes B.
+fn sum_text(weights: WgmmaWeights) -> String {
+    let sums = named(weights.first..weights.first + weights.n / 2);
     format!(
-        "{{ // $0\n{DECLARATIONS}wgmma.fence.sync.aligned;\nmov.b64 weighed, $1;\n{}mov.b64 weighed, $2;\n{}}}",
-        weights.text_onto(&named(first), 0),
-        weights.text_onto(&named(behind), weights.k / 4)
+        "{{ // $0\n{DECLARATIONS}wgmma.fence.sync.aligned;\nmov.b64 weighed, $1;\n{}}}",
+        weights.text_onto(&sums, 0)
     )
 }
 
@@ -101,17 +100,16 @@ pub(crate) fn wgmma_sums_clear(#[comptime] count: usize) {
     gpu_asm!("{text}", text = const clear_text(count));
 }
 
-/// Adds weighed rows to two named sums of the same sizes, the second behind the first, as its packed weights are
-/// in their vector. Both are still under way when this returns: [`wgmma_wait`] waits for them.
+/// Adds weighed rows to named sums, from register `first` of the weights' on. They are still under way when this
+/// returns: [`wgmma_wait`] waits for them.
 #[cube]
-pub(crate) fn wgmma_sums_started<P: Size>(
+pub(crate) fn wgmma_sum_started<P: Size>(
     packed: Vector<u32, P>,
-    first_rhs: u64,
-    second_rhs: u64,
+    rhs: u64,
     #[comptime] weights: WgmmaWeights,
 ) {
-    gpu_asm!("{body}\n// {p}{x}{y}", body = const sums_text(weights),
-        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) first_rhs, y = in(_) second_rhs);
+    gpu_asm!("{body}\n// {p}{x}", body = const sum_text(weights),
+        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) rhs);
 }
 
 /// Waits for all products.

@@ -336,10 +336,10 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             statement("slope of the cap left out", "gradient *= slopes[i];", ""),
             statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
-            device(
+            statement(
                 "dropped weights keep their gradients",
-                "gradient = weight * (kept * product - delta);",
-                "gradient = weight * (product - delta);",
+                "product *= kept_factor(tile, i);",
+                "",
             ),
             device("delta taken for the shift", "at + comptime!(TERM_BYTES as u32)", "at"),
         ],
