@@ -82,7 +82,10 @@ impl AttentionBlueprint {
                 problem.head_dim, device.shared_bytes
             )));
         };
-        let reason = format_args!("{pass}, the first of {} that serve it", plans.len());
+        let is_twice = pass == Pass::Backward && plan.family == Family::Wgmma && !plan.atomic;
+        let twice = if is_twice { Self::why_twice(problem, device) } else { None };
+        let why = twice.map(|why| format!("; products computed twice: {why}")).unwrap_or_default();
+        let reason = format_args!("{pass}, the first of {} that serve it{why}", plans.len());
         tell_plan(OP, problem, plan, reason);
         Ok(*plan)
     }
@@ -152,12 +155,11 @@ impl AttentionBlueprint {
             (false, ..) => 0,
         };
         let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
-        // What does not change from tile to tile, and what draws dropout before a tile's products.
-        let of_once = match (wide, packed.is_some(), dropout.is_some()) {
-            (true, _, true) => 256,
-            (true, true, false) => 80,
-            (true, false, false) => 0,
-            (false, ..) => 16,
+        // What draws dropout before a tile's products, and a number that does not change from tile to tile.
+        let of_once = match (wide, dropout.is_some()) {
+            (true, true) => 256,
+            (true, false) => 0,
+            (false, _) => 16,
         };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         match self.family {
@@ -260,14 +262,8 @@ impl AttentionBlueprint {
     /// The plans by Hopper's instructions that compute products once, if they serve the problem.
     fn atomic(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
         let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
-        // With these the sums of wide heads leave too few registers for what is computed beside them.
-        let is_crowded = head_dim > 64 && (softcap.is_some() || bias.is_some());
-        let serves = !problem.deterministic
-            && !is_crowded
-            && Self::suits_tensor_cores(problem, Pass::Backward)
-            && fits_sums(problem)
-            && device.shared_bytes >= ATOMIC_BYTES;
-        if !serves {
+        let refused = Self::why_never_atomic(problem, device);
+        if refused.is_some() || !Self::suits_tensor_cores(problem, Pass::Backward) {
             return Vec::new();
         }
         let of =
@@ -288,6 +284,27 @@ impl AttentionBlueprint {
         } else {
             vec![of(192), of(128)]
         }
+    }
+
+    /// Why no plan computes products once, of what Hopper's instructions serve.
+    fn why_never_atomic(problem: &AttentionProblem, device: DeviceProfile) -> Option<&'static str> {
+        let AttentionProblem { head_dim, softcap, bias, deterministic, .. } = *problem;
+        // With these the sums of wide heads leave too few registers for what is computed beside them.
+        let is_crowded = head_dim > 64 && (softcap.is_some() || bias.is_some());
+        [
+            (deterministic, "the same bits each time"),
+            (is_crowded, "no registers for a cap or a bias in heads above 64"),
+            (!fits_sums(problem), "more than 2^32 sums of dq"),
+            (device.shared_bytes < ATOMIC_BYTES, "little shared memory"),
+        ]
+        .into_iter()
+        .find_map(|(holds, why)| holds.then_some(why))
+    }
+
+    /// Why the first plan is not one that computes products once.
+    fn why_twice(problem: &AttentionProblem, device: DeviceProfile) -> Option<&'static str> {
+        let is_short = problem.seq_q.min(problem.seq_kv) < ATOMIC_SEQ;
+        Self::why_never_atomic(problem, device).or(is_short.then_some("a short sequence"))
     }
 
     /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device.

@@ -20,12 +20,16 @@
 //! At the speed of the tensor cores (4096 operations a cycle of a multiprocessor) a pair takes `5 * 2 *
 //! head_dim / 4096` cycles: 0.16 for heads of 64, 0.31 for those of 128. Its exponential takes 1/16 = 0.06,
 //! the dozen instructions beside it 0.1. One warpgroup's products so hide another's exponentials, for which
-//! three are better than two. Three have 160 registers each: enough for heads of 64. Sums in global memory take
-//! `4 * head_dim` bytes for each query and tile of keys, 2 or 3 % of what the second level of cache can take.
+//! three are better than two. Three have 160 registers each: enough for heads of 64. Two have 232, and start to
+//! multiply weights while they compute their gradients. Sums of dq take `4 * head_dim` bytes for each query and tile
+//! of keys: at that speed 13 bytes a cycle of a multiprocessor with two warpgroups, 9 with three, whatever the head.
 //!
 //! Sources: Shah et al., "FlashAttention-3" (2024), section 3 and appendix B.
 
-use super::pipeline::{CHUNK_BYTES, UNITS_OF_GROUP};
+use super::{
+    pipeline::{CHUNK_BYTES, UNITS_OF_GROUP},
+    rules::Options,
+};
 use crate::ptx::{
     ROW_BYTES,
     wgmma::{WgmmaProduct, WgmmaWeights},
@@ -143,9 +147,9 @@ impl OnceBlueprint {
     }
 
     /// Whether weights are packed, and multiplied, before their gradients are known: if there are registers for
-    /// both.
-    pub(super) fn weighs_early(self) -> bool {
-        self.groups == 2 && self.head_dim <= 64
+    /// both, which slopes of bounded scores take, and in wide heads what tells which weights are dropped.
+    pub(super) fn weighs_early(self, options: Options) -> bool {
+        self.groups == 2 && !options.softcap && !(options.dropout && self.head_dim > 64)
     }
 
     /// dq of a tile.

@@ -142,8 +142,7 @@ fn step<I: Float, M: Numeric>(
     let dtype = comptime!(blueprint.dtype);
     let [of_dv, of_dk] = comptime!(blueprint.sums());
     let (q_rows, dout_rows) = (tile_descriptor(stage.q, false), tile_descriptor(stage.dout, false));
-    // Slopes take the registers that early weights need.
-    let early = comptime!(blueprint.weighs_early() && !tile.sequence.rules.options.softcap);
+    let early = comptime!(blueprint.weighs_early(tile.sequence.rules.options));
     let settled = if comptime!(early) {
         let packed = weight_words::<I, M>(weights, tile, dtype);
         wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
