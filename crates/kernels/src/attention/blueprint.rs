@@ -127,7 +127,7 @@ impl AttentionBlueprint {
             _ => None,
         };
         let atomic = if is_hopper && pass == Pass::Backward {
-            Self::atomic(problem, device)
+            Self::once(problem, device)
         } else {
             Vec::new()
         };
@@ -260,7 +260,7 @@ impl AttentionBlueprint {
     }
 
     /// The plans by Hopper's instructions that compute products once, if they serve the problem.
-    fn atomic(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
+    fn once(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
         let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
         let refused = Self::why_never_atomic(problem, device);
         if refused.is_some() || !Self::suits_tensor_cores(problem, Pass::Backward) {
