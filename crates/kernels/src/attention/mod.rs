@@ -72,9 +72,8 @@
 //! [`deterministic`](AttentionProblem::deterministic) it is not planned. What takes its place has a kernel for tiles
 //! of keys and one for tiles of queries, and computes the scores and their gradients in both: seven products.
 //!
-//! The sums of dq are `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. Gradients
-//! that are short of the reference's by some order of additions of f32 are within the bounds of any order: those count
-//! additions, not how they follow each other.
+//! The sums of dq take `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. The tests'
+//! bounds count additions and not their order, so they hold for any.
 
 mod backward;
 mod blueprint;
