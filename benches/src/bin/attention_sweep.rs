@@ -51,6 +51,9 @@ struct Arguments {
     /// Only the plan that is picked.
     #[arg(long)]
     picked: bool,
+    /// Only plans that give the same bits each time.
+    #[arg(long)]
+    deterministic: bool,
     /// Pack the tokens of a case into sequences of different lengths instead.
     #[arg(long, conflicts_with_all = ["memory", "module"])]
     packed: bool,
@@ -101,6 +104,7 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     let dtype = blackburn_benches::dtype_of(arguments.dtype);
     let shape = [case.batch, case.heads_q, case.seq_q, case.head_dim];
     let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
+    problem.deterministic = arguments.deterministic;
     if case.options.causal {
         problem.window = Window { left: None, right: Some(0) };
     }
@@ -290,13 +294,14 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
             let mark = if Some(plan) == picked { "*" } else { "" };
             let packed = if arguments.packed { " packed" } else { "" };
             let row = format!(
-                "{:?}\t{}\t{}{packed}\t{pass:?}\t{mark}\t{:?} {}x{}",
+                "{:?}\t{}\t{}{packed}\t{pass:?}\t{mark}\t{:?} {}x{}{}",
                 arguments.dtype,
                 case.name,
                 case.shape(),
                 plan.family,
                 plan.tile_q,
-                plan.tile_kv
+                plan.tile_kv,
+                if plan.atomic { " atomic" } else { "" }
             );
             let checked =
                 run(&plan).and_then(|actual| distance(client, arguments.dtype, &actual, &expected));

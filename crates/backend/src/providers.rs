@@ -16,7 +16,7 @@ use crate::{
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
-    ops::fp8_linear,
+    ops::{attention, fp8_linear},
     steps::{
         adamw::Adamw,
         provider::{Optimizer, StepSearch},
@@ -96,6 +96,8 @@ pub struct ProviderSettings {
     /// Whether the plan of a matrix product is measured among the few that are expected to be
     /// fastest, or is the one that is expected to be.
     pub tune_matmul: bool,
+    /// Whether the same input has to give the same bits each time.
+    pub deterministic: bool,
 }
 
 /// Blackburn's providers: a name, and how it is registered.
@@ -168,6 +170,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     {
         return Err(UnknownProvider { name: name.clone(), known });
     }
+    attention::cube::set_deterministic(settings.deterministic);
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)

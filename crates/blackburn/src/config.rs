@@ -52,6 +52,7 @@ impl fmt::Display for F32Precision {
 /// | [`disabled_providers`](Self::disabled_providers) | `BLACKBURN_DISABLE`, names separated by commas | none |
 /// | [`f32_matmul`](Self::f32_matmul) | `BLACKBURN_F32_MATMUL=tf32` or `full` | tf32 |
 /// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
+/// | [`deterministic`](Self::deterministic) | `BLACKBURN_DETERMINISTIC=0` or `1` | off |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
 /// | [`unproven`](Self::unproven) | `BLACKBURN_UNPROVEN=0` or `1` | off |
 /// | [`verdicts`](Self::verdicts) | `BLACKBURN_VERDICTS`, a file | in the user's cache folder |
@@ -74,6 +75,11 @@ pub struct Config {
     /// the results on disk, beside the compiled kernels. Leave it off where shapes rarely repeat. Only NVIDIA GPUs
     /// have a choice of kernels.
     pub tune_matmul: bool,
+    /// Whether the same input has to give the same bits each time. By default attention's backward pass adds up the
+    /// gradient of the queries in no order where that is faster, on Hopper from 512 queries and keys on: other bits
+    /// each time, by roundings of f32 before the one to the tensor's type. Every other kernel of Blackburn's gives
+    /// the same bits in any case.
+    pub deterministic: bool,
     /// Whether to keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
     /// Whether to take kernels on tensor cores on GPUs on which they have never been proven, neither by the project's
@@ -91,6 +97,7 @@ impl Default for Config {
             disabled_providers: BTreeSet::new(),
             f32_matmul: F32Precision::Tf32,
             tune_matmul: false,
+            deterministic: false,
             kernel_cache: true,
             unproven: false,
             verdicts: None,
@@ -127,6 +134,7 @@ impl Config {
         }
         for (name, switch) in [
             ("BLACKBURN_TUNE_MATMUL", &mut config.tune_matmul),
+            ("BLACKBURN_DETERMINISTIC", &mut config.deterministic),
             ("BLACKBURN_KERNEL_CACHE", &mut config.kernel_cache),
             ("BLACKBURN_UNPROVEN", &mut config.unproven),
         ] {
@@ -184,6 +192,13 @@ impl Config {
     #[must_use]
     pub fn with_tune_matmul(mut self, tune: bool) -> Self {
         self.tune_matmul = tune;
+        self
+    }
+
+    /// Has the same input give the same bits each time, or not.
+    #[must_use]
+    pub fn with_deterministic(mut self, deterministic: bool) -> Self {
+        self.deterministic = deterministic;
         self
     }
 

@@ -90,6 +90,7 @@ fn set_up(config: &Config) -> Result<Setup, Error> {
         disabled: config.disabled_providers.clone(),
         f32_matmul: precision(config.f32_matmul),
         tune_matmul: config.tune_matmul,
+        deterministic: config.deterministic,
     };
     let providers = providers::install(&settings).map_err(|error| Error::InvalidSetting {
         setting: "disabled_providers".into(),

@@ -205,6 +205,29 @@ fn copies_land_before_who_waited_reads_them() {
 }
 
 #[test]
+fn numbers_are_added_to_memory_by_every_thread() {
+    // All threads add to the same four numbers, which are zero at first.
+    let add = |instruction: &str| {
+        let body = format!(
+            "mov.f32 %f2, 0f00000000;\nst.global.v4.f32 [%rd1], {{%f2, %f2, %f2, %f2}};\nbar.sync 0;\n\
+             cvt.rn.f32.u32 %f3, %r1;\nmov.f32 %f4, 0f3f800000;\n{instruction}"
+        );
+        at_once(&body, 64, &[], 4)
+    };
+    let sums = |values: [f32; 4]| values.map(f32::to_bits);
+    let four = add("red.relaxed.gpu.global.add.v4.f32 [%rd1], {%f3, %f4, %f3, %f4};");
+    assert_eq!(four, sums([2016.0, 64.0, 2016.0, 64.0]));
+    let one = add("red.global.add.f32 [%rd1+4], %f4;");
+    assert_eq!(one, sums([0.0, 64.0, 0.0, 0.0]));
+    // Nobody has written there.
+    let body = "mov.f32 %f2, 0f3f800000;\nred.global.add.f32 [%rd1], %f2;";
+    assert_eq!(fault(body, 1, &[]), Some(FaultKind::Uninitialized));
+    let body = "mov.f32 %f2, 0f3f800000;\nst.global.f32 [%rd1+4], %f2;\n\
+                red.relaxed.gpu.global.add.v2.f32 [%rd1+4], {%f2, %f2};";
+    assert_eq!(fault(body, 1, &[]), Some(FaultKind::Misaligned));
+}
+
+#[test]
 fn addresses_are_checked() {
     for (body, kind) in [
         ("ld.global.u32 %r5, [%rd2+64];", FaultKind::OutOfBounds),

@@ -206,7 +206,7 @@ fn plans(
             Storage::F16 => plan.family == Family::Wgmma,
             Storage::Bf16 => plan.family != Family::Portable,
         });
-        plans.dedup_by_key(|plan| plan.family);
+        plans.dedup_by_key(|plan| (plan.family, plan.atomic.then_some(plan.tile_kv)));
     }
     plans
 }

@@ -146,7 +146,8 @@ impl Placed {
         }
     }
 
-    /// Both passes by every plan, each twice: what the second gives has to be the same bits.
+    /// Both passes by every plan, each twice: what the second gives has to be the same bits, but for a dq that
+    /// is added up in no order.
     pub(super) fn run(
         &self,
         client: &Client,
@@ -178,7 +179,8 @@ impl Placed {
             let run =
                 || attention_backward_with(client, problem, &plan, &self.tensors(), &result, false);
             let (g, again) = (run()?, run()?);
-            if !is_same(client, &[&g.dq, &g.dk, &g.dv], &[&again.dq, &again.dk, &again.dv])? {
+            let dq_is_same = !plan.is_deterministic() || is_same(client, &[&g.dq], &[&again.dq])?;
+            if !dq_is_same || !is_same(client, &[&g.dk, &g.dv], &[&again.dk, &again.dv])? {
                 return Err(format!("{plan:?} gave other gradients the second time").into());
             }
             let (dq, dk, dv) = (read(&g.dq)?, read(&g.dk)?, read(&g.dv)?);

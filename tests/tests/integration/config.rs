@@ -61,6 +61,7 @@ fn same_as_program() -> Result<(), Failed> {
             ("BLACKBURN_DISABLE", "BlackburnGelu, Matmul,,"),
             ("BLACKBURN_F32_MATMUL", "FULL"),
             ("BLACKBURN_TUNE_MATMUL", "on"),
+            ("BLACKBURN_DETERMINISTIC", "1"),
             ("BLACKBURN_KERNEL_CACHE", "0"),
         ];
         return run_alone(SAME, &variables).map(drop);
@@ -72,6 +73,7 @@ fn same_as_program() -> Result<(), Failed> {
         .without_provider("Matmul")
         .with_f32_matmul(F32Precision::Full)
         .with_tune_matmul(true)
+        .with_deterministic(true)
         .with_kernel_cache(false);
     expect_equal(&config, &expected)?;
     // Start-up, which was before any test, followed it: the same settings are no others.
@@ -85,8 +87,9 @@ fn same_as_program() -> Result<(), Failed> {
 
 fn empty_variables() -> Result<(), Failed> {
     if !is_set() {
-        let empty = ["DEVICE", "DISABLE", "F32_MATMUL", "TUNE_MATMUL", "KERNEL_CACHE"]
-            .map(|name| format!("BLACKBURN_{name}"));
+        let empty =
+            ["DEVICE", "DISABLE", "F32_MATMUL", "TUNE_MATMUL", "DETERMINISTIC", "KERNEL_CACHE"]
+                .map(|name| format!("BLACKBURN_{name}"));
         let mut variables: Vec<(&str, &str)> =
             empty.iter().map(|name| (name.as_str(), "  ")).collect();
         variables.push((SET, "1"));
@@ -101,6 +104,7 @@ fn bad_values() -> Result<(), Failed> {
         ("BLACKBURN_DISABLE", "Warp", "Warp"),
         ("BLACKBURN_F32_MATMUL", "fp64", "BLACKBURN_F32_MATMUL=fp64: expected tf32 or full"),
         ("BLACKBURN_TUNE_MATMUL", "2", "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0"),
+        ("BLACKBURN_DETERMINISTIC", "yes?", "BLACKBURN_DETERMINISTIC=yes?: expected 1 or 0"),
         ("BLACKBURN_KERNEL_CACHE", "maybe", "BLACKBURN_KERNEL_CACHE=maybe: expected 1 or 0"),
     ] {
         let output = start_alone(EMPTY, &[(SET, "1"), (name, value)])?;

@@ -23,6 +23,10 @@ pub struct AttentionBlueprint {
     pub tile_q: usize,
     /// Keys of a tile.
     pub tile_kv: usize,
+    /// Whether the backward pass computes each pair's products once, five instead of seven, and tiles of keys
+    /// add to the gradient of q in global memory. Its additions are in no order: other bits each time, by
+    /// roundings of f32 before the one to the type of q.
+    pub atomic: bool,
 }
 
 /// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
@@ -42,8 +46,22 @@ pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: 
 
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
-/// Queries of a tile of the `mma` family.
+/// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
 const MMA_TILE_Q: usize = 64;
+/// From so many queries and keys on, plans that compute products once come first.
+const ATOMIC_SEQ: usize = 512;
+/// A third warpgroup of such plans is worth so much of two, in percent: one's products hide another's exponentials,
+/// and fewer tiles of keys add to dq. An estimate.
+const THIRD_GROUP_PERCENT: usize = 115;
+/// Shared memory that the largest of them needs: two tiles of each tensor, and two of dS.
+const ATOMIC_BYTES: usize = 168 << 10;
+
+/// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
+fn fits_sums(problem: &AttentionProblem) -> bool {
+    let tiles = problem.rows_q() / 64 + problem.packed.map_or(1, |_| problem.batch);
+    let elements = problem.tensor_batch() * problem.heads_q * tiles * 64 * problem.head_dim;
+    u32::try_from(elements).is_ok()
+}
 
 impl AttentionBlueprint {
     /// The plan that is expected to be fastest.
@@ -64,7 +82,10 @@ impl AttentionBlueprint {
                 problem.head_dim, device.shared_bytes
             )));
         };
-        let reason = format_args!("{pass}, the first of {} that serve it", plans.len());
+        let is_twice = pass == Pass::Backward && plan.family == Family::Wgmma && !plan.atomic;
+        let twice = if is_twice { Self::why_twice(problem, device) } else { None };
+        let why = twice.map(|why| format!("; products computed twice: {why}")).unwrap_or_default();
+        let reason = format_args!("{pass}, the first of {} that serve it{why}", plans.len());
         tell_plan(OP, problem, plan, reason);
         Ok(*plan)
     }
@@ -88,7 +109,8 @@ impl AttentionBlueprint {
             let kernel =
                 PortableBlueprint { unit_tile: *unit_tile, head_dim: problem.head_dim as u32 };
             let side = kernel.side() as usize;
-            let plan = Self { family: Family::Portable, tile_q: side, tile_kv: side };
+            let plan =
+                Self { family: Family::Portable, tile_q: side, tile_kv: side, atomic: false };
             (plan, kernel.shared_bytes())
         });
         let portable = portable
@@ -104,7 +126,18 @@ impl AttentionBlueprint {
             }
             _ => None,
         };
-        wgmma.into_iter().chain(mma).chain(portable).collect()
+        let atomic = if is_hopper && pass == Pass::Backward {
+            Self::once(problem, device)
+        } else {
+            Vec::new()
+        };
+        // A short sequence has few tiles to work on, and two kernels more to wait for.
+        let (before, after) = if problem.seq_q.min(problem.seq_kv) >= ATOMIC_SEQ {
+            (atomic, Vec::new())
+        } else {
+            (Vec::new(), atomic)
+        };
+        before.into_iter().chain(wgmma).chain(after).chain(mma).chain(portable).collect()
     }
 
     /// What the kernels of this plan promise, in both passes.
@@ -122,8 +155,24 @@ impl AttentionBlueprint {
             (false, ..) => 0,
         };
         let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
+        // What draws dropout before a tile's products, and a number that does not change from tile to tile.
+        let of_once = match (wide, dropout.is_some()) {
+            (true, true) => 256,
+            (true, false) => 0,
+            (false, _) => 16,
+        };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         match self.family {
+            Family::Wgmma if self.atomic => vec![
+                // What a launch gives each unit, as forward.
+                (
+                    "attention_backward_once_wgmma",
+                    Promise::tensor_core("HGMMA", if self.tile_kv == 192 { 128 } else { 168 })
+                        .spilling(of_once),
+                ),
+                ("attention_dq", Promise::registers(MOST)),
+                row_terms,
+            ],
             Family::Wgmma => vec![
                 // What a launch gives each unit; those that multiply then take from those that copy.
                 ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
@@ -155,6 +204,11 @@ impl AttentionBlueprint {
     /// Whether the backward pass by this plan can give the gradient of a bias.
     pub fn gives_bias_gradient(&self) -> bool {
         self.family == Family::Portable
+    }
+
+    /// Whether the same input gives the same bits each time.
+    pub fn is_deterministic(&self) -> bool {
+        !self.atomic
     }
 
     /// Whether tensor cores take the problem: 16-bit types, in rows of whole chunks.
@@ -197,7 +251,60 @@ impl AttentionBlueprint {
             _ if !has_options => 64,
             _ => return None,
         };
-        serves.then_some(Self { family: Family::Wgmma, tile_q: WGMMA_TILE_Q, tile_kv })
+        serves.then_some(Self {
+            family: Family::Wgmma,
+            tile_q: WGMMA_TILE_Q,
+            tile_kv,
+            atomic: false,
+        })
+    }
+
+    /// The plans by Hopper's instructions that compute products once, if they serve the problem.
+    fn once(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
+        let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
+        let refused = Self::why_never_atomic(problem, device);
+        if refused.is_some() || !Self::suits_tensor_cores(problem, Pass::Backward) {
+            return Vec::new();
+        }
+        let of =
+            |tile_kv| Self { family: Family::Wgmma, tile_q: MMA_TILE_Q, tile_kv, atomic: true };
+        // A third warpgroup has fewer registers: too few for wide heads and for most options.
+        let has_options = softcap.is_some()
+            || mask.is_some()
+            || bias.is_some()
+            || dropout.is_some()
+            || packed.is_some();
+        if head_dim > 64 || has_options {
+            return vec![of(128)];
+        }
+        // Keys that the last tile has in vain take as long as others.
+        let padded = |tile: usize| problem.seq_kv.next_multiple_of(tile);
+        if padded(192) * 100 > padded(128) * THIRD_GROUP_PERCENT {
+            vec![of(128), of(192)]
+        } else {
+            vec![of(192), of(128)]
+        }
+    }
+
+    /// Why no plan computes products once, of what Hopper's instructions serve.
+    fn why_never_atomic(problem: &AttentionProblem, device: DeviceProfile) -> Option<&'static str> {
+        let AttentionProblem { head_dim, softcap, bias, deterministic, .. } = *problem;
+        // With these the sums of wide heads leave too few registers for what is computed beside them.
+        let is_crowded = head_dim > 64 && (softcap.is_some() || bias.is_some());
+        [
+            (deterministic, "the same bits each time"),
+            (is_crowded, "no registers for a cap or a bias in heads above 64"),
+            (!fits_sums(problem), "more than 2^32 sums of dq"),
+            (device.shared_bytes < ATOMIC_BYTES, "little shared memory"),
+        ]
+        .into_iter()
+        .find_map(|(holds, why)| holds.then_some(why))
+    }
+
+    /// Why the first plan is not one that computes products once.
+    fn why_twice(problem: &AttentionProblem, device: DeviceProfile) -> Option<&'static str> {
+        let is_short = problem.seq_q.min(problem.seq_kv) < ATOMIC_SEQ;
+        Self::why_never_atomic(problem, device).or(is_short.then_some("a short sequence"))
     }
 
     /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device.
@@ -214,14 +321,15 @@ impl AttentionBlueprint {
             (Pass::Forward, _) => 32,
         };
         let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
-        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv })
+        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv, atomic: false })
     }
 }
 
 impl fmt::Display for AttentionBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, tile_q, tile_kv } = self;
-        write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")
+        let Self { family, tile_q, tile_kv, atomic } = self;
+        write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")?;
+        if *atomic { write!(f, ", products once, atomic dq") } else { Ok(()) }
     }
 }
 
@@ -277,6 +385,29 @@ mod tests {
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
         assert_eq!(backward(256), [Family::Portable]);
+    }
+
+    #[test]
+    fn products_are_computed_once_unless_bits_have_to_repeat() {
+        let backward = |problem: &AttentionProblem| {
+            AttentionBlueprint::candidates_on(problem, Pass::Backward, H200)
+        };
+        let long =
+            AttentionProblem::dense([2, 4, 2048, 64], 2048, ElemType::Float(FloatKind::BF16));
+        let [first, second, third, ..] = backward(&long)[..] else { panic!("too few plans") };
+        assert!(first.atomic && second.atomic && first.is_deterministic() == third.atomic);
+        assert_eq!([first.tile_kv, second.tile_kv], [192, 128]);
+        let repeated = AttentionProblem { deterministic: true, ..long };
+        assert!(backward(&repeated).iter().all(AttentionBlueprint::is_deterministic));
+        assert_eq!(backward(&repeated)[0], third);
+        // Keys that fill a tile of 192 badly, short sequences, and wide heads with bounded scores.
+        let of_640 = AttentionProblem::dense([2, 4, 640, 64], 640, long.dtype);
+        assert_eq!(backward(&of_640)[0].tile_kv, 128);
+        assert!(!backward(&problem(64, FloatKind::BF16))[0].atomic);
+        let wide = AttentionProblem::dense([2, 4, 2048, 128], 2048, long.dtype);
+        assert!(backward(&wide)[0].atomic);
+        let bounded = AttentionProblem { softcap: Some(30.0), ..wide };
+        assert!(!backward(&bounded).iter().any(|plan| plan.atomic));
     }
 
     #[test]

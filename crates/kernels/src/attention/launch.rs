@@ -5,7 +5,7 @@ use super::{
     AttentionResult, call::Call, portable_launch, problem::unsupported,
 };
 #[cfg(feature = "cuda")]
-use super::{mma_launch, wgmma_launch};
+use super::{mma_launch, once_launch, wgmma_launch};
 use crate::{
     Family, KernelError, Pass,
     buffer::{Buffer, F32},
@@ -111,6 +111,10 @@ pub fn attention_backward_with(
     };
     match blueprint.family {
         Family::Portable => portable_launch::backward(&call, blueprint, result, &gradients)?,
+        #[cfg(feature = "cuda")]
+        Family::Wgmma if blueprint.atomic => {
+            once_launch::backward(&call, blueprint, result, &gradients)?;
+        }
         #[cfg(feature = "cuda")]
         Family::Wgmma => wgmma_launch::backward(&call, result, &gradients)?,
         #[cfg(feature = "cuda")]

@@ -67,7 +67,7 @@ pub(super) fn backward(
         head_dim: problem.head_dim,
         warps: blueprint.tile_q / WARP_ROWS,
     };
-    let terms = row_terms(call, result)?;
+    let terms = row_terms(call, result, None)?;
     for tensor in Tensor::inputs(call) {
         tensor.fetched_strides(call)?;
     }

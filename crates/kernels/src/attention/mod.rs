@@ -63,6 +63,17 @@
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
+//!
+//! # The same bits each time
+//!
+//! All kernels give the same bits for the same input, but for one gradient of one of Hopper's. Its backward pass
+//! computes each pair's products once, five in all. Tiles of keys then add to dq in f32 in global memory, in no order:
+//! dq may differ by roundings of f32 before its one rounding. With
+//! [`deterministic`](AttentionProblem::deterministic) it is not planned. What takes its place has a kernel for tiles
+//! of keys and one for tiles of queries, and computes the scores and their gradients in both: seven products.
+//!
+//! The sums of dq take `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. The tests'
+//! bounds count additions and not their order, so they hold for any.
 
 mod backward;
 mod blueprint;
@@ -79,11 +90,21 @@ mod mma_launch;
 #[cfg(feature = "cuda")]
 mod mma_tiles;
 #[cfg(feature = "cuda")]
+mod once;
+#[cfg(feature = "cuda")]
+mod once_backward;
+#[cfg(feature = "cuda")]
+mod once_launch;
+#[cfg(feature = "cuda")]
+mod once_pairs;
+#[cfg(feature = "cuda")]
 mod pairs;
 #[cfg(feature = "cuda")]
 mod pipeline;
 mod portable_launch;
 mod problem;
+#[cfg(feature = "cuda")]
+mod query_sums;
 #[cfg(feature = "cuda")]
 mod row_terms;
 mod rules;

@@ -9,7 +9,8 @@
 //!
 //! Weights and their gradients stay in registers, where they lie as left operands of the sums have to.
 //! The products are computed twice, once for either side: no two cubes then write the same element, so
-//! the same input gives the same bits each time, and nothing is added up in global memory.
+//! the same input gives the same bits each time, and nothing is added up in global memory. Hopper's kernel that
+//! computes them once ([`once`](super::once)) takes part of this, for keys.
 
 use super::{
     rules::{Sequence, Side},
@@ -167,10 +168,11 @@ pub(super) struct GradientRows {
     pub(super) quad: u32,
 }
 
-/// Writes the unit's two rows of a gradient.
+/// Writes the unit's two rows of a gradient, which lie from register `first` on.
 #[cube]
 pub(super) fn store<I: Float, R: Size>(
     sums: Vector<f32, R>,
+    #[comptime] first: usize,
     out: &mut [I],
     rows: &GradientRows,
     factor: f32,
@@ -182,8 +184,8 @@ pub(super) fn store<I: Float, R: Size>(
     for pair in 0..comptime!(head_dim / 4) {
         let i = comptime!(2 * pair);
         let at = rows.row + comptime!(8 * (pair % 2) as u32);
-        let low = sums.extract(i) * factor;
-        let high = sums.extract(comptime!(i + 1)) * factor;
+        let low = sums.extract(comptime!(first + i)) * factor;
+        let high = sums.extract(comptime!(first + i + 1)) * factor;
         let word = pack(low, high, dtype);
         if at < rows.end {
             let column = comptime!((i / 4 * 8) as u32) + 2 * rows.quad;

@@ -124,6 +124,9 @@ pub struct AttentionProblem {
     pub bias: Option<Pairs>,
     /// Sequences of different lengths follow each other in one: rows of q and of k and v in all.
     pub packed: Option<[usize; 2]>,
+    /// Whether the same input has to give the same bits each time. Else plans may add up the gradient of q in
+    /// any order ([`AttentionBlueprint::atomic`](super::AttentionBlueprint::atomic)).
+    pub deterministic: bool,
 }
 
 impl AttentionProblem {
@@ -154,6 +157,7 @@ impl AttentionProblem {
             mask: None,
             bias: None,
             packed: None,
+            deterministic: false,
         }
     }
 

@@ -13,7 +13,7 @@ pub(crate) const ROWS: u32 = UNITS / LANES;
 /// Elements that a unit reads at once.
 pub(crate) const WIDTH: usize = 8;
 /// More than any score in powers of two: what a row without weights subtracts.
-const NO_WEIGHTS: f32 = 1e30;
+pub(super) const NO_WEIGHTS: f32 = 1e30;
 
 /// `delta = rowsum(dout * out)`, and behind all of them `shift`: what a row's scores are diminished by, as
 /// powers of two. It is the largest score and the logarithm of the sum, added up.
@@ -22,6 +22,9 @@ const NO_WEIGHTS: f32 = 1e30;
 /// a power. Added to a mask of -1e9 the logarithm would be lost, and the weights of a masked row would not
 /// add up to one.
 ///
+/// Besides, cubes write zeros to the sums of dq, if there are any: `zeros` vectors, `share` by each cube. The
+/// memory is written while rows are read, which a kernel of its own would do afterwards.
+///
 /// Rows along x, heads along y, batches from `first_batch` of `batches` on along z.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
@@ -29,6 +32,9 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     dout: &[Vector<I, W>],
     lse: &[f32],
     terms: &mut [f32],
+    query_sums: &mut [Vector<f32, Const<4>>],
+    zeros: u32,
+    share: u32,
     rows: u32,
     heads: u32,
     head_dim: u32,
@@ -44,6 +50,12 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     let row = CUBE_POS_X * ROWS + UNIT_POS_X / LANES;
     let batch = CUBE_POS_Z + first_batch;
     let width = comptime!(WIDTH as u32);
+    let first = (CUBE_POS_X + CUBE_COUNT_X * (CUBE_POS_Y + CUBE_COUNT_Y * batch)) * share;
+    let mut at = first + UNIT_POS_X;
+    while at < min(first + share, zeros) {
+        query_sums[at as usize] = Vector::<f32, Const<4>>::new(0.0f32);
+        at += UNITS;
+    }
     let mut sum = 0.0f32;
     if row < rows {
         let out_at = origin(&out_strides, batch, CUBE_POS_Y, row) / width;

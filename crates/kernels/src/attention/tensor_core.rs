@@ -1,9 +1,10 @@
 //! What the launches of both families of tensor cores share.
 
 use super::{
-    AttentionGradients, AttentionResult,
+    AttentionGradients, AttentionProblem, AttentionResult,
     call::{Call, device_strides, heads, options},
     problem::{HeadStrides, unsupported},
+    query_sums::WIDTH as SUMS_WIDTH,
     row_terms::{
         ROWS as TERMS_ROWS, UNITS as TERMS_UNITS, WIDTH as TERMS_WIDTH, attention_row_terms_kernel,
     },
@@ -48,7 +49,7 @@ impl<'a> Tensor<'a> {
         ]
     }
 
-    fn of_queries(call: &Call<'_>, buffer: &'a Buffer, strides: HeadStrides) -> Self {
+    pub(super) fn of_queries(call: &Call<'_>, buffer: &'a Buffer, strides: HeadStrides) -> Self {
         Self { buffer, strides, heads: call.problem.heads_q, seq: call.problem.rows_q() }
     }
 
@@ -82,19 +83,27 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// The terms of rows that the backward passes read: two for each, three with a bias.
+/// How many terms of a row the backward passes read: two, three with a bias.
+pub(super) fn terms_of_row(problem: &AttentionProblem) -> usize {
+    if options(problem).bias { 3 } else { 2 }
+}
+
+/// The terms of rows that the backward passes read. Where sums of dq are given, they become zero.
 pub(super) fn row_terms(
     call: &Call<'_>,
     result: &AttentionResult<'_>,
+    query_sums: Option<&Buffer>,
 ) -> Result<Buffer, KernelError> {
     let problem = call.problem;
     Tensor::of_queries(call, result.out, problem.out()).fetched_strides(call)?;
     Tensor::of_queries(call, result.dout, result.dout_strides).fetched_strides(call)?;
     let apart = options(problem).bias;
-    let of_row = if apart { 3 } else { 2 };
-    let terms = Buffer::empty(call.client, of_row * problem.query_elements(), F32);
+    let terms = Buffer::empty(call.client, terms_of_row(problem) * problem.query_elements(), F32);
     let tiles = problem.rows_q().div_ceil(TERMS_ROWS as usize);
     let batches = problem.tensor_batch();
+    let no_sums = Buffer { elements: SUMS_WIDTH, ..terms.clone() };
+    let zeros = query_sums.map_or(0, |sums| sums.elements / SUMS_WIDTH);
+    let share = zeros.div_ceil(tiles * problem.heads_q * batches);
     call.for_batches([tiles, problem.heads_q, batches], |cubes, first| {
         // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
         // for the problem.
@@ -107,6 +116,9 @@ pub(super) fn row_terms(
                 result.dout.arg(TERMS_WIDTH),
                 result.lse.arg(1),
                 terms.arg(1),
+                query_sums.unwrap_or(&no_sums).arg(SUMS_WIDTH),
+                zeros as u32,
+                share as u32,
                 problem.rows_q() as u32,
                 problem.heads_q as u32,
                 problem.head_dim as u32,

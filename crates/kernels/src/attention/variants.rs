@@ -128,8 +128,8 @@ fn passes(
     for pass in [Pass::Forward, Pass::Backward] {
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.retain(|plan| is_asked(plan.family));
-        // Smaller tiles are the same code.
-        plans.dedup_by_key(|plan| plan.family);
+        // Smaller tiles are the same code, but where more keys are more warpgroups.
+        plans.dedup_by_key(|plan| (plan.family, plan.atomic.then_some(plan.tile_kv)));
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());
             all.push(Variant::new(name, plan.promises(&problem), move |client| {

@@ -267,9 +267,9 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
         let origin = origin(&out_strides, batch, CUBE_POS_Y, start);
         let rows = GradientRows { origin, stride: out_strides.row, row, end, quad };
         let (head_dim, dtype) = comptime!((blueprint.head_dim, blueprint.dtype));
-        store::<I, R>(first_sums, first_out, &rows, rules.numbers.scale, head_dim, dtype);
+        store::<I, R>(first_sums, 0usize, first_out, &rows, rules.numbers.scale, head_dim, dtype);
         if comptime!(side == Side::Keys) {
-            store::<I, R>(second_sums, second_out, &rows, 1.0f32, head_dim, dtype);
+            store::<I, R>(second_sums, 0usize, second_out, &rows, 1.0f32, head_dim, dtype);
         }
     }
 }

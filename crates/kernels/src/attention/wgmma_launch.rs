@@ -13,7 +13,7 @@ use crate::{DeviceProfile, KernelError};
 use cubecl::prelude::*;
 
 /// Elements of a row that are fetched together: 128 bytes.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// The most tiles that hide latency.
 const MOST_STAGES: usize = 4;
 /// Rows of a tile of either side of the backward pass.
@@ -33,7 +33,7 @@ fn with_most_stages<K: Copy>(
 }
 
 /// How TMA finds boxes of so many rows by one block.
-fn tensor_map(
+pub(super) fn tensor_map(
     call: &Call<'_>,
     tensor: &Tensor<'_>,
     box_rows: usize,
@@ -101,7 +101,7 @@ pub(super) fn forward(
     Ok(())
 }
 
-/// The backward pass, without the gradient of a bias.
+/// The backward pass that computes each pair's products twice, without the gradient of a bias.
 pub(super) fn backward(
     call: &Call<'_>,
     result: &AttentionResult<'_>,
@@ -114,7 +114,7 @@ pub(super) fn backward(
         |stages| WgmmaBackwardBlueprint { dtype, head_dim, stages },
         WgmmaBackwardBlueprint::shared_bytes,
     )?;
-    let terms = row_terms(call, result)?;
+    let terms = row_terms(call, result, None)?;
     for half in halves(call, result, gradients) {
         let tiles = half.seq.div_ceil(BACKWARD_TILE);
         call.for_batches([tiles, half.fixed[0].heads, problem.batch], |cubes, first| {

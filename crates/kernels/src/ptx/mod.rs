@@ -2,12 +2,13 @@
 //!
 //! | module | instructions | from |
 //! |---|---|---|
+//! | [`access`] | loads and stores of shared memory; `red` of four numbers at once | every one; `sm_90` |
 //! | [`barrier`] | mbarriers in shared memory | `sm_90` |
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
 //! | [`math`] | `sqrt.approx`, `div.approx` | every one |
 //! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89` |
-//! | [`wgmma`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
+//! | [`wgmma`], [`wgmma_sums`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
 //!
 //! Both families of matrix instructions find their operands in shared memory in rows of 128 bytes,
 //! whose eight chunks of 16 bytes are permuted: chunk c of row r lies at c xor (r mod 8), TMA's
@@ -16,12 +17,14 @@
 //! Shared memory is addressed by plain 32-bit numbers, which CubeCL's analysis does not see: a
 //! kernel takes one [`Shared`](cubecl::prelude::Shared) slice and divides it up itself.
 
+pub(crate) mod access;
 pub(crate) mod barrier;
 pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod math;
 pub(crate) mod mma;
 pub(crate) mod wgmma;
+pub(crate) mod wgmma_sums;
 
 use cubecl::{
     intrinsic,

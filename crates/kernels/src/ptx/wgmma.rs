@@ -53,7 +53,7 @@ impl WgmmaOperands {
     }
 }
 
-fn registers(range: Range<usize>) -> String {
+pub(super) fn registers(range: Range<usize>) -> String {
     range.map(|register| format!("%{register}")).collect::<Vec<_>>().join(", ")
 }
 
@@ -79,9 +79,9 @@ fn block_text(operands: WgmmaOperands, width: usize) -> String {
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;\n}"
 }
 
-/// The first registers of `$0 = $1`, once all products are done.
-fn drain_text(used: usize, width: usize) -> String {
-    let mut text = String::from("{ // $0 $1\nwgmma.wait_group.sync.aligned 0;\n");
+/// The first registers of `$0 = $1`, once all products but the last `pending` groups are done.
+fn drain_text(used: usize, width: usize, pending: usize) -> String {
+    let mut text = format!("{{ // $0 $1\nwgmma.wait_group.sync.aligned {pending};\n");
     for register in 0..used {
         text += &format!("mov.f32 %{register}, %{};\n", width + register);
     }
@@ -113,7 +113,7 @@ pub(crate) fn wgmma_drain<R: Size>(
 ) -> Vector<f32, R> {
     let width = R::value().comptime();
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n / 2, width),
+    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(n / 2, width, 0),
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators));
     sum
 }
@@ -125,6 +125,19 @@ pub(crate) fn wgmma_settle<R: Size>(
     #[comptime] used: usize,
 ) -> Vector<f32, R> {
     wgmma_drain::<R>(accumulators, comptime!(2 * used))
+}
+
+/// As [`wgmma_settle`], with the last group of products still under way: `used` registers that it does not touch.
+#[cube]
+pub(crate) fn wgmma_settle_but_last<R: Size>(
+    accumulators: Vector<f32, R>,
+    #[comptime] used: usize,
+) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}", body = const drain_text(used, width, 1),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators));
+    sum
 }
 
 /// A product of 16-bit operands that starts from zero, both along k, over more than one block of 128
@@ -196,8 +209,12 @@ impl WgmmaWeights {
     /// Issues it as a group; the left operand lies in the registers from `packed` on, the right one's
     /// descriptor is the register `weighed`.
     fn text(self, packed: usize) -> String {
+        self.text_onto(&registers(self.accumulators()), packed)
+    }
+
+    /// The same, with names for the accumulators.
+    pub(super) fn text_onto(self, sums: &str, packed: usize) -> String {
         let Self { n, dtype, k, rows_bytes, .. } = self;
-        let sums = registers(self.accumulators());
         let mut text = String::new();
         for step in 0..k / 16 {
             text += &format!(
@@ -213,7 +230,7 @@ impl WgmmaWeights {
 }
 
 /// What the texts of products refer to.
-const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 lhs, rhs, weighed, at, bt;\n\
+pub(super) const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 lhs, rhs, weighed, at, bt;\n\
                             setp.ne.u32 from_zero, 0, 0;\nsetp.eq.u32 onto, 0, 0;\n";
 
 /// `$0 = A B`; `$1` and `$2` describe the operands.
@@ -226,12 +243,12 @@ fn product_text(product: WgmmaProduct) -> String {
 }
 
 /// Two products of the same sizes, the second behind the first in `$0`; `$1` to `$4` describe the
-/// operands of the one and of the other.
-fn products_text(product: WgmmaProduct) -> String {
+/// operands of the one and of the other. Ends with all but the last `pending`.
+fn products_text(product: WgmmaProduct, pending: usize) -> String {
     let second = WgmmaProduct { first: product.first + product.n / 2, ..product };
     format!(
         "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
-         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned 0;\n}}",
+         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned {pending};\n}}",
         product.text(),
         second.text()
     )
@@ -282,7 +299,23 @@ pub(crate) fn wgmma_products<R: Size>(
     #[comptime] product: WgmmaProduct,
 ) -> Vector<f32, R> {
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product),
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product, 0),
+        d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs,
+        y = in(_) second_lhs, z = in(_) second_rhs);
+    sum
+}
+
+/// As [`wgmma_products`], with the second still under way: [`wgmma_settle`] waits for it.
+#[cube]
+pub(crate) fn wgmma_products_started<R: Size>(
+    first_lhs: u64,
+    first_rhs: u64,
+    second_lhs: u64,
+    second_rhs: u64,
+    #[comptime] product: WgmmaProduct,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{w}{x}{y}{z}", body = const products_text(product, 1),
         d = out(_) sum, w = in(_) first_lhs, x = in(_) first_rhs,
         y = in(_) second_lhs, z = in(_) second_rhs);
     sum

@@ -8,7 +8,7 @@ use blackburn_kernels::{
     Family, Pass,
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Dropout,
-        Order, Pairs, Window, attention_backward_with, attention_forward_with,
+        HeadStrides, Order, Pairs, Window, attention_backward_with, attention_forward_with,
     },
     recorder::{Gpu, Recorder},
 };
@@ -29,35 +29,58 @@ pub(super) fn cases() -> Vec<Case> {
     // With two multiprocessors a block goes on to other tiles.
     let small = Gpu { multiprocessors: 2, ..hopper };
     add("attention_wgmma_is_within_bounds", hopper, true, |recorder| {
-        both(recorder, Family::Wgmma, PLAIN)
+        both(recorder, Wanted::Of(Family::Wgmma), PLAIN)
     });
     add("attention_wgmma_of_several_tiles_a_block_is_within_bounds", small, false, |recorder| {
-        both(recorder, Family::Wgmma, LONG)
+        both(recorder, Wanted::Of(Family::Wgmma), LONG)
     });
     add("attention_wgmma_causal_is_within_bounds", small, false, |recorder| {
-        both(recorder, Family::Wgmma, CAUSAL)
+        both(recorder, Wanted::Of(Family::Wgmma), CAUSAL)
     });
     add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
-        both(recorder, Family::Wgmma, WIDE)
+        both(recorder, Wanted::Of(Family::Wgmma), WIDE)
     });
     add("attention_wgmma_with_every_option_is_within_bounds", hopper, false, |recorder| {
-        every_option(recorder, Family::Wgmma)
+        every_option(recorder, Wanted::Of(Family::Wgmma))
+    });
+    add("attention_once_is_within_bounds", hopper, true, |recorder| {
+        both(recorder, Wanted::Once(128), PLAIN)
+    });
+    add("attention_once_by_three_warpgroups_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), PLAIN)
+    });
+    add("attention_once_of_many_tiles_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), QUERIES)?;
+        both(recorder, Wanted::Once(128), QUERIES)
+    });
+    add("attention_once_causal_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(192), CAUSAL)?;
+        both(recorder, Wanted::Once(128), GROUPED)
+    });
+    add("attention_once_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
+        both(recorder, Wanted::Once(128), AttentionCase { seq_q: 270, ..WIDE })
+    });
+    add("attention_once_of_packed_sequences_is_within_bounds", hopper, false, |recorder| {
+        packed(recorder, Wanted::Once(128))
+    });
+    add("attention_once_with_every_option_is_within_bounds", hopper, false, |recorder| {
+        every_option(recorder, Wanted::Once(128))
     });
     add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
-        every_option(recorder, Family::Mma)
+        every_option(recorder, Wanted::Of(Family::Mma))
     });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
-            both(recorder, Family::Mma, PLAIN)
+            both(recorder, Wanted::Of(Family::Mma), PLAIN)
         });
         add("attention_mma_of_long_sequences_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, LONG)
+            both(recorder, Wanted::Of(Family::Mma), LONG)
         });
         add("attention_mma_causal_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, CAUSAL)
+            both(recorder, Wanted::Of(Family::Mma), CAUSAL)
         });
         add("attention_mma_of_wide_heads_is_within_bounds", gpu, false, |recorder| {
-            both(recorder, Family::Mma, WIDE)
+            both(recorder, Wanted::Of(Family::Mma), WIDE)
         });
     }
     cases
@@ -90,6 +113,38 @@ const CAUSAL: AttentionCase = AttentionCase {
 };
 
 const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
+
+/// More tiles of queries than are held at once, and fewer keys than a tile has.
+const QUERIES: AttentionCase =
+    AttentionCase { name: "many queries", heads_q: 1, seq_q: 399, seq_kv: 140, ..PLAIN };
+
+/// Causal, with heads that share keys: tiles of one head of queries follow those of another.
+const GROUPED: AttentionCase = AttentionCase {
+    name: "causal, grouped",
+    batch: 1,
+    heads_q: 3,
+    seq_q: 201,
+    seq_kv: 170,
+    ..CAUSAL
+};
+
+/// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
+/// of so many keys.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Of(Family),
+    Once(usize),
+}
+
+impl Wanted {
+    fn is(self, plan: &AttentionBlueprint, pass: Pass) -> bool {
+        match self {
+            Self::Of(family) => plan.family == family && !plan.atomic,
+            Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
+            Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
+        }
+    }
+}
 
 fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
     let options = &case.options;
@@ -128,13 +183,13 @@ fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
 }
 
 /// Every option, in heads of every size that has plans of its own.
-fn every_option(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     for case in cases::options() {
-        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+        both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
     }
     for head_dim in [32, 96, 128, 256] {
         let case = AttentionCase { name: "another size of heads", head_dim, ..PLAIN };
-        both(recorder, family, case).map_err(|error| named(&case, &error))?;
+        both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
     }
     Ok(())
 }
@@ -143,8 +198,8 @@ fn named(case: &AttentionCase, error: &Failed) -> Failed {
     format!("{case}: {}", error.message().unwrap_or_default()).into()
 }
 
-/// Both passes by the first plan of a family.
-fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), Failed> {
+/// Both passes by the plan that is wanted.
+fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
     let inputs = AttentionInputs::generate(&case, 1, storage);
     let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
@@ -156,9 +211,9 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
     let problem = problem(&case, storage);
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let by_family = plans.iter().find(|plan| plan.family == family);
+        let found = plans.iter().find(|plan| wanted.is(plan, pass));
         // Heads that a family does not serve in one pass are served by another one.
-        by_family
+        found
             .or(plans.first())
             .copied()
             .ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
@@ -208,4 +263,115 @@ fn both(recorder: &Recorder, family: Family, case: AttentionCase) -> Result<(), 
         }
         _ => Ok(()),
     }
+}
+
+/// Causal sequences that follow each other, one of them empty, by heads that share keys.
+fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
+    let (storage, client) = (Storage::Bf16, recorder.client());
+    let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
+    let lengths = [[70, 75], [0, 0], [131, 131], [3, 140]];
+    let cases = lengths.map(|[seq_q, seq_kv]| AttentionCase { batch: 1, seq_q, seq_kv, ..GROUPED });
+    // An empty sequence has nothing to draw and nothing to compare.
+    let cases: Vec<_> = cases.into_iter().filter(|case| case.seq_q > 0).collect();
+    let inputs: Vec<_> = (1..)
+        .zip(&cases)
+        .map(|(seed, case)| AttentionInputs::generate(case, seed, storage))
+        .collect();
+    let of_q = |values: Vec<&Vec<f64>>| joined(&values, GROUPED.heads_q, GROUPED.head_dim);
+    let of_kv = |values: Vec<&Vec<f64>>| joined(&values, GROUPED.heads_kv, GROUPED.head_dim);
+    let [q, dout] = [
+        of_q(inputs.iter().map(|inputs| &inputs.q).collect()),
+        of_q(inputs.iter().map(|inputs| &inputs.dout).collect()),
+    ]
+    .map(|values| upload(recorder, &values, storage));
+    let [k, v] = [
+        of_kv(inputs.iter().map(|inputs| &inputs.k).collect()),
+        of_kv(inputs.iter().map(|inputs| &inputs.v).collect()),
+    ]
+    .map(|values| upload(recorder, &values, storage));
+    let mut starts = Vec::new();
+    for side in 0..2 {
+        let mut start = 0;
+        starts.push(start);
+        for sizes in lengths {
+            start += sizes[side] as i32;
+            starts.push(start);
+        }
+    }
+    let starts = upload_integers(recorder, &starts);
+    let rows = [0, 1].map(|side| lengths.iter().map(|sizes| sizes[side]).sum::<usize>());
+    let longest = [131, 140];
+    let strides = |heads, rows| HeadStrides {
+        batch: 0,
+        ..Order::HeadsFirst.strides(heads, rows, GROUPED.head_dim)
+    };
+    let kv = strides(GROUPED.heads_kv, rows[1]);
+    let whole = AttentionCase { seq_q: longest[0], seq_kv: longest[1], ..GROUPED };
+    let problem = AttentionProblem {
+        batch: lengths.len(),
+        q: strides(GROUPED.heads_q, rows[0]),
+        k: kv,
+        v: kv,
+        packed: Some(rows),
+        ..problem(&whole, storage)
+    };
+    let tensors =
+        Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: Some(&starts), key: None };
+    let plan = |pass| {
+        let plans = AttentionBlueprint::candidates(&problem, pass, client);
+        let found = plans.into_iter().find(|plan| wanted.is(plan, pass));
+        found.ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
+    };
+    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_strides: problem.out(),
+    };
+    let plan = plan(Pass::Backward)?;
+    let made = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
+    let expected: Vec<_> = cases
+        .iter()
+        .zip(&inputs)
+        .map(|(case, inputs)| {
+            let attention = inputs.attention(*case);
+            let gradients = attention.backward(&inputs.dout);
+            let bounds = attention.backward_bounds(&gradients, &inputs.dout, &precision);
+            (gradients, bounds)
+        })
+        .collect();
+    within(
+        recorder,
+        &made.dq,
+        storage,
+        &of_q(expected.iter().map(|(gradients, _)| &gradients.dq).collect()),
+        &of_q(expected.iter().map(|(_, bounds)| &bounds.dq).collect()),
+    )?;
+    within(
+        recorder,
+        &made.dk,
+        storage,
+        &of_kv(expected.iter().map(|(gradients, _)| &gradients.dk).collect()),
+        &of_kv(expected.iter().map(|(_, bounds)| &bounds.dk).collect()),
+    )?;
+    within(
+        recorder,
+        &made.dv,
+        storage,
+        &of_kv(expected.iter().map(|(gradients, _)| &gradients.dv).collect()),
+        &of_kv(expected.iter().map(|(_, bounds)| &bounds.dv).collect()),
+    )
+}
+
+/// Tensors of single sequences as one of packed sequences, heads first.
+fn joined(sequences: &[&Vec<f64>], heads: usize, head_dim: usize) -> Vec<f64> {
+    (0..heads)
+        .flat_map(|head| {
+            sequences.iter().flat_map(move |values| {
+                let rows = values.len() / heads / head_dim;
+                values[head * rows * head_dim..][..rows * head_dim].iter().copied()
+            })
+        })
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! Loads and stores.
+//! Loads, stores and additions to memory.
 
 use super::{
     block::Block,
@@ -127,6 +127,42 @@ impl Block<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Adds numbers to global memory. Lanes and numbers follow each other, which is one of the orders that
+    /// the hardware may take.
+    pub(super) fn add(
+        &mut self,
+        warp: &mut Warp,
+        src: &[Operand],
+        address: Address,
+        mask: u32,
+    ) -> Outcome {
+        let addresses = self.addresses(warp, address, mask)?;
+        let values = src.iter().map(|src| warp.registers.get(*src)).collect::<Outcome<Vec<_>>>()?;
+        for src in src {
+            known(warp, *src, mask, "what is added to memory")?;
+        }
+        for lane in lanes(mask) {
+            check_alignment(addresses[lane], 4 * src.len() as u64)
+                .map_err(|trouble| trouble.of_lane(lane))?;
+            for (place, values) in values.iter().enumerate() {
+                let at = addresses[lane] + 4 * place as u64;
+                self.add_one(at, f32::from_bits(values[lane] as u32))
+                    .map_err(|trouble| trouble.of_lane(lane))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_one(&mut self, address: u64, value: f32) -> Outcome {
+        let mut bytes = [0; 4];
+        if !self.global.read(address, &mut bytes)? {
+            let reason = format!("adds to global {address:#x}, which nobody wrote");
+            return Err(Trouble::new(FaultKind::Uninitialized, reason));
+        }
+        let sum = f32::from_le_bytes(bytes) + value;
+        self.global.write(address, &sum.to_le_bytes())
     }
 
     fn write(

@@ -177,6 +177,7 @@ impl Block<'_> {
             Op::Store { space, ty, src, address } => {
                 self.store(warp, (*space, *ty), src, *address, mask)?;
             }
+            Op::Add { src, address } => self.add(warp, src, *address, mask)?,
             Op::LoadMatrix { dst, address, transposed } => {
                 self.load_matrix(warp, dst, *address, *transposed)?;
             }

@@ -1,9 +1,9 @@
-//! From statements to instructions: loads, stores, barriers of threads and fences.
+//! From statements to instructions: loads, stores, additions to memory, barriers of threads and fences.
 
 use super::{
     Ty,
     decode::{Decoded, Decoder, Parts},
-    instruction::{Fence, Op, Space},
+    instruction::{Fence, Op, Operand, Space},
     syntax::Written,
 };
 
@@ -12,6 +12,13 @@ impl Decoder {
         Ok(Some(match (parts.name, &parts.modifiers[..]) {
             ("ld", _) => self.load(parts)?,
             ("st", _) => self.store(parts)?,
+            (
+                "red",
+                ["relaxed", "gpu", "global", "add", "f32" | "v2" | "v4", ..]
+                | ["global", "add", "f32"],
+            ) if parts.ty()? == Ty::F32 => {
+                Op::Add { src: self.sources(parts)?, address: self.address(parts, 0)? }
+            }
             ("bar" | "barrier", ["warp", "sync"]) => Op::WarpSync { mask: self.operand(parts, 0)? },
             ("bar" | "barrier", ["cta", ..] | ["sync" | "arrive", ..]) => {
                 let threads = if parts.count() > 1 { Some(self.operand(parts, 1)?) } else { None };
@@ -66,12 +73,14 @@ impl Decoder {
         if space == Space::Param {
             return Err(parts.unknown());
         }
-        let src = match parts.written(1)? {
-            Written::List(list) => {
-                list.iter().map(|written| self.value(parts, written)).collect::<Decoded<_>>()?
-            }
-            written => vec![self.value(parts, written)?],
-        };
-        Ok(Op::Store { space, ty, src, address: self.address(parts, 0)? })
+        Ok(Op::Store { space, ty, src: self.sources(parts)?, address: self.address(parts, 0)? })
+    }
+
+    /// What is written, one value or several.
+    fn sources(&self, parts: &Parts<'_>) -> Decoded<Vec<Operand>> {
+        match parts.written(1)? {
+            Written::List(list) => list.iter().map(|written| self.value(parts, written)).collect(),
+            written => Ok(vec![self.value(parts, written)?]),
+        }
     }
 }

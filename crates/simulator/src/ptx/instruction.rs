@@ -168,6 +168,11 @@ pub(crate) enum Op {
         src: Vec<Operand>,
         address: Address,
     },
+    /// `red`: adds f32 to global memory, each number at once.
+    Add {
+        src: Vec<Operand>,
+        address: Address,
+    },
     Barrier {
         id: Operand,
         threads: Option<Operand>,

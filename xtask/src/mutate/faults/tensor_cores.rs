@@ -303,6 +303,60 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/once_backward.rs",
+        tests: ATTENTION,
+        rows: &[
+            device(
+                "first head of a group taken for all",
+                "let head = CUBE_POS_Y * group + member;",
+                "let head = CUBE_POS_Y * group;",
+            ),
+            device(
+                "all groups take the same keys",
+                "places.v + own_group * tile_bytes",
+                "places.v + (own_group - own_group) * tile_bytes",
+            ),
+            device("all groups write the same rows", "first_row + own_group * side", "first_row"),
+            statement("dq added to another tile", "before = of_sums;", "before = of_sums ^ 1;"),
+            device(
+                "dq without the last tile",
+                "index > 0 && turn == own_group",
+                "index > 1000 && turn == own_group",
+            ),
+            device(
+                "ring's phase turned too soon",
+                "index / comptime!(held as u32) % 2",
+                "index / comptime!(held as u32 - 1) % 2",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/once_pairs.rs",
+        tests: ATTENTION,
+        rows: &[
+            statement("slope of the cap left out", "gradient *= slopes[i];", ""),
+            statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
+            statement(
+                "dropped weights keep their gradients",
+                "product *= kept_factor(tile, i);",
+                "",
+            ),
+            device("delta taken for the shift", "at + comptime!(TERM_BYTES as u32)", "at"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/query_sums.rs",
+        tests: ATTENTION,
+        rows: &[
+            device("scale left out", "four.extract(3usize) * scale", "four.extract(3usize)"),
+            statement(
+                "wrong half of rows",
+                "dq[(at + strides.row) as usize] = lower;",
+                "dq[(at + strides.row) as usize] = upper;",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/attention/pipeline.rs",
         tests: ATTENTION,
         rows: &[statement("ring's phase not turned", "slot.phase ^= 1;", "")],

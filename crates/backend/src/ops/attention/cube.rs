@@ -22,6 +22,7 @@ use cubecl::{
     ir::{ElemType, UIntKind},
     prelude::CubeElement,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl AttentionPrimitives for CubeBackend {
     fn attention_forward(inputs: Inputs<Self>, settings: Settings) -> Output<Self> {
@@ -71,6 +72,14 @@ impl AttentionPrimitives for CubeBackend {
             dbias: dbias.into(),
         }
     }
+}
+
+/// Whether the same input has to give the same bits each time.
+static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
+
+/// Says whether calls from now on have to give the same bits for the same input.
+pub(crate) fn set_deterministic(deterministic: bool) {
+    DETERMINISTIC.store(deterministic, Ordering::Relaxed);
 }
 
 /// What rows of 16-bit types that tensor cores fetch are aligned to.
@@ -128,6 +137,7 @@ impl Call {
             mask: mask.as_ref().map(pairs),
             bias: bias.as_ref().map(pairs),
             packed: is_packed.then(|| [shape_q[2], shape_kv[2]]),
+            deterministic: DETERMINISTIC.load(Ordering::Relaxed),
         };
         let starts = sequences.map(|sequences| {
             // Totals are dimensions of tensors, which `AttentionProblem` refuses beyond 2^32.

@@ -1,0 +1,430 @@
+//! The backward pass on Hopper's tensor cores with each pair's products computed once:
+//! [`once`](super::once) tells which.
+//!
+//! A cube keeps 64 rows of k and v for each of its warpgroups that multiply.
+//!
+//! 1. A warp of warpgroup 0 has TMA fetch k and v, and tiles of q and dout into a ring, as far ahead as there
+//!    is room. Another one copies the terms of their queries.
+//! 2. The others multiply, weigh, and add to dv and dk in registers. Each writes its part of dS to shared
+//!    memory.
+//! 3. One warpgroup a tile, in turn, multiplies dS with all keys, and adds to dq in global memory.
+//! 4. They write dk and dv.
+
+use super::{
+    once::{Layout, OnceBlueprint, SIDE, TERM_BYTES},
+    once_pairs::{gradient_words, weight_words, weights_of},
+    pairs::{GradientRows, PairTile, is_checked, pair_tile, store, tiles_of},
+    pipeline::{CHUNK_BYTES, Slot, UNITS_OF_GROUP, load_tile},
+    query_sums::{add_tile, sums_tile},
+    row_terms::NO_WEIGHTS,
+    rules::{Rules, Sequence, Side, Strides, origin, score_exponent},
+};
+use crate::ptx::{
+    access::{show_to_async, store_shared_number, store_shared_word},
+    acquire_registers,
+    barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
+    load, output_address, release_registers, shared_address,
+    wgmma::{tile_descriptor, wgmma_products_started, wgmma_settle, wgmma_settle_but_last},
+    wgmma_sums::{
+        wgmma_across, wgmma_pin_registers, wgmma_sum_started, wgmma_sums, wgmma_sums_clear,
+        wgmma_sums_declare, wgmma_wait,
+    },
+};
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+/// The place of a cube's tile `index` in a ring of so many, a power of two.
+#[cube]
+fn slot_of(index: u32, #[comptime] held: usize) -> Slot {
+    Slot { stage: index % comptime!(held as u32), phase: index / comptime!(held as u32) % 2 }
+}
+
+/// Where a cube's tiles and barriers are in shared memory.
+#[derive(CubeType, Clone, Copy)]
+struct Places {
+    k: u32,
+    v: u32,
+    ring: u32,
+    gradients: u32,
+    terms: u32,
+    fixed_full: u32,
+    full: u32,
+    empty: u32,
+    gradients_full: u32,
+    gradients_empty: u32,
+}
+
+#[cube]
+fn places(begin: u32, #[comptime] blueprint: OnceBlueprint) -> Places {
+    let Layout { ring, gradients, terms, barriers, .. } = comptime!(blueprint.layout());
+    let fixed_full = begin + comptime!(barriers as u32);
+    let full = fixed_full + 8;
+    let empty = full + comptime!(8 * blueprint.stages as u32);
+    let gradients_full = empty + comptime!(8 * blueprint.stages as u32);
+    Places {
+        k: begin,
+        v: begin + comptime!((blueprint.groups * blueprint.tile_bytes()) as u32),
+        ring: begin + comptime!(ring as u32),
+        gradients: begin + comptime!(gradients as u32),
+        terms: begin + comptime!(terms as u32),
+        fixed_full,
+        full,
+        empty,
+        gradients_full,
+        gradients_empty: gradients_full + comptime!(8 * blueprint.gradients as u32),
+    }
+}
+
+/// Copies the terms of a tile's queries. Those beyond the end get no weights.
+#[cube]
+fn copy_terms<I: Float, M: Numeric>(
+    terms: &[f32],
+    sequence: &Sequence<'_, I, M>,
+    first_row: u32,
+    destination: u32,
+    lane: u32,
+    #[comptime] count: usize,
+) {
+    let rules = sequence.rules;
+    let (first, all) = (sequence.origin_of_row_values(), rules.all_rows());
+    #[unroll]
+    for half in 0..2u32 {
+        let place = half * 32 + lane;
+        let row = first_row + place;
+        let at = first + min(row, sequence.seq_q - 1);
+        #[unroll]
+        for term in 0..count {
+            let mut value = terms[(at + comptime!(term as u32) * all) as usize];
+            if row >= sequence.seq_q {
+                value = comptime!(if term == 0 { 0.0f32 } else { NO_WEIGHTS }).runtime();
+            }
+            store_shared_number(
+                destination + 4 * place + comptime!((term * TERM_BYTES) as u32),
+                value,
+            );
+        }
+    }
+}
+
+/// What a warpgroup has of a stage of the ring, and where its part of dS goes.
+#[derive(CubeType, Clone, Copy)]
+struct Stage {
+    q: u32,
+    dout: u32,
+    terms: u32,
+    /// Tells that the stage is empty.
+    empty: u32,
+    gradients: u32,
+    /// Tells that dS is there.
+    gradients_full: u32,
+}
+
+/// Computes a tile's products, and adds to dv and dk. There is no branch in between: the tensor cores would
+/// have to be done before it.
+#[cube]
+fn step<I: Float, M: Numeric>(
+    k_tile: u64,
+    v_tile: u64,
+    stage: &Stage,
+    tile: &PairTile<'_, I, M>,
+    lane: u32,
+    #[comptime] masked: bool,
+    #[comptime] blueprint: OnceBlueprint,
+) {
+    let products = wgmma_products_started::<Const<64>>(
+        k_tile,
+        tile_descriptor(stage.q, true),
+        v_tile,
+        tile_descriptor(stage.dout, true),
+        comptime!(blueprint.products()),
+    );
+    let (weights, slopes) = weights_of::<I, M>(products, stage.terms, tile, masked);
+    let dtype = comptime!(blueprint.dtype);
+    let [of_dv, of_dk] = comptime!(blueprint.sums());
+    let (q_rows, dout_rows) = (tile_descriptor(stage.q, false), tile_descriptor(stage.dout, false));
+    let early = comptime!(blueprint.weighs_early(tile.sequence.rules.options));
+    let settled = if comptime!(early) {
+        let packed = weight_words::<I, M>(weights, tile, dtype);
+        wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
+        wgmma_settle_but_last::<Const<64>>(weights, 64usize)
+    } else {
+        wgmma_settle::<Const<64>>(weights, 64usize)
+    };
+    let gradients = gradient_words::<I, M>(settled, &slopes, stage.terms, tile, dtype);
+    if comptime!(!early) {
+        let packed = weight_words::<I, M>(settled, tile, dtype);
+        wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
+    }
+    wgmma_sum_started::<Const<16>>(gradients, q_rows, of_dk);
+    // Rows of the unit's keys, chunks of 8 queries: as TMA would swizzle them.
+    let in_warp = lane % 32;
+    let (key, quad) = (lane / 32 * 16 + in_warp / 4, in_warp % 4);
+    let row_at = stage.gradients + key * 128 + quad * 4;
+    let swizzle = in_warp / 4 * 16;
+    #[unroll]
+    for pair in 0..16usize {
+        let chunk = comptime!((pair / 2 * 16) as u32) ^ swizzle;
+        let address = row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32);
+        store_shared_word(address, gradients.extract(pair));
+    }
+    show_to_async();
+    sync_plane();
+    if in_warp == 0 {
+        barrier_arrive(stage.gradients_full);
+    }
+    wgmma_wait();
+    if in_warp == 0 {
+        barrier_arrive(stage.empty);
+    }
+}
+
+/// Multiplies the cube's tile `index` of dS with all keys, and adds to tile `to` of the sums of dq.
+#[cube]
+fn add_to_queries<R: Size>(
+    places: &Places,
+    index: u32,
+    query_sums: &mut [f32],
+    to: u32,
+    lane: u32,
+    #[comptime] blueprint: OnceBlueprint,
+) {
+    let slot = slot_of(index, comptime!(blueprint.gradients));
+    barrier_wait(places.gradients_full + slot.stage * 8, slot.phase);
+    let gradients = places.gradients + slot.stage * comptime!(blueprint.gradient_bytes() as u32);
+    let sums = wgmma_across::<R>(
+        tile_descriptor(gradients, false),
+        tile_descriptor(places.k, false),
+        comptime!(blueprint.queries()),
+    );
+    let in_warp = lane % 32;
+    if in_warp == 0 {
+        barrier_arrive(places.gradients_empty + slot.stage * 8);
+    }
+    let base = output_address::<f32>(query_sums);
+    add_tile::<R>(sums, base, to, lane, comptime!(blueprint.head_dim));
+}
+
+/// dk and dv, and dq added to `query_sums`; see [`attention_backward_kv_portable_kernel`] for what they are.
+/// Cubes: tiles of 64 keys for each warpgroup along x, heads of keys along y, sequences along z. The scale has
+/// to be positive.
+///
+/// [`attention_backward_kv_portable_kernel`]: super::backward::attention_backward_kv_portable_kernel
+#[cube(launch_unchecked)]
+pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size>(
+    k: &TensorMap<u32, Tiled>,
+    v: &TensorMap<u32, Tiled>,
+    q: &TensorMap<u32, Tiled>,
+    dout: &TensorMap<u32, Tiled>,
+    rules: &Rules<I, M>,
+    terms: &[f32],
+    query_sums: &mut [f32],
+    dk: &mut [I],
+    dv: &mut [I],
+    out_strides: Strides,
+    #[comptime] blueprint: OnceBlueprint,
+    #[define(I, M)] _types: [ElemType; 2],
+    #[define(R)] _width: usize,
+) {
+    let groups = comptime!(blueprint.groups as u32);
+    let (tile_bytes, terms_bytes) =
+        comptime!((blueprint.tile_bytes() as u32, blueprint.terms_bytes() as u32));
+    // The swizzle repeats every 1024 bytes.
+    let memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
+    let places = places(shared_address::<u32>(memory.as_slice()), blueprint);
+    wgmma_sums_declare(comptime!(blueprint.head_dim));
+    let unit = UNIT_POS;
+    if unit == 0 {
+        barrier_init(places.fixed_full, 1u32);
+        #[unroll]
+        for stage in 0..comptime!(blueprint.stages as u32) {
+            // TMA, and the warp that copies terms.
+            barrier_init(places.full + comptime!(8 * stage), 2u32);
+            barrier_init(places.empty + comptime!(8 * stage), comptime!(4 * groups));
+        }
+        #[unroll]
+        for stage in 0..comptime!(blueprint.gradients as u32) {
+            barrier_init(places.gradients_full + comptime!(8 * stage), comptime!(4 * groups));
+            barrier_init(places.gradients_empty + comptime!(8 * stage), 4u32);
+        }
+        barrier_init_fence();
+    }
+    sync_cube();
+
+    let (keys, side) = comptime!((blueprint.keys() as u32, SIDE as u32));
+    let (first_row, batch) = (CUBE_POS_X * keys, rules.batch_of(CUBE_POS_Z));
+    let group = rules.sizes.group;
+    let own = rules.sequence(batch, CUBE_POS_Y * group);
+    if first_row < own.seq_kv {
+        let tiles = tiles_of(&own, first_row, keys, Side::Keys);
+        // The compiler sees that units of a warp go the same way, and keeps what they share once: less than a
+        // tenth of the registers that it ran short of were left to spill.
+        let warpgroup = plane_shuffle(unit / UNITS_OF_GROUP, 0u32);
+        let mut index = 0u32;
+        if warpgroup == 0 {
+            // 1. Fetch.
+            release_registers(comptime!(blueprint.registers().1));
+            if unit == 0 {
+                let tensor_batch =
+                    if comptime!(rules.options.packed) { 0u32.runtime() } else { batch };
+                barrier_expect(places.fixed_full, 2 * groups * tile_bytes);
+                load_tile(
+                    places.k,
+                    tensor_map_address::<u32, Tiled>(k),
+                    own.first_kv + first_row,
+                    CUBE_POS_Y,
+                    load::<u32>(tensor_batch),
+                    places.fixed_full,
+                    comptime!(blueprint.keys()),
+                    SIDE,
+                    comptime!(blueprint.blocks()),
+                );
+                load_tile(
+                    places.v,
+                    tensor_map_address::<u32, Tiled>(v),
+                    own.first_kv + first_row,
+                    CUBE_POS_Y,
+                    load::<u32>(tensor_batch),
+                    places.fixed_full,
+                    comptime!(blueprint.keys()),
+                    SIDE,
+                    comptime!(blueprint.blocks()),
+                );
+                for member in 0..group {
+                    for tile in tiles.0..tiles.1 {
+                        let slot = slot_of(index, comptime!(blueprint.stages));
+                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
+                        let full = places.full + slot.stage * 8;
+                        let at = places.ring + slot.stage * 2 * tile_bytes;
+                        let row = own.first_q + tile * side;
+                        let head = CUBE_POS_Y * group + member;
+                        barrier_expect(full, 2 * tile_bytes);
+                        load_tile(
+                            at,
+                            tensor_map_address::<u32, Tiled>(q),
+                            row,
+                            head,
+                            load::<u32>(tensor_batch),
+                            full,
+                            SIDE,
+                            SIDE,
+                            comptime!(blueprint.blocks()),
+                        );
+                        load_tile(
+                            at + tile_bytes,
+                            tensor_map_address::<u32, Tiled>(dout),
+                            row,
+                            head,
+                            load::<u32>(tensor_batch),
+                            full,
+                            SIDE,
+                            SIDE,
+                            comptime!(blueprint.blocks()),
+                        );
+                        index += 1;
+                    }
+                }
+            } else if unit / 32 == 1 {
+                for member in 0..group {
+                    let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
+                    for tile in tiles.0..tiles.1 {
+                        let slot = slot_of(index, comptime!(blueprint.stages));
+                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
+                        copy_terms::<I, M>(
+                            terms,
+                            &sequence,
+                            tile * side,
+                            places.terms + slot.stage * terms_bytes,
+                            unit - 32,
+                            comptime!(blueprint.terms),
+                        );
+                        sync_plane();
+                        if unit == 32 {
+                            barrier_arrive(places.full + slot.stage * 8);
+                        }
+                        index += 1;
+                    }
+                }
+            }
+        } else {
+            // 2. Multiply and weigh.
+            acquire_registers(comptime!(blueprint.registers().0));
+            wgmma_pin_registers(u32::cast_from(rules.sizes.batch == 0));
+            let own_group = warpgroup - 1;
+            let lane = unit % UNITS_OF_GROUP;
+            let quad = lane % 4;
+            let group_row = first_row + own_group * side;
+            let row = group_row + lane / 32 * 16 + lane % 32 / 4;
+            let exponent = score_exponent(rules);
+            let k_tile = tile_descriptor(places.k + own_group * tile_bytes, true);
+            let v_tile = tile_descriptor(places.v + own_group * tile_bytes, true);
+            let gradients_at = places.gradients + own_group * comptime!(CHUNK_BYTES as u32);
+            wgmma_sums_clear(comptime!(blueprint.head_dim));
+            // Tile of the sums of dq of the tile before, and whose turn it is to multiply that one.
+            let mut before = 0u32;
+            let mut turn = 0u32;
+            barrier_wait(places.fixed_full, 0u32);
+            for member in 0..group {
+                for at in tiles.0..tiles.1 {
+                    let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
+                    let of_sums = sums_tile::<I, M>(&sequence, at);
+                    let column = at * side;
+                    let tile = pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
+                    let checked = is_checked(&tile.sequence, group_row, column, side, Side::Keys);
+                    let from = slot_of(index, comptime!(blueprint.stages));
+                    let to = slot_of(index, comptime!(blueprint.gradients));
+                    let q_at = places.ring + from.stage * 2 * tile_bytes;
+                    let gradient_bytes = comptime!(blueprint.gradient_bytes() as u32);
+                    let stage = Stage {
+                        q: q_at,
+                        dout: q_at + tile_bytes,
+                        terms: places.terms + from.stage * terms_bytes,
+                        empty: places.empty + from.stage * 8,
+                        gradients: gradients_at + to.stage * gradient_bytes,
+                        gradients_full: places.gradients_full + to.stage * 8,
+                    };
+                    barrier_wait(places.gradients_empty + to.stage * 8, to.phase ^ 1);
+                    barrier_wait(places.full + from.stage * 8, from.phase);
+                    let options = comptime!(rules.options);
+                    // Both ways write the registers themselves: none is left for a copy.
+                    if comptime!(options.mask || options.dropout) || checked {
+                        step::<I, M>(k_tile, v_tile, &stage, &tile, lane, true, blueprint);
+                    } else {
+                        step::<I, M>(k_tile, v_tile, &stage, &tile, lane, false, blueprint);
+                    }
+                    // 3. Add to dq, a tile behind.
+                    if index > 0 {
+                        if turn == own_group {
+                            add_to_queries::<R>(
+                                &places,
+                                index - 1,
+                                query_sums,
+                                before,
+                                lane,
+                                blueprint,
+                            );
+                        }
+                        turn += 1;
+                        if turn == groups {
+                            turn = 0u32;
+                        }
+                    }
+                    before = of_sums;
+                    index += 1;
+                }
+            }
+            if index > 0 && turn == own_group {
+                add_to_queries::<R>(&places, index - 1, query_sums, before, lane, blueprint);
+            }
+            // 4. Write.
+            let sums = wgmma_sums::<R>(comptime!(blueprint.head_dim));
+            let origin = origin(&out_strides, batch, CUBE_POS_Y, own.first_kv);
+            let (stride, end) = (out_strides.row, own.seq_kv);
+            let rows = GradientRows { origin, stride, row, end, quad };
+            let (head_dim, dtype) = comptime!((blueprint.head_dim, blueprint.dtype));
+            store::<I, R>(sums, 0usize, dv, &rows, 1.0f32, head_dim, dtype);
+            let behind_dv = comptime!(blueprint.head_dim / 2);
+            store::<I, R>(sums, behind_dv, dk, &rows, rules.numbers.scale, head_dim, dtype);
+        }
+    }
+}
