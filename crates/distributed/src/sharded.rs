@@ -37,9 +37,9 @@ pub struct Sharded {
     buckets: Vec<HashSet<ParamId>>,
 }
 
-/// Elements of each rank that a bucket has at least, but for the last one. Each bucket takes the host some milliseconds,
-/// which a bucket of this size takes an H100, too.
-const BUCKET: usize = 128 << 20;
+/// Elements of each rank that a bucket has at least, but for the last one: few buckets for the host, and enough numbers
+/// for the links' bandwidth.
+const BUCKET: usize = 24 << 20;
 
 impl fmt::Debug for Sharded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

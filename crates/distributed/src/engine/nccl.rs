@@ -150,10 +150,12 @@ impl<E: Engine> Nccl<E> {
         done
     }
 
-    /// Where these tensors are, and where they go, once all that computes them was asked for.
+    /// Where these tensors are, and where they go, once all that computes them was asked for. The device is not
+    /// flushed for it: CubeCL waits then for all that it was asked for up to the flush before.
     fn moves(&self, pairs: Vec<Pair>) -> Result<Option<Moves>, EngineError> {
-        let Some((first, ..)) = pairs.first() else { return Ok(None) };
-        self.flush(&first.device())?;
+        if pairs.is_empty() {
+            return Ok(None);
+        }
         let (mut tensors, mut sizes) = (Vec::new(), Vec::new());
         for (tensor, to, root) in pairs {
             let (count, dtype) = (tensor.dims()[0], self.data_type(tensor.dtype())?);
@@ -170,10 +172,6 @@ impl<E: Engine> Nccl<E> {
             Some(Move { from, to, count, dtype, root })
         });
         Ok(Some(Moves { moves: moves.collect(), ordinal, _memory: memory }))
-    }
-
-    fn flush(&self, device: &burn::tensor::Device) -> Result<(), EngineError> {
-        device.flush().map_err(|error| self.wrong(format!("the device failed: {error}")))
     }
 
     fn data_type(&self, dtype: DType) -> Result<DataType, EngineError> {
@@ -197,8 +195,7 @@ impl<E: Engine> Nccl<E> {
         places.retain(|identity, _| identities.contains(identity));
         let new: Vec<_> =
             all.iter().filter(|(identity, _)| !places.contains_key(identity)).cloned().collect();
-        if let Some((_, first)) = new.first() {
-            self.flush(first.device())?;
+        if !new.is_empty() {
             let (identities, tensors): (Vec<Identity>, Vec<AnyTensor>) = new.into_iter().unzip();
             let memory = CudaMemory::spans_of(tensors).map_err(|error| self.wrong(error))?;
             let found = memory.iter().map(|CudaMemory { address, bytes, ordinal, .. }| Place {
@@ -383,8 +380,8 @@ impl<E: Engine> Engine for Nccl<E> {
         let (results, pairs) =
             paired(extras.into_iter().map(|extra| (extra, None)).collect(), |_| true);
         if let (true, Some(first)) = (pairs.is_empty(), tensors.first()) {
-            // What computes them is asked for now.
-            self.flush(first.device())?;
+            // What computes them is asked for when one of them is.
+            CudaMemory::spans_of(vec![first.clone()]).map_err(|error| self.wrong(error))?;
         }
         let extras = self.moves(pairs)?;
         let mut seen = HashSet::new();
