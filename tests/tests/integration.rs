@@ -46,6 +46,8 @@ mod fuzz;
 mod gelu;
 #[path = "integration/gradient_graph.rs"]
 mod gradient_graph;
+#[path = "integration/group_norm.rs"]
+mod group_norm;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
 #[path = "integration/layer_norm_provider.rs"]
@@ -153,6 +155,7 @@ fn main() -> ExitCode {
         fuzz::trials(),
         gelu::trials(),
         gradient_graph::trials(),
+        group_norm::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),
         linear::trials(),

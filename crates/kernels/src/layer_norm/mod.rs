@@ -62,6 +62,7 @@ mod launch;
 mod problem;
 pub mod variants;
 
+pub(crate) use backward::{SUM_COLUMNS, layer_norm_parameters_kernel};
 pub use blueprint::LayerNormBlueprint;
 pub use launch::{
     LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormParts, LayerNormSaved,
