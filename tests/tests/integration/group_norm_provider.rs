@@ -9,7 +9,7 @@ use blackburn_reference::{
 use blackburn_tests::{
     blocks::{Block, blocks_of},
     on_burn_device,
-    tensors::{tensor, values},
+    tensors::{float, tensor, values},
     trials_in,
 };
 use burn::{
@@ -34,6 +34,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("without_a_gradient_nothing_is_kept", inference),
         trial("without_parameters_forward_runs_on_the_kernels", without_parameters),
         trial("other_rows_are_computed_as_written", others),
+        trial("long_rows_without_parameters_run_on_the_kernels_in_both_passes", long_rows),
+        trial("parameters_of_another_type_are_cast_first", cast_parameters),
     ];
     type Test = fn(&Device, Storage) -> Result<(), Failed>;
     let tests: [(&str, Test); 5] = [
@@ -285,6 +287,90 @@ fn without_parameters(device: &Device) -> Result<(), Failed> {
     let near: Vec<f64> = expected.iter().map(|dx| 1e-5 * (1.0 + dx.abs())).collect();
     compare(&dx, &expected, &near)?;
     Ok(())
+}
+
+/// Rows that no cube holds.
+fn long_rows(device: &Device) -> Result<(), Failed> {
+    const LONG: [usize; 3] = [1, 2, 20_000];
+    let device = &device.clone().autodiff();
+    let (x, dy) = (normal(1, 40_000, 1.0, F32), normal(2, 40_000, 1.0, F32));
+    let module = InstanceNormConfig::new(2).with_affine(false).init(device);
+    let input = tensor(&x, LONG, F32, device).require_grad();
+    let weight = tensor(&dy, LONG, F32, device);
+    let one: Tensor<3> = tensor(&[1.0; 2], [1, 2, 1], F32, device);
+    let (results, blocks) = blocks_of(device, || {
+        let y = module.forward(input.clone());
+        let gradients = (y.clone() / one * weight).sum().backward();
+        Ok([values(y)?, values(input.grad(&gradients).ok_or("x has no gradient")?)?])
+    })?;
+    let found = ["Apply", "InputGradient"].map(|name| launches(&blocks, name));
+    if found != [1, 1] {
+        return Err(format!("{found:?} launches of both passes: {blocks:#?}").into());
+    }
+    let [y, dx] = results;
+    let op = Reference {
+        gamma: &[1.0; 2],
+        beta: &[0.0; 2],
+        groups: 2,
+        pixels: 20_000,
+        epsilon: EPSILON,
+    };
+    let exact = op.statistics(&x);
+    let near = |values: &[f64]| -> Vec<f64> {
+        values.iter().map(|value| 1e-5 * (1.0 + value.abs())).collect()
+    };
+    let expected = op.forward(&x, &exact);
+    compare(&y, &expected, &near(&expected))?;
+    let expected = op.backward(&x, &exact, &dy).dx;
+    compare(&dx, &expected, &near(&expected))?;
+    Ok(())
+}
+
+/// As a policy of precision has Burn's module read them.
+fn cast_parameters(device: &Device) -> Result<(), Failed> {
+    let device = device.clone().autodiff();
+    let (elements, channels) = (SHAPE.iter().product::<usize>(), SHAPE[1]);
+    let (x, dy) = (normal(1, elements, 1.0, F32), normal(2, elements, 1.0, F32));
+    let draw = |seed| normal(seed, channels, 1.0, Storage::F16);
+    let (gamma, beta) = (draw(3), draw(4));
+    let parameter =
+        |values: &[f64]| tensor::<1>(values, [channels], Storage::F16, &device).require_grad();
+    let parameters = [parameter(&gamma), parameter(&beta)];
+    let input = tensor(&x, SHAPE, F32, &device).require_grad();
+    let weight = tensor(&dy, SHAPE, F32, &device);
+    let one: Tensor<4> = tensor(&vec![1.0; channels], [1, channels, 1, 1], F32, &device);
+    let (results, blocks) = blocks_of(&device, || {
+        let x = copied(input.clone());
+        let cast = parameters.clone().map(|parameter| parameter.cast(float(F32)));
+        let y = by_hand(x, cast, 2);
+        let y = copied(copied(y) / one);
+        let gradients = (y.clone() * weight).sum().backward();
+        Ok([values(y)?, values(input.grad(&gradients).ok_or("x has no gradient")?)?])
+    })?;
+    expect_ours(&blocks)?;
+    let [y, dx] = results;
+    let op = Reference { gamma: &gamma, beta: &beta, groups: 2, pixels: 35, epsilon: EPSILON };
+    let exact = op.statistics(&x);
+    let near = |values: &[f64]| -> Vec<f64> {
+        values.iter().map(|value| 1e-5 * (1.0 + value.abs())).collect()
+    };
+    let expected = op.forward(&x, &exact);
+    compare(&y, &expected, &near(&expected))?;
+    let expected = op.backward(&x, &exact, &dy).dx;
+    compare(&dx, &expected, &near(&expected))?;
+    Ok(())
+}
+
+/// The operations of Burn's module, in their order.
+fn by_hand(x: Tensor<4>, [gamma, beta]: [Tensor<1>; 2], groups: usize) -> Tensor<4> {
+    let [samples, channels, height, width] = x.dims();
+    let rows = x.reshape([samples, groups, channels / groups * height * width]);
+    let mean = rows.clone().mean_dim(2);
+    let centered = rows.sub(mean);
+    let variance = centered.clone().square().mean_dim(2);
+    let normalized = centered.div(variance.add_scalar(EPSILON).sqrt());
+    let of_all = |parameter: Tensor<1>| parameter.reshape([1, channels, 1, 1]);
+    normalized.reshape([samples, channels, height, width]).mul(of_all(gamma)).add(of_all(beta))
 }
 
 /// The operations of a norm of groups, of rows that are made of pixels and not of channels, and with a parameter of

@@ -61,7 +61,8 @@ impl Forward {
         let (x, y) = (of("x")?, of("y")?);
         (x.shape == y.shape && x.dtype == y.dtype).then_some(())?;
         let kept = ["centered", "normalized", "variance", "deviation"];
-        let is_of_x = |name: &&'static str| flow.kept(name).is_none_or(|kept| kept.dtype == x.dtype);
+        let is_of_x =
+            |name: &&'static str| flow.kept(name).is_none_or(|kept| kept.dtype == x.dtype);
         kept.iter().all(is_of_x).then_some(())?;
         Some(Self {
             x,

@@ -3,7 +3,7 @@ use super::{
     pass::{Backward, Forward, GroupNormPass},
 };
 use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorIr};
+use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
 
 /// Follows both passes at once, until one of them is found.
 #[derive(Clone, Default)]
@@ -17,8 +17,11 @@ struct Candidate {
     pattern: Pattern,
     is_forward: bool,
     flow: Matcher,
-    /// Views of gamma's gradient, which come early where that of the input is the last of a program.
-    behind: Vec<usize>,
+    /// Casts of parameters, which run first.
+    in_front: Vec<usize>,
+    /// Views and casts of gamma's gradient, which come early where that of the input is the last of a program, and
+    /// what they make.
+    behind: Vec<(usize, TensorId)>,
     /// Whether it took all that came.
     is_open: bool,
 }
@@ -29,14 +32,15 @@ impl Candidate {
         let passes = [(FORWARD, true), (FORWARD_WITHOUT_PARAMETERS, true), (BACKWARD, false)];
         let candidate = |(pattern, is_forward)| {
             let flow = Matcher::data_flow(pattern);
-            Self { pattern, is_forward, flow, behind: Vec::new(), is_open: true }
+            let (in_front, behind) = (Vec::new(), Vec::new());
+            Self { pattern, is_forward, flow, in_front, behind, is_open: true }
         };
         passes.map(candidate).into()
     }
 
     fn take(&mut self, operation: &OperationIr, position: usize) -> bool {
-        if self.views_gradient(operation) {
-            self.behind.push(position);
+        if let Some(made) = self.made_of_gradient(operation) {
+            self.behind.push((position, made));
             return true;
         }
         let may_begin = match self.is_forward {
@@ -49,16 +53,34 @@ impl Candidate {
             (true, 1) => is_mean(operation),
             _ => true,
         };
-        is_begun && self.flow.follow(operation, position)
+        if is_begun && self.flow.follow(operation, position) {
+            return true;
+        }
+        // Burn joins the block of a parameter's cast with this one where the parameter is read.
+        let casts_parameter = position > 1 && self.casts_another(operation);
+        if casts_parameter {
+            self.in_front.push(position);
+        }
+        casts_parameter
     }
 
-    fn views_gradient(&self, operation: &OperationIr) -> bool {
+    /// Whether `operation` casts a tensor that is none of the pass.
+    fn casts_another(&self, operation: &OperationIr) -> bool {
         match operation {
-            OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => {
-                self.flow.tensor("dgamma").is_some_and(|dgamma| dgamma.id == op.input.id)
-            }
+            OperationIr::BaseFloat(BaseOperationIr::Cast(op)) => !self.flow.knows(op.input.id),
             _ => false,
         }
+    }
+
+    /// What `operation` makes, if it reads the gradient of gamma, in another shape or type.
+    fn made_of_gradient(&self, operation: &OperationIr) -> Option<TensorId> {
+        let (input, out) = match operation {
+            OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => (op.input.id, op.out.id),
+            OperationIr::BaseFloat(BaseOperationIr::Cast(op)) => (op.input.id, op.out.id),
+            _ => return None,
+        };
+        let is_gradient = self.flow.tensor("dgamma").is_some_and(|dgamma| dgamma.id == input);
+        (is_gradient || self.behind.iter().any(|(_, made)| *made == input)).then_some(out)
     }
 
     fn found(&self) -> Option<Vec<Part<GroupNormPass>>> {
@@ -76,8 +98,9 @@ impl Candidate {
         let views = ["gamma_of_all", "beta_of_all"];
         let views: Vec<usize> = views.iter().filter_map(|made| flow.position_of(made)).collect();
         let steps = flow.positions().iter().copied().filter(|at| !views.contains(at)).collect();
-        let behind = Part::Unfused(self.behind.clone());
-        Some(vec![Part::Unfused(views), Part::Replaced(steps, pass), behind])
+        let in_front = self.in_front.iter().copied().chain(views.iter().copied()).collect();
+        let behind = self.behind.iter().map(|(position, _)| *position).collect();
+        Some(vec![Part::Unfused(in_front), Part::Replaced(steps, pass), Part::Unfused(behind)])
     }
 }
 
