@@ -16,7 +16,11 @@ use burn::{
     module::Param,
     nn::{GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig},
     prelude::*,
-    tensor::{activation::silu, module::conv2d, ops::ConvOptions},
+    tensor::{
+        activation::silu,
+        module::{conv1d, conv2d},
+        ops::ConvOptions,
+    },
 };
 use libtest_mimic::{Failed, Trial};
 
@@ -36,6 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("other_rows_are_computed_as_written", others),
         trial("long_rows_without_parameters_run_on_the_kernels_in_both_passes", long_rows),
         trial("parameters_of_another_type_are_cast_first", cast_parameters),
+        trial("instances_of_sequences_run_on_the_kernels", sequences),
     ];
     type Test = fn(&Device, Storage) -> Result<(), Failed>;
     let tests: [(&str, Test); 5] = [
@@ -291,16 +296,16 @@ fn without_parameters(device: &Device) -> Result<(), Failed> {
 
 /// Rows that no cube holds.
 fn long_rows(device: &Device) -> Result<(), Failed> {
-    const LONG: [usize; 3] = [1, 2, 20_000];
+    const LONG: [usize; 4] = [1, 2, 200, 100];
     let device = &device.clone().autodiff();
     let (x, dy) = (normal(1, 40_000, 1.0, F32), normal(2, 40_000, 1.0, F32));
     let module = InstanceNormConfig::new(2).with_affine(false).init(device);
     let input = tensor(&x, LONG, F32, device).require_grad();
     let weight = tensor(&dy, LONG, F32, device);
-    let one: Tensor<3> = tensor(&[1.0; 2], [1, 2, 1], F32, device);
+    let one: Tensor<4> = tensor(&[1.0; 2], [1, 2, 1, 1], F32, device);
     let (results, blocks) = blocks_of(device, || {
-        let y = module.forward(input.clone());
-        let gradients = (y.clone() / one * weight).sum().backward();
+        let y = copied(copied(module.forward(input.clone())) / one);
+        let gradients = (y.clone() * weight).sum().backward();
         Ok([values(y)?, values(input.grad(&gradients).ok_or("x has no gradient")?)?])
     })?;
     let found = ["Apply", "InputGradient"].map(|name| launches(&blocks, name));
@@ -323,6 +328,49 @@ fn long_rows(device: &Device) -> Result<(), Failed> {
     compare(&y, &expected, &near(&expected))?;
     let expected = op.backward(&x, &exact, &dy).dx;
     compare(&dx, &expected, &near(&expected))?;
+    Ok(())
+}
+
+/// Channels of a sequence are rows already.
+fn sequences(device: &Device) -> Result<(), Failed> {
+    const SEQUENCES: [usize; 3] = [2, 8, 35];
+    let device = &device.clone().autodiff();
+    let (elements, channels) = (SEQUENCES.iter().product::<usize>(), SEQUENCES[1]);
+    let (x, dy) = (normal(1, elements, 1.0, F32), normal(2, elements, 1.0, F32));
+    let (gamma, beta) = (normal(3, channels, 1.0, F32), normal(4, channels, 1.0, F32));
+    let parameter =
+        |values: &[f64]| Some(Param::from_tensor(tensor(values, [channels], F32, device)));
+    let plain = InstanceNormConfig::new(channels).init(device);
+    let module = InstanceNorm { gamma: parameter(&gamma), beta: parameter(&beta), ..plain };
+    let input = tensor(&x, SEQUENCES, F32, device).require_grad();
+    let weight = tensor(&dy, SEQUENCES, F32, device);
+    let one: Tensor<3> = tensor(&vec![1.0; channels], [1, channels, 1], F32, device);
+    let kernel =
+        Tensor::from_inner(Tensor::<3>::ones([channels, 1, 1], &device.clone().without_autodiff()));
+    let copied =
+        |x: Tensor<3>| conv1d(x, kernel.clone(), None, ConvOptions::new([1], [0], [1], channels));
+    let (results, blocks) = blocks_of(device, || {
+        let y = copied(copied(module.forward(copied(input.clone()))) / one);
+        let gradients = (y.clone() * weight).sum().backward();
+        let missing = "a gradient is missing";
+        let dgamma = module.gamma.as_ref().and_then(|gamma| gamma.grad(&gradients));
+        Ok([
+            values(y)?,
+            values(input.grad(&gradients).ok_or(missing)?)?,
+            values(dgamma.ok_or(missing)?)?,
+        ])
+    })?;
+    expect_ours(&blocks)?;
+    let [y, dx, dgamma] = results;
+    let op = Reference { gamma: &gamma, beta: &beta, groups: 8, pixels: 35, epsilon: EPSILON };
+    let exact = op.statistics(&x);
+    let expected = op.backward(&x, &exact, &dy);
+    for (actual, expected) in
+        [(y, op.forward(&x, &exact)), (dx, expected.dx), (dgamma, expected.dgamma)]
+    {
+        let near: Vec<f64> = expected.iter().map(|value| 1e-5 * (1.0 + value.abs())).collect();
+        compare(&actual, &expected, &near)?;
+    }
     Ok(())
 }
 

@@ -21,23 +21,45 @@ const OP: &str = "group_norm";
 
 /// `burn_nn`'s `group_norm` in the order of its operations.
 macro_rules! forward {
-    ($last:literal, [$($behind:expr),*]) => {
+    ([$($first:expr),*], $rows:literal, $normalized:literal, [$($behind:expr),*]) => {
         &[
-            ("rows", Step::Reshape("x")),
-            ("mean", Step::MeanRow("rows")),
-            ("centered", Step::Sub("rows", "mean")),
+            $($first,)*
+            ("mean", Step::MeanRow($rows)),
+            ("centered", Step::Sub($rows, "mean")),
             ("squares", Step::Mul("centered", "centered")),
             ("mean_square", Step::MeanRow("squares")),
             ("variance", Step::AddScalar("mean_square", ANY_NUMBER)),
             ("deviation", Step::Sqrt("variance")),
-            ("normalized_rows", Step::Div("centered", "deviation")),
-            ($last, Step::Reshape("normalized_rows")),
+            ($normalized, Step::Div("centered", "deviation")),
             $($behind,)*
         ]
     };
 }
 
 const FORWARD: Pattern = forward!(
+    [("rows", Step::Reshape("x"))],
+    "rows",
+    "normalized_rows",
+    [
+        ("normalized", Step::Reshape("normalized_rows")),
+        ("gamma_of_all", Step::Reshape("gamma")),
+        ("scaled", Step::Mul("normalized", "gamma_of_all")),
+        ("beta_of_all", Step::Reshape("beta")),
+        ("y", Step::Add("scaled", "beta_of_all"))
+    ]
+);
+
+const FORWARD_WITHOUT_PARAMETERS: Pattern = forward!(
+    [("rows", Step::Reshape("x"))],
+    "rows",
+    "normalized_rows",
+    [("y", Step::Reshape("normalized_rows"))]
+);
+
+/// Sequences, whose channels are rows already.
+const FORWARD_OF_ROWS: Pattern = forward!(
+    [],
+    "x",
     "normalized",
     [
         ("gamma_of_all", Step::Reshape("gamma")),
@@ -46,8 +68,6 @@ const FORWARD: Pattern = forward!(
         ("y", Step::Add("scaled", "beta_of_all"))
     ]
 );
-
-const FORWARD_WITHOUT_PARAMETERS: Pattern = forward!("y", []);
 
 const BACKWARD: Pattern = gradient_of_rows!(
     [
@@ -61,6 +81,19 @@ const BACKWARD: Pattern = gradient_of_rows!(
     "of_centered",
     "dx_rows",
     [("dx", Step::Reshape("dx_rows"))]
+);
+
+const BACKWARD_OF_ROWS: Pattern = gradient_of_rows!(
+    [
+        ("scaled", Step::Mul("dy", "gamma")),
+        ("products", Step::Mul("dy", "normalized")),
+        ("dgamma", Step::SumOfChannels("products"))
+    ],
+    "scaled",
+    [],
+    "of_centered",
+    "dx",
+    []
 );
 
 /// What others may read of what forward makes.

@@ -44,7 +44,7 @@ impl Replacement for GroupNormPass {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Forward {
     x: TensorIr,
-    /// Is never made, and tells the groups.
+    /// Tells the groups; is never made but of sequences, where it is x.
     rows: TensorIr,
     parameters: Option<[TensorIr; 2]>,
     epsilon: u64,
@@ -66,7 +66,7 @@ impl Forward {
         kept.iter().all(is_of_x).then_some(())?;
         Some(Self {
             x,
-            rows: of("rows")?,
+            rows: of("rows").or_else(|| of("x"))?,
             parameters: of("gamma_of_all").zip(of("beta_of_all")).map(|both| both.into()),
             epsilon: flow.scalar_of("variance")?,
             y,
@@ -138,7 +138,7 @@ pub(crate) struct Backward {
 impl Backward {
     pub(super) fn of(flow: &Matcher) -> Option<Self> {
         let of = |name| flow.tensor(name).cloned();
-        let (dy, rows) = (of("dy")?, of("scaled_rows")?);
+        let (dy, rows) = (of("dy")?, of("scaled_rows").or_else(|| of("scaled"))?);
         let is_alike = |tensor: &TensorIr, of: &TensorIr| tensor.shape == of.shape;
         let fits = [("normalized", &dy), ("dx", &dy), ("centered", &rows), ("ones", &rows)]
             .into_iter()

@@ -1,5 +1,6 @@
 use super::{
-    BACKWARD, FORWARD, FORWARD_WITHOUT_PARAMETERS, GRADIENTS, OUTPUTS,
+    BACKWARD, BACKWARD_OF_ROWS, FORWARD, FORWARD_OF_ROWS, FORWARD_WITHOUT_PARAMETERS, GRADIENTS,
+    OUTPUTS,
     pass::{Backward, Forward, GroupNormPass},
 };
 use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
@@ -29,7 +30,13 @@ struct Candidate {
 impl Candidate {
     /// Those of all passes. What is longer comes first: it is what is claimed if it is there.
     fn all() -> Vec<Self> {
-        let passes = [(FORWARD, true), (FORWARD_WITHOUT_PARAMETERS, true), (BACKWARD, false)];
+        let passes = [
+            (FORWARD, true),
+            (FORWARD_WITHOUT_PARAMETERS, true),
+            (FORWARD_OF_ROWS, true),
+            (BACKWARD, false),
+            (BACKWARD_OF_ROWS, false),
+        ];
         let candidate = |(pattern, is_forward)| {
             let flow = Matcher::data_flow(pattern);
             let (in_front, behind) = (Vec::new(), Vec::new());
@@ -43,18 +50,17 @@ impl Candidate {
             self.behind.push((position, made));
             return true;
         }
-        let may_begin = match self.is_forward {
-            true => may_begin_forward(operation),
-            false => may_begin_backward(operation),
-        };
+        let makes_rows = self.pattern.iter().any(|(made, _)| *made == "rows");
         // What comes second tells the rows of a norm from other views, of which programs are full.
         let is_begun = match (self.is_forward, position) {
-            (_, 0) => may_begin,
-            (true, 1) => is_mean(operation),
+            (true, 0) if makes_rows => turns_into_rows(operation),
+            (true, 0) => is_mean(operation),
+            (true, 1) if makes_rows => is_mean(operation),
+            (false, 0) => may_begin_backward(operation),
             _ => true,
         };
         if is_begun && self.flow.follow(operation, position) {
-            return true;
+            return self.fits();
         }
         // Burn joins the block of a parameter's cast with this one where the parameter is read.
         let casts_parameter = position > 1 && self.casts_another(operation);
@@ -62,6 +68,12 @@ impl Candidate {
             self.in_front.push(position);
         }
         casts_parameter
+    }
+
+    /// Whether what images are multiplied by is a number for each channel.
+    fn fits(&self) -> bool {
+        let gamma = self.flow.tensor("gamma_of_all").zip(self.flow.tensor("x"));
+        gamma.is_none_or(|(gamma, x)| is_of_channels(gamma, x))
     }
 
     /// Whether `operation` casts a tensor that is none of the pass.
@@ -105,7 +117,7 @@ impl Candidate {
 }
 
 /// Whether `operation` makes rows of images: for each sample one a group.
-fn may_begin_forward(operation: &OperationIr) -> bool {
+fn turns_into_rows(operation: &OperationIr) -> bool {
     match operation {
         OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => {
             op.out.shape.num_dims() == 3
@@ -116,8 +128,14 @@ fn may_begin_forward(operation: &OperationIr) -> bool {
     }
 }
 
+/// Whether `operation` takes the mean of rows, for each sample of one a group.
 fn is_mean(operation: &OperationIr) -> bool {
-    matches!(operation, OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(_)))
+    match operation {
+        OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(op)) => {
+            op.input.shape.num_dims() == 3
+        }
+        _ => false,
+    }
 }
 
 /// Whether `operation` is the product of a gradient of images with a number for each channel.
