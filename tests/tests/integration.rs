@@ -48,6 +48,8 @@ mod gelu;
 mod gradient_graph;
 #[path = "integration/group_norm.rs"]
 mod group_norm;
+#[path = "integration/group_norm_op.rs"]
+mod group_norm_op;
 #[path = "integration/group_norm_provider.rs"]
 mod group_norm_provider;
 #[path = "integration/layer_norm.rs"]
@@ -158,6 +160,7 @@ fn main() -> ExitCode {
         gelu::trials(),
         gradient_graph::trials(),
         group_norm::trials(),
+        group_norm_op::trials(),
         group_norm_provider::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),

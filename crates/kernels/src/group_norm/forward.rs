@@ -223,6 +223,8 @@ pub(crate) fn group_norm_apply_kernel<I: Float, N: Size>(
     let (column, columns, end) = (share.column, extent.columns, share.end);
     if column < columns {
         let of = column_of::<N>(coefficients, share.sample * columns + column);
+        // One number less of each channel in registers, where both factors are read no more.
+        let scale = of.rstd * of.gamma;
         let x_step = comptime!(tile.row_lanes) * x.stride;
         let mut row = share.first_row + UNIT_POS_Y;
         #[unroll]
@@ -235,11 +237,13 @@ pub(crate) fn group_norm_apply_kernel<I: Float, N: Size>(
                 for i in 0..count {
                     let place = ((row + i * tile.row_lanes) * columns + column) as usize;
                     let distance = Vector::<f32, N>::cast_from(values[i as usize]) - of.mean;
-                    let normalized = distance * of.rstd;
-                    out.y[place] = Vector::cast_from(normalized * of.gamma + of.beta);
                     if comptime!(parts) {
+                        let normalized = distance * of.rstd;
+                        out.y[place] = Vector::cast_from(normalized * of.gamma + of.beta);
                         out.normalized[place] = Vector::cast_from(normalized);
                         centered[place] = Vector::cast_from(distance);
+                    } else {
+                        out.y[place] = Vector::cast_from(distance * scale + of.beta);
                     }
                 }
                 row += comptime!(count * tile.row_lanes);
