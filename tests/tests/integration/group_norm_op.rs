@@ -7,7 +7,7 @@ use blackburn_tests::{
     on_burn_device_with,
     tensors::{tensor, values},
 };
-use burn::{nn as burns, prelude::*};
+use burn::{module::Param, nn as burns, prelude::*};
 use libtest_mimic::{Failed, Trial};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -71,18 +71,13 @@ fn compared<const D: usize>(
         both.clone().map(|parameter| tensor::<1>(&parameter, [channels], storage, device))
     };
     let cpu = Device::flex();
-    let expected =
-        found(on(&x, F32, &cpu), parameters(F32, &cpu), on(&dy, F32, &cpu), |x, [gamma, beta]| {
-            let plain = burns::GroupNormConfig::new(groups, channels).init(&cpu.clone().autodiff());
-            let parameter = |tensor| Some(burn::module::Param::from_tensor(tensor));
-            // A parameter is a leaf of its own: its gradient is looked up by the tensor.
-            let (gamma, beta) = (parameter(gamma), parameter(beta));
-            burns::GroupNorm { gamma, beta, ..plain }.forward(x)
-        });
-    let expected = match expected {
-        Ok(expected) => expected,
-        Err(error) => return Err(error),
+    let burns = |x, [gamma, beta]: [Tensor<1>; 2]| {
+        let plain = burns::GroupNormConfig::new(groups, channels).init(&cpu.clone().autodiff());
+        let [gamma, beta] = [gamma, beta].map(|tensor| Some(Param::from_tensor(tensor)));
+        burns::GroupNorm { gamma, beta, ..plain }.forward(x)
     };
+    let (x_here, dy_here) = (on(&x, F32, &cpu), on(&dy, F32, &cpu));
+    let expected = found(x_here, parameters(F32, &cpu), dy_here, burns)?;
     // Parameters in f32 go with images of every type, too.
     for of_parameters in [storage, F32] {
         let actual = found(

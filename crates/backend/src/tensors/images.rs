@@ -17,7 +17,7 @@ pub(crate) struct Images {
 /// How its numbers lie.
 enum Lies {
     /// Channels follow each other.
-    ChannelsLast(Channels),
+    ChannelsLast(Box<Channels>),
     /// Pixels do.
     PixelsLast(Buffer),
 }
@@ -28,7 +28,7 @@ impl Images {
         let has_one_pixel = tensor.meta.shape()[2..].iter().product::<usize>() == 1;
         let in_place = || Channels::in_place_of(tensor.clone());
         let lies = match has_one_pixel || !tensor.is_contiguous() {
-            true => in_place().map(Lies::ChannelsLast),
+            true => in_place().map(|channels| Lies::ChannelsLast(Box::new(channels))),
             false => None,
         };
         let lies = lies.unwrap_or_else(|| Lies::PixelsLast(contiguous_buffer(tensor.clone())));
@@ -38,7 +38,7 @@ impl Images {
     /// Another tensor of the same shape in the same order: as it lies there, or a copy.
     pub(crate) fn in_order(&self, tensor: CubeTensor) -> Self {
         let lies = match self.lies {
-            Lies::ChannelsLast(_) => Lies::ChannelsLast(Channels::of(tensor.clone())),
+            Lies::ChannelsLast(_) => Lies::ChannelsLast(Box::new(Channels::of(tensor.clone()))),
             Lies::PixelsLast(_) => Lies::PixelsLast(contiguous_buffer(tensor.clone())),
         };
         Self { tensor, lies }
