@@ -82,15 +82,15 @@ fn kernels(
     let mut group = criterion.benchmark_group(name);
     group.throughput(Throughput::Bytes(problem.forward_bytes(false) as u64));
     group.bench_function("forward", |bencher| {
-        time(bencher, client, || forward());
+        time(bencher, client, &forward);
     });
     group.throughput(Throughput::Bytes(problem.forward_bytes(true) as u64));
     group.bench_function("forward_with_parts", |bencher| {
-        time(bencher, client, || with_parts());
+        time(bencher, client, &with_parts);
     });
     group.throughput(Throughput::Bytes(problem.backward_bytes() as u64));
     group.bench_function("backward", |bencher| {
-        time(bencher, client, || backward());
+        time(bencher, client, &backward);
     });
     group.finish();
 }
