@@ -39,7 +39,7 @@ impl GroupNormPass {
         matches!(self, Self::Sums | Self::InputGradient)
     }
 
-    /// Cubes for each multiprocessor, of which four are there at once with the registers that are promised. A pass
+    /// Cubes for each multiprocessor, of which up to four are there at once with the registers that are promised. A pass
     /// that leaves partial results has no more, since these have to be merged. In the others late cubes even
     /// out what the first ones differ by.
     fn cubes_a_multiprocessor(self) -> usize {
@@ -58,9 +58,13 @@ impl GroupNormPass {
         }
     }
 
-    /// As many registers as leave room for four cubes.
+    /// As many registers as leave room for four cubes. Where the order of dimensions changes there is room for two:
+    /// the elements of a vector are stored, and loaded again, one by one.
     pub(super) fn promise(self) -> Promise {
-        Promise::registers(64)
+        match self {
+            Self::Apply { parts: true } => Promise::registers(96),
+            _ => Promise::registers(64),
+        }
     }
 }
 
