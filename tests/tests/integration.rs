@@ -46,6 +46,12 @@ mod fuzz;
 mod gelu;
 #[path = "integration/gradient_graph.rs"]
 mod gradient_graph;
+#[path = "integration/group_norm.rs"]
+mod group_norm;
+#[path = "integration/group_norm_op.rs"]
+mod group_norm_op;
+#[path = "integration/group_norm_provider.rs"]
+mod group_norm_provider;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
 #[path = "integration/layer_norm_provider.rs"]
@@ -153,6 +159,9 @@ fn main() -> ExitCode {
         fuzz::trials(),
         gelu::trials(),
         gradient_graph::trials(),
+        group_norm::trials(),
+        group_norm_op::trials(),
+        group_norm_provider::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),
         linear::trials(),

@@ -6,7 +6,7 @@
 //!   stretches of it with tuned kernels: that is how unmodified `burn::nn` modules gain them.
 //!   [`providers`] registers them, and takes out those that a caller switched off.
 //! - **Extension operations**, with hand-written gradients, for what the stream cannot express:
-//!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`] and [`layer_norm`]. They run on the CPU
+//!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`], [`group_norm`] and [`layer_norm`]. They run on the CPU
 //!   too, where they are all that a build without the feature `gpu` has. And without a gradient, for GPUs
 //!   alone, what training needs around the passes: an optimizer's step ([`steps::adamw`], [`steps::sgd`]), a
 //!   norm ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]).
@@ -47,7 +47,7 @@ mod stream;
 mod tensors;
 
 pub use ops::{
-    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, layer_norm,
+    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, group_norm, layer_norm,
     linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,
 };
 pub use tensors::Optional;

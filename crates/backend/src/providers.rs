@@ -9,6 +9,7 @@ use crate::{
         conv::Convolution,
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
+        group_norm::{GroupNormPass, GroupNormSearch},
         layer_norm::{LayerNormPass, LayerNormSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
         overwrite::{OverwriteSearch, Overwrites},
@@ -101,7 +102,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 15] = [
+const OURS: [(&str, Register); 16] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -113,6 +114,7 @@ const OURS: [(&str, Register); 15] = [
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
+    (GroupNormPass::NAME, |_| register(GroupNormSearch::default())),
     (LayerNormPass::NAME, |_| register(LayerNormSearch::default())),
     (matmul::NAME, register_matmul),
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),

@@ -64,7 +64,7 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnChannelSum`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`,
-    /// `BlackburnGelu`, `BlackburnLayerNorm`, `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
+    /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnLayerNorm`, `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
     /// `BlackburnSoftmax`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// The precision of matrix products of f32 tensors.

@@ -6,6 +6,7 @@ use blackburn_kernels::{
     attention::variants::{ON_TENSOR_CORES, Options, PORTABLE},
     conv::variants::PASSES,
     cross_entropy::Reduction,
+    group_norm::Order,
     layer_norm::Norm,
 };
 use blackburn_reference::{activation::Activation, storage::Storage};
@@ -21,6 +22,7 @@ pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) 
         "attention" => attention(family, &of_type, small),
         "norm" => norms(&of_type),
         "batch_norm" => batch_norms(&of_type),
+        "group_norm" => group_norms(&of_type),
         "cross_entropy" => losses(&of_type, small),
         "softmax" => softmaxes(&of_type, small),
         "gelu" => ["fused", "separate", "planned"]
@@ -342,6 +344,28 @@ fn batch_norms(of_type: &Told) -> Vec<Told> {
                         .with("aligned", aligned)
                         .with("channels", channels)
                         .with("rows", 203),
+                );
+            }
+        }
+    }
+    all
+}
+
+fn group_norms(of_type: &Told) -> Vec<Told> {
+    let mut all = Vec::new();
+    for order in [Order::ChannelsLast, Order::PixelsLast] {
+        for (of_group, aligned) in [(8, true), (3, false)] {
+            for plain in [false, true] {
+                all.push(
+                    of_type
+                        .clone()
+                        .with("order", order)
+                        .with("plain", plain)
+                        .with("aligned", aligned)
+                        .with("of-group", of_group)
+                        .with("groups", 5)
+                        .with("samples", 3)
+                        .with("pixels", 203),
                 );
             }
         }

@@ -39,6 +39,7 @@ pub mod embedding;
 mod error;
 pub mod family;
 pub mod gelu;
+pub mod group_norm;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;

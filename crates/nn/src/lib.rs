@@ -10,6 +10,7 @@
 //! | [`attention::MultiHeadAttention`], [`attention::CrossAttention`] | flash attention: no matrix of weights is kept |
 //! | [`transformer`] | that, norms with the sum in front of them, and dropout that keeps nothing |
 //! | [`LayerNorm`], [`RmsNorm`], [`norm::Normalization`] | one kernel forward and two backward |
+//! | [`GroupNorm`], [`InstanceNorm`] | their input alone is kept, as it lies |
 //! | [`Embedding`] | rows of its gradient are added up in parallel, in a fixed order |
 //! | [`Dropout`] | nothing is kept for its gradient; draws from [`seed`] |
 //! | [`loss::CrossEntropyLoss`] | no copies of the logits; computed in f32 |
@@ -95,7 +96,10 @@ pub use burn::nn::*;
 pub use dropout::{Dropout, DropoutConfig};
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use noise::{GaussianNoise, GaussianNoiseConfig};
-pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use norm::{
+    GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig,
+    RmsNorm, RmsNormConfig,
+};
 pub use positions::{
     PositionalEncoding, PositionalEncodingConfig, RotaryEncoding, RotaryEncodingConfig,
 };

@@ -53,6 +53,7 @@ pub mod fp8;
 pub mod gelu;
 pub mod gelu_steps;
 pub mod gradcheck;
+pub mod group_norm;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;

@@ -7,6 +7,7 @@ pub(crate) mod column_sum;
 pub(crate) mod conv;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
+pub(crate) mod group_norm;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod overwrite;

@@ -53,6 +53,8 @@ pub(crate) enum PatternStep {
     /// dimension.
     ScatterAdd(Name, Name, Name),
     Sqrt(Name),
+    /// The sums over all dimensions but the second.
+    SumOfChannels(Name),
     /// The sum of all rows along the last dimension.
     SumOfRows(Name),
     Sub(Name, Name),
@@ -157,6 +159,7 @@ impl PatternStep {
             | Self::Recip(name)
             | Self::Reshape(name)
             | Self::Sqrt(name)
+            | Self::SumOfChannels(name)
             | Self::SumOfRows(name)
             | Self::SumRow(name)
             | Self::SwapFirst(name)
@@ -213,6 +216,13 @@ impl PatternStep {
                 | (Self::MeanRow(x), Numeric::MeanDim(op))
                 | (Self::SumRow(x), Numeric::SumDim(op))
                     if is_last(op.axis, &op.input) =>
+                {
+                    Found::of([(x, &op.input)], &op.out)
+                }
+                (Self::SumOfChannels(x), Numeric::SumDims(op))
+                    if (0..op.input.shape.num_dims())
+                        .filter(|dim| !op.axes.contains(dim))
+                        .eq([1]) =>
                 {
                     Found::of([(x, &op.input)], &op.out)
                 }

@@ -29,6 +29,12 @@ impl Channels {
         }
     }
 
+    /// As it lies, if channels follow each other there.
+    pub(crate) fn in_place_of(tensor: CubeTensor) -> Option<Self> {
+        let tensor = permute_nchw_to_nhwc(tensor);
+        Self::in_place(&tensor).map(|rows| Self { tensor, rows })
+    }
+
     fn in_place(tensor: &CubeTensor) -> Option<Rows> {
         rows_of(tensor).map(|rows| Self::apart(tensor, rows))
     }

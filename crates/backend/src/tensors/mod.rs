@@ -6,6 +6,8 @@ mod channels;
 mod device;
 #[cfg(feature = "gpu")]
 mod handles;
+#[cfg(feature = "gpu")]
+mod images;
 mod optional;
 #[cfg(feature = "gpu")]
 mod rows;
@@ -20,6 +22,8 @@ pub(crate) use handles::{
     known_output, register_cube_tensor, register_output, register_rows, register_zeros, rows,
     rows_of, take_cube_tensor, tensor_of_rows, zeros,
 };
+#[cfg(feature = "gpu")]
+pub(crate) use images::Images;
 pub use optional::Optional;
 #[cfg(feature = "gpu")]
 pub use optional::OptionalMetadata;

@@ -7,6 +7,7 @@ mod cross_entropy;
 mod elements;
 mod embedding;
 mod fp8_matmul;
+mod group_norm;
 mod matmul;
 mod norm;
 mod optimizers;
@@ -40,13 +41,14 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 19] = [
+pub const OPS: [KernelOp; 20] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
     op("attention", attention::case),
     op("norm", norm::case),
     op("batch_norm", batch_norm::case),
+    op("group_norm", group_norm::case),
     op("cross_entropy", cross_entropy::case),
     op("softmax", softmax::case),
     op("gelu", elements::gelu),

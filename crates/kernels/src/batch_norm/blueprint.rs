@@ -78,20 +78,20 @@ impl BatchNormPass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
     /// Units side by side, on different channels.
-    pub(super) lanes: u32,
+    pub(crate) lanes: u32,
     /// Units on different rows, or on different partial results; a power of two.
-    pub(super) row_lanes: u32,
+    pub(crate) row_lanes: u32,
     /// Rows, or partial results, of a unit that are on their way at once.
-    pub(super) at_once: u32,
+    pub(crate) at_once: u32,
 }
 
 impl Tile {
     /// Rows of a unit at once in the two stages of its way: while there are as many, and one by one to the end.
-    pub(super) fn counts(self) -> [u32; 2] {
+    pub(crate) fn counts(self) -> [u32; 2] {
         [self.at_once, 1]
     }
 
-    pub(super) fn dim(self) -> CubeDim {
+    pub(crate) fn dim(self) -> CubeDim {
         CubeDim::new_2d(self.lanes, self.row_lanes)
     }
 

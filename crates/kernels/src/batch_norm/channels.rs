@@ -56,11 +56,11 @@ pub(super) fn share(extent: &Extent, #[comptime] tile: Tile) -> Share {
 }
 
 /// A channel by itself.
-pub(super) type One = Const<1>;
+pub(crate) type One = Const<1>;
 
 /// What two parts of a channel's rows make together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Merge {
+pub(crate) enum Merge {
     /// Means and sums of squares around them.
     Moments,
     /// Two sums.
@@ -69,18 +69,18 @@ pub(super) enum Merge {
 
 /// What some rows of a vector of channels have.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Part<N: Size> {
+pub(crate) struct Part<N: Size> {
     /// How many rows; of moments alone.
-    pub(super) count: f32,
+    pub(crate) count: f32,
     /// The mean, or the first sum.
-    pub(super) first: Vector<f32, N>,
+    pub(crate) first: Vector<f32, N>,
     /// The squares around it, or the second sum.
-    pub(super) second: Vector<f32, N>,
+    pub(crate) second: Vector<f32, N>,
 }
 
 /// The part of no rows.
 #[cube]
-pub(super) fn no_rows<N: Size>() -> Part<N> {
+pub(crate) fn no_rows<N: Size>() -> Part<N> {
     Part::<N> {
         count: 0.0f32.runtime(),
         first: Vector::new(0.0f32.runtime()),
@@ -90,7 +90,7 @@ pub(super) fn no_rows<N: Size>() -> Part<N> {
 
 /// Adds to `part` the rows of another.
 #[cube]
-fn add<N: Size>(part: &mut Part<N>, other: &Part<N>, #[comptime] merge: Merge) {
+pub(crate) fn add<N: Size>(part: &mut Part<N>, other: &Part<N>, #[comptime] merge: Merge) {
     if comptime!(merge == Merge::Moments) {
         let count = part.count + other.count;
         let apart = other.first - part.first;
@@ -107,7 +107,7 @@ fn add<N: Size>(part: &mut Part<N>, other: &Part<N>, #[comptime] merge: Merge) {
 
 /// Merges the parts of a cube's units, for those of the first row lane. All units have to call it.
 #[cube]
-pub(super) fn meet<N: Size>(part: &mut Part<N>, #[comptime] merge: Merge, #[comptime] tile: Tile) {
+pub(crate) fn meet<N: Size>(part: &mut Part<N>, #[comptime] merge: Merge, #[comptime] tile: Tile) {
     let half = comptime!((tile.lanes * tile.row_lanes / 2) as usize);
     let mut counts = Shared::<[f32]>::new_slice(half);
     let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(half);
@@ -197,7 +197,7 @@ pub(super) fn merge_splits(
 
 /// `count` elements from `place` on, `step` apart.
 #[cube]
-pub(super) fn load<T: CubePrimitive>(
+pub(crate) fn load<T: CubePrimitive>(
     from: &[T],
     place: u32,
     step: u32,
@@ -214,7 +214,7 @@ pub(super) fn load<T: CubePrimitive>(
 /// `value` where `by` is above zero or NaN, and zero elsewhere: `ReLU` by itself, and its gradient by what
 /// came out of it.
 #[cube]
-pub(super) fn gated<I: Float, N: Size>(value: Vector<f32, N>, by: Vector<I, N>) -> Vector<f32, N> {
+pub(crate) fn gated<I: Float, N: Size>(value: Vector<f32, N>, by: Vector<I, N>) -> Vector<f32, N> {
     let stops = by.less_equal(&Vector::<I, N>::new(I::new(0.0)));
     select_many(stops, Vector::new(0.0f32), value)
 }

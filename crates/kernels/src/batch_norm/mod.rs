@@ -83,7 +83,11 @@ mod problem;
 mod statistics;
 pub mod variants;
 
+pub(crate) use blueprint::Tile;
 pub use blueprint::{BatchNormBlueprint, BatchNormPass};
+pub(crate) use channels::{
+    Merge, One, Part, StridedRows, StridedRowsLaunch, add, gated, load, meet, no_rows,
+};
 pub use launch::{
     BatchNormGradients, BatchNormInputs, BatchNormSaved, RunningStatistics, Statistics,
     batch_norm_apply, batch_norm_backward, batch_norm_running, batch_norm_statistics,

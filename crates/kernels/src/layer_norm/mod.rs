@@ -50,7 +50,7 @@
 //! squares exceed f32 is normalized to zeros.
 //!
 //! Not served: rows beyond a cube's registers, which on devices with planes of 32 hold 24,576 elements
-//! forward and 8192 backward.
+//! forward and 8192 backward. Without gamma [`group_norm`](crate::group_norm) serves these.
 //!
 //! Sources: Ba et al., "Layer Normalization", arXiv:1607.06450, section 3; Zhang and Sennrich, "Root
 //! Mean Square Layer Normalization", arXiv:1910.07467, section 4.
@@ -62,6 +62,7 @@ mod launch;
 mod problem;
 pub mod variants;
 
+pub(crate) use backward::{SUM_COLUMNS, layer_norm_parameters_kernel};
 pub use blueprint::LayerNormBlueprint;
 pub use launch::{
     LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormParts, LayerNormSaved,

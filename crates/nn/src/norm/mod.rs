@@ -1,4 +1,5 @@
-//! The norms of `burn::nn`, of which [`LayerNorm`] and [`RmsNorm`] run by one kernel forward and two backward.
+//! The norms of `burn::nn`. [`LayerNorm`] and [`RmsNorm`] run by one kernel forward and two backward; [`GroupNorm`] and
+//! [`InstanceNorm`] go over their input twice forward and twice backward.
 //!
 //! Functions run Burn's own modules by the same kernels. Call them instead of `forward`. They take the modules of
 //! this crate too, and two of them add a residual in the same pass.
@@ -23,14 +24,19 @@
 //! The result has the input's dtype, whatever the parameters have: in mixed precision either may be in 16 bits.
 //! Everything is computed in f32.
 
+mod groups;
 mod modules;
 mod normalization;
 
 pub use burn::nn::norm::*;
+pub use groups::{GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig};
 pub use modules::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 pub use normalization::{Normalization, NormalizationConfig};
 
-use blackburn_backend::layer_norm as op;
+use blackburn_backend::{
+    group_norm::{self, GroupNormCall},
+    layer_norm as op,
+};
 use burn::{
     module::{Content, DisplaySettings, ModuleDisplay, Param},
     nn as burns,
@@ -89,6 +95,53 @@ pub fn add_rms_norm<const D: usize>(
     residual: Tensor<D>,
 ) -> (Tensor<D>, Tensor<D>) {
     op::add_rms_norm(x, residual, module.gamma.val(), module.epsilon)
+}
+
+/// Normalizes groups of the channels of `x`, `[batch, channels, ..]`, by `module`.
+///
+/// # Panics
+///
+/// As [`blackburn_backend::group_norm::group_norm`] does, for example if `x` has other channels than `module`.
+pub fn group_norm<const D: usize>(module: &burns::GroupNorm, x: Tensor<D>) -> Tensor<D> {
+    let affine = affine(module.affine, module.gamma.as_ref(), module.beta.as_ref());
+    normalize_groups(x, affine, module.num_channels, module.num_groups, module.epsilon)
+}
+
+/// Normalizes each channel of each sample of `x`, `[batch, channels, ..]`, by `module`.
+///
+/// # Panics
+///
+/// As [`group_norm`].
+pub fn instance_norm<const D: usize>(module: &burns::InstanceNorm, x: Tensor<D>) -> Tensor<D> {
+    let affine = affine(module.affine, module.gamma.as_ref(), module.beta.as_ref());
+    normalize_groups(x, affine, module.num_channels, module.num_channels, module.epsilon)
+}
+
+/// gamma and beta where they count, as in Burn's modules.
+fn affine(
+    counts: bool,
+    gamma: Option<&Param<Tensor<1>>>,
+    beta: Option<&Param<Tensor<1>>>,
+) -> Option<[Tensor<1>; 2]> {
+    match (counts, gamma, beta) {
+        (false, ..) => None,
+        (true, Some(gamma), Some(beta)) => Some([gamma.val(), beta.val()]),
+        (true, ..) => panic!("a norm of groups says that it has gamma and beta, but lacks one"),
+    }
+}
+
+fn normalize_groups<const D: usize>(
+    x: Tensor<D>,
+    affine: Option<[Tensor<1>; 2]>,
+    channels: usize,
+    groups: usize,
+    epsilon: f64,
+) -> Tensor<D> {
+    if x.dims().get(1) != Some(&channels) {
+        let expected = format!("[batch, {channels}, ..]");
+        crate::refuse("a norm of groups", "input", &expected, format!("{:?}", x.dims()));
+    }
+    group_norm::group_norm(GroupNormCall { x, affine, groups, epsilon })
 }
 
 fn beta(module: &burns::LayerNorm) -> Option<Tensor<1>> {

@@ -1,13 +1,13 @@
 //! One of several norms, chosen by a configuration.
 
-use super::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+use super::{
+    GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig,
+    RmsNorm, RmsNormConfig,
+};
 use burn::{
     config::Config,
     module::Module,
-    nn::{
-        BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, Identity, InstanceNorm,
-        InstanceNormConfig,
-    },
+    nn::{BatchNorm, BatchNormConfig, Identity},
     tensor::{Device, Tensor},
 };
 

@@ -31,6 +31,8 @@ fn descriptions_and_configurations_are_burns() {
     assert_alike![
         LayerNormConfig(WIDTH).init(device),
         RmsNormConfig(WIDTH).init(device),
+        GroupNormConfig(3, WIDTH).init(device),
+        InstanceNormConfig(WIDTH).init(device),
         EmbeddingConfig(7, WIDTH).init(device),
         SwiGluConfig(WIDTH, 7).init(device),
         DropoutConfig(0.25).init(),
@@ -68,8 +70,8 @@ fn each_norm_of_a_choice_is_burns() {
     for (ours, theirs) in [
         (Ours::Identity, Theirs::Identity),
         (burns::BatchNormConfig::new(0).into(), burns::BatchNormConfig::new(0).into()),
-        (burns::GroupNormConfig::new(2, 0).into(), burns::GroupNormConfig::new(2, 0).into()),
-        (burns::InstanceNormConfig::new(0).into(), burns::InstanceNormConfig::new(0).into()),
+        (nn::GroupNormConfig::new(2, 0).into(), burns::GroupNormConfig::new(2, 0).into()),
+        (nn::InstanceNormConfig::new(0).into(), burns::InstanceNormConfig::new(0).into()),
         (nn::LayerNormConfig::new(0).into(), burns::LayerNormConfig::new(0).into()),
         (nn::RmsNormConfig::new(0).into(), burns::RmsNormConfig::new(0).into()),
     ] {

@@ -78,6 +78,101 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/group_norm/samples.rs",
+        tests: &["group_norm"],
+        rows: &[
+            device("samples over each other", "sample * extent.rows + of_split", "of_split"),
+            device(
+                "rows of the last split",
+                "min(extent.rows - of_split, extent.split_rows)",
+                "extent.split_rows",
+            ),
+            device(
+                "partial results over each other",
+                "2 * (share.sample * CUBE_COUNT_Y + CUBE_POS_Y) * columns",
+                "2 * share.sample * CUBE_COUNT_Y * columns",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/group_norm/forward.rs",
+        tests: &["group_norm"],
+        rows: &[
+            device("first value of all left out", "(shift - pivot) + mean", "mean"),
+            device(
+                "another unit's rows counted",
+                "(end - begin).div_ceil(tile.row_lanes)",
+                "(end - begin) / tile.row_lanes + 1",
+            ),
+            statement("not centered", "part.second -= part.first * mean;", ""),
+            device("lost column", "member < members", "member + 1 < members"),
+            statement(
+                "distances from different values merged",
+                "of_column.first += Vector::new(apart);",
+                "",
+            ),
+            device("lost split", "at < partials.splits", "at + 1 < partials.splits"),
+            device(
+                "dropped epsilon",
+                "gated::<f32, One>(squares, squares).extract(0usize) + epsilon",
+                "gated::<f32, One>(squares, squares).extract(0usize)",
+            ),
+            device(
+                "parameters of the sample's first channels",
+                "(group * grouping.of_group + at / copies) % grouping.channels",
+                "at / copies",
+            ),
+            device("dropped bias", "distance * scale + of.beta", "distance * scale"),
+            device("pixels of the first sample", "first - share.sample * extent.rows", "first"),
+            statement(
+                "scaled rows kept for centered ones",
+                "centered[place] = Vector::cast_from(distance);",
+                "centered[place] = Vector::cast_from(normalized);",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/group_norm/backward.rs",
+        tests: &["group_norm"],
+        rows: &[
+            device(
+                "mean of the first channel's group",
+                "mean[(channel / of_group) as usize]",
+                "mean[(place * comptime!(size as u32) / of_group) as usize]",
+            ),
+            device(
+                "swapped stride",
+                "dy.memory[(row * dy.stride + column) as usize]",
+                "dy.memory[(row * x.stride + column) as usize]",
+            ),
+            device(
+                "not centered",
+                "Vector::<f32, N>::cast_from(values[i as usize]) - center",
+                "Vector::<f32, N>::cast_from(values[i as usize])",
+            ),
+            device(
+                "lost term",
+                "term < partials.splits * copies",
+                "term + 1 < partials.splits * copies",
+            ),
+            statement(
+                "gamma left out of the group's sum",
+                "plain += factor * of_plain;",
+                "plain += of_plain;",
+            ),
+            device(
+                "mean of the gradient left out",
+                "Vector::<f32, N>::cast_from(grad) * scale - distance * slope - offset",
+                "Vector::<f32, N>::cast_from(grad) * scale - distance * slope",
+            ),
+            device(
+                "inverse deviation left out",
+                "rstd * (all_weighted * of_count) * of_distance",
+                "rstd * (all_weighted * of_count)",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/batch_norm/channels.rs",
         tests: &["batch_norm"],
         rows: &[

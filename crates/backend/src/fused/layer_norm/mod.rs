@@ -42,17 +42,18 @@ const FORWARD: Pattern = forward!(
 const FORWARD_WITHOUT_BETA: Pattern = forward!(("y", Step::Mul("normalized", "gamma_of_all")));
 
 /// What burn-autodiff makes of the normalization itself, up to the gradient of the centered rows, and of the mean.
-/// In between, that gradient is added to one that reached the rows on another way.
-macro_rules! backward {
-    ([$($first:expr),*], [$($residual:expr),*], $sum:literal) => {
+/// In between, that gradient is added to one that reached the rows on another way. `scaled` is the gradient of the
+/// normalized rows, and `dx` that of the rows.
+macro_rules! gradient_of_rows {
+    ([$($first:expr),*], $scaled:literal, [$($residual:expr),*], $sum:literal, $dx:literal, [$($last:expr),*]) => {
         &[
             $($first,)*
             ("inverse", Step::Recip("deviation")),
-            ("plain", Step::Mul("scaled", "inverse")),
+            ("plain", Step::Mul($scaled, "inverse")),
             ("negative", Step::MulScalar("centered", -1.0)),
             ("square", Step::Mul("deviation", "deviation")),
             ("factor", Step::Div("negative", "square")),
-            ("weighted", Step::Mul("scaled", "factor")),
+            ("weighted", Step::Mul($scaled, "factor")),
             ("of_deviation", Step::SumRow("weighted")),
             ("power", Step::PowfScalar("variance", -0.5)),
             ("half", Step::DivScalar("power", 2.0)),
@@ -72,8 +73,17 @@ macro_rules! backward {
             ("share_again", Step::MulScalar("ones_again", ANY_NUMBER)),
             ("of_row", Step::SumRow("of_mean")),
             ("of_means", Step::Mul("share_again", "of_row")),
-            ("dx", Step::Add("of_means", $sum)),
+            ($dx, Step::Add("of_means", $sum)),
+            $($last,)*
         ]
+    };
+}
+
+pub(super) use gradient_of_rows;
+
+macro_rules! backward {
+    ($first:tt, $residual:tt, $sum:literal) => {
+        gradient_of_rows!($first, "scaled", $residual, $sum, "dx", [])
     };
 }
 

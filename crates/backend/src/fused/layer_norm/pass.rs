@@ -10,6 +10,7 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
+    group_norm::{Form, GroupNormProblem, GroupNormSaved, Order, group_norm_backward},
     layer_norm::{
         LayerNormInputs, LayerNormParts, Norm, layer_norm_backward_of_parts, layer_norm_forward,
         layer_norm_forward_with_parts,
@@ -18,6 +19,7 @@ use blackburn_kernels::{
 use burn_backend::DType;
 use burn_cubecl::{kernel::cast, tensor::CubeTensor};
 use burn_ir::TensorIr;
+use cubecl::client::Client;
 use serde::{Deserialize, Serialize};
 
 /// What replaces operations of a layer norm.
@@ -179,14 +181,25 @@ impl Backward {
         let dsum = self.dsum.as_ref().map(buffer).transpose()?;
         let of_gamma = |gamma: &Gamma| columns(tensors, &gamma.gamma, &centered);
         let gamma = self.gamma.as_ref().map(of_gamma).transpose()?;
-        let (dx, dgamma) = layer_norm_backward_of_parts(
-            &centered.client,
-            &contiguous_buffer(centered.clone()),
-            &contiguous_buffer(cast(deviation, DType::F32)),
+        let client = &centered.client;
+        let rows = contiguous_buffer(centered.clone());
+        let deviation = contiguous_buffer(cast(deviation, DType::F32));
+        let dy = contiguous_buffer(dy);
+        let made = layer_norm_backward_of_parts(
+            client,
+            &rows,
+            &deviation,
             gamma.as_ref(),
-            &contiguous_buffer(dy),
+            &dy,
             dsum.as_ref(),
-        )?;
+        );
+        let (dx, dgamma) = match made {
+            // A row that no cube holds is shared by several.
+            Err(KernelError::Unsupported { .. }) if gamma.is_none() && dsum.is_none() => {
+                (gradient_of_long_rows(client, &rows, &deviation, &dy)?, None)
+            }
+            made => made?,
+        };
         register(tensors, &self.dx, &centered, dx)?;
         if let (Some(gamma), Some(dgamma)) = (&self.gamma, dgamma) {
             register(tensors, &gamma.gradient, &centered, dgamma)?;
@@ -199,6 +212,27 @@ impl Backward {
         }
         Ok(())
     }
+}
+
+/// The gradient of rows, given what they are less their mean, their deviations and the gradient of what is normalized:
+/// each row is a group of one channel.
+fn gradient_of_long_rows(
+    client: &Client,
+    centered: &Buffer,
+    deviation: &Buffer,
+    dy: &Buffer,
+) -> Result<Buffer, KernelError> {
+    let rows = deviation.elements;
+    let shape = [rows, 1, centered.elements.checked_div(rows).unwrap_or(0)];
+    let problem = GroupNormProblem::contiguous(shape, 1, Order::PixelsLast, centered.dtype);
+    let saved = GroupNormSaved {
+        x: centered.clone(),
+        form: Form::Centered,
+        mean: None,
+        rstd: deviation.clone(),
+        gamma: None,
+    };
+    Ok(group_norm_backward(client, &problem, &saved, dy, false)?.dx)
 }
 
 /// A parameter, one number for each column of `rows`.

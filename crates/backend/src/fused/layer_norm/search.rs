@@ -57,10 +57,11 @@ impl Candidate {
         }
     }
 
-    /// Whether what the gradient's rows are multiplied by is a number for each column.
+    /// Whether what rows are multiplied by is a number for each column.
     fn fits(&self) -> bool {
-        let gamma = self.flow.tensor("gamma").zip(self.flow.tensor("dy"));
-        self.is_forward || gamma.is_none_or(|(gamma, dy)| is_of_columns(gamma, dy))
+        let (gamma, rows) = if self.is_forward { ("gamma_of_all", "x") } else { ("gamma", "dy") };
+        let both = self.flow.tensor(gamma).zip(self.flow.tensor(rows));
+        both.is_none_or(|(gamma, rows)| is_of_columns(gamma, rows))
     }
 
     fn found(&self) -> Option<Vec<Part<LayerNormPass>>> {

@@ -1,0 +1,86 @@
+//! Images and sequences as samples of channels and pixels, in the order in which they lie.
+
+use super::{Channels, contiguous_buffer, contiguous_tensor};
+use blackburn_kernels::{
+    buffer::Buffer,
+    group_norm::{GroupNormProblem, Order},
+};
+use burn_backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::tensor::CubeTensor;
+
+/// A tensor of channels in the second dimension.
+pub(crate) struct Images {
+    tensor: CubeTensor,
+    lies: Lies,
+}
+
+/// How its numbers lie.
+enum Lies {
+    /// Channels follow each other.
+    ChannelsLast(Box<Channels>),
+    /// Pixels do.
+    PixelsLast(Buffer),
+}
+
+impl Images {
+    /// As it lies if it is contiguous or channels follow each other there, and otherwise a contiguous copy.
+    pub(crate) fn of(tensor: CubeTensor) -> Self {
+        let has_one_pixel = tensor.meta.shape()[2..].iter().product::<usize>() == 1;
+        let in_place = || Channels::in_place_of(tensor.clone());
+        let lies = match has_one_pixel || !tensor.is_contiguous() {
+            true => in_place().map(|channels| Lies::ChannelsLast(Box::new(channels))),
+            false => None,
+        };
+        let lies = lies.unwrap_or_else(|| Lies::PixelsLast(contiguous_buffer(tensor.clone())));
+        Self { tensor, lies }
+    }
+
+    /// Another tensor of the same shape in the same order: as it lies there, or a copy.
+    pub(crate) fn in_order(&self, tensor: CubeTensor) -> Self {
+        let lies = match self.lies {
+            Lies::ChannelsLast(_) => Lies::ChannelsLast(Box::new(Channels::of(tensor.clone()))),
+            Lies::PixelsLast(_) => Lies::PixelsLast(contiguous_buffer(tensor.clone())),
+        };
+        Self { tensor, lies }
+    }
+
+    /// What a normalization of so many groups asks, with parameters of the tensor's type.
+    pub(crate) fn problem(&self, groups: usize) -> GroupNormProblem {
+        let shape = self.tensor.meta.shape();
+        let sizes = [shape[0], shape[1], shape[2..].iter().product()];
+        let order = match self.lies {
+            Lies::ChannelsLast(_) => Order::ChannelsLast,
+            Lies::PixelsLast(_) => Order::PixelsLast,
+        };
+        let dtype = dtype_to_elem_type(self.tensor.dtype);
+        let contiguous = GroupNormProblem::contiguous(sizes, groups, order, dtype);
+        GroupNormProblem { x_stride: self.stride(), ..contiguous }
+    }
+
+    /// Elements from one pixel to the next where channels follow each other.
+    pub(crate) fn stride(&self) -> usize {
+        match &self.lies {
+            Lies::ChannelsLast(channels) => channels.rows.pitch,
+            Lies::PixelsLast(_) => self.tensor.meta.shape()[1],
+        }
+    }
+
+    /// Its memory.
+    pub(crate) fn buffer(&self) -> Buffer {
+        match &self.lies {
+            Lies::ChannelsLast(channels) => channels.rows.buffer.clone(),
+            Lies::PixelsLast(buffer) => buffer.clone(),
+        }
+    }
+
+    /// A tensor of the same shape and type in the same order, contiguous there.
+    pub(crate) fn like(&self, buffer: Buffer) -> CubeTensor {
+        match &self.lies {
+            Lies::ChannelsLast(channels) => channels.images(buffer),
+            Lies::PixelsLast(_) => {
+                let shape = self.tensor.meta.shape().clone();
+                contiguous_tensor(&self.tensor, buffer, shape, self.tensor.dtype)
+            }
+        }
+    }
+}
