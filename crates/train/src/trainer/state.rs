@@ -39,7 +39,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// Writes a checkpoint of the model, the optimizer's state, the loss scale, the average and the number of
     /// steps taken, and beside them `extra`: what else the program wants to find again, such as its place in the
     /// data. [`TrainerConfig::resume`](super::TrainerConfig::resume) goes on from there, bit for bit if a
-    /// [seed](super::TrainerConfig::with_seed) is set. Waits for the device.
+    /// [seed](super::TrainerConfig::with_seed) is set and the device gives the same bits for the same input, which on
+    /// Hopper's GPUs attention does with `BLACKBURN_DETERMINISTIC=1`. Waits for the device.
     ///
     /// The model is a record of Burn's in the file `model.bpk`, which the same model loads without Blackburn.
     /// So is the optimizer's state, also where it is split over ranks.
