@@ -1,5 +1,6 @@
 //! Column sums: the kernel against f64, and Burn's gradients of biases on it.
 
+use blackburn::attention::{AttentionOptions, attention};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -57,6 +58,9 @@ pub(crate) fn trials() -> Vec<Trial> {
                 // Here Burn sums both leading dimensions at once.
                 bias_gradient(&device, |x| x.reshape([3, 100, -1]))
             })
+        }),
+        Trial::ignorable_test("column_sum::bias_gradients_behind_heads_run_on_the_kernel", || {
+            on_burn_device(|device| bias_gradients_behind_heads(&device))
         }),
     ]);
     trials
@@ -183,4 +187,36 @@ fn bias_gradient<const D: usize>(
     let actual: Vec<f64> = actual.into_iter().map(f64::from).collect();
     compare(&actual, &expected, &bounds)?;
     Ok(())
+}
+
+/// Attention reads what three layers make by heads, so that gradients of their biases are sums of tensors whose heads were
+/// just joined again. Each is one kernel of ours.
+fn bias_gradients_behind_heads(device: &Device) -> Result<(), Failed> {
+    let (batch, length, width, heads) = (2, 64, 32, 4);
+    let device = device.clone().autodiff();
+    let layers: Vec<_> =
+        (0..3).map(|_| LinearConfig::new(width, width).init(&device)).collect();
+    let step = || {
+        let x = Tensor::<3>::ones([batch, length, width], &device);
+        let by_heads = layers.iter().map(|layer| {
+            layer.forward(x.clone()).reshape([batch, length, heads, width / heads]).swap_dims(1, 2)
+        });
+        let [q, k, v] = <[Tensor<4>; 3]>::try_from(by_heads.collect::<Vec<_>>())
+            .map_err(|_| "three layers make three tensors")?;
+        let gradients = attention(q, k, v, AttentionOptions::default()).sum().backward();
+        for layer in &layers {
+            let bias = layer.bias.as_ref().ok_or("LinearConfig gives a bias")?;
+            bias.grad(&gradients).ok_or("the bias has no gradient")?.into_data();
+        }
+        Ok(())
+    };
+    // Burn's fusion settles on what it makes of a program when it has seen it.
+    step()?;
+    let (_, blocks) = blocks_of(&device, step)?;
+    let sums = blocks.iter().flat_map(|block| &block.kernels);
+    let sums = sums.filter(|kernel| kernel.ends_with("ColumnSumKernel")).count();
+    match sums >= layers.len() {
+        true => Ok(()),
+        false => Err(format!("{sums} sums of {} ran on the kernel: {blocks:#?}", layers.len()).into()),
+    }
 }
