@@ -59,6 +59,8 @@ pub enum ProviderState {
     Registered,
     /// The caller switched it off.
     Disabled,
+    /// It is right, and whether it is faster was not measured yet: it is off unless the caller switches it on.
+    Unmeasured,
     /// One of Blackburn's takes all that it would, and it was switched off: while it waits for what follows a product,
     /// Burn goes on collecting operations, and cuts off others that are under way.
     Superseded,
@@ -71,13 +73,14 @@ impl fmt::Display for ProviderState {
         match self {
             Self::Registered => f.write_str("registered"),
             Self::Disabled => f.write_str("disabled"),
+            Self::Unmeasured => f.write_str("off until its gain is measured; BLACKBURN_ENABLE=NAME switches it on"),
             Self::Superseded => f.write_str("superseded by Blackburn's"),
             Self::Declined(reason) => write!(f, "declined: {reason}"),
         }
     }
 }
 
-/// A name to switch off that no provider has.
+/// A name to switch on or off that no provider has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no fusion provider is named `{name}`; the providers are {}", known.join(", "))]
 pub struct UnknownProvider {
@@ -92,6 +95,8 @@ pub struct UnknownProvider {
 pub struct ProviderSettings {
     /// Names of providers that are switched off, Burn's or Blackburn's, in any case.
     pub disabled: BTreeSet<String>,
+    /// Names of providers that are off by themselves and are switched on, in any case.
+    pub enabled: BTreeSet<String>,
     /// With what precision matrix products of f32 tensors are computed.
     pub f32_matmul: F32Precision,
     /// Whether the plan of a matrix product is measured among the few that are expected to be
@@ -124,6 +129,9 @@ const OURS: [(&str, Register); 16] = [
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];
 
+/// Those whose gain was not measured on a GPU yet.
+const UNMEASURED: [&str; 1] = [GroupNormPass::NAME];
+
 /// Burn's fusion of products with what follows them.
 const BURNS_MATMUL: &str = "Matmul";
 
@@ -148,6 +156,10 @@ impl ProviderSettings {
     fn is_disabled(&self, name: &str) -> bool {
         self.disabled.iter().any(|other| is_named(other, name))
     }
+
+    fn is_left_off(&self, name: &str) -> bool {
+        UNMEASURED.contains(&name) && !self.enabled.iter().any(|other| is_named(other, name))
+    }
 }
 
 /// The names of all providers: Burn's, then Blackburn's.
@@ -164,12 +176,11 @@ pub fn names() -> Vec<String> {
 ///
 /// # Errors
 ///
-/// [`UnknownProvider`] when a disabled name is none of [`names`]; nothing is changed then.
+/// [`UnknownProvider`] when a name that is switched on or off is none of [`names`]; nothing is changed then.
 pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, UnknownProvider> {
     let known = names();
-    if let Some(name) =
-        settings.disabled.iter().find(|name| !known.iter().any(|k| is_named(name, k)))
-    {
+    let mut named = settings.disabled.iter().chain(&settings.enabled);
+    if let Some(name) = named.find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
     attention::cube::set_deterministic(settings.deterministic);
@@ -186,6 +197,8 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     let ours = OURS.iter().map(|(name, register)| {
         let state = if settings.is_disabled(name) {
             ProviderState::Disabled
+        } else if settings.is_left_off(name) {
+            ProviderState::Unmeasured
         } else {
             settle(register(settings), ProviderState::Registered)
         };

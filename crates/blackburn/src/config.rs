@@ -50,6 +50,7 @@ impl fmt::Display for F32Precision {
 /// |---|---|---|
 /// | [`device`](Self::device) | `BLACKBURN_DEVICE` | `auto` |
 /// | [`disabled_providers`](Self::disabled_providers) | `BLACKBURN_DISABLE`, names separated by commas | none |
+/// | [`enabled_providers`](Self::enabled_providers) | `BLACKBURN_ENABLE`, names separated by commas | none |
 /// | [`f32_matmul`](Self::f32_matmul) | `BLACKBURN_F32_MATMUL=tf32` or `full` | tf32 |
 /// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
 /// | [`deterministic`](Self::deterministic) | `BLACKBURN_DETERMINISTIC=0` or `1` | off |
@@ -67,6 +68,9 @@ pub struct Config {
     /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnLayerNorm`, `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
     /// `BlackburnSoftmax`). For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
+    /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says
+    /// which these are.
+    pub enabled_providers: BTreeSet<String>,
     /// The precision of matrix products of f32 tensors.
     pub f32_matmul: F32Precision,
     /// Whether to choose the kernel of each matrix product by measurement, among up to four that are expected to be
@@ -95,6 +99,7 @@ impl Default for Config {
         Self {
             device: DeviceChoice::Auto,
             disabled_providers: BTreeSet::new(),
+            enabled_providers: BTreeSet::new(),
             f32_matmul: F32Precision::Tf32,
             tune_matmul: false,
             deterministic: false,
@@ -116,12 +121,14 @@ impl Config {
         if let Some(value) = variable("BLACKBURN_DEVICE")? {
             config.device = value.parse()?;
         }
-        if let Some(value) = variable("BLACKBURN_DISABLE")? {
-            config.disabled_providers = value
-                .split(',')
-                .map(|name| name.trim().to_string())
-                .filter(|n| !n.is_empty())
-                .collect();
+        for (name, providers) in [
+            ("BLACKBURN_DISABLE", &mut config.disabled_providers),
+            ("BLACKBURN_ENABLE", &mut config.enabled_providers),
+        ] {
+            if let Some(value) = variable(name)? {
+                let names = value.split(',').map(|name| name.trim().to_string());
+                *providers = names.filter(|name| !name.is_empty()).collect();
+            }
         }
         if let Some(value) = variable("BLACKBURN_F32_MATMUL")? {
             config.f32_matmul = value.parse().map_err(|error| match error {
@@ -178,6 +185,13 @@ impl Config {
     #[must_use]
     pub fn without_provider(mut self, name: impl Into<String>) -> Self {
         self.disabled_providers.insert(name.into());
+        self
+    }
+
+    /// Switches a fusion provider on that is off because its gain was not measured yet.
+    #[must_use]
+    pub fn with_provider(mut self, name: impl Into<String>) -> Self {
+        self.enabled_providers.insert(name.into());
         self
     }
 

@@ -88,12 +88,13 @@ fn set_up(config: &Config) -> Result<Setup, Error> {
     }
     let settings = providers::ProviderSettings {
         disabled: config.disabled_providers.clone(),
+        enabled: config.enabled_providers.clone(),
         f32_matmul: precision(config.f32_matmul),
         tune_matmul: config.tune_matmul,
         deterministic: config.deterministic,
     };
     let providers = providers::install(&settings).map_err(|error| Error::InvalidSetting {
-        setting: "disabled_providers".into(),
+        setting: "disabled_providers, enabled_providers".into(),
         reason: error.to_string(),
     })?;
     Ok(Setup { providers, kernel_cache: runtime.kernel_cache })

@@ -194,8 +194,7 @@ fn bias_gradient<const D: usize>(
 fn bias_gradients_behind_heads(device: &Device) -> Result<(), Failed> {
     let (batch, length, width, heads) = (2, 64, 32, 4);
     let device = device.clone().autodiff();
-    let layers: Vec<_> =
-        (0..3).map(|_| LinearConfig::new(width, width).init(&device)).collect();
+    let layers: Vec<_> = (0..3).map(|_| LinearConfig::new(width, width).init(&device)).collect();
     let step = || {
         let x = Tensor::<3>::ones([batch, length, width], &device);
         let by_heads = layers.iter().map(|layer| {
@@ -217,6 +216,8 @@ fn bias_gradients_behind_heads(device: &Device) -> Result<(), Failed> {
     let sums = sums.filter(|kernel| kernel.ends_with("ColumnSumKernel")).count();
     match sums >= layers.len() {
         true => Ok(()),
-        false => Err(format!("{sums} sums of {} ran on the kernel: {blocks:#?}", layers.len()).into()),
+        false => {
+            Err(format!("{sums} sums of {} ran on the kernel: {blocks:#?}", layers.len()).into())
+        }
     }
 }

@@ -59,6 +59,7 @@ fn same_as_program() -> Result<(), Failed> {
             (SET, "1"),
             ("BLACKBURN_DEVICE", " flex "),
             ("BLACKBURN_DISABLE", "BlackburnGelu, Matmul,,"),
+            ("BLACKBURN_ENABLE", "BlackburnGroupNorm"),
             ("BLACKBURN_F32_MATMUL", "FULL"),
             ("BLACKBURN_TUNE_MATMUL", "on"),
             ("BLACKBURN_DETERMINISTIC", "1"),
@@ -71,6 +72,7 @@ fn same_as_program() -> Result<(), Failed> {
         .with_device(DeviceChoice::Flex)
         .without_provider("BlackburnGelu")
         .without_provider("Matmul")
+        .with_provider("BlackburnGroupNorm")
         .with_f32_matmul(F32Precision::Full)
         .with_tune_matmul(true)
         .with_deterministic(true)
@@ -87,9 +89,16 @@ fn same_as_program() -> Result<(), Failed> {
 
 fn empty_variables() -> Result<(), Failed> {
     if !is_set() {
-        let empty =
-            ["DEVICE", "DISABLE", "F32_MATMUL", "TUNE_MATMUL", "DETERMINISTIC", "KERNEL_CACHE"]
-                .map(|name| format!("BLACKBURN_{name}"));
+        let empty = [
+            "DEVICE",
+            "DISABLE",
+            "ENABLE",
+            "F32_MATMUL",
+            "TUNE_MATMUL",
+            "DETERMINISTIC",
+            "KERNEL_CACHE",
+        ]
+        .map(|name| format!("BLACKBURN_{name}"));
         let mut variables: Vec<(&str, &str)> =
             empty.iter().map(|name| (name.as_str(), "  ")).collect();
         variables.push((SET, "1"));
@@ -102,6 +111,7 @@ fn bad_values() -> Result<(), Failed> {
     for (name, value, expected) in [
         ("BLACKBURN_DEVICE", "warp", "warp"),
         ("BLACKBURN_DISABLE", "Warp", "Warp"),
+        ("BLACKBURN_ENABLE", "Weft", "Weft"),
         ("BLACKBURN_F32_MATMUL", "fp64", "BLACKBURN_F32_MATMUL=fp64: expected tf32 or full"),
         ("BLACKBURN_TUNE_MATMUL", "2", "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0"),
         ("BLACKBURN_DETERMINISTIC", "yes?", "BLACKBURN_DETERMINISTIC=yes?: expected 1 or 0"),
