@@ -77,9 +77,11 @@ fn rounded(value: f32, dtype: FloatDType) -> f32 {
 }
 
 fn check(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
-    for (dtype, unit) in
-        [(FloatDType::F32, 2f32.powi(-24)), (FloatDType::BF16, 2f32.powi(-8)), (FloatDType::F16, 2f32.powi(-11))]
-    {
+    for (dtype, unit) in [
+        (FloatDType::F32, 2f32.powi(-24)),
+        (FloatDType::BF16, 2f32.powi(-8)),
+        (FloatDType::F16, 2f32.powi(-11)),
+    ] {
         for length in LENGTHS {
             let parts: Vec<Vec<f32>> = (0..group.size())
                 .map(|rank| numbers(rank, length).into_iter().map(|x| rounded(x, dtype)).collect())
@@ -94,7 +96,9 @@ fn check(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
                     size => (f64::from(sum) - exact).abs() <= sizes * f64::from(unit) * size as f64,
                 };
                 if !is_right {
-                    let wrong = format!("element {at} of {length} in {dtype:?}: expected {exact}, got {sum}");
+                    let wrong = format!(
+                        "element {at} of {length} in {dtype:?}: expected {exact}, got {sum}"
+                    );
                     return Err(wrong.into());
                 }
             }
@@ -181,7 +185,10 @@ fn time(group: &Group, device: &Device, rounds: usize) -> Result<(), Box<dyn Err
             let size = group.size() as f64;
             let bytes = 2.0 * (size - 1.0) / size * (length * DType::from(dtype).size()) as f64;
             let rate = bytes / moving_ms / 1e6;
-            say(group, &format!("{length}\t{dtype:?}\t{moving_ms:.3} ({ms:.3} with the host)\t{rate:.0}"));
+            say(
+                group,
+                &format!("{length}\t{dtype:?}\t{moving_ms:.3} ({ms:.3} with the host)\t{rate:.0}"),
+            );
         }
     }
     Ok(())

@@ -47,7 +47,9 @@ pub enum CudaMemoryError {
         device: String,
     },
     /// Its elements do not follow each other in memory.
-    #[error("expected {elements} elements that follow each other in memory, got them within {span}")]
+    #[error(
+        "expected {elements} elements that follow each other in memory, got them within {span}"
+    )]
     Gaps {
         /// How many it has.
         elements: usize,
@@ -113,7 +115,8 @@ impl Resolved {
         let (shape, strides) = (plain.meta.shape(), plain.meta.strides());
         let elements = shape.iter().product::<usize>();
         // Up to the last element.
-        let steps = shape.iter().zip(strides.iter()).map(|(size, stride)| (size.max(&1) - 1) * stride);
+        let steps =
+            shape.iter().zip(strides.iter()).map(|(size, stride)| (size.max(&1) - 1) * stride);
         let span = if elements == 0 { 0 } else { 1 + steps.sum::<usize>() };
         if span != elements && !may_have_gaps {
             return Err(CudaMemoryError::Gaps { elements, span });

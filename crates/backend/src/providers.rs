@@ -73,7 +73,9 @@ impl fmt::Display for ProviderState {
         match self {
             Self::Registered => f.write_str("registered"),
             Self::Disabled => f.write_str("disabled"),
-            Self::Unmeasured => f.write_str("off until its gain is measured; BLACKBURN_ENABLE=NAME switches it on"),
+            Self::Unmeasured => {
+                f.write_str("off until its gain is measured; BLACKBURN_ENABLE=NAME switches it on")
+            }
             Self::Superseded => f.write_str("superseded by Blackburn's"),
             Self::Declined(reason) => write!(f, "declined: {reason}"),
         }

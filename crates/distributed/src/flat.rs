@@ -155,8 +155,7 @@ impl<'a> Values<'a> {
     }
 
     fn is_new(&mut self, id: ParamId) -> bool {
-        let is_new =
-            self.wanted.is_none_or(|wanted| wanted.contains(&id)) && self.seen.insert(id);
+        let is_new = self.wanted.is_none_or(|wanted| wanted.contains(&id)) && self.seen.insert(id);
         if is_new {
             self.ids.push(id);
         }

@@ -65,11 +65,7 @@ pub fn clip_global_norm<M: Module>(
 /// What is known of gradients whose squares add up to `squares`, one element: their joint L2 norm in f32, without
 /// `scale` if they were multiplied by one, whether it is finite with it, and what undoes the scale and clips them. The
 /// factor is 1 where there is nothing to undo or clip.
-pub(crate) fn measured_of(
-    squares: Tensor<1>,
-    scale: Option<Tensor<1>>,
-    max_norm: f64,
-) -> Measured {
+pub(crate) fn measured_of(squares: Tensor<1>, scale: Option<Tensor<1>>, max_norm: f64) -> Measured {
     let scaled_norm = squares.sqrt();
     let finite = scaled_norm.clone().is_finite().float().cast(FloatDType::F32);
     let unscaling = match scale {
@@ -157,15 +153,9 @@ impl<'a> Squares<'a> {
     }
 
     /// As [`measured_of`], by one more launch on GPUs; `None` without gradients.
-    pub(crate) fn measured(
-        mut self,
-        scale: Option<Tensor<1>>,
-        max_norm: f64,
-    ) -> Option<Measured> {
+    pub(crate) fn measured(mut self, scale: Option<Tensor<1>>, max_norm: f64) -> Option<Measured> {
         match self.alone_on_gpu() {
-            Some(on_gpu) => {
-                Some(on_gpu.measured(scale, (max_norm as f32).max(f32::MIN_POSITIVE)))
-            }
+            Some(on_gpu) => Some(on_gpu.measured(scale, (max_norm as f32).max(f32::MIN_POSITIVE))),
             None => Some(measured_of(self.total()?, scale, max_norm)),
         }
     }

@@ -9,7 +9,10 @@ use blackburn::{
         profile::{Phase, ProfileOptions, Profiler},
     },
 };
-use std::{fs, time::{Duration, Instant}};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 impl Run {
     /// Takes steps from where the run is, and tells where their time goes. No checkpoint is written: the run
@@ -46,7 +49,8 @@ impl Run {
             profiler.step(|| self.take_step(&mut batches, &how).map(drop))??;
         }
         let (passed, moving) = (started.elapsed(), self.group.time_moving());
-        let per_step = |from: Duration, to: Duration| 1e3 * (to - from).as_secs_f64() / steps as f64;
+        let per_step =
+            |from: Duration, to: Duration| 1e3 * (to - from).as_secs_f64() / steps as f64;
         let mut profile = profiler.finish()?;
         if !self.group.is_main() {
             return Ok(());

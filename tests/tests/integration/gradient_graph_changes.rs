@@ -41,8 +41,11 @@ type MaskedPasses = GradientGraph<Masked, Tensor<2>, Tensor<1>>;
 
 impl Masked {
     fn new(device: &Device) -> Self {
+        // Random ones are, once in a while, such that another mask makes no difference.
+        let weight = Tensor::<1, Int>::arange(0..(WIDTH * WIDTH) as i64, device).float().cos();
+        let weight = Param::from_tensor(weight.reshape([WIDTH, WIDTH]));
         Self {
-            linear: LinearConfig::new(WIDTH, WIDTH).init(device),
+            linear: Linear { weight, ..LinearConfig::new(WIDTH, WIDTH).init(device) },
             mask: mask(2, device),
             places: places(3, device),
             factor: 1.0,

@@ -5,11 +5,11 @@ pub(crate) mod host;
 pub(crate) mod nccl;
 // Tested in builds without CUDA, too.
 #[cfg(feature = "cuda")]
-mod nccl_connection;
-#[cfg(feature = "cuda")]
 mod cuda_library;
 #[cfg(any(feature = "cuda", test))]
 mod library;
+#[cfg(feature = "cuda")]
+mod nccl_connection;
 #[cfg(any(feature = "cuda", test))]
 #[cfg_attr(
     not(feature = "cuda"),

@@ -230,7 +230,8 @@ impl Group {
         let shares = Shares::of(&all, self.rank())
             .ok_or_else(|| refused("weight", "a rank with a weight above 0", "0 on all".into()))?;
         let dtypes = common_dtypes(&all)?;
-        let is_here = |id: &ParamId| owners.is_none_or(|owners| owners.get(id) == Some(&self.rank()));
+        let is_here =
+            |id: &ParamId| owners.is_none_or(|owners| owners.get(id) == Some(&self.rank()));
         if all.iter().all(|one| one.lies_like(&all[0])) {
             let root = |id: &ParamId| owners.map(|owners| owners.get(id).copied().unwrap_or(0));
             let roots = lying.ids.iter().map(root);
