@@ -41,12 +41,17 @@
 //!
 //! Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
 
+mod error;
+mod origin;
+
+pub use error::ScalerError;
+pub(crate) use origin::Origin;
+
 use crate::{
     clip::{Squares, measured_of},
     optim::{Reading, StepGate},
 };
 use blackburn_backend::loss_scale::{self, Measured, Rules, State};
-use blackburn_distributed::{DistributedError, Group};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -83,65 +88,6 @@ impl Default for GradScalerConfig {
             min_scale: 1.0,
             max_scale: 4_294_967_296.0,
         }
-    }
-}
-
-/// What a scaler cannot do, and why.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ScalerError {
-    /// A setting that makes no sense.
-    #[error("GradScaler: {setting}: expected {expected}, got {found}")]
-    InvalidSetting {
-        /// Its name.
-        setting: &'static str,
-        /// What it may be.
-        expected: String,
-        /// What was given.
-        found: String,
-    },
-    /// A state that no scaler of these settings can be in.
-    #[error(
-        "GradScaler::restore: {field}: expected {expected}, got {found}; the state is of other \
-         settings or damaged, and the scaler was left as it was"
-    )]
-    ForeignState {
-        /// Which of the state's numbers.
-        field: &'static str,
-        /// What it may be.
-        expected: String,
-        /// What came.
-        found: String,
-    },
-    /// Gradients would be divided by the scale twice.
-    #[error(
-        "GradScaler::unscale: gradients of this step were unscaled already; call update() first"
-    )]
-    AlreadyUnscaled,
-    /// There is nothing to learn from about the scale.
-    #[error("GradScaler::update: no gradients were unscaled since the last update")]
-    NothingUnscaled,
-    /// No parameter has a gradient.
-    #[error(
-        "GradScaler::unscale: argument `gradients`: expected at least one of the module's, got none"
-    )]
-    NoGradients,
-    /// Another rank has failed.
-    #[error(transparent)]
-    Ranks(#[from] DistributedError),
-}
-
-/// Where gradients have come from.
-pub(crate) struct Origin<'a> {
-    /// What makes means of them, 1 where they are means.
-    pub(crate) factor: f64,
-    /// The ranks that each have some of the gradients, if not all ranks have all.
-    pub(crate) apart: Option<&'a Group>,
-}
-
-impl Default for Origin<'_> {
-    fn default() -> Self {
-        Self { factor: 1.0, apart: None }
     }
 }
 

@@ -85,6 +85,7 @@
 mod batch;
 mod config;
 mod error;
+mod pass;
 mod report;
 mod state;
 mod step;
@@ -93,17 +94,17 @@ mod together;
 pub use batch::MicroBatch;
 pub use config::{TrainerConfig, TrainerOptimizer};
 pub use error::TrainerError;
+use pass::pass;
 pub use report::{DropIn, TrainerReport};
 pub use state::{saved_extra, saved_model};
 pub use step::{Step, StepLoss};
 use together::Stepper;
 
 use crate::{
-    accumulate::{AccumulateError, GradientSum},
     ema::Ema,
     graph::{GradientGraph, GraphStatus, PassTensors},
     precision::{Precision, PrecisionPolicy},
-    scaler::{GradScaler, Origin, scaled},
+    scaler::{GradScaler, Origin},
     schedule::{Schedule, ScheduleError},
 };
 use blackburn_backend::{graph, profile, random};
@@ -465,40 +466,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         };
         Ok(model.valid())
     }
-}
-
-/// Forward and backward pass over all micro-batches.
-fn pass<M: Module, I: PassTensors, L: StepLoss>(
-    model: &M,
-    (micro_batches, factors, scale): Inputs<I>,
-    loss: &impl Fn(&M, I) -> L,
-) -> Result<(Outputs<L::Outputs>, GradientsParams), TrainerError> {
-    let count = micro_batches.len();
-    let mut sum = GradientSum::new();
-    let (mut losses, mut outputs) = (Vec::new(), Vec::new());
-    for (index, tensors) in micro_batches.into_iter().enumerate() {
-        let (loss, output) = loss(model, tensors).into_parts();
-        let elements = loss.dims()[0];
-        if loss.dtype() != DType::F32 || elements != 1 {
-            return Err(TrainerError::Loss { dtype: loss.dtype(), elements });
-        }
-        losses.push(loss.clone().without_autodiff());
-        outputs.push(output.untracked());
-        // One alone counts whole.
-        let scale = match count {
-            1 => scale.clone(),
-            _ => scale.clone() * factors.clone().narrow(0, index, 1),
-        };
-        if !loss.is_autodiff() {
-            return Err(TrainerError::Gradients(AccumulateError::Empty));
-        }
-        let gradients = GradientsParams::from_grads(scaled(loss, scale).backward(), model);
-        sum.try_add(model, gradients, 1.0).map_err(TrainerError::Gradients)?;
-    }
-    let losses = Tensor::cat(losses, 0);
-    let mean = if count == 1 { losses } else { (losses * factors).mean() };
-    let gradients = sum.mean(model).unwrap_or_default();
-    Ok(((mean, outputs), gradients))
 }
 
 #[cfg(test)]
