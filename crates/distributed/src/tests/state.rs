@@ -111,10 +111,10 @@ fn rank_gradients(model: &[Linear], rank: usize) -> GradientsParams {
     for (index, layer) in model.iter().enumerate() {
         let own = step_gradients(layer, 7 * index + rank);
         let bias = layer.bias.as_ref().expect("there is one").id;
-        for gradient in own.get::<2>(layer.weight.id) {
+        if let Some(gradient) = own.get::<2>(layer.weight.id) {
             gradients.register(layer.weight.id, gradient);
         }
-        for gradient in own.get::<1>(bias) {
+        if let Some(gradient) = own.get::<1>(bias) {
             gradients.register(bias, gradient);
         }
     }
