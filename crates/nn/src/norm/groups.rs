@@ -47,7 +47,7 @@ impl GroupNorm {
     ///
     /// # Panics
     ///
-    /// As [`group_norm`], for example if there are other channels than `num_channels`.
+    /// As [`group_norm()`], for example if there are other channels than `num_channels`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         group_norm(self, input)
     }

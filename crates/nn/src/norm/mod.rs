@@ -111,7 +111,7 @@ pub fn group_norm<const D: usize>(module: &burns::GroupNorm, x: Tensor<D>) -> Te
 ///
 /// # Panics
 ///
-/// As [`group_norm`].
+/// As [`group_norm()`].
 pub fn instance_norm<const D: usize>(module: &burns::InstanceNorm, x: Tensor<D>) -> Tensor<D> {
     let affine = affine(module.affine, module.gamma.as_ref(), module.beta.as_ref());
     normalize_groups(x, affine, module.num_channels, module.num_channels, module.epsilon)
