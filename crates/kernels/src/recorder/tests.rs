@@ -55,7 +55,9 @@ fn only_hopper_launches_its_instructions() {
         assert_eq!(
             missing,
             [
+                "attention_backward_once_wgmma_kernel",
                 "attention_backward_wgmma_kernel",
+                "attention_dq_kernel",
                 "attention_forward_wgmma_kernel",
                 "conv_wgmma_kernel",
                 "matmul_wgmma_kernel"
