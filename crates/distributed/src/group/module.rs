@@ -241,6 +241,8 @@ impl Group {
             let gradients = flat::keep(module, gradients, is_here);
             return Ok(GradientSums { gradients, extras: means, factor: shares.of_sum });
         }
+        // What holds gradients twice keeps their memory longer than it is needed.
+        drop(lying);
         let own = flat::take(module, gradients);
         let kept: Vec<_> = parameters.into_iter().zip(dtypes).collect();
 
