@@ -70,6 +70,10 @@ mod matmul;
 mod nn_attention;
 #[path = "integration/nn_matrix.rs"]
 mod nn_matrix;
+#[path = "integration/pool.rs"]
+mod pool;
+#[path = "integration/pool_provider.rs"]
+mod pool_provider;
 #[path = "integration/precision_modules.rs"]
 mod precision_modules;
 #[path = "integration/profile.rs"]
@@ -130,7 +134,7 @@ fn main() -> ExitCode {
     // Tests cover providers that are off until their gain is measured, too.
     if std::env::var_os("BLACKBURN_ENABLE").is_none() {
         // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var("BLACKBURN_ENABLE", "BlackburnGroupNorm") };
+        unsafe { std::env::set_var("BLACKBURN_ENABLE", "BlackburnGroupNorm,BlackburnPool") };
     }
     // Providers have to be registered before any test touches a tensor.
     let init = || blackburn::init().map(drop).map_err(|error| eprintln!("error: {error}"));
@@ -174,6 +178,8 @@ fn main() -> ExitCode {
         loss_scale::trials(),
         loss_scaling::trials(),
         matmul::trials(),
+        pool::trials(),
+        pool_provider::trials(),
         precision_modules::trials(),
         nn_attention::trials(),
         nn_matrix::trials(),

@@ -13,6 +13,7 @@ use crate::{
         layer_norm::{LayerNormPass, LayerNormSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
         overwrite::{OverwriteSearch, Overwrites},
+        pool::Pool,
         random::Random,
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
@@ -109,7 +110,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 16] = [
+const OURS: [(&str, Register); 17] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -125,6 +126,7 @@ const OURS: [(&str, Register); 16] = [
     (LayerNormPass::NAME, |_| register(LayerNormSearch::default())),
     (matmul::NAME, register_matmul),
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
+    (Pool::NAME, |_| register(SingleSearch::<Pool>::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
@@ -132,7 +134,7 @@ const OURS: [(&str, Register); 16] = [
 ];
 
 /// Those whose gain was not measured on a GPU yet.
-const UNMEASURED: [&str; 1] = [GroupNormPass::NAME];
+const UNMEASURED: [&str; 2] = [GroupNormPass::NAME, Pool::NAME];
 
 /// Burn's fusion of products with what follows them.
 const BURNS_MATMUL: &str = "Matmul";

@@ -1,6 +1,6 @@
 //! Device buffers with their length and element type, contiguous or by rows that lie apart.
 
-use crate::KernelError;
+use crate::{KernelError, device::ALIGNMENT_BYTES};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -74,6 +74,22 @@ impl Buffer {
             return Ok(());
         }
         Err(self.mismatch(op, argument, format!("at least {elements} elements of {dtype:?}")))
+    }
+
+    /// Refuses a buffer that does not begin where the widest vectors can be loaded from.
+    pub(crate) fn check_start(
+        &self,
+        op: &'static str,
+        argument: &'static str,
+    ) -> Result<(), KernelError> {
+        let start = self.offset_bytes();
+        if start.is_multiple_of(ALIGNMENT_BYTES as u64) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{argument} begins at byte {start}, and not at a multiple of {ALIGNMENT_BYTES}"
+        );
+        Err(KernelError::unsupported(op, reason))
     }
 
     /// That the buffer is not what was expected.

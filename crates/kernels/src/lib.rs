@@ -47,6 +47,7 @@ pub mod overwrite;
 mod pass;
 mod philox;
 mod plan;
+pub mod pool;
 mod promise;
 #[cfg(feature = "cuda")]
 mod ptx;

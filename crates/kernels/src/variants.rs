@@ -6,7 +6,7 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, group_norm, layer_norm, loss_scale, matmul, overwrite, quantize, random,
+    embedding, gelu, group_norm, layer_norm, loss_scale, matmul, overwrite, pool, quantize, random,
     rotary, row_sum, sgd, softmax, square_sum, swiglu,
 };
 use cubecl::{
@@ -86,6 +86,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         square_sum::variants(),
         loss_scale::variants(),
         overwrite::variants(),
+        pool::variants(),
         random::variants(),
     ]
     .into_iter()

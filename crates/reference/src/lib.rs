@@ -23,6 +23,7 @@
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`batch_norm`] | batch normalization of channels, with what follows it, and the gradients, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
+//! | [`pool`] | pools of images by maxima and averages, and the gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
 //! | [`sgd`] | a step of gradient descent with momentum, with its bounds |
@@ -57,6 +58,7 @@ pub mod group_norm;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
+pub mod pool;
 pub mod random;
 pub mod random_signs;
 pub mod rotary;

@@ -11,6 +11,7 @@ pub(crate) mod group_norm;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod overwrite;
+pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod row_sum;
 pub(crate) mod softmax;

@@ -5,8 +5,13 @@ use blackburn_kernels::{
     buffer::Buffer,
     group_norm::{GroupNormProblem, Order},
 };
-use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::tensor::CubeTensor;
+use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_cubecl::{
+    ops::{permute_nchw_to_nhwc_shape, permute_nhwc_to_nchw},
+    tensor::CubeTensor,
+};
+use burn_std::Shape;
+use cubecl::client::Client;
 
 /// A tensor of channels in the second dimension.
 pub(crate) struct Images {
@@ -65,6 +70,41 @@ impl Images {
         }
     }
 
+    /// Images, rows, columns and channels, a sequence being an image of height 1. Where pixels follow each other, each
+    /// channel is an image of its own, of one channel.
+    pub(crate) fn sizes(&self) -> Option<[usize; 4]> {
+        let [images, channels, height, width] = match self.tensor.meta.shape()[..] {
+            [images, channels, width] => [images, channels, 1, width],
+            [images, channels, height, width] => [images, channels, height, width],
+            _ => return None,
+        };
+        Some(match self.lies {
+            Lies::ChannelsLast(_) => [images, height, width, channels],
+            Lies::PixelsLast(_) => [images * channels, height, width, 1],
+        })
+    }
+
+    /// Elements from one pixel to the next, as [`sizes`](Self::sizes) has channels.
+    pub(crate) fn pitch(&self) -> usize {
+        match &self.lies {
+            Lies::ChannelsLast(channels) => channels.rows.pitch,
+            Lies::PixelsLast(_) => 1,
+        }
+    }
+
+    /// The same with nothing between pixels, copied where something is.
+    pub(crate) fn contiguous(self) -> Buffer {
+        match self.lies {
+            Lies::ChannelsLast(channels) => channels.contiguous(),
+            Lies::PixelsLast(buffer) => buffer,
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn client(&self) -> &Client {
+        &self.tensor.client
+    }
+
     /// Its memory.
     pub(crate) fn buffer(&self) -> Buffer {
         match &self.lies {
@@ -75,12 +115,15 @@ impl Images {
 
     /// A tensor of the same shape and type in the same order, contiguous there.
     pub(crate) fn like(&self, buffer: Buffer) -> CubeTensor {
+        self.shaped(buffer, self.tensor.meta.shape().clone(), self.tensor.dtype)
+    }
+
+    /// A tensor of that shape and type in the same order, contiguous there.
+    pub(crate) fn shaped(&self, buffer: Buffer, shape: Shape, dtype: DType) -> CubeTensor {
+        let of = |shape| contiguous_tensor(&self.tensor, buffer, shape, dtype);
         match &self.lies {
-            Lies::ChannelsLast(channels) => channels.images(buffer),
-            Lies::PixelsLast(_) => {
-                let shape = self.tensor.meta.shape().clone();
-                contiguous_tensor(&self.tensor, buffer, shape, self.tensor.dtype)
-            }
+            Lies::ChannelsLast(_) => permute_nhwc_to_nchw(of(permute_nchw_to_nhwc_shape(shape))),
+            Lies::PixelsLast(_) => of(shape),
         }
     }
 }

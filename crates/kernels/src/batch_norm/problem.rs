@@ -1,7 +1,6 @@
 use crate::{
     KernelError,
     buffer::{Buffer, F32, check_float},
-    device::ALIGNMENT_BYTES,
 };
 use cubecl::ir::ElemType;
 
@@ -128,7 +127,7 @@ impl BatchNormProblem {
         stride: usize,
     ) -> Result<(), KernelError> {
         buffer.check_span(op, argument, self.span(stride), self.dtype)?;
-        check_start(op, argument, buffer)
+        buffer.check_start(op, argument)
     }
 
     /// Whether `buffer` holds contiguous rows of channels.
@@ -172,22 +171,7 @@ fn check(
     dtype: ElemType,
 ) -> Result<(), KernelError> {
     buffer.check(op, argument, elements, dtype)?;
-    check_start(op, argument, buffer)
-}
-
-/// Whether whole vectors can be loaded from where `buffer` begins.
-fn check_start(
-    op: &'static str,
-    argument: &'static str,
-    buffer: &Buffer,
-) -> Result<(), KernelError> {
-    let start = buffer.offset_bytes();
-    if start.is_multiple_of(ALIGNMENT_BYTES as u64) {
-        return Ok(());
-    }
-    let reason =
-        format!("{argument} begins at byte {start}, and not at a multiple of {ALIGNMENT_BYTES}");
-    Err(KernelError::Unsupported { op, reason })
+    buffer.check_start(op, argument)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 use super::blueprint::{ROW_LANES, VECTOR_LANES};
 use cubecl::prelude::*;
 
-/// `y[o, s, c]` is the sum of `x[o, r, c]` over the rows r of split s; strides and `columns` count vectors.
-/// Cubes: columns along x, splits along y, outer along z.
+/// `y[o, s, c]` is the sum of `x[o, r, c]` over the rows r of split s, times `factor`; strides and `columns` count
+/// vectors. Cubes: columns along x, splits along y, outer along z.
 #[cube(launch_unchecked)]
 pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     x: &[Vector<I, N>],
@@ -11,6 +11,7 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     columns: u32,
     outer_stride: u32,
     row_stride: u32,
+    factor: f32,
     #[define(I)] _input: ElemType,
     #[define(O)] _output: ElemType,
 ) {
@@ -29,7 +30,7 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     }
 
     // 2. The units of a column meet.
-    write_cube_sum::<O, N>(sum, y, column, columns);
+    write_cube_sum::<O, N>(sum * Vector::new(factor), y, column, columns);
 }
 
 /// Adds up what the units of a column hold, and writes it to the place of this cube's split: `y` is

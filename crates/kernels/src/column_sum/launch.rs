@@ -22,9 +22,23 @@ pub fn column_sum(
     problem: &ColumnSumProblem,
     x: &Buffer,
 ) -> Result<Buffer, KernelError> {
+    column_sum_scaled(client, problem, x, 1.0)
+}
+
+/// `y[o, c] = factor sum_r x[o, r, c]`.
+///
+/// # Errors
+///
+/// As [`column_sum`].
+pub(crate) fn column_sum_scaled(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    x: &Buffer,
+    factor: f32,
+) -> Result<Buffer, KernelError> {
     problem.check_input(x)?;
     let blueprint = ColumnSumBlueprint::plan(problem, client);
-    sum_with(client, problem, blueprint, |y| launch(client, problem, blueprint, x, y))
+    sum_with(client, problem, blueprint, |y| launch(client, problem, blueprint, x, y, factor))
 }
 
 /// Sums what `first` makes: it writes its cubes' sums to the buffer that it gets, which is the result
@@ -53,7 +67,7 @@ pub(crate) fn sum_with(
     };
     // f32 has wider elements, so its vectors may be narrower; few rows are left, so no splits.
     let blueprint = ColumnSumBlueprint { splits: 1, ..ColumnSumBlueprint::plan(&rest, client) };
-    launch(client, &rest, blueprint, &workspace, &y)?;
+    launch(client, &rest, blueprint, &workspace, &y, 1.0)?;
     Ok(y)
 }
 
@@ -63,6 +77,7 @@ fn launch(
     blueprint: ColumnSumBlueprint,
     x: &Buffer,
     y: &Buffer,
+    factor: f32,
 ) -> Result<(), KernelError> {
     let count = cube_count(client, problem, blueprint)?;
     let vector_size = blueprint.vector_size;
@@ -82,6 +97,7 @@ fn launch(
             vectors(problem.columns),
             vectors(problem.outer_stride),
             vectors(problem.row_stride),
+            factor,
             problem.dtype,
             y.dtype,
         );

@@ -38,5 +38,5 @@ pub(crate) use variants::variants;
 pub(crate) use {
     blueprint::{ROW_LANES, VECTOR_LANES},
     forward::write_cube_sum,
-    launch::{cube_count, sum_with},
+    launch::{column_sum_scaled, cube_count, sum_with},
 };
