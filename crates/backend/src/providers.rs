@@ -11,6 +11,7 @@ use crate::{
         gelu::{GeluPass, GeluSearch},
         group_norm::{GroupNormPass, GroupNormSearch},
         layer_norm::{LayerNormPass, LayerNormSearch},
+        loss_gradient::{LossGradient, LossGradientSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
         overwrite::{OverwriteSearch, Overwrites},
         pool::Pool,
@@ -110,7 +111,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 17] = [
+const OURS: [(&str, Register); 18] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -124,6 +125,7 @@ const OURS: [(&str, Register); 17] = [
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
     (GroupNormPass::NAME, |_| register(GroupNormSearch::default())),
     (LayerNormPass::NAME, |_| register(LayerNormSearch::default())),
+    (LossGradient::NAME, |_| register(LossGradientSearch::default())),
     (matmul::NAME, register_matmul),
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
     (Pool::NAME, |_| register(SingleSearch::<Pool>::default())),
@@ -134,7 +136,7 @@ const OURS: [(&str, Register); 17] = [
 ];
 
 /// Those whose gain was not measured on a GPU yet.
-const UNMEASURED: [&str; 2] = [GroupNormPass::NAME, Pool::NAME];
+const UNMEASURED: [&str; 1] = [Pool::NAME];
 
 /// Burn's fusion of products with what follows them.
 const BURNS_MATMUL: &str = "Matmul";

@@ -8,6 +8,8 @@ mod blocks;
 mod boxes;
 #[path = "conv_limits.rs"]
 mod limits;
+#[path = "conv_networks.rs"]
+mod networks;
 #[path = "conv_provider.rs"]
 mod provider;
 
@@ -66,6 +68,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(blocks::trials());
     trials.extend(boxes::trials());
     trials.extend(limits::trials());
+    trials.extend(networks::trials());
     trials.extend(provider::trials());
     trials
 }

@@ -9,6 +9,7 @@ pub(crate) mod embedding;
 pub(crate) mod gelu;
 pub(crate) mod group_norm;
 pub(crate) mod layer_norm;
+pub(crate) mod loss_gradient;
 pub(crate) mod matmul;
 pub(crate) mod overwrite;
 pub(crate) mod pool;

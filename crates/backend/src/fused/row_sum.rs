@@ -11,8 +11,14 @@ use crate::{
         register_cube_tensor, register_zeros, rows_of,
     },
 };
-use blackburn_kernels::{KernelError, buffer::Rows, row_sum::row_sum};
-use burn_backend::DType;
+use blackburn_kernels::{
+    KernelError,
+    buffer::{Buffer, Rows},
+    column_sum::{ColumnSumProblem, column_sum_scaled},
+    row_sum::row_sum,
+};
+use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_cubecl::tensor::CubeTensor;
 use burn_ir::{NumericOperationIr, OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize};
 
@@ -72,20 +78,38 @@ impl Replacement for RowSum {
         if elements == 0 && !(*is_mean && columns == 0) {
             register_zeros(tensors, out, &Location::of(&x), OP)?;
         } else {
-            let rows = match rows_of(&x) {
+            let factor = if *is_mean { 1.0 / columns as f32 } else { 1.0 };
+            let y = match rows_of(&x) {
                 Some(all) if all.is_contiguous() => {
-                    Rows { rows: elements / columns.max(1), columns, pitch: columns, ..all }
+                    let rows = elements / columns.max(1);
+                    row_sum(&x.client, &Rows { rows, columns, pitch: columns, ..all }, factor)?
                 }
-                Some(rows) if *dims == 1 => rows,
+                Some(rows) if *dims == 1 => row_sum(&x.client, &rows, factor)?,
+                None if *dims == 1 => turned_sum(&x, factor)?,
                 _ => return Err(unsupported(OP, "rows that do not follow each other")),
             };
-            let factor = if *is_mean { 1.0 / columns as f32 } else { 1.0 };
-            let y = row_sum(&x.client, &rows, factor)?;
             register_cube_tensor(tensors, out, contiguous_tensor(&x, y, shape, out.dtype), OP)?;
         }
         consume(tensors, input);
         Ok(Done::All)
     }
+}
+
+/// The sums of rows whose elements lie apart, next to those of the other rows: rows of channels that were told by
+/// strides.
+fn turned_sum(x: &CubeTensor, factor: f32) -> Result<Buffer, KernelError> {
+    let (sizes, strides) = (x.meta.shape(), x.meta.strides());
+    let is_plain = x.qparams.is_none() && !x.meta.is_tiled();
+    let ([rows, columns], [1, pitch]) = (&sizes[..], &strides[..]) else {
+        return Err(unsupported(OP, "rows that do not follow each other"));
+    };
+    if !is_plain {
+        return Err(unsupported(OP, "rows of other than plain numbers"));
+    }
+    let dtype = dtype_to_elem_type(x.dtype);
+    let problem = ColumnSumProblem::new(&[*columns, *rows], &[*pitch, 1], 0..1, dtype)?;
+    let all = Buffer { handle: x.handle.clone(), elements: problem.span(), dtype };
+    column_sum_scaled(&x.client, &problem, &all, factor)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub fn column_sum(
 /// # Errors
 ///
 /// As [`column_sum`].
-pub(crate) fn column_sum_scaled(
+pub fn column_sum_scaled(
     client: &Client,
     problem: &ColumnSumProblem,
     x: &Buffer,

@@ -31,12 +31,12 @@ mod problem;
 pub mod variants;
 
 pub use blueprint::ColumnSumBlueprint;
-pub use launch::column_sum;
+pub use launch::{column_sum, column_sum_scaled};
 pub use problem::ColumnSumProblem;
 pub(crate) use variants::variants;
 
 pub(crate) use {
     blueprint::{ROW_LANES, VECTOR_LANES},
     forward::write_cube_sum,
-    launch::{column_sum_scaled, cube_count, sum_with},
+    launch::{cube_count, sum_with},
 };

@@ -10,6 +10,7 @@
 
 mod pass;
 mod search;
+mod view;
 
 pub(crate) use pass::BatchNormPass;
 pub(crate) use search::BatchNormSearch;

@@ -1,4 +1,4 @@
-use super::OP;
+use super::{OP, view::ChannelRows};
 use crate::{
     declined::unsupported,
     fused::conv::Convolution,
@@ -29,6 +29,8 @@ pub(crate) enum BatchNormPass {
     InFront(Convolution),
     Forward(Forward),
     Backward(Backward),
+    /// A view that nothing else was found behind.
+    View(ChannelRows),
 }
 
 impl Replacement for BatchNormPass {
@@ -39,6 +41,7 @@ impl Replacement for BatchNormPass {
             Self::InFront(convolution) => return convolution.launch(tensors),
             Self::Forward(forward) => forward.launch(tensors),
             Self::Backward(backward) => backward.launch(tensors),
+            Self::View(rows) => rows.launch(tensors),
         }?;
         Ok(Done::All)
     }

@@ -1,6 +1,7 @@
 use super::{
     BACKWARD, BACKWARD_OF_RELU, FORWARD, FORWARD_WITH_RUNNING, GRADIENTS, OUTPUTS,
     pass::{Backward, BatchNormPass, Forward},
+    view::ChannelRows,
 };
 use crate::{
     fused::conv::Convolution,
@@ -19,16 +20,16 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 /// and Burn would give what does not depend on them, such as the deviation, to other fusions in the meantime.
 ///
 /// Burn settles what a fusion waited on in vain without fusing any of it. So views at the head, which no other
-/// fusion takes, are claimed alone where nothing else is found, for less than anything else bids, and run as Burn
-/// runs them: the next search begins behind them. So are convolutions that no pass follows, as where `batch_norm` of
+/// fusion takes, are claimed alone where nothing else is found, for less than anything else bids: the next search
+/// begins behind them. Rows of channels among them need no copy then. So are convolutions that no pass follows, as where `batch_norm` of
 /// the operations takes it.
 #[derive(Clone, Default)]
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
     convolutions: Option<F32Precision>,
     candidates: Vec<Candidate>,
-    /// Views at the head of the block.
-    views: usize,
+    /// Views at the head of the block; rows of channels, or as Burn runs them.
+    views: Vec<Option<ChannelRows>>,
 }
 
 impl BatchNormSearch {
@@ -212,6 +213,7 @@ impl Search for BatchNormSearch {
             operation,
             OperationIr::BaseFloat(BaseOperationIr::SwapDims(_) | BaseOperationIr::Reshape(_))
         );
+        let rows = ChannelRows::of(operation);
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {
             candidate.is_open = candidate.take(operation, now.position, self.convolutions);
         }
@@ -220,8 +222,12 @@ impl Search for BatchNormSearch {
             self.candidates.retain(|candidate| candidate.is_open);
         }
         let is_taken = self.candidates.iter().any(|candidate| candidate.is_open);
-        if is_view && is_taken && self.views == now.position {
-            self.views += 1;
+        let is_of_channels = is_first && rows.is_some();
+        if is_view && (is_taken || is_of_channels) && self.views.len() == now.position {
+            self.views.push(rows);
+        }
+        if is_of_channels && !is_taken {
+            return Next::Last;
         }
         // One that is complete waits for others that may be longer.
         let mut open = self.candidates.iter().filter(|candidate| candidate.is_open);
@@ -236,10 +242,12 @@ impl Search for BatchNormSearch {
         if let Some(parts) = self.candidates.iter().find_map(Candidate::convolutions_alone) {
             return Some(Claim { score: Self::SCORE_OF_CONVOLUTIONS, parts });
         }
-        (self.views > 0).then(|| Claim {
-            score: Self::SCORE_OF_VIEWS,
-            parts: vec![Part::Unfused((0..self.views).collect())],
-        })
+        let view = |(at, rows): (usize, &Option<ChannelRows>)| match rows {
+            Some(rows) => Part::Replaced(vec![at], BatchNormPass::View(rows.clone())),
+            None => Part::Unfused(vec![at]),
+        };
+        let parts: Vec<_> = self.views.iter().enumerate().map(view).collect();
+        (!parts.is_empty()).then_some(Claim { score: Self::SCORE_OF_VIEWS, parts })
     }
 
     fn gives_up(&self, elapsed: Elapsed) -> bool {

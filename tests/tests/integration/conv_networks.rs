@@ -1,0 +1,209 @@
+//! Networks of convolutions, forward and backward: all of them stay on the kernels.
+//!
+//! Burn's fusion runs a whole stretch of a stream unfused where what it has found in it depends on each other crosswise.
+//! Convolutions then run on Burn's direct kernels, which take a hundred times as long.
+
+use blackburn::train::{
+    precision::{Precision, PrecisionPolicy, full_precision},
+    trainer::TrainerConfig,
+};
+use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::{
+    blocks::{Block, blocks_of},
+    on_burn_device,
+    tensors::tensor,
+};
+use burn::{
+    module::{Module, ModuleDisplay},
+    nn::{
+        conv::{Conv2dConfig, ConvTranspose2dConfig},
+        loss::{MseLoss, Reduction},
+    },
+    prelude::*,
+    tensor::activation,
+};
+use libtest_mimic::{Failed, Trial};
+
+pub(super) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for precision in [Precision::F32, Precision::F16] {
+        type Test = fn(&Device, Precision) -> Result<(), Failed>;
+        let spellings: [(&str, Test); 2] = [
+            ("burn_nn", |device, precision| {
+                let model = unmodified::UNet::new(&device.clone().autodiff());
+                train(model, precision, device, unmodified::UNet::forward)
+            }),
+            ("blackburn_nn", |device, precision| {
+                let model = drop_in::UNet::new(&device.clone().autodiff());
+                train(model, precision, device, drop_in::UNet::forward)
+            }),
+        ];
+        for (spelling, test) in spellings {
+            let name = format!("conv::networks::a_u_net_of_{spelling}_in_{precision:?}");
+            trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+                on_burn_device(|device| test(&device, precision.clone()))
+            }));
+        }
+    }
+    trials
+}
+
+const WIDTH: usize = 32;
+const SIZE: usize = 16;
+const LEVELS: usize = 3;
+
+macro_rules! u_net {
+    () => {
+        #[derive(Module, Debug)]
+        pub(super) struct Residual {
+            norms: [GroupNorm; 2],
+            convs: [Conv2d; 2],
+            shortcut: Option<Conv2d>,
+        }
+
+        impl Residual {
+            fn new(from: usize, to: usize, device: &Device) -> Self {
+                Self {
+                    norms: [from, to]
+                        .map(|channels| GroupNormConfig::new(8, channels).init(device)),
+                    convs: [from, to].map(|channels| conv([channels, to], 3, 1, device)),
+                    shortcut: (from != to).then(|| conv([from, to], 1, 1, device)),
+                }
+            }
+
+            fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+                let parts = self.norms.iter().zip(&self.convs);
+                let y = parts.fold(x.clone(), |x, (norm, conv)| {
+                    conv.forward(activation::silu(norm.forward(x)))
+                });
+                match &self.shortcut {
+                    Some(shortcut) => shortcut.forward(x) + y,
+                    None => x + y,
+                }
+            }
+        }
+
+        #[derive(Module, Debug)]
+        pub(super) struct UNet {
+            stem: Conv2d,
+            down: Vec<Residual>,
+            narrow: Vec<Conv2d>,
+            middle: Residual,
+            wide: Vec<ConvTranspose2d>,
+            up: Vec<Residual>,
+            norm: GroupNorm,
+            head: Conv2d,
+        }
+
+        impl UNet {
+            pub(super) fn new(device: &Device) -> Self {
+                let widths: Vec<usize> = (0..LEVELS).map(|level| WIDTH << level).collect();
+                let each = |make: fn(usize, &Device) -> Residual| {
+                    widths.iter().map(|width| make(*width, device)).collect()
+                };
+                let deepest = WIDTH << LEVELS;
+                Self {
+                    stem: conv([3, WIDTH], 3, 1, device),
+                    down: each(|width, device| Residual::new(width, width, device)),
+                    narrow: widths.iter().map(|w| conv([*w, 2 * w], 3, 2, device)).collect(),
+                    middle: Residual::new(deepest, deepest, device),
+                    wide: widths
+                        .iter()
+                        .map(|w| {
+                            let doubled = ConvTranspose2dConfig::new([2 * w, *w], [2, 2]);
+                            doubled.with_stride([2, 2]).init(device)
+                        })
+                        .collect(),
+                    up: each(|width, device| Residual::new(2 * width, width, device)),
+                    norm: GroupNormConfig::new(8, WIDTH).init(device),
+                    head: conv([WIDTH, 3], 3, 1, device),
+                }
+            }
+
+            pub(super) fn forward(&self, images: Tensor<4>) -> Tensor<4> {
+                let mut x = self.stem.forward(images);
+                let mut kept = vec![];
+                for (block, narrow) in self.down.iter().zip(&self.narrow) {
+                    x = block.forward(x);
+                    kept.push(x.clone());
+                    x = narrow.forward(x);
+                }
+                x = self.middle.forward(x);
+                for ((block, wide), kept) in self.up.iter().zip(&self.wide).zip(kept).rev() {
+                    x = block.forward(Tensor::cat(vec![wide.forward(x), kept], 1));
+                }
+                self.head.forward(activation::silu(self.norm.forward(x)))
+            }
+        }
+    };
+}
+
+mod unmodified {
+    use super::*;
+    use burn::nn::{
+        GroupNorm, GroupNormConfig,
+        conv::{Conv2d, ConvTranspose2d},
+    };
+    u_net!();
+}
+
+mod drop_in {
+    use super::*;
+    use blackburn::nn::{
+        GroupNorm, GroupNormConfig,
+        conv::{Conv2d, ConvTranspose2d},
+    };
+    u_net!();
+}
+
+fn conv(
+    channels: [usize; 2],
+    size: usize,
+    stride: usize,
+    device: &Device,
+) -> burn::nn::conv::Conv2d {
+    let pad = size / 2;
+    Conv2dConfig::new(channels, [size, size])
+        .with_stride([stride, stride])
+        .with_padding(burn::nn::PaddingConfig2d::Explicit(pad, pad, pad, pad))
+        .init(device)
+}
+
+/// Steps on two images, as a trainer has them.
+fn train<M: Module + ModuleDisplay>(
+    model: M,
+    precision: Precision,
+    device: &Device,
+    forward: impl Fn(&M, Tensor<4>) -> Tensor<4>,
+) -> Result<(), Failed> {
+    let policy = PrecisionPolicy::new(precision).with_drop_ins();
+    let config = TrainerConfig::new(1e-4).with_policy(policy).with_max_norm(f64::INFINITY);
+    let config = config.without_recording();
+    let mut trainer = config.init(model).map_err(|error| error.to_string())?;
+    let shape = [2, 3, SIZE, SIZE];
+    let draw = |seed| {
+        let numbers = normal(seed, shape.iter().product(), 1.0, Storage::F32);
+        Tensor::from_inner(tensor::<4>(&numbers, shape, Storage::F32, device))
+    };
+    let batch = (trainer.input(draw(1)), draw(2));
+    let (_, blocks) = blocks_of(device, || {
+        for _ in 0..3 {
+            let step = trainer.step(batch.clone(), |model, (x, noise)| {
+                let y = full_precision(forward(model, x));
+                MseLoss::new().forward(y, noise, Reduction::Mean)
+            });
+            step.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    })?;
+    let is_burns =
+        |kernel: &&str| kernel.contains("DirectConv2d") || kernel.contains("conv_transpose");
+    let lost: Vec<&Block> =
+        blocks.iter().filter(|block| block.kernels.iter().any(|k| is_burns(&k))).collect();
+    match lost.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(format!("{} convolutions ran on Burn's kernels: {lost:#?}", lost.len()).into())
+        }
+    }
+}
