@@ -55,6 +55,39 @@ def layer_norms():
             x.requires_grad_(False)
 
 
+def pools():
+    for kind, (images, size, channels), (kernel, stride, padding) in [
+        ("max", (256, 112, 64), (3, 2, 1)),
+        ("max", (128, 56, 64), (2, 2, 0)),
+        ("average", (256, 112, 64), (3, 2, 1)),
+        ("average", (128, 56, 64), (2, 2, 0)),
+        ("global", (256, 7, 2048), (7, 7, 0)),
+    ]:
+        for dtype in (BF16, torch.float32):
+            x = torch.randn(images, channels, size, size, device=DEVICE, dtype=dtype)
+            x = x.to(memory_format=torch.channels_last)
+            call = {
+                "max": lambda x: F.max_pool2d(x, kernel, stride, padding),
+                "average": lambda x: F.avg_pool2d(x, kernel, stride, padding),
+                "global": lambda x: F.adaptive_avg_pool2d(x, 1),
+            }[kind]
+            dy = torch.randn_like(call(x))
+            # x in and y out. With a gradient a maximum has its indices, of 64 bits here; Blackburn's have 32, and
+            # that is what is counted.
+            once = (x.numel() + dy.numel()) * x.element_size()
+            twice = 2 * (once + (4 * dy.numel() if kind == "max" else 0))
+
+            def forward_backward(x=x, dy=dy, call=call):
+                x.grad = None
+                call(x).backward(dy)
+
+            name = f"{kind}{kernel}x{kernel}by{stride} {images}x{size}x{size}x{channels} {str(dtype).removeprefix('torch.')}"
+            with torch.no_grad():
+                show("pool", "forward", name, "torch", once, lambda: call(x))
+            x.requires_grad_()
+            show("pool", "forward_backward", name, "torch", twice, forward_backward)
+
+
 def activations():
     rows, columns = 65536, 4096
     x = torch.randn(rows, columns, device=DEVICE, dtype=BF16)
@@ -120,6 +153,7 @@ def optimizers():
 if __name__ == "__main__":
     layer_norms()
     activations()
+    pools()
     swiglu()
     cross_entropy()
     optimizers()

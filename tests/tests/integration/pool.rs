@@ -379,6 +379,7 @@ fn gaps(client: &Client) -> Result<(), Failed> {
 
 /// The negative control: a result that is a little off, or lacks a window, must not pass.
 fn faults(client: &Client) -> Result<(), Failed> {
+    type Fault = fn(&mut MaxResults, usize);
     let case = Case::new([2, 9, 8, 8], square(3, 2, 1, false), F32);
     let (x, dy) = (case.x(), case.dy());
     let right = case.run_max(client, &x, &dy)?;
@@ -389,7 +390,7 @@ fn faults(client: &Client) -> Result<(), Failed> {
     };
     let named = case.pool.max_backward(&dy, &right.indices).values;
     let named = named.iter().rposition(|dx| *dx != 0.0).ok_or("no pixel is named")?;
-    let by_max: [(&str, fn(&mut MaxResults, usize)); 4] = [
+    let by_max: [(&str, Fault); 4] = [
         ("y", |results, _| results.y[3] *= 1.0001),
         ("y alone", |results, _| results.alone[3] *= 1.0001),
         ("an index", |results, _| results.indices[5] += 1),

@@ -33,7 +33,27 @@ pub(super) fn record(operation: &OperationIr) -> OperationRecord {
         let taken: u64 = record.writes.iter().map(|tensor| tensor.bytes).sum();
         record.reads.iter_mut().for_each(|tensor| tensor.bytes = tensor.bytes.min(taken));
     }
+    if let Some(named) = named_for_its_size(operation) {
+        let named = named.id.value();
+        let reads = record.reads.iter_mut().filter(|tensor| tensor.id == named);
+        reads.for_each(|tensor| tensor.bytes = 0);
+    }
     record
+}
+
+/// The images that the gradient of a pool names, and does not read.
+fn named_for_its_size(operation: &OperationIr) -> Option<&TensorIr> {
+    let OperationIr::Module(operation) = operation else { return None };
+    Some(match operation {
+        Module::MaxPool1dWithIndicesBackward(pool) => &pool.x,
+        Module::MaxPool2dWithIndicesBackward(pool) => &pool.x,
+        Module::AvgPool1dBackward(pool) => &pool.x,
+        Module::AvgPool2dBackward(pool) => &pool.x,
+        Module::AdaptiveAvgPool1dBackward(pool) => &pool.x,
+        Module::AdaptiveAvgPool2dBackward(pool) => &pool.x,
+        Module::AdaptiveAvgPool3dBackward(pool) => &pool.x,
+        _ => return None,
+    })
 }
 
 fn tensor(tensor: &TensorIr) -> TensorUse {
@@ -266,8 +286,9 @@ fn causal_pairs(seq_q: u64, seq_kv: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::traffic_bytes;
     use burn::tensor::{DType, Shape};
-    use burn_ir::{BinaryOpIr, MatmulOpIr, ShapeOpIr, TensorId};
+    use burn_ir::{BinaryOpIr, MatmulOpIr, MaxPool2dWithIndicesBackwardOpIr, ShapeOpIr, TensorId};
 
     fn ir(id: u64, shape: &[usize], dtype: DType, status: TensorStatus) -> TensorIr {
         TensorIr { id: TensorId::new(id), shape: Shape::from(shape.to_vec()), status, dtype }
@@ -307,6 +328,26 @@ mod tests {
         );
         assert_eq!(named(OperationIr::BaseInt(reshape)), ("Reshape".into(), OperationKind::View));
         assert_eq!(named(OperationIr::Drop(a)), ("Drop".into(), OperationKind::Drop));
+    }
+
+    #[test]
+    fn the_gradient_of_a_pool_moves_gradients_and_indices() {
+        let tensor = |id, dtype, status| ir(id, &[2, 3, 4, 4], dtype, status);
+        let pooled = |id, dtype| ir(id, &[2, 3, 2, 2], dtype, TensorStatus::ReadWrite);
+        let gradient = Module::MaxPool2dWithIndicesBackward(MaxPool2dWithIndicesBackwardOpIr {
+            x: tensor(1, DType::BF16, TensorStatus::ReadWrite),
+            grad: pooled(2, DType::BF16),
+            indices: pooled(3, DType::I32),
+            kernel_size: [2; 2],
+            stride: [2; 2],
+            padding: [0; 2],
+            dilation: [1; 2],
+            ceil_mode: false,
+            out: tensor(4, DType::BF16, TensorStatus::NotInit),
+        });
+        let record = record(&OperationIr::Module(gradient));
+        assert_eq!((record.kind, record.arithmetic), (OperationKind::Other, None));
+        assert_eq!(traffic_bytes([&record]), Some(24 * 2 + 24 * 4 + 96 * 2));
     }
 
     #[test]

@@ -39,7 +39,11 @@ impl Stretch {
         let is_view = operation.kind == OperationKind::View;
         for tensor in &operation.reads {
             let root = *self.roots.entry(tensor.id).or_insert(tensor.id);
-            let size = *self.sizes.entry(root).or_insert(tensor.bytes);
+            let size = match tensor.bytes {
+                // It is named, and not read: this does not tell its size.
+                0 => 0,
+                bytes => *self.sizes.entry(root).or_insert(bytes),
+            };
             if let Some(alive) = self.made.get_mut(&root) {
                 if is_view {
                     alive.extend(operation.writes.iter().map(|view| view.id));

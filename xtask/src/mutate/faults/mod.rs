@@ -10,6 +10,7 @@ mod conv;
 mod elementwise;
 mod matmul;
 mod optimizers;
+mod pool;
 mod rows;
 mod tensor_cores;
 
@@ -101,6 +102,7 @@ pub(super) fn all() -> Vec<Fault> {
         optimizers::FILES,
         matmul::FILES,
         conv::FILES,
+        pool::FILES,
         attention::FILES,
         backend::FILES,
     ];
