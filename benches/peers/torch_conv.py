@@ -14,7 +14,8 @@ import torch
 
 from torch_matmul import measure
 
-# Channels in and out, height and width, kernel, stride, groups: ResNet-50's, and MobileNet's depthwise ones.
+# Channels in and out, height and width, kernel, stride, groups: ResNet-50's, ResNeXt's in groups, and depthwise ones of
+# MobileNet v2, EfficientNet B0 and ConvNeXt T.
 LAYERS = [
     (3, 64, 224, 7, 2, 1),
     (64, 64, 56, 1, 1, 1),
@@ -39,9 +40,28 @@ LAYERS = [
     (1024, 2048, 14, 1, 2, 1),
     (2048, 512, 7, 1, 1, 1),
     (512, 512, 7, 3, 1, 1),
-    (32, 32, 112, 3, 1, 32),
-    (256, 256, 28, 3, 1, 256),
     (128, 128, 56, 3, 1, 32),
+    (256, 256, 28, 3, 1, 32),
+    (512, 512, 14, 3, 1, 32),
+    (1024, 1024, 7, 3, 1, 32),
+    (32, 32, 112, 3, 1, 32),
+    (96, 96, 112, 3, 2, 96),
+    (144, 144, 56, 3, 1, 144),
+    (144, 144, 56, 3, 2, 144),
+    (192, 192, 28, 3, 1, 192),
+    (192, 192, 28, 3, 2, 192),
+    (384, 384, 14, 3, 1, 384),
+    (576, 576, 14, 3, 1, 576),
+    (576, 576, 14, 3, 2, 576),
+    (960, 960, 7, 3, 1, 960),
+    (144, 144, 56, 5, 2, 144),
+    (240, 240, 28, 5, 1, 240),
+    (672, 672, 14, 5, 1, 672),
+    (1152, 1152, 7, 5, 1, 1152),
+    (96, 96, 56, 7, 1, 96),
+    (192, 192, 28, 7, 1, 192),
+    (384, 384, 14, 7, 1, 384),
+    (768, 768, 7, 7, 1, 768),
 ]
 
 
@@ -67,6 +87,7 @@ def main():
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "f16", "tf32", "f32"])
     parser.add_argument("--layout", default="channels_last", choices=["channels_last", "nchw"])
     parser.add_argument("--implicit", action="store_true", help="no layers of 1 by 1 with stride 1")
+    parser.add_argument("--depthwise", action="store_true", help="only layers of single channels")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--commit", default="-", help="of this repository")
     parser.add_argument("--note", default="", help="driver, machine")
@@ -79,7 +100,7 @@ def main():
     for batch in map(int, args.batch.split(",")):
         for layer in LAYERS:
             c, k, size, kernel, stride, groups = layer
-            if args.implicit and kernel == 1 and stride == 1:
+            if args.implicit and kernel == 1 and stride == 1 or args.depthwise and groups != c:
                 continue
             name = f"N{batch}C{c}H{size}W{size}K{k}R{kernel}S{kernel} stride{stride}"
             name += f" groups{groups}" if groups > 1 else ""

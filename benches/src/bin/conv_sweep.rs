@@ -9,7 +9,7 @@ use blackburn_kernels::{
     Family,
     conv::{
         ConvBlueprint, ConvPass,
-        variants::{GROUPED, Layer, PASSES, RESNET50},
+        variants::{DEPTHWISE, GROUPED, Layer, PASSES, RESNET50},
     },
 };
 use blackburn_reference::{matmul::MatmulPrecision, storage::Storage};
@@ -31,6 +31,9 @@ struct Arguments {
     /// Only layers that are not plain products of matrices.
     #[arg(long)]
     implicit: bool,
+    /// Only layers of single channels.
+    #[arg(long)]
+    depthwise: bool,
     /// Every plan, not only the one that is picked; its place in the row says whether it is.
     #[arg(long)]
     all: bool,
@@ -65,10 +68,14 @@ fn main() -> Result<(), String> {
     let client = device.client();
     let mut failures = 0;
     for batch in &arguments.batch {
-        for layer in RESNET50.iter().chain(&GROUPED) {
+        for layer in RESNET50.iter().chain(&GROUPED).chain(&DEPTHWISE) {
             let is_product = layer.kernel == 1 && layer.stride == 1 && layer.groups == 1;
             let name = layer.name(*batch);
-            if !name.contains(&arguments.filter) || arguments.implicit && is_product {
+            let is_single = layer.groups == layer.in_channels;
+            if !name.contains(&arguments.filter)
+                || arguments.implicit && is_product
+                || arguments.depthwise && !is_single
+            {
                 continue;
             }
             for pass in PASSES {
@@ -145,7 +152,7 @@ fn precision(plan: &ConvBlueprint, storage: Storage) -> MatmulPrecision {
     let family = match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
     };
     match (family, storage) {
         (Family::Portable, _) => MatmulPrecision::exact(storage),

@@ -6,6 +6,8 @@ mod arguments;
 mod blocks;
 #[path = "conv_boxes.rs"]
 mod boxes;
+#[path = "conv_depthwise.rs"]
+mod depthwise;
 #[path = "conv_limits.rs"]
 mod limits;
 #[path = "conv_networks.rs"]
@@ -67,6 +69,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(arguments::trials());
     trials.extend(blocks::trials());
     trials.extend(boxes::trials());
+    trials.extend(depthwise::trials());
     trials.extend(limits::trials());
     trials.extend(networks::trials());
     trials.extend(provider::trials());
@@ -195,10 +198,23 @@ impl Convolution {
         problem: &ConvProblem,
         out: Storage,
         bias: Option<&Buffer>,
+        judge: impl FnMut(&ConvBlueprint, Vec<f64>) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        self.for_each_of(client, problem, out, bias, |_| true, judge)
+    }
+
+    /// As [`for_each_plan`](Self::for_each_plan), of the plans that are taken.
+    fn for_each_of(
+        &self,
+        client: &Client,
+        problem: &ConvProblem,
+        out: Storage,
+        bias: Option<&Buffer>,
+        is_taken: impl Fn(&ConvBlueprint) -> bool,
         mut judge: impl FnMut(&ConvBlueprint, Vec<f64>) -> Result<(), Failed>,
     ) -> Result<(), Failed> {
         let [first, second] = self.upload(client, problem);
-        for plan in ConvBlueprint::candidates(problem, client) {
+        for plan in ConvBlueprint::candidates(problem, client).into_iter().filter(is_taken) {
             let output = conv_with(client, problem, &plan, &first, &second, bias)?;
             let output = download(client, output, out)?;
             let offsets = offsets(problem.shapes()[2], problem.out_strides());
@@ -227,7 +243,7 @@ fn precision(plan: &ConvBlueprint, operands: Storage, out: Storage) -> MatmulPre
     let family = match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
     };
     match family {
         Family::Portable => MatmulPrecision::exact(out),
@@ -345,6 +361,7 @@ fn long_sums(client: &Client, storage: Storage) -> Result<(), Failed> {
         let plans = ConvBlueprint::candidates(&convolution.problem(storage)?, client);
         let is_split = |plan: &ConvBlueprint| match plan {
             ConvBlueprint::Implicit(plan) => plan.splits > 1,
+            ConvBlueprint::Depthwise(plan) => plan.splits > 1,
             ConvBlueprint::Direct { splits } => *splits > 1,
             ConvBlueprint::Product(_) => false,
         };

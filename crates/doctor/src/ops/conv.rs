@@ -208,7 +208,7 @@ fn family(plan: &ConvBlueprint) -> Family {
     match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
     }
 }
 

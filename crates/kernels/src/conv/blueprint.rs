@@ -1,4 +1,7 @@
-use super::{ConvPass, ConvProblem, im2col::PixelBox, parts::parts, problem::OP, product::product};
+use super::{
+    ConvPass, ConvProblem, DepthwiseBlueprint, im2col::PixelBox, parts::parts, problem::OP,
+    product::product,
+};
 use crate::{
     DeviceProfile, Family, FamilyOp, KernelError, Promise,
     device::ROW_BYTES,
@@ -21,6 +24,8 @@ pub enum ConvBlueprint {
     Product(MatmulBlueprint),
     /// As a product of which one operand is gathered from images while it is multiplied.
     Implicit(ImplicitBlueprint),
+    /// By tiles of pixels for each unit, of single channels.
+    Depthwise(DepthwiseBlueprint),
     /// By each unit of the device on its own.
     Direct {
         /// Parts of the pixels that the gradient of the weights is summed in; 1 for the other passes.
@@ -93,6 +98,8 @@ impl ConvBlueprint {
         }
         let implicit = ImplicitBlueprint::candidates_on(problem, device);
         plans.extend(implicit.into_iter().map(Self::Implicit));
+        let depthwise = DepthwiseBlueprint::candidates_on(problem, device);
+        plans.extend(depthwise.into_iter().map(Self::Depthwise));
         if problem.options.groups > 1 {
             let splits = match problem.pass {
                 ConvPass::Wgrad => direct_splits(problem, device),
@@ -114,6 +121,7 @@ impl ConvBlueprint {
         match self {
             Self::Product(_) => 0.0,
             Self::Implicit(plan) => plan.expected_us(problem, device),
+            Self::Depthwise(plan) => plan.expected_us(problem, device),
             Self::Direct { splits } => {
                 let units = match problem.pass {
                     ConvPass::Wgrad => problem.out_elements() * splits,
@@ -147,6 +155,7 @@ impl ConvBlueprint {
                 vec![("conv_mma", Promise::tensor_core("HMMA", most)), pack, sum]
             }
             Self::Implicit(_) => vec![("conv_portable", Promise::registers(128)), sum],
+            Self::Depthwise(_) => DepthwiseBlueprint::promises(problem),
             // Three cubes of 256 units a multiprocessor.
             Self::Direct { .. } => {
                 let by_latency = Promise::registers(80);
@@ -420,6 +429,10 @@ impl fmt::Display for ConvBlueprint {
             Self::Implicit(plan) => {
                 let ImplicitBlueprint { family, tile_m, tile_n, stages, splits } = plan;
                 write!(f, "implicit {family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")
+            }
+            Self::Depthwise(plan) => {
+                let DepthwiseBlueprint { width, tile: [rows, columns], splits } = plan;
+                write!(f, "depthwise {rows}x{columns} by {width}, {splits} splits")
             }
             Self::Direct { splits } => write!(f, "direct, {splits} splits"),
         }

@@ -1,5 +1,5 @@
-//! Groups of few channels, depthwise convolutions above all: no tile of a matrix product is filled by them, so
-//! that a unit computes its elements of the output on its own.
+//! Groups of few channels: no tile of a matrix product is filled by them, so that a unit computes its elements of
+//! the output on its own.
 
 use super::gather::{
     Gather, ImageStrides, Tap, WeightStrides, element_at, is_inside, pixel_at, shift_of, weight_at,

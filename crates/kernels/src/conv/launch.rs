@@ -1,6 +1,7 @@
 use super::{
     ConvBlueprint, ConvPass, ConvProblem, ImplicitBlueprint,
     call::Call,
+    depthwise,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
     parts::{Weights, image_strides, parts},
     portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
@@ -75,6 +76,12 @@ pub fn conv_with(
                 #[cfg(not(feature = "cuda"))]
                 other => unsupported(format!("an implicit product by {other:?}")),
             }
+        }
+        ConvBlueprint::Depthwise(plan) => {
+            if !plan.fits(problem) {
+                return Err(unfit());
+            }
+            depthwise::launch(&call, plan)
         }
         ConvBlueprint::Direct { splits } => {
             if *splits == 0 || problem.pass != ConvPass::Wgrad && *splits != 1 {

@@ -39,15 +39,18 @@
 //! | [`ConvBlueprint::Implicit`] with [`Family::Wgmma`](crate::Family::Wgmma) | f16 and bf16 in one group, channels in whole 64s, but for `Dgrad` with a stride: Hopper |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Portable`](crate::Family::Portable) | everything, everywhere; f32 in full precision |
-//! | [`ConvBlueprint::Direct`] | groups of few channels, depthwise ones above all |
+//! | [`ConvBlueprint::Depthwise`] | groups of one channel each way that lie side by side, kernels of up to 7 by 7 |
+//! | [`ConvBlueprint::Direct`] | other groups of few channels, and single channels that the former does not take |
 //!
-//! Sizes, strides and paddings are arguments of the kernels, so that a network compiles few of them.
+//! Sizes, strides and paddings are arguments of the kernels, so that a network compiles few of them; those of
+//! `Depthwise` know kernel, stride and dilation.
 //! Unsupported: empty tensors, and tensors beyond 32-bit indices.
 
 mod blueprint;
 #[cfg(feature = "cuda")]
 mod bulk;
 mod call;
+mod depthwise;
 mod direct;
 mod gather;
 mod im2col;
@@ -65,6 +68,7 @@ pub mod variants;
 mod wgmma;
 
 pub use blueprint::{ConvBlueprint, ImplicitBlueprint};
+pub use depthwise::DepthwiseBlueprint;
 pub use launch::{conv, conv_with};
 pub use problem::{ConvOptions, ConvPass, ConvProblem};
 pub(crate) use variants::variants;

@@ -1,6 +1,6 @@
 //! ResNet-50's convolutions, and problems that cover the plans: see [`variants`](crate::variants).
 
-use super::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, conv_with};
+use super::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, DepthwiseBlueprint, conv_with};
 use crate::{
     Family, KernelError,
     buffer::Buffer,
@@ -65,16 +65,42 @@ pub const RESNET50: [Layer; 23] = [
     layer([512, 512], 7, [3, 1], 2),
 ];
 
-/// Convolutions in groups: depthwise ones as `MobileNet` has them (Howard et al., "`MobileNets`: Efficient
-/// Convolutional Neural Networks for Mobile Vision Applications", 2017, table 1), and groups of four channels as
-/// `ResNeXt` has (Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2017, table 1).
-pub const GROUPED: [Layer; 3] = [
-    Layer { groups: 32, ..layer([32, 32], 112, [3, 1], 1) },
-    DEPTHWISE,
-    Layer { groups: 32, ..layer([128, 128], 56, [3, 1], 3) },
+/// Convolutions in groups of 4 to 32 channels, as `ResNeXt` has them (Xie et al., "Aggregated Residual Transformations
+/// for Deep Neural Networks", 2017, table 1).
+pub const GROUPED: [Layer; 4] =
+    [in_32_groups(128, 56), in_32_groups(256, 28), in_32_groups(512, 14), in_32_groups(1024, 7)];
+
+const fn in_32_groups(channels: usize, size: usize) -> Layer {
+    Layer { groups: 32, ..layer([channels; 2], size, [3, 1], 1) }
+}
+
+/// Convolutions of single channels: those of `MobileNet` v2 (Sandler et al., "`MobileNetV2`: Inverted Residuals and
+/// Linear Bottlenecks", 2018, table 2), then some of `EfficientNet` B0 (Tan and Le, 2019) by 5 and of `ConvNeXt` T (Liu
+/// et al., "A ConvNet for the 2020s", 2022) by 7.
+pub const DEPTHWISE: [Layer; 18] = [
+    single(32, 112, [3, 1], 1),
+    single(96, 112, [3, 2], 1),
+    single(144, 56, [3, 1], 1),
+    single(144, 56, [3, 2], 1),
+    single(192, 28, [3, 1], 2),
+    single(192, 28, [3, 2], 1),
+    single(384, 14, [3, 1], 4),
+    single(576, 14, [3, 1], 2),
+    single(576, 14, [3, 2], 1),
+    single(960, 7, [3, 1], 3),
+    single(144, 56, [5, 2], 1),
+    single(240, 28, [5, 1], 1),
+    single(672, 14, [5, 1], 2),
+    single(1152, 7, [5, 1], 3),
+    single(96, 56, [7, 1], 3),
+    single(192, 28, [7, 1], 3),
+    single(384, 14, [7, 1], 9),
+    single(768, 7, [7, 1], 3),
 ];
 
-const DEPTHWISE: Layer = Layer { groups: 256, ..layer([256, 256], 28, [3, 1], 1) };
+const fn single(channels: usize, size: usize, kernel: [usize; 2], count: usize) -> Layer {
+    Layer { groups: channels, ..layer([channels; 2], size, kernel, count) }
+}
 
 /// All passes.
 pub const PASSES: [ConvPass; 3] = [ConvPass::Fprop, ConvPass::Dgrad, ConvPass::Wgrad];
@@ -136,7 +162,9 @@ enum Plans {
     Implicit,
     /// Those on tensor cores.
     TensorCores,
-    /// Those without tiles.
+    /// Those for single channels.
+    Depthwise,
+    /// Those whose units compute alone.
     Direct,
 }
 
@@ -145,7 +173,8 @@ impl Plans {
         match (self, plan) {
             (Self::Implicit, ConvBlueprint::Implicit(_)) => true,
             (Self::TensorCores, ConvBlueprint::Implicit(plan)) => plan.family != Family::Portable,
-            (Self::Direct, ConvBlueprint::Direct { .. }) => true,
+            (Self::Depthwise, ConvBlueprint::Depthwise(_))
+            | (Self::Direct, ConvBlueprint::Direct { .. }) => true,
             _ => false,
         }
     }
@@ -153,11 +182,14 @@ impl Plans {
 
 /// Layers that between them have every kernel: channels of whole vectors, taps of padded channels, a stride,
 /// single channels.
-const COVERING: [(&str, Layer, Plans); 4] = [
+const COVERING: [(&str, Layer, Plans); 7] = [
     ("3x3", RESNET50[10], Plans::Implicit),
     ("3x3_stride2", RESNET50[6], Plans::TensorCores),
     ("stem", RESNET50[0], Plans::TensorCores),
-    ("depthwise", DEPTHWISE, Plans::Direct),
+    ("groups", GROUPED[0], Plans::Direct),
+    ("depthwise", DEPTHWISE[2], Plans::Depthwise),
+    ("depthwise_stride2", DEPTHWISE[3], Plans::Depthwise),
+    ("depthwise_7x7", DEPTHWISE[14], Plans::Depthwise),
 ];
 
 /// Every covering layer, pass and type by the plans that it takes.
@@ -192,6 +224,9 @@ fn plan_name(pass: ConvPass, plan: &ConvBlueprint) -> String {
         ConvBlueprint::Implicit(plan) => {
             let family = if plan.family == Family::Wgmma { "_wgmma" } else { "" };
             format!("{pass}{family}_{}x{}{}", plan.tile_m, plan.tile_n, split(plan.splits))
+        }
+        ConvBlueprint::Depthwise(DepthwiseBlueprint { width, tile: [rows, columns], .. }) => {
+            format!("{pass}_{rows}x{columns}x{width}")
         }
         ConvBlueprint::Direct { splits } => format!("{pass}{}", split(*splits)),
     }
@@ -244,7 +279,7 @@ mod tests {
                 let is_right = match plan {
                     ConvBlueprint::Product(plan) => is_product && plan.family != Family::Portable,
                     ConvBlueprint::Implicit(plan) => !is_product && plan.family != Family::Portable,
-                    ConvBlueprint::Direct { .. } => false,
+                    ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => false,
                 };
                 assert!(is_right, "{layer:?} {pass:?}: {plan}");
             }
@@ -294,16 +329,22 @@ mod tests {
     #[test]
     fn plans_that_differ_are_named_differently() {
         for pass in PASSES {
-            let problem = DEPTHWISE.problem(pass, 32, FLOATS[2].0).unwrap();
+            let problem = DEPTHWISE[0].problem(pass, 32, FLOATS[2].0).unwrap();
             let plans = ConvBlueprint::candidates_on(&problem, H200);
             let mut names: Vec<String> = plans.iter().map(ToString::to_string).collect();
             names.sort();
             names.dedup();
             assert_eq!(names.len(), plans.len());
-            assert!(matches!(
-                ConvBlueprint::plan_on(&problem, H200),
-                Ok(ConvBlueprint::Direct { .. })
-            ));
+        }
+    }
+
+    #[test]
+    fn single_channels_run_on_the_kernels_for_them() {
+        for layer in &DEPTHWISE {
+            for pass in PASSES {
+                let plan = ConvBlueprint::plan_on(&bf16(layer, pass), H200).unwrap();
+                assert!(matches!(plan, ConvBlueprint::Depthwise(_)), "{layer:?} {pass:?}: {plan}");
+            }
         }
     }
 }

@@ -4,6 +4,9 @@ use super::{InFile, device, host, statement};
 
 const TESTS: &[&str] = &["conv::"];
 
+/// What the kernels for single channels compute, and their biases.
+const DEPTHWISE: &[&str] = &["conv::depthwise", "conv::a_bias_is_added"];
+
 pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/conv/parts.rs",
@@ -119,6 +122,74 @@ pub(super) const FILES: &[InFile] = &[
                 "filter * images.channel",
                 "group * images.channel",
             ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/depthwise/line.rs",
+        tests: DEPTHWISE,
+        rows: &[
+            host("dilation ignored", "(tap * self.dilation) as isize", "tap as isize"),
+            host(
+                "taps of another residue",
+                "walked.rem_euclid(stride) == 0",
+                "walked.rem_euclid(stride) == stride - 1",
+            ),
+            host(
+                "tiles of x as far apart as those of dy",
+                "self.pixels / self.stride",
+                "self.pixels",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/depthwise/blueprint.rs",
+        tests: DEPTHWISE,
+        rows: &[host(
+            "tiles that begin at another residue",
+            "options.padding[dim][0] % options.stride[dim]",
+            "0",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/depthwise/pixels.rs",
+        tests: DEPTHWISE,
+        rows: &[
+            device(
+                "missing bound of the columns",
+                "is_row && first.column + column < canvas.width",
+                "is_row",
+            ),
+            device(
+                "lost last tile of a cube",
+                "min(first_tile + walk.cube_tiles, walk.tiles)",
+                "min(first_tile + walk.cube_tiles - 1, walk.tiles)",
+            ),
+            device(
+                "weights of the first lane",
+                "(at + next * strides.channel)",
+                "(at + next * strides.channel * 0u32)",
+            ),
+            device("bias of the first lane", "(channel + next)", "channel"),
+            device("columns of taps for rows", "tap_row * strides.row", "tap_row * strides.column"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/depthwise/weights.rs",
+        tests: DEPTHWISE,
+        rows: &[
+            device(
+                "pixels beyond the gradient counted",
+                "comptime!(pixel as u32) < of_dy.width",
+                "comptime!(pixel as u32) < of_dy.width + 1",
+            ),
+            device("units that are left out", "1..walk.lanes.divisor", "2..walk.lanes.divisor"),
+            device(
+                "splits over each other",
+                "(CUBE_POS_X * taps + row) * walk.vectors",
+                "row * walk.vectors",
+            ),
+            statement("every other split", "split += SUM_LANES;", "split += SUM_LANES * 2u32;"),
+            device("sums in the order of the workspace", "channel * taps + tap", "element"),
         ],
     },
     InFile {

@@ -205,7 +205,9 @@ impl FoundProduct {
             let first = Operand::images(first)?;
             let second = match self.result {
                 PassResult::Weight => Operand::images(second)?,
-                PassResult::Output | PassResult::Input => Operand::weights(second)?,
+                PassResult::Output | PassResult::Input => {
+                    Operand::weights(second, self.walk.groups)?
+                }
             };
             let Planned { problem, strides } = self.plan(&first, &second, &four(&shape)?)?;
             let bias = bias.map(contiguous_buffer);

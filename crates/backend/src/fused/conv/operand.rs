@@ -39,11 +39,12 @@ impl Operand {
 
     /// Weights as they lie if those are their taps or their channels that follow each other, without gaps that
     /// tensor cores' copies would have to skip; otherwise a copy with the channels innermost. CUDA's allocator
-    /// leaves gaps behind rows of a few taps.
-    pub(super) fn weights(tensor: CubeTensor) -> Result<Self, KernelError> {
+    /// leaves gaps behind rows of a few taps, which is all the same to groups of one channel: they have no such copies.
+    pub(super) fn weights(tensor: CubeTensor, groups: usize) -> Result<Self, KernelError> {
         let weights = Self::of(tensor)?;
-        let ([_, _, r, s], [_, _, row, column]) = (weights.shape, weights.strides);
-        let taps_are_even = r == 1 || s == 1 || row == s * column;
+        let ([_, channels, r, s], [_, _, row, column]) = (weights.shape, weights.strides);
+        let is_single = groups > 1 && channels == 1;
+        let taps_are_even = is_single || r == 1 || s == 1 || row == s * column;
         let is_dense = weights.sizes().any(|(size, stride)| size > 1 && stride == 1);
         let are_apart = weights.sizes().all(|(size, stride)| size == 1 || stride > 0);
         if taps_are_even && is_dense && are_apart {

@@ -1,0 +1,267 @@
+use super::{
+    line::Line,
+    pixels::{CHUNK_CHANNELS, UNITS},
+};
+use crate::{
+    DeviceProfile, Promise,
+    conv::{ConvPass, ConvProblem},
+};
+
+/// How a convolution of single channels is compiled and spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DepthwiseBlueprint {
+    /// Neighboring channels of a unit, at most; fewer where memory begins at an odd place.
+    pub width: usize,
+    /// Rows and columns of the pixels that a unit takes at once.
+    pub tile: [usize; 2],
+    /// Cubes that share the sum over pixels, for the gradient of the weights; 1 for the other passes.
+    pub splits: usize,
+}
+
+/// Bytes of the vectors that are tried: the widest loads, and half of that, which leaves registers for more pixels.
+const VECTOR_BYTES: [usize; 2] = [16, 8];
+/// Tiles that are tried. Two rows share all rows of the image but two, seven columns divide the images that are made
+/// of 224 by 224 pixels.
+const TILES: [[usize; 2]; 2] = [[2, 4], [1, 7]];
+/// Wider kernels have too many taps for registers.
+const MOST_TAPS: usize = 7;
+/// Larger strides are rare, and tiles are multiples of them.
+const MOST_STRIDE: usize = 3;
+/// Pixels from the first tap to the last, at most: all of them are in registers.
+const MOST_REACH: usize = 12;
+/// Cubes of a multiprocessor, at 128 registers a unit.
+pub(super) const CUBES: usize = 4;
+
+impl DepthwiseBlueprint {
+    /// The plans for a problem, the one that is expected to be fastest among equals first.
+    pub(in super::super) fn candidates_on(
+        problem: &ConvProblem,
+        device: DeviceProfile,
+    ) -> Vec<Self> {
+        if !serves(problem) {
+            return Vec::new();
+        }
+        let mut plans = Vec::new();
+        let mut add = |plan: Self| {
+            if !plans.contains(&plan) {
+                plans.push(plan);
+            }
+        };
+        for bytes in VECTOR_BYTES {
+            let width = vector_width(problem, bytes / problem.dtype.size());
+            if problem.pass == ConvPass::Wgrad {
+                let plan = Self::for_weights(problem, width);
+                add(Self { splits: plan.filling_splits(problem, device), ..plan });
+                continue;
+            }
+            for tile in TILES {
+                add(Self::for_pixels(problem, width, tile));
+            }
+        }
+        plans
+    }
+
+    /// A tile of the result and the widest vectors that leave its sums in registers.
+    fn for_pixels(problem: &ConvProblem, width: usize, tile: [usize; 2]) -> Self {
+        // Wide kernels need the registers for the rows that they read.
+        let most = if problem.kernel[1] > 3 { 32 } else { 64 };
+        let [_, _, shape] = problem.shapes();
+        let tile = [0, 1].map(|dim| {
+            let pixels = tile[dim].min(shape[dim + 2]);
+            match problem.pass {
+                ConvPass::Dgrad => pixels.next_multiple_of(problem.options.stride[dim]),
+                ConvPass::Fprop | ConvPass::Wgrad => pixels,
+            }
+        });
+        Self { width: fitting(width, most / (tile[0] * tile[1])), tile, splits: 1 }
+    }
+
+    /// A tile of dy that divides it if there is one, beside sums that stay in registers.
+    fn for_weights(problem: &ConvProblem, width: usize) -> Self {
+        const MOST_GRADIENTS: usize = 32;
+        let most = (MOST_GRADIENTS / width).clamp(1, 8);
+        let sides =
+            [2, 1].into_iter().flat_map(|rows| [4, 7, 5, 6, 3].map(|columns| [rows, columns]));
+        let divides = |tile: &[usize; 2]| {
+            let is_small = tile[0] * tile[1] <= most;
+            is_small && [0, 1].iter().all(|dim| problem.output[*dim].is_multiple_of(tile[*dim]))
+        };
+        let ragged = [1, 4.min(most).min(problem.output[1])];
+        Self { width, tile: sides.into_iter().find(divides).unwrap_or(ragged), splits: 1 }
+    }
+
+    /// As many splits as fill the device with cubes, each of which has a few tiles for every unit.
+    fn filling_splits(&self, problem: &ConvProblem, device: DeviceProfile) -> usize {
+        const FEWEST_ROUNDS: usize = 4;
+        let chunks = Chunks::of(problem, self.width, self.row_groups(problem));
+        let tiles = self.tiles(problem).iter().product::<usize>();
+        let wanted = (CUBES * device.multiprocessors).div_ceil(chunks.count);
+        let splits = wanted.min(tiles / (FEWEST_ROUNDS * chunks.lanes)).max(1);
+        tiles.div_ceil(tiles.div_ceil(splits))
+    }
+
+    /// Whether the plan is one for the problem.
+    pub(in super::super) fn fits(&self, problem: &ConvProblem) -> bool {
+        /// Sums of a tile, before they leave the registers altogether.
+        const MOST_LANES: usize = 128;
+        let [rows, columns] = self.tile;
+        let sums_pixels = problem.pass == ConvPass::Wgrad;
+        let follows_stride = problem.pass != ConvPass::Dgrad
+            || [0, 1]
+                .iter()
+                .all(|dim| self.tile[*dim].is_multiple_of(problem.options.stride[*dim]));
+        serves(problem)
+            && [1, 2, 4, 8].contains(&self.width)
+            && (1..=MOST_LANES).contains(&rows)
+            && (1..=MOST_LANES).contains(&columns)
+            && rows * columns * self.width <= MOST_LANES
+            && follows_stride
+            && (1..=usize::from(u16::MAX)).contains(&self.splits)
+            && (sums_pixels || self.splits == 1)
+    }
+
+    /// Rows and columns of the tile with the taps of a unit.
+    pub(super) fn lines(&self, problem: &ConvProblem) -> [Line; 2] {
+        let [rows, columns] = problem.kernel;
+        let taps = [rows / self.row_groups(problem), columns];
+        [0, 1].map(|dim| Line {
+            pixels: self.tile[dim],
+            taps: taps[dim],
+            stride: problem.options.stride[dim],
+            dilation: problem.options.dilation[dim],
+            is_back: problem.pass == ConvPass::Dgrad,
+        })
+    }
+
+    /// Units that share the rows of taps, whose sums one unit has no registers for.
+    pub(super) fn row_groups(&self, problem: &ConvProblem) -> usize {
+        const MOST_SUMS: usize = 100;
+        let is_shared = problem.pass == ConvPass::Wgrad && problem.taps() * self.width > MOST_SUMS;
+        if is_shared { problem.kernel[0] } else { 1 }
+    }
+
+    /// Pixels of x before the first that tiles begin at, in each dimension.
+    pub(super) fn lead(problem: &ConvProblem) -> [usize; 2] {
+        let ConvProblem { options, pass, .. } = problem;
+        let of = |dim: usize| options.padding[dim][0] % options.stride[dim];
+        if *pass == ConvPass::Dgrad { [of(0), of(1)] } else { [0; 2] }
+    }
+
+    /// Images, and rows and columns of tiles of each.
+    pub(super) fn tiles(&self, problem: &ConvProblem) -> [usize; 3] {
+        let size = match problem.pass {
+            ConvPass::Dgrad => problem.input,
+            ConvPass::Fprop | ConvPass::Wgrad => problem.output,
+        };
+        let lead = Self::lead(problem);
+        let of = |dim: usize| (size[dim] + lead[dim]).div_ceil(self.tile[dim]);
+        [problem.batch, of(0), of(1)]
+    }
+
+    /// What the plan should take, in microseconds: memory, or the instructions that a multiprocessor gets through,
+    /// and part of what is shorter, because they do not overlap altogether. Nothing of this was measured.
+    pub(in super::super) fn expected_us(
+        &self,
+        problem: &ConvProblem,
+        device: DeviceProfile,
+    ) -> f64 {
+        /// Bytes a microsecond, as for the sums of implicit products.
+        const MEMORY_US: f64 = 3.0e6;
+        /// Clock under load, cycles a microsecond.
+        const CYCLES_US: f64 = 1700.0;
+        /// Instructions of a unit that a multiprocessor finishes in a cycle, of the 128 that it may.
+        const INSTRUCTIONS: f64 = 75.0;
+        /// What a tile costs beside its pixels.
+        const TILE: usize = 50;
+        const LAUNCH_US: f64 = 3.0;
+        const UNHIDDEN: f64 = 0.2;
+        let [rows, columns] = self.lines(problem);
+        let groups = self.row_groups(problem);
+        let area = self.tile[0] * self.tile[1];
+        let products = rows.terms().len() * columns.terms().len() * self.width;
+        let loads = rows.sources() * columns.sources();
+        let others = match problem.pass {
+            // Weights from shared memory.
+            ConvPass::Fprop | ConvPass::Dgrad => rows.terms().len() * columns.taps,
+            ConvPass::Wgrad => area * self.width,
+        };
+        // To f32, where it is not that already.
+        let converts = if problem.dtype.size() < 4 { self.width } else { 0 };
+        let of_tile = products + (loads + area) * (3 + converts) + others + TILE;
+        let tiles = self.tiles(problem).iter().product::<usize>();
+        let units = (tiles * groups * problem.in_channels.div_ceil(self.width)) as f64;
+        // Fewer units than a multiprocessor holds leave it idle.
+        let held = (CUBES * UNITS as usize * device.multiprocessors) as f64;
+        let filled = (units / held).min(1.0);
+        let work = units * of_tile as f64 / (INSTRUCTIONS * device.multiprocessors as f64);
+        let issue_us = work / CYCLES_US / filled;
+        let memory_us = problem.bytes() as f64 / MEMORY_US / filled;
+        let launch_us = if problem.pass == ConvPass::Wgrad { LAUNCH_US } else { 0.0 };
+        launch_us + issue_us.max(memory_us) + UNHIDDEN * issue_us.min(memory_us)
+    }
+
+    /// What the kernels promise: four cubes of 128 units a multiprocessor.
+    pub(in super::super) fn promises(problem: &ConvProblem) -> Vec<(&'static str, Promise)> {
+        match problem.pass {
+            ConvPass::Fprop | ConvPass::Dgrad => vec![("conv_depthwise", Promise::registers(128))],
+            ConvPass::Wgrad => vec![
+                ("conv_depthwise_weights", Promise::registers(128)),
+                ("conv_depthwise_sum", Promise::registers(48)),
+            ],
+        }
+    }
+}
+
+/// How channels are shared out to cubes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunks {
+    /// Vectors of a pixel.
+    pub(super) vectors: usize,
+    /// Vectors of a cube.
+    pub(super) size: usize,
+    pub(super) count: usize,
+    /// Tiles that the units of a cube take at once.
+    pub(super) lanes: usize,
+}
+
+impl Chunks {
+    /// Chunks of nearly the same size.
+    pub(super) fn of(problem: &ConvProblem, width: usize, row_groups: usize) -> Self {
+        let vectors = problem.in_channels / width;
+        let most = (CHUNK_CHANNELS / width).min(UNITS as usize / row_groups);
+        let size = vectors.div_ceil(vectors.div_ceil(most));
+        let lanes = UNITS as usize / (size * row_groups);
+        Self { vectors, size, count: vectors.div_ceil(size), lanes }
+    }
+}
+
+/// Whether the kernels serve the problem.
+fn serves(problem: &ConvProblem) -> bool {
+    let ConvProblem { options, kernel, .. } = problem;
+    let is_small = |dim: usize| {
+        kernel[dim] <= MOST_TAPS
+            && options.stride[dim] <= MOST_STRIDE
+            && (kernel[dim] - 1) * options.dilation[dim] <= MOST_REACH
+    };
+    let follow =
+        problem.first[1] == 1 && (problem.pass != ConvPass::Wgrad || problem.second[1] == 1);
+    options.groups > 1 && problem.group_channels() == [1, 1] && follow && is_small(0) && is_small(1)
+}
+
+/// The largest power of two that is at most `width` and `most`.
+fn fitting(width: usize, most: usize) -> usize {
+    let fits = |of: &usize| *of <= width && *of <= most;
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
+/// The widest vectors that divide the channels and every distance of the images.
+pub(super) fn vector_width(problem: &ConvProblem, most: usize) -> usize {
+    let [image, _, row, column] = problem.first;
+    let mut all = vec![problem.in_channels, image, row, column];
+    if problem.pass == ConvPass::Wgrad {
+        let [image, _, row, column] = problem.second;
+        all.extend([image, row, column]);
+    }
+    let divides = |of: &usize| *of <= most && all.iter().all(|it| it.is_multiple_of(*of));
+    [8, 4, 2].into_iter().find(divides).unwrap_or(1)
+}
