@@ -6,7 +6,10 @@ use super::{AttentionPrimitives, Inputs, Mask};
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
 #[cfg(feature = "flex")]
-use burn::{backend::TensorMetadata, tensor::Slice};
+use burn::{
+    backend::{TensorMetadata, try_read_sync},
+    tensor::Slice,
+};
 use burn::{
     backend::{
         Backend, Dispatch, ExtensionType, backend_extension,
@@ -14,8 +17,6 @@ use burn::{
     },
     tensor::{DType, Int, IntDType, Tensor},
 };
-#[cfg(feature = "flex")]
-use burn_std::reader::try_read_sync;
 #[cfg(feature = "flex")]
 use std::ops::Range;
 
