@@ -52,6 +52,8 @@ mod group_norm;
 mod group_norm_op;
 #[path = "integration/group_norm_provider.rs"]
 mod group_norm_provider;
+#[path = "integration/inference_graph.rs"]
+mod inference_graph;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
 #[path = "integration/layer_norm_provider.rs"]
@@ -171,6 +173,7 @@ fn main() -> ExitCode {
         group_norm::trials(),
         group_norm_op::trials(),
         group_norm_provider::trials(),
+        inference_graph::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),
         linear::trials(),

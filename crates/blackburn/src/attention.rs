@@ -31,8 +31,8 @@
 //!
 //! [`AttentionOptions`] has causal masks, sliding [windows](Window), soft caps, [dropout](Dropout), masks, padding
 //! and differentiable biases, in any combination. Heads of keys may be shared (GQA). [`attention_packed`] takes
-//! sequences of different lengths without padding.
+//! sequences of different lengths without padding, and [`cached_attention`] decodes over a cache that it writes in place.
 
 pub use blackburn_backend::attention::{
-    AttentionOptions, Dropout, Window, attention, attention_packed,
+    AttentionOptions, Dropout, Window, attention, attention_packed, cached_attention,
 };

@@ -18,12 +18,12 @@
 //! ```
 
 use crate::{
-    attention::{Heads, KvCache, MhaInput},
+    attention::{Heads, KvCache, MhaInput, Past},
     transformer::{TransformerCache, TransformerEncoderInput, encode},
 };
 use burn::{
     nn::{attention::MultiHeadAttention, transformer::TransformerEncoder},
-    tensor::Tensor,
+    tensor::{Int, Tensor},
 };
 
 /// Runs `module` and returns its context, `[batch, seq_q, d_model]`. Weights are not returned, even if the input
@@ -47,7 +47,7 @@ pub fn multi_head_attention_cached(
     input: MhaInput,
     cache: &mut KvCache,
 ) -> Tensor<3> {
-    Heads::from(module).forward(input, Some(cache)).context
+    Heads::from(module).forward(input, Some(Past { cache, position: None })).context
 }
 
 /// Runs `module` on tokens `[batch, seq, d_model]`, and returns as many.
@@ -73,5 +73,21 @@ pub fn transformer_encoder_cached(
     input: TransformerEncoderInput,
     cache: &mut TransformerCache,
 ) -> Tensor<3> {
-    encode(module.layers.iter().map(Into::into), input, Some(cache))
+    encode(module.layers.iter().map(Into::into), input, Some((cache, None)))
+}
+
+/// Runs [`transformer_encoder_cached`] on tokens whose first stands at a position on the device, `[1]` or `[batch]`.
+/// The cache is written in its own memory, and its length stays as it was: see
+/// [`forward_placed`](crate::attention::MultiHeadAttention::forward_placed).
+///
+/// # Panics
+///
+/// As there, and if the cache has another number of layers.
+pub fn transformer_encoder_placed(
+    module: &TransformerEncoder,
+    input: TransformerEncoderInput,
+    cache: &mut TransformerCache,
+    position: &Tensor<1, Int>,
+) -> Tensor<3> {
+    encode(module.layers.iter().map(Into::into), input, Some((cache, Some(position))))
 }

@@ -22,11 +22,14 @@
 //! assert_eq!(turned.dtype(), DType::BF16);
 //! ```
 
-use crate::drop_in::{drop_in, same_config};
+use crate::{
+    drop_in::{drop_in, same_config},
+    refuse,
+};
 use burn::{
     config::Config,
     nn as burns,
-    tensor::{Device, FloatDType, Tensor},
+    tensor::{Device, FloatDType, Int, Tensor},
 };
 
 /// What `module` makes of `x`, `[.., seq, d_model]`, whose first token stands at position `start`. In the type
@@ -41,6 +44,21 @@ pub fn rotary<const D: usize>(
     start: usize,
 ) -> Tensor<D> {
     blackburn_backend::rotary::rotary(x, module.freq_complex.clone(), start)
+}
+
+/// The rows of a module's table for `seq` tokens, the first of which stands at a position that is one number on the
+/// device.
+pub(crate) fn rotations_at(
+    module: &burns::RotaryEncoding,
+    position: &Tensor<1, Int>,
+    seq: usize,
+) -> Tensor<3> {
+    let [positions] = position.dims();
+    if positions != 1 {
+        refuse("rotary", "position", "one number for all sequences", positions);
+    }
+    let places = Tensor::arange(0..seq as i64, &position.device()) + position.clone();
+    module.freq_complex.clone().select(0, places)
 }
 
 /// What `module` makes of `x`, `[batch, seq, d_model]`. In the type of `x`; computed in that of the module's

@@ -273,6 +273,10 @@ pub(crate) struct GenerateArgs {
     /// How attention is computed; not part of the model.
     #[arg(long, value_enum, default_value_t = AttentionKind::Flash)]
     pub(crate) attention: AttentionKind,
+
+    /// Record the work of a token once and replay it, where the device can.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value_t = true, default_missing_value = "true")]
+    pub(crate) graph: bool,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -92,6 +92,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
         tokenizer: &tokenizer,
         context: settings.model.context,
         attention: args.attention,
+        graph: args.graph,
         device,
     };
     let writing = author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;

@@ -110,7 +110,7 @@ impl Gpt {
     /// What the head reads: `[batch, length, width]` of ids `[batch, length]`.
     fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
         let [batch, length] = ids.dims();
-        let x = self.embed(ids, 0, attention.is_fused());
+        let x = self.embed(ids, None, attention.is_fused());
         match &attention.mask {
             Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
@@ -125,10 +125,19 @@ impl Gpt {
         }
     }
 
-    /// Tokens and positions, the first of which is `start`; by Blackburn's operation or by Burn's own.
-    fn embed(&self, ids: Tensor<2, Int>, start: usize, is_ours: bool) -> Tensor<3> {
-        let places = start as i64..(start + ids.dims()[1]) as i64;
-        let positions = Tensor::<1, Int>::arange(places, &ids.device()).unsqueeze::<2>();
+    /// Tokens and positions, the first of which is `start`, or 0; by Blackburn's operation or by Burn's own.
+    fn embed(
+        &self,
+        ids: Tensor<2, Int>,
+        start: Option<&Tensor<1, Int>>,
+        is_ours: bool,
+    ) -> Tensor<3> {
+        let positions = Tensor::<1, Int>::arange(0..ids.dims()[1] as i64, &ids.device());
+        let positions = match start {
+            Some(start) => positions + start.clone(),
+            None => positions,
+        };
+        let positions = positions.unsqueeze::<2>();
         let rows = |module: &Embedding, ids| {
             if is_ours { embedding(module, ids) } else { module.forward(ids) }
         };
@@ -172,15 +181,17 @@ impl Gpt {
         row(self.forward(ids, attention), at)
     }
 
-    /// Logits of the token after `ids` `[1, length]`, which follow those in the cache, in f32.
+    /// Logits `[vocabulary]` of the token after `ids` `[1, length]`, in f32. The first of these stands at `position`,
+    /// `[1]`, behind those in the cache, which has them afterwards.
     pub(crate) fn next_logits_cached(
         &self,
         ids: Tensor<2, Int>,
+        position: &Tensor<1, Int>,
         cache: &mut TransformerCache,
     ) -> Tensor<1> {
         let [_, length] = ids.dims();
-        let input = FlashInput::new(self.embed(ids, cache.len(), true));
-        let x = flash::transformer_encoder_cached(&self.blocks, input, cache);
+        let input = FlashInput::new(self.embed(ids, Some(position), true));
+        let x = flash::transformer_encoder_placed(&self.blocks, input, cache, position);
         let width = x.dims()[2];
         // Of a prompt, the last token alone is asked for.
         let last = x.slice([0..1, length - 1..length, 0..width]);

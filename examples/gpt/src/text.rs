@@ -6,11 +6,13 @@ use crate::{
     tokenizer::Tokenizer,
 };
 use anyhow::{Context, Result, ensure};
-use blackburn::nn::transformer::TransformerCache;
+use blackburn::{nn::transformer::TransformerCache, train::graph::InferenceGraph};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{
+    cell::RefCell,
+    cmp::Ordering,
     fmt,
     time::{Duration, Instant},
 };
@@ -44,8 +46,13 @@ pub(crate) struct Author<'a> {
     /// Tokens that the model sees at once.
     pub(crate) context: usize,
     pub(crate) attention: AttentionKind,
+    /// Whether the work of a token is recorded and replayed, where the device can.
+    pub(crate) graph: bool,
     pub(crate) device: &'a Device,
 }
+
+/// Tokens after which nothing is compiled any more, and the step is recorded.
+const SETTLED: usize = 8;
 
 /// What was written, and how long it took.
 pub(crate) struct Writing {
@@ -55,7 +62,9 @@ pub(crate) struct Writing {
     pub(crate) tokens: usize,
     /// Until the first of them, which reads the prompt and may compile kernels.
     pub(crate) first: Duration,
-    /// All others.
+    /// Tokens that were timed behind it, and how long they took: those after the first few, which compile and record,
+    /// where there are enough.
+    pub(crate) timed: usize,
     pub(crate) others: Duration,
 }
 
@@ -64,8 +73,9 @@ impl fmt::Display for Writing {
         let first = self.first.as_secs_f64();
         write!(f, "{} tokens: the first after {first:.2} s", self.tokens)?;
         match self.others.as_secs_f64() {
-            seconds if self.tokens > 1 && seconds > 0.0 => {
-                write!(f, ", then {:.1} tokens/s", (self.tokens - 1) as f64 / seconds)
+            seconds if self.timed > 0 && seconds > 0.0 => {
+                let rate = self.timed as f64 / seconds;
+                write!(f, ", the last {} at {rate:.1} tokens/s", self.timed)
             }
             _ => Ok(()),
         }
@@ -84,30 +94,51 @@ impl Author<'_> {
     ) -> Result<Writing> {
         sampling.validate()?;
         let start = Instant::now();
-        let mut first = Duration::ZERO;
-        let mut memory = Memory {
-            attention: Attention::new(self.attention, self.context, self.device),
-            cache: TransformerCache::new(self.model.layers(), self.context),
+        let (mut first, mut settled) = (Duration::ZERO, (0, Duration::ZERO));
+        let cache = RefCell::new(TransformerCache::new(self.model.layers(), self.context));
+        let step = |(ids, position): (Tensor<2, Int>, Tensor<1, Int>)| {
+            self.model.next_logits_cached(ids, &position, &mut cache.borrow_mut())
         };
+        let mut step = if self.graph {
+            InferenceGraph::new(self.device, step)
+        } else {
+            InferenceGraph::disabled(self.device, step)
+        };
+        let naive = Attention::new(self.attention, self.context, self.device);
         let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
         let mut tokens = self.tokenizer.encode(prompt);
         if tokens.is_empty() {
             tokens.push(self.tokenizer.end_of_document());
         }
         let prompt_tokens = tokens.len();
-        let mut written = 0;
+        // Tokens in the cache, those whose text was handed out, and what of the others' text was.
+        let (mut cached, mut told, mut written) = (0, prompt_tokens, 0);
         for _ in 0..count {
-            let logits: Vec<f32> = self
-                .next_logits(&tokens, &mut memory)
-                .into_data()
-                .try_to_vec()
-                .context("the model's logits are not f32")?;
+            let logits = if self.attention != AttentionKind::Naive && tokens.len() <= self.context {
+                let new = &tokens[cached..];
+                let position = Tensor::from_data([cached as i32], self.device);
+                cached = tokens.len();
+                step.run((self.ids(new, new.len()), position))?
+            } else {
+                // Beyond the context, every token's position changes with each new one, and with it all
+                // that a cache could hold.
+                let seen = &tokens[tokens.len().saturating_sub(self.context)..];
+                self.model.next_logits(self.ids(seen, self.context), seen.len() - 1, &naive)
+            };
+            // All that is read of a token's work.
+            let logits: Vec<f32> =
+                logits.into_data().try_to_vec().context("the model's logits are not f32")?;
             tokens.push(choose(&logits, sampling, &mut rng)?);
-            if first.is_zero() {
-                first = start.elapsed();
+            match tokens.len() - prompt_tokens {
+                1 => {
+                    first = start.elapsed();
+                    settled = (1, first);
+                }
+                SETTLED => settled = (SETTLED, start.elapsed()),
+                _ => {}
             }
             // A token may end in the middle of a character: emit what is whole.
-            let text = self.tokenizer.decode(&tokens[prompt_tokens..]);
+            let text = self.tokenizer.decode(&tokens[told..]);
             let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
             if whole > written {
                 if !emit(&text[written..whole]) {
@@ -115,26 +146,18 @@ impl Author<'_> {
                 }
                 written = whole;
             }
+            if whole == text.len() {
+                (told, written) = (tokens.len(), 0);
+            }
         }
+        let written = tokens.len() - prompt_tokens;
         Ok(Writing {
             text: self.tokenizer.decode(&tokens),
-            tokens: tokens.len() - prompt_tokens,
+            tokens: written,
             first,
-            others: start.elapsed() - first,
+            timed: written - settled.0,
+            others: start.elapsed() - settled.1,
         })
-    }
-
-    /// Logits of the token after `tokens`.
-    fn next_logits(&self, tokens: &[u16], memory: &mut Memory) -> Tensor<1> {
-        let context = self.context;
-        if self.attention != AttentionKind::Naive && tokens.len() <= context {
-            let new = &tokens[memory.cache.len()..];
-            return self.model.next_logits_cached(self.ids(new, new.len()), &mut memory.cache);
-        }
-        // Beyond the context, every token's position changes with each new one, and with it all
-        // that a cache could hold.
-        let seen = &tokens[tokens.len().saturating_sub(context)..];
-        self.model.next_logits(self.ids(seen, context), seen.len() - 1, &memory.attention)
     }
 
     /// `[1, length]`, padded at the end.
@@ -145,36 +168,27 @@ impl Author<'_> {
     }
 }
 
-/// What is kept from token to token.
-struct Memory {
-    attention: Attention,
-    /// Keys and values of the text so far, while it fits the context.
-    cache: TransformerCache,
-}
-
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {
     ensure!(
         logits.iter().all(|logit| !logit.is_nan()),
         "the model's output is not a number: its training diverged; take an earlier checkpoint"
     );
-    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]);
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    if (1..order.len()).contains(&sampling.top_k) {
-        // Only those that may be drawn are sorted.
-        order.select_nth_unstable_by(sampling.top_k, likelier);
-        order.truncate(sampling.top_k);
-    }
-    order.sort_by(likelier);
-    let best = order[0];
-    let chosen = if sampling.temperature == 0.0 {
-        best
+    let candidates = if sampling.temperature == 0.0 {
+        likeliest(logits, 1)
     } else {
-        let weight = |i: usize| (f64::from(logits[i] - logits[best]) / sampling.temperature).exp();
-        let total: f64 = order.iter().map(|i| weight(*i)).sum();
+        likeliest(logits, sampling.top_k)
+    };
+    let best = candidates.iter().copied().min_by(|a, b| likelier(logits, a, b));
+    let best = best.context("the model has no vocabulary")?;
+    let weight = |i: usize| (f64::from(logits[i] - logits[best]) / sampling.temperature).exp();
+    let chosen = if let [only] = candidates[..] {
+        only
+    } else {
+        let total: f64 = candidates.iter().map(|i| weight(*i)).sum();
         // 53 random bits: a uniform number in [0, 1).
         let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * total;
-        order
+        candidates
             .iter()
             .copied()
             .find(|i| {
@@ -184,6 +198,38 @@ fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u1
             .unwrap_or(best)
     };
     u16::try_from(chosen).context("the vocabulary is larger than 65536")
+}
+
+/// Which of two tokens comes first: the likelier one, or the one before.
+fn likelier(logits: &[f32], a: &usize, b: &usize) -> Ordering {
+    logits[*b].total_cmp(&logits[*a]).then(a.cmp(b))
+}
+
+/// The `count` likeliest tokens; all if that is 0. A vocabulary is never sorted: one pass keeps twice as many, and
+/// hardly any token is above the least of those that were kept before.
+fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
+    if !(1..logits.len()).contains(&count) {
+        return (0..logits.len()).collect();
+    }
+    let mut kept = Vec::with_capacity(2 * count);
+    let mut least = f32::NEG_INFINITY;
+    let cut = |kept: &mut Vec<usize>| {
+        if kept.len() > count {
+            kept.select_nth_unstable_by(count - 1, |a, b| likelier(logits, a, b));
+            kept.truncate(count);
+        }
+    };
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > least || kept.len() < count {
+            kept.push(token);
+            if kept.len() == 2 * count {
+                cut(&mut kept);
+                least = logits[kept[count - 1]];
+            }
+        }
+    }
+    cut(&mut kept);
+    kept
 }
 
 #[cfg(test)]
@@ -227,6 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn the_likeliest_are_those_of_a_sorted_vocabulary() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let drawn: Vec<f32> = (0..1000).map(|_| (rng.next_u64() % 300) as f32).collect();
+        let rising: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        let falling: Vec<f32> = (0..1000).map(|i| -(i as f32)).collect();
+        for logits in [drawn, rising, falling, vec![f32::NEG_INFINITY; 9]] {
+            for count in [1, 2, 7, 50, 999, 1000, 1001] {
+                let mut sorted: Vec<usize> = (0..logits.len()).collect();
+                sorted.sort_by(|a, b| likelier(&logits, a, b));
+                sorted.truncate(count);
+                let mut kept = likeliest(&logits, count);
+                kept.sort_by(|a, b| likelier(&logits, a, b));
+                assert_eq!(kept, sorted);
+            }
+        }
+    }
+
+    #[test]
     fn the_cache_changes_nothing_of_what_is_written() {
         let (device, tokenizer) = (Device::flex(), Tokenizer::new(TokenizerKind::Bytes));
         let config = ModelConfig {
@@ -241,7 +305,8 @@ mod tests {
         for prompt in ["", "fn main() {", "a prompt that is longer than the context"] {
             let [naive, flash] = [AttentionKind::Naive, AttentionKind::Flash].map(|attention| {
                 let (model, tokenizer, context) = (&model, &tokenizer, config.context);
-                let author = Author { model, tokenizer, context, attention, device: &device };
+                let device = &device;
+                let author = Author { model, tokenizer, context, attention, graph: true, device };
                 // Through the context and beyond.
                 let writing = author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap();
                 assert_eq!(writing.tokens, 40);

@@ -268,6 +268,8 @@ impl Run {
             tokenizer: &self.tokenizer,
             context: self.settings.model.context,
             attention: self.attention,
+            // So few tokens are not worth a recording.
+            graph: false,
             device: &self.device.clone().without_autodiff(),
         };
         let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?.text;

@@ -2,6 +2,8 @@
 
 #[path = "attention_batches.rs"]
 mod batches;
+#[path = "attention_decode.rs"]
+mod decode;
 #[path = "attention_keys.rs"]
 mod keys;
 #[path = "attention_layouts.rs"]
@@ -66,6 +68,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("attention::{name}"), move || on_device(test))
     };
     trials.extend(batches::trials());
+    trials.extend(decode::trials());
     trials.extend(keys::trials());
     trials.extend(long::trials());
     trials.extend(masks::trials());
@@ -206,7 +209,7 @@ fn plans(
             Storage::F16 => plan.family == Family::Wgmma,
             Storage::Bf16 => plan.family != Family::Portable,
         });
-        plans.dedup_by_key(|plan| (plan.family, plan.atomic.then_some(plan.tile_kv)));
+        plans.dedup_by_key(|plan| (plan.family, plan.split, plan.atomic.then_some(plan.tile_kv)));
     }
     plans
 }

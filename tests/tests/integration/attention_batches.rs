@@ -29,8 +29,13 @@ const CASE: AttentionCase = AttentionCase {
 };
 
 /// What a software device computes in seconds: its smallest tiles, over the shortest rows.
-const SMALLEST: AttentionBlueprint =
-    AttentionBlueprint { family: Family::Portable, tile_q: 16, tile_kv: 16, atomic: false };
+const SMALLEST: AttentionBlueprint = AttentionBlueprint {
+    family: Family::Portable,
+    tile_q: 16,
+    tile_kv: 16,
+    atomic: false,
+    split: false,
+};
 
 pub(super) fn trials() -> Vec<Trial> {
     let name = |storage: Storage| {

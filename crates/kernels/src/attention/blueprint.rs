@@ -1,5 +1,5 @@
 use super::{
-    AttentionProblem,
+    AttentionProblem, decode,
     problem::{HeadStrides, OP, unsupported},
     tile::PortableBlueprint,
 };
@@ -27,6 +27,9 @@ pub struct AttentionBlueprint {
     /// add to the gradient of q in global memory. Its additions are in no order: other bits each time, by
     /// roundings of f32 before the one to the type of q.
     pub atomic: bool,
+    /// Whether the forward pass divides the keys of a head among cubes, `tile_kv` for each, and a second kernel merges
+    /// what they found. `tile_q` counts the rows that share keys then: queries of all heads that one of keys serves.
+    pub split: bool,
 }
 
 /// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
@@ -55,6 +58,16 @@ const ATOMIC_SEQ: usize = 512;
 const THIRD_GROUP_PERCENT: usize = 115;
 /// Shared memory that the largest of them needs: two tiles of each tensor, and two of dS.
 const ATOMIC_BYTES: usize = 168 << 10;
+
+/// Queries that plans are made for that divide keys among cubes.
+const SPLIT_SEQ_Q: usize = 16;
+/// Rows that share keys, and keys, with which such a plan comes first: its cubes read the keys once or twice.
+const SPLIT_ROWS: usize = 16;
+const SPLIT_SEQ_KV: usize = 128;
+/// Keys of a split at least, and cubes that a multiprocessor gets where there are keys enough: about twice what it
+/// holds at once, so that it is not idle for long at the end. Estimates.
+const SPLIT_KEYS: usize = 128;
+const SPLIT_CUBES: usize = 8;
 
 /// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
 fn fits_sums(problem: &AttentionProblem) -> bool {
@@ -109,8 +122,13 @@ impl AttentionBlueprint {
             let kernel =
                 PortableBlueprint { unit_tile: *unit_tile, head_dim: problem.head_dim as u32 };
             let side = kernel.side() as usize;
-            let plan =
-                Self { family: Family::Portable, tile_q: side, tile_kv: side, atomic: false };
+            let plan = Self {
+                family: Family::Portable,
+                tile_q: side,
+                tile_kv: side,
+                atomic: false,
+                split: false,
+            };
             (plan, kernel.shared_bytes())
         });
         let portable = portable
@@ -137,7 +155,44 @@ impl AttentionBlueprint {
         } else {
             (Vec::new(), atomic)
         };
-        before.into_iter().chain(wgmma).chain(after).chain(mma).chain(portable).collect()
+        let split = if pass == Pass::Forward && problem.seq_q <= SPLIT_SEQ_Q {
+            Self::splitting(problem, device)
+        } else {
+            None
+        };
+        // Few rows leave tensor cores and most cubes idle; of few keys there is nothing to divide.
+        let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
+        let is_best = rows <= SPLIT_ROWS && problem.seq_kv >= SPLIT_SEQ_KV;
+        let (first, last) = if is_best { (split, None) } else { (None, split) };
+        first
+            .into_iter()
+            .chain(before)
+            .chain(wgmma)
+            .chain(after)
+            .chain(mma)
+            .chain(portable)
+            .chain(last)
+            .collect()
+    }
+
+    /// Whether plans that divide keys serve the problem's options.
+    pub(super) fn may_split(problem: &AttentionProblem) -> bool {
+        let AttentionProblem { mask, bias, dropout, packed, .. } = problem;
+        mask.is_none() && bias.is_none() && dropout.is_none() && packed.is_none()
+    }
+
+    /// The plan that divides keys among cubes, if it serves the problem: as many splits as keep the device busy, of
+    /// so many keys at least that merging costs little beside reading them.
+    pub(super) fn splitting(problem: &AttentionProblem, device: DeviceProfile) -> Option<Self> {
+        if !Self::may_split(problem) || device.shared_bytes < decode::MOST_SHARED_BYTES {
+            return None;
+        }
+        let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
+        let tile_q = rows.next_power_of_two().min(decode::MOST_ROWS as usize);
+        let tiles = problem.batch * problem.heads_kv * rows.div_ceil(tile_q);
+        let splits = (device.multiprocessors * SPLIT_CUBES).div_ceil(tiles);
+        let tile_kv = problem.seq_kv.div_ceil(splits).next_multiple_of(64).max(SPLIT_KEYS);
+        Some(Self { family: Family::Portable, tile_q, tile_kv, atomic: false, split: true })
     }
 
     /// What the kernels of this plan promise, in both passes.
@@ -189,6 +244,10 @@ impl AttentionBlueprint {
                     Promise::tensor_core("HMMA", MOST).spilling(of_backward),
                 ),
                 row_terms,
+            ],
+            Family::Portable if self.split => vec![
+                ("attention_decode", Promise::registers(MOST)),
+                ("attention_merge", Promise::registers(MOST)),
             ],
             Family::Portable => [
                 "attention_forward_portable",
@@ -256,6 +315,7 @@ impl AttentionBlueprint {
             tile_q: WGMMA_TILE_Q,
             tile_kv,
             atomic: false,
+            split: false,
         })
     }
 
@@ -266,8 +326,13 @@ impl AttentionBlueprint {
         if refused.is_some() || !Self::suits_tensor_cores(problem, Pass::Backward) {
             return Vec::new();
         }
-        let of =
-            |tile_kv| Self { family: Family::Wgmma, tile_q: MMA_TILE_Q, tile_kv, atomic: true };
+        let of = |tile_kv| Self {
+            family: Family::Wgmma,
+            tile_q: MMA_TILE_Q,
+            tile_kv,
+            atomic: true,
+            split: false,
+        };
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
         let has_options = softcap.is_some()
             || mask.is_some()
@@ -321,13 +386,16 @@ impl AttentionBlueprint {
             (Pass::Forward, _) => 32,
         };
         let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
-        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv, atomic: false })
+        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv, atomic: false, split: false })
     }
 }
 
 impl fmt::Display for AttentionBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, tile_q, tile_kv, atomic } = self;
+        let Self { family, tile_q, tile_kv, atomic, split } = self;
+        if *split {
+            return write!(f, "{family}, tiles of {tile_q} rows, {tile_kv} keys a cube, merged");
+        }
         write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")?;
         if *atomic { write!(f, ", products once, atomic dq") } else { Ok(()) }
     }

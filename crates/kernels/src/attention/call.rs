@@ -53,6 +53,16 @@ pub struct AttentionOutput {
     pub lse: Buffer,
 }
 
+impl AttentionOutput {
+    /// Memory for the output of `problem`, with whatever it held before.
+    pub(super) fn empty(client: &Client, problem: &AttentionProblem) -> Self {
+        Self {
+            out: Buffer::empty(client, problem.out_elements(), problem.dtype),
+            lse: Buffer::empty(client, problem.lse_elements(), F32),
+        }
+    }
+}
+
 /// What the backward pass reads besides the inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionResult<'a> {

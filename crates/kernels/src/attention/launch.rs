@@ -2,7 +2,7 @@
 
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionInputs, AttentionOutput, AttentionProblem,
-    AttentionResult, call::Call, portable_launch, problem::unsupported,
+    AttentionResult, call::Call, decode_launch, portable_launch, problem::unsupported,
 };
 #[cfg(feature = "cuda")]
 use super::{mma_launch, once_launch, wgmma_launch};
@@ -40,11 +40,11 @@ pub fn attention_forward_with(
     inputs: &AttentionInputs<'_>,
 ) -> Result<AttentionOutput, KernelError> {
     let call = Call::new(client, problem, inputs)?;
-    let output = AttentionOutput {
-        out: Buffer::empty(client, problem.out_elements(), problem.dtype),
-        lse: Buffer::empty(client, problem.lse_elements(), F32),
-    };
+    let output = AttentionOutput::empty(client, problem);
     match blueprint.family {
+        Family::Portable if blueprint.split => {
+            decode_launch::forward(&call, blueprint, None, &output)?;
+        }
         Family::Portable => portable_launch::forward(&call, blueprint, &output)?,
         #[cfg(feature = "cuda")]
         Family::Wgmma => wgmma_launch::forward(&call, blueprint, &output)?,

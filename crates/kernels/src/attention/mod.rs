@@ -60,9 +60,17 @@
 //!
 //! | family | instructions | serves |
 //! |---|---|---|
-//! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime |
+//! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; few queries over many keys by plans that [split](AttentionBlueprint::split) |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
+//!
+//! # Few queries over many keys
+//!
+//! Decoding asks for one query or a few against a cache of keys and values. Plans that
+//! [split](AttentionBlueprint::split) divide the keys among cubes, and a second kernel merges what they found.
+//! [`attention_append`] puts new keys and values into the cache, and [`attention_decode`] attends to it, both at a
+//! position that is a number on the device: recorded launches serve every length. See their module's documentation in
+//! `decode.rs` for the equations.
 //!
 //! # The same bits each time
 //!
@@ -75,9 +83,13 @@
 //! The sums of dq take `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. The tests'
 //! bounds count additions and not their order, so they hold for any.
 
+mod append;
 mod backward;
 mod blueprint;
 mod call;
+mod decode;
+mod decode_launch;
+pub mod decode_variants;
 mod dropout;
 mod forward;
 mod launch;
@@ -121,8 +133,10 @@ mod wgmma_forward;
 #[cfg(feature = "cuda")]
 mod wgmma_launch;
 
+pub use append::{AppendProblem, AppendTensors, attention_append};
 pub use blueprint::AttentionBlueprint;
 pub use call::{AttentionGradients, AttentionInputs, AttentionOutput, AttentionResult};
+pub use decode_launch::{attention_decode, attention_decode_with};
 pub use launch::{
     attention_backward, attention_backward_with, attention_forward, attention_forward_with,
 };

@@ -126,7 +126,7 @@ pub(super) fn origin(strides: &Strides, batch: u32, head: u32, first: u32) -> u3
 
 /// `value` between 0 and `most`.
 #[cube]
-fn bounded(value: i32, most: u32) -> u32 {
+pub(super) fn bounded(value: i32, most: u32) -> u32 {
     u32::cast_from(max(min(value, i32::cast_from(most)), 0i32))
 }
 

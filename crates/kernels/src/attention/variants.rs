@@ -2,7 +2,7 @@
 
 use super::{
     AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout, HeadStrides,
-    Order, Pairs, Window, attention_backward_with, attention_forward_with,
+    Order, Pairs, Window, attention_backward_with, attention_forward_with, decode_variants,
 };
 use crate::{
     Family, KernelError, Pass,
@@ -113,6 +113,7 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     for float in [f32, f16] {
         all.extend(passes(client, Options::Causal, 64, float, by_arithmetic));
     }
+    all.extend(decode_variants::variants(client));
     all
 }
 
@@ -129,7 +130,7 @@ fn passes(
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.retain(|plan| is_asked(plan.family));
         // Smaller tiles are the same code, but where more keys are more warpgroups.
-        plans.dedup_by_key(|plan| (plan.family, plan.atomic.then_some(plan.tile_kv)));
+        plans.dedup_by_key(|plan| (plan.family, plan.split, plan.atomic.then_some(plan.tile_kv)));
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());
             all.push(Variant::new(name, plan.promises(&problem), move |client| {

@@ -1,7 +1,8 @@
 //! Keys and values of the tokens so far.
 
 use crate::refuse;
-use burn::tensor::Tensor;
+use blackburn_backend::attention::{AttentionOptions, cached_attention};
+use burn::tensor::{Int, Tensor};
 
 /// Keys and values of the tokens that one attention has seen. The next token then costs no more than a look at
 /// each of them.
@@ -9,6 +10,10 @@ use burn::tensor::Tensor;
 /// The first tokens decide about batch, type and device. Memory for `capacity` tokens,
 /// `[batch, n_kv_heads, capacity, d_k]` twice, is taken when they come. The cache is for inference: automatic
 /// differentiation would keep every step.
+///
+/// Two kinds of forward passes fill it. One appends, and the cache counts its tokens. The other places tokens at a
+/// position that is a number on the device: the host need not know it, so that a step can be recorded and replayed.
+/// Whoever calls it counts, and the cache's own length stays as it was. Fill a cache by one of them.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     tensors: Option<[Tensor<4>; 2]>,
@@ -49,19 +54,13 @@ impl KvCache {
         if end > self.capacity {
             refuse("kv_cache", "capacity", &format!("at least {end}"), self.capacity);
         }
-        let shape = [batch, heads, self.capacity, d_k];
         // Memory of another batch is of no use once the cache was cleared.
-        let kept = self.tensors.take().filter(|[keys, _]| start > 0 || keys.dims() == shape);
-        let memory = kept.unwrap_or_else(|| {
-            let options = (&new[0].device(), new[0].dtype());
-            [Tensor::zeros(shape, options), Tensor::zeros(shape, options)]
-        });
-        if memory[0].dims() != shape {
-            let expected = format!("keys of shape {:?}, as it was begun with", memory[0].dims());
-            refuse("kv_cache", "key", &expected, format!("{shape:?}"));
+        if start == 0 {
+            let shape = [batch, heads, self.capacity, d_k];
+            self.tensors = self.tensors.take().filter(|[keys, _]| keys.dims() == shape);
         }
+        let [all_keys, all_values] = self.memory(&new[0]);
         let [keys, values] = new;
-        let [all_keys, all_values] = memory;
         // Handed over and not cloned, it is written in place.
         let place = [0..batch, 0..heads, start..end, 0..d_k];
         let tensors =
@@ -71,5 +70,36 @@ impl KvCache {
         let seen = tensors.clone().map(|tensor| tensor.slice(filled.clone()));
         self.tensors = Some(tensors);
         seen
+    }
+
+    /// What queries `[batch, n_heads, seq, d_k]` find among the tokens before `position` and the new ones, whose keys
+    /// and values `[batch, n_kv_heads, seq, d_k]` are put there, in the memory that the cache has.
+    pub(super) fn attend(
+        &mut self,
+        q: Tensor<4>,
+        new: [Tensor<4>; 2],
+        position: Tensor<1, Int>,
+        options: AttentionOptions,
+    ) -> Tensor<4> {
+        let memory = self.memory(&new[0]);
+        let [k, v] = new;
+        let (out, memory) = cached_attention([q, k, v], memory, position, options);
+        self.tensors = Some(memory);
+        out
+    }
+
+    /// Takes the memory, which is made for tokens like `new` if there is none.
+    fn memory(&mut self, new: &Tensor<4>) -> [Tensor<4>; 2] {
+        let [batch, heads, _, d_k] = new.dims();
+        let shape = [batch, heads, self.capacity, d_k];
+        let memory = self.tensors.take().unwrap_or_else(|| {
+            let options = (&new.device(), new.dtype());
+            [Tensor::zeros(shape, options), Tensor::zeros(shape, options)]
+        });
+        if memory[0].dims() != shape {
+            let expected = format!("keys of shape {:?}, as it was begun with", memory[0].dims());
+            refuse("kv_cache", "key", &expected, format!("{shape:?}"));
+        }
+        memory
     }
 }

@@ -5,10 +5,13 @@ use super::{
     naive::{self, Rules},
 };
 use crate::{dropout::drawn, positions, refuse};
-use blackburn_backend::attention::{self, AttentionOptions, Window};
+use blackburn_backend::{
+    attention::{self, AttentionOptions, Window},
+    rotary,
+};
 use burn::{
     nn::{self as burns, Linear},
-    tensor::Tensor,
+    tensor::{Int, Tensor},
 };
 
 const MODULE: &str = "multi_head_attention";
@@ -81,9 +84,23 @@ impl<'a> From<&'a burns::attention::MultiHeadAttention> for Heads<'a> {
     }
 }
 
+/// Tokens before those of a forward pass.
+#[derive(Debug)]
+pub(crate) struct Past<'a> {
+    pub(crate) cache: &'a mut KvCache,
+    /// Where the first new token stands, on the device. Without it new tokens follow those in the cache.
+    pub(crate) position: Option<&'a Tensor<1, Int>>,
+}
+
 impl Heads<'_> {
     /// With a cache, keys and values are added to it, and those in it are seen, too.
-    pub(crate) fn forward(&self, input: MhaInput, cache: Option<&mut KvCache>) -> MhaOutput {
+    pub(crate) fn forward(&self, input: MhaInput, past: Option<Past<'_>>) -> MhaOutput {
+        let cache = match past {
+            Some(Past { cache, position: Some(position) }) => {
+                return self.placed(input, cache, position);
+            }
+            past => past.map(|past| past.cache),
+        };
         let cached = cache.as_ref().map_or(0, |cache| cache.len());
         let [batch, seq_q, seq_kv] = self.check(&input, cached);
         let MhaInput { query, key, value, mask_pad, mask_attn, causal, weights } = input;
@@ -99,6 +116,34 @@ impl Heads<'_> {
         };
         let mask_pad = mask_pad.map(|mask| mask.expand([batch, seq_kv]));
         self.attend([q, k, v], Rules { mask_pad, mask_attn, causal }, weights)
+    }
+
+    /// As [`forward`](Self::forward), causal, of tokens that stand at a position on the device.
+    fn placed(&self, input: MhaInput, cache: &mut KvCache, position: &Tensor<1, Int>) -> MhaOutput {
+        let [_, seq, _] = self.check(&input, 0);
+        let MhaInput { query, key, value, mask_pad, mask_attn, causal: _, weights } = input;
+        for (argument, is_given) in [
+            ("mask_pad", mask_pad.is_some()),
+            ("mask_attn", mask_attn.is_some()),
+            ("weights", weights),
+            ("quiet_softmax", self.quiet_softmax),
+        ] {
+            if is_given {
+                refuse(MODULE, argument, "none with a position on the device", "one");
+            }
+        }
+        let q = self.queries(query);
+        let [k, v] = self.keys_values(key, value);
+        let [q, k] = match self.rope {
+            None => [q, k],
+            Some(rope) => {
+                let table = positions::rotations_at(rope, position, seq);
+                [q, k].map(|heads| rotary::rotary(heads, table.clone(), 0))
+            }
+        };
+        let options = AttentionOptions { causal: true, ..self.options() };
+        let context = cache.attend(q, [k, v], position.clone(), options);
+        MhaOutput { weights: None, context: self.joined(context) }
     }
 
     /// Queries `[batch, n_heads, seq_q, d_k]` of tokens `[batch, seq_q, d_model]`.
@@ -121,7 +166,6 @@ impl Heads<'_> {
         rules: Rules,
         weights: bool,
     ) -> MhaOutput {
-        let [batch, _, seq_q, _] = q.dims();
         let (weights, context) = if weights || self.quiet_softmax || self.d_k > WIDEST {
             let (all, context) = naive::attention(self, [q, k, v], rules);
             (weights.then_some(all), context)
@@ -129,17 +173,30 @@ impl Heads<'_> {
             let Rules { mask_pad, mask_attn, causal } = rules;
             let options = AttentionOptions {
                 causal,
-                window: self.window.map(|keys| Window { left: Some(keys), right: Some(keys) }),
-                softcap: self.softcap,
                 dropout: drawn(self.dropout, &q.device()),
                 mask: mask_attn.map(|mask| mask.unsqueeze_dim(1)),
                 key_padding: mask_pad,
-                ..AttentionOptions::default()
+                ..self.options()
             };
             (None, attention::attention(q, k, v, options))
         };
-        let joined = context.swap_dims(1, 2).reshape([batch, seq_q, self.n_heads * self.d_k]);
-        MhaOutput { weights, context: self.output.forward(joined) }
+        MhaOutput { weights, context: self.joined(context) }
+    }
+
+    /// What the module itself says of a score.
+    fn options(&self) -> AttentionOptions {
+        AttentionOptions {
+            window: self.window.map(|keys| Window { left: Some(keys), right: Some(keys) }),
+            softcap: self.softcap,
+            ..AttentionOptions::default()
+        }
+    }
+
+    /// Tokens `[batch, seq, d_model]` of what queries `[batch, n_heads, seq, d_k]` found.
+    fn joined(&self, context: Tensor<4>) -> Tensor<3> {
+        let [batch, _, seq, _] = context.dims();
+        let joined = context.swap_dims(1, 2).reshape([batch, seq, self.n_heads * self.d_k]);
+        self.output.forward(joined)
     }
 
     fn rotated(&self, heads: Tensor<4>, start: usize) -> Tensor<4> {

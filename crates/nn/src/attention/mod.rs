@@ -22,7 +22,7 @@ pub use burn::nn::attention::*;
 pub use cache::KvCache;
 pub use config::MultiHeadAttentionConfig;
 pub use cross::{CrossAttention, CrossAttentionCache, CrossAttentionConfig};
-pub(crate) use heads::Heads;
+pub(crate) use heads::{Heads, Past};
 pub(crate) use input::masked;
 pub use input::{MhaInput, MhaOutput};
 
@@ -30,7 +30,7 @@ use crate::{dropout::Dropout, positions::RotaryEncoding, refuse};
 use burn::{
     module::{Content, DisplaySettings, Module, ModuleDisplay},
     nn::{self as burns, Linear, activation::Gelu},
-    tensor::Tensor,
+    tensor::{Int, Tensor},
 };
 
 /// Multi-head attention; [`MultiHeadAttentionConfig`] makes it.
@@ -116,7 +116,26 @@ impl MultiHeadAttention {
     ///
     /// As [`forward`](Self::forward), and when the cache is full.
     pub fn forward_cached(&self, input: MhaInput, cache: &mut KvCache) -> Tensor<3> {
-        Heads::from(self).forward(input, Some(cache)).context
+        Heads::from(self).forward(input, Some(Past { cache, position: None })).context
+    }
+
+    /// As [`forward_cached`](Self::forward_cached), for tokens `[batch, seq, d_model]` that stand at a position on the
+    /// device: `[1]`, or without rotations `[batch]`. Keys and values are put there in the cache's own memory, so a
+    /// step can be recorded once and replayed at other positions. Only tokens before the position and the new ones
+    /// are seen. The cache's length stays as it was. `position + seq` has to be within the capacity.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), with masks, and where the module has a quiet softmax or heads of more than 256
+    /// elements.
+    pub fn forward_placed(
+        &self,
+        tokens: Tensor<3>,
+        cache: &mut KvCache,
+        position: &Tensor<1, Int>,
+    ) -> Tensor<3> {
+        let past = Past { cache, position: Some(position) };
+        Heads::from(self).forward(MhaInput::self_attn(tokens), Some(past)).context
     }
 
     /// Burn's decoding: the input holds all tokens so far, and those that are new since the last call are computed.

@@ -5,7 +5,7 @@ use super::{
     encoder_layer::{EncoderLayer, Masks, TransformerEncoderLayer},
 };
 use crate::{
-    attention::{KvCache, masked},
+    attention::{KvCache, Past, masked},
     norm::Stream,
     positions::RotaryEncodingConfig,
     refuse,
@@ -14,7 +14,7 @@ use burn::{
     config::Config,
     module::{Content, DisplaySettings, Module, ModuleDisplay},
     nn::{Initializer, activation::ActivationConfig, transformer as burns},
-    tensor::{Bool, Device, Tensor},
+    tensor::{Bool, Device, Int, Tensor},
 };
 
 /// Configuration of [`TransformerEncoder`]: that of `burn::nn`'s, and the fields behind `layer_norm_eps`.
@@ -197,7 +197,23 @@ impl TransformerEncoder {
         input: TransformerEncoderInput,
         cache: &mut TransformerCache,
     ) -> Tensor<3> {
-        encode(self.layers.iter().map(Into::into), input, Some(cache))
+        encode(self.layers.iter().map(Into::into), input, Some((cache, None)))
+    }
+
+    /// Runs [`forward_cached`](Self::forward_cached) on tokens whose first stands at a position on the device: `[1]`,
+    /// or without rotations `[batch]`. The cache is written in its own memory, and its length stays as it was: see
+    /// [`MultiHeadAttention::forward_placed`](crate::attention::MultiHeadAttention::forward_placed).
+    ///
+    /// # Panics
+    ///
+    /// As there, and if the cache has another number of layers.
+    pub fn forward_placed(
+        &self,
+        input: TransformerEncoderInput,
+        cache: &mut TransformerCache,
+        position: &Tensor<1, Int>,
+    ) -> Tensor<3> {
+        encode(self.layers.iter().map(Into::into), input, Some((cache, Some(position))))
     }
 
     /// Burn's decoding: the input holds all tokens so far, and those that are new since the last call are computed.
@@ -262,23 +278,25 @@ impl TransformerCache {
     }
 }
 
-/// Runs layers one after the other.
+/// Runs layers one after the other. Tokens stand behind those in a cache, or where the position says.
 pub(crate) fn encode<'a>(
     layers: impl ExactSizeIterator<Item = EncoderLayer<'a>>,
     input: TransformerEncoderInput,
-    cache: Option<&mut TransformerCache>,
+    past: Option<(&mut TransformerCache, Option<&Tensor<1, Int>>)>,
 ) -> Tensor<3> {
     let TransformerEncoderInput { tensor, masks } = input;
     let stream = Stream::new(tensor);
-    let stream = match cache {
+    let stream = match past {
         None => layers.fold(stream, |stream, layer| layer.forward(stream, &masks, None)),
-        Some(cache) => {
+        Some((cache, position)) => {
             if cache.layers.len() != layers.len() {
                 let expected = format!("{} layers", layers.len());
                 refuse("transformer_encoder", "cache", &expected, cache.layers.len());
             }
             let layers = layers.zip(&mut cache.layers);
-            layers.fold(stream, |stream, (layer, cache)| layer.forward(stream, &masks, Some(cache)))
+            layers.fold(stream, |stream, (layer, cache)| {
+                layer.forward(stream, &masks, Some(Past { cache, position }))
+            })
         }
     };
     stream.into_tokens()

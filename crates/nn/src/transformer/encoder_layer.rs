@@ -5,7 +5,7 @@ use super::{
     TransformerEncoderLayerAutoregressiveCache, feed_forward::feed_forward,
 };
 use crate::{
-    attention::{Heads, KvCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    attention::{Heads, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     dropout::{Dropout, DropoutConfig, dropout},
     norm::{LayerNorm, LayerNormConfig, Stream, add_layer_norm},
     positions::RotaryEncoding,
@@ -162,17 +162,12 @@ pub(crate) struct Masks {
 }
 
 impl EncoderLayer<'_> {
-    pub(crate) fn forward(
-        &self,
-        stream: Stream,
-        masks: &Masks,
-        cache: Option<&mut KvCache>,
-    ) -> Stream {
+    pub(crate) fn forward(&self, stream: Stream, masks: &Masks, past: Option<Past<'_>>) -> Stream {
         let attention = |x| {
             let input = MhaInput::self_attn(x)
                 .with_masks(masks.pad.clone(), masks.attn.clone())
                 .with_causal(masks.causal);
-            dropout(self.dropout, self.heads.forward(input, cache).context)
+            dropout(self.dropout, self.heads.forward(input, past).context)
         };
         let fed = |x| dropout(self.dropout, feed_forward(self.pwff, x));
         if self.norm_first {

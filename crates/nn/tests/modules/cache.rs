@@ -147,3 +147,77 @@ fn a_cache_of_another_model_is_named() {
     let input = TransformerEncoderInput::new(tensor([2, 3, WIDTH], 0.5, &device));
     module.forward_cached(input, &mut TransformerCache::new(1, 4));
 }
+
+/// Where the first token of a part stands, which the module is not told otherwise.
+fn positions<const B: usize>(starts: [usize; B], device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(starts.map(|start| start as i32), device)
+}
+
+#[test]
+fn tokens_placed_on_the_device_are_tokens_appended() {
+    let device = Device::flex();
+    let module = MultiHeadAttentionConfig::new(WIDTH, 4)
+        .with_n_kv_heads(Some(2))
+        .with_window(Some(3))
+        .with_softcap(Some(2.0))
+        .with_rope(Some(RotaryEncodingConfig::new(7, 4)))
+        .init(&device);
+    let x = tensor([2, 7, WIDTH], 0.5, &device);
+    let expected = module.forward(MhaInput::self_attn(x.clone()).causal()).context;
+    let mut cache = KvCache::new(7);
+    for _ in 0..2 {
+        let actual = in_parts(&x, |part, end| {
+            let start = positions([end - part.dims()[1]], &device);
+            module.forward_placed(part, &mut cache, &start)
+        });
+        assert_same("context", actual, expected.clone());
+        assert!(cache.is_empty());
+    }
+}
+
+#[test]
+fn sequences_are_placed_where_each_of_them_ends() {
+    let device = Device::flex();
+    let encoder =
+        TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_norm_first(true).init(&device);
+    let x = tensor([2, 7, WIDTH], 0.5, &device);
+    let input = |x| TransformerEncoderInput::new(x);
+    let expected = encoder.forward(input(x.clone()).causal());
+    let mut cache = TransformerCache::new(2, 9);
+    // Of the second sequence three tokens are known, of the first five.
+    encoder.forward_placed(
+        input(x.clone().slice([0..2, 0..5])),
+        &mut cache,
+        &positions([0], &device),
+    );
+    let next = |at: [usize; 2]| {
+        let rows = [0, 1].map(|i| x.clone().slice([i..i + 1, at[i]..at[i] + 2]));
+        Tensor::cat(rows.to_vec(), 0)
+    };
+    let at = [5, 3];
+    let actual = encoder.forward_placed(input(next(at)), &mut cache, &positions(at, &device));
+    let rows = [0, 1].map(|i| expected.clone().slice([i..i + 1, at[i]..at[i] + 2]));
+    assert_same("tokens", actual, Tensor::cat(rows.to_vec(), 0));
+}
+
+#[test]
+#[should_panic(
+    expected = "argument `position`: expected at most 2 for 2 tokens and room for 4, got 3"
+)]
+fn a_position_beyond_the_room_is_refused_on_the_cpu() {
+    let device = Device::flex();
+    let module = MultiHeadAttentionConfig::new(WIDTH, 4).init(&device);
+    let x = tensor([1, 2, WIDTH], 0.5, &device);
+    module.forward_placed(x, &mut KvCache::new(4), &positions([3], &device));
+}
+
+#[test]
+#[should_panic(expected = "`mask_attn`: expected none with a position on the device")]
+fn a_mask_is_refused_with_a_position_on_the_device() {
+    let device = Device::flex();
+    let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, 1).init(&device);
+    let x = tensor([1, 2, WIDTH], 0.5, &device);
+    let mask = Tensor::<3, Bool>::full([1, 2, 2], false, &device);
+    let input = TransformerEncoderInput::new(x).mask_attn(mask);
+    encoder.forward_placed(input, &mut TransformerCache::new(1, 4), &positions([0], &device));
+}

@@ -7,7 +7,7 @@ use blackburn_backend::graph as device;
 #[non_exhaustive]
 pub enum GraphError {
     /// The device did not take a command.
-    #[error("GradientGraph: {0}")]
+    #[error("recorded pass: {0}")]
     Device(#[from] device::GraphError),
     /// The check of a replay found that the pass itself gives other results now. Steps since the check
     /// before were computed with values of the past. Passes run without the recording from here on.

@@ -3,6 +3,7 @@
 //! A training step is a thousand kernels and more, and the host takes tens of microseconds to ask for
 //! one, so small models wait for the host. A pass asks for the same kernels in every step. [`GradientGraph`]
 //! has the device record them once, and replays the recording: on CUDA as a graph, one command for all.
+//! [`InferenceGraph`] does so with a step that has no gradients.
 //!
 //! ```
 //! use blackburn_train::{graph::GradientGraph, precision::PrecisionPolicy};
@@ -90,12 +91,14 @@
 mod compare;
 mod error;
 mod held;
+mod inference;
 mod outline;
 mod recording;
 mod state;
 mod tensors;
 
 pub use error::GraphError;
+pub use inference::InferenceGraph;
 pub use tensors::{PassTensors, Squares, TensorLayout};
 
 use crate::precision::PrecisionPolicy;
@@ -106,13 +109,13 @@ use blackburn_backend::{
 use burn::{
     module::{Module, ModuleDisplay},
     optim::GradientsParams,
-    tensor::{Device, ExecutionError},
+    tensor::Device,
 };
 use compare::{Limits, Results, Schedule, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
-use recording::{Given, Left, Recording};
+use recording::{Given, Left, Recording, drain, drain_failed};
 use state::State;
 use std::{cell::Cell, sync::Arc};
 
@@ -487,13 +490,4 @@ fn adopted<'a, M: Module>(
     let copy = HeldModel::of(model, policy, held.take());
     drain(device)?;
     Ok(held.insert(copy))
-}
-
-/// Has all that this thread asked for handed to the device.
-fn drain(device: &Device) -> Result<(), DeviceError> {
-    device.flush().map_err(|error| drain_failed(&error))
-}
-
-fn drain_failed(error: &ExecutionError) -> DeviceError {
-    DeviceError::Refused { step: "flush", reason: error.to_string() }
 }

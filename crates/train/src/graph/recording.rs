@@ -2,7 +2,6 @@
 
 use super::{
     compare::{Limits, Results, Verdict, judge},
-    drain,
     error::NoRecording,
     tensors::PassTensors,
 };
@@ -10,7 +9,7 @@ use blackburn_backend::graph::{self, Graph, GraphError, Queue};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Device, Int, Tensor},
+    tensor::{Device, ExecutionError, Int, Tensor},
 };
 use std::{
     collections::HashSet,
@@ -119,6 +118,15 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     pub(super) fn inputs(&self) -> I {
         self.inputs.clone()
     }
+}
+
+/// Has all that this thread asked for handed to the device.
+pub(super) fn drain(device: &Device) -> Result<(), GraphError> {
+    device.flush().map_err(|error| drain_failed(&error))
+}
+
+pub(super) fn drain_failed(error: &ExecutionError) -> GraphError {
+    GraphError::Refused { step: "flush", reason: error.to_string() }
 }
 
 /// Finds gradients that not only the recording holds.

@@ -45,6 +45,60 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/decode.rs",
+        tests: &["attention::decode"],
+        rows: &[
+            device(
+                "merge without the last split",
+                "seen.1.div_ceil(splits.keys)",
+                "seen.1 / splits.keys",
+            ),
+            device(
+                "a key too many",
+                "bounded(diagonal + seq_q, seq_kv)",
+                "bounded(diagonal + seq_q + 1, seq_kv)",
+            ),
+            device(
+                "a query sees the key behind it",
+                "sequence.keys_of(query, query + 1)",
+                "sequence.keys_of(query, query + 2)",
+            ),
+            statement(
+                "skipped tile of keys",
+                "first_key += tile_keys;",
+                "first_key += 2 * tile_keys;",
+            ),
+            device("stripes merged without their maxima", "(found.most - most).exp()", "1.0f32"),
+            device(
+                "sum of weights not rescaled",
+                "total[row] * rescale + added",
+                "total[row] + added",
+            ),
+            device(
+                "one position for all sequences",
+                "(batch * splits.position_step) as usize",
+                "(splits.position_step) as usize",
+            ),
+            device(
+                "heads of a key mixed up",
+                "head_kv * sizes.group + row / sizes.seq_q",
+                "head_kv * sizes.group",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/append.rs",
+        tests: &["attention::cached"],
+        rows: &[
+            device("tokens on top of each other", " + i32::cast_from(token)", ""),
+            device(
+                "values of keys",
+                "values.memory[to as usize] = new_values",
+                "values.memory[to as usize] = new_keys",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/attention/backward.rs",
         tests: TESTS,
         rows: &[

@@ -1,7 +1,7 @@
 //! What arguments have to be. Each check panics by the name of the argument, before anything runs.
 
 use super::AttentionOptions;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// The widest heads of which a kernel holds a row.
 const MOST_HEAD_DIM_ON_GPUS: usize = 256;
@@ -119,6 +119,46 @@ impl<const D: usize> Operands<'_, D> {
                 refuse("key_padding", &format!("[{batch}, {keys}] as its shape"), actual);
             }
             self.check_device("key_padding", padding.device());
+        }
+    }
+
+    /// What is put into a cache, which the keys and values here are.
+    pub(super) fn check_new(&self, new: [&Tensor<D>; 2], position: &Tensor<1, Int>) {
+        let [[batch, _, seq, head_dim], [_, heads, capacity, _], _] = self.shapes;
+        for (name, tensor) in ["k", "v"].into_iter().zip(new) {
+            let expected = [batch, heads, seq, head_dim];
+            if tensor.dims()[..] != expected {
+                let actual = format!("shape {:?}", tensor.dims());
+                refuse(name, &format!("shape {expected:?}"), actual);
+            }
+            if tensor.dtype() != self.dtype() {
+                let expected = format!("{:?}, as q is", self.dtype());
+                refuse(name, &expected, format!("{:?}", tensor.dtype()));
+            }
+            self.check_device(name, tensor.device());
+        }
+        if seq > capacity {
+            refuse("q", &format!("at most {capacity} tokens, as the cache has"), seq.to_string());
+        }
+        let [positions] = position.dims();
+        if positions != 1 && positions != batch {
+            refuse("position", &format!("1 or {batch} numbers"), positions.to_string());
+        }
+        self.check_device("position", position.device().without_autodiff());
+    }
+
+    /// As [`check_options`](Self::check_options), over a cache.
+    pub(super) fn check_cached(&self, options: &AttentionOptions) {
+        self.check_numbers(options);
+        for (name, given) in [
+            ("mask", options.mask.is_some()),
+            ("key_padding", options.key_padding.is_some()),
+            ("bias", options.bias.is_some()),
+            ("dropout", options.dropout.is_some_and(|dropout| dropout.rate > 0.0)),
+        ] {
+            if given {
+                refuse(name, "none over a cache", "one".into());
+            }
         }
     }
 

@@ -1,12 +1,15 @@
 //! The primitives on GPUs.
 
-use super::{AttentionPrimitives, Gradients, Inputs, Mask, Output, Settings};
-use crate::tensors::contiguous_tensor;
+use super::{
+    AttentionPrimitives, CachedAttentionPrimitives, CachedInputs, CachedOutput, Gradients, Inputs,
+    Mask, Output, Settings,
+};
+use crate::tensors::{contiguous_buffer, contiguous_tensor};
 use blackburn_kernels::{
     KernelError, Pass,
     attention::{
-        self, AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, Dropout,
-        HeadStrides, Order, Pairs, Window,
+        self, AppendProblem, AppendTensors, AttentionBlueprint, AttentionInputs, AttentionProblem,
+        AttentionResult, Dropout, HeadStrides, Order, Pairs, Window,
     },
     buffer::Buffer,
 };
@@ -72,6 +75,48 @@ impl AttentionPrimitives for CubeBackend {
             dbias: dbias.into(),
         }
     }
+}
+
+impl CachedAttentionPrimitives for CubeBackend {
+    fn cached_attention(inputs: CachedInputs<Self>, settings: Settings) -> CachedOutput<Self> {
+        let CachedInputs { q, k, v, keys, values, position } = inputs;
+        let position = contiguous_buffer(position);
+        append([&keys, &values], [k, v].map(with_whole_rows), &position);
+        let (mask, bias) = (Mask::Absent, None.into());
+        let call =
+            Call::new(Inputs { q, k: keys.clone(), v: values.clone(), mask, bias }, &settings);
+        let out = call.decode(&position).unwrap_or_else(|error| panic!("{error}"));
+        CachedOutput { out, keys, values }
+    }
+}
+
+/// Puts new keys and values into the memory of a cache.
+fn append(cached: [&CubeTensor; 2], new: [CubeTensor; 2], position: &Buffer) {
+    for tensor in cached {
+        let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+        // A copy of the cache would have the new tokens, and the cache would not.
+        assert!(
+            !tensor.meta.is_tiled() && (shape[3] == 1 || strides[3] == 1),
+            "attention: argument `keys`: expected rows whose elements lie side by side, got strides {strides:?}"
+        );
+    }
+    let (shape, capacity) = (new[0].shape(), cached[0].shape()[2]);
+    let problem = AppendProblem {
+        batch: shape[0],
+        heads: shape[1],
+        seq: shape[2],
+        capacity,
+        head_dim: shape[3],
+        dtype: dtype_to_elem_type(new[0].dtype),
+        cached: cached.map(|tensor| rows(tensor, false)),
+        new: [&new[0], &new[1]].map(|tensor| rows(tensor, false)),
+    };
+    let [keys, values] = cached.map(whole);
+    let [new_keys, new_values] = [&new[0], &new[1]].map(whole);
+    let tensors =
+        AppendTensors { cached: [&keys, &values], new: [&new_keys, &new_values], position };
+    attention::attention_append(&new[0].client, &problem, &tensors)
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Whether the same input has to give the same bits each time.
@@ -177,6 +222,13 @@ impl Call {
             out: like(&self.q, output.out, problem.order_q),
             lse: contiguous_tensor(&self.q, output.lse, lse, DType::F32),
         })
+    }
+
+    /// As [`forward`](Self::forward), over a cache whose length is on the device.
+    fn decode(&self, position: &Buffer) -> Result<CubeTensor, KernelError> {
+        let (problem, inputs) = (&self.problem, self.inputs());
+        let output = attention::attention_decode(self.client(), problem, &inputs, position)?;
+        Ok(like(&self.q, output.out, problem.order_q))
     }
 
     pub(crate) fn client(&self) -> &Client {

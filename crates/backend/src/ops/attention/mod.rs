@@ -33,6 +33,7 @@
 //! shared heads; Beltagy et al., "Longformer" (2020) for windows; Gemma Team, "Gemma 2" (2024) for
 //! the soft cap; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011) for dropout.
 
+mod cached;
 mod checks;
 #[cfg(feature = "gpu")]
 pub(crate) mod cube;
@@ -45,6 +46,9 @@ mod options;
 mod primitives;
 
 pub use crate::ops::dropout::Dropout;
+pub use cached::{CachedAttentionPrimitives, CachedInputs, CachedOutput, cached_attention};
+#[cfg(feature = "gpu")]
+pub use cached::{CachedInputsMetadata, CachedOutputMetadata};
 pub use layer::AttentionOps;
 pub use options::{AttentionOptions, Window};
 pub use primitives::{AttentionPrimitives, Gradients, Inputs, Mask, Output, Sequences, Settings};
