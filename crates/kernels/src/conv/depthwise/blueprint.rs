@@ -102,8 +102,8 @@ impl DepthwiseBlueprint {
     /// otherwise.
     fn narrowed(self, fit: impl Fn(Self) -> Option<Self>) -> Self {
         let widths = [8, 4, 2, 1].into_iter().filter(|width| *width <= self.width);
-        let plans = widths.map(|width| Self { width, ..self });
-        plans.clone().find_map(fit).or(plans.last()).unwrap_or(self)
+        let mut plans = widths.map(|width| Self { width, ..self });
+        plans.clone().find_map(fit).or(plans.next_back()).unwrap_or(self)
     }
 
     /// Registers that hold numbers: all that a tile reads, because the compiler has it loaded at once, and the sums.
