@@ -106,16 +106,29 @@ fn tiles(client: &Client, storage: Storage) -> Result<(), Failed> {
     check_passes(client, storage, sizes.into_iter().chain([case.strided(2)]))
 }
 
+/// Each size of a kernel in one of its dimensions, and each stride: a kernel of many taps takes seconds to compile here.
 fn kernels(client: &Client) -> Result<(), Failed> {
-    let case = |(kernel, stride): (usize, usize)| {
-        ConvCase { kernel: [kernel; 2], ..SINGLE }.padded(kernel / 2).strided(stride)
+    let case = |kernel: [usize; 2], stride: [usize; 2]| {
+        let padding = kernel.map(|taps| [taps / 2; 2]);
+        ConvCase { kernel, stride, padding, ..SINGLE }
     };
-    let square = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 1), (4, 3), (5, 1), (5, 2), (6, 2)];
-    let uneven = ConvCase { kernel: [2, 5], stride: [3, 1], ..SINGLE }.padded(1);
     let sequence = ConvCase { input: [1, 33], kernel: [1, 3], stride: [1, 2], ..SINGLE };
-    let widest = [case((7, 1)), case((7, 2)), ConvCase { batch: 1, ..case((6, 1)) }];
-    let all = square.map(case).into_iter().chain(widest).chain([uneven, sequence]);
-    check_passes(client, Storage::F32, all)
+    check_passes(
+        client,
+        Storage::F32,
+        [
+            case([1, 1], [2, 2]),
+            case([2, 2], [2, 2]),
+            case([3, 3], [3, 3]),
+            case([5, 5], [1, 1]),
+            case([4, 1], [3, 1]),
+            case([6, 2], [1, 3]),
+            case([1, 7], [1, 2]),
+            // More taps than a unit has registers for.
+            case([7, 4], [1, 1]),
+            sequence,
+        ],
+    )
 }
 
 fn dilation(client: &Client) -> Result<(), Failed> {
@@ -125,10 +138,7 @@ fn dilation(client: &Client) -> Result<(), Failed> {
         Storage::F32,
         [
             SINGLE.dilated(2).padded(2),
-            SINGLE.dilated(2).padded(2).strided(2),
             SINGLE.dilated(3).padded(3).strided(2),
-            SINGLE.dilated(2).padded(2).strided(3),
-            uneven,
             uneven.strided(2),
             ConvCase { dilation: [2, 1], stride: [2, 3], ..uneven },
         ],
@@ -138,7 +148,7 @@ fn dilation(client: &Client) -> Result<(), Failed> {
 fn small_images(client: &Client) -> Result<(), Failed> {
     let small = ConvCase { input: [3, 2], kernel: [5; 2], ..SINGLE }.padded(2);
     let single = ConvCase { batch: 1, input: [1, 1], ..SINGLE }.padded(1);
-    check_passes(client, Storage::F32, [small, small.strided(2), single, single.strided(3)])
+    check_passes(client, Storage::F32, [small, single, single.strided(2)])
 }
 
 /// Splits of which the last has fewer tiles, or none, and more of them than units add up at once.

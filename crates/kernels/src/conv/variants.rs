@@ -76,7 +76,7 @@ const fn in_32_groups(channels: usize, size: usize) -> Layer {
 
 /// Convolutions of single channels: those of `MobileNet` v2 (Sandler et al., "`MobileNetV2`: Inverted Residuals and
 /// Linear Bottlenecks", 2018, table 2), then some of `EfficientNet` B0 (Tan and Le, 2019) by 5 and of `ConvNeXt` T (Liu
-/// et al., "A ConvNet for the 2020s", 2022) by 7.
+/// et al., "A `ConvNet` for the 2020s", 2022) by 7.
 pub const DEPTHWISE: [Layer; 18] = [
     single(32, 112, [3, 1], 1),
     single(96, 112, [3, 2], 1),

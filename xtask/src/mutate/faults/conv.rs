@@ -156,7 +156,7 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "missing bound of the columns",
-                "is_row && first.column + column < canvas.width",
+                "is_row && first.column + comptime!(j as u32) < canvas.width",
                 "is_row",
             ),
             device(

@@ -18,11 +18,12 @@ pub struct DepthwiseBlueprint {
     pub splits: usize,
 }
 
-/// Bytes of the vectors that are tried: the widest loads, and half of that, which leaves registers for more pixels.
-const VECTOR_BYTES: [usize; 2] = [16, 8];
+/// Channels of the vectors that are tried: 16 bytes of each type, and half of that where it leaves registers for more
+/// pixels.
+const WIDTHS: [usize; 2] = [8, 4];
 /// Tiles that are tried. Two rows share all rows of the image but two, seven columns divide the images that are made
-/// of 224 by 224 pixels.
-const TILES: [[usize; 2]; 2] = [[2, 4], [1, 7]];
+/// of 224 by 224 pixels, and the last one leaves registers for wide vectors.
+const TILES: [[usize; 2]; 3] = [[2, 4], [1, 7], [1, 4]];
 /// Wider kernels have too many taps for registers.
 const MOST_TAPS: usize = 7;
 /// Larger strides are rare, and tiles are multiples of them.
@@ -47,8 +48,8 @@ impl DepthwiseBlueprint {
                 plans.push(plan);
             }
         };
-        for bytes in VECTOR_BYTES {
-            let width = vector_width(problem, bytes / problem.dtype.size());
+        for width in WIDTHS {
+            let width = vector_width(problem, width.min(16 / problem.dtype.size()));
             if problem.pass == ConvPass::Wgrad {
                 let plan = Self::for_weights(problem, width);
                 add(Self { splits: plan.filling_splits(problem, device), ..plan });
@@ -61,10 +62,10 @@ impl DepthwiseBlueprint {
         plans
     }
 
-    /// A tile of the result and the widest vectors that leave its sums in registers.
+    /// A tile of the result and the widest vectors that leave it in registers.
     fn for_pixels(problem: &ConvProblem, width: usize, tile: [usize; 2]) -> Self {
-        // Wide kernels need the registers for the rows that they read.
-        let most = if problem.kernel[1] > 3 { 32 } else { 64 };
+        /// Of 255: those for 2 by 4 pixels of 7 by 7 taps come to 190 on Hopper, and any more spill.
+        const MOST_WORDS: usize = 200;
         let [_, _, shape] = problem.shapes();
         let tile = [0, 1].map(|dim| {
             let pixels = tile[dim].min(shape[dim + 2]);
@@ -73,21 +74,48 @@ impl DepthwiseBlueprint {
                 ConvPass::Fprop | ConvPass::Wgrad => pixels,
             }
         });
-        Self { width: fitting(width, most / (tile[0] * tile[1])), tile, splits: 1 }
+        let plan = Self { width, tile, splits: 1 };
+        plan.narrowed(|plan| (plan.words(problem) <= MOST_WORDS).then_some(plan))
     }
 
     /// A tile of dy that divides it if there is one, beside sums that stay in registers.
     fn for_weights(problem: &ConvProblem, width: usize) -> Self {
+        /// As for pixels, but sums live as long as the kernel: 160 come to 160 registers on Hopper.
+        const MOST_WORDS: usize = 170;
         const MOST_GRADIENTS: usize = 32;
-        let most = (MOST_GRADIENTS / width).clamp(1, 8);
-        let sides =
-            [2, 1].into_iter().flat_map(|rows| [4, 7, 5, 6, 3].map(|columns| [rows, columns]));
-        let divides = |tile: &[usize; 2]| {
-            let is_small = tile[0] * tile[1] <= most;
-            is_small && [0, 1].iter().all(|dim| problem.output[*dim].is_multiple_of(tile[*dim]))
+        let of = |plan: Self| {
+            let most = (MOST_GRADIENTS / plan.width).clamp(1, 8);
+            let sides = [2, 1].into_iter().flat_map(|rows| [4, 7, 5, 6, 3].map(|it| [rows, it]));
+            let divides = |tile: &[usize; 2]| {
+                let is_small = tile[0] * tile[1] <= most;
+                is_small && [0, 1].iter().all(|dim| problem.output[*dim].is_multiple_of(tile[*dim]))
+            };
+            let ragged = [1, 4.min(most).min(problem.output[1])];
+            let tile = sides.into_iter().find(divides).unwrap_or(ragged);
+            Self { tile, ..plan }
         };
-        let ragged = [1, 4.min(most).min(problem.output[1])];
-        Self { width, tile: sides.into_iter().find(divides).unwrap_or(ragged), splits: 1 }
+        let widest = Self { width, tile: [1; 2], splits: 1 };
+        widest.narrowed(|plan| Some(of(plan)).filter(|plan| plan.words(problem) <= MOST_WORDS))
+    }
+
+    /// What `fit` makes of the widest vectors that it takes, of at most those of the plan; those of one element
+    /// otherwise.
+    fn narrowed(self, fit: impl Fn(Self) -> Option<Self>) -> Self {
+        let widths = [8, 4, 2, 1].into_iter().filter(|width| *width <= self.width);
+        let mut plans = widths.map(|width| Self { width, ..self });
+        plans.clone().find_map(fit).or(plans.next_back()).unwrap_or(self)
+    }
+
+    /// Registers that hold numbers: all that a tile reads, because the compiler has it loaded at once, and the sums.
+    fn words(&self, problem: &ConvProblem) -> usize {
+        let [rows, columns] = self.lines(problem);
+        let area = self.tile[0] * self.tile[1];
+        let kept = match problem.pass {
+            ConvPass::Fprop | ConvPass::Dgrad => area,
+            ConvPass::Wgrad => area + rows.taps * columns.taps,
+        };
+        let loaded = rows.sources() * columns.sources() * problem.dtype.size();
+        self.width * kept + (self.width * loaded).div_ceil(4)
     }
 
     /// As many splits as fill the device with cubes, each of which has a few tiles for every unit.
@@ -169,8 +197,13 @@ impl DepthwiseBlueprint {
         const MEMORY_US: f64 = 3.0e6;
         /// Clock under load, cycles a microsecond.
         const CYCLES_US: f64 = 1700.0;
-        /// Instructions of a unit that a multiprocessor finishes in a cycle, of the 128 that it may.
+        /// Instructions of a unit that a multiprocessor finishes in a cycle, of the 128 that it may, with as many
+        /// warps as hide what each waits for.
         const INSTRUCTIONS: f64 = 75.0;
+        const WARPS: f64 = 14.0;
+        /// Registers of a multiprocessor for each lane of a warp, and those of a unit for anything but numbers.
+        const REGISTERS: f64 = 2048.0;
+        const OTHERS: f64 = 25.0;
         /// What a tile costs beside its pixels.
         const TILE: usize = 50;
         const LAUNCH_US: f64 = 3.0;
@@ -185,27 +218,32 @@ impl DepthwiseBlueprint {
             ConvPass::Fprop | ConvPass::Dgrad => rows.terms().len() * columns.taps,
             ConvPass::Wgrad => area * self.width,
         };
-        // To f32, where it is not that already.
-        let converts = if problem.dtype.size() < 4 { self.width } else { 0 };
-        let of_tile = products + (loads + area) * (3 + converts) + others + TILE;
+        // To f32, where it is not that already: two instructions for an element of a vector.
+        let converts = if problem.dtype.size() < 4 { 2 * self.width } else { 0 };
+        let of_tile = products + loads * (3 + converts) + area * (3 + self.width) + others + TILE;
         let tiles = self.tiles(problem).iter().product::<usize>();
         let units = (tiles * groups * problem.in_channels.div_ceil(self.width)) as f64;
         // Fewer units than a multiprocessor holds leave it idle.
         let held = (CUBES * UNITS as usize * device.multiprocessors) as f64;
         let filled = (units / held).min(1.0);
-        let work = units * of_tile as f64 / (INSTRUCTIONS * device.multiprocessors as f64);
+        let warps = REGISTERS / (self.words(problem) as f64 + OTHERS);
+        let rate = INSTRUCTIONS * (warps / WARPS).min(1.0);
+        let work = units * of_tile as f64 / (rate * device.multiprocessors as f64);
         let issue_us = work / CYCLES_US / filled;
         let memory_us = problem.bytes() as f64 / MEMORY_US / filled;
         let launch_us = if problem.pass == ConvPass::Wgrad { LAUNCH_US } else { 0.0 };
         launch_us + issue_us.max(memory_us) + UNHIDDEN * issue_us.min(memory_us)
     }
 
-    /// What the kernels promise: four cubes of 128 units a multiprocessor.
+    /// What the kernels promise: two cubes of 128 units a multiprocessor, and three where sums are kept.
     pub(in super::super) fn promises(problem: &ConvProblem) -> Vec<(&'static str, Promise)> {
         match problem.pass {
-            ConvPass::Fprop | ConvPass::Dgrad => vec![("conv_depthwise", Promise::registers(128))],
+            // On Hopper the compiler leaves 8 bytes of comparisons on the stack for some tiles, at 80 registers.
+            ConvPass::Fprop | ConvPass::Dgrad => {
+                vec![("conv_depthwise", Promise::registers(208).spilling(16))]
+            }
             ConvPass::Wgrad => vec![
-                ("conv_depthwise_weights", Promise::registers(128)),
+                ("conv_depthwise_weights", Promise::registers(168)),
                 ("conv_depthwise_sum", Promise::registers(48)),
             ],
         }
@@ -246,12 +284,6 @@ fn serves(problem: &ConvProblem) -> bool {
     let follow =
         problem.first[1] == 1 && (problem.pass != ConvPass::Wgrad || problem.second[1] == 1);
     options.groups > 1 && problem.group_channels() == [1, 1] && follow && is_small(0) && is_small(1)
-}
-
-/// The largest power of two that is at most `width` and `most`.
-fn fitting(width: usize, most: usize) -> usize {
-    let fits = |of: &usize| *of <= width && *of <= most;
-    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
 /// The widest vectors that divide the channels and every distance of the images.

@@ -97,20 +97,19 @@ pub(super) fn load_row<I: Float, N: Size>(
     let is_row = first.row + row < canvas.height;
     let begin = first.element + row * canvas.strides.row;
     let mut loaded = Array::<Vector<I, N>>::new(count);
-    // All loads before the first use.
+    // All loads before the first use, and none of them in a branch: halves of a register that has two values to merge
+    // would have to be taken apart as soon as they are there, before the next load.
     #[unroll]
     for j in 0..count {
         let column = comptime!(j as u32);
-        let mut value = Vector::<I, N>::new(I::new(0.0));
-        if is_row && first.column + column < canvas.width {
-            value = memory[(begin + column * canvas.strides.column) as usize];
-        }
-        loaded[j] = value;
+        let is_there = is_row && first.column + column < canvas.width;
+        loaded[j] = memory[select(is_there, begin + column * canvas.strides.column, 0u32) as usize];
     }
     let mut values = Array::<Vector<f32, N>>::new(count);
     #[unroll]
     for j in 0..count {
-        values[j] = Vector::cast_from(loaded[j]);
+        let is_there = is_row && first.column + comptime!(j as u32) < canvas.width;
+        values[j] = select(is_there, Vector::cast_from(loaded[j]), Vector::new(0.0f32));
     }
     values
 }
