@@ -274,9 +274,9 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = AttentionKind::Flash)]
     pub(crate) attention: AttentionKind,
 
-    /// Record the work of a token once and replay it, where the device can.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value_t = true, default_missing_value = "true")]
-    pub(crate) graph: bool,
+    /// Record the work of a token once and replay it, where the device can. Default: true
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) graph: Option<bool>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -92,7 +92,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
         tokenizer: &tokenizer,
         context: settings.model.context,
         attention: args.attention,
-        graph: args.graph,
+        graph: args.graph.unwrap_or(true),
         device,
     };
     let writing = author.generate(&args.prompt, args.tokens, sampling, &mut emit)?;

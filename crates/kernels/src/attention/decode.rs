@@ -199,8 +199,8 @@ fn merged<N: Size>(
     let vectors = comptime!(blueprint.vectors);
     let stripes = comptime!(blueprint.stripes());
     let units = comptime!(blueprint.units());
-    let stripe = UNIT_POS / vectors;
-    if UNIT_POS % vectors == 0 {
+    let (stripe, column) = (UNIT_POS / vectors, UNIT_POS % vectors);
+    if column == 0 {
         statistics[stripe as usize] = found.most;
         statistics[(stripes + stripe) as usize] = found.total;
     }
@@ -379,7 +379,7 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
                     added += weight;
                 }
                 total[row] = total[row] * rescale + added;
-                sums[row] = sums[row] * Vector::new(rescale);
+                sums[row] *= Vector::new(rescale);
             }
             #[unroll]
             for i in 0..KEYS {

@@ -5,17 +5,17 @@ use super::{AttentionOptions, Settings, checks::Operands};
 use super::{AttentionPrimitives, Inputs, Mask};
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
-#[cfg(feature = "flex")]
-use burn::{
-    backend::{TensorMetadata, try_read_sync},
-    tensor::Slice,
-};
 use burn::{
     backend::{
         Backend, Dispatch, ExtensionType, backend_extension,
         tensor::{FloatTensor, IntTensor},
     },
     tensor::{DType, Int, IntDType, Tensor},
+};
+#[cfg(feature = "flex")]
+use burn::{
+    backend::{TensorMetadata, try_read_sync},
+    tensor::Slice,
 };
 #[cfg(feature = "flex")]
 use std::ops::Range;
