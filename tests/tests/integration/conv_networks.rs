@@ -41,7 +41,7 @@ pub(super) fn trials() -> Vec<Trial> {
         for (spelling, test) in spellings {
             let name = format!("conv::networks::a_u_net_of_{spelling}_in_{precision:?}");
             trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
-                on_burn_device(|device| test(&device, precision.clone()))
+                on_burn_device(|device| test(&device, precision))
             }));
         }
     }
@@ -196,10 +196,11 @@ fn train<M: Module + ModuleDisplay>(
         }
         Ok(())
     })?;
-    let is_burns =
-        |kernel: &&str| kernel.contains("DirectConv2d") || kernel.contains("conv_transpose");
+    let is_burns = |kernel: &&'static str| {
+        kernel.contains("DirectConv2d") || kernel.contains("conv_transpose")
+    };
     let lost: Vec<&Block> =
-        blocks.iter().filter(|block| block.kernels.iter().any(|k| is_burns(&k))).collect();
+        blocks.iter().filter(|block| block.kernels.iter().any(is_burns)).collect();
     match lost.is_empty() {
         true => Ok(()),
         false => {

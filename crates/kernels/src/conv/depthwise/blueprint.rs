@@ -23,7 +23,7 @@ pub struct DepthwiseBlueprint {
 const WIDTHS: [usize; 2] = [8, 4];
 /// Tiles that are tried: two rows share all rows of the image but two, one row leaves registers for wider vectors.
 /// Seven columns, which divide the images that are made of 224 by 224 pixels, were not faster on an H100 in any layer of
-/// MobileNet v2.
+/// `MobileNet` v2.
 const TILES: [[usize; 2]; 2] = [[2, 4], [1, 4]];
 /// Wider kernels have too many taps for registers.
 const MOST_TAPS: usize = 7;
