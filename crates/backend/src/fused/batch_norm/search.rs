@@ -21,8 +21,8 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 ///
 /// Burn settles what a fusion waited on in vain without fusing any of it. So views at the head, which no other
 /// fusion takes, are claimed alone where nothing else is found, for less than anything else bids: the next search
-/// begins behind them. Rows of channels among them need no copy then. So are convolutions that no pass follows, as where `batch_norm` of
-/// the operations takes it.
+/// begins behind them. Rows of channels among them need no copy then. So are convolutions that no pass follows, as
+/// where `batch_norm` of the operations takes it.
 #[derive(Clone, Default)]
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
