@@ -41,6 +41,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("ragged_shapes_are_within_bounds", ragged);
         add("batches_are_within_bounds", batched);
         add("all_layouts_are_within_bounds", layouts);
+        add("few_rows_are_within_bounds", few_rows);
         add("long_sums_are_within_bounds", long);
         add("a_lost_block_of_a_long_sum_is_caught", lost_block);
         let name = format!("matmul::layers_of_language_models_are_within_bounds_in_{storage:?}");
@@ -181,6 +182,21 @@ fn layouts(client: &Client, storage: Storage) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Up to the most rows whose sums units share, and one more; columns and terms of whole vectors and others.
+fn few_rows(client: &Client, storage: Storage) -> Result<(), Failed> {
+    for (m, n, k) in
+        [(1, 200, 1032), (2, 17, 67), (3, 64, 96), (5, 41, 520), (8, 136, 72), (9, 16, 40)]
+    {
+        for lhs in [RowMajor, ColumnMajor] {
+            for rhs in [RowMajor, ColumnMajor] {
+                check_all(client, storage, [case(m, n, k, lhs, rhs)])?;
+            }
+        }
+    }
+    let batched = MatmulCase { batch: 3, ..case(2, 40, 72, RowMajor, ColumnMajor) };
+    check_all(client, storage, [batched, MatmulCase { rhs: RowMajor, ..batched }])
 }
 
 fn case(m: usize, n: usize, k: usize, lhs: Layout, rhs: Layout) -> MatmulCase {

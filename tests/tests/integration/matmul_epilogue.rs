@@ -99,6 +99,10 @@ fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
     let batch = Product::new(batch, storage);
     check(client, &batch, steps, Plans::All)?;
     check(client, &batch, Steps { beta: 0.3, ..steps }, Plans::OneOfAFamily)?;
+    // Rows whose sums units share.
+    let few = super::MatmulCase { batch: 2, ..case(3, 21, 40, RowMajor, RowMajor) };
+    let few = Product::new(few, storage);
+    cases.iter().try_for_each(|steps| check(client, &few, *steps, Plans::OneOfAFamily))?;
     // As many blocks of k as splits share.
     let long = Product::new(case(33, 72, 2048, RowMajor, RowMajor), storage);
     check(client, &long, Steps { kept: true, beta: -0.5, ..steps }, Plans::All)

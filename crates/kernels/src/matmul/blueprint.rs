@@ -1,6 +1,7 @@
 use super::{
     Epilogue, F32Precision, MatmulProblem, Operand,
     budget::{mma_bytes, most_stages, wgmma_bytes},
+    few_rows::MOST_ROWS,
     memo::Memo,
     problem::OP,
 };
@@ -19,7 +20,7 @@ use std::{fmt, sync::LazyLock};
 pub struct MatmulBlueprint {
     /// Which instructions multiply.
     pub family: Family,
-    /// Rows of a cube's tile.
+    /// Rows of a cube's tile; of ordinary arithmetic less than 16 where all units share each column.
     pub tile_m: usize,
     /// Columns of a cube's tile.
     pub tile_n: usize,
@@ -141,6 +142,8 @@ impl MatmulBlueprint {
                 let instruction = if in_8_bits { "QMMA" } else { "HMMA" };
                 ("matmul_mma", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
             }
+            // One cube of 512 units a multiprocessor.
+            Family::Portable if self.has_few_rows() => ("matmul_few_rows", Promise::registers(128)),
             // Two cubes of 256 units a multiprocessor.
             Family::Portable => ("matmul_portable", Promise::registers(128)),
         };
@@ -159,9 +162,10 @@ impl MatmulBlueprint {
 
     /// As [`candidates`](Self::candidates), on a device that need not be there.
     pub fn candidates_on(problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
-        let mut plans = Vec::new();
+        let mut plans = Self::of_few_rows(problem);
         if let (Some(capability), Some(_)) = (device.compute_capability, tensor_core_type(problem))
         {
+            let mut tiles = Vec::new();
             // Ada brought warp products of 8 bits. Hopper and its successors in data centres have
             // them in `wgmma` and `tcgen05` alone, and convert them to 16 bits here.
             let warp_products = match problem.lhs.dtype.size() {
@@ -174,15 +178,15 @@ impl MatmulBlueprint {
             };
             if capability == 90 && device.is_offered(op, Family::Wgmma) {
                 for tile_n in [256, 192, 128, 64] {
-                    plans.extend(Self::staged(Family::Wgmma, 128, tile_n, device));
+                    tiles.extend(Self::staged(Family::Wgmma, 128, tile_n, device));
                 }
             }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
-                    plans.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
+                    tiles.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
                 }
             }
-            plans = plans.into_iter().flat_map(|plan| plan.splits_of(problem, device)).collect();
+            plans.extend(tiles.into_iter().flat_map(|plan| plan.splits_of(problem, device)));
         }
         if problem.lhs.dtype.size() > 1 {
             // Wide tiles need registers, which software devices do not have.
@@ -197,6 +201,32 @@ impl MatmulBlueprint {
             });
         }
         plans
+    }
+
+    /// Those for products of few rows: they come first, and are taken where memory decides.
+    fn of_few_rows(problem: &MatmulProblem) -> Vec<Self> {
+        if problem.m > MOST_ROWS || problem.lhs.dtype.size() == 1 {
+            return Vec::new();
+        }
+        let tile = Self {
+            family: Family::Portable,
+            tile_m: problem.m.next_power_of_two(),
+            tile_n: 64,
+            stages: 1,
+            splits: 1,
+            promotion: 0,
+        };
+        vec![tile, Self { tile_n: 16, ..tile }]
+    }
+
+    /// Whether the units of a cube share the sums of few rows.
+    pub(super) fn has_few_rows(&self) -> bool {
+        self.family == Family::Portable && self.tile_m <= MOST_ROWS
+    }
+
+    /// Units of a cube that share the sums of few rows. Software devices and WebGPU have less.
+    pub(super) fn units_of_few_rows(device: DeviceProfile) -> usize {
+        if device.compute_capability.is_some() { 512 } else { 256 }
     }
 
     /// Whether tensor cores would serve the problem on that device, by families of which none is offered there.
@@ -246,49 +276,6 @@ impl MatmulBlueprint {
     /// Tiles of the output.
     pub(crate) fn tiles(&self, problem: &MatmulProblem) -> usize {
         problem.m.div_ceil(self.tile_m) * problem.n.div_ceil(self.tile_n) * problem.batches()
-    }
-
-    /// What the plan should take, in microseconds: waves of cubes, each as long as its blocks of k
-    /// and its epilogue, and the second launch of a split. Constants are fitted to an H200 (see
-    /// benches/results); only their ratios matter for the choice.
-    fn expected_us(&self, problem: &MatmulProblem, device: DeviceProfile) -> f64 {
-        /// Clock under load, cycles a microsecond.
-        const CYCLES_US: f64 = 1700.0;
-        /// Bytes a microsecond of device memory that the sum over splits reaches.
-        const MEMORY_US: f64 = 3.0e6;
-        /// A second launch.
-        const LAUNCH_US: f64 = 3.0;
-        /// From the launch to the first product.
-        const START_CYCLES: f64 = 1500.0;
-        /// A byte of the output.
-        const STORE_CYCLES: f64 = 0.017;
-        let area = (self.tile_m * self.tile_n) as f64;
-        let block_macs = area * (ROW_BYTES / problem.lhs.dtype.size()) as f64;
-        // Multiply-adds of 16-bit operands a cycle, and the share of them that a tile reaches.
-        let byte_speed = 2.0 / problem.lhs.dtype.size() as f64;
-        let (macs_cycle, cubes_per_multiprocessor) = match (self.family, self.tile_n) {
-            (Family::Wgmma, 256) => (4096.0 * byte_speed, 1.0),
-            (Family::Wgmma, 192) => (4000.0 * byte_speed, 1.0),
-            (Family::Wgmma, 128) => (3400.0 * byte_speed, 1.0),
-            (Family::Wgmma, _) => (2000.0 * byte_speed, 1.0),
-            (Family::Mma, 256) => (2300.0 * byte_speed, 1.0),
-            (Family::Mma, _) => (1000.0 * byte_speed, 2.0),
-            (Family::Portable, _) => (100.0, 2.0),
-        };
-        // Cubes of a multiprocessor share its way to memory.
-        let out_bytes = if self.splits > 1 { 4 } else { problem.out.size() } as f64;
-        let epilogue_cycles = STORE_CYCLES * area * out_bytes * cubes_per_multiprocessor;
-        let cubes = (self.tiles(problem) * self.splits) as f64;
-        let waves = (cubes / (device.multiprocessors as f64 * cubes_per_multiprocessor)).ceil();
-        let blocks = self.k_blocks(problem).div_ceil(self.splits) as f64;
-        let wave_cycles = blocks * block_macs / macs_cycle + epilogue_cycles;
-        let mut us = (START_CYCLES + waves * wave_cycles) / CYCLES_US;
-        if self.splits > 1 {
-            let elements = problem.out_elements() as f64;
-            let read = elements * 4.0 * self.splits as f64;
-            us += LAUNCH_US + (read + elements * problem.out.size() as f64) / MEMORY_US;
-        }
-        us
     }
 }
 

@@ -189,6 +189,27 @@ pub(crate) fn bias_of<O: Float>(
     value
 }
 
+/// Finishes element `at` of the output, whose sum has its factor and its bias, and writes it.
+#[cube]
+pub(super) fn finish<O: Float>(
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<O>,
+    sum: f32,
+    at: u32,
+) {
+    let steps = comptime!(epilogue.steps);
+    let at = at as usize;
+    if comptime!(steps.preactivation) {
+        outputs.preactivation[at] = O::cast_from(sum);
+    }
+    let mut value = activate(sum, comptime!(steps.activation));
+    if comptime!(steps.residual) {
+        let added = f32::cast_from(epilogue.residual[at]);
+        value = fma(added, epilogue.beta, value);
+    }
+    outputs.out[at] = O::cast_from(value);
+}
+
 /// The activation's value at x.
 #[cube]
 pub(super) fn activate(x: f32, #[comptime] activation: Activation) -> f32 {

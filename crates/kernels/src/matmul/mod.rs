@@ -40,7 +40,9 @@
 mod bias_tile;
 mod blueprint;
 mod budget;
+mod cost;
 mod epilogue;
+mod few_rows;
 mod launch;
 mod layout;
 mod memo;

@@ -1,6 +1,6 @@
 //! The family that runs everywhere and multiplies f32 exactly: ordinary multiply-adds in f32.
 
-use super::epilogue::{EpilogueTensors, Outputs, activate, bias_of, factor};
+use super::epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish};
 use cubecl::prelude::*;
 
 /// Units of a cube along each dimension of the output.
@@ -30,8 +30,8 @@ pub(crate) struct Strides {
 
 /// An operand as it lies in memory.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct StridedOperand<I: Float> {
-    pub(crate) memory: Box<[I]>,
+pub(crate) struct StridedOperand<T: CubePrimitive> {
+    pub(crate) memory: Box<[T]>,
     pub(crate) strides: Strides,
 }
 
@@ -171,17 +171,8 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
         for i in 0..unit_tile {
             let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);
             if row < m && column < n {
-                let at = ((CUBE_POS_Z * m + row) * n + column) as usize;
-                let mut value = scale * sums[comptime!(i * unit_tile + j)] + offset;
-                if comptime!(steps.preactivation) {
-                    outputs.preactivation[at] = O::cast_from(value);
-                }
-                value = activate(value, comptime!(steps.activation));
-                if comptime!(steps.residual) {
-                    let added = f32::cast_from(epilogue.residual[at]);
-                    value = fma(added, epilogue.beta, value);
-                }
-                outputs.out[at] = O::cast_from(value);
+                let value = scale * sums[comptime!(i * unit_tile + j)] + offset;
+                finish::<O>(epilogue, outputs, value, (CUBE_POS_Z * m + row) * n + column);
             }
         }
     }

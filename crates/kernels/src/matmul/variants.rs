@@ -73,6 +73,8 @@ enum Plans {
     Split,
     /// The first.
     First,
+    /// Those of few rows.
+    FewRows,
     /// Hopper's, with sums promoted after each block of k.
     Promoted,
 }
@@ -149,6 +151,16 @@ fn cases() -> Result<Vec<Case>, KernelError> {
         let problem = product(LARGE, [F32; 2], nn, F32Precision::Full)?;
         all.push(Ok(Case { problem, steps, plans: Plans::Every, name: "full", offset_bytes: 0 }));
     }
+    for (dtype, layout, name) in
+        [(F32, nn, "rows"), (F16, nn, "rows"), (BF16, nn, "rows"), (BF16, nt, "rows_nt")]
+    {
+        for rows in [1, 8] {
+            for steps in [Steps::Bias, Steps::Residual, Steps::Everything] {
+                let sizes = [rows, 3072, 768];
+                all.push(case(sizes, [dtype; 2], layout, steps, Plans::FewRows, name));
+            }
+        }
+    }
     all.extend(copied()?.into_iter().map(Ok));
     all.into_iter().collect()
 }
@@ -188,6 +200,7 @@ impl Case {
             }
             Plans::Split => plans.retain(|plan| plan.splits == 2),
             Plans::First => plans.truncate(1),
+            Plans::FewRows => plans.retain(MatmulBlueprint::has_few_rows),
             Plans::Promoted => {
                 plans.retain(|plan| {
                     plan.family == Family::Wgmma
