@@ -136,7 +136,7 @@ const OURS: [(&str, Register); 18] = [
 ];
 
 /// Those whose gain was not measured on a GPU yet.
-const UNMEASURED: [&str; 1] = [Pool::NAME];
+const UNMEASURED: [&str; 0] = [];
 
 /// Burn's fusion of products with what follows them.
 const BURNS_MATMUL: &str = "Matmul";

@@ -10,7 +10,7 @@ use burn_cubecl::{
 };
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
-use burn_ir::{BackendIr, TensorIr};
+use burn_ir::{BackendIr, TensorId, TensorIr};
 use burn_std::{Metadata, Shape};
 use cubecl::{
     client::Client,
@@ -72,6 +72,31 @@ impl Input {
         let dense = contiguous_strides(&self.shape);
         // The stride of a dimension of size 1 is never stepped over.
         (0..self.shape.len()).all(|dim| self.shape[dim] == 1 || self.strides[dim] == dense[dim])
+    }
+
+    /// Whether its elements fill its memory without gaps, in whatever order of its dimensions: images whose
+    /// channels follow each other do.
+    pub(crate) fn is_dense(&self) -> bool {
+        let mut dims: Vec<(usize, usize)> =
+            self.strides.iter().copied().zip(self.shape.iter().copied()).collect();
+        dims.retain(|(_, size)| *size != 1);
+        dims.sort_unstable();
+        let mut next = 1;
+        dims.into_iter().all(|(stride, size)| {
+            let follows = stride == next;
+            next *= size;
+            follows
+        })
+    }
+
+    /// Whether the elements of both lie in the same order, without gaps.
+    pub(crate) fn lies_as(&self, other: &Self) -> bool {
+        let dims = 0..self.shape.len();
+        self.shape == other.shape
+            && self.is_dense()
+            && dims
+                .into_iter()
+                .all(|dim| self.shape[dim] == 1 || self.strides[dim] == other.strides[dim])
     }
 
     /// The same tensor, contiguous: itself where it is already, and otherwise a copy.
@@ -307,6 +332,23 @@ pub(crate) fn register_output(
     register_rows(context, out, like, buffer, columns, op)
 }
 
+/// The same, with the elements in the order in which those of `like` lie, which is as large.
+///
+/// # Errors
+///
+/// As [`register_output`].
+pub(crate) fn register_in_order(
+    context: &mut Tensors,
+    out: &TensorIr,
+    like: &Input,
+    buffer: Buffer,
+    op: &'static str,
+) -> Result<(), KernelError> {
+    let id = known_output(context, out, op)?.id;
+    register_strided(context, id, like, buffer, &like.strides);
+    Ok(())
+}
+
 /// The same with rows, along the last dimension, that lie `pitch` elements apart.
 ///
 /// # Errors
@@ -325,17 +367,27 @@ pub(crate) fn register_rows(
     if let Some(columns) = shape.last_mut() {
         *columns = pitch;
     }
+    register_strided(context, id, like, buffer, &contiguous_strides(&shape));
+    Ok(())
+}
+
+fn register_strided(
+    context: &mut Tensors,
+    id: TensorId,
+    like: &Input,
+    buffer: Buffer,
+    strides: &[usize],
+) {
     let handle = CubeFusionHandle {
         client: like.client.clone(),
         handle: buffer.handle,
         device: like.device.clone(),
         dtype: like.burn_dtype,
-        strides: contiguous_strides(&shape).into(),
+        strides: strides.into(),
         tiles: None,
         qparams: None,
     };
     context.handles.register_handle(id, handle);
-    Ok(())
 }
 
 /// The memory behind `tensor`, laid out in rows of plain numbers.
