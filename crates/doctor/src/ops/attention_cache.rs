@@ -5,7 +5,7 @@ use crate::{
     buffers::{download, dtype, lse_of, upload_behind, upload_integers},
     check::{Check, Stop},
     draw::Draw,
-    memory::place,
+    memory::{Layout, place},
     target::Target,
 };
 use blackburn_kernels::{
@@ -17,7 +17,8 @@ use blackburn_kernels::{
     buffer::Buffer,
 };
 use blackburn_reference::{
-    attention::{AttentionCase, AttentionInputs, Roundings},
+    attention::{AttentionCase, AttentionInputs, AttentionPrecision, Roundings},
+    softmax::Bounded,
     storage::Storage,
 };
 
@@ -62,7 +63,7 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
         let case = of(*length);
         (case, AttentionInputs::generate(&case, draw.seed(), storage))
     };
-    let mut sequences: Vec<_> = (0..batch).map(|i| drawn(&lengths[i % lengths.len()])).collect();
+    let mut sequences: Sequences = (0..batch).map(|i| drawn(&lengths[i % lengths.len()])).collect();
     let first = &mut sequences[0].1;
     for (name, values) in [("q", &mut first.q), ("k", &mut first.k)] {
         draw.spoil_by(name, values, &[f64::NAN]);
@@ -104,12 +105,12 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     let first_query = |length: &usize| *length as i32 - seq_q as i32;
     let position = upload_integers(client, &lengths.iter().map(first_query).collect::<Vec<_>>());
     if draw.holds("contradiction", 60) {
-        let (four, empty) = ([0; 4], AttentionProblem { seq_kv: 0, ..problem });
-        let four = upload_integers(client, &four);
-        let result = attention_decode_with(client, &problem, &plan, &tensors, &four);
-        check.refuses("too many positions", result.map(drop))?;
+        let more = upload_integers(client, &vec![0; batch + 1]);
+        let result = attention_decode_with(client, &problem, &plan, &tensors, &more);
+        check.refuses("a position too many", result)?;
+        let empty = AttentionProblem { seq_kv: 0, ..problem };
         let result = attention_decode_with(client, &empty, &plan, &tensors, &position);
-        return check.refuses("no room", result.map(drop));
+        return check.refuses("no room", result);
     }
     let output = if placed {
         attention_decode_with(client, &problem, &plan, &tensors, &position)?
@@ -118,21 +119,28 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
         attention_forward_with(client, &known, &plan, &tensors)?
     };
     let precision = on.attention(storage).with_roundings(Roundings::Counted);
-    let (mut expected, mut bounds) = ([vec![], vec![]], [vec![], vec![]]);
-    for (case, inputs) in &sequences {
-        let attention = inputs.attention(*case);
-        let forward = attention.forward();
-        let of_sequence = attention.forward_bounds(&forward, &precision);
-        expected[0].extend(forward.lse);
-        expected[1].extend(forward.o);
-        bounds[0].extend(of_sequence.lse);
-        bounds[1].extend(of_sequence.o);
-    }
+    let [of_lse, of_out] = expected(&sequences, &precision);
     let lse = lse_of(&download(client, output.lse, F32)?);
-    check.compare("lse", lse, &expected[0], &bounds[0])?;
+    check.within("lse", lse, &of_lse)?;
     let dense = Placed::new([batch, heads_q, seq_q, head_dim], orders[0], 0).layout;
     let out = dense.gather(&download(client, output.out, storage)?);
-    check.compare("out", out, &expected[1], &bounds[1])
+    check.within("out", out, &of_out)
+}
+
+/// Sequences with their numbers.
+type Sequences = Vec<(AttentionCase, AttentionInputs)>;
+
+/// The logarithms of sums and the outputs of all sequences.
+fn expected(sequences: &Sequences, precision: &AttentionPrecision) -> [Vec<Bounded>; 2] {
+    let mut all = [vec![], vec![]];
+    for (case, inputs) in sequences {
+        let attention = inputs.attention(*case);
+        let forward = attention.forward();
+        let bounds = attention.forward_bounds(&forward, precision);
+        all[0].extend(forward.lse.into_iter().zip(bounds.lse));
+        all[1].extend(forward.o.into_iter().zip(bounds.o));
+    }
+    all
 }
 
 /// Keys of all sequences, or of each, up to the last query. Where they are fewer than queries, the first queries stand
@@ -170,8 +178,6 @@ pub(super) fn append(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     if draw.holds("shared", 2) {
         at.truncate(1);
     }
-    let place_of = |sequence: usize| at[sequence % at.len()];
-
     let cached = Placed::new([batch, heads, capacity, head_dim], cached, paddings[0]);
     let new = Placed::new([batch, heads, seq, head_dim], new, paddings[1]);
     let problem = AppendProblem {
@@ -206,19 +212,32 @@ pub(super) fn append(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     attention_append(client, &problem, &tensors)?;
     for (i, (what, memory)) in ["keys", "values"].into_iter().zip(memory).enumerate() {
         // All of the memory: what is not named stays as it is.
-        let mut after = before[i].clone();
-        let mut kept = cached.layout.gather(&after);
-        let heads_of = kept.chunks_exact_mut(capacity * head_dim);
-        for (head, (kept, new)) in heads_of.zip(rows[i].chunks_exact(seq * head_dim)).enumerate() {
-            for (token, row) in new.chunks_exact(head_dim).enumerate() {
-                let at = usize::try_from(place_of(head / heads) + token as i32).ok();
-                if let Some(at) = at.filter(|at| *at < capacity) {
-                    kept[at * head_dim..][..head_dim].copy_from_slice(row);
-                }
-            }
-        }
-        cached.layout.put(&kept, &mut after);
+        let after = appended(&problem, &cached.layout, [&before[i], &rows[i]], &at);
         check.exactly(what, download(client, memory, storage)?, &after, storage)?;
     }
     Ok(())
+}
+
+/// The memory of a cache after `rows` were put into it, at `positions`: one for all sequences, or one for each.
+fn appended(
+    problem: &AppendProblem,
+    layout: &Layout,
+    [memory, rows]: [&[f64]; 2],
+    positions: &[i32],
+) -> Vec<f64> {
+    let AppendProblem { heads, seq, capacity, head_dim, .. } = *problem;
+    let mut memory = memory.to_vec();
+    let mut kept = layout.gather(&memory);
+    let of_heads = kept.chunks_exact_mut(capacity * head_dim);
+    for (head, (kept, new)) in of_heads.zip(rows.chunks_exact(seq * head_dim)).enumerate() {
+        let first = positions[head / heads % positions.len()];
+        for (token, row) in new.chunks_exact(head_dim).enumerate() {
+            let place = usize::try_from(first + token as i32).ok();
+            if let Some(place) = place.filter(|place| *place < capacity) {
+                kept[place * head_dim..][..head_dim].copy_from_slice(row);
+            }
+        }
+    }
+    layout.put(&kept, &mut memory);
+    memory
 }
