@@ -53,6 +53,16 @@ pub fn download(client: &Client, buffer: Buffer, storage: Storage) -> Result<Vec
     Ok(storage.decode(&bytes)[..buffer.elements].to_vec())
 }
 
+/// The 32-bit integers in a buffer.
+///
+/// # Errors
+///
+/// What the device reports.
+pub fn download_integers(client: &Client, buffer: Buffer) -> Result<Vec<i32>, String> {
+    let bytes = client.read_one(buffer.handle).map_err(|error| error.to_string())?;
+    Ok(i32::from_bytes(&bytes)[..buffer.elements].to_vec())
+}
+
 /// The logarithms of attention's sums, from the two parts that kernels keep: all of the largest scores, then all
 /// logarithms of what is left.
 pub fn lse_of(parts: &[f64]) -> Vec<f64> {

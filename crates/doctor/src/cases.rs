@@ -1,14 +1,10 @@
 //! The cases of each group: what they are told, and do not draw.
 
+mod attention;
+mod images;
+
 use crate::{draw::Told, groups::Extent};
-use blackburn_kernels::{
-    Family,
-    attention::variants::{ON_TENSOR_CORES, Options, PORTABLE},
-    conv::variants::PASSES,
-    cross_entropy::Reduction,
-    group_norm::Order,
-    layer_norm::Norm,
-};
+use blackburn_kernels::{Family, cross_entropy::Reduction, group_norm::Order, layer_norm::Norm};
 use blackburn_reference::{activation::Activation, storage::Storage};
 
 /// The cases of an operation by a family in a type.
@@ -18,8 +14,12 @@ pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) 
     match op {
         "matmul" => products(family, &of_type, small),
         "fp8_matmul" => products_in_8_bits(family, &of_type),
-        "conv" => convolutions(&of_type, small),
-        "attention" => attention(family, &of_type, small),
+        "conv" => images::convolutions(&of_type, small),
+        "conv_depthwise" => images::depthwise(&of_type, small),
+        "pool" => images::pools(&of_type),
+        "attention" => attention::attention(family, &of_type, small),
+        "attention_decode" => attention::decoding(&of_type),
+        "attention_append" => attention::appends(&of_type),
         "norm" => norms(&of_type),
         "batch_norm" => batch_norms(&of_type),
         "group_norm" => group_norms(&of_type),
@@ -181,131 +181,6 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
             all.push(told.clone().with_whole_numbers());
             all.push(told);
         }
-    }
-    all
-}
-
-/// Kernels, strides, groups and layouts, in all passes.
-fn convolutions(of_type: &Told, small: bool) -> Vec<Told> {
-    struct Of {
-        kernel: [usize; 2],
-        stride: usize,
-        dilation: usize,
-        groups: &'static str,
-        lies: &'static str,
-        channels: [usize; 2],
-        by: usize,
-    }
-    let plain = |kernel: [usize; 2]| Of {
-        kernel,
-        stride: 1,
-        dilation: 1,
-        groups: "One",
-        lies: "ChannelsLast",
-        channels: if small { [8, 16] } else { [72, 136] },
-        by: 8,
-    };
-    let all = [
-        plain([3, 3]),
-        plain([1, 1]),
-        Of { stride: 2, ..plain([3, 3]) },
-        Of { lies: "WithGaps", ..plain([1, 1]) },
-        Of { dilation: 2, lies: "InOrder", channels: [40, 24], ..plain([3, 3]) },
-        Of { channels: [7, 9], by: 1, ..plain([2, 5]) },
-        Of { groups: "Few", channels: [16, 24], ..plain([3, 3]) },
-        Of { groups: "Depthwise", channels: [24, 24], ..plain([3, 3]) },
-        Of { stride: 2, lies: "InOrder", channels: [3, 64], by: 1, ..plain([7, 7]) },
-        // Channels that Hopper's copies take.
-        Of { channels: if small { [8, 8] } else { [64, 128] }, ..plain([3, 3]) },
-        Of {
-            stride: 2,
-            lies: "WithGaps",
-            channels: if small { [8, 8] } else { [128, 64] },
-            by: 8,
-            ..plain([5, 3])
-        },
-    ];
-    // The plans of a pass, at most.
-    let plans = if small { 1 } else { 4 };
-    let mut told = Vec::new();
-    for plan in 0..plans {
-        for (number, of) in all.iter().enumerate() {
-            for pass in PASSES {
-                let bias = (number + plan) % 2 == 1;
-                let case = of_type
-                    .clone()
-                    .with("pass", pass)
-                    .with("rows", of.kernel[0])
-                    .with("columns", of.kernel[1])
-                    .with("stride-rows", of.stride)
-                    .with("stride-columns", of.stride)
-                    .with("dilation-rows", of.dilation)
-                    .with("dilation-columns", of.dilation)
-                    .named("groups", of.groups)
-                    .named("first-lies", of.lies)
-                    .named("second-lies", if number % 2 == 0 { "InOrder" } else { of.lies })
-                    .with("channels-by", of.by)
-                    .with("blueprint", plan)
-                    .with("bias", bias)
-                    .with("batch", 2)
-                    .with("height", 11)
-                    .with("width", 13)
-                    .with("in", of.channels[0])
-                    .with("out", of.channels[1]);
-                // Fractions and whole numbers in turns.
-                let whole = (number + plan) % 2 == 0;
-                told.push(if whole { case.with_whole_numbers() } else { case });
-            }
-        }
-    }
-    told
-}
-
-/// The options of the list for machine code, on sequences that no tile divides.
-fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
-    let of_family: Vec<(Options, usize)> = match family {
-        Family::Portable => PORTABLE.to_vec(),
-        Family::Mma | Family::Wgmma => ON_TENSOR_CORES
-            .into_iter()
-            .flat_map(|(options, heads)| heads.iter().map(move |head| (options, *head)))
-            .collect(),
-    };
-    let mut all = Vec::new();
-    for (number, (options, head_dim)) in of_family.into_iter().enumerate() {
-        use Options::{Bias, Causal, Dropout, Everything, Mask, Packed, Plain};
-        if options == Packed {
-            // It has an order in memory of its own, which cases do not draw.
-            continue;
-        }
-        let plain = matches!(options, Plain | Causal);
-        let everything = options == Everything;
-        let orders = ["HeadsFirst", "PositionsFirst"];
-        let [seq_q, seq_kv] = if small { [37, 53] } else { [139, 203] };
-        let mut told = of_type
-            .clone()
-            .with("head_dim", if small { 32 } else { head_dim })
-            .named("order", orders[number % 2])
-            .named("order-kv", orders[number / 2 % 2])
-            .with("mask-bytes", if number % 2 == 0 { 4 } else { 1 })
-            .with("forward", number % 3)
-            .with("backward", number % 2)
-            .with("padding", 0)
-            .with("plain", plain)
-            .with("causal", matches!(options, Causal | Dropout | Mask))
-            .with("batch", 1)
-            .with("heads_kv", 1)
-            .with("group", 2)
-            .with("seq_q", seq_q)
-            .with("seq_kv", seq_kv);
-        if !plain {
-            told = told
-                .with("mask", everything || options == Mask)
-                .with("bias", everything || options == Bias)
-                .with("windowed", everything)
-                .with("capped", everything || options == Bias)
-                .with("drops", everything || options == Dropout);
-        }
-        all.push(told);
     }
     all
 }

@@ -58,10 +58,15 @@ impl Layout {
     /// Memory that holds `values`, NaN between them and in `behind` elements behind the last.
     pub(crate) fn scatter(&self, values: &[f64], behind: usize) -> Vec<f64> {
         let mut memory = vec![f64::NAN; self.span() + behind];
+        self.put(values, &mut memory);
+        memory
+    }
+
+    /// Puts `values` into such memory, and leaves the rest of it.
+    pub(crate) fn put(&self, values: &[f64], memory: &mut [f64]) {
         for (place, value) in self.places().zip(values) {
             memory[place] = *value;
         }
-        memory
     }
 
     /// The values in such memory.

@@ -3,11 +3,12 @@
 #[path = "pool_arguments.rs"]
 mod arguments;
 
+use blackburn_doctor::ops::pool::problem;
 use blackburn_kernels::{
     buffer::Buffer,
     pool::{
-        PoolProblem, PoolWindow, Windows, average_pool, average_pool_backward, max_pool,
-        max_pool_backward, variants,
+        PoolProblem, PoolWindow, average_pool, average_pool_backward, max_pool, max_pool_backward,
+        variants,
     },
 };
 use blackburn_reference::{
@@ -17,10 +18,10 @@ use blackburn_reference::{
     tolerance::compare,
 };
 use blackburn_tests::{
-    buffers::{download, dtype, upload},
+    buffers::{download, download_integers, dtype, upload},
     on_device, on_device_with,
 };
-use cubecl::{CubeElement, client::Client};
+use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
@@ -103,23 +104,7 @@ impl Case {
     }
 
     fn problem(&self) -> PoolProblem {
-        let [images, height, width, channels] = self.pool.sizes;
-        let windows = match self.pool.windows {
-            Reference::Adaptive(_) => Windows::Adaptive,
-            Reference::Walking { kernel, stride, padding, dilation, .. } => {
-                Windows::Walking(PoolWindow { kernel, stride, padding, dilation })
-            }
-        };
-        PoolProblem {
-            images,
-            channels,
-            input: [height, width],
-            output: self.pool.output(),
-            windows,
-            x_stride: channels + self.gaps[0],
-            dy_stride: channels + self.gaps[1],
-            dtype: dtype(self.storage),
-        }
+        problem(&self.pool, self.gaps, self.storage)
     }
 
     /// Pixels with NaN between them, which would show.
@@ -141,10 +126,9 @@ impl Case {
             return Err("indices came that nobody asked for".into());
         }
         let dx = max_pool_backward(client, &problem, &dy, &indices)?;
-        let bytes = client.read_one(indices.handle).map_err(|error| error.to_string())?;
         Ok(MaxResults {
             y: download(client, pooled.y, self.storage)?,
-            indices: i32::from_bytes(&bytes)[..problem.outputs()].to_vec(),
+            indices: download_integers(client, indices)?,
             alone: download(client, alone.y, self.storage)?,
             dx: download(client, dx, self.storage)?,
         })

@@ -27,15 +27,21 @@ use cubecl::ir::{ElemType, UIntKind};
 const SHAPES: [PairShape; 5] =
     [PairShape::Keys, PairShape::Shared, PairShape::PerBatch, PairShape::PerHead, PairShape::Full];
 
+pub(super) const ORDERS: [Order; 2] = [Order::HeadsFirst, Order::PositionsFirst];
+
 /// Where rows of heads lie.
-struct Placed {
-    layout: Layout,
-    rows: HeadStrides,
+pub(super) struct Placed {
+    pub(super) layout: Layout,
+    pub(super) rows: HeadStrides,
 }
 
 impl Placed {
     /// Rows in that order, with `padding` behind each run of a head or of a position.
-    fn new([batch, heads, seq, head_dim]: [usize; 4], order: Order, padding: usize) -> Self {
+    pub(super) fn new(
+        [batch, heads, seq, head_dim]: [usize; 4],
+        order: Order,
+        padding: usize,
+    ) -> Self {
         let dims: &[usize] = match order {
             Order::HeadsFirst => &[0, 1, 2, 3],
             Order::PositionsFirst => &[0, 2, 1, 3],
@@ -58,7 +64,6 @@ struct Planned {
 }
 
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
-    const ORDERS: [Order; 2] = [Order::HeadsFirst, Order::PositionsFirst];
     let planned = Planned {
         storage: draw.plan("type", &on.storages),
         head_dim: draw
@@ -71,7 +76,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         ],
         padding: draw.plan("padding", &[0, 0, 8, 3]),
     };
-    let options = options(draw, planned.head_dim);
+    let options = options(draw, planned.head_dim, true);
     // Products of the pairs: few cases are large.
     let budget = if draw.holds("large", 200) { 1 << 22 } else { 1 << 17 };
     let batch = draw.size("batch", 1..=3);
@@ -85,18 +90,19 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     run(on, draw, check, &planned, case)
 }
 
-fn options(draw: &mut Draw, head_dim: usize) -> AttentionOptions {
+/// With those that tell pairs apart, or without.
+pub(super) fn options(draw: &mut Draw, head_dim: usize, by_pairs: bool) -> AttentionOptions {
     let plain = draw.planned("plain", 3);
     let has = |draw: &mut Draw, name: &str, one_in| !plain && draw.planned(name, one_in);
     let mut options = AttentionOptions {
         causal: draw.planned("causal", 2),
-        mask: has(draw, "mask", 3).then_some(PairShape::Full),
-        bias: has(draw, "bias", 3).then_some(PairShape::Full),
+        mask: (by_pairs && has(draw, "mask", 3)).then_some(PairShape::Full),
+        bias: (by_pairs && has(draw, "bias", 3)).then_some(PairShape::Full),
         ..AttentionOptions::PLAIN
     };
     let windowed = has(draw, "windowed", 3);
     let capped = has(draw, "capped", 4);
-    let drops = has(draw, "drops", 4);
+    let drops = by_pairs && has(draw, "drops", 4);
     let side = |draw: &mut Draw, name: &str| {
         let is_bounded = !draw.holds("unbounded", 3);
         let keys = draw.size(name, 1..=200) - 1;
@@ -123,7 +129,12 @@ fn options(draw: &mut Draw, head_dim: usize) -> AttentionOptions {
     options
 }
 
-fn problem(case: &AttentionCase, planned: &Planned, [q, k, v]: [&Placed; 3]) -> AttentionProblem {
+pub(super) fn problem(
+    case: &AttentionCase,
+    storage: Storage,
+    [order_q, order_kv]: [Order; 2],
+    [q, k, v]: [&Placed; 3],
+) -> AttentionProblem {
     let options = &case.options;
     let window = options.window.unwrap_or(Window { left: None, right: None });
     let right = if options.causal { Some(0) } else { window.right };
@@ -142,8 +153,8 @@ fn problem(case: &AttentionCase, planned: &Planned, [q, k, v]: [&Placed; 3]) -> 
         q: q.rows,
         k: k.rows,
         v: v.rows,
-        order_q: planned.orders[0],
-        order_kv: planned.orders[1],
+        order_q,
+        order_kv,
         scale: case.scale() as f32,
         window: kernel::Window { left: window.left, right },
         softcap: options.softcap.map(|cap| cap as f32),
@@ -153,7 +164,7 @@ fn problem(case: &AttentionCase, planned: &Planned, [q, k, v]: [&Placed; 3]) -> 
         ..AttentionProblem::dense(
             [case.batch, case.heads_q, case.seq_q, case.head_dim],
             case.seq_kv,
-            dtype(planned.storage),
+            dtype(storage),
         )
     }
 }
@@ -178,7 +189,7 @@ fn run(
     let padding = planned.padding;
     let [q, dout] = [(); 2].map(|()| Placed::new(of_q, planned.orders[0], padding));
     let [k, v] = [(); 2].map(|()| Placed::new(of_kv, planned.orders[1], padding));
-    let problem = problem(&case, planned, [&q, &k, &v]);
+    let problem = problem(&case, storage, planned.orders, [&q, &k, &v]);
     let mut send = |name: &str, values: &[f64], placed: &Placed| {
         place(on, draw, name, (values, &placed.layout), storage)
     };

@@ -32,7 +32,7 @@ enum Groups {
 
 /// How a tensor of four dimensions lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lies {
+pub(super) enum Lies {
     /// The last dimension is innermost, as Burn has weights and users have images.
     InOrder,
     /// Channels are innermost, as Burn's convolutions leave images.
@@ -42,6 +42,8 @@ enum Lies {
 }
 
 impl Lies {
+    pub(super) const ALL: [Self; 3] = [Self::ChannelsLast, Self::InOrder, Self::WithGaps];
+
     fn layout(self, shape: [usize; 4]) -> Layout {
         let channels = shape[1];
         match self {
@@ -56,7 +58,7 @@ impl Lies {
 }
 
 /// A pass of a convolution, and where its operands lie.
-struct Pass {
+pub(super) struct Pass {
     case: ConvCase,
     pass: ConvPass,
     storage: Storage,
@@ -64,7 +66,6 @@ struct Pass {
 }
 
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
-    const LIES: [Lies; 3] = [Lies::ChannelsLast, Lies::InOrder, Lies::WithGaps];
     let storage = draw.plan("type", &on.storages);
     let pass = draw.plan("pass", &PASSES);
     let side = |draw: &mut Draw, name: &str, choices: &[usize]| draw.plan(name, choices);
@@ -73,7 +74,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let dilation =
         [side(draw, "dilation-rows", &[1, 1, 2]), side(draw, "dilation-columns", &[1, 1, 2])];
     let groups = draw.plan("groups", &[Groups::One, Groups::One, Groups::Few, Groups::Depthwise]);
-    let lies = [draw.plan("first-lies", &LIES), draw.plan("second-lies", &LIES)];
+    let lies = ["first-lies", "second-lies"].map(|name| draw.plan(name, &Lies::ALL));
     let by = draw.plan("channels-by", &[8, 1, 64]);
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
     let bias = draw.planned("bias", 3) && pass != ConvPass::Wgrad;
@@ -114,25 +115,25 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         padding: [rows, columns],
         dilation,
     };
-    let shapes = case.shapes(reference_pass(pass));
-    let layouts = [0, 1].map(|i| lies[i].layout(shapes[i]));
-    run(on, draw, check, &Pass { case, pass, storage, layouts }, which, bias)
+    let plan = |plans: &[ConvBlueprint]| plans.get(which % plans.len().max(1)).copied();
+    run(on, draw, check, &Pass::new(case, pass, storage, lies), bias, plan)
 }
 
-fn run(
+/// Runs a pass by what `plan` makes of the plans that the device has for it.
+pub(super) fn run(
     on: &Target,
     draw: &mut Draw,
     check: &mut Check,
     of: &Pass,
-    which: usize,
     has_bias: bool,
+    plan: impl Fn(&[ConvBlueprint]) -> Option<ConvBlueprint>,
 ) -> Result<(), Stop> {
     let (client, storage) = (&on.client, of.storage);
     let problem = of.problem()?;
     let mut plans = ConvBlueprint::candidates(&problem, client);
     plans.retain(|plan| on.takes(family(plan)));
     let declined = || Stop::Declined("no plan of the family serves the convolution".into());
-    let plan = *plans.get(which % plans.len().max(1)).ok_or_else(declined)?;
+    let plan = plan(&plans).ok_or_else(declined)?;
 
     let [first, second, result] = of.case.shapes(reference_pass(of.pass));
     let mut operand = |shape: [usize; 4]| draw.normal(shape.iter().product(), 1.0, storage);
@@ -177,6 +178,12 @@ fn add(sums: &mut ConvSums, term: impl Fn(usize) -> f64) {
 }
 
 impl Pass {
+    pub(super) fn new(case: ConvCase, pass: ConvPass, storage: Storage, lies: [Lies; 2]) -> Self {
+        let shapes = case.shapes(reference_pass(pass));
+        let layouts = [0, 1].map(|i| lies[i].layout(shapes[i]));
+        Self { case, pass, storage, layouts }
+    }
+
     fn problem(&self) -> Result<ConvProblem, KernelError> {
         let Self { case, pass, storage, layouts } = self;
         let ConvCase { stride, padding, dilation, groups, input, kernel, .. } = *case;

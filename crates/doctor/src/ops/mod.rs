@@ -1,8 +1,10 @@
 //! The cases of each operation: what is drawn, what runs, and what it is held to.
 
 mod attention;
+mod attention_cache;
 mod batch_norm;
 mod conv;
+mod conv_depthwise;
 mod cross_entropy;
 mod elements;
 mod embedding;
@@ -11,6 +13,7 @@ mod group_norm;
 mod matmul;
 mod norm;
 mod optimizers;
+pub mod pool;
 mod quantize;
 mod rotary;
 mod softmax;
@@ -41,14 +44,18 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 20] = [
+pub const OPS: [KernelOp; 24] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
     op("attention", attention::case),
+    op("conv_depthwise", conv_depthwise::case),
+    op("attention_decode", attention_cache::decode),
+    op("attention_append", attention_cache::append),
     op("norm", norm::case),
     op("batch_norm", batch_norm::case),
     op("group_norm", group_norm::case),
+    op("pool", pool::case),
     op("cross_entropy", cross_entropy::case),
     op("softmax", softmax::case),
     op("gelu", elements::gelu),
