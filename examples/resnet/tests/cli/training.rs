@@ -98,6 +98,7 @@ fn a_finished_run_goes_on_when_more_steps_are_asked_for_and_only_so() {
     succeed(place.train("run", &["--steps", "2"]));
     let complete = succeed(place.resume("run", &[]));
     assert!(complete.stderr.contains("complete"), "{}", complete.stderr);
+    // It reports after each step, as it did.
     succeed(place.resume("run", &["--steps", "3"]));
     assert_eq!(losses(&run, "train").len(), 3);
 
