@@ -1,15 +1,6 @@
 //! Runs of several processes.
 
-use crate::sandbox::{Sandbox, checkpoints, fail_on_ranks, losses, succeed};
-
-#[test]
-fn a_run_on_two_ranks_goes_on_on_one() {
-    let place = Sandbox::new();
-    succeed(place.train("run", &["--steps", "2", "--gpus", "2"]));
-    succeed(place.resume("run", &["--steps", "4"]));
-    assert_eq!(losses(&place.path("run"), "train").len(), 4);
-    assert_eq!(checkpoints(&place.path("run")).last(), Some(&4));
-}
+use crate::sandbox::{Sandbox, fail_on_ranks};
 
 #[test]
 fn options_that_ranks_do_not_share_are_named() {
