@@ -20,7 +20,9 @@ use std::{
 /// An optimizer each of whose parameters is updated by one rank alone, its owner, which tells the others.
 ///
 /// A rank keeps the states of its own parameters: for AdamW in f32, 8 bytes for a parameter become 8 / N on each
-/// of N ranks. Updates are those of the optimizer on one rank, bit for bit, unless it rounds by chance.
+/// of N ranks. Updates by the same gradients are those of the optimizer on one rank, bit for bit, unless it rounds by
+/// chance. A norm of all gradients is added up by owners, and so rounded otherwise: what is clipped by it may differ in the
+/// last bits.
 ///
 /// Gradients come to their owners alone, which is half the way of a sum for all, and parameters go to all. Owners
 /// update them in buckets, and one bucket is on its way while the next one is updated.

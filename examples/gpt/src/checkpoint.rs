@@ -12,6 +12,7 @@ use blackburn::train::{
     trainer::{saved_extra, saved_model},
 };
 use burn::tensor::Device;
+use example_program::CadenceOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,12 @@ pub(crate) struct RunState {
     pub(crate) data: DataSettings,
     /// Identifies the tokens that the run learns from.
     pub(crate) fingerprint: String,
+    /// How often it reports, validates and saves, as far as it was told.
+    #[serde(default)]
+    pub(crate) cadence: CadenceOptions,
+    /// Beginning of its samples, if it was told one.
+    #[serde(default)]
+    pub(crate) prompt: Option<String>,
 }
 
 /// A checkpoint whose checksums hold.

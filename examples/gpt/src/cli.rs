@@ -5,6 +5,7 @@ use crate::{
     tokenizer::TokenizerKind,
 };
 use clap::{Args, Parser, Subcommand};
+use example_program::CadenceOptions;
 use std::path::PathBuf;
 
 /// Trains a GPT-2 style language model on text files, and writes with it.
@@ -226,6 +227,18 @@ pub(crate) struct TrainArgs {
     /// Beginning of the samples. Default: "fn "
     #[arg(long, help_heading = "Reports", value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
+}
+
+impl TrainArgs {
+    /// How often the run is to report, validate and save.
+    pub(crate) fn cadence(&self) -> CadenceOptions {
+        CadenceOptions {
+            log_every: self.log_every,
+            eval_every: self.eval_every,
+            checkpoint_every: self.checkpoint_every,
+            keep: self.keep,
+        }
+    }
 }
 
 /// With no --resume it prepares a run as `train` would, which `train --resume` goes on with.

@@ -52,6 +52,17 @@ impl DataSettings {
         })
     }
 
+    /// By the options that set them, for ranks to compare.
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        let Self { paths, extensions, max_bytes, validation_share, seed: _ } = self;
+        vec![
+            ("--data", format!("{paths:?}")),
+            ("--extensions", extensions.join(",")),
+            ("--max-data", format!("{} MiB", max_bytes.unwrap_or(0) >> 20)),
+            ("--validation-share", validation_share.to_string()),
+        ]
+    }
+
     /// Finds the text and turns it into tokens, or opens those kept in `folder`.
     pub(crate) fn open(&self, folder: &Path, tokenizer: TokenizerKind) -> Result<TokenStore> {
         let corpus = corpus::discover(&CorpusOptions {

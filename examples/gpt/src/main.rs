@@ -33,13 +33,7 @@ fn main() -> ExitCode {
     example_program::log("warn,gpt=info,blackburn=info");
     let cli = Cli::parse();
     const SMALLER: &str = "a smaller --batch with a larger --accumulate, or a smaller --context";
-    match example_program::catch(SMALLER, || run(&cli)) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    example_program::ended(example_program::catch(SMALLER, || run(&cli)))
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {

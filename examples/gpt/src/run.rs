@@ -20,7 +20,7 @@ use blackburn::{
     train::trainer::{Trainer, TrainerConfig},
 };
 use burn::tensor::{Device, Int, Tensor};
-use example_program::lock;
+use example_program::{CadenceOptions, agree, lock, or_none};
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -39,7 +39,10 @@ pub(crate) struct Run {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) device: Device,
     pub(crate) trainer: GptTrainer,
-    pub(crate) prompt: String,
+    /// How often it reports, validates and saves, as far as it was told.
+    pub(crate) cadence: CadenceOptions,
+    /// Beginning of its samples, if it was told one.
+    prompt: Option<String>,
     pub(crate) attention: AttentionKind,
     /// Whether logits are made in chunks of rows, with the loss.
     pub(crate) chunked_loss: bool,
@@ -62,8 +65,10 @@ impl Run {
         group: &Group,
     ) -> Result<Self> {
         let attention = AttentionKind::or_fastest(args.attention, settings.precision);
-        memory::check(&settings, attention, report)?;
         let data = DataSettings::resolve(&args.data)?;
+        let cadence = args.cadence();
+        agree_on_all(args, &settings, &data, cadence, group)?;
+        memory::check(&settings, attention, report)?;
         // On a device that does not compute so, nothing old goes.
         settings.policy().check_device(device)?;
         let mut prepared = None;
@@ -86,7 +91,8 @@ impl Run {
         let trainer = trainer(args, &settings, group).init(settings.model.init(&device))?;
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
-            prompt: prompt(args),
+            cadence,
+            prompt: args.prompt.clone(),
             attention,
             chunked_loss: args.chunked_loss,
             graph: replays(args),
@@ -126,8 +132,10 @@ impl Run {
         };
         let settings = found.state.settings.resume(args, group.size())?;
         let attention = AttentionKind::or_fastest(args.attention, settings.precision);
-        memory::check(&settings, attention, report)?;
         let data = found.state.data.clone();
+        let cadence = args.cadence().or(found.state.cadence);
+        agree_on_all(args, &settings, &data, cadence, group)?;
+        memory::check(&settings, attention, report)?;
         let store = Arc::new(data.reopen(
             &folder.join("data"),
             settings.tokenizer,
@@ -139,7 +147,8 @@ impl Run {
         tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
-            prompt: prompt(args),
+            cadence,
+            prompt: args.prompt.clone().or(found.state.prompt),
             attention,
             chunked_loss: args.chunked_loss,
             graph: replays(args),
@@ -159,6 +168,11 @@ impl Run {
         self.trainer.steps_taken()
     }
 
+    /// Beginning of its samples.
+    pub(crate) fn prompt(&self) -> &str {
+        self.prompt.as_deref().unwrap_or("fn ")
+    }
+
     /// The model as it is now.
     pub(crate) fn model(&self) -> Result<&Gpt> {
         Ok(self.trainer.model()?)
@@ -170,6 +184,8 @@ impl Run {
             settings: self.settings.clone(),
             data: self.data.clone(),
             fingerprint: self.store.fingerprint().into(),
+            cadence: self.cadence,
+            prompt: self.prompt.clone(),
         };
         Ok(self.trainer.save(&checkpoint::of_run(&self.folder).keep(keep), &state)?)
     }
@@ -285,8 +301,27 @@ fn training(device: &Device, recompute: bool) -> Device {
     if recompute { device.gradient_checkpointing() } else { device }
 }
 
-fn prompt(args: &TrainArgs) -> String {
-    args.prompt.clone().unwrap_or_else(|| "fn ".into())
+/// Checks that all ranks are about to do the same.
+fn agree_on_all(
+    args: &TrainArgs,
+    settings: &RunSettings,
+    data: &DataSettings,
+    cadence: CadenceOptions,
+    group: &Group,
+) -> Result<()> {
+    let attention = AttentionKind::or_fastest(args.attention, settings.precision);
+    let mut options = settings.options();
+    options.extend(data.options());
+    options.extend([
+        ("--attention", format!("{attention:?}").to_lowercase()),
+        ("--chunked-loss", args.chunked_loss.to_string()),
+        ("--recompute", recomputes(args, settings, attention).to_string()),
+        ("--graph", replays(args).to_string()),
+        ("--shard-optimizer", args.shard_optimizer.to_string()),
+        // All ranks save together.
+        ("--checkpoint-every", or_none(cadence.checkpoint_every)),
+    ]);
+    agree(group, &options)
 }
 
 /// The folder of a run that was not given one.

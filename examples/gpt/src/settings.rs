@@ -13,6 +13,7 @@ use blackburn::{
     },
 };
 use clap::ValueEnum;
+use example_program::differences;
 use serde::{Deserialize, Serialize};
 
 /// Sizes by name.
@@ -197,30 +198,23 @@ impl RunSettings {
     /// A resumed run's settings: the checkpoint's, with what may change taken from the command
     /// line. What would make it another run is refused.
     pub(crate) fn resume(&self, args: &TrainArgs, ranks: usize) -> Result<Self> {
-        let mut differences = Vec::new();
-        let mut check = |option: &str, asked: Option<String>, saved: String| {
-            if let Some(asked) = asked.filter(|asked| *asked != saved) {
-                differences.push(format!("{option} {asked} (the checkpoint has {saved})"));
-            }
-        };
         let text = |value: Option<usize>| value.map(|v| v.to_string());
-        check("--preset", args.preset.map(name), name(self.preset));
-        check("--tokenizer", args.tokenizer.map(|t| t.name().into()), self.tokenizer.name().into());
-        check("--precision", args.precision.map(name), name(self.precision));
-        check("--masters", args.masters.map(name), name(self.masters));
-        check(
-            "--no-loss-scaling",
-            args.no_loss_scaling.then(|| "given".into()),
-            if self.loss_scaling { "it not" } else { "given" }.into(),
-        );
-        check("--layers", text(args.layers), self.model.layers.to_string());
-        check("--width", text(args.width), self.model.width.to_string());
-        check("--heads", text(args.heads), self.model.heads.to_string());
-        check("--context", text(args.context), self.model.context.to_string());
-        check("--dropout", args.dropout.map(|v| v.to_string()), self.model.dropout.to_string());
-        check("--batch", text(args.batch), self.batch.to_string());
-        check("--accumulate", text(args.accumulate), self.accumulate.to_string());
-        check("--seed", args.seed.map(|v| v.to_string()), self.seed.to_string());
+        let fixed = [
+            ("--preset", args.preset.map(name)),
+            ("--tokenizer", args.tokenizer.map(|t| t.name().into())),
+            ("--precision", args.precision.map(name)),
+            ("--masters", args.masters.map(name)),
+            ("--no-loss-scaling", args.no_loss_scaling.then(|| "true".into())),
+            ("--layers", text(args.layers)),
+            ("--width", text(args.width)),
+            ("--heads", text(args.heads)),
+            ("--context", text(args.context)),
+            ("--dropout", args.dropout.map(|v| v.to_string())),
+            ("--batch", text(args.batch)),
+            ("--accumulate", text(args.accumulate)),
+            ("--seed", args.seed.map(|v| v.to_string())),
+        ];
+        let differences = differences(&fixed, &self.options());
         let data = &args.data;
         let given = [
             ("--data", !data.data.is_empty()),
@@ -251,6 +245,49 @@ impl RunSettings {
         settings.clip = args.clip.unwrap_or(self.clip);
         settings.validate()?;
         Ok(settings)
+    }
+
+    /// By the options that set them, for ranks to compare.
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        let Self {
+            preset,
+            tokenizer,
+            precision,
+            masters,
+            loss_scaling,
+            model: ModelConfig { layers, width, heads, context, vocabulary: _, dropout },
+            steps,
+            batch,
+            accumulate,
+            ranks: _,
+            learning_rate,
+            min_learning_rate,
+            warmup,
+            weight_decay,
+            clip,
+            seed,
+        } = self;
+        vec![
+            ("--preset", name(*preset)),
+            ("--tokenizer", tokenizer.name().into()),
+            ("--precision", name(*precision)),
+            ("--masters", name(*masters)),
+            ("--no-loss-scaling", (!loss_scaling).to_string()),
+            ("--layers", layers.to_string()),
+            ("--width", width.to_string()),
+            ("--heads", heads.to_string()),
+            ("--context", context.to_string()),
+            ("--dropout", dropout.to_string()),
+            ("--steps", steps.to_string()),
+            ("--batch", batch.to_string()),
+            ("--accumulate", accumulate.to_string()),
+            ("--learning-rate", learning_rate.to_string()),
+            ("--min-learning-rate", min_learning_rate.to_string()),
+            ("--warmup", warmup.to_string()),
+            ("--weight-decay", weight_decay.to_string()),
+            ("--clip", clip.to_string()),
+            ("--seed", seed.to_string()),
+        ]
     }
 
     /// What a step is of.

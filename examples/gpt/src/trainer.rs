@@ -26,7 +26,7 @@ use burn::{
     module::Module,
     tensor::{Device, Tensor},
 };
-use example_program::{Cadence, Progress};
+use example_program::{Cadence, Progress, agree, or_none};
 use std::time::Instant;
 
 /// Batches of held-out text that a validation during training looks at.
@@ -36,11 +36,8 @@ const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
 
-/// How often a run reports, validates and saves.
-fn cadence(args: &TrainArgs, steps: usize) -> Result<Cadence> {
-    ensure!(args.profile != Some(0), "--profile: expected at least 1, got 0");
-    Cadence::new(steps, 10).with(args.log_every, args.eval_every, args.checkpoint_every, args.keep)
-}
+/// Validations and checkpoints of a run, if it is not said otherwise.
+const TIMES: usize = 10;
 
 /// Trains, or continues to.
 pub(crate) fn train(
@@ -49,17 +46,20 @@ pub(crate) fn train(
     report: &Report,
     group: &Group,
 ) -> Result<()> {
-    let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
-    if args.resume {
-        let mut run = Run::resume(args, folder, &mut device, report, group)?;
-        let cadence = cadence(args, run.settings.steps)?;
-        return run.carry_out(args, &cadence, report);
-    }
-    let settings = RunSettings::resolve(args, group.size())?;
     // Before the start, which with --overwrite removes the run before it.
-    let cadence = cadence(args, settings.steps)?;
-    Run::start(args, folder, settings, &mut device, report, group)?
-        .carry_out(args, &cadence, report)
+    args.cadence().check()?;
+    ensure!(args.profile != Some(0), "--profile: expected at least 1, got 0");
+    agree(group, &[("--resume", args.resume.to_string()), ("--profile", or_none(args.profile))])?;
+    let folder = args.out.clone().unwrap_or_else(|| run::default_folder(args));
+    let mut run = match args.resume {
+        true => Run::resume(args, folder, &mut device, report, group)?,
+        false => {
+            let settings = RunSettings::resolve(args, group.size())?;
+            Run::start(args, folder, settings, &mut device, report, group)?
+        }
+    };
+    let cadence = run.cadence.cadence(run.settings.steps, TIMES);
+    run.carry_out(args, &cadence, report)
 }
 
 impl Run {
@@ -272,14 +272,14 @@ impl Run {
             graph: false,
             device: &self.device.clone().without_autodiff(),
         };
-        let sample = author.generate(&self.prompt, SAMPLE_TOKENS, sampling, &mut |_| true)?.text;
+        let sample = author.generate(self.prompt(), SAMPLE_TOKENS, sampling, &mut |_| true)?.text;
         progress.line(&format!(
             "step {step}: validation loss {:.4}, perplexity {:.2}\n{}\n",
             result.loss,
             result.perplexity(),
             indent(&sample)
         ));
-        log.write(&MetricRecord::Sample { step, prompt: self.prompt.clone(), text: sample })
+        log.write(&MetricRecord::Sample { step, prompt: self.prompt().into(), text: sample })
     }
 }
 

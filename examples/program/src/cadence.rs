@@ -1,56 +1,77 @@
 //! How often a run does what it does besides steps.
 
 use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+
+/// The options of a [`Cadence`] that were given. Saved with a run, so that it goes on as it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CadenceOptions {
+    /// `--log-every`.
+    pub log_every: Option<usize>,
+    /// `--eval-every`.
+    pub eval_every: Option<usize>,
+    /// `--checkpoint-every`.
+    pub checkpoint_every: Option<usize>,
+    /// `--keep`.
+    pub keep: Option<usize>,
+}
+
+impl CadenceOptions {
+    /// Refuses zeros.
+    ///
+    /// # Errors
+    ///
+    /// When an option is 0.
+    pub fn check(&self) -> Result<()> {
+        for (option, value) in [
+            ("--log-every", self.log_every),
+            ("--eval-every", self.eval_every),
+            ("--checkpoint-every", self.checkpoint_every),
+            ("--keep", self.keep),
+        ] {
+            ensure!(value != Some(0), "{option}: expected at least 1, got 0");
+        }
+        Ok(())
+    }
+
+    /// These, and those of `saved` in the place of what is missing.
+    #[must_use]
+    pub fn or(self, saved: Self) -> Self {
+        Self {
+            log_every: self.log_every.or(saved.log_every),
+            eval_every: self.eval_every.or(saved.eval_every),
+            checkpoint_every: self.checkpoint_every.or(saved.checkpoint_every),
+            keep: self.keep.or(saved.keep),
+        }
+    }
+
+    /// What they come to in a run of `steps` steps: without options a report every ten steps, `times` validations
+    /// and checkpoints, and the last three checkpoints.
+    pub fn cadence(&self, steps: usize, times: usize) -> Cadence {
+        let part = steps.div_ceil(times);
+        Cadence {
+            log: self.log_every.unwrap_or(10),
+            evaluate: self.eval_every.unwrap_or(part),
+            checkpoint: self.checkpoint_every.unwrap_or(part),
+            keep: self.keep.unwrap_or(3),
+        }
+    }
+}
 
 /// Steps between two reports, validations and checkpoints, and how many checkpoints are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cadence {
-    /// `--log-every`.
+    /// Between reports.
     pub log: usize,
-    /// `--eval-every`.
+    /// Between validations.
     pub evaluate: usize,
-    /// `--checkpoint-every`.
+    /// Between checkpoints.
     pub checkpoint: usize,
-    /// `--keep`.
+    /// Checkpoints.
     pub keep: usize,
 }
 
 impl Cadence {
-    /// Without options: a report every ten steps, `times` validations and checkpoints in `steps`, and the last
-    /// three checkpoints.
-    pub fn new(steps: usize, times: usize) -> Self {
-        let part = steps.div_ceil(times);
-        Self { log: 10, evaluate: part, checkpoint: part, keep: 3 }
-    }
-
-    /// With the options that are given.
-    ///
-    /// # Errors
-    ///
-    /// When one is 0.
-    pub fn with(
-        self,
-        log: Option<usize>,
-        evaluate: Option<usize>,
-        checkpoint: Option<usize>,
-        keep: Option<usize>,
-    ) -> Result<Self> {
-        for (option, value) in [
-            ("--log-every", log),
-            ("--eval-every", evaluate),
-            ("--checkpoint-every", checkpoint),
-            ("--keep", keep),
-        ] {
-            ensure!(value != Some(0), "{option}: expected at least 1, got 0");
-        }
-        Ok(Self {
-            log: log.unwrap_or(self.log),
-            evaluate: evaluate.unwrap_or(self.evaluate),
-            checkpoint: checkpoint.unwrap_or(self.checkpoint),
-            keep: keep.unwrap_or(self.keep),
-        })
-    }
-
     /// Whether a report, a validation and a checkpoint are due after step `number` of `steps`: the last one has
     /// all of them.
     pub fn due(&self, number: usize, steps: usize) -> [bool; 3] {
@@ -64,12 +85,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_win_and_zeros_are_refused() {
-        let cadence = Cadence::new(101, 10);
-        assert_eq!((cadence.evaluate, cadence.keep), (11, 3));
-        let given = cadence.with(Some(2), None, Some(7), None).expect("none is 0");
-        assert_eq!(given, Cadence { log: 2, checkpoint: 7, ..cadence });
-        let refused = cadence.with(None, None, None, Some(0)).expect_err("it is 0");
+    fn options_that_are_given_win_and_zeros_are_refused() {
+        let without = CadenceOptions::default().cadence(101, 10);
+        assert_eq!(without, Cadence { log: 10, evaluate: 11, checkpoint: 11, keep: 3 });
+        let saved = CadenceOptions { log_every: Some(2), keep: Some(5), ..Default::default() };
+        let given = CadenceOptions { keep: Some(1), eval_every: Some(7), ..Default::default() };
+        given.check().expect("none is 0");
+        let expected = Cadence { log: 2, evaluate: 7, keep: 1, ..without };
+        assert_eq!(given.or(saved).cadence(101, 10), expected);
+        let none = CadenceOptions { keep: Some(0), ..saved };
+        let refused = none.check().expect_err("it is 0");
         assert_eq!(refused.to_string(), "--keep: expected at least 1, got 0");
     }
 

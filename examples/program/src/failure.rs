@@ -5,7 +5,9 @@ use blackburn::train::auto_batch::names_lack_of_memory;
 use std::{
     any::Any,
     env,
+    io::{self, Write as _},
     panic::{self, AssertUnwindSafe},
+    process::ExitCode,
 };
 
 /// Lines of a panic's message that are shown; backtraces follow them.
@@ -24,6 +26,18 @@ pub fn catch<T>(smaller: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     }
     panic::catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(described(&*panic, smaller)))
+}
+
+/// The exit code of a program that has ended so. An error is written to standard error at once, in one piece: several
+/// ranks may write there.
+pub fn ended(done: Result<ExitCode>) -> ExitCode {
+    let error = match done {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    // Where standard error is closed, the code alone tells.
+    let _ = io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
+    ExitCode::FAILURE
 }
 
 fn described(panic: &(dyn Any + Send), smaller: &str) -> Error {

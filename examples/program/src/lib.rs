@@ -3,13 +3,15 @@
 mod cadence;
 mod failure;
 mod folder;
+mod options;
 mod progress;
 mod rank;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use cadence::Cadence;
-pub use failure::catch;
+pub use cadence::{Cadence, CadenceOptions};
+pub use failure::{catch, ended};
 pub use folder::lock;
+pub use options::{differences, or_none};
 pub use progress::Progress;
-pub use rank::{log, on_ranks};
+pub use rank::{agree, log, on_ranks};

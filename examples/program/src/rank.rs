@@ -1,7 +1,7 @@
 //! One process of several.
 
-use anyhow::Result;
-use blackburn::distributed::{self, Group, GroupConfig, Started, World};
+use anyhow::{Result, bail};
+use blackburn::distributed::{self, DistributedError, Group, GroupConfig, Started, World};
 use std::{io::IsTerminal, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
@@ -35,4 +35,19 @@ pub fn on_ranks(gpus: Option<usize>, work: impl FnOnce(&Group) -> Result<()>) ->
         group.fail(&format!("{error:#}"));
     }
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Checks that all ranks have the same values of options, each with its name: those that decide data and arithmetic.
+/// Ranks that differ in one would train on wrong data, or another model, and say nothing.
+///
+/// # Errors
+///
+/// When they differ, with the first option that does and what each rank has, or a rank has failed.
+pub fn agree(group: &Group, options: &[(&str, String)]) -> Result<()> {
+    match group.agree_on(options) {
+        Err(error @ DistributedError::Differ { .. }) => {
+            bail!("{error}. Start all ranks with the same options")
+        }
+        other => Ok(other?),
+    }
 }

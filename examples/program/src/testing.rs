@@ -4,8 +4,9 @@
 
 use std::{
     fs,
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -13,6 +14,10 @@ use tempfile::TempDir;
 
 /// Longer than anything here takes, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Seconds without a sign of life after which ranks take another for dead.
+const RANK_TIMEOUT: u64 = 5;
+/// In which all ranks have to end once one has failed.
+pub const RANKS_END: Duration = Duration::from_secs(10 * RANK_TIMEOUT);
 
 /// A temporary folder, in which a program runs.
 #[derive(Debug)]
@@ -156,6 +161,56 @@ impl Drop for Running {
         // It may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
+    listener.local_addr().expect("it listens").port()
+}
+
+/// Starts the command as one of two ranks, as a launcher does.
+pub fn start_rank(mut command: Command, rank: usize, port: u16) -> Child {
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("BLACKBURN_DISTRIBUTED_TIMEOUT", RANK_TIMEOUT.to_string());
+    command.spawn().expect("the program starts")
+}
+
+/// What a rank says that has to end by itself, with an error.
+pub fn end_rank(mut rank: Child, name: &str) -> String {
+    let since = Instant::now();
+    while rank.try_wait().expect("it is this one's child").is_none() {
+        if since.elapsed() > RANKS_END {
+            rank.kill().expect("it is this one's child");
+            panic!("{name} hangs");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let Output { status, stderr, .. } = rank.wait_with_output().expect("it has ended");
+    let said = String::from_utf8_lossy(&stderr).into_owned();
+    assert!(!status.success(), "{name} ended as if nothing were wrong: {said}");
+    assert!(!said.contains("panicked at"), "{name}: {said}");
+    said
+}
+
+/// Runs two ranks that each have to fail with one message, which holds `expected`.
+pub fn fail_on_ranks(commands: [Command; 2], expected: &str) {
+    let port = free_port();
+    let mut rank = 0..;
+    let ranks = commands.map(|command| {
+        let rank = rank.next().expect("numbers do not end");
+        (rank, start_rank(command, rank, port))
+    });
+    for (rank, process) in ranks {
+        let said = end_rank(process, &format!("rank {rank}"));
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error:")).collect();
+        assert_eq!(errors.len(), 1, "rank {rank}: {said}");
+        assert!(errors[0].contains(expected), "rank {rank}: no {expected:?} in {said}");
     }
 }
 

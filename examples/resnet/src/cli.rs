@@ -4,6 +4,7 @@ use crate::{model::Depth, speed::SpeedArgs};
 use anyhow::{Result, bail};
 use blackburn::train::precision::Precision;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use example_program::CadenceOptions;
 use std::path::PathBuf;
 
 /// Trains residual networks on folders of images, and tells with them what is on others.
@@ -206,6 +207,18 @@ pub(crate) struct TrainArgs {
     /// Checkpoints to keep, the newest. Default: 3
     #[arg(long, value_name = "N", help_heading = "Reports")]
     pub(crate) keep: Option<usize>,
+}
+
+impl TrainArgs {
+    /// How often the run is to report, validate and save.
+    pub(crate) fn cadence(&self) -> CadenceOptions {
+        CadenceOptions {
+            log_every: self.log_every,
+            eval_every: self.eval_every,
+            checkpoint_every: self.checkpoint_every,
+            keep: self.keep,
+        }
+    }
 }
 
 /// A trained network.

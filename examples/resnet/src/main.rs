@@ -25,13 +25,7 @@ fn main() -> ExitCode {
     example_program::log("warn,resnet=info,blackburn=info,blackburn_train::trainer=warn");
     let cli = Cli::parse();
     const SMALLER: &str = "a smaller --batch with a larger --accumulate, or a smaller --size";
-    match example_program::catch(SMALLER, || run(&cli)) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    example_program::ended(example_program::catch(SMALLER, || run(&cli)))
 }
 
 fn run(cli: &Cli) -> Result<ExitCode> {

@@ -18,7 +18,7 @@ use blackburn::{
     },
 };
 use burn::tensor::Device;
-use example_program::lock;
+use example_program::{CadenceOptions, agree, lock, or_none};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -47,6 +47,9 @@ pub(crate) struct RunState {
     /// Names of the classes, for whoever has the checkpoint and not the data.
     pub(crate) classes: Vec<String>,
     pub(crate) fingerprint: String,
+    /// How often the run reports, validates and saves, as far as it was told.
+    #[serde(default)]
+    pub(crate) cadence: CadenceOptions,
 }
 
 /// A run, ready to take its next step.
@@ -58,6 +61,8 @@ pub(crate) struct Run {
     pub(crate) device: Device,
     pub(crate) training: Training,
     pub(crate) workers: usize,
+    /// How often it reports, validates and saves, as far as it was told.
+    pub(crate) cadence: CadenceOptions,
     /// The processes that train this run.
     pub(crate) group: Group,
     // Held by rank 0 until the run ends: two runs must not write to one folder.
@@ -87,6 +92,8 @@ impl Run {
             is_cpu,
             group.size(),
         )?;
+        let cadence = args.cadence();
+        agree_on_all(&settings, &data, cadence, group)?;
         group.agree("the images", &source.fingerprint())?;
         let mut kept = None;
         group.rank_0_first("the run's folder", || {
@@ -100,7 +107,18 @@ impl Run {
             remove_results(&folder)?;
         }
         let (device, group) = (device.clone(), group.clone());
-        Ok(Self { folder, settings, data, source, device, training, workers, group, _lock: kept })
+        Ok(Self {
+            folder,
+            settings,
+            data,
+            source,
+            device,
+            training,
+            workers,
+            cadence,
+            group,
+            _lock: kept,
+        })
     }
 
     /// The run in `folder`, from its newest sound checkpoint.
@@ -126,6 +144,8 @@ impl Run {
         let found = checkpoints.open(&path)?;
         let state: RunState = saved_extra(&found)?;
         let settings = state.settings.resume(args, group.size())?;
+        let cadence = args.cadence().or(state.cadence);
+        agree_on_all(&settings, &state.data, cadence, group)?;
         let source = state.data.reopen(&state.fingerprint)?;
         let training = Training::load(&settings, &found, device, group)?;
         tracing::info!("continuing from {}", found.path().display());
@@ -137,6 +157,7 @@ impl Run {
             device: device.clone(),
             training,
             workers,
+            cadence,
             group: group.clone(),
             _lock: kept,
         })
@@ -154,6 +175,7 @@ impl Run {
             data: self.data.clone(),
             classes: self.source.classes().to_vec(),
             fingerprint: self.source.fingerprint(),
+            cadence: self.cadence,
         };
         Ok(self.training.trainer.save(&checkpoints(&self.folder).keep(keep), &state)?)
     }
@@ -163,6 +185,20 @@ impl Run {
         let RunSettings { batch, size, .. } = self.settings;
         Shape { batch, size, workers: self.workers }
     }
+}
+
+/// Checks that all ranks are about to do the same.
+fn agree_on_all(
+    settings: &RunSettings,
+    data: &DataSettings,
+    cadence: CadenceOptions,
+    group: &Group,
+) -> Result<()> {
+    let mut options = settings.options();
+    options.extend(data.options());
+    // All ranks save together.
+    options.push(("--checkpoint-every", or_none(cadence.checkpoint_every)));
+    agree(group, &options)
 }
 
 /// Where a run keeps its checkpoints.

@@ -12,6 +12,7 @@ use blackburn::{
     train::{ema::EmaConfig, optim::SgdGroups, precision::Precision, schedule::WarmupCosine},
 };
 use burn::tensor::Device;
+use example_program::{differences, or_none};
 use serde::{Deserialize, Serialize};
 
 /// Far above what anybody asks for, and low enough that products of some overflow nothing.
@@ -161,23 +162,20 @@ impl RunSettings {
                  --steps. Leave the option out, or start afresh in another folder with --out"
             );
         }
-        let mut differences = Vec::new();
-        let mut check = |option: &str, asked: Option<String>, saved: String| {
-            if let Some(asked) = asked.filter(|asked| *asked != saved) {
-                differences.push(format!("{option} {asked} (the checkpoint has {saved})"));
-            }
-        };
         fn text<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
         }
-        check("--depth", text(args.depth), self.model.depth.to_string());
-        check("--width", text(args.width), self.model.width.to_string());
-        check("--size", text(args.size), self.size.to_string());
-        check("--precision", text(args.precision), self.precision.to_string());
-        check("--batch", text(args.batch), self.batch.to_string());
-        check("--accumulate", text(args.accumulate), self.accumulate.to_string());
-        check("--ema", text(args.ema), self.ema.to_string());
-        check("--seed", text(args.seed), self.seed.to_string());
+        let fixed = [
+            ("--depth", text(args.depth)),
+            ("--width", text(args.width)),
+            ("--size", text(args.size)),
+            ("--precision", text(args.precision)),
+            ("--batch", text(args.batch)),
+            ("--accumulate", text(args.accumulate)),
+            ("--ema", text(args.ema)),
+            ("--seed", text(args.seed)),
+        ];
+        let differences = differences(&fixed, &self.options());
         ensure!(
             differences.is_empty(),
             "--resume continues a run, and these options make it another one: {}. Leave them out, or \
@@ -200,6 +198,44 @@ impl RunSettings {
         };
         settings.validate()?;
         Ok(settings)
+    }
+
+    /// By the options that set them, for ranks to compare.
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        let Self {
+            model: ModelConfig { depth, width, classes: _ },
+            size,
+            precision,
+            batch,
+            accumulate,
+            ranks: _,
+            steps,
+            learning_rate,
+            warmup,
+            momentum,
+            weight_decay,
+            label_smoothing,
+            ema,
+            clip,
+            seed,
+        } = self;
+        vec![
+            ("--depth", depth.to_string()),
+            ("--width", width.to_string()),
+            ("--size", size.to_string()),
+            ("--precision", precision.to_string()),
+            ("--batch", batch.to_string()),
+            ("--accumulate", accumulate.to_string()),
+            ("--steps", steps.to_string()),
+            ("--learning-rate", learning_rate.to_string()),
+            ("--warmup", warmup.to_string()),
+            ("--momentum", momentum.to_string()),
+            ("--weight-decay", weight_decay.to_string()),
+            ("--label-smoothing", label_smoothing.to_string()),
+            ("--ema", ema.to_string()),
+            ("--clip", or_none(*clip)),
+            ("--seed", seed.to_string()),
+        ]
     }
 
     /// How the optimizer treats matrices and vectors.

@@ -20,16 +20,14 @@ use blackburn::{
     },
 };
 use burn::tensor::Tensor;
-use example_program::{Cadence, Progress};
+use example_program::{Cadence, Progress, agree};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-/// How often a run reports, validates and saves.
-fn cadence(args: &TrainArgs, steps: usize) -> Result<Cadence> {
-    Cadence::new(steps, 5).with(args.log_every, args.eval_every, args.checkpoint_every, args.keep)
-}
+/// Validations and checkpoints of a run, if it is not said otherwise.
+const TIMES: usize = 5;
 
 /// Trains, or continues to.
 pub(crate) fn train(
@@ -39,13 +37,14 @@ pub(crate) fn train(
     group: &Group,
 ) -> Result<()> {
     // Before the start, which with --overwrite removes the run before it.
-    cadence(args, 1)?;
+    args.cadence().check()?;
+    agree(group, &[("--resume", args.resume.to_string())])?;
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("runs/resnet"));
     let mut run = match args.resume {
         true => Run::resume(args, folder, device, group)?,
         false => Run::start(args, folder, device, report, group)?,
     };
-    let cadence = cadence(args, run.settings.steps)?;
+    let cadence = run.cadence.cadence(run.settings.steps, TIMES);
     match group.is_main() {
         true => run.train(&cadence, report),
         false => run.follow(&cadence),

@@ -5,6 +5,8 @@
 mod folders;
 #[path = "cli/input.rs"]
 mod input;
+#[path = "cli/ranks.rs"]
+mod ranks;
 #[path = "cli/sandbox.rs"]
 mod sandbox;
 #[path = "cli/training.rs"]

@@ -17,6 +17,18 @@ pub enum Wire {
 }
 
 /// How a [`Group`](super::Group) is formed.
+///
+/// # A process that is ended
+///
+/// Once a rank has failed, each call of the group returns the failure. A process in which none does within three seconds
+/// is ended with the exit code 1, since it may wait for the lost rank for good. One whose program has been told has ten
+/// times as long to end by itself.
+///
+/// **Over NCCL every process is ended five seconds after the failure, whether its program has handled the error or not**:
+/// kernels that wait for the lost rank would keep CUDA, and with it the process, from coming to an end. Do at once what
+/// has to be done after an error, and do not go on with the process.
+///
+/// With [`without_ending_the_process`](Self::without_ending_the_process) no process is ended.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
     pub(super) world: Option<World>,

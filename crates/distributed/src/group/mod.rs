@@ -273,6 +273,28 @@ impl Group {
             false => Err(DistributedError::Differ { what: what.into(), values }),
         }
     }
+
+    /// As [`agree`](Self::agree), of several values at once, each with its name: options of a program, say.
+    ///
+    /// # Errors
+    ///
+    /// When they have not, with the name of the first that differs and what each rank has, or a rank has failed.
+    pub fn agree_on(&self, values: &[(&str, String)]) -> Result<(), DistributedError> {
+        let own: Vec<(String, String)> =
+            values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let all = self.gather("values that all ranks have", &own)?;
+        let differs = |at: &usize| all.iter().any(|values| values.get(*at) != own.get(*at));
+        let longest = all.iter().map(Vec::len).max().unwrap_or(0);
+        let Some(at) = (0..longest).find(differs) else { return Ok(()) };
+        let named = all.iter().find_map(|values| values.get(at));
+        Err(DistributedError::Differ {
+            what: named.map(|(name, _)| name.clone()).unwrap_or_default(),
+            values: all
+                .iter()
+                .map(|values| values.get(at).map_or("none".into(), |(_, value)| value.clone()))
+                .collect(),
+        })
+    }
 }
 
 /// What moves numbers.

@@ -254,12 +254,21 @@ fn what_differs_is_named_by_rank() {
     let all = on_ranks(3, |group| {
         let same = group.agree("the seed", &42);
         let differs = group.agree("the data", &if group.rank() == 1 { "b" } else { "a" });
-        (same, differs.expect_err("rank 1 differs").to_string())
+        let options = |batch: usize| [("--seed", "42".into()), ("--batch", batch.to_string())];
+        let all_same = group.agree_on(&options(8));
+        let one_differs = group.agree_on(&options(8 - group.rank() / 2));
+        let one_is_missing = group.agree_on(&options(8)[..2 - group.rank() / 2]);
+        let refused = [differs, one_differs, one_is_missing];
+        (same.and(all_same), refused.map(|one| one.expect_err("a rank differs").to_string()))
     });
-    for (same, differs) in all {
+    for (same, refused) in all {
         assert!(same.is_ok());
-        let expected = r#"the ranks differ in the data: ranks [0, 2] have "a", rank 1 has "b""#;
-        assert_eq!(differs, expected);
+        let expected = [
+            r#"the ranks differ in the data: ranks [0, 2] have "a", rank 1 has "b""#,
+            "the ranks differ in --batch: ranks [0, 1] have 8, rank 2 has 7",
+            "the ranks differ in --batch: ranks [0, 1] have 8, rank 2 has none",
+        ];
+        assert_eq!(refused, expected);
     }
 }
 

@@ -81,20 +81,20 @@ impl TrainerConfig {
         steps_taken: usize,
         seed: Option<u64>,
     ) -> Result<(), TrainerError> {
-        let options = format!(
-            "{} steps taken, {:?} with masters {:?}, optimizer {:?}{}, learning rate {} at first, maximum norm \
-             {}, loss scaling {scales}, average {:?}, seed {seed:?}, a look every {} steps",
-            steps_taken,
-            policy.precision(),
-            policy.masters(),
-            self.optimizer,
-            if self.is_sharded { " in shares" } else { "" },
-            (self.rate)(steps_taken),
-            self.max_norm,
-            self.ema,
-            self.check_every
-        );
-        Ok(self.group.agree("the trainer's options", &options)?)
+        let options = [
+            ("the trainer's number of steps taken", steps_taken.to_string()),
+            ("the trainer's precision", format!("{:?}", policy.precision())),
+            ("the trainer's masters", format!("{:?}", policy.masters())),
+            ("the trainer's optimizer", format!("{:?}", self.optimizer)),
+            ("whether the trainer's optimizer is sharded", self.is_sharded.to_string()),
+            ("the trainer's next learning rate", (self.rate)(steps_taken).to_string()),
+            ("the trainer's maximum norm", self.max_norm.to_string()),
+            ("whether the trainer scales losses", scales.to_string()),
+            ("the trainer's average of the weights", format!("{:?}", self.ema)),
+            ("the trainer's seed", format!("{seed:?}")),
+            ("the trainer's steps between two looks at losses", self.check_every.to_string()),
+        ];
+        Ok(self.group.agree_on(&options)?)
     }
 }
 

@@ -1,16 +1,19 @@
 //! Runs of several processes: what they compute, and how they end when one fails.
 
-use crate::sandbox::{Sandbox, fail, finish, losses, succeed};
+use crate::{
+    checkpoints::{of_step, steps},
+    sandbox::{Sandbox, fail, finish, losses, records, succeed},
+};
+use example_program::testing::{RANKS_END, end_rank, fail_on_ranks, free_port, start_rank};
 use libtest_mimic::Trial;
+use serde_json::{Value, json};
 use std::{
-    net::TcpListener,
-    process::{Child, Command, Output},
+    fs,
+    path::Path,
+    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
-
-/// In which all processes have to end once one has failed: ten times the timeout that they are given.
-const LIMIT: Duration = Duration::from_secs(50);
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -56,30 +59,54 @@ fn two_processes_of_mpirun_train_together() {
 
 fn two_processes_are_one_that_accumulates_on_any_number_of_them() {
     let place = Sandbox::new();
-    // Nothing is clipped: ranks that have a part of the gradients each add up the norm's parts in another order.
-    let often = ["--eval-every", "2", "--checkpoint-every", "2", "--clip", "1e6"];
+    let of = |run: &str| numbers(&place.path(run));
+    let often = ["--eval-every", "2", "--checkpoint-every", "2", "--keep", "9"];
     let with = |more: &[&'static str]| [&often[..], more].concat();
     succeed(place.train("one", &with(&["--accumulate", "2"])));
-    let expected = losses(&place.path("one"), "train");
-    assert_eq!(expected.len(), 6);
-    for (run, more) in [("two", &[][..]), ("shares", &["--shard-optimizer"])] {
-        succeed(place.train(run, &with(&[&["--gpus", "2"], more].concat())));
-        assert_eq!(losses(&place.path(run), "train"), expected, "{run}");
-        assert_eq!(
-            losses(&place.path(run), "validation"),
-            losses(&place.path("one"), "validation"),
-            "{run}"
-        );
+    let expected = of("one");
+    assert_eq!(expected.len(), 6 + 3);
+    let is_clipped = |record: &[Value; 4]| record[3].as_f64().is_some_and(|norm| norm > 1.0);
+    assert!(expected.iter().any(is_clipped), "{expected:?}");
+
+    succeed(place.train("two", &with(&["--gpus", "2"])));
+    assert_eq!(of("two"), expected);
+    // Two steps on each number of processes.
+    for (done, ranks) in [(2, "1"), (4, "2")] {
+        forget_after(&place.path("two"), done);
+        succeed(place.resume("two", &["--gpus", ranks]));
+        assert_eq!(of("two"), expected, "from step {done} on {ranks}");
     }
-    // Two steps on each number.
-    let two = ["--steps", "2", "--warmup", "1", "--learning-rate", "1e-3"];
-    let two = [&two[..], &["--min-learning-rate", "1e-3"]].concat();
-    succeed(place.train("changes", &[&two[..], &["--gpus", "2"]].concat()));
-    succeed(place.resume("changes", &["--steps", "4"]));
-    succeed(place.resume("changes", &["--steps", "6", "--gpus", "2", "--shard-optimizer"]));
-    let straight = [&two[2..], &["--steps", "6", "--accumulate", "2"]].concat();
-    succeed(place.train("straight", &straight));
-    assert_eq!(losses(&place.path("changes"), "train"), losses(&place.path("straight"), "train"));
+    let parts = records(&place.path("two"), "run");
+    let parts = parts.iter().map(|part| [&part["starts_at_step"], &part["settings"]["ranks"]]);
+    assert_eq!(json!(Vec::from_iter(parts)), json!([[0, 2], [2, 1], [4, 2]]));
+
+    // Owners of shares each add up the squares of their own gradients, so that norms are rounded otherwise, and
+    // with them what is clipped: nothing is here.
+    let loose = ["--clip", "1e6"];
+    succeed(place.train("loose", &with(&[&loose[..], &["--accumulate", "2"]].concat())));
+    let shared = ["--gpus", "2", "--shard-optimizer"];
+    succeed(place.train("shares", &with(&[&loose[..], &shared].concat())));
+    let of = |run: &str| ["train", "validation"].map(|kind| losses(&place.path(run), kind));
+    assert_eq!(of("shares"), of("loose"));
+    for (done, options) in [(2, &[][..]), (4, &shared)] {
+        forget_after(&place.path("shares"), done);
+        succeed(place.resume("shares", options));
+        assert_eq!(of("shares"), of("loose"), "from step {done} with {options:?}");
+    }
+}
+
+/// What a run reports of its training and validations, to the last bit.
+fn numbers(run: &Path) -> Vec<[Value; 4]> {
+    let all = ["train", "validation"].map(|kind| records(run, kind)).concat();
+    let fields = ["step", "loss", "learning_rate", "gradient_norm"];
+    all.iter().map(|record| fields.map(|field| record[field].clone())).collect()
+}
+
+/// Leaves the run as if it had ended after `step`.
+fn forget_after(run: &Path, step: u64) {
+    for later in steps(run).into_iter().filter(|saved| *saved > step) {
+        fs::remove_dir_all(of_step(run, later)).unwrap();
+    }
 }
 
 fn numbers_of_processes_that_make_no_sense_are_refused() {
@@ -99,24 +126,42 @@ fn numbers_of_processes_that_make_no_sense_are_refused() {
 
 fn what_a_rank_does_not_share_with_the_others_is_named() {
     let place = Sandbox::new();
-    let port = free_port();
-    let rank_0 = start(&place, 0, port, &["--width", "16"]);
-    let rank_1 = start(&place, 1, port, &["--width", "32"]);
-    for said in [end(rank_0, "rank 0"), end(rank_1, "rank 1")] {
-        assert!(said.contains("the ranks differ in the module"), "{said}");
+    for (option, of_rank_0, of_rank_1) in [
+        ("--width", "16", "32"),
+        ("--seed", "42", "7"),
+        ("--batch", "2", "4"),
+        ("--accumulate", "1", "2"),
+        ("--steps", "6", "8"),
+        ("--attention", "naive", "flash"),
+        ("--checkpoint-every", "2", "3"),
+        ("--validation-share", "0.3", "0.4"),
+    ] {
+        let ranks = [of_rank_0, of_rank_1].map(|value| place.train("run", &[option, value]));
+        let expected = format!(
+            "the ranks differ in {option}: rank 0 has {of_rank_0}, rank 1 has {of_rank_1}. Start all \
+             ranks with the same options"
+        );
+        fail_on_ranks(ranks, &expected);
     }
+    let ranks = [place.train("run", &[]), place.resume("run", &[])];
+    fail_on_ranks(ranks, "the ranks differ in --resume: rank 0 has false, rank 1 has true");
+    succeed(place.train("run", &["--gpus", "2"]));
+    let ranks = ["8", "9"].map(|steps| place.resume("run", &["--steps", steps]));
+    fail_on_ranks(ranks, "the ranks differ in --steps: rank 0 has 8, rank 1 has 9");
+    let ranks = [place.resume("run", &[]), place.resume("run", &["--seed", "7"])];
+    fail_on_ranks(ranks, "--seed 7 (the checkpoint has 42)");
 }
 
 fn a_rank_that_is_killed_ends_all_and_the_run_goes_on() {
     let place = Sandbox::new();
     let port = free_port();
     let long = ["--steps", "100000", "--warmup", "1", "--checkpoint-every", "1"];
-    let mut rank_0 = start(&place, 0, port, &long);
-    let mut rank_1 = start(&place, 1, port, &long);
+    let mut rank_0 = start_rank(place.train("run", &long), 0, port);
+    let mut rank_1 = start_rank(place.train("run", &long), 1, port);
     wait_for_steps(&place, &mut rank_0);
     rank_1.kill().unwrap();
     rank_1.wait().unwrap();
-    let said = end(rank_0, "rank 0");
+    let said = end_rank(rank_0, "rank 0");
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error:")).collect();
     assert_eq!(errors.len(), 1, "{said}");
     assert!(errors[0].contains("rank 1 of 2 (host "), "{said}");
@@ -133,56 +178,23 @@ fn a_rank_that_is_stopped_ends_all() {
     let place = Sandbox::new();
     let port = free_port();
     let long = ["--steps", "100000"];
-    let mut rank_0 = start(&place, 0, port, &long);
-    let mut rank_1 = start(&place, 1, port, &long);
+    let mut rank_0 = start_rank(place.train("run", &long), 0, port);
+    let mut rank_1 = start_rank(place.train("run", &long), 1, port);
     wait_for_steps(&place, &mut rank_0);
     let stopped = Command::new("kill").args(["-STOP", &rank_1.id().to_string()]).status();
     assert!(stopped.unwrap().success());
-    let said = end(rank_0, "rank 0");
+    let said = end_rank(rank_0, "rank 0");
     assert!(said.contains("rank 1 of 2 (host "), "{said}");
     assert!(said.contains("has given no sign of life for 5 s"), "{said}");
     rank_1.kill().unwrap();
     rank_1.wait().unwrap();
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// One of two ranks of the run in the folder `run`, as a launcher starts it.
-fn start(place: &Sandbox, rank: usize, port: u16, options: &[&str]) -> Child {
-    let mut command = place.train("run", options);
-    command
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", "2")
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
-        .env("BLACKBURN_DISTRIBUTED_TIMEOUT", "5");
-    command.spawn().unwrap()
-}
-
 fn wait_for_steps(place: &Sandbox, rank_0: &mut Child) {
     let since = Instant::now();
     while losses(&place.path("run"), "train").len() < 5 {
         assert!(rank_0.try_wait().unwrap().is_none(), "the run ended by itself");
-        assert!(since.elapsed() < LIMIT, "the run does not begin");
+        assert!(since.elapsed() < RANKS_END, "the run does not begin");
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// What a process says that has to end by itself, with an error.
-fn end(mut rank: Child, name: &str) -> String {
-    let since = Instant::now();
-    while rank.try_wait().unwrap().is_none() {
-        if since.elapsed() > LIMIT {
-            rank.kill().unwrap();
-            panic!("{name} hangs");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let Output { status, stderr, .. } = rank.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&stderr).into_owned();
-    assert!(!status.success(), "{name} ended as if nothing were wrong: {said}");
-    assert!(!said.contains("panicked at"), "{name}: {said}");
-    said
 }

@@ -1,7 +1,7 @@
 //! A folder with text to learn from, and the program started in it.
 
 use example_program::testing::Place;
-pub(crate) use example_program::testing::{Running, fail, finish, losses, succeed};
+pub(crate) use example_program::testing::{Running, fail, finish, losses, records, succeed};
 use std::{fmt::Write as _, path::PathBuf, process::Command};
 
 /// What a run is made of unless a test asks for something else: as little as possible.
@@ -68,7 +68,7 @@ impl Sandbox {
 
     /// The run in the folder `run`, continued.
     pub(crate) fn resume(&self, run: &str, options: &[&str]) -> Command {
-        let mut command = self.gpt(&["train", "--resume", "--out", run, "--log-every", "1"]);
+        let mut command = self.gpt(&["train", "--resume", "--out", run]);
         command.args(options);
         command
     }

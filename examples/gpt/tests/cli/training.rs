@@ -3,7 +3,7 @@
 
 use crate::{
     checkpoints::{self, TENSORS, of_step},
-    sandbox::{Running, Sandbox, fail, losses, succeed},
+    sandbox::{Running, Sandbox, fail, losses, records, succeed},
 };
 use libtest_mimic::Trial;
 use safetensors::{Dtype, SafeTensors};
@@ -16,6 +16,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial!(an_exported_run_goes_on_as_one_that_was_not),
         trial!(a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit),
         trial!(a_finished_run_goes_on_when_more_steps_are_asked_for),
+        trial!(a_resumed_run_reports_as_it_began_unless_it_is_told_otherwise),
         trial!(resuming_with_other_sizes_is_refused_and_harms_nothing),
         trial!(a_run_that_diverges_says_so_and_keeps_only_sound_checkpoints),
         trial!(a_profile_is_printed_and_written_and_nothing_else),
@@ -146,6 +147,29 @@ fn a_finished_run_goes_on_when_more_steps_are_asked_for() {
     succeed(place.resume("run", &["--steps", "6"]));
     let steps: Vec<u64> = losses(&run, "train").iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+fn a_resumed_run_reports_as_it_began_unless_it_is_told_otherwise() {
+    let place = Sandbox::new();
+    let run = place.path("run");
+    let steps = |kind| losses(&run, kind).into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    let options =
+        "--steps 4 --log-every 3 --eval-every 2 --checkpoint-every 2 --keep 4 --prompt of";
+    succeed(place.train("run", &Vec::from_iter(options.split_whitespace())));
+    assert_eq!(steps("train"), [2, 3, 4]);
+    succeed(place.resume("run", &["--steps", "7"]));
+    assert_eq!(steps("train"), [2, 3, 4, 6, 7]);
+    assert_eq!(steps("validation"), [2, 4, 6, 7]);
+    assert_eq!(checkpoints::steps(&run), [2, 4, 6, 7]);
+    // What is told anew counts from there on.
+    let options = "--steps 8 --log-every 1 --keep 1 --prompt a";
+    succeed(place.resume("run", &Vec::from_iter(options.split_whitespace())));
+    succeed(place.resume("run", &["--steps", "10"]));
+    assert_eq!(steps("train"), [2, 3, 4, 6, 7, 8, 9, 10]);
+    assert_eq!(checkpoints::steps(&run), [10]);
+    let samples = records(&run, "sample");
+    let prompts: Vec<_> = samples.iter().map(|sample| sample["prompt"].as_str().unwrap()).collect();
+    assert_eq!(prompts, ["of", "of", "of", "of", "a", "a"]);
 }
 
 fn resuming_with_other_sizes_is_refused_and_harms_nothing() {

@@ -111,6 +111,25 @@ impl DataSettings {
         }
     }
 
+    /// By the options that set them, for ranks to compare. Where the images are may differ; what they are is
+    /// compared besides.
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Glyphs => vec![("--data", "glyphs".into())],
+            Self::Folder {
+                path: _,
+                validation_share,
+                augmentation: Augmentation { min_crop, jitter, flip },
+            } => vec![
+                ("--data", "a folder".into()),
+                ("--validation-share", validation_share.to_string()),
+                ("--min-crop", min_crop.to_string()),
+                ("--jitter", jitter.to_string()),
+                ("--no-flip", (!flip).to_string()),
+            ],
+        }
+    }
+
     /// Looks at the data.
     pub(crate) fn open(&self) -> Result<Arc<dyn Source>> {
         match self {

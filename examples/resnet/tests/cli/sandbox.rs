@@ -1,7 +1,9 @@
 //! A folder of its own for each test, and the program started in it.
 
 use example_program::testing::{Place, checkpoint, tensor_blocks};
-pub(crate) use example_program::testing::{Running, checkpoints, fail, losses, records, succeed};
+pub(crate) use example_program::testing::{
+    Running, checkpoints, fail, fail_on_ranks, losses, records, succeed,
+};
 use image::{Rgb, RgbImage};
 use std::{
     fs,
@@ -56,7 +58,7 @@ impl Sandbox {
 
     /// The run in the folder `run`, continued.
     pub(crate) fn resume(&self, run: &str, options: &[&str]) -> Command {
-        let arguments = ["train", "--resume", "--out", run, "--log-every", "1"];
+        let arguments = ["train", "--resume", "--out", run];
         self.0.command(env!("CARGO_BIN_EXE_resnet"), &arguments, &[], options)
     }
 }
