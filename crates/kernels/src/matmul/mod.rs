@@ -29,6 +29,9 @@
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
+//! Products of at most eight rows have a kernel of the portable family that reads the right operand with the whole
+//! device.
+//!
 //! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
 //! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
 //! a product that crawls.

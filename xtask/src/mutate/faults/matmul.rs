@@ -16,11 +16,6 @@ pub(super) const FILES: &[InFile] = &[
             ),
             statement("lost block of the depth", "first_k += DEPTH;", "first_k += 2 * DEPTH;"),
             device(
-                "dropped factor of the residual",
-                "fma(added, epilogue.beta, value)",
-                "added + value",
-            ),
-            device(
                 "outer batch of the left operand ignored",
                 "outer * lhs.strides.outer + inner * lhs.strides.inner",
                 "inner * lhs.strides.inner",
@@ -30,7 +25,6 @@ pub(super) const FILES: &[InFile] = &[
                 "outer * rhs.strides.outer + inner * rhs.strides.inner",
                 "outer * rhs.strides.outer + outer * rhs.strides.inner",
             ),
-            statement("pre-activation not written", "preactivation[at] = O::cast_from(value);", ""),
             device("lost last column", "row < m && column < n", "row < m && column + 1 < n"),
             statement(
                 "sums of one depth only",
@@ -40,9 +34,43 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/matmul/few_rows.rs",
+        tests: &["matmul::few_rows", "matmul::every_epilogue"],
+        rows: &[
+            device("last step of a unit lost", "if step < steps {", "if step + 1 < steps {"),
+            device(
+                "every other round left out",
+                "first += comptime!(VECTORS_AT_ONCE as u32) * depth;",
+                "first += comptime!(2 * VECTORS_AT_ONCE as u32) * depth;",
+            ),
+            device("first part of k lost", "for i in 0..parts {", "for i in 1..parts {"),
+            device(
+                "rows beyond the last written",
+                "group == 0 && this_column < n && comptime!(row as u32) < m",
+                "group == 0 && this_column < n",
+            ),
+            device(
+                "columns of the first cube",
+                "let first_column = CUBE_POS_X * comptime!(blueprint.columns);",
+                "let first_column = 0u32 * CUBE_POS_X;",
+            ),
+            device(
+                "one row of the left operand",
+                "comptime!(row as u32).min(m - 1) * lhs.strides.mn",
+                "0u32 * lhs.strides.mn",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/matmul/epilogue.rs",
         tests: &["matmul", "linear", "fp8"],
         rows: &[
+            device(
+                "dropped factor of the residual",
+                "fma(added, epilogue.beta, value)",
+                "added + value",
+            ),
+            statement("pre-activation not written", "preactivation[at] = O::cast_from(sum);", ""),
             device(
                 "dropped scale of the right operand",
                 "epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]",
