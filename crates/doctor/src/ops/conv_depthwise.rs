@@ -65,7 +65,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         Some(ConvBlueprint::Depthwise(DepthwiseBlueprint { splits, ..plan }))
     };
     // Zeros of a padding are terms to the reference, and left out here.
-    let may_be_spoilt = case.padding == [[0; 2]; 2];
-    let of = Pass { may_be_spoilt, ..Pass::new(case, pass, storage, [first, second]) };
+    let mut of = Pass::new(case, pass, storage, [first, second]);
+    of.may_be_spoilt = case.padding == [[0; 2]; 2];
     run(on, draw, check, &of, bias, plan)
 }
