@@ -292,7 +292,8 @@ impl Draw {
     pub fn spoil_by(&mut self, name: &str, values: &mut [f64], by: &[f64]) {
         if self.holds(&format!("spoilt-{name}"), 60) && !values.is_empty() {
             let value = self.one_of("by", by);
-            let place = self.place(values.len());
+            let drawn = self.place(values.len());
+            let place = self.given_size("at").unwrap_or(drawn).min(values.len() - 1);
             self.tell("at", place);
             values[place] = value;
         }

@@ -144,6 +144,22 @@ pub(super) fn depthwise(of_type: &Told, small: bool) -> Vec<Told> {
             }
         }
     }
+    // Tiles reach beyond the gradient of y, where infinity has no partner, and not even zero.
+    told.extend(PASSES.map(|pass| {
+        let case = of_type.clone().with("pass", pass).with("rows", 3).with("columns", 3);
+        let ones = ["stride-rows", "stride-columns", "dilation-rows", "dilation-columns"];
+        // What is drawn is one more than the padding.
+        let sides = ["above", "below", "left", "right"];
+        let case = ones.into_iter().chain(sides).fold(case, |case, name| case.with(name, 1));
+        let (height, width) = (11, 13);
+        case.with("height", height)
+            .with("width", width)
+            .with("channels", 40)
+            .with("spoilt-first", true)
+            .with("by", f64::INFINITY)
+            // The last pixel of a channel of x.
+            .with("at", height * width - 1)
+    }));
     told
 }
 
@@ -173,7 +189,9 @@ pub(super) fn pools(of_type: &Told) -> Vec<Told> {
             let max = walking.clone().named("kind", "Max");
             let max = max.with("dilation-rows", dilation).with("dilation-columns", dilation);
             // Whole numbers are often equal: which of them is named counts then.
-            all.extend([max.clone().with_whole_numbers(), max]);
+            all.extend([max.clone().with_whole_numbers(), max.clone()]);
+            // NaN is the largest number.
+            all.push(max.with("spoilt-x", true).with("by", f64::NAN));
             if dilation == 1 {
                 let padded = number % 2 == usize::from(aligned);
                 all.push(walking.named("kind", "Average").with("padded", padded));

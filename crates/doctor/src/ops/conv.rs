@@ -63,6 +63,8 @@ pub(super) struct Pass {
     pass: ConvPass,
     storage: Storage,
     layouts: [Layout; 2],
+    /// Whether the first operand may hold NaN and infinity: some plans multiply them by zeros that are no terms.
+    pub(super) may_be_spoilt: bool,
 }
 
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
@@ -137,7 +139,10 @@ pub(super) fn run(
 
     let [first, second, result] = of.case.shapes(reference_pass(of.pass));
     let mut operand = |shape: [usize; 4]| draw.normal(shape.iter().product(), 1.0, storage);
-    let operands = [operand(first), operand(second)];
+    let mut operands = [operand(first), operand(second)];
+    if of.may_be_spoilt {
+        draw.spoil("first", &mut operands[0]);
+    }
     let [_, channels, height, width] = result;
     let bias = has_bias.then(|| draw.normal(channels, 1.0, storage));
     let buffers: [Buffer; 2] =
@@ -181,11 +186,11 @@ impl Pass {
     pub(super) fn new(case: ConvCase, pass: ConvPass, storage: Storage, lies: [Lies; 2]) -> Self {
         let shapes = case.shapes(reference_pass(pass));
         let layouts = [0, 1].map(|i| lies[i].layout(shapes[i]));
-        Self { case, pass, storage, layouts }
+        Self { case, pass, storage, layouts, may_be_spoilt: false }
     }
 
     fn problem(&self) -> Result<ConvProblem, KernelError> {
-        let Self { case, pass, storage, layouts } = self;
+        let Self { case, pass, storage, layouts, .. } = self;
         let ConvCase { stride, padding, dilation, groups, input, kernel, .. } = *case;
         let options = ConvOptions { stride, padding, dilation, groups };
         let dtype = dtype(*storage);

@@ -68,7 +68,11 @@ pub(super) const FILES: &[InFile] = &[
                 "first_key += tile_keys;",
                 "first_key += 2 * tile_keys;",
             ),
-            device("stripes merged without their maxima", "(found.most - most).exp()", "1.0f32"),
+            device(
+                "stripes merged without their maxima",
+                "(found.most - most).exp()",
+                "1.0f32.runtime()",
+            ),
             device(
                 "sum of weights not rescaled",
                 "total[row] * rescale + added",
@@ -90,11 +94,15 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/attention/append.rs",
         tests: &["attention::cached"],
         rows: &[
-            device("tokens on top of each other", " + i32::cast_from(token)", ""),
+            device(
+                "tokens on top of each other",
+                "position[(batch * room.position_step) as usize] + i32::cast_from(token)",
+                "position[(batch * room.position_step) as usize]",
+            ),
             device(
                 "values of keys",
-                "values.memory[to as usize] = new_values",
-                "values.memory[to as usize] = new_keys",
+                "new_values.memory[from as usize]",
+                "new_keys.memory[from as usize]",
             ),
         ],
     },

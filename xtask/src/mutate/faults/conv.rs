@@ -179,8 +179,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "pixels beyond the gradient counted",
-                "comptime!(pixel as u32) < of_dy.width",
-                "comptime!(pixel as u32) < of_dy.width + 1",
+                "at.column + comptime!(pixel as u32) < of_dy.width",
+                "at.column + comptime!(pixel as u32) < of_dy.width + 1",
             ),
             device("units that are left out", "1..walk.lanes.divisor", "2..walk.lanes.divisor"),
             device(
