@@ -181,8 +181,11 @@ fn backward(
     let (count, dim) = blueprint.cubes(client);
     let [rows, columns] = lines(problem, window);
     let dx = Buffer::empty(client, problem.inputs(), problem.dtype);
+    // Without indices none are compiled in. What stands in for them has a vector of them: WebGPU refuses less.
+    let none = || Buffer::empty(client, vector_size, I32);
+    let indices = indices.cloned().unwrap_or_else(none);
     // SAFETY: as in `forward`, of dy; the indices, contiguous, were checked too. Cells cover the image, and pixels
-    // outside of it are not written. Without indices none are compiled in, and dy stands in for them.
+    // outside of it are not written.
     unsafe {
         pool_backward_kernel::launch_unchecked(
             client,
@@ -190,7 +193,7 @@ fn backward(
             dim,
             vector_size,
             pixels_of(dy),
-            pixels_of(indices.unwrap_or(dy)),
+            pixels_of(&indices),
             dx.arg(vector_size),
             blueprint.spread(),
             rows,
