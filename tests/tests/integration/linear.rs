@@ -89,7 +89,7 @@ fn layer_precision(storage: Storage) -> LinearPrecision {
 
 /// Whether a kernel of that name is one of Blackburn's matrix products.
 fn is_ours(kernel: &str) -> bool {
-    ["MatmulPortableKernel", "MatmulMmaKernel", "MatmulWgmmaKernel"]
+    ["MatmulPortableKernel", "MatmulFewRowsKernel", "MatmulMmaKernel", "MatmulWgmmaKernel"]
         .iter()
         .any(|ours| kernel.ends_with(ours))
 }
