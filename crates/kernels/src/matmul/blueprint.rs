@@ -205,7 +205,10 @@ impl MatmulBlueprint {
 
     /// Those for products of few rows: they come first, and are taken where memory decides.
     fn of_few_rows(problem: &MatmulProblem) -> Vec<Self> {
-        if problem.m > MOST_ROWS || problem.lhs.dtype.size() == 1 {
+        /// Cubes along z, where batches lie, that every device launches.
+        const MOST_BATCHES: usize = 65_535;
+        let is_served = problem.m <= MOST_ROWS && problem.batches() <= MOST_BATCHES;
+        if !is_served || problem.lhs.dtype.size() == 1 {
             return Vec::new();
         }
         let tile = Self {
@@ -345,6 +348,15 @@ mod tests {
 
     fn epilogues() -> [Epilogue; 2] {
         [Epilogue::default(), Epilogue { activation: Activation::Gelu, ..Epilogue::default() }]
+    }
+
+    #[test]
+    fn few_rows_have_plans_of_their_own_for_as_many_batches_as_are_launched() {
+        let of = |m, batches| {
+            let problem = MatmulProblem { batch: [batches, 1], ..bf16([m, 64, 64]) };
+            MatmulBlueprint::candidates_on(&problem, H200).iter().any(MatmulBlueprint::has_few_rows)
+        };
+        assert_eq!([of(8, 65_535), of(9, 1), of(8, 65_536)], [true, false, false]);
     }
 
     #[test]
