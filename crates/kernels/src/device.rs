@@ -1,7 +1,11 @@
 //! What a kernel's plan depends on.
 
 use crate::{Families, Family, FamilyOp, KernelError, family};
-use cubecl::{CubeCount, client::Client, ir::VectorSize};
+use cubecl::{
+    CubeCount,
+    client::Client,
+    ir::{VectorSize, features::Plane},
+};
 
 /// Bytes that the copies of tensor cores, and the widest loads, begin at multiples of.
 pub(crate) const ALIGNMENT_BYTES: usize = 16;
@@ -88,4 +92,14 @@ pub(crate) fn widest_vector(
     fit: impl Fn(usize) -> bool,
 ) -> VectorSize {
     client.io_optimized_vector_sizes(bytes).filter(|size| fit(*size)).max().unwrap_or(1)
+}
+
+/// Units that exchange numbers without shared memory: those of a plane, or 1 where the device has no such exchange or
+/// does not say how many a plane has.
+pub(crate) fn plane_units(client: &Client) -> u32 {
+    let properties = client.properties();
+    let hardware = &properties.hardware;
+    let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
+    let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
+    if has_planes { hardware.plane_size_max.max(1) } else { 1 }
 }

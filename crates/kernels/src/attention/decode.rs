@@ -22,21 +22,28 @@
 //! every length. What lies in memory behind the last key is never read, NaN or not.
 //!
 //! 1. The tile's queries go to shared memory.
-//! 2. For each tile of keys, 8 a unit: all loads of keys and values first. Units along a row multiply and leave
-//!    parts of the products in shared memory, where other units add them up to scores.
-//! 3. Units of a row's place make the weights of their own keys, and add up weighted values by a running maximum.
+//! 2. For each tile of keys, 4 or 8 a unit: all loads of keys and values first. Units along a row multiply their vectors,
+//!    and add up their products to scores and weights (`decode_weights.rs`).
+//! 3. Each adds up its vectors of the weighted values, by a running maximum.
 //! 4. Units with other keys of the split meet once, at its end.
 //!
 //! Sources: Dao et al., "Flash-Decoding for long-context inference" (2023); Milakov and Gimelshein, "Online
 //! normalizer calculation for softmax" (2018); Ainslie et al., "GQA" (2023) for shared heads. A mask, a bias, dropout
 //! and packed sequences are not served.
 
-use super::rules::{Rules, Sequence, Strides, bounded, origin};
-use cubecl::prelude::*;
+use super::{
+    decode_merge::{Found, merged},
+    decode_weights::{Place, Running, Weights, weights_by_memory, weights_by_planes},
+    rules::{Rules, Sequence, Strides, bounded, origin},
+};
+use cubecl::{
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
 
-/// Keys of a tile that a unit loads a vector of, and values. So many loads in flight hide the latency of memory.
-const KEYS: usize = 8;
-/// Rows whose products are in shared memory at a time.
+/// Keys of a tile that a unit loads a vector of, and values, at most. So many loads in flight hide the latency of memory.
+const MOST_KEYS: usize = 8;
+/// Rows whose weights are made at a time.
 const MOST_ROUND: u32 = 4;
 /// Rows of a tile at most: so many sums fit the registers.
 pub(super) const MOST_ROWS: u32 = 8;
@@ -57,9 +64,35 @@ pub(crate) struct DecodeBlueprint {
     pub(crate) vectors: u32,
     /// Whether the position is a number on the device.
     pub(crate) is_placed: bool,
+    /// Whether units of a stripe, all of one plane, exchange numbers without shared memory.
+    pub(crate) exchanges: bool,
+    /// Keys of a tile that a unit loads a vector of, and values.
+    pub(crate) unit_keys: usize,
+    /// Whether keys and values are vectors of eight bf16.
+    pub(crate) is_bf16: bool,
 }
 
 impl DecodeBlueprint {
+    /// For rows of so many vectors, of `vector_size` elements each. With exchanges where planes, of so many units,
+    /// hold stripes.
+    pub(super) fn new(
+        rows: u32,
+        [vectors, vector_size]: [u32; 2],
+        dtype: ElemType,
+        is_placed: bool,
+        plane: u32,
+    ) -> Self {
+        let (exchanges, unit_keys) = (true, MOST_KEYS);
+        let is_bf16 = vector_size == 8 && dtype == ElemType::Float(FloatKind::BF16);
+        let plan = Self { rows, vectors, is_placed, exchanges, unit_keys, is_bf16 };
+        let fits = vectors.is_power_of_two() && vectors >= plan.round() && vectors <= plane;
+        let exchanges = fits && plane > 1;
+        // Registers of wide vectors and many rows would leave a multiprocessor with two cubes; cubes that do not wait
+        // for all of their units pay for smaller tiles with little.
+        let is_large = exchanges && rows >= 4 && vector_size >= 8;
+        Self { exchanges, unit_keys: if is_large { MOST_KEYS / 2 } else { MOST_KEYS }, ..plan }
+    }
+
     /// Units that hold the same place of different keys.
     pub(super) fn stripes(self) -> u32 {
         (UNITS / self.vectors).clamp(1, MOST_STRIPES)
@@ -70,26 +103,64 @@ impl DecodeBlueprint {
     }
 
     /// Keys of a tile.
-    fn keys(self) -> u32 {
-        KEYS as u32 * self.stripes()
+    pub(super) fn keys(self) -> u32 {
+        self.unit_keys as u32 * self.stripes()
     }
 
-    /// Rows whose products are in shared memory at a time.
-    fn round(self) -> u32 {
-        if self.vectors > UNITS { self.rows.min(2) } else { self.rows.min(MOST_ROUND) }
+    /// Rows whose weights are made at a time.
+    pub(super) fn round(self) -> u32 {
+        // Where products go through shared memory, more of them for all rows would not fit the registers.
+        let is_large = self.vectors > UNITS || !self.exchanges && self.rows > MOST_ROUND;
+        self.rows.min(if is_large { 2 } else { MOST_ROUND })
+    }
+
+    /// Rows whose largest score a unit knows.
+    pub(super) fn known_rows(self) -> usize {
+        (if self.exchanges { self.rows / self.round() } else { self.rows }) as usize
+    }
+
+    /// Products of a round that a unit ends with after exchanges.
+    pub(super) fn own_products(self) -> usize {
+        (self.unit_keys * self.round() as usize / self.vectors as usize).max(1)
+    }
+
+    /// Units that end with the same product.
+    pub(super) fn alike(self) -> u32 {
+        (self.vectors / (self.unit_keys as u32 * self.round())).max(1)
+    }
+
+    /// Units that end with products of one row.
+    pub(super) fn units_of_row(self) -> u32 {
+        self.vectors / self.round()
+    }
+
+    /// Exchanges until they all know what each of them does.
+    pub(super) fn steps_of_row(self) -> usize {
+        (self.units_of_row() / self.alike()).ilog2() as usize
+    }
+
+    /// Of a stripe in shared memory: the weights of a round, and a factor for each row. Whole vectors of 16 bytes.
+    pub(super) fn weight_pitch(self) -> u32 {
+        (self.round() * (self.unit_keys as u32 + 1)).next_multiple_of(4)
     }
 
     /// An odd number, so that units that add up rows of products read different banks.
-    fn pitch(self) -> u32 {
+    pub(super) fn pitch(self) -> u32 {
         self.vectors | 1
     }
 
-    fn product_elements(self) -> usize {
-        (self.round() * self.keys() * self.pitch()) as usize
+    /// Products or weights in shared memory, or what units leave for each other at the end.
+    fn memory_elements(self, vector_size: usize) -> usize {
+        let of_round = if self.exchanges {
+            self.stripes() * self.weight_pitch()
+        } else {
+            self.round() * self.keys() * self.pitch()
+        };
+        (of_round as usize).max(self.units() as usize * vector_size)
     }
 
     fn score_elements(self) -> usize {
-        (self.rows * self.keys()) as usize
+        if self.exchanges { 1 } else { (self.round() * self.keys()) as usize }
     }
 
     fn row_vectors(self) -> usize {
@@ -100,7 +171,7 @@ impl DecodeBlueprint {
     pub(super) fn shared_bytes(self, vector_size: usize) -> usize {
         let statistics = 2 * self.stripes() as usize;
         let rows = self.row_vectors() * vector_size;
-        4 * (self.product_elements() + self.score_elements() + rows + statistics)
+        4 * (self.memory_elements(vector_size) + self.score_elements() + rows + statistics)
     }
 }
 
@@ -137,7 +208,7 @@ pub(crate) struct Splits {
 
 /// The sequence `batch`, of as many keys as there are.
 #[cube]
-fn placed<'a, I: Float, M: Numeric>(
+pub(super) fn placed<'a, I: Float, M: Numeric>(
     rules: &'a Rules<I, M>,
     batch: u32,
     position: &[i32],
@@ -165,72 +236,26 @@ fn placed<'a, I: Float, M: Numeric>(
     }
 }
 
-/// The sum of a vector's elements.
+/// The elements as f32. Eight of bf16 are the halves of four words, of which each takes one instruction; converted one
+/// by one they take two.
 #[cube]
-fn sum_of<N: Size>(vector: Vector<f32, N>) -> f32 {
-    let size = N::value().comptime();
-    let mut sum = 0.0f32;
-    #[unroll]
-    for i in 0..size {
-        sum += vector.extract(i);
-    }
-    sum
-}
-
-/// What a unit's stripe found for a row: a vector of the weighted values, the largest score and the sum of weights.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-struct Found<N: Size> {
-    sum: Vector<f32, N>,
-    most: f32,
-    total: f32,
-}
-
-/// What all stripes found together, for the units of the first one. All units have to call it. `memory` has
-/// `N` elements a unit, `statistics` two a stripe.
-#[cube]
-fn merged<N: Size>(
-    found: Found<N>,
-    memory: &mut [f32],
-    statistics: &mut [f32],
+fn widened<I: Float, N: Size>(
+    vector: Vector<I, N>,
     #[comptime] blueprint: DecodeBlueprint,
-) -> Found<N> {
-    let size = N::value().comptime();
-    let vectors = comptime!(blueprint.vectors);
-    let stripes = comptime!(blueprint.stripes());
-    let units = comptime!(blueprint.units());
-    let (stripe, column) = (UNIT_POS / vectors, UNIT_POS % vectors);
-    if column == 0 {
-        statistics[stripe as usize] = found.most;
-        statistics[(stripes + stripe) as usize] = found.total;
-    }
-    sync_cube();
-    let mut most = statistics[0];
-    for other in 1..stripes {
-        most = max(most, statistics[other as usize]);
-    }
-    let own = found.sum * Vector::new((found.most - most).exp());
-    #[unroll]
-    for i in 0..size {
-        memory[(comptime!(i as u32 * units) + UNIT_POS) as usize] = own.extract(i);
-    }
-    sync_cube();
-    let mut total = 0.0f32;
-    let mut sum = Vector::<f32, N>::new(0.0f32);
-    if stripe == 0 {
-        for other in 0..stripes {
-            let factor = (statistics[other as usize] - most).exp();
-            total += statistics[(stripes + other) as usize] * factor;
-            #[unroll]
-            for i in 0..size {
-                let at = comptime!(i as u32 * units) + other * vectors + UNIT_POS;
-                sum.insert(i, sum.extract(i) + memory[at as usize]);
-            }
+) -> Vector<f32, N> {
+    if comptime!(blueprint.is_bf16) {
+        let words = Vector::<u32, Const<4>>::reinterpret(vector);
+        let mut wide = Vector::<f32, N>::empty();
+        #[unroll]
+        for i in 0..4usize {
+            let word = words.extract(i);
+            wide.insert(comptime!(2 * i), f32::reinterpret(word << 16));
+            wide.insert(comptime!(2 * i + 1), f32::reinterpret(word & 0xffff_0000));
         }
+        wide
+    } else {
+        Vector::cast_from(vector)
     }
-    // The next row is written to the same memory.
-    sync_cube();
-    Found::<N> { sum, most, total }
 }
 
 /// What a split of the keys gives each query: see [`Parts`]. Cubes: splits along x, heads of keys and tiles of
@@ -250,12 +275,13 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
 ) {
     let rows = comptime!(blueprint.rows as usize);
     let round = comptime!(blueprint.round() as usize);
+    let unit_keys = comptime!(blueprint.unit_keys);
     let vectors = comptime!(blueprint.vectors);
     let stripes = comptime!(blueprint.stripes());
     let tile_keys = comptime!(blueprint.keys());
-    let pitch = comptime!(blueprint.pitch());
+    let size = N::value().comptime();
     let mut queries = Shared::<[Vector<f32, N>]>::new_slice(comptime!(blueprint.row_vectors()));
-    let mut products = Shared::<[f32]>::new_slice(comptime!(blueprint.product_elements()));
+    let mut memory = Shared::<[f32]>::new_slice(comptime!(blueprint.memory_elements(size)));
     let mut scores = Shared::<[f32]>::new_slice(comptime!(blueprint.score_elements()));
     let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * stripes as usize));
 
@@ -289,24 +315,25 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
         sync_cube();
 
         let mut sums = Array::<Vector<f32, N>>::new(rows);
-        let mut most = Array::<f32>::new(rows);
-        let mut total = Array::<f32>::new(rows);
         #[unroll]
         for row in 0..rows {
             sums[row] = Vector::new(0.0f32);
-            // Finite, so that no difference of two is NaN.
-            most[row] = f32::min_value();
-            total[row] = 0.0f32;
         }
+        let mut running = Running::new(blueprint);
+        let mut weights = Weights {
+            of_keys: Array::<f32>::new(comptime!(round * unit_keys)),
+            rescale: Array::<f32>::new(round),
+        };
+        let mut products = Array::<f32>::new(comptime!(round * unit_keys));
         let k_origin = origin(&k.strides, batch, head_kv, 0u32) + column;
         let v_origin = origin(&v.strides, batch, head_kv, 0u32) + column;
-        let mut keys = Array::<Vector<I, N>>::new(KEYS);
-        let mut values = Array::<Vector<I, N>>::new(KEYS);
+        let mut keys = Array::<Vector<I, N>>::new(unit_keys);
+        let mut values = Array::<Vector<I, N>>::new(unit_keys);
         let mut first_key = first;
         while first_key < end {
             // 2. All loads first. Beyond the last key there may be anything.
             #[unroll]
-            for i in 0..KEYS {
+            for i in 0..unit_keys {
                 let key = first_key + stripe + comptime!(i as u32 * stripes);
                 keys[i] = Vector::new(I::new(0.0));
                 values[i] = Vector::new(I::new(0.0));
@@ -324,69 +351,61 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
                     of_rows[row] = queries[at as usize];
                 }
                 #[unroll]
-                for i in 0..KEYS {
-                    let key = Vector::<f32, N>::cast_from(keys[i]);
+                for i in 0..unit_keys {
+                    let key = widened::<I, N>(keys[i], blueprint);
                     #[unroll]
                     for row in 0..round {
-                        let place = comptime!(row as u32 * tile_keys + i as u32 * stripes) + stripe;
-                        products[(place * pitch + column) as usize] =
-                            sum_of::<N>(of_rows[row] * key);
+                        let mut product = 0.0f32;
+                        #[unroll]
+                        for e in 0..size {
+                            product += of_rows[row].extract(e) * key.extract(e);
+                        }
+                        products[comptime!(row * unit_keys + i)] = product;
                     }
                 }
-                sync_cube();
-                let mut place = UNIT_POS;
-                while place < comptime!(round as u32 * tile_keys) {
-                    let mut product = 0.0f32;
-                    for other in 0..vectors {
-                        product += products[(place * pitch + other) as usize];
-                    }
-                    let at = comptime!((part * round) as u32 * tile_keys) + place;
-                    scores[at as usize] = rules.bounded_score(product);
-                    place += comptime!(blueprint.units());
+                let place = Place {
+                    first_key,
+                    end,
+                    first_row: first_row + comptime!((part * round) as u32),
+                };
+                if comptime!(blueprint.exchanges) {
+                    weights_by_planes::<I, M>(
+                        &mut products,
+                        &mut running,
+                        &mut weights,
+                        memory.as_mut_slice(),
+                        &sequence,
+                        place,
+                        part,
+                        blueprint,
+                    );
+                } else {
+                    weights_by_memory::<I, M>(
+                        &products,
+                        &mut running,
+                        &mut weights,
+                        memory.as_mut_slice(),
+                        scores.as_mut_slice(),
+                        &sequence,
+                        place,
+                        part,
+                        blueprint,
+                    );
                 }
-                sync_cube();
-            }
 
-            // 3. Weights, and weighted values.
-            let mut weights = Array::<f32>::new(comptime!(rows * KEYS));
-            #[unroll]
-            for row in 0..rows {
-                let query = (first_row + comptime!(row as u32)) % sizes.seq_q;
-                let seen = sequence.keys_of(query, query + 1);
-                let mut peak = most[row];
+                // 3. Weighted values.
                 #[unroll]
-                for i in 0..KEYS {
-                    let place = stripe + comptime!(i as u32 * stripes);
-                    let key = first_key + place;
-                    let mut score = 0.0f32;
-                    if key >= seen.0 && key < min(seen.1, end) {
-                        score = scores[(comptime!(row as u32 * tile_keys) + place) as usize];
-                        peak = max(peak, score);
-                    }
-                    weights[comptime!(row * KEYS + i)] = score;
+                for row in 0..round {
+                    sums[comptime!(part * round + row)] *= Vector::new(weights.rescale[row]);
                 }
-                let rescale = (most[row] - peak).exp();
-                most[row] = peak;
-                let mut added = 0.0f32;
                 #[unroll]
-                for i in 0..KEYS {
-                    let key = first_key + stripe + comptime!(i as u32 * stripes);
-                    let mut weight = 0.0f32;
-                    if key >= seen.0 && key < min(seen.1, end) {
-                        weight = (weights[comptime!(row * KEYS + i)] - peak).exp();
+                for i in 0..unit_keys {
+                    let value = widened::<I, N>(values[i], blueprint);
+                    #[unroll]
+                    for row in 0..round {
+                        sums[comptime!(part * round + row)] +=
+                            value * Vector::new(weights.of_keys[comptime!(row * unit_keys + i)]);
                     }
-                    weights[comptime!(row * KEYS + i)] = weight;
-                    added += weight;
-                }
-                total[row] = total[row] * rescale + added;
-                sums[row] *= Vector::new(rescale);
-            }
-            #[unroll]
-            for i in 0..KEYS {
-                let value = Vector::<f32, N>::cast_from(values[i]);
-                #[unroll]
-                for row in 0..rows {
-                    sums[row] += value * Vector::new(weights[comptime!(row * KEYS + i)]);
                 }
             }
             first_key += tile_keys;
@@ -396,9 +415,10 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
         sync_cube();
         #[unroll]
         for row in 0..rows {
-            let own = Found::<N> { sum: sums[row], most: most[row], total: total[row] };
+            let (most, total) = running.of_row(row, blueprint);
+            let own = Found::<N> { sum: sums[row], most, total };
             let found =
-                merged::<N>(own, products.as_mut_slice(), statistics.as_mut_slice(), blueprint);
+                merged::<N>(own, memory.as_mut_slice(), statistics.as_mut_slice(), blueprint);
             let row = first_row + comptime!(row as u32);
             if stripe == 0 && row < all_rows {
                 let of_head = (batch * sizes.heads_q + head_kv * sizes.group) * sizes.seq_q;
@@ -409,68 +429,6 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
                     parts.total[at as usize] = found.total;
                 }
             }
-        }
-    }
-}
-
-/// The output, and `lse` in its two parts, of what the splits found. Cubes: queries of all heads along x, sequences
-/// along z.
-#[cube(launch_unchecked)]
-pub(crate) fn attention_merge_kernel<I: Float, M: Numeric, N: Size>(
-    parts: &Parts<N>,
-    rules: &Rules<I, M>,
-    position: &[i32],
-    out: &mut Vectors<I, N>,
-    lse: &mut [f32],
-    splits: Splits,
-    #[comptime] blueprint: DecodeBlueprint,
-    #[define(I, M)] _types: [ElemType; 2],
-) {
-    let size = N::value().comptime();
-    let vectors = comptime!(blueprint.vectors);
-    let mut memory = Shared::<[f32]>::new_slice(comptime!(size * blueprint.units() as usize));
-    let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * blueprint.stripes() as usize));
-    let column = UNIT_POS % vectors;
-    let stripe = UNIT_POS / vectors;
-    let batch = rules.batch_of(CUBE_POS_Z);
-    let sequence = placed::<I, M>(rules, batch, position, splits, blueprint);
-    let row = batch * rules.sizes.heads_q * rules.sizes.seq_q + CUBE_POS_X;
-    let seen = sequence.keys_of(0u32, rules.sizes.seq_q);
-    // Splits with none of these keys have written nothing.
-    let mut split = seen.0 / splits.keys + stripe;
-    let mut end = seen.1.div_ceil(splits.keys);
-    if seen.0 >= seen.1 {
-        end = 0u32;
-    }
-    let mut sum = Vector::<f32, N>::new(0.0f32);
-    let mut most = f32::min_value();
-    let mut total = 0.0f32;
-    while split < end {
-        let at = row * splits.count + split;
-        let peak = max(most, parts.most[at as usize]);
-        let (rescale, factor) = ((most - peak).exp(), (parts.most[at as usize] - peak).exp());
-        total = total * rescale + parts.total[at as usize] * factor;
-        sum = sum * Vector::new(rescale)
-            + parts.sums[(at * vectors + column) as usize] * Vector::new(factor);
-        most = peak;
-        split += comptime!(blueprint.stripes());
-    }
-    let found = merged::<N>(
-        Found::<N> { sum, most, total },
-        memory.as_mut_slice(),
-        statistics.as_mut_slice(),
-        blueprint,
-    );
-    if stripe == 0 {
-        // Of no key the sum is 0; its logarithm is minus infinity.
-        let factor = select(found.total == 0.0f32, 0.0f32, 1.0f32 / found.total);
-        let head = CUBE_POS_X / rules.sizes.seq_q;
-        let query = CUBE_POS_X % rules.sizes.seq_q;
-        let at = origin(&out.strides, batch, head, query) + column;
-        out.memory[at as usize] = Vector::cast_from(found.sum * Vector::new(factor));
-        if column == 0 {
-            lse[row as usize] = found.most;
-            lse[(rules.all_rows() + row) as usize] = found.total.ln();
         }
     }
 }

@@ -5,14 +5,15 @@ use super::{
     call::{Call, device_strides},
     decode::{
         DecodeBlueprint, MOST_ROWS, PartsLaunch, SplitsLaunch, VectorsLaunch,
-        attention_decode_kernel, attention_merge_kernel,
+        attention_decode_kernel,
     },
+    decode_merge::attention_merge_kernel,
     problem::{HeadStrides, OP, invalid, unsupported},
 };
 use crate::{
     DeviceProfile, KernelError,
     buffer::{Buffer, F32},
-    device::widest_vector,
+    device::{plane_units, widest_vector},
     plan::tell_plan,
 };
 use cubecl::{
@@ -97,11 +98,10 @@ pub(super) fn forward(
         return Err(invalid("tile_kv", "at least 1".into(), plan.tile_kv));
     }
     let size = vector_size(call);
-    let kernel = DecodeBlueprint {
-        rows: rows as u32,
-        vectors: (problem.head_dim / size) as u32,
-        is_placed: position.is_some(),
-    };
+    let of_row = [problem.head_dim / size, size].map(|count| count as u32);
+    let plane = plane_units(client);
+    let kernel =
+        DecodeBlueprint::new(rows as u32, of_row, problem.dtype, position.is_some(), plane);
     let shared_bytes = kernel.shared_bytes(size);
     if shared_bytes > client.properties().hardware.max_shared_memory_size {
         return Err(unsupported(format!("{plan} with {shared_bytes} bytes of shared memory")));

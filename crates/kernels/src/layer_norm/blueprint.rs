@@ -2,11 +2,12 @@ use super::{
     LayerNormProblem, Norm,
     problem::{BACKWARD, FORWARD},
 };
-use crate::{DeviceProfile, KernelError, Pass, Promise, device::widest_vector, plan::tell_plan};
-use cubecl::{
-    client::Client,
-    ir::{VectorSize, features::Plane},
+use crate::{
+    DeviceProfile, KernelError, Pass, Promise,
+    device::{plane_units, widest_vector},
+    plan::tell_plan,
 };
+use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
 
 fn op(pass: Pass) -> &'static str {
@@ -117,10 +118,9 @@ impl LayerNormBlueprint {
         let hardware = &properties.hardware;
         let vector_size =
             widest_vector(client, problem.dtype.size(), |size| problem.width.is_multiple_of(size));
-        let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
-        let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
-        let found = if has_planes {
-            Self::with_planes(problem, pass, vector_size, hardware.plane_size_max)
+        let plane = plane_units(client);
+        let found = if plane > 1 {
+            Self::with_planes(problem, pass, vector_size, plane)
         } else {
             Self::without_planes(problem, vector_size)
         };

@@ -1,9 +1,11 @@
 use super::SoftmaxProblem;
-use crate::{DeviceProfile, Pass, Promise, buffer::Buffer, device::widest_vector, plan::tell_plan};
-use cubecl::{
-    client::Client,
-    ir::{VectorSize, features::Plane},
+use crate::{
+    DeviceProfile, Pass, Promise,
+    buffer::Buffer,
+    device::{plane_units, widest_vector},
+    plan::tell_plan,
 };
+use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
 
 /// Elements of a unit up to which a row has a plane of its own, which waits for no other.
@@ -94,9 +96,7 @@ impl SoftmaxBlueprint {
                     && (end * size) as u64 <= buffer.handle.size_in_used()
             })
         });
-        let is_one_size = hardware.plane_size_min == hardware.plane_size_max;
-        let has_planes = properties.features.plane.contains(Plane::Ops) && is_one_size;
-        let plane = if has_planes { hardware.plane_size_max } else { 1 };
+        let plane = plane_units(client);
         let by_instruction = DeviceProfile::of(client).compute_capability.is_some();
         let (classes, most) = (problem.classes, hardware.max_units_per_cube);
         let plan = Self::with_planes(classes, pass, vector_size, plane, most, by_instruction);
