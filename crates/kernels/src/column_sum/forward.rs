@@ -1,6 +1,9 @@
 use super::blueprint::{ROW_LANES, VECTOR_LANES};
 use cubecl::prelude::*;
 
+/// Rows that a unit asks for before it adds the first: one after the other they would take the latency of memory each.
+const ROWS_AT_ONCE: usize = 4;
+
 /// `y[o, s, c]` is the sum of `x[o, r, c]` over the rows r of split s, times `factor`; strides and `columns` count
 /// vectors. Cubes: columns along x, splits along y, outer along z.
 #[cube(launch_unchecked)]
@@ -22,10 +25,22 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     if column < columns {
         let mut row = CUBE_POS_Y * ROW_LANES + UNIT_POS_Y;
         let step = CUBE_COUNT_Y * ROW_LANES;
+        let origin = CUBE_POS_Z * outer_stride + column;
         while row < rows {
-            let index = CUBE_POS_Z * outer_stride + row * row_stride + column;
-            sum += Vector::cast_from(x[index as usize]);
-            row += step;
+            let mut found = Array::<Vector<I, N>>::new(ROWS_AT_ONCE);
+            #[unroll]
+            for i in 0..ROWS_AT_ONCE {
+                let this = row + comptime!(i as u32) * step;
+                found[i] = Vector::new(I::new(0.0));
+                if this < rows {
+                    found[i] = x[(origin + this * row_stride) as usize];
+                }
+            }
+            #[unroll]
+            for i in 0..ROWS_AT_ONCE {
+                sum += Vector::cast_from(found[i]);
+            }
+            row += comptime!(ROWS_AT_ONCE as u32) * step;
         }
     }
 
