@@ -31,7 +31,7 @@ pub struct Epilogue {
     pub alpha: f32,
     /// Two more factors, f32 scalars on the device: what 8-bit operands have to be multiplied by.
     pub scales: Option<[Buffer; 2]>,
-    /// `n` numbers of the output's type, one added to each column.
+    /// Numbers of the output's type, one added to each of the problem's [`columns`](MatmulProblem::columns).
     pub bias: Option<Buffer>,
     /// Applied after the bias.
     pub activation: Activation,
@@ -62,7 +62,7 @@ impl Epilogue {
     /// Checks each tensor against the problem.
     pub(super) fn check(&self, problem: &MatmulProblem) -> Result<(), KernelError> {
         if let Some(bias) = &self.bias {
-            bias.check_span(OP, "bias", problem.n, problem.out)?;
+            bias.check_span(OP, "bias", problem.columns, problem.out)?;
             // It is copied four bytes at a time.
             if !bias.offset_bytes().is_multiple_of(4) {
                 let reason = "a bias that does not begin at a multiple of 4 bytes";
@@ -86,6 +86,7 @@ impl Epilogue {
             lhs_scale: lhs_scale.arg(1),
             rhs_scale: rhs_scale.arg(1),
             bias: self.bias.as_ref().unwrap_or(unused).arg(1),
+            bias_columns: self.bias.as_ref().map_or(0, |bias| bias.elements as u32),
             residual: self.residual.as_ref().unwrap_or(unused).arg(1),
             alpha: self.alpha,
             beta: self.beta,
@@ -148,6 +149,8 @@ pub(crate) struct EpilogueTensors<T: CubePrimitive> {
     pub(crate) lhs_scale: Box<[f32]>,
     pub(crate) rhs_scale: Box<[f32]>,
     pub(crate) bias: Box<[T]>,
+    /// Columns that have a bias; none from there on is read.
+    pub(crate) bias_columns: u32,
     pub(crate) residual: Box<[T]>,
     pub(crate) alpha: f32,
     pub(crate) beta: f32,

@@ -152,7 +152,9 @@ pub(crate) fn matmul_few_rows_kernel<I: Float, O: Float, L: Size, R: Size>(
                 sum += partial[(i * cube_columns + within) as usize];
             }
             let at = (CUBE_POS_Z * m + comptime!(row as u32)) * n + this_column;
-            let value = scale * sum + bias_of::<O>(&epilogue.bias, this_column, n, steps_after);
+            let columns = epilogue.bias_columns;
+            let bias = bias_of::<O>(&epilogue.bias, this_column, columns, steps_after);
+            let value = scale * sum + bias;
             finish::<O>(epilogue, outputs, value, at);
         }
         sync_cube();

@@ -161,7 +161,7 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let half = comptime!(blueprint.store.half());
     let bias_at = ring + comptime!(blueprint.stages * blueprint.stage_bytes());
     if comptime!(epilogue.steps.bias) {
-        let (column, columns) = (work.column, extent.n);
+        let (column, columns) = (work.column, epilogue.bias_columns);
         fetch_bias::<O>(&epilogue.bias, bias_at, column, columns, UNIT_POS, UNITS, tile_n, half);
     }
 

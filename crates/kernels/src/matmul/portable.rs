@@ -166,7 +166,7 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
     #[unroll]
     for j in 0..unit_tile {
         let column = first_column + UNIT_POS_X + comptime!(UNITS * j as u32);
-        let offset = bias_of::<O>(&epilogue.bias, column, n, steps);
+        let offset = bias_of::<O>(&epilogue.bias, column, epilogue.bias_columns, steps);
         #[unroll]
         for i in 0..unit_tile {
             let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);

@@ -39,6 +39,9 @@ pub struct MatmulProblem {
     pub m: usize,
     /// Columns of the output.
     pub n: usize,
+    /// Those of them that mean something, and have a bias: all, but where rows were
+    /// [widened](Self::with_aligned_rows).
+    pub columns: usize,
     /// Terms of each sum.
     pub k: usize,
     /// The left operand, `m` by `k`.
@@ -72,7 +75,7 @@ impl MatmulProblem {
         let n = self.n.next_multiple_of(ALIGNED);
         let has_more = self.rhs.column_stride == 1 && self.rhs.row_stride >= n;
         let is_one = self.batch == [1, 1];
-        (n != self.n && has_more && is_one).then_some(Self { n, ..*self })
+        (n != self.n && has_more && is_one).then_some(Self { n, columns: self.n, ..*self })
     }
 
     /// The sum of the products of two batches of matrices: one product, over the rows of all of the right
@@ -158,8 +161,17 @@ impl MatmulProblem {
             batch_strides: [0, 0],
             dtype: tensor.dtype,
         };
-        let mut problem =
-            Self { batch: [1, 1], m, n, k, lhs: matrix(lhs), rhs: matrix(rhs), out, f32_precision };
+        let mut problem = Self {
+            batch: [1, 1],
+            m,
+            n,
+            columns: n,
+            k,
+            lhs: matrix(lhs),
+            rhs: matrix(rhs),
+            out,
+            f32_precision,
+        };
         let mut dims = collapse(dims);
         // Rows of one matrix and the next one's follow each other: one long matrix.
         if let Some(last) = dims.last().copied()

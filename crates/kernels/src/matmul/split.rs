@@ -18,7 +18,10 @@ pub(crate) fn sum_splits(
     output: &MatmulOutput,
 ) {
     let elements = output.out.elements;
-    let width = [4, 2].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap_or(1);
+    // The bias of rows that were widened has no whole vectors.
+    let has_all = epilogue.bias.as_ref().is_none_or(|bias| bias.elements >= columns);
+    let fits = |width: &usize| has_all && columns.is_multiple_of(*width);
+    let width = [4, 2].into_iter().find(fits).unwrap_or(1);
     let dim = CubeDim::new_1d(256);
     // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
     // vectors; the kernel stops units past the output's end. What a step that is not compiled in would read is
@@ -64,7 +67,10 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     let scale = factor(epilogue);
     let mut value = sum * Vector::new(scale);
     if comptime!(steps.bias) {
-        value += Vector::cast_from(epilogue.bias[(index % row_vectors) as usize]);
+        let column = index % row_vectors;
+        if column * comptime!(N::value().comptime() as u32) < epilogue.bias_columns {
+            value += Vector::cast_from(epilogue.bias[column as usize]);
+        }
     }
     if comptime!(steps.preactivation) {
         outputs.preactivation[index as usize] = Vector::cast_from(value);

@@ -219,7 +219,7 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
                     &epilogue.bias,
                     bias_at,
                     work.column,
-                    extent.n,
+                    epilogue.bias_columns,
                     lane,
                     128u32,
                     comptime!(operands.n as u32),

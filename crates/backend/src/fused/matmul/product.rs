@@ -185,8 +185,7 @@ impl Chain {
         const LEAST_ELEMENTS: usize = 1 << 20;
         let columns = self.value_before(served);
         let keeps_columns = context.tensors.get(&columns.id)?.shape.last() == Some(&problem.n);
-        let is_plain = epilogue.bias.is_none()
-            && epilogue.residual.is_none()
+        let is_plain = epilogue.residual.is_none()
             && !epilogue.keep_preactivation
             && keeps_columns
             && problem.out_elements() >= LEAST_ELEMENTS;
