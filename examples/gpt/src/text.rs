@@ -170,7 +170,7 @@ impl Author<'_> {
 
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {
     ensure!(
-        logits.iter().all(|logit| !logit.is_nan()),
+        !any(logits, |logit| logit.is_nan()),
         "the model's output is not a number: its training diverged; take an earlier checkpoint"
     );
     let candidates = if sampling.temperature == 0.0 {
@@ -205,12 +205,18 @@ fn likelier(logits: &[f32], a: &usize, b: &usize) -> Ordering {
     logits[*b].total_cmp(&logits[*a]).then(a.cmp(b))
 }
 
-/// The `count` likeliest tokens; all if that is 0. A vocabulary is never sorted: one pass keeps twice as many, and
-/// hardly any token is above the least of those that were kept before.
+/// Whether any of them is so. It looks at all of them, several at a time.
+fn any(logits: &[f32], is_so: impl Fn(f32) -> bool) -> bool {
+    logits.iter().fold(false, |any, logit| any | is_so(*logit))
+}
+
+/// The `count` likeliest tokens; all if that is 0. A vocabulary is never sorted: one pass keeps twice as many. Hardly
+/// any token is above the least of those that were kept before, and whole blocks of them are passed over at once.
 fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
     if !(1..logits.len()).contains(&count) {
         return (0..logits.len()).collect();
     }
+    const BLOCK: usize = 64;
     let mut kept = Vec::with_capacity(2 * count);
     let mut least = f32::NEG_INFINITY;
     let cut = |kept: &mut Vec<usize>| {
@@ -219,12 +225,17 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
             kept.truncate(count);
         }
     };
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > least || kept.len() < count {
-            kept.push(token);
-            if kept.len() == 2 * count {
-                cut(&mut kept);
-                least = logits[kept[count - 1]];
+    for (block, of_block) in logits.chunks(BLOCK).enumerate() {
+        if kept.len() >= count && !any(of_block, |logit| logit > least) {
+            continue;
+        }
+        for (at, logit) in of_block.iter().enumerate() {
+            if *logit > least || kept.len() < count {
+                kept.push(block * BLOCK + at);
+                if kept.len() == 2 * count {
+                    cut(&mut kept);
+                    least = logits[kept[count - 1]];
+                }
             }
         }
     }
