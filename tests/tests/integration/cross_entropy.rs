@@ -1,5 +1,7 @@
 //! Cross-entropy and its gradient on the device, against f64.
 
+#[path = "cross_entropy_at_once.rs"]
+mod at_once;
 #[path = "cross_entropy_limits.rs"]
 mod limits;
 #[path = "cross_entropy_op.rs"]
@@ -84,6 +86,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trials
             .push(Trial::ignorable_test(format!("cross_entropy::{name}"), move || on_device(test)));
     }
+    trials.extend(at_once::trials());
     trials.extend(op::trials());
     trials
 }

@@ -1,8 +1,4 @@
-use super::{
-    blueprint::{CrossEntropyBlueprint, UNITS},
-    exponential::exponential,
-    forward::Extent,
-};
+use super::{CrossEntropyBlueprint, exponential::exponential, forward::Extent};
 use cubecl::prelude::*;
 
 /// What a pass over the elements of rows makes of them.
@@ -27,15 +23,15 @@ impl ElementForm {
 
 /// What the gradient of a row needs besides its logits.
 #[derive(CubeType, Clone, Copy)]
-struct RowTerms {
+pub(super) struct RowTerms {
     /// The logarithm of the sum of exponentials.
-    lse: f32,
+    pub(super) lse: f32,
     /// What probabilities less targets are multiplied by; NaN with a target that is no class.
-    scale: f32,
+    pub(super) scale: f32,
     /// The class.
-    target: u32,
+    pub(super) target: u32,
     /// The gradient is zero, whatever the logits hold.
-    is_ignored: bool,
+    pub(super) is_ignored: bool,
 }
 
 /// What the derivative is of.
@@ -72,7 +68,7 @@ pub(crate) struct RowTensors {
 /// `scale (exp(x - lse) - everywhere - at_target [is the target])`, the derivative of a row's loss; or
 /// what else the form says.
 #[cube]
-fn derivative(
+pub(super) fn derivative(
     logit: f32,
     is_target: bool,
     terms: &RowTerms,
@@ -112,7 +108,7 @@ pub(crate) fn cross_entropy_backward_kernel<F: Float, O: Float, N: Size>(
     let lanes = comptime!(blueprint.lanes);
     let width = comptime!(blueprint.vector_size as u32);
     let size = N::value().comptime();
-    let rows_a_cube = comptime!(UNITS / lanes);
+    let rows_a_cube = comptime!(blueprint.rows_a_cube());
     // What no whole vector holds at the very end is left to a launch with vectors of one.
     let whole = ((rows - 1) * row_stride + classes) / width;
 

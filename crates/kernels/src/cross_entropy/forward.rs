@@ -1,7 +1,4 @@
-use super::{
-    blueprint::{CrossEntropyBlueprint, UNITS},
-    exponential::exponential,
-};
+use super::{CrossEntropyBlueprint, exponential::exponential};
 use cubecl::prelude::*;
 
 /// What was seen of a row.
@@ -81,7 +78,7 @@ pub(crate) fn join_row(
         join(seen, &other, blueprint);
     }
     if comptime!(width < lanes) {
-        let groups = comptime!(UNITS / width);
+        let groups = comptime!(blueprint.units / width);
         let group = UNIT_POS / width;
         let place = UNIT_POS % width;
         if place == 0 {
@@ -180,6 +177,43 @@ pub(crate) fn see_row<F: Float, N: Size>(
     }
 }
 
+/// The logit of a row's class, or NaN if it has none.
+#[cube]
+pub(crate) fn target_logit<F: Float, N: Size>(
+    logits: &Logits<F, N>,
+    start: u32,
+    target: i32,
+    classes: u32,
+    rules: &LossRules,
+) -> f32 {
+    let mut picked = rules.invalid;
+    if target >= 0 && u32::cast_from(target) < classes {
+        picked = f32::cast_from(logits.elements[(start + u32::cast_from(target)) as usize]);
+    }
+    picked
+}
+
+/// The loss of a row, of its class's logit, the logarithm of its sum of exponentials, and the sum of its logits.
+#[cube]
+pub(crate) fn loss_of(
+    picked: f32,
+    log: f32,
+    target: i32,
+    sum: f32,
+    classes: u32,
+    rules: &LossRules,
+) -> f32 {
+    let mut loss = log - picked;
+    if comptime!(rules.is_smoothed) {
+        let of_all = log - sum / f32::cast_from(classes);
+        loss = (1.0f32 - rules.smoothing) * loss + rules.smoothing * of_all;
+    }
+    if comptime!(rules.ignores) {
+        loss = select(target == rules.ignore_index, 0.0f32, loss);
+    }
+    loss
+}
+
 /// `loss[r]` and `lse[r]` of each row. Rows are spread over the cubes along x, `lanes` units a row.
 #[cube(launch_unchecked)]
 pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
@@ -193,10 +227,10 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let lanes = comptime!(blueprint.lanes);
-    let rows_a_cube = comptime!(UNITS / lanes);
+    let rows_a_cube = comptime!(blueprint.rows_a_cube());
     let lane = UNIT_POS % lanes;
     let (rows, classes, row_stride) = (extent.rows, extent.classes, extent.row_stride);
-    let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
+    let mut partials = Shared::<[f32]>::new_slice(comptime!(blueprint.partials()));
 
     let mut first_row = CUBE_POS_X * rows_a_cube;
     while first_row < rows {
@@ -214,19 +248,8 @@ pub(crate) fn cross_entropy_forward_kernel<F: Float, N: Size>(
         if row < rows && lane == 0 {
             let log = seen.peak + seen.total.ln();
             let target = targets[row as usize];
-            let mut of_row = rules.invalid;
-            if target >= 0 && u32::cast_from(target) < classes {
-                let at = row * row_stride + u32::cast_from(target);
-                of_row = log - f32::cast_from(logits.elements[at as usize]);
-                if comptime!(rules.is_smoothed) {
-                    let of_all = log - seen.sum / f32::cast_from(classes);
-                    of_row = (1.0f32 - rules.smoothing) * of_row + rules.smoothing * of_all;
-                }
-            }
-            if comptime!(rules.ignores) {
-                of_row = select(target == rules.ignore_index, 0.0f32, of_row);
-            }
-            loss[row as usize] = of_row;
+            let picked = target_logit::<F, N>(logits, row * row_stride, target, classes, rules);
+            loss[row as usize] = loss_of(picked, log, target, seen.sum, classes, rules);
             lse[row as usize] = log;
         }
         first_row += CUBE_COUNT_X * rows_a_cube;

@@ -75,20 +75,14 @@ pub fn cross_entropy_forward_with(
         cross_entropy_forward_kernel::launch_unchecked(
             client,
             row_cubes(client, problem.rows, &blueprint, 1),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(blueprint.units),
             width,
             logits_of(problem, logits, width),
             targets.arg(1),
             loss.arg(1),
             lse.arg(1),
             problem.extent(),
-            LossRulesLaunch {
-                ignore_index: problem.ignore_index.unwrap_or_default(),
-                smoothing: problem.smoothing,
-                invalid: f32::NAN,
-                ignores: problem.ignore_index.is_some(),
-                is_smoothed: problem.smoothing > 0.0,
-            },
+            problem.rules(),
             blueprint,
             problem.dtype,
         );
@@ -111,14 +105,26 @@ pub fn cross_entropy_reduce(
     problem.validate()?;
     problem.check_row_values("loss", losses)?;
     problem.check_targets(targets)?;
+    Ok(launch_reduce(client, problem, reduction, Some(losses), targets))
+}
+
+/// As [`cross_entropy_reduce`]; without losses the factor alone, and a sum over nothing.
+pub(super) fn launch_reduce(
+    client: &Client,
+    problem: &CrossEntropyProblem,
+    reduction: Reduction,
+    losses: Option<&Buffer>,
+    targets: &Buffer,
+) -> Reduced {
     let [loss, factor] = [(); 2].map(|()| Buffer::empty(client, 1, F32));
-    // SAFETY: losses and targets hold a number for each row, at the last of which the kernel stops.
+    // SAFETY: losses and targets hold a number for each row, at the last of which the kernel stops. Losses that are
+    // not there are not read.
     unsafe {
         cross_entropy_reduce_kernel::launch_unchecked(
             client,
             CubeCount::Static(1, 1, 1),
             CubeDim::new_1d(UNITS),
-            losses.arg(1),
+            losses.unwrap_or(&factor).arg(1),
             targets.arg(1),
             loss.arg(1),
             factor.arg(1),
@@ -127,9 +133,10 @@ pub fn cross_entropy_reduce(
             f32::NAN,
             problem.ignore_index.is_some(),
             reduction == Reduction::Mean,
+            losses.is_some(),
         );
     }
-    Ok(Reduced { loss, factor })
+    Reduced { loss, factor }
 }
 
 /// The gradient of the logits, in their layout, and in their memory where nobody else holds that.
@@ -218,7 +225,7 @@ pub(crate) fn launch_elements(
             cross_entropy_backward_kernel::launch_unchecked(
                 client,
                 row_cubes(client, problem.rows - first_row, &blueprint, parts),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(blueprint.units),
                 blueprint.vector_size,
                 BufferArg::from_raw_parts(logits.handle.clone(), last),
                 RowTensorsLaunch {
@@ -231,16 +238,7 @@ pub(crate) fn launch_elements(
                 problem.extent(),
                 first_row as u32,
                 first as u32,
-                DerivativeLaunch {
-                    everywhere: problem.smoothing / problem.classes as f32,
-                    at_target: 1.0 - problem.smoothing,
-                    ignore_index: problem.ignore_index.unwrap_or_default(),
-                    invalid: f32::NAN,
-                    ignores: problem.ignore_index.is_some(),
-                    is_smoothed: problem.smoothing > 0.0,
-                    is_reduced: factor.is_some(),
-                    form,
-                },
+                problem.derivative(factor.is_some(), form),
                 blueprint,
                 [problem.dtype, dtype],
             );
@@ -250,6 +248,29 @@ pub(crate) fn launch_elements(
 }
 
 impl CrossEntropyProblem {
+    pub(super) fn rules(&self) -> LossRulesLaunch {
+        LossRulesLaunch {
+            ignore_index: self.ignore_index.unwrap_or_default(),
+            smoothing: self.smoothing,
+            invalid: f32::NAN,
+            ignores: self.ignore_index.is_some(),
+            is_smoothed: self.smoothing > 0.0,
+        }
+    }
+
+    pub(super) fn derivative(&self, is_reduced: bool, form: ElementForm) -> DerivativeLaunch {
+        DerivativeLaunch {
+            everywhere: self.smoothing / self.classes as f32,
+            at_target: 1.0 - self.smoothing,
+            ignore_index: self.ignore_index.unwrap_or_default(),
+            invalid: f32::NAN,
+            ignores: self.ignore_index.is_some(),
+            is_smoothed: self.smoothing > 0.0,
+            is_reduced,
+            form,
+        }
+    }
+
     pub(crate) fn extent(&self) -> ExtentLaunch {
         ExtentLaunch {
             rows: self.rows as u32,
@@ -275,7 +296,7 @@ pub(crate) fn logits_of<F: Float, N: Size>(
 const LOGITS: usize = 0;
 
 /// Elements of the whole vectors in the span of the logits.
-fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
+pub(super) fn whole(problem: &CrossEntropyProblem, vector_size: usize) -> usize {
     problem.span() / vector_size * vector_size
 }
 
@@ -299,20 +320,34 @@ pub(crate) fn row_cubes(
     parts: u32,
 ) -> CubeCount {
     let most = client.properties().hardware.max_cube_count;
-    let cubes = rows.div_ceil(blueprint.rows_a_cube() as usize).min(most.0 as usize);
-    // Below `most.0`.
-    CubeCount::Static(cubes as u32, parts.min(most.1), 1)
+    CubeCount::Static(cubes_along_x(client, rows, blueprint), parts.min(most.1), 1)
+}
+
+/// Cubes for all rows, as far as the device takes them.
+pub(super) fn cubes_along_x(
+    client: &Client,
+    rows: usize,
+    blueprint: &CrossEntropyBlueprint,
+) -> u32 {
+    let most = client.properties().hardware.max_cube_count;
+    let cubes = rows.div_ceil(blueprint.rows_a_cube() as usize);
+    u32::try_from(cubes).map_or(most.0, |cubes| cubes.min(most.0))
 }
 
 fn check_blueprint(blueprint: &CrossEntropyBlueprint) -> Result<(), KernelError> {
-    let is_share = |units: u32| units.is_power_of_two() && units <= UNITS;
-    if is_share(blueprint.lanes) && is_share(blueprint.plane) && blueprint.vector_size > 0 {
+    let is_share = |units: u32| units.is_power_of_two() && units <= blueprint.units;
+    let is_cube = blueprint.units == UNITS;
+    if is_cube
+        && is_share(blueprint.lanes)
+        && is_share(blueprint.plane)
+        && blueprint.vector_size > 0
+    {
         return Ok(());
     }
     Err(KernelError::invalid(
         OP,
         "blueprint",
-        format!("lanes and a plane of powers of two up to {UNITS}"),
+        format!("{UNITS} units, lanes and a plane of powers of two up to that"),
         format!("{blueprint:?}"),
     ))
 }

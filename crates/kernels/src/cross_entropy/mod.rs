@@ -37,7 +37,7 @@
 //! The forward pass reads the logits once. A unit keeps the largest logit that it has met and the sum of exponentials
 //! relative to it, and the units of a row meet at its end. The backward pass reads the logits once more and writes as
 //! much, over them if nobody else holds their memory. There is no copy in f32. Saved for backward: logits, targets and
-//! lse.
+//! lse. [`cross_entropy_at_once`] does both at once: it reads the logits from memory once, and again from the cache.
 //!
 //! With an odd number of classes, such as GPT-2's 50257, rows begin anywhere between two vectors. The forward pass
 //! reads whole vectors between the first and the last boundary within a row, and the elements at both ends one by one.
@@ -52,6 +52,8 @@
 //! algorithm 3; Szegedy et al., "Rethinking the Inception Architecture for Computer Vision",
 //! arXiv:1512.00567, section 7, for label smoothing.
 
+mod at_once;
+mod at_once_launch;
 mod backward;
 mod blueprint;
 mod exponential;
@@ -61,6 +63,7 @@ mod problem;
 mod reduce;
 pub mod variants;
 
+pub use at_once_launch::{CrossEntropyAtOnce, cross_entropy_at_once, cross_entropy_rescale};
 pub use blueprint::CrossEntropyBlueprint;
 pub use launch::{
     CrossEntropyOutput, Reduced, cross_entropy_backward, cross_entropy_forward,
@@ -71,7 +74,6 @@ pub(crate) use variants::variants;
 
 pub(crate) use {
     backward::ElementForm,
-    blueprint::UNITS,
     exponential::exponential_by,
     forward::{Extent, Logits, join_row, nothing, see_row},
     launch::{RowNumbers, launch_elements, logits_of, row_cubes},

@@ -1,7 +1,7 @@
 use super::blueprint::UNITS;
 use cubecl::prelude::*;
 
-/// The sum of `losses`, or with `is_mean` their mean over the rows that are not ignored, to `reduced`, and
+/// The sum of `losses`, if there are any, or with `is_mean` their mean over the rows that are not ignored, to `reduced`, and
 /// to `factor` what a row's share of its gradient is. One cube; the order of addition is fixed.
 #[cube(launch_unchecked)]
 pub(crate) fn cross_entropy_reduce_kernel(
@@ -14,13 +14,16 @@ pub(crate) fn cross_entropy_reduce_kernel(
     invalid: f32,
     #[comptime] ignores: bool,
     #[comptime] is_mean: bool,
+    #[comptime] has_losses: bool,
 ) {
     // 1. Each unit adds up its rows.
     let mut sum = 0.0f32;
     let mut count = 0u32;
     let mut row = UNIT_POS;
     while row < rows {
-        sum += losses[row as usize];
+        if comptime!(has_losses) {
+            sum += losses[row as usize];
+        }
         if comptime!(ignores && is_mean) {
             count += select(targets[row as usize] == ignore_index, 0u32, 1u32);
         } else {

@@ -1,8 +1,9 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    CrossEntropyBlueprint, CrossEntropyProblem, Reduction, cross_entropy_backward,
-    cross_entropy_forward, cross_entropy_reduce, problem::I32,
+    CrossEntropyBlueprint, CrossEntropyProblem, Reduction, cross_entropy_at_once,
+    cross_entropy_backward, cross_entropy_forward, cross_entropy_reduce, cross_entropy_rescale,
+    problem::I32,
 };
 use crate::{
     KernelError,
@@ -78,7 +79,11 @@ fn launch(client: &Client, variant: CrossEntropyVariant) -> Result<(), KernelErr
     };
     // In their own memory, and where somebody else holds that.
     cross_entropy_backward(client, &problem, logits(), &targets, &output.lse, grad, factor)?;
+    let both = |logits| cross_entropy_at_once(client, &problem, Reduction::Mean, logits, &targets);
+    let of_one = both(logits())?;
+    cross_entropy_rescale(client, &problem, of_one.dlogits, &mean.loss)?;
     let held = logits();
+    both(held.clone())?;
     cross_entropy_backward(client, &problem, held.clone(), &targets, &output.lse, grad, factor)?;
     Ok(())
 }

@@ -1,6 +1,4 @@
-use crate::cross_entropy::{
-    CrossEntropyBlueprint, Extent, Logits, UNITS, join_row, nothing, see_row,
-};
+use crate::cross_entropy::{CrossEntropyBlueprint, Extent, Logits, join_row, nothing, see_row};
 use cubecl::prelude::*;
 
 /// The peak of each row, the sum of the exponentials of what its elements lack to that, the logarithm of
@@ -21,10 +19,10 @@ pub(crate) fn softmax_sums_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let lanes = comptime!(blueprint.lanes);
-    let rows_a_cube = comptime!(UNITS / lanes);
+    let rows_a_cube = comptime!(blueprint.rows_a_cube());
     let lane = UNIT_POS % lanes;
     let (rows, classes, row_stride) = (extent.rows, extent.classes, extent.row_stride);
-    let mut partials = Shared::<[f32]>::new_slice(comptime!((3 * UNITS) as usize));
+    let mut partials = Shared::<[f32]>::new_slice(comptime!(blueprint.partials()));
 
     let mut first_row = CUBE_POS_X * rows_a_cube;
     while first_row < rows {

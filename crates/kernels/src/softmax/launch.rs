@@ -3,8 +3,7 @@ use crate::{
     KernelError,
     buffer::{Buffer, F32},
     cross_entropy::{
-        CrossEntropyBlueprint, ElementForm, RowNumbers, UNITS, launch_elements, logits_of,
-        row_cubes,
+        CrossEntropyBlueprint, ElementForm, RowNumbers, launch_elements, logits_of, row_cubes,
     },
 };
 use cubecl::{client::Client, prelude::*};
@@ -56,7 +55,7 @@ pub fn softmax_sums(
         softmax_sums_kernel::launch_unchecked(
             client,
             row_cubes(client, problem.rows, &blueprint, 1),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(blueprint.units),
             blueprint.vector_size,
             logits_of(&problem.loss(), x, blueprint.vector_size),
             targets.unwrap_or(&none).arg(1),

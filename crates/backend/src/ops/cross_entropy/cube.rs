@@ -1,6 +1,6 @@
 //! The primitives on GPUs.
 
-use super::{CrossEntropyPrimitives, Output, Reduced, Reduction, Settings, host};
+use super::{AtOnce, CrossEntropyPrimitives, Output, Reduced, Reduction, Settings, host};
 use crate::{
     declined::tell_once,
     tensors::{Optional, TensorRows, contiguous_buffer, contiguous_tensor},
@@ -45,10 +45,6 @@ impl CrossEntropyPrimitives for CubeBackend {
         settings: Settings,
         reduction: Reduction,
     ) -> Reduced<Self> {
-        let reduce = match reduction {
-            Reduction::Mean => cross_entropy::Reduction::Mean,
-            Reduction::Sum | Reduction::None => cross_entropy::Reduction::Sum,
-        };
         // Of each row, the loss is all that is read.
         let shape = Shape::new([loss.shape()[0], 1]);
         let problem = problem_of(&shape, 1, DType::F32, settings);
@@ -57,10 +53,57 @@ impl CrossEntropyPrimitives for CubeBackend {
         }
         let like = loss.clone();
         let (loss, targets) = (contiguous_buffer(loss), contiguous_buffer(targets));
-        let reduced =
-            cross_entropy::cross_entropy_reduce(&like.client, &problem, reduce, &loss, &targets)
-                .unwrap_or_else(|error| panic!("{error}"));
+        let reduced = cross_entropy::cross_entropy_reduce(
+            &like.client,
+            &problem,
+            of(reduction),
+            &loss,
+            &targets,
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
         Reduced { loss: numbers(&like, reduced.loss), factor: numbers(&like, reduced.factor) }
+    }
+
+    fn cross_entropy_at_once(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> AtOnce<Self> {
+        let logits = TensorRows::of(logits);
+        let problem = problem(&logits, settings);
+        if is_declined(&problem) {
+            return host::at_once::<Self>(logits.tensor, targets, settings, reduction);
+        }
+        let targets = contiguous_buffer(targets);
+        let (layout, dtype) = (logits.layout(), logits.tensor.dtype);
+        let both = cross_entropy::cross_entropy_at_once(
+            &layout.client,
+            &problem,
+            of(reduction),
+            logits.into_span(),
+            &targets,
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        let dlogits = layout.rows(both.dlogits.handle, dtype);
+        AtOnce { loss: numbers(&dlogits, both.loss), dlogits }
+    }
+
+    fn cross_entropy_rescale(
+        dlogits: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let rows = TensorRows::of(dlogits);
+        let problem = problem(&rows, PLAIN);
+        if is_declined(&problem) || !rows.tensor.handle.can_mut() {
+            return host::rescale::<Self>(rows.tensor, grad);
+        }
+        let grad = contiguous_buffer(grad);
+        let (layout, dtype) = (rows.layout(), rows.tensor.dtype);
+        let dlogits =
+            cross_entropy::cross_entropy_rescale(&layout.client, &problem, rows.into_span(), &grad)
+                .unwrap_or_else(|error| panic!("{error}"));
+        layout.rows(dlogits.handle, dtype)
     }
 
     fn cross_entropy_backward(
@@ -92,6 +135,16 @@ impl CrossEntropyPrimitives for CubeBackend {
         )
         .unwrap_or_else(|error| panic!("{error}"));
         layout.rows(dlogits.handle, dtype)
+    }
+}
+
+/// Settings of a problem that is about the layout alone.
+const PLAIN: Settings = Settings { ignore_index: None, smoothing: 0.0 };
+
+fn of(reduction: Reduction) -> cross_entropy::Reduction {
+    match reduction {
+        Reduction::Mean => cross_entropy::Reduction::Mean,
+        Reduction::Sum | Reduction::None => cross_entropy::Reduction::Sum,
     }
 }
 

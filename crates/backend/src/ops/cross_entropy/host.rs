@@ -3,7 +3,7 @@
 //!
 //! The precision is that of the kernels: types of 16 bits are computed in f32 and rounded once.
 
-use super::{Output, Reduced, Reduction, Settings};
+use super::{AtOnce, Output, Reduced, Reduction, Settings};
 use crate::tensors::{Optional, cast, wide};
 use burn::{
     backend::{
@@ -30,6 +30,22 @@ impl super::CrossEntropyPrimitives for burn::backend::Flex {
         reduction: Reduction,
     ) -> Reduced<Self> {
         reduce::<Self>(loss, targets, settings, reduction)
+    }
+
+    fn cross_entropy_at_once(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> AtOnce<Self> {
+        at_once::<Self>(logits, targets, settings, reduction)
+    }
+
+    fn cross_entropy_rescale(
+        dlogits: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        rescale::<Self>(dlogits, grad)
     }
 
     fn cross_entropy_backward(
@@ -100,6 +116,26 @@ pub(super) fn reduce<B: Backend>(
         // Where no row counts, no gradient is asked.
         factor: B::float_recip(B::float_clamp_min(number, 1f32.into())),
     }
+}
+
+pub(super) fn at_once<B: Backend>(
+    logits: FloatTensor<B>,
+    targets: IntTensor<B>,
+    settings: Settings,
+    reduction: Reduction,
+) -> AtOnce<B> {
+    let Output { loss, lse } = forward::<B>(logits.clone(), targets.clone(), settings);
+    let Reduced { loss, factor } = reduce::<B>(loss, targets.clone(), settings, reduction);
+    let one = B::float_ones(Shape::new([1]), &loss.device(), loss.dtype().into());
+    let factor = Optional::Present(factor);
+    let dlogits = backward::<B>(logits, targets, lse, one, factor, settings);
+    AtOnce { loss, dlogits }
+}
+
+pub(super) fn rescale<B: Backend>(dlogits: FloatTensor<B>, grad: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = dlogits.dtype();
+    let grad = B::float_reshape(grad, Shape::new([1, 1]));
+    cast::<B>(B::float_mul(wide::<B>(dlogits), grad), dtype)
 }
 
 pub(super) fn backward<B: Backend>(

@@ -1,9 +1,9 @@
 //! Cross-entropy on any backend that has the primitives, and its gradient.
 
-use super::{CrossEntropyPrimitives, Output, Reduced, Reduction, Settings};
+use super::{AtOnce, CrossEntropyPrimitives, Output, Reduced, Reduction, Settings};
 use crate::tensors::Optional;
 use burn::backend::{
-    Autodiff, Backend,
+    Autodiff, Backend, TensorMetadata,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -12,6 +12,7 @@ use burn::backend::{
     backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
+use burn::tensor::DType;
 
 /// Cross-entropy, differentiable in the logits.
 #[backend_extension(
@@ -51,16 +52,27 @@ impl<B: CrossEntropyPrimitives, C: CheckpointStrategy> CrossEntropyOps for Autod
     ) -> FloatTensor<Self> {
         let (logits, node) = logits.into_parts();
         match CrossEntropy.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) if is_made_at_once(logits.dtype(), reduction) => {
+                let AtOnce { loss, dlogits } =
+                    B::cross_entropy_at_once(logits, targets, settings, reduction);
+                prep.finish(Saved::Gradient(dlogits), loss)
+            }
             OpsKind::Tracked(prep) => {
                 let (loss, lse, factor) =
                     forward::<B>(logits.clone(), targets.clone(), settings, reduction);
-                prep.finish(Saved { logits, targets, lse, factor, settings }, loss)
+                prep.finish(Saved::Logits { logits, targets, lse, factor, settings }, loss)
             }
             OpsKind::UnTracked(prep) => {
                 prep.finish(forward::<B>(logits, targets, settings, reduction).0)
             }
         }
     }
+}
+
+/// Whether the gradient is made with the losses: of one number, and in a type that holds it whatever it is multiplied by
+/// later.
+fn is_made_at_once(dtype: DType, reduction: Reduction) -> bool {
+    reduction != Reduction::None && dtype != DType::F16
 }
 
 /// The reduced losses, and what the gradient needs: `lse` and what the losses were multiplied by.
@@ -80,12 +92,17 @@ fn forward<B: CrossEntropyPrimitives>(
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    logits: FloatTensor<B>,
-    targets: IntTensor<B>,
-    lse: FloatTensor<B>,
-    factor: Optional<B>,
-    settings: Settings,
+enum Saved<B: Backend> {
+    /// The gradient of the logits where that of the loss is 1.
+    Gradient(FloatTensor<B>),
+    /// What it is made of.
+    Logits {
+        logits: FloatTensor<B>,
+        targets: IntTensor<B>,
+        lse: FloatTensor<B>,
+        factor: Optional<B>,
+        settings: Settings,
+    },
 }
 
 #[derive(Debug)]
@@ -98,8 +115,12 @@ impl<B: CrossEntropyPrimitives> Backward<B, 1> for CrossEntropy {
         let grad = grads.consume::<B>(&ops.node);
         let [parent] = ops.parents;
         let Some(node) = parent else { return };
-        let Saved { logits, targets, lse, factor, settings } = ops.state;
-        let dlogits = B::cross_entropy_backward(logits, targets, lse, grad, factor, settings);
+        let dlogits = match ops.state {
+            Saved::Gradient(dlogits) => B::cross_entropy_rescale(dlogits, grad),
+            Saved::Logits { logits, targets, lse, factor, settings } => {
+                B::cross_entropy_backward(logits, targets, lse, grad, factor, settings)
+            }
+        };
         grads.register::<B>(node.id, dlogits);
     }
 }

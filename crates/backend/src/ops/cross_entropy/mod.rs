@@ -5,8 +5,12 @@
 //! ```
 //!
 //! with target `t[r]` and label smoothing `eps`, as PyTorch defines it. Composed of Burn's operations, it
-//! keeps several tensors as large as the logits, in f32 if it is to be exact; this keeps the logits as they
-//! came, and one number a row. The gradient is written over the logits where nobody else holds them.
+//! keeps several tensors as large as the logits, in f32 if it is to be exact. This keeps one: the gradient of the mean
+//! or the sum, which is written over the logits where nobody else holds them, together with the losses. It is finished
+//! unless the loss is multiplied by something afterwards, and rounded once more then.
+//!
+//! Losses of f16, whose gradients are too small for it before they are scaled, and losses of rows, of which each has a
+//! gradient of its own, keep the logits and one number a row. They write the gradient in the backward pass.
 //!
 //! | device | logits | computed in | memory beside the logits |
 //! |---|---|---|---|
@@ -24,9 +28,9 @@ mod layer;
 mod primitives;
 
 pub use layer::CrossEntropyOps;
-pub use primitives::{CrossEntropyPrimitives, Output, Reduced, Settings};
+pub use primitives::{AtOnce, CrossEntropyPrimitives, Output, Reduced, Settings};
 #[cfg(feature = "gpu")]
-pub use primitives::{OutputMetadata, ReducedMetadata};
+pub use primitives::{AtOnceMetadata, OutputMetadata, ReducedMetadata};
 
 use burn::{
     backend::Dispatch,

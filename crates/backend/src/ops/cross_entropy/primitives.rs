@@ -44,6 +44,16 @@ pub struct Reduced<B: Backend> {
     pub factor: FloatTensor<B>,
 }
 
+/// The losses of all rows as one number, in the type of the losses, and its gradient.
+#[derive(ExtensionType, Clone, Debug)]
+#[extension_type(fusion: cfg(feature = "gpu"))]
+pub struct AtOnce<B: Backend> {
+    /// The mean or the sum of the losses.
+    pub loss: FloatTensor<B>,
+    /// The gradient of the logits where that of the number is 1, in the shape and type of the logits.
+    pub dlogits: FloatTensor<B>,
+}
+
 /// The operations under cross-entropy. They are not differentiable.
 #[backend_extension(
     Cube: cfg(feature = "gpu"),
@@ -67,6 +77,22 @@ pub trait CrossEntropyPrimitives: Backend {
         settings: Settings,
         reduction: Reduction,
     ) -> Reduced<Self>;
+
+    /// The losses, reduced, which [`Reduction::None`] does not, and their gradient.
+    #[fusion(meta = at_once)]
+    fn cross_entropy_at_once(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        settings: Settings,
+        reduction: Reduction,
+    ) -> AtOnce<Self>;
+
+    /// [`AtOnce::dlogits`], times the gradient of the number.
+    #[fusion(meta = same)]
+    fn cross_entropy_rescale(
+        dlogits: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// The gradient of the logits. `grad` is that of each row's loss, or with a factor one for all, to be
     /// multiplied by [`Reduced::factor`].
@@ -97,6 +123,22 @@ fn reduced(
 ) -> ReducedMetadata {
     let spec = TensorSpec::new(Shape::new([1]), loss.dtype);
     ReducedMetadata { loss: spec.clone(), factor: spec }
+}
+
+#[cfg(feature = "gpu")]
+fn at_once(
+    logits: &TensorSpec,
+    _targets: &TensorSpec,
+    _settings: &Settings,
+    _reduction: &Reduction,
+) -> AtOnceMetadata {
+    let dtype = if logits.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    AtOnceMetadata { loss: TensorSpec::new(Shape::new([1]), dtype), dlogits: logits.clone() }
+}
+
+#[cfg(feature = "gpu")]
+fn same(dlogits: &TensorSpec, _grad: &TensorSpec) -> TensorSpec {
+    dlogits.clone()
 }
 
 #[cfg(feature = "gpu")]
