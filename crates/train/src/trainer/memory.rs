@@ -45,9 +45,9 @@ impl TrainerConfig {
     /// Where there are several ranks, each asks for itself, and none waits for another. On a device without pools, as a
     /// CPU, activations are not known, and only the model is made.
     ///
-    /// The recording of passes is not part of the dry run; what it copies is added. Buffers of NCCL, the CUDA context
-    /// and compiled kernels are not counted. What the pools reserve in training may differ by pages that are filled
-    /// otherwise.
+    /// The recording of passes is not part of the dry run: parameters and inputs that it copies are added, and it may
+    /// take some pages more (14 MB on a software GPU). Buffers of NCCL, the CUDA context and compiled kernels are not
+    /// counted.
     ///
     /// # Errors
     ///
@@ -84,13 +84,19 @@ impl TrainerConfig {
             return Ok(self.of_census(&begin()?.census()?, graph::is_supported(device)));
         };
         let (census, kept) = done?;
-        let mut estimate = self.of_census(&census, graph::is_supported(device));
-        // The dry run has made casts, and the whole state of the optimizer; a recording and several ranks do not.
+        let is_gpu = graph::is_supported(device);
+        let mut estimate = self.of_census(&census, is_gpu);
+        let Kept { inputs_bytes, activations_bytes } = kept;
+        estimate.activations_bytes = Some(activations_bytes.saturating_sub(census.cast_bytes));
+        // The dry run has made casts, and the whole state of the optimizer. A recording has copies and the inputs of
+        // its own, and one rank of several has its share.
+        let mut reserved_bytes = grown.reserved_bytes + estimate.copies_bytes - census.cast_bytes;
+        if self.is_recorded && is_gpu {
+            reserved_bytes += inputs_bytes;
+        }
         let whole = self.state_bytes(&census).unwrap_or_default();
-        let elsewhere = whole.saturating_sub(estimate.optimizer_bytes.unwrap_or(whole));
-        let copied = estimate.copies_bytes.saturating_sub(census.cast_bytes);
-        estimate.activations_bytes = Some(kept.saturating_sub(census.cast_bytes));
-        estimate.reserved_bytes = Some((grown.reserved_bytes + copied).saturating_sub(elsewhere));
+        let elsewhere = whole - estimate.optimizer_bytes.unwrap_or(whole);
+        estimate.reserved_bytes = Some(reserved_bytes.saturating_sub(elsewhere));
         Ok(estimate)
     }
 
@@ -169,29 +175,38 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     }
 }
 
-/// Steps of which nothing is computed. Returns the bytes that the forward pass of the last step's first micro-batch has
-/// left in use, the batch included.
+/// What forward passes leave in use, in bytes.
+struct Kept {
+    /// Of all micro-batches.
+    inputs_bytes: u64,
+    /// What the first micro-batch leaves for the backward pass, with the inputs of all.
+    activations_bytes: u64,
+}
+
+/// Steps of which nothing is computed. Returns what the last one keeps.
 fn dry_steps<M: Module + ModuleDisplay, I: PassTensors, L: StepLoss>(
     trainer: &mut Trainer<M, I, L::Outputs>,
     monitor: &mut MemoryMonitor,
     batch: &impl Fn(&Trainer<M, I, L::Outputs>) -> I,
     loss: &impl Fn(&M, I) -> L,
-) -> Result<u64, TrainerError> {
+) -> Result<Kept, TrainerError> {
     let monitor = RefCell::new(monitor);
     let in_use = || monitor.borrow_mut().read().map_or(0, |memory| memory.in_use_bytes);
-    let kept = Cell::new(None);
+    let mut kept = Kept { inputs_bytes: 0, activations_bytes: 0 };
     for _ in 0..STEPS {
         let before = in_use();
-        kept.set(None);
-        trainer.step(batch(trainer), |model, batch| {
+        let batch = batch(trainer);
+        kept.inputs_bytes = in_use().saturating_sub(before);
+        let after_first = Cell::new(None);
+        trainer.step(batch, |model, batch| {
             let loss = loss(model, batch);
-            if kept.get().is_none() {
-                kept.set(Some(in_use().saturating_sub(before)));
+            // Sums of gradients lie beside what later ones keep.
+            if after_first.get().is_none() {
+                after_first.set(Some(in_use()));
             }
             loss
         })?;
+        kept.activations_bytes = after_first.get().unwrap_or(before).saturating_sub(before);
     }
-    // While the trainer is there: pages that pools outgrew go with what lies on them.
-    in_use();
-    Ok(kept.get().unwrap_or_default())
+    Ok(kept)
 }
