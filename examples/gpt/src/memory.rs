@@ -61,12 +61,12 @@ pub(crate) fn check(
     let needed = least_bytes(args, settings, trainer, attention, !is_cpu);
     match available {
         Some(available) if needed > available => bail!(
-            "out of memory before the start: a step needs more than {:.1} GiB, and {} has {:.1} \
-             GiB{}. Use a smaller --batch (now {}) with a larger --accumulate, --chunked-loss, --shard-optimizer on \
-             several GPUs, a smaller --context (now {}), or a smaller --preset",
-            needed / GIB,
+            "out of memory before the start: a step needs more than {}, and {} has {}{}. Use a smaller \
+             --batch (now {}) with a larger --accumulate, --chunked-loss, --shard-optimizer on several GPUs, a \
+             smaller --context (now {}), or a smaller --preset",
+            shown(needed),
             report.device,
-            available / GIB,
+            shown(available),
             if report.memory_limit_bytes.is_some() { " by its limit" } else { "" },
             settings.batch,
             settings.model.context
@@ -106,6 +106,14 @@ pub(crate) fn foresee(
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
+
+/// Limits may be smaller than a GiB.
+fn shown(bytes: f64) -> String {
+    match bytes < GIB {
+        true => format!("{:.1} MiB", 1024.0 * bytes / GIB),
+        false => format!("{:.1} GiB", bytes / GIB),
+    }
+}
 
 /// Linux tells what can be had without swapping; elsewhere nothing is checked.
 fn available_host_memory() -> Option<f64> {
