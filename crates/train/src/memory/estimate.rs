@@ -31,8 +31,8 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// What is known of it: all that pools reserve where that was found, and else the sum of the rest, below which no
-    /// step remains.
+    /// What is known of it: all that pools reserve where that was found, and else parameters, gradients and states, below
+    /// which no step remains.
     pub fn expected_bytes(&self) -> u64 {
         let parts = [
             self.parameters_bytes,
@@ -40,10 +40,9 @@ impl MemoryEstimate {
             self.gradients_bytes,
             self.optimizer_bytes.unwrap_or_default(),
             self.average_bytes,
-            self.activations_bytes.unwrap_or_default(),
         ];
-        let sum = parts.iter().sum();
-        self.reserved_bytes.map_or(sum, |reserved| reserved.max(sum))
+        // Activations are gone by the time that all gradients are there.
+        self.reserved_bytes.unwrap_or_else(|| parts.iter().sum())
     }
 
     /// Compares with what there is.
