@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    ema::EmaConfig,
     optim::SgdGroups,
     precision::{Masters, Precision, PrecisionPolicy, full_precision},
     trainer::{Trainer, TrainerConfig, TrainerError},
@@ -90,6 +91,12 @@ fn numbers_take_what_the_precision_says() {
     assert_eq!(of(bf16(), false), [4000, 2000, 4000]);
     assert_eq!(of(bf16().with_masters(Masters::None), false), [2000, 0, 2000]);
     assert_eq!(of(PrecisionPolicy::new(Precision::F32), true), [4000, 4000, 4000]);
+}
+
+#[test]
+fn more_numbers_than_any_memory_has_do_not_overflow() {
+    let config = config().with_ema(EmaConfig { decay: 0.9, warmup: false });
+    assert!(config.memory_of(u64::MAX, true).check(u64::MAX / 8).is_err());
 }
 
 #[test]
