@@ -68,6 +68,8 @@ mod loss_scale;
 mod loss_scaling;
 #[path = "integration/matmul.rs"]
 mod matmul;
+#[path = "integration/memory.rs"]
+mod memory;
 #[path = "integration/nn_attention.rs"]
 mod nn_attention;
 #[path = "integration/nn_matrix.rs"]
@@ -128,7 +130,7 @@ use std::{io::Write, process::ExitCode};
 
 /// Tests that others beside them would disturb: they fill the GPU's memory, take times, or start processes that have a
 /// limit of time.
-const ALONE: [&str; 3] = ["doctor::", "profile::", "resources::"];
+const ALONE: [&str; 4] = ["doctor::", "memory::", "profile::", "resources::"];
 
 fn main() -> ExitCode {
     // Examinations start this program for their cases.
@@ -181,6 +183,7 @@ fn main() -> ExitCode {
         loss_scale::trials(),
         loss_scaling::trials(),
         matmul::trials(),
+        memory::trials(),
         pool::trials(),
         pool_provider::trials(),
         precision_modules::trials(),

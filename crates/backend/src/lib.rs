@@ -14,7 +14,7 @@
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
 //!
-//! [`runtime`] sets up CubeCL before the first device starts.
+//! [`runtime`] sets up CubeCL before the first device starts, and [`dry_run`] asks for work for the sake of its memory.
 //!
 //! | room | holds | knows |
 //! |---|---|---|
@@ -29,6 +29,7 @@ pub mod cuda_memory;
 #[cfg(feature = "gpu")]
 mod declined;
 pub mod drop_in;
+mod dry_run;
 #[cfg(feature = "gpu")]
 mod fused;
 pub mod graph;
@@ -46,6 +47,7 @@ pub mod steps;
 mod stream;
 mod tensors;
 
+pub use dry_run::dry_run;
 pub use ops::{
     attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, group_norm, layer_norm,
     linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,

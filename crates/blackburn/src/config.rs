@@ -1,5 +1,5 @@
 use crate::{
-    Error,
+    Error, MemoryLimit,
     device::{DeviceChoice, available_devices},
 };
 use serde::Serialize;
@@ -55,6 +55,7 @@ impl fmt::Display for F32Precision {
 /// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
 /// | [`deterministic`](Self::deterministic) | `BLACKBURN_DETERMINISTIC=0` or `1` | off |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
+/// | [`memory_limit`](Self::memory_limit) | `BLACKBURN_MEMORY_LIMIT`, such as `40GiB` or `75%` | none |
 /// | [`unproven`](Self::unproven) | `BLACKBURN_UNPROVEN=0` or `1` | off |
 /// | [`verdicts`](Self::verdicts) | `BLACKBURN_VERDICTS`, a file | in the user's cache folder |
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +88,11 @@ pub struct Config {
     pub deterministic: bool,
     /// Whether to keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
+    /// What the program may take of each GPU's memory. It is checked and not enforced, see
+    /// [`MemoryWatch`](crate::train::memory::MemoryWatch): a [`Trainer`](crate::train::trainer::Trainer) refuses to begin
+    /// what cannot fit, and ends with an error after a step that went beyond it. In a loop of your own, call the watch.
+    /// A CPU has no limit.
+    pub memory_limit: Option<MemoryLimit>,
     /// Whether to take kernels on tensor cores on GPUs on which they have never been proven, neither by the project's
     /// tests nor by an examination of this machine (see [`Proof`](crate::Proof)). By default ordinary kernels and
     /// Burn's own take their place there.
@@ -105,6 +111,7 @@ impl Default for Config {
             tune_matmul: false,
             deterministic: false,
             kernel_cache: true,
+            memory_limit: None,
             unproven: false,
             verdicts: None,
         }
@@ -132,13 +139,10 @@ impl Config {
             }
         }
         if let Some(value) = variable("BLACKBURN_F32_MATMUL")? {
-            config.f32_matmul = value.parse().map_err(|error| match error {
-                Error::InvalidSetting { reason, .. } => Error::InvalidSetting {
-                    setting: format!("BLACKBURN_F32_MATMUL={value}"),
-                    reason,
-                },
-                other => other,
-            })?;
+            config.f32_matmul = parse_named("BLACKBURN_F32_MATMUL", &value)?;
+        }
+        if let Some(value) = variable(MEMORY_LIMIT)? {
+            config.memory_limit = Some(parse_named(MEMORY_LIMIT, &value)?);
         }
         for (name, switch) in [
             ("BLACKBURN_TUNE_MATMUL", &mut config.tune_matmul),
@@ -224,6 +228,13 @@ impl Config {
         self
     }
 
+    /// Limits the memory that the program takes of each GPU: bytes, or a [`MemoryLimit`].
+    #[must_use]
+    pub fn with_memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
+        self.memory_limit = Some(limit.into());
+        self
+    }
+
     /// Takes kernels where they are unproven, or not.
     #[must_use]
     pub fn with_unproven(mut self, take: bool) -> Self {
@@ -237,6 +248,19 @@ impl Config {
         self.verdicts = Some(file.into());
         self
     }
+}
+
+/// Of [`Config::memory_limit`].
+const MEMORY_LIMIT: &str = "BLACKBURN_MEMORY_LIMIT";
+
+/// What `value` means. An error has the name of the variable, and not of the setting.
+fn parse_named<T: FromStr<Err = Error>>(name: &str, value: &str) -> Result<T, Error> {
+    value.parse().map_err(|error| match error {
+        Error::InvalidSetting { reason, .. } => {
+            Error::InvalidSetting { setting: format!("{name}={value}"), reason }
+        }
+        other => other,
+    })
 }
 
 fn parse_switch(name: &str, value: &str) -> Result<bool, Error> {
@@ -280,6 +304,20 @@ mod tests {
         assert!(!parse_switch("BLACKBURN_TUNE_MATMUL", "off").unwrap());
         let error = parse_switch("BLACKBURN_TUNE_MATMUL", "2").unwrap_err();
         assert_eq!(error.to_string(), "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0");
+    }
+
+    #[test]
+    fn a_limit_that_means_nothing_is_refused_by_the_name_of_its_variable() {
+        let limit: MemoryLimit = parse_named(MEMORY_LIMIT, "75%").unwrap();
+        assert_eq!(
+            Config::default().with_memory_limit(limit).memory_limit,
+            Some(MemoryLimit::Percent(75))
+        );
+        let error = parse_named::<MemoryLimit>(MEMORY_LIMIT, "lots").unwrap_err().to_string();
+        assert!(
+            error.starts_with("BLACKBURN_MEMORY_LIMIT=lots: expected bytes, such as 40GiB"),
+            "{error}"
+        );
     }
 
     #[test]

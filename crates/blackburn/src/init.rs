@@ -70,7 +70,8 @@ fn start(config: &Config) -> Result<State, Error> {
     let setup = set_up(config)?;
     let opened: Opened = device::open_configured(config)?;
     let proof = device::settle(config, &opened);
-    let report = Report::new(config, setup, &opened, proof);
+    let report = Report::new(config, setup, &opened, proof)?;
+    blackburn_train::memory::set_limit(report.memory_limit_bytes);
     Ok(State { device: opened.device, report })
 }
 

@@ -43,6 +43,7 @@ pub mod fp8;
 mod init;
 #[cfg(feature = "gpu")]
 mod machine;
+mod memory_limit;
 mod proof;
 mod report;
 #[cfg(feature = "gpu")]
@@ -52,10 +53,12 @@ pub use attention::attention;
 pub use blackburn_distributed as distributed;
 pub use blackburn_nn as nn;
 pub use blackburn_train as train;
+pub use blackburn_train::memory::release as release_memory;
 pub use config::{Config, F32Precision};
 pub use device::{DeviceChoice, FoundDevice, available_devices, device, device_from};
 pub use error::Error;
 pub use init::{init, init_with};
+pub use memory_limit::MemoryLimit;
 pub use proof::Proof;
 pub use report::{Provider, Report, TensorCores, Versions};
 

@@ -1,4 +1,4 @@
-use crate::{Config, F32Precision, Proof, device::Opened};
+use crate::{Config, Error, F32Precision, Proof, device::Opened};
 use serde::Serialize;
 use std::{fmt, path::PathBuf};
 
@@ -89,6 +89,8 @@ pub struct Report {
     pub shared_memory_bytes: Option<u64>,
     /// Memory of the device, in bytes, where the runtime tells.
     pub memory_bytes: Option<u64>,
+    /// What the program may take of it, in bytes. None where there is no limit, and on the CPU.
+    pub memory_limit_bytes: Option<u64>,
     /// The precision of matrix products of f32 tensors on this device.
     pub f32_matmul: F32Precision,
     /// Whether the kernels of matrix products are chosen by measurement on this device.
@@ -123,7 +125,7 @@ impl Report {
         #[cfg_attr(not(feature = "gpu"), allow(unused_variables))] setup: Setup,
         opened: &Opened,
         proof: Proof,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         #[cfg_attr(not(feature = "gpu"), allow(unused_mut))]
         let mut report = Self {
             runtime: "flex".into(),
@@ -135,6 +137,7 @@ impl Report {
             dtypes: ["f32", "f64", "f16", "bf16"].map(String::from).into(),
             shared_memory_bytes: None,
             memory_bytes: None,
+            memory_limit_bytes: None,
             f32_matmul: F32Precision::Full,
             tune_matmul: false,
             kernels: proof,
@@ -154,8 +157,14 @@ impl Report {
             }
             report.providers = setup.providers;
             report.kernel_cache = setup.kernel_cache;
+            let limit = config.memory_limit;
+            report.memory_limit_bytes =
+                limit.map(|limit| limit.bytes_of(report.memory_bytes)).transpose()?;
         }
-        report
+        if let (Some(limit), None) = (config.memory_limit, report.memory_limit_bytes) {
+            tracing::warn!("the memory limit of {limit} has no effect on {}", report.device);
+        }
+        Ok(report)
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -234,6 +243,9 @@ impl fmt::Display for Report {
         }
         if let Some(bytes) = self.memory_bytes {
             line("memory", gib(bytes))?;
+        }
+        if let Some(bytes) = self.memory_limit_bytes {
+            line("memory limit", gib(bytes))?;
         }
         if let Some(path) = &self.kernel_cache {
             line("kernel cache", path.display().to_string())?;

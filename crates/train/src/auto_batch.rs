@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use crate::memory::{self, MemoryMonitor};
 use burn::tensor::Device;
 use std::{
     any::Any,
@@ -169,6 +170,8 @@ pub enum AutoBatchError<E> {
 /// fit, they are bisected for as long as that can change the plan. Each trial is logged through `tracing`. Trials
 /// may compile kernels for their sizes, so the search takes longest in a fresh installation.
 ///
+/// A step after which the device's pools hold more than the [limit](memory::limit) does not fit, either.
+///
 /// A lack of memory is recognized by what the error, or the panic in its stead, says
 /// ([`names_lack_of_memory`]). The panic's own report still goes to the standard error output.
 ///
@@ -217,10 +220,13 @@ fn attempt<E: fmt::Debug + fmt::Display>(
     step: &mut impl FnMut(usize) -> Result<(), E>,
 ) -> Result<Option<String>, AutoBatchError<E>> {
     let message = match panic::catch_unwind(AssertUnwindSafe(|| step(size))) {
-        Ok(Ok(())) => {
-            tracing::info!(micro_batch = size, "fits");
-            return Ok(None);
-        }
+        Ok(Ok(())) => match beyond_limit(device) {
+            Some(message) => message,
+            None => {
+                tracing::info!(micro_batch = size, "fits");
+                return Ok(None);
+            }
+        },
         // An error may name its causes only when it is formatted for debugging.
         Ok(Err(error)) => match lack_of_memory(&format!("{error}\n{error:?}")) {
             Some(message) => message,
@@ -234,6 +240,19 @@ fn attempt<E: fmt::Debug + fmt::Display>(
     tracing::info!(micro_batch = size, message, "does not fit");
     recover(device).map_err(AutoBatchError::Device)?;
     Ok(Some(message))
+}
+
+/// What the device's pools have kept of a step, if it is more than the limit of memory.
+fn beyond_limit(device: &Device) -> Option<String> {
+    let limit = memory::limit()?;
+    let reserved = MemoryMonitor::new(device).read()?.reserved_bytes;
+    (reserved > limit).then(|| {
+        format!(
+            "it reserved {}, and the limit is {}",
+            memory::shown(reserved),
+            memory::shown(limit)
+        )
+    })
 }
 
 /// Waits until what the step had queued has failed too, and gives its memory back.

@@ -306,7 +306,7 @@ impl ModuleVisitor for Inspector<'_> {
 ///
 /// On a device without autodiff no value requires a gradient; there, only a parameter's own
 /// transition to training tells.
-fn trains<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+pub(crate) fn trains<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     let value = param.base();
     match value.is_autodiff() {
         true => value.is_require_grad(),

@@ -19,7 +19,7 @@
 //! | [`scaler`] | dynamic loss scaling for f16, on the device |
 //! | [`schedule`] | learning rates by step: linear warm-up, then cosine or linear decay |
 //! | [`throughput`] | tokens or images per second, and model FLOPs utilization |
-//! | [`memory`] | what the device's memory pools hold, and their peak |
+//! | [`memory`] | what the device's memory pools hold, what a step will take, a limit, and memory given back |
 //! | `gpu` (feature `nvml`) | utilization, temperature and power of NVIDIA GPUs |
 //! | `learner` (feature `burn-train`) | all of it inside burn-train's learner |
 //! | [`tensorboard`] | event files for TensorBoard |

@@ -138,6 +138,11 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Precision and memory")]
     pub(crate) chunked_loss: bool,
 
+    /// Find by a dry run what a step takes of the GPU's memory, and say so before training. It is done by itself where
+    /// memory is limited, as by `BLACKBURN_MEMORY_LIMIT=40GiB`.
+    #[arg(long, help_heading = "Precision and memory")]
+    pub(crate) estimate_memory: bool,
+
     /// Transformer blocks.
     #[arg(long, help_heading = "Model", value_name = "N")]
     pub(crate) layers: Option<usize>,

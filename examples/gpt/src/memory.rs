@@ -1,26 +1,43 @@
-//! Whether a run fits the device at all.
+//! What a run takes of the device's memory, and whether it fits at all.
 
-use crate::settings::{AttentionKind, MastersKind, Precision, RunSettings};
+use crate::{
+    cli::TrainArgs,
+    model::{Attention, Computation, Gpt},
+    settings::{AttentionKind, Precision, RunSettings},
+};
 use anyhow::{Result, bail};
-use blackburn::Report;
+use blackburn::{
+    Report,
+    train::{
+        memory::{MemoryEstimate, limit},
+        trainer::TrainerConfig,
+    },
+};
+use burn::tensor::{Device, Tensor};
 
-/// Bytes that a training step holds at the very least: parameters, what they are cast to, gradients
-/// and Adam's two moments in f32; the logits, their log-softmax and its gradient in f32; and, unless attention is flash,
-/// three attention matrices a layer, which Burn's automatic differentiation keeps.
-fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
+/// Bytes that a training step holds at the very least: parameters with all that is kept of each; the logits, unless
+/// they are made in chunks, and their gradient, and with Burn's loss their log-softmax, too, all three in f32; and,
+/// unless attention is flash, three attention matrices a layer, which Burn's automatic differentiation keeps.
+fn least_bytes(
+    args: &TrainArgs,
+    settings: &RunSettings,
+    trainer: &TrainerConfig,
+    attention: AttentionKind,
+    is_gpu: bool,
+) -> f64 {
     let element = match settings.precision {
         Precision::F32 => 4.0,
         Precision::Bf16 | Precision::F16 | Precision::Fp8 => 2.0,
     };
-    let of_parameter = match (settings.masters, settings.precision) {
-        (_, Precision::F32) => 4.0 + 4.0 + 8.0,
-        (MastersKind::F32, _) => 4.0 + 2.0 + 4.0 + 8.0,
-        (MastersKind::None, _) => 2.0 + 2.0 + 8.0,
-    };
     let model = &settings.model;
+    let parameters = trainer.memory_of(model.parameters() as u64, is_gpu).expected_bytes() as f64;
     let sequence = settings.batch as f64 * model.context as f64;
-    let parameters = of_parameter * model.parameters() as f64;
-    let logits = 3.0 * 4.0 * sequence * model.vocabulary as f64;
+    let of_logit = match attention {
+        _ if args.chunked_loss => 0.0,
+        AttentionKind::Flash => 2.0 * element,
+        AttentionKind::Naive | AttentionKind::FlashOnly => 3.0 * 4.0,
+    };
+    let logits = of_logit * sequence * model.vocabulary as f64;
     let matrices = match attention {
         AttentionKind::Naive => 3.0 * model.layers as f64,
         AttentionKind::Flash | AttentionKind::FlashOnly => 0.0,
@@ -31,23 +48,26 @@ fn least_bytes(settings: &RunSettings, attention: AttentionKind) -> f64 {
 
 /// Refuses a run that cannot fit, before it wastes anyone's time.
 pub(crate) fn check(
+    args: &TrainArgs,
     settings: &RunSettings,
+    trainer: &TrainerConfig,
     attention: AttentionKind,
     report: &Report,
 ) -> Result<()> {
-    let available = report
-        .memory_bytes
-        .map(|bytes| bytes as f64)
-        .or_else(|| (report.runtime == "flex").then(available_host_memory).flatten());
-    let needed = least_bytes(settings, attention);
+    let is_cpu = report.runtime == "flex";
+    let device = report.memory_limit_bytes.into_iter().chain(report.memory_bytes).min();
+    let available =
+        device.map(|bytes| bytes as f64).or_else(|| is_cpu.then(available_host_memory).flatten());
+    let needed = least_bytes(args, settings, trainer, attention, !is_cpu);
     match available {
         Some(available) if needed > available => bail!(
-            "out of memory before the start: a step needs more than {:.1} GiB, and {} has {:.1} \
-             GiB. Use a smaller --batch (now {}) with a larger --accumulate, a smaller --context \
-             (now {}), or a smaller --preset",
-            needed / GIB,
+            "out of memory before the start: a step needs more than {}, and {} has {}{}. Use a smaller \
+             --batch (now {}) with a larger --accumulate, --chunked-loss, --shard-optimizer on several GPUs, a \
+             smaller --context (now {}), or a smaller --preset",
+            shown(needed),
             report.device,
-            available / GIB,
+            shown(available),
+            if report.memory_limit_bytes.is_some() { " by its limit" } else { "" },
             settings.batch,
             settings.model.context
         ),
@@ -55,7 +75,45 @@ pub(crate) fn check(
     }
 }
 
+/// What a step takes, by a dry run: where it was asked for, and where memory is limited, which is then compared.
+/// `device` differentiates.
+pub(crate) fn foresee(
+    args: &TrainArgs,
+    settings: &RunSettings,
+    trainer: &TrainerConfig,
+    attention: AttentionKind,
+    device: &Device,
+) -> Result<Option<MemoryEstimate>> {
+    let limit = limit();
+    if !args.estimate_memory && limit.is_none() {
+        return Ok(None);
+    }
+    let context = settings.model.context;
+    let attention = Attention::new(attention, context, device);
+    let how = Computation { attention, chunked_loss: args.chunked_loss };
+    let rows = settings.batch * settings.accumulate;
+    let ids = || Tensor::zeros([rows, context], &device.clone().without_autodiff());
+    let estimate = trainer.clone().with_micro_batches(settings.accumulate).estimate(
+        device,
+        || settings.model.init(device),
+        |_| (ids(), ids()),
+        |model: &Gpt, (inputs, targets)| model.loss(inputs, targets, &how),
+    )?;
+    if let Some(limit) = limit.filter(|_| estimate.reserved_bytes.is_some()) {
+        estimate.check(limit)?;
+    }
+    Ok(Some(estimate))
+}
+
 const GIB: f64 = (1u64 << 30) as f64;
+
+/// Limits may be smaller than a GiB.
+fn shown(bytes: f64) -> String {
+    match bytes < GIB {
+        true => format!("{:.1} MiB", 1024.0 * bytes / GIB),
+        false => format!("{:.1} GiB", bytes / GIB),
+    }
+}
 
 /// Linux tells what can be had without swapping; elsewhere nothing is checked.
 fn available_host_memory() -> Option<f64> {

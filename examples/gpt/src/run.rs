@@ -17,7 +17,10 @@ use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
     distributed::Group,
-    train::trainer::{Trainer, TrainerConfig},
+    train::{
+        memory::MemoryEstimate,
+        trainer::{Trainer, TrainerConfig},
+    },
 };
 use burn::tensor::{Device, Int, Tensor};
 use example_program::{CadenceOptions, agree, lock, or_none};
@@ -39,6 +42,8 @@ pub(crate) struct Run {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) device: Device,
     pub(crate) trainer: GptTrainer,
+    /// What a step takes, as far as it is known.
+    memory: MemoryEstimate,
     /// How often it reports, validates and saves, as far as it was told.
     pub(crate) cadence: CadenceOptions,
     /// Beginning of its samples, if it was told one.
@@ -68,7 +73,8 @@ impl Run {
         let data = DataSettings::resolve(&args.data)?;
         let cadence = args.cadence();
         agree_on_all(args, &settings, &data, cadence, group)?;
-        memory::check(&settings, attention, report)?;
+        let config = trainer(args, &settings, group);
+        memory::check(args, &settings, &config, attention, report)?;
         // On a device that does not compute so, nothing old goes.
         settings.policy().check_device(device)?;
         let mut prepared = None;
@@ -86,9 +92,12 @@ impl Run {
                 (None, Arc::new(data.reopen(&tokens, settings.tokenizer, &fingerprint)?))
             }
         };
+        let training = training(device, recomputes(args, &settings, attention));
+        let foreseen = memory::foresee(args, &settings, &config, attention, &training)?;
         device.seed(settings.seed);
-        let device = training(device, recomputes(args, &settings, attention));
-        let trainer = trainer(args, &settings, group).init(settings.model.init(&device))?;
+        let device = training;
+        let trainer: GptTrainer = config.init(settings.model.init(&device))?;
+        let memory = foreseen.map_or_else(|| trainer.memory(), Ok)?;
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
             cadence,
@@ -102,6 +111,7 @@ impl Run {
             store,
             device,
             trainer,
+            memory,
             group: group.clone(),
             _lock: lock,
         })
@@ -135,15 +145,18 @@ impl Run {
         let data = found.state.data.clone();
         let cadence = args.cadence().or(found.state.cadence);
         agree_on_all(args, &settings, &data, cadence, group)?;
-        memory::check(&settings, attention, report)?;
+        let config = trainer(args, &settings, group);
+        memory::check(args, &settings, &config, attention, report)?;
         let store = Arc::new(data.reopen(
             &folder.join("data"),
             settings.tokenizer,
             &found.state.fingerprint,
         )?);
         let device = training(device, recomputes(args, &settings, attention));
+        let foreseen = memory::foresee(args, &settings, &config, attention, &device)?;
         let model = settings.model.init(&device);
-        let trainer = trainer(args, &settings, group).resume(model, &found.trainer)?;
+        let trainer: GptTrainer = config.resume(model, &found.trainer)?;
+        let memory = foreseen.map_or_else(|| trainer.memory(), Ok)?;
         tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             tokenizer: Tokenizer::new(settings.tokenizer),
@@ -158,6 +171,7 @@ impl Run {
             store,
             device,
             trainer,
+            memory,
             group: group.clone(),
             _lock: lock,
         })
@@ -206,6 +220,7 @@ impl Run {
             settings.seed,
             self.folder.display()
         );
+        eprintln!("memory: {}", self.memory.line());
         let fields = serde_json::json!({
             "settings": settings,
             "attention": format!("{:?}", self.attention).to_lowercase(),
@@ -213,6 +228,7 @@ impl Run {
             "fingerprint": self.store.fingerprint(),
             "device": report,
             "parameters": settings.model.parameters(),
+            "memory": self.memory,
             "starts_at_step": self.step(),
         });
         match fields {

@@ -157,11 +157,14 @@ impl Run {
             settings.seed,
             self.folder.display()
         );
+        let memory = self.training.trainer.memory()?;
+        eprintln!("memory: {}", memory.line());
         let fields = serde_json::json!({
             "settings": settings,
             "data": self.data,
             "classes": self.source.classes(),
             "fingerprint": self.source.fingerprint(),
+            "memory": memory,
             "device": report,
             "starts_at_step": self.step(),
         });

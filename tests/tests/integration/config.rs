@@ -64,6 +64,7 @@ fn same_as_program() -> Result<(), Failed> {
             ("BLACKBURN_TUNE_MATMUL", "on"),
             ("BLACKBURN_DETERMINISTIC", "1"),
             ("BLACKBURN_KERNEL_CACHE", "0"),
+            ("BLACKBURN_MEMORY_LIMIT", "1.5 GiB"),
         ];
         return run_alone(SAME, &variables).map(drop);
     }
@@ -76,7 +77,8 @@ fn same_as_program() -> Result<(), Failed> {
         .with_f32_matmul(F32Precision::Full)
         .with_tune_matmul(true)
         .with_deterministic(true)
-        .with_kernel_cache(false);
+        .with_kernel_cache(false)
+        .with_memory_limit(3 << 29);
     expect_equal(&config, &expected)?;
     // Start-up, which was before any test, followed it: the same settings are no others.
     let report = blackburn::init_with(expected.clone())?;
@@ -97,6 +99,7 @@ fn empty_variables() -> Result<(), Failed> {
             "TUNE_MATMUL",
             "DETERMINISTIC",
             "KERNEL_CACHE",
+            "MEMORY_LIMIT",
         ]
         .map(|name| format!("BLACKBURN_{name}"));
         let mut variables: Vec<(&str, &str)> =
@@ -116,6 +119,11 @@ fn bad_values() -> Result<(), Failed> {
         ("BLACKBURN_TUNE_MATMUL", "2", "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0"),
         ("BLACKBURN_DETERMINISTIC", "yes?", "BLACKBURN_DETERMINISTIC=yes?: expected 1 or 0"),
         ("BLACKBURN_KERNEL_CACHE", "maybe", "BLACKBURN_KERNEL_CACHE=maybe: expected 1 or 0"),
+        (
+            "BLACKBURN_MEMORY_LIMIT",
+            "101%",
+            "BLACKBURN_MEMORY_LIMIT=101%: expected bytes, such as 40GiB",
+        ),
     ] {
         let output = start_alone(EMPTY, &[(SET, "1"), (name, value)])?;
         let log = String::from_utf8_lossy(&output.stderr);

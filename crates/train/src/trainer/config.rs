@@ -5,6 +5,7 @@ use crate::{
     checkpoint::Checkpoint,
     ema::EmaConfig,
     graph::{GradientGraph, PassTensors},
+    memory::MemoryWatch,
     optim::{AdamWGroups, SgdGroups, StepGate},
     precision::{Precision, PrecisionPolicy},
     scaler::{GradScaler, GradScalerConfig},
@@ -274,13 +275,14 @@ impl TrainerConfig {
     ///
     /// # Errors
     ///
-    /// When an option makes no sense, the model is on no device with autodiff, or the precision does not fit
-    /// the model or its device.
+    /// When an option makes no sense, the model is on no device with autodiff, the precision does not fit
+    /// the model or its device, or parameters, gradients and states alone are beyond the
+    /// [limit](crate::memory::set_limit).
     pub fn init<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors>(
         &self,
         model: M,
     ) -> Result<Trainer<M, I, O>, TrainerError> {
-        self.build(model, None)
+        self.build(model, None)?.fitting()
     }
 
     /// A trainer that goes on where `checkpoint` was saved by [`Trainer::save`]. `model` is one of the same
@@ -295,10 +297,10 @@ impl TrainerConfig {
         model: M,
         checkpoint: &Checkpoint,
     ) -> Result<Trainer<M, I, O>, TrainerError> {
-        self.build(model, Some(Saved::new(checkpoint)?))
+        self.build(model, Some(Saved::new(checkpoint)?))?.fitting()
     }
 
-    fn build<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors>(
+    pub(super) fn build<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors>(
         &self,
         model: M,
         saved: Option<Saved<'_>>,
@@ -345,6 +347,8 @@ impl TrainerConfig {
         };
         Ok(Trainer {
             config: Self { seed, ..self.clone() },
+            memory_watch: Some(MemoryWatch::new(&device)),
+            steps_here: 0,
             device,
             policy,
             model: Some(model),

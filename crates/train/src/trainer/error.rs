@@ -2,7 +2,7 @@
 
 use crate::{
     accumulate::AccumulateError, checkpoint::CheckpointError, ema::EmaError, graph::GraphError,
-    precision::PrecisionError, scaler::ScalerError, schedule::ScheduleError,
+    memory::MemoryError, precision::PrecisionError, scaler::ScalerError, schedule::ScheduleError,
 };
 use blackburn_distributed::DistributedError;
 use burn::tensor::{DType, ExecutionError};
@@ -54,6 +54,9 @@ pub enum TrainerError {
     /// The device failed.
     #[error("Trainer::step: the device failed: {0}")]
     Device(#[from] ExecutionError),
+    /// The training does not fit into the limit of memory. Where a step tells, it was taken.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The batch cannot be learned from.
     #[error("Trainer::step: argument `{argument}`: expected {expected}, got {actual}")]
     Batch {

@@ -85,6 +85,7 @@
 mod batch;
 mod config;
 mod error;
+mod memory;
 mod pass;
 mod report;
 mod state;
@@ -103,6 +104,7 @@ use together::Stepper;
 use crate::{
     ema::Ema,
     graph::{GradientGraph, GraphStatus, PassTensors},
+    memory::MemoryWatch,
     precision::{Precision, PrecisionPolicy},
     scaler::{GradScaler, Origin},
     schedule::{Schedule, ScheduleError},
@@ -149,6 +151,10 @@ pub struct Trainer<M, I, O = ()> {
     /// Operations of the last step that ran, by provider.
     served: BTreeMap<&'static str, u64>,
     is_reported: bool,
+    /// None while memory is estimated.
+    memory_watch: Option<MemoryWatch>,
+    /// Steps of this process.
+    steps_here: usize,
 }
 
 impl<M: Module, I, O> fmt::Debug for Trainer<M, I, O> {
@@ -242,7 +248,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// # Errors
     ///
     /// When the batch cannot be split as asked, the loss is not one number in f32 or does not depend on the
-    /// model, the device fails, or training has diverged.
+    /// model, the device fails, training has diverged, or memory has grown beyond the
+    /// [limit](crate::memory::set_limit): then the step was taken.
     pub fn step<L: StepLoss<Outputs = O>>(
         &mut self,
         batch: I,
@@ -297,9 +304,11 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         if let Some(served) = served {
             self.report_once(&served);
         }
-        if self.losses.len() >= self.config.check_every {
+        let looks_at_losses = self.losses.len() >= self.config.check_every;
+        if looks_at_losses {
             self.check_losses()?;
         }
+        self.check_memory(looks_at_losses)?;
         let number = self.steps_taken;
         Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs })
     }

@@ -54,12 +54,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_without_pools_has_no_reading_and_no_peak() {
-        let mut memory = MemoryMonitor::new(&Device::flex());
-        assert_eq!((memory.read(), memory.peak()), (None, None));
-    }
-
-    #[test]
     fn the_peak_keeps_the_largest_of_each_value() {
         let mut memory = MemoryMonitor::new(&Device::flex());
         for (in_use_bytes, reserved_bytes) in [(5, 10), (9, 12), (1, 12)] {

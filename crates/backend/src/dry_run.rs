@@ -1,0 +1,13 @@
+//! Work that is asked for and not done, for the sake of the memory that it would take.
+
+/// Runs `work` without the kernels that it asks for, on any GPU and from any thread of the process: they are compiled,
+/// and then left out. Memory that they would write to is counted by the device's pools and not taken from the device,
+/// until it is written from the host or read. What is read holds anything.
+///
+/// Operations wait in queues. So wait for the device before this, or kernels that were asked for earlier are left out,
+/// too, and at the end of `work`, or the last ones run. A CPU computes as ever.
+pub fn dry_run<R>(work: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "gpu")]
+    let _open = cubecl::dry_run::DryRun::new();
+    work()
+}
