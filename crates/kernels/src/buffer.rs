@@ -114,6 +114,12 @@ impl Buffer {
         // SAFETY: `elements` is the length that the handle was allocated with.
         unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
     }
+
+    /// Pixels as a kernel argument: those that lie apart may end within a vector that no kernel reads.
+    pub(crate) fn arg_of_pixels(&self) -> BufferArg {
+        // SAFETY: whoever made the buffer states that its memory holds its elements.
+        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+    }
 }
 
 /// Rows of a tensor, in memory of `buffer.elements` elements.

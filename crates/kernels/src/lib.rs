@@ -46,6 +46,7 @@ pub mod matmul;
 pub mod overwrite;
 mod pass;
 mod philox;
+mod pixels;
 mod plan;
 pub mod pool;
 mod promise;

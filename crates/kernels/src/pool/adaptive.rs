@@ -1,5 +1,7 @@
-use super::walk::{Spread, place_of};
-use crate::divisor::{Divisor, divide};
+use crate::{
+    divisor::{Divisor, divide},
+    pixels::{Spread, place_of},
+};
 use cubecl::prelude::*;
 
 /// One dimension: what is read, and what is written.

@@ -1,5 +1,8 @@
-use super::walk::{Line, Spread, count, lanes, place_of};
-use crate::divisor::divide;
+use super::walk::{Line, count, lanes};
+use crate::{
+    divisor::divide,
+    pixels::{Spread, place_of},
+};
 use cubecl::prelude::*;
 
 /// What a backward kernel is compiled for, beside types and vectors; of each pair, the first is for rows.

@@ -2,10 +2,15 @@ use super::{
     PoolProblem, PoolWindow,
     backward::BackwardPlan,
     forward::{ForwardPlan, Taken},
-    walk::{LineLaunch, SpreadLaunch},
+    walk::LineLaunch,
 };
-use crate::{Promise, device::widest_vector, divisor::divisor, plan::tell_plan};
-use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise, client::Client, ir::VectorSize};
+use crate::{
+    Promise,
+    divisor::divisor,
+    pixels::{PixelPlan, Read},
+    plan::tell_plan,
+};
+use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
 
 /// Which way a pool goes.
@@ -22,19 +27,10 @@ pub(super) enum Way {
 pub struct PoolBlueprint {
     /// Channels that a unit loads at once.
     pub vector_size: VectorSize,
-    /// Units of a cube.
-    units_per_cube: u32,
-    units: usize,
-    /// Rows and columns of units in an image.
-    grid: [usize; 2],
-    /// Vectors from a pixel of what is read to the next.
-    pitch: usize,
-    vectors: usize,
+    pub(super) plan: PixelPlan,
 }
 
 impl PoolBlueprint {
-    /// Enough units to hide the latency of memory on every GPU, few enough for every adapter.
-    const UNITS: u32 = 256;
     /// Taps, or windows, up to which a loop over them is unrolled.
     const UNROLLED: usize = 9;
     /// The largest stride whose pixels are a cell: their sums have to stay in registers.
@@ -49,40 +45,17 @@ impl PoolBlueprint {
             Way::Forward => (problem.output, problem.pixels(), problem.x_stride),
             Way::Backward(grid) => (grid, problem.window_count(), problem.dy_stride),
         };
-        let vector_size = widest_vector(client, dtype.size(), |size| {
-            // One pixel is never stepped over.
-            channels.is_multiple_of(size) && (pixels == 1 || stride.is_multiple_of(size))
-        });
-        let vectors = channels / vector_size;
-        let units_per_cube = Self::UNITS.min(client.properties().hardware.max_units_per_cube);
-        let units = images * grid[0] * grid[1] * vectors;
-        let pitch = stride / vector_size;
-        let plan = Self { vector_size, units_per_cube, units, grid, pitch, vectors };
+        let read = Read { pixels, stride, bytes: dtype.size() };
+        let plan = PixelPlan::new(client, [images, channels], grid, read);
         let reason = format_args!("the widest vectors that divide channels and strides, {way:?}");
         tell_plan(super::problem::OP, problem, &plan, reason);
-        plan
-    }
-
-    pub(super) fn cubes(&self, client: &Client) -> (CubeCount, CubeDim) {
-        let dim = CubeDim::new_1d(self.units_per_cube);
-        (calculate_cube_count_elemwise(client, self.units, dim), dim)
-    }
-
-    pub(super) fn spread(&self) -> SpreadLaunch {
-        SpreadLaunch {
-            units: self.units as u32,
-            vectors: divisor(self.vectors),
-            columns: divisor(self.grid[1]),
-            rows: divisor(self.grid[0]),
-            pitch: self.pitch as u32,
-        }
+        Self { vector_size: plan.vector_size, plan }
     }
 }
 
 impl fmt::Display for PoolBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { vector_size, units, units_per_cube, .. } = self;
-        write!(f, "{units} units of vectors of {vector_size}, cubes of {units_per_cube}")
+        self.plan.fmt(f)
     }
 }
 

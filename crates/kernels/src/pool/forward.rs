@@ -1,4 +1,5 @@
-use super::walk::{Line, Spread, count, lanes, place_of};
+use super::walk::{Line, count, lanes};
+use crate::pixels::{Spread, place_of};
 use cubecl::prelude::*;
 
 /// What becomes of a window's numbers.

@@ -13,7 +13,7 @@ use crate::{
     divisor::divisor,
     row_sum::row_sum,
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::client::Client;
 
 /// What a pool by maxima returns.
 #[derive(Clone, Debug)]
@@ -138,7 +138,7 @@ fn forward(
 ) -> Buffer {
     let blueprint = PoolBlueprint::plan(problem, Way::Forward, client);
     let vector_size = blueprint.vector_size;
-    let (count, dim) = blueprint.cubes(client);
+    let (count, dim) = blueprint.plan.cubes(client);
     let [rows, columns] = lines(problem, window);
     let y = Buffer::empty(client, problem.outputs(), problem.dtype);
     // What is not written is not compiled in, but must not be in use either.
@@ -152,10 +152,10 @@ fn forward(
             count,
             dim,
             vector_size,
-            pixels_of(x),
+            x.arg_of_pixels(),
             y.arg(vector_size),
             written.arg(vector_size),
-            blueprint.spread(),
+            blueprint.plan.spread(),
             rows,
             columns,
             f32::NEG_INFINITY,
@@ -178,7 +178,7 @@ fn backward(
     let way = Way::Backward(plan.grid(problem, window));
     let blueprint = PoolBlueprint::plan(problem, way, client);
     let vector_size = blueprint.vector_size;
-    let (count, dim) = blueprint.cubes(client);
+    let (count, dim) = blueprint.plan.cubes(client);
     let [rows, columns] = lines(problem, window);
     let dx = Buffer::empty(client, problem.inputs(), problem.dtype);
     // Without indices none are compiled in. What stands in for them has a vector of them: WebGPU refuses less.
@@ -192,10 +192,10 @@ fn backward(
             count,
             dim,
             vector_size,
-            pixels_of(dy),
-            pixels_of(&indices),
+            dy.arg_of_pixels(),
+            indices.arg_of_pixels(),
             dx.arg(vector_size),
-            blueprint.spread(),
+            blueprint.plan.spread(),
             rows,
             columns,
             plan,
@@ -210,7 +210,7 @@ fn adaptive(client: &Client, problem: &PoolProblem, from: &Buffer, way: Way) -> 
     let is_gradient = way != Way::Forward;
     let blueprint = PoolBlueprint::plan(problem, way, client);
     let vector_size = blueprint.vector_size;
-    let (count, dim) = blueprint.cubes(client);
+    let (count, dim) = blueprint.plan.cubes(client);
     let (read, written, elements) = match is_gradient {
         false => (problem.input, problem.output, problem.outputs()),
         true => (problem.output, problem.input, problem.inputs()),
@@ -225,9 +225,9 @@ fn adaptive(client: &Client, problem: &PoolProblem, from: &Buffer, way: Way) -> 
             count,
             dim,
             vector_size,
-            pixels_of(from),
+            from.arg_of_pixels(),
             to.arg(vector_size),
-            blueprint.spread(),
+            blueprint.plan.spread(),
             rows,
             columns,
             is_gradient,
@@ -257,10 +257,4 @@ fn image_means(
         let rows = Rows { buffer: x.clone(), rows: images, columns: pixels, pitch: pixels };
         row_sum(client, &rows, factor)
     })
-}
-
-/// Pixels as a kernel argument: those that lie apart may end within a vector that no kernel reads.
-fn pixels_of(buffer: &Buffer) -> BufferArg {
-    // SAFETY: whoever made the buffer states that its memory holds its elements.
-    unsafe { BufferArg::from_raw_parts(buffer.handle.clone(), buffer.elements) }
 }

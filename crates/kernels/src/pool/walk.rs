@@ -1,6 +1,6 @@
-//! Where units, windows and pixels lie: what all kernels of pools share.
+//! Where windows lie: what the kernels of pools that walk share.
 
-use crate::divisor::{Divisor, divide};
+use crate::divisor::Divisor;
 use cubecl::prelude::*;
 
 /// One dimension of the images and of the windows that walk them.
@@ -14,35 +14,6 @@ pub(crate) struct Line {
     pub(crate) stride: Divisor,
     pub(crate) padding: u32,
     pub(crate) dilation: u32,
-}
-
-/// How a kernel's units are spread over images: over windows, or over cells of pixels.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Spread {
-    pub(crate) units: u32,
-    /// Vectors of a pixel.
-    pub(crate) vectors: Divisor,
-    pub(crate) columns: Divisor,
-    pub(crate) rows: Divisor,
-    /// Vectors from one pixel of what is read to the next.
-    pub(crate) pitch: u32,
-}
-
-/// A unit's place.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) image: u32,
-    pub(crate) row: u32,
-    pub(crate) column: u32,
-    pub(crate) vector: u32,
-}
-
-#[cube]
-pub(crate) fn place_of(unit: u32, spread: &Spread) -> Place {
-    let (rest, vector) = divide(unit, &spread.vectors);
-    let (rest, column) = divide(rest, &spread.columns);
-    let (image, row) = divide(rest, &spread.rows);
-    Place { image, row, column, vector }
 }
 
 /// Taps of a window that are inside of the image, or of the image with its padding, in one dimension. The dilation
