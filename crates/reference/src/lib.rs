@@ -23,6 +23,7 @@
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
 //! | [`batch_norm`] | batch normalization of channels, with what follows it, and the gradients, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
+//! | [`interpolate`] | resized images, and the gradient with its bounds |
 //! | [`pool`] | pools of images by maxima and averages, and the gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
@@ -55,6 +56,7 @@ pub mod gelu;
 pub mod gelu_steps;
 pub mod gradcheck;
 pub mod group_norm;
+pub mod interpolate;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
