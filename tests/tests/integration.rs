@@ -54,6 +54,8 @@ mod group_norm_op;
 mod group_norm_provider;
 #[path = "integration/inference_graph.rs"]
 mod inference_graph;
+#[path = "integration/interpolate.rs"]
+mod interpolate;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
 #[path = "integration/layer_norm_provider.rs"]
@@ -176,6 +178,7 @@ fn main() -> ExitCode {
         group_norm_op::trials(),
         group_norm_provider::trials(),
         inference_graph::trials(),
+        interpolate::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),
         linear::trials(),

@@ -17,6 +17,7 @@ pub(crate) fn cases(op: &str, family: Family, storage: Storage, extent: Extent) 
         "conv" => images::convolutions(&of_type, small),
         "conv_depthwise" => images::depthwise(&of_type, small),
         "pool" => images::pools(&of_type),
+        "interpolate" => images::interpolations(&of_type),
         "attention" => attention::attention(family, &of_type, small),
         "attention_decode" => attention::decoding(&of_type),
         "attention_append" => attention::appends(&of_type),

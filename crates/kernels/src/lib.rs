@@ -40,6 +40,7 @@ mod error;
 pub mod family;
 pub mod gelu;
 pub mod group_norm;
+pub mod interpolate;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;

@@ -6,8 +6,8 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, group_norm, layer_norm, loss_scale, matmul, overwrite, pool, quantize, random,
-    rotary, row_sum, sgd, softmax, square_sum, swiglu,
+    embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, overwrite, pool,
+    quantize, random, rotary, row_sum, sgd, softmax, square_sum, swiglu,
 };
 use cubecl::{
     client::Client,
@@ -75,6 +75,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         batch_norm::variants(),
         layer_norm::variants(client),
         group_norm::variants(),
+        interpolate::variants(),
         cross_entropy::variants(),
         softmax::variants(client),
         matmul::variants(client),

@@ -24,8 +24,8 @@ const HEADER: &str = "date\tcommit\tdevice\top\tcases\twrong\tseed";
 #[command(name = "fuzz")]
 pub struct Arguments {
     /// The operation, or `all`: matmul, `fp8_matmul`, conv, attention, `conv_depthwise`, `attention_decode`,
-    /// `attention_append`, norm, `batch_norm`, `group_norm`, pool, `cross_entropy`, softmax, gelu, swiglu, rotary,
-    /// `column_sum`, `row_sum`, `square_sum`, dropout, embedding, adamw, sgd, `fp8_cast`, linear.
+    /// `attention_append`, norm, `batch_norm`, `group_norm`, pool, interpolate, `cross_entropy`, softmax, gelu, swiglu,
+    /// rotary, `column_sum`, `row_sum`, `square_sum`, dropout, embedding, adamw, sgd, `fp8_cast`, linear.
     op: String,
     /// How many cases to draw of each operation.
     #[arg(long, default_value_t = 1000)]

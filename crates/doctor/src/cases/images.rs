@@ -1,7 +1,8 @@
-//! The cases of convolutions and pools.
+//! The cases of convolutions, pools and resized images.
 
 use crate::draw::Told;
 use blackburn_kernels::conv::{ConvPass, variants::PASSES};
+use blackburn_reference::interpolate::Mode;
 
 /// Kernels, strides, groups and layouts, in all passes.
 pub(super) fn convolutions(of_type: &Told, small: bool) -> Vec<Told> {
@@ -228,4 +229,37 @@ fn parts(of_type: &Told, [rows, columns]: [usize; 2], channels: usize, aligned: 
         .with("parts-columns", columns)
         .with("channels", channels)
         .with("images", 3)
+}
+
+/// Images that grow, shrink, and grow along one dimension, in every mode; by vectors of channels and by single ones.
+pub(super) fn interpolations(of_type: &Told) -> Vec<Told> {
+    let mut all = Vec::new();
+    for mode in Mode::ALL {
+        for (kept, [height, width], [rows, columns]) in [
+            ("Neither", [11, 13], [22, 31]),
+            ("Neither", [17, 22], [5, 1]),
+            ("Rows", [1, 19], [1, 40]),
+            ("Columns", [9, 7], [20, 7]),
+        ] {
+            for (channels, aligned) in [(24, true), (5, false)] {
+                let resized = of_type
+                    .clone()
+                    .with("mode", mode)
+                    .named("kept", kept)
+                    .with("aligned", aligned)
+                    .with("corners", aligned)
+                    .with("height", height)
+                    .with("rows", rows)
+                    .with("width", width)
+                    .with("columns", columns)
+                    .with("channels", channels)
+                    .with("images", 3);
+                all.push(resized.clone());
+                if rows > height && !aligned {
+                    all.push(resized.with("spoilt-dy", true).with("by", f64::NAN).with("at", 7));
+                }
+            }
+        }
+    }
+    all
 }

@@ -10,6 +10,7 @@ mod elements;
 mod embedding;
 mod fp8_matmul;
 mod group_norm;
+pub mod interpolate;
 mod matmul;
 mod norm;
 mod optimizers;
@@ -44,7 +45,7 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 24] = [
+pub const OPS: [KernelOp; 25] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
@@ -56,6 +57,7 @@ pub const OPS: [KernelOp; 24] = [
     op("batch_norm", batch_norm::case),
     op("group_norm", group_norm::case),
     op("pool", pool::case),
+    op("interpolate", interpolate::case),
     op("cross_entropy", cross_entropy::case),
     op("softmax", softmax::case),
     op("gelu", elements::gelu),

@@ -8,6 +8,7 @@ mod attention;
 mod backend;
 mod conv;
 mod elementwise;
+mod interpolate;
 mod matmul;
 mod optimizers;
 mod pool;
@@ -103,6 +104,7 @@ pub(super) fn all() -> Vec<Fault> {
         matmul::FILES,
         conv::FILES,
         pool::FILES,
+        interpolate::FILES,
         attention::FILES,
         backend::FILES,
     ];
