@@ -56,6 +56,8 @@ mod group_norm_provider;
 mod inference_graph;
 #[path = "integration/interpolate.rs"]
 mod interpolate;
+#[path = "integration/interpolate_provider.rs"]
+mod interpolate_provider;
 #[path = "integration/layer_norm.rs"]
 mod layer_norm;
 #[path = "integration/layer_norm_provider.rs"]
@@ -179,6 +181,7 @@ fn main() -> ExitCode {
         group_norm_provider::trials(),
         inference_graph::trials(),
         interpolate::trials(),
+        interpolate_provider::trials(),
         layer_norm::trials(),
         layer_norm_provider::trials(),
         linear::trials(),

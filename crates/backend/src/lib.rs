@@ -14,6 +14,8 @@
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
 //!
+//! [`interpolate`] tells whether a provider has the gradient of resized images.
+//!
 //! [`runtime`] sets up CubeCL before the first device starts, and [`dry_run`] asks for work for the sake of its memory.
 //!
 //! | room | holds | knows |
@@ -33,6 +35,7 @@ mod dry_run;
 #[cfg(feature = "gpu")]
 mod fused;
 pub mod graph;
+pub mod interpolate;
 mod ops;
 pub mod profile;
 #[cfg(feature = "gpu")]

@@ -10,6 +10,7 @@ use crate::{
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
         group_norm::{GroupNormPass, GroupNormSearch},
+        interpolate::InterpolateGradient,
         layer_norm::{LayerNormPass, LayerNormSearch},
         loss_gradient::{LossGradient, LossGradientSearch},
         matmul::{self, MatmulSearch, MatmulSettings, ProductSettings},
@@ -19,6 +20,7 @@ use crate::{
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
+    interpolate,
     ops::{attention, fp8_linear},
     steps::{
         adamw::Adamw,
@@ -111,7 +113,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 18] = [
+const OURS: [(&str, Register); 19] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -124,6 +126,11 @@ const OURS: [(&str, Register); 18] = [
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
     (GroupNormPass::NAME, |_| register(GroupNormSearch::default())),
+    (InterpolateGradient::NAME, |_| {
+        register(SingleSearch::<InterpolateGradient>::default())?;
+        interpolate::set_registered();
+        Ok(())
+    }),
     (LayerNormPass::NAME, |_| register(LayerNormSearch::default())),
     (LossGradient::NAME, |_| register(LossGradientSearch::default())),
     (matmul::NAME, register_matmul),

@@ -66,8 +66,9 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnChannelSum`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`,
-    /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,
-    /// `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`, `BlackburnSoftmax`).
+    /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`,
+    /// `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
+    /// `BlackburnSoftmax`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

@@ -8,6 +8,7 @@ pub(crate) mod conv;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
 pub(crate) mod group_norm;
+pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss_gradient;
 pub(crate) mod matmul;

@@ -41,7 +41,7 @@ pub(super) fn record(operation: &OperationIr) -> OperationRecord {
     record
 }
 
-/// The images that the gradient of a pool names, and does not read.
+/// The images that the gradient of a pool or of resized images names, and does not read.
 fn named_for_its_size(operation: &OperationIr) -> Option<&TensorIr> {
     let OperationIr::Module(operation) = operation else { return None };
     Some(match operation {
@@ -52,6 +52,7 @@ fn named_for_its_size(operation: &OperationIr) -> Option<&TensorIr> {
         Module::AdaptiveAvgPool1dBackward(pool) => &pool.x,
         Module::AdaptiveAvgPool2dBackward(pool) => &pool.x,
         Module::AdaptiveAvgPool3dBackward(pool) => &pool.x,
+        Module::InterpolateBackward(resized) => &resized.x,
         _ => return None,
     })
 }
@@ -288,7 +289,10 @@ mod tests {
     use super::*;
     use crate::profile::traffic_bytes;
     use burn::tensor::{DType, Shape};
-    use burn_ir::{BinaryOpIr, MatmulOpIr, MaxPool2dWithIndicesBackwardOpIr, ShapeOpIr, TensorId};
+    use burn_ir::{
+        BinaryOpIr, InterpolateBackwardOpIr, InterpolateModeIr, InterpolateOptionsIr, MatmulOpIr,
+        MaxPool2dWithIndicesBackwardOpIr, ShapeOpIr, TensorId,
+    };
 
     fn ir(id: u64, shape: &[usize], dtype: DType, status: TensorStatus) -> TensorIr {
         TensorIr { id: TensorId::new(id), shape: Shape::from(shape.to_vec()), status, dtype }
@@ -348,6 +352,24 @@ mod tests {
         let record = record(&OperationIr::Module(gradient));
         assert_eq!((record.kind, record.arithmetic), (OperationKind::Other, None));
         assert_eq!(traffic_bytes([&record]), Some(24 * 2 + 24 * 4 + 96 * 2));
+    }
+
+    #[test]
+    fn the_gradient_of_resized_images_moves_both_gradients() {
+        let tensor = |id, shape: &[usize], status| ir(id, shape, DType::F16, status);
+        let gradient = Module::InterpolateBackward(InterpolateBackwardOpIr {
+            x: tensor(1, &[2, 3, 4, 4], TensorStatus::ReadWrite),
+            grad: tensor(2, &[2, 3, 8, 8], TensorStatus::ReadWrite),
+            output_size: [8; 2],
+            options: InterpolateOptionsIr {
+                mode: InterpolateModeIr::Bilinear,
+                align_corners: true,
+            },
+            out: tensor(3, &[2, 3, 4, 4], TensorStatus::NotInit),
+        });
+        let record = record(&OperationIr::Module(gradient));
+        assert_eq!((record.kind, record.arithmetic), (OperationKind::Other, None));
+        assert_eq!(traffic_bytes([&record]), Some(2 * (384 + 96)));
     }
 
     #[test]

@@ -30,14 +30,20 @@ enum Lies {
 impl Images {
     /// As it lies if it is contiguous or channels follow each other there, and otherwise a contiguous copy.
     pub(crate) fn of(tensor: CubeTensor) -> Self {
+        Self::in_place_of(tensor.clone()).unwrap_or_else(|| {
+            let lies = Lies::PixelsLast(contiguous_buffer(tensor.clone()));
+            Self { tensor, lies }
+        })
+    }
+
+    /// As it lies, if it is contiguous or channels follow each other there.
+    pub(crate) fn in_place_of(tensor: CubeTensor) -> Option<Self> {
         let has_one_pixel = tensor.meta.shape()[2..].iter().product::<usize>() == 1;
-        let in_place = || Channels::in_place_of(tensor.clone());
-        let lies = match has_one_pixel || !tensor.is_contiguous() {
-            true => in_place().map(|channels| Lies::ChannelsLast(Box::new(channels))),
-            false => None,
+        let lies = match tensor.is_contiguous() && !has_one_pixel {
+            true => Lies::PixelsLast(contiguous_buffer(tensor.clone())),
+            false => Lies::ChannelsLast(Box::new(Channels::in_place_of(tensor.clone())?)),
         };
-        let lies = lies.unwrap_or_else(|| Lies::PixelsLast(contiguous_buffer(tensor.clone())));
-        Self { tensor, lies }
+        Some(Self { tensor, lies })
     }
 
     /// Another tensor of the same shape in the same order: as it lies there, or a copy.
