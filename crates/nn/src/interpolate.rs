@@ -1,12 +1,13 @@
 //! All of `burn::nn::interpolate`, with gradients in every mode and on every device.
 //!
-//! Burn 0.22 has gradients of the mode `Nearest` alone on GPUs, of `Linear` and `Cubic` on the CPU as well, and of the
-//! others nowhere. (Its CPU device does not compute `NearestExact` at all.) Interpolation is linear in its input, and goes along one dimension after the other. So where Burn has
-//! no gradient and one may be asked for, each dimension is a product with the matrix of its weights, which Burn's own
-//! interpolation of unit vectors gives.
+//! On GPUs the provider `BlackburnInterpolate` has the gradient of every mode but Lanczos. Without it, Burn 0.22 has gradients
+//! of the mode `Nearest` alone there, of `Linear` and `Cubic` on the CPU as well, and of the others nowhere. (Its CPU
+//! device does not compute `NearestExact` at all.) Interpolation is linear in its input, and goes along one dimension
+//! after the other. So where there is no gradient and one may be asked for, each dimension is a product with the
+//! matrix of its weights, which Burn's own interpolation of unit vectors gives.
 
 use crate::drop_in::{drop_in, same_config};
-use blackburn_backend::graph;
+use blackburn_backend::{graph, interpolate as provider};
 pub use burn::nn::interpolate::*;
 use burn::{
     config::Config,
@@ -132,12 +133,14 @@ fn options(mode: &InterpolateMode, align_corners: bool) -> InterpolateOptions {
 
 fn resized(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
     let device = x.device();
-    let has_gradient = match options.mode {
+    let burn_has_gradient = match options.mode {
         Mode::Nearest => true,
         // Devices that record are GPUs, all of which share CubeCL's interpolation.
         Mode::Bilinear | Mode::Bicubic => !graph::is_supported(&device),
         Mode::NearestExact | Mode::Lanczos3 => false,
     };
+    let has_gradient =
+        burn_has_gradient || provider::has_gradient(&device, x.dtype(), &options.mode);
     if has_gradient || !device.is_autodiff() {
         return interpolate(x, options);
     }

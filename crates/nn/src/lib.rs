@@ -19,7 +19,7 @@
 //! | [`PositionalEncoding`], [`GaussianNoise`] | take any type: Burn's fail in 16 bits |
 //! | [`Lstm`], [`BiLstm`], [`Gru`], [`BiGru`], [`Rnn`], [`BiRnn`] | the same |
 //! | [`loss::BinaryCrossEntropyLoss`], [`loss::CTCLoss`], [`loss::RNNTLoss`] | the same, computed in f32 |
-//! | [`interpolate`] | gradients in every mode: Burn's fail on GPUs but for `Nearest` |
+//! | [`interpolate`] | gradients in every mode: without a provider Burn's fail on GPUs but for `Nearest`, and that of `Lanczos` fails with it |
 //! | [`conv::DeformConv2d`] | gradients of offsets and mask: Burn's are wrong on GPUs |
 //!
 //! All else is Burn's own. Records go both ways: they hold parameters by path, and the paths are Burn's. Shared heads of
