@@ -16,6 +16,7 @@ use crate::{
         overwrite::{OverwriteSearch, Overwrites},
         pool::Pool,
         random::Random,
+        reduce::Reduction,
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
@@ -63,8 +64,8 @@ pub enum ProviderState {
     Disabled,
     /// It is right, and whether it is faster was not measured yet: it is off unless the caller switches it on.
     Unmeasured,
-    /// One of Blackburn's takes all that it would, and it was switched off: while it waits for what follows a product,
-    /// Burn goes on collecting operations, and cuts off others that are under way.
+    /// One of Blackburn's takes all that it would, and it was switched off: while Burn's `Matmul` waits for what follows
+    /// a product, Burn goes on collecting operations, and cuts off others that are under way.
     Superseded,
     /// It could not be registered or switched off, for the reason given.
     Declined(String),
@@ -111,7 +112,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 18] = [
+const OURS: [(&str, Register); 19] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -130,16 +131,21 @@ const OURS: [(&str, Register); 18] = [
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
     (Pool::NAME, |_| register(SingleSearch::<Pool>::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
+    (Reduction::NAME, |_| register(SingleSearch::<Reduction>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];
 
 /// Those whose gain was not measured on a GPU yet.
-const UNMEASURED: [&str; 0] = [];
+const UNMEASURED: [&str; 1] = [Reduction::NAME];
 
-/// Burn's fusion of products with what follows them.
-const BURNS_MATMUL: &str = "Matmul";
+/// Burn's fusions that are switched off where one of ours is on, and that one.
+///
+/// Burn's `Reduce` and `ReduceBroadcasted` give each output one unit, in front of the routines that `BlackburnReduce`
+/// picks and the kernels of sums. They save a tensor, and so far nothing tells where that is worth more: whoever
+/// measures it adds them here.
+const SUPERSEDED: [(&str, &str); 1] = [("Matmul", matmul::NAME)];
 
 type Register = fn(&ProviderSettings) -> Result<(), RegistryError>;
 
@@ -161,6 +167,11 @@ fn register_matmul(settings: &ProviderSettings) -> Result<(), RegistryError> {
 impl ProviderSettings {
     fn is_disabled(&self, name: &str) -> bool {
         self.disabled.iter().any(|other| is_named(other, name))
+    }
+
+    fn is_superseded(&self, name: &str) -> bool {
+        let by = |ours: &str| !self.is_disabled(ours) && !self.is_left_off(ours);
+        SUPERSEDED.iter().any(|(burns, ours)| is_named(name, burns) && by(ours))
     }
 
     fn is_left_off(&self, name: &str) -> bool {
@@ -193,7 +204,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)
-        } else if is_named(name, BURNS_MATMUL) && !settings.is_disabled(matmul::NAME) {
+        } else if settings.is_superseded(name) {
             settle(fusion::remove(name), ProviderState::Superseded)
         } else {
             ProviderState::Registered
