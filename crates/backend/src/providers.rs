@@ -142,9 +142,10 @@ const UNMEASURED: [&str; 1] = [Reduction::NAME];
 
 /// Burn's fusions that are switched off where one of ours is on, and that one.
 ///
-/// Burn's `Reduce` and `ReduceBroadcasted` give each output one unit, in front of the routines that `BlackburnReduce`
-/// picks and the kernels of sums. They save a tensor, and so far nothing tells where that is worth more: whoever
-/// measures it adds them here.
+/// To be measured, with `BLACKBURN_DISABLE=Reduce,ReduceBroadcasted`: whether these two belong here for
+/// [`Reduction::NAME`]. Without Burn's autotuner, `ReduceBroadcasted` runs element-wise operations and reductions one
+/// after the other, and saves nothing. `Reduce` writes and reads a tensor less, and gives each output one unit. They
+/// go together: `Reduce` takes what is left where only the other is off.
 const SUPERSEDED: [(&str, &str); 1] = [("Matmul", matmul::NAME)];
 
 type Register = fn(&ProviderSettings) -> Result<(), RegistryError>;

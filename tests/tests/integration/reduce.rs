@@ -128,18 +128,21 @@ fn whole(device: &Device, storage: Storage) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Permuted tensors, rows that lie apart, and one row for all.
+/// Permuted tensors, parts of larger ones, one row for all, and windows, with gaps between them and on each other.
 fn orders(device: &Device) -> Result<(), Failed> {
     let shape = [20, 70, 90];
     let numbers = drawn(shape.iter().product(), F32);
     let x = tensor(&numbers, shape, F32, device);
     let row = tensor(&numbers[..90], [1, 1, 90], F32, device);
+    let windows = tensor(&numbers[..20 * 70], [20, 70], F32, device);
     let laid_out = [
         x.clone().permute([2, 0, 1]),
         x.clone().permute([0, 2, 1]),
         x.clone().slice([2..19, 3..70, 5..86]),
         x.slice([2..19, 3..70, 5..86]).swap_dims(0, 2),
         row.expand([20, 70, 90]),
+        windows.clone().unfold(1, 30, 35),
+        windows.unfold(1, 50, 5),
     ];
     for x in laid_out {
         // Views run by themselves, so that the reduction heads a block of its own.

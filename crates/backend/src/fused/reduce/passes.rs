@@ -159,9 +159,12 @@ fn plan(x: &CubeTensor, axis: usize, operation: Operation) -> Plan {
 fn has_planes(client: &Client, dtype: DType) -> bool {
     let properties = client.properties();
     let hardware = &properties.hardware;
+    // NVIDIA's planes exchange truth of 8 bits as 32; others need not know it.
+    let exchange =
+        |bytes: usize| bytes > 1 || DeviceProfile::of(client).compute_capability.is_some();
     properties.features.plane.contains(Plane::Ops)
         && hardware.plane_size_min == hardware.plane_size_max
-        && dtype_to_elem_type(dtype).size() > 1
+        && exchange(dtype_to_elem_type(dtype).size())
 }
 
 fn run(
