@@ -91,6 +91,12 @@ mod random;
 #[cfg(feature = "cuda")]
 #[path = "integration/recorder.rs"]
 mod recorder;
+#[path = "integration/reduce.rs"]
+mod reduce;
+#[path = "integration/reduce_cases.rs"]
+mod reduce_cases;
+#[path = "integration/reduce_integers.rs"]
+mod reduce_integers;
 #[path = "integration/resources.rs"]
 mod resources;
 #[path = "integration/rotary.rs"]
@@ -142,7 +148,7 @@ fn main() -> ExitCode {
     // Tests cover providers that are off until their gain is measured, too.
     if std::env::var_os("BLACKBURN_ENABLE").is_none() {
         // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var("BLACKBURN_ENABLE", "BlackburnGroupNorm,BlackburnPool") };
+        unsafe { std::env::set_var("BLACKBURN_ENABLE", "BlackburnReduce") };
     }
     // Providers have to be registered before any test touches a tensor.
     let init = || blackburn::init().map(drop).map_err(|error| eprintln!("error: {error}"));
@@ -198,6 +204,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         recorder::trials(),
         random::trials(),
+        reduce::trials(),
+        reduce_integers::trials(),
         resources::trials(),
         rotary::trials(),
         row_sum::trials(),

@@ -17,6 +17,7 @@ use crate::{
         overwrite::{OverwriteSearch, Overwrites},
         pool::Pool,
         random::Random,
+        reduce::Reduction,
         row_sum::RowSum,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
@@ -65,8 +66,8 @@ pub enum ProviderState {
     Disabled,
     /// It is right, and whether it is faster was not measured yet: it is off unless the caller switches it on.
     Unmeasured,
-    /// One of Blackburn's takes all that it would, and it was switched off: while it waits for what follows a product,
-    /// Burn goes on collecting operations, and cuts off others that are under way.
+    /// One of Blackburn's takes all that it would, and it was switched off: while Burn's `Matmul` waits for what follows
+    /// a product, Burn goes on collecting operations, and cuts off others that are under way.
     Superseded,
     /// It could not be registered or switched off, for the reason given.
     Declined(String),
@@ -137,16 +138,22 @@ const OURS: [(&str, Register); 19] = [
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
     (Pool::NAME, |_| register(SingleSearch::<Pool>::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
+    (Reduction::NAME, |_| register(SingleSearch::<Reduction>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];
 
 /// Those whose gain was not measured on a GPU yet.
-const UNMEASURED: [&str; 0] = [];
+const UNMEASURED: [&str; 1] = [Reduction::NAME];
 
-/// Burn's fusion of products with what follows them.
-const BURNS_MATMUL: &str = "Matmul";
+/// Burn's fusions that are switched off where one of ours is on, and that one.
+///
+/// To be measured, with `BLACKBURN_DISABLE=Reduce,ReduceBroadcasted`: whether these two belong here for
+/// [`Reduction::NAME`]. Without Burn's autotuner, `ReduceBroadcasted` runs element-wise operations and reductions one
+/// after the other, and saves nothing. `Reduce` writes and reads a tensor less, and gives each output one unit. They
+/// go together: `Reduce` takes what is left where only the other is off.
+const SUPERSEDED: [(&str, &str); 1] = [("Matmul", matmul::NAME)];
 
 type Register = fn(&ProviderSettings) -> Result<(), RegistryError>;
 
@@ -168,6 +175,11 @@ fn register_matmul(settings: &ProviderSettings) -> Result<(), RegistryError> {
 impl ProviderSettings {
     fn is_disabled(&self, name: &str) -> bool {
         self.disabled.iter().any(|other| is_named(other, name))
+    }
+
+    fn is_superseded(&self, name: &str) -> bool {
+        let by = |ours: &str| !self.is_disabled(ours) && !self.is_left_off(ours);
+        SUPERSEDED.iter().any(|(burns, ours)| is_named(name, burns) && by(ours))
     }
 
     fn is_left_off(&self, name: &str) -> bool {
@@ -200,7 +212,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)
-        } else if is_named(name, BURNS_MATMUL) && !settings.is_disabled(matmul::NAME) {
+        } else if settings.is_superseded(name) {
             settle(fusion::remove(name), ProviderState::Superseded)
         } else {
             ProviderState::Registered

@@ -67,8 +67,8 @@ pub struct Config {
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnChannelSum`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`,
     /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`,
-    /// `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnRowSum`, `BlackburnSgd`,
-    /// `BlackburnSoftmax`).
+    /// `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`,
+    /// `BlackburnSgd`, `BlackburnSoftmax`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

@@ -54,15 +54,15 @@ fn launches(blocks: &[Block], name: &str) -> usize {
     kernels(blocks).filter(|kernel| kernel.ends_with(name)).count()
 }
 
-/// Whether so many norms ran on the kernels of both passes, and none by sums of rows. What is in front of a gradient
-/// may keep that of gamma from it.
+/// Whether so many norms ran on the kernels of both passes, and none by sums of rows, of which the loss is one. What is
+/// in front of a gradient may keep that of gamma from it.
 fn expect(blocks: &[Block], norms: usize) -> Result<(), Failed> {
     let found = [
         launches(blocks, "LayerNormForwardKernel"),
         launches(blocks, "LayerNormBackwardKernel"),
         launches(blocks, "RowSumKernel"),
     ];
-    match found == [norms, norms, 0] {
+    match found[..2] == [norms, norms] && found[2] <= 1 {
         true => Ok(()),
         false => Err(format!("{found:?} launches in both passes of {norms}: {blocks:#?}").into()),
     }

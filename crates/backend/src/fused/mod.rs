@@ -15,5 +15,6 @@ pub(crate) mod matmul;
 pub(crate) mod overwrite;
 pub(crate) mod pool;
 pub(crate) mod random;
+pub(crate) mod reduce;
 pub(crate) mod row_sum;
 pub(crate) mod softmax;

@@ -61,6 +61,40 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/backend/src/fused/reduce/plan.rs",
+        tests: &["reduce::"],
+        rows: &[
+            host("part of a step too few", "steps - (parts - 1) * step", "step"),
+            host(
+                "parts of sums that overlap",
+                "steps.is_multiple_of(*parts)",
+                "steps / *parts > 0",
+            ),
+            host("whole rows for parts of their vectors", "step * elements", "step"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/fused/reduce/passes.rs",
+        tests: &["reduce::"],
+        rows: &[
+            host("dimensions with gaps taken for one", "stride != next", "stride < next"),
+            host("a dimension of one in front counted", "**dim < axis", "**dim < axis + 1"),
+            host("parts on each other", "split.step * strides[axis]", "strides[axis]"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/fused/reduce/mod.rs",
+        tests: &["reduce::"],
+        rows: &[
+            host("mean of a whole tensor as a sum", "1.0 / elements as f32", "1.0"),
+            host(
+                "mean of columns by all elements",
+                "1.0 / sizes[axis] as f32",
+                "1.0 / sizes.num_elements() as f32",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/backend/src/ops/attention/host.rs",
         tests: &["attention::op"],
         rows: &[
