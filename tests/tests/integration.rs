@@ -145,11 +145,6 @@ const ALONE: [&str; 4] = ["doctor::", "memory::", "profile::", "resources::"];
 fn main() -> ExitCode {
     // Examinations start this program for their cases.
     blackburn::doctor::work_if_asked();
-    // Tests cover providers that are off until their gain is measured, too.
-    if std::env::var_os("BLACKBURN_ENABLE").is_none() {
-        // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var("BLACKBURN_ENABLE", "BlackburnReduce") };
-    }
     // Providers have to be registered before any test touches a tensor.
     let init = || blackburn::init().map(drop).map_err(|error| eprintln!("error: {error}"));
     if std::env::args().nth(1).is_some_and(|first| first == "--fuzz") {
