@@ -39,8 +39,8 @@ impl Mode {
     /// How far off a filter may be that a device computes in f32, in unit roundoffs.
     ///
     /// A distance is a rounded whole number times a rounded inverse: three roundings of up to 2 in cubic mode and 1 in
-    /// linear mode, and of one more pixel where the tap lies beyond an end of the image. The slopes are at most 1.35 and
-    /// 1. A line is one more rounding, of up to 1. Near a pixel the cubic is 1 less a product of up to 1 whose three
+    /// linear mode, and of one more pixel where the tap lies beyond an end of the image. The slopes are at most 1.35
+    /// and 1. A line is one more rounding, of up to 1. Near a pixel the cubic is 1 less a product of up to 1 whose three
     /// factors take five roundings, one of them of 2.25 where the product is below 1.25 times the result; beyond it, a
     /// product of up to 1/9.
     fn error(self) -> f64 {

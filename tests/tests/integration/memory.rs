@@ -228,7 +228,7 @@ fn released(device: &Device) -> Result<(), Failed> {
     if given_back < 64 * MIB || after + given_back != before || after < 64 * MIB {
         return Err(format!("{before} bytes, gave back {given_back}, and {after} are left").into());
     }
-    match values(kept.slice([0..1]))?[0] {
+    match values(kept.narrow(0, 0, 1))?[0] {
         e if (e - std::f64::consts::E).abs() < 1e-3 => Ok(()),
         other => Err(format!("what is in use has become {other}").into()),
     }
