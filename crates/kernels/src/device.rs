@@ -96,7 +96,7 @@ pub(crate) fn widest_vector(
 
 /// Units that exchange numbers without shared memory: those of a plane, or 1 where the device has no such exchange or
 /// does not say how many a plane has.
-pub(crate) fn plane_units(client: &Client) -> u32 {
+pub fn plane_units(client: &Client) -> u32 {
     let properties = client.properties();
     let hardware = &properties.hardware;
     let is_one_size = hardware.plane_size_min == hardware.plane_size_max;

@@ -67,7 +67,7 @@ pub mod swiglu;
 mod together;
 pub mod variants;
 
-pub use device::DeviceProfile;
+pub use device::{DeviceProfile, plane_units};
 pub use error::KernelError;
 pub use family::{Families, Family, FamilyOp};
 pub use pass::Pass;

@@ -1,7 +1,9 @@
 //! What is done to a product before it is written, each step against f64.
 
 use super::{Product, case, plans, precision};
-use blackburn_kernels::matmul::{self as kernel, Epilogue, matmul_with};
+use blackburn_kernels::matmul::{
+    self as kernel, Epilogue, F32Precision, MatmulProblem, TensorLayout, matmul_with,
+};
 use blackburn_reference::{
     activation::{Activation, FunctionErrors},
     matmul::Layout::{ColumnMajor, RowMajor},
@@ -24,6 +26,9 @@ pub(super) fn trials() -> Vec<Trial> {
     }
     trials.extend([
         Trial::ignorable_test("matmul::nan_passes_every_activation", || on_device(nan)),
+        Trial::ignorable_test("matmul::a_bias_ends_where_rows_were_widened", || {
+            on_device(widened_rows)
+        }),
         Trial::ignorable_test("matmul::a_missing_bias_is_caught", || on_device(missing_bias)),
         Trial::ignorable_test("matmul::a_residual_times_zero_is_not_read", || {
             on_device(unread_residual)
@@ -261,6 +266,45 @@ fn missing_bias(client: &Client) -> Result<(), Failed> {
         let actual = download(client, output.out, storage)?;
         if let Ok(agreement) = compare(&actual, &expected.out, &expected.out_bounds) {
             return Err(format!("a missing bias went unseen by {plan:?}: {agreement:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The bias is as long as the product is wide, and rows of the output go on behind it.
+fn widened_rows(client: &Client) -> Result<(), Failed> {
+    const STRIDE: usize = 32;
+    let storage = Storage::F32;
+    // As many blocks of k as splits share, too.
+    for k in [40, 2048] {
+        let product = Product::new(case(33, 27, k, RowMajor, RowMajor), storage);
+        let n = product.case.n;
+        let mut spaced = vec![f64::NAN; k * STRIDE];
+        for (i, value) in product.rhs.iter().enumerate() {
+            spaced[i / n * STRIDE + i % n] = *value;
+        }
+        let layout = |shape, strides| TensorLayout { shape, strides, dtype: dtype(storage) };
+        let problem = MatmulProblem::new(
+            layout(&[33, k], &[k, 1]),
+            layout(&[k, n], &[STRIDE, 1]),
+            dtype(storage),
+            F32Precision::Tf32,
+        )?;
+        let problem = problem.with_aligned_rows().ok_or("rows were not widened")?;
+        let (lhs, rhs) = (upload(client, &product.lhs, storage), upload(client, &spaced, storage));
+        let bias = normal(7, n, 1.0, storage);
+        let epilogue =
+            Epilogue { bias: Some(upload(client, &bias, storage)), ..Epilogue::default() };
+        for plan in plans(client, &problem) {
+            let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &epilogue)?;
+            let actual = download(client, output.out, storage)?;
+            let kept: Vec<f64> =
+                actual.chunks(problem.n).flat_map(|row| &row[..n]).copied().collect();
+            let in_f32 = precision(&plan, lhs.dtype, Storage::F32);
+            let steps = Steps { bias: true, ..NONE };
+            let expected = Expected::of(&product, &steps, &bias, &[], in_f32, errors(client));
+            compare(&kept, &expected.out, &expected.out_bounds)
+                .map_err(|error| format!("{plan}: {error}"))?;
         }
     }
     Ok(())

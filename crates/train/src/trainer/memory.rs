@@ -90,7 +90,8 @@ impl TrainerConfig {
         estimate.activations_bytes = Some(activations_bytes.saturating_sub(census.cast_bytes));
         // The dry run has made casts, and the whole state of the optimizer. A recording has copies and the inputs of
         // its own, and one rank of several has its share.
-        let mut reserved_bytes = grown.reserved_bytes + estimate.copies_bytes - census.cast_bytes;
+        let mut reserved_bytes =
+            (grown.reserved_bytes + estimate.copies_bytes).saturating_sub(census.cast_bytes);
         if self.is_recorded && is_gpu {
             reserved_bytes += inputs_bytes;
         }

@@ -49,34 +49,14 @@ pub(super) const FILES: &[InFile] = &[
         tests: &["attention::decode"],
         rows: &[
             device(
-                "merge without the last split",
-                "seen.1.div_ceil(splits.keys)",
-                "seen.1 / splits.keys",
-            ),
-            device(
                 "a key too many",
                 "bounded(diagonal + seq_q, seq_kv)",
                 "bounded(diagonal + seq_q + 1, seq_kv)",
-            ),
-            device(
-                "a query sees the key behind it",
-                "sequence.keys_of(query, query + 1)",
-                "sequence.keys_of(query, query + 2)",
             ),
             statement(
                 "skipped tile of keys",
                 "first_key += tile_keys;",
                 "first_key += 2 * tile_keys;",
-            ),
-            device(
-                "stripes merged without their maxima",
-                "(found.most - most).exp()",
-                "1.0f32.runtime()",
-            ),
-            device(
-                "sum of weights not rescaled",
-                "total[row] * rescale + added",
-                "total[row] + added",
             ),
             device(
                 "one position for all sequences",
@@ -87,6 +67,55 @@ pub(super) const FILES: &[InFile] = &[
                 "heads of a key mixed up",
                 "head_kv * sizes.group + row / sizes.seq_q",
                 "head_kv * sizes.group",
+            ),
+            statement(
+                "weighted values not rescaled",
+                "sums[comptime!(part * round + row)] *= Vector::new(weights.rescale[row]);",
+                "",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/decode_merge.rs",
+        tests: &["attention::decode"],
+        rows: &[
+            device(
+                "merge without the last split",
+                "seen.1.div_ceil(splits.keys)",
+                "seen.1 / splits.keys",
+            ),
+            device(
+                "stripes merged without their maxima",
+                "(found.most - most).exp()",
+                "1.0f32.runtime()",
+            ),
+        ],
+    },
+    // Through shared memory: software devices have no planes of one known size.
+    InFile {
+        file: "crates/kernels/src/attention/decode_weights.rs",
+        tests: &["attention::decode"],
+        rows: &[
+            device(
+                "a query sees the key behind it",
+                "sequence.keys_of(query, query + 1)",
+                "sequence.keys_of(query, query + 2)",
+            ),
+            device("keys of other splits seen", "min(seen.1, self.end)", "seen.1"),
+            device(
+                "sum of weights not rescaled",
+                "running.total[known] * rescale + added",
+                "running.total[known] + added",
+            ),
+            device(
+                "parts of a row's product left out",
+                "memory[(key * pitch + other) as usize]",
+                "memory[(key * pitch) as usize]",
+            ),
+            device(
+                "scores of the first row",
+                "comptime!(row as u32 * tile_keys) + of_tile",
+                "of_tile",
             ),
         ],
     },
@@ -177,8 +206,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "length of packed keys by the queries'",
-                "starts[(kv + batch + 1) as usize] - first_kv",
-                "starts[(batch + 1) as usize] - first_q",
+                "self.starts[(kv + batch + 1) as usize] - first_kv",
+                "self.starts[(batch + 1) as usize] - first_q",
             ),
             statement("slope of the cap left out", "slope -= share * share;", ""),
             device(

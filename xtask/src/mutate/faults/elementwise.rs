@@ -77,11 +77,13 @@ pub(super) const FILES: &[InFile] = &[
         tests: &["column_sum"],
         rows: &[
             device("lost last row", "row < rows", "row + 1 < rows"),
+            device("outer dimension ignored", "CUBE_POS_Z * outer_stride + column", "column"),
             device(
-                "outer dimension ignored",
-                "CUBE_POS_Z * outer_stride + row * row_stride + column",
-                "row * row_stride + column",
+                "one row for all that are asked for at once",
+                "row + comptime!(i as u32) * step",
+                "row",
             ),
+            device("rows beyond the last added", "this < rows", "this < rows + 1"),
             device(
                 "outer dimension ignored in the result",
                 "(CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * columns + column",

@@ -37,13 +37,17 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/matmul/few_rows.rs",
         tests: &["matmul::few_rows", "matmul::every_epilogue"],
         rows: &[
-            device("last step of a unit lost", "if step < steps {", "if step + 1 < steps {"),
-            device(
+            device("last step of a unit lost", "step < steps", "step + 1 < steps"),
+            statement(
                 "every other round left out",
                 "first += comptime!(VECTORS_AT_ONCE as u32) * depth;",
                 "first += comptime!(2 * VECTORS_AT_ONCE as u32) * depth;",
             ),
-            device("first part of k lost", "for i in 0..parts {", "for i in 1..parts {"),
+            device(
+                "the first part of k for all",
+                "partial[(i * cube_columns + within) as usize]",
+                "partial[within as usize]",
+            ),
             device(
                 "rows beyond the last written",
                 "group == 0 && this_column < n && comptime!(row as u32) < m",
@@ -51,8 +55,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "columns of the first cube",
-                "let first_column = CUBE_POS_X * comptime!(blueprint.columns);",
-                "let first_column = 0u32 * CUBE_POS_X;",
+                "CUBE_POS_X * comptime!(blueprint.columns)",
+                "0u32 * CUBE_POS_X",
             ),
             device(
                 "one row of the left operand",
@@ -70,7 +74,16 @@ pub(super) const FILES: &[InFile] = &[
                 "fma(added, epilogue.beta, value)",
                 "added + value",
             ),
-            statement("pre-activation not written", "preactivation[at] = O::cast_from(sum);", ""),
+            statement(
+                "pre-activation not written",
+                "outputs.preactivation[at] = O::cast_from(sum);",
+                "",
+            ),
+            host(
+                "no column has a bias",
+                "self.bias.as_ref().map_or(0, |bias| bias.elements as u32)",
+                "0",
+            ),
             device(
                 "dropped scale of the right operand",
                 "epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]",

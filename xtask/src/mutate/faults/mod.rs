@@ -7,6 +7,7 @@
 mod attention;
 mod backend;
 mod conv;
+mod cross_entropy;
 mod elementwise;
 mod interpolate;
 mod matmul;
@@ -100,6 +101,7 @@ pub(super) fn all() -> Vec<Fault> {
     let everywhere = [
         elementwise::FILES,
         rows::FILES,
+        cross_entropy::FILES,
         optimizers::FILES,
         matmul::FILES,
         conv::FILES,

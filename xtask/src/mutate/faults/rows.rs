@@ -1,4 +1,4 @@
-//! Kernels that work on rows: layer, RMS and batch normalization, softmax, cross-entropy.
+//! Kernels that work on rows: layer, RMS and batch normalization, softmax.
 
 use super::{InFile, device, statement};
 
@@ -23,7 +23,7 @@ pub(super) const FILES: &[InFile] = &[
                 "(variance + epsilon).inverse_sqrt()",
                 "variance.inverse_sqrt()",
             ),
-            statement("sum not written", "sum[(start + column) as usize] = value;", ""),
+            statement("sum not written", "outputs.sum[(start + column) as usize] = value;", ""),
             statement(
                 "dropped bias",
                 "result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);",
@@ -31,8 +31,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             statement(
                 "wrong statistic saved",
-                "rstd[row as usize] = scale;",
-                "rstd[row as usize] = scale * scale;",
+                "outputs.rstd[row as usize] = scale;",
+                "outputs.rstd[row as usize] = scale * scale;",
             ),
             statement("skipped rows", "first_row += step;", "first_row += 2 * step;"),
             device(
@@ -359,93 +359,6 @@ pub(super) const FILES: &[InFile] = &[
                 "skipped rows",
                 "first_row += CUBE_COUNT_X * rows_a_cube;",
                 "first_row += 2 * CUBE_COUNT_X * rows_a_cube;",
-            ),
-        ],
-    },
-    InFile {
-        file: "crates/kernels/src/cross_entropy/forward.rs",
-        tests: &["cross_entropy"],
-        rows: &[
-            device(
-                "lanes' sums not brought to one peak",
-                "other.total * exponential(other.peak - peak, blueprint)",
-                "other.total",
-            ),
-            statement("lanes' plain sums lost", "seen.sum += other.sum;", ""),
-            device(
-                "head of an unaligned row by the wrong distance",
-                "min((width - start % width) % width, classes)",
-                "min(start % width, classes)",
-            ),
-            device("skipped tail", "classes - vectors * width", "head"),
-            device(
-                "dropped scale of smoothing",
-                "log - seen.sum / f32::cast_from(classes)",
-                "log - seen.sum",
-            ),
-            device(
-                "share of the target not reduced",
-                "(1.0f32 - rules.smoothing) * of_row + rules.smoothing * of_all",
-                "of_row + rules.smoothing * of_all",
-            ),
-            device(
-                "ignored rows counted",
-                "select(target == rules.ignore_index, 0.0f32, of_row)",
-                "of_row",
-            ),
-            device(
-                "off-by-one bound of the target",
-                "target >= 0 && u32::cast_from(target) < classes",
-                "target >= 0 && u32::cast_from(target) <= classes",
-            ),
-            statement(
-                "wrong logarithm saved",
-                "lse[row as usize] = log;",
-                "lse[row as usize] = log - seen.peak;",
-            ),
-        ],
-    },
-    InFile {
-        file: "crates/kernels/src/cross_entropy/backward.rs",
-        tests: &["cross_entropy"],
-        rows: &[
-            statement("smoothing left out", "excess -= of.everywhere;", ""),
-            device("target left out", "select(is_target, excess - of.at_target, excess)", "excess"),
-            device("dropped scale", "excess * terms.scale", "excess"),
-            device("vector across two rows lost", "(end - 1) / width + 1", "end / width"),
-            device(
-                "next row's target by this row's start",
-                "at - next_start == next.target",
-                "at - start == next.target",
-            ),
-            device(
-                "dropped scale of the mean",
-                "tensors.grad[0] * tensors.factor[0]",
-                "tensors.grad[0]",
-            ),
-            statement(
-                "ignored next row not masked",
-                "one = select(next.is_ignored, 0.0f32, there);",
-                "one = there;",
-            ),
-            statement("ignored rows counted", "is_ignored = target == of.ignore_index;", ""),
-        ],
-    },
-    InFile {
-        file: "crates/kernels/src/cross_entropy/reduce.rs",
-        tests: &["cross_entropy"],
-        rows: &[
-            statement(
-                "ignored rows in the mean",
-                "count += select(targets[row as usize] == ignore_index, 0u32, 1u32);",
-                "count += 1;",
-            ),
-            statement("units' counts lost", "counts[UNIT_POS as usize] += counts[other];", ""),
-            statement("skipped rows", "row += UNITS;", "row += UNITS + 1;"),
-            device(
-                "mean of no row is a number",
-                "select(counts[0] == 0, invalid, total / number)",
-                "total / number",
             ),
         ],
     },

@@ -98,7 +98,7 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/matmul/store.rs",
         tests: EPILOGUES,
         rows: &[
-            device("dropped scale", "scale * sum + offset", "sum + offset"),
+            device("dropped scale", "finish.scale * sum + offset", "sum + offset"),
             device(
                 "dropped factor of the residual",
                 "fma(added, finish.beta, value)",

@@ -5,16 +5,14 @@ use crate::{
     declined::unsupported,
     tensors::{Location, contiguous_tensor},
 };
-use blackburn_kernels::{DeviceProfile, KernelError, buffer::Buffer};
+use blackburn_kernels::{DeviceProfile, KernelError, buffer::Buffer, plane_units};
 use burn_backend::{
     DType, Shape,
     cubecl::{dtype_to_elem_type, elem_type_to_dtype},
 };
 use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
-use cubecl::{
-    client::Client, features::Plane, tensor_vector_size_parallel, tensor_vector_size_perpendicular,
-};
+use cubecl::{client::Client, tensor_vector_size_parallel, tensor_vector_size_perpendicular};
 use cubek::reduce::{
     ReduceDtypes, ReduceError, ReduceStrategy, ReduceWithIndicesDtypes,
     components::instructions::ReduceOperationConfig as Operation,
@@ -157,14 +155,10 @@ fn plan(x: &CubeTensor, axis: usize, operation: Operation) -> Plan {
 
 /// Whether all planes are of one size and have operations for `dtype`.
 fn has_planes(client: &Client, dtype: DType) -> bool {
-    let properties = client.properties();
-    let hardware = &properties.hardware;
     // NVIDIA's planes exchange truth of 8 bits as 32; others need not know it.
     let exchange =
         |bytes: usize| bytes > 1 || DeviceProfile::of(client).compute_capability.is_some();
-    properties.features.plane.contains(Plane::Ops)
-        && hardware.plane_size_min == hardware.plane_size_max
-        && exchange(dtype_to_elem_type(dtype).size())
+    plane_units(client) > 1 && exchange(dtype_to_elem_type(dtype).size())
 }
 
 fn run(
