@@ -338,7 +338,7 @@ pub(super) const FILES: &[InFile] = &[
                 "probability * (Vector::<f32, N>::cast_from(dy) - Vector::new(mean))",
                 "probability * Vector::<f32, N>::cast_from(dy)",
             ),
-            device("swapped pitch", "row * dy_pitch", "row * y_pitch"),
+            device("swapped pitch", "row * dy_pitch", "row * extent.pitch"),
             statement(
                 "missing mask",
                 "products += within_row::<N>(product, column, classes, 0.0f32, blueprint);",

@@ -47,11 +47,7 @@ impl super::CrossEntropyPrimitives for burn::backend::Flex {
         dlogits: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        // The number is here already, and mostly 1.
-        match try_read_sync(Self::float_into_data(grad.clone())) {
-            Some(Ok(number)) if number.iter::<f64>().eq([1.0]) => dlogits,
-            _ => rescale::<Self>(dlogits, grad),
-        }
+        if is_one::<Self>(grad.clone()) { dlogits } else { rescale::<Self>(dlogits, grad) }
     }
 
     fn cross_entropy_backward(
@@ -136,6 +132,13 @@ pub(super) fn at_once<B: Backend>(
     let factor = Optional::Present(factor);
     let dlogits = backward::<B>(logits, targets, lse, one, factor, settings);
     AtOnce { loss, dlogits }
+}
+
+/// Whether a number, which is on the host already, is 1.
+#[cfg(feature = "flex")]
+fn is_one<B: Backend>(number: FloatTensor<B>) -> bool {
+    let read = try_read_sync(B::float_into_data(number));
+    matches!(read, Some(Ok(number)) if number.iter::<f64>().eq([1.0]))
 }
 
 pub(super) fn rescale<B: Backend>(dlogits: FloatTensor<B>, grad: FloatTensor<B>) -> FloatTensor<B> {
