@@ -2,7 +2,7 @@
 
 use super::{
     Case,
-    tensors::{download, dtype, upload, upload_integers, within},
+    tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
 use blackburn_kernels::{
     Family, Pass,
@@ -65,6 +65,15 @@ pub(super) fn cases() -> Vec<Case> {
     });
     add("attention_once_with_every_option_is_within_bounds", hopper, false, |recorder| {
         every_option(recorder, Wanted::Once(128))
+    });
+    add("attention_wgmma_of_equal_scores_is_exact", hopper, false, |recorder| {
+        equal_scores(recorder, Wanted::Of(Family::Wgmma))
+    });
+    add("attention_once_of_equal_scores_is_exact", hopper, false, |recorder| {
+        equal_scores(recorder, Wanted::Once(128))
+    });
+    add("attention_mma_of_equal_scores_is_exact", ampere, false, |recorder| {
+        equal_scores(recorder, Wanted::Of(Family::Mma))
     });
     add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
         every_option(recorder, Wanted::Of(Family::Mma))
@@ -198,10 +207,30 @@ fn named(case: &AttentionCase, error: &Failed) -> Failed {
     format!("{case}: {}", error.message().unwrap_or_default()).into()
 }
 
+/// Queries of zeros over as many keys as a power of two: exponentials, their sums and all other numbers are exact,
+/// on every device.
+fn equal_scores(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
+    let case = AttentionCase { name: "equal scores", seq_kv: 256, ..PLAIN };
+    let mut inputs = AttentionInputs::generate(&case, 1, Storage::Bf16);
+    inputs.q.fill(0.0);
+    for (seed, values) in (2..).zip([&mut inputs.k, &mut inputs.v, &mut inputs.dout]) {
+        *values = whole_numbers(seed, values.len(), 1);
+    }
+    both_of(recorder, wanted, case, &inputs)
+}
+
 /// Both passes by the plan that is wanted.
 fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
+    both_of(recorder, wanted, case, &AttentionInputs::generate(&case, 1, Storage::Bf16))
+}
+
+fn both_of(
+    recorder: &Recorder,
+    wanted: Wanted,
+    case: AttentionCase,
+    inputs: &AttentionInputs,
+) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
-    let inputs = AttentionInputs::generate(&case, 1, storage);
     let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
     let attention = inputs.attention(case);
     let forward = attention.forward();

@@ -38,6 +38,13 @@ pub(super) fn cases() -> Vec<Case> {
         add("layer_norm_of_wide_rows_is_within_bounds", false, |recorder| {
             normalization(recorder, Rows::new(Norm::Layer, 4096, Storage::F16))
         });
+        add("norms_of_signs_are_exact", false, |recorder| {
+            for norm in [Norm::Layer, Norm::Rms] {
+                let rows = Rows { signs: true, ..Rows::new(norm, 1024, Storage::Bf16) };
+                normalization(recorder, rows)?;
+            }
+            Ok(())
+        });
         add("rms_norm_is_within_bounds", quick, |recorder| {
             normalization(recorder, Rows::new(Norm::Rms, 4096, Storage::F32))
         });
@@ -75,6 +82,7 @@ fn every_norm(recorder: &Recorder) -> Result<(), Failed> {
             storage: storage(problem.dtype)?,
             parameter: storage(problem.parameter)?,
             residual: problem.residual,
+            signs: false,
         };
         normalization(recorder, rows)
             .map_err(|error| format!("{rows:?}: {}", error.message().unwrap_or_default()))?;
@@ -90,11 +98,14 @@ struct Rows {
     storage: Storage,
     parameter: Storage,
     residual: bool,
+    /// Each row holds as many 1 as -1, and nothing is added to its variance: every number is exact where rows are as
+    /// wide as a power of two.
+    signs: bool,
 }
 
 impl Rows {
     fn new(norm: Norm, width: usize, storage: Storage) -> Self {
-        Self { norm, width, storage, parameter: storage, residual: false }
+        Self { norm, width, storage, parameter: storage, residual: false, signs: false }
     }
 }
 
@@ -111,13 +122,23 @@ fn gelu_of_numbers(recorder: &Recorder) -> Result<(), Failed> {
 
 /// Both passes, where a cube holds the rows.
 fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
-    let Rows { norm, width, storage, parameter, residual } = asked;
+    let Rows { norm, width, storage, parameter, residual, signs } = asked;
     let (rows, client) = (5, recorder.client());
     let bias = norm == Norm::Layer;
-    let x = normal(1, rows * width, 1.0, storage);
-    let gamma = normal(2, width, 1.0, parameter);
-    let beta = normal(3, width, 1.0, parameter);
-    let dy = normal(4, rows * width, 1.0, storage);
+    let numbers = |seed, count, storage| match signs {
+        true => whole_numbers(seed, count, 2),
+        false => normal(seed, count, 1.0, storage),
+    };
+    let x = match signs {
+        true => (0..rows * width)
+            .map(|at| if (at * 7 + at / width) % 2 == 0 { 1.0 } else { -1.0 })
+            .collect(),
+        false => normal(1, rows * width, 1.0, storage),
+    };
+    let epsilon = if signs { 0.0 } else { 1e-5 };
+    let gamma = numbers(2, width, parameter);
+    let beta = numbers(3, width, parameter);
+    let dy = numbers(4, rows * width, storage);
     let other = whole_numbers(5, rows * width, 2);
     let problem = LayerNormProblem {
         norm,
@@ -138,7 +159,7 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
         norm: if bias { ReferenceNorm::Layer } else { ReferenceNorm::Rms },
         gamma: &gamma,
         beta: bias.then_some(&beta),
-        epsilon: 1e-5,
+        epsilon,
     };
     let inputs = LayerNormInputs {
         x: upload(recorder, &x, storage),
@@ -146,7 +167,7 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
         gamma: upload(recorder, &gamma, parameter),
         beta: bias.then(|| upload(recorder, &beta, parameter)),
     };
-    let output = layer_norm_forward(client, norm, &inputs, 1e-5)?;
+    let output = layer_norm_forward(client, norm, &inputs, epsilon)?;
     let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
     // From what the device normalized: the rounding of the sum is no error of the norm.
     let input = output.sum.unwrap_or(input);
