@@ -6,7 +6,7 @@ use std::fmt;
 #[cfg(feature = "gpu")]
 use crate::{Config, machine::Machine, verdicts};
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{DeviceProfile, family};
+use blackburn_kernels::{DeviceProfile, family, matmul};
 #[cfg(feature = "gpu")]
 use std::path::{Path, PathBuf};
 
@@ -71,6 +71,10 @@ pub(crate) fn settle(config: &Config, cube: &cubecl::Device) -> Proof {
     let Some(capability) = DeviceProfile::of(&client).compute_capability else {
         return Proof::NoChoice;
     };
+    let path = verdicts_path(config);
+    if path.exists() {
+        matmul::keep_plans(verdicts::plans_of(&path, &Machine::of(&client)));
+    }
     if family::is_proven(capability) {
         return Proof::ByTheProject;
     }
@@ -78,7 +82,7 @@ pub(crate) fn settle(config: &Config, cube: &cubecl::Device) -> Proof {
         family::offer_unproven();
         return Proof::Unchecked;
     }
-    let proof = by_verdicts(capability, &Machine::of(&client), &verdicts_path(config));
+    let proof = by_verdicts(capability, &Machine::of(&client), &path);
     if !matches!(&proof, Proof::Examined { left_out, wrong } if left_out.is_empty() && wrong.is_empty())
     {
         tracing::warn!("kernels: {proof}");
@@ -159,6 +163,7 @@ mod tests {
             complete: true,
             ended: 0,
             verdicts: verdicts.into(),
+            plans: Default::default(),
         };
         verdicts::keep(&path, &record).unwrap();
         let proof = by_verdicts(782, &machine, &path);

@@ -69,6 +69,9 @@ pub struct Record {
     pub ended: u64,
     /// What was found, by group: operation, family and type, as in `matmul/mma/bf16`.
     pub verdicts: BTreeMap<String, Kept>,
+    /// Plans of matrix products that were measured to be the fastest: what each is kept under, and its name.
+    #[serde(default)]
+    pub plans: BTreeMap<String, String>,
 }
 
 impl Record {
@@ -181,7 +184,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>, StoreError> {
 }
 
 /// Adds a record to the file. It takes the place of an earlier one of the same machine, if that was no more
-/// complete; all others stay. A file of another form is set aside, under a name that is returned.
+/// complete; all others stay. Measured plans of that machine go on into it. A file of another form is set aside, under a name that is returned.
 ///
 /// # Errors
 ///
@@ -203,8 +206,13 @@ pub fn keep(path: &Path, record: &Record) -> Result<Option<PathBuf>, StoreError>
     let replaced = |old: &Record| {
         old.machine.differences(&record.machine).is_empty() && (record.complete || !old.complete)
     };
+    let measured = plans_in(&records, &record.machine);
     records.retain(|old| !replaced(old));
-    records.push(record.clone());
+    let mut record = record.clone();
+    for (kept_under, plan) in measured {
+        record.plans.entry(kept_under).or_insert(plan);
+    }
+    records.push(record);
     let file = File { format: FORMAT, records };
     let write = || -> io::Result<()> {
         // In one step, so that no other program reads half of it.
@@ -222,6 +230,18 @@ fn free_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let named = |number: u32| path.with_file_name(format!("{name}.aside-{number}"));
     (1..).map(named).find(|candidate| !candidate.exists()).unwrap_or_else(|| named(0))
+}
+
+/// Plans that were measured on a machine; none where there are none, or the file cannot be read.
+pub(crate) fn plans_of(path: &Path, machine: &Machine) -> BTreeMap<String, String> {
+    plans_in(&read(path).unwrap_or_default(), machine)
+}
+
+/// Later records come behind, and take precedence.
+fn plans_in(records: &[Record], machine: &Machine) -> BTreeMap<String, String> {
+    let of_machine =
+        records.iter().filter(|record| machine.differences(&record.machine).is_empty());
+    of_machine.flat_map(|record| record.plans.clone()).collect()
 }
 
 /// The record that holds for a machine, or the words that say why there is none.
@@ -254,7 +274,13 @@ mod tests {
 
     fn record(verdicts: &[(&str, Found)]) -> Record {
         let verdicts = verdicts.iter().map(|(name, found)| (name.to_string(), kept(*found)));
-        Record { machine: ada(), complete: true, ended: 1, verdicts: verdicts.collect() }
+        Record {
+            machine: ada(),
+            complete: true,
+            ended: 1,
+            verdicts: verdicts.collect(),
+            plans: BTreeMap::new(),
+        }
     }
 
     #[test]
@@ -295,6 +321,23 @@ mod tests {
         keep(&path, &newer).unwrap();
         assert_eq!(read(&path).unwrap(), [other, newer.clone()]);
         assert_eq!(of_machine(&path, &ada()), Ok(newer));
+    }
+
+    #[test]
+    fn measured_plans_outlive_later_examinations_of_their_machine_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("verdicts.json");
+        let plan = |name: &str| BTreeMap::from([("m1".to_owned(), name.to_owned())]);
+        let tuned = Record { complete: false, plans: plan("wide"), ..record(&[]) };
+        keep(&path, &tuned).unwrap();
+        keep(&path, &record(&[("matmul/mma/f32", Found::Passed)])).unwrap();
+        assert_eq!(plans_of(&path, &ada()), plan("wide"));
+        let again = Record { plans: plan("narrow"), ..tuned };
+        keep(&path, &again).unwrap();
+        assert_eq!(plans_of(&path, &ada()), plan("narrow"));
+        let other = Machine { driver: None, ..ada() };
+        assert!(plans_of(&path, &other).is_empty());
+        assert!(plans_of(&folder.path().join("none.json"), &ada()).is_empty());
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub enum Verdict {
 impl Verdict {
     /// Whether nothing is wrong: it passed, or the device has no such thing.
     pub fn is_well(&self) -> bool {
-        matches!(self, Self::Ran(Outcome::Passed { .. } | Outcome::NotOffered(_)))
+        use Outcome::{NotOffered, Passed, Tuned};
+        matches!(self, Self::Ran(Passed { .. } | NotOffered(_) | Tuned(_)))
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`target`] | the device, and what it computes in |
 //! | [`buffers`] | buffers of a device |
 //! | [`groups`] | which cases an examination runs |
+//! | [`tune`] | which plans of products are fastest |
 //! | [`serve`] | the process that runs them |
 //! | [`examine`] | the process that asks for them |
 //! | [`process`] | a process that is asked, and may crash or hang |
@@ -35,3 +36,4 @@ pub mod ops;
 pub mod process;
 pub mod serve;
 pub mod target;
+pub mod tune;

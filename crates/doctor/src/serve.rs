@@ -6,6 +6,7 @@ use crate::{
     groups::{self, Extent, Group},
     process::answer,
     target::Target,
+    tune::{Tuned, Tuning, tune},
 };
 use cubecl::client::Client;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -57,6 +58,8 @@ pub enum Outcome {
     NotOffered(String),
     /// A case was wrong: which, and what was seen.
     Wrong(String),
+    /// Plans were measured: what each product came to.
+    Tuned(Vec<Tuned>),
 }
 
 /// Runs groups until the input ends, and then ends the process. `open` gives the device and describes it.
@@ -118,6 +121,9 @@ fn say<M: Serialize>(what: &Answer<M>) {
 }
 
 fn run(on: &Target, request: &Request) -> Outcome {
+    if let Some(tuning) = Tuning::named(&request.group) {
+        return measure(on, tuning);
+    }
     let Some(group) = groups::named(&request.group, request.extent) else {
         return Outcome::Wrong(format!("no group is called `{}`", request.group));
     };
@@ -142,6 +148,17 @@ fn run(on: &Target, request: &Request) -> Outcome {
         Some(reason) if cases == 0 => Outcome::NotOffered(reason),
         _ if elements == 0 => Outcome::Wrong("nothing was compared".into()),
         _ => Outcome::Passed { cases, elements, worst },
+    }
+}
+
+/// Measures the plans of a layer.
+fn measure(on: &Target, tuning: Tuning) -> Outcome {
+    let attempt = || tune(on, tuning, |index| say(&Answer::<()>::Case(index)));
+    let ended = panic::catch_unwind(AssertUnwindSafe(attempt));
+    match ended.unwrap_or_else(|panic| Err(Stop::Wrong(message_of(&*panic)))) {
+        Ok(tuned) => Outcome::Tuned(tuned),
+        Err(Stop::Declined(why)) => Outcome::NotOffered(why),
+        Err(Stop::Wrong(what)) => Outcome::Wrong(what),
     }
 }
 

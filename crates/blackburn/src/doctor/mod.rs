@@ -33,6 +33,7 @@ use blackburn_doctor::{
     examine::{self as asking, Examined, Verdict},
     groups::{self, Extent},
     serve::{self, Outcome},
+    tune::{self, LAYERS, Tuned},
 };
 use blackburn_kernels::family::offer_unproven;
 use cubecl::client::Client;
@@ -47,6 +48,7 @@ use std::{
 
 #[cfg(feature = "doctor-faults")]
 pub use blackburn_doctor::faults;
+pub use blackburn_doctor::tune::Layer;
 
 /// The variable that makes a process of an examination: the device that it opens.
 const WORKER: &str = "BLACKBURN_DOCTOR_WORKER";
@@ -70,6 +72,12 @@ pub struct Options {
     /// Seconds that a case may take, with compiling its kernels, before it counts as hanging.
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LIMIT_S, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit_s: u32,
+
+    /// Measure the plans of matrix products behind the examination, and keep the fastest correct ones for `init`.
+    /// Of the linear layers given, as rows (batch times tokens), inputs and outputs: 8192x768x3072; without a list of
+    /// those of GPT-2, BERT-large and a Llama. Nothing else should run on the GPU meanwhile.
+    #[arg(long, value_name = "LAYERS", num_args = 0.., value_delimiter = ',')]
+    pub tune: Option<Vec<Layer>>,
 
     /// Write what was found to this file too, in JSON, whatever it is.
     #[arg(long, value_name = "FILE")]
@@ -97,6 +105,7 @@ impl Default for Options {
             only: None,
             jobs: None,
             limit_s: DEFAULT_LIMIT_S,
+            tune: None,
             out: None,
             verdicts: None,
             list: false,
@@ -119,6 +128,16 @@ impl Options {
             return Err(DoctorError::NoSuchGroup { given: only.into() });
         }
         Ok(groups)
+    }
+
+    /// The names of what is measured.
+    fn tunings(&self) -> Vec<String> {
+        let layers = match self.tune.as_deref() {
+            None => &[],
+            Some([]) => LAYERS.as_slice(),
+            Some(layers) => layers,
+        };
+        tune::names(layers)
     }
 
     /// Threads of the processor for two processes, one of which mostly compiles.
@@ -179,6 +198,8 @@ pub struct Examination {
     pub device: String,
     /// What was found.
     pub record: Record,
+    /// Products whose plans were measured.
+    pub products: Vec<Tuned>,
     /// How long it took.
     pub took: Duration,
 }
@@ -253,25 +274,37 @@ pub fn examine(
     if let Some(reason) = machine.cannot_compile() {
         return Err(DoctorError::CannotCompile { machine: Box::new(machine), reason });
     }
-    let (mut done, of) = (0, asked.groups.len());
-    let all = asking::examine::<Machine>(&asked, start, |examined| {
+    // One after another, and when nothing else runs: they are timed.
+    let timed = asking::Examination { groups: options.tunings(), jobs: 1, ..asked.clone() };
+    let (mut done, of) = (0, asked.groups.len() + timed.groups.len());
+    let mut ended = |examined: &Examined| {
         done += 1;
         tell(&examined.group, &kept(examined), done, of);
+    };
+    let mut all = asking::examine::<Machine>(&asked, start, &mut ended);
+    let measured = asking::examine::<Machine>(&timed, start, &mut ended);
+    let products = measured.iter().filter_map(|group| match &group.verdict {
+        Verdict::Ran(Outcome::Tuned(products)) => Some(products.clone()),
+        _ => None,
     });
+    let products: Vec<Tuned> = products.flatten().collect();
+    // Those that were measured are no verdicts on kernels; what went wrong with others is told as one.
+    all.extend(measured.into_iter().filter(|group| !group.verdict.is_well()));
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let record = Record {
         machine,
         complete: options.only.is_none() && !options.quick,
         ended: since.as_secs(),
         verdicts: all.iter().map(|group| (group.group.clone(), kept(group))).collect(),
+        plans: products.iter().map(|it| (it.kept_under.clone(), it.plan.clone())).collect(),
     };
-    Ok(Examination { device: name, record, took: began.elapsed() })
+    Ok(Examination { device: name, record, products, took: began.elapsed() })
 }
 
 /// What is kept of a group.
 fn kept(examined: &Examined) -> Kept {
     let (found, note) = match &examined.verdict {
-        Verdict::Ran(Outcome::Passed { .. }) => (Found::Passed, String::new()),
+        Verdict::Ran(Outcome::Passed { .. } | Outcome::Tuned(_)) => (Found::Passed, String::new()),
         Verdict::Ran(Outcome::NotOffered(why)) => (Found::NotOffered, why.clone()),
         Verdict::Ran(Outcome::Wrong(what)) => (Found::Wrong, what.clone()),
         Verdict::Crashed { status, output } => {

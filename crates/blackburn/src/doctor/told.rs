@@ -1,6 +1,6 @@
 //! What was found, as people read it.
 
-use super::Examination;
+use super::{Examination, Tuned};
 use crate::verdicts::{Found, Kept};
 use std::{collections::BTreeMap, fmt};
 
@@ -59,6 +59,31 @@ impl fmt::Display for Table<'_> {
     }
 }
 
+/// What measured plans of products gained over those that the model would have chosen.
+struct Gains<'a>(&'a [Tuned]);
+
+impl fmt::Display for Gains<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let changed: Vec<_> = self.0.iter().filter(|it| it.us < it.model_us).collect();
+        let sum = |time: fn(&Tuned) -> f64| -> f64 { self.0.iter().map(time).sum() };
+        let gain = 100.0 * (1.0 - sum(|it| it.us) / sum(|it| it.model_us));
+        writeln!(
+            f,
+            "\n{} plans of products are kept; {} are not the model's; all products together take {gain:.1} % less",
+            self.0.len(),
+            changed.len()
+        )?;
+        for it in changed {
+            let Tuned { kept_under, plan, us, model_us } = it;
+            writeln!(f, "{kept_under}: {plan}, {us:.1} us instead of {model_us:.1}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Examination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdicts = &self.record.verdicts;
@@ -77,6 +102,7 @@ impl fmt::Display for Examination {
             "result"
         )?;
         write!(f, "{}", Table(verdicts))?;
+        write!(f, "{}", Gains(&self.products))?;
         for (name, kept) in verdicts.iter().filter(|(_, kept)| !kept.found.is_well()) {
             write!(f, "\n{name}: {}", finding(kept))?;
         }
@@ -107,9 +133,17 @@ mod tests {
             ("norm/portable/f16", kept(Found::Crashed, "signal: 6")),
         ];
         let verdicts = verdicts.map(|(name, kept)| (name.to_owned(), kept)).into();
-        let record = Record { machine: ada(), complete: false, ended: 0, verdicts };
+        let plans = BTreeMap::new();
+        let record = Record { machine: ada(), complete: false, ended: 0, verdicts, plans };
+        let tuned = |us, model_us| Tuned {
+            kept_under: "sm_89 m1 n2 k3".into(),
+            plan: "mma 64x128".into(),
+            us,
+            model_us,
+        };
+        let products = vec![tuned(30.0, 40.0), tuned(60.0, 60.0)];
         let took = Duration::from_secs(61);
-        let examination = Examination { device: "cuda:0".into(), record, took };
+        let examination = Examination { device: "cuda:0".into(), record, products, took };
         assert!(!examination.is_well());
         let told = examination.to_string();
         for part in [
@@ -119,6 +153,8 @@ mod tests {
             "| matmul/mma | **hung** |  | passed |",
             "| norm/portable |  | **crashed** |  |",
             "matmul/mma/f32: HUNG: case 2 began",
+            "2 plans of products are kept; 1 are not the model's; all products together take 10.0 % less",
+            "sm_89 m1 n2 k3: mma 64x128, 30.0 us instead of 40.0",
         ] {
             assert!(told.contains(part), "{part}\n{told}");
         }

@@ -40,7 +40,8 @@ impl MatmulBlueprint {
     /// The widest tile of sums that are promoted: they are held twice, which leaves no registers for more.
     pub const WIDEST_PROMOTED: usize = 128;
 
-    /// The plan that is expected to be fastest. It is found once and then remembered.
+    /// The plan that is expected to be fastest: the one that was [measured](super::keep_plans) on the machine, or
+    /// the model's first. It is found once and then remembered.
     ///
     /// # Errors
     ///
@@ -72,12 +73,15 @@ impl MatmulBlueprint {
             return Ok(plan);
         }
         let ranked = Self::ranked(problem, epilogue, device);
-        let Some((us, plan)) = ranked.first().copied() else {
+        let kept = Self::kept(problem, epilogue, device);
+        let kept = kept.and_then(|name| ranked.iter().find(|(_, plan)| plan.to_string() == name));
+        let Some((us, plan)) = kept.or(ranked.first()).copied() else {
             let reason =
                 format!("{:?} by {:?} on this device", problem.lhs.dtype, problem.rhs.dtype);
             return Err(KernelError::Unsupported { op: OP, reason });
         };
-        let reason = format_args!("{us:.1} us by the model, the least of {}", ranked.len());
+        let why = if kept.is_some() { "measured to be the fastest" } else { "the least" };
+        let reason = format_args!("{us:.1} us by the model, {why} of {}", ranked.len());
         tell_plan(OP, problem, &plan, reason);
         CHOSEN.insert(question, plan);
         Ok(plan)
@@ -86,7 +90,7 @@ impl MatmulBlueprint {
     /// The plans worth measuring, the best by the model first: few, because each is compiled, and
     /// not all of one tile, because the model knows the numbers of splits of a tile better than one
     /// tile from another.
-    pub(super) fn shortlist(
+    pub fn shortlist(
         problem: &MatmulProblem,
         epilogue: &Epilogue,
         device: DeviceProfile,
