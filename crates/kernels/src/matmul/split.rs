@@ -67,8 +67,9 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     let scale = factor(epilogue);
     let mut value = sum * Vector::new(scale);
     if comptime!(steps.bias) {
+        let width = N::value().comptime() as u32;
         let column = index % row_vectors;
-        if column * comptime!(N::value().comptime() as u32) < epilogue.bias_columns {
+        if column * width < epilogue.bias_columns {
             value += Vector::cast_from(epilogue.bias[column as usize]);
         }
     }

@@ -40,7 +40,7 @@ pub(super) const UNITS: u32 = 256;
 /// Rows of a cube's tile.
 pub(super) const TILE_M: usize = ROWS;
 /// Columns whose sums a unit holds at once.
-const PART: usize = 64;
+const PART: usize = 32;
 /// Registers of the sums of 16 rows by that many columns, in each unit of a warp.
 pub(super) const PART_REGISTERS: usize = PART / 2;
 /// Lanes of tensor memory of half a warp, in addresses.

@@ -40,6 +40,10 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_tcgen05_by_every_plan_and_layout_is_exact", blackwell, false, |recorder| {
             every_layout(recorder, Family::Tcgen05)
         }),
+        case("matmul_tcgen05_of_split_sums_is_exact", blackwell, false, |recorder| {
+            let deep = Product { family: Family::Tcgen05, sizes: DEEP, ..PRODUCT };
+            numbers(recorder, Product { every_plan: true, ..deep })
+        }),
         case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
             fp8(recorder, Family::Tcgen05, 0)
         }),
