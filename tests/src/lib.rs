@@ -23,7 +23,7 @@ use std::{
 
 /// Runs `test` on the device that kernels are tested on.
 ///
-/// `BLACKBURN_REQUIRE_DEVICE` names it: `webgpu` (a software adapter will do) or `cuda`; then a
+/// `BLACKBURN_REQUIRE_DEVICE` names it: `webgpu` (a software adapter will do), `vulkan` or `cuda`; then a
 /// missing device fails the test. Without the variable, a test whose device is missing is reported
 /// as ignored, with the reason.
 ///
@@ -215,10 +215,11 @@ fn on_cube_device(
 fn find(required: Option<&str>) -> Result<Device, String> {
     match required {
         None | Some("webgpu") => webgpu(),
+        Some("vulkan") => vulkan(),
         Some("cuda") => Device::cuda(0)
             .map_err(|error| format!("no CUDA device: {error}; run with --features cuda on a GPU")),
         Some(other) => Err(format!(
-            "BLACKBURN_REQUIRE_DEVICE={other} names no test device: expected webgpu or cuda"
+            "BLACKBURN_REQUIRE_DEVICE={other} names no test device: expected webgpu, vulkan or cuda"
         )),
     }
 }
@@ -249,4 +250,27 @@ fn webgpu() -> Result<Device, String> {
 #[cfg(not(feature = "webgpu"))]
 fn webgpu() -> Result<Device, String> {
     Err("this build lacks the feature `webgpu`".into())
+}
+
+/// Kernels as SPIR-V, on a GPU if there is one.
+#[cfg(feature = "vulkan")]
+fn vulkan() -> Result<Device, String> {
+    use cubecl::device::WgpuDeviceKind;
+
+    [
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+        WgpuDeviceKind::VirtualGpu(0),
+        WgpuDeviceKind::Cpu,
+    ]
+    .into_iter()
+    .find_map(|kind| Device::vulkan(kind).ok())
+    .ok_or_else(|| {
+        "no Vulkan device: the loader (Debian: libvulkan1) or the driver's manifest is missing".into()
+    })
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn vulkan() -> Result<Device, String> {
+    Err("this build lacks the feature `vulkan`".into())
 }

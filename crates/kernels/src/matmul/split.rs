@@ -18,9 +18,20 @@ pub(crate) fn sum_splits(
     output: &MatmulOutput,
 ) {
     let elements = output.out.elements;
+    let Epilogue { bias, residual, .. } = epilogue;
     // The bias of rows that were widened has no whole vectors.
-    let has_all = epilogue.bias.as_ref().is_none_or(|bias| bias.elements >= columns);
-    let fits = |width: &usize| has_all && columns.is_multiple_of(*width);
+    let has_all = bias.as_ref().is_none_or(|bias| bias.elements >= columns);
+    // The caller's tensors may begin in the middle of a vector.
+    let begins = |tensor: &Option<Buffer>, width: usize| {
+        let bytes = (width * output.out.dtype.size()) as u64;
+        tensor.as_ref().is_none_or(|tensor| tensor.offset_bytes().is_multiple_of(bytes))
+    };
+    let fits = |width: &usize| {
+        has_all
+            && columns.is_multiple_of(*width)
+            && begins(bias, *width)
+            && begins(residual, *width)
+    };
     let width = [4, 2].into_iter().find(fits).unwrap_or(1);
     let dim = CubeDim::new_1d(256);
     // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
@@ -67,9 +78,9 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
     let scale = factor(epilogue);
     let mut value = sum * Vector::new(scale);
     if comptime!(steps.bias) {
-        let width = N::value().comptime() as u32;
         let column = index % row_vectors;
-        if column * width < epilogue.bias_columns {
+        let lanes = N::value().comptime();
+        if column * comptime!(lanes as u32) < epilogue.bias_columns {
             value += Vector::cast_from(epilogue.bias[column as usize]);
         }
     }

@@ -47,6 +47,19 @@ fn every_kernel_is_launched_by_a_variant_on_hopper() {
     assert_eq!(launched_on(Gpu::SM_90A), kernels);
 }
 
+/// A kernel's body is expanded when it is compiled, and only then does it show what cannot be.
+#[test]
+fn every_variant_expands_to_cuda() {
+    let recorder = Recorder::new(Gpu::SM_90A);
+    for variant in variants(recorder.client()) {
+        variant.launch(recorder.client()).unwrap();
+    }
+    let launched = recorder.take().unwrap();
+    let wrong: Vec<_> =
+        launched.iter().filter_map(|kernel| recorder.compile(kernel).err()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn only_hopper_launches_its_instructions() {
     let hopper = launched_on(Gpu::SM_90A);

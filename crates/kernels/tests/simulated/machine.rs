@@ -69,6 +69,8 @@ pub(crate) struct Recording {
     pub(crate) launch: Launch,
     pub(crate) before: Device,
     pub(crate) after: Device,
+    /// Schedules that gave the same bytes.
+    pub(crate) schedules: u64,
     /// Instructions that were run, under all schedules.
     pub(crate) instructions: u64,
     /// Lines of the PTX that were run.
@@ -168,7 +170,8 @@ impl Machine for Simulated {
             return Ok(());
         };
         let before = std::mem::replace(&mut self.device, after.clone());
-        let recording = Recording { ptx, launch, before, after, instructions, lines };
+        let schedules = self.schedules.max(1);
+        let recording = Recording { ptx, launch, before, after, schedules, instructions, lines };
         recordings.lock().map_err(|error| error.to_string())?.push(recording);
         Ok(())
     }

@@ -102,8 +102,7 @@ fn negative_control() -> Trial {
         if rows.len() < 15 {
             return Err(format!("only {} faults were planted", rows.len()).into());
         }
-        // A tile of 64 columns does not use the distance to the next ones.
-        match survivors.iter().find(|fault| **fault != Fault::LeadingBit) {
+        match survivors.first() {
             None => Ok(()),
             Some(fault) => Err(format!("{fault:?} was not noticed").into()),
         }

@@ -150,7 +150,7 @@ impl Fault {
             Self::SwizzleBit => descriptor(62),
             Self::StrideBit => descriptor(38),
             Self::StartBit => descriptor(0),
-            Self::LeadingBit => descriptor(25),
+            Self::LeadingBit if uses_leading(opcode, &operands) => descriptor(25),
             Self::FlippedTransposition if is("ldmatrix") => Some(if opcode.contains(".trans") {
                 statement.replacen(".trans", "", 1)
             } else {
@@ -183,6 +183,16 @@ impl Fault {
             _ => None,
         }
     }
+}
+
+/// Whether a product uses the leading dimension's distance of its operand B: a swizzled tile whose k runs along
+/// memory does not, and neither does one with a single chunk of 64 columns.
+fn uses_leading(opcode: &str, operands: &[&str]) -> bool {
+    // Only 16-bit types have the flag that k runs across memory; it is the last operand.
+    let has_flag = opcode.ends_with(".bf16.bf16") || opcode.ends_with(".f16.f16");
+    let columns = opcode.split_once(".m64n").and_then(|(_, rest)| rest.split_once('k'));
+    let columns: u32 = columns.and_then(|(columns, _)| columns.parse().ok()).unwrap_or(0);
+    has_flag && columns > 64 && operands.last().is_some_and(|flag| flag.trim() == "1")
 }
 
 /// Operands at commas outside brackets and braces.

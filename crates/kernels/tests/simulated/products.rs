@@ -2,7 +2,7 @@
 
 use super::{
     Case,
-    tensors::{dtype, upload, whole_numbers, within},
+    tensors::{dtype, upload, upload_behind, whole_numbers, within},
 };
 use blackburn_kernels::{
     Family,
@@ -35,15 +35,17 @@ pub(super) fn cases() -> Vec<Case> {
             numbers(recorder, Product { family: Family::Tcgen05, sizes: MANY, ..PRODUCT })
         }),
         case("matmul_tcgen05_with_every_epilogue_is_exact", blackwell, false, |recorder| {
-            epilogues(recorder, Family::Tcgen05)
+            epilogues(recorder, Family::Tcgen05, Splits::Without)
         }),
         case("matmul_tcgen05_by_every_plan_and_layout_is_exact", blackwell, false, |recorder| {
             every_layout(recorder, Family::Tcgen05)
         }),
-        case("matmul_tcgen05_of_split_sums_is_exact", blackwell, false, |recorder| {
-            let deep = Product { family: Family::Tcgen05, sizes: DEEP, ..PRODUCT };
-            numbers(recorder, Product { every_plan: true, ..deep })
-        }),
+        case(
+            "matmul_tcgen05_in_splits_with_every_epilogue_is_exact",
+            blackwell,
+            false,
+            |recorder| epilogues(recorder, Family::Tcgen05, Splits::Two),
+        ),
         case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
             fp8(recorder, Family::Tcgen05, 0)
         }),
@@ -57,10 +59,16 @@ pub(super) fn cases() -> Vec<Case> {
             numbers(recorder, Product { family: Family::Mma, sizes: DEEP, ..PRODUCT })
         }),
         case("matmul_mma_with_every_epilogue_is_exact", ampere, false, |recorder| {
-            epilogues(recorder, Family::Mma)
+            epilogues(recorder, Family::Mma, Splits::Without)
         }),
         case("matmul_wgmma_with_every_epilogue_is_exact", small, false, |recorder| {
-            epilogues(recorder, Family::Wgmma)
+            epilogues(recorder, Family::Wgmma, Splits::Without)
+        }),
+        case("matmul_mma_in_splits_with_every_epilogue_is_exact", ampere, true, |recorder| {
+            epilogues(recorder, Family::Mma, Splits::Two)
+        }),
+        case("matmul_wgmma_in_splits_with_every_epilogue_is_exact", hopper, false, |recorder| {
+            epilogues(recorder, Family::Wgmma, Splits::Two)
         }),
         case("matmul_mma_by_every_plan_and_layout_is_exact", ampere, false, |recorder| {
             every_layout(recorder, Family::Mma)
@@ -202,16 +210,28 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A bias, ReLU and a residual; then scales, GELU whose argument is kept, and a residual.
-fn epilogues(recorder: &Recorder, family: Family) -> Result<(), Failed> {
+/// Whether a second launch adds the sums of parts of k, and finishes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Splits {
+    Without,
+    Two,
+}
+
+/// A bias, ReLU and a residual; then scales, GELU whose argument is kept, and a residual. The residual of products
+/// in splits begins within the 16 bytes of a vector.
+fn epilogues(recorder: &Recorder, family: Family, splits: Splits) -> Result<(), Failed> {
     let storage = Storage::Bf16;
-    let operands = Operands::new(dtype(storage), dtype(storage), SIZES, [true, false])?;
+    let (sizes, front) = match splits {
+        Splits::Without => (SIZES, 0),
+        Splits::Two => ([72, 136, 584], 1),
+    };
+    let operands = Operands::new(dtype(storage), dtype(storage), sizes, [true, false])?;
     let problem = operands.problem;
     let [bias, residual] =
         [(3, problem.n), (4, problem.out_elements())].map(|(seed, n)| whole_numbers(seed, n, 8));
     let tensors = [&operands.lhs, &operands.rhs].map(|values| upload(recorder, values, storage));
-    let [bias_there, residual_there] =
-        [&bias, &residual].map(|values| upload(recorder, values, storage));
+    let bias_there = upload(recorder, &bias, storage);
+    let residual_there = upload_behind(recorder, front, &residual, storage);
     let relu = Epilogue {
         bias: Some(bias_there),
         activation: Activation::Relu,
@@ -231,6 +251,13 @@ fn epilogues(recorder: &Recorder, family: Family) -> Result<(), Failed> {
     };
     let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
     plans.retain(|plan| plan.family == family);
+    if splits == Splits::Two {
+        plans.retain(|plan| plan.splits == 2);
+        plans.truncate(1);
+    }
+    if plans.is_empty() {
+        return Err(format!("no plan by {family:?} with {splits:?}").into());
+    }
     for plan in plans {
         let [lhs, rhs] = &tensors;
         let run = |epilogue| matmul_with(recorder.client(), &problem, &plan, lhs, rhs, epilogue);

@@ -20,6 +20,18 @@ pub(crate) fn upload(recorder: &Recorder, values: &[f64], storage: Storage) -> B
     Buffer { handle, elements: values.len(), dtype: dtype(storage) }
 }
 
+/// As [`upload`], with `front` zeros before the values in their memory.
+pub(crate) fn upload_behind(
+    recorder: &Recorder,
+    front: usize,
+    values: &[f64],
+    storage: Storage,
+) -> Buffer {
+    let memory = upload(recorder, &[vec![0.0; front].as_slice(), values].concat(), storage);
+    let bytes = (front * storage.bytes()) as u64;
+    Buffer { handle: memory.handle.offset_start(bytes), elements: values.len(), ..memory }
+}
+
 /// A buffer of 32-bit integers.
 pub(crate) fn upload_integers(recorder: &Recorder, values: &[i32]) -> Buffer {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
