@@ -2,7 +2,7 @@
 //! `cargo run -p blackburn-simulator --example product -- kernel.ptx --product 256x256x512 --grid 4 --block 128
 //! --shared 229376 a,map=64x256x8/1024x128/64x128x1/128 b,map=64x256x8/1024x128/64x128x1/128 c 256 256 512`.
 //!
-//! `--product` is MxNxK, of `--kernel`, the first one of the PTX if it is left out. What stands alone is a parameter
+//! `--product` is `MxNxK`, of `--kernel`, the first one of the PTX if it is left out. What stands alone is a parameter
 //! of the kernel: a number of 32 bits, or one of the matrices: A of M rows and B of N rows of K elements, C of M rows
 //! of N. `a` is its address, `at` makes K rows of it, and `,map=SHAPE/STRIDES/BOX/SWIZZLE` makes a tensor map, the
 //! contiguous dimension first and strides in bytes. A and B are bf16; C too, or f32 with `--f32`. The kernel runs

@@ -242,7 +242,7 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
             );
         }
         tensor_fence_before();
-        if lane % 32 == 0 {
+        if UNIT_POS_PLANE == 0 {
             barrier_arrive(at.read + load::<u32>(half) * 8);
         }
         half ^= 1;

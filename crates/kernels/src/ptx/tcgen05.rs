@@ -1,4 +1,4 @@
-//! Matrix products of Blackwell's data-center GPUs (PTX ISA, "TensorCore 5th Generation Family Instructions"): one
+//! Matrix products of Blackwell's data-center GPUs (PTX ISA, "`TensorCore` 5th Generation Family Instructions"): one
 //! unit has 128 rows by n columns multiplied, both operands in shared memory, and the sums lie in tensor memory:
 //! 128 lanes of 512 columns of 32 bits, of which a cube asks for some.
 //!
