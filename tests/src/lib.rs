@@ -266,7 +266,8 @@ fn vulkan() -> Result<Device, String> {
     .into_iter()
     .find_map(|kind| Device::vulkan(kind).ok())
     .ok_or_else(|| {
-        "no Vulkan device: the loader (Debian: libvulkan1) or the driver's manifest is missing".into()
+        "no Vulkan device: the loader (Debian: libvulkan1) or the driver's manifest is missing"
+            .into()
     })
 }
 

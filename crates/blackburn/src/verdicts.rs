@@ -110,7 +110,7 @@ impl Record {
 
 /// The families on tensor cores, for each operation.
 fn pairs() -> impl Iterator<Item = (FamilyOp, Family)> {
-    let families = [Family::Wgmma, Family::Mma];
+    let families = [Family::Tcgen05, Family::Wgmma, Family::Mma];
     FamilyOp::ALL.into_iter().flat_map(move |op| families.map(|family| (op, family)))
 }
 

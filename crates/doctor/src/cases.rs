@@ -109,7 +109,7 @@ impl Steps {
 fn products(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
     const BATCHES: [&str; 5] = ["One", "Following", "SharedRhs", "One", "Heads"];
     let tiles = match family {
-        Family::Wgmma => 4,
+        Family::Tcgen05 | Family::Wgmma => 4,
         Family::Mma => 3,
         Family::Portable => 2,
     };

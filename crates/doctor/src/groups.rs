@@ -79,8 +79,9 @@ const MOST_WHEN_QUICK: usize = 2;
 
 fn families(op: &str) -> &'static [Family] {
     match op {
-        "matmul" | "conv" | "attention" => &Family::ALL,
-        "fp8_matmul" => &[Family::Wgmma, Family::Mma],
+        "matmul" => &Family::ALL,
+        "conv" | "attention" => &[Family::Wgmma, Family::Mma, Family::Portable],
+        "fp8_matmul" => &[Family::Tcgen05, Family::Wgmma, Family::Mma],
         _ => &[Family::Portable],
     }
 }

@@ -17,6 +17,8 @@ use std::{
 /// Which instructions multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
+    /// Products of Blackwell's data-center GPUs, whose sums lie in tensor memory.
+    Tcgen05,
     /// Hopper's asynchronous warpgroup products.
     Wgmma,
     /// Warp products of Ampere and later.
@@ -27,12 +29,13 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Wgmma, Self::Mma, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Tcgen05, Self::Wgmma, Self::Mma, Self::Portable];
 }
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Tcgen05 => "tcgen05",
             Self::Wgmma => "wgmma",
             Self::Mma => "mma",
             Self::Portable => "portable",
@@ -71,13 +74,13 @@ impl fmt::Display for FamilyOp {
 
 /// The families on tensor cores that a device is offered, for each operation. [`Family::Portable`] always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Families(u8);
+pub struct Families(u16);
 
 impl Families {
     /// None: ordinary arithmetic is left.
     pub const PORTABLE: Self = Self(0);
     /// All that the device has instructions for.
-    pub const ALL: Self = Self(u8::MAX);
+    pub const ALL: Self = Self(u16::MAX);
 
     /// These, and a family for an operation.
     #[must_use]
@@ -92,10 +95,11 @@ impl Families {
     }
 
     /// None for ordinary arithmetic.
-    fn bit(op: FamilyOp, family: Family) -> u8 {
+    fn bit(op: FamilyOp, family: Family) -> u16 {
         match family {
-            Family::Wgmma => 1 << (2 * op as u8),
-            Family::Mma => 2 << (2 * op as u8),
+            Family::Wgmma => 1 << (3 * op as u16),
+            Family::Mma => 2 << (3 * op as u16),
+            Family::Tcgen05 => 4 << (3 * op as u16),
             Family::Portable => 0,
         }
     }

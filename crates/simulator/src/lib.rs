@@ -39,21 +39,26 @@
 //!
 //! # What is known
 //!
-//! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and no others: arithmetic,
-//! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `mma.sync` and `wgmma`. An instruction
-//! that is not known is an error with its line. Atomic operations, clusters, local memory, functions and stores
-//! by the copy engine are not known: no kernel of ours has them.
+//! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and those of `tcgen05`: arithmetic,
+//! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `mma.sync`, `wgmma`,
+//! tensor memory and its products. An instruction that is not known is an error with its line. Atomic operations,
+//! clusters, local memory, functions and stores by the copy engine are not known: no kernel of ours has them.
+//!
+//! Of `tcgen05`: `alloc`, `dealloc` and `relinquish_alloc_permit`; `mma` of one block with both operands in shared
+//! memory, in `kind::f16`, `kind::tf32` and `kind::f8f6f4` (E4M3 and E5M2) with sums in f32; `commit`; `ld` and `st` as
+//! `16x256b` and `32x32b`, with their waits and fences. Pairs of blocks, operands in tensor memory, scales of blocks,
+//! sparse operands, whole numbers and `cp` are not known.
 //!
 //! # What is reported
 //!
 //! | [`FaultKind`] | what it means here |
 //! |---|---|
 //! | `OutOfBounds`, `Misaligned` | an access outside what the launch was given, or at an odd place |
-//! | `Uninitialized` | a value that nobody wrote reaches global memory, an address, a branch or a count; shared memory and buffers begin unwritten |
-//! | `Race` | accesses to shared memory that no barrier orders, registers of a product under way, copies that nobody waited for |
+//! | `Uninitialized` | a value that nobody wrote reaches global memory, an address, a branch or a count; shared memory, tensor memory and buffers begin unwritten |
+//! | `Race` | accesses to shared or tensor memory that no barrier orders, tensor memory without `tcgen05.fence::after_thread_sync` behind the barrier, registers of a product or load under way, copies that nobody waited for |
 //! | `ProxyFence` | the copy engine or a product meets what threads wrote, without a fence between the proxies |
 //! | `Deadlock`, `Runaway` | nothing can go on, or it never ends |
-//! | `Misuse` | a barrier with more arrivals than it was made for, a descriptor with undefined bits, threads that part where they have to be together |
+//! | `Misuse` | a barrier with more arrivals than it was made for, a descriptor with undefined bits, threads that part where they have to be together, a warp outside its lanes of tensor memory, columns in use at a block's end |
 //!
 //! Each is told with kernel, line of the PTX, block and thread.
 //!
@@ -74,6 +79,11 @@
 //! - A group of products is done for all four warps of a warpgroup when one of them has waited for it. Pipelines
 //!   that let one thread of a warpgroup give memory back count on that.
 //! - Accumulators of a product under way may be moved to other registers, which the compiler does in name only.
+//! - Products of `tcgen05` land in the order in which a warp issued them, and one warp's products are issued and
+//!   committed by one lane. A commit tells what its thread knew of others' accesses, but not its own.
+//! - `elect.sync` elects the same lane of a block each time; which one, the schedule draws. So does it with the columns
+//!   that an allocation gets. One that would have to wait is a deadlock, for blocks run alone.
+//! - Behind a barrier for copied blocks a product needs no `tcgen05.fence`: it orders tensor memory alone.
 //! - Registers are not counted, nor are cycles.
 //! - Races between blocks, in global memory, are not looked for; within a warp, a write behind another lane's
 //!   read is not either.

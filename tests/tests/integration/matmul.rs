@@ -77,10 +77,8 @@ fn plans(client: &Client, problem: &MatmulProblem) -> Vec<MatmulBlueprint> {
 fn precision(plan: &MatmulBlueprint, operands: ElemType, out: Storage) -> MatmulPrecision {
     match plan.family {
         Family::Portable => MatmulPrecision::exact(out),
-        Family::Mma | Family::Wgmma if operands == dtype(Storage::F32) => {
-            MatmulPrecision::tf32().with_out(out)
-        }
-        Family::Mma | Family::Wgmma => MatmulPrecision::tensor_core(out),
+        _ if operands == dtype(Storage::F32) => MatmulPrecision::tf32().with_out(out),
+        _ => MatmulPrecision::tensor_core(out),
     }
 }
 

@@ -82,14 +82,15 @@ impl Instructions {
     }
 }
 
-/// The function that an instruction calls. ptxas also writes calls within a kernel: to a label of its code,
-/// and to the rare cases of a division or root, which it appends to the kernel.
+/// The function that an instruction calls. ptxas also writes calls within a kernel: to a label of its code, to
+/// the rare cases of a division or root, and to traps of what it checks of tensor memory, which it appends to the
+/// kernel.
 fn called(target: &str) -> Option<&str> {
     let name = target.trim_matches(['`', '(', ')', ';']);
     let is_within = name.starts_with(".L_")
         || name.starts_with("$__internal_")
             && name.contains("$__cuda_sm")
-            && name.ends_with("_slowpath");
+            && (name.ends_with("_slowpath") || name.contains("_tcgen05_guardrail_trap_"));
     (!is_within).then_some(name)
 }
 
@@ -153,6 +154,7 @@ mod tests {
     #[test]
     fn what_ptxas_calls_within_a_kernel_is_no_call() {
         let within = "/*1e30*/ @P0 CALL.REL.NOINC `(.L_x_3) ;\n\
+                      /*0480*/ CALL.REL.NOINC `($__internal_1_$__cuda_sm10x_tcgen05_guardrail_trap_phase_invalid_during_alloc) ;\n\
                       /*0110*/ CALL.REL.NOINC `($__internal_0_$__cuda_sm3x_div_rn_noftz_f32_slowpath) ;";
         assert_eq!(calls(within), Vec::<String>::new());
     }

@@ -10,7 +10,7 @@ use blackburn_kernels::{
 pub(super) fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
     let of_family: Vec<(Options, usize)> = match family {
         Family::Portable => PORTABLE.to_vec(),
-        Family::Mma | Family::Wgmma => ON_TENSOR_CORES
+        _ => ON_TENSOR_CORES
             .into_iter()
             .flat_map(|(options, heads)| heads.iter().map(move |head| (options, *head)))
             .collect(),

@@ -227,7 +227,7 @@ fn family(plan: &ConvBlueprint) -> Family {
 fn precision(family: Family, storage: Storage) -> MatmulPrecision {
     match family {
         Family::Portable => MatmulPrecision::exact(storage),
-        Family::Mma | Family::Wgmma if storage == Storage::F32 => MatmulPrecision::tf32(),
-        Family::Mma | Family::Wgmma => MatmulPrecision::tensor_core(storage),
+        _ if storage == Storage::F32 => MatmulPrecision::tf32(),
+        _ => MatmulPrecision::tensor_core(storage),
     }
 }

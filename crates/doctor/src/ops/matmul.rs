@@ -224,8 +224,8 @@ fn no_plan() -> Stop {
 fn precision(plan: &MatmulBlueprint, operands: Storage) -> MatmulPrecision {
     match plan.family {
         Family::Portable => MatmulPrecision::exact(Storage::F32),
-        Family::Mma | Family::Wgmma if operands == Storage::F32 => MatmulPrecision::tf32(),
-        Family::Mma | Family::Wgmma => MatmulPrecision::tensor_core(Storage::F32),
+        _ if operands == Storage::F32 => MatmulPrecision::tf32(),
+        _ => MatmulPrecision::tensor_core(Storage::F32),
     }
 }
 

@@ -245,6 +245,8 @@ impl AttentionBlueprint {
                 ),
                 row_terms,
             ],
+            // No plan is of it.
+            Family::Tcgen05 => Vec::new(),
             Family::Portable if self.split => vec![
                 ("attention_decode", Promise::registers(MOST)),
                 ("attention_merge", Promise::registers(MOST)),

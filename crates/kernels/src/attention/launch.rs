@@ -50,7 +50,6 @@ pub fn attention_forward_with(
         Family::Wgmma => wgmma_launch::forward(&call, blueprint, &output)?,
         #[cfg(feature = "cuda")]
         Family::Mma => mma_launch::forward(&call, blueprint, &output)?,
-        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the forward pass by {other:?}"))),
     }
     Ok(output)
@@ -119,7 +118,6 @@ pub fn attention_backward_with(
         Family::Wgmma => wgmma_launch::backward(&call, result, &gradients)?,
         #[cfg(feature = "cuda")]
         Family::Mma => mma_launch::backward(&call, blueprint, result, &gradients)?,
-        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the backward pass by {other:?}"))),
     }
     Ok(gradients)

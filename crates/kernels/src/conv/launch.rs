@@ -73,7 +73,6 @@ pub fn conv_with(
                 Family::Mma => super::tensor_core::launch(&call, plan),
                 #[cfg(feature = "cuda")]
                 Family::Wgmma => super::bulk::launch(&call, plan),
-                #[cfg(not(feature = "cuda"))]
                 other => unsupported(format!("an implicit product by {other:?}")),
             }
         }

@@ -1,7 +1,6 @@
 use super::{
     Epilogue, F32Precision, MatmulProblem, Operand,
-    budget::{mma_bytes, most_stages, wgmma_bytes},
-    few_rows::MOST_ROWS,
+    budget::{mma_bytes, most_stages, tcgen05_bytes, wgmma_bytes},
     memo::Memo,
     problem::OP,
 };
@@ -128,7 +127,8 @@ impl MatmulBlueprint {
 
     /// Whether the registers beside the sums hold what the epilogue computes.
     pub(super) fn suits(&self, epilogue: &Epilogue) -> bool {
-        !epilogue.needs_registers() || self.splits > 1 || self.tile_n <= 128
+        let holds_all_sums = self.family != Family::Tcgen05;
+        !epilogue.needs_registers() || self.splits > 1 || self.tile_n <= 128 || !holds_all_sums
     }
 
     /// What the kernels of this plan promise.
@@ -141,6 +141,11 @@ impl MatmulBlueprint {
             Family::Wgmma => {
                 let instruction = if in_8_bits { "QGMMA" } else { "HGMMA" };
                 ("matmul_wgmma", Promise::tensor_core(instruction, 168))
+            }
+            // One cube of 256 units a multiprocessor.
+            Family::Tcgen05 => {
+                let instruction = if in_8_bits { "UTCQMMA" } else { "UTCHMMA" };
+                ("matmul_tcgen05", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
             }
             Family::Mma => {
                 let instruction = if in_8_bits { "QMMA" } else { "HMMA" };
@@ -185,6 +190,11 @@ impl MatmulBlueprint {
                     tiles.extend(Self::staged(Family::Wgmma, 128, tile_n, device));
                 }
             }
+            if matches!(capability, 100 | 103) && device.is_offered(op, Family::Tcgen05) {
+                for tile_n in [256, 192, 128, 64] {
+                    tiles.extend(Self::staged(Family::Tcgen05, 128, tile_n, device));
+                }
+            }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
                     tiles.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
@@ -207,35 +217,6 @@ impl MatmulBlueprint {
         plans
     }
 
-    /// Those for products of few rows: they come first, and are taken where memory decides.
-    fn of_few_rows(problem: &MatmulProblem) -> Vec<Self> {
-        /// Cubes along z, where batches lie, that every device launches.
-        const MOST_BATCHES: usize = 65_535;
-        let is_served = problem.m <= MOST_ROWS && problem.batches() <= MOST_BATCHES;
-        if !is_served || problem.lhs.dtype.size() == 1 {
-            return Vec::new();
-        }
-        let tile = Self {
-            family: Family::Portable,
-            tile_m: problem.m.next_power_of_two(),
-            tile_n: 64,
-            stages: 1,
-            splits: 1,
-            promotion: 0,
-        };
-        vec![tile, Self { tile_n: 16, ..tile }]
-    }
-
-    /// Whether the units of a cube share the sums of few rows.
-    pub(super) fn has_few_rows(&self) -> bool {
-        self.family == Family::Portable && self.tile_m <= MOST_ROWS
-    }
-
-    /// Units of a cube that share the sums of few rows. Software devices and WebGPU have less.
-    pub(super) fn units_of_few_rows(device: DeviceProfile) -> usize {
-        if device.compute_capability.is_some() { 512 } else { 256 }
-    }
-
     /// Whether tensor cores would serve the problem on that device, by families of which none is offered there.
     pub fn waits_for_proof(problem: &MatmulProblem, device: DeviceProfile) -> bool {
         let on_tensor_cores = |families| {
@@ -255,6 +236,9 @@ impl MatmulBlueprint {
         let stages = match family {
             Family::Wgmma => {
                 most_stages(6, device.shared_bytes, |stages| wgmma_bytes(tile_m, tile_n, stages))
+            }
+            Family::Tcgen05 => {
+                most_stages(6, device.shared_bytes, |stages| tcgen05_bytes(tile_m, tile_n, stages))
             }
             _ => most_stages(4, device.shared_bytes, |stages| mma_bytes(tile_m, tile_n, stages)),
         };
@@ -423,11 +407,15 @@ mod tests {
         };
         let mma = Families::PORTABLE.with(FamilyOp::Matmul, Family::Mma);
         let other = Families::PORTABLE.with(FamilyOp::Fp8Matmul, Family::Mma);
-        for capability in [80, 89, 100, 120] {
+        for capability in [80, 89, 100, 103, 120] {
             assert_eq!(families(Families::PORTABLE, capability), [Family::Portable]);
             assert_eq!(families(other, capability), [Family::Portable]);
             assert_eq!(families(mma, capability), [Family::Mma, Family::Portable]);
-            assert_eq!(families(Families::ALL, capability), [Family::Mma, Family::Portable]);
+            let all = families(Families::ALL, capability);
+            match capability {
+                100 | 103 => assert_eq!(all, [Family::Tcgen05, Family::Mma, Family::Portable]),
+                _ => assert_eq!(all, [Family::Mma, Family::Portable]),
+            }
         }
         assert_eq!(families(mma, 90), [Family::Mma, Family::Portable]);
         let waits = |families, compute_capability| {
@@ -437,7 +425,8 @@ mod tests {
         assert!(waits(Families::PORTABLE, Some(89)) && waits(other, Some(89)));
         assert!(!waits(mma, Some(89)) && !waits(Families::ALL, Some(90)));
         assert!(!waits(Families::PORTABLE, None));
-        assert_eq!(families(Families::ALL, 90), Family::ALL);
+        let of_hopper = [Family::Wgmma, Family::Mma, Family::Portable];
+        assert_eq!(families(Families::ALL, 90), of_hopper);
     }
 
     #[test]

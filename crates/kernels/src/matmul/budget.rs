@@ -22,6 +22,12 @@ pub(crate) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> 
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * bias_bytes(tile_n)
 }
 
+/// Of the `tcgen05` family: the ring, two barriers a stage, two for each place of sums, the address of tensor memory,
+/// and the bias of a tile.
+pub(crate) const fn tcgen05_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * 16 + 16 + bias_bytes(tile_n)
+}
+
 /// As many stages as fit, up to `most`; `None` where a ring of two does not.
 pub(crate) fn most_stages(
     most: usize,

@@ -49,6 +49,11 @@ impl MatmulBlueprint {
         // Multiply-adds of 16-bit operands a cycle, and the share of them that a tile reaches.
         let byte_speed = 2.0 / problem.lhs.dtype.size() as f64;
         let (macs_cycle, cubes_per_multiprocessor) = match (self.family, self.tile_n) {
+            // Twice Hopper's, as data sheets have it: nobody has measured these kernels.
+            (Family::Tcgen05, 256) => (8192.0 * byte_speed, 1.0),
+            (Family::Tcgen05, 192) => (8000.0 * byte_speed, 1.0),
+            (Family::Tcgen05, 128) => (6800.0 * byte_speed, 1.0),
+            (Family::Tcgen05, _) => (4000.0 * byte_speed, 1.0),
             (Family::Wgmma, 256) => (4096.0 * byte_speed, 1.0),
             (Family::Wgmma, 192) => (4000.0 * byte_speed, 1.0),
             (Family::Wgmma, 128) => (3400.0 * byte_speed, 1.0),

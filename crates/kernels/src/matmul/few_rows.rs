@@ -3,9 +3,11 @@
 //! units share their sums.
 
 use super::{
+    MatmulBlueprint, MatmulProblem,
     epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish},
     portable::{StridedOperand, Strides},
 };
+use crate::{DeviceProfile, Family};
 use cubecl::prelude::*;
 
 /// Rows beyond which tiles serve better.
@@ -25,6 +27,37 @@ pub(crate) struct FewRowsBlueprint {
     /// Whether vectors of the right operand lie along k, and those of the left operand too; else they lie along
     /// the columns of the output, and the left operand has vectors of one.
     pub(crate) along_k: bool,
+}
+
+impl MatmulBlueprint {
+    /// Those for products of few rows: they come first, and are taken where memory decides.
+    pub(super) fn of_few_rows(problem: &MatmulProblem) -> Vec<Self> {
+        /// Cubes along z, where batches lie, that every device launches.
+        const MOST_BATCHES: usize = 65_535;
+        let is_served = problem.m <= MOST_ROWS && problem.batches() <= MOST_BATCHES;
+        if !is_served || problem.lhs.dtype.size() == 1 {
+            return Vec::new();
+        }
+        let tile = Self {
+            family: Family::Portable,
+            tile_m: problem.m.next_power_of_two(),
+            tile_n: 64,
+            stages: 1,
+            splits: 1,
+            promotion: 0,
+        };
+        vec![tile, Self { tile_n: 16, ..tile }]
+    }
+
+    /// Whether the units of a cube share the sums of few rows.
+    pub(super) fn has_few_rows(&self) -> bool {
+        self.family == Family::Portable && self.tile_m <= MOST_ROWS
+    }
+
+    /// Units of a cube that share the sums of few rows. Software devices and WebGPU have less.
+    pub(super) fn units_of_few_rows(device: DeviceProfile) -> usize {
+        if device.compute_capability.is_some() { 512 } else { 256 }
+    }
 }
 
 impl FewRowsBlueprint {

@@ -74,11 +74,11 @@ pub fn matmul_with(
             launch_portable(client, problem, blueprint, [lhs, rhs], epilogue, &output)?;
         }
         #[cfg(feature = "cuda")]
-        Family::Wgmma | Family::Mma => {
+        Family::Tcgen05 | Family::Wgmma | Family::Mma => {
             super::tensor_core::launch(client, problem, blueprint, [lhs, rhs], epilogue, &output)?;
         }
         #[cfg(not(feature = "cuda"))]
-        Family::Wgmma | Family::Mma => {
+        Family::Tcgen05 | Family::Wgmma | Family::Mma => {
             return Err(KernelError::Unsupported {
                 op: OP,
                 reason: format!("{:?} needs a CUDA device", blueprint.family),

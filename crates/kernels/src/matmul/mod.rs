@@ -64,6 +64,8 @@ mod split;
 #[cfg(feature = "cuda")]
 mod store;
 #[cfg(feature = "cuda")]
+mod tcgen05;
+#[cfg(feature = "cuda")]
 mod tensor_core;
 mod tune;
 pub mod variants;

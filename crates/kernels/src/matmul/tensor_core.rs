@@ -9,6 +9,7 @@ use super::{
     ring::{MmaBlueprint, UNITS},
     split::sum_splits,
     store::StoreWidth,
+    tcgen05::{self, Tcgen05Blueprint, matmul_tcgen05_kernel},
     wgmma::{self, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
     work::{ExtentLaunch, LastMatrixLaunch, extent},
 };
@@ -109,6 +110,7 @@ impl Launch<'_> {
     fn product(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
         match self.blueprint.family {
             Family::Wgmma => self.wgmma(epilogue, output),
+            Family::Tcgen05 => self.tcgen05(epilogue, output),
             _ => self.mma(epilogue, output),
         }
     }
@@ -134,17 +136,53 @@ impl Launch<'_> {
         }
     }
 
+    fn bulk_operands(&self) -> WgmmaOperands {
+        WgmmaOperands {
+            n: self.blueprint.tile_n,
+            lhs: self.types[0],
+            rhs: self.types[1],
+            lhs_k_major: self.lhs.k_major,
+            rhs_k_major: self.rhs.k_major,
+        }
+    }
+
+    fn tcgen05(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let kernel = Tcgen05Blueprint {
+            operands: self.bulk_operands(),
+            block_k: (crate::ptx::ROW_BYTES / self.problem.lhs.dtype.size()) as u32,
+            stages: self.blueprint.stages as u32,
+            batched: self.problem.batches() > 1,
+            store,
+        };
+        let device = DeviceProfile::of(self.client);
+        self.check_shared_memory(kernel.shared_bytes(), device)?;
+        let cubes = self.cubes().min(device.multiprocessors) as u32;
+        // SAFETY: as in `wgmma`.
+        unsafe {
+            matmul_tcgen05_kernel::launch_unchecked(
+                self.client,
+                CubeCount::Static(cubes, 1, 1),
+                CubeDim::new_1d(tcgen05::UNITS),
+                self.operand_map(&self.lhs, tcgen05::TILE_M),
+                self.operand_map(&self.rhs, self.blueprint.tile_n),
+                epilogue.args(&self.lhs.memory),
+                output.args(),
+                self.extent(device),
+                self.last_matrix(),
+                kernel,
+                [output.out.dtype, stored],
+                [width, tcgen05::PART_REGISTERS],
+            );
+        }
+        Ok(())
+    }
+
     fn wgmma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
         let tile_n = self.blueprint.tile_n;
         let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
         let kernel = WgmmaBlueprint {
-            operands: WgmmaOperands {
-                n: tile_n,
-                lhs: self.types[0],
-                rhs: self.types[1],
-                lhs_k_major: self.lhs.k_major,
-                rhs_k_major: self.rhs.k_major,
-            },
+            operands: self.bulk_operands(),
             block_k: (crate::ptx::ROW_BYTES / self.problem.lhs.dtype.size()) as u32,
             stages: self.blueprint.stages as u32,
             batched: self.problem.batches() > 1,

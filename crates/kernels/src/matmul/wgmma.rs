@@ -102,23 +102,28 @@ pub(crate) trait BulkBlocks {
 
 /// Blocks of matrices.
 #[derive(CubeType)]
-struct MatrixBlocks {
-    lhs: u64,
-    rhs: u64,
-    inner_batches: u32,
-    last_matrix: LastMatrix,
+pub(super) struct MatrixBlocks {
+    pub(super) lhs: u64,
+    pub(super) rhs: u64,
+    pub(super) inner_batches: u32,
+    pub(super) last_matrix: LastMatrix,
     #[cube(comptime)]
-    blueprint: WgmmaBlueprint,
+    pub(super) operands: WgmmaOperands,
+    /// k of a block of 128 bytes.
+    #[cube(comptime)]
+    pub(super) block_k: u32,
+    #[cube(comptime)]
+    pub(super) batched: bool,
 }
 
 #[cube]
 impl BulkBlocks for MatrixBlocks {
     fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32) {
-        let (blueprint, operands) = comptime!((self.blueprint, self.blueprint.operands));
+        let (operands, batched) = comptime!((self.operands, self.batched));
         let last = &self.last_matrix;
         let outer = work.batch / self.inner_batches;
         let inner = work.batch % self.inner_batches;
-        let k = block * comptime!(blueprint.block_k);
+        let k = block * comptime!(self.block_k);
         load_operand(
             stage,
             self.lhs,
@@ -129,7 +134,7 @@ impl BulkBlocks for MatrixBlocks {
             barrier,
             TILE_M,
             comptime!(operands.lhs_k_major),
-            comptime!(blueprint.batched),
+            batched,
         );
         load_operand(
             stage + comptime!((TILE_M * ROW_BYTES) as u32),
@@ -141,7 +146,7 @@ impl BulkBlocks for MatrixBlocks {
             barrier,
             comptime!(operands.n),
             comptime!(operands.rhs_k_major),
-            comptime!(blueprint.batched),
+            batched,
         );
     }
 }
@@ -308,7 +313,9 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         rhs: tensor_map_address::<u32, Tiled>(rhs),
         inner_batches: extent.inner_batches,
         last_matrix,
-        blueprint,
+        operands: comptime!(blueprint.operands),
+        block_k: comptime!(blueprint.block_k),
+        batched: comptime!(blueprint.batched),
     };
     persistent_product::<MatrixBlocks, O, S, W, R>(&blocks, epilogue, outputs, &extent, blueprint);
 }

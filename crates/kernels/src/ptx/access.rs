@@ -12,6 +12,14 @@ pub(crate) fn load_shared_pair(address: u32) -> Vector<f32, Const<2>> {
     pair
 }
 
+/// A word of shared memory.
+#[cube]
+pub(crate) fn load_shared_word(address: u32) -> u32 {
+    let word: u32;
+    gpu_asm!("ld.shared.b32 {w}, [{a}];", w = out(_) word, a = in(_) load::<u32>(address));
+    word
+}
+
 /// Writes a word of shared memory.
 #[cube]
 pub(crate) fn store_shared_word(address: u32, word: u32) {

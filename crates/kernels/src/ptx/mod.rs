@@ -8,9 +8,10 @@
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
 //! | [`math`] | `sqrt.approx`, `div.approx` | every one |
 //! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89` |
+//! | [`tcgen05`] | `tcgen05.mma` and tensor memory | `sm_100a`, `sm_103a` |
 //! | [`wgmma`], [`wgmma_sums`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
 //!
-//! Both families of matrix instructions find their operands in shared memory in rows of 128 bytes,
+//! All families of matrix instructions find their operands in shared memory in rows of 128 bytes,
 //! whose eight chunks of 16 bytes are permuted: chunk c of row r lies at c xor (r mod 8), TMA's
 //! 128-byte swizzle. Eight rows of a column of chunks then lie in different banks.
 //!
@@ -23,6 +24,7 @@ pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod math;
 pub(crate) mod mma;
+pub(crate) mod tcgen05;
 pub(crate) mod wgmma;
 pub(crate) mod wgmma_sums;
 

@@ -48,7 +48,7 @@ impl WgmmaOperands {
 
     /// How far the descriptor of an operand moves to the next 32 bytes of k, in 16 bytes: along the
     /// row, or 16 rows down.
-    fn step(k_major: bool) -> usize {
+    pub(super) fn step(k_major: bool) -> usize {
         if k_major { 32 / 16 } else { 16 * ROW_BYTES / 16 }
     }
 }

@@ -28,10 +28,19 @@ pub(crate) enum Fault {
     FlippedTransposition,
     MatrixAddress,
     BoxCoordinate,
+    VersionBit,
+    ColumnsBit,
+    TypeBit,
+    MajorBit,
+    FlippedAccumulation,
+    DroppedTensorWait,
+    FewerTensorColumns,
+    DroppedTensorFree,
+    TensorColumn,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::DroppedBlockBarrier,
         Self::DroppedFence,
         Self::DroppedCopyWait,
@@ -53,6 +62,15 @@ impl Fault {
         Self::FlippedTransposition,
         Self::MatrixAddress,
         Self::BoxCoordinate,
+        Self::VersionBit,
+        Self::ColumnsBit,
+        Self::TypeBit,
+        Self::MajorBit,
+        Self::FlippedAccumulation,
+        Self::DroppedTensorWait,
+        Self::FewerTensorColumns,
+        Self::DroppedTensorFree,
+        Self::TensorColumn,
     ];
 
     /// The statement with the fault, if it is one that can have it.
@@ -77,14 +95,30 @@ impl Fault {
         };
         let descriptor = |bit: u32| {
             // Operand B; A may lie in registers.
-            if !is("wgmma.mma_async") {
+            if !is("wgmma.mma_async") && !is("tcgen05.mma") {
                 return None;
             }
             changed(2, "b64", &format!("xor.b64 planted, OLD, {:#x}", 1_u64 << bit))
         };
+        let instruction = |bit: u32| {
+            if !is("tcgen05.mma") {
+                return None;
+            }
+            changed(3, "b32", &format!("xor.b32 planted, OLD, {:#x}", 1_u32 << bit))
+        };
+        // An address with another offset.
+        let moved = |place: usize, by: i64| {
+            let mut new = operands.clone();
+            let wrong = operands.get(place)?.trim_end().strip_suffix(']')?;
+            let (base, offset) = wrong.split_once('+').unwrap_or((wrong, "0"));
+            let offset: i64 = offset.trim().parse().ok()?;
+            let address = format!("{base}+ {}]", offset + by);
+            new[place] = &address;
+            Some(format!("{opcode} {};", new.join(", ")))
+        };
         match self {
             Self::DroppedBlockBarrier => dropped(is("bar.sync")),
-            Self::DroppedFence => dropped(is("fence.") || is("wgmma.fence")),
+            Self::DroppedFence => dropped(is("fence.") || is("wgmma.fence") || is("tcgen05.fence")),
             Self::DroppedCopyWait => dropped(is("cp.async.wait")),
             Self::LooserCopyWait if is("cp.async.wait_group") => {
                 Some(format!("cp.async.wait_group {};", number(0)? + 1))
@@ -109,7 +143,9 @@ impl Fault {
             Self::MoreArrivalsExpected if is("mbarrier.init") => {
                 changed(1, "b32", "add.s32 planted, OLD, 1")
             }
-            Self::DroppedCommit => dropped(is("cp.async.commit_group") || is("wgmma.commit_group")),
+            Self::DroppedCommit => dropped(
+                is("cp.async.commit_group") || is("wgmma.commit_group") || is("tcgen05.commit"),
+            ),
             Self::DroppedCopy => dropped(is("cp.async.c") && operands.len() == 4),
             Self::SwizzleBit => descriptor(62),
             Self::StrideBit => descriptor(38),
@@ -120,15 +156,20 @@ impl Fault {
             } else {
                 statement.replacen(".shared", ".trans.shared", 1)
             }),
-            Self::MatrixAddress if is("ldmatrix") => {
-                let mut new = operands.clone();
-                let wrong = operands.get(1)?.trim_end().strip_suffix(']')?;
-                let (base, offset) = wrong.split_once('+').unwrap_or((wrong, "0"));
-                let offset: i64 = offset.trim().parse().ok()?;
-                let address = format!("{base}+ {}]", offset + 16);
-                new[1] = &address;
-                Some(format!("{opcode} {};", new.join(", ")))
+            Self::MatrixAddress if is("ldmatrix") => moved(1, 16),
+            Self::VersionBit if is("tcgen05.mma") => descriptor(46),
+            Self::ColumnsBit => instruction(18),
+            Self::TypeBit => instruction(7),
+            Self::MajorBit => instruction(16),
+            Self::FlippedAccumulation if is("tcgen05.mma") => {
+                changed(4, "pred", "not.pred planted, OLD")
             }
+            Self::DroppedTensorWait => dropped(is("tcgen05.wait")),
+            Self::FewerTensorColumns if is("tcgen05.alloc") => {
+                changed(1, "b32", "shr.u32 planted, OLD, 1")
+            }
+            Self::DroppedTensorFree => dropped(is("tcgen05.dealloc")),
+            Self::TensorColumn if is("tcgen05.ld") => moved(1, 8),
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
                 let source = operands.get(1)?;
                 let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();

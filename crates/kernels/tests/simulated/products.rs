@@ -25,7 +25,30 @@ pub(super) fn cases() -> Vec<Case> {
     let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
     // With two multiprocessors a block goes on to another tile, with its ring and its barriers as they are.
     let small = Gpu { multiprocessors: 2, ..hopper };
+    // Datacenter Blackwell, with as few multiprocessors.
+    let blackwell = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
     vec![
+        case("matmul_tcgen05_is_exact", blackwell, true, |recorder| {
+            numbers(recorder, Product { family: Family::Tcgen05, ..PRODUCT })
+        }),
+        case("matmul_tcgen05_of_several_tiles_a_block_is_exact", blackwell, true, |recorder| {
+            numbers(recorder, Product { family: Family::Tcgen05, sizes: MANY, ..PRODUCT })
+        }),
+        case("matmul_tcgen05_with_every_epilogue_is_exact", blackwell, false, |recorder| {
+            epilogues(recorder, Family::Tcgen05, Splits::Without)
+        }),
+        case("matmul_tcgen05_by_every_plan_and_layout_is_exact", blackwell, false, |recorder| {
+            every_layout(recorder, Family::Tcgen05)
+        }),
+        case(
+            "matmul_tcgen05_in_splits_with_every_epilogue_is_exact",
+            blackwell,
+            false,
+            |recorder| epilogues(recorder, Family::Tcgen05, Splits::Two),
+        ),
+        case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
+            fp8(recorder, Family::Tcgen05, 0)
+        }),
         case("matmul_mma_is_exact", ampere, true, |recorder| {
             numbers(recorder, Product { family: Family::Mma, ..PRODUCT })
         }),
@@ -63,9 +86,11 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_wgmma_in_tf32_is_exact", small, false, |recorder| {
             numbers(recorder, Product { sizes: [147, 203, 616], ..TF32 })
         }),
-        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| fp8(recorder, 0)),
+        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| {
+            fp8(recorder, Family::Wgmma, 0)
+        }),
         case("matmul_wgmma_in_fp8_with_promotion_is_exact", small, false, |recorder| {
-            fp8(recorder, 1)
+            fp8(recorder, Family::Wgmma, 1)
         }),
         case("matmul_wgmma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
             every_layout(recorder, Family::Wgmma)
@@ -77,6 +102,8 @@ pub(super) fn cases() -> Vec<Case> {
 const SIZES: [usize; 3] = [147, 203, 216];
 /// More blocks of k than are held at once.
 const DEEP: [usize; 3] = [147, 203, 1080];
+/// Enough tiles that two blocks have both places of their sums in use more than once.
+const MANY: [usize; 3] = [300, 331, 472];
 
 /// A product and by which plans.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +288,7 @@ fn epilogues(recorder: &Recorder, family: Family, splits: Splits) -> Result<(), 
 }
 
 /// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
-fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
+fn fp8(recorder: &Recorder, family: Family, promotion: usize) -> Result<(), Failed> {
     let float = |kind| ElemType::Float(kind);
     let operands =
         Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
@@ -276,9 +303,9 @@ fn fp8(recorder: &Recorder, promotion: usize) -> Result<(), Failed> {
     let plans = MatmulBlueprint::candidates(&problem, recorder.client());
     let plan = plans
         .into_iter()
-        .filter(|plan| plan.family == Family::Wgmma && plan.splits == 1)
+        .filter(|plan| plan.family == family && plan.splits == 1)
         .min_by_key(|plan| plan.tile_n)
-        .ok_or("no plan by Hopper's products")?;
+        .ok_or("no plan by the family")?;
     let plan = MatmulBlueprint { promotion, ..plan };
     let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
     let expected = operands.expected(&vec![0.0; problem.n]);

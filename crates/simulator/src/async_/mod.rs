@@ -1,10 +1,12 @@
-//! What goes on while threads do: copies, the barriers that count them, and products of warpgroups.
+//! What goes on while threads do: copies, the barriers that count them, and products.
 
 mod barrier;
 mod bulk;
 mod copies;
 mod im2col;
+mod operand;
 mod products;
+mod tcgen05;
 mod tensor_map;
 
 pub(crate) use barrier::Barriers;
@@ -12,4 +14,7 @@ pub(crate) use bulk::BulkCopy;
 pub(crate) use copies::{Copies, Copy16};
 pub use im2col::Im2col;
 pub(crate) use products::{Product, Products};
+pub(crate) use tcgen05::{
+    TensorProduct, TensorWork, Transfer, TransferRegisters, TransferShape, Transfers, stored_words,
+};
 pub use tensor_map::{CopyBox, Swizzle, TensorMap};

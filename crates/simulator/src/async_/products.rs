@@ -6,12 +6,13 @@
 //! it when it keeps them in place: such a move is done when the product is. Every other access to them is an
 //! error.
 
+use super::operand::{OperandRows, Tile};
 use crate::{
     error::Outcome,
     machine::Block,
     machine::Registers,
     ptx::{Operand, Reg},
-    tensor::{Descriptor, Element, WgmmaShape, accumulate, fragment_place},
+    tensor::{Descriptor, WgmmaShape, accumulate, fragment_place},
 };
 use std::collections::VecDeque;
 
@@ -30,69 +31,34 @@ pub(crate) struct Product {
     pub(crate) quarter: u64,
 }
 
-/// Rows of k elements, and whether each row is known.
-struct Tile {
-    values: Vec<f32>,
-    known: Vec<bool>,
-}
-
 impl Product {
     fn k(&self) -> usize {
         32 / self.shape.a.bytes()
     }
 
-    /// The addresses of the 16 bytes that make up `rows` rows of an operand from `first` on.
-    pub(crate) fn addresses(
-        descriptor: Descriptor,
-        rows: std::ops::Range<u64>,
-        transposed: bool,
-    ) -> impl Iterator<Item = u64> {
-        let (first, end) = (rows.start, rows.end);
-        let parts = if transposed { (end - first) / 8 * 16 } else { (end - first) * 2 };
-        (0..parts).map(move |part| {
-            if transposed {
-                descriptor.across_k(first + part / 16 * 8, part % 16)
-            } else {
-                descriptor.along_k(first + part / 2, part % 2 * 16)
-            }
-        })
-    }
-
     /// The rows of A that this warp multiplies.
-    pub(crate) fn rows(&self) -> std::ops::Range<u64> {
+    fn rows(&self) -> std::ops::Range<u64> {
         16 * self.quarter..16 * self.quarter + 16
     }
 
-    fn tile(
-        &self,
-        block: &Block<'_>,
-        descriptor: Descriptor,
-        element: Element,
-        rows: std::ops::Range<u64>,
-        transposed: bool,
-    ) -> Outcome<Tile> {
-        let k = self.k();
-        let count = (rows.end - rows.start) as usize;
-        let mut tile = Tile { values: vec![0.0; count * k], known: vec![true; count] };
-        let mut bytes = [0; 16];
-        let mut values = [0.0; 16];
-        let in_part = 16 / element.bytes();
-        for (part, address) in Self::addresses(descriptor, rows, transposed).enumerate() {
-            let known = block.shared.read(address, &mut bytes)?;
-            element.decode(&bytes, &mut values[..in_part]);
-            if transposed {
-                let (first, at) = (part / 16 * 8, part % 16);
-                for (row, value) in values[..8].iter().enumerate() {
-                    tile.values[(first + row) * k + at] = *value;
-                    tile.known[first + row] &= known;
-                }
-            } else {
-                let (row, at) = (part / 2, part % 2 * in_part);
-                tile.values[row * k + at..][..in_part].copy_from_slice(&values[..in_part]);
-                tile.known[row] &= known;
-            }
+    /// The rows of A that this warp multiplies, if they lie in shared memory.
+    pub(crate) fn lhs(&self) -> Option<OperandRows> {
+        self.a.as_ref().err().map(|descriptor| self.lhs_at(*descriptor))
+    }
+
+    fn lhs_at(&self, descriptor: Descriptor) -> OperandRows {
+        let (element, transposed) = (self.shape.a, self.transposed[0]);
+        OperandRows { descriptor, element, rows: self.rows(), transposed }
+    }
+
+    /// The columns of B.
+    pub(crate) fn rhs(&self) -> OperandRows {
+        OperandRows {
+            descriptor: self.b,
+            element: self.shape.b,
+            rows: 0..self.shape.n as u64,
+            transposed: self.transposed[1],
         }
-        Ok(tile)
     }
 
     fn rows_in_registers(&self, words: &[([u32; 32], u32); 4]) -> Tile {
@@ -115,16 +81,11 @@ impl Product {
         let (n, k) = (self.shape.n, self.k());
         let a = match &self.a {
             Ok(words) => self.rows_in_registers(words),
-            Err(descriptor) => {
-                self.tile(block, *descriptor, self.shape.a, self.rows(), self.transposed[0])?
-            }
+            Err(descriptor) => self.lhs_at(*descriptor).read(block)?,
         };
-        let b = self.tile(block, self.b, self.shape.b, 0..n as u64, self.transposed[1])?;
+        let b = self.rhs().read(block)?;
         let sign = if self.negate[0] != self.negate[1] { -1.0 } else { 1.0 };
-        let mut by_k = vec![0.0; n * k];
-        for (column, row) in b.values.chunks_exact(k).enumerate() {
-            row.iter().enumerate().for_each(|(at, value)| by_k[at * n + column] = sign * value);
-        }
+        let by_k = b.by_k(n, sign);
         let mut sums = vec![0.0; 16 * n];
         let mut known = vec![true; 16 * n];
         // Register i of a lane: row lane / 4, 8 below where bit 1 is set; column 8 (i / 4) + 2 (lane mod 4) + i mod 2.

@@ -1,9 +1,9 @@
 //! What the threads of a block share.
 
 use crate::{
-    async_::{Barriers, BulkCopy, TensorMap},
+    async_::{Barriers, BulkCopy, TensorMap, TensorWork},
     error::{FaultKind, Outcome, Trouble},
-    memory::{Global, Shared},
+    memory::{Global, Shared, TensorMemory},
     ptx::Kernel,
     race::{Clock, Races},
     schedule::{Dice, Landing},
@@ -38,6 +38,10 @@ pub(crate) struct Block<'a> {
     pub(crate) races: Option<Races>,
     pub(crate) barriers: Barriers,
     pub(crate) bulk: Vec<BulkCopy>,
+    pub(crate) tensor: TensorMemory,
+    pub(crate) tensor_work: TensorWork,
+    /// Which of a mask's lanes is elected, counted from the first.
+    pub(crate) elected: u32,
     pub(crate) dice: Dice,
     pub(crate) landing: Landing,
     /// Instructions of warps that were run.
@@ -92,6 +96,9 @@ impl<'a> Block<'a> {
             races,
             barriers: Barriers::default(),
             bulk: Vec::new(),
+            tensor: TensorMemory::default(),
+            tensor_work: TensorWork::new(warps),
+            elected: dice.clone().roll(32) as u32,
             dice,
             landing,
             executed: 0,

@@ -97,7 +97,7 @@ impl Block<'_> {
             }
             Op::Move { dst, src } => {
                 let coming = registers.is_coming(*src) || registers.is_coming(Operand::Reg(*dst));
-                if coming && mask == u32::MAX {
+                if coming && mask == u32::MAX && !warp.products.is_empty() {
                     warp.products.defer_move(*dst, *src, registers);
                 } else {
                     let (values, unknown) = (registers.get(*src)?, registers.unknown(*src));
@@ -142,6 +142,19 @@ impl Block<'_> {
                     _ => resolve(value).1,
                 });
                 registers.set(*dst, &values, mask, unknown)?;
+            }
+            Op::Elect { lane, is_elected, mask: named } => {
+                // The same lane for the same mask; kernels may not count on which it is.
+                let named = registers.get(*named)?[mask.trailing_zeros() as usize] as u32;
+                let among: Vec<_> = lanes(named).collect();
+                let chosen = among.get(self.elected as usize % among.len().max(1)).copied();
+                if let Some(lane) = lane {
+                    registers.set(*lane, &[chosen.unwrap_or(0) as u64; 32], mask, 0)?;
+                }
+                if let Some(is_elected) = is_elected {
+                    let values = std::array::from_fn(|lane| u64::from(Some(lane) == chosen));
+                    registers.set(*is_elected, &values, mask, 0)?;
+                }
             }
             Op::ActiveMask { dst } => registers.set(*dst, &[u64::from(mask); 32], mask, 0)?,
             Op::Shuffle { how, dst, valid, src } => shuffle(warp, *how, *dst, *valid, src, mask)?,

@@ -81,6 +81,10 @@ impl Block<'_> {
                 return Ok((group > 0).then_some(Wait::Products { group }));
             }
             Op::Wgmma(product) => self.product(warp, product)?,
+            Op::Tcgen05(instruction) => {
+                let at = warp.standing(mask);
+                self.tcgen05(warp, instruction, mask, at)?;
+            }
             _ => {
                 let reason = "an instruction that nothing runs";
                 return Err(Trouble::new(FaultKind::Unsupported, reason));
@@ -134,7 +138,12 @@ impl Block<'_> {
         }
     }
 
-    fn barrier_addresses(&self, warp: &Warp, address: Address, mask: u32) -> Outcome<[u64; 32]> {
+    pub(super) fn barrier_addresses(
+        &self,
+        warp: &Warp,
+        address: Address,
+        mask: u32,
+    ) -> Outcome<[u64; 32]> {
         let addresses = self.shared_addresses(warp, address, mask)?;
         for lane in lanes(mask) {
             check_alignment(addresses[lane], 8).map_err(|trouble| trouble.of_lane(lane))?;
@@ -143,7 +152,7 @@ impl Block<'_> {
     }
 
     /// That a warp may use a barrier: somebody told it that it is initialized.
-    fn check_made(&mut self, warp: usize, address: u64) -> Outcome {
+    pub(super) fn check_made(&mut self, warp: usize, address: u64) -> Outcome {
         let (maker, time) = self.barriers.get(address)?.made;
         match &self.races {
             Some(races) if !races.knows(warp, maker, time) => {
@@ -245,8 +254,7 @@ impl Block<'_> {
             let bytes = map.box_bytes();
             races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
         }
-        let at =
-            warp.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at);
+        let at = warp.standing(mask);
         let copy = BulkCopy { map, rows, destination, barrier, time, issuer: (warp.index, at) };
         if self.landing == Landing::Earliest {
             return copy.land(self);
@@ -307,14 +315,11 @@ impl Block<'_> {
         };
         if let Some(races) = &mut self.races {
             let group = warp.products.group();
-            let mut read = |descriptor, rows, transposed| {
-                Product::addresses(descriptor, rows, transposed)
-                    .try_for_each(|at| races.read(warp.index, Actor::Product, group, at, 16))
-            };
-            if let Err(descriptor) = issued.a {
-                read(descriptor, issued.rows(), issued.transposed[0])?;
+            for operand in issued.lhs().into_iter().chain([issued.rhs()]) {
+                operand
+                    .addresses()
+                    .try_for_each(|at| races.read(warp.index, Actor::Product, group, at, 16))?;
             }
-            read(issued.b, 0..issued.shape.n as u64, issued.transposed[1])?;
         }
         warp.products.issue(issued, &mut warp.registers);
         if self.landing == Landing::Earliest {

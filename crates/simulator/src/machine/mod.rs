@@ -12,6 +12,7 @@ mod issue;
 mod matrix;
 mod registers;
 mod run;
+mod tcgen05;
 mod warp;
 
 pub(crate) use arithmetic::{compare as compare_floats, float};

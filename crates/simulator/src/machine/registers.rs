@@ -78,7 +78,7 @@ impl Registers {
         if self.coming[word] == 0 {
             return Ok(());
         }
-        let reason = "reads or writes an accumulator of a product that is still under way";
+        let reason = "reads or writes a register whose value is still to come: of a product, or of tensor memory";
         Err(Trouble::new(FaultKind::Race, reason))
     }
 

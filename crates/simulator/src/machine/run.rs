@@ -69,11 +69,16 @@ impl Block<'_> {
                 return self.check_end(warps, at);
             }
             if ready.is_empty() {
-                if self.bulk.is_empty() {
+                let busy = self.tensor_work.busy();
+                let choice = self.dice.roll((self.bulk.len() + busy.len()) as u64) as usize;
+                if choice < self.bulk.len() {
+                    self.land_bulk(at)?;
+                } else if let Some(warp) = busy.get(choice - self.bulk.len()) {
+                    self.land_tensor(*warp, at)?;
+                } else {
                     *at = None;
                     return Err(self.deadlock(warps, at));
                 }
-                self.land_bulk(at)?;
                 continue;
             }
             let chosen = ready[self.dice.roll(ready.len() as u64) as usize];
@@ -146,6 +151,12 @@ impl Block<'_> {
         copy.land(self)
     }
 
+    /// Lands the oldest product or commit of a warp.
+    fn land_tensor(&mut self, warp: usize, at: &mut Running) -> Outcome {
+        *at = self.tensor_work.issuer(warp).map(|instruction| (warp, instruction));
+        self.land_tensor_work(warp)
+    }
+
     /// Lands some of what is under way, by chance.
     fn land_some(&mut self, warp: &mut Warp, at: &mut Running) -> Outcome {
         if !self.bulk.is_empty() && self.dice.roll(4) == 0 {
@@ -157,6 +168,14 @@ impl Block<'_> {
         }
         if !warp.products.is_empty() && self.dice.roll(4) == 0 {
             warp.products.land_one(&mut warp.registers, self)?;
+        }
+        let busy = self.tensor_work.busy();
+        if !busy.is_empty() && self.dice.roll(4) == 0 {
+            let choice = self.dice.roll(busy.len() as u64) as usize;
+            self.land_tensor(busy[choice], at)?;
+        }
+        if !warp.transfers.is_empty() && self.dice.roll(2) == 0 {
+            warp.transfers.land_one(&mut warp.registers, self);
         }
         Ok(())
     }
@@ -276,6 +295,18 @@ impl Block<'_> {
         if let Some(copy) = self.bulk.first() {
             *at = Some(copy.issuer);
             return misuse("the block ends before this copy is known to have landed");
+        }
+        if let Some(warp) = self.tensor_work.busy().first() {
+            *at = self.tensor_work.issuer(*warp).map(|instruction| (*warp, instruction));
+            return misuse("the block ends before its products are known to be done");
+        }
+        if warps.iter().any(|warp| !warp.transfers.is_empty()) {
+            return misuse("the block ends before its accesses of tensor memory are done");
+        }
+        if let [columns, ..] = self.tensor.in_use() {
+            return misuse(&format!(
+                "the block ends with columns {columns:?} of tensor memory in use"
+            ));
         }
         if warps.iter().any(|warp| !warp.products.is_empty()) {
             return misuse("the block ends before its products are done");

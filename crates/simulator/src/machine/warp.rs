@@ -2,7 +2,7 @@
 
 use super::registers::Registers;
 use crate::{
-    async_::{Copies, Products},
+    async_::{Copies, Products, Transfers},
     ptx::Kernel,
 };
 
@@ -35,6 +35,7 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<Group>,
     pub(crate) copies: Copies,
     pub(crate) products: Products,
+    pub(crate) transfers: Transfers,
 }
 
 impl Warp {
@@ -46,12 +47,18 @@ impl Warp {
             groups: vec![Group { at: 0, mask, wait: None }],
             copies: Copies::default(),
             products: Products::default(),
+            transfers: Transfers::default(),
         }
     }
 
     /// The threads that have not ended.
     pub(crate) fn alive(&self) -> u32 {
         self.groups.iter().fold(0, |mask, group| mask | group.mask)
+    }
+
+    /// The instruction at which threads of `mask` stand.
+    pub(crate) fn standing(&self, mask: u32) -> usize {
+        self.groups.iter().find(|group| group.mask & mask != 0).map_or(0, |group| group.at)
     }
 
     /// The threads that can go on and have the least way behind them: those ahead wait, so that threads

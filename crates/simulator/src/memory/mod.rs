@@ -1,10 +1,13 @@
-//! Memory: the device's buffers, a block's shared memory, and where each space lies among generic addresses.
+//! Memory: the device's buffers, a block's shared and tensor memory, and where each space lies among generic
+//! addresses.
 
 mod global;
 mod shared;
+mod tensor;
 
 pub(crate) use global::Global;
 pub(crate) use shared::Shared;
+pub(crate) use tensor::{CELLS, TensorMemory, TensorPlace, cell};
 
 use crate::{
     error::{FaultKind, Outcome, Trouble},

@@ -139,6 +139,8 @@ impl Decoder {
             "trap" => Ok(Op::Trap),
             "nanosleep" | "prefetch" | "prefetchu" | "griddepcontrol" => Ok(Op::Nothing),
             "shfl" => self.shuffle(parts),
+            "elect" if parts.modifiers[..] == ["sync"] => self.elect(parts),
+            "tcgen05" => self.tcgen05(parts),
             "activemask" => Ok(Op::ActiveMask { dst: self.reg(parts, 0)? }),
             _ => match self.memory(parts)? {
                 Some(op) => Ok(op),

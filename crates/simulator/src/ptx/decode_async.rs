@@ -30,32 +30,10 @@ impl Decoder {
                     "1d" | "2d" | "3d" | "4d" | "5d",
                     "shared::cluster" | "shared::cta",
                     "global",
-                    "tile" | "im2col",
-                    "mbarrier::complete_tx::bytes",
+                    how @ ..,
                 ],
-            ) => self.tensor_load(parts)?,
-            ("mbarrier", ["init", "shared" | "shared::cta", "b64"]) => Op::BarrierInit {
-                address: self.address(parts, 0)?,
-                arrivals: self.operand(parts, 1)?,
-            },
-            ("mbarrier", ["arrive", "expect_tx", "shared" | "shared::cta", "b64"]) => {
-                self.no_state(parts)?;
-                Op::BarrierArrive {
-                    address: self.address(parts, 1)?,
-                    expected: Some(self.operand(parts, 2)?),
-                }
-            }
-            ("mbarrier", ["arrive", "shared" | "shared::cta", "b64"]) if parts.count() == 2 => {
-                self.no_state(parts)?;
-                Op::BarrierArrive { address: self.address(parts, 1)?, expected: None }
-            }
-            ("mbarrier", ["try_wait", "parity", "shared" | "shared::cta", "b64"]) => {
-                Op::BarrierWait {
-                    done: self.reg(parts, 0)?,
-                    address: self.address(parts, 1)?,
-                    parity: self.operand(parts, 2)?,
-                }
-            }
+            ) => self.tensor_load(parts, how)?,
+            ("mbarrier", _) => return self.mbarrier(parts),
             ("ldmatrix", ["sync", "aligned", "m8n8", "x1" | "x2" | "x4", ..]) => {
                 let dst = self.registers(parts, 0)?;
                 let transposed = parts.has("trans");
@@ -95,6 +73,39 @@ impl Decoder {
         }))
     }
 
+    /// Barriers in shared memory. Their orders are the default ones, or those that one block fulfils.
+    fn mbarrier(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
+        let orders = ["acquire", "release", "cta", "cluster"];
+        let named: Vec<_> =
+            parts.modifiers.iter().copied().filter(|modifier| !orders.contains(modifier)).collect();
+        Ok(Some(match named[..] {
+            ["init", "shared" | "shared::cta", "b64"] => Op::BarrierInit {
+                address: self.address(parts, 0)?,
+                arrivals: self.operand(parts, 1)?,
+            },
+            ["arrive", "expect_tx", "shared" | "shared::cta" | "shared::cluster", "b64"] => {
+                self.no_state(parts)?;
+                Op::BarrierArrive {
+                    address: self.address(parts, 1)?,
+                    expected: Some(self.operand(parts, 2)?),
+                }
+            }
+            ["arrive", "shared" | "shared::cta" | "shared::cluster", "b64"]
+                if parts.count() == 2 =>
+            {
+                self.no_state(parts)?;
+                Op::BarrierArrive { address: self.address(parts, 1)?, expected: None }
+            }
+            // A fourth operand says how long a thread may sleep.
+            ["try_wait", "parity", "shared" | "shared::cta", "b64"] => Op::BarrierWait {
+                done: self.reg(parts, 0)?,
+                address: self.address(parts, 1)?,
+                parity: self.operand(parts, 2)?,
+            },
+            _ => return Ok(None),
+        }))
+    }
+
     /// Arrivals whose state nobody asks for: the state is not kept.
     fn no_state(&self, parts: &Parts<'_>) -> Decoded<()> {
         match parts.written(0)? {
@@ -103,7 +114,8 @@ impl Decoder {
         }
     }
 
-    fn tensor_load(&self, parts: &Parts<'_>) -> Decoded {
+    /// `how` stands behind the spaces: tile or im2col, what is told of it, and hints.
+    fn tensor_load(&self, parts: &Parts<'_>, how: &[&str]) -> Decoded {
         let Written::Address { base, offset, coordinates } = parts.written(1)? else {
             return Err(parts.unknown());
         };
@@ -112,9 +124,21 @@ impl Decoder {
         if list.len() != rank {
             return Err(parts.error(&format!("{rank} coordinates expected, found {}", list.len())));
         }
-        let offsets = match parts.modifiers[6] {
-            "im2col" if parts.count() == 4 && rank > 2 => Some(self.operands(parts, 3)?),
-            "tile" if parts.count() == 3 => None,
+        let (is_im2col, how) = match how {
+            ["im2col", how @ ..] => (true, how),
+            ["tile", how @ ..] | how => (false, how),
+        };
+        let operands = match how {
+            ["mbarrier::complete_tx::bytes"] | ["mbarrier::complete_tx::bytes", "cta_group::1"] => {
+                3
+            }
+            // How long caches keep it.
+            ["mbarrier::complete_tx::bytes", "L2::cache_hint"] => 4,
+            _ => return Err(parts.unknown()),
+        };
+        let offsets = match is_im2col {
+            true if parts.count() == operands + 1 && rank > 2 => Some(self.operands(parts, 3)?),
+            false if parts.count() == operands => None,
             _ => return Err(parts.unknown()),
         };
         if let Some(found) = offsets.as_ref().map(Vec::len).filter(|found| *found != rank - 2) {
@@ -171,7 +195,7 @@ impl Decoder {
             .error(&format!("registers of d, a, b, c: expected {expected:?}, found {found:?}")))
     }
 
-    fn registers(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Reg>> {
+    pub(super) fn registers(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Reg>> {
         let operands = self.operands(parts, place)?;
         operands
             .into_iter()
@@ -182,7 +206,7 @@ impl Decoder {
             .collect()
     }
 
-    fn operands(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Operand>> {
+    pub(super) fn operands(&self, parts: &Parts<'_>, place: usize) -> Decoded<Vec<Operand>> {
         match parts.written(place)? {
             Written::List(list) => list.iter().map(|written| self.value(parts, written)).collect(),
             written => Ok(vec![self.value(parts, written)?]),

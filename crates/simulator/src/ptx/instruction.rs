@@ -1,6 +1,6 @@
 //! Instructions, with their registers and targets resolved.
 
-use super::Ty;
+use super::{Ty, tcgen05::Tcgen05};
 use crate::{
     machine::{Alu, Comparison, Conversion},
     tensor::{MmaShape, WgmmaShape},
@@ -243,6 +243,13 @@ pub(crate) enum Op {
         pending: u64,
     },
     Wgmma(Box<Wgmma>),
+    Tcgen05(Box<Tcgen05>),
+    /// `elect.sync`: one lane of a mask, and whether this is it.
+    Elect {
+        lane: Option<Reg>,
+        is_elected: Option<Reg>,
+        mask: Operand,
+    },
 }
 
 /// A product of a warpgroup.
@@ -272,6 +279,9 @@ pub(crate) struct Instruction {
 impl Instruction {
     /// Whether all threads of a warp have to run it together.
     pub(crate) fn is_aligned(&self) -> bool {
+        if let Op::Tcgen05(instruction) = &self.op {
+            return instruction.is_aligned();
+        }
         matches!(
             self.op,
             Op::Barrier { .. }
@@ -288,7 +298,7 @@ impl Instruction {
     /// The lanes that have to run it together, as an operand says.
     pub(crate) fn mask(&self) -> Option<Operand> {
         match &self.op {
-            Op::WarpSync { mask } => Some(*mask),
+            Op::WarpSync { mask } | Op::Elect { mask, .. } => Some(*mask),
             Op::Shuffle { src, .. } => Some(src[3]),
             _ => None,
         }

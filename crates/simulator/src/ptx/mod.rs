@@ -8,6 +8,7 @@ mod lexer;
 mod names;
 mod program;
 mod syntax;
+mod tcgen05;
 mod types;
 
 pub(crate) use instruction::{
@@ -15,4 +16,5 @@ pub(crate) use instruction::{
 };
 pub(crate) use program::Kernel;
 pub use program::Program;
+pub(crate) use tcgen05::Tcgen05;
 pub(crate) use types::Ty;

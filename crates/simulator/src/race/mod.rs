@@ -10,11 +10,16 @@
 //! Asynchronous accesses are entered when they are issued: they may land at once, and whoever has not waited
 //! for them may not touch the same memory.
 
+mod tensor_memory;
+
 use crate::{
     error::{FaultKind, Outcome, Trouble},
     memory::SHARED_BASE,
 };
+use tensor_memory::TensorCells;
 
+/// Actors of each warp: its lanes, its copies, its products, its loads from and stores to tensor memory.
+const CLASSES: usize = 5;
 /// Barriers whose copies are told apart; the others share the last actor.
 const BARRIERS: usize = 64;
 
@@ -32,7 +37,8 @@ impl Clock {
         Self { seen: vec![0; actors], fenced: vec![0; actors] }
     }
 
-    fn join(&mut self, other: &Self) {
+    /// Learns what another clock knows.
+    pub(crate) fn join(&mut self, other: &Self) {
         if self.seen.len() < other.seen.len() {
             self.seen.resize(other.seen.len(), 0);
             self.fenced.resize(other.seen.len(), 0);
@@ -53,6 +59,9 @@ pub(crate) enum Actor {
     Copy(usize),
     /// A product of a warp.
     Product,
+    /// `tcgen05.ld` and `tcgen05.st` of a warp, which access tensor memory alone.
+    TensorLoad,
+    TensorStore,
     /// A bulk copy that completes on a barrier of that number.
     Bulk(usize),
 }
@@ -80,11 +89,13 @@ pub(crate) struct Races {
     writes: Vec<Write>,
     /// The last read of each cell by each warp and by its products.
     reads: Vec<u32>,
+    /// Of tensor memory, once somebody has some.
+    tensor: Option<Box<TensorCells>>,
 }
 
 impl Races {
     pub(crate) fn new(bytes: usize, granule: u64, warps: usize) -> Self {
-        let actors = 3 * warps + BARRIERS;
+        let actors = CLASSES * warps + BARRIERS;
         let mut clocks = vec![Clock::new(actors); warps];
         for (warp, clock) in clocks.iter_mut().enumerate() {
             clock.seen[warp] = 1;
@@ -98,6 +109,7 @@ impl Races {
             copies_waited: vec![0; warps],
             writes: vec![Write::default(); cells],
             reads: vec![0; cells * 2 * warps],
+            tensor: None,
         }
     }
 
@@ -106,7 +118,9 @@ impl Races {
             Actor::Lane(_) => warp,
             Actor::Copy(_) => self.warps + warp,
             Actor::Product => 2 * self.warps + warp,
-            Actor::Bulk(barrier) => 3 * self.warps + barrier.min(BARRIERS - 1),
+            Actor::TensorLoad => 3 * self.warps + warp,
+            Actor::TensorStore => 4 * self.warps + warp,
+            Actor::Bulk(barrier) => CLASSES * self.warps + barrier.min(BARRIERS - 1),
         }
     }
 
@@ -121,7 +135,9 @@ impl Races {
             0 => format!("lane {lane} of warp {warp}"),
             1 => format!("a cp.async of warp {warp}"),
             2 => format!("a product of warp {warp}"),
-            _ => format!("a bulk copy of barrier {}", number - 3 * self.warps),
+            3 => format!("tcgen05.ld of warp {warp}"),
+            4 => format!("tcgen05.st of warp {warp}"),
+            _ => format!("a bulk copy of barrier {}", number - CLASSES * self.warps),
         }
     }
 
@@ -276,7 +292,7 @@ impl Races {
 
     /// A bulk copy landed: who waits for its barrier knows of it.
     pub(crate) fn landed(&self, barrier: usize, time: u32, clock: &mut Clock) {
-        let mut landed = Clock::new(3 * self.warps + BARRIERS);
+        let mut landed = Clock::new(CLASSES * self.warps + BARRIERS);
         landed.seen[self.number(0, Actor::Bulk(barrier))] = time;
         clock.join(&landed);
     }

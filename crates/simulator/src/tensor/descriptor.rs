@@ -1,5 +1,6 @@
-//! Where an operand of a warpgroup's product lies in shared memory (PTX ISA, "Matrix Descriptor Format" and
-//! "Shared Memory Matrix Layout"; CUTLASS `mma_traits_sm90_gmma.hpp`).
+//! Where an operand of an asynchronous product lies in shared memory (PTX ISA, "Matrix Descriptor Format", "Shared
+//! Memory Matrix Layout" and "tcgen05 Shared Memory Descriptor"; CUTLASS `mma_traits_sm90_gmma.hpp` and
+//! `mma_sm100_desc.hpp`).
 
 use crate::error::{FaultKind, Outcome, Trouble};
 
@@ -29,6 +30,20 @@ impl Descriptor {
         Ok(Self { start: field(0), leading: field(16), stride: field(32), row })
     }
 
+    /// A descriptor of `tcgen05`: Hopper's, with a version and one more bit of the swizzle.
+    pub(crate) fn decode_tcgen05(bits: u64) -> Outcome<Self> {
+        if bits >> 46 & 7 != 1 {
+            let reason = format!("descriptor {bits:#x}: bits 46 to 48 are no version 1");
+            return Err(Trouble::new(FaultKind::Misuse, reason));
+        }
+        if bits >> 61 & 1 != 0 || bits >> 52 & 1 != 0 {
+            let reason =
+                format!("descriptor {bits:#x}: its swizzle or its distances are not supported");
+            return Err(Trouble::new(FaultKind::Unsupported, reason));
+        }
+        Self::decode(bits & !(7 << 46))
+    }
+
     /// The address of 16 bytes of an operand whose k runs along memory: those of row `row` that begin at byte
     /// `byte` of k.
     pub(crate) fn along_k(&self, row: u64, byte: u64) -> u64 {
@@ -39,15 +54,15 @@ impl Descriptor {
         self.swizzled(self.start + row / 8 * self.stride + place)
     }
 
-    /// The address of 8 elements of 16 bits of an operand whose m or n runs along memory: those from `first` on
-    /// at `k`.
-    pub(crate) fn across_k(&self, first: u64, k: u64) -> u64 {
+    /// The address of 16 bytes of an operand whose m or n runs along memory: the elements, of `bytes` bytes
+    /// each, from `first` on at `k`.
+    pub(crate) fn across_k(&self, first: u64, k: u64, bytes: u64) -> u64 {
         let place = match self.row {
-            16 => first / 8 * self.stride + k % 8 * 16 + k / 8 * self.leading,
+            16 => first * bytes / 16 * self.stride + k % 8 * 16 + k / 8 * self.leading,
             width => {
-                let columns = width / 2;
+                let columns = width / bytes;
                 let block = first / columns * self.leading + k / 8 * self.stride;
-                block + k % 8 * width + first % columns * 2
+                block + k % 8 * width + first % columns * bytes
             }
         };
         self.swizzled(self.start + place)
@@ -93,9 +108,26 @@ mod tests {
     #[test]
     fn columns_of_64_lie_in_chunks() {
         let descriptor = Descriptor::decode(1 << 62 | 64 << 32 | 512 << 16 | 0x400 >> 4).unwrap();
-        assert_eq!(descriptor.across_k(8, 0), 0x410);
-        assert_eq!(descriptor.across_k(64, 0), 0x400 + 8192);
-        assert_eq!(descriptor.across_k(0, 9), (0x400 + 1024 + 128) ^ 0x10);
+        assert_eq!(descriptor.across_k(8, 0, 2), 0x410);
+        assert_eq!(descriptor.across_k(64, 0, 2), 0x400 + 8192);
+        assert_eq!(descriptor.across_k(0, 9, 2), (0x400 + 1024 + 128) ^ 0x10);
+    }
+
+    #[test]
+    fn tcgen05_has_a_version_and_hoppers_layouts() {
+        let bits = K_MAJOR | 1 << 46 | 0x400 >> 4;
+        let hopper = Descriptor::decode(K_MAJOR | 0x400 >> 4).unwrap();
+        assert_eq!(Descriptor::decode_tcgen05(bits).unwrap(), hopper);
+        assert_eq!(Descriptor::decode_tcgen05(K_MAJOR).unwrap_err().kind, FaultKind::Misuse);
+        let other = Descriptor::decode_tcgen05(bits | 1 << 61);
+        assert_eq!(other.unwrap_err().kind, FaultKind::Unsupported);
+    }
+
+    #[test]
+    fn elements_of_a_byte_lie_across_k_twice_as_many_in_a_row() {
+        let descriptor = Descriptor::decode(1 << 62 | 64 << 32 | 512 << 16 | 0x400 >> 4).unwrap();
+        assert_eq!(descriptor.across_k(16, 0, 1), 0x410);
+        assert_eq!(descriptor.across_k(128, 0, 1), 0x400 + 8192);
     }
 
     #[test]

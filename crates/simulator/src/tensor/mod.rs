@@ -6,7 +6,9 @@
 mod descriptor;
 mod element;
 mod mma;
+mod tcgen05;
 
 pub(crate) use descriptor::{Descriptor, swizzle};
 pub(crate) use element::Element;
 pub(crate) use mma::{MmaShape, WgmmaShape, accumulate, fragment_place};
+pub(crate) use tcgen05::{TensorKind, TensorShape};

@@ -1,0 +1,318 @@
+//! The family for Blackwell's data-center GPUs: a persistent cube of two warpgroups on every multiprocessor.
+//!
+//! 1. Warp 0 has TMA fill a ring of k blocks in shared memory, as far ahead as it has room.
+//! 2. Warp 1 has the tensor cores multiply the blocks. Sums lie in tensor memory, in one of two places in turns;
+//!    the products themselves give blocks back.
+//! 3. Warpgroup 1 reads the sums of a tile, finishes and writes them, while the next tile is multiplied to the
+//!    other place.
+//!
+//! One unit of a warp starts copies and products, which `elect.sync` names. Tiles are walked as in
+//! [`wgmma`](super::wgmma). Nobody has run this on such a GPU: its PTX is executed by `crates/simulator` alone, so
+//! sizes and the order of the work follow what others published and not measurements.
+
+use super::{
+    bias_tile::{element_bytes, fetch_bias},
+    budget::{stage_bytes, tcgen05_bytes},
+    epilogue::{EpilogueTensors, Outputs, factor},
+    store::{Finish, StoreWidth, dense_fragment, store_outputs},
+    wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
+    work::{Extent, LastMatrix, work_at, work_count},
+};
+use crate::ptx::{
+    ROW_BYTES,
+    access::load_shared_word,
+    barrier::{
+        barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
+    },
+    copy::copies_wait_all,
+    load, shared_address,
+    tcgen05::{
+        COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_descriptor,
+        tensor_fence_after, tensor_fence_before, tensor_free, tensor_load,
+    },
+    wgmma::WgmmaOperands,
+};
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+/// Units of a cube: a warpgroup whose first warps copy and multiply, and one that writes.
+pub(super) const UNITS: u32 = 256;
+/// Rows of a cube's tile.
+pub(super) const TILE_M: usize = ROWS;
+/// Columns whose sums a unit holds at once.
+const PART: usize = 32;
+/// Registers of the sums of 16 rows by that many columns, in each unit of a warp.
+pub(super) const PART_REGISTERS: usize = PART / 2;
+/// Lanes of tensor memory of half a warp, in addresses.
+const HALF_WARP: u32 = 16 << 16;
+
+/// How the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Tcgen05Blueprint {
+    pub(super) operands: WgmmaOperands,
+    /// k of a block of 128 bytes.
+    pub(super) block_k: u32,
+    pub(super) stages: u32,
+    pub(super) batched: bool,
+    pub(super) store: StoreWidth,
+}
+
+impl Tcgen05Blueprint {
+    fn stage_bytes(self) -> usize {
+        stage_bytes(TILE_M, self.operands.n)
+    }
+
+    pub(super) fn shared_bytes(self) -> usize {
+        tcgen05_bytes(TILE_M, self.operands.n, self.stages as usize)
+    }
+
+    /// Columns of tensor memory for the sums of two tiles.
+    fn tensor_columns(self) -> u32 {
+        let columns = (2 * self.operands.n).next_power_of_two();
+        assert!(columns <= COLUMNS, "tiles of {} columns", self.operands.n);
+        columns as u32
+    }
+}
+
+/// Where a cube's shared memory has what.
+#[derive(CubeType, Clone, Copy)]
+struct Places {
+    /// The blocks of k, and their barriers: copied, and given back.
+    ring: u32,
+    full: u32,
+    empty: u32,
+    /// Barriers of both places for sums: multiplied, and read.
+    summed: u32,
+    read: u32,
+    /// Where the address of tensor memory lies.
+    tensor: u32,
+    bias: u32,
+}
+
+#[cube]
+fn places(ring: u32, #[comptime] blueprint: Tcgen05Blueprint) -> Places {
+    let full = ring + comptime!(blueprint.stages * blueprint.stage_bytes() as u32);
+    let empty = full + comptime!(8 * blueprint.stages);
+    let summed = empty + comptime!(8 * blueprint.stages);
+    Places { ring, full, empty, summed, read: summed + 16, tensor: summed + 32, bias: summed + 48 }
+}
+
+/// 1. Copies the blocks of every tile of this cube's. One unit calls it.
+#[cube]
+fn produce<B: BulkBlocks>(
+    source: &B,
+    extent: &Extent,
+    at: &Places,
+    #[comptime] blueprint: Tcgen05Blueprint,
+) {
+    let (tile_m, tile_n) = comptime!((TILE_M as u32, blueprint.operands.n as u32));
+    let stage_bytes = comptime!(blueprint.stage_bytes() as u32);
+    let work_items = work_count(extent, tile_m, tile_n);
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    let mut index = CUBE_POS_X;
+    while index < work_items {
+        let work = work_at(index, extent, tile_m, tile_n);
+        for block in work.first_block..work.last_block {
+            barrier_wait(at.empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
+            let barrier = at.full + load::<u32>(stage) * 8;
+            barrier_expect(barrier, stage_bytes);
+            source.load(at.ring + load::<u32>(stage) * stage_bytes, &work, block, barrier);
+            stage += 1;
+            if stage == comptime!(blueprint.stages) {
+                stage = 0u32;
+                phase ^= 1;
+            }
+        }
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// 2. Multiplies every tile of this cube's. One unit calls it.
+#[cube]
+fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcgen05Blueprint) {
+    let operands = comptime!(blueprint.operands);
+    let (tile_m, tile_n) = comptime!((TILE_M as u32, operands.n as u32));
+    let stage_bytes = comptime!(blueprint.stage_bytes() as u32);
+    let work_items = work_count(extent, tile_m, tile_n);
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    let mut half = 0u32;
+    let mut half_phase = 0u32;
+    let mut index = CUBE_POS_X;
+    while index < work_items {
+        let work = work_at(index, extent, tile_m, tile_n);
+        // The sums of the tile before the last one are read.
+        barrier_wait(at.read + load::<u32>(half) * 8, load::<u32>(half_phase) ^ 1);
+        tensor_fence_after();
+        let target = sums + load::<u32>(half) * tile_n;
+        for block in work.first_block..work.last_block {
+            barrier_wait(at.full + load::<u32>(stage) * 8, load::<u32>(phase));
+            tensor_fence_after();
+            let lhs = at.ring + load::<u32>(stage) * stage_bytes;
+            let rhs = lhs + comptime!((TILE_M * ROW_BYTES) as u32);
+            tensor_block(
+                target,
+                tensor_descriptor(lhs, comptime!(operands.lhs_k_major)),
+                tensor_descriptor(rhs, comptime!(operands.rhs_k_major)),
+                u32::cast_from(block > work.first_block),
+                operands,
+            );
+            tensor_commit(at.empty + load::<u32>(stage) * 8);
+            stage += 1;
+            if stage == comptime!(blueprint.stages) {
+                stage = 0u32;
+                phase ^= 1;
+            }
+        }
+        tensor_commit(at.summed + load::<u32>(half) * 8);
+        half ^= 1;
+        if half == 0 {
+            half_phase ^= 1;
+        }
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// 3. Finishes and writes every tile of this cube's. A warpgroup calls it.
+#[cube]
+fn write<O: Float, S: Numeric, W: Size, R: Size>(
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<Vector<S, W>>,
+    extent: &Extent,
+    at: &Places,
+    sums: u32,
+    #[comptime] blueprint: Tcgen05Blueprint,
+) {
+    let (tile_m, tile_n) = comptime!((TILE_M as u32, blueprint.operands.n as u32));
+    let work_items = work_count(extent, tile_m, tile_n);
+    let lane = UNIT_POS % 128;
+    let row = lane / 32 * 32;
+    let scale = factor(epilogue);
+    let bias_bytes = comptime!(element_bytes(blueprint.store.half()));
+    let mut half = 0u32;
+    let mut half_phase = 0u32;
+    let mut index = CUBE_POS_X;
+    while index < work_items {
+        let work = work_at(index, extent, tile_m, tile_n);
+        if comptime!(epilogue.steps.bias) {
+            // Until all units have written the tile before, they need its bias.
+            sync_group(1u32, 128u32);
+            fetch_bias::<O>(
+                &epilogue.bias,
+                at.bias,
+                work.column,
+                epilogue.bias_columns,
+                lane,
+                128u32,
+                tile_n,
+                comptime!(blueprint.store.half()),
+            );
+        }
+        barrier_wait(at.summed + load::<u32>(half) * 8, load::<u32>(half_phase));
+        tensor_fence_after();
+        if comptime!(epilogue.steps.bias) {
+            copies_wait_all();
+            sync_group(1u32, 128u32);
+        }
+        let tile = sums + (row << 16) + load::<u32>(half) * tile_n;
+        // Both halves of a warp's rows of some columns before the next columns.
+        for part in 0..comptime!(2 * blueprint.operands.n as u32 / PART as u32) {
+            let (rows, column) = (part % 2, part / 2 * comptime!(PART as u32));
+            let part_sums = tensor_load::<R>(tile + rows * HALF_WARP + column);
+            let place = dense_fragment(
+                (work.split * extent.batches + work.batch) * extent.m,
+                work.row + row + rows * 16 + lane % 32 / 4,
+                work.column + column,
+                lane % 4,
+                extent.m,
+                extent.n,
+            );
+            let finish =
+                Finish { bias_at: at.bias + column * bias_bytes, scale, beta: epilogue.beta };
+            store_outputs::<O, S, W, R>(
+                outputs,
+                part_sums,
+                epilogue,
+                &place,
+                &finish,
+                0usize,
+                PART,
+                comptime!(blueprint.store),
+            );
+        }
+        tensor_fence_before();
+        if UNIT_POS_PLANE == 0 {
+            barrier_arrive(at.read + load::<u32>(half) * 8);
+        }
+        half ^= 1;
+        if half == 0 {
+            half_phase ^= 1;
+        }
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
+#[cube(launch_unchecked)]
+pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
+    lhs: &TensorMap<u32, Tiled>,
+    rhs: &TensorMap<u32, Tiled>,
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<Vector<S, W>>,
+    extent: Extent,
+    last_matrix: LastMatrix,
+    #[comptime] blueprint: Tcgen05Blueprint,
+    #[define(O, S)] _types: [ElemType; 2],
+    #[define(W, R)] _widths: [usize; 2],
+) {
+    let blocks = MatrixBlocks {
+        lhs: tensor_map_address::<u32, Tiled>(lhs),
+        rhs: tensor_map_address::<u32, Tiled>(rhs),
+        inner_batches: extent.inner_batches,
+        last_matrix,
+        operands: comptime!(blueprint.operands),
+        block_k: comptime!(blueprint.block_k),
+        batched: comptime!(blueprint.batched),
+    };
+    let columns = comptime!(blueprint.tensor_columns());
+    // The swizzle repeats every 1024 bytes.
+    let memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
+    let at = places(shared_address::<u32>(memory.as_slice()), blueprint);
+    let warp = UNIT_POS / 32;
+    if UNIT_POS == 0 {
+        #[unroll]
+        for stage in 0..comptime!(blueprint.stages) {
+            barrier_init(at.full + comptime!(8 * stage), 1u32);
+            barrier_init(at.empty + comptime!(8 * stage), 1u32);
+        }
+        #[unroll]
+        for half in 0..2u32 {
+            barrier_init(at.summed + comptime!(8 * half), 1u32);
+            // A unit of each warp that reads.
+            barrier_init(at.read + comptime!(8 * half), 4u32);
+        }
+        barrier_init_fence();
+    }
+    if warp == 2 {
+        tensor_alloc(at.tensor, columns);
+    }
+    sync_cube();
+    let sums = load_shared_word(at.tensor);
+    if warp == 0 {
+        if elect() == 1 {
+            produce::<MatrixBlocks>(&blocks, &extent, &at, blueprint);
+        }
+    } else if warp == 1 {
+        if elect() == 1 {
+            multiply(&extent, &at, sums, blueprint);
+        }
+    } else if warp >= 4 {
+        write::<O, S, W, R>(epilogue, outputs, &extent, &at, sums, blueprint);
+    }
+    sync_cube();
+    if warp == 2 {
+        tensor_free(sums, columns);
+    }
+}

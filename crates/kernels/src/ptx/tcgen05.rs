@@ -1,0 +1,196 @@
+//! Matrix products of Blackwell's data-center GPUs (PTX ISA, "`TensorCore` 5th Generation Family Instructions"): one
+//! unit has 128 rows by n columns multiplied, both operands in shared memory, and the sums lie in tensor memory:
+//! 128 lanes of 512 columns of 32 bits, of which a cube asks for some.
+//!
+//! A row of the sums is a lane. Warp w reads lanes `32 (w mod 4)..`, here 16 at once, in the layout of fragments:
+//! register i of a unit belongs to row `(unit mod 32) / 4`, 8 below it where bit 1 of i is set, and to column
+//! `8 (i / 4) + 2 (unit mod 4) + (i mod 2)`, as with [`wgmma`](super::wgmma).
+
+use super::{
+    ROW_BYTES, load,
+    wgmma::{WgmmaOperands, registers, tile_descriptor},
+};
+use cubecl::prelude::*;
+
+/// Rows of a product: all lanes of tensor memory.
+pub(crate) const ROWS: usize = 128;
+/// Columns of tensor memory.
+pub(crate) const COLUMNS: usize = 512;
+
+/// What tells descriptors of shared memory from Hopper's.
+const VERSION: u64 = 1 << 46;
+
+/// How the operands' types are called.
+fn kind(operands: WgmmaOperands) -> &'static str {
+    match operands.lhs {
+        "tf32" => "tf32",
+        "e4m3" | "e5m2" => "f8f6f4",
+        _ => "f16",
+    }
+}
+
+/// The number of a type in instruction descriptors.
+fn type_number(name: &str) -> u32 {
+    match name {
+        "bf16" | "e5m2" => 1,
+        "tf32" => 2,
+        _ => 0,
+    }
+}
+
+/// What is multiplied ("Instruction descriptor"), with sums in f32.
+fn instruction_descriptor(operands: WgmmaOperands) -> u32 {
+    1 << 4
+        | type_number(operands.lhs) << 7
+        | type_number(operands.rhs) << 10
+        | u32::from(!operands.lhs_k_major) << 15
+        | u32::from(!operands.rhs_k_major) << 16
+        | (operands.n as u32 / 8) << 17
+        | (ROWS as u32 / 16) << 24
+}
+
+/// `[$0] = A B` over one k block of 128 bytes, onto what was there if `$3` is not 0.
+fn block_text(operands: WgmmaOperands) -> String {
+    let (kind, descriptor) = (kind(operands), instruction_descriptor(operands));
+    let mut text = format!(
+        "{{ // $0 $1 $2 $3\n.reg .pred accumulate;\n.reg .b64 lhs, rhs;\n.reg .b32 what;\n\
+         mov.b32 what, {descriptor};\nmov.b64 lhs, $1;\nmov.b64 rhs, $2;\nsetp.ne.u32 accumulate, $3, 0;\n"
+    );
+    for step in 0..ROW_BYTES / 32 {
+        if step > 0 {
+            text += &format!("add.s64 lhs, lhs, {};\n", WgmmaOperands::step(operands.lhs_k_major));
+            text += &format!("add.s64 rhs, rhs, {};\n", WgmmaOperands::step(operands.rhs_k_major));
+        }
+        text +=
+            &format!("tcgen05.mma.cta_group::1.kind::{kind} [$0], lhs, rhs, what, accumulate;\n");
+        if step == 0 {
+            text += "setp.eq.u32 accumulate, 0, 0;\n";
+        }
+    }
+    text + "}"
+}
+
+/// The wait is part of it: else the compiler may move what uses the registers in front of it.
+fn load_text(width: usize) -> String {
+    let (list, times) = (registers(0..width), width / 4);
+    format!(
+        "{{ // $0 $1\ntcgen05.ld.sync.aligned.16x256b.x{times}.b32 {{{list}}}, [$1];\n\
+         tcgen05.wait::ld.sync.aligned;\n}}"
+    )
+}
+
+/// 1 for one unit of a warp whose units all call it, the same one each time, and 0 for the others. Of what only that
+/// unit runs ptxas makes no loop over units.
+#[cube]
+pub(crate) fn elect() -> u32 {
+    let elected: u32;
+    gpu_asm!(
+        "{body}\n// {e}",
+        body = const "{ // $0\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\n\
+            selp.u32 $0, 1, 0, elected;\n}",
+        e = out(_) elected
+    );
+    elected
+}
+
+/// Waits until the cube has that many columns of tensor memory, a power of two from 32 on, and writes to shared
+/// memory at `address` where they begin. All units of a warp call it, and the cube asks for no more.
+#[cube]
+pub(crate) fn tensor_alloc(address: u32, #[comptime] columns: u32) {
+    gpu_asm!(
+        "{alloc} [{a}], {n};\n{relinquish}",
+        alloc = const "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32",
+        a = in(_) load::<u32>(address),
+        n = const columns,
+        relinquish = const "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+    );
+}
+
+/// Gives back what [`tensor_alloc`] got. All units of a warp call it, and nobody accesses those columns any more.
+#[cube]
+pub(crate) fn tensor_free(place: u32, #[comptime] columns: u32) {
+    gpu_asm!(
+        "{free} {p}, {n};",
+        free = const "tcgen05.dealloc.cta_group::1.sync.aligned.b32",
+        p = in(_) load::<u32>(place),
+        n = const columns
+    );
+}
+
+/// Tells a product where a tile lies and how ("Shared memory descriptor").
+#[cube]
+pub(crate) fn tensor_descriptor(address: u32, #[comptime] k_major: bool) -> u64 {
+    tile_descriptor(address, k_major) | VERSION.runtime()
+}
+
+/// Starts the product of two tiles, 128 bytes of k deep; with `accumulate` it is added to what lies at `sums`. One
+/// unit calls it.
+#[cube]
+pub(crate) fn tensor_block(
+    sums: u32,
+    lhs: u64,
+    rhs: u64,
+    accumulate: u32,
+    #[comptime] operands: WgmmaOperands,
+) {
+    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const block_text(operands), s = in(_) load::<u32>(sums),
+        l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs), a = in(_) load::<u32>(accumulate));
+}
+
+/// Has the products that this unit started arrive at the barrier at `barrier` when they are done.
+#[cube]
+pub(crate) fn tensor_commit(barrier: u32) {
+    gpu_asm!(
+        "{commit} [{b}];",
+        commit = const "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64",
+        b = in(_) load::<u32>(barrier)
+    );
+}
+
+/// Reads 16 lanes of sums: two columns for each register. All units of a warp call it.
+#[cube]
+pub(crate) fn tensor_load<R: Size>(place: u32) -> Vector<f32, R> {
+    let width = R::value().comptime();
+    let sums: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{p}", body = const load_text(width), d = out(_) sums,
+        p = in(_) load::<u32>(place));
+    sums
+}
+
+/// Orders accesses of tensor memory behind the barriers that this unit has waited for.
+#[cube]
+pub(crate) fn tensor_fence_after() {
+    gpu_asm!("tcgen05.fence::after_thread_sync;");
+}
+
+/// Orders accesses of tensor memory in front of the barriers that this unit arrives at next.
+#[cube]
+pub(crate) fn tensor_fence_before() {
+    gpu_asm!("tcgen05.fence::before_thread_sync;");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BF16: WgmmaOperands =
+        WgmmaOperands { n: 256, lhs: "bf16", rhs: "bf16", lhs_k_major: true, rhs_k_major: true };
+
+    #[test]
+    fn instruction_descriptors_say_types_layouts_and_sizes() {
+        // CUTLASS's `make_instr_desc` gives the same.
+        assert_eq!(instruction_descriptor(BF16), 0x0840_0490);
+        let across = WgmmaOperands { lhs_k_major: false, rhs_k_major: false, n: 64, ..BF16 };
+        assert_eq!(instruction_descriptor(across), 0x0811_8490);
+        let fp8 = WgmmaOperands { lhs: "e4m3", rhs: "e5m2", ..BF16 };
+        assert_eq!((kind(fp8), instruction_descriptor(fp8)), ("f8f6f4", 0x0840_0410));
+    }
+
+    #[test]
+    fn only_the_first_product_of_a_block_may_begin_anew() {
+        let text = block_text(BF16);
+        assert_eq!(text.matches("tcgen05.mma").count(), 4);
+        assert!(text.find("setp.ne").unwrap() < text.find("tcgen05.mma").unwrap());
+        assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);
+    }
+}

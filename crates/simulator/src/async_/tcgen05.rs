@@ -1,0 +1,348 @@
+//! `tcgen05`: products that add to tensor memory, the barriers that are told of them, and moves between tensor
+//! memory and registers.
+//!
+//! Products and commits of a warp land in the order in which its elected thread issued them; those of different
+//! warps land in any order. Loads and stores of a warp land one after another, and at any time before the warp has
+//! waited for them.
+
+use super::operand::OperandRows;
+use crate::{
+    error::Outcome,
+    machine::{Block, Registers},
+    memory::{TensorPlace, cell},
+    ptx::{Operand, Reg},
+    race::Clock,
+    tensor::{Descriptor, TensorShape, accumulate},
+};
+use std::collections::VecDeque;
+
+/// A product, with its operands' places as they were when it was issued.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorProduct {
+    pub(crate) shape: TensorShape,
+    /// The first column of the sums.
+    pub(crate) column: usize,
+    pub(crate) descriptors: [Descriptor; 2],
+    pub(crate) accumulate: bool,
+    /// Lanes that keep what they hold.
+    pub(crate) disabled: u128,
+}
+
+impl TensorProduct {
+    /// The rows of A and the columns of B.
+    pub(crate) fn operands(&self) -> [OperandRows; 2] {
+        let Self { shape, descriptors: [a, b], .. } = *self;
+        let [first, second] = shape.transposed;
+        let rows = |descriptor, element, count: usize, transposed| OperandRows {
+            descriptor,
+            element,
+            rows: 0..count as u64,
+            transposed,
+        };
+        [rows(a, shape.a, shape.m, first), rows(b, shape.b, shape.n, second)]
+    }
+
+    /// The cells of tensor memory that it writes.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+        let (shape, column) = (self.shape, self.column);
+        let rows = (0..shape.m).step_by(16);
+        rows.flat_map(move |row| (0..shape.n).map(move |at| cell(shape.lane(row), column + at)))
+    }
+
+    /// Multiplies what lies in shared memory now.
+    fn land(&self, block: &mut Block<'_>) -> Outcome {
+        let Self { shape, column, .. } = *self;
+        let [a, b] = self.operands();
+        let (a, b) = (a.read(block)?, b.read(block)?);
+        let n = shape.n;
+        let sign = if shape.negate[0] == shape.negate[1] { 1.0 } else { -1.0 };
+        let by_k = b.by_k(n, sign);
+        let memory = &mut block.tensor;
+        let mut sums = vec![0.0; shape.m * n];
+        let mut known = vec![true; shape.m * n];
+        if self.accumulate {
+            for (at, (sum, known)) in sums.iter_mut().zip(&mut known).enumerate() {
+                let (word, is_known) = memory.word(shape.lane(at / n), column + at % n);
+                (*sum, *known) = (f32::from_bits(word), is_known);
+            }
+        }
+        accumulate(&mut sums, &a.values, &by_k, n, by_k.len() / n);
+        for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
+            let lane = shape.lane(at / n);
+            if self.disabled >> lane & 1 == 0 {
+                let is_known = known && a.known[at / n] && b.known[at % n];
+                memory.set(lane, column + at % n, sum.to_bits(), is_known);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Product(Box<TensorProduct>),
+    /// An arrival at the barrier at that address, which tells what the clock knows.
+    Commit(u64, Option<Box<Clock>>),
+}
+
+/// Products and commits of a warp that are under way, in order.
+#[derive(Clone, Debug, Default)]
+struct Queue {
+    /// Each with the instruction that issued it.
+    entries: VecDeque<(usize, Entry)>,
+    /// Products that were issued, and the lane that issued those since the last commit.
+    products: u32,
+    lane: Option<usize>,
+}
+
+/// Products and commits of a block that are under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TensorWork {
+    queues: Vec<Queue>,
+}
+
+impl TensorWork {
+    pub(crate) fn new(warps: usize) -> Self {
+        Self { queues: vec![Queue::default(); warps] }
+    }
+
+    /// How many products a warp has issued.
+    pub(crate) fn products(&self, warp: usize) -> u32 {
+        self.queues[warp].products
+    }
+
+    /// The lane whose products no commit of `warp` has followed.
+    pub(crate) fn open_lane(&self, warp: usize) -> Option<usize> {
+        self.queues[warp].lane
+    }
+
+    /// A lane of a warp issues a product at that instruction.
+    pub(crate) fn issue(&mut self, warp: usize, at: usize, lane: usize, product: TensorProduct) {
+        let queue = &mut self.queues[warp];
+        queue.products += 1;
+        queue.lane = Some(lane);
+        queue.entries.push_back((at, Entry::Product(Box::new(product))));
+    }
+
+    /// A warp wants the barrier at `address` told of its products.
+    pub(crate) fn commit(&mut self, warp: usize, at: usize, address: u64, clock: Option<Clock>) {
+        let queue = &mut self.queues[warp];
+        queue.lane = None;
+        queue.entries.push_back((at, Entry::Commit(address, clock.map(Box::new))));
+    }
+
+    /// Warps that have something under way.
+    pub(crate) fn busy(&self) -> Vec<usize> {
+        let busy = |warp: &usize| !self.queues[*warp].entries.is_empty();
+        (0..self.queues.len()).filter(busy).collect()
+    }
+
+    /// The instruction that issued the oldest work of a warp.
+    pub(crate) fn issuer(&self, warp: usize) -> Option<usize> {
+        self.queues[warp].entries.front().map(|(at, _)| *at)
+    }
+}
+
+impl Block<'_> {
+    /// Lands the oldest product or commit of a warp.
+    pub(crate) fn land_tensor_work(&mut self, warp: usize) -> Outcome {
+        let Some((_, entry)) = self.tensor_work.queues[warp].entries.pop_front() else {
+            return Ok(());
+        };
+        match entry {
+            Entry::Product(product) => product.land(self),
+            Entry::Commit(address, clock) => {
+                let barrier = self.barriers.get(address)?;
+                if let Some(clock) = clock {
+                    barrier.arriving().join(&clock);
+                }
+                barrier.arrive(0)
+            }
+        }
+    }
+}
+
+/// How words of tensor memory lie in a warp's registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransferShape {
+    /// `32x32b`: a lane of memory for each lane, and a column for each register.
+    Rows32,
+    /// `16x256b`: 16 lanes of memory as fragments of products lie.
+    Fragments16,
+}
+
+impl TransferShape {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "32x32b" => Self::Rows32,
+            "16x256b" => Self::Fragments16,
+            _ => return None,
+        })
+    }
+
+    /// Registers where it is repeated once.
+    pub(crate) fn registers(self) -> usize {
+        match self {
+            Self::Rows32 => 1,
+            Self::Fragments16 => 4,
+        }
+    }
+
+    /// Lanes of memory.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            Self::Rows32 => 32,
+            Self::Fragments16 => 16,
+        }
+    }
+
+    /// Columns of so many registers.
+    pub(crate) fn columns(self, registers: usize) -> usize {
+        match self {
+            Self::Rows32 => registers,
+            Self::Fragments16 => 2 * registers,
+        }
+    }
+
+    /// Lane and column of memory, from where the access begins, of a register of a lane.
+    fn place(self, lane: usize, register: usize) -> (usize, usize) {
+        match self {
+            Self::Rows32 => (lane, register),
+            Self::Fragments16 => (
+                lane / 4 + 8 * (register / 2 % 2),
+                8 * (register / 4) + 2 * (lane % 4) + register % 2,
+            ),
+        }
+    }
+}
+
+/// A move between tensor memory and the registers of a warp.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) shape: TransferShape,
+    pub(crate) from: TensorPlace,
+    pub(crate) registers: TransferRegisters,
+}
+
+/// The registers of a move.
+#[derive(Clone, Debug)]
+pub(crate) enum TransferRegisters {
+    /// They are loaded.
+    Loaded(Vec<Reg>),
+    /// They are stored: words, and the lanes in which each is unknown.
+    Stored(Vec<([u32; 32], u32)>),
+}
+
+impl Transfer {
+    fn count(&self) -> usize {
+        match &self.registers {
+            TransferRegisters::Loaded(registers) => registers.len(),
+            TransferRegisters::Stored(words) => words.len(),
+        }
+    }
+
+    fn is_load(&self) -> bool {
+        matches!(self.registers, TransferRegisters::Loaded(_))
+    }
+
+    pub(crate) fn columns(&self) -> std::ops::Range<usize> {
+        self.from.column..self.from.column + self.shape.columns(self.count())
+    }
+
+    /// The cells of tensor memory that it accesses.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+        let (from, columns) = (self.from, self.columns());
+        let rows = (0..self.shape.lanes()).step_by(16);
+        rows.flat_map(move |row| columns.clone().map(move |column| cell(from.lane + row, column)))
+    }
+
+    fn land(&self, registers: &mut Registers, block: &mut Block<'_>) {
+        let at = |lane, register| {
+            let (row, column) = self.shape.place(lane, register);
+            (self.from.lane + row, self.from.column + column)
+        };
+        match &self.registers {
+            TransferRegisters::Loaded(loaded) => {
+                for (number, register) in loaded.iter().enumerate() {
+                    let mut unknown = 0;
+                    let words = std::array::from_fn(|lane| {
+                        let (row, column) = at(lane, number);
+                        let (word, is_known) = block.tensor.word(row, column);
+                        unknown |= u32::from(!is_known) << lane;
+                        word
+                    });
+                    registers.deliver(*register, &words, unknown);
+                }
+            }
+            TransferRegisters::Stored(stored) => {
+                for (number, (words, unknown)) in stored.iter().enumerate() {
+                    for (lane, word) in words.iter().enumerate() {
+                        let (row, column) = at(lane, number);
+                        block.tensor.set(row, column, *word, unknown >> lane & 1 == 0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The moves of a warp that are under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Transfers {
+    waiting: VecDeque<Transfer>,
+    /// Loads and stores that were issued.
+    pub(crate) loads: u32,
+    pub(crate) stores: u32,
+}
+
+impl Transfers {
+    pub(crate) fn issue(&mut self, transfer: Transfer, registers: &mut Registers) {
+        if let TransferRegisters::Loaded(loaded) = &transfer.registers {
+            loaded.iter().for_each(|register| registers.expect(*register));
+            self.loads += 1;
+        } else {
+            self.stores += 1;
+        }
+        self.waiting.push_back(transfer);
+    }
+
+    /// Lands the oldest move.
+    pub(crate) fn land_one(&mut self, registers: &mut Registers, block: &mut Block<'_>) {
+        if let Some(transfer) = self.waiting.pop_front() {
+            transfer.land(registers, block);
+        }
+    }
+
+    /// Lands all loads, or all stores.
+    pub(crate) fn land(&mut self, loads: bool, registers: &mut Registers, block: &mut Block<'_>) {
+        let (landing, waiting) =
+            self.waiting.drain(..).partition::<Vec<_>, _>(|transfer| transfer.is_load() == loads);
+        self.waiting = waiting.into();
+        landing.iter().for_each(|transfer| transfer.land(registers, block));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+/// The words of registers that are stored.
+pub(crate) fn stored_words(registers: &Registers, operands: &[Operand]) -> TransferRegisters {
+    TransferRegisters::Stored(operands.iter().map(|operand| registers.word(*operand)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_of_sixteen_lanes_lie_as_a_warpgroups_sums_do() {
+        let place = |lane, register| TransferShape::Fragments16.place(lane, register);
+        // Register i of a lane: row lane / 4, 8 below where bit 1 is set; column 8 (i / 4) + 2 (lane mod 4) + i mod 2.
+        assert_eq!(
+            [place(0, 0), place(5, 1), place(5, 2), place(31, 7)],
+            [(0, 0), (1, 3), (9, 2), (15, 15)]
+        );
+        assert_eq!(TransferShape::Rows32.place(7, 3), (7, 3));
+    }
+}

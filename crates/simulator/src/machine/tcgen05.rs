@@ -1,0 +1,274 @@
+//! Instructions of tensor memory: who may issue them, what they are checked for, and what they start.
+
+use super::{block::Block, registers::lanes, run::known, warp::Warp};
+use crate::{
+    async_::{TensorProduct, Transfer, TransferRegisters, TransferShape, stored_words},
+    error::{FaultKind, Outcome, Trouble},
+    memory::{TensorPlace, cell},
+    ptx::{Address, Operand, Reg, Tcgen05},
+    race::Actor,
+    schedule::Landing,
+    tensor::{Descriptor, TensorShape},
+};
+
+/// Lanes of tensor memory that a warp reaches.
+const LANES_OF_A_WARP: usize = 32;
+
+fn misuse<T>(reason: impl Into<String>) -> Outcome<T> {
+    Err(Trouble::new(FaultKind::Misuse, reason))
+}
+
+impl Block<'_> {
+    pub(super) fn tcgen05(
+        &mut self,
+        warp: &mut Warp,
+        instruction: &Tcgen05,
+        mask: u32,
+        at: usize,
+    ) -> Outcome {
+        match instruction {
+            Tcgen05::Allocate { address, columns } => {
+                self.allocate_tensor(warp, *address, *columns, mask)
+            }
+            Tcgen05::Free { place, columns } => self.free_tensor(warp, *place, *columns, mask),
+            Tcgen05::Relinquish => {
+                self.tensor.relinquish();
+                Ok(())
+            }
+            Tcgen05::Product { .. } => self.tensor_product(warp, instruction, mask, at),
+            Tcgen05::Commit { barrier } => self.tensor_commit(warp, *barrier, mask, at),
+            Tcgen05::Load { shape, dst, address } => {
+                self.transfer(warp, *shape, *address, &Moved::Loaded(dst))
+            }
+            Tcgen05::Store { shape, src, address } => {
+                self.transfer(warp, *shape, *address, &Moved::Stored(src))
+            }
+            Tcgen05::WaitLoads | Tcgen05::WaitStores => {
+                let loads = matches!(instruction, Tcgen05::WaitLoads);
+                warp.transfers.land(loads, &mut warp.registers, self);
+                if let Some(races) = &mut self.races {
+                    let (actor, time) = match loads {
+                        true => (Actor::TensorLoad, warp.transfers.loads),
+                        false => (Actor::TensorStore, warp.transfers.stores),
+                    };
+                    races.waited_for_tensor(warp.index, actor, time);
+                }
+                Ok(())
+            }
+            Tcgen05::FenceAfter => {
+                if let Some(races) = &mut self.races {
+                    races.tensor_fence(warp.index);
+                }
+                Ok(())
+            }
+            Tcgen05::FenceBefore => Ok(()),
+        }
+    }
+
+    /// An operand that all threads of an instruction have to agree on.
+    fn agreed(&self, warp: &Warp, operand: Operand, mask: u32, what: &str) -> Outcome<u64> {
+        known(warp, operand, mask, what)?;
+        let values = warp.registers.get(operand)?;
+        let first = values[mask.trailing_zeros() as usize];
+        if lanes(mask).any(|lane| values[lane] != first) {
+            return misuse(format!("threads of a warp disagree on {what}"));
+        }
+        Ok(first)
+    }
+
+    fn allocate_tensor(
+        &mut self,
+        warp: &mut Warp,
+        address: Address,
+        columns: Operand,
+        mask: u32,
+    ) -> Outcome {
+        let columns = self.agreed(warp, columns, mask, "a number of columns")? as u32;
+        let lane = mask.trailing_zeros() as usize;
+        let address = self.shared_addresses(warp, address, mask)?[lane];
+        let places = self.tensor.free_places(columns)?;
+        let choice = match self.landing {
+            Landing::Earliest => 0,
+            _ => self.dice.roll(places.len() as u64) as usize,
+        };
+        let Some(place) = places.get(choice) else {
+            let used = self.tensor.in_use();
+            let reason =
+                format!("waits for {columns} columns of tensor memory; in use are {used:?}");
+            return Err(Trouble::new(FaultKind::Deadlock, reason));
+        };
+        self.tensor.allocate(*place, columns);
+        if let Some(races) = &mut self.races {
+            races.write(warp.index, Actor::Lane(lane), 0, address, 4)?;
+        }
+        self.shared.write(address, &(*place as u32).to_le_bytes(), true)
+    }
+
+    fn free_tensor(&mut self, warp: &Warp, place: Operand, columns: Operand, mask: u32) -> Outcome {
+        let columns = self.agreed(warp, columns, mask, "a number of columns")? as u32;
+        let place = self.agreed(warp, place, mask, "a place in tensor memory")? as u32;
+        let freed = self.tensor.free(TensorPlace::decode(place), columns)?;
+        if let Some(races) = &mut self.races {
+            let cells = (0..128).step_by(16);
+            let cells = cells.flat_map(|lane| freed.clone().map(move |column| cell(lane, column)));
+            races.tensor_free(warp.index, cells)?;
+        }
+        Ok(())
+    }
+
+    /// The one thread that issues an instruction.
+    fn issuer(mask: u32) -> Outcome<usize> {
+        if mask.count_ones() != 1 {
+            let count = mask.count_ones();
+            return misuse(format!("{count} threads of a warp issue it, and each of them counts"));
+        }
+        Ok(mask.trailing_zeros() as usize)
+    }
+
+    fn tensor_product(
+        &mut self,
+        warp: &Warp,
+        instruction: &Tcgen05,
+        mask: u32,
+        at: usize,
+    ) -> Outcome {
+        let Tcgen05::Product { kind, sums, descriptors, instruction, disabled, accumulate } =
+            instruction
+        else {
+            return Ok(());
+        };
+        let lane = Self::issuer(mask)?;
+        let value = |operand: Operand, what: &str| -> Outcome<u64> {
+            known(warp, operand, mask, what)?;
+            Ok(warp.registers.get(operand)?[lane])
+        };
+        let bits = value(*instruction, "an instruction descriptor")? as u32;
+        let shape = TensorShape::decode(bits, *kind)?;
+        let place = TensorPlace::decode(self.addresses(warp, *sums, mask)?[lane] as u32);
+        if place.lane != 0 {
+            return misuse(format!("sums begin at lane {} of tensor memory, not at 0", place.lane));
+        }
+        self.tensor.check(place.column..place.column + shape.n)?;
+        let mut parts = [place.column as u64; 2];
+        for (part, operand) in parts.iter_mut().zip(descriptors) {
+            *part = value(*operand, "a descriptor")?;
+        }
+        let [a, b] = parts.map(Descriptor::decode_tcgen05);
+        let mut lanes_off = 0_u128;
+        for (word, operand) in disabled.iter().enumerate() {
+            lanes_off |=
+                u128::from(value(*operand, "which lanes are written")? as u32) << (32 * word);
+        }
+        let product = TensorProduct {
+            shape,
+            column: place.column,
+            descriptors: [a?, b?],
+            accumulate: value(*accumulate, "whether sums begin anew")? == 1,
+            disabled: lanes_off,
+        };
+        let time = self.tensor_work.products(warp.index) + 1;
+        if let Some(races) = &mut self.races {
+            for operand in product.operands() {
+                operand
+                    .addresses()
+                    .try_for_each(|at| races.read(warp.index, Actor::Product, time, at, 16))?;
+            }
+            races.tensor_access(warp.index, Actor::Product, time, product.cells())?;
+        }
+        if let Some(other) = self.tensor_work.open_lane(warp.index).filter(|other| *other != lane) {
+            return misuse(format!(
+                "lane {lane} issues a product behind one of lane {other}, and one commit does not cover both"
+            ));
+        }
+        self.tensor_work.issue(warp.index, at, lane, product);
+        self.land_at_once(warp.index)
+    }
+
+    fn tensor_commit(&mut self, warp: &Warp, barrier: Address, mask: u32, at: usize) -> Outcome {
+        let lane = Self::issuer(mask)?;
+        let address = self.barrier_addresses(warp, barrier, mask)?[lane];
+        self.check_made(warp.index, address)?;
+        if let Some(other) = self.tensor_work.open_lane(warp.index).filter(|other| *other != lane) {
+            return misuse(format!("lane {lane} commits, and lane {other} issued the products"));
+        }
+        if !self.barriers.get(address)?.shown {
+            let reason = format!(
+                "the barrier at shared {address:#x} is told of products, and no fence has shown its \
+                 initialization to the tensor cores"
+            );
+            return Err(Trouble::new(FaultKind::ProxyFence, reason));
+        }
+        let time = self.tensor_work.products(warp.index);
+        let clock = self.races.as_ref().map(|races| races.committed(warp.index, time));
+        self.tensor_work.commit(warp.index, at, address, clock);
+        self.land_at_once(warp.index)
+    }
+
+    fn land_at_once(&mut self, warp: usize) -> Outcome {
+        match self.landing {
+            Landing::Earliest => self.land_tensor_work(warp),
+            _ => Ok(()),
+        }
+    }
+
+    /// A warp moves words between its registers and its lanes of tensor memory.
+    fn transfer(
+        &mut self,
+        warp: &mut Warp,
+        shape: TransferShape,
+        address: Address,
+        moved: &Moved<'_>,
+    ) -> Outcome {
+        known(warp, address.base, u32::MAX, "a place in tensor memory")?;
+        let places = self.addresses(warp, address, u32::MAX)?;
+        if places.iter().any(|place| *place != places[0]) {
+            return misuse("threads of a warp disagree on a place in tensor memory");
+        }
+        let from = TensorPlace::decode(places[0] as u32);
+        let first = LANES_OF_A_WARP * (warp.index % 4);
+        let is_inside = from.lane >= first
+            && from.lane + shape.lanes() <= first + LANES_OF_A_WARP
+            && from.lane.is_multiple_of(shape.lanes());
+        if !is_inside {
+            let (index, count, end) = (warp.index, shape.lanes(), first + LANES_OF_A_WARP);
+            return misuse(format!(
+                "warp {index} accesses {count} lanes of tensor memory from {} on; its lanes are {first} to {end}",
+                from.lane
+            ));
+        }
+        let (registers, actor, time) = match moved {
+            Moved::Loaded(loaded) => {
+                if loaded.iter().any(|register| warp.registers.is_coming(Operand::Reg(*register))) {
+                    let reason = "loads to a register whose value is still to come";
+                    return Err(Trouble::new(FaultKind::Race, reason));
+                }
+                let registers = TransferRegisters::Loaded(loaded.to_vec());
+                (registers, Actor::TensorLoad, warp.transfers.loads + 1)
+            }
+            Moved::Stored(stored) => {
+                for operand in *stored {
+                    // A value that is still to come is an error.
+                    warp.registers.get(*operand)?;
+                }
+                let registers = stored_words(&warp.registers, stored);
+                (registers, Actor::TensorStore, warp.transfers.stores + 1)
+            }
+        };
+        let transfer = Transfer { shape, from, registers };
+        self.tensor.check(transfer.columns())?;
+        if let Some(races) = &mut self.races {
+            races.tensor_access(warp.index, actor, time, transfer.cells())?;
+        }
+        warp.transfers.issue(transfer, &mut warp.registers);
+        if self.landing == Landing::Earliest {
+            warp.transfers.land_one(&mut warp.registers, self);
+        }
+        Ok(())
+    }
+}
+
+/// The registers of a move, as the instruction names them.
+enum Moved<'a> {
+    Loaded(&'a [Reg]),
+    Stored(&'a [Operand]),
+}
