@@ -103,6 +103,8 @@ mod resources;
 mod rotary;
 #[path = "integration/row_sum.rs"]
 mod row_sum;
+#[path = "integration/scan.rs"]
+mod scan;
 #[path = "integration/sgd.rs"]
 mod sgd;
 #[path = "integration/softmax.rs"]
@@ -205,6 +207,7 @@ fn main() -> ExitCode {
         rotary::trials(),
         row_sum::trials(),
         profile::trials(),
+        scan::trials(),
         sgd::trials(),
         softmax::trials(),
         square_sum::trials(),

@@ -19,6 +19,7 @@ use crate::{
         random::Random,
         reduce::Reduction,
         row_sum::RowSum,
+        scan::Scan,
         softmax::{SoftmaxPass, SoftmaxSearch},
     },
     interpolate,
@@ -114,7 +115,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 20] = [
+const OURS: [(&str, Register); 21] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -140,6 +141,7 @@ const OURS: [(&str, Register); 20] = [
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (Reduction::NAME, |_| register(SingleSearch::<Reduction>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
+    (Scan::NAME, |_| register(SingleSearch::<Scan>::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
 ];

@@ -59,6 +59,7 @@ pub mod random;
 pub mod recorder;
 pub mod rotary;
 pub mod row_sum;
+pub mod scan;
 pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
