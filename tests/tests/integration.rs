@@ -105,6 +105,8 @@ mod rotary;
 mod row_sum;
 #[path = "integration/scan.rs"]
 mod scan;
+#[path = "integration/scatter.rs"]
+mod scatter;
 #[path = "integration/sgd.rs"]
 mod sgd;
 #[path = "integration/softmax.rs"]
@@ -125,6 +127,8 @@ mod step_one;
 mod step_training;
 #[path = "integration/swiglu.rs"]
 mod swiglu;
+#[path = "integration/top_k.rs"]
+mod top_k;
 #[path = "integration/trainer.rs"]
 mod trainer;
 #[path = "integration/training.rs"]
@@ -208,10 +212,12 @@ fn main() -> ExitCode {
         row_sum::trials(),
         profile::trials(),
         scan::trials(),
+        scatter::trials(),
         sgd::trials(),
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),
+        top_k::trials(),
         trainer::trials(),
         training::trials(),
         vision::trials(),

@@ -18,4 +18,6 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod row_sum;
 pub(crate) mod scan;
+pub(crate) mod scatter;
 pub(crate) mod softmax;
+pub(crate) mod top_k;
