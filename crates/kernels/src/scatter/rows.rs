@@ -52,7 +52,8 @@ pub(crate) fn scatter_rows_kernel<F: Float>(
                 let low = 2 * distance * (pair / distance) + pair % distance;
                 let lower = keys[low as usize];
                 let upper = keys[(low + distance) as usize];
-                if (lower > upper) == (low & run == 0) {
+                let ascends = low & run == 0;
+                if (ascends && lower > upper) || (!ascends && lower < upper) {
                     keys[low as usize] = upper;
                     keys[(low + distance) as usize] = lower;
                 }

@@ -54,7 +54,8 @@ pub(crate) fn top_k_kernel<F: Float>(
                 let (low_key, low_place) = (keys[low as usize], places[low as usize]);
                 let (high_key, high_place) = (keys[high as usize], places[high as usize]);
                 let follows = low_key > high_key || (low_key == high_key && low_place > high_place);
-                if follows == (low & run == 0) {
+                let ascends = low & run == 0;
+                if (ascends && follows) || (!ascends && !follows) {
                     keys[low as usize] = high_key;
                     places[low as usize] = high_place;
                     keys[high as usize] = low_key;

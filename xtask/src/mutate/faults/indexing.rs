@@ -69,7 +69,7 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/scatter/rows.rs",
         tests: SCATTER,
         rows: &[
-            device("runs merged in one direction", "(low & run == 0)", "(low & distance == 0)"),
+            device("runs merged in one direction", "low & run == 0", "low & distance == 0"),
             statement(
                 "terms mistaken for each other",
                 "key = (place << PLACE_BITS) | term;",
@@ -114,7 +114,7 @@ pub(super) const FILES: &[InFile] = &[
                 "select(is_negative, bits, !(bits | SIGN))",
                 "select(is_negative, !bits | SIGN, !(bits | SIGN))",
             ),
-            device("runs merged in one direction", "(low & run == 0)", "(low & distance == 0)"),
+            device("runs merged in one direction", "low & run == 0", "low & distance == 0"),
             statement(
                 "ranks for places",
                 "indices[(CUBE_POS_X * k + rank) as usize] = i32::cast_from(place);",
