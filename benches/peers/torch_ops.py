@@ -167,6 +167,8 @@ OPERATIONS = {
     "softmax": along(lambda x, dim: x.softmax(dim)),
     "log_softmax": along(lambda x, dim: x.log_softmax(dim)),
     "cumsum": along(lambda x, dim: x.cumsum(dim)),
+    "cumprod": along(lambda x, dim: x.cumprod(dim)),
+    "cummax": along(lambda x, dim: x.cummax(dim)),
     "sum_all": of_one(lambda x, _: x.sum()),
     "mean_all": of_one(lambda x, _: x.mean()),
     "max_all": of_one(lambda x, _: x.max()),

@@ -103,6 +103,10 @@ mod resources;
 mod rotary;
 #[path = "integration/row_sum.rs"]
 mod row_sum;
+#[path = "integration/scan.rs"]
+mod scan;
+#[path = "integration/scatter.rs"]
+mod scatter;
 #[path = "integration/sgd.rs"]
 mod sgd;
 #[path = "integration/softmax.rs"]
@@ -123,6 +127,8 @@ mod step_one;
 mod step_training;
 #[path = "integration/swiglu.rs"]
 mod swiglu;
+#[path = "integration/top_k.rs"]
+mod top_k;
 #[path = "integration/trainer.rs"]
 mod trainer;
 #[path = "integration/training.rs"]
@@ -205,10 +211,13 @@ fn main() -> ExitCode {
         rotary::trials(),
         row_sum::trials(),
         profile::trials(),
+        scan::trials(),
+        scatter::trials(),
         sgd::trials(),
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),
+        top_k::trials(),
         trainer::trials(),
         training::trials(),
         vision::trials(),

@@ -19,7 +19,10 @@ use crate::{
         random::Random,
         reduce::Reduction,
         row_sum::RowSum,
+        scan::Scan,
+        scatter::{Scatter, ScatterSearch},
         softmax::{SoftmaxPass, SoftmaxSearch},
+        top_k::Largest,
     },
     interpolate,
     ops::{attention, fp8_linear},
@@ -114,7 +117,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 20] = [
+const OURS: [(&str, Register); 23] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -140,8 +143,11 @@ const OURS: [(&str, Register); 20] = [
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (Reduction::NAME, |_| register(SingleSearch::<Reduction>::default())),
     (RowSum::NAME, |_| register(SingleSearch::<RowSum>::default())),
+    (Scan::NAME, |_| register(SingleSearch::<Scan>::default())),
+    (Scatter::NAME, |_| register(ScatterSearch::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
     (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
+    (Largest::NAME, |_| register(SingleSearch::<Largest>::default())),
 ];
 
 /// Those whose gain was not measured on a GPU yet.

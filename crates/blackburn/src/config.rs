@@ -68,7 +68,7 @@ pub struct Config {
     /// `BlackburnBatchNorm`, `BlackburnChannelSum`, `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`,
     /// `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`,
     /// `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`,
-    /// `BlackburnSgd`, `BlackburnSoftmax`).
+    /// `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSoftmax`, `BlackburnTopK`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

@@ -59,12 +59,15 @@ pub mod random;
 pub mod recorder;
 pub mod rotary;
 pub mod row_sum;
+pub mod scan;
+pub mod scatter;
 pub mod sgd;
 pub mod softmax;
 pub mod square_sum;
 pub mod step;
 pub mod swiglu;
 mod together;
+pub mod top_k;
 pub mod variants;
 
 pub use device::{DeviceProfile, plane_units};

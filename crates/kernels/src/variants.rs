@@ -7,7 +7,7 @@
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
     embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, overwrite, pool,
-    quantize, random, rotary, row_sum, sgd, softmax, square_sum, swiglu,
+    quantize, random, rotary, row_sum, scan, scatter, sgd, softmax, square_sum, swiglu, top_k,
 };
 use cubecl::{
     client::Client,
@@ -70,6 +70,8 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         rotary::variants(),
         column_sum::variants(),
         row_sum::variants(),
+        scan::variants(),
+        scatter::variants(client),
         conv::variants(client),
         dropout::variants(),
         batch_norm::variants(),
@@ -89,6 +91,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         overwrite::variants(),
         pool::variants(),
         random::variants(),
+        top_k::variants(),
     ]
     .into_iter()
     .flatten()

@@ -24,6 +24,7 @@
 //! | [`batch_norm`] | batch normalization of channels, with what follows it, and the gradients, with their bounds |
 //! | [`layer_norm`] | layer and RMS normalization and their gradients, with their bounds |
 //! | [`interpolate`] | resized images, and the gradient with its bounds |
+//! | [`scan`] | cumulative sums, products, maxima and minima, with their bounds |
 //! | [`pool`] | pools of images by maxima and averages, and the gradients, with their bounds |
 //! | [`activation`] | what may follow a linear layer, with its bounds |
 //! | [`adamw`] | a step of AdamW, with its bounds, and rounding by chance |
@@ -64,6 +65,7 @@ pub mod pool;
 pub mod random;
 pub mod random_signs;
 pub mod rotary;
+pub mod scan;
 pub mod sgd;
 pub mod shapes;
 pub mod softmax;

@@ -28,6 +28,9 @@ pub(crate) fn add(cases: &mut Cases) {
     over_dims!(cases, "log_softmax", (2 * e, 0), numbers, |x, dim| log_softmax(x, dim));
     along!(cases, "softmax", (2 * e, 0), numbers, rows 1, |x, dim| softmax(x, dim));
     over_dims!(cases, "cumsum", (2 * e, 0), numbers, |x, dim| x.cumsum(dim));
+    along!(cases, "cumsum", (2 * e, 0), numbers, rows 1, |x, dim| x.cumsum(dim));
+    along!(cases, "cumprod", (2 * e, 0), numbers, matrix 1, |x, dim| x.cumprod(dim));
+    along!(cases, "cummax", (2 * e, 0), numbers, matrix 1, |x, dim| x.cummax(dim));
 
     of_all(cases);
     sorts(cases);

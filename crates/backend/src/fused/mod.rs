@@ -17,4 +17,7 @@ pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod row_sum;
+pub(crate) mod scan;
+pub(crate) mod scatter;
 pub(crate) mod softmax;
+pub(crate) mod top_k;

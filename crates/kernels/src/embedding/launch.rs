@@ -98,7 +98,7 @@ pub fn embedding_backward(
 
 /// The indices in ascending order, those that name none of `rows` as that number behind all others, and the
 /// place of each.
-fn sorted(client: &Client, index: &Buffer, rows: usize) -> [Buffer; 2] {
+pub(crate) fn sorted(client: &Client, index: &Buffer, rows: usize) -> [Buffer; 2] {
     let places = index.elements;
     let stretch = places.div_ceil(MOST_SORT_CUBES).next_multiple_of(DIGITS as usize);
     let cubes = places.div_ceil(stretch);

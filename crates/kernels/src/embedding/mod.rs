@@ -31,5 +31,6 @@ mod sort;
 pub mod variants;
 
 pub use launch::embedding_backward;
+pub(crate) use launch::sorted;
 pub use problem::EmbeddingProblem;
 pub(crate) use variants::variants;

@@ -9,6 +9,7 @@ mod backend;
 mod conv;
 mod cross_entropy;
 mod elementwise;
+mod indexing;
 mod interpolate;
 mod matmul;
 mod optimizers;
@@ -107,6 +108,7 @@ pub(super) fn all() -> Vec<Fault> {
         conv::FILES,
         pool::FILES,
         interpolate::FILES,
+        indexing::FILES,
         attention::FILES,
         backend::FILES,
     ];
