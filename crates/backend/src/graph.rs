@@ -5,7 +5,7 @@
 //! `blackburn_train::graph` takes care of what lies there.
 
 #[cfg(feature = "gpu")]
-use crate::random;
+use crate::{ops::fp8_linear::marked, random};
 #[cfg(feature = "gpu")]
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
 use burn::tensor::{Device, Tensor, kind};
@@ -120,6 +120,13 @@ impl Identity {
     }
 }
 
+/// Lets go of what products of earlier passes keep for later ones, codes in 8 bits. A pass that is to be recorded begins
+/// so, and so do those before it: they have to take the memory that it will take.
+pub fn begin_pass() {
+    #[cfg(feature = "gpu")]
+    marked::forget_casts();
+}
+
 /// Gets `device` ready to record on this thread. What runs from here until [`start`] is warm-up: it
 /// allocates what the recording will use again.
 ///
@@ -141,7 +148,11 @@ pub fn prepare(device: &Device) -> Result<(), GraphError> {
 /// [`GraphError`], after which the device works as before.
 pub fn start(device: &Device) -> Result<(), GraphError> {
     #[cfg(feature = "gpu")]
-    return ask(device, "start", Dispatch::graph_start_capture).inspect(|()| RECORDING.set(true));
+    return ask(device, "start", Dispatch::graph_start_capture).inspect(|()| {
+        RECORDING.set(true);
+        // What was cast before may have other numbers when this is replayed.
+        marked::forget_casts();
+    });
     #[cfg(not(feature = "gpu"))]
     Err(unsupported(device))
 }
@@ -158,6 +169,8 @@ pub fn stop(device: &Device) -> Result<Graph, GraphError> {
         let recorded = ask(device, "end", Dispatch::graph_stop_capture);
         RECORDING.set(false);
         random::leave_pass();
+        // What was recorded has not been cast.
+        marked::forget_casts();
         recorded.map(|recorded| Graph { recorded, device: device.clone() })
     }
     #[cfg(not(feature = "gpu"))]
@@ -197,8 +210,11 @@ impl Graph {
         {
             REPLAYS.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the caller's.
-            unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.recorded) }
-                .map_err(|error| refused("replay", &error))
+            let replayed =
+                unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.recorded) };
+            // A replay writes without a word to those who hold the memory.
+            marked::forget_casts();
+            replayed.map_err(|error| refused("replay", &error))
         }
         #[cfg(not(feature = "gpu"))]
         match self.recorded {}

@@ -34,10 +34,14 @@
 //! `Precision::Fp8` of `blackburn::train::precision` does this for a whole model: it [marks](mark) the weights of
 //! linear layers, and the modules stay as they are.
 //!
+//! A layer's input, weight and output gradient are cast once each, to rows and to their transpose in one pass, and the
+//! three products share the codes. Layers that read the same input share them, too. [`Tally`] tells how many casts
+//! there were, and which share of all products' arithmetic ran in 8 bits.
+//!
 //! Each tensor is scaled by its own largest number, found on the device in the same step ("current scaling"). There
 //! is no history to keep, to save or to warm up. You decide what stays in 16 bits. Recipes usually leave there the
 //! first and the last layer of a language model, normalization, and attention's own products.
 
 pub use blackburn_backend::fp8_linear::{
-    Format, Promotion, Recipe, linear, linear_forward, mark, serves_marks,
+    Format, Promotion, Recipe, Tally, linear, linear_forward, mark, serves_marks,
 };

@@ -1,5 +1,7 @@
 //! Rounding to 8 bits on the device, against f64, and linear layers that compute with it.
 
+#[path = "fp8_casts.rs"]
+mod casts;
 #[path = "fp8_layer.rs"]
 mod layer;
 #[path = "fp8_linear.rs"]
@@ -63,6 +65,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]);
     trials.extend(linear::trials());
     trials.extend(marked::trials());
+    trials.extend(casts::trials());
     trials
 }
 

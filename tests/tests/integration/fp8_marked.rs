@@ -205,6 +205,11 @@ fn taken_over(device: &Device) -> Result<(), Failed> {
         let y = linear(put(&x, [rows, inputs]), operation(marked), None);
         let forward = case(rows, outputs, inputs, Layout::RowMajor);
         check(&format!("a weight {name}"), &forward, &x, &made, y.inner())?;
+
+        // One that has not been multiplied, so that its mark alone holds it.
+        let marked = fp8::mark(put(&weight, [inputs, outputs]), &recipe);
+        let y = linear(put(&x, [rows, inputs]), operation(marked), None);
+        check(&format!("an unused weight {name}"), &forward, &x, &made, y.inner())?;
     }
     Ok(())
 }

@@ -4,12 +4,15 @@
 //! Prints rows of `benches/results`. The peer is `peers/torch_models.py`. ResNet-50 is timed by `resnet speed`, GPT-2
 //! by `gpt train`.
 
-use blackburn::train::{
-    graph::{GraphStatus, PassTensors},
-    memory::MemoryMonitor,
-    precision::{Precision, PrecisionPolicy},
-    profile::Profiler,
-    trainer::{Trainer, TrainerConfig},
+use blackburn::{
+    fp8::Tally,
+    train::{
+        graph::{GraphStatus, PassTensors},
+        memory::MemoryMonitor,
+        precision::{Precision, PrecisionPolicy},
+        profile::Profiler,
+        trainer::{Trainer, TrainerConfig},
+    },
 };
 use blackburn_benches::device;
 use burn::{
@@ -84,9 +87,9 @@ struct Arguments {
     /// Whose modules, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Spelling::value_variants().to_vec())]
     modules: Vec<Spelling>,
-    /// What is computed in: f32, tf32, bf16, f16 or fp8.
-    #[arg(long, default_value = "bf16")]
-    precision: Precision,
+    /// What is computed in, separated by commas: f32, tf32, bf16, f16 or fp8. With fp8 a model's head stays in bf16.
+    #[arg(long, value_delimiter = ',', default_value = "bf16")]
+    precision: Vec<Precision>,
     /// Sequences or images of a step; each model has a number of its own without this.
     #[arg(long)]
     batch: Option<usize>,
@@ -126,6 +129,9 @@ struct Arguments {
 enum Name {
     BertLarge,
     Gpt2,
+    /// As GPT-2, four layers of width 4096.
+    #[value(name = "gpt-4096")]
+    WideGpt,
     #[value(name = "llama-1.1b")]
     Llama,
     #[value(name = "vit-b16")]
@@ -164,6 +170,7 @@ impl Shape {
         let [batch, length, width, layers, classes] = match name {
             Name::BertLarge => [16, 512, 1024, 24, 30522],
             Name::Gpt2 => [8, 1024, 768, 12, 50304],
+            Name::WideGpt => [8, 1024, 4096, 4, 50304],
             Name::Llama => [8, 2048, 2048, 22, 32000],
             Name::Vit => [128, 224, 768, 12, 1000],
             Name::MobileNet => [128, 224, 0, 0, 1000],
@@ -180,6 +187,7 @@ impl Shape {
 struct Case<'a> {
     name: Name,
     spelling: Spelling,
+    precision: Precision,
     shape: Shape,
     arguments: &'a Arguments,
     device: &'a Device,
@@ -199,13 +207,27 @@ impl Case<'_> {
 
     fn numbers<const D: usize>(&self, dims: [usize; D]) -> Tensor<D> {
         let numbers: Tensor<D> = Tensor::random(dims, Distribution::Normal(0.0, 1.0), self.device);
-        let dtype = self.arguments.precision.dtype();
-        Tensor::from_inner(numbers.cast(dtype))
+        Tensor::from_inner(numbers.cast(self.precision.dtype()))
     }
 
     fn images(&self) -> Tensor<4> {
         let Shape { batch, length, .. } = self.shape;
         self.numbers([batch, 3, length, length])
+    }
+
+    /// As recipes in the literature have it, the head is not in 8 bits.
+    fn policy(&self) -> PrecisionPolicy {
+        let policy = PrecisionPolicy::new(self.precision);
+        let policy = match self.spelling {
+            Spelling::Burn => policy,
+            Spelling::Blackburn => policy.with_drop_ins(),
+        };
+        match self.name {
+            Name::BertLarge | Name::Llama | Name::Vit | Name::MobileNet | Name::Seq2seq => {
+                policy.without_fp8("head")
+            }
+            _ => policy,
+        }
     }
 
     /// Times a model's steps and prints the row.
@@ -215,11 +237,8 @@ impl Case<'_> {
         batch: I,
         loss: impl Fn(&M, I) -> Tensor<1>,
     ) -> Result<(), Box<dyn Error>> {
-        let policy = PrecisionPolicy::new(self.arguments.precision);
-        let policy = match self.spelling {
-            Spelling::Burn => policy,
-            Spelling::Blackburn => policy.with_drop_ins(),
-        };
+        let policy = self.policy();
+        let before = Tally::now();
         if self.arguments.plain_loop {
             let mut model = Some(policy.apply(model)?);
             let mut optimizer = AdamWConfig::new().init();
@@ -230,7 +249,8 @@ impl Case<'_> {
                 model = Some(optimizer.step(1e-4, current, gradients));
                 Ok(())
             })?;
-            self.print(&times, first, "not recorded: a loop of Burn's own, with its AdamW");
+            let passes = "not recorded: a loop of Burn's own, with its AdamW";
+            self.print(&times, first, passes, Tally::now().since(before));
             return Ok(());
         }
         let config = TrainerConfig::new(1e-4).with_policy(policy).with_max_norm(f64::INFINITY);
@@ -256,7 +276,7 @@ impl Case<'_> {
             GraphStatus::WarmUp => "not recorded yet".into(),
             GraphStatus::Unrecorded { reason } => format!("not recorded: {reason}"),
         };
-        self.print(&times, first, &passes);
+        self.print(&times, first, &passes, Tally::now().since(before));
         Ok(())
     }
 
@@ -288,7 +308,7 @@ impl Case<'_> {
         Ok((first, times))
     }
 
-    fn print(&self, times: &[f64], first: f64, passes: &str) {
+    fn print(&self, times: &[f64], first: f64, passes: &str, products: Tally) {
         let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
         let Self { arguments, shape, .. } = self;
         let length = shape.length;
@@ -297,7 +317,7 @@ impl Case<'_> {
             Name::Lstm | Name::Gru => {
                 (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
             }
-            Name::BertLarge | Name::Gpt2 | Name::Llama | Name::Seq2seq => {
+            Name::BertLarge | Name::Gpt2 | Name::WideGpt | Name::Llama | Name::Seq2seq => {
                 (format!("T{length}"), shape.batch * length, "tokens/s")
             }
             Name::Vit | Name::MobileNet | Name::UNet => (String::new(), shape.batch, "images/s"),
@@ -310,11 +330,16 @@ impl Case<'_> {
         let [median, least, most] = [times.len() / 2, 0, times.len() - 1].map(|place| times[place]);
         let rate = items as f64 * 1e3 / median;
         let memory = reserved as f64 / (1u64 << 30) as f64;
-        let Arguments { date, commit, note, precision, .. } = arguments;
+        let in_fp8 = match self.precision.recipe() {
+            Some(_) => format!("; {products}"),
+            None => String::new(),
+        };
+        let Arguments { date, commit, note, .. } = arguments;
+        let precision = self.precision;
         println!(
             "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}{how}\tblackburn\t{median:.3}\t{least:.3}\t\
              {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping; passes {passes}; \
-             first 16 steps {first:.1} s; {memory:.2} GiB reserved{note}",
+             first 16 steps {first:.1} s; {memory:.2} GiB reserved{in_fp8}{note}",
             shape.batch
         );
     }
@@ -342,7 +367,7 @@ impl Case<'_> {
                 let (ids, targets) = tokens();
                 time!(Bert, (ids, self.places(length), targets))
             }
-            Name::Gpt2 => {
+            Name::Gpt2 | Name::WideGpt => {
                 let (ids, targets) = tokens();
                 time!(Gpt, (ids, self.places(length), targets))
             }
@@ -380,15 +405,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     blackburn::init()?;
     for &name in &arguments.models {
         for &spelling in &arguments.modules {
-            let shape = Shape::of(name, &arguments);
-            let case = Case { name, spelling, shape, arguments: &arguments, device: &device };
-            // One model that fails leaves the others to be timed. A panic has told itself.
-            match catch_unwind(AssertUnwindSafe(|| case.run())) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => eprintln!("{name:?} of {spelling:?}: {error}"),
-                Err(_) => eprintln!("{name:?} of {spelling:?}: it panicked"),
+            for &precision in &arguments.precision {
+                let shape = Shape::of(name, &arguments);
+                let arguments = &arguments;
+                let case = Case { name, spelling, precision, shape, arguments, device: &device };
+                // One model that fails leaves the others to be timed. A panic has told itself.
+                match catch_unwind(AssertUnwindSafe(|| case.run())) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => eprintln!("{name:?} of {spelling:?}, {precision}: {error}"),
+                    Err(_) => eprintln!("{name:?} of {spelling:?}, {precision}: it panicked"),
+                }
+                device.memory_cleanup();
             }
-            device.memory_cleanup();
         }
     }
     Ok(())

@@ -4,7 +4,10 @@
 //! All clones of the tensor have the new numbers.
 
 #[cfg(feature = "gpu")]
-use crate::tensors::{contiguous_buffer, rows_of};
+use crate::{
+    ops::fp8_linear::marked,
+    tensors::{contiguous_buffer, rows_of},
+};
 #[cfg(feature = "gpu")]
 use blackburn_kernels::overwrite::{Overwrite, Rows, overwrite_many};
 use burn::{
@@ -57,6 +60,7 @@ fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
 #[cfg(feature = "gpu")]
 pub(crate) fn overwrite_together(pairs: &[(&CubeTensor, CubeTensor)]) {
     let Some((first, _)) = pairs.first() else { return };
+    marked::forget_casts();
     let all: Vec<_> = pairs.iter().map(|(target, source)| by_rows(target, source)).collect();
     overwrite_many(&first.client, &all).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -10,6 +10,9 @@ pub(crate) const UNITS: u32 = 256;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
 /// `partials[c]` is the largest of the magnitudes that cube c saw.
+///
+/// It goes through x from the end, which the kernel that made x wrote last, and leaves the beginning in the cache,
+/// where the cast begins.
 #[cube(launch_unchecked)]
 pub(crate) fn quantize_amax_kernel<I: Float, N: Size>(
     x: &[Vector<I, N>],
@@ -20,7 +23,7 @@ pub(crate) fn quantize_amax_kernel<I: Float, N: Size>(
     let mut largest = 0u32;
     let mut index = CUBE_POS_X * UNITS + UNIT_POS;
     while index < vectors {
-        let value = Vector::<f32, N>::cast_from(x[index as usize]);
+        let value = Vector::<f32, N>::cast_from(x[(vectors - 1 - index) as usize]);
         #[unroll]
         for lane in 0..N::value().comptime() {
             largest = max(largest, u32::reinterpret(value.extract(lane)) & MAGNITUDE);

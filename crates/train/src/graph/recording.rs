@@ -46,6 +46,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let inputs = inputs.held();
         let run = || {
             drain(device)?;
+            graph::begin_pass();
             let done = pass(model, inputs.clone());
             // Work whose results are let go of before it ran would not run.
             device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;

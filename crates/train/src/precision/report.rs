@@ -39,6 +39,10 @@ pub struct PrecisionReport {
     pub stored_bytes: usize,
     /// Of the copies that a step makes of them, all at once alive at the end of a forward pass.
     pub cast_bytes: usize,
+    /// Numbers in the weights of linear layers.
+    pub linear_weights: usize,
+    /// Those among them that are multiplied in 8 bits.
+    pub fp8_weights: usize,
 }
 
 impl PrecisionReport {
@@ -49,8 +53,17 @@ impl PrecisionReport {
         computation: impl Fn(&FloatParameter) -> Option<Computation>,
     ) -> Self {
         let dtype: DType = precision.dtype().into();
-        let mut report =
-            Self { precision, masters, layers: Vec::new(), stored_bytes: 0, cast_bytes: 0 };
+        let mut report = Self {
+            precision,
+            masters,
+            layers: Vec::new(),
+            stored_bytes: 0,
+            cast_bytes: 0,
+            linear_weights: 0,
+            fp8_weights: 0,
+        };
+        // The layer whose weight was so last: its bias follows.
+        let mut multiplied_in_8_bits = None;
         for parameter in &parameters {
             let computation = computation(parameter);
             let computed = if computation.is_none() { DType::F32 } else { dtype };
@@ -60,17 +73,42 @@ impl PrecisionReport {
             if stored != computed {
                 report.cast_bytes += parameter.elements * computed.size();
             }
-            let computed = match computation {
-                Some(Computation::Fp8(_)) => precision.to_string(),
-                _ => name(computed),
+            let is_in_8_bits = matches!(computation, Some(Computation::Fp8(_)));
+            if parameter.is_weight_of_linear() {
+                report.linear_weights += parameter.elements;
+                report.fp8_weights += if is_in_8_bits { parameter.elements } else { 0 };
+            }
+            if is_in_8_bits {
+                multiplied_in_8_bits = Some(parameter.layer());
+            }
+            let is_left_out = precision.recipe().is_some()
+                && parameter.layer_type() == "Linear"
+                && multiplied_in_8_bits != Some(parameter.layer());
+            let computed = if is_in_8_bits { precision.to_string() } else { name(computed) };
+            let note = match is_left_out {
+                true => Some(format!("products in {computed}: left out by the policy")),
+                false => note(parameter, &computed),
             };
-            report.add(parameter, name(stored), computed);
+            report.add(parameter, name(stored), computed, note);
         }
         report
     }
 
-    fn add(&mut self, parameter: &FloatParameter, stored: String, computed: String) {
-        let note = note(parameter, &computed);
+    /// The share of linear layers' arithmetic that the policy has in 8 bits, from 0 to 1; `None` without linear
+    /// layers. Each of their weights takes part in as many products as any other, if each layer sees as many rows.
+    ///
+    /// What ran so is counted by `blackburn::fp8::Tally`.
+    pub fn fp8_share(&self) -> Option<f64> {
+        (self.linear_weights > 0).then(|| self.fp8_weights as f64 / self.linear_weights as f64)
+    }
+
+    fn add(
+        &mut self,
+        parameter: &FloatParameter,
+        stored: String,
+        computed: String,
+        note: Option<String>,
+    ) {
         let row = LayerPrecision {
             path: parameter.layer().to_string(),
             layer: parameter.layer_type().to_string(),
@@ -142,7 +180,13 @@ impl fmt::Display for PrecisionReport {
             self.precision,
             mebibytes(self.stored_bytes),
             mebibytes(self.cast_bytes)
-        )
+        )?;
+        match self.fp8_share().filter(|_| self.precision.recipe().is_some()) {
+            Some(share) => {
+                write!(f, "; {:.1} % of linear layers' arithmetic in 8 bits", 100.0 * share)
+            }
+            None => Ok(()),
+        }
     }
 }
 

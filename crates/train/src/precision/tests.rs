@@ -395,6 +395,12 @@ fn the_report_tells_which_layers_multiply_in_8_bits() {
     let rows: Vec<_> = report.layers.iter().map(|row| (&*row.path, &*row.computed)).collect();
     let expected = [("input", "fp8"), ("input", "bf16"), ("norm", "bf16"), ("head", "bf16")];
     assert_eq!(rows, expected);
+    // Of the weights of both layers, that of the first.
+    assert_eq!(report.fp8_share(), Some(128.0 / 192.0));
+    let text = report.to_string();
+    assert!(text.ends_with("66.7 % of linear layers' arithmetic in 8 bits"), "{text}");
+    assert!(text.contains("products in bf16: left out by the policy"), "{text}");
+    assert_eq!(PrecisionPolicy::default().report(&perceptron(&device())).fp8_share(), Some(0.0));
     let policy = policy.without_fp8("tail");
     assert!(message(policy.apply(perceptron(&device()))).contains("path `tail`"));
 }

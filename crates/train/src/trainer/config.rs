@@ -11,6 +11,7 @@ use crate::{
     scaler::{GradScaler, GradScalerConfig},
     schedule::{Schedule, ScheduleError},
 };
+use blackburn_backend::fp8_linear::Tally;
 use blackburn_distributed::Group;
 use burn::{
     module::{Module, ModuleDisplay},
@@ -362,6 +363,7 @@ impl TrainerConfig {
             losses: Vec::new(),
             factors: None,
             served: BTreeMap::new(),
+            products: Tally::default(),
             is_reported: false,
         })
     }

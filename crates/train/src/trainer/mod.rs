@@ -109,7 +109,7 @@ use crate::{
     scaler::{GradScaler, Origin},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::{graph, profile, random};
+use blackburn_backend::{fp8_linear::Tally, graph, profile, random};
 use blackburn_distributed::{GradientSums, Group};
 use burn::{
     module::{Module, ModuleDisplay},
@@ -150,6 +150,8 @@ pub struct Trainer<M, I, O = ()> {
     factors: Option<(Vec<f64>, Tensor<1>)>,
     /// Operations of the last step that ran, by provider.
     served: BTreeMap<&'static str, u64>,
+    /// Its matrix products.
+    products: Tally,
     is_reported: bool,
     /// None while memory is estimated.
     memory_watch: Option<MemoryWatch>,
@@ -279,7 +281,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.group.at_step(self.steps_taken + 1)?;
         self.seed_step(self.group.rank());
         let learning_rate = self.learning_rate();
-        let served = (!self.is_reported).then(profile::served);
+        let before = (!self.is_reported).then(|| (profile::served(), Tally::now()));
 
         let begun = Instant::now();
         let ((mean_loss, outputs), gradients) = match tensors.is_empty() {
@@ -301,8 +303,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             met - passed,
             begun.elapsed() - met
         );
-        if let Some(served) = served {
-            self.report_once(&served);
+        if let Some((served, products)) = before {
+            self.report_once(&served, products);
         }
         let looks_at_losses = self.losses.len() >= self.config.check_every;
         if looks_at_losses {
@@ -432,13 +434,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             optimizer: self.config.optimizer.to_string(),
             recorded: TrainerReport::recorded(self.graph_status()),
             served: self.served.clone(),
+            products: self.products,
             declined: profile::declined(),
             drop_ins,
         })
     }
 
     /// Logs the report when it is known whether passes are recorded.
-    fn report_once(&mut self, before: &BTreeMap<&'static str, u64>) {
+    fn report_once(&mut self, before: &BTreeMap<&'static str, u64>, products: Tally) {
         let status = self.graph_status();
         if status != GraphStatus::Recorded {
             // Burn's fusion settles in the first steps; a replay would show as nothing.
@@ -447,6 +450,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
                 (count > 0).then_some((name, count))
             };
             self.served = profile::served().into_iter().filter_map(new).collect();
+            self.products = Tally::now().since(products);
         }
         /// Steps after which operations are served as they will be.
         const SETTLED: usize = 3;

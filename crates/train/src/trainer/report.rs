@@ -1,7 +1,7 @@
 //! What a trainer uses, and what it cannot.
 
 use crate::{graph::GraphStatus, path::ModulePath, precision::PrecisionReport};
-use blackburn_backend::drop_in;
+use blackburn_backend::{drop_in, fp8_linear::Tally};
 use burn::module::{Module, ModuleVisitor};
 use serde::Serialize;
 use std::{
@@ -43,6 +43,9 @@ pub struct TrainerReport {
     /// Operations of one step that ran on Blackburn's kernels, by provider, as it was before passes were
     /// recorded. Empty where there is no GPU.
     pub served: BTreeMap<&'static str, u64>,
+    /// Matrix products of one step on Blackburn's kernels, and how much of them ran in 8 bits, as it was before passes
+    /// were recorded. Nothing where there is no GPU.
+    pub products: Tally,
     /// Why kernels left operations to Burn.
     pub declined: Vec<String>,
     /// Modules of the model for which Blackburn has a function that trains faster.
@@ -130,6 +133,9 @@ impl fmt::Display for TrainerReport {
             let served: Vec<_> =
                 self.served.iter().map(|(name, count)| format!("{name} {count}")).collect();
             writeln!(f, "operations of a step on Blackburn's kernels: {}", served.join(", "))?;
+        }
+        if self.precision.precision.recipe().is_some() && self.products != Tally::default() {
+            writeln!(f, "products of a step: {}", self.products)?;
         }
         for reason in &self.declined {
             writeln!(f, "left to Burn: {reason}")?;

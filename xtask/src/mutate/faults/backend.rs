@@ -142,11 +142,37 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/backend/src/ops/overwrite.rs",
-        tests: &["overwrite", "gradient_graph"],
+        tests: &["overwrite", "gradient_graph", "fp8::casts"],
+        rows: &[
+            host(
+                "gaps of the target ignored",
+                "Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() }",
+                "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
+            ),
+            host("codes of what was overwritten kept", "marked::forget_casts()", "()"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/steps/operation.rs",
+        tests: &["fp8::casts"],
+        rows: &[host("codes of a weight before its step kept", "marked::forget_casts()", "()")],
+    },
+    InFile {
+        file: "crates/backend/src/ops/fp8_linear/cast_once.rs",
+        tests: &["fp8"],
         rows: &[host(
-            "gaps of the target ignored",
-            "Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() }",
-            "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
+            "codes of another rounding",
+            "self.key == *key && copy.is_some()",
+            "copy.is_some()",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/fused/matmul/eight_bits.rs",
+        tests: &["fp8"],
+        rows: &[host(
+            "each product casts for itself",
+            "marked::kept_cast(&input.handle, &key, copies)",
+            "None",
         )],
     },
     InFile {
@@ -154,13 +180,10 @@ pub(super) const FILES: &[InFile] = &[
         tests: &["fp8"],
         rows: &[
             host("marked memory let go of too soon", "!handle.can_mut()", "false"),
-            host("marked memory held for good", "memory.is_held()", "true"),
-            host(
-                "no weight held",
-                "if handle.can_mut() {\n        Memory::Kept(handle.clone())\n    } else {\n        \
-                 Memory::Watched(handle.clone().binding().downgrade())\n    }",
-                "Memory::Watched(handle.clone().binding().downgrade())",
-            ),
+            host("marked memory held for good", "known.is_held()", "true"),
+            host("no weight held", "handle.can_mut().then(|| handle.clone())", "None"),
+            host("codes outlive their numbers", "known.forget_cast()", "true"),
+            host("forward codes of all inputs kept", "operand == Operand::Input", "false"),
         ],
     },
 ];

@@ -5,12 +5,16 @@
 //! | `x W` | W as it lies | both forward; x is marked then |
 //! | `dy W^T` | W, transposed | dy backward, W forward |
 //! | `x^T dy` | x, transposed, an input | x forward, dy backward |
+//!
+//! Each of x, W and dy is read by two of the three. The first that reads it casts it, in both layouts by one pass,
+//! and the other one finds the codes with the memory, as do further layers with the same input.
 
 use super::product::OP;
 use crate::{
     declined::unsupported,
     ops::fp8_linear::{
         Promotion, Recipe, Rounding,
+        cast_once::{CastKey, Copies, Operand as LayerOperand},
         codes::{self, Codes},
         marked::{self, Mark, Role},
     },
@@ -32,6 +36,16 @@ enum LayerProduct {
     WeightGradient,
 }
 
+impl LayerProduct {
+    fn operands(self) -> [LayerOperand; 2] {
+        match self {
+            Self::Forward => [LayerOperand::Input, LayerOperand::Weight],
+            Self::InputGradient => [LayerOperand::OutputGradient, LayerOperand::Weight],
+            Self::WeightGradient => [LayerOperand::Input, LayerOperand::OutputGradient],
+        }
+    }
+}
+
 /// The product, with `epilogue`, if an operand's mark asks for 8 bits.
 ///
 /// # Errors
@@ -43,33 +57,40 @@ pub(super) fn multiply(
     problem: &MatmulProblem,
     epilogue: &Epilogue,
 ) -> Result<Option<MatmulOutput>, KernelError> {
-    let [of_lhs, of_rhs] = [lhs, rhs].map(|input| marked::get(&input.handle));
-    let Some((kind, recipe)) = asked_for(of_lhs, of_rhs, problem) else { return Ok(None) };
+    let [lhs_mark, rhs_mark] = [lhs, rhs].map(|input| marked::get(&input.handle));
+    let Some((kind, recipe)) = asked_for(lhs_mark, rhs_mark, problem) else { return Ok(None) };
     if problem.batch != [1, 1] {
         return Err(unsupported(OP, "batches of products in 8 bits; a linear layer is one"));
     }
+    // First, so that there is room for codes.
+    marked::release();
     let forward = Rounding { format: recipe.forward, margin: recipe.margin };
     let backward = Rounding { format: recipe.backward, margin: recipe.margin };
-    let ([lhs_rounding, rhs_rounding], promoted) = match kind {
-        LayerProduct::Forward => ([forward, forward], recipe.promotion == Promotion::Always),
-        LayerProduct::InputGradient => ([backward, forward], recipe.promotion != Promotion::Never),
-        LayerProduct::WeightGradient => ([forward, backward], recipe.promotion != Promotion::Never),
+    let [of_lhs, of_rhs] = kind.operands();
+    let rounding = |operand| match operand {
+        LayerOperand::Input | LayerOperand::Weight => forward,
+        LayerOperand::OutputGradient => backward,
+    };
+    let promoted = match kind {
+        LayerProduct::Forward => recipe.promotion == Promotion::Always,
+        _ => recipe.promotion != Promotion::Never,
     };
     let MatmulProblem { m, n, k, .. } = *problem;
     // Codes lie along what is summed over: the right operand's as columns.
-    let of_rhs = Operand {
+    let turned_rhs = Operand {
         row_stride: problem.rhs.column_stride,
         column_stride: problem.rhs.row_stride,
         ..problem.rhs
     };
-    let lhs_codes = in_codes(lhs, problem.lhs_span(), &problem.lhs, [m, k], lhs_rounding)?;
-    let rhs_codes = in_codes(rhs, problem.rhs_span(), &of_rhs, [n, k], rhs_rounding)?;
+    let lhs_codes =
+        in_codes(lhs, problem.lhs_span(), &problem.lhs, [m, k], (of_lhs, rounding(of_lhs)))?;
+    let rhs_codes =
+        in_codes(rhs, problem.rhs_span(), &turned_rhs, [n, k], (of_rhs, rounding(of_rhs)))?;
     let codes = [&lhs_codes, &rhs_codes];
     let output = codes::multiply(&lhs.client, codes, epilogue.clone(), problem.out, promoted)?;
     if kind == LayerProduct::Forward {
         marked::set_input(&lhs.handle, recipe);
     }
-    marked::release();
     Ok(Some(output))
 }
 
@@ -95,28 +116,39 @@ fn asked_for(
 }
 
 /// The matrix of `rows` by `columns` behind `input`, which lies as `operand` says in `span` elements, with
-/// codes along its rows.
+/// codes along its rows: those that are kept, or else new ones, which are kept then.
 fn in_codes(
     input: &Input,
     span: usize,
     operand: &Operand,
     [rows, columns]: [usize; 2],
-    rounding: Rounding,
+    (role, rounding): (LayerOperand, Rounding),
 ) -> Result<Codes, KernelError> {
-    let lies_in_rows = operand.column_stride == 1;
-    let (pitch, stored, layout) = if lies_in_rows {
-        (operand.row_stride, [rows, columns], Layouts::Rows)
+    let (pitch, stored, copies) = if operand.column_stride == 1 {
+        (operand.row_stride, [rows, columns], Copies::Rows)
     } else if operand.row_stride == 1 {
-        (operand.column_stride, [columns, rows], Layouts::Transposed)
+        (operand.column_stride, [columns, rows], Copies::Transposed)
     } else {
         return Err(unsupported(OP, "a matrix in 8 bits whose elements are apart both ways"));
     };
-    let values = dense(input, input.buffer(span), stored, pitch);
-    let quantized = codes::quantize(&input.client, &values, stored, rounding, layout)?;
-    let codes = if lies_in_rows { quantized.codes } else { quantized.transposed };
+    let values = input.buffer(span);
+    let key = CastKey { stored, pitch, dtype: values.dtype, rounding };
+    let quantized = match marked::kept_cast(&input.handle, &key, copies) {
+        Some(kept) => kept,
+        None => {
+            let values = dense(input, values, stored, pitch);
+            let cast = codes::quantize(&input.client, &values, stored, rounding, Layouts::Both)?;
+            marked::keep_cast(&input.handle, key, role, cast.clone());
+            cast
+        }
+    };
+    let codes = match copies {
+        Copies::Rows => quantized.codes,
+        Copies::Transposed => quantized.transposed,
+    };
     match codes {
         Some(codes) => Ok(Codes { codes, scale: quantized.scale, rows, columns }),
-        None => unreachable!("the layout was asked for"),
+        None => unreachable!("both layouts were asked for"),
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     declined::{tell_once, unsupported},
     fused::gelu::GeluPass,
+    ops::fp8_linear::count_other,
     stream::{Done, ExpectedScalar, Replacement},
     tensors::{Input, Tensors, consume, register_output, register_rows, register_zeros},
 };
@@ -107,6 +108,7 @@ impl Chain {
             }
         }
         let in_eight_bits = eight_bits::multiply(&lhs, &rhs, &problem, &epilogue);
+        let is_declined = in_eight_bits.is_err();
         let in_eight_bits = in_eight_bits.unwrap_or_else(|reason| {
             tell_once(NAME, &reason);
             None
@@ -124,6 +126,10 @@ impl Chain {
                     &rhs.buffer(problem.rhs_span()),
                     &epilogue,
                 )?;
+                // Batches of products are attention's, and never a layer's.
+                if problem.batch == [1, 1] {
+                    count_other(problem.flops(), is_declined);
+                }
                 (output, aligned)
             }
         };

@@ -1,6 +1,11 @@
 //! Matrices in 8 bits as kernels take them.
 
-use super::{Rounding, primitives::padded_row, recipe::Format};
+use super::{
+    Rounding,
+    primitives::padded_row,
+    recipe::Format,
+    tally::{count_cast, count_product},
+};
 use blackburn_kernels::{
     Family, KernelError,
     buffer::Buffer,
@@ -42,7 +47,7 @@ pub(crate) fn quantize(
         margin: rounding.margin,
         layouts,
     };
-    quantize::quantize(client, &problem, x)
+    quantize::quantize(client, &problem, x).inspect(|_| count_cast())
 }
 
 /// `lhs rhs^T` in the type `out`, with `epilogue`, whose scales are set here: on tensor cores that take 8
@@ -58,7 +63,8 @@ pub(crate) fn multiply(
     let scales = Some([lhs.scale.clone(), rhs.scale.clone()]);
     let epilogue = Epilogue { scales, ..epilogue };
     let problem = problem(lhs, rhs, [lhs.codes.dtype, rhs.codes.dtype], out)?;
-    match MatmulBlueprint::plan(&problem, &epilogue, client) {
+    let flops = problem.flops();
+    let output = match MatmulBlueprint::plan(&problem, &epilogue, client) {
         Ok(plan) => {
             let plan = if promoted { promoted_plan(plan, &problem, client) } else { plan };
             matmul_with(client, &problem, &plan, &lhs.codes, &rhs.codes, &epilogue)
@@ -71,7 +77,8 @@ pub(crate) fn multiply(
             matmul(client, &problem, &lhs_values, &rhs_values, &epilogue)
         }
         Err(error) => Err(error),
-    }
+    };
+    output.inspect(|_| count_product(flops))
 }
 
 fn problem(

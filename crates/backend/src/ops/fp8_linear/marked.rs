@@ -1,4 +1,4 @@
-//! Which memory is multiplied in 8 bits.
+//! Which memory is multiplied in 8 bits, and what has been cast of it.
 //!
 //! Tensors of the stream have no room for a mark, and plans of the stream are kept for all tensors of a
 //! kind. So marks belong to allocations, and are looked up when a product runs. An allocation's number is
@@ -6,11 +6,20 @@
 //!
 //! An operation writes in place where it is the last to read a tensor that nobody else holds, and its result
 //! would have the mark. So a mark holds the memory too, until nobody else does.
+//!
+//! A layer's three products read three matrices, each twice. A [`Cast`] of both layouts is kept with the memory
+//! for the second time, and for other layers with the same input. It holds the memory as well, so that operations
+//! leave it as it was cast. What writes there all the same calls [`forget_casts`]: optimizers, replays of recordings,
+//! and what overwrites their inputs.
 
-use super::recipe::Recipe;
+use super::{
+    cast_once::{Cast, CastKey, Copies, Operand},
+    recipe::Recipe,
+};
+use blackburn_kernels::quantize::Quantized;
 use cubecl::server::{Handle, WeakBufferBinding};
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     sync::{
         LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -36,54 +45,59 @@ pub(crate) struct Mark {
 /// An allocation's number, and the byte at which a tensor begins in it.
 type Address = (usize, u64);
 
-/// Marked memory.
-enum Memory {
+/// What is known of a piece of memory.
+#[derive(Default)]
+struct Known {
+    /// None of a layer's output gradient, which is cast and no more.
+    mark: Option<Mark>,
     /// Held, so that no operation writes in place there.
-    Kept(Handle),
+    held: Option<Handle>,
     /// A parameter's: the model holds it, and the optimizer may write there.
-    Watched(WeakBufferBinding),
+    watched: Option<WeakBufferBinding>,
+    cast: Option<Cast>,
 }
 
-impl Memory {
-    /// Whether anybody else holds it still.
+impl Known {
+    /// Whether anybody else holds the memory still.
     fn is_held(&self) -> bool {
-        match self {
+        match (&self.held, &self.watched) {
             // To write there in place, one has to be its only holder.
-            Self::Kept(handle) => !handle.can_mut(),
-            Self::Watched(binding) => binding.upgrade().is_some(),
+            (Some(handle), _) => !handle.can_mut(),
+            (None, Some(binding)) => binding.upgrade().is_some(),
+            (None, None) => false,
         }
     }
-}
 
-#[derive(Default)]
-struct Marks(HashMap<Address, (Mark, Memory)>);
-
-impl Marks {
-    /// A weight stays one, and what is held stays so: to others it seems to be somebody else's.
-    fn set(&mut self, address: Address, mark: Mark, memory: Memory) {
-        match self.0.entry(address) {
-            Entry::Vacant(entry) => {
-                entry.insert((mark, memory));
-            }
-            Entry::Occupied(mut entry) => {
-                let (old, held) = entry.get_mut();
-                if mark.role == Role::Weight || old.role == Role::Input {
-                    *old = mark;
-                }
-                if !matches!(held, Memory::Kept(_)) {
-                    *held = memory;
-                }
-            }
+    /// A weight stays one.
+    fn set(&mut self, mark: Mark) {
+        let is_weight = self.mark.is_some_and(|old| old.role == Role::Weight);
+        if mark.role == Role::Weight || !is_weight {
+            self.mark = Some(mark);
         }
         ANY.store(true, Ordering::Release);
+    }
+
+    /// Holds the memory as long as it is marked.
+    fn hold(&mut self, handle: Handle) {
+        self.held = Some(handle);
+        self.watched = None;
+    }
+
+    /// Whether anything is left without its cast.
+    fn forget_cast(&mut self) -> bool {
+        self.cast = None;
+        if self.watched.is_some() {
+            self.held = None;
+        }
+        self.mark.is_some()
     }
 }
 
 /// Spares programs without marks the look.
 static ANY: AtomicBool = AtomicBool::new(false);
-static MARKS: LazyLock<Mutex<Marks>> = LazyLock::new(Mutex::default);
+static MARKS: LazyLock<Mutex<HashMap<Address, Known>>> = LazyLock::new(Mutex::default);
 
-fn marks() -> MutexGuard<'static, Marks> {
+fn marks() -> MutexGuard<'static, HashMap<Address, Known>> {
     MARKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,19 +120,26 @@ pub(super) fn is_served() -> bool {
 
 /// Marks the memory behind `handle`, a weight's, and holds it if nobody else does.
 pub(crate) fn set_weight(handle: &Handle, recipe: Recipe) {
-    let memory = if handle.can_mut() {
-        Memory::Kept(handle.clone())
-    } else {
-        Memory::Watched(handle.clone().binding().downgrade())
-    };
+    let held = handle.can_mut().then(|| handle.clone());
     release();
-    marks().set(address(handle), Mark { recipe, role: Role::Weight }, memory);
+    let mut marks = marks();
+    let known = marks.entry(address(handle)).or_default();
+    known.set(Mark { recipe, role: Role::Weight });
+    match held {
+        Some(held) => known.hold(held),
+        None if known.held.is_none() => {
+            known.watched = Some(handle.clone().binding().downgrade());
+        }
+        None => {}
+    }
 }
 
 /// Marks the memory behind `handle`, which a weight was multiplied by, and holds it.
 pub(crate) fn set_input(handle: &Handle, recipe: Recipe) {
-    let memory = Memory::Kept(handle.clone());
-    marks().set(address(handle), Mark { recipe, role: Role::Input }, memory);
+    let mut marks = marks();
+    let known = marks.entry(address(handle)).or_default();
+    known.set(Mark { recipe, role: Role::Input });
+    known.hold(handle.clone());
 }
 
 /// The mark of the memory behind `handle`.
@@ -126,11 +147,43 @@ pub(crate) fn get(handle: &Handle) -> Option<Mark> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
-    marks().0.get(&address(handle)).map(|(mark, _)| *mark)
+    marks().get(&address(handle)).and_then(|known| known.mark)
+}
+
+/// The codes of the memory behind `handle` that were kept for `key`, if they are there in those `copies`.
+pub(crate) fn kept_cast(handle: &Handle, key: &CastKey, copies: Copies) -> Option<Quantized> {
+    let mut marks = marks();
+    let known = marks.get(&address(handle))?;
+    let codes = known.cast.as_ref()?.codes(key, copies)?;
+    // An output's gradient is read twice, and its memory is free then.
+    if known.mark.is_none() {
+        marks.remove(&address(handle));
+    }
+    Some(codes)
+}
+
+/// Keeps `codes` of the memory behind `handle`, and the memory as it is.
+///
+/// Forward copies of other inputs go: layers that share an input follow each other.
+pub(crate) fn keep_cast(handle: &Handle, key: CastKey, operand: Operand, codes: Quantized) {
+    let mut marks = marks();
+    if operand == Operand::Input {
+        marks.values_mut().filter_map(|known| known.cast.as_mut()).for_each(Cast::end_forward);
+    }
+    let known = marks.entry(address(handle)).or_default();
+    known.held.get_or_insert_with(|| handle.clone());
+    known.cast = Some(Cast::new(key, operand, codes));
+}
+
+/// Lets go of all casts: memory is written behind the backs of its holders.
+pub(crate) fn forget_casts() {
+    if ANY.load(Ordering::Acquire) {
+        marks().retain(|_, known| known.forget_cast());
+    }
 }
 
 /// Lets go of memory that nobody else holds. Each marked product does so: what it does not free waits for the
 /// next one.
 pub(crate) fn release() {
-    marks().0.retain(|_, (_, memory)| memory.is_held());
+    marks().retain(|_, known| known.is_held());
 }

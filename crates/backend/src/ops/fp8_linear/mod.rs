@@ -31,6 +31,8 @@
 //! `Float8CurrentScaling` for the recipe.
 
 #[cfg(feature = "gpu")]
+pub(crate) mod cast_once;
+#[cfg(feature = "gpu")]
 pub(crate) mod codes;
 #[cfg(feature = "gpu")]
 mod cube;
@@ -41,6 +43,7 @@ mod mark;
 pub(crate) mod marked;
 mod primitives;
 mod recipe;
+mod tally;
 
 pub use layer::Fp8LinearOps;
 pub use mark::{Fp8MarkOps, Fp8MarkPrimitives, mark, serves_marks};
@@ -50,6 +53,9 @@ pub(crate) use marked::set_served;
 pub use primitives::Fp8MatrixMetadata;
 pub use primitives::{Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
 pub use recipe::{Format, Promotion, Recipe};
+pub use tally::Tally;
+#[cfg(feature = "gpu")]
+pub(crate) use tally::count_other;
 
 use burn::{
     backend::Dispatch,
