@@ -315,6 +315,9 @@ fn replayed(device: &Device) -> Result<(), Failed> {
     }
 }
 
+/// A result, its name and columns, and which places are reached by what is not finite.
+type Check<'a> = (&'a str, &'a [f64], usize, &'a dyn Fn(usize, usize) -> bool);
+
 /// What is not finite in x reaches its row of y and, by the transpose, its row of dW; in dy, its row of dx and
 /// its column of dW. Nothing finite comes of it, and all else stays finite.
 fn special_values(device: &Device) -> Result<(), Failed> {
@@ -330,7 +333,7 @@ fn special_values(device: &Device) -> Result<(), Failed> {
         let mut case = Case::new(SHAPE, STORAGE);
         case.dy[7 * outputs + 11] = special;
         let of_dy = case.run(device, STORAGE, layer)?;
-        let checks: [(&str, &[f64], usize, &dyn Fn(usize, usize) -> bool); 6] = [
+        let checks: [Check<'_>; 6] = [
             ("y", &of_x.y, outputs, &|row, _| row == 3),
             ("dx", &of_x.dx, inputs, &|_, _| false),
             ("dW", &of_x.dw, outputs, &|row, _| row == 5),
