@@ -113,8 +113,12 @@ fn check(
     additions: usize,
     storage: Storage,
 ) -> Result<(), Failed> {
+    /// Where elements lie apart, as CUDA pads rows, Burn keeps what is no longer.
+    const SHORT: usize = 16;
     let (dims, logical) = (x.dims(), values(x.clone())?);
-    let made = serving(1, || values(run(cumulative, x.clone(), dim)))?;
+    let times = u64::from(dims[dim] > SHORT);
+    let made = serving(times, || values(run(cumulative, x.clone(), dim)))
+        .map_err(|error| format!("{cumulative:?} of {dims:?} along {dim}: {error:?}"))?;
     let expected = along(&dims, dim, &logical, |row| cumulative.of_row(row));
     let bounds = along(&dims, dim, &logical, |row| cumulative.bounds(row, additions, storage));
     compare(&made, &expected, &bounds)
@@ -185,8 +189,9 @@ fn integers(device: &Device) -> Result<(), Failed> {
             }
         }
     }
+    // Burn counts by a sum of ones.
     let counted: Tensor<1, Int> = Tensor::arange(3..50_003, device);
-    let counted = serving(1, || numbers(counted.try_into_data()))?;
+    let counted = numbers(counted.try_into_data())?;
     let is_right = counted.iter().enumerate().all(|(at, x)| *x == (at + 3) as f64);
     if is_right { Ok(()) } else { Err("a range is counted wrongly".into()) }
 }
@@ -239,6 +244,7 @@ fn special(device: &Device) -> Result<(), Failed> {
             F32,
             device,
         );
+        device.sync().map_err(|error| error.to_string())?;
         check(Cumulative::Product, &signs, 2, length, F32)?;
     }
     Ok(())

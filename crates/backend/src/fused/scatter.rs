@@ -66,8 +66,8 @@ impl Scatter {
     }
 }
 
-/// Takes the operation at the head of a block, or behind arithmetic, views and the zeros that it adds to, which Burn
-/// would settle together with it.
+/// Takes the operation at the head of a block, or behind arithmetic and the zeros that it adds to, which Burn would
+/// settle together with it. Waiting for views, too, would take what follows them from other fusions.
 #[derive(Clone, Default)]
 pub(crate) struct ScatterSearch {
     in_front: usize,
@@ -87,13 +87,9 @@ impl Search for ScatterSearch {
         if self.found.is_some() {
             return Next::Last;
         }
-        let is_view_or_zeros = matches!(
-            operation,
-            OperationIr::BaseFloat(Base::Zeros(_) | Base::Reshape(_))
-                | OperationIr::BaseInt(Base::Reshape(_))
-        );
+        let is_zeros = matches!(operation, OperationIr::BaseFloat(Base::Zeros(_)));
         self.in_front += 1;
-        Next::taken_if(is_view_or_zeros || arithmetic_output(operation).is_some())
+        Next::taken_if(is_zeros || arithmetic_output(operation).is_some())
     }
 
     fn claim(&self) -> Option<Claim<Scatter>> {
@@ -102,7 +98,7 @@ impl Search for ScatterSearch {
         Some(Claim { score: Self::SCORE, parts: vec![Part::Unfused((0..at).collect()), replaced] })
     }
 
-    /// Others begin with zeros and views, too.
+    /// Others begin with zeros, too.
     fn gives_up(&self, elapsed: Elapsed) -> bool {
         elapsed.since_first > self.in_front as u64
     }
