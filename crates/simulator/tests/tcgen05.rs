@@ -179,7 +179,7 @@ fn what_is_stored_is_loaded_again() {
 
 #[test]
 fn waits_and_fences_that_are_left_out_are_noticed() {
-    use FaultKind::{Deadlock, Misuse, Race, Uninitialized};
+    use FaultKind::{Deadlock, Misuse, OutOfBounds, Race, Uninitialized};
     let wait =
         "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 %p4, [%r4+8], 0;\n@!%p4 bra WAIT;\n";
     for (change, kinds, reason) in [
@@ -190,10 +190,10 @@ fn waits_and_fences_that_are_left_out_are_noticed() {
             "no tcgen05.fence::after_thread_sync lies in between",
         ),
         (["tcgen05.wait::ld.sync.aligned;\n", ""], &[Race], ""),
-        (["0;\n@!%p2 bra FULL;\n", "1;\n@!%p2 bra FULL;\n"], &[Race], "nothing orders the two"),
+        (["0;\n@!%p2 bra FULL;\n", "1;\n@!%p2 bra FULL;\n"], &[Race, Deadlock], ""),
         (["[%r4], 18432;\n", "[%r4], 18416;\n"], &[Deadlock, Race], ""),
         (["b64 [%r4+8];\nWAIT", "b64 [%r4];\nWAIT"], &[Deadlock, Misuse], ""),
-        (["before_thread_sync;\nbar.sync 0;\n", "before_thread_sync;\n"], &[Race, Misuse], ""),
+        (["before_thread_sync;\nbar.sync 0;\n", "before_thread_sync;\n"], &[Race, OutOfBounds], ""),
     ] {
         let (kind, told) = fault(&changed(&[change])).unwrap_or_else(|| panic!("{change:?}"));
         assert!(kinds.contains(&kind), "{change:?}: {kind:?}: {told}");
