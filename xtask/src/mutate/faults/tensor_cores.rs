@@ -81,8 +81,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "first block again and again",
-                "block * comptime!(blueprint.block_k)",
-                "work.first_block * comptime!(blueprint.block_k)",
+                "block * comptime!(self.block_k)",
+                "work.first_block * comptime!(self.block_k)",
             ),
         ],
     },
