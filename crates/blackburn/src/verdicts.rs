@@ -184,7 +184,8 @@ pub fn read(path: &Path) -> Result<Vec<Record>, StoreError> {
 }
 
 /// Adds a record to the file. It takes the place of an earlier one of the same machine, if that was no more
-/// complete; all others stay. Measured plans of that machine go on into it. A file of another form is set aside, under a name that is returned.
+/// complete; all others stay. Measured plans of that machine go on into it. A file of another form is set aside,
+/// under a name that is returned.
 ///
 /// # Errors
 ///
