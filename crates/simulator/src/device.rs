@@ -1,6 +1,7 @@
 //! A device: its memory, and the launches that run on it.
 
 use crate::{
+    arithmetic::Arithmetic,
     async_::TensorMap,
     error::SimulatorError,
     machine::{Setting, run_block},
@@ -76,6 +77,8 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct Device {
     memory: Global,
+    /// How it computes where PTX allows more than one result.
+    pub arithmetic: Arithmetic,
 }
 
 impl Default for Device {
@@ -87,7 +90,7 @@ impl Default for Device {
 impl Device {
     /// A device whose memory is empty.
     pub fn new() -> Self {
-        Self { memory: Global::new() }
+        Self { memory: Global::new(), arithmetic: Arithmetic::default() }
     }
 
     /// Memory of `bytes` bytes, which nobody has written. Its address is a multiple of 512.
@@ -165,6 +168,7 @@ impl Device {
         self.memory.restrict(launch.reach.as_deref());
         let setting = Setting {
             kernel,
+            arithmetic: &self.arithmetic,
             parameters: &parameters,
             maps: &maps,
             grid: launch.grid,

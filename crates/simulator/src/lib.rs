@@ -98,6 +98,7 @@
 
 #![deny(missing_docs)]
 
+mod arithmetic;
 mod async_;
 mod device;
 mod error;
@@ -108,6 +109,7 @@ mod race;
 mod schedule;
 mod tensor;
 
+pub use arithmetic::{Approximations, Arithmetic, TensorCores};
 pub use async_::{CopyBox, Im2col, Swizzle, TensorMap};
 pub use device::{Argument, Device, Launch, Options, Report};
 pub use error::{Fault, FaultKind, ParseError, Place, SimulatorError};

@@ -1,4 +1,4 @@
-//! A training step of GPT-2 small of Burn's modules, as the GPT example has it with naive attention:
+//! A training step of GPT-2 small, or a smaller one, of Burn's modules, as the GPT example has it with naive attention:
 //! parameters, moments and activations in the device's type, the loss in f32, tokens drawn once.
 
 use burn::{
@@ -14,12 +14,23 @@ use burn::{
 };
 use std::{error::Error, time::Instant};
 
-const WIDTH: usize = 768;
-const HEADS: usize = 12;
-const LAYERS: usize = 12;
-const VOCABULARY: usize = 50_257;
-const CONTEXT: usize = 1024;
-const BATCH: usize = 8;
+/// The sizes of a model and of its batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    width: usize,
+    heads: usize,
+    layers: usize,
+    vocabulary: usize,
+    context: usize,
+    batch: usize,
+}
+
+pub(crate) const GPT2: Sizes =
+    Sizes { width: 768, heads: 12, layers: 12, vocabulary: 50_257, context: 1024, batch: 8 };
+
+/// The GPT example's preset `small`, with its tokens of single bytes.
+pub(crate) const SMALL: Sizes =
+    Sizes { width: 384, heads: 6, layers: 6, vocabulary: 256, context: 256, batch: 32 };
 
 #[derive(Module, Debug)]
 struct Gpt {
@@ -31,16 +42,17 @@ struct Gpt {
 }
 
 impl Gpt {
-    fn new(device: &Device) -> Self {
+    fn new(sizes: Sizes, device: &Device) -> Self {
+        let Sizes { width, heads, layers, vocabulary, context, .. } = sizes;
         Self {
-            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
-            positions: EmbeddingConfig::new(CONTEXT, WIDTH).init(device),
-            blocks: TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, HEADS, LAYERS)
+            tokens: EmbeddingConfig::new(vocabulary, width).init(device),
+            positions: EmbeddingConfig::new(context, width).init(device),
+            blocks: TransformerEncoderConfig::new(width, 4 * width, heads, layers)
                 .with_dropout(0.0)
                 .with_norm_first(true)
                 .init(device),
-            norm: LayerNormConfig::new(WIDTH).init(device),
-            head: LinearConfig::new(WIDTH, VOCABULARY).with_bias(false).init(device),
+            norm: LayerNormConfig::new(width).init(device),
+            head: LinearConfig::new(width, vocabulary).with_bias(false).init(device),
         }
     }
 
@@ -51,26 +63,34 @@ impl Gpt {
         mask: Tensor<3, Bool>,
         criterion: &CrossEntropyLoss,
     ) -> Tensor<1> {
-        let positions = Tensor::<1, Int>::arange(0..CONTEXT as i64, &ids.device()).unsqueeze();
+        let [batch, context] = ids.dims();
+        let positions = Tensor::<1, Int>::arange(0..context as i64, &ids.device()).unsqueeze();
         let x = self.tokens.forward(ids) + self.positions.forward(positions);
         let x = self.blocks.forward(TransformerEncoderInput::new(x).mask_attn(mask));
-        let logits = self.head.forward(self.norm.forward(x).reshape([BATCH * CONTEXT, WIDTH]));
+        let rows = self.norm.forward(x).reshape([(batch * context) as i32, -1]);
+        let logits = self.head.forward(rows);
         criterion.forward(logits.cast(FloatDType::F32), targets)
     }
 }
 
 /// Prints the first step's time, the median of `steps` after `warm_up`, and what the pool holds.
-pub(crate) fn gpt2(device: &Device, dtype: &str, steps: usize) -> Result<(), Box<dyn Error>> {
+pub(crate) fn gpt2(
+    device: &Device,
+    sizes: Sizes,
+    dtype: &str,
+    steps: usize,
+) -> Result<(), Box<dyn Error>> {
     const WARM_UP: usize = 5;
+    let Sizes { vocabulary, context, batch, .. } = sizes;
     let training = device.clone().autodiff();
-    let mut model = Gpt::new(&training);
+    let mut model = Gpt::new(sizes, &training);
     let parameters = model.num_params();
     let mut optimizer = AdamWConfig::new().with_weight_decay(0.1).with_epsilon(1e-5).init();
     let criterion = CrossEntropyLossConfig::new().init(&training);
-    let mask = generate_autoregressive_mask(BATCH, CONTEXT, device);
-    let draw = || Distribution::Uniform(0.0, VOCABULARY as f64);
-    let ids = Tensor::<2, Int>::random([BATCH, CONTEXT], draw(), &training);
-    let targets = Tensor::<1, Int>::random([BATCH * CONTEXT], draw(), &training);
+    let mask = generate_autoregressive_mask(batch, context, device);
+    let draw = || Distribution::Uniform(0.0, vocabulary as f64);
+    let ids = Tensor::<2, Int>::random([batch, context], draw(), &training);
+    let targets = Tensor::<1, Int>::random([batch * context], draw(), &training);
 
     let mut times = Vec::new();
     for step in 0..WARM_UP + steps {
@@ -95,7 +115,7 @@ pub(crate) fn gpt2(device: &Device, dtype: &str, steps: usize) -> Result<(), Box
     println!(
         "{dtype}\t{parameters}\t{first:.1}\t{:.2}\t{:.0}\t{reserved}",
         median * 1e3,
-        (BATCH * CONTEXT) as f64 / median
+        (batch * context) as f64 / median
     );
     Ok(())
 }

@@ -7,9 +7,11 @@
 //! stock-burn linear_gelu bf16 > burn_linear_gelu.tsv
 //! stock-burn attention bf16 4096 64 > burn_attention.tsv    # tokens, size of a head
 //! stock-burn gpt2 bf16 20 > burn_gpt2.tsv                   # steps
+//! stock-burn gpt2 f32 20 small > burn_small.tsv             # the sizes of the preset `small`
 //! ```
 //!
-//! Burn tunes each shape when it first meets it, which takes seconds to minutes.
+//! Burn tunes each shape when it first meets it, which takes seconds to minutes. Without the feature `autotune` it does
+//! not. With `--no-default-features --features vulkan,autotune` it runs through Vulkan instead of CUDA.
 
 mod gpt2;
 
@@ -148,10 +150,22 @@ fn attention_passes(
     Ok(())
 }
 
+/// The first GPU, by CUDA where that is built in.
+#[cfg(feature = "cuda")]
+fn first_device() -> Device {
+    Device::cuda(0)
+}
+
+/// The first GPU, by CUDA where that is built in.
+#[cfg(not(feature = "cuda"))]
+fn first_device() -> Device {
+    Device::vulkan(burn::tensor::DeviceKind::DiscreteGpu(0))
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut device = Device::cuda(0);
+    let mut device = first_device();
     if let Some(dtype) = arguments.get(1) {
         device.configure(match *dtype {
             "bf16" => FloatDType::BF16,
@@ -166,9 +180,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["attention", dtype, tokens, head_dim] => {
             attention_passes(&device, dtype, tokens.parse()?, head_dim.parse()?)
         }
-        ["gpt2", dtype, steps] => gpt2::gpt2(&device, dtype, steps.parse()?),
+        ["gpt2", dtype, steps] => gpt2::gpt2(&device, gpt2::GPT2, dtype, steps.parse()?),
+        ["gpt2", dtype, steps, "small"] => {
+            gpt2::gpt2(&device, gpt2::SMALL, dtype, steps.parse()?)
+        }
         _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE | \
-                  stock-burn attention DTYPE TOKENS HEAD_DIM | stock-burn gpt2 DTYPE STEPS"
+                  stock-burn attention DTYPE TOKENS HEAD_DIM | stock-burn gpt2 DTYPE STEPS [small]"
             .into()),
     }
 }

@@ -125,7 +125,7 @@ const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 
 
 /// More tiles of queries than are held at once, and fewer keys than a tile has.
 const QUERIES: AttentionCase =
-    AttentionCase { name: "many queries", heads_q: 1, seq_q: 399, seq_kv: 140, ..PLAIN };
+    AttentionCase { name: "many queries", heads_q: 1, seq_q: 655, seq_kv: 140, ..PLAIN };
 
 /// Causal, with heads that share keys: tiles of one head of queries follow those of another.
 const GROUPED: AttentionCase = AttentionCase {

@@ -11,9 +11,9 @@ mod tensors;
 
 use blackburn_kernels::recorder::{Gpu, Recorder};
 use libtest_mimic::{Arguments, Failed, Trial};
-use machine::{Compiler, Recordings, Simulated};
-use mutations::{Fault, Verdict};
-use std::{env, path::Path};
+use machine::{Compiler, Recording, Recordings, Simulated};
+use mutations::{Fault, Suite, Verdict};
+use std::{env, mem, path::Path, thread};
 
 /// A launcher and what it has to compute, on a device of the recorder's.
 type Body = fn(&Recorder) -> Result<(), Failed>;
@@ -42,9 +42,12 @@ impl Case {
         Ok(recorder.check().map_err(|error| error.to_string())?)
     }
 
+    fn full_name(self) -> String {
+        format!("{}::{}", self.gpu.architecture, self.name)
+    }
+
     fn trial(self) -> Trial {
-        let name = format!("{}::{}", self.gpu.architecture, self.name);
-        Trial::test(name, move || {
+        Trial::test(self.full_name(), move || {
             let schedules = asked("SCHEDULES").unwrap_or(3) as u64;
             let Some(folder) = env::var_os("BLACKBURN_SIMULATE_DUMP") else {
                 return self.run(schedules, None);
@@ -60,45 +63,92 @@ fn cases() -> Vec<Case> {
     [rows::cases(), products::cases(), convolutions::cases(), attention::cases()].concat()
 }
 
-/// Plants faults in everything that a case launches: a row for each, and the faults that nobody noticed.
-fn mutate(case: Case, places: usize) -> Result<(Vec<String>, Vec<Fault>), Failed> {
-    let recordings = Recordings::default();
-    case.run(1, Some(recordings.clone()))?;
-    let recordings = recordings.lock().map_err(|error| error.to_string())?;
-    let (mut rows, mut survivors) = (Vec::new(), Vec::new());
-    for recording in recordings.iter() {
-        for mutation in mutations::mutations(recording, places) {
-            // Enough for a kernel that waits in a loop, and little enough that one that never ends is noticed.
-            let most = 20 * recording.instructions + 100_000;
-            let verdict = mutation.judge(recording, 4, most);
-            if verdict == Verdict::Survived {
-                survivors.push(mutation.fault);
-            }
-            let (kernel, line) = (&recording.launch.kernel, mutation.line);
-            let (name, gpu) = (case.name, case.gpu.architecture);
-            rows.push(format!("{gpu}\t{name}\t{kernel}\t{:?}\t{line}\t{verdict}", mutation.fault));
-        }
+/// What cases launch, in their order.
+fn recorded(cases: &[Case]) -> Result<Vec<Vec<Recording>>, Failed> {
+    let mut launches = Vec::new();
+    for pair in cases.chunks(2) {
+        let found = thread::scope(|scope| {
+            let started: Vec<_> = pair
+                .iter()
+                .map(|case| {
+                    scope.spawn(|| {
+                        let recordings = Recordings::default();
+                        case.run(1, Some(recordings.clone()))?;
+                        let mut recordings =
+                            recordings.lock().map_err(|error| error.to_string())?;
+                        Ok::<_, Failed>(mem::take(&mut *recordings))
+                    })
+                })
+                .collect();
+            let joined = started
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err("a case panicked".into())));
+            joined.collect::<Result<Vec<_>, _>>()
+        })?;
+        launches.extend(found);
     }
-    Ok((rows, survivors))
+    Ok(launches)
 }
 
-/// Tells what became of each fault that is planted in what a case launches.
-fn mutation_trial(case: Case, places: usize) -> Trial {
-    let name = format!("{}::mutations_of_{}", case.gpu.architecture, case.name);
-    Trial::test(name, move || {
-        let (rows, survivors) = mutate(case, places)?;
-        let (planted, noticed) = (rows.len(), rows.len() - survivors.len());
-        rows.iter().for_each(|row| println!("{row}"));
-        println!("{}: {planted} faults planted, {noticed} noticed", case.name);
-        Ok(())
-    })
+/// Plants faults in a kernel: a row for each, and the faults that nobody noticed.
+fn mutate(name: &str, suite: &Suite, places: usize) -> (Vec<String>, Vec<Fault>) {
+    let kernel = &suite.launches[0].launch.kernel;
+    let (mut rows, mut survivors) = (Vec::new(), Vec::new());
+    for mutation in suite.mutations(places) {
+        let verdict = suite.judge(&mutation, 4);
+        if verdict == Verdict::Survived {
+            survivors.push(mutation.fault);
+        }
+        let (fault, line) = (mutation.fault, mutation.line);
+        rows.push(format!("{name}\t{kernel}\t{fault:?}\t{line}\t{verdict}"));
+    }
+    (rows, survivors)
+}
+
+/// A trial for each kernel that the asked cases launch: faults are planted in it, and every launch of it by any
+/// case may notice them.
+fn mutation_trials(asked: &[Case], places: usize) -> Result<Vec<Trial>, Failed> {
+    let mut known: Vec<(String, Suite)> = Vec::new();
+    for (case, launches) in asked.iter().zip(recorded(asked)?) {
+        for suite in Suite::by_kernel(launches) {
+            match known.iter_mut().find(|(_, known)| known.ptx == suite.ptx) {
+                Some((_, known)) => known.launches.extend(suite.launches),
+                None => known.push((case.full_name(), suite)),
+            }
+        }
+    }
+    let others: Vec<_> = cases()
+        .into_iter()
+        .filter(|case| asked.iter().all(|asked| asked.full_name() != case.full_name()))
+        .collect();
+    for pair in others.chunks(2) {
+        for launch in recorded(pair)?.into_iter().flatten() {
+            if let Some((_, suite)) = known.iter_mut().find(|(_, suite)| suite.ptx == launch.ptx) {
+                suite.launches.push(launch);
+            }
+        }
+    }
+    let trials = known.into_iter().enumerate().map(|(number, (name, suite))| {
+        Trial::test(format!("mutations_of_{name}_{number}"), move || {
+            let (rows, survivors) = mutate(&name, &suite, places);
+            let (planted, noticed) = (rows.len(), rows.len() - survivors.len());
+            rows.iter().for_each(|row| println!("{row}"));
+            println!("{name}: {planted} faults planted, {noticed} noticed");
+            Ok(())
+        })
+    });
+    Ok(trials.collect())
 }
 
 /// The simulator has to notice what is wrong, too.
 fn negative_control() -> Trial {
     Trial::test("planted_faults_in_a_pipeline_are_noticed", || {
         let case = cases().into_iter().find(|case| case.name == products::PIPELINE);
-        let (rows, survivors) = mutate(case.ok_or("the case has another name")?, 1)?;
+        let case = case.ok_or("the case has another name")?;
+        let suites = Suite::by_kernel(recorded(&[case])?.into_iter().flatten());
+        let judged = suites.iter().map(|suite| mutate(&case.full_name(), suite, 1));
+        let (rows, survivors): (Vec<_>, Vec<_>) = judged.unzip();
+        let (rows, survivors) = (rows.concat(), survivors.concat());
         if rows.len() < 15 {
             return Err(format!("only {} faults were planted", rows.len()).into());
         }
@@ -121,7 +171,15 @@ fn main() {
     let all = env::var_os("BLACKBURN_SIMULATE_ALL").is_some();
     let cases = cases().into_iter().filter(|case| all || case.quick);
     let trials = match asked("MUTATIONS") {
-        Some(places) => cases.map(|case| mutation_trial(case, places)).collect(),
+        Some(places) => {
+            // The filter chooses whose kernels get faults, not who may notice them.
+            let filter = arguments.filter.take().unwrap_or_default();
+            let cases: Vec<_> = cases.filter(|case| case.full_name().contains(&filter)).collect();
+            mutation_trials(&cases, places).unwrap_or_else(|error| {
+                eprintln!("{}", error.message().unwrap_or("a case failed"));
+                std::process::exit(1)
+            })
+        }
         None => cases.map(Case::trial).chain([negative_control()]).collect(),
     };
     libtest_mimic::run(&arguments, trials).exit();

@@ -2,7 +2,7 @@
 
 use super::machine::Recording;
 use blackburn_simulator::{Options, Program, Schedule};
-use std::fmt;
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 /// What is done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,33 +215,70 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
+/// A kernel and all launches of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Suite {
+    pub(crate) ptx: Arc<str>,
+    pub(crate) launches: Vec<Recording>,
+}
+
+impl Suite {
+    /// One suite for each kernel that was launched, in the order of their first launches.
+    pub(crate) fn by_kernel(launches: impl IntoIterator<Item = Recording>) -> Vec<Self> {
+        let mut suites: Vec<Self> = Vec::new();
+        for launch in launches {
+            match suites.iter_mut().find(|suite| suite.ptx == launch.ptx) {
+                Some(suite) => suite.launches.push(launch),
+                None => suites.push(Self { ptx: launch.ptx.clone(), launches: vec![launch] }),
+            }
+        }
+        suites
+    }
+
+    /// At most `most` places of each fault in what the launches ran, spread over it.
+    pub(crate) fn mutations(&self, most: usize) -> Vec<Mutation> {
+        let ran: BTreeSet<_> = self.launches.iter().flat_map(|launch| &launch.lines).collect();
+        let lines: Vec<_> = self.ptx.lines().collect();
+        let mut all = Vec::new();
+        for fault in Fault::ALL {
+            let places: Vec<_> = lines
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| ran.contains(&(*at as u32 + 1)))
+                .filter_map(|(at, line)| Some((at, fault.plant(line.trim())?)))
+                .collect();
+            let step = places.len().div_ceil(most.max(1)).max(1);
+            for (at, planted) in places.iter().step_by(step) {
+                let mut lines = lines.clone();
+                lines[*at] = planted;
+                all.push(Mutation { fault, line: at + 1, ptx: lines.join("\n") });
+            }
+        }
+        all
+    }
+
+    /// What the launches, the shortest first, show of a fault.
+    pub(crate) fn judge(&self, mutation: &Mutation, schedules: u64) -> Verdict {
+        let program = match Program::parse(&mutation.ptx) {
+            Ok(program) => program,
+            Err(error) => return Verdict::Reported(error.to_string()),
+        };
+        let mut launches: Vec<_> = self.launches.iter().collect();
+        launches.sort_by_key(|launch| launch.instructions);
+        let verdicts = launches.iter().map(|launch| launch.judge(&program, schedules));
+        verdicts
+            .into_iter()
+            .find(|verdict| *verdict != Verdict::Survived)
+            .unwrap_or(Verdict::Survived)
+    }
+}
+
 /// A fault in a line of a kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Mutation {
     pub(crate) fault: Fault,
     pub(crate) line: usize,
     ptx: String,
-}
-
-/// At most `most` places of each fault in what a launch ran, spread over it.
-pub(crate) fn mutations(recording: &Recording, most: usize) -> Vec<Mutation> {
-    let lines: Vec<_> = recording.ptx.lines().collect();
-    let mut all = Vec::new();
-    for fault in Fault::ALL {
-        let places: Vec<_> = lines
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| recording.lines.contains(&(*at as u32 + 1)))
-            .filter_map(|(at, line)| Some((at, fault.plant(line.trim())?)))
-            .collect();
-        let step = places.len().div_ceil(most.max(1)).max(1);
-        for (at, planted) in places.iter().step_by(step) {
-            let mut lines = lines.clone();
-            lines[*at] = planted;
-            all.push(Mutation { fault, line: at + 1, ptx: lines.join("\n") });
-        }
-    }
-    all
 }
 
 /// What became of a mutation.
@@ -265,20 +302,18 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl Mutation {
-    /// Runs the launch with the fault, under a few schedules.
-    pub(crate) fn judge(&self, recording: &Recording, schedules: u64, most: u64) -> Verdict {
-        let program = match Program::parse(&self.ptx) {
-            Ok(program) => program,
-            Err(error) => return Verdict::Reported(error.to_string()),
-        };
+impl Recording {
+    /// Runs the launch with another program, under a few schedules.
+    fn judge(&self, program: &Program, schedules: u64) -> Verdict {
+        // Enough for a kernel that waits in a loop, and little enough that one that never ends is noticed.
+        let most_instructions = 20 * self.instructions + 100_000;
         for schedule in Schedule::several(schedules) {
-            let mut device = recording.before.clone();
-            let options = Options { schedule, most_instructions: most, ..Options::default() };
-            if let Err(error) = device.launch(&program, &recording.launch, &options) {
+            let mut device = self.before.clone();
+            let options = Options { schedule, most_instructions, ..Options::default() };
+            if let Err(error) = device.launch(program, &self.launch, &options) {
                 return Verdict::Reported(error.to_string());
             }
-            if device.difference(&recording.after).is_some() {
+            if device.difference(&self.after).is_some() {
                 return Verdict::Different;
             }
         }

@@ -1,6 +1,6 @@
 //! Launches of recorded kernels by the CUDA driver.
 
-use crate::launch::{Memory, Parameter, Recorded, Taken, Tensor};
+use crate::launch::{Launch, Memory, Parameter, Places, Recorded, Taken, Tensor};
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::{result, sys};
 use std::{
@@ -77,13 +77,17 @@ impl Gpu {
             .iter()
             .map(|(address, data)| Buffer::new(*address, data))
             .collect::<Result<_>>()?;
+        let mut places = Places::default();
+        for buffer in &buffers {
+            places.add(buffer.simulated, buffer.bytes, buffer.address);
+        }
         let launch = &recorded.launch;
         let mut slots: Vec<Slot> = Vec::new();
         for parameter in &launch.parameters {
             let mut slot = Slot([0; 4096]);
             let bytes = match parameter {
-                Parameter::Bytes(digits) => bytes_of(digits, &buffers)?,
-                Parameter::Tensor(tensor) => encode(tensor, &buffers)?,
+                Parameter::Bytes(digits) => places.bytes(digits)?,
+                Parameter::Tensor(tensor) => encode(tensor, &places)?,
             };
             let room = slot.0.get_mut(..bytes.len()).context("a parameter is too long")?;
             room.copy_from_slice(&bytes);
@@ -92,11 +96,57 @@ impl Gpu {
         let mut pointers: Vec<*mut c_void> =
             slots.iter_mut().map(|slot| slot.0.as_mut_ptr().cast()).collect();
 
-        let image = CString::new(recorded.ptx.as_str())?;
+        self.launch(&recorded.ptx, launch, &mut pointers)?;
+        buffers.iter().map(|buffer| Ok((buffer.simulated, buffer.read()?))).collect()
+    }
+
+    /// The results of an instruction of one f32, bits of arguments in and bits of results out.
+    pub(crate) fn compute(&self, opcode: &str, arguments: &[u32]) -> Result<Vec<u32>> {
+        const THREADS: u32 = 128;
+        let bytes: Vec<u8> = arguments.iter().flat_map(|argument| argument.to_le_bytes()).collect();
+        let buffer = Buffer::new(0, &bytes)?;
+        let ptx = format!(
+            "{HEADER}
+.visible .entry compute(.param .u64 at, .param .u32 count) {{
+    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.u32 %r4, %r2, {THREADS}, %r3;
+    setp.ge.u32 %p1, %r4, %r1;
+    @%p1 ret;
+    mul.wide.u32 %rd2, %r4, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    ld.global.f32 %f1, [%rd3];
+    {opcode} %f2, %f1;
+    st.global.f32 [%rd3], %f2;
+    ret;
+}}"
+        );
+        let mut address = buffer.address;
+        let mut count = u32::try_from(arguments.len())?;
+        let mut pointers = [(&raw mut address).cast(), (&raw mut count).cast()];
+        let launch = Launch {
+            entry: "compute".into(),
+            grid: [count.div_ceil(THREADS).max(1), 1, 1],
+            block: [THREADS, 1, 1],
+            dynamic_shared: 0,
+            schedules: 0,
+            parameters: Vec::new(),
+        };
+        self.launch(&ptx, &launch, &mut pointers)?;
+        let words = buffer.read()?;
+        Ok(words.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+
+    /// Runs a kernel to its end. Parameters live until then.
+    fn launch(&self, ptx: &str, launch: &Launch, pointers: &mut [*mut c_void]) -> Result<()> {
+        let image = CString::new(ptx)?;
         // SAFETY: The image is PTX that ends with a zero.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
-        // SAFETY: The module was loaded above and is unloaded below. The parameters live until the launch has
-        // ended; the simulator found no access outside of the buffers.
+        // SAFETY: The module was loaded above and is unloaded below. Of recorded launches the simulator found no
+        // access outside of the buffers; `compute` stays within its count.
         unsafe {
             let kernel =
                 result::module::get_function(module, CString::new(launch.entry.as_str())?)?;
@@ -104,44 +154,22 @@ impl Gpu {
                 sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             result::function::set_function_attribute(kernel, most, launch.dynamic_shared as i32)?;
             let [grid, block] = [launch.grid, launch.block].map(|[x, y, z]| (x, y, z));
-            result::launch_kernel(
-                kernel,
-                grid,
-                block,
-                launch.dynamic_shared,
-                self.stream,
-                &mut pointers,
-            )?;
+            let (shared, stream) = (launch.dynamic_shared, self.stream);
+            result::launch_kernel(kernel, grid, block, shared, stream, pointers)?;
             result::stream::synchronize(self.stream)?;
             result::module::unload(module)?;
         }
-        buffers.iter().map(|buffer| Ok((buffer.simulated, buffer.read()?))).collect()
+        Ok(())
     }
 }
 
-/// The device's address for one of the simulator's, if a buffer holds it.
-fn address(simulated: u64, buffers: &[Buffer]) -> Option<u64> {
-    let holds = |buffer: &&Buffer| {
-        let end = buffer.simulated + buffer.bytes.max(1) as u64;
-        (buffer.simulated..end).contains(&simulated)
-    };
-    let buffer = buffers.iter().find(holds)?;
-    Some(buffer.address + (simulated - buffer.simulated))
-}
-
-/// A parameter's bytes: an address of the simulator's becomes the device's.
-fn bytes_of(digits: &str, buffers: &[Buffer]) -> Result<Vec<u8>> {
-    let byte = |place: usize| u8::from_str_radix(&digits[place..place + 2], 16);
-    let bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?;
-    let simulated = <[u8; 8]>::try_from(bytes.as_slice()).map(u64::from_le_bytes);
-    match simulated.ok().and_then(|simulated| address(simulated, buffers)) {
-        Some(address) => Ok(address.to_le_bytes().to_vec()),
-        None => Ok(bytes),
-    }
-}
+/// The first lines of a module that every GPU from Ampere on runs.
+const HEADER: &str = ".version 7.8
+.target sm_80
+.address_size 64";
 
 /// The map of a tensor, for the copy engine. Only bits are copied, so the type says no more than its size.
-fn encode(tensor: &Tensor, buffers: &[Buffer]) -> Result<Vec<u8>> {
+fn encode(tensor: &Tensor, places: &Places) -> Result<Vec<u8>> {
     use sys::{
         CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as Fill,
         CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
@@ -163,7 +191,7 @@ fn encode(tensor: &Tensor, buffers: &[Buffer]) -> Result<Vec<u8>> {
     let interleave = Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE;
     let promotion = Promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE;
     let fill = Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
-    let base = address(tensor.address, buffers).context("a tensor lies in no buffer")?;
+    let base = places.address(tensor.address).context("a tensor lies in no buffer")?;
     let base = base as *mut c_void;
     let rank = tensor.shape.len() as u32;
     let mut map = MaybeUninit::uninit();

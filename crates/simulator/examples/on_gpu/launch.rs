@@ -1,6 +1,6 @@
 //! A launch as `cargo xtask simulate --dump` writes it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -46,6 +46,45 @@ pub(crate) enum Taken {
 
 /// Allocations by their address in the simulator.
 pub(crate) type Memory = BTreeMap<u64, Vec<u8>>;
+
+/// Where buffers of a recording lie on another device.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// The recorded address, the length, and the address there.
+    buffers: Vec<(u64, usize, u64)>,
+}
+
+impl Places {
+    pub(crate) fn add(&mut self, recorded: u64, bytes: usize, there: u64) {
+        self.buffers.push((recorded, bytes, there));
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, usize, u64)> {
+        self.buffers.iter().copied()
+    }
+
+    /// The address there for a recorded one, if a buffer holds it.
+    pub(crate) fn address(&self, recorded: u64) -> Option<u64> {
+        let holds = |(first, bytes, _): &(u64, usize, u64)| {
+            (*first..*first + (*bytes).max(1) as u64).contains(&recorded)
+        };
+        let (first, _, there) = self.all().find(holds)?;
+        Some(there + (recorded - first))
+    }
+
+    /// A parameter's bytes: a recorded address becomes the one there.
+    pub(crate) fn bytes(&self, digits: &str) -> Result<Vec<u8>> {
+        ensure!(digits.len().is_multiple_of(2), "an odd number of digits: {digits}");
+        let byte = |place: usize| u8::from_str_radix(&digits[place..place + 2], 16);
+        let bytes: Vec<u8> =
+            (0..digits.len()).step_by(2).map(byte).collect::<std::result::Result<_, _>>()?;
+        let recorded = <[u8; 8]>::try_from(bytes.as_slice()).map(u64::from_le_bytes);
+        Ok(match recorded.ok().and_then(|recorded| self.address(recorded)) {
+            Some(address) => address.to_le_bytes().to_vec(),
+            None => bytes,
+        })
+    }
+}
 
 /// A launch, and the memory before and after it.
 pub(crate) struct Recorded {

@@ -12,7 +12,7 @@ use crate::{
     machine::Block,
     machine::Registers,
     ptx::{Operand, Reg},
-    tensor::{Descriptor, WgmmaShape, accumulate, fragment_place},
+    tensor::{Descriptor, Operands, Unit, WgmmaShape, accumulate, fragment_place},
 };
 use std::collections::VecDeque;
 
@@ -101,7 +101,9 @@ impl Product {
                 }
             }
         }
-        accumulate(&mut sums, &a.values, &by_k, n, k);
+        let elements = [self.shape.a, self.shape.b];
+        let operands = Operands { a: &a.values, b: &by_k, elements, n, k };
+        accumulate(block.arithmetic.tensor_cores, Unit::Wgmma, &mut sums, operands);
         for (i, register) in self.d.iter().enumerate() {
             let mut words = [0; 32];
             let mut unknown = 0;

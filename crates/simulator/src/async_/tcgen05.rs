@@ -12,7 +12,7 @@ use crate::{
     memory::{TensorPlace, cell},
     ptx::{Operand, Reg},
     race::Clock,
-    tensor::{Descriptor, TensorShape, accumulate},
+    tensor::{Descriptor, Operands, TensorShape, Unit, accumulate},
 };
 use std::collections::VecDeque;
 
@@ -66,7 +66,9 @@ impl TensorProduct {
                 (*sum, *known) = (f32::from_bits(word), is_known);
             }
         }
-        accumulate(&mut sums, &a.values, &by_k, n, by_k.len() / n);
+        let (elements, k) = ([shape.a, shape.b], by_k.len() / n);
+        let operands = Operands { a: &a.values, b: &by_k, elements, n, k };
+        accumulate(block.arithmetic.tensor_cores, Unit::Tcgen05, &mut sums, operands);
         for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
             let lane = shape.lane(at / n);
             if self.disabled >> lane & 1 == 0 {

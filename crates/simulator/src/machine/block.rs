@@ -1,6 +1,7 @@
 //! What the threads of a block share.
 
 use crate::{
+    arithmetic::Arithmetic,
     async_::{Barriers, BulkCopy, TensorMap, TensorWork},
     error::{FaultKind, Outcome, Trouble},
     memory::{Global, Shared, TensorMemory},
@@ -27,6 +28,7 @@ struct Named {
 #[derive(Debug)]
 pub(crate) struct Block<'a> {
     pub(crate) kernel: &'a Kernel,
+    pub(crate) arithmetic: &'a Arithmetic,
     pub(crate) global: &'a mut Global,
     pub(crate) parameters: &'a [u8],
     /// Tensor maps among the parameters, by their offset.
@@ -57,6 +59,7 @@ pub(crate) struct Block<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting<'a> {
     pub(crate) kernel: &'a Kernel,
+    pub(crate) arithmetic: &'a Arithmetic,
     pub(crate) parameters: &'a [u8],
     pub(crate) maps: &'a [(u64, TensorMap)],
     pub(crate) grid: [u32; 3],
@@ -74,8 +77,8 @@ impl<'a> Block<'a> {
         dice: Dice,
         reached: &'a mut [bool],
     ) -> Self {
-        let Setting { kernel, parameters, maps, grid, threads, dynamic_shared, landing, .. } =
-            setting;
+        let Setting { kernel, arithmetic, parameters, maps, grid, threads, .. } = setting;
+        let Setting { dynamic_shared, landing, .. } = setting;
         let end = match dynamic_shared {
             0 => kernel.static_shared_end,
             bytes => kernel.dynamic_shared + bytes,
@@ -86,6 +89,7 @@ impl<'a> Block<'a> {
             setting.find_races.then(|| Races::new(shared.len(), kernel.shared_granule(), warps));
         Self {
             kernel,
+            arithmetic,
             global,
             parameters,
             maps,

@@ -23,10 +23,19 @@ impl Block<'_> {
     ) -> Outcome<Option<Wait>> {
         let registers = &mut warp.registers;
         match &instruction.op {
-            Op::Alu { f, dst, src: [a, b, c], saturated } => {
+            Op::Alu { f, dst, src: [a, b, c], saturated, approximate } => {
                 let unknown = [a, b, c].iter().fold(0, |u, src| u | registers.unknown(**src));
                 let (x, y, z) = (registers.get(*a)?, registers.get(*b)?, registers.get(*c)?);
                 let mut values: Lanes = std::array::from_fn(|lane| f(x[lane], y[lane], z[lane]));
+                if let Some(known) = &self.arithmetic.approximations
+                    && *approximate
+                {
+                    for lane in lanes(mask & !unknown) {
+                        if let Some(bits) = known.of(&instruction.opcode, x[lane] as u32) {
+                            values[lane] = u64::from(bits);
+                        }
+                    }
+                }
                 if let Some(ty) = saturated {
                     values = values.map(|value| saturate(value, *ty));
                 }
@@ -194,7 +203,9 @@ impl Block<'_> {
             Op::LoadMatrix { dst, address, transposed } => {
                 self.load_matrix(warp, dst, *address, *transposed)?;
             }
-            Op::Mma { shape, d, a, b, c } => super::matrix::mma(warp, *shape, d, [a, b, c])?,
+            Op::Mma { shape, d, a, b, c } => {
+                super::matrix::mma(warp, self.arithmetic.tensor_cores, *shape, d, [a, b, c])?;
+            }
             // Registers are not a resource here. Warps that give some back only have to exist.
             Op::SetRegisters | Op::Nothing => {}
             // `step` runs these.

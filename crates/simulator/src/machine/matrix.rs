@@ -6,11 +6,12 @@ use super::{
     warp::Warp,
 };
 use crate::{
+    arithmetic::TensorCores,
     error::Outcome,
     memory::check_alignment,
     ptx::{Address, Operand, Reg},
     race::Actor,
-    tensor::{MmaShape, accumulate, fragment_place},
+    tensor::{MmaShape, Operands, Unit, accumulate, fragment_place},
 };
 
 impl Block<'_> {
@@ -68,6 +69,7 @@ impl Block<'_> {
 /// `d = a b + c` of 16 rows, 8 columns and 32 bytes of k.
 pub(super) fn mma(
     warp: &mut Warp,
+    cores: TensorCores,
     shape: MmaShape,
     d: &[Reg],
     [a, b, c]: [&Vec<Operand>; 3],
@@ -113,7 +115,9 @@ pub(super) fn mma(
             sums[row * COLUMNS + column] = f32::from_bits(values[lane] as u32);
         }
     }
-    accumulate(&mut sums, &lhs, &rhs, COLUMNS, k);
+    let elements = [shape.a, shape.b];
+    let operands = Operands { a: &lhs, b: &rhs, elements, n: COLUMNS, k };
+    accumulate(cores, Unit::Mma, &mut sums, operands);
     for (register, dst) in d.iter().enumerate() {
         let mut unknown = unknown_sums[register];
         let values = std::array::from_fn(|lane| {

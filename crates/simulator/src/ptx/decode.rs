@@ -171,7 +171,9 @@ impl Decoder {
         for (place, slot) in src.iter_mut().enumerate().take(parts.count() - 1) {
             *slot = self.operand(parts, place + 1)?;
         }
-        Ok(Op::Alu { f, dst: self.reg(parts, 0)?, src, saturated })
+        // Of one f32, whose results a device can be asked for.
+        let approximate = ty == Ty::F32 && parts.count() == 2 && modifiers.contains(&"approx");
+        Ok(Op::Alu { f, dst: self.reg(parts, 0)?, src, saturated, approximate })
     }
 
     fn convert(&self, parts: &Parts<'_>) -> Decoded {

@@ -92,6 +92,8 @@ pub(crate) enum Op {
         dst: Reg,
         src: [Operand; 3],
         saturated: Option<Ty>,
+        /// Whether a device may give another result.
+        approximate: bool,
     },
     Convert {
         how: Conversion,

@@ -32,6 +32,15 @@ impl Element {
         })
     }
 
+    /// The exponent of the smallest normal number.
+    pub(crate) fn least_exponent(self) -> i32 {
+        match self {
+            Self::E4M3 => -6,
+            Self::E5M2 | Self::F16 => -14,
+            Self::BF16 | Self::TF32 => -126,
+        }
+    }
+
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::E4M3 | Self::E5M2 => 1,

@@ -1,5 +1,5 @@
-//! Shapes of products, how fragments lie in registers (PTX ISA, "Matrix Fragments for mma.m16n8k16" and its
-//! neighbours), and their sums.
+//! Shapes of products, and how fragments lie in registers (PTX ISA, "Matrix Fragments for mma.m16n8k16" and its
+//! neighbours).
 
 use super::Element;
 use crate::ptx::Ty;
@@ -71,17 +71,6 @@ pub(crate) fn fragment_place(lane: usize, register: usize, element: Element) -> 
     (row, (lane % 4) * in_register + 4 * in_register * (register / 2))
 }
 
-/// `sums += a b`: sums in rows of n, a in rows of k, b in rows of n.
-pub(crate) fn accumulate(sums: &mut [f32], a: &[f32], b: &[f32], n: usize, k: usize) {
-    for (sums, a) in sums.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
-        for (a, b) in a.iter().zip(b.chunks_exact(n)) {
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum += a * b;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,13 +94,5 @@ mod tests {
         assert_eq!(fragment_place(6, 2, Element::TF32), (1, 6));
         // m16n8k32: a8 of lane 7 is row 1, column 28.
         assert_eq!(fragment_place(7, 2, Element::E4M3), (1, 28));
-    }
-
-    #[test]
-    fn products_are_summed() {
-        let (a, b) = ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]);
-        let mut sums = [1.0; 4];
-        accumulate(&mut sums, &a, &b, 2, 2);
-        assert_eq!(sums, [20.0, 23.0, 44.0, 51.0]);
     }
 }

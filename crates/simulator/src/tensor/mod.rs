@@ -1,14 +1,13 @@
 //! Matrix products: their types, how operands lie in registers and in shared memory, and their sums.
-//!
-//! Products of two elements are exact. They are added in f32, one after another along k. The hardware adds
-//! several at once and cuts off differently: results agree bit for bit where all sums are exact.
 
 mod descriptor;
 mod element;
 mod mma;
+mod sums;
 mod tcgen05;
 
 pub(crate) use descriptor::{Descriptor, swizzle};
 pub(crate) use element::Element;
-pub(crate) use mma::{MmaShape, WgmmaShape, accumulate, fragment_place};
+pub(crate) use mma::{MmaShape, WgmmaShape, fragment_place};
+pub(crate) use sums::{Operands, Unit, accumulate};
 pub(crate) use tcgen05::{TensorKind, TensorShape};
