@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "3")]
     schedules: NonZero<u64>,
     /// Plant faults in the PTX instead, each at up to N places of a kernel, and tell which of them nobody
-    /// noticed.
+    /// noticed. Every launch of the kernel by any case may notice it.
     #[arg(long, value_name = "N")]
     mutations: Option<NonZero<u64>>,
     /// Write each launch there, with the memory before and after it, to be compared with a GPU.

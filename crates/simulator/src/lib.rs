@@ -71,11 +71,11 @@
 //!
 //! # What the model takes for granted
 //!
-//! - Products of two elements are exact, and sums are taken in f32 along k. Tensor cores add several terms at
-//!   once and cut off differently, so results agree bit for bit only where all sums are exact: with small
-//!   whole numbers.
+//! - Products of two elements are exact, and sums are taken in f32 along k, unless [`Device::arithmetic`] asks for
+//!   a generation's tensor cores, which add several terms at once and cut off. Where all sums are exact, as with
+//!   small whole numbers, all agree.
 //! - Approximate instructions are computed in f64 and rounded once: within the error that PTX states, and exact
-//!   where the exact result is a float.
+//!   where the exact result is a float. [`Device::arithmetic`] may hold what a device gave instead.
 //! - A group of products is done for all four warps of a warpgroup when one of them has waited for it. Pipelines
 //!   that let one thread of a warpgroup give memory back count on that.
 //! - Accumulators of a product under way may be moved to other registers, which the compiler does in name only.
@@ -90,11 +90,10 @@
 //!
 //! # Against a GPU
 //!
-//! No run of this model has been compared with a GPU yet. `cargo xtask simulate --all --dump DIR` writes each
-//! launch as files: the PTX, the parameters, and every buffer before and after. To compare, load `kernel.ptx`,
-//! allocate each `before-ADDRESS.bin`, put the new addresses in the place of the old ones in the parameters
-//! and tensor maps of `launch.txt`, launch, and compare each buffer with `after-ADDRESS.bin`. On the cases
-//! named `..._is_exact` every bit has to agree.
+//! `cargo xtask simulate --all --dump DIR` writes each launch as files: the PTX, the parameters, and every buffer before
+//! and after. The example `on_gpu` runs the same PTX on the same bytes on a CUDA device and compares every byte; where
+//! some differ, it simulates the launch again with the device's [`Arithmetic`]. `benches/results/simulator.tsv` of the
+//! workspace has what came out.
 
 #![deny(missing_docs)]
 

@@ -1,7 +1,8 @@
 //! Each group of instructions, run in small kernels and compared with values worked out by hand or by `half`.
 
 use blackburn_simulator::{
-    Argument, Device, FaultKind, Landing, Launch, Options, Program, Schedule, SimulatorError,
+    Approximations, Argument, Device, FaultKind, Landing, Launch, Options, Program, Schedule,
+    SimulatorError,
 };
 
 /// A kernel around `body`, whose parameter is the address of its output in `%rd1` and of its input in `%rd2`;
@@ -139,6 +140,35 @@ fn approximations_are_exact_where_the_result_is_a_float() {
     // PTX allows 2^-10.987 of relative error.
     let tanh = float("tanh.approx.f32 %f5, %f2;", [0.5, 0.0, 0.0]);
     assert!((tanh / 0.5_f32.tanh() - 1.0).abs() < 2.0_f32.powf(-10.987));
+}
+
+#[test]
+fn approximations_that_a_device_gave_are_taken_and_others_asked_for() {
+    let body = kernel(
+        "ld.global.f32 %f1, [%rd4];\nex2.approx.ftz.f32 %f2, %f1;\nst.global.f32 [%rd3], %f2;",
+    );
+    let program = Program::parse(&body).unwrap();
+    let mut device = Device::new();
+    let [out, given] = [8, 8].map(|bytes| device.allocate(bytes));
+    let arguments = [0.5_f32, 0.25];
+    device.write(given, &arguments.map(f32::to_le_bytes).concat()).unwrap();
+    let launch = Launch {
+        kernel: "test".into(),
+        grid: [1; 3],
+        block: [2, 1, 1],
+        dynamic_shared: 0,
+        arguments: vec![Argument::address(out), Argument::address(given)],
+        reach: None,
+    };
+    let mut known = Approximations::default();
+    known.insert("ex2.approx.ftz.f32", 0.5_f32.to_bits(), 7.0_f32.to_bits());
+    device.arithmetic.approximations = Some(known);
+    device.launch(&program, &launch, &Options::default()).unwrap();
+    let expected = [7.0, 0.25_f32.exp2()].map(f32::to_le_bytes).concat();
+    assert_eq!(device.read(out, 8).unwrap().0, expected);
+    let missing = device.arithmetic.approximations.unwrap().take_missing();
+    let asked: Vec<_> = missing.into_iter().collect();
+    assert_eq!(asked, [("ex2.approx.ftz.f32".into(), [0.25_f32.to_bits()].into())]);
 }
 
 #[test]

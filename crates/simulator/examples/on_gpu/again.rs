@@ -23,12 +23,16 @@ pub(crate) struct Again {
 }
 
 impl Again {
-    pub(crate) fn new(recorded: &Recorded) -> Result<Self> {
-        let mut device = Device::new();
-        device.arithmetic = Arithmetic {
-            tensor_cores: TensorCores::Hopper,
-            approximations: Some(Approximations::default()),
+    /// As a device of that compute capability.
+    pub(crate) fn new(recorded: &Recorded, capability: u32) -> Result<Self> {
+        let tensor_cores = match capability {
+            ..90 => TensorCores::Ampere,
+            90..100 => TensorCores::Hopper,
+            100.. => TensorCores::Blackwell,
         };
+        let mut device = Device::new();
+        let approximations = Some(Approximations::default());
+        device.arithmetic = Arithmetic { tensor_cores, approximations };
         let mut places = Places::default();
         for (simulated, data) in &recorded.before {
             let address = device.allocate(data.len() as u64);

@@ -70,6 +70,18 @@ impl Gpu {
         Ok(result::device::get_name(self.device)?)
     }
 
+    /// The compute capability, as `90`.
+    pub(crate) fn capability(&self) -> Result<u32> {
+        use sys::CUdevice_attribute_enum::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        // SAFETY: The device exists.
+        let [major, minor] = [MAJOR, MINOR]
+            .map(|which| unsafe { result::device::get_attribute(self.device, which) });
+        Ok(u32::try_from(10 * major? + minor?)?)
+    }
+
     /// Runs a launch, and reads all memory after it.
     pub(crate) fn run(&self, recorded: &Recorded) -> Result<Memory> {
         let buffers: Vec<Buffer> = recorded
