@@ -7,11 +7,12 @@
 //!
 //! Where bytes differ, the launch is simulated again with what PTX leaves to the hardware done as the device does
 //! it: products are added as its tensor cores add them, and each approximate instruction gives what the device gave
-//! for the same argument, which is held against the error that PTX states.
+//! for the same argument, which is held against the error that PTX states. Where bytes still differ, the device runs the
+//! PTX again with `.rn` at each `add`, `sub` and `mul` of f32: without it the assembler may fuse a product and a sum.
 //!
 //! A line for each case goes to the standard output, as columns of `benches/results/simulator.tsv` behind date
-//! and commit: kernel, architecture, launches and how many of them agreed only when simulated again, whether all bytes
-//! agree, schedules, reports. What differs then is told on the standard error, and the device's bytes lie as
+//! and commit: kernel, architecture, launches and how many of them agreed in the second or third run only, whether all
+//! bytes agree, schedules, reports. What differs then is told on the standard error, and the device's bytes lie as
 //! `gpu-ADDRESS.bin` beside those of the recording.
 //! Launches of an architecture that the device does not run, as those of `sm_90a` on any GPU but Hopper's, are left out.
 
@@ -34,6 +35,7 @@ struct Tally {
     launches: u32,
     agreeing: u32,
     agreeing_again: u32,
+    agreeing_unfused: u32,
     schedules: u64,
 }
 
@@ -74,6 +76,25 @@ fn relative<const N: usize>(one: &[u8], other: &[u8], number: impl Fn([u8; N]) -
     let apart = one.iter().zip(&other).map(|(a, b)| (a - b).abs());
     // NaN on both sides is no difference; `max` passes over it.
     apart.fold(0.0, f64::max) / largest
+}
+
+impl Differing {
+    fn differences(&self) -> Vec<String> {
+        differences(&self.simulated, &self.real)
+    }
+}
+
+/// PTX whose products and sums the assembler has to round one by one.
+fn unfused(ptx: &str) -> String {
+    let rounded = |line: &str| {
+        let instruction = line.trim_start();
+        let name = ["add", "sub", "mul"].into_iter().find_map(|name| {
+            let operands = instruction.strip_prefix(name)?.strip_prefix(".f32")?;
+            Some(format!("{name}.rn.f32{operands}\n"))
+        });
+        name.unwrap_or_else(|| format!("{line}\n"))
+    };
+    ptx.lines().map(rounded).collect()
 }
 
 /// The buffers that differ, told in words.
@@ -215,22 +236,45 @@ fn main() -> Result<()> {
     for (opcode, errors) in approximate_alike(&gpu, &mut differing)? {
         eprintln!("{opcode}: {errors}");
     }
-    for Differing { name, real, simulated, .. } in &differing {
-        let found = differences(simulated, real);
-        cases.entry(parts(name)?).or_default().agreeing_again += u32::from(found.is_empty());
+    let (agreeing, differing): (Vec<_>, Vec<_>) =
+        differing.into_iter().partition(|launch| launch.differences().is_empty());
+    for Differing { name, .. } in &agreeing {
+        cases.entry(parts(name)?).or_default().agreeing_again += 1;
+    }
+    let unfused = on_all_cores(differing, |mut launch| {
+        let run = || {
+            let mut recorded = Recorded::read(&folder.join(&launch.name))?;
+            recorded.ptx = unfused(&recorded.ptx);
+            Gpu::first()?.run(&recorded)
+        };
+        let ran = run().with_context(|| launch.name.clone());
+        ran.map(|real| {
+            launch.real = real;
+            launch
+        })
+    })?;
+    for launch in unfused {
+        let launch = launch?;
+        let found = launch.differences();
+        let Differing { name, real, .. } = &launch;
+        cases.entry(parts(name)?).or_default().agreeing_unfused += u32::from(found.is_empty());
         found.iter().for_each(|found| eprintln!("{name}: {found}"));
         for (address, data) in real.iter().filter(|_| !found.is_empty()) {
             fs::write(folder.join(name).join(format!("gpu-{address:x}.bin")), data)?;
         }
     }
     for ((case, architecture), tally) in &cases {
-        let Tally { launches, agreeing, agreeing_again, schedules } = *tally;
-        let agrees = if agreeing + agreeing_again == launches { "yes" } else { "no" };
-        let again = match launches - agreeing {
-            0 => String::new(),
-            rest => format!(", {agreeing_again} of {rest} with the GPU's sums and approximations"),
-        };
-        println!("{case}\t{architecture}\t{launches} launches{again}\t{agrees}\t{schedules}\t0");
+        let Tally { launches, agreeing, agreeing_again, agreeing_unfused, schedules } = *tally;
+        let all = agreeing + agreeing_again + agreeing_unfused == launches;
+        let agrees = if all { "yes" } else { "no" };
+        let mut how = String::new();
+        if agreeing_again > 0 {
+            how += &format!(", {agreeing_again} with the GPU's sums and approximations");
+        }
+        if agreeing_unfused > 0 {
+            how += &format!(", {agreeing_unfused} with these and without fused products");
+        }
+        println!("{case}\t{architecture}\t{launches} launches{how}\t{agrees}\t{schedules}\t0");
     }
     ensure!(failed == 0, "{failed} launches failed");
     Ok(())
