@@ -121,37 +121,50 @@ impl From<Gap> for Verdict {
     }
 }
 
-/// Compares the results of a replay with those of the pass. `again` runs the pass once more, which is asked
-/// for where they are not close: kernels that add in any order make some 1e-3 of it in bf16, and all of it
-/// where a gradient is nothing but its roundings.
+/// How far passes with the same inputs are apart: kernels that add in any order make some 1e-3 of it in bf16, and all
+/// of it where a gradient is nothing but its roundings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Noise(Gap);
+
+impl Noise {
+    /// Before any two passes were compared.
+    pub(super) fn unseen(limits: Limits) -> Self {
+        let share = limits.free / TIMES_NOISE;
+        Self(Gap { outputs: share, gradients: share })
+    }
+
+    /// With what these two passes show; nothing where gradients are not finite.
+    pub(super) fn seen<M: Module, O: PassTensors>(
+        self,
+        model: &M,
+        device: &Device,
+        [one, other]: [&Results<O>; 2],
+    ) -> Self {
+        Gap::between(model, device, one, other).map_or(self, |apart| self.with(apart))
+    }
+
+    fn with(self, apart: Gap) -> Self {
+        Self(self.0.max(apart))
+    }
+
+    fn covers(self, gap: Gap) -> bool {
+        gap.is_within(TIMES_NOISE * self.0.outputs, TIMES_NOISE * self.0.gradients)
+    }
+}
+
+/// Compares the results of a replay with those of the pass. `again` runs the pass once more, which is asked for where
+/// they are farther apart than the noise that is known.
 pub(super) fn judge<M: Module, O: PassTensors, E>(
     model: &M,
     device: &Device,
-    limits: Limits,
+    (limits, noise): (Limits, Noise),
     [replayed, ran]: [&Results<O>; 2],
     again: impl Fn() -> Result<Results<O>, E>,
 ) -> Result<Verdict, E> {
     let Some(gap) = Gap::between(model, device, replayed, ran) else {
         return Ok(Verdict::Unknown);
     };
-    if gap.is_within(limits.free, limits.free) {
-        return Ok(Verdict::Same);
-    }
-    if !gap.is_within(limits.most, limits.most) {
-        return Ok(gap.into());
-    }
-    let mut noise =
-        Gap { outputs: limits.free / TIMES_NOISE, gradients: limits.free / TIMES_NOISE };
-    for _ in 0..NOISE_PASSES {
-        let Some(apart) = Gap::between(model, device, &again()?, ran) else {
-            return Ok(Verdict::Unknown);
-        };
-        noise = noise.max(apart);
-        if gap.is_within(TIMES_NOISE * noise.outputs, TIMES_NOISE * noise.gradients) {
-            return Ok(Verdict::Same);
-        }
-    }
-    Ok(gap.into())
+    gap.judged((limits, noise), || Ok(Gap::between(model, device, &again()?, ran)))
 }
 
 /// How far results are apart, as shares of their norms.
@@ -187,6 +200,28 @@ impl Gap {
         }
         let shares = outputs.chunks_exact(3).map(|sums| share(sums).unwrap_or(0.0));
         Some(Self { gradients: share(gradients)?, outputs: shares.fold(0.0, f32::max) })
+    }
+
+    /// What a replay that is so far from a pass is. `again` tells how far another pass is from the first.
+    fn judged<E>(
+        self,
+        (limits, mut noise): (Limits, Noise),
+        again: impl Fn() -> Result<Option<Self>, E>,
+    ) -> Result<Verdict, E> {
+        if self.is_within(limits.free, limits.free) {
+            return Ok(Verdict::Same);
+        }
+        if !self.is_within(limits.most, limits.most) {
+            return Ok(self.into());
+        }
+        for _ in 0..NOISE_PASSES {
+            if noise.covers(self) {
+                return Ok(Verdict::Same);
+            }
+            let Some(apart) = again()? else { return Ok(Verdict::Unknown) };
+            noise = noise.with(apart);
+        }
+        Ok(if noise.covers(self) { Verdict::Same } else { self.into() })
     }
 
     fn is_within(self, outputs: f32, gradients: f32) -> bool {
@@ -237,7 +272,27 @@ impl ModuleVisitor for Comparer<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::{Gap, Limits, Noise, Verdict, share};
+    use crate::precision::PrecisionPolicy;
+
+    #[test]
+    fn a_replay_as_far_away_as_passes_are_from_each_other_needs_no_further_pass() {
+        let limits = Limits::of(&PrecisionPolicy::default());
+        let gap = |gradients| Gap { outputs: 0.0, gradients };
+        let judged = |noise, again: fn() -> Result<f32, &'static str>| {
+            gap(0.01).judged((limits, noise), || Ok(Some(gap(again()?))))
+        };
+        let unseen = Noise::unseen(limits);
+        let seen = unseen.with(gap(0.005));
+        assert_eq!(judged(seen, || Err("asked for")), Ok(Verdict::Same));
+        assert_eq!(judged(unseen, || Err("asked for")), Err("asked for"));
+        assert_eq!(judged(unseen, || Ok(0.005)), Ok(Verdict::Same));
+        let apart = Verdict::Apart { results: "gradients", share: 0.01 };
+        assert_eq!(judged(unseen, || Ok(1e-4)), Ok(apart));
+        // Beyond the upper limit nothing excuses it.
+        let far = gap(0.5).judged((limits, unseen.with(gap(0.5))), || Err("asked for"));
+        assert_eq!(far, Ok(Verdict::Apart { results: "gradients", share: 0.5 }));
+    }
 
     #[test]
     fn a_share_is_a_quotient_of_norms() {

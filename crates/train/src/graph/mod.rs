@@ -111,7 +111,7 @@ use burn::{
     optim::GradientsParams,
     tensor::Device,
 };
-use compare::{Limits, Results, Schedule, Verdict, judge};
+use compare::{Limits, Noise, Results, Schedule, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
@@ -425,7 +425,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let ran = run()?;
         let limits = Limits::of(&self.policy).of_a_proven_pass();
         let steps = self.schedule.unchecked();
-        match judge(&held.model, device, limits, [&replayed, &ran], run)? {
+        let noise = Noise::unseen(limits);
+        match judge(&held.model, device, (limits, noise), [&replayed, &ran], run)? {
             Verdict::Same => {
                 self.schedule.set_checked();
                 if self.schedule.is_settled() {

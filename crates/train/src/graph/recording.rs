@@ -1,7 +1,7 @@
 //! A pass that is replayed.
 
 use super::{
-    compare::{Limits, Results, Verdict, judge},
+    compare::{Limits, Noise, Results, Verdict, judge},
     error::NoRecording,
     tensors::PassTensors,
 };
@@ -54,16 +54,24 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         };
         let ran = run()?;
         graph::prepare(device)?;
-        // The memory that a pass takes is there after it, for the recording to take.
-        let warm = (0..2).try_for_each(|_| run().map(drop));
-        let started = warm.and_then(|()| Ok(graph::start(device)?));
+        // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
+        // beside a recording, a pass would take as much memory again.
+        let warm = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
+            let again = run()?;
+            Ok::<_, NoRecording>(noise.seen(model, device, [&again, &ran]))
+        });
+        let started = warm.and_then(|noise| {
+            graph::start(device)?;
+            Ok(noise)
+        });
         // A pass that panics must not leave the device recording.
-        let recorded = started.and_then(|()| {
+        let recorded = started.and_then(|noise| {
             catch_unwind(AssertUnwindSafe(|| pass(model, inputs.clone())))
                 .map_err(|_| NoRecording::Panicked)
+                .map(|done| (done, noise))
         });
         let graph = graph::stop(device);
-        let (outputs, mut gradients) = recorded?;
+        let ((outputs, mut gradients), noise) = recorded?;
         let mut holders = Holders { gradients: &mut gradients, shared: HashSet::new() };
         model.visit(&mut holders);
         let twins = holders.shared;
@@ -77,7 +85,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         };
 
         let replayed = recording.results(model)?;
-        match judge(model, device, limits, [&replayed, &ran], run)? {
+        match judge(model, device, (limits, noise), [&replayed, &ran], run)? {
             Verdict::Same => Ok(recording),
             Verdict::Unknown => Err(NoRecording::NotFinite),
             Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),
