@@ -40,6 +40,12 @@ impl DeviceProfile {
         }
     }
 
+    /// Whether warp products of 8 bits take scales of blocks of k: on Blackwell's workstations and desktops, whose
+    /// products without scales run at half the rate.
+    pub(crate) fn scales_warp_products(&self) -> bool {
+        matches!(self.compute_capability, Some(120 | 121))
+    }
+
     /// Whether plans of a family may be made for an operation, if the device has its instructions.
     pub fn is_offered(&self, op: FamilyOp, family: Family) -> bool {
         self.families.has(op, family)

@@ -132,7 +132,11 @@ impl MatmulBlueprint {
     }
 
     /// What the kernels of this plan promise.
-    pub(crate) fn promises(&self, problem: &MatmulProblem) -> [(&'static str, Promise); 3] {
+    pub(crate) fn promises(
+        &self,
+        problem: &MatmulProblem,
+        device: DeviceProfile,
+    ) -> [(&'static str, Promise); 3] {
         // Five cubes of 256 units a multiprocessor hide the latency of memory.
         let by_memory = Promise::registers(48);
         let in_8_bits = problem.lhs.dtype.size() == 1;
@@ -148,7 +152,11 @@ impl MatmulBlueprint {
                 ("matmul_tcgen05", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
             }
             Family::Mma => {
-                let instruction = if in_8_bits { "QMMA" } else { "HMMA" };
+                let instruction = match in_8_bits {
+                    true if device.scales_warp_products() => "QMMA.SF",
+                    true => "QMMA",
+                    false => "HMMA",
+                };
                 ("matmul_mma", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
             }
             // One cube of 512 units a multiprocessor.

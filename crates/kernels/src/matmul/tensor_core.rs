@@ -16,7 +16,11 @@ use super::{
 use crate::{
     DeviceProfile, Family, KernelError,
     buffer::{Buffer, F32},
-    ptx::{HalfKind, mma::MmaOperands, wgmma::WgmmaOperands},
+    ptx::{
+        HalfKind,
+        mma::{MmaOperands, Scales},
+        wgmma::WgmmaOperands,
+    },
 };
 use cubecl::{
     client::Client,
@@ -248,6 +252,10 @@ impl Launch<'_> {
             return Err(KernelError::Unsupported { op: OP, reason });
         };
         let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let device = DeviceProfile::of(self.client);
+        let in_8_bits = self.problem.lhs.dtype.size() == 1;
+        let scales =
+            if in_8_bits && device.scales_warp_products() { Scales::Ones } else { Scales::None };
         let kernel = MmaBlueprint {
             operands: MmaOperands {
                 m16,
@@ -256,13 +264,13 @@ impl Launch<'_> {
                 rhs: self.types[1],
                 lhs_k_major: self.lhs.k_major,
                 rhs_k_major: self.rhs.k_major,
+                scales,
             },
             warps_m,
             element_bytes: self.problem.lhs.dtype.size() as u32,
             stages: stages as u32,
             store,
         };
-        let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let Ok(cubes) = u32::try_from(self.cubes()) else {
             let reason = format!("{} cubes", self.cubes());

@@ -5,7 +5,7 @@ use super::{
     blueprint::tensor_core_type, matmul_with,
 };
 use crate::{
-    Family, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };
@@ -213,7 +213,7 @@ impl Case {
         plans
     }
 
-    fn variant(self, plan: MatmulBlueprint) -> Variant {
+    fn variant(self, plan: MatmulBlueprint, device: DeviceProfile) -> Variant {
         let Self { problem, steps, name, offset_bytes, .. } = self;
         let steps_name = match steps {
             Steps::Bias => "",
@@ -226,7 +226,7 @@ impl Case {
         );
         let MatmulBlueprint { tile_m, tile_n, .. } = plan;
         let name = format!("{types}_{name}_{tile_m}x{tile_n}{steps_name}");
-        Variant::new(name, plan.promises(&problem), move |client| {
+        Variant::new(name, plan.promises(&problem, device), move |client| {
             let elements = problem.lhs_span();
             let whole = Buffer::empty(client, elements + offset_bytes as usize, problem.lhs.dtype);
             let handle = whole.handle.offset_start(offset_bytes);
@@ -241,8 +241,9 @@ impl Case {
 /// Every case by the plans that it takes.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     let cases = cases().expect("the sizes above multiply");
+    let device = DeviceProfile::of(client);
     let plans = |case: Case| {
-        case.plans(client).into_iter().map(move |plan| case.variant(plan)).collect::<Vec<_>>()
+        case.plans(client).into_iter().map(move |plan| case.variant(plan, device)).collect::<Vec<_>>()
     };
     cases.into_iter().flat_map(plans).collect()
 }

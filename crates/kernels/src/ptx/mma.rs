@@ -17,7 +17,20 @@ pub(crate) struct MmaOperands {
     /// As in [`WgmmaOperands`](super::wgmma::WgmmaOperands).
     pub lhs_k_major: bool,
     pub rhs_k_major: bool,
+    pub scales: Scales,
 }
+
+/// What the instruction scales 32 elements of k of a row or a column by, in 8 bits: a power of two (`ue8m0`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scales {
+    /// It is the instruction without scales.
+    None,
+    /// By 1: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice the rate of the other one.
+    Ones,
+}
+
+/// Four scales of 1.
+const ONES: u32 = 0x7f7f_7f7f;
 
 impl MmaOperands {
     /// Accumulators a unit holds.
@@ -33,7 +46,19 @@ impl MmaOperands {
             "e4m3" | "e5m2" => 32,
             _ => 16,
         };
-        format!("mma.sync.aligned.m16n8k{k}.row.col.f32.{lhs}.{rhs}.f32")
+        let (kind, scale) = match self.scales {
+            Scales::None => ("", ""),
+            Scales::Ones => ("kind::mxf8f6f4.block_scale.scale_vec::1X.", ".ue8m0"),
+        };
+        format!("mma.sync.aligned.m16n8k{k}.row.col.{kind}f32.{lhs}.{rhs}.f32{scale}")
+    }
+
+    /// What follows the instruction's registers.
+    fn scale_operands(self) -> &'static str {
+        match self.scales {
+            Scales::None => "",
+            Scales::Ones => ", ones, {0, 0}, ones, {0, 0}",
+        }
     }
 }
 
@@ -75,7 +100,11 @@ fn block_text(operands: MmaOperands) -> String {
     for register in 0..registers {
         text += &format!("mov.f32 %{register}, %{};\n", registers + register);
     }
+    if operands.scales == Scales::Ones {
+        text += &format!(".reg .b32 ones;\nmov.b32 ones, {ONES};\n");
+    }
     let instruction = operands.instruction();
+    let scales = operands.scale_operands();
     for k in 0..ROW_BYTES / 32 {
         text += &fragments("a", m16, k, operands.lhs_k_major, "ar", "ac");
         text += &fragments("b", n16, k, operands.rhs_k_major, "br", "bc");
@@ -84,7 +113,7 @@ fn block_text(operands: MmaOperands) -> String {
             let sums = format!("{{%{at}, %{}, %{}, %{}}}", at + 1, at + 2, at + 3);
             let (a, b) = (4 * i, 2 * j);
             text += &format!(
-                "{instruction} {sums}, {{a{a}, a{}, a{}, a{}}}, {{b{b}, b{}}}, {sums};\n",
+                "{instruction} {sums}, {{a{a}, a{}, a{}, a{}}}, {{b{b}, b{}}}, {sums}{scales};\n",
                 a + 1,
                 a + 2,
                 a + 3,
