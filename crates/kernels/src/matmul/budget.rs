@@ -1,6 +1,6 @@
 //! Shared memory of products on tensor cores: planners count with it, and kernels divide it up.
 
-use crate::device::ROW_BYTES;
+use crate::device::{ROW_BYTES, SCALE_BLOCK_BYTES};
 
 /// A block of k of both operands, whose rows are 128 bytes deep.
 pub(crate) const fn stage_bytes(tile_m: usize, tile_n: usize) -> usize {
@@ -15,6 +15,21 @@ pub(crate) const fn bias_bytes(tile_n: usize) -> usize {
 /// Of the `mma` family: the ring, and the bias of a tile.
 pub(crate) const fn mma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
     stages * stage_bytes(tile_m, tile_n) + bias_bytes(tile_n)
+}
+
+/// Of the `mma` family fed by TMA: the ring, two barriers a stage, and the bias of a tile.
+pub(crate) const fn mma_bulk_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    mma_bytes(tile_m, tile_n, stages) + 16 * stages
+}
+
+/// The scales of a block of k of MX operands, in blocks of 128 rows or columns.
+pub(crate) const fn scale_bytes(tile_m: usize, tile_n: usize) -> usize {
+    (tile_m.div_ceil(128) + tile_n.div_ceil(128)) * SCALE_BLOCK_BYTES
+}
+
+/// Of the `mma` family for MX operands: the ring, with scales behind each block, and the bias of a tile.
+pub(crate) const fn mma_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    mma_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
 }
 
 /// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.

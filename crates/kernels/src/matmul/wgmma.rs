@@ -12,15 +12,14 @@
 use super::{
     bias_tile::fetch_bias,
     budget::{bias_bytes, stage_bytes, wgmma_bytes},
+    bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
     work::{Extent, LastMatrix, Work, work_at, work_count},
 };
 use crate::ptx::{
     ROW_BYTES,
-    barrier::{
-        barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
-    },
+    barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
     copy::{copies_wait_all, tma_batched_tile, tma_tile},
     load, shared_address,
     wgmma::{WgmmaOperands, tile_descriptor, wgmma_block, wgmma_drain},
@@ -52,6 +51,15 @@ pub(crate) struct WgmmaBlueprint {
 impl WgmmaBlueprint {
     fn stage_bytes(self) -> usize {
         stage_bytes(TILE_M, self.operands.n)
+    }
+
+    fn ring(self) -> BulkRingBlueprint {
+        BulkRingBlueprint {
+            stages: self.stages,
+            stage_bytes: self.stage_bytes() as u32,
+            tile_m: TILE_M as u32,
+            tile_n: self.operands.n as u32,
+        }
     }
 
     pub(crate) fn shared_bytes(self) -> usize {
@@ -189,21 +197,8 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
     if unit < 128 {
         // 1. Produce.
         if unit == 0 {
-            while index < work_items {
-                let work = work_at(index, extent, tile_m, tile_n);
-                for block in work.first_block..work.last_block {
-                    barrier_wait(empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
-                    let barrier = full + load::<u32>(stage) * 8;
-                    barrier_expect(barrier, stage_bytes);
-                    source.load(ring + load::<u32>(stage) * stage_bytes, &work, block, barrier);
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32;
-                        phase ^= 1;
-                    }
-                }
-                index += CUBE_COUNT_X;
-            }
+            let at = BulkRing { blocks: ring, full, empty };
+            fill_bulk_ring::<B>(source, &at, extent, comptime!(blueprint.ring()));
         }
     } else {
         // 2. Multiply. Either operand's 64 rows of a warpgroup are 8192 bytes.

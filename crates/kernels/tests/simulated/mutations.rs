@@ -37,10 +37,12 @@ pub(crate) enum Fault {
     FewerTensorColumns,
     DroppedTensorFree,
     TensorColumn,
+    ScaleByte,
+    ScaleThread,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::DroppedBlockBarrier,
         Self::DroppedFence,
         Self::DroppedCopyWait,
@@ -71,6 +73,8 @@ impl Fault {
         Self::FewerTensorColumns,
         Self::DroppedTensorFree,
         Self::TensorColumn,
+        Self::ScaleByte,
+        Self::ScaleThread,
     ];
 
     /// The statement with the fault, if it is one that can have it.
@@ -105,6 +109,21 @@ impl Fault {
                 return None;
             }
             changed(3, "b32", &format!("xor.b32 planted, OLD, {:#x}", 1_u32 << bit))
+        };
+        // Another scale of those in a register, where they differ.
+        let selector = |place: usize, part: usize| {
+            let has_scales = is("mma.sync") && opcode.contains(".block_scale");
+            if !has_scales || operands.get(4)?.trim() == "ones" {
+                return None;
+            }
+            let old = operands.get(place)?.trim().trim_matches(['{', '}']);
+            let mut ids: Vec<u32> =
+                old.split(',').filter_map(|id| id.trim().parse().ok()).collect();
+            *ids.get_mut(part)? ^= 1;
+            let new = format!("{{{}, {}}}", ids.first()?, ids.get(1)?);
+            let mut all: Vec<_> = operands.iter().map(|operand| operand.trim()).collect();
+            all[place] = &new;
+            Some(format!("{opcode} {};", all.join(", ")))
         };
         // An address with another offset.
         let moved = |place: usize, by: i64| {
@@ -170,6 +189,8 @@ impl Fault {
             }
             Self::DroppedTensorFree => dropped(is("tcgen05.dealloc")),
             Self::TensorColumn if is("tcgen05.ld") => moved(1, 8),
+            Self::ScaleByte => selector(5, 0),
+            Self::ScaleThread => selector(7, 1),
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
                 let source = operands.get(1)?;
                 let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();

@@ -26,6 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
     // With two multiprocessors a block goes on to another tile, with its ring and its barriers as they are.
     let small = Gpu { multiprocessors: 2, ..hopper };
     let (ada, workstation) = (Gpu::SM_89, Gpu::SM_120A);
+    let small_workstation = Gpu { multiprocessors: 2, ..workstation };
     // Datacenter Blackwell, with as few multiprocessors.
     let blackwell = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
     vec![
@@ -50,6 +51,26 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
             fp8(recorder, Fp8Product { family: Family::Tcgen05, ..FP8 })
         }),
+        case(
+            "matmul_mma_by_tma_of_several_tiles_a_block_is_exact",
+            small_workstation,
+            true,
+            |recorder| {
+                numbers(
+                    recorder,
+                    Product { family: Family::Mma, sizes: MANY, bulk: true, ..PRODUCT },
+                )
+            },
+        ),
+        case("matmul_mma_with_every_epilogue_is_exact", small_workstation, false, |recorder| {
+            epilogues(recorder, Family::Mma, Splits::Without)
+        }),
+        case(
+            "matmul_mma_by_every_plan_and_layout_is_exact",
+            small_workstation,
+            false,
+            |recorder| every_layout(recorder, Family::Mma),
+        ),
         case("matmul_mma_in_fp8_of_unit_scales_is_exact", workstation, true, |recorder| {
             let product = Fp8Product { family: Family::Mma, sizes: [147, 203, 600], ..FP8 };
             fp8(recorder, product)
@@ -59,7 +80,9 @@ pub(super) fn cases() -> Vec<Case> {
             workstation,
             false,
             |recorder| {
-                for operands in [[Fp8::E4m3; 2], [Fp8::E5m2; 2], [Fp8::E5m2, Fp8::E4m3], FP8.operands] {
+                for operands in
+                    [[Fp8::E4m3; 2], [Fp8::E5m2; 2], [Fp8::E5m2, Fp8::E4m3], FP8.operands]
+                {
                     let family = Family::Mma;
                     fp8(recorder, Fp8Product { family, operands, every_plan: true, ..FP8 })?;
                 }
@@ -106,9 +129,7 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_wgmma_in_tf32_is_exact", small, false, |recorder| {
             numbers(recorder, Product { sizes: [147, 203, 616], ..TF32 })
         }),
-        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| {
-            fp8(recorder, FP8)
-        }),
+        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| fp8(recorder, FP8)),
         case("matmul_wgmma_in_fp8_with_promotion_is_exact", small, false, |recorder| {
             fp8(recorder, Fp8Product { promotion: 1, ..FP8 })
         }),
@@ -134,6 +155,8 @@ struct Product {
     storage: Storage,
     /// By every plan, not only by the one with the narrowest tile.
     every_plan: bool,
+    /// Where that is one whose blocks TMA copies for the `mma` family.
+    bulk: bool,
 }
 
 const PRODUCT: Product = Product {
@@ -142,6 +165,7 @@ const PRODUCT: Product = Product {
     k_major: [true, false],
     storage: Storage::Bf16,
     every_plan: false,
+    bulk: false,
 };
 
 const TF32: Product = Product { k_major: [true; 2], storage: Storage::F32, ..PRODUCT };
@@ -202,7 +226,7 @@ impl Operands {
 }
 
 fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
-    let Product { family, sizes, k_major, storage, every_plan } = product;
+    let Product { family, sizes, k_major, storage, every_plan, bulk } = product;
     let operands = Operands::new(dtype(storage), dtype(storage), sizes, k_major)?;
     let problem = operands.problem;
     let bias = whole_numbers(3, problem.n, 8);
@@ -213,7 +237,7 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
     plans.retain(|plan| plan.family == family);
     if !every_plan {
-        plans.retain(|plan| plan.splits == 1);
+        plans.retain(|plan| plan.splits == 1 && plan.bulk == bulk);
         plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
         plans.truncate(1);
     }
