@@ -43,6 +43,11 @@ pub(crate) const fn tcgen05_bytes(tile_m: usize, tile_n: usize, stages: usize) -
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * 16 + 16 + bias_bytes(tile_n)
 }
 
+/// As [`tcgen05_bytes`], with scales behind each block.
+pub(crate) const fn tcgen05_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    tcgen05_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
+}
+
 /// As many stages as fit, up to `most`; `None` where a ring of two does not.
 pub(crate) fn most_stages(
     most: usize,

@@ -64,6 +64,8 @@ mod mx_mma;
 #[cfg(feature = "cuda")]
 mod mx_scales;
 #[cfg(feature = "cuda")]
+mod mx_tcgen05;
+#[cfg(feature = "cuda")]
 mod operand;
 #[cfg(feature = "cuda")]
 mod pack;

@@ -19,7 +19,7 @@
 
 use super::{
     Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
-    budget::{mma_mx_bytes, most_stages},
+    budget::{mma_mx_bytes, most_stages, tcgen05_mx_bytes},
     launch,
     problem::is_fp8,
 };
@@ -125,15 +125,22 @@ fn check_problem(problem: &MatmulProblem) -> Result<(), KernelError> {
 impl MatmulBlueprint {
     /// Whether a family has block-scaled products on that device.
     fn has_mx(family: Family, device: DeviceProfile) -> bool {
-        family == Family::Mma && device.scales_warp_products()
+        match family {
+            Family::Mma => device.scales_warp_products(),
+            Family::Tcgen05 => matches!(device.compute_capability, Some(100 | 103)),
+            _ => false,
+        }
     }
 
     /// What the kernels of a plan of MX operands promise.
     pub(super) fn mx_promises(&self) -> [(&'static str, Promise); 4] {
         let by_memory = Promise::registers(48);
-        let product = Promise::tensor_core("QMMA.SF", Promise::MOST_REGISTERS);
+        let (name, instruction) = match self.family {
+            Family::Tcgen05 => ("matmul_mx_tcgen05", "UTCQMMA"),
+            _ => ("matmul_mx_mma", "QMMA.SF"),
+        };
         [
-            ("matmul_mx_mma", product),
+            (name, Promise::tensor_core(instruction, Promise::MOST_REGISTERS)),
             ("matmul_mx_scales", by_memory),
             ("matmul_pack", by_memory),
             ("matmul_split_sum", by_memory),
@@ -149,22 +156,29 @@ impl MatmulBlueprint {
     pub fn mx_candidates_on(problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
         let offered =
             |family| Self::has_mx(family, device) && device.is_offered(FamilyOp::Fp8Matmul, family);
-        if check_problem(problem).is_err() || !offered(Family::Mma) {
+        if check_problem(problem).is_err() {
             return Vec::new();
         }
-        let staged = |(tile_m, tile_n)| {
-            let bytes = |stages| mma_mx_bytes(tile_m, tile_n, stages);
-            Some(Self {
-                family: Family::Mma,
-                tile_m,
-                tile_n,
-                stages: most_stages(4, device.shared_bytes, bytes)?,
-                splits: 1,
-                promotion: 0,
-                bulk: false,
-            })
+        let staged = |(family, tile_m, tile_n)| {
+            let stages = match family {
+                Family::Tcgen05 => most_stages(6, device.shared_bytes, |stages| {
+                    tcgen05_mx_bytes(tile_m, tile_n, stages)
+                }),
+                _ => most_stages(4, device.shared_bytes, |stages| {
+                    mma_mx_bytes(tile_m, tile_n, stages)
+                }),
+            };
+            let stages = stages?;
+            Some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0, bulk: false })
         };
-        let tiles = [(128, 256), (128, 128), (64, 128)].into_iter().filter_map(staged);
+        // The sums of two tiles of 256 columns would leave no tensor memory for scales.
+        let tiles = [
+            (Family::Tcgen05, 128, 128),
+            (Family::Mma, 128, 256),
+            (Family::Mma, 128, 128),
+            (Family::Mma, 64, 128),
+        ];
+        let tiles = tiles.into_iter().filter(|(family, ..)| offered(*family)).filter_map(staged);
         tiles.flat_map(|plan| plan.splits_of(problem, device)).collect()
     }
 
@@ -233,6 +247,16 @@ mod tests {
             let device = DeviceProfile { families, ..WORKSTATION };
             let plan = MatmulBlueprint::mx_plan_on(&problem(E4M3, 1), &Epilogue::default(), device);
             assert_eq!(plan.is_ok(), is_offered, "{families:?}");
+        }
+        for capability in [100, 103] {
+            let device = DeviceProfile {
+                compute_capability: Some(capability),
+                shared_bytes: 227 << 10,
+                ..WORKSTATION
+            };
+            let plans = MatmulBlueprint::mx_candidates_on(&problem(E4M3, 1), device);
+            assert!(plans.iter().all(|plan| (plan.family, plan.stages) == (Family::Tcgen05, 6)));
+            assert!(!plans.is_empty());
         }
         for capability in [89, 90] {
             let device = DeviceProfile { compute_capability: Some(capability), ..WORKSTATION };

@@ -6,6 +6,7 @@ use super::{
     mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
     mma_bulk::{BULK_UNITS, MmaBulkBlueprint, matmul_mma_bulk_kernel},
     mx_mma::matmul_mx_mma_kernel,
+    mx_tcgen05::matmul_mx_tcgen05_kernel,
     operand::AlignedOperand,
     problem::OP,
     ring::{MmaBlueprint, UNITS},
@@ -18,6 +19,7 @@ use super::{
 use crate::{
     DeviceProfile, Family, KernelError,
     buffer::{Buffer, F32},
+    device::SCALE_BLOCK_BYTES,
     ptx::{
         HalfKind,
         mma::{MmaOperands, Scales},
@@ -106,6 +108,17 @@ pub(crate) fn tensor_map(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
+/// How TMA finds blocks of scales, one at a time.
+fn scales_map(scales: &Buffer) -> TensorMapArg<Tiled> {
+    let words = SCALE_BLOCK_BYTES / 4;
+    let shape = vec![scales.elements / words, words];
+    // SAFETY: the rows are the memory's.
+    let tensor = unsafe {
+        TensorArg::from_raw_parts(scales.handle.clone(), vec![words, 1].into(), shape.into())
+    };
+    TensorMapArg::new(TiledArgs { tile_size: vec![1, words].into() }, tensor, scales.dtype)
+}
+
 struct Launch<'a> {
     client: &'a Client,
     problem: &'a MatmulProblem,
@@ -165,10 +178,34 @@ impl Launch<'_> {
             stages: self.blueprint.stages as u32,
             batched: self.problem.batches() > 1,
             store,
+            scaled: self.scales.is_some(),
         };
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let cubes = self.cubes().min(device.multiprocessors) as u32;
+        if let Some(scales) = self.scales {
+            let [lhs_scales, rhs_scales] = [&scales[0], &scales[1]].map(scales_map);
+            // SAFETY: as in `wgmma`.
+            unsafe {
+                matmul_mx_tcgen05_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(cubes, 1, 1),
+                    CubeDim::new_1d(tcgen05::UNITS),
+                    self.operand_map(&self.lhs, tcgen05::TILE_M),
+                    self.operand_map(&self.rhs, self.blueprint.tile_n),
+                    lhs_scales,
+                    rhs_scales,
+                    epilogue.args(&self.lhs.memory),
+                    output.args(),
+                    self.extent(device),
+                    self.last_matrix(),
+                    kernel,
+                    [output.out.dtype, stored],
+                    [width, tcgen05::PART_REGISTERS],
+                );
+            }
+            return Ok(());
+        }
         // SAFETY: as in `wgmma`.
         unsafe {
             matmul_tcgen05_kernel::launch_unchecked(

@@ -165,7 +165,13 @@ impl Fault {
             Self::DroppedCommit => dropped(
                 is("cp.async.commit_group") || is("wgmma.commit_group") || is("tcgen05.commit"),
             ),
-            Self::DroppedCopy => dropped(is("cp.async.c") && operands.len() == 4),
+            Self::DroppedCopy => {
+                dropped(is("cp.async.c") && operands.len() == 4 || is("tcgen05.cp"))
+            }
+            Self::StrideBit if is("tcgen05.cp") => {
+                changed(1, "b64", &format!("xor.b64 planted, OLD, {:#x}", 1_u64 << 36))
+            }
+            Self::TensorColumn if is("tcgen05.cp") => moved(0, 4),
             Self::SwizzleBit => descriptor(62),
             Self::StrideBit => descriptor(38),
             Self::StartBit => descriptor(0),
@@ -181,7 +187,7 @@ impl Fault {
             Self::TypeBit => instruction(7),
             Self::MajorBit => instruction(16),
             Self::FlippedAccumulation if is("tcgen05.mma") => {
-                changed(4, "pred", "not.pred planted, OLD")
+                changed(operands.len() - 1, "pred", "not.pred planted, OLD")
             }
             Self::DroppedTensorWait => dropped(is("tcgen05.wait")),
             Self::FewerTensorColumns if is("tcgen05.alloc") => {
@@ -189,6 +195,10 @@ impl Fault {
             }
             Self::DroppedTensorFree => dropped(is("tcgen05.dealloc")),
             Self::TensorColumn if is("tcgen05.ld") => moved(1, 8),
+            Self::ScaleByte if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => instruction(4),
+            Self::ScaleThread if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => {
+                instruction(29)
+            }
             Self::ScaleByte => selector(5, 0),
             Self::ScaleThread => selector(7, 1),
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {

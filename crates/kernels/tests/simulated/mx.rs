@@ -24,7 +24,29 @@ use libtest_mimic::Failed;
 pub(super) fn cases() -> Vec<Case> {
     let case = |name, gpu, quick, body| Case { name, gpu, quick, body };
     let workstation = Gpu::SM_120A;
+    // With two multiprocessors a block goes on to another tile.
+    let datacenter = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
     vec![
+        case("mx_matmul_tcgen05_is_exact", datacenter, true, |recorder| {
+            product(
+                recorder,
+                Product { family: Family::Tcgen05, sizes: [147, 203, 600], ..PRODUCT },
+            )
+        }),
+        case(
+            "mx_matmul_tcgen05_of_several_tiles_a_block_is_exact",
+            datacenter,
+            false,
+            |recorder| {
+                product(
+                    recorder,
+                    Product { family: Family::Tcgen05, sizes: [300, 331, 1080], ..PRODUCT },
+                )
+            },
+        ),
+        case("mx_matmul_tcgen05_by_every_plan_and_type_is_exact", datacenter, false, |recorder| {
+            every_plan(recorder, Family::Tcgen05)
+        }),
         case("mx_matmul_mma_is_exact", workstation, true, |recorder| {
             product(recorder, Product { sizes: [147, 203, 600], ..PRODUCT })
         }),

@@ -8,9 +8,11 @@ mod element;
 mod mma;
 mod scale;
 mod tcgen05;
+mod tcgen05_scaled;
 
 pub(crate) use descriptor::{Descriptor, swizzle};
 pub(crate) use element::Element;
 pub(crate) use mma::{MmaShape, WgmmaShape, accumulate, fragment_place};
 pub(crate) use scale::{ScaleSelector, accumulate_scaled, ue8m0};
 pub(crate) use tcgen05::{TensorKind, TensorShape};
+pub(crate) use tcgen05_scaled::ScaledTensorShape;
