@@ -99,7 +99,7 @@ fn run(kernel: &str, schedule: Schedule) -> Result<Vec<f32>, SimulatorError> {
             address,
             element_bytes,
             shape: shape.to_vec(),
-            strides: vec![shape[0] * u64::from(element_bytes)],
+            strides: vec![shape[0] * element_bytes],
             taken: CopyBox::Tile(shape.map(|size| size as u32).to_vec()),
             swizzle,
         })

@@ -29,6 +29,8 @@
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async`; on Blackwell's workstations by TMA, too, and with scales of 1 in 8 bits | Ampere and later, Blackwell too |
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
+//! Operands of 8 bits whose blocks of k have scales (MXFP8) are multiplied by [`mx_matmul`].
+//!
 //! Products of at most eight rows have a kernel of the portable family that reads the right operand with the whole
 //! device.
 //!

@@ -38,6 +38,14 @@ pub const SCALED_BY: usize = 32;
 /// The type of scales.
 pub const SCALE_DTYPE: ElemType = ElemType::Float(FloatKind::UE8M0);
 
+/// Tiles of kernels that take scales. The sums of two tiles of 256 columns would leave no tensor memory for them.
+const TILES: [(Family, usize, usize); 4] = [
+    (Family::Tcgen05, 128, 128),
+    (Family::Mma, 128, 256),
+    (Family::Mma, 128, 128),
+    (Family::Mma, 64, 128),
+];
+
 /// An operand: elements, and the scales of blocks of 32 of them along k.
 #[derive(Clone, Copy, Debug)]
 pub struct MxOperand<'a> {
@@ -83,7 +91,7 @@ pub fn mx_matmul_with(
     let row_scales = problem.k.div_ceil(SCALED_BY);
     lhs.scales.check(OP, "lhs scales", problem.m * row_scales, SCALE_DTYPE)?;
     rhs.scales.check(OP, "rhs scales", problem.n * row_scales, SCALE_DTYPE)?;
-    if !MatmulBlueprint::has_mx(blueprint.family, DeviceProfile::of(client)) {
+    if !blueprint.serves_mx(DeviceProfile::of(client)) {
         let reason = format!("{blueprint} with scales of blocks");
         return Err(KernelError::unsupported(OP, reason));
     }
@@ -132,6 +140,12 @@ impl MatmulBlueprint {
         }
     }
 
+    /// Whether there is a kernel of this plan on that device that takes scales.
+    fn serves_mx(&self, device: DeviceProfile) -> bool {
+        let tile = (self.family, self.tile_m, self.tile_n);
+        Self::has_mx(self.family, device) && TILES.contains(&tile) && !self.bulk
+    }
+
     /// What the kernels of a plan of MX operands promise.
     pub(super) fn mx_promises(&self) -> [(&'static str, Promise); 4] {
         let by_memory = Promise::registers(48);
@@ -171,14 +185,7 @@ impl MatmulBlueprint {
             let stages = stages?;
             Some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0, bulk: false })
         };
-        // The sums of two tiles of 256 columns would leave no tensor memory for scales.
-        let tiles = [
-            (Family::Tcgen05, 128, 128),
-            (Family::Mma, 128, 256),
-            (Family::Mma, 128, 128),
-            (Family::Mma, 64, 128),
-        ];
-        let tiles = tiles.into_iter().filter(|(family, ..)| offered(*family)).filter_map(staged);
+        let tiles = TILES.into_iter().filter(|(family, ..)| offered(*family)).filter_map(staged);
         tiles.flat_map(|plan| plan.splits_of(problem, device)).collect()
     }
 

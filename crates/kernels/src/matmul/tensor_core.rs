@@ -328,8 +328,8 @@ impl Launch<'_> {
         let device = DeviceProfile::of(self.client);
         let mma = self.mma_blueprint(store, device)?;
         // The boxes of the left operand have as many rows as those of `wgmma`.
-        if self.blueprint.tile_m != wgmma::TILE_M {
-            let reason = format!("{} by TMA", self.blueprint);
+        if self.blueprint.tile_m != wgmma::TILE_M || !device.scales_warp_products() {
+            let reason = format!("{} on this device", self.blueprint);
             return Err(KernelError::Unsupported { op: OP, reason });
         }
         let kernel = MmaBulkBlueprint {

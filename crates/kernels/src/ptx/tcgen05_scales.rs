@@ -17,10 +17,11 @@ use cubecl::prelude::*;
 /// Columns of tensor memory of a block of scales.
 pub(crate) const SCALE_COLUMNS: usize = 4;
 
-/// A block of scales for a copy ("Shared memory descriptor"): rows of 16 bytes, eight after eight, not swizzled.
-const SCALE_BLOCK: u64 = VERSION | (8 * 16 >> 4) << 32;
+/// A block of scales for a copy ("Shared memory descriptor"): rows of 16 bytes, every eight of them 8 times 16 bytes
+/// behind the eight before, not swizzled.
+const SCALE_BLOCK: u64 = VERSION | 8 << 32;
 
-/// What is multiplied ("Instruction descriptor format for .kind::mxf8f6f4"): that of other products, with the type of
+/// What is multiplied ("Instruction descriptor" of the kind `mxf8f6f4`): that of other products, with the type of
 /// scales, and in the place of the type of sums and behind the sizes which byte of the words scales either operand.
 fn scaled_descriptor(operands: WgmmaOperands, byte: u32) -> u32 {
     const SUMS_IN_F32: u32 = 1 << 4;

@@ -173,6 +173,7 @@ fn product(recorder: &Recorder, product: Product) -> Result<(), Failed> {
         return Err(format!("no plan by {family:?}").into());
     }
     let epilogue = Epilogue { bias: Some(upload(recorder, &bias, out)), ..Epilogue::default() };
+    refusals(recorder, &problem, plans[0], [&lhs, &rhs])?;
     for plan in plans {
         let [lhs, rhs] = [&lhs, &rhs]
             .map(|operand| MxOperand { elements: &operand.elements, scales: &operand.scales });
@@ -181,4 +182,30 @@ fn product(recorder: &Recorder, product: Product) -> Result<(), Failed> {
             .map_err(|error| format!("{plan}: {}", error.message().unwrap_or_default()))?;
     }
     Ok(())
+}
+
+/// What does not go together is refused by its name.
+fn refusals(
+    recorder: &Recorder,
+    problem: &MatmulProblem,
+    plan: MatmulBlueprint,
+    [lhs, rhs]: [&Operand; 2],
+) -> Result<(), Failed> {
+    let refused = |plan: MatmulBlueprint, scales: &Buffer, reason: &str| {
+        let lhs = MxOperand { elements: &lhs.elements, scales: &lhs.scales };
+        let rhs = MxOperand { elements: &rhs.elements, scales };
+        let client = recorder.client();
+        match mx_matmul_with(client, problem, &plan, lhs, rhs, &Epilogue::default()) {
+            Err(error) if error.to_string().starts_with(reason) => Ok(()),
+            other => Err(Failed::from(format!("{reason} expected, got {other:?}"))),
+        }
+    };
+    let scales = &rhs.scales;
+    let named = "mx_matmul: argument `rhs scales`: expected";
+    refused(plan, &Buffer { elements: scales.elements - 1, ..scales.clone() }, named)?;
+    refused(plan, &Buffer { dtype: problem.rhs.dtype, ..scales.clone() }, named)?;
+    let unserved = "mx_matmul: not served here";
+    refused(MatmulBlueprint { bulk: true, ..plan }, scales, unserved)?;
+    refused(MatmulBlueprint { tile_n: 192, ..plan }, scales, unserved)?;
+    refused(MatmulBlueprint { family: Family::Wgmma, ..plan }, scales, unserved)
 }

@@ -1,4 +1,4 @@
-//! What a block-scaled product of `tcgen05` multiplies (PTX ISA, "Instruction descriptor format for .kind::mxf8f6f4";
+//! What a block-scaled product of `tcgen05` multiplies (PTX ISA, "Instruction descriptor" of the kind `mxf8f6f4`;
 //! CUTLASS `InstrDescriptorBlockScaled`).
 
 use super::{TensorKind, TensorShape};
