@@ -110,8 +110,8 @@ fn products(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
     const BATCHES: [&str; 5] = ["One", "Following", "SharedRhs", "One", "Heads"];
     let tiles = match family {
         Family::Tcgen05 | Family::Wgmma => 4,
-        // Three, and on workstations two more whose blocks TMA copies.
-        Family::Mma => 5,
+        // Three, and on workstations one more whose blocks TMA copies.
+        Family::Mma => 4,
         Family::Portable => 2,
     };
     let mut all = Vec::new();
@@ -169,7 +169,7 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
             continue;
         }
         let scaled: &[bool] = if family == Family::Wgmma { &[false] } else { &[false, true] };
-        for (tile, scaled) in (0..5).flat_map(|tile| scaled.iter().map(move |s| (tile, *s))) {
+        for (tile, scaled) in (0..4).flat_map(|tile| scaled.iter().map(move |s| (tile, *s))) {
             let [lhs, rhs] = formats[tile % formats.len()];
             let told = of_type
                 .clone()

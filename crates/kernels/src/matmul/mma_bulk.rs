@@ -18,7 +18,7 @@ use super::{
 };
 use crate::ptx::{
     barrier::{barrier_arrive, barrier_wait, sync_group},
-    copy::copies_wait_all,
+    copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::elect,
     wgmma::WgmmaOperands,
@@ -148,6 +148,7 @@ pub(super) fn matmul_mma_bulk_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         operands: comptime!(blueprint.operands()),
         block_k: comptime!(blueprint.block_k),
         batched: comptime!(blueprint.batched),
+        target: comptime!(TmaTarget::Cube),
     };
     let ring_blueprint = comptime!(blueprint.ring());
     // The swizzle repeats every 1024 bytes.

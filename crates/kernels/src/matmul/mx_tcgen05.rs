@@ -8,7 +8,10 @@ use super::{
     wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
     work::{Extent, LastMatrix, Work},
 };
-use crate::{device::SCALE_BLOCK_BYTES, ptx::copy::tma_tile};
+use crate::{
+    device::SCALE_BLOCK_BYTES,
+    ptx::copy::{TmaTarget, tma_tile},
+};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -66,6 +69,7 @@ pub(super) fn matmul_mx_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         operands: comptime!(blueprint.operands),
         block_k: comptime!(blueprint.block_k),
         batched: false,
+        target: comptime!(TmaTarget::Cluster),
     };
     let source = ScaledBulkBlocks {
         matrices,

@@ -25,7 +25,7 @@ use crate::ptx::{
     barrier::{
         barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
     },
-    copy::copies_wait_all,
+    copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
         COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_descriptor,
@@ -346,6 +346,7 @@ pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         operands: comptime!(blueprint.operands),
         block_k: comptime!(blueprint.block_k),
         batched: comptime!(blueprint.batched),
+        target: comptime!(TmaTarget::Cluster),
     };
     persistent_tensor_product::<MatrixBlocks, O, S, W, R>(
         &blocks, epilogue, outputs, &extent, blueprint,

@@ -20,7 +20,7 @@ use super::{
 use crate::ptx::{
     ROW_BYTES,
     barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
-    copy::{copies_wait_all, tma_batched_tile, tma_tile},
+    copy::{TmaTarget, copies_wait_all, tma_batched_tile_to, tma_tile_to},
     load, shared_address,
     wgmma::{WgmmaOperands, tile_descriptor, wgmma_block, wgmma_drain},
 };
@@ -85,6 +85,7 @@ fn load_operand(
     #[comptime] tile: usize,
     #[comptime] k_major: bool,
     #[comptime] batched: bool,
+    #[comptime] target: TmaTarget,
 ) {
     // Along k the tile is one box; across k it is a box for every chunk of 64 columns.
     #[unroll]
@@ -93,9 +94,9 @@ fn load_operand(
         let column = mn + comptime!(64 * chunk as u32);
         let (x, y) = if comptime!(k_major) { (k, column) } else { (column, k) };
         if comptime!(batched) {
-            tma_batched_tile(at, map, x, y, inner, outer, barrier);
+            tma_batched_tile_to(at, map, x, y, inner, outer, barrier, target);
         } else {
-            tma_tile(at, map, x, y, barrier);
+            tma_tile_to(at, map, x, y, barrier, target);
         }
     }
 }
@@ -122,12 +123,15 @@ pub(super) struct MatrixBlocks {
     pub(super) block_k: u32,
     #[cube(comptime)]
     pub(super) batched: bool,
+    #[cube(comptime)]
+    pub(super) target: TmaTarget,
 }
 
 #[cube]
 impl BulkBlocks for MatrixBlocks {
     fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32) {
         let (operands, batched) = comptime!((self.operands, self.batched));
+        let target = comptime!(self.target);
         let last = &self.last_matrix;
         let outer = work.batch / self.inner_batches;
         let inner = work.batch % self.inner_batches;
@@ -143,6 +147,7 @@ impl BulkBlocks for MatrixBlocks {
             TILE_M,
             comptime!(operands.lhs_k_major),
             batched,
+            target,
         );
         load_operand(
             stage + comptime!((TILE_M * ROW_BYTES) as u32),
@@ -155,6 +160,7 @@ impl BulkBlocks for MatrixBlocks {
             comptime!(operands.n),
             comptime!(operands.rhs_k_major),
             batched,
+            target,
         );
     }
 }
@@ -311,6 +317,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         operands: comptime!(blueprint.operands),
         block_k: comptime!(blueprint.block_k),
         batched: comptime!(blueprint.batched),
+        target: comptime!(TmaTarget::Cluster),
     };
     persistent_product::<MatrixBlocks, O, S, W, R>(&blocks, epilogue, outputs, &extent, blueprint);
 }

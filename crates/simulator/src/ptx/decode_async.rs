@@ -110,6 +110,11 @@ impl Decoder {
         let Written::Address { base, offset, coordinates } = parts.written(1)? else {
             return Err(parts.unknown());
         };
+        // `ptxas` makes one of it.
+        if self.target.starts_with("sm_12") && parts.has("shared::cluster") {
+            let reason = "is a call of the driver on this architecture; it copies to `shared::cta`";
+            return Err(parts.error(reason));
+        }
         let [Written::List(list)] = &coordinates[..] else { return Err(parts.unknown()) };
         let rank = usize::from(parts.modifiers[3].as_bytes()[0] - b'0');
         if list.len() != rank {
