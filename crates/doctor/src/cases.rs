@@ -110,7 +110,8 @@ fn products(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
     const BATCHES: [&str; 5] = ["One", "Following", "SharedRhs", "One", "Heads"];
     let tiles = match family {
         Family::Tcgen05 | Family::Wgmma => 4,
-        Family::Mma => 3,
+        // Three, and on workstations one more whose blocks TMA copies.
+        Family::Mma => 4,
         Family::Portable => 2,
     };
     let mut all = Vec::new();
@@ -158,7 +159,8 @@ fn products(family: Family, of_type: &Told, small: bool) -> Vec<Told> {
     all
 }
 
-/// Each tile with a pair of formats, of whole numbers and of others; sums promoted where they can be.
+/// Each tile with a pair of formats, of whole numbers and of others; sums promoted and blocks of k scaled where they
+/// can be.
 fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
     let formats = [["E4m3", "E4m3"], ["E4m3", "E5m2"], ["E5m2", "E4m3"]];
     let mut all = Vec::new();
@@ -166,7 +168,8 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
         if promoted && family != Family::Wgmma {
             continue;
         }
-        for tile in 0..4 {
+        let scaled: &[bool] = if family == Family::Wgmma { &[false] } else { &[false, true] };
+        for (tile, scaled) in (0..4).flat_map(|tile| scaled.iter().map(move |s| (tile, *s))) {
             let [lhs, rhs] = formats[tile % formats.len()];
             let told = of_type
                 .clone()
@@ -175,6 +178,7 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
                 .with("lhs-turned", tile == 2)
                 .with("rhs-turned", tile % 2 == 0)
                 .with("promoted", promoted)
+                .with("scaled", scaled)
                 .with("blueprint", tile)
                 .with("m", 147)
                 .with("n", 203)

@@ -13,6 +13,10 @@ pub(crate) const ALIGNMENT_BYTES: usize = 16;
 /// Bytes of a row of an operand's tile in shared memory, and of the depth of a block of k.
 pub(crate) const ROW_BYTES: usize = 128;
 
+/// The scales of 128 rows or columns and of 128 of k in shared memory: those of row r and of k from 32 q on at byte
+/// `16 (r mod 32) + 4 (r / 32) + q`, where `tcgen05.cp` takes them from, too.
+pub(crate) const SCALE_BLOCK_BYTES: usize = 512;
+
 /// A device, as far as plans depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceProfile {
@@ -38,6 +42,12 @@ impl DeviceProfile {
             Some(86 | 89 | 120..) => 40,
             _ => 32,
         }
+    }
+
+    /// Whether warp products of 8 bits take scales of blocks of k: on Blackwell's workstations and desktops, whose
+    /// products without scales run at half the rate.
+    pub(crate) fn scales_warp_products(&self) -> bool {
+        matches!(self.compute_capability, Some(120 | 121))
     }
 
     /// Whether plans of a family may be made for an operation, if the device has its instructions.

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`storage`] | f32, f16 and bf16 as storage: rounding, bytes, unit roundoff |
 //! | [`fp8`] | the two 8-bit types: rounding, codes, scales |
+//! | [`mx`] | matrices of 8-bit elements that share scales |
 //! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
 //! | [`random_signs`] | how large sums are whose terms have random signs |
 //! | [`tolerance`] | per-element bounds, a comparison that names the worst element, noise in dB |
@@ -61,6 +62,7 @@ pub mod interpolate;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
+pub mod mx;
 pub mod pool;
 pub mod random;
 pub mod random_signs;

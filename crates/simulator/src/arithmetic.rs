@@ -19,6 +19,7 @@ pub struct Arithmetic {
 /// The hardware adds several at once: all terms and the sum so far are cut off at the same place, so many bits
 /// behind the leading bit of the largest, then added, and the result is cut off to f32. The models are those that
 /// MMA-Sim (arXiv 2511.10909) and Khattak and Mikaitis (arXiv 2512.07004) found and compared with each generation.
+/// Products with scales of blocks are added in f64 and rounded once, whichever is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TensorCores {
     /// One after another in f32, each rounded to nearest. No hardware adds so; where all sums are exact, each does.

@@ -206,3 +206,12 @@ fn stores_in_front_of_a_product_need_a_proxy_fence() {
     assert_eq!(kind(&store("")), Some(FaultKind::ProxyFence));
     assert_eq!(kind(&store("fence.proxy.async;")), None);
 }
+
+#[test]
+fn workstations_copy_tiles_to_a_blocks_own_shared_memory_alone() {
+    let workstation = TILES.replace("sm_90a", "sm_120a");
+    let error = Program::parse(&workstation).unwrap_err().to_string();
+    assert!(error.contains("a call of the driver"), "{error}");
+    let own = workstation.replace("2d.shared::cluster", "2d.shared::cta");
+    Program::parse(&own).unwrap();
+}

@@ -46,6 +46,7 @@ const REFUSED: MatmulBlueprint = MatmulBlueprint {
     stages: 2,
     splits: 1,
     promotion: 0,
+    bulk: false,
 };
 
 /// Plans of ordinary arithmetic, which run everywhere; software devices offer only one.

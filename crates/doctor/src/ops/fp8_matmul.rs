@@ -1,5 +1,6 @@
 //! Matrix products of operands of 8 bits, where tensor cores take them.
 
+use super::mx_matmul;
 use crate::{
     buffers::{download, dtype},
     check::{Check, Stop},
@@ -18,6 +19,7 @@ use blackburn_reference::{
     matmul::{self, Layout::RowMajor, MatmulCase, MatmulPrecision},
     storage::Storage,
 };
+use cubecl::client::Client;
 
 /// Terms between promotions: a block of k.
 const PROMOTED_EVERY: usize = 128;
@@ -31,6 +33,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let along = [!draw.planned("lhs-turned", 2), !draw.planned("rhs-turned", 2)];
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
     let promoted = draw.planned("promoted", 2);
+    let scaled = draw.planned("scaled", 8);
     let [m, n, k] = [draw.size("m", 1..=300), draw.size("n", 1..=300), draw.size("k", 1..=1100)];
 
     // Rows begin at multiples of 16 bytes.
@@ -46,6 +49,10 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         dtype: formats[i].dtype(),
     };
     let problem = MatmulProblem::new(tensor(0), tensor(1), dtype(out), F32Precision::Tf32)?;
+    let operands = Operands { layouts, formats };
+    if scaled {
+        return mx_matmul::product(on, draw, check, &problem, (&operands, which, out));
+    }
     let mut plans = MatmulBlueprint::candidates(&problem, client);
     plans.retain(|plan| on.takes(plan.family));
     if promoted {
@@ -57,26 +64,14 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let declined = || Stop::Declined("no plan of the family multiplies in 8 bits".into());
     let plan = *plans.get(which % plans.len().max(1)).ok_or_else(declined)?;
 
-    let reference = formats.map(|format| match format {
-        Fp8Format::E4m3 => Fp8::E4m3,
-        Fp8Format::E5m2 => Fp8::E5m2,
-    });
-    let mut numbers = |i: usize, count: usize| -> Vec<f64> {
-        let drawn = draw.normal(count, 1.0, Storage::F32);
-        drawn.into_iter().map(|x| reference[i].round(x)).collect()
-    };
-    let operands = [numbers(0, m * k), numbers(1, k * n)];
-    let send = |i: usize| {
-        let mut memory = layouts[i].scatter(&operands[i], 0);
-        memory.resize(memory.len().next_multiple_of(16), f64::NAN);
-        let handle = client.create_from_slice(&reference[i].encode(&memory));
-        Buffer { handle, elements: memory.len(), dtype: formats[i].dtype() }
-    };
-    let output = matmul_with(client, &problem, &plan, &send(0), &send(1), &Epilogue::default())?;
+    let numbers =
+        [(0, m * k), (1, k * n)].map(|(i, count)| numbers_of(draw, count, operands.format(i)));
+    let [lhs, rhs] = [0, 1].map(|i| operands.send(client, i, &numbers[i]));
+    let output = matmul_with(client, &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
     let y = download(client, output.out, out)?;
 
     let product = MatmulCase { name: "drawn", batch: 1, m, n, k, lhs: RowMajor, rhs: RowMajor };
-    let [lhs, rhs] = &operands;
+    let [lhs, rhs] = &numbers;
     let sums = matmul::matmul(&product, lhs, rhs);
     let what = format!("{:?} by {:?} by {plan}", formats[0], formats[1]);
     if draw.has_whole_numbers() {
@@ -85,4 +80,33 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let precision = MatmulPrecision::fp8(out, promoted.then_some(PROMOTED_EVERY));
     let bounds = precision.bounds(&sums, &matmul::magnitudes(&product, lhs, rhs), k);
     check.compare(&what, y, &sums, &bounds)
+}
+
+/// How operands lie, and their types.
+pub(super) struct Operands {
+    layouts: [Layout; 2],
+    formats: [Fp8Format; 2],
+}
+
+impl Operands {
+    pub(super) fn format(&self, operand: usize) -> Fp8 {
+        match self.formats[operand] {
+            Fp8Format::E4m3 => Fp8::E4m3,
+            Fp8Format::E5m2 => Fp8::E5m2,
+        }
+    }
+
+    /// The numbers of an operand in memory, row by row; what lies between rows is none.
+    pub(super) fn send(&self, client: &Client, operand: usize, numbers: &[f64]) -> Buffer {
+        let mut memory = self.layouts[operand].scatter(numbers, 0);
+        memory.resize(memory.len().next_multiple_of(16), f64::NAN);
+        let handle = client.create_from_slice(&self.format(operand).encode(&memory));
+        Buffer { handle, elements: memory.len(), dtype: self.formats[operand].dtype() }
+    }
+}
+
+/// Numbers of a format.
+pub(super) fn numbers_of(draw: &mut Draw, count: usize, format: Fp8) -> Vec<f64> {
+    let drawn = draw.normal(count, 1.0, Storage::F32);
+    drawn.into_iter().map(|x| format.round(x)).collect()
 }

@@ -209,7 +209,7 @@ fn blueprint(
     let mut all = MatmulBlueprint::candidates(problem, &on.client);
     all.retain(|plan| on.takes(plan.family));
     let mut tiles = all.clone();
-    tiles.dedup_by_key(|plan| (plan.family, plan.tile_m, plan.tile_n, plan.stages));
+    tiles.dedup_by_key(|plan| (plan.family, plan.tile_m, plan.tile_n, plan.stages, plan.bulk));
     let first = tiles.get(which % tiles.len().max(1)).ok_or_else(no_plan)?;
     let is_split =
         |plan: &&MatmulBlueprint| MatmulBlueprint { splits: first.splits, ..**plan } == *first;

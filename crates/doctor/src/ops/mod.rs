@@ -12,6 +12,7 @@ mod fp8_matmul;
 mod group_norm;
 pub mod interpolate;
 mod matmul;
+mod mx_matmul;
 mod norm;
 mod optimizers;
 pub mod pool;

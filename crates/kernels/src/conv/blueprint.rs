@@ -136,12 +136,17 @@ impl ConvBlueprint {
     }
 
     /// What the kernels of this plan promise.
-    pub(super) fn promises(&self, problem: &ConvProblem) -> Vec<(&'static str, Promise)> {
+    pub(super) fn promises(
+        &self,
+        problem: &ConvProblem,
+        device: DeviceProfile,
+    ) -> Vec<(&'static str, Promise)> {
         let by_memory = Promise::registers(48);
         let [pack, sum] = [("matmul_pack", by_memory), ("matmul_split_sum", by_memory)];
         match self {
             Self::Product(plan) => {
-                product(problem).map(|product| plan.promises(&product).to_vec()).unwrap_or_default()
+                let promises = product(problem).map(|product| plan.promises(&product, device));
+                promises.map(Vec::from).unwrap_or_default()
             }
             // 65,536 registers for 384 units of each cube, in eights.
             Self::Implicit(plan) if plan.family == Family::Wgmma => {

@@ -18,7 +18,10 @@ use crate::{
         Operand,
         mma_parts::{MatrixSource, MmaBlueprint, PitchLaunch, UNITS, extent, store_width},
     },
-    ptx::{ROW_BYTES, mma::MmaOperands},
+    ptx::{
+        ROW_BYTES,
+        mma::{MmaOperands, Scales},
+    },
 };
 use cubecl::{client::Client, prelude::*};
 
@@ -238,6 +241,7 @@ impl Product<'_> {
                 rhs: self.element,
                 lhs_k_major: !sums_pixels,
                 rhs_k_major: !sums_pixels,
+                scales: Scales::None,
             },
             warps_m,
             element_bytes: problem.dtype.size() as u32,

@@ -2,7 +2,7 @@
 
 use super::{ConvBlueprint, ConvOptions, ConvPass, ConvProblem, DepthwiseBlueprint, conv_with};
 use crate::{
-    Family, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     matmul::{F32Precision, TensorLayout},
     variants::{FLOATS, Variant},
@@ -195,6 +195,7 @@ const COVERING: [(&str, Layer, Plans); 7] = [
 /// Every covering layer, pass and type by the plans that it takes.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     const BATCH: usize = 32;
+    let device = DeviceProfile::of(client);
     let mut all = Vec::new();
     for (name, layer, plans) in COVERING {
         for (dtype, dtype_name) in FLOATS {
@@ -204,7 +205,7 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
                 let candidates = ConvBlueprint::candidates(&problem, client);
                 for plan in candidates.into_iter().filter(|plan| plans.has(plan)) {
                     let name = format!("{dtype_name}_{name}_{}", plan_name(pass, &plan));
-                    all.push(variant(name, problem, plan));
+                    all.push(variant(name, problem, plan, device));
                 }
             }
         }
@@ -232,8 +233,13 @@ fn plan_name(pass: ConvPass, plan: &ConvBlueprint) -> String {
     }
 }
 
-fn variant(name: String, problem: ConvProblem, plan: ConvBlueprint) -> Variant {
-    Variant::new(name, plan.promises(&problem), move |client| {
+fn variant(
+    name: String,
+    problem: ConvProblem,
+    plan: ConvBlueprint,
+    device: DeviceProfile,
+) -> Variant {
+    Variant::new(name, plan.promises(&problem, device), move |client| {
         let [first, second] =
             problem.spans().map(|elements| Buffer::empty(client, elements, problem.dtype));
         let bias = (problem.pass == ConvPass::Fprop)

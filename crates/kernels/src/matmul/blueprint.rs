@@ -3,6 +3,7 @@ use super::{
     budget::{mma_bytes, most_stages, tcgen05_bytes, wgmma_bytes},
     memo::Memo,
     problem::OP,
+    workstation,
 };
 use crate::{
     DeviceProfile, Families, Family, FamilyOp, KernelError, Promise, device::ROW_BYTES,
@@ -30,6 +31,9 @@ pub struct MatmulBlueprint {
     /// Blocks of k after which Hopper's sums of 8-bit products are promoted to f32; 0 for never.
     /// Every 128 elements of k, one block, is what DeepSeek-V3 trained with.
     pub promotion: usize,
+    /// Whether TMA copies blocks for the `mma` family, and not the units that multiply: on GPUs of `sm_120a` and
+    /// `sm_121a`.
+    pub bulk: bool,
 }
 
 /// Splits worth considering: each costs a pass over the output in f32.
@@ -132,7 +136,11 @@ impl MatmulBlueprint {
     }
 
     /// What the kernels of this plan promise.
-    pub(crate) fn promises(&self, problem: &MatmulProblem) -> [(&'static str, Promise); 3] {
+    pub(crate) fn promises(
+        &self,
+        problem: &MatmulProblem,
+        device: DeviceProfile,
+    ) -> [(&'static str, Promise); 3] {
         // Five cubes of 256 units a multiprocessor hide the latency of memory.
         let by_memory = Promise::registers(48);
         let in_8_bits = problem.lhs.dtype.size() == 1;
@@ -147,10 +155,7 @@ impl MatmulBlueprint {
                 let instruction = if in_8_bits { "UTCQMMA" } else { "UTCHMMA" };
                 ("matmul_tcgen05", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
             }
-            Family::Mma => {
-                let instruction = if in_8_bits { "QMMA" } else { "HMMA" };
-                ("matmul_mma", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
-            }
+            Family::Mma => self.mma_promise(in_8_bits, device),
             // One cube of 512 units a multiprocessor.
             Family::Portable if self.has_few_rows() => ("matmul_few_rows", Promise::registers(128)),
             // Two cubes of 256 units a multiprocessor.
@@ -198,6 +203,7 @@ impl MatmulBlueprint {
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
                     tiles.extend(Self::staged(Family::Mma, tile_m, tile_n, device));
+                    tiles.extend(Self::bulk_staged(tile_m, tile_n, device));
                 }
             }
             plans.extend(tiles.into_iter().flat_map(|plan| plan.splits_of(problem, device)));
@@ -212,6 +218,7 @@ impl MatmulBlueprint {
                 stages: 1,
                 splits: 1,
                 promotion: 0,
+                bulk: false,
             });
         }
         plans
@@ -240,13 +247,24 @@ impl MatmulBlueprint {
             Family::Tcgen05 => {
                 most_stages(6, device.shared_bytes, |stages| tcgen05_bytes(tile_m, tile_n, stages))
             }
-            _ => most_stages(4, device.shared_bytes, |stages| mma_bytes(tile_m, tile_n, stages)),
+            _ => {
+                let most = workstation::most_mma_stages(tile_m, device);
+                most_stages(most, device.shared_bytes, |stages| mma_bytes(tile_m, tile_n, stages))
+            }
         };
-        stages.map(|stages| Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0 })
+        stages.map(|stages| Self {
+            family,
+            tile_m,
+            tile_n,
+            stages,
+            splits: 1,
+            promotion: 0,
+            bulk: false,
+        })
     }
 
     /// This plan, and those of its splits that would fill the device better.
-    fn splits_of(self, problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
+    pub(super) fn splits_of(self, problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
         let blocks = self.k_blocks(problem);
         let tiles = self.tiles(problem);
         // A split has at least four blocks, or the ring never fills.
@@ -272,8 +290,9 @@ impl MatmulBlueprint {
 
 impl fmt::Display for MatmulBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, tile_m, tile_n, stages, splits, promotion } = self;
-        write!(f, "{family} {tile_m}x{tile_n}, {stages} stages, {splits} splits")?;
+        let Self { family, tile_m, tile_n, stages, splits, promotion, bulk } = self;
+        let copies = if *bulk { " by TMA" } else { "" };
+        write!(f, "{family} {tile_m}x{tile_n}{copies}, {stages} stages, {splits} splits")?;
         match promotion {
             0 => Ok(()),
             blocks => write!(f, ", promoted every {blocks}"),

@@ -1,6 +1,6 @@
 //! Shared memory of products on tensor cores: planners count with it, and kernels divide it up.
 
-use crate::device::ROW_BYTES;
+use crate::device::{ROW_BYTES, SCALE_BLOCK_BYTES};
 
 /// A block of k of both operands, whose rows are 128 bytes deep.
 pub(crate) const fn stage_bytes(tile_m: usize, tile_n: usize) -> usize {
@@ -17,6 +17,21 @@ pub(crate) const fn mma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> us
     stages * stage_bytes(tile_m, tile_n) + bias_bytes(tile_n)
 }
 
+/// Of the `mma` family fed by TMA: the ring, two barriers a stage, and the bias of a tile.
+pub(crate) const fn mma_bulk_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    mma_bytes(tile_m, tile_n, stages) + 16 * stages
+}
+
+/// The scales of a block of k of MX operands, in blocks of 128 rows or columns.
+pub(crate) const fn scale_bytes(tile_m: usize, tile_n: usize) -> usize {
+    (tile_m.div_ceil(128) + tile_n.div_ceil(128)) * SCALE_BLOCK_BYTES
+}
+
+/// Of the `mma` family for MX operands: the ring, with scales behind each block, and the bias of a tile.
+pub(crate) const fn mma_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    mma_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
+}
+
 /// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.
 pub(crate) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * bias_bytes(tile_n)
@@ -26,6 +41,11 @@ pub(crate) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> 
 /// and the bias of a tile.
 pub(crate) const fn tcgen05_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * 16 + 16 + bias_bytes(tile_n)
+}
+
+/// As [`tcgen05_bytes`], with scales behind each block.
+pub(crate) const fn tcgen05_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    tcgen05_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
 }
 
 /// As many stages as fit, up to `most`; `None` where a ring of two does not.

@@ -3,29 +3,25 @@
 use super::{
     MatmulBlueprint, MatmulProblem,
     few_rows::{MOST_ROWS, VECTORS_AT_ONCE},
+    workstation::Rates,
 };
 use crate::{DeviceProfile, Family, device::ROW_BYTES};
-
-/// Bytes a microsecond of device memory that a pass over it reaches.
-const MEMORY_US: f64 = 3.0e6;
 
 impl MatmulBlueprint {
     /// What the plan should take, in microseconds: waves of cubes, each as long as its blocks of k
     /// and its epilogue, and the second launch of a split. Constants are fitted to an H200 (see
-    /// benches/results); only their ratios matter for the choice.
+    /// benches/results), those of workstations to what others published; only their ratios matter for the choice.
     pub(super) fn expected_us(&self, problem: &MatmulProblem, device: DeviceProfile) -> f64 {
         let computed_us = self.computed_us(problem, device);
         // Beside few rows there is more to read than to multiply.
         match problem.m {
-            ..=MOST_ROWS => computed_us.max(problem.bytes() as f64 / MEMORY_US),
+            ..=MOST_ROWS => computed_us.max(problem.bytes() as f64 / Rates::of(device).memory_us),
             _ => computed_us,
         }
     }
 
     /// As [`expected_us`](Self::expected_us), if memory gives all that it is asked for.
     fn computed_us(&self, problem: &MatmulProblem, device: DeviceProfile) -> f64 {
-        /// Clock under load, cycles a microsecond.
-        const CYCLES_US: f64 = 1700.0;
         /// A second launch.
         const LAUNCH_US: f64 = 3.0;
         /// From the launch to the first product.
@@ -36,13 +32,14 @@ impl MatmulBlueprint {
         const MEETING_CYCLES: f64 = 400.0;
         /// From asking for vectors to having used them.
         const ROUND_CYCLES: f64 = 900.0;
+        let Rates { cycles_us, memory_us } = Rates::of(device);
         if self.has_few_rows() {
             let vector = 16 / problem.rhs.dtype.size();
             let depth = Self::units_of_few_rows(device) * vector / self.tile_n;
             let rounds = problem.k.div_ceil(depth * VECTORS_AT_ONCE) as f64;
             let waves = self.tiles(problem).div_ceil(2 * device.multiprocessors) as f64;
             let cycles = rounds * ROUND_CYCLES + self.tile_m as f64 * MEETING_CYCLES;
-            return (START_CYCLES + waves * cycles) / CYCLES_US;
+            return (START_CYCLES + waves * cycles) / cycles_us;
         }
         let area = (self.tile_m * self.tile_n) as f64;
         let block_macs = area * (ROW_BYTES / problem.lhs.dtype.size()) as f64;
@@ -58,6 +55,9 @@ impl MatmulBlueprint {
             (Family::Wgmma, 192) => (4000.0 * byte_speed, 1.0),
             (Family::Wgmma, 128) => (3400.0 * byte_speed, 1.0),
             (Family::Wgmma, _) => (2000.0 * byte_speed, 1.0),
+            (Family::Mma, _) if device.scales_warp_products() => {
+                self.workstation_rate(problem.lhs.dtype.size())
+            }
             (Family::Mma, 256) => (2300.0 * byte_speed, 1.0),
             (Family::Mma, _) => (1000.0 * byte_speed, 2.0),
             (Family::Portable, _) => (100.0, 2.0),
@@ -69,11 +69,11 @@ impl MatmulBlueprint {
         let waves = (cubes / (device.multiprocessors as f64 * cubes_per_multiprocessor)).ceil();
         let blocks = self.k_blocks(problem).div_ceil(self.splits) as f64;
         let wave_cycles = blocks * block_macs / macs_cycle + epilogue_cycles;
-        let mut us = (START_CYCLES + waves * wave_cycles) / CYCLES_US;
+        let mut us = (START_CYCLES + waves * wave_cycles) / cycles_us;
         if self.splits > 1 {
             let elements = problem.out_elements() as f64;
             let read = elements * 4.0 * self.splits as f64;
-            us += LAUNCH_US + (read + elements * problem.out.size() as f64) / MEMORY_US;
+            us += LAUNCH_US + (read + elements * problem.out.size() as f64) / memory_us;
         }
         us
     }

@@ -100,6 +100,12 @@ impl Epilogue {
             || !matches!(self.activation, Activation::Identity | Activation::Relu)
     }
 
+    /// Memory for what a product returns.
+    pub(super) fn output(&self, client: &Client, problem: &MatmulProblem) -> MatmulOutput {
+        let empty = || Buffer::empty(client, problem.out_elements(), problem.out);
+        MatmulOutput { out: empty(), preactivation: self.keep_preactivation.then(empty) }
+    }
+
     pub(super) fn blueprint(&self) -> EpilogueBlueprint {
         let residual = self.residual.as_ref().filter(|_| self.beta != 0.0);
         let offset = residual.map_or(0, Buffer::offset_bytes);

@@ -45,6 +45,7 @@ impl MatmulBlueprint {
             stages: 1,
             splits: 1,
             promotion: 0,
+            bulk: false,
         };
         vec![tile, Self { tile_n: 16, ..tile }]
     }

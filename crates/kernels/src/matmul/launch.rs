@@ -63,9 +63,7 @@ pub fn matmul_with(
     epilogue: &Epilogue,
 ) -> Result<MatmulOutput, KernelError> {
     check(problem, lhs, rhs, epilogue)?;
-    let empty = || Buffer::empty(client, problem.out_elements(), problem.out);
-    let output =
-        MatmulOutput { out: empty(), preactivation: epilogue.keep_preactivation.then(empty) };
+    let output = epilogue.output(client, problem);
     match blueprint.family {
         Family::Portable if blueprint.has_few_rows() => {
             launch_few_rows(client, problem, blueprint, [lhs, rhs], epilogue, &output)?;
@@ -75,7 +73,10 @@ pub fn matmul_with(
         }
         #[cfg(feature = "cuda")]
         Family::Tcgen05 | Family::Wgmma | Family::Mma => {
-            super::tensor_core::launch(client, problem, blueprint, [lhs, rhs], epilogue, &output)?;
+            let operands = [lhs, rhs];
+            super::tensor_core::launch(
+                client, problem, blueprint, operands, None, epilogue, &output,
+            )?;
         }
         #[cfg(not(feature = "cuda"))]
         Family::Tcgen05 | Family::Wgmma | Family::Mma => {

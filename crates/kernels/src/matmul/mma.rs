@@ -5,10 +5,10 @@
 //! 3. It finishes and writes its part.
 
 use super::{
-    bias_tile::{self, fetch_bias},
-    epilogue::{EpilogueTensors, Outputs, factor},
+    bias_tile::fetch_bias,
+    epilogue::{EpilogueTensors, Outputs},
+    mma_tile::write_part,
     ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
-    store::{Finish, dense_fragment, store_outputs},
     work::{Extent, LastMatrix, work_at},
 };
 use crate::ptx::{ROW_BYTES, copy::copy_16_bytes, global_address, load, shared_address};
@@ -74,16 +74,16 @@ pub(crate) fn load_operand(
 
 /// Blocks of two matrices.
 #[derive(CubeType)]
-struct MatrixBlocks {
-    lhs: u64,
-    rhs: u64,
-    lhs_pitch: Pitch,
-    rhs_pitch: Pitch,
-    row: u32,
-    column: u32,
-    k: u32,
+pub(super) struct MatrixBlocks {
+    pub(super) lhs: u64,
+    pub(super) rhs: u64,
+    pub(super) lhs_pitch: Pitch,
+    pub(super) rhs_pitch: Pitch,
+    pub(super) row: u32,
+    pub(super) column: u32,
+    pub(super) k: u32,
     #[cube(comptime)]
-    blueprint: MmaBlueprint,
+    pub(super) blueprint: MmaBlueprint,
 }
 
 #[cube]
@@ -131,7 +131,6 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     #[define(O, S)] _types: [ElemType; 2],
     #[define(W, R)] _widths: [usize; 2],
 ) {
-    let operands = comptime!(blueprint.operands);
     let (tile_m, tile_n) = comptime!((blueprint.tile_m(), blueprint.tile_n()));
     let memory: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
@@ -169,22 +168,7 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let sums = multiply::<MatrixBlocks, R>(&source, ring, &work, &fragments, blueprint);
 
     // 3. Finish and write.
-    let bias_at = bias_at + fragments.column * comptime!(bias_tile::element_bytes(half));
-    let finish = Finish { bias_at, scale: factor(epilogue), beta: epilogue.beta };
-    #[unroll]
-    for i in 0..comptime!(operands.m16) {
-        let place = dense_fragment(
-            (work.split * extent.batches + work.batch) * extent.m,
-            work.row + fragments.row + comptime!(16 * i as u32) + fragments.lane / 4,
-            work.column + fragments.column,
-            fragments.lane % 4,
-            extent.m,
-            extent.n,
-        );
-        let (first, columns) = comptime!((i * operands.n16 * 8, 16 * operands.n16));
-        let store = comptime!(blueprint.store);
-        store_outputs::<O, S, W, R>(
-            outputs, sums, epilogue, &place, &finish, first, columns, store,
-        );
-    }
+    write_part::<O, S, W, R>(
+        sums, outputs, epilogue, &extent, &work, &fragments, bias_at, blueprint,
+    );
 }

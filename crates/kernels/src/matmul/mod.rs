@@ -26,8 +26,10 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | Hopper (`sm_90a`) |
-//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | Ampere and later, Blackwell too |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async`; on Blackwell's workstations by TMA, too, and with scales of 1 in 8 bits | Ampere and later, Blackwell too |
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
+//!
+//! Operands of 8 bits whose blocks of k have scales (MXFP8) are multiplied by [`mx_matmul`].
 //!
 //! Products of at most eight rows have a kernel of the portable family that reads the right operand with the whole
 //! device.
@@ -43,6 +45,8 @@
 mod bias_tile;
 mod blueprint;
 mod budget;
+#[cfg(feature = "cuda")]
+mod bulk_ring;
 mod cost;
 mod epilogue;
 mod few_rows;
@@ -52,6 +56,17 @@ mod layout;
 mod memo;
 #[cfg(feature = "cuda")]
 mod mma;
+#[cfg(feature = "cuda")]
+mod mma_bulk;
+#[cfg(feature = "cuda")]
+mod mma_tile;
+mod mx;
+#[cfg(feature = "cuda")]
+mod mx_mma;
+#[cfg(feature = "cuda")]
+mod mx_scales;
+#[cfg(feature = "cuda")]
+mod mx_tcgen05;
 #[cfg(feature = "cuda")]
 mod operand;
 #[cfg(feature = "cuda")]
@@ -73,6 +88,7 @@ pub mod variants;
 mod wgmma;
 #[cfg(feature = "cuda")]
 mod work;
+mod workstation;
 
 pub use blueprint::MatmulBlueprint;
 pub(crate) use budget::{mma_bytes, most_stages, wgmma_bytes};
@@ -80,6 +96,7 @@ pub use epilogue::{Activation, Epilogue, MatmulOutput};
 pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use kept::keep_plans;
 pub use launch::{matmul, matmul_tuned, matmul_with};
+pub use mx::{MxOperand, SCALE_DTYPE, SCALED_BY, mx_matmul, mx_matmul_with};
 pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 pub(crate) use split::sum_splits;

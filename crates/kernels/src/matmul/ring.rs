@@ -2,14 +2,17 @@
 //! eight warps multiplies its part of the tile.
 
 use super::{
-    budget::{mma_bytes, stage_bytes},
+    budget::{mma_bytes, mma_mx_bytes, scale_bytes, stage_bytes},
     store::StoreWidth,
     work::Work,
 };
+use crate::device::SCALE_BLOCK_BYTES;
 use crate::ptx::{
     ROW_BYTES,
     copy::{copies_commit, copies_wait},
-    mma::{MmaOperands, lhs_position, mma_block, rhs_position},
+    mma::{
+        MmaOperands, Scales, lhs_position, mma_block, mma_scaled_block, rhs_position, scale_word,
+    },
 };
 use cubecl::prelude::*;
 
@@ -58,12 +61,19 @@ impl MmaBlueprint {
         is_whole.then_some((warps_m as u32, tile_m / rows, tile_n / columns))
     }
 
-    pub(crate) fn stage_bytes(self) -> u32 {
+    /// Bytes of a block of both operands, without its scales.
+    pub(crate) fn block_bytes(self) -> u32 {
         stage_bytes(self.tile_m() as usize, self.tile_n() as usize) as u32
     }
 
+    pub(crate) fn stage_bytes(self) -> u32 {
+        let scales = scale_bytes(self.tile_m() as usize, self.tile_n() as usize) as u32;
+        self.block_bytes() + if self.operands.scales == Scales::Blocks { scales } else { 0 }
+    }
+
     pub(crate) fn shared_bytes(self) -> usize {
-        mma_bytes(self.tile_m() as usize, self.tile_n() as usize, self.stages as usize)
+        let bytes = if self.operands.scales == Scales::Blocks { mma_mx_bytes } else { mma_bytes };
+        bytes(self.tile_m() as usize, self.tile_n() as usize, self.stages as usize)
     }
 }
 
@@ -116,6 +126,39 @@ fn warp_position(first: u32, row: u32, chunk: u32, #[comptime] k_major: bool) ->
     }
 }
 
+/// Adds the product of a block at `stage` in shared memory to the warp's sums, of the tile whose first row is
+/// `first_row` of the output.
+#[cube]
+pub(crate) fn multiply_block<R: Size>(
+    sums: Vector<f32, R>,
+    stage: u32,
+    first_row: u32,
+    fragments: &Fragments,
+    #[comptime] blueprint: MmaBlueprint,
+) -> Vector<f32, R> {
+    let operands = comptime!(blueprint.operands);
+    let lhs_row = stage + fragments.lhs_row;
+    let rhs_row = stage + comptime!(blueprint.tile_m() * ROW_BYTES as u32) + fragments.rhs_row;
+    if comptime!(operands.scales == Scales::Blocks) {
+        let (lane, column) = (fragments.lane, fragments.column);
+        let scales = stage + comptime!(blueprint.block_bytes());
+        let columns = column / 128 * comptime!(SCALE_BLOCK_BYTES as u32);
+        mma_scaled_block::<R>(
+            sums,
+            lhs_row,
+            fragments.lhs_chunk,
+            rhs_row,
+            fragments.rhs_chunk,
+            // Tiles of 64 rows begin in the middle of a block of scales, too.
+            scales + scale_word(lane, first_row % 128 + fragments.row),
+            scales + comptime!(SCALE_BLOCK_BYTES as u32) + columns + scale_word(lane, column % 128),
+            operands,
+        )
+    } else {
+        mma_block::<R>(sums, lhs_row, fragments.lhs_chunk, rhs_row, fragments.rhs_chunk, operands)
+    }
+}
+
 /// The warp's sums over the blocks of its work, with a ring at `ring` in shared memory. What was copied before
 /// has arrived with the first block.
 #[cube]
@@ -128,7 +171,6 @@ pub(crate) fn multiply<B: Blocks, R: Size>(
 ) -> Vector<f32, R> {
     let stages = comptime!(blueprint.stages);
     let stage_bytes = comptime!(blueprint.stage_bytes());
-    let lhs_bytes = comptime!(blueprint.tile_m() * ROW_BYTES as u32);
 
     // The first blocks. A group of copies is closed for every block, also where there is none left, so that
     // counting groups counts blocks.
@@ -158,14 +200,7 @@ pub(crate) fn multiply<B: Blocks, R: Size>(
             ahead_stage = 0u32;
         }
         let at = ring + stage * stage_bytes;
-        sums = mma_block::<R>(
-            sums,
-            at + fragments.lhs_row,
-            fragments.lhs_chunk,
-            at + lhs_bytes + fragments.rhs_row,
-            fragments.rhs_chunk,
-            comptime!(blueprint.operands),
-        );
+        sums = multiply_block::<R>(sums, at, work.row, fragments, blueprint);
         stage += 1;
         if stage == stages {
             stage = 0u32;

@@ -12,24 +12,26 @@
 
 use super::{
     bias_tile::{element_bytes, fetch_bias},
-    budget::{stage_bytes, tcgen05_bytes},
+    budget::{scale_bytes, stage_bytes, tcgen05_bytes},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
     wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
     work::{Extent, LastMatrix, work_at, work_count},
 };
+use crate::device::SCALE_BLOCK_BYTES;
 use crate::ptx::{
     ROW_BYTES,
     access::load_shared_word,
     barrier::{
         barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
     },
-    copy::copies_wait_all,
+    copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
         COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_descriptor,
         tensor_fence_after, tensor_fence_before, tensor_free, tensor_load,
     },
+    tcgen05_scales::{SCALE_COLUMNS, scales_descriptor, tensor_scaled_block},
     wgmma::WgmmaOperands,
 };
 use cubecl::prelude::*;
@@ -55,20 +57,34 @@ pub(super) struct Tcgen05Blueprint {
     pub(super) stages: u32,
     pub(super) batched: bool,
     pub(super) store: StoreWidth,
+    /// Whether blocks of k have scales behind them.
+    pub(super) scaled: bool,
 }
 
 impl Tcgen05Blueprint {
-    fn stage_bytes(self) -> usize {
+    /// Bytes of the scales of a block of k.
+    fn scale_bytes(self) -> usize {
+        if self.scaled { scale_bytes(TILE_M, self.operands.n) } else { 0 }
+    }
+
+    /// Bytes of a block of both operands, without its scales.
+    pub(super) fn block_bytes(self) -> usize {
         stage_bytes(TILE_M, self.operands.n)
     }
 
-    pub(super) fn shared_bytes(self) -> usize {
-        tcgen05_bytes(TILE_M, self.operands.n, self.stages as usize)
+    fn stage_bytes(self) -> usize {
+        self.block_bytes() + self.scale_bytes()
     }
 
-    /// Columns of tensor memory for the sums of two tiles.
+    pub(super) fn shared_bytes(self) -> usize {
+        let stages = self.stages as usize;
+        tcgen05_bytes(TILE_M, self.operands.n, stages) + stages * self.scale_bytes()
+    }
+
+    /// Columns of tensor memory for the sums of two tiles, and behind them for scales.
     fn tensor_columns(self) -> u32 {
-        let columns = (2 * self.operands.n).next_power_of_two();
+        let scales = self.scale_bytes() / SCALE_BLOCK_BYTES * SCALE_COLUMNS;
+        let columns = (2 * self.operands.n + scales).next_power_of_two();
         assert!(columns <= COLUMNS, "tiles of {} columns", self.operands.n);
         columns as u32
     }
@@ -149,15 +165,20 @@ fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcge
         for block in work.first_block..work.last_block {
             barrier_wait(at.full + load::<u32>(stage) * 8, load::<u32>(phase));
             tensor_fence_after();
-            let lhs = at.ring + load::<u32>(stage) * stage_bytes;
-            let rhs = lhs + comptime!((TILE_M * ROW_BYTES) as u32);
-            tensor_block(
-                target,
-                tensor_descriptor(lhs, comptime!(operands.lhs_k_major)),
-                tensor_descriptor(rhs, comptime!(operands.rhs_k_major)),
-                u32::cast_from(block > work.first_block),
-                operands,
-            );
+            let stage_at = at.ring + load::<u32>(stage) * stage_bytes;
+            let lhs = load::<u32>(stage_at);
+            let rhs = stage_at + comptime!((TILE_M * ROW_BYTES) as u32);
+            let lhs = tensor_descriptor(lhs, comptime!(operands.lhs_k_major));
+            let rhs = tensor_descriptor(rhs, comptime!(operands.rhs_k_major));
+            let accumulate = u32::cast_from(block > work.first_block);
+            if comptime!(blueprint.scaled) {
+                let scales =
+                    scales_descriptor(stage_at + comptime!(blueprint.block_bytes() as u32));
+                let place = sums + 2 * tile_n;
+                tensor_scaled_block(target, lhs, rhs, accumulate, scales, place, operands);
+            } else {
+                tensor_block(target, lhs, rhs, accumulate, operands);
+            }
             tensor_commit(at.empty + load::<u32>(stage) * 8);
             stage += 1;
             if stage == comptime!(blueprint.stages) {
@@ -253,28 +274,15 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
     }
 }
 
-/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
-#[cube(launch_unchecked)]
-pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
-    lhs: &TensorMap<u32, Tiled>,
-    rhs: &TensorMap<u32, Tiled>,
+/// Every tile of this cube's, from its blocks to the output; with splits, sums of each split to `out[split]`.
+#[cube]
+pub(super) fn persistent_tensor_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R: Size>(
+    source: &B,
     epilogue: &EpilogueTensors<O>,
     outputs: &mut Outputs<Vector<S, W>>,
-    extent: Extent,
-    last_matrix: LastMatrix,
+    extent: &Extent,
     #[comptime] blueprint: Tcgen05Blueprint,
-    #[define(O, S)] _types: [ElemType; 2],
-    #[define(W, R)] _widths: [usize; 2],
 ) {
-    let blocks = MatrixBlocks {
-        lhs: tensor_map_address::<u32, Tiled>(lhs),
-        rhs: tensor_map_address::<u32, Tiled>(rhs),
-        inner_batches: extent.inner_batches,
-        last_matrix,
-        operands: comptime!(blueprint.operands),
-        block_k: comptime!(blueprint.block_k),
-        batched: comptime!(blueprint.batched),
-    };
     let columns = comptime!(blueprint.tensor_columns());
     // The swizzle repeats every 1024 bytes.
     let memory: Shared<[u32]> =
@@ -302,17 +310,45 @@ pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let sums = load_shared_word(at.tensor);
     if warp == 0 {
         if elect() == 1 {
-            produce::<MatrixBlocks>(&blocks, &extent, &at, blueprint);
+            produce::<B>(source, extent, &at, blueprint);
         }
     } else if warp == 1 {
         if elect() == 1 {
-            multiply(&extent, &at, sums, blueprint);
+            multiply(extent, &at, sums, blueprint);
         }
     } else if warp >= 4 {
-        write::<O, S, W, R>(epilogue, outputs, &extent, &at, sums, blueprint);
+        write::<O, S, W, R>(epilogue, outputs, extent, &at, sums, blueprint);
     }
     sync_cube();
     if warp == 2 {
         tensor_free(sums, columns);
     }
+}
+
+/// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
+#[cube(launch_unchecked)]
+pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
+    lhs: &TensorMap<u32, Tiled>,
+    rhs: &TensorMap<u32, Tiled>,
+    epilogue: &EpilogueTensors<O>,
+    outputs: &mut Outputs<Vector<S, W>>,
+    extent: Extent,
+    last_matrix: LastMatrix,
+    #[comptime] blueprint: Tcgen05Blueprint,
+    #[define(O, S)] _types: [ElemType; 2],
+    #[define(W, R)] _widths: [usize; 2],
+) {
+    let blocks = MatrixBlocks {
+        lhs: tensor_map_address::<u32, Tiled>(lhs),
+        rhs: tensor_map_address::<u32, Tiled>(rhs),
+        inner_batches: extent.inner_batches,
+        last_matrix,
+        operands: comptime!(blueprint.operands),
+        block_k: comptime!(blueprint.block_k),
+        batched: comptime!(blueprint.batched),
+        target: comptime!(TmaTarget::Cluster),
+    };
+    persistent_tensor_product::<MatrixBlocks, O, S, W, R>(
+        &blocks, epilogue, outputs, &extent, blueprint,
+    );
 }

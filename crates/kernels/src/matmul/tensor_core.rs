@@ -4,6 +4,9 @@ use super::{
     Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     blueprint::tensor_core_type,
     mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
+    mma_bulk::{BULK_UNITS, MmaBulkBlueprint, matmul_mma_bulk_kernel},
+    mx_mma::matmul_mx_mma_kernel,
+    mx_tcgen05::matmul_mx_tcgen05_kernel,
     operand::AlignedOperand,
     problem::OP,
     ring::{MmaBlueprint, UNITS},
@@ -16,7 +19,12 @@ use super::{
 use crate::{
     DeviceProfile, Family, KernelError,
     buffer::{Buffer, F32},
-    ptx::{HalfKind, mma::MmaOperands, wgmma::WgmmaOperands},
+    device::SCALE_BLOCK_BYTES,
+    ptx::{
+        HalfKind,
+        mma::{MmaOperands, Scales},
+        wgmma::WgmmaOperands,
+    },
 };
 use cubecl::{
     client::Client,
@@ -24,12 +32,14 @@ use cubecl::{
     prelude::*,
 };
 
-/// A product on tensor cores, and the sum over its splits.
+/// A product on tensor cores, and the sum over its splits. Blocks of operands in 8 bits may have scales, as
+/// [`arrange`](super::mx_scales::arrange) arranges them.
 pub(super) fn launch(
     client: &Client,
     problem: &MatmulProblem,
     blueprint: &MatmulBlueprint,
     [lhs, rhs]: [&Buffer; 2],
+    scales: Option<&[Buffer; 2]>,
     epilogue: &Epilogue,
     output: &MatmulOutput,
 ) -> Result<(), KernelError> {
@@ -44,6 +54,7 @@ pub(super) fn launch(
         types,
         lhs: AlignedOperand::lhs(client, problem, lhs)?,
         rhs: AlignedOperand::rhs(client, problem, rhs)?,
+        scales,
     };
     if blueprint.splits == 1 {
         return launch.product(epilogue, output);
@@ -97,6 +108,17 @@ pub(crate) fn tensor_map(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
+/// How TMA finds blocks of scales, one at a time.
+fn scales_map(scales: &Buffer) -> TensorMapArg<Tiled> {
+    let words = SCALE_BLOCK_BYTES / 4;
+    let shape = vec![scales.elements / words, words];
+    // SAFETY: the rows are the memory's.
+    let tensor = unsafe {
+        TensorArg::from_raw_parts(scales.handle.clone(), vec![words, 1].into(), shape.into())
+    };
+    TensorMapArg::new(TiledArgs { tile_size: vec![1, words].into() }, tensor, scales.dtype)
+}
+
 struct Launch<'a> {
     client: &'a Client,
     problem: &'a MatmulProblem,
@@ -104,6 +126,7 @@ struct Launch<'a> {
     types: [&'static str; 2],
     lhs: AlignedOperand,
     rhs: AlignedOperand,
+    scales: Option<&'a [Buffer; 2]>,
 }
 
 impl Launch<'_> {
@@ -111,6 +134,7 @@ impl Launch<'_> {
         match self.blueprint.family {
             Family::Wgmma => self.wgmma(epilogue, output),
             Family::Tcgen05 => self.tcgen05(epilogue, output),
+            _ if self.blueprint.bulk => self.mma_bulk(epilogue, output),
             _ => self.mma(epilogue, output),
         }
     }
@@ -154,10 +178,34 @@ impl Launch<'_> {
             stages: self.blueprint.stages as u32,
             batched: self.problem.batches() > 1,
             store,
+            scaled: self.scales.is_some(),
         };
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let cubes = self.cubes().min(device.multiprocessors) as u32;
+        if let Some(scales) = self.scales {
+            let [lhs_scales, rhs_scales] = [&scales[0], &scales[1]].map(scales_map);
+            // SAFETY: as in `wgmma`.
+            unsafe {
+                matmul_mx_tcgen05_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(cubes, 1, 1),
+                    CubeDim::new_1d(tcgen05::UNITS),
+                    self.operand_map(&self.lhs, tcgen05::TILE_M),
+                    self.operand_map(&self.rhs, self.blueprint.tile_n),
+                    lhs_scales,
+                    rhs_scales,
+                    epilogue.args(&self.lhs.memory),
+                    output.args(),
+                    self.extent(device),
+                    self.last_matrix(),
+                    kernel,
+                    [output.out.dtype, stored],
+                    [width, tcgen05::PART_REGISTERS],
+                );
+            }
+            return Ok(());
+        }
         // SAFETY: as in `wgmma`.
         unsafe {
             matmul_tcgen05_kernel::launch_unchecked(
@@ -241,14 +289,24 @@ impl Launch<'_> {
         tensor_map(&operand.memory, shape, strides, tile_size)
     }
 
-    fn mma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+    /// How the loop of the `mma` family is compiled.
+    fn mma_blueprint(
+        &self,
+        store: StoreWidth,
+        device: DeviceProfile,
+    ) -> Result<MmaBlueprint, KernelError> {
         let MatmulBlueprint { tile_m, tile_n, stages, .. } = *self.blueprint;
         let Some((warps_m, m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
             let reason = format!("tiles of {tile_m} by {tile_n}");
             return Err(KernelError::Unsupported { op: OP, reason });
         };
-        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
-        let kernel = MmaBlueprint {
+        let in_8_bits = self.problem.lhs.dtype.size() == 1;
+        let scales = match self.scales {
+            Some(_) => Scales::Blocks,
+            None if in_8_bits && device.scales_warp_products() => Scales::Ones,
+            None => Scales::None,
+        };
+        Ok(MmaBlueprint {
             operands: MmaOperands {
                 m16,
                 n16,
@@ -256,13 +314,55 @@ impl Launch<'_> {
                 rhs: self.types[1],
                 lhs_k_major: self.lhs.k_major,
                 rhs_k_major: self.rhs.k_major,
+                scales,
             },
             warps_m,
             element_bytes: self.problem.lhs.dtype.size() as u32,
             stages: stages as u32,
             store,
-        };
+        })
+    }
+
+    fn mma_bulk(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
         let device = DeviceProfile::of(self.client);
+        let mma = self.mma_blueprint(store, device)?;
+        // The boxes of the left operand have as many rows as those of `wgmma`.
+        if self.blueprint.tile_m != wgmma::TILE_M || !device.scales_warp_products() {
+            let reason = format!("{} on this device", self.blueprint);
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
+        let kernel = MmaBulkBlueprint {
+            mma,
+            block_k: (crate::ptx::ROW_BYTES / self.problem.lhs.dtype.size()) as u32,
+            batched: self.problem.batches() > 1,
+        };
+        self.check_shared_memory(kernel.shared_bytes(), device)?;
+        let cubes = self.cubes().min(device.multiprocessors) as u32;
+        // SAFETY: as in `wgmma`.
+        unsafe {
+            matmul_mma_bulk_kernel::launch_unchecked(
+                self.client,
+                CubeCount::Static(cubes, 1, 1),
+                CubeDim::new_1d(BULK_UNITS),
+                self.operand_map(&self.lhs, self.blueprint.tile_m),
+                self.operand_map(&self.rhs, self.blueprint.tile_n),
+                epilogue.args(&self.lhs.memory),
+                output.args(),
+                self.extent(device),
+                self.last_matrix(),
+                kernel,
+                [output.out.dtype, stored],
+                [width, mma.operands.registers()],
+            );
+        }
+        Ok(())
+    }
+
+    fn mma(&self, epilogue: &Epilogue, output: &MatmulOutput) -> Result<(), KernelError> {
+        let (store, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let device = DeviceProfile::of(self.client);
+        let kernel = self.mma_blueprint(store, device)?;
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let Ok(cubes) = u32::try_from(self.cubes()) else {
             let reason = format!("{} cubes", self.cubes());
@@ -274,6 +374,28 @@ impl Launch<'_> {
             let pitch = PitchLaunch { row, outer, inner, mn };
             PitchedOperandLaunch { memory: operand.memory.arg(1), pitch }
         };
+        if let Some([lhs_scales, rhs_scales]) = self.scales {
+            // SAFETY: as in `wgmma`; copies stop at the operands' ends, and the blocks of scales were made for them.
+            unsafe {
+                matmul_mx_mma_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(cubes, 1, 1),
+                    CubeDim::new_1d(UNITS),
+                    pitched(&self.lhs),
+                    pitched(&self.rhs),
+                    lhs_scales.arg(1),
+                    rhs_scales.arg(1),
+                    epilogue.args(&self.lhs.memory),
+                    output.args(),
+                    self.extent(device),
+                    self.problem.k as u32,
+                    kernel,
+                    [output.out.dtype, stored],
+                    [width, kernel.operands.registers()],
+                );
+            }
+            return Ok(());
+        }
         // SAFETY: as in `wgmma`; copies stop at the operands' ends.
         unsafe {
             matmul_mma_kernel::launch_unchecked(

@@ -2,10 +2,12 @@
 
 use super::{
     Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
-    blueprint::tensor_core_type, matmul_with,
+    blueprint::tensor_core_type,
+    matmul_with,
+    mx::{MxOperand, SCALE_DTYPE, SCALED_BY, mx_matmul_with},
 };
 use crate::{
-    Family, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };
@@ -213,7 +215,7 @@ impl Case {
         plans
     }
 
-    fn variant(self, plan: MatmulBlueprint) -> Variant {
+    fn variant(self, plan: MatmulBlueprint, device: DeviceProfile) -> Variant {
         let Self { problem, steps, name, offset_bytes, .. } = self;
         let steps_name = match steps {
             Steps::Bias => "",
@@ -226,7 +228,7 @@ impl Case {
         );
         let MatmulBlueprint { tile_m, tile_n, .. } = plan;
         let name = format!("{types}_{name}_{tile_m}x{tile_n}{steps_name}");
-        Variant::new(name, plan.promises(&problem), move |client| {
+        Variant::new(name, plan.promises(&problem, device), move |client| {
             let elements = problem.lhs_span();
             let whole = Buffer::empty(client, elements + offset_bytes as usize, problem.lhs.dtype);
             let handle = whole.handle.offset_start(offset_bytes);
@@ -238,11 +240,42 @@ impl Case {
     }
 }
 
+/// Products of MX operands by every plan that does not split k, where the device has any.
+fn mx_variants(client: &Client) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for (types, name) in [([E4M3; 2], "e4m3"), ([E5M2; 2], "e5m2"), ([E4M3, E5M2], "e4m3_e5m2")] {
+        let problem = product(LARGE, types, [true; 2], F32Precision::Tf32);
+        let problem = problem.expect("the sizes above multiply");
+        let mut plans = MatmulBlueprint::mx_candidates(&problem, client);
+        plans.retain(|plan| plan.splits == 1);
+        all.extend(plans.into_iter().map(|plan| {
+            let name = format!("{name}_{}x{}", plan.tile_m, plan.tile_n);
+            Variant::new(name, plan.mx_promises(), move |client| {
+                let [lhs, rhs] =
+                    [(problem.lhs_span(), problem.lhs), (problem.rhs_span(), problem.rhs)]
+                        .map(|(elements, operand)| Buffer::empty(client, elements, operand.dtype));
+                let [lhs_scales, rhs_scales] = [problem.m, problem.n].map(|rows| {
+                    Buffer::empty(client, rows * problem.k.div_ceil(SCALED_BY), SCALE_DTYPE)
+                });
+                let lhs = MxOperand { elements: &lhs, scales: &lhs_scales };
+                let rhs = MxOperand { elements: &rhs, scales: &rhs_scales };
+                let epilogue = Steps::Bias.epilogue(client, &problem);
+                mx_matmul_with(client, &problem, &plan, lhs, rhs, &epilogue).map(drop)
+            })
+        }));
+    }
+    all
+}
+
 /// Every case by the plans that it takes.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     let cases = cases().expect("the sizes above multiply");
+    let device = DeviceProfile::of(client);
     let plans = |case: Case| {
-        case.plans(client).into_iter().map(move |plan| case.variant(plan)).collect::<Vec<_>>()
+        case.plans(client)
+            .into_iter()
+            .map(move |plan| case.variant(plan, device))
+            .collect::<Vec<_>>()
     };
-    cases.into_iter().flat_map(plans).collect()
+    cases.into_iter().flat_map(plans).chain(mx_variants(client)).collect()
 }

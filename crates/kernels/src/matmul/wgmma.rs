@@ -12,16 +12,15 @@
 use super::{
     bias_tile::fetch_bias,
     budget::{bias_bytes, stage_bytes, wgmma_bytes},
+    bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
     work::{Extent, LastMatrix, Work, work_at, work_count},
 };
 use crate::ptx::{
     ROW_BYTES,
-    barrier::{
-        barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
-    },
-    copy::{copies_wait_all, tma_batched_tile, tma_tile},
+    barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
+    copy::{TmaTarget, copies_wait_all, tma_batched_tile_to, tma_tile_to},
     load, shared_address,
     wgmma::{WgmmaOperands, tile_descriptor, wgmma_block, wgmma_drain},
 };
@@ -54,6 +53,15 @@ impl WgmmaBlueprint {
         stage_bytes(TILE_M, self.operands.n)
     }
 
+    fn ring(self) -> BulkRingBlueprint {
+        BulkRingBlueprint {
+            stages: self.stages,
+            stage_bytes: self.stage_bytes() as u32,
+            tile_m: TILE_M as u32,
+            tile_n: self.operands.n as u32,
+        }
+    }
+
     pub(crate) fn shared_bytes(self) -> usize {
         wgmma_bytes(TILE_M, self.operands.n, self.stages as usize)
     }
@@ -77,6 +85,7 @@ fn load_operand(
     #[comptime] tile: usize,
     #[comptime] k_major: bool,
     #[comptime] batched: bool,
+    #[comptime] target: TmaTarget,
 ) {
     // Along k the tile is one box; across k it is a box for every chunk of 64 columns.
     #[unroll]
@@ -85,9 +94,9 @@ fn load_operand(
         let column = mn + comptime!(64 * chunk as u32);
         let (x, y) = if comptime!(k_major) { (k, column) } else { (column, k) };
         if comptime!(batched) {
-            tma_batched_tile(at, map, x, y, inner, outer, barrier);
+            tma_batched_tile_to(at, map, x, y, inner, outer, barrier, target);
         } else {
-            tma_tile(at, map, x, y, barrier);
+            tma_tile_to(at, map, x, y, barrier, target);
         }
     }
 }
@@ -114,12 +123,15 @@ pub(super) struct MatrixBlocks {
     pub(super) block_k: u32,
     #[cube(comptime)]
     pub(super) batched: bool,
+    #[cube(comptime)]
+    pub(super) target: TmaTarget,
 }
 
 #[cube]
 impl BulkBlocks for MatrixBlocks {
     fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32) {
         let (operands, batched) = comptime!((self.operands, self.batched));
+        let target = comptime!(self.target);
         let last = &self.last_matrix;
         let outer = work.batch / self.inner_batches;
         let inner = work.batch % self.inner_batches;
@@ -135,6 +147,7 @@ impl BulkBlocks for MatrixBlocks {
             TILE_M,
             comptime!(operands.lhs_k_major),
             batched,
+            target,
         );
         load_operand(
             stage + comptime!((TILE_M * ROW_BYTES) as u32),
@@ -147,6 +160,7 @@ impl BulkBlocks for MatrixBlocks {
             comptime!(operands.n),
             comptime!(operands.rhs_k_major),
             batched,
+            target,
         );
     }
 }
@@ -189,21 +203,8 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
     if unit < 128 {
         // 1. Produce.
         if unit == 0 {
-            while index < work_items {
-                let work = work_at(index, extent, tile_m, tile_n);
-                for block in work.first_block..work.last_block {
-                    barrier_wait(empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
-                    let barrier = full + load::<u32>(stage) * 8;
-                    barrier_expect(barrier, stage_bytes);
-                    source.load(ring + load::<u32>(stage) * stage_bytes, &work, block, barrier);
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32;
-                        phase ^= 1;
-                    }
-                }
-                index += CUBE_COUNT_X;
-            }
+            let at = BulkRing { blocks: ring, full, empty };
+            fill_bulk_ring::<B>(source, &at, extent, comptime!(blueprint.ring()));
         }
     } else {
         // 2. Multiply. Either operand's 64 rows of a warpgroup are 8192 bytes.
@@ -316,6 +317,7 @@ pub(crate) fn matmul_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         operands: comptime!(blueprint.operands),
         block_k: comptime!(blueprint.block_k),
         batched: comptime!(blueprint.batched),
+        target: comptime!(TmaTarget::Cluster),
     };
     persistent_product::<MatrixBlocks, O, S, W, R>(&blocks, epilogue, outputs, &extent, blueprint);
 }

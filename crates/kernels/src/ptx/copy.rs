@@ -1,13 +1,32 @@
 use cubecl::prelude::*;
 
+/// How a copy by TMA names the shared memory that it writes to. A cube's own has the same addresses in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum TmaTarget {
+    /// As that of a cluster, which every version of PTX knows.
+    Cluster,
+    /// As the cube's own, from PTX 8.6 on. On Blackwell's workstations a copy to a cluster's is a call of the driver.
+    Cube,
+}
+
+impl TmaTarget {
+    /// The instruction that copies tiles of so many dimensions.
+    fn tile_copy(self, dimensions: usize) -> String {
+        let target = match self {
+            Self::Cluster => "cluster",
+            Self::Cube => "cta",
+        };
+        format!(
+            "cp.async.bulk.tensor.{dimensions}d.shared::{target}.global.tile.mbarrier::complete_tx::bytes"
+        )
+    }
+}
+
 /// Has TMA copy the tile at (x, y), x along memory, to `destination`; `barrier` counts its bytes.
 /// What lies beyond the tensor becomes zero.
 #[cube]
 pub(crate) fn tma_tile(destination: u32, map: u64, x: u32, y: u32, barrier: u32) {
-    gpu_asm!(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}], [{}];",
-        in(_) destination, in(_) map, in(_) x, in(_) y, in(_) barrier
-    );
+    tma_tile_to(destination, map, x, y, barrier, comptime!(TmaTarget::Cluster));
 }
 
 /// As [`tma_tile`], of matrix (inner, outer) of a batch.
@@ -21,9 +40,44 @@ pub(crate) fn tma_batched_tile(
     outer: u32,
     barrier: u32,
 ) {
+    let target = comptime!(TmaTarget::Cluster);
+    tma_batched_tile_to(destination, map, x, y, inner, outer, barrier, target);
+}
+
+/// As [`tma_tile`], with the destination named so.
+#[cube]
+pub(crate) fn tma_tile_to(
+    destination: u32,
+    map: u64,
+    x: u32,
+    y: u32,
+    barrier: u32,
+    #[comptime] target: TmaTarget,
+) {
     gpu_asm!(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}}}], [{}];",
-        in(_) destination, in(_) map, in(_) x, in(_) y, in(_) inner, in(_) outer, in(_) barrier
+        "{copy} [{d}], [{m}, {{{x}, {y}}}], [{b}];",
+        copy = const target.tile_copy(2),
+        d = in(_) destination, m = in(_) map, x = in(_) x, y = in(_) y, b = in(_) barrier
+    );
+}
+
+/// As [`tma_batched_tile`], with the destination named so.
+#[cube]
+pub(crate) fn tma_batched_tile_to(
+    destination: u32,
+    map: u64,
+    x: u32,
+    y: u32,
+    inner: u32,
+    outer: u32,
+    barrier: u32,
+    #[comptime] target: TmaTarget,
+) {
+    gpu_asm!(
+        "{copy} [{d}], [{m}, {{{x}, {y}, {i}, {o}}}], [{b}];",
+        copy = const target.tile_copy(4),
+        d = in(_) destination, m = in(_) map, x = in(_) x, y = in(_) y, i = in(_) inner,
+        o = in(_) outer, b = in(_) barrier
     );
 }
 

@@ -17,7 +17,22 @@ pub(crate) struct MmaOperands {
     /// As in [`WgmmaOperands`](super::wgmma::WgmmaOperands).
     pub lhs_k_major: bool,
     pub rhs_k_major: bool,
+    pub scales: Scales,
 }
+
+/// What the instruction scales 32 elements of k of a row or a column by, in 8 bits: a power of two (`ue8m0`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scales {
+    /// It is the instruction without scales.
+    None,
+    /// By 1: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice the rate of the other one.
+    Ones,
+    /// By what shared memory holds, as [`SCALE_BLOCK_BYTES`](crate::device::SCALE_BLOCK_BYTES) says.
+    Blocks,
+}
+
+/// Four scales of 1.
+const ONES: u32 = 0x7f7f_7f7f;
 
 impl MmaOperands {
     /// Accumulators a unit holds.
@@ -33,7 +48,47 @@ impl MmaOperands {
             "e4m3" | "e5m2" => 32,
             _ => 16,
         };
-        format!("mma.sync.aligned.m16n8k{k}.row.col.f32.{lhs}.{rhs}.f32")
+        let (kind, scale) = match self.scales {
+            Scales::None => ("", ""),
+            Scales::Ones | Scales::Blocks => {
+                ("kind::mxf8f6f4.block_scale.scale_vec::1X.", ".ue8m0")
+            }
+        };
+        format!("mma.sync.aligned.m16n8k{k}.row.col.{kind}f32.{lhs}.{rhs}.f32{scale}")
+    }
+
+    /// What follows the registers of the instruction for 16 rows and 8 columns of them, and step `k` of the block. Two
+    /// such tiles of rows, and four of columns, have their scales in one register.
+    fn scale_operands(self, rows: usize, columns: usize, k: usize) -> String {
+        match self.scales {
+            Scales::None => String::new(),
+            Scales::Ones => ", ones, {0, 0}, ones, {0, 0}".into(),
+            Scales::Blocks => format!(
+                ", ls{}, {{{k}, {}}}, rs{}, {{{k}, {}}}",
+                rows / 2,
+                rows % 2,
+                columns / 4,
+                columns % 4
+            ),
+        }
+    }
+
+    /// Declares and loads what the instructions name as scales: `$6` and `$7` are where this unit's words lie, one for
+    /// each 32 rows or columns.
+    fn scales_text(self) -> String {
+        let words = |name: &str, count: usize, from: &str| {
+            let list: Vec<_> = (0..count).map(|at| format!("{name}{at}")).collect();
+            let width = if count == 1 { String::new() } else { format!(".v{count}") };
+            format!(
+                ".reg .b32 {name}<{count}>;\nld.shared{width}.b32 {{{}}}, [{from}];\n",
+                list.join(", ")
+            )
+        };
+        match self.scales {
+            Scales::None => String::new(),
+            Scales::Ones => format!(".reg .b32 ones;\nmov.b32 ones, {ONES};\n"),
+            Scales::Blocks => words("ls", self.m16 / 2, "$6") + &words("rs", self.n16 / 2, "$7"),
+        }
     }
 }
 
@@ -75,6 +130,7 @@ fn block_text(operands: MmaOperands) -> String {
     for register in 0..registers {
         text += &format!("mov.f32 %{register}, %{};\n", registers + register);
     }
+    text += &operands.scales_text();
     let instruction = operands.instruction();
     for k in 0..ROW_BYTES / 32 {
         text += &fragments("a", m16, k, operands.lhs_k_major, "ar", "ac");
@@ -83,8 +139,9 @@ fn block_text(operands: MmaOperands) -> String {
             let at = 4 * (i * 2 * n16 + j);
             let sums = format!("{{%{at}, %{}, %{}, %{}}}", at + 1, at + 2, at + 3);
             let (a, b) = (4 * i, 2 * j);
+            let scales = operands.scale_operands(i, j, k);
             text += &format!(
-                "{instruction} {sums}, {{a{a}, a{}, a{}, a{}}}, {{b{b}, b{}}}, {sums};\n",
+                "{instruction} {sums}, {{a{a}, a{}, a{}, a{}}}, {{b{b}, b{}}}, {sums}{scales};\n",
                 a + 1,
                 a + 2,
                 a + 3,
@@ -111,6 +168,35 @@ pub(crate) fn mma_block<R: Size>(
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
         lr = in(_) lhs_row, lc = in(_) lhs_chunk, rr = in(_) rhs_row, rc = in(_) rhs_chunk);
     sum
+}
+
+/// As [`mma_block`], with scales at those addresses in shared memory: where the first word lies of this unit's, from
+/// [`scale_word`].
+#[cube]
+pub(crate) fn mma_scaled_block<R: Size>(
+    accumulators: Vector<f32, R>,
+    lhs_row: u32,
+    lhs_chunk: u32,
+    rhs_row: u32,
+    rhs_chunk: u32,
+    lhs_scales: u32,
+    rhs_scales: u32,
+    #[comptime] operands: MmaOperands,
+) -> Vector<f32, R> {
+    let sum: Vector<f32, R>;
+    gpu_asm!("{body}\n// {d}{a}{lr}{lc}{rr}{rc}{ls}{rs}", body = const block_text(operands),
+        d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
+        lr = in(_) lhs_row, lc = in(_) lhs_chunk, rr = in(_) rhs_row, rc = in(_) rhs_chunk,
+        ls = in(_) lhs_scales, rs = in(_) rhs_scales);
+    sum
+}
+
+/// Where a block of scales has the word of `lane` for 32 rows or columns from `first` on, in bytes. Of four lanes the
+/// first pair has rows g and g + 8 of 16, the second pair those of the next 16; each of them has a column of 8
+/// (PTX ISA, "Block Scaling for mma.sync").
+#[cube]
+pub(crate) fn scale_word(lane: u32, first: u32) -> u32 {
+    16 * (8 * (lane % 4) + lane / 4) + first / 32 * 4
 }
 
 /// A product that a warp computes of 16 rows and `n` columns, both k-major in shared memory in blocks

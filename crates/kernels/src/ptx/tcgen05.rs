@@ -18,7 +18,7 @@ pub(crate) const ROWS: usize = 128;
 pub(crate) const COLUMNS: usize = 512;
 
 /// What tells descriptors of shared memory from Hopper's.
-const VERSION: u64 = 1 << 46;
+pub(crate) const VERSION: u64 = 1 << 46;
 
 /// How the operands' types are called.
 fn kind(operands: WgmmaOperands) -> &'static str {
@@ -39,7 +39,7 @@ fn type_number(name: &str) -> u32 {
 }
 
 /// What is multiplied ("Instruction descriptor"), with sums in f32.
-fn instruction_descriptor(operands: WgmmaOperands) -> u32 {
+pub(crate) fn instruction_descriptor(operands: WgmmaOperands) -> u32 {
     1 << 4
         | type_number(operands.lhs) << 7
         | type_number(operands.rhs) << 10

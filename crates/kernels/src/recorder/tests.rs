@@ -50,7 +50,8 @@ fn every_kernel_is_launched_by_a_variant_on_hopper_or_blackwell() {
     let kernels: BTreeSet<String> =
         texts.iter().flat_map(|text| kernels_in(text)).map(str::to_owned).collect();
     assert!(kernels.len() >= 40, "{kernels:?}");
-    let launched = &launched_on(Gpu::SM_90A) | &launched_on(Gpu::SM_100A);
+    let of = [Gpu::SM_90A, Gpu::SM_100A, Gpu::SM_120A].map(launched_on);
+    let launched: BTreeSet<_> = of.into_iter().flatten().collect();
     assert_eq!(launched, kernels);
 }
 
@@ -58,7 +59,7 @@ fn every_kernel_is_launched_by_a_variant_on_hopper_or_blackwell() {
 #[test]
 fn every_variant_expands_to_cuda() {
     let mut expanded = BTreeSet::new();
-    for gpu in [Gpu::SM_90A, Gpu::SM_100A] {
+    for gpu in [Gpu::SM_90A, Gpu::SM_100A, Gpu::SM_120A] {
         let recorder = recorder_of_all(gpu);
         let mut launched = recorder.take().unwrap();
         // Blackwell's own kernels alone: Hopper's turn has had the others.

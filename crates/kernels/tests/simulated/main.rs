@@ -5,6 +5,7 @@ mod convolutions;
 mod dump;
 mod machine;
 mod mutations;
+mod mx;
 mod products;
 mod rows;
 mod tensors;
@@ -60,7 +61,8 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [rows::cases(), products::cases(), convolutions::cases(), attention::cases()].concat()
+    [rows::cases(), products::cases(), mx::cases(), convolutions::cases(), attention::cases()]
+        .concat()
 }
 
 /// What cases launch, in their order.

@@ -37,10 +37,12 @@ pub(crate) enum Fault {
     FewerTensorColumns,
     DroppedTensorFree,
     TensorColumn,
+    ScaleByte,
+    ScaleThread,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::DroppedBlockBarrier,
         Self::DroppedFence,
         Self::DroppedCopyWait,
@@ -71,6 +73,8 @@ impl Fault {
         Self::FewerTensorColumns,
         Self::DroppedTensorFree,
         Self::TensorColumn,
+        Self::ScaleByte,
+        Self::ScaleThread,
     ];
 
     /// The statement with the fault, if it is one that can have it.
@@ -105,6 +109,21 @@ impl Fault {
                 return None;
             }
             changed(3, "b32", &format!("xor.b32 planted, OLD, {:#x}", 1_u32 << bit))
+        };
+        // Another scale of those in a register, where they differ.
+        let selector = |place: usize, part: usize| {
+            let has_scales = is("mma.sync") && opcode.contains(".block_scale");
+            if !has_scales || operands.get(4)?.trim() == "ones" {
+                return None;
+            }
+            let old = operands.get(place)?.trim().trim_matches(['{', '}']);
+            let mut ids: Vec<u32> =
+                old.split(',').filter_map(|id| id.trim().parse().ok()).collect();
+            *ids.get_mut(part)? ^= 1;
+            let new = format!("{{{}, {}}}", ids.first()?, ids.get(1)?);
+            let mut all: Vec<_> = operands.iter().map(|operand| operand.trim()).collect();
+            all[place] = &new;
+            Some(format!("{opcode} {};", all.join(", ")))
         };
         // An address with another offset.
         let moved = |place: usize, by: i64| {
@@ -146,7 +165,13 @@ impl Fault {
             Self::DroppedCommit => dropped(
                 is("cp.async.commit_group") || is("wgmma.commit_group") || is("tcgen05.commit"),
             ),
-            Self::DroppedCopy => dropped(is("cp.async.c") && operands.len() == 4),
+            Self::DroppedCopy => {
+                dropped(is("cp.async.c") && operands.len() == 4 || is("tcgen05.cp"))
+            }
+            Self::StrideBit if is("tcgen05.cp") => {
+                changed(1, "b64", &format!("xor.b64 planted, OLD, {:#x}", 1_u64 << 36))
+            }
+            Self::TensorColumn if is("tcgen05.cp") => moved(0, 4),
             Self::SwizzleBit => descriptor(62),
             Self::StrideBit => descriptor(38),
             Self::StartBit => descriptor(0),
@@ -162,7 +187,7 @@ impl Fault {
             Self::TypeBit => instruction(7),
             Self::MajorBit => instruction(16),
             Self::FlippedAccumulation if is("tcgen05.mma") => {
-                changed(4, "pred", "not.pred planted, OLD")
+                changed(operands.len() - 1, "pred", "not.pred planted, OLD")
             }
             Self::DroppedTensorWait => dropped(is("tcgen05.wait")),
             Self::FewerTensorColumns if is("tcgen05.alloc") => {
@@ -170,6 +195,12 @@ impl Fault {
             }
             Self::DroppedTensorFree => dropped(is("tcgen05.dealloc")),
             Self::TensorColumn if is("tcgen05.ld") => moved(1, 8),
+            Self::ScaleByte if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => instruction(4),
+            Self::ScaleThread if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => {
+                instruction(29)
+            }
+            Self::ScaleByte => selector(5, 0),
+            Self::ScaleThread => selector(7, 1),
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
                 let source = operands.get(1)?;
                 let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();

@@ -25,6 +25,8 @@ pub(super) fn cases() -> Vec<Case> {
     let (ampere, hopper) = (Gpu::SM_80, Gpu::SM_90A);
     // With two multiprocessors a block goes on to another tile, with its ring and its barriers as they are.
     let small = Gpu { multiprocessors: 2, ..hopper };
+    let (ada, workstation) = (Gpu::SM_89, Gpu::SM_120A);
+    let small_workstation = Gpu { multiprocessors: 2, ..workstation };
     // Datacenter Blackwell, with as few multiprocessors.
     let blackwell = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
     vec![
@@ -47,7 +49,48 @@ pub(super) fn cases() -> Vec<Case> {
             |recorder| epilogues(recorder, Family::Tcgen05, Splits::Two),
         ),
         case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
-            fp8(recorder, Family::Tcgen05, 0)
+            fp8(recorder, Fp8Product { family: Family::Tcgen05, ..FP8 })
+        }),
+        case(
+            "matmul_mma_by_tma_of_several_tiles_a_block_is_exact",
+            small_workstation,
+            true,
+            |recorder| {
+                numbers(
+                    recorder,
+                    Product { family: Family::Mma, sizes: MANY, bulk: true, ..PRODUCT },
+                )
+            },
+        ),
+        case("matmul_mma_with_every_epilogue_is_exact", small_workstation, false, |recorder| {
+            epilogues(recorder, Family::Mma, Splits::Without)
+        }),
+        case(
+            "matmul_mma_by_every_plan_and_layout_is_exact",
+            small_workstation,
+            false,
+            |recorder| every_layout(recorder, Family::Mma),
+        ),
+        case("matmul_mma_in_fp8_of_unit_scales_is_exact", workstation, true, |recorder| {
+            let product = Fp8Product { family: Family::Mma, sizes: [147, 203, 600], ..FP8 };
+            fp8(recorder, product)
+        }),
+        case(
+            "matmul_mma_in_fp8_of_unit_scales_by_every_plan_and_type_is_exact",
+            workstation,
+            false,
+            |recorder| {
+                for operands in
+                    [[Fp8::E4m3; 2], [Fp8::E5m2; 2], [Fp8::E5m2, Fp8::E4m3], FP8.operands]
+                {
+                    let family = Family::Mma;
+                    fp8(recorder, Fp8Product { family, operands, every_plan: true, ..FP8 })?;
+                }
+                Ok(())
+            },
+        ),
+        case("matmul_mma_in_fp8_is_exact", ada, false, |recorder| {
+            fp8(recorder, Fp8Product { family: Family::Mma, every_plan: true, ..FP8 })
         }),
         case("matmul_mma_is_exact", ampere, true, |recorder| {
             numbers(recorder, Product { family: Family::Mma, ..PRODUCT })
@@ -86,11 +129,9 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_wgmma_in_tf32_is_exact", small, false, |recorder| {
             numbers(recorder, Product { sizes: [147, 203, 616], ..TF32 })
         }),
-        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| {
-            fp8(recorder, Family::Wgmma, 0)
-        }),
+        case("matmul_wgmma_in_fp8_is_exact", small, true, |recorder| fp8(recorder, FP8)),
         case("matmul_wgmma_in_fp8_with_promotion_is_exact", small, false, |recorder| {
-            fp8(recorder, Family::Wgmma, 1)
+            fp8(recorder, Fp8Product { promotion: 1, ..FP8 })
         }),
         case("matmul_wgmma_by_every_plan_and_layout_is_exact", hopper, false, |recorder| {
             every_layout(recorder, Family::Wgmma)
@@ -114,6 +155,8 @@ struct Product {
     storage: Storage,
     /// By every plan, not only by the one with the narrowest tile.
     every_plan: bool,
+    /// Where that is one whose blocks TMA copies for the `mma` family.
+    bulk: bool,
 }
 
 const PRODUCT: Product = Product {
@@ -122,6 +165,7 @@ const PRODUCT: Product = Product {
     k_major: [true, false],
     storage: Storage::Bf16,
     every_plan: false,
+    bulk: false,
 };
 
 const TF32: Product = Product { k_major: [true; 2], storage: Storage::F32, ..PRODUCT };
@@ -182,7 +226,7 @@ impl Operands {
 }
 
 fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
-    let Product { family, sizes, k_major, storage, every_plan } = product;
+    let Product { family, sizes, k_major, storage, every_plan, bulk } = product;
     let operands = Operands::new(dtype(storage), dtype(storage), sizes, k_major)?;
     let problem = operands.problem;
     let bias = whole_numbers(3, problem.n, 8);
@@ -193,7 +237,7 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
     plans.retain(|plan| plan.family == family);
     if !every_plan {
-        plans.retain(|plan| plan.splits == 1);
+        plans.retain(|plan| plan.splits == 1 && plan.bulk == bulk);
         plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
         plans.truncate(1);
     }
@@ -287,28 +331,60 @@ fn epilogues(recorder: &Recorder, family: Family, splits: Splits) -> Result<(), 
     Ok(())
 }
 
-/// Operands of 8 bits: e4m3 times e5m2, sums in f32 or promoted after each block of k.
-fn fp8(recorder: &Recorder, family: Family, promotion: usize) -> Result<(), Failed> {
-    let float = |kind| ElemType::Float(kind);
-    let operands =
-        Operands::new(float(FloatKind::E4M3), float(FloatKind::BF16), [147, 203, 2064], [true; 2])?;
-    let mut problem = operands.problem;
-    problem.rhs.dtype = float(FloatKind::E5M2);
-    let send = |values: &[f64], format: Fp8, kind| {
-        let handle = recorder.client().create_from_slice(&format.encode(values));
-        Buffer { handle, elements: values.len(), dtype: float(kind) }
+/// A product of operands of 8 bits and by which plans, sums in f32 or promoted after some blocks of k.
+#[derive(Clone, Copy, Debug)]
+struct Fp8Product {
+    family: Family,
+    operands: [Fp8; 2],
+    sizes: [usize; 3],
+    promotion: usize,
+    /// By every plan, not only by the one with the narrowest tile.
+    every_plan: bool,
+}
+
+const FP8: Fp8Product = Fp8Product {
+    family: Family::Wgmma,
+    operands: [Fp8::E4m3, Fp8::E5m2],
+    sizes: [147, 203, 2064],
+    promotion: 0,
+    every_plan: false,
+};
+
+fn fp8(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
+    let Fp8Product { family, operands: formats, sizes, promotion, every_plan } = product;
+    let element = |format| {
+        ElemType::Float(match format {
+            Fp8::E4m3 => FloatKind::E4M3,
+            Fp8::E5m2 => FloatKind::E5M2,
+        })
     };
-    let lhs = send(&operands.lhs, Fp8::E4m3, FloatKind::E4M3);
-    let rhs = send(&operands.rhs, Fp8::E5m2, FloatKind::E5M2);
-    let plans = MatmulBlueprint::candidates(&problem, recorder.client());
-    let plan = plans
-        .into_iter()
-        .filter(|plan| plan.family == family && plan.splits == 1)
-        .min_by_key(|plan| plan.tile_n)
-        .ok_or("no plan by the family")?;
-    let plan = MatmulBlueprint { promotion, ..plan };
-    let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &Epilogue::default())?;
+    let out = ElemType::Float(FloatKind::BF16);
+    let operands = Operands::new(element(formats[0]), out, sizes, [true; 2])?;
+    let mut problem = operands.problem;
+    problem.rhs.dtype = element(formats[1]);
+    let send = |values: &[f64], format: Fp8| {
+        let handle = recorder.client().create_from_slice(&format.encode(values));
+        Buffer { handle, elements: values.len(), dtype: element(format) }
+    };
+    let lhs = send(&operands.lhs, formats[0]);
+    let rhs = send(&operands.rhs, formats[1]);
     let expected = operands.expected(&vec![0.0; problem.n]);
     let expected: Vec<_> = expected.into_iter().map(|sum| Storage::Bf16.round(sum)).collect();
-    within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(|plan| plan.family == family && plan.splits == 1);
+    plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
+    if !every_plan {
+        plans.truncate(1);
+    }
+    if plans.is_empty() {
+        return Err(format!("no plan by {family:?}").into());
+    }
+    for plan in plans {
+        let plan = MatmulBlueprint { promotion, ..plan };
+        let epilogue = Epilogue::default();
+        let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &epilogue)?;
+        within(recorder, &output.out, Storage::Bf16, &expected, &vec![0.0; expected.len()])
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ mod im2col;
 mod operand;
 mod products;
 mod tcgen05;
+mod tcgen05_scales;
 mod tensor_map;
 
 pub(crate) use barrier::Barriers;
@@ -16,5 +17,8 @@ pub use im2col::Im2col;
 pub(crate) use products::{Product, Products};
 pub(crate) use tcgen05::{
     TensorProduct, TensorWork, Transfer, TransferRegisters, TransferShape, Transfers, stored_words,
+};
+pub(crate) use tcgen05_scales::{
+    COPIED_COLUMNS, ScaleCopy, ScaledProduct, TensorScales, TensorTask,
 };
 pub use tensor_map::{CopyBox, Swizzle, TensorMap};

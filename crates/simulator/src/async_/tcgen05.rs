@@ -5,7 +5,7 @@
 //! warps land in any order. Loads and stores of a warp land one after another, and at any time before the warp has
 //! waited for them.
 
-use super::operand::OperandRows;
+use super::{operand::OperandRows, tcgen05_scales::TensorTask};
 use crate::{
     error::Outcome,
     machine::{Block, Registers},
@@ -50,7 +50,23 @@ impl TensorProduct {
     }
 
     /// Multiplies what lies in shared memory now.
-    fn land(&self, block: &mut Block<'_>) -> Outcome {
+    pub(super) fn land(&self, block: &mut Block<'_>) -> Outcome {
+        let (shape, cores) = (self.shape, block.arithmetic.tensor_cores);
+        let add = |sums: &mut [f32], a: &[f32], by_k: &[f32]| {
+            let (n, elements) = (shape.n, [shape.a, shape.b]);
+            let operands = Operands { a, b: by_k, elements, n, k: by_k.len() / n };
+            accumulate(cores, Unit::Tcgen05, sums, operands);
+        };
+        self.land_with(block, |_, _| true, add)
+    }
+
+    /// As [`land`](Self::land), with products that `add` adds to the sums, of which it knows what `is_known` says.
+    pub(super) fn land_with(
+        &self,
+        block: &mut Block<'_>,
+        is_known: impl Fn(usize, usize) -> bool,
+        add: impl FnOnce(&mut [f32], &[f32], &[f32]),
+    ) -> Outcome {
         let Self { shape, column, .. } = *self;
         let [a, b] = self.operands();
         let (a, b) = (a.read(block)?, b.read(block)?);
@@ -66,13 +82,12 @@ impl TensorProduct {
                 (*sum, *known) = (f32::from_bits(word), is_known);
             }
         }
-        let (elements, k) = ([shape.a, shape.b], by_k.len() / n);
-        let operands = Operands { a: &a.values, b: &by_k, elements, n, k };
-        accumulate(block.arithmetic.tensor_cores, Unit::Tcgen05, &mut sums, operands);
+        add(&mut sums, &a.values, &by_k);
         for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
             let lane = shape.lane(at / n);
             if self.disabled >> lane & 1 == 0 {
-                let is_known = known && a.known[at / n] && b.known[at % n];
+                let is_known =
+                    known && a.known[at / n] && b.known[at % n] && is_known(at / n, at % n);
                 memory.set(lane, column + at % n, sum.to_bits(), is_known);
             }
         }
@@ -82,7 +97,7 @@ impl TensorProduct {
 
 #[derive(Clone, Debug)]
 enum Entry {
-    Product(Box<TensorProduct>),
+    Task(Box<TensorTask>),
     /// An arrival at the barrier at that address, which tells what the clock knows.
     Commit(u64, Option<Box<Clock>>),
 }
@@ -119,11 +134,11 @@ impl TensorWork {
     }
 
     /// A lane of a warp issues a product at that instruction.
-    pub(crate) fn issue(&mut self, warp: usize, at: usize, lane: usize, product: TensorProduct) {
+    pub(crate) fn issue(&mut self, warp: usize, at: usize, lane: usize, task: TensorTask) {
         let queue = &mut self.queues[warp];
         queue.products += 1;
         queue.lane = Some(lane);
-        queue.entries.push_back((at, Entry::Product(Box::new(product))));
+        queue.entries.push_back((at, Entry::Task(Box::new(task))));
     }
 
     /// A warp wants the barrier at `address` told of its products.
@@ -152,7 +167,7 @@ impl Block<'_> {
             return Ok(());
         };
         match entry {
-            Entry::Product(product) => product.land(self),
+            Entry::Task(task) => task.land(self),
             Entry::Commit(address, clock) => {
                 let barrier = self.barriers.get(address)?;
                 if let Some(clock) = clock {

@@ -203,8 +203,9 @@ impl Block<'_> {
             Op::LoadMatrix { dst, address, transposed } => {
                 self.load_matrix(warp, dst, *address, *transposed)?;
             }
-            Op::Mma { shape, d, a, b, c } => {
-                super::matrix::mma(warp, self.arithmetic.tensor_cores, *shape, d, [a, b, c])?;
+            Op::Mma { shape, d, a, b, c, scales } => {
+                let cores = self.arithmetic.tensor_cores;
+                super::matrix::mma(warp, cores, *shape, d, [a, b, c], scales.as_deref())?;
             }
             // Registers are not a resource here. Warps that give some back only have to exist.
             Op::SetRegisters | Op::Nothing => {}

@@ -9,9 +9,12 @@ use crate::{
     arithmetic::TensorCores,
     error::Outcome,
     memory::check_alignment,
-    ptx::{Address, Operand, Reg},
+    ptx::{Address, MmaScales, Operand, Reg},
     race::Actor,
-    tensor::{MmaShape, Operands, Unit, accumulate, fragment_place},
+    tensor::{
+        MmaShape, Operands, ScaleSelector, Unit, accumulate, accumulate_scaled, fragment_place,
+        ue8m0,
+    },
 };
 
 impl Block<'_> {
@@ -66,13 +69,29 @@ impl Block<'_> {
     }
 }
 
-/// `d = a b + c` of 16 rows, 8 columns and 32 bytes of k.
+/// What each of `lane_of`'s lanes gives as a scale, and, bit by bit, which of them are unknown.
+fn scales(
+    warp: &Warp,
+    scales: MmaScales,
+    count: usize,
+    lane_of: impl Fn(ScaleSelector, usize) -> usize,
+) -> Outcome<(Vec<f64>, u32)> {
+    let MmaScales { register, selector } = scales;
+    let (values, unknown) = (warp.registers.get(register)?, warp.registers.unknown(register));
+    let lanes: Vec<_> = (0..count).map(|place| lane_of(selector, place)).collect();
+    let numbers = lanes.iter().map(|lane| ue8m0((values[*lane] >> (8 * selector.byte)) as u8));
+    let bits = lanes.iter().enumerate().map(|(place, lane)| (unknown >> lane & 1) << place);
+    Ok((numbers.collect(), bits.sum()))
+}
+
+/// `d = a b + c` of 16 rows, 8 columns and 32 bytes of k, with rows and columns scaled or not.
 pub(super) fn mma(
     warp: &mut Warp,
     cores: TensorCores,
     shape: MmaShape,
     d: &[Reg],
     [a, b, c]: [&Vec<Operand>; 3],
+    block_scales: Option<&[MmaScales; 2]>,
 ) -> Outcome {
     const ROWS: usize = 16;
     const COLUMNS: usize = 8;
@@ -115,9 +134,21 @@ pub(super) fn mma(
             sums[row * COLUMNS + column] = f32::from_bits(values[lane] as u32);
         }
     }
-    let elements = [shape.a, shape.b];
-    let operands = Operands { a: &lhs, b: &rhs, elements, n: COLUMNS, k };
-    accumulate(cores, Unit::Mma, &mut sums, operands);
+    match block_scales {
+        None => {
+            let elements = [shape.a, shape.b];
+            let operands = Operands { a: &lhs, b: &rhs, elements, n: COLUMNS, k };
+            accumulate(cores, Unit::Mma, &mut sums, operands);
+        }
+        Some([of_rows, of_columns]) => {
+            let (rows, unknown) = scales(warp, *of_rows, ROWS, ScaleSelector::lane_of_row)?;
+            unknown_rows |= unknown;
+            let lane_of = ScaleSelector::lane_of_column;
+            let (columns, unknown) = scales(warp, *of_columns, COLUMNS, lane_of)?;
+            unknown_columns |= unknown;
+            accumulate_scaled(&mut sums, [&lhs, &rhs], [&rows, &columns], k);
+        }
+    }
     for (register, dst) in d.iter().enumerate() {
         let mut unknown = unknown_sums[register];
         let values = std::array::from_fn(|lane| {

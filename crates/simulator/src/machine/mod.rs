@@ -13,6 +13,7 @@ mod matrix;
 mod registers;
 mod run;
 mod tcgen05;
+mod tcgen05_scales;
 mod warp;
 
 pub(crate) use arithmetic::{compare as compare_floats, float};

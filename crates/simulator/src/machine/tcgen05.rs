@@ -2,7 +2,7 @@
 
 use super::{block::Block, registers::lanes, run::known, warp::Warp};
 use crate::{
-    async_::{TensorProduct, Transfer, TransferRegisters, TransferShape, stored_words},
+    async_::{TensorProduct, TensorTask, Transfer, TransferRegisters, TransferShape, stored_words},
     error::{FaultKind, Outcome, Trouble},
     memory::{TensorPlace, cell},
     ptx::{Address, Operand, Reg, Tcgen05},
@@ -36,6 +36,10 @@ impl Block<'_> {
                 Ok(())
             }
             Tcgen05::Product { .. } => self.tensor_product(warp, instruction, mask, at),
+            Tcgen05::ScaledProduct { .. } => self.scaled_product(warp, instruction, mask, at),
+            Tcgen05::CopyScales { place, descriptor } => {
+                self.copy_scales(warp, *place, *descriptor, mask, at)
+            }
             Tcgen05::Commit { barrier } => self.tensor_commit(warp, *barrier, mask, at),
             Tcgen05::Load { shape, dst, address } => {
                 self.transfer(warp, *shape, *address, &Moved::Loaded(dst))
@@ -117,7 +121,7 @@ impl Block<'_> {
     }
 
     /// The one thread that issues an instruction.
-    fn issuer(mask: u32) -> Outcome<usize> {
+    pub(super) fn issuer(mask: u32) -> Outcome<usize> {
         if mask.count_ones() != 1 {
             let count = mask.count_ones();
             return misuse(format!("{count} threads of a warp issue it, and each of them counts"));
@@ -144,16 +148,9 @@ impl Block<'_> {
         };
         let bits = value(*instruction, "an instruction descriptor")? as u32;
         let shape = TensorShape::decode(bits, *kind)?;
-        let place = TensorPlace::decode(self.addresses(warp, *sums, mask)?[lane] as u32);
-        if place.lane != 0 {
-            return misuse(format!("sums begin at lane {} of tensor memory, not at 0", place.lane));
-        }
-        self.tensor.check(place.column..place.column + shape.n)?;
-        let mut parts = [place.column as u64; 2];
-        for (part, operand) in parts.iter_mut().zip(descriptors) {
-            *part = value(*operand, "a descriptor")?;
-        }
-        let [a, b] = parts.map(Descriptor::decode_tcgen05);
+        let column = self.tensor_column(warp, *sums, mask, "sums")?;
+        self.tensor.check(column..column + shape.n)?;
+        let [a, b] = descriptors.map(|operand| value(operand, "a descriptor"));
         let mut lanes_off = 0_u128;
         for (word, operand) in disabled.iter().enumerate() {
             lanes_off |=
@@ -161,8 +158,8 @@ impl Block<'_> {
         }
         let product = TensorProduct {
             shape,
-            column: place.column,
-            descriptors: [a?, b?],
+            column,
+            descriptors: [Descriptor::decode_tcgen05(a?)?, Descriptor::decode_tcgen05(b?)?],
             accumulate: value(*accumulate, "whether sums begin anew")? == 1,
             disabled: lanes_off,
         };
@@ -175,12 +172,39 @@ impl Block<'_> {
             }
             races.tensor_access(warp.index, Actor::Product, time, product.cells())?;
         }
+        self.issue_task(warp, lane, at, TensorTask::Product(product))
+    }
+
+    /// The column at which something of all lanes begins.
+    pub(super) fn tensor_column(
+        &self,
+        warp: &Warp,
+        address: Address,
+        mask: u32,
+        what: &str,
+    ) -> Outcome<usize> {
+        let lane = mask.trailing_zeros() as usize;
+        let place = TensorPlace::decode(self.addresses(warp, address, mask)?[lane] as u32);
+        match place.lane {
+            0 => Ok(place.column),
+            lane => misuse(format!("{what} begin at lane {lane} of tensor memory, not at 0")),
+        }
+    }
+
+    /// Behind what the lane has issued before.
+    pub(super) fn issue_task(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        at: usize,
+        task: TensorTask,
+    ) -> Outcome {
         if let Some(other) = self.tensor_work.open_lane(warp.index).filter(|other| *other != lane) {
             return misuse(format!(
                 "lane {lane} issues a product behind one of lane {other}, and one commit does not cover both"
             ));
         }
-        self.tensor_work.issue(warp.index, at, lane, product);
+        self.tensor_work.issue(warp.index, at, lane, task);
         self.land_at_once(warp.index)
     }
 

@@ -14,6 +14,8 @@ use crate::{
 /// Builds the code of a kernel.
 pub(super) struct Decoder {
     pub(super) names: Names,
+    /// The architecture that the module is for.
+    pub(super) target: String,
     code: Vec<Instruction>,
     /// Branches whose label is still to be found: the instruction, the scope and the name.
     branches: Vec<(usize, usize, String)>,
@@ -60,8 +62,9 @@ impl Parts<'_> {
 }
 
 impl Decoder {
-    pub(super) fn new() -> Self {
-        Self { names: Names::new(), code: Vec::new(), branches: Vec::new() }
+    pub(super) fn new(target: &str) -> Self {
+        let (names, target) = (Names::new(), target.to_owned());
+        Self { names, target, code: Vec::new(), branches: Vec::new() }
     }
 
     pub(super) fn item(&mut self, item: &Item) -> Decoded<()> {

@@ -2,10 +2,10 @@
 
 use super::{
     decode::{Decoded, Decoder, Parts},
-    instruction::{Address, Op, Operand, Reg, Wgmma},
+    instruction::{Address, MmaScales, Op, Operand, Reg, Wgmma},
     syntax::Written,
 };
-use crate::tensor::{MmaShape, WgmmaShape};
+use crate::tensor::{MmaShape, ScaleSelector, WgmmaShape};
 
 impl Decoder {
     pub(super) fn asynchronous(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
@@ -40,16 +40,7 @@ impl Decoder {
                 Op::LoadMatrix { dst, address: self.address(parts, 1)?, transposed }
             }
             ("mma", ["sync", "aligned", shape, "row", "col", types @ ..]) => {
-                let shape = MmaShape::named(shape, types).ok_or_else(|| parts.unknown())?;
-                let op = Op::Mma {
-                    shape,
-                    d: self.registers(parts, 0)?,
-                    a: self.operands(parts, 1)?,
-                    b: self.operands(parts, 2)?,
-                    c: self.operands(parts, 3)?,
-                };
-                self.counted(parts, &op, shape.registers())?;
-                op
+                self.warp_product(parts, shape, types)?
             }
             ("wgmma", ["fence", "sync", "aligned"]) => Op::WgmmaFence,
             ("wgmma", ["commit_group", "sync", "aligned"]) => Op::WgmmaCommit,
@@ -119,6 +110,11 @@ impl Decoder {
         let Written::Address { base, offset, coordinates } = parts.written(1)? else {
             return Err(parts.unknown());
         };
+        // `ptxas` makes one of it.
+        if self.target.starts_with("sm_12") && parts.has("shared::cluster") {
+            let reason = "is a call of the driver on this architecture; it copies to `shared::cta`";
+            return Err(parts.error(reason));
+        }
         let [Written::List(list)] = &coordinates[..] else { return Err(parts.unknown()) };
         let rank = usize::from(parts.modifiers[3].as_bytes()[0] - b'0');
         if list.len() != rank {
@@ -154,6 +150,54 @@ impl Decoder {
             offsets,
             barrier: self.address(parts, 2)?,
         })
+    }
+
+    /// `types` are those behind the layouts, with the kind and the scales of a product whose blocks of k are scaled.
+    fn warp_product(&self, parts: &Parts<'_>, shape: &str, types: &[&str]) -> Decoded {
+        let (types, is_scaled) = match types {
+            ["kind::mxf8f6f4", "block_scale", "scale_vec::1X", types @ .., "ue8m0"]
+            | ["kind::mxf8f6f4", "block_scale", types @ .., "ue8m0"] => (types, true),
+            types => (types, false),
+        };
+        let shape = MmaShape::named(shape, types).ok_or_else(|| parts.unknown())?;
+        if is_scaled && [shape.a, shape.b].iter().any(|element| element.bytes() != 1) {
+            return Err(parts.error("scaled operands have elements of 8 bits"));
+        }
+        let scales = match is_scaled {
+            true => Some(Box::new([self.scales(parts, 4, 1)?, self.scales(parts, 6, 3)?])),
+            false => None,
+        };
+        let expected = if is_scaled { 8 } else { 4 };
+        if parts.count() != expected {
+            let reason = format!("{expected} operands expected, found {}", parts.count());
+            return Err(parts.error(&reason));
+        }
+        let op = Op::Mma {
+            shape,
+            d: self.registers(parts, 0)?,
+            a: self.operands(parts, 1)?,
+            b: self.operands(parts, 2)?,
+            c: self.operands(parts, 3)?,
+            scales,
+        };
+        self.counted(parts, &op, shape.registers())?;
+        Ok(op)
+    }
+
+    /// The scales at `place`, and behind them the byte and the thread, at most `most_thread`, that select one.
+    fn scales(&self, parts: &Parts<'_>, place: usize, most_thread: u64) -> Decoded<MmaScales> {
+        let [register] = self.operands(parts, place)?[..] else {
+            return Err(parts.error("one register of scales expected"));
+        };
+        match self.operands(parts, place + 1)?[..] {
+            [Operand::Value(byte @ ..=3), Operand::Value(thread)] if thread <= most_thread => {
+                let selector = ScaleSelector { byte: byte as usize, thread: thread as usize };
+                Ok(MmaScales { register, selector })
+            }
+            _ => Err(parts.error(&format!(
+                "a byte up to 3 and a thread up to {most_thread} select a scale, both written as numbers"
+            ))),
+        }
     }
 
     fn wgmma(&self, parts: &Parts<'_>, shape: WgmmaShape) -> Decoded<Wgmma> {

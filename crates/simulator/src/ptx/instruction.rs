@@ -3,7 +3,7 @@
 use super::{Ty, tcgen05::Tcgen05};
 use crate::{
     machine::{Alu, Comparison, Conversion},
-    tensor::{MmaShape, WgmmaShape},
+    tensor::{MmaShape, ScaleSelector, WgmmaShape},
 };
 
 /// Where a register lives: predicates, registers of up to 32 bits, and those of 64.
@@ -238,6 +238,8 @@ pub(crate) enum Op {
         a: Vec<Operand>,
         b: Vec<Operand>,
         c: Vec<Operand>,
+        /// Of a and b, where blocks of k are scaled.
+        scales: Option<Box<[MmaScales; 2]>>,
     },
     WgmmaFence,
     WgmmaCommit,
@@ -252,6 +254,13 @@ pub(crate) enum Op {
         is_elected: Option<Reg>,
         mask: Operand,
     },
+}
+
+/// The scales of an operand of a product: a register with four in each lane, and which of them are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MmaScales {
+    pub(crate) register: Operand,
+    pub(crate) selector: ScaleSelector,
 }
 
 /// A product of a warpgroup.

@@ -109,7 +109,7 @@ fn place_data(data: &mut Vec<u8>, variable: &Variable) -> Result<u64, ParseError
 }
 
 fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Kernel, ParseError> {
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::new(&source.target);
     for (name, address) in module {
         decoder.names.define(name, *address);
     }

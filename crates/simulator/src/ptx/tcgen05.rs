@@ -30,6 +30,20 @@ pub(crate) enum Tcgen05 {
         disabled: Vec<Operand>,
         accumulate: Operand,
     },
+    /// A product whose blocks of k are scaled by what tensor memory holds.
+    ScaledProduct {
+        sums: Address,
+        descriptors: [Operand; 2],
+        instruction: Operand,
+        /// Of A and B.
+        scales: [Address; 2],
+        accumulate: Operand,
+    },
+    /// Copies scales to tensor memory.
+    CopyScales {
+        place: Address,
+        descriptor: Operand,
+    },
     /// Has the barrier told when the thread's products are done.
     Commit {
         barrier: Address,
@@ -58,7 +72,12 @@ impl Tcgen05 {
     pub(super) fn is_aligned(&self) -> bool {
         !matches!(
             self,
-            Self::Product { .. } | Self::Commit { .. } | Self::FenceAfter | Self::FenceBefore
+            Self::Product { .. }
+                | Self::ScaledProduct { .. }
+                | Self::CopyScales { .. }
+                | Self::Commit { .. }
+                | Self::FenceAfter
+                | Self::FenceBefore
         )
     }
 }
@@ -76,6 +95,18 @@ impl Decoder {
             }
             ["relinquish_alloc_permit", "cta_group::1", "sync", "aligned"] => Tcgen05::Relinquish,
             ["mma", "cta_group::1", kind] => self.tensor_product(parts, kind)?,
+            ["mma", "cta_group::1", "kind::mxf8f6f4", "block_scale"]
+            | [
+                "mma",
+                "cta_group::1",
+                "kind::mxf8f6f4",
+                "block_scale",
+                "scale_vec::1X" | "block32",
+            ] => self.scaled_tensor_product(parts)?,
+            ["cp", "cta_group::1", "32x128b", "warpx4"] => Tcgen05::CopyScales {
+                place: self.address(parts, 0)?,
+                descriptor: self.operand(parts, 1)?,
+            },
             ["commit", "cta_group::1", "mbarrier::arrive::one", "shared::cluster", "b64"]
             | ["commit", "cta_group::1", "mbarrier::arrive::one", "b64"] => {
                 Tcgen05::Commit { barrier: self.address(parts, 0)? }
@@ -128,6 +159,19 @@ impl Decoder {
             instruction: self.operand(parts, 3)?,
             disabled,
             accumulate: self.operand(parts, last)?,
+        })
+    }
+
+    fn scaled_tensor_product(&self, parts: &Parts<'_>) -> Decoded<Tcgen05> {
+        if parts.count() != 7 {
+            return Err(parts.error(&format!("7 operands expected, found {}", parts.count())));
+        }
+        Ok(Tcgen05::ScaledProduct {
+            sums: self.address(parts, 0)?,
+            descriptors: [self.operand(parts, 1)?, self.operand(parts, 2)?],
+            instruction: self.operand(parts, 3)?,
+            scales: [self.address(parts, 4)?, self.address(parts, 5)?],
+            accumulate: self.operand(parts, 6)?,
         })
     }
 

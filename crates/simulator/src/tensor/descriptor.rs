@@ -44,6 +44,11 @@ impl Descriptor {
         Self::decode(bits & !(7 << 46))
     }
 
+    /// Whether rows of more than 16 bytes are permuted.
+    pub(crate) fn is_swizzled(&self) -> bool {
+        self.row != 16
+    }
+
     /// The address of 16 bytes of an operand whose k runs along memory: those of row `row` that begin at byte
     /// `byte` of k.
     pub(crate) fn along_k(&self, row: u64, byte: u64) -> u64 {

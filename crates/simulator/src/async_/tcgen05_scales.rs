@@ -1,0 +1,137 @@
+//! Scales of block-scaled products: copies that bring them to tensor memory, and the products that they scale (PTX ISA,
+//! "`tcgen05.cp`", "Block Scaling for `tcgen05.mma`", "Scale Factor A ID").
+//!
+//! A word of tensor memory has four scales of a row of A or of a column of B, of which the instruction descriptor selects
+//! one. Row r lies in lane r mod 32 of column r / 32, and in each quarter of the lanes again.
+
+use super::TensorProduct;
+use crate::{
+    error::{FaultKind, Outcome, Trouble},
+    machine::Block,
+    memory::cell,
+    tensor::{Descriptor, accumulate_scaled, ue8m0},
+};
+
+/// Lanes that have every scale once.
+const QUARTER: usize = 32;
+/// Columns of a copy.
+pub(crate) const COPIED_COLUMNS: usize = 4;
+
+/// `tcgen05.cp.32x128b.warpx4`: 32 rows of 16 bytes, each to four columns of a lane, in all quarters of the lanes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaleCopy {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) column: usize,
+}
+
+impl ScaleCopy {
+    /// Where the rows lie in shared memory.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        let descriptor = self.descriptor;
+        (0..QUARTER as u64).map(move |row| descriptor.along_k(row, 0))
+    }
+
+    /// The cells of tensor memory that it writes.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+        cells(self.column, COPIED_COLUMNS)
+    }
+
+    fn land(&self, block: &mut Block<'_>) -> Outcome {
+        let mut bytes = [0; 16];
+        for (row, address) in self.addresses().enumerate() {
+            let is_known = block.shared.read(address, &mut bytes)?;
+            for (at, word) in bytes.chunks_exact(4).enumerate() {
+                let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                for first in (0..128).step_by(QUARTER) {
+                    block.tensor.set(first + row, self.column + at, word, is_known);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cells of so many columns in all lanes.
+fn cells(column: usize, columns: usize) -> impl Iterator<Item = usize> {
+    (0..128).step_by(16).flat_map(move |lane| (0..columns).map(move |at| cell(lane, column + at)))
+}
+
+/// The scales of one operand: the first column of tensor memory, and which byte of the words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorScales {
+    pub(crate) column: usize,
+    pub(crate) byte: usize,
+}
+
+impl TensorScales {
+    /// The columns of so many rows or columns of an operand.
+    pub(crate) fn columns(&self, count: usize) -> std::ops::Range<usize> {
+        self.column..self.column + count.div_ceil(QUARTER)
+    }
+
+    /// The numbers that scale so many rows or columns, and whether each is known.
+    fn read(&self, block: &Block<'_>, count: usize) -> Outcome<(Vec<f64>, Vec<bool>)> {
+        let of = |at: usize| {
+            let column = self.column + at / QUARTER;
+            let words = [0, 1, 2, 3].map(|quarter| {
+                let (word, is_known) = block.tensor.word(QUARTER * quarter + at % QUARTER, column);
+                ((word >> (8 * self.byte)) as u8, is_known)
+            });
+            if words.iter().any(|word| *word != words[0]) {
+                let reason = format!(
+                    "scales in column {column} of tensor memory differ between the quarters of its lanes"
+                );
+                return Err(Trouble::new(FaultKind::Misuse, reason));
+            }
+            Ok((ue8m0(words[0].0), words[0].1))
+        };
+        let scales: Vec<_> = (0..count).map(of).collect::<Outcome<_>>()?;
+        Ok(scales.into_iter().unzip())
+    }
+}
+
+/// A product whose rows and columns are scaled.
+#[derive(Clone, Debug)]
+pub(crate) struct ScaledProduct {
+    pub(crate) product: TensorProduct,
+    /// Of A and B.
+    pub(crate) scales: [TensorScales; 2],
+}
+
+impl ScaledProduct {
+    /// The cells of tensor memory that it accesses.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+        let counts = [self.product.shape.m, self.product.shape.n];
+        let [a, b] = [0, 1].map(|i| self.scales[i].columns(counts[i]));
+        let of_scales = [a, b].into_iter().flat_map(|range| cells(range.start, range.len()));
+        self.product.cells().chain(of_scales)
+    }
+
+    fn land(&self, block: &mut Block<'_>) -> Outcome {
+        let shape = self.product.shape;
+        let (rows, known_rows) = self.scales[0].read(block, shape.m)?;
+        let (columns, known_columns) = self.scales[1].read(block, shape.n)?;
+        let is_known = |row: usize, column: usize| known_rows[row] && known_columns[column];
+        self.product.land_with(block, is_known, |sums, a, by_k| {
+            accumulate_scaled(sums, [a, by_k], [&rows, &columns], by_k.len() / shape.n);
+        })
+    }
+}
+
+/// What a thread has the tensor cores do, in order.
+#[derive(Clone, Debug)]
+pub(crate) enum TensorTask {
+    Product(TensorProduct),
+    Scaled(ScaledProduct),
+    Scales(ScaleCopy),
+}
+
+impl TensorTask {
+    pub(super) fn land(&self, block: &mut Block<'_>) -> Outcome {
+        match self {
+            Self::Product(product) => product.land(block),
+            Self::Scaled(product) => product.land(block),
+            Self::Scales(copy) => copy.land(block),
+        }
+    }
+}
