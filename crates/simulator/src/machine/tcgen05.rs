@@ -2,10 +2,13 @@
 
 use super::{block::Block, registers::lanes, run::known, warp::Warp};
 use crate::{
-    async_::{TensorProduct, Transfer, TransferRegisters, TransferShape, stored_words},
+    async_::{
+        OPERAND_COLUMNS, ProductRows, TensorProduct, Transfer, TransferRegisters, TransferShape,
+        stored_words,
+    },
     error::{FaultKind, Outcome, Trouble},
     memory::{TensorPlace, cell},
-    ptx::{Address, Operand, Reg, Tcgen05},
+    ptx::{Address, LeftOperand, Operand, Reg, Tcgen05},
     race::Actor,
     schedule::Landing,
     tensor::{Descriptor, TensorShape},
@@ -132,8 +135,7 @@ impl Block<'_> {
         mask: u32,
         at: usize,
     ) -> Outcome {
-        let Tcgen05::Product { kind, sums, descriptors, instruction, disabled, accumulate } =
-            instruction
+        let Tcgen05::Product { kind, sums, a, b, instruction, disabled, accumulate } = instruction
         else {
             return Ok(());
         };
@@ -149,11 +151,17 @@ impl Block<'_> {
             return misuse(format!("sums begin at lane {} of tensor memory, not at 0", place.lane));
         }
         self.tensor.check(place.column..place.column + shape.n)?;
-        let mut parts = [place.column as u64; 2];
-        for (part, operand) in parts.iter_mut().zip(descriptors) {
-            *part = value(*operand, "a descriptor")?;
-        }
-        let [a, b] = parts.map(Descriptor::decode_tcgen05);
+        let a = match *a {
+            LeftOperand::Shared(descriptor) => {
+                let bits = value(descriptor, "a descriptor")?;
+                ProductRows::Shared(Descriptor::decode_tcgen05(bits)?)
+            }
+            LeftOperand::Tensor(address) => {
+                let place = TensorPlace::decode(self.addresses(warp, address, mask)?[lane] as u32);
+                self.check_operand(place, shape)?;
+                ProductRows::Tensor(place.column)
+            }
+        };
         let mut lanes_off = 0_u128;
         for (word, operand) in disabled.iter().enumerate() {
             lanes_off |=
@@ -162,7 +170,8 @@ impl Block<'_> {
         let product = TensorProduct {
             shape,
             column: place.column,
-            descriptors: [a?, b?],
+            a,
+            b: Descriptor::decode_tcgen05(value(*b, "a descriptor")?)?,
             accumulate: value(*accumulate, "whether sums begin anew")? == 1,
             disabled: lanes_off,
         };
@@ -173,6 +182,7 @@ impl Block<'_> {
                     .addresses()
                     .try_for_each(|at| races.read(warp.index, Actor::Product, time, at, 16))?;
             }
+            races.tensor_operand(warp.index, time, product.operand_cells())?;
             races.tensor_access(warp.index, Actor::Product, time, product.cells())?;
         }
         if let Some(other) = self.tensor_work.open_lane(warp.index).filter(|other| *other != lane) {
@@ -182,6 +192,21 @@ impl Block<'_> {
         }
         self.tensor_work.issue(warp.index, at, lane, product);
         self.land_at_once(warp.index)
+    }
+
+    /// That tensor memory can hold A there.
+    fn check_operand(&self, place: TensorPlace, shape: TensorShape) -> Outcome {
+        if place.lane != 0 {
+            return misuse(format!("rows begin at lane {} of tensor memory, not at 0", place.lane));
+        }
+        if shape.transposed[0] {
+            return misuse("the operand of tensor memory has its k along the columns");
+        }
+        if shape.m != 128 {
+            let reason = format!("{} rows of an operand in tensor memory", shape.m);
+            return Err(Trouble::new(FaultKind::Unsupported, reason));
+        }
+        self.tensor.check(place.column..place.column + OPERAND_COLUMNS)
     }
 
     fn tensor_commit(&mut self, warp: &Warp, barrier: Address, mask: u32, at: usize) -> Outcome {
