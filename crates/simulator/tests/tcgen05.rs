@@ -221,7 +221,8 @@ fn rows_of_tensor_memory_are_multiplied() {
 #[test]
 fn rows_of_tensor_memory_are_multiplied_after_they_are_stored() {
     let kernel = rows_in_tensor_memory();
-    let told = "tcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n";
+    let told =
+        "tcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n";
     for (from, to) in [
         ("tcgen05.wait::st.sync.aligned;\n", ""),
         (told, "tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"),

@@ -78,6 +78,26 @@ pub(super) fn cases() -> Vec<Case> {
     add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
         every_option(recorder, Wanted::Of(Family::Mma))
     });
+    let blackwell = Gpu { multiprocessors: 1, ..Gpu::SM_100A };
+    add("attention_tcgen05_is_within_bounds", blackwell, true, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), PLAIN)
+    });
+    add("attention_tcgen05_of_equal_scores_is_exact", blackwell, false, |recorder| {
+        equal_scores(recorder, Wanted::Of(Family::Tcgen05))
+    });
+    add("attention_tcgen05_of_several_tiles_a_block_is_within_bounds", blackwell, false, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), LONG)
+    });
+    add("attention_tcgen05_causal_is_within_bounds", blackwell, false, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), CAUSAL)?;
+        both(recorder, Wanted::Of(Family::Tcgen05), GROUPED)
+    });
+    add("attention_tcgen05_of_wide_heads_is_within_bounds", blackwell, false, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), WIDE)
+    });
+    add("attention_tcgen05_with_every_option_is_within_bounds", blackwell, false, |recorder| {
+        every_option(recorder, Wanted::Of(Family::Tcgen05))
+    });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
             both(recorder, Wanted::Of(Family::Mma), PLAIN)

@@ -15,6 +15,7 @@ pub(crate) use copies::{Copies, Copy16};
 pub use im2col::Im2col;
 pub(crate) use products::{Product, Products};
 pub(crate) use tcgen05::{
-    OPERAND_COLUMNS, ProductRows,    TensorProduct, TensorWork, Transfer, TransferRegisters, TransferShape, Transfers, stored_words,
+    OPERAND_COLUMNS, ProductRows, TensorProduct, TensorWork, Transfer, TransferRegisters,
+    TransferShape, Transfers, stored_words,
 };
 pub use tensor_map::{CopyBox, Swizzle, TensorMap};
