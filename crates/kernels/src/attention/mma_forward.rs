@@ -168,7 +168,7 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
             let first_key = tile * tile_kv;
             let is_checked = first_key < all_from || first_key + tile_kv > all_to;
             let ruled = apply_rules::<I, M, R>(scores, &queries, first_key, is_checked);
-            let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key, false);
+            let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
             let weights = pack_registers::<R, P>(
                 weighed,
                 0usize,

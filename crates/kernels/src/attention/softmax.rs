@@ -7,7 +7,7 @@ use super::{
     dropout::random_words,
     rules::{Heads, Sequence, Side, origin},
 };
-use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
+use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
@@ -171,15 +171,47 @@ fn reference(largest: f32, before: f32, exponent: f32) -> f32 {
 }
 
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
-///
-/// `lazily`, a row is rescaled only where its largest score grew by much, and else exactly by 1. With a bias it is
-/// whenever it grew: the backward pass counts on the largest score then.
 #[cube]
 pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     scores: Vector<f32, R>,
     state: &mut RowState,
     queries: &Queries<'_, I, M>,
     first_key: u32,
+) -> Vector<f32, R> {
+    let drawn = Elements::<u32>::new();
+    weigh_kept::<I, M, R>(scores, state, queries, first_key, &drawn, false)
+}
+
+/// What dropout leaves of a tile of weights, 64 columns in a word, drawn before the instructions of inline PTX that
+/// follow: the generator takes registers, which scores need.
+#[cube]
+pub(super) fn kept_words<I: Float, M: Numeric>(
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+) -> Elements<u32> {
+    let mut words = Elements::<u32>::new();
+    if comptime!(queries.sequence.rules.options.dropout) {
+        #[unroll]
+        for word in 0..comptime!(queries.tile_kv / 64) {
+            let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
+            let kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
+            words.push(computed(kept));
+        }
+    }
+    words
+}
+
+/// As [`weigh`], with the [`kept_words`] of the tile, if they were drawn.
+///
+/// `lazily`, a row is rescaled only where its largest score grew by much, and else exactly by 1. With a bias it is
+/// whenever it grew: the backward pass counts on the largest score then.
+#[cube]
+pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
+    scores: Vector<f32, R>,
+    state: &mut RowState,
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+    drawn: &Elements<u32>,
     #[comptime] lazily: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(queries.sequence.rules.options);
@@ -228,7 +260,9 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
             lower_sum += weight;
         }
         if comptime!(options.dropout) {
-            if comptime!(i % 32 == 0) {
+            if comptime!(i % 32 == 0 && drawn.len() > 0) {
+                kept = drawn[comptime!(i / 32)];
+            } else if comptime!(i % 32 == 0) {
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
                 kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }

@@ -21,8 +21,9 @@ use super::{
 };
 use crate::ptx::{
     access::load_shared_word,
+    acquire_registers,
     barrier::{barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    load, shared_address,
+    computed, load, release_registers, shared_address,
     tcgen05::{
         COLUMNS, elect, tensor_alloc, tensor_commit, tensor_descriptor, tensor_fence_after,
         tensor_free, tensor_product, tensor_weights,
@@ -367,24 +368,29 @@ pub(crate) fn attention_forward_tcgen05_kernel<I: Float, M: Numeric, R: Size, P:
     }
     sync_cube();
     let tensor = load_shared_word(at.tensor);
-    if warp == 0 {
-        if elect() == 1 {
-            let maps = Maps {
-                q: tensor_map_address::<u32, Tiled>(q),
-                k: tensor_map_address::<u32, Tiled>(k),
-                v: tensor_map_address::<u32, Tiled>(v),
-            };
-            produce(&maps, rules, &at, tiles, work_items, blueprint);
+    if warp < 4 {
+        release_registers(24u32);
+        if warp == 0 {
+            if elect() == 1 {
+                let maps = Maps {
+                    q: tensor_map_address::<u32, Tiled>(q),
+                    k: tensor_map_address::<u32, Tiled>(k),
+                    v: tensor_map_address::<u32, Tiled>(v),
+                };
+                produce(&maps, rules, &at, tiles, work_items, blueprint);
+            }
+        } else if warp == 1 {
+            if elect() == 1 {
+                multiply(rules, &at, tensor, tiles, work_items, blueprint);
+            }
         }
-    } else if warp == 1 {
-        if elect() == 1 {
-            multiply(rules, &at, tensor, tiles, work_items, blueprint);
-        }
-    } else if warp >= 4 {
+    } else {
+        acquire_registers(240u32);
         weigh_and_write::<I, M, R, P>(rules, out, lse, &at, tensor, tiles, work_items, blueprint);
     }
     sync_cube();
-    if warp == 2 {
+    // Computed again: a predicate that is kept until here takes a register from the weights.
+    if computed(UNIT_POS) / 32 == 2 {
         tensor_free(tensor, comptime!(COLUMNS as u32));
     }
 }

@@ -5,8 +5,8 @@ use super::{
     pipeline::{TILE_Q, TmaForwardBlueprint, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules_to, finish_rows, pack_registers, queries_at, rescale,
-        unseen, weigh, write_columns,
+        Queries, RowState, apply_rules_to, finish_rows, kept_words, pack_registers, queries_at,
+        rescale, unseen, weigh_kept, write_columns,
     },
     tcgen05_forward::{HALF_COLUMNS, Places, TILE, tiles_of},
 };
@@ -18,7 +18,7 @@ use crate::ptx::{
         tensor_wait_stores,
     },
 };
-use cubecl::prelude::*;
+use cubecl::prelude::{Sequence as Elements, *};
 
 /// Columns of sums that a unit holds at once.
 const PART: usize = 32;
@@ -36,12 +36,13 @@ fn make_weights<I: Float, M: Numeric, R: Size, P: Size>(
     state: &mut RowState,
     queries: &Queries<'_, I, M>,
     first_key: u32,
+    kept: &Elements<u32>,
     has_sums: bool,
     #[comptime] masked: bool,
     #[comptime] blueprint: TmaForwardBlueprint,
 ) {
     let ruled = apply_rules_to::<I, M, R>(tensor_load::<R>(scores), queries, first_key, masked);
-    let weights = weigh::<I, M, R>(ruled, state, queries, first_key, true);
+    let weights = weigh_kept::<I, M, R>(ruled, state, queries, first_key, kept, true);
     let count = comptime!(blueprint.score_registers());
     let packed = pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype));
     tensor_store_packed::<P>(scores, packed);
@@ -131,10 +132,12 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
             let mut lower_state = unseen();
             // The weights of the first tile also tell that the sums of the tile of queries before were read.
             for tile in seen.first..seen.last {
+                let first_key = tile * comptime!(tile_kv as u32);
+                let upper_kept = kept_words(&upper, first_key);
+                let lower_kept = kept_words(&lower, first_key);
                 barrier_wait(at.scored + half * 8, load::<u32>(scored_phase));
                 scored_phase ^= 1;
                 tensor_fence_after();
-                let first_key = tile * comptime!(tile_kv as u32);
                 let has_sums = tile > seen.first;
                 let checked =
                     first_key < all_from || first_key + comptime!(tile_kv as u32) > all_to;
@@ -146,6 +149,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                         &mut upper_state,
                         &upper,
                         first_key,
+                        &upper_kept,
                         has_sums,
                         true,
                         blueprint,
@@ -156,6 +160,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                         &mut lower_state,
                         &lower,
                         first_key,
+                        &lower_kept,
                         has_sums,
                         true,
                         blueprint,
@@ -167,6 +172,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                         &mut upper_state,
                         &upper,
                         first_key,
+                        &upper_kept,
                         has_sums,
                         false,
                         blueprint,
@@ -177,6 +183,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                         &mut lower_state,
                         &lower,
                         first_key,
+                        &lower_kept,
                         has_sums,
                         false,
                         blueprint,

@@ -68,7 +68,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         barrier_arrive(k_empty);
     }
     let ruled = apply_rules_to::<I, M, R>(both, queries, first_key, masked);
-    let carried = weigh::<I, M, R>(ruled, state, queries, first_key, false);
+    let carried = weigh::<I, M, R>(ruled, state, queries, first_key);
     let (first, used) = comptime!((blueprint.score_registers(), blueprint.out_registers()));
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
@@ -273,7 +273,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     advance(&mut k_slot, stages);
                     let first_key = first * tile_kv;
                     let ruled = apply_rules_to::<I, M, R>(scores, &queries, first_key, true);
-                    let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key, false);
+                    let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
                     let mut weights = packed_weights::<R, P>(weighed, blueprint);
                     for tile in first + 1..last {
                         let k_at = load::<u32>(k_slot.stage);

@@ -85,9 +85,12 @@ pub(super) fn cases() -> Vec<Case> {
     add("attention_tcgen05_of_equal_scores_is_exact", blackwell, false, |recorder| {
         equal_scores(recorder, Wanted::Of(Family::Tcgen05))
     });
-    add("attention_tcgen05_of_several_tiles_a_block_is_within_bounds", blackwell, false, |recorder| {
-        both(recorder, Wanted::Of(Family::Tcgen05), LONG)
-    });
+    add(
+        "attention_tcgen05_of_several_tiles_a_block_is_within_bounds",
+        blackwell,
+        false,
+        |recorder| both(recorder, Wanted::Of(Family::Tcgen05), LONG),
+    );
     add("attention_tcgen05_causal_is_within_bounds", blackwell, false, |recorder| {
         both(recorder, Wanted::Of(Family::Tcgen05), CAUSAL)?;
         both(recorder, Wanted::Of(Family::Tcgen05), GROUPED)
@@ -96,7 +99,8 @@ pub(super) fn cases() -> Vec<Case> {
         both(recorder, Wanted::Of(Family::Tcgen05), WIDE)
     });
     add("attention_tcgen05_with_every_option_is_within_bounds", blackwell, false, |recorder| {
-        every_option(recorder, Wanted::Of(Family::Tcgen05))
+        every_option(recorder, Wanted::Of(Family::Tcgen05))?;
+        packed(recorder, Wanted::Of(Family::Tcgen05))
     });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
@@ -172,6 +176,12 @@ impl Wanted {
             Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
             Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
         }
+    }
+
+    /// The plan, or the first one: heads that a family does not serve in one pass are served by another family.
+    fn of(self, plans: &[AttentionBlueprint], pass: Pass) -> Result<AttentionBlueprint, Failed> {
+        let found = plans.iter().find(|plan| self.is(plan, pass)).or(plans.first());
+        found.copied().ok_or_else(|| format!("no plan for {pass:?}").into())
     }
 }
 
@@ -260,12 +270,7 @@ fn both_of(
     let problem = problem(&case, storage);
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let found = plans.iter().find(|plan| wanted.is(plan, pass));
-        // Heads that a family does not serve in one pass are served by another one.
-        found
-            .or(plans.first())
-            .copied()
-            .ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
+        wanted.of(&plans, pass)
     };
     let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout]
         .map(|values| upload(recorder, values, storage));
@@ -368,8 +373,7 @@ fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
         Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: Some(&starts), key: None };
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let found = plans.into_iter().find(|plan| wanted.is(plan, pass));
-        found.ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
+        wanted.of(&plans, pass)
     };
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
     let result = AttentionResult {
