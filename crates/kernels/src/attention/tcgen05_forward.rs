@@ -369,7 +369,7 @@ pub(crate) fn attention_forward_tcgen05_kernel<I: Float, M: Numeric, R: Size, P:
     sync_cube();
     let tensor = load_shared_word(at.tensor);
     if warp < 4 {
-        release_registers(24u32);
+        release_registers(40u32);
         if warp == 0 {
             if elect() == 1 {
                 let maps = Maps {
@@ -385,7 +385,7 @@ pub(crate) fn attention_forward_tcgen05_kernel<I: Float, M: Numeric, R: Size, P:
             }
         }
     } else {
-        acquire_registers(240u32);
+        acquire_registers(232u32);
         weigh_and_write::<I, M, R, P>(rules, out, lse, &at, tensor, tiles, work_items, blueprint);
     }
     sync_cube();
