@@ -4,7 +4,7 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    dropout::random_words,
+    dropout::{Seeds, random_words},
     rules::{Heads, Sequence, Side, origin},
 };
 use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
@@ -191,10 +191,15 @@ pub(super) fn kept_words<I: Float, M: Numeric>(
 ) -> Elements<u32> {
     let mut words = Elements::<u32>::new();
     if comptime!(queries.sequence.rules.options.dropout) {
+        let Seeds { head, low, high } = queries.sequence.seeds();
+        // What the generator makes of seeds and row would else be kept in registers from tile to tile.
+        let seeds = Seeds { head, low: computed(low), high: computed(high) };
+        let row = computed(queries.row);
+        let threshold = queries.sequence.rules.numbers.threshold;
         #[unroll]
         for word in 0..comptime!(queries.tile_kv / 64) {
             let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
-            let kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
+            let kept = kept_bits_of(&seeds, threshold, row, column, Side::Queries);
             words.push(computed(kept));
         }
     }
@@ -286,7 +291,17 @@ pub(super) fn kept_bits<I: Float, M: Numeric>(
     column: u32,
     #[comptime] rows: Side,
 ) -> u32 {
-    let (seeds, threshold) = (sequence.seeds(), sequence.rules.numbers.threshold);
+    kept_bits_of(&sequence.seeds(), sequence.rules.numbers.threshold, row, column, rows)
+}
+
+#[cube]
+fn kept_bits_of(
+    seeds: &Seeds,
+    threshold: u32,
+    row: u32,
+    column: u32,
+    #[comptime] rows: Side,
+) -> u32 {
     let mut bits = 0u32;
     #[unroll]
     for call in 0..8usize {
@@ -295,7 +310,7 @@ pub(super) fn kept_bits<I: Float, M: Numeric>(
             Side::Queries => (row, at),
             Side::Keys => (at, row),
         };
-        let (w0, w1, w2, w3) = random_words(query, key, &seeds);
+        let (w0, w1, w2, w3) = random_words(query, key, seeds);
         // In the order of registers: both columns of the first row, both of the second.
         let (second_column, second_row) = match comptime!(rows) {
             Side::Queries => (w1, w2),

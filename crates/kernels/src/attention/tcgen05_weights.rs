@@ -112,8 +112,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
     let scores = tensor + (first_lane << 16) + half * HALF_COLUMNS;
     let sums = scores + 2 * HALF_COLUMNS;
     let exponent = score_exponent(rules);
-    let mut scored_phase = 0u32;
-    let mut summed_phase = 0u32;
+    // Of the scores in bit 0, of the sums in bit 1: one register.
+    let mut phases = 0u32;
     let mut index = CUBE_POS_X;
     while index < work_items {
         let work = work_at(index, tiles, rules.sizes.heads_q, TILE);
@@ -135,8 +135,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                 let first_key = tile * comptime!(tile_kv as u32);
                 let upper_kept = kept_words(&upper, first_key);
                 let lower_kept = kept_words(&lower, first_key);
-                barrier_wait(at.scored + half * 8, load::<u32>(scored_phase));
-                scored_phase ^= 1;
+                barrier_wait(at.scored + half * 8, phases & 1);
+                phases ^= 1;
                 tensor_fence_after();
                 let has_sums = tile > seen.first;
                 let checked =
@@ -197,8 +197,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
             }
             let has_sums = seen.first < seen.last;
             if has_sums {
-                barrier_wait(at.summed + half * 8, load::<u32>(summed_phase));
-                summed_phase ^= 1;
+                barrier_wait(at.summed + half * 8, phases >> 1);
+                phases ^= 2;
                 tensor_fence_after();
             }
             write(sums, &upper_state, &upper, has_sums, out, lse, head_dim);

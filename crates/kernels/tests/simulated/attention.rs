@@ -89,7 +89,8 @@ pub(super) fn cases() -> Vec<Case> {
         equal_scores(recorder, Wanted::Of(Family::Tcgen05))
     });
     add("attention_tcgen05_of_growing_scores_is_within_bounds", blackwell, false, |recorder| {
-        growing_scores(recorder, Wanted::Of(Family::Tcgen05))
+        growing_scores(recorder, Storage::Bf16)?;
+        growing_scores(recorder, Storage::F16)
     });
     add("attention_tcgen05_of_powers_of_two_is_exact", blackwell, true, |recorder| {
         powers_of_two(recorder, Wanted::Of(Family::Tcgen05))
@@ -269,14 +270,14 @@ fn equal_scores(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
 }
 
 /// The forward pass, with keys that grow from tile to tile: some rows of a warp are rescaled and others are not.
-fn growing_scores(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
-    let mut inputs = AttentionInputs::generate(&LONG, 1, Storage::Bf16);
+fn growing_scores(recorder: &Recorder, storage: Storage) -> Result<(), Failed> {
+    let mut inputs = AttentionInputs::generate(&LONG, 1, storage);
     for (key, row) in inputs.k.chunks_exact_mut(LONG.head_dim).enumerate() {
         let factor = 2.0_f64.powi((key / 128).min(4) as i32);
         row.iter_mut().for_each(|value| *value *= factor);
     }
-    let tensors = Uploaded::new(recorder, &inputs, Storage::Bf16);
-    forward(recorder, wanted, LONG, &inputs, &tensors).map(drop)
+    let tensors = Uploaded::new(recorder, &inputs, storage);
+    forward(recorder, Wanted::Of(Family::Tcgen05), LONG, &inputs, &tensors).map(drop)
 }
 
 /// Both passes by the plan that is wanted.
@@ -286,6 +287,7 @@ fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), 
 
 /// The tensors of a problem.
 struct Uploaded {
+    storage: Storage,
     q: Buffer,
     k: Buffer,
     v: Buffer,
@@ -303,11 +305,11 @@ impl Uploaded {
         };
         let mask = inputs.mask.as_ref().map(integers);
         let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
-        Self { q, k, v, mask, bias }
+        Self { storage, q, k, v, mask, bias }
     }
 
     fn all(&self) -> Tensors<'_> {
-        let Self { q, k, v, mask, bias } = self;
+        let Self { q, k, v, mask, bias, .. } = self;
         Tensors { q, k, v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None, key: None }
     }
 }
@@ -320,7 +322,7 @@ fn forward(
     inputs: &AttentionInputs,
     tensors: &Uploaded,
 ) -> Result<AttentionOutput, Failed> {
-    let (storage, client) = (Storage::Bf16, recorder.client());
+    let (storage, client) = (tensors.storage, recorder.client());
     let attention = inputs.attention(case);
     let expected = attention.forward();
     let bounds = attention.forward_bounds(&expected, &precision(storage));
