@@ -12,7 +12,6 @@ use super::{
 };
 use crate::ptx::{
     barrier::{barrier_arrive, barrier_wait},
-    load,
     tcgen05::{
         tensor_fence_after, tensor_fence_before, tensor_load, tensor_store, tensor_store_packed,
         tensor_wait_stores,
