@@ -265,7 +265,7 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
             lower_sum += weight;
         }
         if comptime!(options.dropout) {
-            if comptime!(i % 32 == 0 && drawn.len() > 0) {
+            if comptime!(i % 32 == 0 && drawn.len() * 32 == count) {
                 kept = drawn[comptime!(i / 32)];
             } else if comptime!(i % 32 == 0) {
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
