@@ -79,8 +79,8 @@ const MOST_WHEN_QUICK: usize = 2;
 
 fn families(op: &str) -> &'static [Family] {
     match op {
-        "matmul" => &Family::ALL,
-        "conv" | "attention" => &[Family::Wgmma, Family::Mma, Family::Portable],
+        "matmul" | "attention" => &Family::ALL,
+        "conv" => &[Family::Wgmma, Family::Mma, Family::Portable],
         "fp8_matmul" => &[Family::Tcgen05, Family::Wgmma, Family::Mma],
         _ => &[Family::Portable],
     }

@@ -79,8 +79,9 @@
 //! - A group of products is done for all four warps of a warpgroup when one of them has waited for it. Pipelines
 //!   that let one thread of a warpgroup give memory back count on that.
 //! - Accumulators of a product under way may be moved to other registers, which the compiler does in name only.
-//! - Products of `tcgen05` land in the order in which a warp issued them, and one warp's products are issued and
-//!   committed by one lane. A commit tells what its thread knew of others' accesses, but not its own.
+//! - Products of `tcgen05` land in the order in which a warp issued them, wherever their sums and operands lie: one may
+//!   overwrite the operand in tensor memory of the one before it, as `FlashAttention-4` counts on. One warp's products
+//!   are issued and committed by one lane. A commit tells what its thread knew of others' accesses, but not its own.
 //! - `elect.sync` elects the same lane of a block each time; which one, the schedule draws. So does it with the columns
 //!   that an allocation gets. One that would have to wait is a deadlock, for blocks run alone.
 //! - Behind a barrier for copied blocks a product needs no `tcgen05.fence`: it orders tensor memory alone.

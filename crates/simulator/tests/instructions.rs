@@ -207,6 +207,19 @@ fn shuffles_stay_in_their_segment() {
 }
 
 #[test]
+fn a_warp_votes() {
+    let vote = |how: &str, most: u32| {
+        let body = format!(
+            "setp.lt.u32 %p1, %r1, {most};\nvote.sync.{how}.pred %p1, %p1, -1;\nselp.u32 %r5, 1, 0, %p1;\n\
+             st.global.u32 [%rd3], %r5;"
+        );
+        at_once(&body, 32, &[], 32)
+    };
+    assert_eq!([vote("any", 1), vote("any", 0)], [[1; 32], [0; 32]]);
+    assert_eq!([vote("all", 32), vote("all", 31)], [[1; 32], [0; 32]]);
+}
+
+#[test]
 fn words_go_through_shared_memory_behind_a_barrier() {
     let body = "mov.u64 %rd9, tile;\ncvt.u32.u64 %r9, %rd9;\nshl.b32 %r10, %r1, 2;\nadd.s32 %r10, %r9, %r10;\n\
                 st.shared.u32 [%r10], %r1;\nBARRIER\nxor.b32 %r11, %r10, 252;\nld.shared.u32 %r5, [%r11];\n\

@@ -177,6 +177,74 @@ fn what_is_stored_is_loaded_again() {
     assert_eq!(fault(&kernel(128, &hasty)).map(|(kind, _)| kind), Some(FaultKind::Race));
 }
 
+/// The rows of A in the registers of a warp, as pairs of bf16, and what the warp has to do before a product may read
+/// them from tensor memory. Register i of a lane holds k 2 i and 2 i + 1 of its row; a product begins at `%r9` + 16.
+fn rows_in_tensor_memory() -> String {
+    let product = "tcgen05.mma.cta_group::1.kind::f16 [%r9], %rd6, %rd7, %r11, %p3;\nsetp.eq.u32 %p3, 0, 0;\n";
+    let stored: String = (0..8)
+        .map(|pair| {
+            let at = 16 + pair;
+            format!(
+                "mad.lo.s32 %r{at}, %r1, 7, {};\nrem.u32 %r{at}, %r{at}, 11;\nsub.s32 %r{at}, %r{at}, 5;\n\
+                 cvt.rn.f32.s32 %r13, %r{at};\nmad.lo.s32 %r{at}, %r1, 7, {};\nrem.u32 %r{at}, %r{at}, 11;\n\
+                 sub.s32 %r{at}, %r{at}, 5;\ncvt.rn.f32.s32 %r14, %r{at};\n\
+                 cvt.rn.bf16x2.f32 %r{at}, %r14, %r13;\n",
+                6 * pair + 1,
+                6 * pair + 4
+            )
+        })
+        .collect();
+    let store = format!(
+        "bar.sync 0;\nld.shared.b32 %r9, [%r7];\nshl.b32 %r12, %r8, 21;\nadd.s32 %r12, %r12, %r9;\n{stored}\
+         tcgen05.st.sync.aligned.32x32b.x8.b32 [%r12+16], \
+         {{%r16, %r17, %r18, %r19, %r20, %r21, %r22, %r23}};\n\
+         tcgen05.wait::st.sync.aligned;\ntcgen05.fence::before_thread_sync;\nbar.sync 0;\n\
+         tcgen05.fence::after_thread_sync;\n"
+    );
+    changed(&[
+        ["bar.sync 0;\nld.shared.b32 %r9, [%r7];\n", &store],
+        [product, &product.replace("%rd6", "[%r9+16]")],
+    ])
+}
+
+#[test]
+fn rows_of_tensor_memory_are_multiplied() {
+    let kernel = rows_in_tensor_memory();
+    for schedule in Schedule::several(20) {
+        let sums = run(&kernel, schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        // Lane 5 of warp 1, register 0 of its lower 16 rows.
+        assert_eq!(sums[16 * (32 + 5)], expected(32 + 1, 2));
+        assert_eq!(sums[16 * (96 + 31) + 15], expected(96 + 31, 15));
+    }
+}
+
+#[test]
+fn rows_of_tensor_memory_are_multiplied_after_they_are_stored() {
+    let kernel = rows_in_tensor_memory();
+    let told =
+        "tcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n";
+    for (from, to) in [
+        ("tcgen05.wait::st.sync.aligned;\n", ""),
+        (told, "tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"),
+        (told, "tcgen05.fence::after_thread_sync;\n"),
+        ("[%r9+16], %rd7", "[%r9+12], %rd7"),
+    ] {
+        assert!(kernel.contains(from), "{from}");
+        let (kind, told) = fault(&kernel.replacen(from, to, 1)).unwrap_or_else(|| panic!("{from}"));
+        let is_expected = matches!(kind, FaultKind::Race | FaultKind::Uninitialized);
+        assert!(is_expected, "{from}: {kind:?}: {told}");
+    }
+    let (instruction, across) = (bf16(128), bf16(128) | 1 << 15);
+    for (from, to, reason) in [
+        ("[%r9+16], %rd7", "[%r9+28], %rd7", "those in use are"),
+        ("[%r9+16], %rd7", "[%r9+65552], %rd7", "rows begin at lane 1"),
+        (&*instruction.to_string(), &*across.to_string(), "its k along the columns"),
+    ] {
+        let (_, told) = fault(&kernel.replacen(from, to, 1)).unwrap_or_else(|| panic!("{to}"));
+        assert!(told.contains(reason), "{told}");
+    }
+}
+
 #[test]
 fn waits_and_fences_that_are_left_out_are_noticed() {
     use FaultKind::{Deadlock, Misuse, OutOfBounds, Race, Uninitialized};

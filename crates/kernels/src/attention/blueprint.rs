@@ -4,7 +4,7 @@ use super::{
     tile::PortableBlueprint,
 };
 use crate::{
-    DeviceProfile, Family, FamilyOp, KernelError, Pass, Promise,
+    DeviceProfile, Family, FamilyOp, KernelError, Pass,
     device::{ALIGNMENT_BYTES, ROW_BYTES},
     plan::tell_plan,
 };
@@ -47,6 +47,15 @@ pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: 
     rows_bytes(head_dim, tensors * stay + 4 * moving)
 }
 
+/// Shared memory of the `tcgen05` family at least: the queries, two tiles of keys or values, and at most 256 bytes of
+/// barriers.
+const fn tcgen05_bytes(head_dim: usize) -> usize {
+    rows_bytes(head_dim, TCGEN05_TILE_Q + 2 * TCGEN05_TILE_KV) + 256
+}
+
+/// Queries and keys of a tile on the tensor cores of Blackwell's data-center GPUs.
+const TCGEN05_TILE_Q: usize = 256;
+const TCGEN05_TILE_KV: usize = 128;
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
 /// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
@@ -138,6 +147,12 @@ impl AttentionBlueprint {
         let is_offered = |family| device.is_offered(FamilyOp::Attention, family);
         let is_hopper = device.compute_capability == Some(90) && is_offered(Family::Wgmma);
         let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
+        let is_tcgen05 = matches!(device.compute_capability, Some(100 | 103));
+        let tcgen05 = if is_tcgen05 && is_offered(Family::Tcgen05) {
+            Self::tcgen05(problem, pass, device)
+        } else {
+            None
+        };
         let mma = match device.compute_capability {
             Some(capability) if capability >= 80 && is_offered(Family::Mma) => {
                 Self::mma(problem, pass, device)
@@ -167,6 +182,7 @@ impl AttentionBlueprint {
         first
             .into_iter()
             .chain(before)
+            .chain(tcgen05)
             .chain(wgmma)
             .chain(after)
             .chain(mma)
@@ -193,73 +209,6 @@ impl AttentionBlueprint {
         let splits = (device.multiprocessors * SPLIT_CUBES).div_ceil(tiles);
         let tile_kv = problem.seq_kv.div_ceil(splits).next_multiple_of(64).max(SPLIT_KEYS);
         Some(Self { family: Family::Portable, tile_q, tile_kv, atomic: false, split: true })
-    }
-
-    /// What the kernels of this plan promise, in both passes.
-    pub(super) fn promises(&self, problem: &AttentionProblem) -> Vec<(&'static str, Promise)> {
-        const MOST: u32 = Promise::MOST_REGISTERS;
-        let AttentionProblem { mask, bias, packed, dropout, .. } = problem;
-        // Known spills in bytes, on one architecture or another: tiles leave few registers for options.
-        let of_pairs = mask.is_some() || dropout.is_some();
-        let wide = problem.head_dim > 64;
-        let of_forward = if mask.is_some() || bias.is_some() || packed.is_some() { 32 } else { 0 };
-        let of_backward = match (wide, bias.is_some(), of_pairs) {
-            (true, true, _) => 320,
-            (true, false, true) => 128,
-            (true, false, false) | (false, false, true) => 16,
-            (false, ..) => 0,
-        };
-        let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
-        // What draws dropout before a tile's products, and a number that does not change from tile to tile.
-        let of_once = match (wide, dropout.is_some()) {
-            (true, true) => 256,
-            (true, false) => 0,
-            (false, _) => 16,
-        };
-        let row_terms = ("attention_row_terms", Promise::registers(MOST));
-        match self.family {
-            Family::Wgmma if self.atomic => vec![
-                // What a launch gives each unit, as forward.
-                (
-                    "attention_backward_once_wgmma",
-                    Promise::tensor_core("HGMMA", if self.tile_kv == 192 { 128 } else { 168 })
-                        .spilling(of_once),
-                ),
-                ("attention_dq", Promise::registers(MOST)),
-                row_terms,
-            ],
-            Family::Wgmma => vec![
-                // What a launch gives each unit; those that multiply then take from those that copy.
-                ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
-                (
-                    "attention_backward_wgmma",
-                    Promise::tensor_core("HGMMA", MOST).spilling(of_hopper),
-                ),
-                row_terms,
-            ],
-            Family::Mma => vec![
-                ("attention_forward_mma", Promise::tensor_core("HMMA", MOST).spilling(of_forward)),
-                (
-                    "attention_backward_mma",
-                    Promise::tensor_core("HMMA", MOST).spilling(of_backward),
-                ),
-                row_terms,
-            ],
-            // No plan is of it.
-            Family::Tcgen05 => Vec::new(),
-            Family::Portable if self.split => vec![
-                ("attention_decode", Promise::registers(MOST)),
-                ("attention_merge", Promise::registers(MOST)),
-            ],
-            Family::Portable => [
-                "attention_forward_portable",
-                "attention_delta",
-                "attention_backward_kv_portable",
-                "attention_backward_q_portable",
-            ]
-            .map(|kernel| (kernel, Promise::registers(MOST)))
-            .into(),
-        }
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.
@@ -295,6 +244,22 @@ impl AttentionBlueprint {
             && problem.head_dim.is_multiple_of(16)
             && problem.scale > 0.0
             && tensors.into_iter().all(is_aligned)
+    }
+
+    /// The plan by the instructions of Blackwell's data-center GPUs, if they serve the problem: scores and sums of two
+    /// halves of the queries fill tensor memory.
+    fn tcgen05(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
+        let serves = pass == Pass::Forward
+            && problem.head_dim <= 128
+            && Self::suits_tensor_cores(problem, pass)
+            && tcgen05_bytes(problem.head_dim) <= device.shared_bytes;
+        serves.then_some(Self {
+            family: Family::Tcgen05,
+            tile_q: TCGEN05_TILE_Q,
+            tile_kv: TCGEN05_TILE_KV,
+            atomic: false,
+            split: false,
+        })
     }
 
     /// The plan by Hopper's instructions, if they serve the problem.
@@ -455,6 +420,35 @@ mod tests {
         let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
         assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
         assert_eq!(backward(256), [Family::Portable]);
+    }
+
+    #[test]
+    fn blackwell_is_offered_its_own_forward_pass() {
+        let first = |capability, problem: &AttentionProblem, pass| {
+            let device = DeviceProfile { compute_capability: Some(capability), ..H200 };
+            AttentionBlueprint::candidates_on(problem, pass, device)[0].family
+        };
+        let of_64 = problem(64, FloatKind::F16);
+        for capability in [100, 103] {
+            assert_eq!(first(capability, &of_64, Pass::Forward), Family::Tcgen05);
+            assert_eq!(first(capability, &of_64, Pass::Backward), Family::Mma);
+            assert_eq!(
+                first(capability, &problem(144, FloatKind::F16), Pass::Forward),
+                Family::Mma
+            );
+            assert_eq!(
+                first(capability, &problem(64, FloatKind::F32), Pass::Forward),
+                Family::Portable
+            );
+        }
+        assert_eq!(first(120, &of_64, Pass::Forward), Family::Mma);
+        let device = DeviceProfile { compute_capability: Some(100), ..H200 };
+        let gated = DeviceProfile {
+            families: Families::PORTABLE.with(FamilyOp::Attention, Family::Mma),
+            ..device
+        };
+        let plans = AttentionBlueprint::candidates_on(&of_64, Pass::Forward, gated);
+        assert_eq!(plans[0].family, Family::Mma);
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub struct AttentionOutput {
     /// [`AttentionProblem::order_q`] says.
     pub out: Buffer,
     /// The logarithms of the sums of `exp(score)` in two parts, f32, each by batch, head and query; heads
-    /// first with packed sequences too. The first part is each query's largest score, behind all of
-    /// them are the logarithms of the sums of `exp(score - largest)`. The logarithm itself is the sum of
+    /// first with packed sequences too. The first part is each query's largest score, or without a bias
+    /// one near it, behind all of them are the logarithms of the sums of `exp(score - largest)`. The logarithm itself is the sum of
     /// both, of which f32 would keep the first alone where that is as large as a mask of -1e9.
     pub lse: Buffer,
 }

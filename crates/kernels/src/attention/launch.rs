@@ -5,7 +5,7 @@ use super::{
     AttentionResult, call::Call, decode_launch, portable_launch, problem::unsupported,
 };
 #[cfg(feature = "cuda")]
-use super::{mma_launch, once_launch, wgmma_launch};
+use super::{mma_launch, once_launch, tcgen05_launch, wgmma_launch};
 use crate::{
     Family, KernelError, Pass,
     buffer::{Buffer, F32},
@@ -47,9 +47,12 @@ pub fn attention_forward_with(
         }
         Family::Portable => portable_launch::forward(&call, blueprint, &output)?,
         #[cfg(feature = "cuda")]
+        Family::Tcgen05 => tcgen05_launch::forward(&call, blueprint, &output)?,
+        #[cfg(feature = "cuda")]
         Family::Wgmma => wgmma_launch::forward(&call, blueprint, &output)?,
         #[cfg(feature = "cuda")]
         Family::Mma => mma_launch::forward(&call, blueprint, &output)?,
+        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the forward pass by {other:?}"))),
     }
     Ok(output)

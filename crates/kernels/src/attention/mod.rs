@@ -4,7 +4,7 @@
 //! s[i, j]   = cap(scale q_i . k_j) + bias[i, j]            cap(x) = c tanh(x / c), if asked for
 //! p[i, j]   = exp(s[i, j] - lse[i]) where j is visible to i, else 0
 //! lse[i]    = log sum_j exp(s[i, j])                        minus infinity where nothing is visible
-//!           = top[i] + log sum_j exp(s[i, j] - top[i])      top[i] is the largest s[i, j]
+//!           = top[i] + log sum_j exp(s[i, j] - top[i])      top[i] is the largest s[i, j], or near it
 //! out[i]    = sum_j d[i, j] p[i, j] v_j                     d is 0 or 1 / (1 - rate), else 1
 //!
 //! delta[i]  = dout_i . out_i
@@ -35,7 +35,8 @@
 //! gradients of the keys that the query sees.
 //!
 //! This is why lse is saved in two parts. Beside -1e9 their sum would lose the logarithm, and weights
-//! computed from it would add up to the number of keys instead of 1.
+//! computed from it would add up to the number of keys instead of 1. With a bias top is the largest score. Without
+//! one the kernel by `tcgen05` may save one that lies below it by up to 8 powers of two, since it rescales sums late.
 //!
 //! # NaN in a tensor
 //!
@@ -61,6 +62,7 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; few queries over many keys by plans that [split](AttentionBlueprint::split) |
+//! | [`Family::Tcgen05`](crate::Family::Tcgen05) | `tcgen05.mma` fed by TMA, sums in tensor memory | forward as `wgmma`, on Blackwell's data-center GPUs (`sm_100a`, `sm_103a`), heads up to 128 |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
 //!
@@ -117,6 +119,7 @@ mod pairs;
 mod pipeline;
 mod portable_launch;
 mod problem;
+mod promises;
 #[cfg(feature = "cuda")]
 mod query_sums;
 #[cfg(feature = "cuda")]
@@ -124,6 +127,12 @@ mod row_terms;
 mod rules;
 #[cfg(feature = "cuda")]
 mod softmax;
+#[cfg(feature = "cuda")]
+mod tcgen05_forward;
+#[cfg(feature = "cuda")]
+mod tcgen05_launch;
+#[cfg(feature = "cuda")]
+mod tcgen05_weights;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tile;

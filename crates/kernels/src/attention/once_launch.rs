@@ -5,13 +5,14 @@ use super::{
     call::{Call, device_strides},
     once::{OnceBlueprint, SIDE},
     once_backward::attention_backward_once_wgmma_kernel,
+    pipeline::BLOCK,
     problem::unsupported,
     query_sums::{
         COLUMNS as DQ_COLUMNS, UNITS as DQ_UNITS, WIDTH as SUMS_WIDTH, attention_dq_kernel,
         tiles_of_head,
     },
     tensor_core::{Tensor, ptx_type, row_terms, terms_of_row},
-    wgmma_launch::{BLOCK, tensor_map},
+    wgmma_launch::tensor_map,
 };
 use crate::{
     DeviceProfile, KernelError,

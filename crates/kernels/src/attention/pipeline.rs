@@ -1,4 +1,4 @@
-//! What attention on Hopper is compiled for, how its work is divided, and how its tiles come in.
+//! What attention is compiled for whose tiles come in by TMA, how its work is divided, and how they come in.
 
 use crate::ptx::{
     ROW_BYTES,
@@ -13,24 +13,27 @@ pub(crate) const FORWARD_UNITS: u32 = 3 * UNITS_OF_GROUP;
 pub(crate) const BACKWARD_UNITS: u32 = 2 * UNITS_OF_GROUP;
 /// Units of a warpgroup.
 pub(super) const UNITS_OF_GROUP: u32 = 128;
-/// Queries of a tile, 64 for each warpgroup that multiplies.
+/// Queries of a tile on Hopper, 64 for each warpgroup that multiplies; on Blackwell of half a tile.
 pub(crate) const TILE_Q: usize = 128;
+/// Elements of a row that are fetched together: 128 bytes.
+pub(super) const BLOCK: usize = 64;
 /// Bytes of 64 rows of 64 elements.
 pub(super) const CHUNK_BYTES: usize = 64 * ROW_BYTES;
-/// How the kernel is compiled.
+
+/// How a kernel of the forward pass is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WgmmaForwardBlueprint {
+pub(crate) struct TmaForwardBlueprint {
     /// PTX type of q, k, v and of the weights: `bf16` or `f16`.
     pub(crate) dtype: &'static str,
     /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
     /// Keys of a tile, a multiple of 64.
     pub(crate) tile_kv: usize,
-    /// Tiles of keys, and of values, that are held at once.
+    /// Tiles of keys, and of values, that are held at once; on Blackwell of both together.
     pub(crate) stages: usize,
 }
 
-impl WgmmaForwardBlueprint {
+impl TmaForwardBlueprint {
     /// Blocks of 64 elements of a row; the last may be filled up with zeros.
     pub(super) fn blocks(self) -> usize {
         self.head_dim.div_ceil(64)
@@ -47,6 +50,12 @@ impl WgmmaForwardBlueprint {
     /// Queries, both rings, and the barriers: two for each of their tiles, two for the queries.
     pub(crate) fn shared_bytes(self) -> usize {
         self.q_bytes() + 2 * self.stages * self.kv_bytes() + 8 * (4 * self.stages + 2)
+    }
+
+    /// Of the kernel by `tcgen05`: twice as many queries, one ring, and the barriers: two for each of its tiles, two
+    /// for the queries, three for each half of them. Behind them lies where tensor memory begins.
+    pub(crate) fn tcgen05_bytes(self) -> usize {
+        2 * self.q_bytes() + self.stages * self.kv_bytes() + 8 * (2 * self.stages + 8) + 16
     }
 
     pub(super) fn scores(self) -> WgmmaProduct {
@@ -99,7 +108,7 @@ pub(crate) struct WgmmaBackwardBlueprint {
 }
 
 impl WgmmaBackwardBlueprint {
-    /// As [`WgmmaForwardBlueprint::blocks`].
+    /// As [`TmaForwardBlueprint::blocks`].
     pub(super) fn blocks(self) -> usize {
         self.head_dim.div_ceil(64)
     }
@@ -152,10 +161,10 @@ pub(super) struct Work {
 /// Tile `index`: those of a head follow each other, so that cubes at work at the same time share keys
 /// and values; the last queries first, because they may see the most keys.
 #[cube]
-pub(super) fn work_at(index: u32, tiles: u32, heads: u32) -> Work {
+pub(super) fn work_at(index: u32, tiles: u32, heads: u32, #[comptime] tile_q: usize) -> Work {
     let matrix = index / tiles;
     Work {
-        first_row: (tiles - 1 - index % tiles) * comptime!(TILE_Q as u32),
+        first_row: (tiles - 1 - index % tiles) * comptime!(tile_q as u32),
         head: matrix % heads,
         batch: matrix / heads,
     }

@@ -4,10 +4,10 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    dropout::random_words,
+    dropout::{Seeds, random_words},
     rules::{Heads, Sequence, Side, origin},
 };
-use crate::ptx::{exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
+use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
@@ -15,6 +15,10 @@ use std::f64::consts::LN_2;
 const UNSEEN: f32 = f32::NEG_INFINITY;
 /// What the largest score of a row begins with. Finite, so that no difference of a score to it is NaN.
 const LEAST: f32 = f32::MIN;
+
+/// How far a score may lie, in powers of two, above what weights are relative to, where rows are rescaled lazily
+/// (`FlashAttention-4`): weights of 2^8 and sums of them fit f16 and f32.
+const SLACK: f32 = 8.0;
 
 /// The largest or the sum of what the four units of a row hold.
 #[cube]
@@ -63,7 +67,7 @@ pub(super) fn queries_at<'a, I: Float, M: Numeric>(
 /// What a unit knows of its two rows.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct RowState {
-    /// The largest scores so far.
+    /// What weights are relative to: the largest scores so far, or lazily ones a little less.
     pub(super) peak_upper: f32,
     pub(super) peak_lower: f32,
     /// Sums of this unit's weights, relative to them.
@@ -159,6 +163,13 @@ fn power(score: f32, largest: f32, from: f32, exponent: f32, #[comptime] has_bia
     if comptime!(has_bias) { (score - largest) * exponent } else { score * exponent - from }
 }
 
+/// What weights are relative to from now on: the largest score, unless what they were relative to is as good.
+#[cube]
+fn reference(largest: f32, before: f32, exponent: f32) -> f32 {
+    let has_grown = before == LEAST || (largest - before) * exponent > SLACK;
+    select(has_grown, largest, before)
+}
+
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
 #[cube]
 pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
@@ -166,6 +177,47 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     state: &mut RowState,
     queries: &Queries<'_, I, M>,
     first_key: u32,
+) -> Vector<f32, R> {
+    let drawn = Elements::<u32>::new();
+    weigh_kept::<I, M, R>(scores, state, queries, first_key, &drawn, false)
+}
+
+/// What dropout leaves of a tile of weights, 64 columns in a word, drawn before the instructions of inline PTX that
+/// follow: the generator takes registers, which scores need.
+#[cube]
+pub(super) fn kept_words<I: Float, M: Numeric>(
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+) -> Elements<u32> {
+    let mut words = Elements::<u32>::new();
+    if comptime!(queries.sequence.rules.options.dropout) {
+        let Seeds { head, low, high } = queries.sequence.seeds();
+        // What the generator makes of seeds and row would else be kept in registers from tile to tile.
+        let seeds = Seeds { head, low: computed(low), high: computed(high) };
+        let row = computed(queries.row);
+        let threshold = queries.sequence.rules.numbers.threshold;
+        #[unroll]
+        for word in 0..comptime!(queries.tile_kv / 64) {
+            let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
+            let kept = kept_bits_of(&seeds, threshold, row, column, Side::Queries);
+            words.push(computed(kept));
+        }
+    }
+    words
+}
+
+/// As [`weigh`], with the [`kept_words`] of the tile, if they were drawn.
+///
+/// `lazily`, a row is rescaled only where its largest score grew by much, and else exactly by 1. With a bias it is
+/// whenever it grew: the backward pass counts on the largest score then.
+#[cube]
+pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
+    scores: Vector<f32, R>,
+    state: &mut RowState,
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+    drawn: &Elements<u32>,
+    #[comptime] lazily: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(queries.sequence.rules.options);
     let (count, has_bias) = comptime!((queries.tile_kv / 2, options.bias));
@@ -182,11 +234,19 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     }
     upper = quad_max(upper);
     lower = quad_max(lower);
+    if comptime!(lazily && !has_bias) {
+        upper = reference(upper, state.peak_upper, exponent);
+        lower = reference(lower, state.peak_lower, exponent);
+    }
     // The product of the least number may be minus infinity, which less itself is NaN.
     let upper_from = select(upper == LEAST, 0.0f32, upper * exponent);
     let lower_from = select(lower == LEAST, 0.0f32, lower * exponent);
     state.rescale_upper = exp2_fast(power(state.peak_upper, upper, upper_from, exponent, has_bias));
     state.rescale_lower = exp2_fast(power(state.peak_lower, lower, lower_from, exponent, has_bias));
+    if comptime!(lazily) {
+        state.rescale_upper = select(upper == state.peak_upper, 1.0f32, state.rescale_upper);
+        state.rescale_lower = select(lower == state.peak_lower, 1.0f32, state.rescale_lower);
+    }
     state.peak_upper = upper;
     state.peak_lower = lower;
     let mut upper_sum = state.total_upper * state.rescale_upper;
@@ -205,7 +265,9 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
             lower_sum += weight;
         }
         if comptime!(options.dropout) {
-            if comptime!(i % 32 == 0) {
+            if comptime!(i % 32 == 0 && drawn.len() * 32 == count) {
+                kept = drawn[comptime!(i / 32)];
+            } else if comptime!(i % 32 == 0) {
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
                 kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }
@@ -229,7 +291,17 @@ pub(super) fn kept_bits<I: Float, M: Numeric>(
     column: u32,
     #[comptime] rows: Side,
 ) -> u32 {
-    let (seeds, threshold) = (sequence.seeds(), sequence.rules.numbers.threshold);
+    kept_bits_of(&sequence.seeds(), sequence.rules.numbers.threshold, row, column, rows)
+}
+
+#[cube]
+fn kept_bits_of(
+    seeds: &Seeds,
+    threshold: u32,
+    row: u32,
+    column: u32,
+    #[comptime] rows: Side,
+) -> u32 {
     let mut bits = 0u32;
     #[unroll]
     for call in 0..8usize {
@@ -238,7 +310,7 @@ pub(super) fn kept_bits<I: Float, M: Numeric>(
             Side::Queries => (row, at),
             Side::Keys => (at, row),
         };
-        let (w0, w1, w2, w3) = random_words(query, key, &seeds);
+        let (w0, w1, w2, w3) = random_words(query, key, seeds);
         // In the order of registers: both columns of the first row, both of the second.
         let (second_column, second_row) = match comptime!(rows) {
             Side::Queries => (w1, w2),
@@ -309,6 +381,13 @@ pub(super) fn rescale<R: Size>(
     vector_of::<f32, R>(scaled)
 }
 
+/// What the sums of a unit's two rows are to be multiplied by in the end.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowFactors {
+    upper: f32,
+    lower: f32,
+}
+
 /// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes
 /// both rows, their largest scores and their logarithms.
 #[cube]
@@ -321,29 +400,22 @@ pub(super) fn write_rows<I: Float, M: Numeric, R: Size>(
     lse: &mut [f32],
     #[comptime] head_dim: usize,
 ) {
+    let factors = finish_rows(state, queries, lse);
+    write_columns::<I, M, R>(sums, first, &factors, queries, out, 0usize, head_dim);
+}
+
+/// Writes the largest scores of both rows and the logarithms of their sums, and gives what the outputs are to be
+/// multiplied by.
+#[cube]
+pub(super) fn finish_rows<I: Float, M: Numeric>(
+    state: &RowState,
+    queries: &Queries<'_, I, M>,
+    lse: &mut [f32],
+) -> RowFactors {
     let (sequence, row) = (&queries.sequence, queries.row);
     let rules = sequence.rules;
-    let out_origin = origin(&out.strides, sequence.batch, sequence.head, sequence.first_q);
-    let stride = out.strides.row;
     let upper = quad_sum(state.total_upper);
     let lower = quad_sum(state.total_lower);
-    let upper_factor = select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper);
-    let lower_factor = select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower);
-    let base = output_address::<I>(&mut out.memory);
-    #[unroll]
-    for pair in 0..comptime!(head_dim / 4) {
-        let i = comptime!(2 * pair);
-        let at = row + comptime!(8 * (pair % 2) as u32);
-        let factor = if comptime!(pair % 2 == 0) { upper_factor } else { lower_factor };
-        let register = comptime!(first + i);
-        let low = sums.extract(register) * factor;
-        let high = sums.extract(comptime!(register + 1)) * factor;
-        let word = pack(low, high, comptime!(queries.dtype));
-        if at < sequence.seq_q {
-            let column = comptime!((i / 4 * 8) as u32) + 2 * queries.quad;
-            store_word(base, out_origin + at * stride + column, word);
-        }
-    }
     if queries.quad == 0 {
         let largest = sequence.origin_of_row_values() + row;
         let logs = rules.all_rows() + largest;
@@ -360,6 +432,41 @@ pub(super) fn write_rows<I: Float, M: Numeric, R: Size>(
         if row + 8 < sequence.seq_q {
             lse[(largest + 8) as usize] = state.peak_lower * to_scores;
             lse[(logs + 8) as usize] = lower.ln();
+        }
+    }
+    RowFactors {
+        upper: select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper),
+        lower: select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower),
+    }
+}
+
+/// Writes `columns` columns of both rows from `column` on, which lie from register `first` on.
+#[cube]
+pub(super) fn write_columns<I: Float, M: Numeric, R: Size>(
+    sums: Vector<f32, R>,
+    #[comptime] first: usize,
+    factors: &RowFactors,
+    queries: &Queries<'_, I, M>,
+    out: &mut Heads<I>,
+    #[comptime] column: usize,
+    #[comptime] columns: usize,
+) {
+    let (sequence, row) = (&queries.sequence, queries.row);
+    let out_origin = origin(&out.strides, sequence.batch, sequence.head, sequence.first_q);
+    let stride = out.strides.row;
+    let base = output_address::<I>(&mut out.memory);
+    #[unroll]
+    for pair in 0..comptime!(columns / 4) {
+        let i = comptime!(2 * pair);
+        let at = row + comptime!(8 * (pair % 2) as u32);
+        let factor = if comptime!(pair % 2 == 0) { factors.upper } else { factors.lower };
+        let register = comptime!(first + i);
+        let low = sums.extract(register) * factor;
+        let high = sums.extract(comptime!(register + 1)) * factor;
+        let word = pack(low, high, comptime!(queries.dtype));
+        if at < sequence.seq_q {
+            let column = comptime!((column + i / 4 * 8) as u32) + 2 * queries.quad;
+            store_word(base, out_origin + at * stride + column, word);
         }
     }
 }

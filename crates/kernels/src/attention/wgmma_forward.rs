@@ -10,7 +10,7 @@
 //! 3. They divide by the sums of their weights and write.
 
 use super::{
-    pipeline::{CHUNK_BYTES, Slot, TILE_Q, WgmmaForwardBlueprint, advance, load_tile, work_at},
+    pipeline::{CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
         Queries, RowState, apply_rules_to, pack_registers, queries_at, rescale, unseen, weigh,
@@ -49,7 +49,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     queries: &Queries<'_, I, M>,
     first_key: u32,
     #[comptime] masked: bool,
-    #[comptime] blueprint: WgmmaForwardBlueprint,
+    #[comptime] blueprint: TmaForwardBlueprint,
 ) -> (Vector<f32, R>, Vector<u32, P>) {
     let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
     let (k_tile, v_tile) = (rings.k + k_at * kv_bytes, rings.v + v_at * kv_bytes);
@@ -82,7 +82,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
 #[cube]
 fn packed_weights<R: Size, P: Size>(
     weights: Vector<f32, R>,
-    #[comptime] blueprint: WgmmaForwardBlueprint,
+    #[comptime] blueprint: TmaForwardBlueprint,
 ) -> Vector<u32, P> {
     let count = comptime!(blueprint.tile_kv / 2);
     pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype))
@@ -102,7 +102,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     lse: &mut [f32],
     tiles: u32,
     work_items: u32,
-    #[comptime] blueprint: WgmmaForwardBlueprint,
+    #[comptime] blueprint: TmaForwardBlueprint,
     #[define(I, M)] _types: [ElemType; 2],
     #[define(R, P)] _widths: [usize; 2],
 ) {
@@ -148,7 +148,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
             let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
             let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
             while index < work_items {
-                let work = work_at(index, tiles, rules.sizes.heads_q);
+                let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
                 let sequence = rules.sequence(work.batch, work.head);
                 let mut tensor_batch = work.batch;
                 if comptime!(rules.options.packed) {
@@ -235,7 +235,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
         let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
         while index < work_items {
-            let work = work_at(index, tiles, rules.sizes.heads_q);
+            let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
             let sequence = rules.sequence(work.batch, work.head);
             if work.first_row < sequence.seq_q {
                 let end = min(work.first_row + tile_q, sequence.seq_q);

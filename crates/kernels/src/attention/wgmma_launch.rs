@@ -3,7 +3,9 @@
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
     call::{Call, device_strides, heads},
-    pipeline::{BACKWARD_UNITS, FORWARD_UNITS, WgmmaBackwardBlueprint, WgmmaForwardBlueprint},
+    pipeline::{
+        BACKWARD_UNITS, BLOCK, FORWARD_UNITS, TILE_Q, TmaForwardBlueprint, WgmmaBackwardBlueprint,
+    },
     problem::unsupported,
     tensor_core::{Tensor, halves, ptx_type, row_terms},
     wgmma_backward::attention_backward_wgmma_kernel,
@@ -12,20 +14,19 @@ use super::{
 use crate::{DeviceProfile, KernelError};
 use cubecl::prelude::*;
 
-/// Elements of a row that are fetched together: 128 bytes.
-pub(super) const BLOCK: usize = 64;
 /// The most tiles that hide latency.
 const MOST_STAGES: usize = 4;
 /// Rows of a tile of either side of the backward pass.
 const BACKWARD_TILE: usize = 128;
 
 /// The most stages that fit.
-fn with_most_stages<K: Copy>(
+pub(super) fn with_most_stages<K: Copy>(
     device: DeviceProfile,
+    most: usize,
     kernel: impl Fn(usize) -> K,
     shared_bytes: impl Fn(K) -> usize,
 ) -> Result<K, KernelError> {
-    (2..=MOST_STAGES)
+    (2..=most)
         .rev()
         .map(kernel)
         .find(|kernel| shared_bytes(*kernel) <= device.shared_bytes)
@@ -55,6 +56,31 @@ pub(super) fn tensor_map(
         .with_prefetch(TensorMapPrefetch::B256))
 }
 
+/// How the forward pass's queries are divided among cubes.
+pub(super) struct QueryTiles {
+    /// Tiles of a head.
+    pub(super) tiles: u32,
+    /// Tiles of all heads and sequences.
+    pub(super) items: u32,
+    /// A cube for each multiprocessor, if there are tiles for it.
+    pub(super) cubes: CubeCount,
+}
+
+pub(super) fn query_tiles(
+    call: &Call<'_>,
+    blueprint: &AttentionBlueprint,
+    device: DeviceProfile,
+) -> Result<QueryTiles, KernelError> {
+    let problem = call.problem;
+    let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
+    let work_items = tiles * problem.heads_q * problem.batch;
+    let Ok(items) = u32::try_from(work_items) else {
+        return Err(unsupported(format!("{work_items} tiles of queries")));
+    };
+    let cubes = CubeCount::Static(items.min(device.multiprocessors as u32), 1, 1);
+    Ok(QueryTiles { tiles: tiles as u32, items, cubes })
+}
+
 /// The forward pass.
 pub(super) fn forward(
     call: &Call<'_>,
@@ -67,31 +93,27 @@ pub(super) fn forward(
     let (head_dim, tile_kv) = (problem.head_dim, blueprint.tile_kv);
     let kernel = with_most_stages(
         device,
-        |stages| WgmmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
-        WgmmaForwardBlueprint::shared_bytes,
+        MOST_STAGES,
+        |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
+        TmaForwardBlueprint::shared_bytes,
     )?;
-    let tiles = problem.seq_q.div_ceil(blueprint.tile_q);
-    let work_items = tiles * problem.heads_q * problem.batch;
-    let Ok(items) = u32::try_from(work_items) else {
-        return Err(unsupported(format!("{work_items} tiles of queries")));
-    };
-    let cubes = items.min(device.multiprocessors as u32);
+    let QueryTiles { tiles, items, cubes } = query_tiles(call, blueprint, device)?;
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
     // were allocated for the problem; the kernel writes rows below the ends of sequences alone.
     unsafe {
         attention_forward_wgmma_kernel::launch_unchecked(
             call.client,
-            CubeCount::Static(cubes, 1, 1),
+            cubes,
             CubeDim::new_1d(FORWARD_UNITS),
-            tensor_map(call, &q, blueprint.tile_q)?,
+            tensor_map(call, &q, TILE_Q)?,
             tensor_map(call, &k, tile_kv)?,
             // Chunks of 64 keys are what the second product steps through.
             tensor_map(call, &v, BLOCK)?,
             call.rules(0),
             heads(&output.out, problem.out()),
             output.lse.arg(1),
-            tiles as u32,
+            tiles,
             items,
             kernel,
             call.types(),
@@ -111,6 +133,7 @@ pub(super) fn backward(
     let (dtype, head_dim) = (ptx_type(call)?, problem.head_dim);
     let kernel = with_most_stages(
         DeviceProfile::of(call.client),
+        MOST_STAGES,
         |stages| WgmmaBackwardBlueprint { dtype, head_dim, stages },
         WgmmaBackwardBlueprint::shared_bytes,
     )?;

@@ -121,6 +121,14 @@ pub(crate) fn store_word(base: u64, element: u32, word: u32) {
     gpu_asm!("st.global.b32 [{}], {};", in(_) address, in(_) load::<u32>(word));
 }
 
+/// The word, computed before the inline PTX that follows: the compiler keeps its order.
+#[cube]
+pub(crate) fn computed(word: u32) -> u32 {
+    let same: u32;
+    gpu_asm!("mov.b32 {r}, {x};", r = out(_) same, x = in(_) load::<u32>(word));
+    same
+}
+
 /// Gives all but `count` registers of this warpgroup's units back, a multiple of 8.
 #[cube]
 pub(crate) fn release_registers(#[comptime] count: u32) {

@@ -5,10 +5,13 @@
 //! A row of the sums is a lane. Warp w reads lanes `32 (w mod 4)..`, here 16 at once, in the layout of fragments:
 //! register i of a unit belongs to row `(unit mod 32) / 4`, 8 below it where bit 1 of i is set, and to column
 //! `8 (i / 4) + 2 (unit mod 4) + (i mod 2)`, as with [`wgmma`](super::wgmma).
+//!
+//! The left operand may lie in tensor memory, too: a row in each lane, in pairs of 16 bits. Fragments whose pairs are
+//! packed are stored there by `16x128b`, register by register.
 
 use super::{
     ROW_BYTES, load,
-    wgmma::{WgmmaOperands, registers, tile_descriptor},
+    wgmma::{WgmmaOperands, WgmmaProduct, WgmmaWeights, registers, tile_descriptor},
 };
 use cubecl::prelude::*;
 
@@ -68,6 +71,63 @@ fn block_text(operands: WgmmaOperands) -> String {
         }
     }
     text + "}"
+}
+
+/// What products of 16-bit operands multiply whose left one lies along k.
+fn of_halves(n: usize, dtype: &'static str, rhs_k_major: bool) -> WgmmaOperands {
+    WgmmaOperands { n, lhs: dtype, rhs: dtype, lhs_k_major: true, rhs_k_major }
+}
+
+/// `[$0] = A B`, from zero; `$1` and `$2` describe the operands.
+fn product_text(product: WgmmaProduct) -> String {
+    let WgmmaProduct { n, dtype, k, lhs_block_bytes, rhs_block_bytes, .. } = product;
+    let what = instruction_descriptor(of_halves(n, dtype, true));
+    let mut text = format!(
+        "{{ // $0 $1 $2\n.reg .pred accumulate;\n.reg .b64 lhs, rhs, at, bt;\n.reg .b32 what;\n\
+         mov.b32 what, {what};\nmov.b64 lhs, $1;\nmov.b64 rhs, $2;\nsetp.ne.u32 accumulate, 0, 0;\n"
+    );
+    for step in 0..k / 16 {
+        let at = |block_bytes: usize| (step / 4 * block_bytes + step % 4 * 32) / 16;
+        text += &format!(
+            "add.s64 at, lhs, {};\nadd.s64 bt, rhs, {};\n\
+             tcgen05.mma.cta_group::1.kind::f16 [$0], at, bt, what, accumulate;\n",
+            at(lhs_block_bytes),
+            at(rhs_block_bytes)
+        );
+        if step == 0 {
+            text += "setp.eq.u32 accumulate, 0, 0;\n";
+        }
+    }
+    text + "}"
+}
+
+/// `[$0] = A B`, onto what was there if `$3` is not 0; A lies at `$1` in tensor memory, `$2` describes B.
+fn weights_text(weights: WgmmaWeights) -> String {
+    let WgmmaWeights { n, dtype, k, rows_bytes, .. } = weights;
+    let what = instruction_descriptor(of_halves(n, dtype, false));
+    let mut text = format!(
+        "{{ // $0 $1 $2 $3\n.reg .pred accumulate;\n.reg .b64 weighed, bt;\n.reg .b32 what, at;\n\
+         mov.b32 what, {what};\nmov.b64 weighed, $2;\nsetp.ne.u32 accumulate, $3, 0;\n"
+    );
+    for step in 0..k / 16 {
+        // 16 elements of a row in 8 columns.
+        text += &format!(
+            "add.s32 at, $1, {};\nadd.s64 bt, weighed, {};\n\
+             tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt, what, accumulate;\n",
+            8 * step,
+            (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16
+        );
+        if step == 0 {
+            text += "setp.eq.u32 accumulate, 0, 0;\n";
+        }
+    }
+    text + "}"
+}
+
+/// Stores `width` registers, of which `count` make up the shape once.
+fn store_text(shape: &str, width: usize, count: usize) -> String {
+    let (list, times) = (registers(1..width + 1), width / count);
+    format!("{{ // $0 $1\ntcgen05.st.sync.aligned.{shape}.x{times}.b32 [%0], {{{list}}};\n}}")
 }
 
 /// The wait is part of it: else the compiler may move what uses the registers in front of it.
@@ -157,6 +217,50 @@ pub(crate) fn tensor_load<R: Size>(place: u32) -> Vector<f32, R> {
     sums
 }
 
+/// Starts the product of two tiles of 16-bit operands, both along k. One unit calls it.
+#[cube]
+pub(crate) fn tensor_product(sums: u32, lhs: u64, rhs: u64, #[comptime] product: WgmmaProduct) {
+    gpu_asm!("{body}\n// {s}{l}{r}", body = const product_text(product), s = in(_) load::<u32>(sums),
+        l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs));
+}
+
+/// Starts a sum of rows whose weights, 16-bit, lie in tensor memory, and which run across k; with `accumulate` it is
+/// added to what lies at `sums`. One unit calls it.
+#[cube]
+pub(crate) fn tensor_weights(
+    sums: u32,
+    lhs: u32,
+    rhs: u64,
+    accumulate: u32,
+    #[comptime] weights: WgmmaWeights,
+) {
+    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const weights_text(weights), s = in(_) load::<u32>(sums),
+        l = in(_) load::<u32>(lhs), r = in(_) load::<u64>(rhs), a = in(_) load::<u32>(accumulate));
+}
+
+/// Starts to write 16 lanes of sums, as [`tensor_load`] reads them. All units of a warp call it.
+#[cube]
+pub(crate) fn tensor_store<R: Size>(place: u32, sums: Vector<f32, R>) {
+    let width = R::value().comptime();
+    gpu_asm!("{body}\n// {p}{v}", body = const store_text("16x256b", width, 4),
+        p = in(_) load::<u32>(place), v = in(_) load::<Vector<f32, R>>(sums));
+}
+
+/// Starts to write 16 lanes of a left operand: fragments whose pairs were packed, a column for each pair. All units
+/// of a warp call it.
+#[cube]
+pub(crate) fn tensor_store_packed<P: Size>(place: u32, packed: Vector<u32, P>) {
+    let width = P::value().comptime();
+    gpu_asm!("{body}\n// {p}{v}", body = const store_text("16x128b", width, 2),
+        p = in(_) load::<u32>(place), v = in(_) load::<Vector<u32, P>>(packed));
+}
+
+/// Waits for what this warp's units store to tensor memory. All of them call it.
+#[cube]
+pub(crate) fn tensor_wait_stores() {
+    gpu_asm!("tcgen05.wait::st.sync.aligned;");
+}
+
 /// Orders accesses of tensor memory behind the barriers that this unit has waited for.
 #[cube]
 pub(crate) fn tensor_fence_after() {
@@ -192,5 +296,28 @@ mod tests {
         assert_eq!(text.matches("tcgen05.mma").count(), 4);
         assert!(text.find("setp.ne").unwrap() < text.find("tcgen05.mma").unwrap());
         assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);
+    }
+
+    #[test]
+    fn weights_of_tensor_memory_are_taken_sixteen_keys_at_a_time() {
+        let weights = WgmmaWeights {
+            n: 128,
+            dtype: "bf16",
+            k: 128,
+            rows_bytes: 2 * 64 * ROW_BYTES,
+            first: 0,
+        };
+        let text = weights_text(weights);
+        assert_eq!(text.matches("tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt").count(), 8);
+        // B runs across k, and its second 64 rows of k follow both blocks of the first.
+        assert!(text.contains(&format!("mov.b32 what, {};", 0x0820_0490 | 1 << 16)));
+        assert!(text.contains("add.s32 at, $1, 32;\nadd.s64 bt, weighed, 1024;"));
+        assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);
+    }
+
+    #[test]
+    fn stores_name_as_many_registers_as_their_shape_has() {
+        assert!(store_text("16x128b", 4, 2).contains("16x128b.x2.b32 [%0], {%1, %2, %3, %4};"));
+        assert!(store_text("16x256b", 4, 4).contains("16x256b.x1.b32 [%0], {%1, %2, %3, %4};"));
     }
 }

@@ -2,14 +2,17 @@
 
 use super::{
     Case,
+    exact_attention::powers_of_two,
     tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
 use blackburn_kernels::{
     Family, Pass,
     attention::{
-        AttentionBlueprint, AttentionInputs as Tensors, AttentionProblem, AttentionResult, Dropout,
-        HeadStrides, Order, Pairs, Window, attention_backward_with, attention_forward_with,
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionOutput, AttentionProblem,
+        AttentionResult, Dropout, HeadStrides, Order, Pairs, Window, attention_backward_with,
+        attention_forward_with,
     },
+    buffer::Buffer,
     recorder::{Gpu, Recorder},
 };
 use blackburn_reference::{
@@ -78,6 +81,43 @@ pub(super) fn cases() -> Vec<Case> {
     add("attention_mma_with_every_option_is_within_bounds", ampere, false, |recorder| {
         every_option(recorder, Wanted::Of(Family::Mma))
     });
+    let blackwell = Gpu { multiprocessors: 1, ..Gpu::SM_100A };
+    add("attention_tcgen05_is_within_bounds", blackwell, true, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), PLAIN)
+    });
+    add("attention_tcgen05_of_equal_scores_is_exact", blackwell, false, |recorder| {
+        equal_scores(recorder, Wanted::Of(Family::Tcgen05))
+    });
+    add("attention_tcgen05_of_growing_scores_is_within_bounds", blackwell, false, |recorder| {
+        growing_scores(recorder, Storage::Bf16)?;
+        growing_scores(recorder, Storage::F16)
+    });
+    add("attention_tcgen05_of_powers_of_two_is_exact", blackwell, true, |recorder| {
+        powers_of_two(recorder, Wanted::Of(Family::Tcgen05))
+    });
+    add("attention_wgmma_of_powers_of_two_is_exact", hopper, false, |recorder| {
+        powers_of_two(recorder, Wanted::Of(Family::Wgmma))
+    });
+    add("attention_mma_of_powers_of_two_is_exact", ampere, false, |recorder| {
+        powers_of_two(recorder, Wanted::Of(Family::Mma))
+    });
+    add(
+        "attention_tcgen05_of_several_tiles_a_block_is_within_bounds",
+        blackwell,
+        false,
+        |recorder| both(recorder, Wanted::Of(Family::Tcgen05), LONG),
+    );
+    add("attention_tcgen05_causal_is_within_bounds", blackwell, false, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), CAUSAL)?;
+        both(recorder, Wanted::Of(Family::Tcgen05), GROUPED)
+    });
+    add("attention_tcgen05_of_wide_heads_is_within_bounds", blackwell, false, |recorder| {
+        both(recorder, Wanted::Of(Family::Tcgen05), WIDE)
+    });
+    add("attention_tcgen05_with_every_option_is_within_bounds", blackwell, false, |recorder| {
+        every_option(recorder, Wanted::Of(Family::Tcgen05))?;
+        packed(recorder, Wanted::Of(Family::Tcgen05))
+    });
     for (gpu, quick) in [(ampere, true), (hopper, false)] {
         add("attention_mma_is_within_bounds", gpu, quick, |recorder| {
             both(recorder, Wanted::Of(Family::Mma), PLAIN)
@@ -96,7 +136,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Sequences that no tile divides, and fewer heads of keys than of queries.
-const PLAIN: AttentionCase = AttentionCase {
+pub(super) const PLAIN: AttentionCase = AttentionCase {
     name: "plain",
     batch: 1,
     heads_q: 2,
@@ -140,7 +180,7 @@ const GROUPED: AttentionCase = AttentionCase {
 /// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
 /// of so many keys.
 #[derive(Clone, Copy)]
-enum Wanted {
+pub(super) enum Wanted {
     Of(Family),
     Once(usize),
 }
@@ -153,9 +193,19 @@ impl Wanted {
             Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
         }
     }
+
+    /// The plan, or the first one: heads that a family does not serve in one pass are served by another family.
+    pub(super) fn of(
+        self,
+        plans: &[AttentionBlueprint],
+        pass: Pass,
+    ) -> Result<AttentionBlueprint, Failed> {
+        let found = plans.iter().find(|plan| self.is(plan, pass)).or(plans.first());
+        found.copied().ok_or_else(|| format!("no plan for {pass:?}").into())
+    }
 }
 
-fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
+pub(super) fn problem(case: &AttentionCase, storage: Storage) -> AttentionProblem {
     let options = &case.options;
     let window = options
         .window
@@ -219,9 +269,82 @@ fn equal_scores(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     both_of(recorder, wanted, case, &inputs)
 }
 
+/// The forward pass, with keys that grow from tile to tile: some rows of a warp are rescaled and others are not.
+fn growing_scores(recorder: &Recorder, storage: Storage) -> Result<(), Failed> {
+    let mut inputs = AttentionInputs::generate(&LONG, 1, storage);
+    for (key, row) in inputs.k.chunks_exact_mut(LONG.head_dim).enumerate() {
+        let factor = 2.0_f64.powi((key / 128).min(4) as i32);
+        row.iter_mut().for_each(|value| *value *= factor);
+    }
+    let tensors = Uploaded::new(recorder, &inputs, storage);
+    forward(recorder, Wanted::Of(Family::Tcgen05), LONG, &inputs, &tensors).map(drop)
+}
+
 /// Both passes by the plan that is wanted.
 fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
     both_of(recorder, wanted, case, &AttentionInputs::generate(&case, 1, Storage::Bf16))
+}
+
+/// The tensors of a problem.
+struct Uploaded {
+    storage: Storage,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    mask: Option<Buffer>,
+    bias: Option<Buffer>,
+}
+
+impl Uploaded {
+    fn new(recorder: &Recorder, inputs: &AttentionInputs, storage: Storage) -> Self {
+        let [q, k, v] =
+            [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(recorder, values, storage));
+        let integers = |mask: &Vec<bool>| {
+            let words: Vec<_> = mask.iter().map(|masked| i32::from(*masked)).collect();
+            upload_integers(recorder, &words)
+        };
+        let mask = inputs.mask.as_ref().map(integers);
+        let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
+        Self { storage, q, k, v, mask, bias }
+    }
+
+    fn all(&self) -> Tensors<'_> {
+        let Self { q, k, v, mask, bias, .. } = self;
+        Tensors { q, k, v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None, key: None }
+    }
+}
+
+/// The forward pass by the plan that is wanted.
+fn forward(
+    recorder: &Recorder,
+    wanted: Wanted,
+    case: AttentionCase,
+    inputs: &AttentionInputs,
+    tensors: &Uploaded,
+) -> Result<AttentionOutput, Failed> {
+    let (storage, client) = (tensors.storage, recorder.client());
+    let attention = inputs.attention(case);
+    let expected = attention.forward();
+    let bounds = attention.forward_bounds(&expected, &precision(storage));
+    let problem = problem(&case, storage);
+    let plans = AttentionBlueprint::candidates(&problem, Pass::Forward, client);
+    let plan = wanted.of(&plans, Pass::Forward)?;
+    let output = attention_forward_with(client, &problem, &plan, &tensors.all())?;
+    compare(&lse_of(recorder, &output)?, &expected.lse, &bounds.lse)
+        .map_err(|error| format!("the logarithms of sums: {error}"))?;
+    within(recorder, &output.out, storage, &expected.o, &bounds.o)?;
+    Ok(output)
+}
+
+fn precision(storage: Storage) -> AttentionPrecision {
+    AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
+}
+
+/// The logarithms of sums, from the two parts that kernels keep.
+pub(super) fn lse_of(recorder: &Recorder, output: &AttentionOutput) -> Result<Vec<f64>, Failed> {
+    let parts = download(recorder, &output.lse, Storage::F32)?;
+    let (largest, logarithms) = parts.split_at(parts.len() / 2);
+    Ok(largest.iter().zip(logarithms).map(|(a, b)| a + b).collect())
 }
 
 fn both_of(
@@ -231,52 +354,23 @@ fn both_of(
     inputs: &AttentionInputs,
 ) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
-    let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
     let attention = inputs.attention(case);
-    let forward = attention.forward();
-    let forward_bounds = attention.forward_bounds(&forward, &precision);
     let backward = attention.backward(&inputs.dout);
-    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
+    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision(storage));
     let problem = problem(&case, storage);
-    let plan = |pass| {
-        let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let found = plans.iter().find(|plan| wanted.is(plan, pass));
-        // Heads that a family does not serve in one pass are served by another one.
-        found
-            .or(plans.first())
-            .copied()
-            .ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
-    };
-    let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout]
-        .map(|values| upload(recorder, values, storage));
-    let mask = inputs.mask.as_ref().map(|mask| {
-        upload_integers(recorder, &mask.iter().map(|masked| i32::from(*masked)).collect::<Vec<_>>())
-    });
-    let bias = inputs.bias.as_ref().map(|bias| upload(recorder, bias, storage));
-    let tensors = Tensors {
-        q: &q,
-        k: &k,
-        v: &v,
-        mask: mask.as_ref(),
-        bias: bias.as_ref(),
-        starts: None,
-        key: None,
-    };
-    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
-    let parts = download(recorder, &output.lse, Storage::F32)?;
-    let (largest, logarithms) = parts.split_at(parts.len() / 2);
-    let lse: Vec<_> = largest.iter().zip(logarithms).map(|(a, b)| a + b).collect();
-    compare(&lse, &forward.lse, &forward_bounds.lse)
-        .map_err(|error| format!("the logarithms of sums: {error}"))?;
-    within(recorder, &output.out, storage, &forward.o, &forward_bounds.o)?;
+    let tensors = Uploaded::new(recorder, inputs, storage);
+    let dout = upload(recorder, &inputs.dout, storage);
+    let output = forward(recorder, wanted, case, inputs, &tensors)?;
     let result = AttentionResult {
         out: &output.out,
         lse: &output.lse,
         dout: &dout,
         dout_strides: problem.out(),
     };
-    let plan = plan(Pass::Backward)?;
+    let plans = AttentionBlueprint::candidates(&problem, Pass::Backward, client);
+    let plan = wanted.of(&plans, Pass::Backward)?;
     let wants_bias = plan.gives_bias_gradient();
+    let tensors = tensors.all();
     let gradients =
         attention_backward_with(client, &problem, &plan, &tensors, &result, wants_bias)?;
     within(recorder, &gradients.dq, storage, &backward.dq, &backward_bounds.dq)?;
@@ -297,7 +391,7 @@ fn both_of(
 /// Causal sequences that follow each other, one of them empty, by heads that share keys.
 fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
-    let precision = AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage));
+    let precision = precision(storage);
     let lengths = [[70, 75], [0, 0], [131, 131], [3, 140]];
     let cases = lengths.map(|[seq_q, seq_kv]| AttentionCase { batch: 1, seq_q, seq_kv, ..GROUPED });
     // An empty sequence has nothing to draw and nothing to compare.
@@ -348,8 +442,7 @@ fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
         Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: Some(&starts), key: None };
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        let found = plans.into_iter().find(|plan| wanted.is(plan, pass));
-        found.ok_or_else(|| Failed::from(format!("no plan for {pass:?}")))
+        wanted.of(&plans, pass)
     };
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
     let result = AttentionResult {

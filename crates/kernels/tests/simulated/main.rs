@@ -3,6 +3,7 @@
 mod attention;
 mod convolutions;
 mod dump;
+mod exact_attention;
 mod machine;
 mod mutations;
 mod mx;

@@ -16,7 +16,8 @@ pub(crate) use copies::{Copies, Copy16};
 pub use im2col::Im2col;
 pub(crate) use products::{Product, Products};
 pub(crate) use tcgen05::{
-    TensorProduct, TensorWork, Transfer, TransferRegisters, TransferShape, Transfers, stored_words,
+    OPERAND_COLUMNS, ProductRows, TensorProduct, TensorWork, Transfer, TransferRegisters,
+    TransferShape, Transfers, stored_words,
 };
 pub(crate) use tcgen05_scales::{
     COPIED_COLUMNS, ScaleCopy, ScaledProduct, TensorScales, TensorTask,

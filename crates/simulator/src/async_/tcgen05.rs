@@ -5,16 +5,30 @@
 //! warps land in any order. Loads and stores of a warp land one after another, and at any time before the warp has
 //! waited for them.
 
-use super::{operand::OperandRows, tcgen05_scales::TensorTask};
+use super::{
+    operand::{OperandRows, Tile},
+    tcgen05_scales::TensorTask,
+};
 use crate::{
     error::Outcome,
     machine::{Block, Registers},
-    memory::{TensorPlace, cell},
+    memory::{TensorMemory, TensorPlace, cell},
     ptx::{Operand, Reg},
     race::Clock,
     tensor::{Descriptor, Operands, TensorShape, Unit, accumulate},
 };
 use std::collections::VecDeque;
+
+/// 32-bit columns of an operand of tensor memory that an instruction multiplies: 32 bytes of k of each row.
+pub(crate) const OPERAND_COLUMNS: usize = 8;
+
+/// Where A of a product lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ProductRows {
+    Shared(Descriptor),
+    /// A row for each lane, from that column of tensor memory on.
+    Tensor(usize),
+}
 
 /// A product, with its operands' places as they were when it was issued.
 #[derive(Clone, Debug)]
@@ -22,34 +36,73 @@ pub(crate) struct TensorProduct {
     pub(crate) shape: TensorShape,
     /// The first column of the sums.
     pub(crate) column: usize,
-    pub(crate) descriptors: [Descriptor; 2],
+    pub(crate) a: ProductRows,
+    pub(crate) b: Descriptor,
     pub(crate) accumulate: bool,
     /// Lanes that keep what they hold.
     pub(crate) disabled: u128,
 }
 
 impl TensorProduct {
-    /// The rows of A and the columns of B.
-    pub(crate) fn operands(&self) -> [OperandRows; 2] {
-        let Self { shape, descriptors: [a, b], .. } = *self;
-        let [first, second] = shape.transposed;
-        let rows = |descriptor, element, count: usize, transposed| OperandRows {
-            descriptor,
-            element,
-            rows: 0..count as u64,
-            transposed,
+    /// The operands that lie in shared memory.
+    pub(crate) fn operands(&self) -> impl Iterator<Item = OperandRows> + use<> {
+        let a = match self.a {
+            ProductRows::Shared(descriptor) => Some(self.rows(descriptor)),
+            ProductRows::Tensor(_) => None,
         };
-        [rows(a, shape.a, shape.m, first), rows(b, shape.b, shape.n, second)]
+        a.into_iter().chain([self.columns()])
+    }
+
+    /// The rows of A.
+    fn rows(&self, descriptor: Descriptor) -> OperandRows {
+        let TensorShape { m, a, transposed, .. } = self.shape;
+        OperandRows { descriptor, element: a, rows: 0..m as u64, transposed: transposed[0] }
+    }
+
+    /// The columns of B.
+    fn columns(&self) -> OperandRows {
+        let TensorShape { n, b, transposed, .. } = self.shape;
+        let (descriptor, rows) = (self.b, 0..n as u64);
+        OperandRows { descriptor, element: b, rows, transposed: transposed[1] }
     }
 
     /// The cells of tensor memory that it writes.
     pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
-        let (shape, column) = (self.shape, self.column);
-        let rows = (0..shape.m).step_by(16);
-        rows.flat_map(move |row| (0..shape.n).map(move |at| cell(shape.lane(row), column + at)))
+        self.cells_of(self.column, self.shape.n)
     }
 
-    /// Multiplies what lies in shared memory now.
+    /// The cells of tensor memory that it reads as an operand.
+    pub(crate) fn operand_cells(&self) -> impl Iterator<Item = usize> + use<> {
+        match self.a {
+            ProductRows::Shared(_) => self.cells_of(0, 0),
+            ProductRows::Tensor(column) => self.cells_of(column, OPERAND_COLUMNS),
+        }
+    }
+
+    fn cells_of(&self, column: usize, count: usize) -> impl Iterator<Item = usize> + use<> {
+        let shape = self.shape;
+        let rows = (0..shape.m).step_by(16);
+        rows.flat_map(move |row| (0..count).map(move |at| cell(shape.lane(row), column + at)))
+    }
+
+    /// A of tensor memory, as it lies there now.
+    fn rows_at(&self, column: usize, memory: &TensorMemory) -> Tile {
+        let shape = self.shape;
+        let k = 32 / shape.a.bytes();
+        let mut tile = Tile { values: vec![0.0; shape.m * k], known: vec![true; shape.m] };
+        let mut bytes = [0; 32];
+        for (row, known) in tile.known.iter_mut().enumerate() {
+            for (at, word) in bytes.chunks_exact_mut(4).enumerate() {
+                let (value, is_known) = memory.word(shape.lane(row), column + at);
+                word.copy_from_slice(&value.to_le_bytes());
+                *known &= is_known;
+            }
+            shape.a.decode(&bytes, &mut tile.values[row * k..][..k]);
+        }
+        tile
+    }
+
+    /// Multiplies what its operands hold now.
     pub(super) fn land(&self, block: &mut Block<'_>) -> Outcome {
         let (shape, cores) = (self.shape, block.arithmetic.tensor_cores);
         let add = |sums: &mut [f32], a: &[f32], by_k: &[f32]| {
@@ -68,8 +121,11 @@ impl TensorProduct {
         add: impl FnOnce(&mut [f32], &[f32], &[f32]),
     ) -> Outcome {
         let Self { shape, column, .. } = *self;
-        let [a, b] = self.operands();
-        let (a, b) = (a.read(block)?, b.read(block)?);
+        let a = match self.a {
+            ProductRows::Shared(descriptor) => self.rows(descriptor).read(block)?,
+            ProductRows::Tensor(column) => self.rows_at(column, &block.tensor),
+        };
+        let b = self.columns().read(block)?;
         let n = shape.n;
         let sign = if shape.negate[0] == shape.negate[1] { 1.0 } else { -1.0 };
         let by_k = b.by_k(n, sign);
@@ -186,6 +242,8 @@ pub(crate) enum TransferShape {
     Rows32,
     /// `16x256b`: 16 lanes of memory as fragments of products lie.
     Fragments16,
+    /// `16x128b`: 16 lanes as fragments lie whose pairs of 16 bits are packed.
+    Packed16,
 }
 
 impl TransferShape {
@@ -193,6 +251,7 @@ impl TransferShape {
         Some(match name {
             "32x32b" => Self::Rows32,
             "16x256b" => Self::Fragments16,
+            "16x128b" => Self::Packed16,
             _ => return None,
         })
     }
@@ -202,6 +261,7 @@ impl TransferShape {
         match self {
             Self::Rows32 => 1,
             Self::Fragments16 => 4,
+            Self::Packed16 => 2,
         }
     }
 
@@ -209,7 +269,7 @@ impl TransferShape {
     pub(crate) fn lanes(self) -> usize {
         match self {
             Self::Rows32 => 32,
-            Self::Fragments16 => 16,
+            Self::Fragments16 | Self::Packed16 => 16,
         }
     }
 
@@ -217,7 +277,7 @@ impl TransferShape {
     pub(crate) fn columns(self, registers: usize) -> usize {
         match self {
             Self::Rows32 => registers,
-            Self::Fragments16 => 2 * registers,
+            Self::Fragments16 | Self::Packed16 => 2 * registers,
         }
     }
 
@@ -229,6 +289,7 @@ impl TransferShape {
                 lane / 4 + 8 * (register / 2 % 2),
                 8 * (register / 4) + 2 * (lane % 4) + register % 2,
             ),
+            Self::Packed16 => (lane / 4 + 8 * (register % 2), 4 * (register / 2) + lane % 4),
         }
     }
 }
@@ -361,5 +422,10 @@ mod tests {
             [(0, 0), (1, 3), (9, 2), (15, 15)]
         );
         assert_eq!(TransferShape::Rows32.place(7, 3), (7, 3));
+        // Registers 2 i and 2 i + 1 of a fragment, packed, are register i: at half of their column.
+        for (lane, register) in [(0, 0), (5, 1), (18, 2), (31, 7)] {
+            let (row, column) = place(lane, 2 * register);
+            assert_eq!(TransferShape::Packed16.place(lane, register), (row, column / 2));
+        }
     }
 }

@@ -165,6 +165,13 @@ impl Block<'_> {
                     registers.set(*is_elected, &values, mask, 0)?;
                 }
             }
+            Op::Vote { of_all, dst, src, .. } => {
+                known(warp, *src, mask, "a vote")?;
+                let votes = warp.registers.get(*src)?;
+                let mut votes = lanes(mask).map(|lane| votes[lane] & 1 == 1);
+                let outcome = if *of_all { votes.all(|vote| vote) } else { votes.any(|vote| vote) };
+                warp.registers.set(*dst, &[u64::from(outcome); 32], mask, 0)?;
+            }
             Op::ActiveMask { dst } => registers.set(*dst, &[u64::from(mask); 32], mask, 0)?,
             Op::Shuffle { how, dst, valid, src } => shuffle(warp, *how, *dst, *valid, src, mask)?,
             Op::WarpSync { .. } => {

@@ -2,10 +2,13 @@
 
 use super::{block::Block, registers::lanes, run::known, warp::Warp};
 use crate::{
-    async_::{TensorProduct, TensorTask, Transfer, TransferRegisters, TransferShape, stored_words},
+    async_::{
+        OPERAND_COLUMNS, ProductRows, TensorProduct, TensorTask, Transfer, TransferRegisters,
+        TransferShape, stored_words,
+    },
     error::{FaultKind, Outcome, Trouble},
     memory::{TensorPlace, cell},
-    ptx::{Address, Operand, Reg, Tcgen05},
+    ptx::{Address, LeftOperand, Operand, Reg, Tcgen05},
     race::Actor,
     schedule::Landing,
     tensor::{Descriptor, TensorShape},
@@ -136,8 +139,7 @@ impl Block<'_> {
         mask: u32,
         at: usize,
     ) -> Outcome {
-        let Tcgen05::Product { kind, sums, descriptors, instruction, disabled, accumulate } =
-            instruction
+        let Tcgen05::Product { kind, sums, a, b, instruction, disabled, accumulate } = instruction
         else {
             return Ok(());
         };
@@ -150,7 +152,17 @@ impl Block<'_> {
         let shape = TensorShape::decode(bits, *kind)?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
         self.tensor.check(column..column + shape.n)?;
-        let [a, b] = descriptors.map(|operand| value(operand, "a descriptor"));
+        let a = match *a {
+            LeftOperand::Shared(descriptor) => {
+                let bits = value(descriptor, "a descriptor")?;
+                ProductRows::Shared(Descriptor::decode_tcgen05(bits)?)
+            }
+            LeftOperand::Tensor(address) => {
+                let column = self.tensor_column(warp, address, mask, "rows")?;
+                self.check_operand(column, shape)?;
+                ProductRows::Tensor(column)
+            }
+        };
         let mut lanes_off = 0_u128;
         for (word, operand) in disabled.iter().enumerate() {
             lanes_off |=
@@ -159,7 +171,8 @@ impl Block<'_> {
         let product = TensorProduct {
             shape,
             column,
-            descriptors: [Descriptor::decode_tcgen05(a?)?, Descriptor::decode_tcgen05(b?)?],
+            a,
+            b: Descriptor::decode_tcgen05(value(*b, "a descriptor")?)?,
             accumulate: value(*accumulate, "whether sums begin anew")? == 1,
             disabled: lanes_off,
         };
@@ -170,6 +183,7 @@ impl Block<'_> {
                     .addresses()
                     .try_for_each(|at| races.read(warp.index, Actor::Product, time, at, 16))?;
             }
+            races.tensor_operand(warp.index, time, product.operand_cells())?;
             races.tensor_access(warp.index, Actor::Product, time, product.cells())?;
         }
         self.issue_task(warp, lane, at, TensorTask::Product(product))
@@ -206,6 +220,18 @@ impl Block<'_> {
         }
         self.tensor_work.issue(warp.index, at, lane, task);
         self.land_at_once(warp.index)
+    }
+
+    /// That tensor memory can hold A there.
+    fn check_operand(&self, column: usize, shape: TensorShape) -> Outcome {
+        if shape.transposed[0] {
+            return misuse("the operand of tensor memory has its k along the columns");
+        }
+        if shape.m != 128 {
+            let reason = format!("{} rows of an operand in tensor memory", shape.m);
+            return Err(Trouble::new(FaultKind::Unsupported, reason));
+        }
+        self.tensor.check(column..column + OPERAND_COLUMNS)
     }
 
     fn tensor_commit(&mut self, warp: &Warp, barrier: Address, mask: u32, at: usize) -> Outcome {

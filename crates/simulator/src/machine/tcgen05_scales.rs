@@ -3,7 +3,10 @@
 
 use super::{block::Block, run::known, warp::Warp};
 use crate::{
-    async_::{COPIED_COLUMNS, ScaleCopy, ScaledProduct, TensorProduct, TensorScales, TensorTask},
+    async_::{
+        COPIED_COLUMNS, ProductRows, ScaleCopy, ScaledProduct, TensorProduct, TensorScales,
+        TensorTask,
+    },
     error::{FaultKind, Outcome, Trouble},
     ptx::{Address, Operand, Tcgen05},
     race::Actor,
@@ -44,7 +47,8 @@ impl Block<'_> {
             product: TensorProduct {
                 shape,
                 column,
-                descriptors: [Descriptor::decode_tcgen05(a?)?, Descriptor::decode_tcgen05(b?)?],
+                a: ProductRows::Shared(Descriptor::decode_tcgen05(a?)?),
+                b: Descriptor::decode_tcgen05(b?)?,
                 accumulate: value(*accumulate, "whether sums begin anew")? == 1,
                 disabled: 0,
             },

@@ -142,6 +142,7 @@ impl Decoder {
             "trap" => Ok(Op::Trap),
             "nanosleep" | "prefetch" | "prefetchu" | "griddepcontrol" => Ok(Op::Nothing),
             "shfl" => self.shuffle(parts),
+            "vote" => self.vote(parts),
             "elect" if parts.modifiers[..] == ["sync"] => self.elect(parts),
             "tcgen05" => self.tcgen05(parts),
             "activemask" => Ok(Op::ActiveMask { dst: self.reg(parts, 0)? }),
@@ -285,6 +286,16 @@ impl Decoder {
             }
             _ => Ok(Op::Move { dst: self.reg(parts, 0)?, src: self.operand(parts, 1)? }),
         }
+    }
+
+    fn vote(&self, parts: &Parts<'_>) -> Decoded {
+        let of_all = match parts.modifiers[..] {
+            ["sync", "any", "pred"] => false,
+            ["sync", "all", "pred"] => true,
+            _ => return Err(parts.unknown()),
+        };
+        let (dst, src) = (self.reg(parts, 0)?, self.operand(parts, 1)?);
+        Ok(Op::Vote { of_all, dst, src, mask: self.operand(parts, 2)? })
     }
 
     fn shuffle(&self, parts: &Parts<'_>) -> Decoded {

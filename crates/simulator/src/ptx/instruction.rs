@@ -248,6 +248,13 @@ pub(crate) enum Op {
     },
     Wgmma(Box<Wgmma>),
     Tcgen05(Box<Tcgen05>),
+    /// `vote.sync`: whether a predicate holds for some of the lanes, or for all of them.
+    Vote {
+        of_all: bool,
+        dst: Reg,
+        src: Operand,
+        mask: Operand,
+    },
     /// `elect.sync`: one lane of a mask, and whether this is it.
     Elect {
         lane: Option<Reg>,
@@ -309,7 +316,7 @@ impl Instruction {
     /// The lanes that have to run it together, as an operand says.
     pub(crate) fn mask(&self) -> Option<Operand> {
         match &self.op {
-            Op::WarpSync { mask } | Op::Elect { mask, .. } => Some(*mask),
+            Op::WarpSync { mask } | Op::Elect { mask, .. } | Op::Vote { mask, .. } => Some(*mask),
             Op::Shuffle { src, .. } => Some(src[3]),
             _ => None,
         }

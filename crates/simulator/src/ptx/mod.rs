@@ -17,5 +17,5 @@ pub(crate) use instruction::{
 };
 pub(crate) use program::Kernel;
 pub use program::Program;
-pub(crate) use tcgen05::Tcgen05;
+pub(crate) use tcgen05::{LeftOperand, Tcgen05};
 pub(crate) use types::Ty;

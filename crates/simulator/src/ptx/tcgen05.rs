@@ -23,8 +23,9 @@ pub(crate) enum Tcgen05 {
     Product {
         kind: TensorKind,
         sums: Address,
-        /// Of A and B.
-        descriptors: [Operand; 2],
+        a: LeftOperand,
+        /// The descriptor of B.
+        b: Operand,
         instruction: Operand,
         /// A bit for each lane that keeps what it holds, if they are given.
         disabled: Vec<Operand>,
@@ -65,6 +66,15 @@ pub(crate) enum Tcgen05 {
     /// What came before is told by the barriers that follow. Only accesses that were waited for are told here, so
     /// that there is nothing to do.
     FenceBefore,
+}
+
+/// Where A of a product lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LeftOperand {
+    /// In shared memory, as a descriptor says.
+    Shared(Operand),
+    /// In tensor memory.
+    Tensor(Address),
 }
 
 impl Tcgen05 {
@@ -152,10 +162,15 @@ impl Decoder {
         if parts.count() != last + 1 {
             return Err(parts.unknown());
         }
+        let a = match parts.written(1)? {
+            Written::Address { .. } => LeftOperand::Tensor(self.address(parts, 1)?),
+            _ => LeftOperand::Shared(self.operand(parts, 1)?),
+        };
         Ok(Tcgen05::Product {
             kind,
             sums: self.address(parts, 0)?,
-            descriptors: [self.operand(parts, 1)?, self.operand(parts, 2)?],
+            a,
+            b: self.operand(parts, 2)?,
             instruction: self.operand(parts, 3)?,
             disabled,
             accumulate: self.operand(parts, last)?,

@@ -10,12 +10,15 @@ use crate::{
     memory::CELLS,
 };
 
+/// What of a warp reads tensor memory: loads, and products.
+const READERS: usize = 2;
+
 /// The last accesses of each cell.
 #[derive(Debug)]
 pub(super) struct TensorCells {
     /// The last writer's number plus one, and its time.
     writes: Vec<(u32, u32)>,
-    /// The time of the last load of each warp.
+    /// The time of the last load of each warp, and of its last product that read an operand there.
     reads: Vec<u32>,
     /// What each warp knew at its last `tcgen05.fence::after_thread_sync`.
     ordered: Vec<Vec<u32>>,
@@ -27,7 +30,7 @@ impl Races {
         self.tensor.get_or_insert_with(|| {
             Box::new(TensorCells {
                 writes: vec![(0, 0); CELLS],
-                reads: vec![0; CELLS * warps],
+                reads: vec![0; CELLS * READERS * warps],
                 ordered: vec![Vec::new(); warps],
             })
         })
@@ -70,15 +73,38 @@ impl Races {
         self.tensor();
         for cell in cells {
             self.check_tensor(warp, number, cell, !loads, true)?;
-            let warps = self.warps;
+            let slot = self.reads_of(cell).start + warp;
             let tensor = self.tensor();
             if loads {
-                tensor.reads[cell * warps + warp] = time;
+                tensor.reads[slot] = time;
             } else {
                 tensor.writes[cell] = (number as u32 + 1, time);
             }
         }
         Ok(())
+    }
+
+    /// Enters the reads of an operand by a product of `warp`, which is its `time`th.
+    pub(crate) fn tensor_operand(
+        &mut self,
+        warp: usize,
+        time: u32,
+        cells: impl Iterator<Item = usize>,
+    ) -> Outcome {
+        let number = self.number(warp, Actor::Product);
+        self.tensor();
+        for cell in cells {
+            self.check_tensor(warp, number, cell, false, true)?;
+            let slot = self.reads_of(cell).start + self.warps + warp;
+            self.tensor().reads[slot] = time;
+        }
+        Ok(())
+    }
+
+    /// Where the reads of a cell lie: the loads of each warp, and behind them the products.
+    fn reads_of(&self, cell: usize) -> std::ops::Range<usize> {
+        let count = READERS * self.warps;
+        cell * count..(cell + 1) * count
     }
 
     /// That nobody accesses cells any more which `warp` gives back.
@@ -90,10 +116,10 @@ impl Races {
         self.tensor();
         for cell in cells {
             self.check_tensor(warp, warp, cell, true, false)?;
-            let warps = self.warps;
+            let reads = self.reads_of(cell);
             let tensor = self.tensor();
             tensor.writes[cell] = (0, 0);
-            tensor.reads[cell * warps..][..warps].fill(0);
+            tensor.reads[reads].fill(0);
         }
         Ok(())
     }
@@ -116,10 +142,13 @@ impl Races {
             self.check_known(warp, [number, writer], time, cell, needs_fence)?;
         }
         if writes {
-            for other in 0..self.warps {
-                let reader = self.number(other, Actor::TensorLoad);
-                let time = tensor.reads[cell * self.warps + other];
-                self.check_known(warp, [number, reader], time, cell, needs_fence)?;
+            let reads = &tensor.reads[self.reads_of(cell)];
+            for (at, time) in reads.iter().enumerate() {
+                let actor = [Actor::TensorLoad, Actor::Product][at / self.warps];
+                let reader = self.number(at % self.warps, actor);
+                if reader != number || number != product {
+                    self.check_known(warp, [number, reader], *time, cell, needs_fence)?;
+                }
             }
         }
         Ok(())
@@ -174,6 +203,31 @@ mod tests {
         assert_eq!(access(&mut races, 1, Actor::TensorLoad, 1), Some(FaultKind::Race));
         races.tensor_fence(1);
         assert_eq!(access(&mut races, 1, Actor::TensorLoad, 1), None);
+    }
+
+    #[test]
+    fn a_store_needs_that_the_product_is_done_that_reads_what_lies_there() {
+        let mut races = Races::new(64, 4, 2);
+        assert_eq!(access(&mut races, 1, Actor::TensorStore, 1), None);
+        let hasty = races.tensor_operand(0, 1, 40..42).err().map(|trouble| trouble.kind);
+        assert_eq!(hasty, Some(FaultKind::Race));
+        races.waited_for_tensor(1, Actor::TensorStore, 1);
+        let mut told = Clock::default();
+        races.release(1, &mut told);
+        races.acquire(0, &told);
+        races.tensor_fence(0);
+        assert!(races.tensor_operand(0, 1, 40..42).is_ok());
+        // Another product of the same warp comes behind it by itself.
+        assert_eq!(access(&mut races, 0, Actor::Product, 2), None);
+        assert!(races.tensor_operand(0, 3, 40..42).is_ok());
+        let clock = races.committed(0, 2);
+        races.acquire(1, &clock);
+        races.tensor_fence(1);
+        assert_eq!(access(&mut races, 1, Actor::TensorStore, 2), Some(FaultKind::Race));
+        let clock = races.committed(0, 3);
+        races.acquire(1, &clock);
+        races.tensor_fence(1);
+        assert_eq!(access(&mut races, 1, Actor::TensorStore, 2), None);
     }
 
     #[test]

@@ -1,0 +1,75 @@
+//! What the kernels of each plan of attention promise of their machine code.
+
+use super::{AttentionBlueprint, AttentionProblem};
+use crate::{Family, Promise};
+
+impl AttentionBlueprint {
+    /// What the kernels of this plan promise, in both passes.
+    pub(super) fn promises(&self, problem: &AttentionProblem) -> Vec<(&'static str, Promise)> {
+        const MOST: u32 = Promise::MOST_REGISTERS;
+        let AttentionProblem { mask, bias, packed, dropout, .. } = problem;
+        // Known spills in bytes, on one architecture or another: tiles leave few registers for options.
+        let of_pairs = mask.is_some() || dropout.is_some();
+        let wide = problem.head_dim > 64;
+        let of_forward = if mask.is_some() || bias.is_some() || packed.is_some() { 32 } else { 0 };
+        let of_backward = match (wide, bias.is_some(), of_pairs) {
+            (true, true, _) => 320,
+            (true, false, true) => 128,
+            (true, false, false) | (false, false, true) => 16,
+            (false, ..) => 0,
+        };
+        let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
+        // What draws dropout before a tile's products, and a number that does not change from tile to tile.
+        let of_once = match (wide, dropout.is_some()) {
+            (true, true) => 256,
+            (true, false) => 0,
+            (false, _) => 16,
+        };
+        let row_terms = ("attention_row_terms", Promise::registers(MOST));
+        match self.family {
+            Family::Wgmma if self.atomic => vec![
+                // What a launch gives each unit, as forward.
+                (
+                    "attention_backward_once_wgmma",
+                    Promise::tensor_core("HGMMA", if self.tile_kv == 192 { 128 } else { 168 })
+                        .spilling(of_once),
+                ),
+                ("attention_dq", Promise::registers(MOST)),
+                row_terms,
+            ],
+            Family::Wgmma => vec![
+                // What a launch gives each unit; those that multiply then take from those that copy.
+                ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
+                (
+                    "attention_backward_wgmma",
+                    Promise::tensor_core("HGMMA", MOST).spilling(of_hopper),
+                ),
+                row_terms,
+            ],
+            Family::Mma => vec![
+                ("attention_forward_mma", Promise::tensor_core("HMMA", MOST).spilling(of_forward)),
+                (
+                    "attention_backward_mma",
+                    Promise::tensor_core("HMMA", MOST).spilling(of_backward),
+                ),
+                row_terms,
+            ],
+            // What a launch gives each unit.
+            Family::Tcgen05 => {
+                vec![("attention_forward_tcgen05", Promise::tensor_core("UTCHMMA", 168))]
+            }
+            Family::Portable if self.split => vec![
+                ("attention_decode", Promise::registers(MOST)),
+                ("attention_merge", Promise::registers(MOST)),
+            ],
+            Family::Portable => [
+                "attention_forward_portable",
+                "attention_delta",
+                "attention_backward_kv_portable",
+                "attention_backward_q_portable",
+            ]
+            .map(|kernel| (kernel, Promise::registers(MOST)))
+            .into(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Attention of numbers that are all exact, so that every bit of the output is known.
+
+use super::{
+    attention::{PLAIN, Wanted, lse_of, problem},
+    tensors::{upload, whole_numbers, within},
+};
+use blackburn_kernels::{
+    Pass,
+    attention::{AttentionBlueprint, AttentionInputs as Tensors, attention_forward_with},
+    recorder::Recorder,
+};
+use blackburn_reference::{
+    attention::{AttentionCase, AttentionOptions},
+    storage::Storage,
+    tolerance::compare,
+};
+use libtest_mimic::Failed;
+use std::f32::consts::LN_2;
+
+/// Scores that are whole in powers of two, whose sum is a power of two, and which grow by much from the first tile of
+/// keys to the second, and by little to the third: each sum is rescaled, or late, and all numbers are exact.
+pub(super) fn powers_of_two(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
+    // The kernels' factor, this times log2(e) in f32, is 1.
+    let options = AttentionOptions { scale: Some(f64::from(LN_2)), ..AttentionOptions::PLAIN };
+    let case = AttentionCase { name: "powers of two", seq_kv: 512, options, ..PLAIN };
+    // 128 times 2^0; 2^7 to 2^16; 2^17. The sum is 2^18.
+    let power = |key: usize| match key {
+        0..128 => 0,
+        128..138 => key as i32 - 121,
+        256 => 17,
+        _ => -300,
+    };
+    let (width, storage, client) = (case.head_dim, Storage::Bf16, recorder.client());
+    // Every other query sees all keys alike.
+    let sees_powers = |query: usize| query.is_multiple_of(2);
+    let mut q = vec![0.0; case.heads_q * case.seq_q * width];
+    let mut k = vec![0.0; case.seq_kv * width];
+    for (query, row) in q.chunks_exact_mut(width).enumerate() {
+        row[0] = if sees_powers(query % case.seq_q) { 1.0 } else { 0.0 };
+    }
+    for (key, row) in k.chunks_exact_mut(width).enumerate() {
+        row[0] = f64::from(power(key));
+    }
+    let v = whole_numbers(1, k.len(), 1);
+    let mean = |query: usize, column: usize| {
+        let weight = |key| match power(key) {
+            _ if !sees_powers(query) => 1.0 / 512.0,
+            -300 => 0.0,
+            power => 2.0_f64.powi(power - 18),
+        };
+        storage.round((0..case.seq_kv).map(|key| weight(key) * v[key * width + column]).sum())
+    };
+    let expected: Vec<_> =
+        (0..q.len()).map(|at| mean(at / width % case.seq_q, at % width)).collect();
+    let problem = problem(&case, storage);
+    let plans = AttentionBlueprint::candidates(&problem, Pass::Forward, client);
+    let [q, k, v] = [&q, &k, &v].map(|values| upload(recorder, values, storage));
+    let tensors = Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None, key: None };
+    let plan = wanted.of(&plans, Pass::Forward)?;
+    let output = attention_forward_with(client, &problem, &plan, &tensors)?;
+    within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])?;
+    let lse = lse_of(recorder, &output)?;
+    let powers = |query| f64::from(if sees_powers(query) { 18 } else { 9 });
+    let expected: Vec<_> =
+        (0..lse.len()).map(|at| powers(at % case.seq_q) * f64::from(LN_2)).collect();
+    // The logarithm, and products by ln(2), each rounded.
+    let bounds: Vec<_> = expected.iter().map(|lse| lse * 3.0 * f64::from(f32::EPSILON)).collect();
+    compare(&lse, &expected, &bounds).map(drop).map_err(|error| error.to_string().into())
+}
