@@ -381,11 +381,29 @@ pub(super) fn rescale<R: Size>(
     vector_of::<f32, R>(scaled)
 }
 
-/// What the sums of a unit's two rows are to be multiplied by in the end.
+/// Sums of the weights of a unit's two rows, and what the outputs are to be multiplied by in the end.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct RowFactors {
+pub(super) struct RowTotals {
     upper: f32,
     lower: f32,
+    upper_factor: f32,
+    lower_factor: f32,
+}
+
+#[cube]
+pub(super) fn row_totals<I: Float, M: Numeric>(
+    state: &RowState,
+    queries: &Queries<'_, I, M>,
+) -> RowTotals {
+    let kept = queries.sequence.rules.numbers.kept;
+    let upper = quad_sum(state.total_upper);
+    let lower = quad_sum(state.total_lower);
+    RowTotals {
+        upper,
+        lower,
+        upper_factor: select(upper == 0.0f32, 0.0f32, kept / upper),
+        lower_factor: select(lower == 0.0f32, 0.0f32, kept / lower),
+    }
 }
 
 /// Divides the outputs, which lie from register `first` on, by the sums of their weights, and writes
@@ -400,22 +418,21 @@ pub(super) fn write_rows<I: Float, M: Numeric, R: Size>(
     lse: &mut [f32],
     #[comptime] head_dim: usize,
 ) {
-    let factors = finish_rows(state, queries, lse);
-    write_columns::<I, M, R>(sums, first, &factors, queries, out, 0usize, head_dim);
+    let totals = row_totals(state, queries);
+    write_columns::<I, M, R>(sums, first, &totals, queries, out, 0usize, head_dim);
+    write_row_values(state, &totals, queries, lse);
 }
 
-/// Writes the largest scores of both rows and the logarithms of their sums, and gives what the outputs are to be
-/// multiplied by.
+/// Writes the largest scores of both rows and the logarithms of their sums.
 #[cube]
-pub(super) fn finish_rows<I: Float, M: Numeric>(
+pub(super) fn write_row_values<I: Float, M: Numeric>(
     state: &RowState,
+    totals: &RowTotals,
     queries: &Queries<'_, I, M>,
     lse: &mut [f32],
-) -> RowFactors {
+) {
     let (sequence, row) = (&queries.sequence, queries.row);
     let rules = sequence.rules;
-    let upper = quad_sum(state.total_upper);
-    let lower = quad_sum(state.total_lower);
     if queries.quad == 0 {
         let largest = sequence.origin_of_row_values() + row;
         let logs = rules.all_rows() + largest;
@@ -427,16 +444,12 @@ pub(super) fn finish_rows<I: Float, M: Numeric>(
         }
         if row < sequence.seq_q {
             lse[largest as usize] = state.peak_upper * to_scores;
-            lse[logs as usize] = upper.ln();
+            lse[logs as usize] = totals.upper.ln();
         }
         if row + 8 < sequence.seq_q {
             lse[(largest + 8) as usize] = state.peak_lower * to_scores;
-            lse[(logs + 8) as usize] = lower.ln();
+            lse[(logs + 8) as usize] = totals.lower.ln();
         }
-    }
-    RowFactors {
-        upper: select(upper == 0.0f32, 0.0f32, rules.numbers.kept / upper),
-        lower: select(lower == 0.0f32, 0.0f32, rules.numbers.kept / lower),
     }
 }
 
@@ -445,7 +458,7 @@ pub(super) fn finish_rows<I: Float, M: Numeric>(
 pub(super) fn write_columns<I: Float, M: Numeric, R: Size>(
     sums: Vector<f32, R>,
     #[comptime] first: usize,
-    factors: &RowFactors,
+    totals: &RowTotals,
     queries: &Queries<'_, I, M>,
     out: &mut Heads<I>,
     #[comptime] column: usize,
@@ -459,7 +472,8 @@ pub(super) fn write_columns<I: Float, M: Numeric, R: Size>(
     for pair in 0..comptime!(columns / 4) {
         let i = comptime!(2 * pair);
         let at = row + comptime!(8 * (pair % 2) as u32);
-        let factor = if comptime!(pair % 2 == 0) { factors.upper } else { factors.lower };
+        let factor =
+            if comptime!(pair % 2 == 0) { totals.upper_factor } else { totals.lower_factor };
         let register = comptime!(first + i);
         let low = sums.extract(register) * factor;
         let high = sums.extract(comptime!(register + 1)) * factor;

@@ -5,8 +5,8 @@ use super::{
     pipeline::{TILE_Q, TmaForwardBlueprint, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules_to, finish_rows, kept_words, pack_registers, queries_at,
-        rescale, unseen, weigh_kept, write_columns,
+        Queries, RowState, apply_rules_to, kept_words, pack_registers, queries_at, rescale,
+        row_totals, unseen, weigh_kept, write_columns, write_row_values,
     },
     tcgen05_forward::{HALF_COLUMNS, Places, TILE, tiles_of},
 };
@@ -76,7 +76,8 @@ fn write<I: Float, M: Numeric>(
     lse: &mut [f32],
     #[comptime] head_dim: usize,
 ) {
-    let factors = finish_rows(state, queries, lse);
+    let totals = row_totals(state, queries);
+    write_row_values(state, &totals, queries, lse);
     #[unroll]
     for part in 0..comptime!(head_dim.div_ceil(PART)) {
         let mut part_sums = Vector::<f32, Const<PART_REGISTERS>>::new(0.0f32);
@@ -86,7 +87,7 @@ fn write<I: Float, M: Numeric>(
         }
         let (column, columns) = comptime!((part * PART, (head_dim - part * PART).min(PART)));
         write_columns::<I, M, Const<PART_REGISTERS>>(
-            part_sums, 0usize, &factors, queries, out, column, columns,
+            part_sums, 0usize, &totals, queries, out, column, columns,
         );
     }
 }

@@ -13,18 +13,17 @@
 use super::{
     bias_tile::{element_bytes, fetch_bias},
     budget::{scale_bytes, stage_bytes, tcgen05_bytes},
+    bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
-    wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
+    wgmma::{BulkBlocks, MatrixBlocks},
     work::{Extent, LastMatrix, work_at, work_count},
 };
 use crate::device::SCALE_BLOCK_BYTES;
 use crate::ptx::{
     ROW_BYTES,
     access::load_shared_word,
-    barrier::{
-        barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, sync_group,
-    },
+    barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
     copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
@@ -76,6 +75,15 @@ impl Tcgen05Blueprint {
         self.block_bytes() + self.scale_bytes()
     }
 
+    fn ring(self) -> BulkRingBlueprint {
+        BulkRingBlueprint {
+            stages: self.stages,
+            stage_bytes: self.stage_bytes() as u32,
+            tile_m: TILE_M as u32,
+            tile_n: self.operands.n as u32,
+        }
+    }
+
     pub(super) fn shared_bytes(self) -> usize {
         let stages = self.stages as usize;
         tcgen05_bytes(TILE_M, self.operands.n, stages) + stages * self.scale_bytes()
@@ -111,37 +119,6 @@ fn places(ring: u32, #[comptime] blueprint: Tcgen05Blueprint) -> Places {
     let empty = full + comptime!(8 * blueprint.stages);
     let summed = empty + comptime!(8 * blueprint.stages);
     Places { ring, full, empty, summed, read: summed + 16, tensor: summed + 32, bias: summed + 48 }
-}
-
-/// 1. Copies the blocks of every tile of this cube's. One unit calls it.
-#[cube]
-fn produce<B: BulkBlocks>(
-    source: &B,
-    extent: &Extent,
-    at: &Places,
-    #[comptime] blueprint: Tcgen05Blueprint,
-) {
-    let (tile_m, tile_n) = comptime!((TILE_M as u32, blueprint.operands.n as u32));
-    let stage_bytes = comptime!(blueprint.stage_bytes() as u32);
-    let work_items = work_count(extent, tile_m, tile_n);
-    let mut stage = 0u32;
-    let mut phase = 0u32;
-    let mut index = CUBE_POS_X;
-    while index < work_items {
-        let work = work_at(index, extent, tile_m, tile_n);
-        for block in work.first_block..work.last_block {
-            barrier_wait(at.empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
-            let barrier = at.full + load::<u32>(stage) * 8;
-            barrier_expect(barrier, stage_bytes);
-            source.load(at.ring + load::<u32>(stage) * stage_bytes, &work, block, barrier);
-            stage += 1;
-            if stage == comptime!(blueprint.stages) {
-                stage = 0u32;
-                phase ^= 1;
-            }
-        }
-        index += CUBE_COUNT_X;
-    }
 }
 
 /// 2. Multiplies every tile of this cube's. One unit calls it.
@@ -310,7 +287,8 @@ pub(super) fn persistent_tensor_product<B: BulkBlocks, O: Float, S: Numeric, W: 
     let sums = load_shared_word(at.tensor);
     if warp == 0 {
         if elect() == 1 {
-            produce::<B>(source, extent, &at, blueprint);
+            let ring = BulkRing { blocks: at.ring, full: at.full, empty: at.empty };
+            fill_bulk_ring::<B>(source, &ring, extent, comptime!(blueprint.ring()));
         }
     } else if warp == 1 {
         if elect() == 1 {
