@@ -38,12 +38,16 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/matmul/mma.rs",
         tests: PRODUCTS,
+        rows: &[device(
+            "whole chunk read at a row's end",
+            "min(columns - column_at, chunk_elements) * element_bytes",
+            "min(columns, chunk_elements) * element_bytes",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/matmul/mma_tile.rs",
+        tests: PRODUCTS,
         rows: &[
-            device(
-                "whole chunk read at a row's end",
-                "min(columns - column_at, chunk_elements) * element_bytes",
-                "min(columns, chunk_elements) * element_bytes",
-            ),
             device(
                 "splits over each other",
                 "(work.split * extent.batches + work.batch) * extent.m",
@@ -51,7 +55,7 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "bias of the first warp for all",
-                "bias_at + fragments.column * comptime!(bias_tile::element_bytes(half))",
+                "bias_at + fragments.column * comptime!(element_bytes(half))",
                 "bias_at",
             ),
         ],
@@ -183,7 +187,7 @@ pub(super) const FILES: &[InFile] = &[
                 "state.peak_lower * to_scores",
                 "state.peak_upper * to_scores",
             ),
-            device("dropped scale of dropout", "rules.numbers.kept / lower", "1.0f32 / lower"),
+            device("dropped scale of dropout", "kept / lower", "1.0f32 / lower"),
         ],
     },
     InFile {
