@@ -5,8 +5,8 @@ use super::{
     call::{Call, heads},
     pipeline::{BLOCK, TILE_Q, TmaForwardBlueprint},
     tcgen05_forward::{UNITS, attention_forward_tcgen05_kernel},
-    tensor_core::{Tensor, ptx_type},
-    wgmma_launch::{QueryTiles, query_tiles, tensor_map, with_most_stages},
+    tensor_core::Tensor,
+    wgmma_launch::{QueryTiles, forward_kernel, query_tiles, tensor_map},
 };
 use crate::{DeviceProfile, KernelError};
 use cubecl::prelude::*;
@@ -22,14 +22,8 @@ pub(super) fn forward(
 ) -> Result<(), KernelError> {
     let problem = call.problem;
     let device = DeviceProfile::of(call.client);
-    let dtype = ptx_type(call)?;
-    let (head_dim, tile_kv) = (problem.head_dim, blueprint.tile_kv);
-    let kernel = with_most_stages(
-        device,
-        MOST_STAGES,
-        |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
-        TmaForwardBlueprint::tcgen05_bytes,
-    )?;
+    let shared_bytes = TmaForwardBlueprint::tcgen05_bytes;
+    let kernel = forward_kernel(call, blueprint, device, MOST_STAGES, shared_bytes)?;
     let QueryTiles { tiles, items, cubes } = query_tiles(call, blueprint, device)?;
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
@@ -40,7 +34,7 @@ pub(super) fn forward(
             cubes,
             CubeDim::new_1d(UNITS),
             tensor_map(call, &q, TILE_Q)?,
-            tensor_map(call, &k, tile_kv)?,
+            tensor_map(call, &k, kernel.tile_kv)?,
             // Chunks of 64 keys are what the second product steps through.
             tensor_map(call, &v, BLOCK)?,
             call.rules(0),

@@ -20,7 +20,7 @@ const MOST_STAGES: usize = 4;
 const BACKWARD_TILE: usize = 128;
 
 /// The most stages that fit.
-pub(super) fn with_most_stages<K: Copy>(
+fn with_most_stages<K: Copy>(
     device: DeviceProfile,
     most: usize,
     kernel: impl Fn(usize) -> K,
@@ -81,6 +81,20 @@ pub(super) fn query_tiles(
     Ok(QueryTiles { tiles: tiles as u32, items, cubes })
 }
 
+/// How the kernel of the forward pass is compiled, with as many stages as fit, up to `most`.
+pub(super) fn forward_kernel(
+    call: &Call<'_>,
+    blueprint: &AttentionBlueprint,
+    device: DeviceProfile,
+    most: usize,
+    shared_bytes: impl Fn(TmaForwardBlueprint) -> usize,
+) -> Result<TmaForwardBlueprint, KernelError> {
+    let dtype = ptx_type(call)?;
+    let (head_dim, tile_kv) = (call.problem.head_dim, blueprint.tile_kv);
+    let kernel = |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages };
+    with_most_stages(device, most, kernel, shared_bytes)
+}
+
 /// The forward pass.
 pub(super) fn forward(
     call: &Call<'_>,
@@ -89,14 +103,8 @@ pub(super) fn forward(
 ) -> Result<(), KernelError> {
     let problem = call.problem;
     let device = DeviceProfile::of(call.client);
-    let dtype = ptx_type(call)?;
-    let (head_dim, tile_kv) = (problem.head_dim, blueprint.tile_kv);
-    let kernel = with_most_stages(
-        device,
-        MOST_STAGES,
-        |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages },
-        TmaForwardBlueprint::shared_bytes,
-    )?;
+    let shared_bytes = TmaForwardBlueprint::shared_bytes;
+    let kernel = forward_kernel(call, blueprint, device, MOST_STAGES, shared_bytes)?;
     let QueryTiles { tiles, items, cubes } = query_tiles(call, blueprint, device)?;
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
@@ -107,7 +115,7 @@ pub(super) fn forward(
             cubes,
             CubeDim::new_1d(FORWARD_UNITS),
             tensor_map(call, &q, TILE_Q)?,
-            tensor_map(call, &k, tile_kv)?,
+            tensor_map(call, &k, kernel.tile_kv)?,
             // Chunks of 64 keys are what the second product steps through.
             tensor_map(call, &v, BLOCK)?,
             call.rules(0),

@@ -9,6 +9,7 @@
 
 use super::{
     bias_tile::fetch_bias,
+    budget::mma_bulk_bytes,
     bulk_ring::{BulkRing, BulkRingBlueprint, bulk_ring, fill_bulk_ring, make_bulk_ring},
     epilogue::{EpilogueTensors, Outputs},
     mma_tile::write_part,
@@ -49,7 +50,8 @@ impl MmaBulkBlueprint {
     }
 
     pub(super) fn shared_bytes(self) -> usize {
-        self.mma.shared_bytes() + 16 * self.mma.stages as usize
+        let MmaBlueprint { stages, .. } = self.mma;
+        mma_bulk_bytes(self.mma.tile_m() as usize, self.mma.tile_n() as usize, stages as usize)
     }
 
     /// What the copies are told of the operands.

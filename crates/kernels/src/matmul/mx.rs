@@ -38,13 +38,10 @@ pub const SCALED_BY: usize = 32;
 /// The type of scales.
 pub const SCALE_DTYPE: ElemType = ElemType::Float(FloatKind::UE8M0);
 
-/// Tiles of kernels that take scales. The sums of two tiles of 256 columns would leave no tensor memory for them.
-const TILES: [(Family, usize, usize); 4] = [
-    (Family::Tcgen05, 128, 128),
-    (Family::Mma, 128, 256),
-    (Family::Mma, 128, 128),
-    (Family::Mma, 64, 128),
-];
+/// Tiles of kernels that take scales. The sums of two tiles of 256 columns would leave no tensor memory for them, and
+/// rings of such tiles do not fit the shared memory of workstations.
+const TILES: [(Family, usize, usize); 3] =
+    [(Family::Tcgen05, 128, 128), (Family::Mma, 128, 128), (Family::Mma, 64, 128)];
 
 /// An operand: elements, and the scales of blocks of 32 of them along k.
 #[derive(Clone, Copy, Debug)]

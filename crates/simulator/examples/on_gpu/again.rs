@@ -106,11 +106,11 @@ fn map(tensor: &Tensor, places: &Places) -> Result<TensorMap> {
     })
 }
 
-/// The largest error of an instruction's results, beside what PTX states.
+/// How many results of an instruction were asked for, and the largest error among them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Errors {
     pub(crate) asked: usize,
-    /// Units in the last place of the correctly rounded result, or the relative error over the stated one.
+    /// A share of the error that PTX states.
     pub(crate) of_stated: f64,
 }
 
