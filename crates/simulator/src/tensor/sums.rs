@@ -191,6 +191,25 @@ mod tests {
     }
 
     #[test]
+    fn a_zero_cuts_nothing_off() {
+        let small = 2.0_f32.powi(-60);
+        let mut sums = [small];
+        let (a, b, elements) = ([0.0], [2.0_f32.powi(100)], [Element::BF16; 2]);
+        let operands = Operands { a: &a, b: &b, elements, n: 1, k: 1 };
+        accumulate(TensorCores::Hopper, Unit::Mma, &mut sums, operands);
+        assert_eq!(sums, [small]);
+    }
+
+    #[test]
+    fn numbers_too_small_to_be_normal_cut_off_as_the_smallest_normal_one() {
+        let (term, start) = (2.0_f32.powi(-20), 2.0_f32.powi(-40));
+        let of = |element| sum(TensorCores::Hopper, Unit::Mma, start, element, &[term]);
+        assert_eq!(of(Element::BF16), term + start);
+        // 25 bits behind 2^-14.
+        assert_eq!(of(Element::F16), term);
+    }
+
+    #[test]
     fn what_is_not_a_number_stays_none() {
         let of = |terms: &[f32]| sum(TensorCores::Hopper, Unit::Mma, 0.0, Element::BF16, terms);
         assert_eq!(of(&[f32::INFINITY, 1.0]), f32::INFINITY);
