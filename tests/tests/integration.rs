@@ -109,6 +109,8 @@ mod scan;
 mod scatter;
 #[path = "integration/sgd.rs"]
 mod sgd;
+#[path = "integration/size_one.rs"]
+mod size_one;
 #[path = "integration/softmax.rs"]
 mod softmax;
 #[path = "integration/square_sum.rs"]
@@ -214,6 +216,7 @@ fn main() -> ExitCode {
         scan::trials(),
         scatter::trials(),
         sgd::trials(),
+        size_one::trials(),
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),

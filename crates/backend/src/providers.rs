@@ -4,6 +4,7 @@ use crate::{
     fused::{
         attention::Attention,
         batch_norm::{BatchNormPass, BatchNormSearch},
+        burns,
         channel_sum::ChannelSum,
         column_sum::Sum,
         conv::Convolution,
@@ -223,7 +224,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
         } else if settings.is_superseded(name) {
             settle(fusion::remove(name), ProviderState::Superseded)
         } else {
-            ProviderState::Registered
+            settle(burns::register(name), ProviderState::Registered)
         };
         ProviderStatus { name: name.to_string(), origin: Origin::Burn, state }
     });

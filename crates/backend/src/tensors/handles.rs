@@ -423,7 +423,8 @@ pub(crate) fn known_output<'a>(
     context.tensors.get(&out.id).ok_or_else(unknown)
 }
 
-fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+/// Elements between neighbors in each dimension where the elements follow each other in the order of dimensions.
+pub(crate) fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for dim in (0..shape.len().saturating_sub(1)).rev() {
         strides[dim] = strides[dim + 1] * shape[dim + 1];

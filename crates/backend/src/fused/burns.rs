@@ -1,0 +1,233 @@
+//! Burn's own fusions, behind a step that gives the tensors they read strides that they compute right with.
+//!
+//! The stride of a dimension of size 1 means nothing: nobody steps over it. Burn's fused kernels look at it all the same.
+//! They read vectors along one dimension, and take a stride of another that vectors do not divide for a gap. So an image
+//! of one channel, which convolutions leave with a stride of 1 there, is read number by number, while its neighbors in
+//! the same kernel are read by vectors. If the result is written to the memory of that image, the kernel counts in
+//! numbers and in vectors at once, and most results are wrong (burn-cubecl-fusion 0.22.1: `vectorization_input`, and
+//! `Alias` in `apply_vectorization_block`). A convolution with one output channel in front of a mean squared error is
+//! enough.
+
+use crate::tensors::{Tensors, contiguous_strides};
+use burn_cubecl::{
+    CubeDevice,
+    fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
+};
+use burn_cubecl_fusion::{
+    FallbackOperation,
+    optim::{
+        CubeOptimization, CubeOptimizationState, FusedOperation,
+        elemwise::{self, ElementWiseFuser, ElemwiseOptimization},
+        matmul::{self, MatmulFuser, MatmulOptimization},
+        nhwc_relayout::{self, NHWCRelayoutFuser, NHWCRelayoutOptimization},
+        reduce::{self, ReduceFuser, ReduceOptimization, ReduceSettings},
+        reduce_broadcasted::{self, ReduceBroadcastedFuser, ReduceBroadcastedOptimization},
+    },
+};
+use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
+use burn_ir::{OperationIr, TensorStatus};
+use burn_std::Strides;
+use std::marker::PhantomData;
+
+/// Registers Burn's fusion of that name anew, behind the step. A fusion that this version of Blackburn does not know stays
+/// as it is.
+///
+/// # Errors
+///
+/// As Burn's registry has them: tensors that were there before.
+pub(crate) fn register(name: &str) -> Result<(), RegistryError> {
+    match name {
+        elemwise::NAME => {
+            again::<ElemwiseOptimization>(name, |device| Box::new(ElementWiseFuser::new(device)))
+        }
+        matmul::NAME => {
+            again::<MatmulOptimization>(name, |device| Box::new(MatmulFuser::new(device)))
+        }
+        reduce::NAME => again::<ReduceOptimization>(name, |device| {
+            Box::new(ReduceFuser::new(device, ReduceSettings::Always))
+        }),
+        reduce_broadcasted::NAME => again::<ReduceBroadcastedOptimization>(name, |device| {
+            Box::new(ReduceBroadcastedFuser::new(device))
+        }),
+        nhwc_relayout::NAME => again::<NHWCRelayoutOptimization>(name, |device| {
+            Box::new(NHWCRelayoutFuser::new(device))
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn again<O: FusedOperation>(name: &str, fuser: MakeFuser) -> Result<(), RegistryError> {
+    fusion::remove(name)?;
+    fusion::register(Provider { fuser, operation: PhantomData::<fn() -> O> })
+}
+
+type MakeFuser = fn(CubeDevice) -> BurnsFuser;
+type BurnsFuser = Box<dyn OperationFuser<CubeOptimization>>;
+
+struct Provider<O> {
+    fuser: MakeFuser,
+    operation: PhantomData<fn() -> O>,
+}
+
+impl<O: FusedOperation> OptimizationProvider for Provider<O> {
+    type Operation = Prepared<O>;
+
+    fn fuser(&self, device: &CubeDevice) -> CubeFuser {
+        let fuser = (self.fuser)(device.clone());
+        CubeFuser::new(Fuser { fuser, operation: PhantomData::<fn() -> O> })
+    }
+}
+
+/// Burn's fuser; what it makes of operations is [`Prepared`].
+struct Fuser<O> {
+    fuser: BurnsFuser,
+    operation: PhantomData<fn() -> O>,
+}
+
+impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
+    fn fuse(&mut self, operation: &OperationIr) {
+        self.fuser.fuse(operation);
+    }
+
+    fn finish(&mut self) -> CubeOptimization {
+        let burns = self.fuser.finish();
+        CubeOptimization::new(Prepared { burns, operation: PhantomData::<fn() -> O> })
+    }
+
+    fn reset(&mut self) {
+        self.fuser.reset();
+    }
+
+    fn status(&self) -> FuserStatus {
+        self.fuser.status()
+    }
+
+    fn properties(&self) -> FuserProperties {
+        self.fuser.properties()
+    }
+
+    fn len(&self) -> usize {
+        self.fuser.len()
+    }
+
+    fn clone_dyn(&self) -> BurnsFuser {
+        Box::new(Self { fuser: self.fuser.clone_dyn(), operation: PhantomData })
+    }
+}
+
+/// Operations that Burn runs as one, `O`.
+struct Prepared<O> {
+    burns: CubeOptimization,
+    operation: PhantomData<fn() -> O>,
+}
+
+impl<O: FusedOperation> FusedOperation for Prepared<O> {
+    const NAME: &'static str = O::NAME;
+    type State = CubeOptimizationState;
+
+    fn num_ops_fused(&self) -> usize {
+        self.burns.num_ops_fused()
+    }
+
+    fn max_relative_shape_id(&self) -> Option<usize> {
+        burn_fusion::NumOperations::max_relative_shape_id(&self.burns)
+    }
+
+    fn run(
+        &mut self,
+        context: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        prepare(context);
+        self.burns.run(context, fallback);
+    }
+
+    fn to_state(&self) -> CubeOptimizationState {
+        self.burns.to_state()
+    }
+
+    fn from_state(device: &CubeDevice, state: CubeOptimizationState) -> Self {
+        let burns = CubeOptimization::new(O::from_state(device, state.decode()));
+        Self { burns, operation: PhantomData }
+    }
+}
+
+/// Gives dimensions of size 1 strides that no vector straddles, in all tensors that there are.
+fn prepare(context: &mut Tensors) {
+    let mut changed = Vec::new();
+    for tensor in context.tensors.values() {
+        let Some(handle) = context.handles.get_handle_ref(&tensor.id) else { continue };
+        if handle.tiles.is_none() && handle.qparams.is_none() {
+            changed.extend(harmless(&tensor.shape, &handle.strides).map(|to| (tensor.id, to)));
+        }
+    }
+    for (id, strides) in changed {
+        // Out and in again, so that nobody else seems to hold the memory.
+        let mut handle = context.handles.get_handle(&id, &TensorStatus::ReadWrite);
+        handle.strides = strides;
+        context.handles.register_handle(id, handle);
+    }
+}
+
+/// The strides of the same tensor with others in dimensions of size 1, where one of these would be taken for a gap between
+/// vectors.
+///
+/// A tensor that is contiguous but for them gets contiguous strides. In any other these dimensions come outermost, with
+/// the number of elements as their stride, which every vector divides that divides a dense dimension.
+fn harmless(shape: &[usize], strides: &[usize]) -> Option<Strides> {
+    let innermost = (0..shape.len()).find(|dim| shape[*dim] > 1 && strides[*dim] == 1)?;
+    let is_gap = |dim: usize| {
+        shape[dim] == 1 && strides[dim] != 0 && !strides[dim].is_multiple_of(shape[innermost])
+    };
+    if !(0..shape.len()).any(is_gap) {
+        return None;
+    }
+    let contiguous = contiguous_strides(shape);
+    if (0..shape.len()).all(|dim| shape[dim] == 1 || strides[dim] == contiguous[dim]) {
+        return (contiguous != strides).then(|| Strides::new(&contiguous));
+    }
+    let elements = shape.iter().product();
+    let outermost = |dim: usize| if shape[dim] == 1 { elements } else { strides[dim] };
+    Some(Strides::new(&(0..shape.len()).map(outermost).collect::<Vec<_>>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_of_one_channel_lies_as_if_it_were_contiguous() {
+        // Channels follow each other in memory, and there is one.
+        assert_eq!(
+            harmless(&[3, 1, 16, 16], &[256, 1, 16, 1]),
+            Some(Strides::new(&[256, 256, 16, 1]))
+        );
+        assert_eq!(harmless(&[2, 1, 8], &[8, 1, 1]), Some(Strides::new(&[8, 8, 1])));
+        // A column that was transposed.
+        assert_eq!(harmless(&[1, 12], &[1, 1]), Some(Strides::new(&[12, 1])));
+    }
+
+    #[test]
+    fn other_orders_of_memory_keep_it() {
+        let images = harmless(&[2, 8, 6, 1], &[48, 1, 8, 1]);
+        assert_eq!(images, Some(Strides::new(&[48, 1, 8, 96])));
+    }
+
+    #[test]
+    fn tensors_without_such_a_dimension_stay_as_they_are() {
+        for (shape, strides) in [
+            (&[3, 4, 16, 16][..], &[1024, 1, 64, 4][..]),
+            (&[3, 1, 16, 16], &[256, 256, 16, 1]),
+            // What Burn makes of a column, and of a parameter of a channel each.
+            (&[12, 1], &[1, 1]),
+            (&[1, 48, 1, 1], &[48, 1, 1, 1]),
+            // Multiples are no gaps, and broadcasts are not read along.
+            (&[2, 8, 6, 1], &[48, 1, 8, 8]),
+            (&[1, 8], &[0, 1]),
+            (&[1, 1], &[1, 1]),
+            (&[], &[]),
+        ] {
+            assert_eq!(harmless(shape, strides), None, "{shape:?} {strides:?}");
+        }
+    }
+}
