@@ -1,12 +1,11 @@
 //! Burn's own fusions, behind a step that gives the tensors they read strides that they compute right with.
 //!
 //! The stride of a dimension of size 1 means nothing: nobody steps over it. Burn's fused kernels look at it all the same.
-//! They read vectors along one dimension, and take a stride of another that vectors do not divide for a gap. So an image
-//! of one channel, which convolutions leave with a stride of 1 there, is read number by number, while its neighbors in
-//! the same kernel are read by vectors. If the result is written to the memory of that image, the kernel counts in
-//! numbers and in vectors at once, and most results are wrong (burn-cubecl-fusion 0.22.1: `vectorization_input`, and
-//! `Alias` in `apply_vectorization_block`). A convolution with one output channel in front of a mean squared error is
-//! enough.
+//! They read vectors along one dimension, and take a stride of another that vectors do not divide for a gap
+//! (`vectorization_input` of burn-cubecl-fusion 0.22.1). So an image of one channel, which convolutions and permuted
+//! tensors leave with a stride of 1 there, counts as one that is read number by number, while its neighbors in the same
+//! kernel are read by vectors, and most results of such a kernel are wrong. A convolution with one output channel in
+//! front of a mean squared error is enough, or `(x - y) * 2` of an image that was permuted.
 
 use crate::tensors::{Tensors, contiguous_strides};
 use burn_cubecl::{
