@@ -45,13 +45,13 @@ pub fn svg(drawing: &impl Drawing) -> Result<String> {
     Ok(text)
 }
 
-/// Writes `path` with the extensions `svg` and `png`.
+/// Writes `path` with `.svg` and with `.png` behind it.
 ///
 /// # Errors
 ///
 /// When the drawing fails, or a file cannot be written.
 pub fn write(drawing: &impl Drawing, path: &Path) -> Result<()> {
-    let [vectors, pixels] = ["svg", "png"].map(|extension| path.with_extension(extension));
+    let [vectors, pixels] = ["svg", "png"].map(|extension| path.with_added_extension(extension));
     fs::write(&vectors, svg(drawing)?).with_context(|| format!("write {}", vectors.display()))?;
     let area = BitMapBackend::new(&pixels, drawing.size()).into_drawing_area();
     area.fill(&WHITE)?;
