@@ -11,12 +11,12 @@ fn packed() -> Sandbox {
     sandbox.program("peers/torch_conv.py", &row("conv2d", "torch", "2.0"));
     // Lists its cases where it is asked to.
     let ops = format!(
-        "case \"$*\" in *--list*) echo cases of ours;; *) echo ops_sweep >> order; printf '{}';; esac",
+        "case \"$*\" in *--list*) echo cases of ours;; *) echo ops_sweep >> order; printf '%b' '{}';; esac",
         row("sum", "blackburn", "3.0")
     );
     sandbox.script("ops_sweep", &ops);
     let peer = format!(
-        "cat $1 > given; echo torch_ops.py >> order; printf '{}'",
+        "cat $1 > given; echo torch_ops.py >> order; printf '%b' '{}'",
         row("sum", "torch", "4.0")
     );
     sandbox.script("peers/torch_ops.py", &peer);
@@ -64,7 +64,7 @@ fn the_median_of_the_rounds_counts() {
 fn a_crash_keeps_the_rows_before_it_and_the_others_go_on() {
     let sandbox = packed();
     let crash = format!(
-        "printf '{}'; echo out of memory >&2; kill -SEGV $$",
+        "printf '%b' '{}'; echo out of memory >&2; kill -SEGV $$",
         row("conv2d", "blackburn", "1.0")
     );
     sandbox.script("conv_sweep", &crash);
@@ -84,7 +84,7 @@ fn a_crash_keeps_the_rows_before_it_and_the_others_go_on() {
 #[test]
 fn a_program_that_hangs_is_ended_and_keeps_its_rows() {
     let sandbox = packed();
-    let hang = format!("printf '{}'; sleep 60", row("conv2d", "torch", "2.0"));
+    let hang = format!("printf '%b' '{}'; sleep 60", row("conv2d", "torch", "2.0"));
     sandbox.script("peers/torch_conv.py", &hang);
     let outcome = sandbox.bench(&format!("{RUN} conv ops --dtypes bf16 --rounds 1 --limit-s 2"));
     assert_eq!(outcome.code, 1, "{}", outcome.told);
@@ -146,7 +146,7 @@ fn a_python_without_pytorch_is_told_once_and_ours_is_measured() {
 fn a_budget_measures_what_matters_most_and_leaves_the_rest() {
     let sandbox = packed();
     let slow = format!(
-        "echo conv_sweep >> order; sleep 2; printf '{}'",
+        "echo conv_sweep >> order; sleep 2; printf '%b' '{}'",
         row("conv2d", "blackburn", "1.0")
     );
     sandbox.script("conv_sweep", &slow);
@@ -162,8 +162,10 @@ fn a_budget_measures_what_matters_most_and_leaves_the_rest() {
 #[test]
 fn a_program_that_the_budget_ends_was_left_out_and_did_not_fail() {
     let sandbox = packed();
-    sandbox
-        .script("conv_sweep", &format!("printf '{}'; sleep 60", row("conv2d", "blackburn", "1.0")));
+    sandbox.script(
+        "conv_sweep",
+        &format!("printf '%b' '{}'; sleep 60", row("conv2d", "blackburn", "1.0")),
+    );
     let outcome = sandbox.bench(&format!("{RUN} conv ops --dtypes bf16 --budget-s 2"));
     assert_eq!(outcome.code, 3, "{}", outcome.told);
     let rows = sandbox.rows();

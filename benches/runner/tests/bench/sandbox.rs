@@ -55,7 +55,7 @@ impl Sandbox {
 
     /// A program that notes that it ran, and prints a row.
     pub(crate) fn program(&self, name: &str, row: &str) {
-        self.script(name, &format!("echo {name} >> order\nprintf '{row}'"));
+        self.script(name, &format!("echo {name} >> order\nprintf '%b' '{row}'"));
     }
 
     /// Runs `bench` with the words of `line`.
