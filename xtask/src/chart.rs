@@ -10,6 +10,9 @@
 //! -->
 //! ```
 //!
+//! With a line `scale: group` the longest bar of each group is as long as the picture is wide: where groups have units of
+//! their own, which their names say.
+//!
 //! A roofline; each line of rows adds those that all of its words name:
 //!
 //! ```text
@@ -99,6 +102,8 @@ fn bars(description: &str, results: &Results) -> Result<String> {
     for line in lines(description) {
         if let Some(title) = line.strip_prefix("title: ") {
             bars.title = title.into();
+        } else if line == "scale: group" {
+            bars.longest = Longest::OfGroup;
         } else if let Some(group) = line.strip_prefix("group: ") {
             bars.lines.push(Line::Group(group.into()));
         } else {
@@ -157,6 +162,19 @@ mod tests {
         let missing = error("rows: gpt2", roofline);
         assert_eq!(missing, "x.svg: no row of benches/results is `gpt2`");
         assert!(error("line: x", roofline).contains("`line: x` is not `title: `"));
+    }
+
+    #[test]
+    fn groups_of_other_units_have_their_own_scale() {
+        let text = include_str!("../../benches/runner/src/results/sample.tsv");
+        let results = Results(vec![Table::parse("nvidia-h200.tsv", text).unwrap()]);
+        let lines = "group: a\nBlackburn = gpt2 blackburn\ngroup: b\nother = gpt2 torch .median_ms";
+        let full = |description: &str| {
+            let svg = bars(description, &results).unwrap();
+            svg.matches("width=\"510\"").count()
+        };
+        assert_eq!(full(lines), 1);
+        assert_eq!(full(&format!("scale: group\n{lines}")), 2);
     }
 
     #[test]

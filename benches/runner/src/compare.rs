@@ -1,9 +1,8 @@
 //! Rows of a run beside the newest stored ones of the same.
 
-use crate::row::{Key, Row};
+use crate::{newest::Newest, row::Row};
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use std::collections::HashMap;
 
 /// Percent from which a row is told, and from which the comparison fails.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -63,9 +62,7 @@ pub struct Comparison {
 pub fn compare(run: &[Row], stored: &[Row], thresholds: Thresholds) -> Result<Vec<Comparison>> {
     let (run, stored) = (Newest::of(run), Newest::of(stored));
     let mut compared: Vec<Comparison> = run
-        .order
-        .iter()
-        .map(|key| run.rows[key])
+        .rows()
         .filter(|row| row.is_ours())
         .filter_map(|row| one(row, &run, &stored, thresholds))
         .collect();
@@ -75,12 +72,6 @@ pub fn compare(run: &[Row], stored: &[Row], thresholds: Thresholds) -> Result<Ve
     Ok(compared)
 }
 
-/// What time a row tells: milliseconds, or those of a million items.
-fn cost(row: &Row) -> Option<f64> {
-    let is_rate = row.unit.ends_with("/s");
-    row.median().or_else(|| row.rate().filter(|_| is_rate).map(|rate| 1e9 / rate))
-}
-
 /// Both costs, of the same kind.
 fn costs(now: &Row, before: &Row) -> Option<(f64, f64)> {
     if let (Some(now), Some(before)) = (now.median(), before.median()) {
@@ -88,71 +79,33 @@ fn costs(now: &Row, before: &Row) -> Option<(f64, f64)> {
     }
     let [now, before] = [now, before].map(|row| Row { median_ms: "-".into(), ..row.clone() });
     let is_one_unit = now.unit == before.unit;
-    Some((cost(&now)?, cost(&before)?)).filter(|_| is_one_unit)
+    Some((now.cost()?, before.cost()?)).filter(|_| is_one_unit)
 }
 
-/// Of each key the row to compare with: of the newest run that has it, the fastest. A run may have tried alternatives,
-/// and stored what they cost beside what is taken.
-struct Newest<'a> {
-    rows: HashMap<Key, &'a Row>,
-    /// As they were measured.
-    order: Vec<Key>,
-}
-
-impl<'a> Newest<'a> {
-    fn of(rows: &'a [Row]) -> Self {
-        let mut newest = Self { rows: HashMap::new(), order: Vec::new() };
-        for row in rows {
-            let key = row.key();
-            let Some(known) = newest.rows.get_mut(&key) else {
-                newest.order.push(key.clone());
-                newest.rows.insert(key, row);
-                continue;
-            };
-            let is_same_run = known.date == row.date && known.commit == row.commit;
-            let takes_its_place = match is_same_run {
-                true => cost(row).is_some_and(|new| cost(known).is_none_or(|old| new < old)),
-                // Tables grow at their end.
-                false => row.date >= known.date,
-            };
-            if takes_its_place {
-                *known = row;
-            }
+/// Rows of others that a row of ours may be judged by: of the same pass before those of both passes, of the same
+/// shape before those that differ by what stands behind it in a step.
+fn peers<'a>(run: &Newest<'a>, ours: &Row) -> Vec<&'a Row> {
+    let first = |shape: &str| shape.split([' ', ',']).next().unwrap_or_default().to_owned();
+    let distance = |row: &Row| {
+        if row.is_ours() || row.op != ours.op || row.dtype != ours.dtype {
+            return None;
         }
-        newest
-    }
-
-    /// Rows of others that a row of ours may be judged by: of the same pass before those of both passes, of the same
-    /// shape before those that differ by what stands behind it in a step.
-    fn peers(&self, ours: &Row) -> Vec<&'a Row> {
-        let first = |shape: &str| shape.split([' ', ',']).next().unwrap_or_default().to_owned();
-        let distance = |row: &Row| {
-            if row.is_ours() || row.op != ours.op || row.dtype != ours.dtype {
-                return None;
-            }
-            let passes = match row.pass == ours.pass {
-                true => 0,
-                false if row.pass == "forward_backward" => 2,
-                false => return None,
-            };
-            let shapes = match row.shape == ours.shape && row.layout() == ours.layout() {
-                true => 0,
-                false if ours.pass == "step" && first(&row.shape) == first(&ours.shape) => 1,
-                false => return None,
-            };
-            Some(passes + shapes)
+        let passes = match row.pass == ours.pass {
+            true => 0,
+            false if row.pass == "forward_backward" => 2,
+            false => return None,
         };
-        let mut found: Vec<(usize, &Row)> = self
-            .order
-            .iter()
-            .filter_map(|key| {
-                let row = self.rows[key];
-                Some((distance(row)?, row))
-            })
-            .collect();
-        found.sort_by_key(|(distance, _)| *distance);
-        found.into_iter().map(|(_, row)| row).collect()
-    }
+        let shapes = match row.shape == ours.shape && row.layout() == ours.layout() {
+            true => 0,
+            false if ours.pass == "step" && first(&row.shape) == first(&ours.shape) => 1,
+            false => return None,
+        };
+        Some(passes + shapes)
+    };
+    let mut found: Vec<(usize, &Row)> =
+        run.rows().filter_map(|row| Some((distance(row)?, row))).collect();
+    found.sort_by_key(|(distance, _)| *distance);
+    found.into_iter().map(|(_, row)| row).collect()
 }
 
 fn one(
@@ -161,19 +114,19 @@ fn one(
     stored: &Newest<'_>,
     thresholds: Thresholds,
 ) -> Option<Comparison> {
-    let before = stored.rows.get(&row.key()).copied();
+    let before = stored.get(&row.key());
     let mut comparison = Comparison {
         name: row.name(),
         verdict: Verdict::New,
-        now: cost(row),
-        before: before.and_then(cost),
+        now: row.cost(),
+        before: before.and_then(Row::cost),
         commit: before.map(|before| before.commit.clone()),
         slower: None,
         peer_slower: None,
         judged: None,
         remark: String::new(),
     };
-    let Some(before) = before.filter(|before| cost(before).is_some()) else {
+    let Some(before) = before.filter(|before| before.cost().is_some()) else {
         // What never had a time has nothing to tell.
         return comparison.now.is_some().then_some(comparison);
     };
@@ -192,8 +145,8 @@ fn one(
     let ratio = now / past;
     (comparison.now, comparison.before) = (Some(now), Some(past));
     comparison.slower = Some(percent(ratio));
-    let peer = run.peers(row).into_iter().find_map(|peer| {
-        let past = stored.rows.get(&peer.key())?;
+    let peer = peers(run, row).into_iter().find_map(|peer| {
+        let past = stored.get(&peer.key())?;
         let is_same = version(&peer.note).is_none_or(|new| {
             version(&past.note).is_none_or(|old| old.starts_with(&new) || new.starts_with(&old))
         });
@@ -203,12 +156,14 @@ fn one(
     let judged = ratio / peer.map_or(1.0, |(_, ratio)| ratio);
     comparison.peer_slower = peer.map(|(_, ratio)| percent(ratio));
     comparison.judged = Some(percent(judged));
+    let self_percent = percent(ratio);
     let of = |percent: f64| {
         if percent >= thresholds.fail {
             Verdict::Failure
         } else if percent >= thresholds.warn {
             Verdict::Warning
-        } else if percent <= -thresholds.warn {
+        } else if percent.max(self_percent) <= -thresholds.warn {
+            // Both: a peer that slowed does not make this faster.
             Verdict::Faster
         } else {
             Verdict::Same
@@ -216,7 +171,7 @@ fn one(
     };
     comparison.verdict = of(percent(judged));
     if let Some((subject, peer_ratio)) = peer {
-        let is_slow = percent(ratio) >= thresholds.warn;
+        let is_slow = self_percent >= thresholds.warn;
         if is_slow && comparison.verdict > Verdict::Warning {
             comparison.verdict = Verdict::Host;
             comparison.remark =

@@ -5,6 +5,7 @@
 pub mod compare;
 pub mod device;
 pub mod drawing;
+mod newest;
 pub mod number;
 pub mod outputs;
 pub mod plan;

@@ -392,11 +392,11 @@ fn device_of(rows: &[Row], named: Option<&str>) -> Result<String> {
         return Ok(name.to_owned());
     }
     let of_note = |row: &Row| {
-        let (_, rest) = row.note.rsplit_once("driver ")?;
-        Some(rest.split_once(", ")?.1.split(';').next()?.trim().to_owned())
+        let pieces = row.note.split([';', ',']).map(str::trim);
+        pieces.last().filter(|name| name.starts_with("NVIDIA ")).map(str::to_owned)
     };
     rows.iter().rev().find_map(of_note).context(
-        "no note of the rows names its device, as `driver VERSION, NAME`: --device names it",
+        "no note of the rows ends with its device, as `driver VERSION, NVIDIA NAME`: --device names it",
     )
 }
 

@@ -192,6 +192,12 @@ impl Row {
         number(&self.metric)
     }
 
+    /// What time it tells: milliseconds, or those of a million items where only a rate is known.
+    pub fn cost(&self) -> Option<f64> {
+        let is_rate = self.unit.ends_with("/s");
+        self.median().or_else(|| self.rate().filter(|_| is_rate).map(|rate| 1e9 / rate))
+    }
+
     /// Whether it is of Blackburn.
     pub fn is_ours(&self) -> bool {
         self.subject == OURS

@@ -44,6 +44,9 @@ fn a_peer_that_slowed_likewise_is_told_and_no_failure() {
     // Slower than the peer has become by that.
     assert_eq!(verdict(&run("1.5", "2.6"), &stored), Verdict::Warning);
     assert_eq!(verdict(&run("1.5", "2.0"), &stored), Verdict::Failure);
+    // A peer that slowed makes nothing faster.
+    assert_eq!(verdict(&run("1.0", "4.0"), &stored), Verdict::Same);
+    assert_eq!(verdict(&run("0.7", "2.0"), &stored), Verdict::Faster);
     // As it was, where the peer is faster: a warning at most.
     let fast = only(&run("1.0", "1.0"), &stored);
     assert_eq!(fast.verdict, Verdict::Warning);
@@ -74,25 +77,6 @@ fn versions_are_told_from_measurements() {
     ] {
         assert_eq!(version(note).as_deref(), expected, "{note}");
     }
-}
-
-#[test]
-fn the_fastest_of_the_newest_run_counts() {
-    let of = |date: &str, commit: &str, median| Row {
-        date: date.into(),
-        commit: commit.into(),
-        ..sum("blackburn", median, "")
-    };
-    let stored = [
-        of("2026-01-02", "new", "1.0"),
-        of("2026-01-02", "new", "3.0"),
-        of("2026-01-01", "old", "0.1"),
-    ];
-    let compared = only(&[sum("blackburn", "1.05", "")], &stored);
-    assert_eq!((compared.verdict, compared.before), (Verdict::Same, Some(1.0)));
-    assert_eq!(compared.commit.as_deref(), Some("new"));
-    let grown = [&stored[..], &[of("2026-01-02", "newer", "2.0")]].concat();
-    assert_eq!(only(&[sum("blackburn", "1.05", "")], &grown).before, Some(2.0));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Bars of Blackburn and of its peers, a row of the picture for each.
 
 use super::{Drawing, FONT, TEXT};
-use crate::{number::Form, row::Row};
+use crate::{newest::Newest, number::Form, row::Row};
 use anyhow::{Context, Result, ensure};
 use plotters::{
     coord::Shift,
@@ -66,17 +66,15 @@ impl Bars {
     /// When there are none.
     pub fn of_rows(rows: &[Row], title: String, most: usize) -> Result<(Self, usize)> {
         let mut groups: Vec<(String, Vec<&Row>)> = Vec::new();
-        for row in rows.iter().filter(|row| row.rate().is_some()) {
+        let newest = Newest::of(rows.iter().filter(|row| row.rate().is_some()));
+        for row in newest.rows() {
             let name = group(row);
             let place = groups.iter().position(|(known, _)| *known == name);
             let place = place.unwrap_or_else(|| {
                 groups.push((name, Vec::new()));
                 groups.len() - 1
             });
-            let members = &mut groups[place].1;
-            // A later row of the same takes an older one's place.
-            members.retain(|other| other.key() != row.key());
-            members.push(row);
+            groups[place].1.push(row);
         }
         groups.retain(|(_, rows)| {
             let is_one_unit = rows.iter().all(|row| row.unit == rows[0].unit);
@@ -147,9 +145,17 @@ fn label(row: &Row) -> String {
     };
     match parts(row).1.trim() {
         "" => subject.to_owned(),
-        // Letters beyond these would leave the picture.
-        rest => format!("{subject}, {rest}").chars().take(32).collect(),
+        rest => shortened(format!("{subject}, {rest}")),
     }
+}
+
+/// As many letters as there is room for in front of a bar.
+fn shortened(label: String) -> String {
+    const LETTERS: usize = 28;
+    if label.chars().count() <= LETTERS {
+        return label;
+    }
+    label.chars().take(LETTERS - 1).chain(['…']).collect()
 }
 
 impl Drawing for Bars {
@@ -283,6 +289,12 @@ mod tests {
         let full = format!("width=\"{}\"", RIGHT_OF_UNITS - LEFT);
         assert_eq!(svg.matches(&full).count(), 2, "{svg}");
         assert_eq!(Bars::of_rows(&rows, "Run".into(), 1).unwrap().1, 1);
+    }
+
+    #[test]
+    fn long_labels_are_shortened_by_letters() {
+        assert_eq!(shortened("é".repeat(28)), "é".repeat(28));
+        assert_eq!(shortened("é".repeat(29)), "é".repeat(27) + "…");
     }
 
     #[test]

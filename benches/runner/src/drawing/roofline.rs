@@ -2,12 +2,17 @@
 
 use super::{Drawing, FONT, TEXT};
 use crate::{
+    newest::Newest,
     peak::{Arithmetic, peak_bandwidth, peak_flops},
     row::Row,
     work::{self, Kind},
 };
 use anyhow::{Context, Result, ensure};
-use plotters::{coord::Shift, prelude::*};
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
 
 /// What is drawn.
 pub struct Roofline {
@@ -54,14 +59,9 @@ impl Roofline {
                  driver's name of a device, such as `NVIDIA H100 80GB HBM3`"
             )
         })?;
-        let mut newest: Vec<&Row> = Vec::new();
-        for row in rows {
-            newest.retain(|other| other.key() != row.key());
-            newest.push(row);
-        }
         let mut roofs: Vec<(f64, String)> = Vec::new();
         let mut points = Vec::new();
-        for row in newest {
+        for row in Newest::of(rows).rows() {
             let (Some(work), Some(median), Some(peak)) =
                 (work::of(row), row.median(), peak_of(device, &row.dtype))
             else {
@@ -147,6 +147,7 @@ impl Drawing for Roofline {
         let mut chart = ChartBuilder::on(area)
             .margin(16)
             .margin_top(48)
+            .margin_right(30)
             .x_label_area_size(48)
             .y_label_area_size(76)
             .build_cartesian_2d((left..right).log_scale(), (bottom..top).log_scale())?;
@@ -171,19 +172,21 @@ impl Drawing for Roofline {
             [(start, start * self.bandwidth), (ridge, highest)],
             line,
         ))?;
-        let label = |text: String, at: (f64, f64)| {
-            EmptyElement::at(at) + Text::new(text, (6, -20), (FONT, 15).into_font().color(&TEXT))
+        let label = |text: String, at: (f64, f64), offset: (i32, i32), side: HPos| {
+            let style = font(15).pos(Pos::new(side, VPos::Center));
+            EmptyElement::at(at) + Text::new(text, offset, style)
         };
         for (peak, name) in &self.roofs {
             let ridge = peak / self.bandwidth;
             chart.draw_series(LineSeries::new([(ridge, *peak), (right, *peak)], line))?;
             let text = format!("{name}: {} TFLOP/s", peak / 1e12);
-            chart.draw_series([label(text, (ridge, *peak))])?;
+            chart.draw_series([label(text, (ridge, *peak), (6, -14), HPos::Left)])?;
         }
         let memory = format!("memory: {} TB/s", self.bandwidth / 1e12);
-        // Left of the slope, in the lower half.
-        let height = (bottom * highest).sqrt().max(bottom * 2.0);
-        chart.draw_series([label(memory, (left, height.max(left * self.bandwidth * 2.0)))])?;
+        // Beside the middle of the slope, where nothing can be reached.
+        let middle = (start * ridge).sqrt();
+        let at = (middle, middle * self.bandwidth);
+        chart.draw_series([label(memory, at, (-10, -6), HPos::Right)])?;
         for (kind, name, color) in KINDS {
             let of = |is_ours| {
                 let is_meant = move |point: &&Point| point.kind == kind && point.is_ours == is_ours;

@@ -140,7 +140,7 @@ struct Side<'a> {
     rounds: Vec<Vec<Row>>,
     /// What its last process took.
     took: Duration,
-    /// Whether it is worth another round.
+    /// Whether no process of it has failed.
     is_sound: bool,
 }
 
@@ -185,33 +185,42 @@ impl Run<'_> {
                 sides.push(side("peer", peer));
             }
         }
-        for round in 1..=self.settings.rounds {
-            for place in 0..sides.len() {
-                let is_alone = place > 0 && !sides[0].is_measured();
-                let side = &mut sides[place];
-                if !side.is_sound {
-                    continue;
-                }
-                if is_alone {
-                    self.leave_out(format!("{}, the peer: it would stand alone", part.name))?;
-                    side.is_sound = false;
-                    continue;
-                }
-                // What cannot end in time is not begun again: the rounds so far count.
-                if round > 1 && self.left().is_some_and(|left| left < side.took + LEAST) {
-                    continue;
-                }
-                if self.left().is_some_and(|left| left < LEAST) {
-                    self.leave_out(format!("{}, {}: the budget is spent", part.name, side.who))?;
-                    side.is_sound = false;
-                    continue;
-                }
-                self.round(part, side, round, &cases)?;
-            }
-        }
+        self.rounds(part, &mut sides, &cases)?;
         for side in sides {
             let rows = rounds::merged(side.rounds);
             self.write(part, rows)?;
+        }
+        Ok(())
+    }
+
+    /// As many rounds as there is time for. What failed would fail again, after as long; ours ends the peer's with it.
+    fn rounds(&mut self, part: &Part, sides: &mut [Side<'_>], cases: &Path) -> Result<()> {
+        let rounds = self.settings.rounds;
+        for round in 1..=rounds {
+            // What cannot end in time is not begun again: the rounds so far count.
+            let next: Duration =
+                sides.iter().filter(|side| side.is_sound).map(|side| side.took).sum();
+            if round > 1 && self.left().is_some_and(|left| left < next + LEAST) {
+                let from = format!("{}, rounds {round} to {rounds}", part.name);
+                return self.leave_out(format!("{from}: the budget has no time for them"));
+            }
+            for place in 0..sides.len() {
+                let is_ours_measured = sides[0].is_measured();
+                let side = &mut sides[place];
+                if place > 0 && !is_ours_measured {
+                    return self.leave_out(format!("{}, the peer: ours has no times", part.name));
+                }
+                if self.left().is_some_and(|left| left < LEAST) {
+                    let reason = format!("{}, {}: the budget is spent", part.name, side.who);
+                    return self.leave_out(reason);
+                }
+                if side.is_sound {
+                    self.round(part, side, round, cases)?;
+                }
+            }
+            if !sides[0].is_sound {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -267,7 +276,6 @@ impl Run<'_> {
                 let told = format!("{what}: {reason}");
                 let summary = &mut self.summary;
                 if is_budget { &mut summary.left_out } else { &mut summary.failed }.push(told);
-                // It would fail again, after as long.
                 side.is_sound = false;
             }
             None => self.progress.print(&shown),
