@@ -13,6 +13,28 @@ pub struct Thresholds {
     pub fail: f64,
 }
 
+impl Thresholds {
+    /// Of a row that is so many percent slower than before, and is judged by so many.
+    fn verdict(&self, slower: f64, judged: f64) -> Verdict {
+        if judged >= self.fail {
+            Verdict::Failure
+        } else if judged >= self.warn {
+            Verdict::Warning
+        } else if slower.max(judged) <= -self.warn {
+            // Both: a peer that slowed does not make this faster.
+            Verdict::Faster
+        } else {
+            Verdict::Same
+        }
+    }
+}
+
+/// What a ratio is more than one.
+fn percent(ratio: f64) -> f64 {
+    // Rounded, since 100 (0.9 - 1) is not -10 in binary numbers.
+    (1e8 * (ratio - 1.0)).round() / 1e6
+}
+
 /// What a row came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -140,38 +162,22 @@ fn one(
             format!("the stored row has {}, and this one {}", before.unit, row.unit);
         return Some(comparison);
     };
-    // Rounded, since 100 (0.9 - 1) is not -10 in binary numbers.
-    let percent = |ratio: f64| (1e8 * (ratio - 1.0)).round() / 1e6;
     let ratio = now / past;
     (comparison.now, comparison.before) = (Some(now), Some(past));
     comparison.slower = Some(percent(ratio));
     let peer = peers(run, row).into_iter().find_map(|peer| {
         let past = stored.get(&peer.key())?;
-        let is_same = version(&peer.note).is_none_or(|new| {
-            version(&past.note).is_none_or(|old| old.starts_with(&new) || new.starts_with(&old))
-        });
+        let is_same =
+            version(&peer.note).is_none_or(|new| version(&past.note).is_none_or(|old| old == new));
         let (now, past) = costs(peer, past).filter(|_| is_same)?;
         Some((peer.subject.as_str(), now / past))
     });
     let judged = ratio / peer.map_or(1.0, |(_, ratio)| ratio);
     comparison.peer_slower = peer.map(|(_, ratio)| percent(ratio));
     comparison.judged = Some(percent(judged));
-    let self_percent = percent(ratio);
-    let of = |percent: f64| {
-        if percent >= thresholds.fail {
-            Verdict::Failure
-        } else if percent >= thresholds.warn {
-            Verdict::Warning
-        } else if percent.max(self_percent) <= -thresholds.warn {
-            // Both: a peer that slowed does not make this faster.
-            Verdict::Faster
-        } else {
-            Verdict::Same
-        }
-    };
-    comparison.verdict = of(percent(judged));
+    comparison.verdict = thresholds.verdict(percent(ratio), percent(judged));
     if let Some((subject, peer_ratio)) = peer {
-        let is_slow = self_percent >= thresholds.warn;
+        let is_slow = percent(ratio) >= thresholds.warn;
         if is_slow && comparison.verdict > Verdict::Warning {
             comparison.verdict = Verdict::Host;
             comparison.remark =
@@ -191,20 +197,17 @@ fn one(
     Some(comparison)
 }
 
-/// Of PyTorch, as far as a note tells it: `2.11` of `2.11.0+cu130; AMP`.
+/// Of PyTorch, as far as a note tells it: `2.11` of `2.11.0+cu130; AMP`, and of `2.11, cuDNN`.
 fn version(note: &str) -> Option<String> {
-    let is_version = |word: &&str| {
-        let numbers = word.split('+').next().unwrap_or_default();
-        let mut parts = numbers.split('.');
-        let are_numbers = parts.clone().all(|part| part.parse::<u32>().is_ok());
-        are_numbers && parts.by_ref().count() >= 2 && (word.contains('+') || *word == numbers)
+    let numbers = |word: &str| {
+        let parts: Vec<&str> = word.split('+').next()?.split('.').collect();
+        let are_numbers = parts.iter().all(|part| part.parse::<u32>().is_ok());
+        (are_numbers && parts.len() >= 2).then(|| parts[..2].join("."))
     };
-    let pieces = || note.split([';', ',']).map(str::trim);
-    // A number in front of other words is a measurement, unless it names its CUDA.
-    let named = pieces().filter_map(|piece| piece.split(' ').next()).find(|w| w.contains("+cu"));
-    let word = named.or_else(|| pieces().find(is_version)).filter(is_version)?;
-    let numbers = word.split('+').next()?;
-    Some(numbers.split('.').take(2).collect::<Vec<_>>().join("."))
+    // A number without its CUDA, beside other words, is a measurement.
+    let mut words = note.split([';', ',', ' ']).filter(|word| word.contains("+cu"));
+    let mut pieces = note.split([';', ',']).map(str::trim);
+    words.find_map(numbers).or_else(|| pieces.find_map(numbers))
 }
 
 /// A table for people, and what it comes to.

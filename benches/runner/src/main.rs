@@ -392,8 +392,8 @@ fn device_of(rows: &[Row], named: Option<&str>) -> Result<String> {
         return Ok(name.to_owned());
     }
     let of_note = |row: &Row| {
-        let pieces = row.note.split([';', ',']).map(str::trim);
-        pieces.last().filter(|name| name.starts_with("NVIDIA ")).map(str::to_owned)
+        let mut pieces = row.note.split([';', ',']).map(str::trim);
+        pieces.next_back().filter(|name| name.starts_with("NVIDIA ")).map(str::to_owned)
     };
     rows.iter().rev().find_map(of_note).context(
         "no note of the rows ends with its device, as `driver VERSION, NVIDIA NAME`: --device names it",

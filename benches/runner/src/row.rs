@@ -2,7 +2,6 @@
 
 use crate::results::{Results, Table, Word};
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
 use std::{fs, path::Path};
 
 /// The columns of a device's table, in their order.
@@ -26,7 +25,7 @@ pub const COLUMNS: [&str; 13] = [
 pub const OURS: &str = "blackburn";
 
 /// One measurement. Numbers keep the digits that they were written with; `-` stands for none.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Day of the run.
     pub date: String,

@@ -59,6 +59,7 @@ fn a_peer_of_another_version_says_nothing_about_the_machine() {
         [sum("blackburn", "1.5", ""), sum("torch", "3.0", "1.5 times a copy; 2.12.0+cu130 eager")];
     let stored = |note| [sum("blackburn", "1.0", ""), sum("torch", "2.0", note)];
     assert_eq!(verdict(&run, &stored("2.11; same call")), Verdict::Failure);
+    assert_eq!(verdict(&run, &stored("2.1; same call")), Verdict::Failure);
     assert_eq!(verdict(&run, &stored("2.12; same call")), Verdict::Host);
     assert_eq!(verdict(&run, &stored("same call")), Verdict::Host);
 }
@@ -72,6 +73,7 @@ fn versions_are_told_from_measurements() {
             Some("2.11"),
         ),
         ("2.11, cuDNN; driver 580.159.04", Some("2.11")),
+        ("square; NT; driver 580.159.04, torch 2.11.0+cu130", Some("2.11")),
         ("peak 3.05 GiB; driver 580.159.04, NVIDIA H100", None),
         ("", None),
     ] {
