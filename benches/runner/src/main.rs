@@ -317,8 +317,11 @@ fn commit(arguments: &RunArguments) -> Result<String> {
 
 /// Says what came of a run; the exit code.
 fn tell(summary: &Summary, rows: &Path) -> u8 {
-    let Summary { measured, failed, left_out } = summary;
+    let Summary { measured, untimed, failed, left_out } = summary;
     println!("{measured} rows with times in {}", rows.display());
+    if *untimed > 0 {
+        println!("{untimed} rows without: their notes say why");
+    }
     for (what, reasons) in [("failed", failed), ("left out", left_out)] {
         for reason in reasons {
             println!("{what}: {reason}");

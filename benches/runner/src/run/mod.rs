@@ -57,6 +57,8 @@ pub struct Settings {
 pub struct Summary {
     /// Rows with a time.
     pub measured: usize,
+    /// Rows without one, whose notes say why.
+    pub untimed: usize,
     /// What crashed, took too long, or measured nothing.
     pub failed: Vec<String>,
     /// What was not begun.
@@ -356,7 +358,11 @@ impl Run<'_> {
         for mut row in rows {
             (row.date, row.commit) = (date.clone(), commit.clone());
             row.add_note(&device.note());
-            self.summary.measured += usize::from(row.median().is_some());
+            let count = match row.median() {
+                Some(_) => &mut self.summary.measured,
+                None => &mut self.summary.untimed,
+            };
+            *count += 1;
             text += &row.line();
             text.push('\n');
         }
