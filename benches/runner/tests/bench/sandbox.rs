@@ -5,11 +5,19 @@ use std::{
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// Runs a peer's file as a shell script, and has PyTorch.
 const PYTHON: &str = r#"[ "$1" = -c ] && exit 0; exec sh "$@""#;
+
+/// Held while a file is written and while a process is started: a process that another test starts would hold the file
+/// open for writing for a moment, and what is open for writing cannot be executed.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub(crate) struct Sandbox(tempfile::TempDir);
 
@@ -38,6 +46,7 @@ impl Sandbox {
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) {
+        let _alone = alone();
         fs::write(self.path().join(name), text).unwrap();
     }
 
@@ -67,16 +76,21 @@ impl Sandbox {
     pub(crate) fn bench_in(&self, line: &str, folder: &str) -> Outcome {
         // Beside its own executable it would find nothing of the sandbox.
         let program = self.path().join("bench");
+        let alone = alone();
         if !program.exists() {
             fs::copy(env!("CARGO_BIN_EXE_bench"), &program).unwrap();
         }
-        let output = Command::new(program)
+        let child = Command::new(program)
             .current_dir(self.path())
             .env("PATH", format!("{folder}:/usr/bin:/bin"))
             .env_remove("CUDA_VISIBLE_DEVICES")
             .args(line.split_whitespace())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .unwrap();
+        drop(alone);
+        let output = child.wait_with_output().unwrap();
         let told = [output.stdout, output.stderr].concat();
         Outcome { code: output.status.code().unwrap_or(-1), told: String::from_utf8(told).unwrap() }
     }
