@@ -1,6 +1,7 @@
-"""PyTorch's side of what memory bounds: norms, softmax, GELU, SwiGLU, cross-entropy, AdamW, gradient descent.
+"""PyTorch's side of what memory bounds: norms, softmax, GELU, pools, SwiGLU, cross-entropy, AdamW, gradient descent.
 
     python3 torch_memory.py > torch.tsv
+    python3 torch_memory.py softmax gelu > torch.tsv    # some of them
 
 Prints op, pass, shape, subject, median, least and most milliseconds, GB/s. Bytes are those that have to be
 moved: what Blackburn's side counts. Timed as torch_matmul.py does.
@@ -8,6 +9,7 @@ moved: what Blackburn's side counts. Timed as torch_matmul.py does.
 
 import math
 import statistics
+import sys
 import time
 
 import torch
@@ -88,13 +90,12 @@ def pools():
             show("pool", "forward_backward", name, "torch", twice, forward_backward)
 
 
-def activations():
+def activation(op, function):
     rows, columns = 65536, 4096
     x = torch.randn(rows, columns, device=DEVICE, dtype=BF16)
-    for op, function in [("softmax", lambda x: F.softmax(x, dim=-1)), ("gelu", F.gelu)]:
-        for subject, call in [("torch", function), ("torch-compile", torch.compile(function))]:
-            with torch.no_grad():
-                show(op, "forward", f"{rows}x{columns}", subject, 4 * x.numel(), lambda: call(x))
+    for subject, call in [("torch", function), ("torch-compile", torch.compile(function))]:
+        with torch.no_grad():
+            show(op, "forward", f"{rows}x{columns}", subject, 4 * x.numel(), lambda: call(x))
 
 
 def swiglu():
@@ -130,7 +131,7 @@ def cross_entropy():
         print(f"# {subject}: peak {(torch.cuda.max_memory_allocated() - before) >> 20} MiB beside the logits", flush=True)
 
 
-def optimizers():
+def parameters_of_gpt2():
     width, layers, vocabulary, context = 768, 12, 50_257, 1024
     norm = [(width,)] * 2
 
@@ -142,18 +143,35 @@ def optimizers():
     parameters = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    elements = sum(parameter.numel() for parameter in parameters)
-    adamw = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)
-    show("adamw", "step", str(elements), "torch", 28 * elements, adamw.step)
-    del adamw
-    sgd = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=True)
-    show("sgd", "step", str(elements), "torch", 20 * elements, sgd.step)
+    return parameters, sum(parameter.numel() for parameter in parameters)
+
+
+def adamw():
+    parameters, elements = parameters_of_gpt2()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.1, fused=True)
+    show("adamw", "step", str(elements), "torch", 28 * elements, optimizer.step)
+
+
+def sgd():
+    parameters, elements = parameters_of_gpt2()
+    optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=True)
+    show("sgd", "step", str(elements), "torch", 20 * elements, optimizer.step)
+
+
+MEASURES = {
+    "layer_norm": layer_norms,
+    "softmax": lambda: activation("softmax", lambda x: F.softmax(x, dim=-1)),
+    "gelu": lambda: activation("gelu", F.gelu),
+    "pool": pools,
+    "swiglu": swiglu,
+    "cross_entropy": cross_entropy,
+    "adamw": adamw,
+    "sgd": sgd,
+}
 
 
 if __name__ == "__main__":
-    layer_norms()
-    activations()
-    pools()
-    swiglu()
-    cross_entropy()
-    optimizers()
+    for name in sys.argv[1:] or MEASURES:
+        if name not in MEASURES:
+            sys.exit(f"{name}: expected one of {', '.join(MEASURES)}")
+        MEASURES[name]()

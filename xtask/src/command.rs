@@ -53,6 +53,22 @@ pub(crate) fn stdout_of(command: &mut Command, advice: &str) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("output of `{}`", shown(command)))
 }
 
+/// The standard output of a command of git's, without its line end.
+pub(crate) fn git(arguments: &[&str]) -> Result<String> {
+    let output = program("git").args(arguments).output().context("start git")?;
+    if !output.status.success() {
+        bail!("git {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
+}
+
+/// The commit that is checked out, with `-dirty` behind it if tracked files differ.
+pub(crate) fn commit() -> Result<String> {
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    let dirty = if changes.is_empty() { "" } else { "-dirty" };
+    Ok(git(&["rev-parse", "--short=7", "HEAD"])? + dirty)
+}
+
 /// Commands go to standard error, so that `--json` output stays clean.
 fn announce(command: &Command) {
     eprintln!("$ {}", shown(command));

@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: random shapes of an operation against the f64 reference.
 
-use crate::command::{self, cargo, program, root};
+use crate::command::{self, cargo, root};
 use anyhow::Result;
 use clap::ValueEnum;
 use std::process::Command;
@@ -36,21 +36,13 @@ enum Device {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let commit = match arguments.record {
-        true => Some(commit()?),
+        true => Some(command::commit()?),
         false => None,
     };
     command::run(
         &mut fuzz(arguments, commit.as_deref()),
         "The output above has the cases that are wrong, and how to run each again.",
     )
-}
-
-/// The commit that is checked out.
-fn commit() -> Result<String> {
-    let mut git = program("git");
-    git.args(["rev-parse", "--short=7", "HEAD"]);
-    let commit = command::stdout_of(&mut git, "A record names its commit.")?;
-    Ok(commit.trim().into())
 }
 
 /// The integration tests' executable, which draws shapes when it is told to.

@@ -1,7 +1,12 @@
 //! `cargo xtask gpu`: package binaries for a GPU machine that has CUDA but no Rust.
 
-use crate::command::{self, cargo};
+use crate::{
+    bench_pack,
+    command::{self, cargo},
+};
 use anyhow::{Context, Result, bail};
+use blackburn_bench::plan::Group;
+use clap::ValueEnum;
 use serde::Deserialize;
 use std::{
     fs,
@@ -21,7 +26,14 @@ pub(crate) struct Arguments {
     /// Package the benches too, as `bench-NAME`.
     #[arg(long)]
     benches: bool,
+    /// Package `bench` and all that it starts and compares with, alone: programs, peers, stored results. Names of its
+    /// groups package only what those need.
+    #[arg(long, value_name = "GROUPS", num_args = 0.., value_delimiter = ',')]
+    bench_runner: Option<Vec<Group>>,
 }
+
+/// In front of a bench's name.
+pub(crate) const BENCH: &str = "bench-";
 
 /// One line of Cargo's `--message-format=json`, as far as it matters here.
 #[derive(Deserialize)]
@@ -44,6 +56,9 @@ struct Profile {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(groups) = &arguments.bench_runner {
+        return pack_runner(groups);
+    }
     let advice = "A CUDA build needs only the crate registry; see the compiler's message above.";
     let mut binaries = Vec::new();
     for package in &arguments.packages {
@@ -61,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.benches {
         let mut build = cargo();
         build.args(["bench", "--no-run", "-p", "blackburn-benches", "--features", "cuda"]);
-        binaries.extend(built(&mut build, "bench", "bench-", advice)?);
+        binaries.extend(built(&mut build, "bench", BENCH, advice)?);
     }
     if binaries.is_empty() {
         bail!("nothing to package: {} have no binary target", arguments.packages.join(", "));
@@ -75,8 +90,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// The runner of benchmarks, in the same folder.
+fn pack_runner(groups: &[Group]) -> Result<()> {
+    let folder = command::target_dir().join("gpu");
+    let groups = if groups.is_empty() { Group::value_variants() } else { groups };
+    bench_pack::pack(&folder, groups, &[], "cuda")?;
+    println!(
+        "\nCopy {} to the machine: scp -r {}/* HOST:\n\
+         Run there: CUDA_PATH=/usr/local/cuda ./bench run --quick --compare\n\
+         PyTorch's side needs a python3 with PyTorch: --python names another. ./bench run --help says more.",
+        folder.display(),
+        folder.display()
+    );
+    Ok(())
+}
+
 /// Builds, and returns the executables of targets of `kind` by the name they get.
-fn built(
+pub(crate) fn built(
     build: &mut Command,
     kind: &str,
     prefix: &str,

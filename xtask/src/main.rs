@@ -2,6 +2,7 @@
 //! before it runs them, and stops at the first that fails.
 
 mod bench;
+mod bench_pack;
 mod book;
 mod chart;
 mod check;

@@ -19,7 +19,7 @@ mod peak;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use peak::{Arithmetic, peak_flops};
+pub use peak::{Arithmetic, peak_bandwidth, peak_flops};
 
 /// Steps that a momentary rate looks back on.
 const RECENT: usize = 20;

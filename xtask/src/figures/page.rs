@@ -1,6 +1,6 @@
 //! The numbers of a Markdown page, and the markers that say where each is from.
 
-use super::results::{Word, alternatives, words};
+use blackburn_bench::results::{Word, alternatives, words};
 use std::ops::Range;
 
 /// What makes a number a measured figure.

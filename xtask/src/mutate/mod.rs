@@ -20,7 +20,6 @@ use std::{
     env, fs,
     num::NonZero,
     path::{Path, PathBuf},
-    process::Command,
     thread,
 };
 
@@ -215,14 +214,4 @@ fn pack(executable: &Path) -> Result<()> {
         Suite::TensorCores
     );
     Ok(())
-}
-
-/// The standard output of a command of git's, without its line end.
-fn git(arguments: &[&str]) -> Result<String> {
-    let mut git = Command::new("git");
-    let output = git.current_dir(command::root()).args(arguments).output().context("start git")?;
-    if !output.status.success() {
-        bail!("git {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_string())
 }

@@ -1,9 +1,7 @@
 //! The copy of the workspace with every fault in it.
 
-use super::{
-    faults::{Fault, Kind},
-    git,
-};
+use super::faults::{Fault, Kind};
+use crate::command::git;
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},

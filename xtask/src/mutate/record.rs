@@ -2,7 +2,6 @@
 
 use super::{
     faults::Suite,
-    git,
     run::{Outcome, SURVIVED},
 };
 use crate::command;
@@ -29,12 +28,7 @@ pub(super) fn append(suite: Suite, outcomes: &[Outcome]) -> Result<()> {
     let path = command::root().join(RESULTS);
     let there = fs::read_to_string(&path).unwrap_or_default();
     let mut text = if there.is_empty() { format!("{HEADER}\n") } else { String::new() };
-    let dirty = if git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty() {
-        ""
-    } else {
-        "-dirty"
-    };
-    let commit = git(&["rev-parse", "--short=7", "HEAD"])? + dirty;
+    let commit = command::commit()?;
     let date = Command::new("date").arg("+%F").output().context("start date")?;
     let date = String::from_utf8_lossy(&date.stdout).trim().to_string();
     text.push_str(&row(&date, &commit, &suite.to_string(), outcomes));

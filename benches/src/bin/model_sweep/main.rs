@@ -403,6 +403,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Device::new(device)
     };
     blackburn::init()?;
+    let mut failed = Vec::new();
     for &name in &arguments.models {
         for &spelling in &arguments.modules {
             for &precision in &arguments.precision {
@@ -410,14 +411,17 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let arguments = &arguments;
                 let case = Case { name, spelling, precision, shape, arguments, device: &device };
                 // One model that fails leaves the others to be timed. A panic has told itself.
-                match catch_unwind(AssertUnwindSafe(|| case.run())) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => eprintln!("{name:?} of {spelling:?}, {precision}: {error}"),
-                    Err(_) => eprintln!("{name:?} of {spelling:?}, {precision}: it panicked"),
-                }
+                let outcome = catch_unwind(AssertUnwindSafe(|| case.run()));
+                let why = match outcome {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(error.to_string()),
+                    Err(_) => Some("it panicked".into()),
+                };
+                failed
+                    .extend(why.map(|why| format!("{name:?} of {spelling:?}, {precision}: {why}")));
                 device.memory_cleanup();
             }
         }
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ").into()) }
 }

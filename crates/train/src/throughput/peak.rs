@@ -28,6 +28,8 @@ struct Device {
     /// training does not use.
     half: f64,
     fp8: Option<f64>,
+    /// GB/s of its memory, by a part of the name that tells its forms apart.
+    bandwidth: &'static [(&'static str, f64)],
 }
 
 const DEVICES: [Device; 8] = [
@@ -39,6 +41,7 @@ const DEVICES: [Device; 8] = [
         tf32: 156.0,
         half: 312.0,
         fp8: None,
+        bandwidth: &[("80GB PCIe", 1935.0), ("80GB", 2039.0), ("40GB", 1555.0)],
     },
     // "NVIDIA H100 Tensor Core GPU" data sheet, column PCIe.
     Device {
@@ -48,6 +51,7 @@ const DEVICES: [Device; 8] = [
         tf32: 378.0,
         half: 756.0,
         fp8: Some(1513.0),
+        bandwidth: &[("", 2000.0)],
     },
     // The same, column SXM; the driver calls it "NVIDIA H100 80GB HBM3".
     Device {
@@ -57,6 +61,7 @@ const DEVICES: [Device; 8] = [
         tf32: 494.5,
         half: 989.5,
         fp8: Some(1979.0),
+        bandwidth: &[("", 3350.0)],
     },
     // "NVIDIA H200 Tensor Core GPU" data sheet, column SXM.
     Device {
@@ -66,6 +71,7 @@ const DEVICES: [Device; 8] = [
         tf32: 494.5,
         half: 989.5,
         fp8: Some(1979.0),
+        bandwidth: &[("", 4800.0)],
     },
     // "NVIDIA Blackwell Architecture Technical Brief", HGX B200 at 1000 W.
     Device {
@@ -75,6 +81,7 @@ const DEVICES: [Device; 8] = [
         tf32: 1100.0,
         half: 2250.0,
         fp8: Some(4500.0),
+        bandwidth: &[("", 8000.0)],
     },
     // "NVIDIA Ada GPU Architecture" white paper, appendix A.
     Device {
@@ -84,6 +91,7 @@ const DEVICES: [Device; 8] = [
         tf32: 82.6,
         half: 165.2,
         fp8: Some(330.3),
+        bandwidth: &[("", 1008.0)],
     },
     // "NVIDIA RTX Blackwell GPU Architecture" white paper, appendix A.
     Device {
@@ -93,9 +101,18 @@ const DEVICES: [Device; 8] = [
         tf32: 104.8,
         half: 209.5,
         fp8: Some(419.0),
+        bandwidth: &[("", 1792.0)],
     },
     // "NVIDIA L40S" data sheet.
-    Device { names: &["L40S"], except: &[], f32: 91.6, tf32: 183.0, half: 362.0, fp8: Some(733.0) },
+    Device {
+        names: &["L40S"],
+        except: &[],
+        f32: 91.6,
+        tf32: 183.0,
+        half: 362.0,
+        fp8: Some(733.0),
+        bandwidth: &[("", 864.0)],
+    },
 ];
 
 /// Operations per second that a device can do at best with dense matrices, by the name that its
@@ -106,10 +123,7 @@ const DEVICES: [Device; 8] = [
 /// figures of NVIDIA's data sheets and white papers. A limit on power or clocks lowers what can be
 /// reached.
 pub fn peak_flops(device: &str, arithmetic: Arithmetic) -> Option<f64> {
-    let contains = |part: &&str| device.contains(*part);
-    let found = DEVICES
-        .iter()
-        .find(|known| known.names.iter().all(contains) && !known.except.iter().any(contains))?;
+    let found = found(device)?;
     let tflops = match arithmetic {
         Arithmetic::F32 => found.f32,
         Arithmetic::Tf32 => found.tf32,
@@ -117,6 +131,20 @@ pub fn peak_flops(device: &str, arithmetic: Arithmetic) -> Option<f64> {
         Arithmetic::Fp8 => found.fp8?,
     };
     Some(tflops * 1e12)
+}
+
+/// Bytes per second that a device's memory can move at best, of the devices of [`peak_flops`] and by the same sources.
+/// `None` for other devices, and where the name does not tell which memory it has.
+pub fn peak_bandwidth(device: &str) -> Option<f64> {
+    let forms = found(device)?.bandwidth;
+    forms.iter().find(|(part, _)| device.contains(part)).map(|(_, rate)| rate * 1e9)
+}
+
+fn found(device: &str) -> Option<&'static Device> {
+    let contains = |part: &&str| device.contains(*part);
+    DEVICES
+        .iter()
+        .find(|known| known.names.iter().all(contains) && !known.except.iter().any(contains))
 }
 
 #[cfg(test)]
@@ -165,6 +193,23 @@ mod tests {
     fn ampere_has_no_8_bit_floats() {
         assert_eq!(peak_flops("NVIDIA A100-SXM4-80GB", Arithmetic::Fp8), None);
         assert_eq!(peak_flops("NVIDIA A100-SXM4-80GB", Arithmetic::Tf32), Some(156e12));
+    }
+
+    #[test]
+    fn memory_is_told_apart_by_the_form_of_a_device() {
+        for (name, bandwidth) in [
+            ("NVIDIA A100-SXM4-80GB", Some(2039e9)),
+            ("NVIDIA A100 80GB PCIe", Some(1935e9)),
+            ("NVIDIA A100-PCIE-40GB", Some(1555e9)),
+            ("NVIDIA A100", None),
+            ("NVIDIA H100 PCIe", Some(2000e9)),
+            ("NVIDIA H100 80GB HBM3", Some(3350e9)),
+            ("NVIDIA H200", Some(4800e9)),
+            ("NVIDIA B200", Some(8000e9)),
+            ("llvmpipe", None),
+        ] {
+            assert_eq!(peak_bandwidth(name), bandwidth, "{name}");
+        }
     }
 
     #[test]

@@ -14,13 +14,14 @@ const HOPPER_FLOPS: f64 = 989e12;
 
 /// A word of a marker. In quotes it may hold spaces, and `;` does not part alternatives.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Word {
-    pub(crate) text: String,
+pub struct Word {
+    /// Without its quotes.
+    pub text: String,
     quoted: bool,
 }
 
 /// The words of a marker: apart by white space, `"one word"` in quotes.
-pub(crate) fn words(text: &str) -> Vec<Word> {
+pub fn words(text: &str) -> Vec<Word> {
     let (mut words, mut word) = (Vec::new(), Word { text: String::new(), quoted: false });
     let mut inside = false;
     for character in text.chars().chain([' ']) {
@@ -42,7 +43,7 @@ pub(crate) fn words(text: &str) -> Vec<Word> {
 }
 
 /// How many numbers a marker names: `a;b` names two.
-pub(crate) fn alternatives(words: &[Word]) -> usize {
+pub fn alternatives(words: &[Word]) -> usize {
     words
         .iter()
         .filter(|word| !word.quoted)
@@ -52,23 +53,44 @@ pub(crate) fn alternatives(words: &[Word]) -> usize {
 }
 
 /// One file of results.
-pub(crate) struct Table {
-    name: String,
-    header: Vec<String>,
+pub struct Table {
+    /// Of the file.
+    pub name: String,
+    /// Names of the columns.
+    pub header: Vec<String>,
     /// The line in the file, and its fields.
-    rows: Vec<(usize, Vec<String>)>,
+    pub rows: Vec<(usize, Vec<String>)>,
 }
 
 impl Table {
     /// Reads tab-separated `text` with a header; lines that begin with `#` are comments.
-    pub(crate) fn parse(name: &str, text: &str) -> Result<Self> {
-        let fields = |line: &str| line.split('\t').map(str::to_owned).collect::<Vec<_>>();
-        let mut lines = text
-            .lines()
-            .enumerate()
-            .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty())
-            .map(|(number, line)| (number + 1, fields(line)));
-        let (_, header) = lines.next().with_context(|| format!("{name} has no header"))?;
+    ///
+    /// # Errors
+    ///
+    /// When there is no header, or a row has more or fewer fields.
+    pub fn parse(name: &str, text: &str) -> Result<Self> {
+        let (_, header) = lines(text).next().with_context(|| format!("{name} has no header"))?;
+        Self::of_lines(name, header, lines(text).skip(1))
+    }
+
+    /// The same of `text` whose header was left out.
+    ///
+    /// # Errors
+    ///
+    /// When a row has more or fewer fields.
+    pub fn with_header(name: &str, header: &[&str], text: &str) -> Result<Self> {
+        Self::of_lines(
+            name,
+            header.iter().map(|column| (*column).to_owned()).collect(),
+            lines(text),
+        )
+    }
+
+    fn of_lines(
+        name: &str,
+        header: Vec<String>,
+        lines: impl Iterator<Item = (usize, Vec<String>)>,
+    ) -> Result<Self> {
         let rows: Vec<_> = lines.collect();
         for (line, fields) in &rows {
             ensure!(
@@ -79,6 +101,13 @@ impl Table {
             );
         }
         Ok(Self { name: name.to_owned(), header, rows })
+    }
+
+    /// The rows that all of some words name.
+    pub fn named(&self, words: &[Word]) -> Self {
+        let is_named = |row: &[String]| words.iter().all(|word| self.matches(row, &word.text));
+        let rows = self.rows.iter().filter(|(_, row)| is_named(row)).cloned().collect();
+        Self { name: self.name.clone(), header: self.header.clone(), rows }
     }
 
     fn field<'a>(&self, row: &'a [String], column: &str) -> Option<&'a str> {
@@ -98,19 +127,33 @@ impl Table {
     }
 }
 
+/// The lines that are no comments, with their numbers, as fields.
+fn lines(text: &str) -> impl Iterator<Item = (usize, Vec<String>)> {
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty())
+        .map(|(number, line)| (number + 1, line.split('\t').map(str::to_owned).collect()))
+}
+
 /// All files of results.
-pub(crate) struct Results(pub(crate) Vec<Table>);
+pub struct Results(pub Vec<Table>);
 
 /// What a marker's words come to.
 #[derive(Debug)]
-pub(crate) struct Value {
-    pub(crate) number: f64,
+pub struct Value {
+    /// A field of one row, or what several come to.
+    pub number: f64,
     /// `file:line` of every row in it.
-    pub(crate) rows: Vec<String>,
+    pub rows: Vec<String>,
 }
 
 impl Results {
-    pub(crate) fn read(folder: &Path) -> Result<Self> {
+    /// Reads the tables of a folder.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be read.
+    pub fn read(folder: &Path) -> Result<Self> {
         let mut tables = Vec::new();
         let entries = fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
         for entry in entries {
@@ -127,7 +170,11 @@ impl Results {
     /// The value that the words of all `levels` name together (those of the table, the column, the
     /// row, the cell), with the alternative number `place` of each. `/` parts a level into what
     /// is above and what is below a fraction's line; words without it belong to both.
-    pub(crate) fn value(&self, levels: &[Vec<Word>], place: usize) -> Result<Value> {
+    ///
+    /// # Errors
+    ///
+    /// When no row or several have the words, or the one has no such number.
+    pub fn value(&self, levels: &[Vec<Word>], place: usize) -> Result<Value> {
         let (mut above, mut below, mut is_ratio) = (Vec::new(), Vec::new(), false);
         for level in levels {
             let mut sides = level.split(|word| word.text == "/");
@@ -354,19 +401,11 @@ fn glob(pattern: &str, text: &str) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) fn sample() -> Results {
-        let text = "date\tcommit\top\tpass\tdtype\tshape\tsubject\tmedian_ms\tmetric\tunit\tnote\n\
-            2026-01-01\tabc\tgpt2\tstep\tbf16\tB8\tblackburn\t20.0\t410400\ttokens/s\tcold 19.4 s; 6.77 GiB reserved\n\
-            2026-01-01\tabc\tgpt2\tstep\tbf16\tB8\ttorch\t25.0\t304000\ttokens/s\t-\n\
-            2026-01-01\tabc\tattention\tforward\tbf16\tQ1\tblackburn\t1.0\t-\t-\t-\n\
-            2026-01-01\tabc\tattention\tbackward\tbf16\tQ1\tblackburn\t3.0\t-\t-\t-\n\
-            2026-01-01\tabc\tattention\tforward_backward\tbf16\tQ1\ttorch\t2.0\t-\t-\t-\n\
-            2026-01-01\tabc\tattention\tforward\tbf16\tQ2\tblackburn\t1.0\t-\t-\t-\n\
-            2026-01-01\tabc\tattention\tbackward\tbf16\tQ2\tblackburn\t7.0\t-\t-\t-\n\
-            2026-01-01\tabc\tattention\tforward_backward\tbf16\tQ2\ttorch\t1.0\t-\t-\t-\n";
+    fn sample() -> Results {
+        let text = include_str!("results/sample.tsv");
         Results(vec![Table::parse("nvidia-h200.tsv", text).unwrap()])
     }
 
