@@ -47,7 +47,7 @@ pub(super) fn product(
         }
         let elements = format.encode(&numbers_of(draw, rows * k, format));
         let exponents = (0..rows * k.div_ceil(SCALED_BY)).map(|at| (125 + at * 7 % 5) as u8);
-        MxMatrix { format, columns: k, elements, scales: exponents.collect() }
+        MxMatrix { format: format.into(), columns: k, elements, scales: exponents.collect() }
     };
     let (lhs, rhs) = (matrix(0, m), matrix(1, n));
     let across =
@@ -67,7 +67,8 @@ pub(super) fn product(
     let case = MatmulCase { name: "drawn", batch: 1, m, n, k, lhs: RowMajor, rhs: RowMajor };
     let (lhs_values, rhs_values) = (lhs.decode(), across(&rhs.decode()));
     let sums = matmul::matmul(&case, &lhs_values, &rhs_values);
-    let what = format!("{:?} by {:?}, both scaled, by {plan}", lhs.format, rhs.format);
+    let formats = [operands.format(0), operands.format(1)];
+    let what = format!("{:?} by {:?}, both scaled, by {plan}", formats[0], formats[1]);
     if has_whole_numbers {
         return check.exactly(&what, y, &sums, out);
     }

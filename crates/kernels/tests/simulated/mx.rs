@@ -112,7 +112,7 @@ impl Operand {
         let row_scales = k.div_ceil(SCALED_BY);
         let codes = whole_numbers(seed + 10, rows * row_scales, 2);
         let matrix = MxMatrix {
-            format,
+            format: format.into(),
             columns: k,
             elements: format.encode(&whole_numbers(seed, rows * k, 3)),
             scales: codes.into_iter().map(|exponent| (exponent + 127.0) as u8).collect(),
