@@ -177,9 +177,10 @@ impl Decoder {
             return Err(parts.error("operands of a type that the kind of product does not take"));
         }
         let scales = match scaled {
-            Some(scaled) => {
-                Some(Box::new([self.scales(parts, 4, 1, scaled)?, self.scales(parts, 6, 3, scaled)?]))
-            }
+            Some(scaled) => Some(Box::new([
+                self.scales(parts, 4, 1, scaled)?,
+                self.scales(parts, 6, 3, scaled)?,
+            ])),
             None => None,
         };
         let expected = if scaled.is_some() { 8 } else { 4 };

@@ -31,7 +31,8 @@ impl ScaledTensorShape {
         }
         let bytes = [29, 4].map(|at| (bits >> at & 3) as usize);
         if bytes.iter().any(|byte| !kind.begins_at(*byte)) {
-            let reason = format!("scales begin at bytes {bytes:?}, in groups of {}", scaling.scales);
+            let reason =
+                format!("scales begin at bytes {bytes:?}, in groups of {}", scaling.scales);
             return fail(FaultKind::Misuse, &reason);
         }
         Ok(Self { shape, scaling, bytes })
