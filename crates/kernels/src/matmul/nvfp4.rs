@@ -10,7 +10,7 @@
 //! |---|---|---|---|
 //! | lhs, rhs | b, m, k and b, k, n | any strides; those along k are taken as they lie | e2m1x2 |
 //! | lhs scales, rhs scales | b, m, k / 16 and b, n, k / 16, rounded up | contiguous | e4m3 without signs, 127 for NaN |
-//! | s_lhs, s_rhs | 1 | | f32 |
+//! | `s_lhs`, `s_rhs` | 1 | | f32 |
 //! | out, bias, residual | as those of [`matmul`](super::matmul()) | | f32, f16, bf16 |
 //!
 //! Two elements of a byte are neighbors along k, the first in the low half, and the problem counts pairs: its k is half of
