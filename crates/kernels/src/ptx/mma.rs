@@ -26,7 +26,8 @@ pub(crate) struct MmaOperands {
 pub(crate) enum Scales {
     /// It is the instruction without scales.
     None,
-    /// By 1, every 32 elements of 8 bits: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice the rate of the other one.
+    /// By 1, every 32 elements of 8 bits: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice
+    /// the rate of the other one.
     Ones,
     /// By what shared memory holds, as [`SCALE_BLOCK_BYTES`] says.
     Blocks(BlockFormat),
