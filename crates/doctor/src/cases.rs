@@ -168,8 +168,12 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
         if promoted && family != Family::Wgmma {
             continue;
         }
-        let scaled: &[bool] = if family == Family::Wgmma { &[false] } else { &[false, true] };
-        for (tile, scaled) in (0..4).flat_map(|tile| scaled.iter().map(move |s| (tile, *s))) {
+        // How blocks of k are scaled.
+        let scales: &[&str] = match family {
+            Family::Wgmma => &[""],
+            _ => &["", "Mxfp8", "Mxfp4", "Nvfp4"],
+        };
+        for (tile, scales) in (0..4).flat_map(|tile| scales.iter().map(move |s| (tile, *s))) {
             let [lhs, rhs] = formats[tile % formats.len()];
             let told = of_type
                 .clone()
@@ -178,11 +182,12 @@ fn products_in_8_bits(family: Family, of_type: &Told) -> Vec<Told> {
                 .with("lhs-turned", tile == 2)
                 .with("rhs-turned", tile % 2 == 0)
                 .with("promoted", promoted)
-                .with("scaled", scaled)
+                .with("scaled", !scales.is_empty())
                 .with("blueprint", tile)
                 .with("m", 147)
                 .with("n", 203)
                 .with("k", 523);
+            let told = if scales.is_empty() { told } else { told.named("format", scales) };
             all.push(told.clone().with_whole_numbers());
             all.push(told);
         }

@@ -27,6 +27,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
+mod block_format;
 pub mod buffer;
 pub mod column_sum;
 pub mod conv;

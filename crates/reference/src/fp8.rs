@@ -3,7 +3,10 @@
 //! Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP 8-bit floating
 //! point specification (OFP8), which names the first one E4M3 without infinities.
 
-use crate::storage::Storage;
+use crate::{
+    small_float::{SmallFloat, largest},
+    storage::Storage,
+};
 
 /// The code of NaN in both types, as CUDA's conversions give it.
 const NAN: u8 = 0x7f;
@@ -25,20 +28,17 @@ impl Fp8 {
 
     /// Half the distance between 1 and the next number: the relative error of rounding to nearest.
     pub fn unit_roundoff(self) -> f64 {
-        2f64.powi(-1 - self.mantissa_bits())
+        self.magnitudes().unit_roundoff()
     }
 
     /// The largest finite number.
     pub fn max_finite(self) -> f64 {
-        match self {
-            Self::E4m3 => 448.0,
-            Self::E5m2 => 57344.0,
-        }
+        self.magnitudes().max_finite
     }
 
     /// Half the distance between the smallest numbers: the absolute error of rounding near zero.
     pub fn underflow(self) -> f64 {
-        2f64.powi(self.min_exponent() - self.mantissa_bits() - 1)
+        0.5 * self.magnitudes().number(1)
     }
 
     /// `value`, rounded to nearest with ties to even. What is too large becomes the largest finite number of
@@ -62,10 +62,7 @@ impl Fp8 {
     /// f32, in which a device holds it. It is 1 where no such factor exists: all values are zero,
     /// one is not finite, or the factor would leave the range of f32.
     pub fn scale_for(self, values: &[f64]) -> f64 {
-        // `f64::max` drops NaN, which has to show.
-        let larger = |a: f64, v: &f64| if v.is_nan() { f64::NAN } else { a.max(v.abs()) };
-        let amax = values.iter().fold(0.0, |a: f64, v| if a.is_nan() { a } else { larger(a, v) });
-        let scale = f64::from((self.max_finite() / amax) as f32);
+        let scale = f64::from((self.max_finite() / largest(values)) as f32);
         if scale.is_finite() && scale > 0.0 { scale } else { 1.0 }
     }
 
@@ -117,18 +114,10 @@ impl Fp8 {
         values.iter().zip(errors).map(of_value).unzip()
     }
 
-    fn mantissa_bits(self) -> i32 {
+    fn magnitudes(self) -> SmallFloat {
         match self {
-            Self::E4m3 => 3,
-            Self::E5m2 => 2,
-        }
-    }
-
-    /// The exponent of the smallest normal number.
-    fn min_exponent(self) -> i32 {
-        match self {
-            Self::E4m3 => -6,
-            Self::E5m2 => -14,
+            Self::E4m3 => SmallFloat { mantissa_bits: 3, min_exponent: -6, max_finite: 448.0 },
+            Self::E5m2 => SmallFloat { mantissa_bits: 2, min_exponent: -14, max_finite: 57344.0 },
         }
     }
 
@@ -136,30 +125,15 @@ impl Fp8 {
         if !value.is_finite() {
             return NAN;
         }
-        let magnitude = value.abs().min(self.max_finite());
-        let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(self.min_exponent());
-        // Scaling by a power of two is exact, so this is the only rounding.
-        let unit = 2f64.powi(exponent - self.mantissa_bits());
-        let significand = (magnitude / unit).round_ties_even() as i32;
-        // The significand's leading bit adds 1 to the exponent field, which counts normal exponents
-        // from 1; a significand that was rounded up to the next power of two adds one more.
-        let code = ((exponent - self.min_exponent()) << self.mantissa_bits()) + significand;
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-        sign | code as u8
+        sign | self.magnitudes().code(value.abs())
     }
 
     fn number(self, code: u8) -> f64 {
-        let magnitude = code & 0x7f;
-        let field = i32::from(magnitude >> self.mantissa_bits());
-        let mantissa = i32::from(magnitude) & ((1 << self.mantissa_bits()) - 1);
-        let number = match (self, magnitude) {
+        let number = match (self, code & 0x7f) {
             (Self::E4m3, 0x7f) | (Self::E5m2, 0x7d..) => f64::NAN,
             (Self::E5m2, 0x7c) => f64::INFINITY,
-            _ => {
-                let significand = if field == 0 { 0 } else { 1 << self.mantissa_bits() } + mantissa;
-                let exponent = self.min_exponent() + field.max(1) - 1;
-                f64::from(significand) * 2f64.powi(exponent - self.mantissa_bits())
-            }
+            (_, magnitude) => self.magnitudes().number(magnitude),
         };
         if code & 0x80 == 0 { number } else { -number }
     }

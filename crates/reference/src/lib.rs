@@ -7,7 +7,9 @@
 //! |---|---|
 //! | [`storage`] | f32, f16 and bf16 as storage: rounding, bytes, unit roundoff |
 //! | [`fp8`] | the two 8-bit types: rounding, codes, scales |
-//! | [`mx`] | matrices of 8-bit elements that share scales |
+//! | [`fp4`] | the 4-bit type: rounding, codes |
+//! | [`mx`] | matrices of 8-bit and 4-bit elements that share scales, powers of two |
+//! | [`nvfp4`] | matrices of 4-bit elements that share scales in 8 bits, and one in f32 |
 //! | [`random`] | seeded inputs, rounded to the storage type before anyone sees them |
 //! | [`random_signs`] | how large sums are whose terms have random signs |
 //! | [`tolerance`] | per-element bounds, a comparison that names the worst element, noise in dB |
@@ -53,6 +55,7 @@ pub mod batch_norm;
 pub mod column_sum;
 pub mod conv;
 pub mod cross_entropy;
+pub mod fp4;
 pub mod fp8;
 pub mod gelu;
 pub mod gelu_steps;
@@ -63,6 +66,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
 pub mod mx;
+pub mod nvfp4;
 pub mod pool;
 pub mod random;
 pub mod random_signs;
@@ -70,6 +74,7 @@ pub mod rotary;
 pub mod scan;
 pub mod sgd;
 pub mod shapes;
+mod small_float;
 pub mod softmax;
 pub mod softmax_rows;
 pub mod storage;

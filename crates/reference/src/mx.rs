@@ -1,8 +1,8 @@
-//! Matrices in MXFP8: elements of 8 bits, of which 32 of a row share a scale, a power of two.
+//! Matrices in MXFP8 and MXFP4: elements of 8 or 4 bits, of which 32 of a row share a scale, a power of two.
 //!
 //! Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 and 6.3.
 
-use crate::fp8::Fp8;
+use crate::{fp4, fp8::Fp8, small_float::largest};
 
 /// Elements of a row that share a scale; the last ones of a row may be fewer.
 pub const SCALED_BY: usize = 32;
@@ -10,14 +10,56 @@ pub const SCALED_BY: usize = 32;
 /// The code of the scale that is no number.
 const NAN: u8 = u8::MAX;
 
-/// A matrix in MXFP8.
+/// A type of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MxElement {
+    /// Of 8 bits.
+    Fp8(Fp8),
+    /// Of 4 bits.
+    E2m1,
+}
+
+impl From<Fp8> for MxElement {
+    fn from(format: Fp8) -> Self {
+        Self::Fp8(format)
+    }
+}
+
+impl MxElement {
+    /// The codes of `values`, each in a byte, rounded to nearest.
+    pub fn encode(self, values: &[f64]) -> Vec<u8> {
+        match self {
+            Self::Fp8(format) => format.encode(values),
+            Self::E2m1 => fp4::encode(values),
+        }
+    }
+
+    /// The numbers that the codes stand for.
+    pub fn decode(self, codes: &[u8]) -> Vec<f64> {
+        match self {
+            Self::Fp8(format) => format.decode(codes),
+            Self::E2m1 => fp4::decode(codes),
+        }
+    }
+
+    /// The exponent of the largest number.
+    fn most_exponent(self) -> i32 {
+        match self {
+            Self::Fp8(Fp8::E4m3) => 8,
+            Self::Fp8(Fp8::E5m2) => 15,
+            Self::E2m1 => 2,
+        }
+    }
+}
+
+/// A matrix in MXFP8 or MXFP4.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MxMatrix {
     /// Type of the elements.
-    pub format: Fp8,
+    pub format: MxElement,
     /// Elements of a row.
     pub columns: usize,
-    /// Codes of the elements, row by row.
+    /// Codes of the elements, row by row, each in a byte: [`fp4::pack`] has two of 4 bits in one.
     pub elements: Vec<u8>,
     /// Codes of the scales, `columns / 32` rounded up for each row.
     pub scales: Vec<u8>,
@@ -33,18 +75,25 @@ pub fn scale(code: u8) -> f64 {
 
 /// The scale of numbers whose largest magnitude is `amax`: the power of two that takes amax between the largest power
 /// of two of the format and the next one. NaN where amax is not finite.
-fn scale_for(amax: f64, format: Fp8) -> u8 {
-    // The exponent of the format's largest number.
-    let most = match format {
-        Fp8::E4m3 => 8,
-        Fp8::E5m2 => 15,
-    };
+fn scale_for(amax: f64, format: MxElement) -> u8 {
     if !amax.is_finite() {
         return NAN;
     }
     // A zero and subnormal numbers have the least exponent.
-    let exponent = ((amax.to_bits() >> 52) as i32 - 1023) - most;
+    let exponent = ((amax.to_bits() >> 52) as i32 - 1023) - format.most_exponent();
     (exponent + 127).clamp(0, 254) as u8
+}
+
+/// Rows of `columns` elements, each times the scale of its block of `scaled_by`.
+pub(crate) fn with_scales(
+    elements: &[f64],
+    columns: usize,
+    scales: &[f64],
+    scaled_by: usize,
+) -> Vec<f64> {
+    let row_scales = columns.div_ceil(scaled_by);
+    let of = |at: usize| at / columns * row_scales + at % columns / scaled_by;
+    elements.iter().enumerate().map(|(at, value)| value * scales[of(at)]).collect()
 }
 
 impl MxMatrix {
@@ -54,14 +103,12 @@ impl MxMatrix {
     /// # Panics
     ///
     /// When the last row is not whole.
-    pub fn quantize(values: &[f64], columns: usize, format: Fp8) -> Self {
+    pub fn quantize(values: &[f64], columns: usize, format: impl Into<MxElement>) -> Self {
+        let format = format.into();
         assert!(values.len().is_multiple_of(columns), "{} values of {columns}", values.len());
         let (mut elements, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
         for block in values.chunks_exact(columns).flat_map(|row| row.chunks(SCALED_BY)) {
-            let larger = |a: f64, v: &f64| if v.is_nan() { f64::NAN } else { a.max(v.abs()) };
-            let amax =
-                block.iter().fold(0.0, |a: f64, v| if a.is_nan() { a } else { larger(a, v) });
-            let code = scale_for(amax, format);
+            let code = scale_for(largest(block), format);
             let factor = if code == NAN { 1.0 } else { scale(code) };
             let scaled: Vec<f64> = block.iter().map(|value| value / factor).collect();
             elements.extend(format.encode(&scaled));
@@ -72,10 +119,8 @@ impl MxMatrix {
 
     /// The numbers that elements and scales stand for.
     pub fn decode(&self) -> Vec<f64> {
-        let rows = self.format.decode(&self.elements);
-        let row_scales = self.columns.div_ceil(SCALED_BY);
-        let of = |at: usize| at / self.columns * row_scales + at % self.columns / SCALED_BY;
-        rows.iter().enumerate().map(|(at, value)| value * scale(self.scales[of(at)])).collect()
+        let scales: Vec<f64> = self.scales.iter().map(|code| scale(*code)).collect();
+        with_scales(&self.format.decode(&self.elements), self.columns, &scales, SCALED_BY)
     }
 }
 
@@ -86,17 +131,18 @@ mod tests {
 
     #[test]
     fn the_largest_number_of_a_block_sets_its_scale() {
-        for (amax, e4m3, e5m2) in [
-            (448.0, 127, 120),
-            (256.0, 127, 120),
-            (255.0, 126, 119),
-            (1.0, 119, 112),
-            (1e300, 254, 254),
+        for (amax, e4m3, e5m2, e2m1) in [
+            (448.0, 127, 120, 133),
+            (256.0, 127, 120, 133),
+            (255.0, 126, 119, 132),
+            (1.0, 119, 112, 125),
+            (1e300, 254, 254, 254),
         ] {
-            assert_eq!(scale_for(amax, Fp8::E4m3), e4m3, "{amax}");
-            assert_eq!(scale_for(amax, Fp8::E5m2), e5m2, "{amax}");
+            assert_eq!(scale_for(amax, Fp8::E4m3.into()), e4m3, "{amax}");
+            assert_eq!(scale_for(amax, Fp8::E5m2.into()), e5m2, "{amax}");
+            assert_eq!(scale_for(amax, MxElement::E2m1), e2m1, "{amax}");
         }
-        assert_eq!(scale_for(0.0, Fp8::E4m3), 0);
+        assert_eq!(scale_for(0.0, Fp8::E4m3.into()), 0);
         for none in [f64::NAN, f64::INFINITY] {
             let matrix = MxMatrix::quantize(&[1.0, none], 2, Fp8::E4m3);
             assert_eq!(matrix.scales, [NAN]);
@@ -104,6 +150,8 @@ mod tests {
         }
         // What lies between the format's largest number and the next power of two saturates.
         assert_eq!(MxMatrix::quantize(&[500.0, 1.0], 2, Fp8::E4m3).decode(), [448.0, 1.0]);
+        let pairs = MxMatrix::quantize(&[7.5, 0.75, -2.5], 3, MxElement::E2m1);
+        assert_eq!((pairs.scales[0], pairs.decode()), (127, vec![6.0, 1.0, -2.0]));
     }
 
     #[test]

@@ -46,8 +46,9 @@
 //!
 //! Of `tcgen05`: `alloc`, `dealloc` and `relinquish_alloc_permit`; `mma` of one block with both operands in shared
 //! memory, in `kind::f16`, `kind::tf32` and `kind::f8f6f4` (E4M3 and E5M2) with sums in f32; `commit`; `ld` and `st` as
-//! `16x256b` and `32x32b`, with their waits and fences. Pairs of blocks, operands in tensor memory, scales of blocks,
-//! sparse operands, whole numbers and `cp` are not known.
+//! `16x256b` and `32x32b`, with their waits and fences; products whose blocks of k are scaled, of 8 bits
+//! (`kind::mxf8f6f4`) and of 4 (`kind::mxf4`, `kind::mxf4nvf4`), as `mma.sync` has them, too, and copies of their scales
+//! (`cp.32x128b.warpx4`). Pairs of blocks, sparse operands, whole numbers and other shapes of `cp` are not known.
 //!
 //! # What is reported
 //!

@@ -69,14 +69,40 @@ fn exponent(row: usize, block: usize, salt: usize) -> i32 {
 }
 
 /// A block of scales: those of row r and block q at byte 16 (r mod 32) + 4 (r / 32) + q.
-fn scales(rows: usize, salt: usize) -> Vec<u8> {
+fn scales(rows: usize, code: impl Fn(usize, usize) -> u8) -> Vec<u8> {
     let mut bytes = vec![0; 512];
     for row in 0..rows {
         for block in 0..4 {
-            bytes[row % 32 * 16 + row / 32 * 4 + block] = (exponent(row, block, salt) + 127) as u8;
+            bytes[row % 32 * 16 + row / 32 * 4 + block] = code(row, block);
         }
     }
     bytes
+}
+
+/// Scales of both operands in ue8m0.
+fn powers() -> Vec<u8> {
+    let of = |salt| move |row, block| (exponent(row, block, salt) + 127) as u8;
+    [scales(128, of(3)), scales(16, of(4))].concat()
+}
+
+/// Rows of both operands, of 128 bytes, and their scales.
+struct Operands {
+    a: Vec<u8>,
+    b: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Operands {
+    fn new(of: impl Fn(usize, usize, usize) -> u8, scales: Vec<u8>) -> Self {
+        let matrix = |rows: usize, salt| -> Vec<u8> {
+            (0..rows * 128).map(|at| of(at / 128, at % 128, salt)).collect()
+        };
+        Self { a: matrix(128, 1), b: matrix(16, 2), scales }
+    }
+
+    fn in_8_bits() -> Self {
+        Self::new(|row, k, salt| element(row, k, salt).0, powers())
+    }
 }
 
 /// A sum with scales of A and B of those blocks for the first and for the third 32 of k.
@@ -89,7 +115,7 @@ fn expected(row: usize, column: usize, blocks: [[usize; 2]; 2]) -> f32 {
     part(0, blocks[0]) + part(64, blocks[1])
 }
 
-fn run(kernel: &str, schedule: Schedule) -> Result<Vec<f32>, SimulatorError> {
+fn run(kernel: &str, operands: &Operands, schedule: Schedule) -> Result<Vec<f32>, SimulatorError> {
     let program = Program::parse(kernel)?;
     let mut device = Device::new();
     let mut tensor = |bytes: &[u8], element_bytes, shape: [u64; 2], swizzle| {
@@ -104,13 +130,9 @@ fn run(kernel: &str, schedule: Schedule) -> Result<Vec<f32>, SimulatorError> {
             swizzle,
         })
     };
-    let matrix = |rows: usize, salt| -> Vec<u8> {
-        (0..rows * 128).map(|at| element(at / 128, at % 128, salt).0).collect()
-    };
-    let a = tensor(&matrix(128, 1), 1, [128, 128], Swizzle::Bytes128);
-    let b = tensor(&matrix(16, 2), 1, [128, 16], Swizzle::Bytes128);
-    let both = [scales(128, 3), scales(16, 4)].concat();
-    let scales = tensor(&both, 4, [128, 2], Swizzle::None);
+    let a = tensor(&operands.a, 1, [128, 128], Swizzle::Bytes128);
+    let b = tensor(&operands.b, 1, [128, 16], Swizzle::Bytes128);
+    let scales = tensor(&operands.scales, 4, [128, 2], Swizzle::None);
     let out = device.allocate(128 * 64);
     let launch = Launch {
         kernel: "test".into(),
@@ -136,7 +158,7 @@ fn rows_and_columns_are_scaled_by_the_bytes_that_the_descriptor_selects() {
     for (first, third) in [([0, 0], [2, 2]), ([1, 3], [0, 2])] {
         let blocks = [first, third].map(|bytes| bytes.map(|byte| byte as usize));
         for schedule in Schedule::several(8) {
-            let sums = run(&kernel(first, third), schedule)
+            let sums = run(&kernel(first, third), &Operands::in_8_bits(), schedule)
                 .unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
             for (at, sum) in sums.iter().enumerate() {
                 let (row, column) = (at / 16, at % 16);
@@ -146,9 +168,116 @@ fn rows_and_columns_are_scaled_by_the_bytes_that_the_descriptor_selects() {
     }
 }
 
+/// What the codes of e2m1 without a sign stand for.
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The code of an element in 4 bits.
+fn code(row: usize, k: usize, salt: usize) -> u8 {
+    ((row * 5 + k * 3 + k / 16 + salt) % 16) as u8
+}
+
+/// The code of a scale in ue4m3, from a quarter to 7.5.
+fn ue4m3(row: usize, block: usize, salt: usize) -> u8 {
+    ((row * 11 + block * 7 + salt) % 40 + 40) as u8
+}
+
+fn ue4m3_value(code: u8) -> f32 {
+    2.0_f32.powi(i32::from(code >> 3) - 7) * (1.0 + f32::from(code & 7) / 8.0)
+}
+
+/// As [`kernel`], of elements in 4 bits with that kind and those scales.
+fn fp4_kernel(first: &str, third: &str, what: [u32; 2]) -> String {
+    let one = "kind::mxf8f6f4.block_scale.scale_vec::1X";
+    let other = "kind::mxf8f6f4.block_scale.block32";
+    assert!(KERNEL.contains(one) && KERNEL.contains(other));
+    KERNEL
+        .replace(one, first)
+        .replace(other, third)
+        .replace("FIRST", &what[0].to_string())
+        .replace("THIRD", &what[1].to_string())
+}
+
+/// A sum of the first and of the third 64 elements of k, whose blocks are scaled so.
+fn fp4_sum(row: usize, column: usize, blocks: [&[f32]; 2]) -> f32 {
+    let value = |code: u8| match code {
+        0..8 => E2M1[usize::from(code)],
+        code => -E2M1[usize::from(code - 8)],
+    };
+    let part = |first: usize, scales: &[f32]| -> f32 {
+        let depth = 64 / scales.len();
+        let term = |k| value(code(row, k, 1)) * value(code(column, k, 2));
+        let block = |(at, scale): (usize, &f32)| {
+            let first = first + at * depth;
+            (first..first + depth).map(term).sum::<f32>() * scale
+        };
+        scales.iter().enumerate().map(block).sum()
+    };
+    part(0, blocks[0]) + part(128, blocks[1])
+}
+
+/// e2m1 by e2m1, 128 by 16: types at 7 and 10, N / 8 at 17, M / 128 at 27.
+const FP4: u32 = 1 << 7 | 1 << 10 | (16 / 8) << 17 | 1 << 27;
+
+fn in_4_bits(scales: Vec<u8>) -> Operands {
+    Operands::new(|row, k, salt| code(row, 2 * k, salt) | code(row, 2 * k + 1, salt) << 4, scales)
+}
+
+#[test]
+fn all_bytes_of_a_word_scale_16_elements_of_4_bits_each() {
+    let of = |salt| move |row, block| ue4m3(row, block, salt);
+    let operands = in_4_bits([scales(128, of(3)), scales(16, of(4))].concat());
+    let [first, third] =
+        ["scale_vec::4X", "block16"].map(|vector| format!("kind::mxf4nvf4.block_scale.{vector}"));
+    let kernel = fp4_kernel(&first, &third, [FP4; 2]);
+    for schedule in Schedule::several(8) {
+        let sums = run(&kernel, &operands, schedule)
+            .unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        for (at, sum) in sums.iter().enumerate() {
+            let (row, column) = (at / 16, at % 16);
+            let scales = [0, 1, 2, 3].map(|block| {
+                ue4m3_value(ue4m3(row, block, 3)) * ue4m3_value(ue4m3(column, block, 4))
+            });
+            assert_eq!(*sum, fp4_sum(row, column, [&scales; 2]), "row {row}, column {column}");
+        }
+    }
+    let (kind, reason) =
+        fault(&fp4_kernel(&first, &third, [FP4, FP4 | 2 << 4]), &operands).unwrap();
+    assert!(kind == FaultKind::Misuse && reason.contains("groups of 4"), "{reason}");
+    let signed = [scales(128, of(3)), scales(16, |_, _| 0xb8)].concat();
+    let (kind, reason) = fault(&kernel, &in_4_bits(signed)).unwrap();
+    assert!(kind == FaultKind::Misuse && reason.contains("sign set"), "{reason}");
+}
+
+#[test]
+fn two_bytes_of_a_word_scale_32_elements_of_4_bits_each() {
+    let operands = in_4_bits(powers());
+    let first = "kind::mxf4.block_scale";
+    let third = "kind::mxf4nvf4.block_scale.scale_vec::2X";
+    // The third part takes the second half of A's words, and the first of B's.
+    let what = [FP4 | 1 << 23, FP4 | 1 << 23 | 2 << 29];
+    let kernel = fp4_kernel(first, third, what);
+    for schedule in Schedule::several(8) {
+        let sums = run(&kernel, &operands, schedule)
+            .unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        for (at, sum) in sums.iter().enumerate() {
+            let (row, column) = (at / 16, at % 16);
+            let scales = |byte: usize| {
+                [0, 1].map(|block| {
+                    let scale = exponent(row, byte + block, 3) + exponent(column, block, 4);
+                    2.0_f32.powi(scale)
+                })
+            };
+            let expected = fp4_sum(row, column, [&scales(0), &scales(2)]);
+            assert_eq!(*sum, expected, "row {row}, column {column}");
+        }
+    }
+    let (kind, reason) = fault(&fp4_kernel(first, third, [FP4; 2]), &operands).unwrap();
+    assert!(kind == FaultKind::Misuse && reason.contains("ue8m0"), "{reason}");
+}
+
 /// What the first of some schedules says that says anything.
-fn fault(kernel: &str) -> Option<(FaultKind, String)> {
-    Schedule::several(6).find_map(|schedule| match run(kernel, schedule) {
+fn fault(kernel: &str, operands: &Operands) -> Option<(FaultKind, String)> {
+    Schedule::several(6).find_map(|schedule| match run(kernel, operands, schedule) {
         Err(SimulatorError::Fault(fault)) => Some((fault.kind, fault.reason)),
         Err(error) => panic!("{error}"),
         Ok(_) => None,
@@ -179,7 +308,8 @@ fn scales_that_are_not_there_and_copies_that_are_wrong_are_noticed() {
         (wait, "FULL:\n", Race, ""),
     ] {
         assert!(whole.contains(from), "{from}");
-        let (found, told) = fault(&whole.replacen(from, to, 1)).unwrap_or_else(|| panic!("{from}"));
+        let (found, told) = fault(&whole.replacen(from, to, 1), &Operands::in_8_bits())
+            .unwrap_or_else(|| panic!("{from}"));
         assert!(found == kind && told.contains(reason), "{from}: {found:?}: {told}");
     }
 }
@@ -194,7 +324,7 @@ fn scales_that_a_warp_wrote_to_its_lanes_alone_are_noticed() {
         tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4];\nAGAIN:\n\
         mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r4], 1;\n@!%p4 bra AGAIN;\n";
     let kernel = kernel([0, 0], [2, 2]).replace("@%p0 bra END;\n", again);
-    let (kind, reason) = fault(&kernel).unwrap();
+    let (kind, reason) = fault(&kernel, &Operands::in_8_bits()).unwrap();
     assert_eq!(kind, FaultKind::Misuse, "{reason}");
     assert!(reason.contains("differ between the quarters of its lanes"), "{reason}");
 }

@@ -1,6 +1,6 @@
 //! Matrix products of operands of 8 bits, where tensor cores take them.
 
-use super::mx_matmul;
+use super::block_scaled::{self, Asked, BlockFormat};
 use crate::{
     buffers::{download, dtype},
     check::{Check, Stop},
@@ -19,7 +19,7 @@ use blackburn_reference::{
     matmul::{self, Layout::RowMajor, MatmulCase, MatmulPrecision},
     storage::Storage,
 };
-use cubecl::client::Client;
+use cubecl::{client::Client, ir::ElemType};
 
 /// Terms between promotions: a block of k.
 const PROMOTED_EVERY: usize = 128;
@@ -34,6 +34,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
     let promoted = draw.planned("promoted", 2);
     let scaled = draw.planned("scaled", 8);
+    let format = scaled.then(|| draw.plan("format", &BlockFormat::ALL));
     let [m, n, k] = [draw.size("m", 1..=300), draw.size("n", 1..=300), draw.size("k", 1..=1100)];
 
     // Rows begin at multiples of 16 bytes.
@@ -42,16 +43,19 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         let padding = innermost.next_multiple_of(16) - innermost;
         Layout::ordered(&[rows, columns], &order, padding)
     };
-    let layouts = [lies(m, k, along[0]), lies(k, n, !along[1])];
+    let along_k = format.map_or(k, |format| format.along_k(k));
+    let layouts = [lies(m, along_k, along[0]), lies(along_k, n, !along[1])];
+    let pairs = format.and_then(BlockFormat::pairs);
     let tensor = |i: usize| TensorLayout {
         shape: &layouts[i].shape,
         strides: &layouts[i].strides,
-        dtype: formats[i].dtype(),
+        dtype: pairs.unwrap_or(formats[i].dtype()),
     };
     let problem = MatmulProblem::new(tensor(0), tensor(1), dtype(out), F32Precision::Tf32)?;
     let operands = Operands { layouts, formats };
-    if scaled {
-        return mx_matmul::product(on, draw, check, &problem, (&operands, which, out));
+    if let Some(format) = format {
+        let asked = Asked { format, k, blueprint: which, out };
+        return block_scaled::product(on, draw, check, &problem, &operands, &asked);
     }
     let mut plans = MatmulBlueprint::candidates(&problem, client);
     plans.retain(|plan| on.takes(plan.family));
@@ -97,16 +101,32 @@ impl Operands {
     }
 
     /// The numbers of an operand in memory, row by row; what lies between rows is none.
-    pub(super) fn send(&self, client: &Client, operand: usize, numbers: &[f64]) -> Buffer {
-        let mut memory = self.layouts[operand].scatter(numbers, 0);
+    fn send(&self, client: &Client, operand: usize, numbers: &[f64]) -> Buffer {
+        let codes = self.format(operand).encode(numbers);
+        self.send_codes(client, operand, &codes, self.formats[operand].dtype())
+    }
+
+    /// As [`send`](Self::send), of codes of a byte.
+    pub(super) fn send_codes(
+        &self,
+        client: &Client,
+        operand: usize,
+        codes: &[u8],
+        dtype: ElemType,
+    ) -> Buffer {
+        /// NaN in both types of 8 bits, and two large numbers of 4.
+        const BETWEEN: u8 = 0x7f;
+        let codes: Vec<f64> = codes.iter().map(|code| f64::from(*code)).collect();
+        let mut memory = self.layouts[operand].scatter(&codes, 0);
         memory.resize(memory.len().next_multiple_of(16), f64::NAN);
-        let handle = client.create_from_slice(&self.format(operand).encode(&memory));
-        Buffer { handle, elements: memory.len(), dtype: self.formats[operand].dtype() }
+        let byte = |code: &f64| if code.is_nan() { BETWEEN } else { *code as u8 };
+        let memory: Vec<u8> = memory.iter().map(byte).collect();
+        Buffer { handle: client.create_from_slice(&memory), elements: memory.len(), dtype }
     }
 }
 
 /// Numbers of a format.
-pub(super) fn numbers_of(draw: &mut Draw, count: usize, format: Fp8) -> Vec<f64> {
+fn numbers_of(draw: &mut Draw, count: usize, format: Fp8) -> Vec<f64> {
     let drawn = draw.normal(count, 1.0, Storage::F32);
     drawn.into_iter().map(|x| format.round(x)).collect()
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod attention_cache;
 mod batch_norm;
+mod block_scaled;
 mod conv;
 mod conv_depthwise;
 mod cross_entropy;
@@ -12,7 +13,6 @@ mod fp8_matmul;
 mod group_norm;
 pub mod interpolate;
 mod matmul;
-mod mx_matmul;
 mod norm;
 mod optimizers;
 pub mod pool;

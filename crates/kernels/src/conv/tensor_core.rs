@@ -7,7 +7,7 @@ use super::{
     call::Call,
     mma::{ConvMmaBlueprint, conv_mma_kernel},
     parts::{Gathered, Part, Weights, parts},
-    problem::unsupported,
+    problem::{OP, unsupported},
     product::pixel_stride,
 };
 use crate::{
@@ -68,7 +68,7 @@ pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer
     }
     let out = Buffer::empty(client, rows * channels, padded.dtype);
     matrix(&padded, [0, 0], [1, 1], [rows, channels], [padded_channels, 1])
-        .pack(client, &out, channels)?;
+        .pack(client, OP, &out, channels)?;
     Ok(out)
 }
 
@@ -142,7 +142,7 @@ impl Images<'_> {
         } else {
             matrix(self.memory, [image, row], [n, h], [w, c], [column, channel])
         };
-        source.pack(client, &memory, pitch)?;
+        source.pack(client, OP, &memory, pitch)?;
         Ok(AlignedImages { strides: [h * w * pitch, 1, w * pitch, pitch], memory })
     }
 }
@@ -201,7 +201,7 @@ impl Other {
             let rows = [taps, channels];
             matrix(memory, batch_strides, [groups, columns], rows, [tap_step, lying.channel])
         };
-        source.pack(client, &packed, padded_channels)?;
+        source.pack(client, OP, &packed, padded_channels)?;
         let weights = Weights {
             group: columns * row,
             column: row,

@@ -300,7 +300,7 @@ impl fmt::Display for MatmulBlueprint {
     }
 }
 
-/// How tensor cores name the operands, if they take them.
+/// How tensor cores name the operands, if they take them without scales of blocks, too.
 pub(crate) fn tensor_core_type(problem: &MatmulProblem) -> Option<[&'static str; 2]> {
     let name = |operand: &Operand| {
         let ElemType::Float(kind) = operand.dtype else { return None };

@@ -1,6 +1,9 @@
 //! Shared memory of products on tensor cores: planners count with it, and kernels divide it up.
 
-use crate::device::{ROW_BYTES, SCALE_BLOCK_BYTES};
+use crate::{
+    block_format::BlockFormat,
+    device::{ROW_BYTES, SCALE_BLOCK_BYTES},
+};
 
 /// A block of k of both operands, whose rows are 128 bytes deep.
 pub(crate) const fn stage_bytes(tile_m: usize, tile_n: usize) -> usize {
@@ -22,14 +25,20 @@ pub(crate) const fn mma_bulk_bytes(tile_m: usize, tile_n: usize, stages: usize) 
     mma_bytes(tile_m, tile_n, stages) + 16 * stages
 }
 
-/// The scales of a block of k of MX operands, in blocks of 128 rows or columns.
-pub(crate) const fn scale_bytes(tile_m: usize, tile_n: usize) -> usize {
-    (tile_m.div_ceil(128) + tile_n.div_ceil(128)) * SCALE_BLOCK_BYTES
+/// The scales of a block of k, in blocks of 128 rows or columns.
+pub(crate) const fn scale_bytes(tile_m: usize, tile_n: usize, format: BlockFormat) -> usize {
+    let groups = tile_m.div_ceil(128) + tile_n.div_ceil(128);
+    groups * format.scale_blocks() * SCALE_BLOCK_BYTES
 }
 
-/// Of the `mma` family for MX operands: the ring, with scales behind each block, and the bias of a tile.
-pub(crate) const fn mma_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
-    mma_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
+/// Of the `mma` family for operands with scales: the ring, with scales behind each block, and the bias of a tile.
+pub(crate) const fn mma_mx_bytes(
+    tile_m: usize,
+    tile_n: usize,
+    stages: usize,
+    format: BlockFormat,
+) -> usize {
+    mma_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n, format)
 }
 
 /// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.
@@ -44,8 +53,13 @@ pub(crate) const fn tcgen05_bytes(tile_m: usize, tile_n: usize, stages: usize) -
 }
 
 /// As [`tcgen05_bytes`], with scales behind each block.
-pub(crate) const fn tcgen05_mx_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
-    tcgen05_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n)
+pub(crate) const fn tcgen05_mx_bytes(
+    tile_m: usize,
+    tile_n: usize,
+    stages: usize,
+    format: BlockFormat,
+) -> usize {
+    tcgen05_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n, format)
 }
 
 /// As many stages as fit, up to `most`; `None` where a ring of two does not.

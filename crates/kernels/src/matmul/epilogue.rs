@@ -1,6 +1,6 @@
 //! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + beta residual`.
 
-use super::{MatmulProblem, problem::OP};
+use super::MatmulProblem;
 use crate::{
     KernelError,
     buffer::{Buffer, F32},
@@ -29,7 +29,8 @@ pub enum Activation {
 pub struct Epilogue {
     /// A factor.
     pub alpha: f32,
-    /// Two more factors, f32 scalars on the device: what 8-bit operands have to be multiplied by.
+    /// Two more factors, f32 scalars on the device: what operands of 8 and 4 bits have to be
+    /// multiplied by.
     pub scales: Option<[Buffer; 2]>,
     /// Numbers of the output's type, one added to each of the problem's [`columns`](MatmulProblem::columns).
     pub bias: Option<Buffer>,
@@ -59,21 +60,25 @@ impl Default for Epilogue {
 }
 
 impl Epilogue {
-    /// Checks each tensor against the problem.
-    pub(super) fn check(&self, problem: &MatmulProblem) -> Result<(), KernelError> {
+    /// Checks each tensor against the problem, for `op`.
+    pub(super) fn check(
+        &self,
+        op: &'static str,
+        problem: &MatmulProblem,
+    ) -> Result<(), KernelError> {
         if let Some(bias) = &self.bias {
-            bias.check_span(OP, "bias", problem.columns, problem.out)?;
+            bias.check_span(op, "bias", problem.columns, problem.out)?;
             // It is copied four bytes at a time.
             if !bias.offset_bytes().is_multiple_of(4) {
                 let reason = "a bias that does not begin at a multiple of 4 bytes";
-                return Err(KernelError::unsupported(OP, reason));
+                return Err(KernelError::unsupported(op, reason));
             }
         }
         if let Some(residual) = &self.residual {
-            residual.check_span(OP, "residual", problem.out_elements(), problem.out)?;
+            residual.check_span(op, "residual", problem.out_elements(), problem.out)?;
         }
         let mut scales = self.scales.iter().flatten();
-        scales.try_for_each(|scale| scale.check_span(OP, "scales", 1, F32))
+        scales.try_for_each(|scale| scale.check_span(op, "scales", 1, F32))
     }
 
     /// The tensors as arguments; what a step that is not compiled in would read is `unused`.

@@ -4,7 +4,7 @@ use super::{
     portable::{
         PortableBlueprint, StridedOperandLaunch, StridesLaunch, UNITS, matmul_portable_kernel,
     },
-    problem::OP,
+    problem::{OP, is_fp4},
 };
 use crate::{
     Family, KernelError,
@@ -62,7 +62,11 @@ pub fn matmul_with(
     rhs: &Buffer,
     epilogue: &Epilogue,
 ) -> Result<MatmulOutput, KernelError> {
-    check(problem, lhs, rhs, epilogue)?;
+    if is_fp4(problem.lhs.dtype) {
+        let reason = format!("{:?} without scales of blocks", problem.lhs.dtype);
+        return Err(KernelError::unsupported(OP, reason));
+    }
+    check(OP, problem, lhs, rhs, epilogue)?;
     let output = epilogue.output(client, problem);
     match blueprint.family {
         Family::Portable if blueprint.has_few_rows() => {
@@ -89,16 +93,17 @@ pub fn matmul_with(
     Ok(output)
 }
 
-/// Checks every tensor against the problem.
+/// Checks every tensor against the problem, for `op`.
 pub(super) fn check(
+    op: &'static str,
     problem: &MatmulProblem,
     lhs: &Buffer,
     rhs: &Buffer,
     epilogue: &Epilogue,
 ) -> Result<(), KernelError> {
-    lhs.check_span(OP, "lhs", problem.lhs_span(), problem.lhs.dtype)?;
-    rhs.check_span(OP, "rhs", problem.rhs_span(), problem.rhs.dtype)?;
-    epilogue.check(problem)
+    lhs.check_span(op, "lhs", problem.lhs_span(), problem.lhs.dtype)?;
+    rhs.check_span(op, "rhs", problem.rhs_span(), problem.rhs.dtype)?;
+    epilogue.check(op, problem)
 }
 
 fn launch_portable(

@@ -9,7 +9,7 @@ use super::{
     epilogue::{EpilogueTensors, Outputs},
     mma_tile::write_part,
     ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
-    work::{Extent, LastMatrix, work_at},
+    work::{Extent, LastMatrix, Work, work_at},
 };
 use crate::ptx::{ROW_BYTES, copy::copy_16_bytes, global_address, load, shared_address};
 use cubecl::prelude::*;
@@ -117,6 +117,36 @@ impl Blocks for MatrixBlocks {
     }
 }
 
+/// The blocks of two matrices of batches, for a tile of the output.
+#[cube]
+pub(super) fn matrix_blocks(
+    lhs: &PitchedOperand,
+    rhs: &PitchedOperand,
+    extent: &Extent,
+    last_matrix: &LastMatrix,
+    work: &Work,
+    k: u32,
+    #[comptime] blueprint: MmaBlueprint,
+) -> MatrixBlocks {
+    let outer = work.batch / extent.inner_batches;
+    let inner = work.batch % extent.inner_batches;
+    let lhs_origin = min(outer, last_matrix.lhs_outer) * lhs.pitch.outer
+        + min(inner, last_matrix.lhs_inner) * lhs.pitch.inner;
+    let rhs_origin = min(outer, last_matrix.rhs_outer) * rhs.pitch.outer
+        + min(inner, last_matrix.rhs_inner) * rhs.pitch.inner;
+    let size = comptime!(u64::from(blueprint.element_bytes)).runtime();
+    MatrixBlocks {
+        lhs: global_address::<u32>(&lhs.memory) + u64::cast_from(lhs_origin) * size,
+        rhs: global_address::<u32>(&rhs.memory) + u64::cast_from(rhs_origin) * size,
+        lhs_pitch: lhs.pitch,
+        rhs_pitch: rhs.pitch,
+        row: work.row,
+        column: work.column,
+        k,
+        blueprint,
+    }
+}
+
 /// `out = epilogue(lhs rhs)`; with splits, sums of each split to `out[split]`.
 #[cube(launch_unchecked)]
 pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
@@ -137,23 +167,7 @@ pub(crate) fn matmul_mma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     let ring = shared_address::<u32>(memory.as_slice());
 
     let work = work_at(CUBE_POS_X, &extent, tile_m, tile_n);
-    let outer = work.batch / extent.inner_batches;
-    let inner = work.batch % extent.inner_batches;
-    let lhs_origin = min(outer, last_matrix.lhs_outer) * lhs.pitch.outer
-        + min(inner, last_matrix.lhs_inner) * lhs.pitch.inner;
-    let rhs_origin = min(outer, last_matrix.rhs_outer) * rhs.pitch.outer
-        + min(inner, last_matrix.rhs_inner) * rhs.pitch.inner;
-    let size = comptime!(u64::from(blueprint.element_bytes)).runtime();
-    let source = MatrixBlocks {
-        lhs: global_address::<u32>(&lhs.memory) + u64::cast_from(lhs_origin) * size,
-        rhs: global_address::<u32>(&rhs.memory) + u64::cast_from(rhs_origin) * size,
-        lhs_pitch: lhs.pitch,
-        rhs_pitch: rhs.pitch,
-        row: work.row,
-        column: work.column,
-        k,
-        blueprint,
-    };
+    let source = matrix_blocks(lhs, rhs, &extent, &last_matrix, &work, k, blueprint);
     let fragments = fragments(blueprint);
 
     // It arrives with the first block.

@@ -29,7 +29,8 @@
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async`; on Blackwell's workstations by TMA, too, and with scales of 1 in 8 bits | Ampere and later, Blackwell too |
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; f32 in full precision |
 //!
-//! Operands of 8 bits whose blocks of k have scales (MXFP8) are multiplied by [`mx_matmul`].
+//! Operands of 8 and 4 bits whose blocks of k have scales are multiplied by [`mx_matmul`] (MXFP8, MXFP4) and
+//! [`nvfp4_matmul`] (NVFP4).
 //!
 //! Products of at most eight rows have a kernel of the portable family that reads the right operand with the whole
 //! device.
@@ -43,6 +44,7 @@
 
 #[cfg(feature = "cuda")]
 mod bias_tile;
+mod block_scaled;
 mod blueprint;
 mod budget;
 #[cfg(feature = "cuda")]
@@ -67,6 +69,7 @@ mod mx_mma;
 mod mx_scales;
 #[cfg(feature = "cuda")]
 mod mx_tcgen05;
+mod nvfp4;
 #[cfg(feature = "cuda")]
 mod operand;
 #[cfg(feature = "cuda")]
@@ -97,6 +100,9 @@ pub(crate) use epilogue::{EpilogueBlueprint, bias_of};
 pub use kept::keep_plans;
 pub use launch::{matmul, matmul_tuned, matmul_with};
 pub use mx::{MxOperand, SCALE_DTYPE, SCALED_BY, mx_matmul, mx_matmul_with};
+pub use nvfp4::{
+    NVFP4_SCALE_DTYPE, NVFP4_SCALED_BY, Nvfp4Operand, nvfp4_matmul, nvfp4_matmul_with,
+};
 pub(crate) use portable::{DEPTH as PORTABLE_DEPTH, UNITS as PORTABLE_UNITS, multiply_tiles};
 pub use problem::{F32Precision, MatmulProblem, Operand, TensorLayout};
 pub(crate) use split::sum_splits;

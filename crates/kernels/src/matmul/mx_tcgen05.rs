@@ -1,5 +1,5 @@
-//! Products of MX operands by Blackwell's data-center GPUs: the `tcgen05` family's pipeline, whose blocks of k have their
-//! scales behind them. TMA brings both.
+//! Products of operands whose blocks of k have scales by Blackwell's data-center GPUs: the `tcgen05` family's pipeline,
+//! with scales behind each block of k. TMA brings both.
 
 use super::{
     epilogue::{EpilogueTensors, Outputs},
@@ -9,6 +9,7 @@ use super::{
     work::{Extent, LastMatrix, Work},
 };
 use crate::{
+    block_format::BlockFormat,
     device::SCALE_BLOCK_BYTES,
     ptx::copy::{TmaTarget, tma_tile},
 };
@@ -19,12 +20,17 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 #[derive(CubeType)]
 struct ScaledBulkBlocks {
     matrices: MatrixBlocks,
-    /// Tensors of which a row is a block of scales.
+    /// Tensors of which a row is a block of scales, and a box those of a block of k.
     lhs_scales: u64,
     rhs_scales: u64,
+    /// Blocks of k, and of 128 rows and columns of the output.
     k_blocks: u32,
+    row_blocks: u32,
+    column_blocks: u32,
     #[cube(comptime)]
     blueprint: Tcgen05Blueprint,
+    #[cube(comptime)]
+    format: BlockFormat,
 }
 
 #[cube]
@@ -33,19 +39,28 @@ impl BulkBlocks for ScaledBulkBlocks {
         self.matrices.load(stage, work, block, barrier);
         let scales = stage + comptime!(self.blueprint.block_bytes() as u32);
         let rows = comptime!(BLOCK_ROWS as u32);
-        let of_rows = work.row / rows * self.k_blocks + block;
+        let along_k = comptime!(self.format.scale_blocks() as u32);
+        let mut first_row = work.row / rows;
+        let mut first_column = work.column / rows;
+        if comptime!(self.blueprint.batched) {
+            let last = &self.matrices.last_matrix;
+            let (lhs, rhs) = last.own_matrices(work.batch, self.matrices.inner_batches);
+            first_row += lhs * self.row_blocks;
+            first_column += rhs * self.column_blocks;
+        }
+        let of_rows = (first_row * self.k_blocks + block) * along_k;
         tma_tile(scales, self.lhs_scales, 0u32, of_rows, barrier);
-        // What lies behind the last block of columns becomes zero.
+        // What lies behind the last block of columns becomes zero, or another matrix's scales: the elements are zeros.
         #[unroll]
         for group in 0..comptime!(self.blueprint.operands.n as u32 / BLOCK_ROWS as u32) {
-            let at = scales + comptime!((group + 1) * SCALE_BLOCK_BYTES as u32);
-            let of_columns = (work.column / rows + group) * self.k_blocks + block;
+            let at = scales + comptime!((group + 1) * along_k * SCALE_BLOCK_BYTES as u32);
+            let of_columns = ((first_column + group) * self.k_blocks + block) * along_k;
             tma_tile(at, self.rhs_scales, 0u32, of_columns, barrier);
         }
     }
 }
 
-/// `out = epilogue((lhs lhs_scales) (rhs rhs_scales))` of one matrix; with splits, sums of each split to `out[split]`.
+/// `out = epilogue((lhs lhs_scales) (rhs rhs_scales))`; with splits, sums of each split to `out[split]`.
 /// Scales lie as [`matmul_mx_scales_kernel`](super::mx_scales::matmul_mx_scales_kernel) arranges them.
 #[cube(launch_unchecked)]
 pub(super) fn matmul_mx_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
@@ -58,6 +73,7 @@ pub(super) fn matmul_mx_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     extent: Extent,
     last_matrix: LastMatrix,
     #[comptime] blueprint: Tcgen05Blueprint,
+    #[comptime] format: BlockFormat,
     #[define(O, S)] _types: [ElemType; 2],
     #[define(W, R)] _widths: [usize; 2],
 ) {
@@ -68,7 +84,7 @@ pub(super) fn matmul_mx_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         last_matrix,
         operands: comptime!(blueprint.operands),
         block_k: comptime!(blueprint.block_k),
-        batched: false,
+        batched: comptime!(blueprint.batched),
         target: comptime!(TmaTarget::Cluster),
     };
     let source = ScaledBulkBlocks {
@@ -76,7 +92,10 @@ pub(super) fn matmul_mx_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         lhs_scales: tensor_map_address::<u32, Tiled>(lhs_scales),
         rhs_scales: tensor_map_address::<u32, Tiled>(rhs_scales),
         k_blocks: extent.k_blocks,
+        row_blocks: extent.m.div_ceil(comptime!(BLOCK_ROWS as u32)),
+        column_blocks: extent.n.div_ceil(comptime!(BLOCK_ROWS as u32)),
         blueprint,
+        format,
     };
     persistent_tensor_product::<ScaledBulkBlocks, O, S, W, R>(
         &source, epilogue, outputs, &extent, blueprint,

@@ -4,7 +4,6 @@ use super::{
     MatmulProblem, Operand,
     layout::{OperandLayout, OperandWalk},
     pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
-    problem::OP,
 };
 use crate::{
     KernelError,
@@ -38,22 +37,29 @@ impl AlignedOperand {
     /// The left operand, copied into shape if need be.
     pub(super) fn lhs(
         client: &Client,
+        op: &'static str,
         problem: &MatmulProblem,
         memory: &Buffer,
     ) -> Result<Self, KernelError> {
-        Self::new(client, OperandWalk::lhs(problem), memory)
+        Self::new(client, op, OperandWalk::lhs(problem), memory)
     }
 
     /// The right operand, copied into shape if need be.
     pub(super) fn rhs(
         client: &Client,
+        op: &'static str,
         problem: &MatmulProblem,
         memory: &Buffer,
     ) -> Result<Self, KernelError> {
-        Self::new(client, OperandWalk::rhs(problem), memory)
+        Self::new(client, op, OperandWalk::rhs(problem), memory)
     }
 
-    fn new(client: &Client, walk: OperandWalk, memory: &Buffer) -> Result<Self, KernelError> {
+    fn new(
+        client: &Client,
+        op: &'static str,
+        walk: OperandWalk,
+        memory: &Buffer,
+    ) -> Result<Self, KernelError> {
         let OperandWalk { operand, mn, mn_stride, k, k_stride, matrices } = walk;
         let OperandLayout { k_major, copied } = walk.layout(memory);
         let bytes = operand.dtype.size();
@@ -75,7 +81,7 @@ impl AlignedOperand {
         let matrix = rows * pitch;
         let packed = Buffer::empty(client, matrices[0] * matrices[1] * matrix, operand.dtype);
         let source = MatrixSource { memory, operand, matrices, rows, columns, row, column };
-        source.pack(client, &packed, pitch)?;
+        source.pack(client, op, &packed, pitch)?;
         Ok(Self {
             memory: packed,
             k_major,
@@ -106,10 +112,11 @@ pub(crate) struct MatrixSource<'a> {
 }
 
 impl MatrixSource<'_> {
-    /// Copies the rows to `packed`, `pitch` elements apart. What lies behind a shorter row stays as it was.
+    /// Copies the rows to `packed`, `pitch` elements apart, for `op`. What lies behind a shorter row stays as it was.
     pub(crate) fn pack(
         &self,
         client: &Client,
+        op: &'static str,
         packed: &Buffer,
         pitch: usize,
     ) -> Result<(), KernelError> {
@@ -120,7 +127,7 @@ impl MatrixSource<'_> {
         ];
         if u32::try_from(packed.elements).is_err() {
             let reason = format!("{} elements of an aligned operand", packed.elements);
-            return Err(KernelError::unsupported(OP, reason));
+            return Err(KernelError::unsupported(op, reason));
         }
         // Bits are moved, whatever they stand for.
         let element = ElemType::UInt(match self.operand.dtype.size() {
@@ -134,7 +141,7 @@ impl MatrixSource<'_> {
         unsafe {
             matmul_pack_kernel::launch_unchecked(
                 client,
-                grid(OP, client, cubes)?,
+                grid(op, client, cubes)?,
                 CubeDim::new_2d(TILE, ROWS),
                 self.memory.arg(1),
                 packed.arg(1),

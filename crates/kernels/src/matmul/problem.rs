@@ -26,7 +26,7 @@ pub struct Operand {
     /// Distances between matrices of the outer and of the inner batch dimension; 0 where one matrix
     /// serves all.
     pub batch_strides: [usize; 2],
-    /// Element type.
+    /// Element type. A pair of 4-bit floats in a byte (`E2M1x2`) is one element here; pairs lie along k.
     pub dtype: ElemType,
 }
 
@@ -42,7 +42,7 @@ pub struct MatmulProblem {
     /// Those of them that mean something, and have a bias: all, but where rows were
     /// [widened](Self::with_aligned_rows).
     pub columns: usize,
-    /// Terms of each sum.
+    /// Terms of each sum; of operands that have two elements in a byte (`E2M1x2`), pairs of them.
     pub k: usize,
     /// The left operand, `m` by `k`.
     pub lhs: Operand,
@@ -209,7 +209,8 @@ impl MatmulProblem {
 
     /// Multiplications and additions.
     pub fn flops(&self) -> f64 {
-        2.0 * self.out_elements() as f64 * self.k as f64
+        let terms = if is_fp4(self.lhs.dtype) { 2 * self.k } else { self.k };
+        2.0 * self.out_elements() as f64 * terms as f64
     }
 
     /// Bytes that have to be moved: each operand in once, the output out.
@@ -268,8 +269,13 @@ pub(super) fn is_fp8(dtype: ElemType) -> bool {
     matches!(dtype, ElemType::Float(FloatKind::E4M3 | FloatKind::E5M2))
 }
 
+/// Whether `dtype` is two 4-bit floats in a byte, neighbors along k.
+pub(super) fn is_fp4(dtype: ElemType) -> bool {
+    dtype == ElemType::Float(FloatKind::E2M1x2)
+}
+
 fn check_dtypes(lhs: ElemType, rhs: ElemType, out: ElemType) -> Result<(), KernelError> {
-    let served = if is_fp8(lhs) && is_fp8(rhs) {
+    let served = if is_fp8(lhs) && is_fp8(rhs) || is_fp4(lhs) && is_fp4(rhs) {
         is_float(out)
     } else {
         is_float(lhs) && lhs == rhs && (out == lhs || out == F32)
@@ -279,7 +285,7 @@ fn check_dtypes(lhs: ElemType, rhs: ElemType, out: ElemType) -> Result<(), Kerne
     }
     let reason = format!(
         "{lhs:?} by {rhs:?} into {out:?}; it takes f32, f16 and bf16 into themselves or f32, and \
-         8-bit floats into f32, f16 and bf16"
+         8-bit floats and pairs of 4-bit ones into f32, f16 and bf16"
     );
     Err(KernelError::Unsupported { op: OP, reason })
 }

@@ -67,13 +67,28 @@ impl MmaBlueprint {
     }
 
     pub(crate) fn stage_bytes(self) -> u32 {
-        let scales = scale_bytes(self.tile_m() as usize, self.tile_n() as usize) as u32;
-        self.block_bytes() + if self.operands.scales == Scales::Blocks { scales } else { 0 }
+        let (tile_m, tile_n) = (self.tile_m() as usize, self.tile_n() as usize);
+        self.block_bytes()
+            + match self.operands.scales {
+                Scales::Blocks(format) => scale_bytes(tile_m, tile_n, format) as u32,
+                Scales::None | Scales::Ones => 0,
+            }
     }
 
     pub(crate) fn shared_bytes(self) -> usize {
-        let bytes = if self.operands.scales == Scales::Blocks { mma_mx_bytes } else { mma_bytes };
-        bytes(self.tile_m() as usize, self.tile_n() as usize, self.stages as usize)
+        let (tile_m, tile_n) = (self.tile_m() as usize, self.tile_n() as usize);
+        match self.operands.scales {
+            Scales::Blocks(format) => mma_mx_bytes(tile_m, tile_n, self.stages as usize, format),
+            Scales::None | Scales::Ones => mma_bytes(tile_m, tile_n, self.stages as usize),
+        }
+    }
+
+    /// Bytes of the scales of 128 rows or columns, of operands that have any.
+    pub(crate) fn group_scale_bytes(self) -> u32 {
+        match self.operands.scales {
+            Scales::Blocks(format) => (format.scale_blocks() * SCALE_BLOCK_BYTES) as u32,
+            Scales::None | Scales::Ones => 0,
+        }
     }
 }
 
@@ -139,10 +154,11 @@ pub(crate) fn multiply_block<R: Size>(
     let operands = comptime!(blueprint.operands);
     let lhs_row = stage + fragments.lhs_row;
     let rhs_row = stage + comptime!(blueprint.tile_m() * ROW_BYTES as u32) + fragments.rhs_row;
-    if comptime!(operands.scales == Scales::Blocks) {
+    if comptime!(matches!(operands.scales, Scales::Blocks(_))) {
         let (lane, column) = (fragments.lane, fragments.column);
         let scales = stage + comptime!(blueprint.block_bytes());
-        let columns = column / 128 * comptime!(SCALE_BLOCK_BYTES as u32);
+        let group = comptime!(blueprint.group_scale_bytes());
+        let columns = column / 128 * group;
         mma_scaled_block::<R>(
             sums,
             lhs_row,
@@ -151,7 +167,7 @@ pub(crate) fn multiply_block<R: Size>(
             fragments.rhs_chunk,
             // Tiles of 64 rows begin in the middle of a block of scales, too.
             scales + scale_word(lane, first_row % 128 + fragments.row),
-            scales + comptime!(SCALE_BLOCK_BYTES as u32) + columns + scale_word(lane, column % 128),
+            scales + group + columns + scale_word(lane, column % 128),
             operands,
         )
     } else {

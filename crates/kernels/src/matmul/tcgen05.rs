@@ -19,7 +19,6 @@ use super::{
     wgmma::{BulkBlocks, MatrixBlocks},
     work::{Extent, LastMatrix, work_at, work_count},
 };
-use crate::device::SCALE_BLOCK_BYTES;
 use crate::ptx::{
     ROW_BYTES,
     access::load_shared_word,
@@ -33,6 +32,7 @@ use crate::ptx::{
     tcgen05_scales::{SCALE_COLUMNS, scales_descriptor, tensor_scaled_block},
     wgmma::WgmmaOperands,
 };
+use crate::{block_format::BlockFormat, device::SCALE_BLOCK_BYTES};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -56,14 +56,14 @@ pub(super) struct Tcgen05Blueprint {
     pub(super) stages: u32,
     pub(super) batched: bool,
     pub(super) store: StoreWidth,
-    /// Whether blocks of k have scales behind them.
-    pub(super) scaled: bool,
+    /// Of operands whose blocks of k have scales behind them.
+    pub(super) format: Option<BlockFormat>,
 }
 
 impl Tcgen05Blueprint {
     /// Bytes of the scales of a block of k.
     fn scale_bytes(self) -> usize {
-        if self.scaled { scale_bytes(TILE_M, self.operands.n) } else { 0 }
+        self.format.map_or(0, |format| scale_bytes(TILE_M, self.operands.n, format))
     }
 
     /// Bytes of a block of both operands, without its scales.
@@ -148,13 +148,16 @@ fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcge
             let lhs = tensor_descriptor(lhs, comptime!(operands.lhs_k_major));
             let rhs = tensor_descriptor(rhs, comptime!(operands.rhs_k_major));
             let accumulate = u32::cast_from(block > work.first_block);
-            if comptime!(blueprint.scaled) {
-                let scales =
-                    scales_descriptor(stage_at + comptime!(blueprint.block_bytes() as u32));
-                let place = sums + 2 * tile_n;
-                tensor_scaled_block(target, lhs, rhs, accumulate, scales, place, operands);
-            } else {
-                tensor_block(target, lhs, rhs, accumulate, operands);
+            match comptime!(blueprint.format) {
+                Some(format) => {
+                    let scales =
+                        scales_descriptor(stage_at + comptime!(blueprint.block_bytes() as u32));
+                    let place = sums + 2 * tile_n;
+                    tensor_scaled_block(
+                        target, lhs, rhs, accumulate, scales, place, operands, format,
+                    );
+                }
+                None => tensor_block(target, lhs, rhs, accumulate, operands),
             }
             tensor_commit(at.empty + load::<u32>(stage) * 8);
             stage += 1;

@@ -6,9 +6,10 @@ use super::{
     mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
     mma_bulk::{BULK_UNITS, MmaBulkBlueprint, matmul_mma_bulk_kernel},
     mx_mma::matmul_mx_mma_kernel,
+    mx_scales::BlockScales,
     mx_tcgen05::matmul_mx_tcgen05_kernel,
     operand::AlignedOperand,
-    problem::OP,
+    problem::{OP, is_fp4},
     ring::{MmaBlueprint, UNITS},
     split::sum_splits,
     store::StoreWidth,
@@ -18,6 +19,7 @@ use super::{
 };
 use crate::{
     DeviceProfile, Family, KernelError,
+    block_format::BlockFormat,
     buffer::{Buffer, F32},
     device::SCALE_BLOCK_BYTES,
     ptx::{
@@ -32,28 +34,33 @@ use cubecl::{
     prelude::*,
 };
 
-/// A product on tensor cores, and the sum over its splits. Blocks of operands in 8 bits may have scales, as
-/// [`arrange`](super::mx_scales::arrange) arranges them.
+/// A product on tensor cores, and the sum over its splits. Blocks of k of operands in 8 bits may have scales; those of
+/// operands in 4 bits have some.
 pub(super) fn launch(
     client: &Client,
     problem: &MatmulProblem,
     blueprint: &MatmulBlueprint,
     [lhs, rhs]: [&Buffer; 2],
-    scales: Option<&[Buffer; 2]>,
+    scales: Option<&BlockScales>,
     epilogue: &Epilogue,
     output: &MatmulOutput,
 ) -> Result<(), KernelError> {
-    let types = tensor_core_type(problem).ok_or_else(|| KernelError::Unsupported {
-        op: OP,
-        reason: format!("{:?} on tensor cores", problem.lhs.dtype),
+    let op = scales.map_or(OP, |scales| scales.format.op());
+    let types = match scales {
+        Some(_) if is_fp4(problem.lhs.dtype) => Some(["e2m1"; 2]),
+        _ => tensor_core_type(problem),
+    };
+    let types = types.ok_or_else(|| {
+        KernelError::unsupported(op, format!("{:?} on tensor cores", problem.lhs.dtype))
     })?;
     let launch = Launch {
         client,
+        op,
         problem,
         blueprint,
         types,
-        lhs: AlignedOperand::lhs(client, problem, lhs)?,
-        rhs: AlignedOperand::rhs(client, problem, rhs)?,
+        lhs: AlignedOperand::lhs(client, op, problem, lhs)?,
+        rhs: AlignedOperand::rhs(client, op, problem, rhs)?,
         scales,
     };
     if blueprint.splits == 1 {
@@ -62,7 +69,7 @@ pub(super) fn launch(
     let elements = blueprint.splits * problem.out_elements();
     if u32::try_from(elements).is_err() {
         let reason = format!("{elements} partial sums");
-        return Err(KernelError::Unsupported { op: OP, reason });
+        return Err(KernelError::unsupported(op, reason));
     }
     let partial = MatmulOutput { out: Buffer::empty(client, elements, F32), preactivation: None };
     launch.product(&Epilogue::default(), &partial)?;
@@ -98,6 +105,8 @@ pub(crate) fn tensor_map(
     let element = match memory.dtype {
         // The copy rounds to TF32 as it goes.
         ElemType::Float(FloatKind::F32) => ElemType::Float(FloatKind::TF32),
+        // Pairs are copied as bytes: a map of theirs would count single elements.
+        ElemType::Float(FloatKind::E2M1x2) => ElemType::UInt(UIntKind::U8),
         other => other,
     };
     // SAFETY: shape and strides stay within the memory, which callers have checked.
@@ -108,25 +117,28 @@ pub(crate) fn tensor_map(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
-/// How TMA finds blocks of scales, one at a time.
-fn scales_map(scales: &Buffer) -> TensorMapArg<Tiled> {
+/// How TMA finds blocks of scales, those of a block of k at a time.
+fn scales_map(scales: &Buffer, format: BlockFormat) -> TensorMapArg<Tiled> {
     let words = SCALE_BLOCK_BYTES / 4;
     let shape = vec![scales.elements / words, words];
     // SAFETY: the rows are the memory's.
     let tensor = unsafe {
         TensorArg::from_raw_parts(scales.handle.clone(), vec![words, 1].into(), shape.into())
     };
-    TensorMapArg::new(TiledArgs { tile_size: vec![1, words].into() }, tensor, scales.dtype)
+    let tile_size = vec![format.scale_blocks(), words].into();
+    TensorMapArg::new(TiledArgs { tile_size }, tensor, scales.dtype)
 }
 
 struct Launch<'a> {
     client: &'a Client,
+    /// What errors call it.
+    op: &'static str,
     problem: &'a MatmulProblem,
     blueprint: &'a MatmulBlueprint,
     types: [&'static str; 2],
     lhs: AlignedOperand,
     rhs: AlignedOperand,
-    scales: Option<&'a [Buffer; 2]>,
+    scales: Option<&'a BlockScales>,
 }
 
 impl Launch<'_> {
@@ -178,13 +190,12 @@ impl Launch<'_> {
             stages: self.blueprint.stages as u32,
             batched: self.problem.batches() > 1,
             store,
-            scaled: self.scales.is_some(),
+            format: self.scales.map(|scales| scales.format),
         };
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let cubes = self.cubes().min(device.multiprocessors) as u32;
-        if let Some(scales) = self.scales {
-            let [lhs_scales, rhs_scales] = [&scales[0], &scales[1]].map(scales_map);
+        if let Some(BlockScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`.
             unsafe {
                 matmul_mx_tcgen05_kernel::launch_unchecked(
@@ -193,13 +204,14 @@ impl Launch<'_> {
                     CubeDim::new_1d(tcgen05::UNITS),
                     self.operand_map(&self.lhs, tcgen05::TILE_M),
                     self.operand_map(&self.rhs, self.blueprint.tile_n),
-                    lhs_scales,
-                    rhs_scales,
+                    scales_map(lhs, *format),
+                    scales_map(rhs, *format),
                     epilogue.args(&self.lhs.memory),
                     output.args(),
                     self.extent(device),
                     self.last_matrix(),
                     kernel,
+                    *format,
                     [output.out.dtype, stored],
                     [width, tcgen05::PART_REGISTERS],
                 );
@@ -298,11 +310,11 @@ impl Launch<'_> {
         let MatmulBlueprint { tile_m, tile_n, stages, .. } = *self.blueprint;
         let Some((warps_m, m16, n16)) = MmaBlueprint::warp_tiles(tile_m, tile_n) else {
             let reason = format!("tiles of {tile_m} by {tile_n}");
-            return Err(KernelError::Unsupported { op: OP, reason });
+            return Err(KernelError::unsupported(self.op, reason));
         };
         let in_8_bits = self.problem.lhs.dtype.size() == 1;
         let scales = match self.scales {
-            Some(_) => Scales::Blocks,
+            Some(scales) => Scales::Blocks(scales.format),
             None if in_8_bits && device.scales_warp_products() => Scales::Ones,
             None => Scales::None,
         };
@@ -330,7 +342,7 @@ impl Launch<'_> {
         // The boxes of the left operand have as many rows as those of `wgmma`.
         if self.blueprint.tile_m != wgmma::TILE_M || !device.scales_warp_products() {
             let reason = format!("{} on this device", self.blueprint);
-            return Err(KernelError::Unsupported { op: OP, reason });
+            return Err(KernelError::unsupported(self.op, reason));
         }
         let kernel = MmaBulkBlueprint {
             mma,
@@ -366,7 +378,7 @@ impl Launch<'_> {
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let Ok(cubes) = u32::try_from(self.cubes()) else {
             let reason = format!("{} cubes", self.cubes());
-            return Err(KernelError::Unsupported { op: OP, reason });
+            return Err(KernelError::unsupported(self.op, reason));
         };
         let pitched = |operand: &AlignedOperand| {
             let [outer, inner] = operand.batch_strides.map(|stride| stride as u32);
@@ -374,7 +386,7 @@ impl Launch<'_> {
             let pitch = PitchLaunch { row, outer, inner, mn };
             PitchedOperandLaunch { memory: operand.memory.arg(1), pitch }
         };
-        if let Some([lhs_scales, rhs_scales]) = self.scales {
+        if let Some(BlockScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`; copies stop at the operands' ends, and the blocks of scales were made for them.
             unsafe {
                 matmul_mx_mma_kernel::launch_unchecked(
@@ -383,13 +395,15 @@ impl Launch<'_> {
                     CubeDim::new_1d(UNITS),
                     pitched(&self.lhs),
                     pitched(&self.rhs),
-                    lhs_scales.arg(1),
-                    rhs_scales.arg(1),
+                    lhs.arg(1),
+                    rhs.arg(1),
                     epilogue.args(&self.lhs.memory),
                     output.args(),
                     self.extent(device),
+                    self.last_matrix(),
                     self.problem.k as u32,
                     kernel,
+                    *format,
                     [output.out.dtype, stored],
                     [width, kernel.operands.registers()],
                 );
@@ -421,12 +435,10 @@ impl Launch<'_> {
         if bytes <= device.shared_bytes {
             return Ok(());
         }
-        Err(KernelError::Unsupported {
-            op: OP,
-            reason: format!(
-                "{:?} needs {bytes} bytes of shared memory, the device has {}",
-                self.blueprint, device.shared_bytes
-            ),
-        })
+        let reason = format!(
+            "{:?} needs {bytes} bytes of shared memory, the device has {}",
+            self.blueprint, device.shared_bytes
+        );
+        Err(KernelError::unsupported(self.op, reason))
     }
 }

@@ -14,6 +14,7 @@ use super::{
     launch::{check, matmul_with},
     layout::{OperandLayout, OperandWalk},
     memo::Memo,
+    problem::OP,
 };
 use crate::{DeviceProfile, KernelError, buffer::Buffer};
 use cubecl::{
@@ -50,7 +51,7 @@ impl MatmulBlueprint {
         lhs: &Buffer,
         rhs: &Buffer,
     ) -> Result<Self, KernelError> {
-        check(problem, lhs, rhs, epilogue)?;
+        check(OP, problem, lhs, rhs, epilogue)?;
         let operands = [lhs, rhs];
         let device = DeviceProfile::of(client);
         let question = (*problem, layouts(problem, operands), epilogue.blueprint(), device);
@@ -84,7 +85,7 @@ impl MatmulBlueprint {
         lhs: &Buffer,
         rhs: &Buffer,
     ) -> Result<Option<Self>, KernelError> {
-        check(problem, lhs, rhs, epilogue)?;
+        check(OP, problem, lhs, rhs, epilogue)?;
         Ok(match fastest(client, problem, plans, [lhs, rhs], epilogue) {
             Answer::Fastest(plan) => Some(plan),
             Answer::Pending | Answer::Failed => None,

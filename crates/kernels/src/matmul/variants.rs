@@ -1,13 +1,15 @@
 //! Products that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulProblem, TensorLayout,
+    Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem, TensorLayout,
     blueprint::tensor_core_type,
     matmul_with,
-    mx::{MxOperand, SCALE_DTYPE, SCALED_BY, mx_matmul_with},
+    mx::{MxOperand, mx_matmul_with},
+    nvfp4::{Nvfp4Operand, nvfp4_matmul_with},
 };
 use crate::{
     DeviceProfile, Family, KernelError,
+    block_format::BlockFormat,
     buffer::Buffer,
     variants::{FLOATS, Variant},
 };
@@ -21,6 +23,7 @@ const F16: ElemType = ElemType::Float(FloatKind::F16);
 const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 const E4M3: ElemType = ElemType::Float(FloatKind::E4M3);
 const E5M2: ElemType = ElemType::Float(FloatKind::E5M2);
+const E2M1X2: ElemType = ElemType::Float(FloatKind::E2M1x2);
 
 /// A large product, of which no plan splits k.
 const LARGE: [usize; 3] = [4096; 3];
@@ -240,31 +243,53 @@ impl Case {
     }
 }
 
-/// Products of MX operands by every plan that does not split k, where the device has any.
-fn mx_variants(client: &Client) -> Vec<Variant> {
+/// Products of operands whose blocks of k have scales, by every plan that does not split k, where the device has any.
+fn scaled_variants(client: &Client) -> Vec<Variant> {
+    use BlockFormat::{Mxfp4, Mxfp8, Nvfp4};
     let mut all = Vec::new();
-    for (types, name) in [([E4M3; 2], "e4m3"), ([E5M2; 2], "e5m2"), ([E4M3, E5M2], "e4m3_e5m2")] {
+    for (format, types, name) in [
+        (Mxfp8, [E4M3; 2], "e4m3"),
+        (Mxfp8, [E5M2; 2], "e5m2"),
+        (Mxfp8, [E4M3, E5M2], "e4m3_e5m2"),
+        (Mxfp4, [E2M1X2; 2], "mxfp4"),
+        (Nvfp4, [E2M1X2; 2], "nvfp4"),
+    ] {
         let problem = product(LARGE, types, [true; 2], F32Precision::Tf32);
         let problem = problem.expect("the sizes above multiply");
-        let mut plans = MatmulBlueprint::mx_candidates(&problem, client);
+        let device = DeviceProfile::of(client);
+        let mut plans = MatmulBlueprint::scaled_candidates_on(&problem, format, device);
         plans.retain(|plan| plan.splits == 1);
         all.extend(plans.into_iter().map(|plan| {
             let name = format!("{name}_{}x{}", plan.tile_m, plan.tile_n);
-            Variant::new(name, plan.mx_promises(), move |client| {
-                let [lhs, rhs] =
-                    [(problem.lhs_span(), problem.lhs), (problem.rhs_span(), problem.rhs)]
-                        .map(|(elements, operand)| Buffer::empty(client, elements, operand.dtype));
-                let [lhs_scales, rhs_scales] = [problem.m, problem.n].map(|rows| {
-                    Buffer::empty(client, rows * problem.k.div_ceil(SCALED_BY), SCALE_DTYPE)
-                });
-                let lhs = MxOperand { elements: &lhs, scales: &lhs_scales };
-                let rhs = MxOperand { elements: &rhs, scales: &rhs_scales };
-                let epilogue = Steps::Bias.epilogue(client, &problem);
-                mx_matmul_with(client, &problem, &plan, lhs, rhs, &epilogue).map(drop)
+            Variant::new(name, plan.scaled_promises(format), move |client| {
+                scaled_product(client, &problem, &plan, format).map(drop)
             })
         }));
     }
     all
+}
+
+/// A product of that format, on tensors with whatever their memory held before.
+fn scaled_product(
+    client: &Client,
+    problem: &MatmulProblem,
+    plan: &MatmulBlueprint,
+    format: BlockFormat,
+) -> Result<MatmulOutput, KernelError> {
+    let lhs = Buffer::empty(client, problem.lhs_span(), problem.lhs.dtype);
+    let rhs = Buffer::empty(client, problem.rhs_span(), problem.rhs.dtype);
+    let [lhs_scales, rhs_scales] = [problem.m, problem.n]
+        .map(|rows| Buffer::empty(client, rows * format.scales(problem.k), format.scale_dtype()));
+    let epilogue = Steps::Bias.epilogue(client, problem);
+    if format == BlockFormat::Nvfp4 {
+        let tensor_scale = &Buffer::empty(client, 1, F32);
+        let lhs = Nvfp4Operand { elements: &lhs, scales: &lhs_scales, tensor_scale };
+        let rhs = Nvfp4Operand { elements: &rhs, scales: &rhs_scales, tensor_scale };
+        return nvfp4_matmul_with(client, problem, plan, lhs, rhs, &epilogue);
+    }
+    let lhs = MxOperand { elements: &lhs, scales: &lhs_scales };
+    let rhs = MxOperand { elements: &rhs, scales: &rhs_scales };
+    mx_matmul_with(client, problem, plan, lhs, rhs, &epilogue)
 }
 
 /// Every case by the plans that it takes.
@@ -277,5 +302,5 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
             .map(move |plan| case.variant(plan, device))
             .collect::<Vec<_>>()
     };
-    cases.into_iter().flat_map(plans).chain(mx_variants(client)).collect()
+    cases.into_iter().flat_map(plans).chain(scaled_variants(client)).collect()
 }

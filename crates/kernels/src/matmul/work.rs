@@ -50,6 +50,17 @@ pub(crate) struct LastMatrix {
     pub(crate) rhs_inner: u32,
 }
 
+#[cube]
+impl LastMatrix {
+    /// Which of its own matrices either operand has for one of the output's.
+    pub(super) fn own_matrices(&self, batch: u32, inner_batches: u32) -> (u32, u32) {
+        let (outer, inner) = (batch / inner_batches, batch % inner_batches);
+        let lhs = min(outer, self.lhs_outer) * (self.lhs_inner + 1) + min(inner, self.lhs_inner);
+        let rhs = min(outer, self.rhs_outer) * (self.rhs_inner + 1) + min(inner, self.rhs_inner);
+        (lhs, rhs)
+    }
+}
+
 /// A tile of the output, and which k of it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Work {

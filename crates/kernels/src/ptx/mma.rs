@@ -4,6 +4,7 @@
 //! The accumulators of a 16 by 8 product lie as those of [`wgmma`](super::wgmma) do within a warp.
 
 use super::{ROW_BYTES, load};
+use crate::{block_format::BlockFormat, device::SCALE_BLOCK_BYTES};
 use cubecl::prelude::*;
 
 /// What a warp multiplies: tiles of 16 `m16` rows by 16 `n16` columns, 128 bytes of k deep.
@@ -20,15 +21,16 @@ pub(crate) struct MmaOperands {
     pub scales: Scales,
 }
 
-/// What the instruction scales 32 elements of k of a row or a column by, in 8 bits: a power of two (`ue8m0`).
+/// What the instruction scales elements of k of a row or a column by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scales {
     /// It is the instruction without scales.
     None,
-    /// By 1: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice the rate of the other one.
+    /// By 1, every 32 elements of 8 bits: GPUs of `sm_120a` and `sm_121a` have the instruction with scales at twice
+    /// the rate of the other one.
     Ones,
-    /// By what shared memory holds, as [`SCALE_BLOCK_BYTES`](crate::device::SCALE_BLOCK_BYTES) says.
-    Blocks,
+    /// By what shared memory holds, as [`SCALE_BLOCK_BYTES`] says.
+    Blocks(BlockFormat),
 }
 
 /// Four scales of 1.
@@ -46,15 +48,18 @@ impl MmaOperands {
         let k = match lhs {
             "tf32" => 8,
             "e4m3" | "e5m2" => 32,
+            "e2m1" => 64,
             _ => 16,
         };
-        let (kind, scale) = match self.scales {
-            Scales::None => ("", ""),
-            Scales::Ones | Scales::Blocks => {
-                ("kind::mxf8f6f4.block_scale.scale_vec::1X.", ".ue8m0")
+        let format = match self.scales {
+            Scales::None => {
+                return format!("mma.sync.aligned.m16n8k{k}.row.col.f32.{lhs}.{rhs}.f32");
             }
+            Scales::Ones => BlockFormat::Mxfp8,
+            Scales::Blocks(format) => format,
         };
-        format!("mma.sync.aligned.m16n8k{k}.row.col.{kind}f32.{lhs}.{rhs}.f32{scale}")
+        let (kind, scale) = (format.kind(), format.scale_type());
+        format!("mma.sync.aligned.m16n8k{k}.row.col.{kind}.f32.{lhs}.{rhs}.f32.{scale}")
     }
 
     /// What follows the registers of the instruction for 16 rows and 8 columns of them, and step `k` of the block. Two
@@ -63,32 +68,43 @@ impl MmaOperands {
         match self.scales {
             Scales::None => String::new(),
             Scales::Ones => ", ones, {0, 0}, ones, {0, 0}".into(),
-            Scales::Blocks => format!(
-                ", ls{}, {{{k}, {}}}, rs{}, {{{k}, {}}}",
-                rows / 2,
-                rows % 2,
-                columns / 4,
-                columns % 4
+            Scales::Blocks(format) => {
+                let (_, byte) = format.place(k);
+                format!(
+                    ", ls{}, {{{byte}, {}}}, rs{}, {{{byte}, {}}}",
+                    rows / 2,
+                    rows % 2,
+                    columns / 4,
+                    columns % 4
+                )
+            }
+        }
+    }
+
+    /// Declares what the instructions name as scales, and loads those of the first one.
+    fn scales_text(self) -> String {
+        match self.scales {
+            Scales::None => String::new(),
+            Scales::Ones => format!(".reg .b32 ones;\nmov.b32 ones, {ONES};\n"),
+            Scales::Blocks(_) => format!(
+                ".reg .b32 ls<{}>, rs<{}>;\n{}",
+                self.m16 / 2,
+                self.n16 / 2,
+                self.scale_words(0)
             ),
         }
     }
 
-    /// Declares and loads what the instructions name as scales: `$6` and `$7` are where this unit's words lie, one for
-    /// each 32 rows or columns.
-    fn scales_text(self) -> String {
+    /// Loads a block of scales: `$6` and `$7` are where this unit's words lie in the first one, one for each 32 rows or
+    /// columns.
+    fn scale_words(self, block: usize) -> String {
         let words = |name: &str, count: usize, from: &str| {
             let list: Vec<_> = (0..count).map(|at| format!("{name}{at}")).collect();
             let width = if count == 1 { String::new() } else { format!(".v{count}") };
-            format!(
-                ".reg .b32 {name}<{count}>;\nld.shared{width}.b32 {{{}}}, [{from}];\n",
-                list.join(", ")
-            )
+            let offset = block * SCALE_BLOCK_BYTES;
+            format!("ld.shared{width}.b32 {{{}}}, [{from} + {offset}];\n", list.join(", "))
         };
-        match self.scales {
-            Scales::None => String::new(),
-            Scales::Ones => format!(".reg .b32 ones;\nmov.b32 ones, {ONES};\n"),
-            Scales::Blocks => words("ls", self.m16 / 2, "$6") + &words("rs", self.n16 / 2, "$7"),
-        }
+        words("ls", self.m16 / 2, "$6") + &words("rs", self.n16 / 2, "$7")
     }
 }
 
@@ -133,6 +149,11 @@ fn block_text(operands: MmaOperands) -> String {
     text += &operands.scales_text();
     let instruction = operands.instruction();
     for k in 0..ROW_BYTES / 32 {
+        if let Scales::Blocks(format) = operands.scales
+            && let (block @ 1.., 0) = format.place(k)
+        {
+            text += &operands.scale_words(block);
+        }
         text += &fragments("a", m16, k, operands.lhs_k_major, "ar", "ac");
         text += &fragments("b", n16, k, operands.rhs_k_major, "br", "bc");
         for (i, j) in (0..m16).flat_map(|i| (0..2 * n16).map(move |j| (i, j))) {

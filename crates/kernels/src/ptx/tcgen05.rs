@@ -35,7 +35,7 @@ fn kind(operands: WgmmaOperands) -> &'static str {
 /// The number of a type in instruction descriptors.
 fn type_number(name: &str) -> u32 {
     match name {
-        "bf16" | "e5m2" => 1,
+        "bf16" | "e5m2" | "e2m1" => 1,
         "tf32" => 2,
         _ => 0,
     }

@@ -1,4 +1,4 @@
-//! Products of [`tcgen05`](super::tcgen05) whose blocks of 32 elements of k are scaled (PTX ISA, "Block Scaling for
+//! Products of [`tcgen05`](super::tcgen05) whose blocks of elements of k are scaled (PTX ISA, "Block Scaling for
 //! `tcgen05.mma`"; CUTLASS `InstrDescriptorBlockScaled` and its copies of scales).
 //!
 //! Scales lie in tensor memory: those of row r in lane r mod 32 of column r / 32, four of k in a word, in each quarter
@@ -11,7 +11,7 @@ use super::{
     tcgen05::{VERSION, instruction_descriptor},
     wgmma::WgmmaOperands,
 };
-use crate::device::SCALE_BLOCK_BYTES;
+use crate::{block_format::BlockFormat, device::SCALE_BLOCK_BYTES};
 use cubecl::prelude::*;
 
 /// Columns of tensor memory of a block of scales.
@@ -21,40 +21,50 @@ pub(crate) const SCALE_COLUMNS: usize = 4;
 /// behind the eight before, not swizzled.
 const SCALE_BLOCK: u64 = VERSION | 8 << 32;
 
-/// What is multiplied ("Instruction descriptor" of the kind `mxf8f6f4`): that of other products, with the type of
-/// scales, and in the place of the type of sums and behind the sizes which byte of the words scales either operand.
-fn scaled_descriptor(operands: WgmmaOperands, byte: u32) -> u32 {
+/// What is multiplied ("Instruction descriptor" of the kinds `mxf8f6f4` and `mxf4nvf4`): that of other products, with the
+/// type of scales, and in the place of the type of sums and behind the sizes from which byte of the words on they scale
+/// either operand.
+fn scaled_descriptor(operands: WgmmaOperands, format: BlockFormat, byte: u32) -> u32 {
     const SUMS_IN_F32: u32 = 1 << 4;
-    const UE8M0: u32 = 1 << 23;
-    instruction_descriptor(operands) & !SUMS_IN_F32 | UE8M0 | byte << 4 | byte << 29
+    let scales = match format {
+        BlockFormat::Mxfp8 | BlockFormat::Mxfp4 => 1 << 23,
+        BlockFormat::Nvfp4 => 0,
+    };
+    instruction_descriptor(operands) & !SUMS_IN_F32 | scales | byte << 4 | byte << 29
 }
 
 /// `[$0] = A B` over one k block of 128 bytes, onto what was there if `$3` is not 0, with the scales at `$4` in shared
-/// memory, which go to tensor memory at `$5`: a block for the rows of A, and one for every 128 columns of B.
-fn block_text(operands: WgmmaOperands) -> String {
+/// memory, which go to tensor memory at `$5`: blocks along k for the rows of A, then those for every 128 columns of B.
+/// In tensor memory the columns of B lie side by side for each block along k.
+fn block_text(operands: WgmmaOperands, format: BlockFormat) -> String {
+    let (blocks, groups) = (format.scale_blocks(), operands.n.div_ceil(128));
     let mut text = "{ // $0 $1 $2 $3 $4 $5\n.reg .pred accumulate;\n.reg .b64 lhs, rhs, scales;\n\
          .reg .b32 what, rhs_scales, place;\nmov.b64 lhs, $1;\nmov.b64 rhs, $2;\nmov.b64 scales, $4;\n\
          mov.b32 place, $5;\nsetp.ne.u32 accumulate, $3, 0;\n"
         .to_string();
-    for block in 0..1 + operands.n.div_ceil(128) {
+    let of_columns = (0..groups).flat_map(|group| (0..blocks).map(move |at| at * groups + group));
+    for place in (0..blocks).chain(of_columns.map(|place| blocks + place)) {
         text += &format!(
             "tcgen05.cp.cta_group::1.32x128b.warpx4 [place + {}], scales;\n\
              add.s64 scales, scales, {};\n",
-            SCALE_COLUMNS * block,
+            SCALE_COLUMNS * place,
             SCALE_BLOCK_BYTES >> 4
         );
     }
-    text += &format!("add.u32 rhs_scales, place, {SCALE_COLUMNS};\n");
+    text += &format!("add.u32 rhs_scales, place, {};\n", SCALE_COLUMNS * blocks);
     for step in 0..ROW_BYTES / 32 {
         if step > 0 {
             text += &format!("add.s64 lhs, lhs, {};\n", WgmmaOperands::step(operands.lhs_k_major));
             text += &format!("add.s64 rhs, rhs, {};\n", WgmmaOperands::step(operands.rhs_k_major));
         }
+        let (block, byte) = format.place(step);
         text += &format!(
             "mov.b32 what, {};\n\
-             tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [$0], lhs, rhs, what, [place], \
-             [rhs_scales], accumulate;\n",
-            scaled_descriptor(operands, step as u32)
+             tcgen05.mma.cta_group::1.{} [$0], lhs, rhs, what, [place + {}], [rhs_scales + {}], accumulate;\n",
+            scaled_descriptor(operands, format, byte as u32),
+            format.kind(),
+            SCALE_COLUMNS * block,
+            SCALE_COLUMNS * groups * block
         );
         if step == 0 {
             text += "setp.eq.u32 accumulate, 0, 0;\n";
@@ -80,8 +90,9 @@ pub(crate) fn tensor_scaled_block(
     scales: u64,
     place: u32,
     #[comptime] operands: WgmmaOperands,
+    #[comptime] format: BlockFormat,
 ) {
-    gpu_asm!("{body}\n// {s}{l}{r}{a}{d}{p}", body = const block_text(operands),
+    gpu_asm!("{body}\n// {s}{l}{r}{a}{d}{p}", body = const block_text(operands, format),
         s = in(_) load::<u32>(sums), l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs),
         a = in(_) load::<u32>(accumulate), d = in(_) load::<u64>(scales), p = in(_) load::<u32>(place));
 }
@@ -93,22 +104,49 @@ mod tests {
     const FP8: WgmmaOperands =
         WgmmaOperands { n: 128, lhs: "e4m3", rhs: "e5m2", lhs_k_major: true, rhs_k_major: true };
 
+    const FP4: WgmmaOperands = WgmmaOperands { lhs: "e2m1", rhs: "e2m1", ..FP8 };
+
     #[test]
     fn descriptors_say_scales_and_their_bytes() {
         // CUTLASS's `InstrDescriptorBlockScaled`: types at 7 and 10, N / 8 at 17, the scales' type at 23, M / 16 at 24, and
         // the bytes at 4 and 29.
-        assert_eq!(scaled_descriptor(FP8, 0), 1 << 10 | 16 << 17 | 1 << 23 | 8 << 24);
-        assert_eq!(scaled_descriptor(FP8, 3), scaled_descriptor(FP8, 0) | 3 << 4 | 3 << 29);
+        let mxfp8 = |byte| scaled_descriptor(FP8, BlockFormat::Mxfp8, byte);
+        assert_eq!(mxfp8(0), 1 << 10 | 16 << 17 | 1 << 23 | 8 << 24);
+        assert_eq!(mxfp8(3), mxfp8(0) | 3 << 4 | 3 << 29);
+        // Of the kinds of 4 bits, M / 128 at 27, and the only type of elements is 1.
+        let nvfp4 = scaled_descriptor(FP4, BlockFormat::Nvfp4, 0);
+        assert_eq!(nvfp4, 1 << 7 | 1 << 10 | 16 << 17 | 1 << 27);
+        let mxfp4 = scaled_descriptor(FP4, BlockFormat::Mxfp4, 2);
+        assert_eq!(mxfp4, nvfp4 | 1 << 23 | 2 << 4 | 2 << 29);
         assert_eq!(SCALE_BLOCK, 1 << 46 | 8 << 32);
     }
 
     #[test]
     fn every_step_of_k_has_its_scales() {
-        let text = block_text(FP8);
+        let text = block_text(FP8, BlockFormat::Mxfp8);
         assert_eq!(text.matches("tcgen05.cp").count(), 2);
         assert_eq!(text.matches("tcgen05.mma").count(), 4);
         for byte in 0..4 {
-            assert!(text.contains(&format!("mov.b32 what, {};", scaled_descriptor(FP8, byte))));
+            let what = scaled_descriptor(FP8, BlockFormat::Mxfp8, byte);
+            assert!(text.contains(&format!("mov.b32 what, {what};")));
         }
+        let text = block_text(FP4, BlockFormat::Nvfp4);
+        assert_eq!(text.matches("tcgen05.cp").count(), 8);
+        for block in 0..4 {
+            let scales = format!("[place + {}], [rhs_scales + {}]", 4 * block, 4 * block);
+            assert_eq!(text.matches(&scales).count(), 1, "{scales}");
+        }
+        assert!(text.contains("add.u32 rhs_scales, place, 16;"));
+    }
+
+    #[test]
+    fn columns_of_b_lie_side_by_side() {
+        let text = block_text(WgmmaOperands { n: 256, ..FP4 }, BlockFormat::Mxfp4);
+        let places: Vec<_> = text.lines().filter(|line| line.starts_with("tcgen05.cp")).collect();
+        // Both blocks of A; both of the first 128 columns, then of the others.
+        for (line, column) in places.iter().zip([0, 4, 8, 16, 12, 20]) {
+            assert!(line.contains(&format!("[place + {column}]")), "{line}");
+        }
+        assert_eq!(text.matches("[place + 4], [rhs_scales + 8]").count(), 2);
     }
 }

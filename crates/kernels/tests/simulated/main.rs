@@ -1,12 +1,12 @@
 //! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
 
 mod attention;
+mod block_scaled;
 mod convolutions;
 mod dump;
 mod exact_attention;
 mod machine;
 mod mutations;
-mod mx;
 mod products;
 mod rows;
 mod tensors;
@@ -62,8 +62,14 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [rows::cases(), products::cases(), mx::cases(), convolutions::cases(), attention::cases()]
-        .concat()
+    [
+        rows::cases(),
+        products::cases(),
+        block_scaled::cases(),
+        convolutions::cases(),
+        attention::cases(),
+    ]
+    .concat()
 }
 
 /// What cases launch, in their order.

@@ -111,15 +111,16 @@ impl Fault {
             changed(3, "b32", &format!("xor.b32 planted, OLD, {:#x}", 1_u32 << bit))
         };
         // Another scale of those in a register, where they differ.
-        let selector = |place: usize, part: usize| {
-            let has_scales = is("mma.sync") && opcode.contains(".block_scale");
-            if !has_scales || operands.get(4)?.trim() == "ones" {
+        let is_scaled = opcode.contains(".block_scale");
+        let in_pairs = u32::from(opcode.contains("scale_vec::2X"));
+        let selector = |place: usize, part: usize, bit: u32| {
+            if !is_scaled || !is("mma.sync") || operands.get(4)?.trim() == "ones" {
                 return None;
             }
             let old = operands.get(place)?.trim().trim_matches(['{', '}']);
             let mut ids: Vec<u32> =
                 old.split(',').filter_map(|id| id.trim().parse().ok()).collect();
-            *ids.get_mut(part)? ^= 1;
+            *ids.get_mut(part)? ^= bit;
             let new = format!("{{{}, {}}}", ids.first()?, ids.get(1)?);
             let mut all: Vec<_> = operands.iter().map(|operand| operand.trim()).collect();
             all[place] = &new;
@@ -195,12 +196,12 @@ impl Fault {
             }
             Self::DroppedTensorFree => dropped(is("tcgen05.dealloc")),
             Self::TensorColumn if is("tcgen05.ld") => moved(1, 8),
-            Self::ScaleByte if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => instruction(4),
-            Self::ScaleThread if opcode.contains("kind::mxf8f6f4") && is("tcgen05") => {
-                instruction(29)
-            }
-            Self::ScaleByte => selector(5, 0),
-            Self::ScaleThread => selector(7, 1),
+            // Of four scales in a row there are no others in a word.
+            Self::ScaleByte if opcode.contains("scale_vec::4X") => None,
+            Self::ScaleByte if is_scaled && is("tcgen05") => instruction(4 + in_pairs),
+            Self::ScaleThread if is_scaled && is("tcgen05") => instruction(29 + in_pairs),
+            Self::ScaleByte => selector(5, 0, 1 << in_pairs),
+            Self::ScaleThread => selector(7, 1, 1),
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
                 let source = operands.get(1)?;
                 let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();

@@ -26,7 +26,7 @@ pub(super) struct Tile {
 impl OperandRows {
     /// Elements in 16 bytes.
     fn in_part(&self) -> u64 {
-        16 / self.element.bytes() as u64
+        self.element.in_bytes(16) as u64
     }
 
     /// Elements of k.
@@ -55,7 +55,7 @@ impl OperandRows {
         let count = (self.rows.end - self.rows.start) as usize;
         let mut tile = Tile { values: vec![0.0; count * k], known: vec![true; count] };
         let mut bytes = [0; 16];
-        let mut values = [0.0; 16];
+        let mut values = [0.0; 32];
         for (part, address) in self.addresses().enumerate() {
             let known = block.shared.read(address, &mut bytes)?;
             self.element.decode(&bytes, &mut values[..in_part]);

@@ -33,7 +33,7 @@ pub(crate) struct Product {
 
 impl Product {
     fn k(&self) -> usize {
-        32 / self.shape.a.bytes()
+        self.shape.a.in_bytes(32)
     }
 
     /// The rows of A that this warp multiplies.
@@ -64,7 +64,7 @@ impl Product {
     fn rows_in_registers(&self, words: &[([u32; 32], u32); 4]) -> Tile {
         let k = self.k();
         let element = self.shape.a;
-        let in_word = 4 / element.bytes();
+        let in_word = element.in_bytes(4);
         let mut tile = Tile { values: vec![0.0; 16 * k], known: vec![true; 16] };
         for (register, (values, unknown)) in words.iter().enumerate() {
             for (lane, word) in values.iter().enumerate() {

@@ -88,7 +88,7 @@ impl TensorProduct {
     /// A of tensor memory, as it lies there now.
     fn rows_at(&self, column: usize, memory: &TensorMemory) -> Tile {
         let shape = self.shape;
-        let k = 32 / shape.a.bytes();
+        let k = shape.a.in_bytes(32);
         let mut tile = Tile { values: vec![0.0; shape.m * k], known: vec![true; shape.m] };
         let mut bytes = [0; 32];
         for (row, known) in tile.known.iter_mut().enumerate() {

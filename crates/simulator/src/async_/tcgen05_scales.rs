@@ -1,15 +1,15 @@
 //! Scales of block-scaled products: copies that bring them to tensor memory, and the products that they scale (PTX ISA,
 //! "`tcgen05.cp`", "Block Scaling for `tcgen05.mma`", "Scale Factor A ID").
 //!
-//! A word of tensor memory has four scales of a row of A or of a column of B, of which the instruction descriptor selects
-//! one. Row r lies in lane r mod 32 of column r / 32, and in each quarter of the lanes again.
+//! A word of tensor memory has four scales of a row of A or of a column of B, of which an instruction takes one, two or
+//! all, from the byte on that its descriptor says. Row r lies in lane r mod 32 of column r / 32, and in each quarter of the lanes again.
 
 use super::TensorProduct;
 use crate::{
     error::{FaultKind, Outcome, Trouble},
     machine::Block,
     memory::cell,
-    tensor::{Descriptor, accumulate_scaled, ue8m0},
+    tensor::{BlockScaling, Descriptor, accumulate_scaled},
 };
 
 /// Lanes that have every scale once.
@@ -56,11 +56,12 @@ fn cells(column: usize, columns: usize) -> impl Iterator<Item = usize> {
     (0..128).step_by(16).flat_map(move |lane| (0..columns).map(move |at| cell(lane, column + at)))
 }
 
-/// The scales of one operand: the first column of tensor memory, and which byte of the words.
+/// The scales of one operand: the first column of tensor memory, and from which byte of the words on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorScales {
     pub(crate) column: usize,
     pub(crate) byte: usize,
+    pub(crate) scaling: BlockScaling,
 }
 
 impl TensorScales {
@@ -71,11 +72,13 @@ impl TensorScales {
 
     /// The numbers that scale so many rows or columns, and whether each is known.
     fn read(&self, block: &Block<'_>, count: usize) -> Outcome<(Vec<f64>, Vec<bool>)> {
-        let of = |at: usize| {
+        let taken = u32::MAX >> (32 - 8 * self.scaling.scales) << (8 * self.byte);
+        let (mut scales, mut known) = (Vec::new(), Vec::with_capacity(count));
+        for at in 0..count {
             let column = self.column + at / QUARTER;
             let words = [0, 1, 2, 3].map(|quarter| {
                 let (word, is_known) = block.tensor.word(QUARTER * quarter + at % QUARTER, column);
-                ((word >> (8 * self.byte)) as u8, is_known)
+                (word & taken, is_known)
             });
             if words.iter().any(|word| *word != words[0]) {
                 let reason = format!(
@@ -83,10 +86,11 @@ impl TensorScales {
                 );
                 return Err(Trouble::new(FaultKind::Misuse, reason));
             }
-            Ok((ue8m0(words[0].0), words[0].1))
-        };
-        let scales: Vec<_> = (0..count).map(of).collect::<Outcome<_>>()?;
-        Ok(scales.into_iter().unzip())
+            let (word, is_known) = words[0];
+            self.scaling.read(word, self.byte, is_known, &mut scales)?;
+            known.push(is_known);
+        }
+        Ok((scales, known))
     }
 }
 

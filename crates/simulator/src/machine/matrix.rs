@@ -13,7 +13,6 @@ use crate::{
     race::Actor,
     tensor::{
         MmaShape, Operands, ScaleSelector, Unit, accumulate, accumulate_scaled, fragment_place,
-        ue8m0,
     },
 };
 
@@ -69,19 +68,23 @@ impl Block<'_> {
     }
 }
 
-/// What each of `lane_of`'s lanes gives as a scale, and, bit by bit, which of them are unknown.
+/// What each of `lane_of`'s lanes gives as scales, and, bit by bit, which of them are unknown.
 fn scales(
     warp: &Warp,
     scales: MmaScales,
     count: usize,
     lane_of: impl Fn(ScaleSelector, usize) -> usize,
 ) -> Outcome<(Vec<f64>, u32)> {
-    let MmaScales { register, selector } = scales;
+    let MmaScales { register, selector, scaling } = scales;
     let (values, unknown) = (warp.registers.get(register)?, warp.registers.unknown(register));
-    let lanes: Vec<_> = (0..count).map(|place| lane_of(selector, place)).collect();
-    let numbers = lanes.iter().map(|lane| ue8m0((values[*lane] >> (8 * selector.byte)) as u8));
-    let bits = lanes.iter().enumerate().map(|(place, lane)| (unknown >> lane & 1) << place);
-    Ok((numbers.collect(), bits.sum()))
+    let (mut numbers, mut bits) = (Vec::new(), 0);
+    for place in 0..count {
+        let lane = lane_of(selector, place);
+        let is_unknown = unknown >> lane & 1;
+        scaling.read(values[lane] as u32, selector.byte, is_unknown == 0, &mut numbers)?;
+        bits |= is_unknown << place;
+    }
+    Ok((numbers, bits))
 }
 
 /// `d = a b + c` of 16 rows, 8 columns and 32 bytes of k, with rows and columns scaled or not.
@@ -95,11 +98,11 @@ pub(super) fn mma(
 ) -> Outcome {
     const ROWS: usize = 16;
     const COLUMNS: usize = 8;
-    let k = 32 / shape.a.bytes();
+    let k = shape.a.in_bytes(32);
     let mut lhs = vec![0.0; ROWS * k];
     let mut rhs = vec![0.0; COLUMNS * k];
     let (mut unknown_rows, mut unknown_columns) = (0_u32, 0_u32);
-    let in_word = 4 / shape.a.bytes();
+    let in_word = shape.a.in_bytes(4);
     for (register, operand) in a.iter().enumerate() {
         let (values, unknown) = (warp.registers.get(*operand)?, warp.registers.unknown(*operand));
         for lane in lanes(u32::MAX) {
@@ -109,7 +112,7 @@ pub(super) fn mma(
             unknown_rows |= (unknown >> lane & 1) << row;
         }
     }
-    let mut elements = [0.0; 4];
+    let mut elements = [0.0; 8];
     for (register, operand) in b.iter().enumerate() {
         let (values, unknown) = (warp.registers.get(*operand)?, warp.registers.unknown(*operand));
         for lane in lanes(u32::MAX) {

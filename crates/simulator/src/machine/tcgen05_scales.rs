@@ -21,7 +21,7 @@ impl Block<'_> {
         mask: u32,
         at: usize,
     ) -> Outcome {
-        let Tcgen05::ScaledProduct { sums, descriptors, instruction, scales, accumulate } =
+        let Tcgen05::ScaledProduct { kind, sums, descriptors, instruction, scales, accumulate } =
             instruction
         else {
             return Ok(());
@@ -32,12 +32,12 @@ impl Block<'_> {
             Ok(warp.registers.get(operand)?[lane])
         };
         let bits = value(*instruction, "an instruction descriptor")? as u32;
-        let ScaledTensorShape { shape, bytes } = ScaledTensorShape::decode(bits)?;
+        let ScaledTensorShape { shape, scaling, bytes } = ScaledTensorShape::decode(bits, *kind)?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
         self.tensor.check(column..column + shape.n)?;
         let scales = [0, 1].map(|i| {
             let column = self.tensor_column(warp, scales[i], mask, "scales")?;
-            let scales = TensorScales { column, byte: bytes[i] };
+            let scales = TensorScales { column, byte: bytes[i], scaling };
             self.tensor.check(scales.columns([shape.m, shape.n][i]))?;
             Ok(scales)
         });

@@ -5,7 +5,9 @@ use super::{
     instruction::{Address, MmaScales, Op, Operand, Reg, Wgmma},
     syntax::Written,
 };
-use crate::tensor::{MmaShape, ScaleSelector, WgmmaShape};
+use crate::tensor::{
+    BlockScaling, Element, MmaShape, ScaleSelector, ScaleType, ScaledKind, WgmmaShape,
+};
 
 impl Decoder {
     pub(super) fn asynchronous(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
@@ -154,20 +156,34 @@ impl Decoder {
 
     /// `types` are those behind the layouts, with the kind and the scales of a product whose blocks of k are scaled.
     fn warp_product(&self, parts: &Parts<'_>, shape: &str, types: &[&str]) -> Decoded {
-        let (types, is_scaled) = match types {
-            ["kind::mxf8f6f4", "block_scale", "scale_vec::1X", types @ .., "ue8m0"]
-            | ["kind::mxf8f6f4", "block_scale", types @ .., "ue8m0"] => (types, true),
-            types => (types, false),
+        let (types, scaled) = match types {
+            [kind, "block_scale", types @ .., ty] if kind.starts_with("kind::") => {
+                let vector = types.first().copied().filter(|name| name.starts_with("scale_vec::"));
+                let kind = ScaledKind::named(kind, vector);
+                let ty = ScaleType::named(ty);
+                let scaled = kind.zip(ty).and_then(|(kind, ty)| Some((kind, kind.scaled_by(ty)?)));
+                let scaled = scaled.ok_or_else(|| parts.unknown())?;
+                (&types[usize::from(vector.is_some())..], Some(scaled))
+            }
+            types => (types, None),
         };
         let shape = MmaShape::named(shape, types).ok_or_else(|| parts.unknown())?;
-        if is_scaled && [shape.a, shape.b].iter().any(|element| element.bytes() != 1) {
-            return Err(parts.error("scaled operands have elements of 8 bits"));
-        }
-        let scales = match is_scaled {
-            true => Some(Box::new([self.scales(parts, 4, 1)?, self.scales(parts, 6, 3)?])),
-            false => None,
+        let elements = [shape.a, shape.b];
+        let are_taken = match scaled {
+            Some((kind, _)) => elements.iter().all(|element| kind.takes(*element)),
+            None => !elements.contains(&Element::E2M1),
         };
-        let expected = if is_scaled { 8 } else { 4 };
+        if !are_taken {
+            return Err(parts.error("operands of a type that the kind of product does not take"));
+        }
+        let scales = match scaled {
+            Some(scaled) => Some(Box::new([
+                self.scales(parts, 4, 1, scaled)?,
+                self.scales(parts, 6, 3, scaled)?,
+            ])),
+            None => None,
+        };
+        let expected = if scaled.is_some() { 8 } else { 4 };
         if parts.count() != expected {
             let reason = format!("{expected} operands expected, found {}", parts.count());
             return Err(parts.error(&reason));
@@ -185,17 +201,28 @@ impl Decoder {
     }
 
     /// The scales at `place`, and behind them the byte and the thread, at most `most_thread`, that select one.
-    fn scales(&self, parts: &Parts<'_>, place: usize, most_thread: u64) -> Decoded<MmaScales> {
+    fn scales(
+        &self,
+        parts: &Parts<'_>,
+        place: usize,
+        most_thread: u64,
+        (kind, scaling): (ScaledKind, BlockScaling),
+    ) -> Decoded<MmaScales> {
         let [register] = self.operands(parts, place)?[..] else {
             return Err(parts.error("one register of scales expected"));
         };
         match self.operands(parts, place + 1)?[..] {
-            [Operand::Value(byte @ ..=3), Operand::Value(thread)] if thread <= most_thread => {
+            [Operand::Value(byte @ ..=3), Operand::Value(thread)]
+                if thread <= most_thread && kind.begins_at(byte as usize) =>
+            {
                 let selector = ScaleSelector { byte: byte as usize, thread: thread as usize };
-                Ok(MmaScales { register, selector })
+                Ok(MmaScales { register, selector, scaling })
             }
             _ => Err(parts.error(&format!(
-                "a byte up to 3 and a thread up to {most_thread} select a scale, both written as numbers"
+                "a byte up to {}, a multiple of {}, and a thread up to {most_thread} select scales, both written as \
+                 numbers",
+                4 - kind.scales,
+                kind.scales
             ))),
         }
     }

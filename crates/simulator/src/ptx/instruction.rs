@@ -3,7 +3,7 @@
 use super::{Ty, tcgen05::Tcgen05};
 use crate::{
     machine::{Alu, Comparison, Conversion},
-    tensor::{MmaShape, ScaleSelector, WgmmaShape},
+    tensor::{BlockScaling, MmaShape, ScaleSelector, WgmmaShape},
 };
 
 /// Where a register lives: predicates, registers of up to 32 bits, and those of 64.
@@ -268,6 +268,7 @@ pub(crate) enum Op {
 pub(crate) struct MmaScales {
     pub(crate) register: Operand,
     pub(crate) selector: ScaleSelector,
+    pub(crate) scaling: BlockScaling,
 }
 
 /// A product of a warpgroup.

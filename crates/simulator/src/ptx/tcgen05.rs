@@ -5,7 +5,10 @@ use super::{
     instruction::{Address, Op, Operand, Reg},
     syntax::Written,
 };
-use crate::{async_::TransferShape, tensor::TensorKind};
+use crate::{
+    async_::TransferShape,
+    tensor::{ScaledKind, TensorKind},
+};
 
 /// An instruction of tensor memory, of a block on its own.
 #[derive(Clone, Debug)]
@@ -33,6 +36,7 @@ pub(crate) enum Tcgen05 {
     },
     /// A product whose blocks of k are scaled by what tensor memory holds.
     ScaledProduct {
+        kind: ScaledKind,
         sums: Address,
         descriptors: [Operand; 2],
         instruction: Operand,
@@ -105,14 +109,12 @@ impl Decoder {
             }
             ["relinquish_alloc_permit", "cta_group::1", "sync", "aligned"] => Tcgen05::Relinquish,
             ["mma", "cta_group::1", kind] => self.tensor_product(parts, kind)?,
-            ["mma", "cta_group::1", "kind::mxf8f6f4", "block_scale"]
-            | [
-                "mma",
-                "cta_group::1",
-                "kind::mxf8f6f4",
-                "block_scale",
-                "scale_vec::1X" | "block32",
-            ] => self.scaled_tensor_product(parts)?,
+            ["mma", "cta_group::1", kind, "block_scale"] => {
+                self.scaled_tensor_product(parts, kind, None)?
+            }
+            ["mma", "cta_group::1", kind, "block_scale", vector] => {
+                self.scaled_tensor_product(parts, kind, Some(vector))?
+            }
             ["cp", "cta_group::1", "32x128b", "warpx4"] => Tcgen05::CopyScales {
                 place: self.address(parts, 0)?,
                 descriptor: self.operand(parts, 1)?,
@@ -177,11 +179,18 @@ impl Decoder {
         })
     }
 
-    fn scaled_tensor_product(&self, parts: &Parts<'_>) -> Decoded<Tcgen05> {
+    fn scaled_tensor_product(
+        &self,
+        parts: &Parts<'_>,
+        kind: &str,
+        vector: Option<&str>,
+    ) -> Decoded<Tcgen05> {
+        let kind = ScaledKind::named(kind, vector).ok_or_else(|| parts.unknown())?;
         if parts.count() != 7 {
             return Err(parts.error(&format!("7 operands expected, found {}", parts.count())));
         }
         Ok(Tcgen05::ScaledProduct {
+            kind,
             sums: self.address(parts, 0)?,
             descriptors: [self.operand(parts, 1)?, self.operand(parts, 2)?],
             instruction: self.operand(parts, 3)?,

@@ -24,6 +24,7 @@ pub(crate) enum Ty {
     TF32,
     F32,
     F64,
+    E2M1,
     E4M3,
     E5M2,
     E4M3x2,
@@ -55,6 +56,7 @@ impl Ty {
             "tf32" => Self::TF32,
             "f32" => Self::F32,
             "f64" => Self::F64,
+            "e2m1" => Self::E2M1,
             "e4m3" => Self::E4M3,
             "e5m2" => Self::E5M2,
             "e4m3x2" => Self::E4M3x2,
@@ -67,6 +69,7 @@ impl Ty {
     pub(crate) fn bits(self) -> u32 {
         match self {
             Self::Pred => 1,
+            Self::E2M1 => 4,
             Self::B8 | Self::U8 | Self::S8 | Self::E4M3 | Self::E5M2 => 8,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::BF16 => 16,
             Self::E4M3x2 | Self::E5M2x2 => 16,

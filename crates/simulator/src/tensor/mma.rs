@@ -37,7 +37,7 @@ fn sizes(shape: &str) -> Option<[usize; 3]> {
 /// The operands' types, if k is 32 bytes of them.
 fn elements(k: usize, a: &str, b: &str) -> Option<[Element; 2]> {
     let [a, b] = [Element::of(Ty::named(a)?)?, Element::of(Ty::named(b)?)?];
-    (k * a.bytes() == 32 && k * b.bytes() == 32).then_some([a, b])
+    (k == a.in_bytes(32) && k == b.in_bytes(32)).then_some([a, b])
 }
 
 impl MmaShape {
@@ -59,14 +59,15 @@ impl WgmmaShape {
     pub(crate) fn named(shape: &str, types: &[&str]) -> Option<Self> {
         let ([64, n, k], ["f32", a, b]) = (sizes(shape)?, types) else { return None };
         let [a, b] = elements(k, a, b)?;
-        (n.is_multiple_of(8) && (8..=256).contains(&n)).then_some(Self { n, a, b })
+        let is_served = n.is_multiple_of(8) && (8..=256).contains(&n) && a != Element::E2M1;
+        is_served.then_some(Self { n, a, b })
     }
 }
 
 /// Row and first element of k of register `register` of operand A in a lane; operand B has column
 /// `lane / 4` and the k of A's registers `2 * register`.
 pub(crate) fn fragment_place(lane: usize, register: usize, element: Element) -> (usize, usize) {
-    let in_register = 4 / element.bytes();
+    let in_register = element.in_bytes(4);
     let row = lane / 4 + 8 * (register % 2);
     (row, (lane % 4) * in_register + 4 * in_register * (register / 2))
 }
@@ -82,6 +83,10 @@ mod tests {
         assert_eq!(MmaShape::named("m16n8k8", &["f32", "bf16", "bf16", "f32"]), None);
         let fp8 = WgmmaShape { n: 192, a: Element::E4M3, b: Element::E5M2 };
         assert_eq!(WgmmaShape::named("m64n192k32", &["f32", "e4m3", "e5m2"]), Some(fp8));
+        assert_eq!(WgmmaShape::named("m64n64k64", &["f32", "e2m1", "e2m1"]), None);
+        let fp4 = MmaShape { a: Element::E2M1, b: Element::E2M1 };
+        assert_eq!(MmaShape::named("m16n8k64", &["f32", "e2m1", "e2m1", "f32"]), Some(fp4));
+        assert_eq!(MmaShape::named("m16n8k32", &["f32", "e2m1", "e2m1", "f32"]), None);
         assert_eq!(WgmmaShape::named("m64n300k32", &["f32", "e4m3", "e5m2"]), None);
     }
 
@@ -94,5 +99,8 @@ mod tests {
         assert_eq!(fragment_place(6, 2, Element::TF32), (1, 6));
         // m16n8k32: a8 of lane 7 is row 1, column 28.
         assert_eq!(fragment_place(7, 2, Element::E4M3), (1, 28));
+        // m16n8k64: a16 of lane 7 is row 1, column 56, and a24 is 8 rows below.
+        assert_eq!(fragment_place(7, 2, Element::E2M1), (1, 56));
+        assert_eq!(fragment_place(7, 3, Element::E2M1), (9, 56));
     }
 }

@@ -11,7 +11,7 @@ mod tcgen05_scaled;
 pub(crate) use descriptor::{Descriptor, swizzle};
 pub(crate) use element::Element;
 pub(crate) use mma::{MmaShape, WgmmaShape, fragment_place};
-pub(crate) use scale::{ScaleSelector, accumulate_scaled, ue8m0};
+pub(crate) use scale::{BlockScaling, ScaleSelector, ScaleType, ScaledKind, accumulate_scaled};
 pub(crate) use sums::{Operands, Unit, accumulate};
 pub(crate) use tcgen05::{TensorKind, TensorShape};
 pub(crate) use tcgen05_scaled::ScaledTensorShape;

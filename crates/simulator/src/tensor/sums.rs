@@ -29,7 +29,7 @@ impl TensorCores {
         match self {
             Self::InTurn => None,
             Self::Ampere => Some(Fused { terms: k.div_ceil(2), ..whole(24) }),
-            Self::Hopper if unit == Unit::Wgmma && element.bytes() == 1 => {
+            Self::Hopper if unit == Unit::Wgmma && element.bits() == 8 => {
                 Some(Fused { mantissa_bits: 13, ..whole(13) })
             }
             Self::Hopper | Self::Blackwell => Some(whole(25)),

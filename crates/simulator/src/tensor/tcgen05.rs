@@ -9,6 +9,8 @@ pub(crate) enum TensorKind {
     F16,
     Tf32,
     F8f6f4,
+    /// Of products whose blocks are scaled alone.
+    F4,
 }
 
 /// A product of a block: `m` rows, `n` columns, 32 bytes of k, sums in f32.
@@ -41,6 +43,7 @@ impl TensorKind {
             (Self::Tf32, 2) => Element::TF32,
             (Self::F8f6f4, 0) => Element::E4M3,
             (Self::F8f6f4, 1) => Element::E5M2,
+            (Self::F4, 1) => Element::E2M1,
             _ => return None,
         })
     }
@@ -85,7 +88,10 @@ impl TensorShape {
         if kind == TensorKind::Tf32 && transposed != [false; 2] {
             return fail(FaultKind::Unsupported, "operands of 32 bits across k");
         }
-        if a.bytes() == 1 && transposed[1] && !n.is_multiple_of(16) {
+        if kind == TensorKind::F4 && transposed != [false; 2] {
+            return fail(FaultKind::Misuse, "operands of 4 bits across k");
+        }
+        if a.bits() == 8 && transposed[1] && !n.is_multiple_of(16) {
             return fail(
                 FaultKind::Unsupported,
                 "operands of 8 bits across k in parts of 16 bytes",
