@@ -14,7 +14,7 @@ mod tensor_memory;
 
 use crate::{
     error::{FaultKind, Outcome, Trouble},
-    memory::SHARED_BASE,
+    memory::{SHARED_BASE, in_block, rank_of, within_block},
 };
 use tensor_memory::TensorCells;
 
@@ -76,10 +76,20 @@ struct Write {
     meeting: u32,
 }
 
-/// What is known of all accesses of a block.
+/// What a warp is called: by its place in its block, and in a cluster by the block, too.
+pub(crate) fn warp_name(warp: usize, [blocks, warps_of_block]: [usize; 2]) -> String {
+    let (rank, place) = (warp / warps_of_block, warp % warps_of_block);
+    if blocks == 1 { format!("warp {place}") } else { format!("warp {place} of block {rank}") }
+}
+
+/// What is known of all accesses of a block, or of the blocks of a cluster.
 #[derive(Debug)]
 pub(crate) struct Races {
     granule: u64,
+    /// Blocks, and warps of each.
+    blocks: [usize; 2],
+    /// Cells of a block's shared memory.
+    cells_of_block: usize,
     warps: usize,
     clocks: Vec<Clock>,
     /// How often the lanes of a warp met.
@@ -94,15 +104,20 @@ pub(crate) struct Races {
 }
 
 impl Races {
-    pub(crate) fn new(bytes: usize, granule: u64, warps: usize) -> Self {
+    /// Of so many bytes of shared memory in each block, for so many blocks of so many warps.
+    pub(crate) fn new(bytes: usize, granule: u64, blocks: [usize; 2]) -> Self {
+        let warps = blocks[0] * blocks[1];
         let actors = CLASSES * warps + BARRIERS;
         let mut clocks = vec![Clock::new(actors); warps];
         for (warp, clock) in clocks.iter_mut().enumerate() {
             clock.seen[warp] = 1;
         }
-        let cells = bytes.div_ceil(granule as usize);
+        let cells_of_block = bytes.div_ceil(granule as usize);
+        let cells = blocks[0] * cells_of_block;
         Self {
             granule,
+            blocks,
+            cells_of_block,
             warps,
             clocks,
             meetings: vec![1; warps],
@@ -130,23 +145,31 @@ impl Races {
     }
 
     fn named(&self, number: usize, lane: u32) -> String {
-        let warp = number % self.warps;
+        let warp = warp_name(number % self.warps, self.blocks);
         match number / self.warps {
-            0 => format!("lane {lane} of warp {warp}"),
-            1 => format!("a cp.async of warp {warp}"),
-            2 => format!("a product of warp {warp}"),
-            3 => format!("tcgen05.ld of warp {warp}"),
-            4 => format!("tcgen05.st of warp {warp}"),
+            0 => format!("lane {lane} of {warp}"),
+            1 => format!("a cp.async of {warp}"),
+            2 => format!("a product of {warp}"),
+            3 => format!("tcgen05.ld of {warp}"),
+            4 => format!("tcgen05.st of {warp}"),
             _ => format!("a bulk copy of barrier {}", number - CLASSES * self.warps),
         }
     }
 
     fn cells(&self, address: u64, bytes: u64) -> std::ops::Range<usize> {
-        let at = address.saturating_sub(SHARED_BASE);
-        let last = self.writes.len();
-        let first = (at / self.granule) as usize;
-        let end = (at + bytes).div_ceil(self.granule) as usize;
+        let at = within_block(address).saturating_sub(SHARED_BASE);
+        let of_block = self.cells_of_block;
+        let block = (rank_of(address) * of_block).min(self.writes.len());
+        let last = (block + of_block).min(self.writes.len());
+        let first = block + (at / self.granule) as usize;
+        let end = block + (at + bytes).div_ceil(self.granule) as usize;
         first.min(last)..end.min(last)
+    }
+
+    /// The address at which a cell begins.
+    fn address_of(&self, cell: usize) -> u64 {
+        let (rank, within) = (cell / self.cells_of_block, cell % self.cells_of_block);
+        in_block(rank, SHARED_BASE + within as u64 * self.granule)
     }
 
     /// Enters a read by an actor of `warp`, at the time of its group if it is asynchronous.
@@ -200,7 +223,7 @@ impl Races {
         let clock = &self.clocks[warp];
         let number = self.number(warp, actor);
         let place = || {
-            let address = SHARED_BASE + cell as u64 * self.granule;
+            let address = self.address_of(cell);
             let lane = if let Actor::Lane(lane) = actor { lane as u32 } else { 0 };
             let (who, by) = (self.named(number, lane), self.named(writer, last.lane));
             format!("{who} {verb} shared {address:#x}, which {by} wrote")
@@ -237,7 +260,7 @@ impl Races {
         for slot in 0..2 * self.warps {
             let reader = if slot < self.warps { slot } else { self.warps + slot };
             if self.reads[first + slot] > clock.seen[reader] {
-                let address = SHARED_BASE + cell as u64 * self.granule;
+                let address = self.address_of(cell);
                 let lane = if let Actor::Lane(lane) = actor { lane as u32 } else { 0 };
                 let who = self.named(self.number(warp, actor), lane);
                 let by = self.named(reader, 0);
@@ -313,7 +336,7 @@ mod tests {
     use super::*;
 
     fn races() -> Races {
-        Races::new(256, 4, 2)
+        Races::new(256, 4, [1, 2])
     }
 
     fn kind(outcome: Outcome) -> Option<FaultKind> {

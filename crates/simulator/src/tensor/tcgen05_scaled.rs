@@ -22,7 +22,7 @@ impl ScaledTensorShape {
         if bits >> 23 & 1 == 0 {
             return fail(FaultKind::Misuse, "scales of 8 bits of another type than ue8m0");
         }
-        let shape = TensorShape::decode(bits & !OWN | 1 << 4, TensorKind::F8f6f4)?;
+        let shape = TensorShape::decode(bits & !OWN | 1 << 4, TensorKind::F8f6f4, 1)?;
         if shape.m != 128 {
             return fail(FaultKind::Misuse, "scaled products have 128 rows");
         }
