@@ -93,7 +93,8 @@
 //!   barrier of a pair's first block by clearing bit 24, which is right on GPUs.
 //! - Arrivals release and waits acquire among the threads of a block unless they say `.cluster`, as PTX has it: an arrival
 //!   of another block's thread counts without it, and tells nothing. Copies and products tell whoever waits for them.
-//! - Blocks of a pair take tensor memory and give it back together, but none of them waits there for the other one.
+//! - Of the blocks of a pair the first one to ask for tensor memory waits for the other one; where they give it back
+//!   neither does.
 //! - Registers are not counted, nor are cycles.
 //! - Races between blocks, in global memory, are not looked for; within a warp, a write behind another lane's
 //!   read is not either.

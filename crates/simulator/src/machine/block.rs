@@ -55,7 +55,7 @@ pub(crate) struct Block<'a> {
     pub(crate) races: Option<Races>,
     pub(crate) barriers: Barriers,
     pub(crate) bulk: Vec<BulkCopy>,
-    /// Of each block, and what the first block of a pair has done that the other one has still to do.
+    /// Of each block, and what the first block of a pair does that the other one has still to do.
     pub(crate) tensor: Vec<TensorMemory>,
     pub(crate) tensor_turns: Vec<TensorTurn>,
     pub(crate) tensor_work: TensorWork,
@@ -74,13 +74,15 @@ pub(crate) struct Block<'a> {
     pub(super) cluster: ClusterBarrier,
 }
 
-/// What one block of a pair has done to tensor memory, and the other one has to do, too.
+/// What one block of a pair does to tensor memory, and the other one has to do, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorTurn {
     /// Of the block that was first.
     pub(crate) rank: usize,
     pub(crate) frees: bool,
     pub(crate) columns: Range<usize>,
+    /// Whether the other one has done it.
+    pub(crate) is_done: bool,
 }
 
 /// What a block is made from.
@@ -200,10 +202,11 @@ impl<'a> Block<'a> {
             return Err(Trouble::new(FaultKind::Misuse, reason));
         }
         barrier.arrived += 1;
-        if let Some(races) = &mut self.races
-            && releases
-        {
-            races.release(warp, &mut barrier.arriving);
+        if let Some(races) = &mut self.races {
+            match releases {
+                true => races.release(warp, &mut barrier.arriving),
+                false => races.release_inits(warp, &mut barrier.arriving),
+            }
         }
         self.end_cluster_phase();
         Ok(())

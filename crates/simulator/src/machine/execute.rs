@@ -211,7 +211,12 @@ impl Block<'_> {
             }
             Op::Fence(fence) => match fence {
                 Fence::Memory => {}
-                Fence::BarrierInit => self.barriers.show(warp.index),
+                Fence::BarrierInit => {
+                    self.barriers.show(warp.index);
+                    if let Some(races) = &mut self.races {
+                        races.fence_inits(warp.index);
+                    }
+                }
                 Fence::Proxy => {
                     self.barriers.show(warp.index);
                     if let Some(races) = &mut self.races {

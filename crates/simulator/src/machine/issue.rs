@@ -84,7 +84,7 @@ impl Block<'_> {
             Op::Wgmma(product) => self.product(warp, product)?,
             Op::Tcgen05(instruction) => {
                 let at = warp.standing(mask);
-                self.tcgen05(warp, instruction, mask, at)?;
+                return self.tcgen05(warp, instruction, mask, at);
             }
             _ => {
                 let reason = "an instruction that nothing runs";
@@ -166,7 +166,7 @@ impl Block<'_> {
     pub(super) fn check_made(&mut self, warp: usize, address: u64) -> Outcome {
         let (maker, time) = self.barriers.get(address)?.made;
         match &self.races {
-            Some(races) if !races.knows(warp, maker, time) => {
+            Some(races) if !races.knows_init(warp, maker, time) => {
                 let (user, maker) = (self.warp_name(warp), self.warp_name(maker));
                 let reason = format!(
                     "the barrier at shared {address:#x} is used by {user}, and nothing orders that \

@@ -111,6 +111,7 @@ impl Block<'_> {
             let over = match group.wait {
                 Some(Wait::Barrier { id, phases }) => self.is_over(warp.rank, id, phases),
                 Some(Wait::Cluster) => self.cluster_phase_is_over(warp.index),
+                Some(Wait::Pair) => self.tensor_turn_is_done(warp.rank),
                 Some(Wait::Phase { address, parity }) => {
                     self.barriers.get(address).is_ok_and(|barrier| barrier.is_over(parity))
                 }
@@ -235,7 +236,7 @@ impl Block<'_> {
                 let group = &mut warp.groups[place];
                 group.wait = wait;
                 // Whoever waits for a phase asks again, everybody else goes on behind the instruction.
-                if !matches!(wait, Some(Wait::Phase { .. } | Wait::Cluster)) {
+                if !matches!(wait, Some(Wait::Phase { .. } | Wait::Cluster | Wait::Pair)) {
                     group.at += 1;
                 }
             }
@@ -290,6 +291,7 @@ impl Block<'_> {
                     Some(Wait::Cluster) => {
                         format!("the barrier of the cluster ({})", self.describe_cluster())
                     }
+                    Some(Wait::Pair) => "tensor memory of the other block of its pair".to_owned(),
                     Some(Wait::Products { .. }) => "products of its warpgroup".to_owned(),
                     Some(Wait::Warp) | None => "other threads of its warp".to_owned(),
                 };

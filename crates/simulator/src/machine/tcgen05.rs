@@ -4,7 +4,7 @@ use super::{
     block::{Block, TensorTurn},
     registers::lanes,
     run::known,
-    warp::Warp,
+    warp::{Wait, Warp},
 };
 use crate::{
     async_::{
@@ -34,10 +34,10 @@ impl Block<'_> {
         instruction: &Tcgen05,
         mask: u32,
         at: usize,
-    ) -> Outcome {
-        match instruction {
+    ) -> Outcome<Option<Wait>> {
+        let done = match instruction {
             Tcgen05::Allocate { of_pair, address, columns } => {
-                self.allocate_tensor(warp, (*address, *columns), *of_pair, mask)
+                return self.allocate_tensor(warp, (*address, *columns), *of_pair, mask);
             }
             Tcgen05::Free { of_pair, place, columns } => {
                 self.free_tensor(warp, (*place, *columns), *of_pair, mask)
@@ -79,7 +79,8 @@ impl Block<'_> {
                 Ok(())
             }
             Tcgen05::FenceBefore => Ok(()),
-        }
+        };
+        done.map(|()| None)
     }
 
     /// An operand that all threads of an instruction have to agree on.
@@ -93,43 +94,66 @@ impl Block<'_> {
         Ok(first)
     }
 
+    /// Of a pair the first block waits for the other one: neither has columns before both have asked for them.
     fn allocate_tensor(
         &mut self,
         warp: &mut Warp,
         (address, columns): (Address, Operand),
         of_pair: bool,
         mask: u32,
-    ) -> Outcome {
+    ) -> Outcome<Option<Wait>> {
         let columns = self.agreed(warp, columns, mask, "a number of columns")? as u32;
         let lane = mask.trailing_zeros() as usize;
         let address = self.shared_addresses(warp, address, mask)?[lane];
-        let place = match of_pair {
-            false => self.choose_columns(warp.rank..warp.rank + 1, columns)?,
-            true => {
-                let pair = self.pair(warp.rank)?;
-                match self.turn_of_other(warp.rank, false)? {
-                    Some(taken) if taken.len() == columns as usize => taken.start,
-                    Some(taken) => {
-                        let count = taken.len();
-                        return misuse(format!(
-                            "{columns} columns of tensor memory are asked for, and the other block of the \
-                             pair has asked for {count}"
-                        ));
-                    }
-                    None => {
-                        let first = self.choose_columns(pair, columns)?;
-                        let (rank, columns) = (warp.rank, first..first + columns as usize);
-                        self.tensor_turns.push(TensorTurn { rank, frees: false, columns });
-                        first
-                    }
-                }
+        let rank = warp.rank;
+        let place = if of_pair {
+            match self.allocate_of_pair(rank, columns)? {
+                Some(place) => place,
+                None => return Ok(Some(Wait::Pair)),
             }
+        } else {
+            let place = self.choose_columns(rank..rank + 1, columns)?;
+            self.tensor[rank].allocate(place, columns);
+            place
         };
-        self.tensor[warp.rank].allocate(place, columns);
         if let Some(races) = &mut self.races {
             races.write(warp.index, Actor::Lane(lane), 0, address, 4)?;
         }
-        self.shared.write(address, &(place as u32).to_le_bytes(), true)
+        self.shared.write(address, &(place as u32).to_le_bytes(), true)?;
+        Ok(None)
+    }
+
+    fn allocate_of_pair(&mut self, rank: usize, columns: u32) -> Outcome<Option<usize>> {
+        let pair = self.pair(rank)?;
+        let own = |turn: &TensorTurn| turn.rank == rank && !turn.frees;
+        if let Some(at) = self.tensor_turns.iter().position(own) {
+            let is_done = self.tensor_turns[at].is_done;
+            return Ok(is_done.then(|| self.tensor_turns.remove(at).columns.start));
+        }
+        let place = self.choose_columns(pair.clone(), columns)?;
+        let Some(turn) = self.turn_of_other(rank, false)? else {
+            let columns = place..place + columns as usize;
+            self.tensor_turns.push(TensorTurn { rank, frees: false, columns, is_done: false });
+            return Ok(None);
+        };
+        if turn.columns.len() != columns as usize {
+            let count = turn.columns.len();
+            return misuse(format!(
+                "{columns} columns of tensor memory are asked for, and the other block of the pair has \
+                 asked for {count}"
+            ));
+        }
+        turn.is_done = true;
+        let place = turn.columns.start;
+        for memory in &mut self.tensor[pair] {
+            memory.allocate(place, columns);
+        }
+        Ok(Some(place))
+    }
+
+    /// Whether a block may go on that waits for the other one of its pair.
+    pub(super) fn tensor_turn_is_done(&self, rank: usize) -> bool {
+        self.tensor_turns.iter().any(|turn| turn.rank == rank && turn.is_done)
     }
 
     /// Columns that are free in all of those blocks.
@@ -151,25 +175,18 @@ impl Block<'_> {
         })
     }
 
-    /// Takes what the other block of a pair has taken or given back and this one has not, the oldest first. Neither
-    /// waits for the other: whoever is first may have to, but nobody may count on it.
-    fn turn_of_other(&mut self, rank: usize, frees: bool) -> Outcome<Option<Range<usize>>> {
-        let turns = &mut self.tensor_turns;
-        let Some(at) = turns.iter().position(|turn| turn.rank / 2 == rank / 2) else {
-            return Ok(None);
-        };
-        if turns[at].rank == rank {
-            return Ok(None);
+    /// What the other block of a pair takes or gives back and this one has not yet, the oldest first.
+    fn turn_of_other(&mut self, rank: usize, frees: bool) -> Outcome<Option<&mut TensorTurn>> {
+        let other = |turn: &&mut TensorTurn| turn.rank == rank ^ 1 && !turn.is_done;
+        match self.tensor_turns.iter_mut().find(other) {
+            Some(turn) if turn.frees != frees => {
+                misuse("one block of a pair takes tensor memory and the other one gives it back")
+            }
+            turn => Ok(turn),
         }
-        let turn = turns.remove(at);
-        if turn.frees != frees {
-            return misuse(
-                "one block of a pair takes tensor memory and the other one gives it back",
-            );
-        }
-        Ok(Some(turn.columns))
     }
 
+    /// Neither block of a pair waits for the other one here: whoever is first may have to, but nobody may count on it.
     fn free_tensor(
         &mut self,
         warp: &Warp,
@@ -186,16 +203,19 @@ impl Block<'_> {
             match self.turn_of_other(rank, true)? {
                 None => {
                     let columns = freed.clone();
-                    self.tensor_turns.push(TensorTurn { rank, frees: true, columns });
+                    let turn = TensorTurn { rank, frees: true, columns, is_done: false };
+                    self.tensor_turns.push(turn);
                 }
-                Some(other) if other == freed => {}
+                Some(other) if other.columns == freed => other.is_done = true,
                 Some(other) => {
+                    let others = &other.columns;
                     return misuse(format!(
-                        "columns {freed:?} of tensor memory are given back, and {other:?} by the other block \
+                        "columns {freed:?} of tensor memory are given back, and {others:?} by the other block \
                          of the pair"
                     ));
                 }
             }
+            self.tensor_turns.retain(|turn| !(turn.frees && turn.is_done));
         }
         if let Some(races) = &mut self.races {
             let cells = (0..128).step_by(16);

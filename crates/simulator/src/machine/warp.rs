@@ -17,6 +17,8 @@ pub(crate) enum Wait {
     Phase { address: u64, parity: u64 },
     /// The other warps of the cluster, at its barrier.
     Cluster,
+    /// The other block of a pair, which has to take tensor memory, too.
+    Pair,
     /// Products of its warpgroup, until this group of them is done.
     Products { group: u32 },
 }

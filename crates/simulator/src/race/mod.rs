@@ -30,21 +30,37 @@ pub(crate) struct Clock {
     seen: Vec<u32>,
     /// The part of it that a fence between proxies came after.
     fenced: Vec<u32>,
+    /// Until when barriers are known that warps initialized, by fences for those alone.
+    inits: Vec<u32>,
 }
 
 impl Clock {
     fn new(actors: usize) -> Self {
-        Self { seen: vec![0; actors], fenced: vec![0; actors] }
+        Self { seen: vec![0; actors], fenced: vec![0; actors], inits: vec![0; actors] }
+    }
+
+    fn widen(&mut self, actors: usize) {
+        if self.seen.len() < actors {
+            for times in [&mut self.seen, &mut self.fenced, &mut self.inits] {
+                times.resize(actors, 0);
+            }
+        }
     }
 
     /// Learns what another clock knows.
     pub(crate) fn join(&mut self, other: &Self) {
-        if self.seen.len() < other.seen.len() {
-            self.seen.resize(other.seen.len(), 0);
-            self.fenced.resize(other.seen.len(), 0);
-        }
+        self.widen(other.seen.len());
         let pairs = self.seen.iter_mut().zip(&other.seen);
         for (mine, other) in pairs.chain(self.fenced.iter_mut().zip(&other.fenced)) {
+            *mine = (*mine).max(*other);
+        }
+        self.join_inits(other);
+    }
+
+    /// Learns which initialized barriers another clock knows, and nothing else.
+    fn join_inits(&mut self, other: &Self) {
+        self.widen(other.inits.len());
+        for (mine, other) in self.inits.iter_mut().zip(&other.inits) {
             *mine = (*mine).max(*other);
         }
     }
@@ -280,6 +296,17 @@ impl Races {
         self.clocks[warp].seen[warp] += 1;
     }
 
+    /// Of what `warp` knows, only the barriers whose initialization it has fenced go into `clock`.
+    pub(crate) fn release_inits(&self, warp: usize, clock: &mut Clock) {
+        clock.join_inits(&self.clocks[warp]);
+    }
+
+    /// A fence of `warp` for the barriers that it has initialized.
+    pub(crate) fn fence_inits(&mut self, warp: usize) {
+        let Clock { seen, inits, .. } = &mut self.clocks[warp];
+        inits[warp] = seen[warp];
+    }
+
     /// `warp` learns what `clock` knows.
     pub(crate) fn acquire(&mut self, warp: usize, clock: &Clock) {
         self.clocks[warp].join(clock);
@@ -292,7 +319,7 @@ impl Races {
 
     /// A fence between the proxies by `warp`.
     pub(crate) fn fence(&mut self, warp: usize) {
-        let Clock { seen, fenced } = &mut self.clocks[warp];
+        let Clock { seen, fenced, .. } = &mut self.clocks[warp];
         fenced.copy_from_slice(seen);
     }
 
@@ -325,9 +352,10 @@ impl Races {
         self.clocks[warp].seen[warp]
     }
 
-    /// Whether `warp` knows what `other` did until `time`.
-    pub(crate) fn knows(&self, warp: usize, other: usize, time: u32) -> bool {
-        warp == other || self.clocks[warp].seen[other] >= time
+    /// Whether `warp` knows of the barriers that `other` initialized until `time`.
+    pub(crate) fn knows_init(&self, warp: usize, other: usize, time: u32) -> bool {
+        let Clock { seen, inits, .. } = &self.clocks[warp];
+        warp == other || seen[other].max(inits[other]) >= time
     }
 }
 
