@@ -20,7 +20,8 @@ use std::{fmt, sync::LazyLock};
 pub struct MatmulBlueprint {
     /// Which instructions multiply.
     pub family: Family,
-    /// Rows of a cube's tile; of ordinary arithmetic less than 16 where all units share each column.
+    /// Rows of a cube's tile; of ordinary arithmetic less than 16 where all units share each column, of
+    /// [`Family::Tcgen05`] 256 where a pair of cubes shares each tile.
     pub tile_m: usize,
     /// Columns of a cube's tile.
     pub tile_n: usize,
@@ -150,11 +151,7 @@ impl MatmulBlueprint {
                 let instruction = if in_8_bits { "QGMMA" } else { "HGMMA" };
                 ("matmul_wgmma", Promise::tensor_core(instruction, 168))
             }
-            // One cube of 256 units a multiprocessor.
-            Family::Tcgen05 => {
-                let instruction = if in_8_bits { "UTCQMMA" } else { "UTCHMMA" };
-                ("matmul_tcgen05", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
-            }
+            Family::Tcgen05 => self.tcgen05_promise(in_8_bits),
             Family::Mma => self.mma_promise(in_8_bits, device),
             // One cube of 512 units a multiprocessor.
             Family::Portable if self.has_few_rows() => ("matmul_few_rows", Promise::registers(128)),
@@ -199,6 +196,7 @@ impl MatmulBlueprint {
                 for tile_n in [256, 192, 128, 64] {
                     tiles.extend(Self::staged(Family::Tcgen05, 128, tile_n, device));
                 }
+                plans.extend(Self::of_pairs(problem, device));
             }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {

@@ -71,6 +71,7 @@ mod mx_tcgen05;
 mod operand;
 #[cfg(feature = "cuda")]
 mod pack;
+mod pairs;
 mod portable;
 mod problem;
 #[cfg(feature = "cuda")]
@@ -80,6 +81,8 @@ mod split;
 mod store;
 #[cfg(feature = "cuda")]
 mod tcgen05;
+#[cfg(feature = "cuda")]
+mod tcgen05_pair;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tune;
