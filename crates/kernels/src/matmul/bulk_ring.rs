@@ -6,6 +6,7 @@ use super::{
 };
 use crate::ptx::{
     barrier::{barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
+    cluster::cube_rank,
     load,
 };
 use cubecl::prelude::*;
@@ -99,7 +100,7 @@ pub(crate) fn fill_bulk_ring<B: BulkBlocks>(
 fn expect_stage(barrier: u32, #[comptime] blueprint: BulkRingBlueprint) {
     let bytes = comptime!(blueprint.cubes * blueprint.stage_bytes);
     if comptime!(blueprint.cubes > 1) {
-        if CUBE_POS_X % blueprint.cubes == 0 {
+        if cube_rank(blueprint.cubes) == 0 {
             barrier_expect(barrier, bytes);
         }
     } else {

@@ -27,7 +27,9 @@ use crate::ptx::{
     ROW_BYTES,
     access::load_shared_word,
     barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
-    cluster::{barrier_arrive_in_cluster, barrier_wait_for_cluster, in_first_cube, sync_cluster},
+    cluster::{
+        barrier_arrive_in_cluster, barrier_wait_for_cluster, cube_rank, in_first_cube, sync_cluster,
+    },
     copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
@@ -153,7 +155,7 @@ fn places(ring: u32, #[comptime] blueprint: Tcgen05Blueprint) -> Places {
 #[cube]
 pub(super) fn own_row(row: u32, #[comptime] blueprint: Tcgen05Blueprint) -> u32 {
     if comptime!(blueprint.pair) {
-        row + CUBE_POS_X % comptime!(CUBES as u32) * comptime!(TILE_M as u32)
+        row + cube_rank(comptime!(CUBES as u32)) * comptime!(TILE_M as u32)
     } else {
         row
     }
@@ -372,7 +374,7 @@ pub(super) fn persistent_tensor_product<B: BulkBlocks, O: Float, S: Numeric, W: 
         }
     } else if warp == 1 {
         if comptime!(blueprint.pair) {
-            if CUBE_POS_X % comptime!(CUBES as u32) == 0 && elect() == 1 {
+            if cube_rank(comptime!(CUBES as u32)) == 0 && elect() == 1 {
                 multiply(extent, &at, sums, blueprint);
             }
         } else if elect() == 1 {

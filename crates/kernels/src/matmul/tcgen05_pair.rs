@@ -11,7 +11,11 @@ use super::{
     wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
     work::{Extent, LastMatrix, Work},
 };
-use crate::ptx::{cluster::in_first_cube, copy::TmaTarget, tcgen05_pair::CUBES};
+use crate::ptx::{
+    cluster::{cube_rank, in_first_cube},
+    copy::TmaTarget,
+    tcgen05_pair::CUBES,
+};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -29,7 +33,7 @@ impl BulkBlocks for PairBlocks {
         let columns = comptime!(self.blueprint.copied().n as u32);
         let own = Work {
             row: own_row(work.row, comptime!(self.blueprint)),
-            column: work.column + CUBE_POS_X % comptime!(CUBES as u32) * columns,
+            column: work.column + cube_rank(comptime!(CUBES as u32)) * columns,
             batch: work.batch,
             split: work.split,
             first_block: work.first_block,

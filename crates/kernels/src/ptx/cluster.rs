@@ -9,6 +9,12 @@ use super::{
 };
 use cubecl::prelude::*;
 
+/// Which of the cluster's cubes this one is, of `cubes` that follow each other along x.
+#[cube]
+pub(crate) fn cube_rank(#[comptime] cubes: u32) -> u32 {
+    CUBE_POS_X % cubes
+}
+
 /// The place in the shared memory of the cluster's first cube that `address` is in this one's.
 #[cube]
 pub(crate) fn in_first_cube(address: u32) -> u32 {
