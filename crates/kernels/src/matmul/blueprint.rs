@@ -196,7 +196,7 @@ impl MatmulBlueprint {
                 for tile_n in [256, 192, 128, 64] {
                     tiles.extend(Self::staged(Family::Tcgen05, 128, tile_n, device));
                 }
-                plans.extend(Self::of_pairs(problem, device));
+                tiles.extend(Self::of_pairs(problem, device));
             }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
@@ -266,8 +266,8 @@ impl MatmulBlueprint {
         let blocks = self.k_blocks(problem);
         let tiles = self.tiles(problem);
         // A split has at least four blocks, or the ring never fills.
-        let most =
-            if tiles >= 2 * device.multiprocessors { 1 } else { MOST_SPLITS.min(blocks / 4) };
+        let are_enough = tiles >= 2 * device.multiprocessors || self.is_of_pairs();
+        let most = if are_enough { 1 } else { MOST_SPLITS.min(blocks / 4) };
         (1..=most.max(1))
             // Splits of whole blocks may come out as fewer than asked for.
             .filter(|splits| blocks.div_ceil(blocks.div_ceil(*splits)) == *splits)
