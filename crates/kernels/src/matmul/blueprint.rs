@@ -123,7 +123,7 @@ impl MatmulBlueprint {
         device: DeviceProfile,
     ) -> Vec<(f64, Self)> {
         let mut candidates = Self::candidates_on(problem, device);
-        candidates.retain(|plan| plan.suits(epilogue));
+        candidates.retain(|plan| plan.suits(epilogue) && plan.pays(problem, device));
         let mut ranked: Vec<_> =
             candidates.into_iter().map(|plan| (plan.expected_us(problem, device), plan)).collect();
         ranked.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -196,7 +196,7 @@ impl MatmulBlueprint {
                 for tile_n in [256, 192, 128, 64] {
                     tiles.extend(Self::staged(Family::Tcgen05, 128, tile_n, device));
                 }
-                tiles.extend(Self::of_pairs(problem, device));
+                tiles.extend(Self::of_pairs(device));
             }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {

@@ -20,22 +20,23 @@ impl MatmulBlueprint {
         self.family == Family::Tcgen05 && self.tile_m == PAIR_TILE_M
     }
 
-    /// Plans of pairs for a product that has tiles for all of them. With fewer, smaller tiles keep more
-    /// multiprocessors at work.
-    pub(super) fn of_pairs(problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
-        let staged = |tile_n| {
+    /// Plans of pairs, on devices that have one. They serve every product, as those of one cube do.
+    pub(super) fn of_pairs(device: DeviceProfile) -> impl Iterator<Item = Self> {
+        let tiles = PAIR_TILES_N.into_iter().filter(move |_| device.multiprocessors > 1);
+        tiles.filter_map(move |tile_n| {
             let stages = most_stages(6, device.shared_bytes, |stages| {
                 tcgen05_pair_bytes(PAIR_TILE_M / 2, tile_n, stages)
             })?;
             let (family, tile_m) = (Family::Tcgen05, PAIR_TILE_M);
             Some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0, bulk: false })
-        };
-        let pairs = device.multiprocessors / 2;
-        let mut plans: Vec<_> = PAIR_TILES_N.into_iter().filter_map(staged).collect();
-        plans.retain(|plan| {
-            problem.m > PAIR_TILE_M / 2 && pairs > 0 && plan.tiles(problem) >= pairs
-        });
-        plans
+        })
+    }
+
+    /// Whether a plan is worth its estimate: those of pairs where every pair has a tile. With fewer, smaller tiles keep
+    /// more multiprocessors at work.
+    pub(super) fn pays(&self, problem: &MatmulProblem, device: DeviceProfile) -> bool {
+        !self.is_of_pairs()
+            || problem.m > PAIR_TILE_M / 2 && self.tiles(problem) >= device.multiprocessors / 2
     }
 
     /// What the kernel of this plan of the `tcgen05` family promises.
@@ -96,19 +97,26 @@ mod tests {
     }
 
     #[test]
-    fn plans_of_pairs_fit_the_device_and_give_every_pair_a_tile() {
-        let problem = product([4096; 3], FloatKind::BF16);
-        let plans = MatmulBlueprint::of_pairs(&problem, B200);
+    fn plans_of_pairs_fit_the_device_and_pay_where_every_pair_has_a_tile() {
+        let plans: Vec<_> = MatmulBlueprint::of_pairs(B200).collect();
         assert_eq!(plans.iter().map(|plan| plan.tile_n).collect::<Vec<_>>(), PAIR_TILES_N);
-        for plan in plans {
+        for plan in &plans {
             let bytes = tcgen05_pair_bytes(PAIR_TILE_M / 2, plan.tile_n, plan.stages);
             assert!(bytes <= B200.shared_bytes, "{plan}: {bytes} bytes");
         }
+        let pay = |sizes| {
+            let problem = product(sizes, FloatKind::BF16);
+            [0, 1].map(|at| plans[at].pays(&problem, B200))
+        };
+        assert_eq!(pay([4096; 3]), [true, true]);
         // 16 by 4 tiles of 256 columns are too few for 74 pairs.
-        let fewer = product([4096, 1024, 4096], FloatKind::BF16);
-        let plans = MatmulBlueprint::of_pairs(&fewer, B200);
-        assert_eq!(plans.iter().map(|plan| plan.tile_n).collect::<Vec<_>>(), [128]);
+        assert_eq!(pay([4096, 1024, 4096]), [false, true]);
+        assert_eq!(pay([128, 65_536, 4096]), [false, false]);
         let alone = DeviceProfile { multiprocessors: 1, ..B200 };
-        assert!(MatmulBlueprint::of_pairs(&problem, alone).is_empty());
+        assert_eq!(MatmulBlueprint::of_pairs(alone).count(), 0);
+        // Where they do not pay they are tested all the same.
+        let small = product([100; 3], FloatKind::BF16);
+        let candidates = MatmulBlueprint::candidates_on(&small, B200);
+        assert!(candidates.iter().any(MatmulBlueprint::is_of_pairs));
     }
 }

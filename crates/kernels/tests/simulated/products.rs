@@ -286,6 +286,40 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Products of two matrices by one that both share, by every plan of pairs, with k whole and in two splits.
+fn batches(recorder: &Recorder) -> Result<(), Failed> {
+    const BATCHES: usize = 2;
+    let storage = Storage::Bf16;
+    let [m, n, k] = [147, 136, 584];
+    let element = dtype(storage);
+    let lhs = TensorLayout { shape: &[BATCHES, m, k], strides: &[m * k, k, 1], dtype: element };
+    let rhs = TensorLayout { shape: &[BATCHES, k, n], strides: &[0, n, 1], dtype: element };
+    let problem = MatmulProblem::new(lhs, rhs, element, F32Precision::Tf32)?;
+    let [a, b] =
+        [(1, BATCHES * m * k), (2, k * n)].map(|(seed, span)| whole_numbers(seed, span, 3));
+    let mut expected = Vec::with_capacity(BATCHES * m * n);
+    for row in a.chunks_exact(k) {
+        for column in 0..n {
+            let sum: f64 = row.iter().enumerate().map(|(at, a)| a * b[at * n + column]).sum();
+            expected.push(storage.round(sum));
+        }
+    }
+    let [lhs, rhs] = [&a, &b].map(|values| upload(recorder, values, storage));
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(shares);
+    if plans.is_empty() {
+        return Err("no plan of pairs".into());
+    }
+    for plan in plans.into_iter().flat_map(|plan| [1, 2].map(|splits| (plan, splits))) {
+        let plan = MatmulBlueprint { splits: plan.1, ..plan.0 };
+        let epilogue = Epilogue::default();
+        let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &epilogue)?;
+        within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
 /// Whether a second launch adds the sums of parts of k, and finishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Splits {
