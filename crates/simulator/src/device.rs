@@ -4,7 +4,7 @@ use crate::{
     arithmetic::Arithmetic,
     async_::TensorMap,
     error::SimulatorError,
-    machine::{Setting, run_block},
+    machine::{Setting, place_within, run_block},
     memory::Global,
     ptx::{Kernel, Program},
     schedule::{Dice, Landing, Schedule},
@@ -141,7 +141,7 @@ impl Device {
         self.memory.contents()
     }
 
-    /// Runs a kernel to its end, one block after another in an order that the schedule draws.
+    /// Runs a kernel to its end, one block or cluster of blocks after another in an order that the schedule draws.
     ///
     /// # Errors
     ///
@@ -177,24 +177,29 @@ impl Device {
             landing: options.schedule.landing,
             find_races: options.find_races,
         };
-        let blocks: u64 = launch.grid.iter().map(|side| u64::from(*side)).product();
+        let [cluster, grid] = [kernel.cluster, launch.grid];
+        if cluster.iter().zip(grid).any(|(blocks, side)| !side.is_multiple_of(*blocks)) {
+            return Err(refuse(format!("a grid of {grid:?} blocks, in clusters of {cluster:?}")));
+        }
+        let clusters = [0, 1, 2].map(|axis| grid[axis] / cluster[axis]);
+        let count: u64 = clusters.iter().map(|side| u64::from(*side)).product();
         let mut dice = Dice::new(options.schedule.seed);
-        let mut order: Vec<u64> = (0..blocks).collect();
+        let mut order: Vec<u64> = (0..count).collect();
         for place in (1..order.len()).rev() {
             order.swap(place, dice.roll(place as u64 + 1) as usize);
         }
         let mut report = Report::default();
-        let mut reached = vec![false; kernel.code.len()];
+        let mut reached = vec![false; kernel.code(0).len()];
         for number in order {
-            let [x, y, _] = launch.grid.map(u64::from);
-            let index = [number % x, number / x % y, number / x / y].map(|place| place as u32);
+            let place = place_within(number as u32, clusters);
+            let index = [0, 1, 2].map(|axis| place[axis] * cluster[axis]);
             let seed = dice.roll(u64::MAX);
             let most = options.most_instructions;
             report.instructions +=
                 run_block(setting, &mut self.memory, index, (seed, most), &mut reached)?;
-            report.blocks += 1;
+            report.blocks += u64::from(cluster.iter().product::<u32>());
         }
-        let ran = kernel.code.iter().zip(&reached).filter(|(_, reached)| **reached);
+        let ran = kernel.code(0).iter().zip(&reached).filter(|(_, reached)| **reached);
         report.lines = ran.map(|(instruction, _)| instruction.line).collect();
         Ok(report)
     }

@@ -42,13 +42,17 @@
 //! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and those of `tcgen05`: arithmetic,
 //! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `mma.sync`, `wgmma`,
 //! tensor memory and its products. An instruction that is not known is an error with its line. Atomic operations,
-//! clusters, local memory, functions and stores by the copy engine are not known: no kernel of ours has them.
+//! local memory, functions and stores by the copy engine are not known: no kernel of ours has them.
 //!
-//! Of `tcgen05`: `alloc`, `dealloc` and `relinquish_alloc_permit`; `mma` of one block with both operands in shared
-//! memory, in `kind::f16`, `kind::tf32` and `kind::f8f6f4` (E4M3 and E5M2) with sums in f32; `commit`; `ld` and `st` as
-//! `16x256b` and `32x32b`, with their waits and fences; products whose blocks of k are scaled, of 8 bits
-//! (`kind::mxf8f6f4`) and of 4 (`kind::mxf4`, `kind::mxf4nvf4`), as `mma.sync` has them, too, and copies of their scales
-//! (`cp.32x128b.warpx4`). Pairs of blocks, sparse operands, whole numbers and other shapes of `cp` are not known.
+//! Of clusters, whose size the kernel names (`.reqnctapercluster`): `barrier.cluster`, `mapa`, accesses and arrivals to
+//! `shared::cluster`, and copies to several blocks.
+//!
+//! Of `tcgen05`, for a block and for a pair of blocks: `alloc`, `dealloc` and `relinquish_alloc_permit`; `mma` in
+//! `kind::f16`, `kind::tf32` and `kind::f8f6f4` (E4M3 and E5M2) with sums in f32, of a pair with 256 rows and both
+//! operands in shared memory; `commit`, to several blocks, too; `ld` and `st` as `16x256b`, `16x128b` and `32x32b`, with
+//! their waits and fences. For a block alone: A in tensor memory; products whose blocks of k are scaled, of 8 bits
+//! (`kind::mxf8f6f4`) and of 4 (`kind::mxf4`, `kind::mxf4nvf4`), as `mma.sync` has them, too; and copies of their scales
+//! (`cp.32x128b.warpx4`). Sparse operands, whole numbers and other shapes of `cp` are not known.
 //!
 //! # What is reported
 //!
@@ -68,7 +72,7 @@
 //! The threads of a warp that stand at the same instruction run together; those that are behind go first, so
 //! that threads meet again where paths do. A [`Schedule`] chooses which warp goes on, and when each copy and
 //! each product lands: at once, as late as possible, or at any time in between. Blocks run one after another,
-//! in an order that the schedule draws.
+//! in an order that the schedule draws; those of a cluster run at once.
 //!
 //! # What the model takes for granted
 //!
@@ -86,6 +90,12 @@
 //! - `elect.sync` elects the same lane of a block each time; which one, the schedule draws. So does it with the columns
 //!   that an allocation gets. One that would have to wait is a deadlock, for blocks run alone.
 //! - Behind a barrier for copied blocks a product needs no `tcgen05.fence`: it orders tensor memory alone.
+//! - The rank of a block in its cluster stands in bits 24 and up of its shared addresses. Kernels of others find the
+//!   barrier of a pair's first block by clearing bit 24, which is right on GPUs.
+//! - Arrivals release and waits acquire among the threads of a block unless they say `.cluster`, as PTX has it: an arrival
+//!   of another block's thread counts without it, and tells nothing. Copies and products tell whoever waits for them.
+//! - Of the blocks of a pair the first one to ask for tensor memory waits for the other one; where they give it back
+//!   neither does.
 //! - Registers are not counted, nor are cycles.
 //! - Races between blocks, in global memory, are not looked for; within a warp, a write behind another lane's
 //!   read is not either.

@@ -330,10 +330,3 @@ fn tensor_memory_is_taken_and_given_back_by_its_rules() {
         assert!(found == kind && told.contains(reason), "{change:?}: {found:?}: {told}");
     }
 }
-
-#[test]
-fn two_blocks_at_once_are_not_known() {
-    let pair = changed(&[["mma.cta_group::1", "mma.cta_group::2"]]);
-    let error = Program::parse(&pair).unwrap_err();
-    assert!(error.reason.contains("does not know this instruction"), "{error}");
-}

@@ -20,7 +20,8 @@ use std::{fmt, sync::LazyLock};
 pub struct MatmulBlueprint {
     /// Which instructions multiply.
     pub family: Family,
-    /// Rows of a cube's tile; of ordinary arithmetic less than 16 where all units share each column.
+    /// Rows of a cube's tile; of ordinary arithmetic less than 16 where all units share each column, of
+    /// [`Family::Tcgen05`] 256 where a pair of cubes shares each tile.
     pub tile_m: usize,
     /// Columns of a cube's tile.
     pub tile_n: usize,
@@ -122,7 +123,7 @@ impl MatmulBlueprint {
         device: DeviceProfile,
     ) -> Vec<(f64, Self)> {
         let mut candidates = Self::candidates_on(problem, device);
-        candidates.retain(|plan| plan.suits(epilogue));
+        candidates.retain(|plan| plan.suits(epilogue) && plan.pays(problem, device));
         let mut ranked: Vec<_> =
             candidates.into_iter().map(|plan| (plan.expected_us(problem, device), plan)).collect();
         ranked.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -150,11 +151,7 @@ impl MatmulBlueprint {
                 let instruction = if in_8_bits { "QGMMA" } else { "HGMMA" };
                 ("matmul_wgmma", Promise::tensor_core(instruction, 168))
             }
-            // One cube of 256 units a multiprocessor.
-            Family::Tcgen05 => {
-                let instruction = if in_8_bits { "UTCQMMA" } else { "UTCHMMA" };
-                ("matmul_tcgen05", Promise::tensor_core(instruction, Promise::MOST_REGISTERS))
-            }
+            Family::Tcgen05 => self.tcgen05_promise(in_8_bits),
             Family::Mma => self.mma_promise(in_8_bits, device),
             // One cube of 512 units a multiprocessor.
             Family::Portable if self.has_few_rows() => ("matmul_few_rows", Promise::registers(128)),
@@ -199,6 +196,7 @@ impl MatmulBlueprint {
                 for tile_n in [256, 192, 128, 64] {
                     tiles.extend(Self::staged(Family::Tcgen05, 128, tile_n, device));
                 }
+                tiles.extend(Self::of_pairs(device));
             }
             if warp_products && device.is_offered(op, Family::Mma) {
                 for (tile_m, tile_n) in [(128, 256), (128, 128), (64, 128)] {
@@ -268,8 +266,8 @@ impl MatmulBlueprint {
         let blocks = self.k_blocks(problem);
         let tiles = self.tiles(problem);
         // A split has at least four blocks, or the ring never fills.
-        let most =
-            if tiles >= 2 * device.multiprocessors { 1 } else { MOST_SPLITS.min(blocks / 4) };
+        let are_enough = tiles >= 2 * device.multiprocessors || self.is_of_pairs();
+        let most = if are_enough { 1 } else { MOST_SPLITS.min(blocks / 4) };
         (1..=most.max(1))
             // Splits of whole blocks may come out as fewer than asked for.
             .filter(|splits| blocks.div_ceil(blocks.div_ceil(*splits)) == *splits)

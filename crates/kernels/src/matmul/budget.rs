@@ -52,6 +52,12 @@ pub(crate) const fn tcgen05_bytes(tile_m: usize, tile_n: usize, stages: usize) -
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * 16 + 16 + bias_bytes(tile_n)
 }
 
+/// As [`tcgen05_bytes`], of each cube of a pair that shares a tile of `tile_n` columns: it has `tile_m` rows and half of
+/// the columns in its ring, and the bias of all columns.
+pub(crate) const fn tcgen05_pair_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
+    tcgen05_bytes(tile_m, tile_n / 2, stages) + bias_bytes(tile_n) - bias_bytes(tile_n / 2)
+}
+
 /// As [`tcgen05_bytes`], with scales behind each block.
 pub(crate) const fn tcgen05_mx_bytes(
     tile_m: usize,

@@ -2,10 +2,11 @@
 
 use super::{
     wgmma::{BulkBlocks, BulkBlocksExpand},
-    work::{Extent, work_at, work_count},
+    work::{Extent, first_work, next_work, work_at, work_count},
 };
 use crate::ptx::{
     barrier::{barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
+    cluster::cube_rank,
     load,
 };
 use cubecl::prelude::*;
@@ -25,6 +26,8 @@ pub(crate) struct BulkRingBlueprint {
     pub(crate) stage_bytes: u32,
     pub(crate) tile_m: u32,
     pub(crate) tile_n: u32,
+    /// Cubes that share a tile: the barriers of the first one count what all of them copy.
+    pub(crate) cubes: u32,
 }
 
 /// The ring at `blocks`, with its barriers behind it.
@@ -63,13 +66,13 @@ pub(crate) fn fill_bulk_ring<B: BulkBlocks>(
     let work_items = work_count(extent, tile_m, tile_n);
     let mut stage = 0u32;
     let mut phase = 0u32;
-    let mut index = CUBE_POS_X;
+    let mut index = first_work(blueprint.cubes);
     while index < work_items {
         let work = work_at(index, extent, tile_m, tile_n);
         for block in work.first_block..work.last_block {
             barrier_wait(ring.empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
             let barrier = ring.full + load::<u32>(stage) * 8;
-            barrier_expect(barrier, stage_bytes);
+            expect_stage(barrier, blueprint);
             source.load(ring.blocks + load::<u32>(stage) * stage_bytes, &work, block, barrier);
             stage += 1;
             if stage == comptime!(blueprint.stages) {
@@ -77,6 +80,30 @@ pub(crate) fn fill_bulk_ring<B: BulkBlocks>(
                 phase ^= 1;
             }
         }
-        index += CUBE_COUNT_X;
+        index += next_work(blueprint.cubes);
+    }
+    if comptime!(blueprint.cubes > 1) {
+        // The cube that multiplies gives blocks back here: this one may not end before.
+        for _ in 0..comptime!(blueprint.stages) {
+            barrier_wait(ring.empty + load::<u32>(stage) * 8, load::<u32>(phase) ^ 1);
+            stage += 1;
+            if stage == comptime!(blueprint.stages) {
+                stage = 0u32;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+/// Has a stage's barrier expect what is copied to the stage.
+#[cube]
+fn expect_stage(barrier: u32, #[comptime] blueprint: BulkRingBlueprint) {
+    let bytes = comptime!(blueprint.cubes * blueprint.stage_bytes);
+    if comptime!(blueprint.cubes > 1) {
+        if cube_rank(blueprint.cubes) == 0 {
+            barrier_expect(barrier, bytes);
+        }
+    } else {
+        barrier_expect(barrier, bytes);
     }
 }

@@ -46,6 +46,7 @@ impl MmaBulkBlueprint {
             stage_bytes: self.mma.stage_bytes(),
             tile_m: self.mma.tile_m(),
             tile_n: self.mma.tile_n(),
+            cubes: 1,
         }
     }
 

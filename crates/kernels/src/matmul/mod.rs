@@ -74,6 +74,7 @@ mod nvfp4;
 mod operand;
 #[cfg(feature = "cuda")]
 mod pack;
+mod pairs;
 mod portable;
 mod problem;
 #[cfg(feature = "cuda")]
@@ -83,6 +84,8 @@ mod split;
 mod store;
 #[cfg(feature = "cuda")]
 mod tcgen05;
+#[cfg(feature = "cuda")]
+mod tcgen05_pair;
 #[cfg(feature = "cuda")]
 mod tensor_core;
 mod tune;

@@ -6,28 +6,37 @@
 //! 3. Warpgroup 1 reads the sums of a tile, finishes and writes them, while the next tile is multiplied to the
 //!    other place.
 //!
+//! A cluster of two cubes may share a tile, see [`tcgen05_pair`](super::tcgen05_pair): both copy, the first one
+//! multiplies, and each writes its own rows.
+//!
 //! One unit of a warp starts copies and products, which `elect.sync` names. Tiles are walked as in
 //! [`wgmma`](super::wgmma). Nobody has run this on such a GPU: its PTX is executed by `crates/simulator` alone, so
 //! sizes and the order of the work follow what others published and not measurements.
 
 use super::{
     bias_tile::{element_bytes, fetch_bias},
-    budget::{scale_bytes, stage_bytes, tcgen05_bytes},
+    budget::{scale_bytes, stage_bytes, tcgen05_bytes, tcgen05_pair_bytes},
     bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, dense_fragment, store_outputs},
     wgmma::{BulkBlocks, MatrixBlocks},
-    work::{Extent, LastMatrix, work_at, work_count},
+    work::{Extent, LastMatrix, first_work, next_work, work_at, work_count},
 };
 use crate::ptx::{
     ROW_BYTES,
     access::load_shared_word,
     barrier::{barrier_arrive, barrier_init, barrier_init_fence, barrier_wait, sync_group},
+    cluster::{
+        barrier_arrive_in_cluster, barrier_wait_for_cluster, cube_rank, in_first_cube, sync_cluster,
+    },
     copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
         COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_descriptor,
         tensor_fence_after, tensor_fence_before, tensor_free, tensor_load,
+    },
+    tcgen05_pair::{
+        CUBES, tensor_pair_alloc, tensor_pair_block, tensor_pair_commit, tensor_pair_free,
     },
     tcgen05_scales::{SCALE_COLUMNS, scales_descriptor, tensor_scaled_block},
     wgmma::WgmmaOperands,
@@ -58,6 +67,8 @@ pub(super) struct Tcgen05Blueprint {
     pub(super) store: StoreWidth,
     /// Of operands whose blocks of k have scales behind them.
     pub(super) format: Option<BlockFormat>,
+    /// Whether a pair of cubes shares each tile.
+    pub(super) pair: bool,
 }
 
 impl Tcgen05Blueprint {
@@ -66,9 +77,24 @@ impl Tcgen05Blueprint {
         self.format.map_or(0, |format| scale_bytes(TILE_M, self.operands.n, format))
     }
 
-    /// Bytes of a block of both operands, without its scales.
+    /// Cubes that share a tile.
+    fn cubes(self) -> usize {
+        if self.pair { CUBES } else { 1 }
+    }
+
+    /// Rows of a tile.
+    fn tile_m(self) -> usize {
+        TILE_M * self.cubes()
+    }
+
+    /// What a cube copies of each block.
+    pub(super) fn copied(self) -> WgmmaOperands {
+        WgmmaOperands { n: self.operands.n / self.cubes(), ..self.operands }
+    }
+
+    /// Bytes of what a cube copies of a block of both operands, without its scales.
     pub(super) fn block_bytes(self) -> usize {
-        stage_bytes(TILE_M, self.operands.n)
+        stage_bytes(TILE_M, self.copied().n)
     }
 
     fn stage_bytes(self) -> usize {
@@ -79,13 +105,17 @@ impl Tcgen05Blueprint {
         BulkRingBlueprint {
             stages: self.stages,
             stage_bytes: self.stage_bytes() as u32,
-            tile_m: TILE_M as u32,
+            tile_m: self.tile_m() as u32,
             tile_n: self.operands.n as u32,
+            cubes: self.cubes() as u32,
         }
     }
 
     pub(super) fn shared_bytes(self) -> usize {
         let stages = self.stages as usize;
+        if self.pair {
+            return tcgen05_pair_bytes(TILE_M, self.operands.n, stages);
+        }
         tcgen05_bytes(TILE_M, self.operands.n, stages) + stages * self.scale_bytes()
     }
 
@@ -121,22 +151,48 @@ fn places(ring: u32, #[comptime] blueprint: Tcgen05Blueprint) -> Places {
     Places { ring, full, empty, summed, read: summed + 16, tensor: summed + 32, bias: summed + 48 }
 }
 
-/// 2. Multiplies every tile of this cube's. One unit calls it.
+/// The first row that this cube multiplies and writes of a tile that begins at `row`.
+#[cube]
+pub(super) fn own_row(row: u32, #[comptime] blueprint: Tcgen05Blueprint) -> u32 {
+    if comptime!(blueprint.pair) {
+        row + cube_rank(comptime!(CUBES as u32)) * comptime!(TILE_M as u32)
+    } else {
+        row
+    }
+}
+
+/// Tells all cubes that share the tile of the products before.
+#[cube]
+fn commit(barrier: u32, #[comptime] blueprint: Tcgen05Blueprint) {
+    if comptime!(blueprint.pair) {
+        tensor_pair_commit(barrier);
+    } else {
+        tensor_commit(barrier);
+    }
+}
+
+/// 2. Multiplies every tile of this cube's, or of its pair's. One unit calls it.
 #[cube]
 fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcgen05Blueprint) {
     let operands = comptime!(blueprint.operands);
-    let (tile_m, tile_n) = comptime!((TILE_M as u32, operands.n as u32));
+    let (tile_m, tile_n) = comptime!((blueprint.tile_m() as u32, operands.n as u32));
+    let cubes = comptime!(blueprint.cubes() as u32);
     let stage_bytes = comptime!(blueprint.stage_bytes() as u32);
     let work_items = work_count(extent, tile_m, tile_n);
     let mut stage = 0u32;
     let mut phase = 0u32;
     let mut half = 0u32;
     let mut half_phase = 0u32;
-    let mut index = CUBE_POS_X;
+    let mut index = first_work(cubes);
     while index < work_items {
         let work = work_at(index, extent, tile_m, tile_n);
         // The sums of the tile before the last one are read.
-        barrier_wait(at.read + load::<u32>(half) * 8, load::<u32>(half_phase) ^ 1);
+        let read = at.read + load::<u32>(half) * 8;
+        if comptime!(blueprint.pair) {
+            barrier_wait_for_cluster(read, load::<u32>(half_phase) ^ 1);
+        } else {
+            barrier_wait(read, load::<u32>(half_phase) ^ 1);
+        }
         tensor_fence_after();
         let target = sums + load::<u32>(half) * tile_n;
         for block in work.first_block..work.last_block {
@@ -157,25 +213,31 @@ fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcge
                         target, lhs, rhs, accumulate, scales, place, operands, format,
                     );
                 }
-                None => tensor_block(target, lhs, rhs, accumulate, operands),
+                None => {
+                    if comptime!(blueprint.pair) {
+                        tensor_pair_block(target, lhs, rhs, accumulate, operands);
+                    } else {
+                        tensor_block(target, lhs, rhs, accumulate, operands);
+                    }
+                }
             }
-            tensor_commit(at.empty + load::<u32>(stage) * 8);
+            commit(at.empty + load::<u32>(stage) * 8, blueprint);
             stage += 1;
             if stage == comptime!(blueprint.stages) {
                 stage = 0u32;
                 phase ^= 1;
             }
         }
-        tensor_commit(at.summed + load::<u32>(half) * 8);
+        commit(at.summed + load::<u32>(half) * 8, blueprint);
         half ^= 1;
         if half == 0 {
             half_phase ^= 1;
         }
-        index += CUBE_COUNT_X;
+        index += next_work(cubes);
     }
 }
 
-/// 3. Finishes and writes every tile of this cube's. A warpgroup calls it.
+/// 3. Finishes and writes every tile of this cube's, of a pair's tiles its own rows. A warpgroup calls it.
 #[cube]
 fn write<O: Float, S: Numeric, W: Size, R: Size>(
     epilogue: &EpilogueTensors<O>,
@@ -185,7 +247,8 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
     sums: u32,
     #[comptime] blueprint: Tcgen05Blueprint,
 ) {
-    let (tile_m, tile_n) = comptime!((TILE_M as u32, blueprint.operands.n as u32));
+    let (tile_m, tile_n) = comptime!((blueprint.tile_m() as u32, blueprint.operands.n as u32));
+    let cubes = comptime!(blueprint.cubes() as u32);
     let work_items = work_count(extent, tile_m, tile_n);
     let lane = UNIT_POS % 128;
     let row = lane / 32 * 32;
@@ -193,7 +256,7 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
     let bias_bytes = comptime!(element_bytes(blueprint.store.half()));
     let mut half = 0u32;
     let mut half_phase = 0u32;
-    let mut index = CUBE_POS_X;
+    let mut index = first_work(cubes);
     while index < work_items {
         let work = work_at(index, extent, tile_m, tile_n);
         if comptime!(epilogue.steps.bias) {
@@ -217,13 +280,14 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
             sync_group(1u32, 128u32);
         }
         let tile = sums + (row << 16) + load::<u32>(half) * tile_n;
+        let first_row = own_row(work.row, blueprint);
         // Both halves of a warp's rows of some columns before the next columns.
         for part in 0..comptime!(2 * blueprint.operands.n as u32 / PART as u32) {
             let (rows, column) = (part % 2, part / 2 * comptime!(PART as u32));
             let part_sums = tensor_load::<R>(tile + rows * HALF_WARP + column);
             let place = dense_fragment(
                 (work.split * extent.batches + work.batch) * extent.m,
-                work.row + row + rows * 16 + lane % 32 / 4,
+                first_row + row + rows * 16 + lane % 32 / 4,
                 work.column + column,
                 lane % 4,
                 extent.m,
@@ -244,13 +308,28 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
         }
         tensor_fence_before();
         if UNIT_POS_PLANE == 0 {
-            barrier_arrive(at.read + load::<u32>(half) * 8);
+            let read = at.read + load::<u32>(half) * 8;
+            if comptime!(blueprint.pair) {
+                barrier_arrive_in_cluster(in_first_cube(read));
+            } else {
+                barrier_arrive(read);
+            }
         }
         half ^= 1;
         if half == 0 {
             half_phase ^= 1;
         }
-        index += CUBE_COUNT_X;
+        index += next_work(cubes);
+    }
+}
+
+/// Meets all units that work on the same tiles.
+#[cube]
+fn meet(#[comptime] blueprint: Tcgen05Blueprint) {
+    if comptime!(blueprint.pair) {
+        sync_cluster();
+    } else {
+        sync_cube();
     }
 }
 
@@ -279,14 +358,21 @@ pub(super) fn persistent_tensor_product<B: BulkBlocks, O: Float, S: Numeric, W: 
         for half in 0..2u32 {
             barrier_init(at.summed + comptime!(8 * half), 1u32);
             // A unit of each warp that reads.
-            barrier_init(at.read + comptime!(8 * half), 4u32);
+            barrier_init(
+                at.read + comptime!(8 * half),
+                comptime!(4 * blueprint.cubes() as u32).runtime(),
+            );
         }
         barrier_init_fence();
     }
     if warp == 2 {
-        tensor_alloc(at.tensor, columns);
+        if comptime!(blueprint.pair) {
+            tensor_pair_alloc(at.tensor, columns);
+        } else {
+            tensor_alloc(at.tensor, columns);
+        }
     }
-    sync_cube();
+    meet(blueprint);
     let sums = load_shared_word(at.tensor);
     if warp == 0 {
         if elect() == 1 {
@@ -294,15 +380,23 @@ pub(super) fn persistent_tensor_product<B: BulkBlocks, O: Float, S: Numeric, W: 
             fill_bulk_ring::<B>(source, &ring, extent, comptime!(blueprint.ring()));
         }
     } else if warp == 1 {
-        if elect() == 1 {
+        if comptime!(blueprint.pair) {
+            if cube_rank(comptime!(CUBES as u32)) == 0 && elect() == 1 {
+                multiply(extent, &at, sums, blueprint);
+            }
+        } else if elect() == 1 {
             multiply(extent, &at, sums, blueprint);
         }
     } else if warp >= 4 {
         write::<O, S, W, R>(epilogue, outputs, extent, &at, sums, blueprint);
     }
-    sync_cube();
+    meet(blueprint);
     if warp == 2 {
-        tensor_free(sums, columns);
+        if comptime!(blueprint.pair) {
+            tensor_pair_free(sums, columns);
+        } else {
+            tensor_free(sums, columns);
+        }
     }
 }
 

@@ -9,11 +9,13 @@ use super::{
     mx_scales::BlockScales,
     mx_tcgen05::matmul_mx_tcgen05_kernel,
     operand::AlignedOperand,
+    pairs::{PAIR_TILE_M, PAIR_TILES_N},
     problem::{OP, is_fp4},
     ring::{MmaBlueprint, UNITS},
     split::sum_splits,
     store::StoreWidth,
     tcgen05::{self, Tcgen05Blueprint, matmul_tcgen05_kernel},
+    tcgen05_pair::matmul_tcgen05_pair_kernel,
     wgmma::{self, WgmmaBlueprint, accumulator_width, matmul_wgmma_kernel},
     work::{ExtentLaunch, LastMatrixLaunch, extent},
 };
@@ -191,9 +193,13 @@ impl Launch<'_> {
             batched: self.problem.batches() > 1,
             store,
             format: self.scales.map(|scales| scales.format),
+            pair: self.blueprint.is_of_pairs(),
         };
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
+        if kernel.pair {
+            return self.tcgen05_pair(kernel, epilogue, output);
+        }
         let cubes = self.cubes().min(device.multiprocessors) as u32;
         if let Some(BlockScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`.
@@ -229,6 +235,40 @@ impl Launch<'_> {
                 epilogue.args(&self.lhs.memory),
                 output.args(),
                 self.extent(device),
+                self.last_matrix(),
+                kernel,
+                [output.out.dtype, stored],
+                [width, tcgen05::PART_REGISTERS],
+            );
+        }
+        Ok(())
+    }
+
+    fn tcgen05_pair(
+        &self,
+        kernel: Tcgen05Blueprint,
+        epilogue: &Epilogue,
+        output: &MatmulOutput,
+    ) -> Result<(), KernelError> {
+        let device = DeviceProfile::of(self.client);
+        let pairs = device.multiprocessors / 2;
+        if kernel.format.is_some() || !PAIR_TILES_N.contains(&self.blueprint.tile_n) || pairs == 0 {
+            let reason = format!("{} on this device", self.blueprint);
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
+        let (_, stored, width) = store_width(output.out.dtype, self.problem.n);
+        let at_once = DeviceProfile { multiprocessors: pairs, ..device };
+        // SAFETY: as in `wgmma`; clusters are whole.
+        unsafe {
+            matmul_tcgen05_pair_kernel::launch_unchecked(
+                self.client,
+                CubeCount::Static(2 * self.cubes().min(pairs) as u32, 1, 1),
+                CubeDim::new_1d(tcgen05::UNITS),
+                self.operand_map(&self.lhs, PAIR_TILE_M / 2),
+                self.operand_map(&self.rhs, self.blueprint.tile_n / 2),
+                epilogue.args(&self.lhs.memory),
+                output.args(),
+                self.extent(at_once),
                 self.last_matrix(),
                 kernel,
                 [output.out.dtype, stored],

@@ -59,6 +59,7 @@ impl WgmmaBlueprint {
             stage_bytes: self.stage_bytes() as u32,
             tile_m: TILE_M as u32,
             tile_n: self.operands.n as u32,
+            cubes: 1,
         }
     }
 

@@ -79,6 +79,18 @@ pub(super) fn work_count(extent: &Extent, #[comptime] tile_m: u32, #[comptime] t
     tiles * extent.splits * extent.batches
 }
 
+/// The first piece of work of this cube's, or of the `cubes`' that share each piece: cubes that follow each other.
+#[cube]
+pub(super) fn first_work(#[comptime] cubes: u32) -> u32 {
+    if comptime!(cubes == 1) { CUBE_POS_X } else { CUBE_POS_X / cubes }
+}
+
+/// From one piece of this cube's work to the next.
+#[cube]
+pub(super) fn next_work(#[comptime] cubes: u32) -> u32 {
+    if comptime!(cubes == 1) { CUBE_COUNT_X } else { CUBE_COUNT_X / cubes }
+}
+
 /// Piece `index` of the work: columns of tiles within a group of rows follow each other, then groups,
 /// batches, splits. Pieces at work at the same time so share operands.
 #[cube]

@@ -24,19 +24,41 @@ pub(crate) fn barrier_arrive(address: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(_) address);
 }
 
+/// Among whose units a wait orders accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WaitScope {
+    Cube,
+    Cluster,
+}
+
+impl WaitScope {
+    fn instruction(self) -> &'static str {
+        match self {
+            Self::Cube => "mbarrier.try_wait.parity.shared::cta.b64",
+            Self::Cluster => "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+        }
+    }
+}
+
 /// Waits until the phase of that parity is over.
 #[cube]
 pub(crate) fn barrier_wait(address: u32, parity: u32) {
+    barrier_wait_in(address, parity, comptime!(WaitScope::Cube));
+}
+
+/// As [`barrier_wait`], for arrivals of the units of that scope.
+#[cube]
+pub(crate) fn barrier_wait_in(address: u32, parity: u32, #[comptime] among: WaitScope) {
     gpu_asm!(
         "{{",
         ".reg .pred done;",
         "WAIT:",
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};",
+        "{wait} done, [{a}], {p};",
         "@done bra DONE;",
         "bra WAIT;",
         "DONE:",
         "}}",
-        in(_) address, in(_) parity
+        wait = const among.instruction(), a = in(_) address, p = in(_) parity
     );
 }
 

@@ -7,17 +7,20 @@ pub(crate) enum TmaTarget {
     Cluster,
     /// As the cube's own, from PTX 8.6 on. On Blackwell's workstations a copy to a cluster's is a call of the driver.
     Cube,
+    /// As the cube's own, counted by a barrier of either cube of a pair.
+    CubeOfPair,
 }
 
 impl TmaTarget {
     /// The instruction that copies tiles of so many dimensions.
     fn tile_copy(self, dimensions: usize) -> String {
-        let target = match self {
-            Self::Cluster => "cluster",
-            Self::Cube => "cta",
+        let (target, group) = match self {
+            Self::Cluster => ("cluster", ""),
+            Self::Cube => ("cta", ""),
+            Self::CubeOfPair => ("cluster", ".cta_group::2"),
         };
         format!(
-            "cp.async.bulk.tensor.{dimensions}d.shared::{target}.global.tile.mbarrier::complete_tx::bytes"
+            "cp.async.bulk.tensor.{dimensions}d.shared::{target}.global.tile.mbarrier::complete_tx::bytes{group}"
         )
     }
 }

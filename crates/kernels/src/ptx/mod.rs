@@ -4,11 +4,13 @@
 //! |---|---|---|
 //! | [`access`] | loads and stores of shared memory; `red` of four numbers at once | every one; `sm_90` |
 //! | [`barrier`] | mbarriers in shared memory | `sm_90` |
+//! | [`cluster`] | barriers of a cluster, and mbarriers of another cube | `sm_90` |
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
 //! | [`math`] | `sqrt.approx`, `div.approx` | every one |
 //! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89`, scales `sm_120a` |
 //! | [`tcgen05`], [`tcgen05_scales`] | `tcgen05.mma` and tensor memory | `sm_100a`, `sm_103a` |
+//! | [`tcgen05_pair`] | the same, of two cubes together | `sm_100a`, `sm_103a` |
 //! | [`wgmma`], [`wgmma_sums`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
 //!
 //! All families of matrix instructions find their operands in shared memory in rows of 128 bytes,
@@ -20,11 +22,13 @@
 
 pub(crate) mod access;
 pub(crate) mod barrier;
+pub(crate) mod cluster;
 pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod math;
 pub(crate) mod mma;
 pub(crate) mod tcgen05;
+pub(crate) mod tcgen05_pair;
 pub(crate) mod tcgen05_scales;
 pub(crate) mod wgmma;
 pub(crate) mod wgmma_sums;

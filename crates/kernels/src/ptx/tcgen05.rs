@@ -52,9 +52,10 @@ pub(crate) fn instruction_descriptor(operands: WgmmaOperands) -> u32 {
         | (ROWS as u32 / 16) << 24
 }
 
-/// `[$0] = A B` over one k block of 128 bytes, onto what was there if `$3` is not 0.
-fn block_text(operands: WgmmaOperands) -> String {
-    let (kind, descriptor) = (kind(operands), instruction_descriptor(operands));
+/// `[$0] = A B` over one k block of 128 bytes, onto what was there if `$3` is not 0: what `descriptor` says, by so many
+/// cubes together.
+pub(super) fn block_text(operands: WgmmaOperands, descriptor: u32, cubes: usize) -> String {
+    let kind = kind(operands);
     let mut text = format!(
         "{{ // $0 $1 $2 $3\n.reg .pred accumulate;\n.reg .b64 lhs, rhs;\n.reg .b32 what;\n\
          mov.b32 what, {descriptor};\nmov.b64 lhs, $1;\nmov.b64 rhs, $2;\nsetp.ne.u32 accumulate, $3, 0;\n"
@@ -64,8 +65,9 @@ fn block_text(operands: WgmmaOperands) -> String {
             text += &format!("add.s64 lhs, lhs, {};\n", WgmmaOperands::step(operands.lhs_k_major));
             text += &format!("add.s64 rhs, rhs, {};\n", WgmmaOperands::step(operands.rhs_k_major));
         }
-        text +=
-            &format!("tcgen05.mma.cta_group::1.kind::{kind} [$0], lhs, rhs, what, accumulate;\n");
+        text += &format!(
+            "tcgen05.mma.cta_group::{cubes}.kind::{kind} [$0], lhs, rhs, what, accumulate;\n"
+        );
         if step == 0 {
             text += "setp.eq.u32 accumulate, 0, 0;\n";
         }
@@ -193,7 +195,7 @@ pub(crate) fn tensor_block(
     accumulate: u32,
     #[comptime] operands: WgmmaOperands,
 ) {
-    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const block_text(operands), s = in(_) load::<u32>(sums),
+    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const block_text(operands, instruction_descriptor(operands), 1), s = in(_) load::<u32>(sums),
         l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs), a = in(_) load::<u32>(accumulate));
 }
 
@@ -292,7 +294,7 @@ mod tests {
 
     #[test]
     fn only_the_first_product_of_a_block_may_begin_anew() {
-        let text = block_text(BF16);
+        let text = block_text(BF16, instruction_descriptor(BF16), 1);
         assert_eq!(text.matches("tcgen05.mma").count(), 4);
         assert!(text.find("setp.ne").unwrap() < text.find("tcgen05.mma").unwrap());
         assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);

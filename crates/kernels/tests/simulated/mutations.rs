@@ -39,10 +39,13 @@ pub(crate) enum Fault {
     TensorColumn,
     ScaleByte,
     ScaleThread,
+    NarrowerScope,
+    OtherBlock,
+    OtherBlocksTold,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 32] = [
+    pub(crate) const ALL: [Self; 35] = [
         Self::DroppedBlockBarrier,
         Self::DroppedFence,
         Self::DroppedCopyWait,
@@ -75,6 +78,9 @@ impl Fault {
         Self::TensorColumn,
         Self::ScaleByte,
         Self::ScaleThread,
+        Self::NarrowerScope,
+        Self::OtherBlock,
+        Self::OtherBlocksTold,
     ];
 
     /// The statement with the fault, if it is one that can have it.
@@ -137,7 +143,7 @@ impl Fault {
             Some(format!("{opcode} {};", new.join(", ")))
         };
         match self {
-            Self::DroppedBlockBarrier => dropped(is("bar.sync")),
+            Self::DroppedBlockBarrier => dropped(is("bar.sync") || is("barrier.cluster")),
             Self::DroppedFence => dropped(is("fence.") || is("wgmma.fence") || is("tcgen05.fence")),
             Self::DroppedCopyWait => dropped(is("cp.async.wait")),
             Self::LooserCopyWait if is("cp.async.wait_group") => {
@@ -159,7 +165,9 @@ impl Fault {
             Self::MoreBytesExpected if is("mbarrier.arrive.expect_tx") => {
                 changed(2, "b32", "add.s32 planted, OLD, 16")
             }
-            Self::DroppedArrival => dropped(is("mbarrier.arrive.shared")),
+            Self::DroppedArrival => {
+                dropped(is("mbarrier.arrive.shared") || is("mbarrier.arrive.release"))
+            }
             Self::MoreArrivalsExpected if is("mbarrier.init") => {
                 changed(1, "b32", "add.s32 planted, OLD, 1")
             }
@@ -202,6 +210,17 @@ impl Fault {
             Self::ScaleThread if is_scaled && is("tcgen05") => instruction(29 + in_pairs),
             Self::ScaleByte => selector(5, 0, 1 << in_pairs),
             Self::ScaleThread => selector(7, 1, 1),
+            // Of what another block is told only that it was told.
+            Self::NarrowerScope if is("barrier.cluster.arrive.release") => {
+                Some(statement.replacen(".release", ".relaxed", 1))
+            }
+            Self::NarrowerScope if is("mbarrier") && opcode.contains("e.cluster.") => {
+                Some(statement.replacen("e.cluster.", "e.cta.", 1))
+            }
+            Self::OtherBlock if is("mapa") => changed(2, "b32", "xor.b32 planted, OLD, 1"),
+            Self::OtherBlocksTold if opcode.contains("multicast::cluster") && is("tcgen05") => {
+                changed(1, "b16", "xor.b16 planted, OLD, 2")
+            }
             Self::BoxCoordinate if is("cp.async.bulk.tensor") => {
                 let source = operands.get(1)?;
                 let first = source.split('{').nth(1)?.split([',', '}']).next()?.trim();

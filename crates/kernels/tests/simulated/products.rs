@@ -29,7 +29,30 @@ pub(super) fn cases() -> Vec<Case> {
     let small_workstation = Gpu { multiprocessors: 2, ..workstation };
     // Datacenter Blackwell, with as few multiprocessors.
     let blackwell = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
+    let two_pairs = Gpu { multiprocessors: 4, ..Gpu::SM_100A };
     vec![
+        case("matmul_tcgen05_by_pairs_is_exact", blackwell, true, |recorder| {
+            numbers(recorder, Product { sizes: [300, 203, 216], ..PAIRS })
+        }),
+        case("matmul_tcgen05_by_pairs_of_several_tiles_is_exact", two_pairs, false, |recorder| {
+            numbers(recorder, Product { sizes: [600, 331, 1080], ..PAIRS })
+        }),
+        case("matmul_tcgen05_by_pairs_of_batches_is_exact", two_pairs, false, batches),
+        case(
+            "matmul_tcgen05_by_pairs_in_fp8_of_every_type_is_exact",
+            blackwell,
+            false,
+            |recorder| {
+                for operands in
+                    [[Fp8::E4m3; 2], [Fp8::E5m2; 2], [Fp8::E5m2, Fp8::E4m3], FP8.operands]
+                {
+                    let sizes = [300, 203, 1040];
+                    let family = Family::Tcgen05;
+                    fp8(recorder, Fp8Product { family, operands, sizes, pairs: true, ..FP8 })?;
+                }
+                Ok(())
+            },
+        ),
         case("matmul_tcgen05_is_exact", blackwell, true, |recorder| {
             numbers(recorder, Product { family: Family::Tcgen05, ..PRODUCT })
         }),
@@ -157,6 +180,8 @@ struct Product {
     every_plan: bool,
     /// Where that is one whose blocks TMA copies for the `mma` family.
     bulk: bool,
+    /// Where that is one whose tiles are shared by pairs of blocks.
+    pairs: bool,
 }
 
 const PRODUCT: Product = Product {
@@ -166,7 +191,10 @@ const PRODUCT: Product = Product {
     storage: Storage::Bf16,
     every_plan: false,
     bulk: false,
+    pairs: false,
 };
+
+const PAIRS: Product = Product { family: Family::Tcgen05, pairs: true, ..PRODUCT };
 
 const TF32: Product = Product { k_major: [true; 2], storage: Storage::F32, ..PRODUCT };
 
@@ -225,8 +253,13 @@ impl Operands {
     }
 }
 
+/// Whether a pair of blocks shares each tile.
+fn shares(plan: &MatmulBlueprint) -> bool {
+    plan.family == Family::Tcgen05 && plan.tile_m == 256
+}
+
 fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
-    let Product { family, sizes, k_major, storage, every_plan, bulk } = product;
+    let Product { family, sizes, k_major, storage, every_plan, bulk, pairs } = product;
     let operands = Operands::new(dtype(storage), dtype(storage), sizes, k_major)?;
     let problem = operands.problem;
     let bias = whole_numbers(3, problem.n, 8);
@@ -237,7 +270,7 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
     let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
     plans.retain(|plan| plan.family == family);
     if !every_plan {
-        plans.retain(|plan| plan.splits == 1 && plan.bulk == bulk);
+        plans.retain(|plan| plan.splits == 1 && plan.bulk == bulk && shares(plan) == pairs);
         plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
         plans.truncate(1);
     }
@@ -248,6 +281,40 @@ fn numbers(recorder: &Recorder, product: Product) -> Result<(), Failed> {
         let epilogue = Epilogue { bias: Some(bias.clone()), ..Epilogue::default() };
         let [lhs, rhs] = &tensors;
         let output = matmul_with(recorder.client(), &problem, &plan, lhs, rhs, &epilogue)?;
+        within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])
+            .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Products of two matrices by one that both share, by every plan of pairs, with k whole and in two splits.
+fn batches(recorder: &Recorder) -> Result<(), Failed> {
+    const BATCHES: usize = 2;
+    let storage = Storage::Bf16;
+    let [m, n, k] = [147, 136, 584];
+    let element = dtype(storage);
+    let lhs = TensorLayout { shape: &[BATCHES, m, k], strides: &[m * k, k, 1], dtype: element };
+    let rhs = TensorLayout { shape: &[BATCHES, k, n], strides: &[0, n, 1], dtype: element };
+    let problem = MatmulProblem::new(lhs, rhs, element, F32Precision::Tf32)?;
+    let [a, b] =
+        [(1, BATCHES * m * k), (2, k * n)].map(|(seed, span)| whole_numbers(seed, span, 3));
+    let mut expected = Vec::with_capacity(BATCHES * m * n);
+    for row in a.chunks_exact(k) {
+        for column in 0..n {
+            let sum: f64 = row.iter().enumerate().map(|(at, a)| a * b[at * n + column]).sum();
+            expected.push(storage.round(sum));
+        }
+    }
+    let [lhs, rhs] = [&a, &b].map(|values| upload(recorder, values, storage));
+    let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
+    plans.retain(shares);
+    if plans.is_empty() {
+        return Err("no plan of pairs".into());
+    }
+    for plan in plans.into_iter().flat_map(|plan| [1, 2].map(|splits| (plan, splits))) {
+        let plan = MatmulBlueprint { splits: plan.1, ..plan.0 };
+        let epilogue = Epilogue::default();
+        let output = matmul_with(recorder.client(), &problem, &plan, &lhs, &rhs, &epilogue)?;
         within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])
             .map_err(|error| format!("{plan:?}: {}", error.message().unwrap_or_default()))?;
     }
@@ -340,6 +407,8 @@ struct Fp8Product {
     promotion: usize,
     /// By every plan, not only by the one with the narrowest tile.
     every_plan: bool,
+    /// By all plans whose tiles are shared by pairs of blocks.
+    pairs: bool,
 }
 
 const FP8: Fp8Product = Fp8Product {
@@ -348,10 +417,11 @@ const FP8: Fp8Product = Fp8Product {
     sizes: [147, 203, 2064],
     promotion: 0,
     every_plan: false,
+    pairs: false,
 };
 
 fn fp8(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
-    let Fp8Product { family, operands: formats, sizes, promotion, every_plan } = product;
+    let Fp8Product { family, operands: formats, sizes, promotion, every_plan, pairs } = product;
     let element = |format| {
         ElemType::Float(match format {
             Fp8::E4m3 => FloatKind::E4M3,
@@ -373,7 +443,9 @@ fn fp8(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
     let mut plans = MatmulBlueprint::candidates(&problem, recorder.client());
     plans.retain(|plan| plan.family == family && plan.splits == 1);
     plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
-    if !every_plan {
+    if pairs {
+        plans.retain(shares);
+    } else if !every_plan {
         plans.truncate(1);
     }
     if plans.is_empty() {

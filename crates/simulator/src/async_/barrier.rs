@@ -19,9 +19,12 @@ pub(crate) struct Barrier {
     pending: i64,
     bytes: i64,
     phase: u64,
-    /// What the arrivals of this phase know, and what those of all phases that are over knew.
+    /// What the arrivals of this phase know, and what those of all phases that are over knew: threads of the barrier's
+    /// block, copies and products; and apart from them threads of other blocks.
     arriving: Clock,
     pub(crate) over: Clock,
+    arriving_from_others: Clock,
+    pub(crate) over_of_others: Clock,
     /// The warp that initialized it, and when.
     pub(crate) made: (usize, u32),
     /// Whether a fence has shown it to the copy engine.
@@ -62,6 +65,8 @@ impl Barriers {
             phase: 0,
             arriving: Clock::default(),
             over: Clock::default(),
+            arriving_from_others: Clock::default(),
+            over_of_others: Clock::default(),
             made,
             shown: false,
             issued: 0,
@@ -103,6 +108,11 @@ impl Barrier {
         &mut self.arriving
     }
 
+    /// As [`arriving`](Self::arriving), of threads of other blocks.
+    pub(crate) fn arriving_from_others(&mut self) -> &mut Clock {
+        &mut self.arriving_from_others
+    }
+
     /// One thread arrives, and expects `bytes` more.
     pub(crate) fn arrive(&mut self, bytes: i64) -> Outcome {
         self.expect(bytes)?;
@@ -136,6 +146,7 @@ impl Barrier {
             self.phase += 1;
             self.pending = self.arrivals;
             self.over = self.arriving.clone();
+            self.over_of_others = self.arriving_from_others.clone();
         }
     }
 

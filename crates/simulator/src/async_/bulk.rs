@@ -22,6 +22,8 @@ pub(crate) struct BulkCopy {
 impl BulkCopy {
     /// Writes the box, and tells the barrier.
     pub(crate) fn land(&self, block: &mut Block<'_>) -> Outcome {
+        block.check_alive_at(self.destination, "a copy lands in")?;
+        block.check_alive_at(self.barrier, "a copy is counted in")?;
         let (bytes, known) = self.map.read(block.global, &self.rows)?;
         for (part, address) in bytes.chunks_exact(16).zip(self.map.placed(self.destination)) {
             block.shared.write(address, part, known)?;

@@ -17,7 +17,7 @@ use crate::{
     race::Clock,
     tensor::{Descriptor, Operands, TensorShape, Unit, accumulate},
 };
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 /// 32-bit columns of an operand of tensor memory that an instruction multiplies: 32 bytes of k of each row.
 pub(crate) const OPERAND_COLUMNS: usize = 8;
@@ -39,57 +39,71 @@ pub(crate) struct TensorProduct {
     pub(crate) a: ProductRows,
     pub(crate) b: Descriptor,
     pub(crate) accumulate: bool,
-    /// Lanes that keep what they hold.
-    pub(crate) disabled: u128,
+    /// Lanes that keep what they hold, of each block.
+    pub(crate) disabled: [u128; 2],
+    /// Ranks of the blocks that multiply: one, or a pair, in each of which everything lies at the same place.
+    pub(crate) blocks: Range<usize>,
 }
 
 impl TensorProduct {
     /// The operands that lie in shared memory.
-    pub(crate) fn operands(&self) -> impl Iterator<Item = OperandRows> + use<> {
-        let a = match self.a {
-            ProductRows::Shared(descriptor) => Some(self.rows(descriptor)),
-            ProductRows::Tensor(_) => None,
-        };
-        a.into_iter().chain([self.columns()])
+    pub(crate) fn operands(&self) -> impl Iterator<Item = OperandRows> {
+        self.blocks.clone().flat_map(|rank| {
+            let a = match self.a {
+                ProductRows::Shared(descriptor) => Some(self.rows(descriptor, rank)),
+                ProductRows::Tensor(_) => None,
+            };
+            a.into_iter().chain([self.columns(rank)])
+        })
     }
 
-    /// The rows of A.
-    fn rows(&self, descriptor: Descriptor) -> OperandRows {
-        let TensorShape { m, a, transposed, .. } = self.shape;
-        OperandRows { descriptor, element: a, rows: 0..m as u64, transposed: transposed[0] }
+    /// Rows of A and columns of B that a block has.
+    fn of_block(&self) -> [usize; 2] {
+        [self.shape.m, self.shape.n].map(|count| count / self.blocks.len())
     }
 
-    /// The columns of B.
-    fn columns(&self) -> OperandRows {
-        let TensorShape { n, b, transposed, .. } = self.shape;
-        let (descriptor, rows) = (self.b, 0..n as u64);
+    /// The rows of A in a block.
+    fn rows(&self, descriptor: Descriptor, rank: usize) -> OperandRows {
+        let TensorShape { a, transposed, .. } = self.shape;
+        let (descriptor, rows) = (descriptor.in_block(rank), 0..self.of_block()[0] as u64);
+        OperandRows { descriptor, element: a, rows, transposed: transposed[0] }
+    }
+
+    /// The columns of B in a block.
+    fn columns(&self, rank: usize) -> OperandRows {
+        let TensorShape { b, transposed, .. } = self.shape;
+        let (descriptor, rows) = (self.b.in_block(rank), 0..self.of_block()[1] as u64);
         OperandRows { descriptor, element: b, rows, transposed: transposed[1] }
     }
 
     /// The cells of tensor memory that it writes.
-    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> {
         self.cells_of(self.column, self.shape.n)
     }
 
     /// The cells of tensor memory that it reads as an operand.
-    pub(crate) fn operand_cells(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn operand_cells(&self) -> impl Iterator<Item = usize> {
         match self.a {
             ProductRows::Shared(_) => self.cells_of(0, 0),
             ProductRows::Tensor(column) => self.cells_of(column, OPERAND_COLUMNS),
         }
     }
 
-    fn cells_of(&self, column: usize, count: usize) -> impl Iterator<Item = usize> + use<> {
-        let shape = self.shape;
-        let rows = (0..shape.m).step_by(16);
-        rows.flat_map(move |row| (0..count).map(move |at| cell(shape.lane(row), column + at)))
+    fn cells_of(&self, column: usize, count: usize) -> impl Iterator<Item = usize> {
+        let (shape, rows) = (self.shape, self.of_block()[0]);
+        self.blocks.clone().flat_map(move |rank| {
+            let rows = (0..rows).step_by(16);
+            rows.flat_map(move |row| {
+                (0..count).map(move |at| cell(rank, shape.lane(row), column + at))
+            })
+        })
     }
 
-    /// A of tensor memory, as it lies there now.
+    /// A of a block's tensor memory, as it lies there now.
     fn rows_at(&self, column: usize, memory: &TensorMemory) -> Tile {
         let shape = self.shape;
-        let k = shape.a.in_bytes(32);
-        let mut tile = Tile { values: vec![0.0; shape.m * k], known: vec![true; shape.m] };
+        let (m, k) = (self.of_block()[0], shape.a.in_bytes(32));
+        let mut tile = Tile { values: vec![0.0; m * k], known: vec![true; m] };
         let mut bytes = [0; 32];
         for (row, known) in tile.known.iter_mut().enumerate() {
             for (at, word) in bytes.chunks_exact_mut(4).enumerate() {
@@ -113,38 +127,47 @@ impl TensorProduct {
         self.land_with(block, |_, _| true, add)
     }
 
-    /// As [`land`](Self::land), with products that `add` adds to the sums, of which it knows what `is_known` says.
+    /// As [`land`](Self::land), with products that `add` adds to a block's sums, of which it knows what `is_known` says.
     pub(super) fn land_with(
         &self,
         block: &mut Block<'_>,
         is_known: impl Fn(usize, usize) -> bool,
-        add: impl FnOnce(&mut [f32], &[f32], &[f32]),
+        add: impl Fn(&mut [f32], &[f32], &[f32]),
     ) -> Outcome {
         let Self { shape, column, .. } = *self;
-        let a = match self.a {
-            ProductRows::Shared(descriptor) => self.rows(descriptor).read(block)?,
-            ProductRows::Tensor(column) => self.rows_at(column, &block.tensor),
-        };
-        let b = self.columns().read(block)?;
         let n = shape.n;
+        let mut b = Tile { values: Vec::new(), known: Vec::new() };
+        for rank in self.blocks.clone() {
+            block.check_alive(rank, "a product of a pair is done by")?;
+            let part = self.columns(rank).read(block)?;
+            b.values.extend(part.values);
+            b.known.extend(part.known);
+        }
         let sign = if shape.negate[0] == shape.negate[1] { 1.0 } else { -1.0 };
         let by_k = b.by_k(n, sign);
-        let memory = &mut block.tensor;
-        let mut sums = vec![0.0; shape.m * n];
-        let mut known = vec![true; shape.m * n];
-        if self.accumulate {
-            for (at, (sum, known)) in sums.iter_mut().zip(&mut known).enumerate() {
-                let (word, is_known) = memory.word(shape.lane(at / n), column + at % n);
-                (*sum, *known) = (f32::from_bits(word), is_known);
+        for (rank, disabled) in self.blocks.clone().zip(self.disabled) {
+            let a = match self.a {
+                ProductRows::Shared(descriptor) => self.rows(descriptor, rank).read(block)?,
+                ProductRows::Tensor(column) => self.rows_at(column, &block.tensor[rank]),
+            };
+            let memory = &mut block.tensor[rank];
+            let cells = self.of_block()[0] * n;
+            let mut sums = vec![0.0; cells];
+            let mut known = vec![true; cells];
+            if self.accumulate {
+                for (at, (sum, known)) in sums.iter_mut().zip(&mut known).enumerate() {
+                    let (word, is_known) = memory.word(shape.lane(at / n), column + at % n);
+                    (*sum, *known) = (f32::from_bits(word), is_known);
+                }
             }
-        }
-        add(&mut sums, &a.values, &by_k);
-        for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
-            let lane = shape.lane(at / n);
-            if self.disabled >> lane & 1 == 0 {
-                let is_known =
-                    known && a.known[at / n] && b.known[at % n] && is_known(at / n, at % n);
-                memory.set(lane, column + at % n, sum.to_bits(), is_known);
+            add(&mut sums, &a.values, &by_k);
+            for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
+                let lane = shape.lane(at / n);
+                if disabled >> lane & 1 == 0 {
+                    let is_known =
+                        known && a.known[at / n] && b.known[at % n] && is_known(at / n, at % n);
+                    memory.set(lane, column + at % n, sum.to_bits(), is_known);
+                }
             }
         }
         Ok(())
@@ -225,6 +248,7 @@ impl Block<'_> {
         match entry {
             Entry::Task(task) => task.land(self),
             Entry::Commit(address, clock) => {
+                self.check_alive_at(address, "a commit arrives at a barrier of")?;
                 let barrier = self.barriers.get(address)?;
                 if let Some(clock) = clock {
                     barrier.arriving().join(&clock);
@@ -297,6 +321,8 @@ impl TransferShape {
 /// A move between tensor memory and the registers of a warp.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
+    /// The block whose tensor memory it is, by its rank in the cluster.
+    pub(crate) rank: usize,
     pub(crate) shape: TransferShape,
     pub(crate) from: TensorPlace,
     pub(crate) registers: TransferRegisters,
@@ -331,7 +357,10 @@ impl Transfer {
     pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
         let (from, columns) = (self.from, self.columns());
         let rows = (0..self.shape.lanes()).step_by(16);
-        rows.flat_map(move |row| columns.clone().map(move |column| cell(from.lane + row, column)))
+        let rank = self.rank;
+        rows.flat_map(move |row| {
+            columns.clone().map(move |column| cell(rank, from.lane + row, column))
+        })
     }
 
     fn land(&self, registers: &mut Registers, block: &mut Block<'_>) {
@@ -345,7 +374,7 @@ impl Transfer {
                     let mut unknown = 0;
                     let words = std::array::from_fn(|lane| {
                         let (row, column) = at(lane, number);
-                        let (word, is_known) = block.tensor.word(row, column);
+                        let (word, is_known) = block.tensor[self.rank].word(row, column);
                         unknown |= u32::from(!is_known) << lane;
                         word
                     });
@@ -356,7 +385,7 @@ impl Transfer {
                 for (number, (words, unknown)) in stored.iter().enumerate() {
                     for (lane, word) in words.iter().enumerate() {
                         let (row, column) = at(lane, number);
-                        block.tensor.set(row, column, *word, unknown >> lane & 1 == 0);
+                        block.tensor[self.rank].set(row, column, *word, unknown >> lane & 1 == 0);
                     }
                 }
             }

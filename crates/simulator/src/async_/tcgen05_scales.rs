@@ -8,7 +8,7 @@ use super::TensorProduct;
 use crate::{
     error::{FaultKind, Outcome, Trouble},
     machine::Block,
-    memory::cell,
+    memory::{TensorMemory, cell},
     tensor::{BlockScaling, Descriptor, accumulate_scaled},
 };
 
@@ -20,6 +20,8 @@ pub(crate) const COPIED_COLUMNS: usize = 4;
 /// `tcgen05.cp.32x128b.warpx4`: 32 rows of 16 bytes, each to four columns of a lane, in all quarters of the lanes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaleCopy {
+    /// The block, by its rank in the cluster.
+    pub(crate) rank: usize,
     pub(crate) descriptor: Descriptor,
     pub(crate) column: usize,
 }
@@ -33,7 +35,7 @@ impl ScaleCopy {
 
     /// The cells of tensor memory that it writes.
     pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
-        cells(self.column, COPIED_COLUMNS)
+        cells(self.rank, self.column, COPIED_COLUMNS)
     }
 
     fn land(&self, block: &mut Block<'_>) -> Outcome {
@@ -43,7 +45,7 @@ impl ScaleCopy {
             for (at, word) in bytes.chunks_exact(4).enumerate() {
                 let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
                 for first in (0..128).step_by(QUARTER) {
-                    block.tensor.set(first + row, self.column + at, word, is_known);
+                    block.tensor[self.rank].set(first + row, self.column + at, word, is_known);
                 }
             }
         }
@@ -51,9 +53,10 @@ impl ScaleCopy {
     }
 }
 
-/// Cells of so many columns in all lanes.
-fn cells(column: usize, columns: usize) -> impl Iterator<Item = usize> {
-    (0..128).step_by(16).flat_map(move |lane| (0..columns).map(move |at| cell(lane, column + at)))
+/// Cells of so many columns in all lanes of a block.
+fn cells(rank: usize, column: usize, columns: usize) -> impl Iterator<Item = usize> {
+    let lanes = (0..128).step_by(16);
+    lanes.flat_map(move |lane| (0..columns).map(move |at| cell(rank, lane, column + at)))
 }
 
 /// The scales of one operand: the first column of tensor memory, and from which byte of the words on.
@@ -71,13 +74,13 @@ impl TensorScales {
     }
 
     /// The numbers that scale so many rows or columns, and whether each is known.
-    fn read(&self, block: &Block<'_>, count: usize) -> Outcome<(Vec<f64>, Vec<bool>)> {
+    fn read(&self, memory: &TensorMemory, count: usize) -> Outcome<(Vec<f64>, Vec<bool>)> {
         let taken = u32::MAX >> (32 - 8 * self.scaling.scales) << (8 * self.byte);
         let (mut scales, mut known) = (Vec::new(), Vec::with_capacity(count));
         for at in 0..count {
             let column = self.column + at / QUARTER;
             let words = [0, 1, 2, 3].map(|quarter| {
-                let (word, is_known) = block.tensor.word(QUARTER * quarter + at % QUARTER, column);
+                let (word, is_known) = memory.word(QUARTER * quarter + at % QUARTER, column);
                 (word & taken, is_known)
             });
             if words.iter().any(|word| *word != words[0]) {
@@ -104,17 +107,20 @@ pub(crate) struct ScaledProduct {
 
 impl ScaledProduct {
     /// The cells of tensor memory that it accesses.
-    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn cells(&self) -> impl Iterator<Item = usize> {
+        let rank = self.product.blocks.start;
         let counts = [self.product.shape.m, self.product.shape.n];
         let [a, b] = [0, 1].map(|i| self.scales[i].columns(counts[i]));
-        let of_scales = [a, b].into_iter().flat_map(|range| cells(range.start, range.len()));
+        let of_scales =
+            [a, b].into_iter().flat_map(move |range| cells(rank, range.start, range.len()));
         self.product.cells().chain(of_scales)
     }
 
     fn land(&self, block: &mut Block<'_>) -> Outcome {
         let shape = self.product.shape;
-        let (rows, known_rows) = self.scales[0].read(block, shape.m)?;
-        let (columns, known_columns) = self.scales[1].read(block, shape.n)?;
+        let memory = &block.tensor[self.product.blocks.start];
+        let (rows, known_rows) = self.scales[0].read(memory, shape.m)?;
+        let (columns, known_columns) = self.scales[1].read(memory, shape.n)?;
         let is_known = |row: usize, column: usize| known_rows[row] && known_columns[column];
         self.product.land_with(block, is_known, |sums, a, by_k| {
             accumulate_scaled(sums, [a, by_k], [&rows, &columns], by_k.len() / shape.n);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::{FaultKind, Outcome, Trouble},
-    memory::{check_alignment, resolve},
+    memory::{check_alignment, rank_of, resolve},
     ptx::{Address, Operand, Reg, Space, Ty},
     race::Actor,
 };
@@ -32,9 +32,24 @@ impl Block<'_> {
         mask: u32,
     ) -> Outcome<Lanes> {
         Ok(self.addresses(warp, address, mask)?.map(|address| match resolve(address) {
-            (Space::Shared, inside) => inside,
+            (Space::Cluster, inside) => inside,
             _ => address & 0xffff_ffff,
         }))
+    }
+
+    /// That a thread of a warp may access shared memory at `address`, by a space that has it.
+    fn check_space(&self, warp: usize, space: Space, address: u64) -> Outcome {
+        let (own, rank) = (self.rank(warp), rank_of(address));
+        if own == rank || rank >= self.blocks() {
+            return Ok(());
+        }
+        if space == Space::Shared {
+            let reason = format!(
+                "shared {address:#x} is not of block {own} of the cluster, whose threads run it"
+            );
+            return Err(Trouble::new(FaultKind::OutOfBounds, reason));
+        }
+        self.check_alive(rank, "accesses memory of")
     }
 
     pub(super) fn load(
@@ -78,7 +93,8 @@ impl Block<'_> {
         let (space, address) =
             if space == Space::Generic { resolve(address) } else { (space, address) };
         match space {
-            Space::Shared => {
+            Space::Shared | Space::Cluster => {
+                self.check_space(warp, space, address)?;
                 if let Some(races) = &mut self.races {
                     races.read(warp, Actor::Lane(lane), 0, address, into.len() as u64)?;
                 }
@@ -174,7 +190,8 @@ impl Block<'_> {
         known: bool,
     ) -> Outcome {
         match space {
-            Space::Shared => {
+            Space::Shared | Space::Cluster => {
+                self.check_space(warp, space, address)?;
                 if let Some(races) = &mut self.races {
                     races.write(warp, Actor::Lane(lane), 0, address, bytes.len() as u64)?;
                 }

@@ -2,14 +2,14 @@
 
 use super::{
     arithmetic::saturate,
-    block::Block,
+    block::{Block, place_within},
     registers::{Lanes, lanes},
     run::known,
     warp::{Wait, Warp},
 };
 use crate::{
-    error::Outcome,
-    memory::{resolve, window},
+    error::{FaultKind, Outcome, Trouble},
+    memory::{in_block, resolve, window},
     ptx::{Fence, Instruction, Join, Op, Operand, Reg, Shuffle, Space, Special},
 };
 
@@ -114,8 +114,8 @@ impl Block<'_> {
                 }
             }
             Op::Special { dst, which } => {
-                let index = warp.index;
-                let values = std::array::from_fn(|lane| self.special(index, lane, *which));
+                let at = (warp.rank, warp.place);
+                let values = std::array::from_fn(|lane| self.special(at, lane, *which));
                 warp.registers.set(*dst, &values, mask, 0)?;
             }
             Op::Pack { dst, parts, bits } => {
@@ -152,11 +152,30 @@ impl Block<'_> {
                 });
                 registers.set(*dst, &values, mask, unknown)?;
             }
+            Op::MapAddress { dst, src, rank } => {
+                known(warp, *src, mask, "an address")?;
+                known(warp, *rank, mask, "a block of the cluster")?;
+                let (values, ranks) = (warp.registers.get(*src)?, warp.registers.get(*rank)?);
+                let count = self.blocks();
+                if let Some(lane) = lanes(mask).find(|lane| ranks[*lane] as usize >= count) {
+                    let reason = format!("block {} of a cluster of {count}", ranks[lane]);
+                    return Err(Trouble::new(FaultKind::Misuse, reason).of_lane(lane));
+                }
+                let mapped =
+                    std::array::from_fn(|lane| in_block(ranks[lane] as usize, values[lane]));
+                warp.registers.set(*dst, &mapped, mask, 0)?;
+            }
+            Op::ClusterArrive { releases } => self.arrive_at_cluster(warp.index, *releases)?,
+            Op::ClusterWait => {
+                return Ok((!self.leave_cluster_barrier(warp.index)?).then_some(Wait::Cluster));
+            }
             Op::Elect { lane, is_elected, mask: named } => {
                 // The same lane for the same mask; kernels may not count on which it is.
                 let named = registers.get(*named)?[mask.trailing_zeros() as usize] as u32;
                 let among: Vec<_> = lanes(named).collect();
-                let chosen = among.get(self.elected as usize % among.len().max(1)).copied();
+                // Blocks of a cluster need not elect the same one.
+                let first = self.elected as usize + warp.rank;
+                let chosen = among.get(first % among.len().max(1)).copied();
                 if let Some(lane) = lane {
                     registers.set(*lane, &[chosen.unwrap_or(0) as u64; 32], mask, 0)?;
                 }
@@ -192,7 +211,12 @@ impl Block<'_> {
             }
             Op::Fence(fence) => match fence {
                 Fence::Memory => {}
-                Fence::BarrierInit => self.barriers.show(warp.index),
+                Fence::BarrierInit => {
+                    self.barriers.show(warp.index);
+                    if let Some(races) = &mut self.races {
+                        races.fence_inits(warp.index);
+                    }
+                }
                 Fence::Proxy => {
                     self.barriers.show(warp.index);
                     if let Some(races) = &mut self.races {
@@ -223,14 +247,20 @@ impl Block<'_> {
         Ok(None)
     }
 
-    fn special(&self, warp: usize, lane: usize, which: Special) -> u64 {
+    fn special(&self, (rank, warp): (usize, usize), lane: usize, which: Special) -> u64 {
         let thread = (32 * warp + lane) as u32;
-        let [x, y, _] = self.threads;
+        let cluster = self.kernel.cluster;
         u64::from(match which {
-            Special::Tid(axis) => [thread % x, thread / x % y, thread / x / y][axis],
+            Special::Tid(axis) => place_within(thread, self.threads)[axis],
             Special::Ntid(axis) => self.threads[axis],
-            Special::Ctaid(axis) => self.index[axis],
+            Special::Ctaid(axis) => self.index_of(rank)[axis],
             Special::Nctaid(axis) => self.grid[axis],
+            Special::ClusterCtaid(axis) => place_within(rank as u32, cluster)[axis],
+            Special::ClusterNctaid(axis) => cluster[axis],
+            Special::ClusterId(axis) => self.index[axis] / cluster[axis],
+            Special::ClusterCount(axis) => self.grid[axis] / cluster[axis],
+            Special::ClusterRank => rank as u32,
+            Special::ClusterSize => self.blocks() as u32,
             Special::Lane => lane as u32,
             Special::Warp => warp as u32,
         })

@@ -9,8 +9,8 @@ use super::{
 use crate::{
     async_::{BulkCopy, Copy16, CopyBox, Product, TensorMap},
     error::{FaultKind, Outcome, Trouble},
-    memory::{check_alignment, resolve},
-    ptx::{Address, Instruction, Op, Operand, Reg, Space, Wgmma},
+    memory::{check_alignment, in_block, rank_of, resolve},
+    ptx::{Address, CopyTargets, Instruction, Op, Operand, Reach, Reg, Scope, Space, Wgmma},
     race::Actor,
     schedule::Landing,
     tensor::Descriptor,
@@ -41,7 +41,7 @@ impl Block<'_> {
                 known(warp, *arrivals, mask, "a number of arrivals")?;
                 let arrivals = warp.registers.get(*arrivals)?;
                 let now = self.races.as_ref().map_or(0, |races| races.now(warp.index));
-                let addresses = self.barrier_addresses(warp, *address, mask)?;
+                let addresses = self.barrier_addresses(warp, *address, mask, Reach::Block)?;
                 for lane in lanes(mask) {
                     let (address, arrivals) = (addresses[lane], arrivals[lane] & 0xffff_ffff);
                     self.barriers
@@ -50,7 +50,7 @@ impl Block<'_> {
                     self.shared.write(address, &[0; 8], true)?;
                 }
             }
-            Op::BarrierArrive { address, expected } => {
+            Op::BarrierArrive { address, expected, reach, scope } => {
                 let bytes = match expected {
                     None => [0; 32],
                     Some(bytes) => {
@@ -58,19 +58,20 @@ impl Block<'_> {
                         warp.registers.get(*bytes)?
                     }
                 };
-                let addresses = self.barrier_addresses(warp, *address, mask)?;
+                let addresses = self.barrier_addresses(warp, *address, mask, *reach)?;
                 for lane in lanes(mask) {
-                    self.arrive_at(warp.index, addresses[lane], bytes[lane] as u32)
+                    self.arrive_at(warp.index, addresses[lane], bytes[lane] as u32, *scope)
                         .map_err(|trouble| trouble.of_lane(lane))?;
                 }
             }
-            Op::BarrierWait { done, address, parity } => {
-                return self.wait(warp, *done, *address, *parity, mask);
+            Op::BarrierWait { done, address, parity, scope } => {
+                return self.wait(warp, *done, *address, (*parity, *scope), mask);
             }
-            Op::TensorLoad { dst, map, coordinates, offsets, barrier } => {
+            Op::TensorLoad { dst, map, coordinates, offsets, barrier, targets } => {
                 for lane in lanes(mask) {
                     let offsets = offsets.as_deref();
-                    self.tensor_load(warp, lane, [*dst, *map, *barrier], coordinates, offsets)
+                    let places = ([*dst, *map, *barrier], *targets);
+                    self.tensor_load(warp, lane, places, coordinates, offsets)
                         .map_err(|trouble| trouble.of_lane(lane))?;
                 }
             }
@@ -83,7 +84,7 @@ impl Block<'_> {
             Op::Wgmma(product) => self.product(warp, product)?,
             Op::Tcgen05(instruction) => {
                 let at = warp.standing(mask);
-                self.tcgen05(warp, instruction, mask, at)?;
+                return self.tcgen05(warp, instruction, mask, at);
             }
             _ => {
                 let reason = "an instruction that nothing runs";
@@ -138,15 +139,25 @@ impl Block<'_> {
         }
     }
 
+    /// Addresses of barriers, of the thread's own block unless the instruction reaches those of the others.
     pub(super) fn barrier_addresses(
         &self,
         warp: &Warp,
         address: Address,
         mask: u32,
+        reach: Reach,
     ) -> Outcome<[u64; 32]> {
         let addresses = self.shared_addresses(warp, address, mask)?;
         for lane in lanes(mask) {
-            check_alignment(addresses[lane], 8).map_err(|trouble| trouble.of_lane(lane))?;
+            let address = addresses[lane];
+            check_alignment(address, 8).map_err(|trouble| trouble.of_lane(lane))?;
+            if reach == Reach::Block && rank_of(address) != warp.rank {
+                let reason = format!(
+                    "the barrier at shared {address:#x} is not of block {} of the cluster, whose threads run it",
+                    warp.rank
+                );
+                return Err(Trouble::new(FaultKind::Misuse, reason).of_lane(lane));
+            }
         }
         Ok(addresses)
     }
@@ -155,10 +166,11 @@ impl Block<'_> {
     pub(super) fn check_made(&mut self, warp: usize, address: u64) -> Outcome {
         let (maker, time) = self.barriers.get(address)?.made;
         match &self.races {
-            Some(races) if !races.knows(warp, maker, time) => {
+            Some(races) if !races.knows_init(warp, maker, time) => {
+                let (user, maker) = (self.warp_name(warp), self.warp_name(maker));
                 let reason = format!(
-                    "the barrier at shared {address:#x} is used by warp {warp}, and nothing orders that \
-                     after its initialization by warp {maker}"
+                    "the barrier at shared {address:#x} is used by {user}, and nothing orders that \
+                     after its initialization by {maker}"
                 );
                 Err(Trouble::new(FaultKind::Race, reason))
             }
@@ -166,11 +178,18 @@ impl Block<'_> {
         }
     }
 
-    fn arrive_at(&mut self, warp: usize, address: u64, bytes: u32) -> Outcome {
+    fn arrive_at(&mut self, warp: usize, address: u64, bytes: u32, scope: Scope) -> Outcome {
         self.check_made(warp, address)?;
+        self.check_alive_at(address, "arrives at a barrier of")?;
+        let is_own = self.rank(warp) == rank_of(address);
         let barrier = self.barriers.get(address)?;
         if let Some(races) = &mut self.races {
-            races.release(warp, barrier.arriving());
+            match (is_own, scope) {
+                (true, _) => races.release(warp, barrier.arriving()),
+                (false, Scope::Cluster) => races.release(warp, barrier.arriving_from_others()),
+                // It counts, and tells the waiting block nothing of what the thread did.
+                (false, Scope::Block) => {}
+            }
         }
         barrier.arrive(i64::from(bytes))
     }
@@ -180,11 +199,11 @@ impl Block<'_> {
         warp: &mut Warp,
         done: Reg,
         address: Address,
-        parity: Operand,
+        (parity, scope): (Operand, Scope),
         mask: u32,
     ) -> Outcome<Option<Wait>> {
         known(warp, parity, mask, "a parity")?;
-        let addresses = self.barrier_addresses(warp, address, mask)?;
+        let addresses = self.barrier_addresses(warp, address, mask, Reach::Block)?;
         let parities = warp.registers.get(parity)?;
         for lane in lanes(mask) {
             let (address, parity) = (addresses[lane], parities[lane] & 1);
@@ -197,6 +216,9 @@ impl Block<'_> {
             let barrier = self.barriers.get(addresses[lane])?;
             if let Some(races) = &mut self.races {
                 races.acquire(warp.index, &barrier.over);
+                if scope == Scope::Cluster {
+                    races.acquire(warp.index, &barrier.over_of_others);
+                }
             }
         }
         warp.registers.set(done, &[1; 32], mask, 0)?;
@@ -207,13 +229,13 @@ impl Block<'_> {
         &mut self,
         warp: &mut Warp,
         lane: usize,
-        [dst, map, barrier]: [Address; 3],
+        ([dst, map, barrier], targets): ([Address; 3], CopyTargets),
         coordinates: &[Operand],
         offsets: Option<&[Operand]>,
     ) -> Outcome {
         let mask = 1 << lane;
         let destination = self.shared_addresses(warp, dst, mask)?[lane];
-        let barrier = self.barrier_addresses(warp, barrier, mask)?[lane];
+        let barrier = self.barrier_addresses(warp, barrier, mask, targets.reach)?[lane];
         let map = self.map(self.addresses(warp, map, mask)?[lane])?.clone();
         if map.shape.len() != coordinates.len() {
             let (given, rank) = (coordinates.len(), map.shape.len());
@@ -239,28 +261,74 @@ impl Block<'_> {
             .collect();
         let rows = map.rows(&corner, &offsets)?;
         map.check_destination(destination)?;
-        self.check_made(warp.index, barrier)?;
-        let counter = self.barriers.get(barrier)?;
-        if !counter.shown {
-            let reason = format!(
-                "the barrier at shared {barrier:#x} counts a copy, and no fence has shown its \
-                 initialization to the copy engine"
-            );
-            return Err(Trouble::new(FaultKind::ProxyFence, reason));
-        }
-        counter.issued += 1;
-        let (number, time) = (counter.number, counter.issued);
-        if let Some(races) = &mut self.races {
-            let bytes = map.box_bytes();
-            races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
-        }
+        let bytes = map.box_bytes();
         let at = warp.standing(mask);
-        let copy = BulkCopy { map, rows, destination, barrier, time, issuer: (warp.index, at) };
-        if self.landing == Landing::Earliest {
-            return copy.land(self);
+        for (destination, barrier) in
+            self.copy_targets(warp, lane, [destination, barrier], targets)?
+        {
+            self.check_made(warp.index, barrier)?;
+            let counter = self.barriers.get(barrier)?;
+            if !counter.shown {
+                let reason = format!(
+                    "the barrier at shared {barrier:#x} counts a copy, and no fence has shown its \
+                     initialization to the copy engine"
+                );
+                return Err(Trouble::new(FaultKind::ProxyFence, reason));
+            }
+            counter.issued += 1;
+            let (number, time) = (counter.number, counter.issued);
+            if let Some(races) = &mut self.races {
+                races.write(warp.index, Actor::Bulk(number), time, destination, bytes)?;
+            }
+            let (map, rows, issuer) = (map.clone(), rows.clone(), (warp.index, at));
+            let copy = BulkCopy { map, rows, destination, barrier, time, issuer };
+            match self.landing {
+                Landing::Earliest => copy.land(self)?,
+                _ => self.bulk.push(copy),
+            }
         }
-        self.bulk.push(copy);
         Ok(())
+    }
+
+    /// Where a copy goes, and which barrier counts it there (PTX ISA, "`cp.async.bulk.tensor`"). That of a block that
+    /// gets a copy for several is at the same place as the barrier, in the block itself or, for pairs, in the one of
+    /// its pair whose rank is even or odd as that of the barrier's block is.
+    fn copy_targets(
+        &self,
+        warp: &Warp,
+        lane: usize,
+        [destination, barrier]: [u64; 2],
+        targets: CopyTargets,
+    ) -> Outcome<Vec<(u64, u64)>> {
+        let blocks = match targets.blocks {
+            None => 1_u32.checked_shl(rank_of(destination) as u32).unwrap_or(0),
+            Some(mask) => {
+                known(warp, mask, 1 << lane, "the blocks of a copy")?;
+                warp.registers.get(mask)?[lane] as u32 & 0xffff
+            }
+        };
+        self.check_blocks(blocks)?;
+        let (to, counts) = (rank_of(destination), rank_of(barrier));
+        let are_near = if targets.of_pair { to & !1 == counts & !1 } else { to == counts };
+        if targets.blocks.is_none() && !are_near {
+            let reason =
+                format!("a copy to block {to} of the cluster is counted in block {counts}");
+            return Err(Trouble::new(FaultKind::Misuse, reason));
+        }
+        let target = |rank: usize| {
+            let counts = if targets.of_pair { rank & !1 | counts & 1 } else { rank };
+            (in_block(rank, destination), in_block(counts, barrier))
+        };
+        Ok(lanes(blocks).map(target).collect())
+    }
+
+    /// That blocks of which each has a bit are there.
+    pub(super) fn check_blocks(&self, blocks: u32) -> Outcome {
+        if blocks != 0 && blocks >> self.blocks() == 0 {
+            return Ok(());
+        }
+        let reason = format!("blocks {blocks:#b} of a cluster of {}", self.blocks());
+        Err(Trouble::new(FaultKind::Misuse, reason))
     }
 
     fn map(&self, address: u64) -> Outcome<&TensorMap> {
@@ -288,11 +356,12 @@ impl Block<'_> {
             return Err(Trouble::new(FaultKind::Race, reason));
         }
         known(warp, product.b, u32::MAX, "a descriptor")?;
-        let b = Descriptor::decode(warp.registers.get(product.b)?[0])?;
+        let b = Descriptor::decode(warp.registers.get(product.b)?[0])?.in_block(warp.rank);
         let a = match product.a[..] {
             [descriptor] => {
                 known(warp, descriptor, u32::MAX, "a descriptor")?;
-                Err(Descriptor::decode(warp.registers.get(descriptor)?[0])?)
+                let bits = warp.registers.get(descriptor)?[0];
+                Err(Descriptor::decode(bits)?.in_block(warp.rank))
             }
             [w, x, y, z] => {
                 if [w, x, y, z].iter().any(|word| warp.registers.is_coming(*word)) {
@@ -311,7 +380,7 @@ impl Block<'_> {
             accumulate,
             negate: product.negate,
             transposed: product.transposed,
-            quarter: (warp.index % 4) as u64,
+            quarter: (warp.place % 4) as u64,
         };
         if let Some(races) = &mut self.races {
             let group = warp.products.group();

@@ -17,7 +17,7 @@ mod tcgen05_scales;
 mod warp;
 
 pub(crate) use arithmetic::{compare as compare_floats, float};
-pub(crate) use block::{Block, Setting};
+pub(crate) use block::{Block, Setting, place_within};
 pub(crate) use convert::Conversion;
 pub(crate) use float::{E4M3, E5M2, F16, Format};
 pub(crate) use integer::{Alu, Comparison, compare as compare_integers, integer};

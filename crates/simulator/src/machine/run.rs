@@ -1,4 +1,4 @@
-//! Runs a block: chooses the next warp, lands what is under way, and finds deadlocks.
+//! Runs a block, or the blocks of a cluster at once: chooses the next warp, lands what is under way, and finds deadlocks.
 
 use super::{
     block::{Block, Setting},
@@ -15,8 +15,8 @@ use crate::{
 /// A warp runs at most so many instructions before another one is chosen.
 const LONGEST_TURN: u64 = 200;
 
-/// Runs the block with that index to its end, and tells how many instructions its warps ran; `most` is how
-/// many they may. Instructions that some thread ran are marked in `reached`.
+/// Runs the cluster whose first block has that index to its end, and tells how many instructions its warps ran; `most`
+/// is how many they may. Instructions that some thread ran are marked in `reached`.
 pub(crate) fn run_block(
     setting: Setting<'_>,
     global: &mut Global,
@@ -25,18 +25,23 @@ pub(crate) fn run_block(
     reached: &mut [bool],
 ) -> Result<u64, Box<Fault>> {
     let threads = setting.threads.iter().product::<u32>();
-    let mut warps: Vec<_> = (0..threads.div_ceil(32) as usize)
-        .map(|warp| Warp::new(setting.kernel, warp, threads - 32 * warp as u32))
-        .collect();
     let mut block = Block::new(setting, global, index, Dice::new(seed), reached);
+    let count = block.warps_of_block;
+    let mut warps: Vec<_> = (0..block.blocks())
+        .flat_map(|rank| (0..count).map(move |place| [rank, place, count]))
+        .map(|at| Warp::new(setting.kernel, at, threads - 32 * at[1] as u32))
+        .collect();
     let mut at = None;
     let outcome = block.run(&mut warps, most, &mut at);
-    outcome.map(|()| block.executed).map_err(|trouble| {
+    let executed = block.executed;
+    outcome.map(|()| executed).map_err(|trouble| {
         let Trouble { kind, lane, reason } = trouble;
         let mut place =
             Place { kernel: setting.kernel.name.clone(), block: index, ..Place::default() };
         if let Some((warp, instruction)) = at {
-            let instruction = &setting.kernel.code[instruction];
+            let (rank, warp) = (block.rank(warp), warp % count);
+            place.block = block.index_of(rank);
+            let instruction = &setting.kernel.code(rank)[instruction];
             place.line = instruction.line;
             place.instruction = instruction.opcode.clone();
             place.thread = lane.map(|lane| 32 * warp as u32 + lane);
@@ -104,7 +109,9 @@ impl Block<'_> {
         let mut woken = false;
         for group in &mut warp.groups {
             let over = match group.wait {
-                Some(Wait::Barrier { id, phases }) => self.is_over(id, phases),
+                Some(Wait::Barrier { id, phases }) => self.is_over(warp.rank, id, phases),
+                Some(Wait::Cluster) => self.cluster_phase_is_over(warp.index),
+                Some(Wait::Pair) => self.tensor_turn_is_done(warp.rank),
                 Some(Wait::Phase { address, parity }) => {
                     self.barriers.get(address).is_ok_and(|barrier| barrier.is_over(parity))
                 }
@@ -125,8 +132,10 @@ impl Block<'_> {
         let [Group { wait: Some(Wait::Products { group }), .. }] = warps[index].groups[..] else {
             return Ok(());
         };
-        let first = index / 4 * 4;
-        let Some(peers) = warps.get_mut(first..first + 4) else {
+        let Warp { rank, place, .. } = warps[index];
+        let (place, of_block) = (place / 4 * 4, self.warps_of_block);
+        let mut blocks = warps.chunks_exact_mut(of_block);
+        let Some(peers) = blocks.nth(rank).and_then(|block| block.get_mut(place..place + 4)) else {
             let reason = "products need four warps, and the block has no more of them";
             return Err(Trouble::new(FaultKind::Misuse, reason));
         };
@@ -185,8 +194,8 @@ impl Block<'_> {
         warp.merge();
         let Some(place) = warp.next() else { return Ok(false) };
         let group = warp.groups[place];
-        let kernel = self.kernel;
-        let Some(instruction) = kernel.code.get(group.at) else {
+        let code = self.kernel.code(warp.rank);
+        let Some(instruction) = code.get(group.at) else {
             return Err(Trouble::new(FaultKind::Misuse, "the kernel's code ends without `ret`"));
         };
         *at = Some((warp.index, group.at));
@@ -215,7 +224,7 @@ impl Block<'_> {
             Op::Exit => {
                 warp.exit(place, mask);
                 if warp.groups.is_empty() {
-                    self.warp_ended();
+                    self.warp_ended(warp.index);
                     return Ok(false);
                 }
             }
@@ -227,7 +236,7 @@ impl Block<'_> {
                 let group = &mut warp.groups[place];
                 group.wait = wait;
                 // Whoever waits for a phase asks again, everybody else goes on behind the instruction.
-                if !matches!(wait, Some(Wait::Phase { .. })) {
+                if !matches!(wait, Some(Wait::Phase { .. } | Wait::Cluster | Wait::Pair)) {
                     group.at += 1;
                 }
             }
@@ -268,22 +277,26 @@ impl Block<'_> {
         let mut reason = String::from("nothing can go on:");
         for warp in warps {
             for group in &warp.groups {
-                let line = self.kernel.code.get(group.at).map_or(0, |instruction| instruction.line);
-                at.get_or_insert((warp.index, group.at.min(self.kernel.code.len() - 1)));
+                let code = self.kernel.code(warp.rank);
+                let line = code.get(group.at).map_or(0, |instruction| instruction.line);
+                at.get_or_insert((warp.index, group.at.min(code.len() - 1)));
                 let what = match group.wait {
                     Some(Wait::Barrier { id, .. }) => {
-                        format!("barrier {id} ({})", self.describe_named(id))
+                        format!("barrier {id} ({})", self.describe_named(warp.rank, id))
                     }
                     Some(Wait::Phase { address, parity }) => format!(
                         "parity {parity} of the barrier at shared {address:#x} ({})",
                         self.barriers.describe(address)
                     ),
+                    Some(Wait::Cluster) => {
+                        format!("the barrier of the cluster ({})", self.describe_cluster())
+                    }
+                    Some(Wait::Pair) => "tensor memory of the other block of its pair".to_owned(),
                     Some(Wait::Products { .. }) => "products of its warpgroup".to_owned(),
                     Some(Wait::Warp) | None => "other threads of its warp".to_owned(),
                 };
-                let (index, count) = (warp.index, group.mask.count_ones());
-                reason +=
-                    &format!(" {count} threads of warp {index} at line {line} wait for {what};");
+                let (name, count) = (self.warp_name(warp.index), group.mask.count_ones());
+                reason += &format!(" {count} threads of {name} at line {line} wait for {what};");
             }
         }
         Trouble::new(FaultKind::Deadlock, reason.trim_end_matches(';'))
@@ -303,15 +316,23 @@ impl Block<'_> {
         if warps.iter().any(|warp| !warp.transfers.is_empty()) {
             return misuse("the block ends before its accesses of tensor memory are done");
         }
-        if let [columns, ..] = self.tensor.in_use() {
+        if let Some(columns) = self.tensor.iter().find_map(|memory| memory.in_use().first()) {
             return misuse(&format!(
                 "the block ends with columns {columns:?} of tensor memory in use"
+            ));
+        }
+        if let Some(turn) = self.tensor_turns.first() {
+            let (done, columns) = (if turn.frees { "gives back" } else { "takes" }, &turn.columns);
+            return misuse(&format!(
+                "block {} of a pair {done} columns {columns:?} of tensor memory, and the other one does not",
+                turn.rank
             ));
         }
         if warps.iter().any(|warp| !warp.products.is_empty()) {
             return misuse("the block ends before its products are done");
         }
-        let counts = warps.chunks(4).map(|group| group.iter().map(|warp| warp.products.issued));
+        let groups = warps.chunks(self.warps_of_block).flat_map(|block| block.chunks(4));
+        let counts = groups.map(|group| group.iter().map(|warp| warp.products.issued));
         for mut counts in counts {
             let first = counts.next();
             if counts.any(|count| Some(count) != first) {

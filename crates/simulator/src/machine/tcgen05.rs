@@ -1,18 +1,24 @@
 //! Instructions of tensor memory: who may issue them, what they are checked for, and what they start.
 
-use super::{block::Block, registers::lanes, run::known, warp::Warp};
+use super::{
+    block::{Block, TensorTurn},
+    registers::lanes,
+    run::known,
+    warp::{Wait, Warp},
+};
 use crate::{
     async_::{
         OPERAND_COLUMNS, ProductRows, TensorProduct, TensorTask, Transfer, TransferRegisters,
         TransferShape, stored_words,
     },
     error::{FaultKind, Outcome, Trouble},
-    memory::{TensorPlace, cell},
-    ptx::{Address, LeftOperand, Operand, Reg, Tcgen05},
+    memory::{TensorPlace, cell, in_block},
+    ptx::{Address, LeftOperand, Operand, Reach, Reg, Tcgen05},
     race::Actor,
     schedule::Landing,
     tensor::{Descriptor, TensorShape},
 };
+use std::ops::Range;
 
 /// Lanes of tensor memory that a warp reaches.
 const LANES_OF_A_WARP: usize = 32;
@@ -28,14 +34,16 @@ impl Block<'_> {
         instruction: &Tcgen05,
         mask: u32,
         at: usize,
-    ) -> Outcome {
-        match instruction {
-            Tcgen05::Allocate { address, columns } => {
-                self.allocate_tensor(warp, *address, *columns, mask)
+    ) -> Outcome<Option<Wait>> {
+        let done = match instruction {
+            Tcgen05::Allocate { of_pair, address, columns } => {
+                return self.allocate_tensor(warp, (*address, *columns), *of_pair, mask);
             }
-            Tcgen05::Free { place, columns } => self.free_tensor(warp, *place, *columns, mask),
+            Tcgen05::Free { of_pair, place, columns } => {
+                self.free_tensor(warp, (*place, *columns), *of_pair, mask)
+            }
             Tcgen05::Relinquish => {
-                self.tensor.relinquish();
+                self.tensor[warp.rank].relinquish();
                 Ok(())
             }
             Tcgen05::Product { .. } => self.tensor_product(warp, instruction, mask, at),
@@ -43,7 +51,9 @@ impl Block<'_> {
             Tcgen05::CopyScales { place, descriptor } => {
                 self.copy_scales(warp, *place, *descriptor, mask, at)
             }
-            Tcgen05::Commit { barrier } => self.tensor_commit(warp, *barrier, mask, at),
+            Tcgen05::Commit { barrier, blocks } => {
+                self.tensor_commit(warp, (*barrier, *blocks), mask, at)
+            }
             Tcgen05::Load { shape, dst, address } => {
                 self.transfer(warp, *shape, *address, &Moved::Loaded(dst))
             }
@@ -69,7 +79,8 @@ impl Block<'_> {
                 Ok(())
             }
             Tcgen05::FenceBefore => Ok(()),
-        }
+        };
+        done.map(|()| None)
     }
 
     /// An operand that all threads of an instruction have to agree on.
@@ -83,41 +94,133 @@ impl Block<'_> {
         Ok(first)
     }
 
+    /// Of a pair the first block waits for the other one: neither has columns before both have asked for them.
     fn allocate_tensor(
         &mut self,
         warp: &mut Warp,
-        address: Address,
-        columns: Operand,
+        (address, columns): (Address, Operand),
+        of_pair: bool,
         mask: u32,
-    ) -> Outcome {
+    ) -> Outcome<Option<Wait>> {
         let columns = self.agreed(warp, columns, mask, "a number of columns")? as u32;
         let lane = mask.trailing_zeros() as usize;
         let address = self.shared_addresses(warp, address, mask)?[lane];
-        let places = self.tensor.free_places(columns)?;
+        let rank = warp.rank;
+        let place = if of_pair {
+            match self.allocate_of_pair(rank, columns)? {
+                Some(place) => place,
+                None => return Ok(Some(Wait::Pair)),
+            }
+        } else {
+            let place = self.choose_columns(rank..rank + 1, columns)?;
+            self.tensor[rank].allocate(place, columns);
+            place
+        };
+        if let Some(races) = &mut self.races {
+            races.write(warp.index, Actor::Lane(lane), 0, address, 4)?;
+        }
+        self.shared.write(address, &(place as u32).to_le_bytes(), true)?;
+        Ok(None)
+    }
+
+    fn allocate_of_pair(&mut self, rank: usize, columns: u32) -> Outcome<Option<usize>> {
+        let pair = self.pair(rank)?;
+        let own = |turn: &TensorTurn| turn.rank == rank && !turn.frees;
+        if let Some(at) = self.tensor_turns.iter().position(own) {
+            let is_done = self.tensor_turns[at].is_done;
+            return Ok(is_done.then(|| self.tensor_turns.remove(at).columns.start));
+        }
+        let place = self.choose_columns(pair.clone(), columns)?;
+        let Some(turn) = self.turn_of_other(rank, false)? else {
+            let columns = place..place + columns as usize;
+            self.tensor_turns.push(TensorTurn { rank, frees: false, columns, is_done: false });
+            return Ok(None);
+        };
+        if turn.columns.len() != columns as usize {
+            let count = turn.columns.len();
+            return misuse(format!(
+                "{columns} columns of tensor memory are asked for, and the other block of the pair has \
+                 asked for {count}"
+            ));
+        }
+        turn.is_done = true;
+        let place = turn.columns.start;
+        for memory in &mut self.tensor[pair] {
+            memory.allocate(place, columns);
+        }
+        Ok(Some(place))
+    }
+
+    /// Whether a block may go on that waits for the other one of its pair.
+    pub(super) fn tensor_turn_is_done(&self, rank: usize) -> bool {
+        self.tensor_turns.iter().any(|turn| turn.rank == rank && turn.is_done)
+    }
+
+    /// Columns that are free in all of those blocks.
+    fn choose_columns(&mut self, blocks: Range<usize>, columns: u32) -> Outcome<usize> {
+        let mut places = self.tensor[blocks.start].free_places(columns)?;
+        for memory in &self.tensor[blocks.start + 1..blocks.end] {
+            let others = memory.free_places(columns)?;
+            places.retain(|place| others.contains(place));
+        }
         let choice = match self.landing {
             Landing::Earliest => 0,
             _ => self.dice.roll(places.len() as u64) as usize,
         };
-        let Some(place) = places.get(choice) else {
-            let used = self.tensor.in_use();
+        places.get(choice).copied().ok_or_else(|| {
+            let used = self.tensor[blocks.start].in_use();
             let reason =
                 format!("waits for {columns} columns of tensor memory; in use are {used:?}");
-            return Err(Trouble::new(FaultKind::Deadlock, reason));
-        };
-        self.tensor.allocate(*place, columns);
-        if let Some(races) = &mut self.races {
-            races.write(warp.index, Actor::Lane(lane), 0, address, 4)?;
-        }
-        self.shared.write(address, &(*place as u32).to_le_bytes(), true)
+            Trouble::new(FaultKind::Deadlock, reason)
+        })
     }
 
-    fn free_tensor(&mut self, warp: &Warp, place: Operand, columns: Operand, mask: u32) -> Outcome {
+    /// What the other block of a pair takes or gives back and this one has not yet, the oldest first.
+    fn turn_of_other(&mut self, rank: usize, frees: bool) -> Outcome<Option<&mut TensorTurn>> {
+        let other = |turn: &&mut TensorTurn| turn.rank == rank ^ 1 && !turn.is_done;
+        match self.tensor_turns.iter_mut().find(other) {
+            Some(turn) if turn.frees != frees => {
+                misuse("one block of a pair takes tensor memory and the other one gives it back")
+            }
+            turn => Ok(turn),
+        }
+    }
+
+    /// Neither block of a pair waits for the other one here: whoever is first may have to, but nobody may count on it.
+    fn free_tensor(
+        &mut self,
+        warp: &Warp,
+        (place, columns): (Operand, Operand),
+        of_pair: bool,
+        mask: u32,
+    ) -> Outcome {
         let columns = self.agreed(warp, columns, mask, "a number of columns")? as u32;
         let place = self.agreed(warp, place, mask, "a place in tensor memory")? as u32;
-        let freed = self.tensor.free(TensorPlace::decode(place), columns)?;
+        let rank = warp.rank;
+        let freed = self.tensor[rank].free(TensorPlace::decode(place), columns)?;
+        if of_pair {
+            self.pair(rank)?;
+            match self.turn_of_other(rank, true)? {
+                None => {
+                    let columns = freed.clone();
+                    let turn = TensorTurn { rank, frees: true, columns, is_done: false };
+                    self.tensor_turns.push(turn);
+                }
+                Some(other) if other.columns == freed => other.is_done = true,
+                Some(other) => {
+                    let others = &other.columns;
+                    return misuse(format!(
+                        "columns {freed:?} of tensor memory are given back, and {others:?} by the other block \
+                         of the pair"
+                    ));
+                }
+            }
+            self.tensor_turns.retain(|turn| !(turn.frees && turn.is_done));
+        }
         if let Some(races) = &mut self.races {
             let cells = (0..128).step_by(16);
-            let cells = cells.flat_map(|lane| freed.clone().map(move |column| cell(lane, column)));
+            let cells =
+                cells.flat_map(|lane| freed.clone().map(move |column| cell(rank, lane, column)));
             races.tensor_free(warp.index, cells)?;
         }
         Ok(())
@@ -139,19 +242,26 @@ impl Block<'_> {
         mask: u32,
         at: usize,
     ) -> Outcome {
-        let Tcgen05::Product { kind, sums, a, b, instruction, disabled, accumulate } = instruction
+        let Tcgen05::Product { of_pair, kind, sums, a, b, instruction, disabled, accumulate } =
+            instruction
         else {
             return Ok(());
         };
+        let blocks = if *of_pair { self.pair(warp.rank)? } else { warp.rank..warp.rank + 1 };
+        for rank in blocks.clone() {
+            self.check_alive(rank, "issues a product of")?;
+        }
         let lane = Self::issuer(mask)?;
         let value = |operand: Operand, what: &str| -> Outcome<u64> {
             known(warp, operand, mask, what)?;
             Ok(warp.registers.get(operand)?[lane])
         };
         let bits = value(*instruction, "an instruction descriptor")? as u32;
-        let shape = TensorShape::decode(bits, *kind)?;
+        let shape = TensorShape::decode(bits, *kind, blocks.len())?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
-        self.tensor.check(column..column + shape.n)?;
+        for memory in &self.tensor[blocks.clone()] {
+            memory.check(column..column + shape.n)?;
+        }
         let a = match *a {
             LeftOperand::Shared(descriptor) => {
                 let bits = value(descriptor, "a descriptor")?;
@@ -159,14 +269,14 @@ impl Block<'_> {
             }
             LeftOperand::Tensor(address) => {
                 let column = self.tensor_column(warp, address, mask, "rows")?;
-                self.check_operand(column, shape)?;
+                self.check_operand(warp.rank, column, shape)?;
                 ProductRows::Tensor(column)
             }
         };
-        let mut lanes_off = 0_u128;
+        let mut lanes_off = [0_u128; 2];
         for (word, operand) in disabled.iter().enumerate() {
-            lanes_off |=
-                u128::from(value(*operand, "which lanes are written")? as u32) << (32 * word);
+            let bits = u128::from(value(*operand, "which lanes are written")? as u32);
+            lanes_off[word / 4] |= bits << (word % 4 * 32);
         }
         let product = TensorProduct {
             shape,
@@ -175,6 +285,7 @@ impl Block<'_> {
             b: Descriptor::decode_tcgen05(value(*b, "a descriptor")?)?,
             accumulate: value(*accumulate, "whether sums begin anew")? == 1,
             disabled: lanes_off,
+            blocks,
         };
         let time = self.tensor_work.products(warp.index) + 1;
         if let Some(races) = &mut self.races {
@@ -223,7 +334,7 @@ impl Block<'_> {
     }
 
     /// That tensor memory can hold A there.
-    fn check_operand(&self, column: usize, shape: TensorShape) -> Outcome {
+    fn check_operand(&self, rank: usize, column: usize, shape: TensorShape) -> Outcome {
         if shape.transposed[0] {
             return misuse("the operand of tensor memory has its k along the columns");
         }
@@ -231,27 +342,45 @@ impl Block<'_> {
             let reason = format!("{} rows of an operand in tensor memory", shape.m);
             return Err(Trouble::new(FaultKind::Unsupported, reason));
         }
-        self.tensor.check(column..column + OPERAND_COLUMNS)
+        self.tensor[rank].check(column..column + OPERAND_COLUMNS)
     }
 
-    fn tensor_commit(&mut self, warp: &Warp, barrier: Address, mask: u32, at: usize) -> Outcome {
+    fn tensor_commit(
+        &mut self,
+        warp: &Warp,
+        (barrier, blocks): (Address, Option<Operand>),
+        mask: u32,
+        at: usize,
+    ) -> Outcome {
         let lane = Self::issuer(mask)?;
-        let address = self.barrier_addresses(warp, barrier, mask)?[lane];
-        self.check_made(warp.index, address)?;
+        let address = self.barrier_addresses(warp, barrier, mask, Reach::Cluster)?[lane];
         if let Some(other) = self.tensor_work.open_lane(warp.index).filter(|other| *other != lane) {
             return misuse(format!("lane {lane} commits, and lane {other} issued the products"));
         }
-        if !self.barriers.get(address)?.shown {
-            let reason = format!(
-                "the barrier at shared {address:#x} is told of products, and no fence has shown its \
-                 initialization to the tensor cores"
-            );
-            return Err(Trouble::new(FaultKind::ProxyFence, reason));
-        }
+        let told: Vec<_> = match blocks {
+            None => vec![address],
+            Some(blocks) => {
+                known(warp, blocks, mask, "the blocks of a commit")?;
+                let blocks = warp.registers.get(blocks)?[lane] as u32 & 0xffff;
+                self.check_blocks(blocks)?;
+                lanes(blocks).map(|rank| in_block(rank, address)).collect()
+            }
+        };
         let time = self.tensor_work.products(warp.index);
-        let clock = self.races.as_ref().map(|races| races.committed(warp.index, time));
-        self.tensor_work.commit(warp.index, at, address, clock);
-        self.land_at_once(warp.index)
+        for address in told {
+            self.check_made(warp.index, address)?;
+            if !self.barriers.get(address)?.shown {
+                let reason = format!(
+                    "the barrier at shared {address:#x} is told of products, and no fence has shown its \
+                     initialization to the tensor cores"
+                );
+                return Err(Trouble::new(FaultKind::ProxyFence, reason));
+            }
+            let clock = self.races.as_ref().map(|races| races.committed(warp.index, time));
+            self.tensor_work.commit(warp.index, at, address, clock);
+            self.land_at_once(warp.index)?;
+        }
+        Ok(())
     }
 
     fn land_at_once(&mut self, warp: usize) -> Outcome {
@@ -274,13 +403,13 @@ impl Block<'_> {
         if places.iter().any(|place| *place != places[0]) {
             return misuse("threads of a warp disagree on a place in tensor memory");
         }
-        let from = TensorPlace::decode(places[0] as u32);
-        let first = LANES_OF_A_WARP * (warp.index % 4);
+        let from = TensorPlace::decode(places[0] as u32).in_pair(warp.rank);
+        let first = LANES_OF_A_WARP * (warp.place % 4);
         let is_inside = from.lane >= first
             && from.lane + shape.lanes() <= first + LANES_OF_A_WARP
             && from.lane.is_multiple_of(shape.lanes());
         if !is_inside {
-            let (index, count, end) = (warp.index, shape.lanes(), first + LANES_OF_A_WARP);
+            let (index, count, end) = (warp.place, shape.lanes(), first + LANES_OF_A_WARP);
             return misuse(format!(
                 "warp {index} accesses {count} lanes of tensor memory from {} on; its lanes are {first} to {end}",
                 from.lane
@@ -304,8 +433,8 @@ impl Block<'_> {
                 (registers, Actor::TensorStore, warp.transfers.stores + 1)
             }
         };
-        let transfer = Transfer { shape, from, registers };
-        self.tensor.check(transfer.columns())?;
+        let transfer = Transfer { rank: warp.rank, shape, from, registers };
+        self.tensor[warp.rank].check(transfer.columns())?;
         if let Some(races) = &mut self.races {
             races.tensor_access(warp.index, actor, time, transfer.cells())?;
         }

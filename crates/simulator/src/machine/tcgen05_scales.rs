@@ -34,11 +34,11 @@ impl Block<'_> {
         let bits = value(*instruction, "an instruction descriptor")? as u32;
         let ScaledTensorShape { shape, scaling, bytes } = ScaledTensorShape::decode(bits, *kind)?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
-        self.tensor.check(column..column + shape.n)?;
+        self.tensor[warp.rank].check(column..column + shape.n)?;
         let scales = [0, 1].map(|i| {
             let column = self.tensor_column(warp, scales[i], mask, "scales")?;
             let scales = TensorScales { column, byte: bytes[i], scaling };
-            self.tensor.check(scales.columns([shape.m, shape.n][i]))?;
+            self.tensor[warp.rank].check(scales.columns([shape.m, shape.n][i]))?;
             Ok(scales)
         });
         let [a, b] = descriptors.map(|operand| value(operand, "a descriptor"));
@@ -50,7 +50,8 @@ impl Block<'_> {
                 a: ProductRows::Shared(Descriptor::decode_tcgen05(a?)?),
                 b: Descriptor::decode_tcgen05(b?)?,
                 accumulate: value(*accumulate, "whether sums begin anew")? == 1,
-                disabled: 0,
+                disabled: [0; 2],
+                blocks: warp.rank..warp.rank + 1,
             },
             scales: [scales_a?, scales_b?],
         };
@@ -82,8 +83,9 @@ impl Block<'_> {
             return Err(Trouble::new(FaultKind::Unsupported, reason));
         }
         let column = self.tensor_column(warp, place, mask, "scales")?;
-        self.tensor.check(column..column + COPIED_COLUMNS)?;
-        let copy = ScaleCopy { descriptor, column };
+        self.tensor[warp.rank].check(column..column + COPIED_COLUMNS)?;
+        let descriptor = descriptor.in_block(warp.rank);
+        let copy = ScaleCopy { rank: warp.rank, descriptor, column };
         let time = self.tensor_work.products(warp.index) + 1;
         if let Some(races) = &mut self.races {
             copy.addresses()

@@ -15,6 +15,10 @@ pub(crate) enum Wait {
     Barrier { id: u64, phases: u64 },
     /// A barrier in shared memory, until a phase of this parity is over.
     Phase { address: u64, parity: u64 },
+    /// The other warps of the cluster, at its barrier.
+    Cluster,
+    /// The other block of a pair, which has to take tensor memory, too.
+    Pair,
     /// Products of its warpgroup, until this group of them is done.
     Products { group: u32 },
 }
@@ -30,7 +34,11 @@ pub(crate) struct Group {
 /// A warp of a block.
 #[derive(Debug)]
 pub(crate) struct Warp {
+    /// Among the warps of the cluster, one block after another.
     pub(crate) index: usize,
+    /// The rank of its block in the cluster, and its place among that block's warps.
+    pub(crate) rank: usize,
+    pub(crate) place: usize,
     pub(crate) registers: Registers,
     pub(crate) groups: Vec<Group>,
     pub(crate) copies: Copies,
@@ -39,10 +47,13 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
-    pub(crate) fn new(kernel: &Kernel, index: usize, threads: u32) -> Self {
+    /// Warp `place` of the block of that rank, with at most 32 threads; a block has so many warps.
+    pub(crate) fn new(kernel: &Kernel, [rank, place, warps]: [usize; 3], threads: u32) -> Self {
         let mask = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
         Self {
-            index,
+            index: rank * warps + place,
+            rank,
+            place,
             registers: Registers::new(kernel),
             groups: vec![Group { at: 0, mask, wait: None }],
             copies: Copies::default(),

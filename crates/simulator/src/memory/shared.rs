@@ -1,30 +1,36 @@
-//! The shared memory of a block, which nobody has written at its start.
+//! The shared memory of a block, or of each block of a cluster, which nobody has written at its start.
 
-use super::SHARED_BASE;
+use super::{SHARED_BASE, rank_of, within_block};
 use crate::error::{FaultKind, Outcome, Trouble};
 
-/// Bytes from [`SHARED_BASE`] on.
+/// Bytes from [`SHARED_BASE`] on, those of one block behind those of another.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
+    /// Bytes of a block.
+    of_block: usize,
     bytes: Vec<u8>,
     written: Vec<bool>,
 }
 
 impl Shared {
-    /// Memory up to the address `end`.
-    pub(crate) fn new(end: u64) -> Self {
-        let bytes = end.saturating_sub(SHARED_BASE) as usize;
-        Self { bytes: vec![0xcd; bytes], written: vec![false; bytes] }
+    /// Memory of each of so many blocks, up to the address `end`.
+    pub(crate) fn new(end: u64, blocks: usize) -> Self {
+        let of_block = end.saturating_sub(SHARED_BASE) as usize;
+        let bytes = blocks * of_block;
+        Self { of_block, bytes: vec![0xcd; bytes], written: vec![false; bytes] }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
+    /// Bytes of a block.
+    pub(crate) fn of_block(&self) -> usize {
+        self.of_block
     }
 
     fn place(&self, address: u64, bytes: usize, verb: &str) -> Outcome<usize> {
-        let end = SHARED_BASE + self.bytes.len() as u64;
-        if address >= SHARED_BASE && address.saturating_add(bytes as u64) <= end {
-            return Ok((address - SHARED_BASE) as usize);
+        let end = SHARED_BASE + self.of_block as u64;
+        let (rank, within) = (rank_of(address), within_block(address));
+        let is_there = rank < self.bytes.len().checked_div(self.of_block).unwrap_or(0);
+        if is_there && within >= SHARED_BASE && within + bytes as u64 <= end {
+            return Ok(rank * self.of_block + (within - SHARED_BASE) as usize);
         }
         let reason = format!(
             "{verb} {bytes} bytes at shared {address:#x}: the block's memory lies from \

@@ -7,7 +7,7 @@ pub(crate) const LANES: usize = 128;
 pub(crate) const COLUMNS: usize = 512;
 /// Lanes that a race is told apart by: what the narrowest access has.
 const LANES_OF_A_CELL: usize = 16;
-/// What races are told apart by.
+/// What races are told apart by, in a block.
 pub(crate) const CELLS: usize = LANES / LANES_OF_A_CELL * COLUMNS;
 
 /// A place in tensor memory, as its address gives it.
@@ -22,11 +22,24 @@ impl TensorPlace {
     pub(crate) fn decode(address: u32) -> Self {
         Self { lane: (address >> 16) as usize, column: (address & 0xffff) as usize }
     }
+
+    /// In the lanes of the block of that rank. The second block of a pair may count them from 128 on, as rows of
+    /// sums are: kernels whose results on a GPU are public do so.
+    pub(crate) fn in_pair(self, rank: usize) -> Self {
+        let lane = if rank % 2 == 1 && self.lane >= LANES { self.lane - LANES } else { self.lane };
+        Self { lane, ..self }
+    }
 }
 
-/// The number of the cell in which a lane's column lies.
-pub(crate) fn cell(lane: usize, column: usize) -> usize {
-    lane / LANES_OF_A_CELL * COLUMNS + column
+/// The number of the cell in which a lane's column lies, in the block of that rank in its cluster.
+pub(crate) fn cell(rank: usize, lane: usize, column: usize) -> usize {
+    rank * CELLS + lane / LANES_OF_A_CELL * COLUMNS + column
+}
+
+/// Where a cell lies: the rank of its block, its first lane and its column.
+pub(crate) fn place_of(cell: usize) -> [usize; 3] {
+    let (rank, within) = (cell / CELLS, cell % CELLS);
+    [rank, within / COLUMNS * LANES_OF_A_CELL, within % COLUMNS]
 }
 
 /// Tensor memory, and who has which columns of it.

@@ -119,6 +119,7 @@ impl Decoder {
             "mov" => self.mov(parts),
             "cvt" => self.convert(parts),
             "cvta" => self.convert_address(parts),
+            "mapa" => self.map_address(parts),
             "setp" => self.compare(parts),
             "set" => self.set(parts),
             "selp" => Ok(Op::Select {
@@ -195,10 +196,23 @@ impl Decoder {
         }
     }
 
+    /// Shared addresses and generic ones have the rank of a block at the same place.
+    fn map_address(&self, parts: &Parts<'_>) -> Decoded {
+        match parts.modifiers[..] {
+            ["u32" | "u64"] | ["shared::cluster", "u32" | "u64"] => Ok(Op::MapAddress {
+                dst: self.reg(parts, 0)?,
+                src: self.operand(parts, 1)?,
+                rank: self.operand(parts, 2)?,
+            }),
+            _ => Err(parts.unknown()),
+        }
+    }
+
     pub(super) fn space(&self, parts: &Parts<'_>, name: &str) -> Decoded<Space> {
         match name {
             "global" | "const" => Ok(Space::Global),
             "shared" | "shared::cta" => Ok(Space::Shared),
+            "shared::cluster" => Ok(Space::Cluster),
             "local" => Ok(Space::Local),
             "param" => Ok(Space::Param),
             _ => Err(parts.unknown()),
@@ -387,8 +401,14 @@ fn special(name: &str) -> Option<Special> {
         Some(("ntid", at)) => Special::Ntid(axis(at)?),
         Some(("ctaid", at)) => Special::Ctaid(axis(at)?),
         Some(("nctaid", at)) => Special::Nctaid(axis(at)?),
+        Some(("cluster_ctaid", at)) => Special::ClusterCtaid(axis(at)?),
+        Some(("cluster_nctaid", at)) => Special::ClusterNctaid(axis(at)?),
+        Some(("clusterid", at)) => Special::ClusterId(axis(at)?),
+        Some(("nclusterid", at)) => Special::ClusterCount(axis(at)?),
         Some(_) => return None,
         None => match &name[1..] {
+            "cluster_ctarank" => Special::ClusterRank,
+            "cluster_nctarank" => Special::ClusterSize,
             "laneid" => Special::Lane,
             "warpid" => Special::Warp,
             _ => return None,

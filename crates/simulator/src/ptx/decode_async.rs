@@ -2,12 +2,17 @@
 
 use super::{
     decode::{Decoded, Decoder, Parts},
-    instruction::{Address, MmaScales, Op, Operand, Reg, Wgmma},
+    instruction::{Address, CopyTargets, MmaScales, Op, Operand, Reach, Reg, Scope, Wgmma},
     syntax::Written,
 };
 use crate::tensor::{
     BlockScaling, Element, MmaShape, ScaleSelector, ScaleType, ScaledKind, WgmmaShape,
 };
+
+/// Whose barriers or memory a space holds.
+fn reach(space: &str) -> Reach {
+    if space == "shared::cluster" { Reach::Cluster } else { Reach::Block }
+}
 
 impl Decoder {
     pub(super) fn asynchronous(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
@@ -23,18 +28,9 @@ impl Decoder {
                 Op::CopyWait { pending: Some(self.constant(parts, 0)?) }
             }
             ("cp", ["async", "wait_all"]) => Op::CopyWait { pending: None },
-            (
-                "cp",
-                [
-                    "async",
-                    "bulk",
-                    "tensor",
-                    "1d" | "2d" | "3d" | "4d" | "5d",
-                    "shared::cluster" | "shared::cta",
-                    "global",
-                    how @ ..,
-                ],
-            ) => self.tensor_load(parts, how)?,
+            ("cp", ["async", "bulk", "tensor", "1d" | "2d" | "3d" | "4d" | "5d", ..]) => {
+                self.tensor_load(parts)?
+            }
             ("mbarrier", _) => return self.mbarrier(parts),
             ("ldmatrix", ["sync", "aligned", "m8n8", "x1" | "x2" | "x4", ..]) => {
                 let dst = self.registers(parts, 0)?;
@@ -66,9 +62,11 @@ impl Decoder {
         }))
     }
 
-    /// Barriers in shared memory. Their orders are the default ones, or those that one block fulfils.
+    /// Barriers in shared memory. Arrivals release and waits acquire, among the threads of the block unless the scope is
+    /// named.
     fn mbarrier(&self, parts: &Parts<'_>) -> Decoded<Option<Op>> {
         let orders = ["acquire", "release", "cta", "cluster"];
+        let scope = if parts.has("cluster") { Scope::Cluster } else { Scope::Block };
         let named: Vec<_> =
             parts.modifiers.iter().copied().filter(|modifier| !orders.contains(modifier)).collect();
         Ok(Some(match named[..] {
@@ -76,24 +74,33 @@ impl Decoder {
                 address: self.address(parts, 0)?,
                 arrivals: self.operand(parts, 1)?,
             },
-            ["arrive", "expect_tx", "shared" | "shared::cta" | "shared::cluster", "b64"] => {
+            [
+                "arrive",
+                "expect_tx",
+                space @ ("shared" | "shared::cta" | "shared::cluster"),
+                "b64",
+            ] => {
                 self.no_state(parts)?;
                 Op::BarrierArrive {
                     address: self.address(parts, 1)?,
                     expected: Some(self.operand(parts, 2)?),
+                    reach: reach(space),
+                    scope,
                 }
             }
-            ["arrive", "shared" | "shared::cta" | "shared::cluster", "b64"]
+            ["arrive", space @ ("shared" | "shared::cta" | "shared::cluster"), "b64"]
                 if parts.count() == 2 =>
             {
                 self.no_state(parts)?;
-                Op::BarrierArrive { address: self.address(parts, 1)?, expected: None }
+                let (address, reach) = (self.address(parts, 1)?, reach(space));
+                Op::BarrierArrive { address, expected: None, reach, scope }
             }
             // A fourth operand says how long a thread may sleep.
             ["try_wait", "parity", "shared" | "shared::cta", "b64"] => Op::BarrierWait {
                 done: self.reg(parts, 0)?,
                 address: self.address(parts, 1)?,
                 parity: self.operand(parts, 2)?,
+                scope,
             },
             _ => return Ok(None),
         }))
@@ -107,8 +114,8 @@ impl Decoder {
         }
     }
 
-    /// `how` stands behind the spaces: tile or im2col, what is told of it, and hints.
-    fn tensor_load(&self, parts: &Parts<'_>, how: &[&str]) -> Decoded {
+    /// A tile or pixels; how it is told of, for which blocks, and for how long caches keep it.
+    fn tensor_load(&self, parts: &Parts<'_>) -> Decoded {
         let Written::Address { base, offset, coordinates } = parts.written(1)? else {
             return Err(parts.unknown());
         };
@@ -122,26 +129,43 @@ impl Decoder {
         if list.len() != rank {
             return Err(parts.error(&format!("{rank} coordinates expected, found {}", list.len())));
         }
+        // The group may stand behind the dimensions or behind the barrier.
+        let of_pair = parts.has("cta_group::2");
+        let how: Vec<_> = parts.modifiers[4..]
+            .iter()
+            .copied()
+            .filter(|how| !matches!(*how, "cta_group::1" | "cta_group::2"))
+            .collect();
+        let [space @ ("shared::cluster" | "shared::cta"), "global", how @ ..] = &how[..] else {
+            return Err(parts.unknown());
+        };
         let (is_im2col, how) = match how {
             ["im2col", how @ ..] => (true, how),
             ["tile", how @ ..] | how => (false, how),
         };
-        let operands = match how {
-            ["mbarrier::complete_tx::bytes"] | ["mbarrier::complete_tx::bytes", "cta_group::1"] => {
-                3
-            }
-            // How long caches keep it.
-            ["mbarrier::complete_tx::bytes", "L2::cache_hint"] => 4,
+        let (is_multicast, hints) = match how {
+            ["mbarrier::complete_tx::bytes"] => (false, 0),
+            ["mbarrier::complete_tx::bytes", "L2::cache_hint"] => (false, 1),
+            ["mbarrier::complete_tx::bytes", "multicast::cluster"] => (true, 0),
+            ["mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint"] => (true, 1),
             _ => return Err(parts.unknown()),
         };
+        let mask_at = 3 + usize::from(is_im2col);
+        if parts.count() != mask_at + usize::from(is_multicast) + hints {
+            return Err(parts.unknown());
+        }
         let offsets = match is_im2col {
-            true if parts.count() == operands + 1 && rank > 2 => Some(self.operands(parts, 3)?),
-            false if parts.count() == operands => None,
+            true if rank > 2 => Some(self.operands(parts, 3)?),
+            false => None,
             _ => return Err(parts.unknown()),
         };
         if let Some(found) = offsets.as_ref().map(Vec::len).filter(|found| *found != rank - 2) {
             return Err(parts.error(&format!("{} offsets expected, found {found}", rank - 2)));
         }
+        let blocks = match is_multicast {
+            true => Some(self.operand(parts, mask_at)?),
+            false => None,
+        };
         Ok(Op::TensorLoad {
             dst: self.address(parts, 0)?,
             map: Address { base: self.word(parts, base)?, offset: *offset },
@@ -151,6 +175,7 @@ impl Decoder {
                 .collect::<Decoded<_>>()?,
             offsets,
             barrier: self.address(parts, 2)?,
+            targets: CopyTargets { reach: reach(space), of_pair, blocks },
         })
     }
 

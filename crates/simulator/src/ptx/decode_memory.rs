@@ -20,6 +20,20 @@ impl Decoder {
                 Op::Add { src: self.sources(parts)?, address: self.address(parts, 0)? }
             }
             ("bar" | "barrier", ["warp", "sync"]) => Op::WarpSync { mask: self.operand(parts, 0)? },
+            ("barrier", ["cluster", "arrive", how @ ..]) => match how {
+                [] | ["aligned"] | ["release"] | ["release", "aligned"] => {
+                    Op::ClusterArrive { releases: true }
+                }
+                ["relaxed"] | ["relaxed", "aligned"] => Op::ClusterArrive { releases: false },
+                _ => return Err(parts.unknown()),
+            },
+            (
+                "barrier",
+                ["cluster", "wait"]
+                | ["cluster", "wait", "aligned"]
+                | ["cluster", "wait", "acquire"]
+                | ["cluster", "wait", "acquire", "aligned"],
+            ) => Op::ClusterWait,
             ("bar" | "barrier", ["cta", ..] | ["sync" | "arrive", ..]) => {
                 let threads = if parts.count() > 1 { Some(self.operand(parts, 1)?) } else { None };
                 Op::Barrier { id: self.operand(parts, 0)?, threads, waits: parts.has("sync") }
@@ -42,9 +56,9 @@ impl Decoder {
         let mut space = Space::Generic;
         for modifier in &parts.modifiers[..parts.modifiers.len().saturating_sub(1)] {
             match *modifier {
-                // How long a cache keeps it, and orders that one block after another fulfils.
+                // How long a cache keeps it, and orders that one cluster after another fulfils.
                 "nc" | "ca" | "cg" | "cs" | "cv" | "lu" | "wb" | "wt" | "weak" | "volatile"
-                | "relaxed" | "acquire" | "release" | "cta" | "gpu" | "sys" => {}
+                | "relaxed" | "acquire" | "release" | "cta" | "cluster" | "gpu" | "sys" => {}
                 "v2" | "v4" | "v8" => {}
                 cache if cache.starts_with("L1::") || cache.starts_with("L2::") => {}
                 name => space = self.space(parts, name)?,

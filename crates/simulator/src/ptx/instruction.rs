@@ -40,7 +40,10 @@ pub(crate) struct Address {
 pub(crate) enum Space {
     Generic,
     Global,
+    /// The memory of the thread's own block.
     Shared,
+    /// The memory of any block of the cluster.
+    Cluster,
     Local,
     Param,
 }
@@ -52,8 +55,39 @@ pub(crate) enum Special {
     Ntid(usize),
     Ctaid(usize),
     Nctaid(usize),
+    /// Place of the block in its cluster, blocks of a cluster, and place and number of clusters.
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    ClusterId(usize),
+    ClusterCount(usize),
+    ClusterRank,
+    ClusterSize,
     Lane,
     Warp,
+}
+
+/// Whose barriers an instruction reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Block,
+    Cluster,
+}
+
+/// Among whose threads a barrier orders accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Block,
+    Cluster,
+}
+
+/// Where a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyTargets {
+    pub(crate) reach: Reach,
+    /// Whether the other block of a pair may have the barrier.
+    pub(crate) of_pair: bool,
+    /// A bit for each block that gets it, at the same place; `None` for the one that the address names.
+    pub(crate) blocks: Option<Operand>,
 }
 
 /// How a predicate joins another one.
@@ -183,6 +217,17 @@ pub(crate) enum Op {
     WarpSync {
         mask: Operand,
     },
+    /// Arrives at the barrier of all threads of a cluster.
+    ClusterArrive {
+        releases: bool,
+    },
+    ClusterWait,
+    /// The address of the same place in another block of the cluster.
+    MapAddress {
+        dst: Reg,
+        src: Operand,
+        rank: Operand,
+    },
     Fence(Fence),
     Shuffle {
         how: Shuffle,
@@ -213,11 +258,14 @@ pub(crate) enum Op {
     BarrierArrive {
         address: Address,
         expected: Option<Operand>,
+        reach: Reach,
+        scope: Scope,
     },
     BarrierWait {
         done: Reg,
         address: Address,
         parity: Operand,
+        scope: Scope,
     },
     TensorLoad {
         dst: Address,
@@ -226,6 +274,7 @@ pub(crate) enum Op {
         /// How far from its pixels a copy of pixels reads; `None` for a tile.
         offsets: Option<Vec<Operand>>,
         barrier: Address,
+        targets: CopyTargets,
     },
     LoadMatrix {
         dst: Vec<Reg>,
@@ -304,6 +353,8 @@ impl Instruction {
         matches!(
             self.op,
             Op::Barrier { .. }
+                | Op::ClusterArrive { .. }
+                | Op::ClusterWait
                 | Op::LoadMatrix { .. }
                 | Op::Mma { .. }
                 | Op::Wgmma(_)

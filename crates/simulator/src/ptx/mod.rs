@@ -12,8 +12,8 @@ mod tcgen05;
 mod types;
 
 pub(crate) use instruction::{
-    Address, Fence, File, Instruction, Join, MmaScales, Op, Operand, Reg, Shuffle, Space, Special,
-    Wgmma,
+    Address, CopyTargets, Fence, File, Instruction, Join, MmaScales, Op, Operand, Reach, Reg,
+    Scope, Shuffle, Space, Special, Wgmma,
 };
 pub(crate) use program::Kernel;
 pub use program::Program;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::ParseError,
-    memory::{MODULE_BASE, SHARED_BASE},
+    memory::{MODULE_BASE, MOST_BLOCKS, SHARED_BASE, in_block},
 };
 use std::collections::BTreeSet;
 
@@ -40,7 +40,10 @@ pub(crate) struct Kernel {
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_shared: u64,
     pub(crate) registers: RegisterCounts,
-    pub(crate) code: Vec<Instruction>,
+    /// Blocks of a cluster along x, y, z.
+    pub(crate) cluster: [u32; 3],
+    /// The code of the blocks of a cluster, by their rank: addresses of shared variables are each block's own.
+    codes: Vec<Vec<Instruction>>,
 }
 
 impl Program {
@@ -71,17 +74,23 @@ impl Program {
     pub fn opcodes(&self) -> BTreeSet<&str> {
         self.kernels
             .iter()
-            .flat_map(|kernel| &kernel.code)
+            .flat_map(|kernel| kernel.code(0))
             .map(|instruction| instruction.opcode.as_str())
             .collect()
     }
 }
 
 impl Kernel {
+    /// The code of the block of that rank in its cluster: the same instructions for all.
+    pub(crate) fn code(&self, rank: usize) -> &[Instruction] {
+        &self.codes[rank]
+    }
+
     /// The narrowest access to shared memory, in bytes: what races are told apart by.
     pub(crate) fn shared_granule(&self) -> u64 {
-        let shared = |space: &Space| matches!(space, Space::Shared | Space::Generic);
-        let widths = self.code.iter().filter_map(|instruction| match &instruction.op {
+        let shared =
+            |space: &Space| matches!(space, Space::Shared | Space::Cluster | Space::Generic);
+        let widths = self.code(0).iter().filter_map(|instruction| match &instruction.op {
             Op::Load { space, ty, dst, .. } if shared(space) => Some(ty.bytes() * dst.len() as u64),
             Op::Store { space, ty, src, .. } if shared(space) => {
                 Some(ty.bytes() * src.len() as u64)
@@ -108,17 +117,33 @@ fn place_data(data: &mut Vec<u8>, variable: &Variable) -> Result<u64, ParseError
     Ok(offset)
 }
 
-fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Kernel, ParseError> {
-    let mut decoder = Decoder::new(&source.target);
-    for (name, address) in module {
-        decoder.names.define(name, *address);
+/// That all instructions of tensor memory are of a block, or all of a pair of blocks.
+fn check_groups(code: &[Instruction]) -> Result<(), ParseError> {
+    let group = |instruction: &Instruction| {
+        let is_one = || instruction.opcode.contains("cta_group::1");
+        let tensor = matches!(instruction.op, Op::Tcgen05(_));
+        (tensor && instruction.opcode.contains("cta_group")).then(is_one)
+    };
+    let mut groups = code.iter().filter_map(|instruction| Some((instruction, group(instruction)?)));
+    let Some((_, first)) = groups.next() else { return Ok(()) };
+    match groups.find(|(_, group)| *group != first) {
+        None => Ok(()),
+        Some((other, _)) => {
+            let reason =
+                format!("`{}`: the kernel has instructions of the other `cta_group`", other.opcode);
+            Err(ParseError::new(other.line, reason))
+        }
     }
+}
+
+fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Kernel, ParseError> {
     let mut parameters = Vec::new();
     let mut parameter_bytes = 0_u64;
+    let mut names = module.to_vec();
     for parameter in &entry.parameters {
         let bytes = parameter.element * parameter.count.unwrap_or(1);
         let offset = parameter_bytes.next_multiple_of(parameter.align);
-        decoder.names.define(&parameter.name, offset);
+        names.push((parameter.name.clone(), offset));
         parameters.push(Parameter { offset, bytes });
         parameter_bytes = offset + bytes;
     }
@@ -127,10 +152,10 @@ fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Ke
         Item::Variable(variable) => Some(variable),
         _ => None,
     });
-    let shared = source.variables.iter().filter(|variable| variable.space == ".shared");
+    let variables = source.variables.iter().filter(|variable| variable.space == ".shared");
     let (mut end, mut dynamic) = (SHARED_BASE, 16);
-    let mut places = Vec::new();
-    for variable in shared.chain(within) {
+    let mut shared = Vec::new();
+    for variable in variables.chain(within) {
         let bytes = variable.element * variable.count.unwrap_or(0);
         match (variable.space.as_str(), variable.count) {
             (_, None) => dynamic = dynamic.max(variable.align),
@@ -140,24 +165,40 @@ fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Ke
             }
             _ => {
                 let offset = end.next_multiple_of(variable.align);
-                places.push((variable, offset));
+                shared.push((variable.name.clone(), offset));
                 end = offset + bytes;
             }
         }
     }
     let dynamic_shared = end.next_multiple_of(dynamic);
     for variable in source.variables.iter().filter(|variable| variable.count.is_none()) {
-        decoder.names.define(&variable.name, dynamic_shared);
-    }
-    // A variable of an inner scope is known by its name everywhere; names are unique in what is compiled.
-    for (variable, offset) in places {
-        decoder.names.define(&variable.name, offset);
+        shared.push((variable.name.clone(), dynamic_shared));
     }
 
-    for item in &entry.items {
-        decoder.item(item)?;
+    let blocks: u32 = entry.cluster.iter().product();
+    if !(1..=MOST_BLOCKS).contains(&blocks) {
+        let reason = format!("a cluster of {blocks} blocks; 1 to {MOST_BLOCKS} are possible");
+        return Err(ParseError::new(entry.line, reason));
     }
-    let (code, registers) = decoder.finish()?;
+    let mut registers = RegisterCounts::default();
+    let mut codes = Vec::with_capacity(blocks as usize);
+    for rank in 0..blocks as usize {
+        let mut decoder = Decoder::new(&source.target);
+        // A variable of an inner scope is known by its name everywhere; names are unique in what is compiled.
+        for (name, address) in &names {
+            decoder.names.define(name, *address);
+        }
+        for (name, address) in &shared {
+            decoder.names.define(name, in_block(rank, *address));
+        }
+        for item in &entry.items {
+            decoder.item(item)?;
+        }
+        let (code, counts) = decoder.finish()?;
+        registers = counts;
+        codes.push(code);
+    }
+    check_groups(&codes[0])?;
     Ok(Kernel {
         name: entry.name.clone(),
         parameters,
@@ -165,6 +206,7 @@ fn kernel(source: &Source, entry: &Entry, module: &[(String, u64)]) -> Result<Ke
         static_shared_end: end,
         dynamic_shared,
         registers,
-        code,
+        cluster: entry.cluster,
+        codes,
     })
 }

@@ -59,8 +59,11 @@ pub(super) enum Item {
 /// A kernel as it is written.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
+    pub(super) line: u32,
     pub(super) name: String,
     pub(super) parameters: Vec<Variable>,
+    /// Blocks of a cluster along x, y, z.
+    pub(super) cluster: [u32; 3],
     pub(super) items: Vec<Item>,
 }
 
@@ -113,6 +116,7 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Parsed<Entry> {
+        let line = self.line();
         self.at += 1;
         let name = self.word()?.to_owned();
         let mut parameters = Vec::new();
@@ -122,12 +126,21 @@ impl<'a> Reader<'a> {
                 self.take(',');
             }
         }
+        let mut cluster = [1; 3];
         while !self.take('{') {
             // What the kernel says of its launches: `.maxntid 256`.
-            if self.peek().is_none() {
-                return Err(self.error("the kernel has no body"));
+            match self.peek() {
+                None => return Err(self.error("the kernel has no body")),
+                Some(Token::Word(".reqnctapercluster")) => {
+                    self.at += 1;
+                    for (place, blocks) in cluster.iter_mut().enumerate() {
+                        if place == 0 || self.take(',') {
+                            *blocks = self.number()? as u32;
+                        }
+                    }
+                }
+                Some(_) => self.at += 1,
             }
-            self.at += 1;
         }
         let mut items = Vec::new();
         let mut depth = 1;
@@ -143,7 +156,7 @@ impl<'a> Reader<'a> {
                     self.at += 1;
                     depth -= 1;
                     if depth == 0 {
-                        return Ok(Entry { name, parameters, items });
+                        return Ok(Entry { line, name, parameters, cluster, items });
                     }
                     items.push(Item::Close);
                 }

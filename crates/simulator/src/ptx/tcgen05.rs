@@ -10,20 +10,23 @@ use crate::{
     tensor::{ScaledKind, TensorKind},
 };
 
-/// An instruction of tensor memory, of a block on its own.
+/// An instruction of tensor memory, of a block on its own or of a pair.
 #[derive(Clone, Debug)]
 pub(crate) enum Tcgen05 {
     /// Asks for columns; their address goes to shared memory.
     Allocate {
+        of_pair: bool,
         address: Address,
         columns: Operand,
     },
     Free {
+        of_pair: bool,
         place: Operand,
         columns: Operand,
     },
     Relinquish,
     Product {
+        of_pair: bool,
         kind: TensorKind,
         sums: Address,
         a: LeftOperand,
@@ -49,9 +52,11 @@ pub(crate) enum Tcgen05 {
         place: Address,
         descriptor: Operand,
     },
-    /// Has the barrier told when the thread's products are done.
+    /// Has the barrier told when the thread's products are done, or those at the same place in several blocks, of
+    /// which each has a bit.
     Commit {
         barrier: Address,
+        blocks: Option<Operand>,
     },
     Load {
         shape: TransferShape,
@@ -98,17 +103,21 @@ impl Tcgen05 {
 
 impl Decoder {
     pub(super) fn tcgen05(&self, parts: &Parts<'_>) -> Decoded {
+        let of_pair = parts.has("cta_group::2");
         let instruction = match &parts.modifiers[..] {
-            ["alloc", "cta_group::1", "sync", "aligned", "shared::cta", "b32"]
-            | ["alloc", "cta_group::1", "sync", "aligned", "b32"] => Tcgen05::Allocate {
-                address: self.address(parts, 0)?,
-                columns: self.operand(parts, 1)?,
-            },
-            ["dealloc", "cta_group::1", "sync", "aligned", "b32"] => {
-                Tcgen05::Free { place: self.operand(parts, 0)?, columns: self.operand(parts, 1)? }
+            ["alloc", "cta_group::1" | "cta_group::2", "sync", "aligned", "shared::cta", "b32"]
+            | ["alloc", "cta_group::1" | "cta_group::2", "sync", "aligned", "b32"] => {
+                let (address, columns) = (self.address(parts, 0)?, self.operand(parts, 1)?);
+                Tcgen05::Allocate { of_pair, address, columns }
             }
-            ["relinquish_alloc_permit", "cta_group::1", "sync", "aligned"] => Tcgen05::Relinquish,
-            ["mma", "cta_group::1", kind] => self.tensor_product(parts, kind)?,
+            ["dealloc", "cta_group::1" | "cta_group::2", "sync", "aligned", "b32"] => {
+                let (place, columns) = (self.operand(parts, 0)?, self.operand(parts, 1)?);
+                Tcgen05::Free { of_pair, place, columns }
+            }
+            ["relinquish_alloc_permit", "cta_group::1" | "cta_group::2", "sync", "aligned"] => {
+                Tcgen05::Relinquish
+            }
+            ["mma", "cta_group::1" | "cta_group::2", kind] => self.tensor_product(parts, kind)?,
             ["mma", "cta_group::1", kind, "block_scale"] => {
                 self.scaled_tensor_product(parts, kind, None)?
             }
@@ -119,9 +128,26 @@ impl Decoder {
                 place: self.address(parts, 0)?,
                 descriptor: self.operand(parts, 1)?,
             },
-            ["commit", "cta_group::1", "mbarrier::arrive::one", "shared::cluster", "b64"]
-            | ["commit", "cta_group::1", "mbarrier::arrive::one", "b64"] => {
-                Tcgen05::Commit { barrier: self.address(parts, 0)? }
+            [
+                "commit",
+                "cta_group::1" | "cta_group::2",
+                "mbarrier::arrive::one",
+                "shared::cluster",
+                "multicast::cluster",
+                "b64",
+            ] => Tcgen05::Commit {
+                barrier: self.address(parts, 0)?,
+                blocks: Some(self.operand(parts, 1)?),
+            },
+            [
+                "commit",
+                "cta_group::1" | "cta_group::2",
+                "mbarrier::arrive::one",
+                "shared::cluster",
+                "b64",
+            ]
+            | ["commit", "cta_group::1" | "cta_group::2", "mbarrier::arrive::one", "b64"] => {
+                Tcgen05::Commit { barrier: self.address(parts, 0)?, blocks: None }
             }
             ["ld", "sync", "aligned", shape, times, "b32"] => {
                 let (shape, dst) = (self.transfer(parts, shape)?, self.registers(parts, 0)?);
@@ -155,9 +181,13 @@ impl Decoder {
     fn tensor_product(&self, parts: &Parts<'_>, kind: &str) -> Decoded<Tcgen05> {
         let kind = kind.strip_prefix("kind::").and_then(TensorKind::named);
         let kind = kind.ok_or_else(|| parts.unknown())?;
+        let of_pair = parts.has("cta_group::2");
+        let words = if of_pair { 8 } else { 4 };
         let disabled = match parts.written(4)? {
-            Written::List(list) if list.len() == 4 => self.operands(parts, 4)?,
-            Written::List(_) => return Err(parts.error("four words of disabled lanes expected")),
+            Written::List(list) if list.len() == words => self.operands(parts, 4)?,
+            Written::List(_) => {
+                return Err(parts.error(&format!("{words} words of disabled lanes expected")));
+            }
             _ => Vec::new(),
         };
         let last = 4 + usize::from(!disabled.is_empty());
@@ -169,6 +199,7 @@ impl Decoder {
             _ => LeftOperand::Shared(self.operand(parts, 1)?),
         };
         Ok(Tcgen05::Product {
+            of_pair,
             kind,
             sums: self.address(parts, 0)?,
             a,

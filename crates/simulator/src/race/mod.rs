@@ -14,7 +14,7 @@ mod tensor_memory;
 
 use crate::{
     error::{FaultKind, Outcome, Trouble},
-    memory::SHARED_BASE,
+    memory::{SHARED_BASE, in_block, rank_of, within_block},
 };
 use tensor_memory::TensorCells;
 
@@ -30,21 +30,37 @@ pub(crate) struct Clock {
     seen: Vec<u32>,
     /// The part of it that a fence between proxies came after.
     fenced: Vec<u32>,
+    /// Until when barriers are known that warps initialized, by fences for those alone.
+    inits: Vec<u32>,
 }
 
 impl Clock {
     fn new(actors: usize) -> Self {
-        Self { seen: vec![0; actors], fenced: vec![0; actors] }
+        Self { seen: vec![0; actors], fenced: vec![0; actors], inits: vec![0; actors] }
+    }
+
+    fn widen(&mut self, actors: usize) {
+        if self.seen.len() < actors {
+            for times in [&mut self.seen, &mut self.fenced, &mut self.inits] {
+                times.resize(actors, 0);
+            }
+        }
     }
 
     /// Learns what another clock knows.
     pub(crate) fn join(&mut self, other: &Self) {
-        if self.seen.len() < other.seen.len() {
-            self.seen.resize(other.seen.len(), 0);
-            self.fenced.resize(other.seen.len(), 0);
-        }
+        self.widen(other.seen.len());
         let pairs = self.seen.iter_mut().zip(&other.seen);
         for (mine, other) in pairs.chain(self.fenced.iter_mut().zip(&other.fenced)) {
+            *mine = (*mine).max(*other);
+        }
+        self.join_inits(other);
+    }
+
+    /// Learns which initialized barriers another clock knows, and nothing else.
+    fn join_inits(&mut self, other: &Self) {
+        self.widen(other.inits.len());
+        for (mine, other) in self.inits.iter_mut().zip(&other.inits) {
             *mine = (*mine).max(*other);
         }
     }
@@ -76,10 +92,20 @@ struct Write {
     meeting: u32,
 }
 
-/// What is known of all accesses of a block.
+/// What a warp is called: by its place in its block, and in a cluster by the block, too.
+pub(crate) fn warp_name(warp: usize, [blocks, warps_of_block]: [usize; 2]) -> String {
+    let (rank, place) = (warp / warps_of_block, warp % warps_of_block);
+    if blocks == 1 { format!("warp {place}") } else { format!("warp {place} of block {rank}") }
+}
+
+/// What is known of all accesses of a block, or of the blocks of a cluster.
 #[derive(Debug)]
 pub(crate) struct Races {
     granule: u64,
+    /// Blocks, and warps of each.
+    blocks: [usize; 2],
+    /// Cells of a block's shared memory.
+    cells_of_block: usize,
     warps: usize,
     clocks: Vec<Clock>,
     /// How often the lanes of a warp met.
@@ -94,15 +120,20 @@ pub(crate) struct Races {
 }
 
 impl Races {
-    pub(crate) fn new(bytes: usize, granule: u64, warps: usize) -> Self {
+    /// Of so many bytes of shared memory in each block, for so many blocks of so many warps.
+    pub(crate) fn new(bytes: usize, granule: u64, blocks: [usize; 2]) -> Self {
+        let warps = blocks[0] * blocks[1];
         let actors = CLASSES * warps + BARRIERS;
         let mut clocks = vec![Clock::new(actors); warps];
         for (warp, clock) in clocks.iter_mut().enumerate() {
             clock.seen[warp] = 1;
         }
-        let cells = bytes.div_ceil(granule as usize);
+        let cells_of_block = bytes.div_ceil(granule as usize);
+        let cells = blocks[0] * cells_of_block;
         Self {
             granule,
+            blocks,
+            cells_of_block,
             warps,
             clocks,
             meetings: vec![1; warps],
@@ -130,23 +161,31 @@ impl Races {
     }
 
     fn named(&self, number: usize, lane: u32) -> String {
-        let warp = number % self.warps;
+        let warp = warp_name(number % self.warps, self.blocks);
         match number / self.warps {
-            0 => format!("lane {lane} of warp {warp}"),
-            1 => format!("a cp.async of warp {warp}"),
-            2 => format!("a product of warp {warp}"),
-            3 => format!("tcgen05.ld of warp {warp}"),
-            4 => format!("tcgen05.st of warp {warp}"),
+            0 => format!("lane {lane} of {warp}"),
+            1 => format!("a cp.async of {warp}"),
+            2 => format!("a product of {warp}"),
+            3 => format!("tcgen05.ld of {warp}"),
+            4 => format!("tcgen05.st of {warp}"),
             _ => format!("a bulk copy of barrier {}", number - CLASSES * self.warps),
         }
     }
 
     fn cells(&self, address: u64, bytes: u64) -> std::ops::Range<usize> {
-        let at = address.saturating_sub(SHARED_BASE);
-        let last = self.writes.len();
-        let first = (at / self.granule) as usize;
-        let end = (at + bytes).div_ceil(self.granule) as usize;
+        let at = within_block(address).saturating_sub(SHARED_BASE);
+        let of_block = self.cells_of_block;
+        let block = (rank_of(address) * of_block).min(self.writes.len());
+        let last = (block + of_block).min(self.writes.len());
+        let first = block + (at / self.granule) as usize;
+        let end = block + (at + bytes).div_ceil(self.granule) as usize;
         first.min(last)..end.min(last)
+    }
+
+    /// The address at which a cell begins.
+    fn address_of(&self, cell: usize) -> u64 {
+        let (rank, within) = (cell / self.cells_of_block, cell % self.cells_of_block);
+        in_block(rank, SHARED_BASE + within as u64 * self.granule)
     }
 
     /// Enters a read by an actor of `warp`, at the time of its group if it is asynchronous.
@@ -200,7 +239,7 @@ impl Races {
         let clock = &self.clocks[warp];
         let number = self.number(warp, actor);
         let place = || {
-            let address = SHARED_BASE + cell as u64 * self.granule;
+            let address = self.address_of(cell);
             let lane = if let Actor::Lane(lane) = actor { lane as u32 } else { 0 };
             let (who, by) = (self.named(number, lane), self.named(writer, last.lane));
             format!("{who} {verb} shared {address:#x}, which {by} wrote")
@@ -237,7 +276,7 @@ impl Races {
         for slot in 0..2 * self.warps {
             let reader = if slot < self.warps { slot } else { self.warps + slot };
             if self.reads[first + slot] > clock.seen[reader] {
-                let address = SHARED_BASE + cell as u64 * self.granule;
+                let address = self.address_of(cell);
                 let lane = if let Actor::Lane(lane) = actor { lane as u32 } else { 0 };
                 let who = self.named(self.number(warp, actor), lane);
                 let by = self.named(reader, 0);
@@ -257,6 +296,17 @@ impl Races {
         self.clocks[warp].seen[warp] += 1;
     }
 
+    /// Of what `warp` knows, only the barriers whose initialization it has fenced go into `clock`.
+    pub(crate) fn release_inits(&self, warp: usize, clock: &mut Clock) {
+        clock.join_inits(&self.clocks[warp]);
+    }
+
+    /// A fence of `warp` for the barriers that it has initialized.
+    pub(crate) fn fence_inits(&mut self, warp: usize) {
+        let Clock { seen, inits, .. } = &mut self.clocks[warp];
+        inits[warp] = seen[warp];
+    }
+
     /// `warp` learns what `clock` knows.
     pub(crate) fn acquire(&mut self, warp: usize, clock: &Clock) {
         self.clocks[warp].join(clock);
@@ -269,7 +319,7 @@ impl Races {
 
     /// A fence between the proxies by `warp`.
     pub(crate) fn fence(&mut self, warp: usize) {
-        let Clock { seen, fenced } = &mut self.clocks[warp];
+        let Clock { seen, fenced, .. } = &mut self.clocks[warp];
         fenced.copy_from_slice(seen);
     }
 
@@ -302,9 +352,10 @@ impl Races {
         self.clocks[warp].seen[warp]
     }
 
-    /// Whether `warp` knows what `other` did until `time`.
-    pub(crate) fn knows(&self, warp: usize, other: usize, time: u32) -> bool {
-        warp == other || self.clocks[warp].seen[other] >= time
+    /// Whether `warp` knows of the barriers that `other` initialized until `time`.
+    pub(crate) fn knows_init(&self, warp: usize, other: usize, time: u32) -> bool {
+        let Clock { seen, inits, .. } = &self.clocks[warp];
+        warp == other || seen[other].max(inits[other]) >= time
     }
 }
 
@@ -313,7 +364,7 @@ mod tests {
     use super::*;
 
     fn races() -> Races {
-        Races::new(256, 4, 2)
+        Races::new(256, 4, [1, 2])
     }
 
     fn kind(outcome: Outcome) -> Option<FaultKind> {

@@ -7,7 +7,7 @@
 use super::{Actor, Clock, Races};
 use crate::{
     error::{FaultKind, Outcome, Trouble},
-    memory::CELLS,
+    memory::{CELLS, place_of},
 };
 
 /// What of a warp reads tensor memory: loads, and products.
@@ -26,11 +26,11 @@ pub(super) struct TensorCells {
 
 impl Races {
     fn tensor(&mut self) -> &mut TensorCells {
-        let warps = self.warps;
+        let (warps, cells) = (self.warps, self.blocks[0] * CELLS);
         self.tensor.get_or_insert_with(|| {
             Box::new(TensorCells {
-                writes: vec![(0, 0); CELLS],
-                reads: vec![0; CELLS * READERS * warps],
+                writes: vec![(0, 0); cells],
+                reads: vec![0; cells * READERS * warps],
                 ordered: vec![Vec::new(); warps],
             })
         })
@@ -174,11 +174,12 @@ impl Races {
             }
             "no tcgen05.fence::after_thread_sync lies in between"
         };
-        let (lanes, column) = (cell / 512 * 16, cell % 512);
+        let [rank, lanes, column] = place_of(cell);
+        let of_block = if self.blocks[0] > 1 { format!(" of block {rank}") } else { String::new() };
         let (who, by) = (self.named(number, 0), self.named(other, 0));
         let reason = format!(
-            "{who} accesses column {column} of tensor memory, lanes from {lanes} on, which {by} accesses, too; \
-             {what}"
+            "{who} accesses column {column} of tensor memory{of_block}, lanes from {lanes} on, which {by} \
+             accesses, too; {what}"
         );
         Err(Trouble::new(FaultKind::Race, reason))
     }
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_load_needs_the_commit_and_the_fence_behind_it() {
-        let mut races = Races::new(64, 4, 2);
+        let mut races = Races::new(64, 4, [1, 2]);
         assert_eq!(access(&mut races, 0, Actor::Product, 1), None);
         assert_eq!(access(&mut races, 0, Actor::Product, 2), None);
         assert_eq!(access(&mut races, 1, Actor::TensorLoad, 1), Some(FaultKind::Race));
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_store_needs_that_the_product_is_done_that_reads_what_lies_there() {
-        let mut races = Races::new(64, 4, 2);
+        let mut races = Races::new(64, 4, [1, 2]);
         assert_eq!(access(&mut races, 1, Actor::TensorStore, 1), None);
         let hasty = races.tensor_operand(0, 1, 40..42).err().map(|trouble| trouble.kind);
         assert_eq!(hasty, Some(FaultKind::Race));
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_product_needs_that_loads_were_waited_for_and_told() {
-        let mut races = Races::new(64, 4, 2);
+        let mut races = Races::new(64, 4, [1, 2]);
         assert_eq!(access(&mut races, 1, Actor::TensorLoad, 1), None);
         let mut told = Clock::default();
         races.release(1, &mut told);

@@ -2,7 +2,10 @@
 //! Memory Matrix Layout" and "tcgen05 Shared Memory Descriptor"; CUTLASS `mma_traits_sm90_gmma.hpp` and
 //! `mma_sm100_desc.hpp`).
 
-use crate::error::{FaultKind, Outcome, Trouble};
+use crate::{
+    error::{FaultKind, Outcome, Trouble},
+    memory::in_block,
+};
 
 /// A descriptor's fields, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,11 @@ impl Descriptor {
             return Err(Trouble::new(FaultKind::Unsupported, reason));
         }
         Self::decode(bits & !(7 << 46))
+    }
+
+    /// The same place in the memory of the block of that rank in the cluster: descriptors do not name one.
+    pub(crate) fn in_block(self, rank: usize) -> Self {
+        Self { start: in_block(rank, self.start), ..self }
     }
 
     /// Whether rows of more than 16 bytes are permuted.

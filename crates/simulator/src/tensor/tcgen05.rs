@@ -13,7 +13,8 @@ pub(crate) enum TensorKind {
     F4,
 }
 
-/// A product of a block: `m` rows, `n` columns, 32 bytes of k, sums in f32.
+/// A product of a block, or of a pair of blocks, of which each has half of the rows and half of the columns: `m` rows,
+/// `n` columns, 32 bytes of k, sums in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TensorShape {
     pub(crate) m: usize,
@@ -50,8 +51,8 @@ impl TensorKind {
 }
 
 impl TensorShape {
-    /// From the 32 bits of an instruction descriptor.
-    pub(crate) fn decode(bits: u32, kind: TensorKind) -> Outcome<Self> {
+    /// From the 32 bits of an instruction descriptor, of so many blocks: one, or a pair.
+    pub(crate) fn decode(bits: u32, kind: TensorKind, blocks: usize) -> Outcome<Self> {
         let fail = |fault, reason: &str| {
             Err(Trouble::new(fault, format!("instruction descriptor {bits:#x}: {reason}")))
         };
@@ -73,10 +74,18 @@ impl TensorShape {
         }
         let (m, n) = ((bits >> 24 & 0x1f) as usize * 16, (bits >> 17 & 0x3f) as usize * 8);
         // 128 rows have their columns in pairs of eight.
-        let step = match m {
-            64 => 8,
-            128 => 16,
-            _ => return fail(FaultKind::Misuse, &format!("{m} rows; 64 and 128 are possible")),
+        let step = match (m, blocks) {
+            (64, 1) => 8,
+            (128, 1) => 16,
+            (256, 2) => 32,
+            (128, 2) => return fail(FaultKind::Unsupported, "128 rows of a pair of blocks"),
+            (_, 1) => {
+                return fail(FaultKind::Misuse, &format!("{m} rows; 64 and 128 are possible"));
+            }
+            _ => {
+                let reason = format!("{m} rows of a pair of blocks; 128 and 256 are possible");
+                return fail(FaultKind::Misuse, &reason);
+            }
         };
         if n == 0 || n > 256 || !n.is_multiple_of(step) {
             let reason =
@@ -91,7 +100,7 @@ impl TensorShape {
         if kind == TensorKind::F4 && transposed != [false; 2] {
             return fail(FaultKind::Misuse, "operands of 4 bits across k");
         }
-        if a.bits() == 8 && transposed[1] && !n.is_multiple_of(16) {
+        if a.bits() == 8 && transposed[1] && !(n / blocks).is_multiple_of(16) {
             return fail(
                 FaultKind::Unsupported,
                 "operands of 8 bits across k in parts of 16 bytes",
@@ -100,7 +109,7 @@ impl TensorShape {
         Ok(Self { m, n, a, b, negate, transposed })
     }
 
-    /// The lane of tensor memory that holds a row of the sums.
+    /// The lane of tensor memory that holds a row of a block's sums.
     pub(crate) fn lane(self, row: usize) -> usize {
         if self.m == 64 { row / 16 * 32 + row % 16 } else { row }
     }
@@ -115,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_is_read_field_by_field() {
-        let shape = TensorShape::decode(BF16 | 1 << 14 | 1 << 15, TensorKind::F16).unwrap();
+        let shape = TensorShape::decode(BF16 | 1 << 14 | 1 << 15, TensorKind::F16, 1).unwrap();
         let expected = TensorShape {
             m: 128,
             n: 256,
@@ -129,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_no_product_has_is_refused() {
-        let kind = |bits, kind| TensorShape::decode(bits, kind).unwrap_err().kind;
+        let kind = |bits, kind| TensorShape::decode(bits, kind, 1).unwrap_err().kind;
         for bits in [BF16 | 1 << 6, BF16 ^ 1 << 7, BF16 | 2 << 10, BF16 | 1 << 17, BF16 | 1 << 24] {
             assert_eq!(kind(bits, TensorKind::F16), FaultKind::Misuse, "{bits:#x}");
         }
@@ -139,8 +148,21 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_of_blocks_has_twice_the_rows() {
+        const PAIR: u32 = BF16 ^ 24 << 24;
+        let decode = |bits, blocks| TensorShape::decode(bits, TensorKind::F16, blocks);
+        assert_eq!(decode(PAIR, 2).map(|shape| (shape.m, shape.n)).unwrap(), (256, 256));
+        let kind = |bits, blocks| decode(bits, blocks).unwrap_err().kind;
+        assert_eq!(kind(PAIR, 1), FaultKind::Misuse);
+        // Columns of a pair come 32 at a time.
+        assert_eq!(kind(PAIR ^ 2 << 17, 2), FaultKind::Misuse);
+        assert_eq!(kind(PAIR ^ 20 << 24, 2), FaultKind::Misuse);
+        assert_eq!(kind(BF16, 2), FaultKind::Unsupported);
+    }
+
+    #[test]
     fn sixty_four_rows_lie_in_halves_of_the_warps_lanes() {
-        let shape = TensorShape::decode(BF16 ^ 12 << 24, TensorKind::F16).unwrap();
+        let shape = TensorShape::decode(BF16 ^ 12 << 24, TensorKind::F16, 1).unwrap();
         assert_eq!(shape.m, 64);
         assert_eq!([0, 15, 16, 63].map(|row| shape.lane(row)), [0, 15, 32, 111]);
     }

@@ -25,7 +25,7 @@ impl ScaledTensorShape {
             return fail(FaultKind::Misuse, "its scales have another type than ue8m0");
         };
         let elements = if kind.takes(Element::E2M1) { TensorKind::F4 } else { TensorKind::F8f6f4 };
-        let shape = TensorShape::decode(bits & !OWN | 1 << 4, elements)?;
+        let shape = TensorShape::decode(bits & !OWN | 1 << 4, elements, 1)?;
         if shape.m != 128 {
             return fail(FaultKind::Misuse, "scaled products have 128 rows");
         }
