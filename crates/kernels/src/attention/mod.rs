@@ -128,9 +128,15 @@ mod rules;
 #[cfg(feature = "cuda")]
 mod softmax;
 #[cfg(feature = "cuda")]
+mod tcgen05_backward;
+#[cfg(feature = "cuda")]
 mod tcgen05_forward;
 #[cfg(feature = "cuda")]
+mod tcgen05_gradients;
+#[cfg(feature = "cuda")]
 mod tcgen05_launch;
+#[cfg(feature = "cuda")]
+mod tcgen05_once;
 #[cfg(feature = "cuda")]
 mod tcgen05_weights;
 #[cfg(feature = "cuda")]

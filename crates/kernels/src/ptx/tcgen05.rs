@@ -11,7 +11,10 @@
 
 use super::{
     ROW_BYTES, load,
-    wgmma::{WgmmaOperands, WgmmaProduct, WgmmaWeights, registers, tile_descriptor},
+    wgmma::{
+        WgmmaOperands, WgmmaProduct, WgmmaWeights, registers, tile_descriptor,
+        tile_descriptor_across,
+    },
 };
 use cubecl::prelude::*;
 
@@ -101,8 +104,9 @@ fn product_text(product: WgmmaProduct) -> String {
     text + "}"
 }
 
-/// `[$0] = A B`, onto what was there if `$3` is not 0; A lies at `$1` in tensor memory, `$2` describes B.
-fn weights_text(weights: WgmmaWeights) -> String {
+/// `[$0] = A B`, onto what was there if `$3` is not 0; A lies at `$1` in tensor memory, 64 of k in every so many
+/// `columns`, and `$2` describes B.
+fn weights_text(weights: WgmmaWeights, columns: usize) -> String {
     let WgmmaWeights { n, dtype, k, rows_bytes, .. } = weights;
     let what = instruction_descriptor(of_halves(n, dtype, false));
     let mut text = format!(
@@ -114,7 +118,7 @@ fn weights_text(weights: WgmmaWeights) -> String {
         text += &format!(
             "add.s32 at, $1, {};\nadd.s64 bt, weighed, {};\n\
              tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt, what, accumulate;\n",
-            8 * step,
+            step / 4 * columns + step % 4 * 8,
             (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16
         );
         if step == 0 {
@@ -183,6 +187,12 @@ pub(crate) fn tensor_descriptor(address: u32, #[comptime] k_major: bool) -> u64 
     tile_descriptor(address, k_major) | VERSION.runtime()
 }
 
+/// As [`tensor_descriptor`], of a tile that runs across k: chunks of 64 columns so many bytes apart.
+#[cube]
+pub(crate) fn tensor_descriptor_across(address: u32, #[comptime] chunk_bytes: usize) -> u64 {
+    tile_descriptor_across(address, chunk_bytes) | VERSION.runtime()
+}
+
 /// Starts the product of two tiles, 128 bytes of k deep; with `accumulate` it is added to what lies at `sums`. One
 /// unit calls it.
 #[cube]
@@ -224,8 +234,8 @@ pub(crate) fn tensor_product(sums: u32, lhs: u64, rhs: u64, #[comptime] product:
         l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs));
 }
 
-/// Starts a sum of rows whose weights, 16-bit, lie in tensor memory, and which run across k; with `accumulate` it is
-/// added to what lies at `sums`. One unit calls it.
+/// Starts a sum of rows whose weights, 16-bit, lie in tensor memory, those of 64 rows in every so many `columns`, and
+/// which run across k; with `accumulate` it is added to what lies at `sums`. One unit calls it.
 #[cube]
 pub(crate) fn tensor_weights(
     sums: u32,
@@ -233,8 +243,9 @@ pub(crate) fn tensor_weights(
     rhs: u64,
     accumulate: u32,
     #[comptime] weights: WgmmaWeights,
+    #[comptime] columns: usize,
 ) {
-    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const weights_text(weights), s = in(_) load::<u32>(sums),
+    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const weights_text(weights, columns), s = in(_) load::<u32>(sums),
         l = in(_) load::<u32>(lhs), r = in(_) load::<u64>(rhs), a = in(_) load::<u32>(accumulate));
 }
 
@@ -307,12 +318,15 @@ mod tests {
             rows_bytes: 2 * 64 * ROW_BYTES,
             first: 0,
         };
-        let text = weights_text(weights);
+        let text = weights_text(weights, 32);
         assert_eq!(text.matches("tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt").count(), 8);
         // B runs across k, and its second 64 rows of k follow both blocks of the first.
         assert!(text.contains(&format!("mov.b32 what, {};", 0x0820_0490 | 1 << 16)));
         assert!(text.contains("add.s32 at, $1, 32;\nadd.s64 bt, weighed, 1024;"));
         assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);
+        // Weights that lie apart, as the scores did that they were made of.
+        let apart = weights_text(WgmmaWeights { rows_bytes: 64 * ROW_BYTES, ..weights }, 64);
+        assert!(apart.contains("add.s32 at, $1, 64;\nadd.s64 bt, weighed, 512;"));
     }
 
     #[test]

@@ -177,8 +177,8 @@ const GROUPED: AttentionCase = AttentionCase {
     ..CAUSAL
 };
 
-/// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
-/// of so many keys.
+/// The backward plan that a case is for: the first of a family, of Hopper's the one that computes products twice, or
+/// its plan that computes products once by tiles of so many keys.
 #[derive(Clone, Copy)]
 pub(super) enum Wanted {
     Of(Family),
@@ -188,7 +188,8 @@ pub(super) enum Wanted {
 impl Wanted {
     fn is(self, plan: &AttentionBlueprint, pass: Pass) -> bool {
         match self {
-            Self::Of(family) => plan.family == family && !plan.atomic,
+            Self::Of(Family::Wgmma) => plan.family == Family::Wgmma && !plan.atomic,
+            Self::Of(family) => plan.family == family,
             Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
             Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
         }
