@@ -7,6 +7,7 @@ mod exact_attention;
 mod machine;
 mod mutations;
 mod mx;
+mod packed_attention;
 mod products;
 mod rows;
 mod tensors;
