@@ -96,6 +96,8 @@ pub mod decode_variants;
 mod decode_weights;
 mod dropout;
 mod forward;
+#[cfg(feature = "cuda")]
+mod kept_bits;
 mod launch;
 #[cfg(feature = "cuda")]
 mod mma_backward;

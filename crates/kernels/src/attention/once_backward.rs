@@ -334,7 +334,8 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
                     let of_sums = sums_tile::<I, M>(&sequence, at);
                     let column = at * side;
-                    let tile = pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
+                    let tile =
+                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys, false);
                     let checked = is_checked(&tile.sequence, group_row, column, side, Side::Keys);
                     let from = slot_of(index, comptime!(blueprint.stages));
                     let to = slot_of(index, comptime!(blueprint.gradients));

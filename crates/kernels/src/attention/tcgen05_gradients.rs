@@ -15,8 +15,8 @@ use crate::ptx::{
     access::show_to_async,
     barrier::{barrier_arrive, barrier_wait},
     tcgen05::{
-        ROWS, tensor_fence_after, tensor_fence_before, tensor_load, tensor_store_packed,
-        tensor_wait_stores,
+        ROWS, tensor_fence_after, tensor_fence_before, tensor_load, tensor_pin_registers,
+        tensor_store_packed, tensor_wait_stores,
     },
     vector_of,
 };
@@ -89,6 +89,23 @@ struct Part {
     phase: u32,
 }
 
+/// Tells that a warp's weights are there.
+#[cube]
+fn tell_weights(at: &Places) {
+    tensor_wait_stores();
+    tensor_fence_before();
+    if UNIT_POS_PLANE == 0 {
+        barrier_arrive(at.weighed);
+    }
+}
+
+/// Waits for the products of a tile. They also tell that the gradients of the tile before were multiplied.
+#[cube]
+fn wait_for_products(at: &Places, part: &Part) {
+    barrier_wait(at.multiplied, part.phase);
+    tensor_fence_after();
+}
+
 /// Makes weights and their gradients of a warp's keys and 64 queries.
 #[cube]
 fn step<I: Float, M: Numeric>(
@@ -98,25 +115,28 @@ fn step<I: Float, M: Numeric>(
     upper: &PairTile<'_, I, M>,
     lower: &PairTile<'_, I, M>,
     #[comptime] masked: bool,
-    #[comptime] dtype: &'static str,
+    #[comptime] blueprint: Tcgen05BackwardBlueprint,
 ) {
-    let terms = part.terms;
+    let early = comptime!(blueprint.weighs_early(upper.sequence.rules.options));
+    let (terms, products, dtype) = (part.terms, part.products, comptime!(blueprint.dtype));
+    let (lower_scores, lower_products) = (part.scores + HALF_WARP, products + HALF_WARP);
+    let lower_rows = Rows { at: rows.at + comptime!(16 * ROW_BYTES as u32), swizzle: rows.swizzle };
     barrier_wait(at.scored, part.phase);
     tensor_fence_after();
     let upper_weights = make_weights::<I, M>(part.scores, terms, upper, masked, dtype);
-    let lower_weights = make_weights::<I, M>(part.scores + HALF_WARP, terms, lower, masked, dtype);
-    tensor_wait_stores();
-    tensor_fence_before();
-    if UNIT_POS_PLANE == 0 {
-        barrier_arrive(at.weighed);
+    if comptime!(early) {
+        let lower_weights = make_weights::<I, M>(lower_scores, terms, lower, masked, dtype);
+        tell_weights(at);
+        wait_for_products(at, part);
+        make_gradients::<I, M>(products, rows, upper_weights, terms, upper, dtype);
+        make_gradients::<I, M>(lower_products, &lower_rows, lower_weights, terms, lower, dtype);
+    } else {
+        wait_for_products(at, part);
+        make_gradients::<I, M>(products, rows, upper_weights, terms, upper, dtype);
+        let lower_weights = make_weights::<I, M>(lower_scores, terms, lower, masked, dtype);
+        tell_weights(at);
+        make_gradients::<I, M>(lower_products, &lower_rows, lower_weights, terms, lower, dtype);
     }
-    // This also tells that the gradients of the tile before were multiplied.
-    barrier_wait(at.multiplied, part.phase);
-    tensor_fence_after();
-    let lower_rows = Rows { at: rows.at + comptime!(16 * ROW_BYTES as u32), swizzle: rows.swizzle };
-    let products = part.products;
-    make_gradients::<I, M>(products, rows, upper_weights, terms, upper, dtype);
-    make_gradients::<I, M>(products + HALF_WARP, &lower_rows, lower_weights, terms, lower, dtype);
     tensor_wait_stores();
     show_to_async();
     tensor_fence_before();
@@ -167,7 +187,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
     out_strides: &Strides,
     #[comptime] blueprint: Tcgen05BackwardBlueprint,
 ) {
-    let (side, dtype) = comptime!((SIDE as u32, blueprint.dtype));
+    let side = comptime!(SIDE as u32);
+    tensor_pin_registers(tensor, u32::cast_from(rules.sizes.batch == 0));
     // Warpgroups 2 and 3.
     let half = UNIT_POS / 128 % 2;
     let first_lane = UNIT_POS % 128 / 32 * 32;
@@ -192,9 +213,10 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             let sequence = rules.sequence(share.batch, head);
             // Queries that see all keys of the warp need no check.
             let checked = is_checked(&sequence, warp_key, column, 32u32, Side::Keys);
-            let upper = pair_tile::<I, M>(sequence, key, column, quad, exponent, Side::Keys);
+            let upper = pair_tile::<I, M>(sequence, key, column, quad, exponent, Side::Keys, true);
             let again = rules.sequence(share.batch, head);
-            let lower = pair_tile::<I, M>(again, key + 16, column, quad, exponent, Side::Keys);
+            let lower =
+                pair_tile::<I, M>(again, key + 16, column, quad, exponent, Side::Keys, true);
             let slot = slot_of(index, TERM_STAGES);
             let part = Part {
                 scores: lanes + SCORES + half * side,
@@ -208,9 +230,9 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             barrier_wait(at.terms.full + slot.stage * 8, slot.phase);
             let options = comptime!(rules.options);
             if comptime!(options.mask || options.dropout) || checked {
-                step::<I, M>(at, &part, &rows, &upper, &lower, true, dtype);
+                step::<I, M>(at, &part, &rows, &upper, &lower, true, blueprint);
             } else {
-                step::<I, M>(at, &part, &rows, &upper, &lower, false, dtype);
+                step::<I, M>(at, &part, &rows, &upper, &lower, false, blueprint);
             }
             index += 1;
         }

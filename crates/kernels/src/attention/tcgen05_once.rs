@@ -23,6 +23,7 @@
 use super::{
     once::{SIDE, TERM_BYTES},
     pipeline::RingTiles,
+    rules::Options,
 };
 use crate::ptx::{
     ROW_BYTES,
@@ -139,6 +140,12 @@ impl Tcgen05BackwardBlueprint {
             lhs_k_major: false,
             rhs_k_major: false,
         }
+    }
+
+    /// Whether all of a tile's weights are made, and may be multiplied, before the first gradients of weights: if there
+    /// are registers for them, which words of dropout take.
+    pub(super) fn weighs_early(self, options: Options) -> bool {
+        !options.dropout
     }
 
     /// Columns of tensor memory that sums of rows of heads are read by.

@@ -143,6 +143,15 @@ fn load_text(width: usize) -> String {
     )
 }
 
+/// Never runs where `$0` is 0.
+fn pin_text() -> String {
+    let pinned = (0..64).map(|register| format!("pin{register}")).collect::<Vec<_>>().join(", ");
+    format!(
+        "{{ // $0 $1\n.reg .pred unused;\n.reg .b32 pin<64>;\nsetp.eq.u32 unused, $0, 0;\n\
+         @unused bra PINNED;\ntcgen05.st.sync.aligned.16x256b.x16.b32 [$1], {{{pinned}}};\nPINNED:\n}}"
+    )
+}
+
 /// 1 for one unit of a warp whose units all call it, the same one each time, and 0 for the others. Of what only that
 /// unit runs ptxas makes no loop over units.
 #[cube]
@@ -270,6 +279,14 @@ pub(crate) fn tensor_store_packed<P: Size>(place: u32, packed: Vector<u32, P>) {
 #[cube]
 pub(crate) fn tensor_wait_stores() {
     gpu_asm!("tcgen05.wait::st.sync.aligned;");
+}
+
+/// Tells ptxas how many registers a launch gives each unit, as
+/// [`wgmma_pin_registers`](super::wgmma_sums::wgmma_pin_registers) does: a store of 64 registers, too, has it know (CUDA
+/// 13.0). This one never runs, because `never` is 0.
+#[cube]
+pub(crate) fn tensor_pin_registers(place: u32, never: u32) {
+    gpu_asm!("{body}\n// {n}{p}", body = const pin_text(), n = in(_) never, p = in(_) load::<u32>(place));
 }
 
 /// Orders accesses of tensor memory behind the barriers that this unit has waited for.
