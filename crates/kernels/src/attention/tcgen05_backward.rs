@@ -47,6 +47,9 @@ pub(super) const UNITS: u32 = 512;
 pub(super) const HALF_WARP: u32 = 16 << 16;
 /// Warps that make weights.
 const WEIGHING: u32 = 8;
+/// Registers of a unit that copies or multiplies, of one that adds to dq, and of one that makes weights. Those of the last
+/// wait until they have theirs, for ever if that is more than a launch gives.
+const REGISTERS: [u32; 3] = [56, 88, 184];
 
 /// Where a cube's tiles and barriers are in shared memory.
 #[derive(CubeType, Clone, Copy)]
@@ -388,7 +391,7 @@ pub(crate) fn attention_backward_tcgen05_kernel<I: Float, M: Numeric, R: Size>(
         let tiles = (last - min(first, last)).div_ceil(comptime!((ROWS / SIDE) as u32));
         let share = Share { batch, first_key, heads, first_head, first, last, tiles };
         if warp < 4 {
-            release_registers(40u32);
+            release_registers(comptime!(REGISTERS[0]));
             if warp == 0 {
                 if elect() == 1 {
                     let maps = Maps {
@@ -407,15 +410,29 @@ pub(crate) fn attention_backward_tcgen05_kernel<I: Float, M: Numeric, R: Size>(
                 produce_terms(terms, rules, &at, &share, blueprint);
             }
         } else if warp < 8 {
-            release_registers(104u32);
+            release_registers(comptime!(REGISTERS[1]));
             add_queries::<I, M, R>(rules, &at, tensor, &share, query_sums, blueprint);
         } else {
-            acquire_registers(184u32);
+            acquire_registers(comptime!(REGISTERS[2]));
             weigh_and_write::<I, M, R>(rules, &at, tensor, &share, dk, dv, &out_strides, blueprint);
         }
     }
     sync_cube();
     if warp == 3 {
         tensor_free(tensor, comptime!(COLUMNS as u32));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warpgroups_share_the_registers_that_a_launch_gives() {
+        let [copying, adding, weighing] = REGISTERS;
+        // A launch gives each unit as many of a multiprocessor's 64 Ki as there are, a multiple of 8.
+        let given = UNITS / 128 * ((1 << 16) / UNITS / 8 * 8);
+        assert!(copying + adding + 2 * weighing <= given);
+        assert!(REGISTERS.iter().all(|count| count.is_multiple_of(8)));
     }
 }
