@@ -123,7 +123,7 @@ pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
                 product *= kept_factor(tile, i);
             }
             let mut gradient = weights.extract(i) * (product - deltas.extract(comptime!(j % 2)));
-            if comptime!(slopes.len() > 0) {
+            if comptime!(slopes.len() == 32) {
                 gradient *= slopes[i];
             }
             gradients.push(gradient);

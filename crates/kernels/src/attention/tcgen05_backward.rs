@@ -301,7 +301,7 @@ fn add_queries<I: Float, M: Numeric, R: Size>(
 ) {
     let base = output_address::<f32>(query_sums);
     let warp = UNIT_POS % 128 / 32;
-    let dq = tensor + comptime!(blueprint.dq()) + (warp * 32 << 16);
+    let dq = tensor + comptime!(blueprint.dq()) + ((warp * 32) << 16);
     let mut phase = 0u32;
     for member in 0..share.heads {
         let sequence = rules.sequence(share.batch, share.first_head + member);

@@ -36,7 +36,7 @@ fn make_weights<I: Float, M: Numeric>(
     let (weights, slopes) = weights_of::<I, M, Const<32>>(made, terms_at, tile, masked);
     let packed = weight_words::<I, M, Const<32>>(weights, tile, dtype);
     tensor_store_packed::<Const<16>>(scores, packed);
-    if comptime!(slopes.len() > 0) {
+    if comptime!(slopes.len() == 32) {
         // At once: slopes would take as many registers as the weights until their gradients are there.
         let mut steep = Elements::<f32>::new();
         #[unroll]
