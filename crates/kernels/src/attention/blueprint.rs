@@ -47,15 +47,18 @@ pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: 
     rows_bytes(head_dim, tensors * stay + 4 * moving)
 }
 
-/// Shared memory of the `tcgen05` family at least: the queries, two tiles of keys or values, and at most 256 bytes of
-/// barriers.
-const fn tcgen05_bytes(head_dim: usize) -> usize {
-    rows_bytes(head_dim, TCGEN05_TILE_Q + 2 * TCGEN05_TILE_KV) + 256
+/// Shared memory of the `tcgen05` family at least: the queries and two tiles of keys or values, or backward keys, values,
+/// three tiles that come in, gradients of weights and 3 KiB of terms of rows; and at most 256 bytes of barriers.
+pub(super) const fn tcgen05_bytes(pass: Pass, head_dim: usize) -> usize {
+    let side = TCGEN05_SIDE;
+    256 + match pass {
+        Pass::Forward => rows_bytes(head_dim, 4 * side),
+        Pass::Backward => rows_bytes(head_dim, 5 * side) + rows_bytes(side, side) + (3 << 10),
+    }
 }
 
-/// Queries and keys of a tile on the tensor cores of Blackwell's data-center GPUs.
-const TCGEN05_TILE_Q: usize = 256;
-const TCGEN05_TILE_KV: usize = 128;
+/// Keys of a tile on the tensor cores of Blackwell's data-center GPUs. Forward a tile has twice as many queries.
+const TCGEN05_SIDE: usize = 128;
 /// Queries of a tile on Hopper's tensor cores.
 const WGMMA_TILE_Q: usize = 128;
 /// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
@@ -246,20 +249,17 @@ impl AttentionBlueprint {
             && tensors.into_iter().all(is_aligned)
     }
 
-    /// The plan by the instructions of Blackwell's data-center GPUs, if they serve the problem: scores and sums of two
-    /// halves of the queries fill tensor memory.
+    /// The plan by the instructions of Blackwell's data-center GPUs, if they serve the problem: scores and sums fill
+    /// tensor memory.
     fn tcgen05(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
-        let serves = pass == Pass::Forward
-            && problem.head_dim <= 128
+        let atomic = pass == Pass::Backward;
+        let serves = problem.head_dim <= 128
             && Self::suits_tensor_cores(problem, pass)
-            && tcgen05_bytes(problem.head_dim) <= device.shared_bytes;
-        serves.then_some(Self {
-            family: Family::Tcgen05,
-            tile_q: TCGEN05_TILE_Q,
-            tile_kv: TCGEN05_TILE_KV,
-            atomic: false,
-            split: false,
-        })
+            && (!atomic || !problem.deterministic && fits_sums(problem))
+            && tcgen05_bytes(pass, problem.head_dim) <= device.shared_bytes;
+        let tile_q = if atomic { TCGEN05_SIDE } else { 2 * TCGEN05_SIDE };
+        let family = Family::Tcgen05;
+        serves.then_some(Self { family, tile_q, tile_kv: TCGEN05_SIDE, atomic, split: false })
     }
 
     /// The plan by Hopper's instructions, if they serve the problem.
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn blackwell_is_offered_its_own_forward_pass() {
+    fn blackwell_is_offered_its_own_passes() {
         let first = |capability, problem: &AttentionProblem, pass| {
             let device = DeviceProfile { compute_capability: Some(capability), ..H200 };
             AttentionBlueprint::candidates_on(problem, pass, device)[0].family
@@ -431,7 +431,9 @@ mod tests {
         let of_64 = problem(64, FloatKind::F16);
         for capability in [100, 103] {
             assert_eq!(first(capability, &of_64, Pass::Forward), Family::Tcgen05);
-            assert_eq!(first(capability, &of_64, Pass::Backward), Family::Mma);
+            assert_eq!(first(capability, &of_64, Pass::Backward), Family::Tcgen05);
+            let repeated = AttentionProblem { deterministic: true, ..of_64 };
+            assert_eq!(first(capability, &repeated, Pass::Backward), Family::Mma);
             assert_eq!(
                 first(capability, &problem(144, FloatKind::F16), Pass::Forward),
                 Family::Mma

@@ -114,6 +114,8 @@ pub fn attention_backward_with(
     match blueprint.family {
         Family::Portable => portable_launch::backward(&call, blueprint, result, &gradients)?,
         #[cfg(feature = "cuda")]
+        Family::Tcgen05 => tcgen05_launch::backward(&call, blueprint, result, &gradients)?,
+        #[cfg(feature = "cuda")]
         Family::Wgmma if blueprint.atomic => {
             once_launch::backward(&call, blueprint, result, &gradients)?;
         }
@@ -121,6 +123,7 @@ pub fn attention_backward_with(
         Family::Wgmma => wgmma_launch::backward(&call, result, &gradients)?,
         #[cfg(feature = "cuda")]
         Family::Mma => mma_launch::backward(&call, blueprint, result, &gradients)?,
+        #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the backward pass by {other:?}"))),
     }
     Ok(gradients)

@@ -169,7 +169,8 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                 let head = first_head + index / of_member;
                 let sequence = rules.sequence(batch, head);
                 let first_column = (tiles.0 + index % of_member) * comptime!(MOVING as u32);
-                let tile = pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side);
+                let tile =
+                    pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side, false);
                 let products = mma_products::<R>(
                     fixed_at + left_row,
                     first_at + right_row,

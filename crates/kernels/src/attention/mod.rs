@@ -62,7 +62,7 @@
 //! | family | instructions | serves |
 //! |---|---|---|
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; few queries over many keys by plans that [split](AttentionBlueprint::split) |
-//! | [`Family::Tcgen05`](crate::Family::Tcgen05) | `tcgen05.mma` fed by TMA, sums in tensor memory | forward as `wgmma`, on Blackwell's data-center GPUs (`sm_100a`, `sm_103a`), heads up to 128 |
+//! | [`Family::Tcgen05`](crate::Family::Tcgen05) | `tcgen05.mma` fed by TMA, sums in tensor memory | as `wgmma`, on Blackwell's data-center GPUs (`sm_100a`, `sm_103a`), heads up to 128 in both passes |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward up to 128 and without the gradient of a bias |
 //! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | the same, from Ampere on |
 //!
@@ -76,10 +76,10 @@
 //!
 //! # The same bits each time
 //!
-//! All kernels give the same bits for the same input, but for one gradient of one of Hopper's. Its backward pass
-//! computes each pair's products once, five in all. Tiles of keys then add to dq in f32 in global memory, in no order:
-//! dq may differ by roundings of f32 before its one rounding. With
-//! [`deterministic`](AttentionProblem::deterministic) it is not planned. What takes its place has a kernel for tiles
+//! All kernels give the same bits for the same input, but for one gradient of one of Hopper's and of one of Blackwell's.
+//! Their backward passes compute each pair's products once, five in all. Tiles of keys then add to dq in f32 in global
+//! memory, in no order: dq may differ by roundings of f32 before its one rounding. With
+//! [`deterministic`](AttentionProblem::deterministic) they are not planned. What takes their place has a kernel for tiles
 //! of keys and one for tiles of queries, and computes the scores and their gradients in both: seven products.
 //!
 //! The sums of dq take `4 head_dim` bytes a query while the pass runs, filled up to tiles of 64 queries. The tests'
@@ -96,6 +96,8 @@ pub mod decode_variants;
 mod decode_weights;
 mod dropout;
 mod forward;
+#[cfg(feature = "cuda")]
+mod kept_bits;
 mod launch;
 #[cfg(feature = "cuda")]
 mod mma_backward;
@@ -128,9 +130,15 @@ mod rules;
 #[cfg(feature = "cuda")]
 mod softmax;
 #[cfg(feature = "cuda")]
+mod tcgen05_backward;
+#[cfg(feature = "cuda")]
 mod tcgen05_forward;
 #[cfg(feature = "cuda")]
+mod tcgen05_gradients;
+#[cfg(feature = "cuda")]
 mod tcgen05_launch;
+#[cfg(feature = "cuda")]
+mod tcgen05_once;
 #[cfg(feature = "cuda")]
 mod tcgen05_weights;
 #[cfg(feature = "cuda")]

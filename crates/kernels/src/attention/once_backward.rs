@@ -11,16 +11,16 @@
 //! 4. They write dk and dv.
 
 use super::{
-    once::{Layout, OnceBlueprint, SIDE, TERM_BYTES},
-    once_pairs::{gradient_words, weight_words, weights_of},
+    once::{Layout, OnceBlueprint, SIDE},
+    once_pairs::{gradient_words, store_gradients, weight_words, weights_of},
     pairs::{GradientRows, PairTile, is_checked, pair_tile, store, tiles_of},
-    pipeline::{CHUNK_BYTES, Slot, UNITS_OF_GROUP, load_tile},
+    pipeline::{CHUNK_BYTES, UNITS_OF_GROUP, load_tile, slot_of},
     query_sums::{add_tile, sums_tile},
-    row_terms::NO_WEIGHTS,
-    rules::{Rules, Sequence, Side, Strides, origin, score_exponent},
+    row_terms::copy_terms,
+    rules::{Rules, Side, Strides, origin, score_exponent},
 };
 use crate::ptx::{
-    access::{show_to_async, store_shared_number, store_shared_word},
+    access::show_to_async,
     acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
     load, output_address, release_registers, shared_address,
@@ -32,12 +32,6 @@ use crate::ptx::{
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
-
-/// The place of a cube's tile `index` in a ring of so many, a power of two.
-#[cube]
-fn slot_of(index: u32, #[comptime] held: usize) -> Slot {
-    Slot { stage: index % comptime!(held as u32), phase: index / comptime!(held as u32) % 2 }
-}
 
 /// Where a cube's tiles and barriers are in shared memory.
 #[derive(CubeType, Clone, Copy)]
@@ -75,37 +69,6 @@ fn places(begin: u32, #[comptime] blueprint: OnceBlueprint) -> Places {
     }
 }
 
-/// Copies the terms of a tile's queries. Those beyond the end get no weights.
-#[cube]
-fn copy_terms<I: Float, M: Numeric>(
-    terms: &[f32],
-    sequence: &Sequence<'_, I, M>,
-    first_row: u32,
-    destination: u32,
-    lane: u32,
-    #[comptime] count: usize,
-) {
-    let rules = sequence.rules;
-    let (first, all) = (sequence.origin_of_row_values(), rules.all_rows());
-    #[unroll]
-    for half in 0..2u32 {
-        let place = half * 32 + lane;
-        let row = first_row + place;
-        let at = first + min(row, sequence.seq_q - 1);
-        #[unroll]
-        for term in 0..count {
-            let mut value = terms[(at + comptime!(term as u32) * all) as usize];
-            if row >= sequence.seq_q {
-                value = comptime!(if term == 0 { 0.0f32 } else { NO_WEIGHTS }).runtime();
-            }
-            store_shared_number(
-                destination + 4 * place + comptime!((term * TERM_BYTES) as u32),
-                value,
-            );
-        }
-    }
-}
-
 /// What a warpgroup has of a stage of the ring, and where its part of dS goes.
 #[derive(CubeType, Clone, Copy)]
 struct Stage {
@@ -138,35 +101,37 @@ fn step<I: Float, M: Numeric>(
         tile_descriptor(stage.dout, true),
         comptime!(blueprint.products()),
     );
-    let (weights, slopes) = weights_of::<I, M>(products, stage.terms, tile, masked);
+    let (weights, slopes) = weights_of::<I, M, Const<64>>(products, stage.terms, tile, masked);
     let dtype = comptime!(blueprint.dtype);
     let [of_dv, of_dk] = comptime!(blueprint.sums());
     let (q_rows, dout_rows) = (tile_descriptor(stage.q, false), tile_descriptor(stage.dout, false));
     let early = comptime!(blueprint.weighs_early(tile.sequence.rules.options));
     let settled = if comptime!(early) {
-        let packed = weight_words::<I, M>(weights, tile, dtype);
+        let packed = weight_words::<I, M, Const<64>>(weights, tile, dtype);
         wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
         wgmma_settle_but_last::<Const<64>>(weights, 64usize)
     } else {
         wgmma_settle::<Const<64>>(weights, 64usize)
     };
-    let gradients = gradient_words::<I, M>(settled, &slopes, stage.terms, tile, dtype);
+    let gradients = gradient_words::<I, M, Const<64>>(
+        settled,
+        settled,
+        32usize,
+        &slopes,
+        stage.terms,
+        tile,
+        dtype,
+    );
     if comptime!(!early) {
-        let packed = weight_words::<I, M>(settled, tile, dtype);
+        let packed = weight_words::<I, M, Const<64>>(settled, tile, dtype);
         wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
     }
     wgmma_sum_started::<Const<16>>(gradients, q_rows, of_dk);
-    // Rows of the unit's keys, chunks of 8 queries: as TMA would swizzle them.
     let in_warp = lane % 32;
     let (key, quad) = (lane / 32 * 16 + in_warp / 4, in_warp % 4);
     let row_at = stage.gradients + key * 128 + quad * 4;
     let swizzle = in_warp / 4 * 16;
-    #[unroll]
-    for pair in 0..16usize {
-        let chunk = comptime!((pair / 2 * 16) as u32) ^ swizzle;
-        let address = row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32);
-        store_shared_word(address, gradients.extract(pair));
-    }
+    store_gradients(gradients, row_at, swizzle);
     show_to_async();
     sync_plane();
     if in_warp == 0 {
@@ -369,7 +334,8 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
                     let of_sums = sums_tile::<I, M>(&sequence, at);
                     let column = at * side;
-                    let tile = pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys);
+                    let tile =
+                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys, false);
                     let checked = is_checked(&tile.sequence, group_row, column, side, Side::Keys);
                     let from = slot_of(index, comptime!(blueprint.stages));
                     let to = slot_of(index, comptime!(blueprint.gradients));

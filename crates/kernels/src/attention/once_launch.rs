@@ -51,49 +51,22 @@ pub(super) fn sums_elements(problem: &AttentionProblem) -> usize {
     problem.tensor_batch() * problem.heads_q * tiles * SIDE * problem.head_dim
 }
 
-/// The backward pass, without the gradient of a bias.
-pub(super) fn backward(
+/// The backward pass of a kernel that adds to sums of dq: it is launched with the terms of rows and with the sums,
+/// which are zero then.
+pub(super) fn with_query_sums(
     call: &Call<'_>,
-    blueprint: &AttentionBlueprint,
     result: &AttentionResult<'_>,
-    gradients: &AttentionGradients,
+    dq: &Buffer,
+    launch: impl FnOnce(&Buffer, &Buffer) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let (problem, kernel) = (call.problem, kernel_of(call, blueprint)?);
-    let AttentionGradients { dq, dk, dv, .. } = gradients;
-    let [q, k, v] = Tensor::inputs(call);
-    let dout = Tensor::of_queries(call, result.dout, result.dout_strides);
+    let problem = call.problem;
     let sums = Buffer::empty(call.client, sums_elements(problem), F32);
     let terms = row_terms(call, result, Some(&sums))?;
-    let tiles = problem.seq_kv.div_ceil(blueprint.tile_kv);
-    call.for_batches([tiles, problem.heads_kv, problem.batch], |cubes, first| {
-        // SAFETY: the tensor maps describe memory that the inputs and the result were checked to have; the
-        // sums and the gradients were allocated for the problem, and the kernel stops rows at the ends of
-        // sequences and tiles at their number.
-        unsafe {
-            attention_backward_once_wgmma_kernel::launch_unchecked(
-                call.client,
-                cubes,
-                CubeDim::new_1d(kernel.units()),
-                tensor_map(call, &k, BLOCK)?,
-                tensor_map(call, &v, BLOCK)?,
-                tensor_map(call, &q, BLOCK)?,
-                tensor_map(call, &dout, BLOCK)?,
-                call.rules(first),
-                terms.arg(1),
-                sums.arg(1),
-                dk.arg(1),
-                dv.arg(1),
-                device_strides(problem.kv_gradients()),
-                kernel,
-                call.types(),
-                kernel.width(),
-            );
-        }
-        Ok(())
-    })?;
+    launch(&terms, &sums)?;
     let tiles = problem.seq_q.div_ceil(SIDE);
     call.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
-        // SAFETY: as above.
+        // SAFETY: the sums and dq were allocated for the problem, and the kernel stops rows at the ends of
+        // sequences.
         unsafe {
             attention_dq_kernel::launch_unchecked(
                 call.client,
@@ -108,5 +81,48 @@ pub(super) fn backward(
             );
         }
         Ok(())
+    })
+}
+
+/// The backward pass, without the gradient of a bias.
+pub(super) fn backward(
+    call: &Call<'_>,
+    blueprint: &AttentionBlueprint,
+    result: &AttentionResult<'_>,
+    gradients: &AttentionGradients,
+) -> Result<(), KernelError> {
+    let (problem, kernel) = (call.problem, kernel_of(call, blueprint)?);
+    let AttentionGradients { dq, dk, dv, .. } = gradients;
+    let [q, k, v] = Tensor::inputs(call);
+    let dout = Tensor::of_queries(call, result.dout, result.dout_strides);
+    let tiles = problem.seq_kv.div_ceil(blueprint.tile_kv);
+    let grid = [tiles, problem.heads_kv, problem.batch];
+    with_query_sums(call, result, dq, |terms, sums| {
+        call.for_batches(grid, |cubes, first| {
+            // SAFETY: the tensor maps describe memory that the inputs and the result were checked to have; the
+            // sums and the gradients were allocated for the problem, and the kernel stops rows at the ends of
+            // sequences and tiles at their number.
+            unsafe {
+                attention_backward_once_wgmma_kernel::launch_unchecked(
+                    call.client,
+                    cubes,
+                    CubeDim::new_1d(kernel.units()),
+                    tensor_map(call, &k, BLOCK)?,
+                    tensor_map(call, &v, BLOCK)?,
+                    tensor_map(call, &q, BLOCK)?,
+                    tensor_map(call, &dout, BLOCK)?,
+                    call.rules(first),
+                    terms.arg(1),
+                    sums.arg(1),
+                    dk.arg(1),
+                    dv.arg(1),
+                    device_strides(problem.kv_gradients()),
+                    kernel,
+                    call.types(),
+                    kernel.width(),
+                );
+            }
+            Ok(())
+        })
     })
 }

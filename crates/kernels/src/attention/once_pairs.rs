@@ -2,20 +2,23 @@
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
 use super::{once::TERM_BYTES, pairs::PairTile, softmax::pack};
-use crate::ptx::{access::load_shared_pair, exp2_fast, vector_of};
+use crate::ptx::{
+    access::{load_shared_pair, store_shared_word},
+    exp2_fast, vector_of,
+};
 use cubecl::prelude::{Sequence as Elements, *};
 
-/// The weights in place of the 32 scores, with the gradients that may still come behind them, and what the
-/// scores' gradients grow by with the products where scores are bounded.
+/// The weights in place of the 32 scores, with the gradients that may still come behind them, if they do, and what
+/// the scores' gradients grow by with the products where scores are bounded.
 ///
 /// Pairs that are not seen have a weight of 0 if `masked`. Queries beyond the end have it by their terms.
 #[cube]
-pub(super) fn weights_of<I: Float, M: Numeric>(
-    products: Vector<f32, Const<64>>,
+pub(super) fn weights_of<I: Float, M: Numeric, R: Size>(
+    products: Vector<f32, R>,
     terms_at: u32,
     tile: &PairTile<'_, I, M>,
     #[comptime] masked: bool,
-) -> (Vector<f32, Const<64>>, Elements<f32>) {
+) -> (Vector<f32, R>, Elements<f32>) {
     let sequence = &tile.sequence;
     let rules = sequence.rules;
     let options = comptime!(tile.sequence.rules.options);
@@ -60,10 +63,10 @@ pub(super) fn weights_of<I: Float, M: Numeric>(
         }
     }
     #[unroll]
-    for i in 32..64usize {
+    for i in 32..R::value().comptime() {
         made.push(products.extract(i));
     }
-    (vector_of::<f32, Const<64>>(made), slopes)
+    (vector_of::<f32, R>(made), slopes)
 }
 
 /// What dropout multiplies weight `i` by.
@@ -74,8 +77,8 @@ fn kept_factor<I: Float, M: Numeric>(tile: &PairTile<'_, I, M>, #[comptime] i: u
 
 /// `dropout(P)`, packed as the tensor cores take it.
 #[cube]
-pub(super) fn weight_words<I: Float, M: Numeric>(
-    made: Vector<f32, Const<64>>,
+pub(super) fn weight_words<I: Float, M: Numeric, R: Size>(
+    made: Vector<f32, R>,
     tile: &PairTile<'_, I, M>,
     #[comptime] dtype: &'static str,
 ) -> Vector<u32, Const<16>> {
@@ -94,10 +97,13 @@ pub(super) fn weight_words<I: Float, M: Numeric>(
     vector_of::<u32, Const<16>>(packed)
 }
 
-/// `dS`, without the scale, of weights and products; packed as the tensor cores take it.
+/// `dS`, without the scale, of weights, and of products from register `first` on; packed as the tensor cores take it.
+/// Slopes that are none count as 1.
 #[cube]
-pub(super) fn gradient_words<I: Float, M: Numeric>(
-    made: Vector<f32, Const<64>>,
+pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
+    weights: Vector<f32, R>,
+    products: Vector<f32, R>,
+    #[comptime] first: usize,
     slopes: &Elements<f32>,
     terms_at: u32,
     tile: &PairTile<'_, I, M>,
@@ -112,12 +118,12 @@ pub(super) fn gradient_words<I: Float, M: Numeric>(
         #[unroll]
         for j in 0..4usize {
             let i = comptime!(4 * four + j);
-            let mut product = made.extract(comptime!(32 + i));
+            let mut product = products.extract(comptime!(first + i));
             if comptime!(options.dropout) {
                 product *= kept_factor(tile, i);
             }
-            let mut gradient = made.extract(i) * (product - deltas.extract(comptime!(j % 2)));
-            if comptime!(options.softcap) {
+            let mut gradient = weights.extract(i) * (product - deltas.extract(comptime!(j % 2)));
+            if comptime!(slopes.len() == 32) {
                 gradient *= slopes[i];
             }
             gradients.push(gradient);
@@ -126,4 +132,16 @@ pub(super) fn gradient_words<I: Float, M: Numeric>(
         packed.push(pack(gradients[2], gradients[3], dtype));
     }
     vector_of::<u32, Const<16>>(packed)
+}
+
+/// Writes `dS` to shared memory as TMA would swizzle it: rows of keys, of which the unit's first is at `row_at`, and
+/// chunks of 8 queries, which `swizzle` permutes.
+#[cube]
+pub(super) fn store_gradients(gradients: Vector<u32, Const<16>>, row_at: u32, swizzle: u32) {
+    #[unroll]
+    for pair in 0..16usize {
+        let chunk = comptime!((pair / 2 * 16) as u32) ^ swizzle;
+        let address = row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32);
+        store_shared_word(address, gradients.extract(pair));
+    }
 }

@@ -13,8 +13,9 @@
 //! computes them once ([`once`](super::once)) takes part of this, for keys.
 
 use super::{
+    kept_bits::{kept_bits, kept_bits_anew},
     rules::{Sequence, Side},
-    softmax::{kept_bits, pack},
+    softmax::pack,
 };
 use crate::ptx::{exp2_fast, output_address, store_word};
 use cubecl::prelude::*;
@@ -61,7 +62,8 @@ pub(super) struct PairTile<'a, I: Float, M: Numeric> {
     pub(super) side: Side,
 }
 
-/// The part of a unit of which the first row is `row`, in the tile of the rows from `first_column` on.
+/// The part of a unit of which the first row is `row`, in the tile of the rows from `first_column` on. Dropout is drawn
+/// `anew` where the generator has few registers.
 #[cube]
 pub(super) fn pair_tile<'a, I: Float, M: Numeric>(
     sequence: Sequence<'a, I, M>,
@@ -70,13 +72,19 @@ pub(super) fn pair_tile<'a, I: Float, M: Numeric>(
     quad: u32,
     exponent: f32,
     #[comptime] side: Side,
+    #[comptime] anew: bool,
 ) -> PairTile<'a, I, M> {
     let deltas = sequence.origin_of_row_values();
     let rows = sequence.rules.all_rows();
     // Before the products, which take the registers that the generator needs.
     let mut kept = 0u32;
     if comptime!(sequence.rules.options.dropout) {
-        kept = kept_bits(&sequence, row, first_column + 2 * quad, side);
+        let column = first_column + 2 * quad;
+        kept = if comptime!(anew) {
+            kept_bits_anew(&sequence, row, column, side)
+        } else {
+            kept_bits(&sequence, row, column, side)
+        };
     }
     PairTile::<'a, I, M> { sequence, row, first_column, quad, deltas, rows, exponent, kept, side }
 }

@@ -2,7 +2,9 @@
 
 use crate::ptx::{
     ROW_BYTES,
+    barrier::{barrier_expect, barrier_wait},
     copy::tma_batched_tile,
+    load,
     wgmma::{WgmmaProduct, WgmmaWeights},
 };
 use cubecl::prelude::*;
@@ -56,6 +58,11 @@ impl TmaForwardBlueprint {
     /// for the queries, three for each half of them. Behind them lies where tensor memory begins.
     pub(crate) fn tcgen05_bytes(self) -> usize {
         2 * self.q_bytes() + self.stages * self.kv_bytes() + 8 * (2 * self.stages + 8) + 16
+    }
+
+    /// The ring of keys and values of the kernel by `tcgen05`.
+    pub(super) fn ring(self) -> RingTiles {
+        RingTiles { stages: self.stages, rows: self.tile_kv, blocks: self.blocks() }
     }
 
     pub(super) fn scores(self) -> WgmmaProduct {
@@ -216,4 +223,63 @@ pub(super) fn advance(slot: &mut Slot, #[comptime] stages: u32) {
         slot.stage = 0u32;
         slot.phase ^= 1;
     }
+}
+
+/// The place of a cube's tile `index` in a ring of so many, a power of two.
+#[cube]
+pub(super) fn slot_of(index: u32, #[comptime] held: usize) -> Slot {
+    Slot { stage: index % comptime!(held as u32), phase: index / comptime!(held as u32) % 2 }
+}
+
+/// A ring of tiles, and their barriers: copied, and given back.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Ring {
+    pub(super) tiles: u32,
+    pub(super) full: u32,
+    pub(super) empty: u32,
+}
+
+/// What a ring holds: so many tiles at once, of so many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RingTiles {
+    pub(super) stages: usize,
+    pub(super) rows: usize,
+    pub(super) blocks: usize,
+}
+
+impl RingTiles {
+    pub(super) fn bytes(self) -> u32 {
+        (self.blocks * self.rows * ROW_BYTES) as u32
+    }
+}
+
+/// Has TMA copy a tile of a head's rows, once there is room for it.
+#[cube]
+pub(super) fn fetch_tile(
+    ring: &Ring,
+    slot: &mut Slot,
+    map: u64,
+    row: u32,
+    head: u32,
+    batch: u32,
+    #[comptime] box_rows: usize,
+    #[comptime] tiles: RingTiles,
+) {
+    let bytes = comptime!(tiles.bytes());
+    let stage = load::<u32>(slot.stage);
+    barrier_wait(ring.empty + stage * 8, load::<u32>(slot.phase) ^ 1);
+    let barrier = ring.full + stage * 8;
+    barrier_expect(barrier, bytes);
+    let (rows, blocks) = comptime!((tiles.rows, tiles.blocks));
+    load_tile(ring.tiles + stage * bytes, map, row, head, batch, barrier, rows, box_rows, blocks);
+    advance(slot, comptime!(tiles.stages as u32));
+}
+
+/// The next tile of a ring, once it was copied.
+#[cube]
+pub(super) fn copied_tile(ring: &Ring, slot: &mut Slot, #[comptime] tiles: RingTiles) -> u32 {
+    let stage = load::<u32>(slot.stage);
+    barrier_wait(ring.full + stage * 8, load::<u32>(slot.phase));
+    advance(slot, comptime!(tiles.stages as u32));
+    stage
 }

@@ -55,9 +55,12 @@ impl AttentionBlueprint {
                 row_terms,
             ],
             // What a launch gives each unit.
-            Family::Tcgen05 => {
-                vec![("attention_forward_tcgen05", Promise::tensor_core("UTCHMMA", 168))]
-            }
+            Family::Tcgen05 => vec![
+                ("attention_forward_tcgen05", Promise::tensor_core("UTCHMMA", 168)),
+                ("attention_backward_tcgen05", Promise::tensor_core("UTCHMMA", 128)),
+                ("attention_dq", Promise::registers(MOST)),
+                row_terms,
+            ],
             Family::Portable if self.split => vec![
                 ("attention_decode", Promise::registers(MOST)),
                 ("attention_merge", Promise::registers(MOST)),

@@ -11,7 +11,7 @@
 //! | sums | heads of tiles of 64 queries by `head_dim` | see below | f32 |
 //! | dq | `[batch, heads_q, seq_q, head_dim]` | rows contiguous | f16, bf16 |
 //!
-//! A tile lies as the tensor cores leave it: four neighboring registers of each of the 128 units of a
+//! A tile lies as Hopper's tensor cores leave it: four neighboring registers of each of the 128 units of a
 //! warpgroup, then the next four. A warp so adds to 512 bytes side by side. Units of a quad have two of eight
 //! neighboring columns of a row each, and the same of the row 8 below.
 //!

@@ -1,6 +1,10 @@
 //! What the backward passes on tensor cores need of each row of queries, computed once.
 
-use super::rules::{Strides, origin};
+use super::{
+    once::TERM_BYTES,
+    rules::{Sequence, Strides, origin},
+};
+use crate::ptx::access::store_shared_number;
 use cubecl::prelude::*;
 use std::f64::consts::LOG2_E;
 
@@ -13,7 +17,7 @@ pub(crate) const ROWS: u32 = UNITS / LANES;
 /// Elements that a unit reads at once.
 pub(crate) const WIDTH: usize = 8;
 /// More than any score in powers of two: what a row without weights subtracts.
-pub(super) const NO_WEIGHTS: f32 = 1e30;
+const NO_WEIGHTS: f32 = 1e30;
 
 /// `delta = rowsum(dout * out)`, and behind all of them `shift`: what a row's scores are diminished by, as
 /// powers of two. It is the largest score and the logarithm of the sum, added up.
@@ -87,6 +91,37 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
             terms[(2 * all + at) as usize] = select(has_none, NO_WEIGHTS, log * to_powers);
         } else {
             terms[(all + at) as usize] = select(has_none, NO_WEIGHTS, (largest + log) * to_powers);
+        }
+    }
+}
+
+/// Copies the terms of 64 queries to shared memory, each term's behind those of the one before. A warp calls it. Those beyond the end get no weights.
+#[cube]
+pub(super) fn copy_terms<I: Float, M: Numeric>(
+    terms: &[f32],
+    sequence: &Sequence<'_, I, M>,
+    first_row: u32,
+    destination: u32,
+    lane: u32,
+    #[comptime] count: usize,
+) {
+    let rules = sequence.rules;
+    let (first, all) = (sequence.origin_of_row_values(), rules.all_rows());
+    #[unroll]
+    for half in 0..2u32 {
+        let place = half * 32 + lane;
+        let row = first_row + place;
+        let at = first + min(row, sequence.seq_q - 1);
+        #[unroll]
+        for term in 0..count {
+            let mut value = terms[(at + comptime!(term as u32) * all) as usize];
+            if row >= sequence.seq_q {
+                value = comptime!(if term == 0 { 0.0f32 } else { NO_WEIGHTS }).runtime();
+            }
+            store_shared_number(
+                destination + 4 * place + comptime!((term * TERM_BYTES) as u32),
+                value,
+            );
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    dropout::{Seeds, random_words},
+    kept_bits::{kept_bits, kept_bits_of, seeds_anew},
     rules::{Heads, Sequence, Side, origin},
 };
 use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
@@ -191,9 +191,7 @@ pub(super) fn kept_words<I: Float, M: Numeric>(
 ) -> Elements<u32> {
     let mut words = Elements::<u32>::new();
     if comptime!(queries.sequence.rules.options.dropout) {
-        let Seeds { head, low, high } = queries.sequence.seeds();
-        // What the generator makes of seeds and row would else be kept in registers from tile to tile.
-        let seeds = Seeds { head, low: computed(low), high: computed(high) };
+        let seeds = seeds_anew(&queries.sequence);
         let row = computed(queries.row);
         let threshold = queries.sequence.rules.numbers.threshold;
         #[unroll]
@@ -278,56 +276,6 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
     state.total_upper = upper_sum;
     state.total_lower = lower_sum;
     with_first::<R>(scores, weights, count)
-}
-
-/// Bit `i` tells whether dropout leaves the weight of register `i` of the 32 that a unit has of 64
-/// columns: four to eight columns, two for its first row and two for the row 8 below.
-///
-/// `row` and `column` are the unit's first; columns begin at a multiple of 16.
-#[cube]
-pub(super) fn kept_bits<I: Float, M: Numeric>(
-    sequence: &Sequence<'_, I, M>,
-    row: u32,
-    column: u32,
-    #[comptime] rows: Side,
-) -> u32 {
-    kept_bits_of(&sequence.seeds(), sequence.rules.numbers.threshold, row, column, rows)
-}
-
-#[cube]
-fn kept_bits_of(
-    seeds: &Seeds,
-    threshold: u32,
-    row: u32,
-    column: u32,
-    #[comptime] rows: Side,
-) -> u32 {
-    let mut bits = 0u32;
-    #[unroll]
-    for call in 0..8usize {
-        let at = column + comptime!((call / 2 * 16 + call % 2) as u32);
-        let (query, key) = match comptime!(rows) {
-            Side::Queries => (row, at),
-            Side::Keys => (at, row),
-        };
-        let (w0, w1, w2, w3) = random_words(query, key, seeds);
-        // In the order of registers: both columns of the first row, both of the second.
-        let (second_column, second_row) = match comptime!(rows) {
-            Side::Queries => (w1, w2),
-            Side::Keys => (w2, w1),
-        };
-        let first = comptime!(call / 2 * 8 + call % 2);
-        bits |= kept_bit(w0, threshold, first);
-        bits |= kept_bit(second_column, threshold, comptime!(first + 4));
-        bits |= kept_bit(second_row, threshold, comptime!(first + 2));
-        bits |= kept_bit(w3, threshold, comptime!(first + 6));
-    }
-    bits
-}
-
-#[cube]
-fn kept_bit(word: u32, threshold: u32, #[comptime] bit: usize) -> u32 {
-    select(word >= threshold, comptime!(1u32 << bit), 0u32)
 }
 
 /// Packs `count` registers from the `first` on in pairs, as the tensor cores take them.

@@ -15,7 +15,9 @@
 //! the order of the work follow what others published and not measurements.
 
 use super::{
-    pipeline::{BLOCK, Slot, TILE_Q, TmaForwardBlueprint, advance, load_tile, work_at},
+    pipeline::{
+        BLOCK, Ring, Slot, TILE_Q, TmaForwardBlueprint, copied_tile, fetch_tile, load_tile, work_at,
+    },
     rules::{Heads, Rules, Sequence},
     tcgen05_weights::weigh_and_write,
 };
@@ -43,10 +45,8 @@ pub(super) const HALF_COLUMNS: u32 = COLUMNS as u32 / 4;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Places {
     q: u32,
-    /// Tiles of keys and values, and their barriers: copied, and given back.
-    ring: u32,
-    full: u32,
-    empty: u32,
+    /// Tiles of keys and values.
+    ring: Ring,
     q_full: u32,
     q_empty: u32,
     /// Barriers of each half: scores are there, weights are there, and all sums are.
@@ -66,9 +66,7 @@ fn places(q: u32, #[comptime] blueprint: TmaForwardBlueprint) -> Places {
     let scored = q_full + 16;
     Places {
         q,
-        ring,
-        full,
-        empty,
+        ring: Ring { tiles: ring, full, empty },
         q_full,
         q_empty: q_full + 8,
         scored,
@@ -103,28 +101,6 @@ pub(super) fn tiles_of<I: Float, M: Numeric>(
     tiles
 }
 
-/// Has TMA copy a tile of keys or values, once there is room for it.
-#[cube]
-fn fetch(
-    at: &Places,
-    slot: &mut Slot,
-    map: u64,
-    row: u32,
-    head: u32,
-    batch: u32,
-    #[comptime] box_rows: usize,
-    #[comptime] blueprint: TmaForwardBlueprint,
-) {
-    let bytes = comptime!(blueprint.kv_bytes() as u32);
-    let stage = load::<u32>(slot.stage);
-    barrier_wait(at.empty + stage * 8, load::<u32>(slot.phase) ^ 1);
-    let barrier = at.full + stage * 8;
-    barrier_expect(barrier, bytes);
-    let (rows, blocks) = comptime!((blueprint.tile_kv, blueprint.blocks()));
-    load_tile(at.ring + stage * bytes, map, row, head, batch, barrier, rows, box_rows, blocks);
-    advance(slot, comptime!(blueprint.stages as u32));
-}
-
 /// How the copy engine finds q, k and v.
 #[derive(CubeType, Clone, Copy)]
 struct Maps {
@@ -144,6 +120,7 @@ fn produce<I: Float, M: Numeric>(
     #[comptime] blueprint: TmaForwardBlueprint,
 ) {
     let (tile_kv, q_bytes) = comptime!((blueprint.tile_kv as u32, blueprint.q_bytes() as u32));
+    let ring = comptime!(blueprint.ring());
     let mut slot = Slot { stage: 0u32, phase: 0u32 };
     let mut q_phase = 0u32;
     let mut index = CUBE_POS_X;
@@ -180,26 +157,17 @@ fn produce<I: Float, M: Numeric>(
                 let batch = load::<u32>(batch);
                 if tile < seen.last {
                     let rows = comptime!(blueprint.tile_kv);
-                    fetch(at, &mut slot, maps.k, row, head_kv, batch, rows, blueprint);
+                    fetch_tile(&at.ring, &mut slot, maps.k, row, head_kv, batch, rows, ring);
                 }
                 if tile > seen.first {
                     let row = row - tile_kv;
                     // Chunks of 64 keys are what the product steps through.
-                    fetch(at, &mut slot, maps.v, row, head_kv, batch, BLOCK, blueprint);
+                    fetch_tile(&at.ring, &mut slot, maps.v, row, head_kv, batch, BLOCK, ring);
                 }
             }
         }
         index += CUBE_COUNT_X;
     }
-}
-
-/// A tile in the ring that was copied.
-#[cube]
-fn copied(at: &Places, slot: &mut Slot, #[comptime] blueprint: TmaForwardBlueprint) -> u32 {
-    let stage = load::<u32>(slot.stage);
-    barrier_wait(at.full + stage * 8, load::<u32>(slot.phase));
-    advance(slot, comptime!(blueprint.stages as u32));
-    stage
 }
 
 /// What is multiplied for a half of the queries in the round of a tile of keys: the weights of the tile before, and
@@ -227,6 +195,8 @@ fn multiply_half(
             tensor_descriptor(v_tile, false),
             u32::cast_from(tile > seen.first + 1),
             comptime!(blueprint.weights()),
+            // Keys follow each other.
+            32usize,
         );
         if tile == seen.last {
             tensor_commit(at.summed + comptime!(8 * half));
@@ -253,7 +223,7 @@ fn multiply<I: Float, M: Numeric>(
     work_items: u32,
     #[comptime] blueprint: TmaForwardBlueprint,
 ) {
-    let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
+    let (kv_bytes, ring) = comptime!((blueprint.kv_bytes() as u32, blueprint.ring()));
     let mut slot = Slot { stage: 0u32, phase: 0u32 };
     let mut q_phase = 0u32;
     let mut first_phase = 0u32;
@@ -273,13 +243,13 @@ fn multiply<I: Float, M: Numeric>(
                 let mut k_stage = 0u32;
                 let mut v_stage = 0u32;
                 if tile < seen.last {
-                    k_stage = copied(at, &mut slot, blueprint);
+                    k_stage = copied_tile(&at.ring, &mut slot, ring);
                 }
                 if tile > seen.first {
-                    v_stage = copied(at, &mut slot, blueprint);
+                    v_stage = copied_tile(&at.ring, &mut slot, ring);
                 }
-                let k_tile = at.ring + load::<u32>(k_stage) * kv_bytes;
-                let v_tile = at.ring + load::<u32>(v_stage) * kv_bytes;
+                let k_tile = at.ring.tiles + load::<u32>(k_stage) * kv_bytes;
+                let v_tile = at.ring.tiles + load::<u32>(v_stage) * kv_bytes;
                 multiply_half(
                     at,
                     tensor,
@@ -303,10 +273,10 @@ fn multiply<I: Float, M: Numeric>(
                     blueprint,
                 );
                 if tile > seen.first {
-                    tensor_commit(at.empty + load::<u32>(v_stage) * 8);
+                    tensor_commit(at.ring.empty + load::<u32>(v_stage) * 8);
                 }
                 if tile < seen.last {
-                    tensor_commit(at.empty + load::<u32>(k_stage) * 8);
+                    tensor_commit(at.ring.empty + load::<u32>(k_stage) * 8);
                 }
                 if tile + 1 == seen.last {
                     tensor_commit(at.q_empty);
@@ -320,7 +290,7 @@ fn multiply<I: Float, M: Numeric>(
         slot.stage = comptime!(blueprint.stages as u32).runtime();
         slot.phase ^= 1;
     }
-    barrier_wait(at.empty + load::<u32>(slot.stage) * 8 - 8, load::<u32>(slot.phase));
+    barrier_wait(at.ring.empty + load::<u32>(slot.stage) * 8 - 8, load::<u32>(slot.phase));
 }
 
 /// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
@@ -349,8 +319,8 @@ pub(crate) fn attention_forward_tcgen05_kernel<I: Float, M: Numeric, R: Size, P:
     if UNIT_POS == 0 {
         #[unroll]
         for stage in 0..comptime!(blueprint.stages as u32) {
-            barrier_init(at.full + comptime!(8 * stage), 1u32);
-            barrier_init(at.empty + comptime!(8 * stage), 1u32);
+            barrier_init(at.ring.full + comptime!(8 * stage), 1u32);
+            barrier_init(at.ring.empty + comptime!(8 * stage), 1u32);
         }
         barrier_init(at.q_full, 1u32);
         barrier_init(at.q_empty, 1u32);

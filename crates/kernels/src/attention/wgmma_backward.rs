@@ -213,7 +213,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
             let head = first_head + index / moving.of_member;
             let sequence = rules.sequence(batch, head);
             let first_column = (tiles.0 + index % moving.of_member) * 64;
-            let tile = pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side);
+            let tile = pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side, false);
             let stage = load::<u32>(slot.stage);
             barrier_wait(full + stage * 8, load::<u32>(slot.phase));
             let first_at = ring + stage * 2 * tile_bytes;

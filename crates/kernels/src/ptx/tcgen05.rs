@@ -11,7 +11,10 @@
 
 use super::{
     ROW_BYTES, load,
-    wgmma::{WgmmaOperands, WgmmaProduct, WgmmaWeights, registers, tile_descriptor},
+    wgmma::{
+        WgmmaOperands, WgmmaProduct, WgmmaWeights, registers, tile_descriptor,
+        tile_descriptor_across,
+    },
 };
 use cubecl::prelude::*;
 
@@ -103,8 +106,9 @@ fn product_text(product: WgmmaProduct) -> String {
     text + "}"
 }
 
-/// `[$0] = A B`, onto what was there if `$3` is not 0; A lies at `$1` in tensor memory, `$2` describes B.
-fn weights_text(weights: WgmmaWeights) -> String {
+/// `[$0] = A B`, onto what was there if `$3` is not 0; A lies at `$1` in tensor memory, 64 of k in every so many
+/// `columns`, and `$2` describes B.
+fn weights_text(weights: WgmmaWeights, columns: usize) -> String {
     let WgmmaWeights { n, dtype, k, rows_bytes, .. } = weights;
     let what = instruction_descriptor(of_halves(n, dtype, false));
     let mut text = format!(
@@ -116,7 +120,7 @@ fn weights_text(weights: WgmmaWeights) -> String {
         text += &format!(
             "add.s32 at, $1, {};\nadd.s64 bt, weighed, {};\n\
              tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt, what, accumulate;\n",
-            8 * step,
+            step / 4 * columns + step % 4 * 8,
             (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16
         );
         if step == 0 {
@@ -138,6 +142,15 @@ fn load_text(width: usize) -> String {
     format!(
         "{{ // $0 $1\ntcgen05.ld.sync.aligned.16x256b.x{times}.b32 {{{list}}}, [$1];\n\
          tcgen05.wait::ld.sync.aligned;\n}}"
+    )
+}
+
+/// Never runs where `$0` is 0.
+fn pin_text() -> String {
+    let pinned = (0..64).map(|register| format!("pin{register}")).collect::<Vec<_>>().join(", ");
+    format!(
+        "{{ // $0 $1\n.reg .pred unused;\n.reg .b32 pin<64>;\nsetp.eq.u32 unused, $0, 0;\n\
+         @unused bra PINNED;\ntcgen05.st.sync.aligned.16x256b.x16.b32 [$1], {{{pinned}}};\nPINNED:\n}}"
     )
 }
 
@@ -185,6 +198,12 @@ pub(crate) fn tensor_descriptor(address: u32, #[comptime] k_major: bool) -> u64 
     tile_descriptor(address, k_major) | VERSION.runtime()
 }
 
+/// As [`tensor_descriptor`], of a tile that runs across k: chunks of 64 columns so many bytes apart.
+#[cube]
+pub(crate) fn tensor_descriptor_across(address: u32, #[comptime] chunk_bytes: usize) -> u64 {
+    tile_descriptor_across(address, chunk_bytes) | VERSION.runtime()
+}
+
 /// Starts the product of two tiles, 128 bytes of k deep; with `accumulate` it is added to what lies at `sums`. One
 /// unit calls it.
 #[cube]
@@ -226,8 +245,8 @@ pub(crate) fn tensor_product(sums: u32, lhs: u64, rhs: u64, #[comptime] product:
         l = in(_) load::<u64>(lhs), r = in(_) load::<u64>(rhs));
 }
 
-/// Starts a sum of rows whose weights, 16-bit, lie in tensor memory, and which run across k; with `accumulate` it is
-/// added to what lies at `sums`. One unit calls it.
+/// Starts a sum of rows whose weights, 16-bit, lie in tensor memory, those of 64 rows in every so many `columns`, and
+/// which run across k; with `accumulate` it is added to what lies at `sums`. One unit calls it.
 #[cube]
 pub(crate) fn tensor_weights(
     sums: u32,
@@ -235,8 +254,9 @@ pub(crate) fn tensor_weights(
     rhs: u64,
     accumulate: u32,
     #[comptime] weights: WgmmaWeights,
+    #[comptime] columns: usize,
 ) {
-    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const weights_text(weights), s = in(_) load::<u32>(sums),
+    gpu_asm!("{body}\n// {s}{l}{r}{a}", body = const weights_text(weights, columns), s = in(_) load::<u32>(sums),
         l = in(_) load::<u32>(lhs), r = in(_) load::<u64>(rhs), a = in(_) load::<u32>(accumulate));
 }
 
@@ -261,6 +281,14 @@ pub(crate) fn tensor_store_packed<P: Size>(place: u32, packed: Vector<u32, P>) {
 #[cube]
 pub(crate) fn tensor_wait_stores() {
     gpu_asm!("tcgen05.wait::st.sync.aligned;");
+}
+
+/// Tells ptxas how many registers a launch gives each unit, as
+/// [`wgmma_pin_registers`](super::wgmma_sums::wgmma_pin_registers) does: a store of 64 registers, too, has it know (CUDA
+/// 13.0). This one never runs, because `never` is 0.
+#[cube]
+pub(crate) fn tensor_pin_registers(place: u32, never: u32) {
+    gpu_asm!("{body}\n// {n}{p}", body = const pin_text(), n = in(_) never, p = in(_) load::<u32>(place));
 }
 
 /// Orders accesses of tensor memory behind the barriers that this unit has waited for.
@@ -309,12 +337,15 @@ mod tests {
             rows_bytes: 2 * 64 * ROW_BYTES,
             first: 0,
         };
-        let text = weights_text(weights);
+        let text = weights_text(weights, 32);
         assert_eq!(text.matches("tcgen05.mma.cta_group::1.kind::f16 [$0], [at], bt").count(), 8);
         // B runs across k, and its second 64 rows of k follow both blocks of the first.
         assert!(text.contains(&format!("mov.b32 what, {};", 0x0820_0490 | 1 << 16)));
         assert!(text.contains("add.s32 at, $1, 32;\nadd.s64 bt, weighed, 1024;"));
         assert_eq!(text.matches("setp.eq.u32 accumulate, 0, 0;").count(), 1);
+        // Weights that lie apart, as the scores did that they were made of.
+        let apart = weights_text(WgmmaWeights { rows_bytes: 64 * ROW_BYTES, ..weights }, 64);
+        assert!(apart.contains("add.s32 at, $1, 64;\nadd.s64 bt, weighed, 512;"));
     }
 
     #[test]

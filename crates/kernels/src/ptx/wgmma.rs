@@ -360,12 +360,28 @@ pub(crate) fn wgmma_overlapped<R: Size, P: Size>(
 
 /// 128-byte swizzle; groups of eight rows 1024 bytes apart.
 const K_MAJOR: u64 = (1 << 62) | (64 << 32) | (1 << 16);
-/// The same, and chunks of 64 columns 8192 bytes apart.
-const MN_MAJOR: u64 = (1 << 62) | (64 << 32) | (512 << 16);
+/// The same, for chunks of 64 columns: how far they are apart is missing.
+const MN_MAJOR: u64 = (1 << 62) | (64 << 32);
+/// Bytes of a chunk of 64 rows of k.
+const CHUNK_BYTES: usize = 64 * ROW_BYTES;
 
 /// Tells the instruction where a tile lies and how ("Matrix descriptor format").
 #[cube]
 pub(crate) fn tile_descriptor(address: u32, #[comptime] k_major: bool) -> u64 {
-    let layout = comptime!(if k_major { K_MAJOR } else { MN_MAJOR });
+    if comptime!(k_major) {
+        described(address, K_MAJOR)
+    } else {
+        tile_descriptor_across(address, CHUNK_BYTES)
+    }
+}
+
+/// As [`tile_descriptor`], of a tile that runs across k: chunks of 64 columns so many bytes apart.
+#[cube]
+pub(super) fn tile_descriptor_across(address: u32, #[comptime] chunk_bytes: usize) -> u64 {
+    described(address, comptime!(MN_MAJOR | (chunk_bytes as u64 / 16) << 16))
+}
+
+#[cube]
+fn described(address: u32, #[comptime] layout: u64) -> u64 {
     u64::cast_from((address & 0x3FFFF) >> 4) | layout.runtime()
 }

@@ -2,14 +2,15 @@
 
 use super::{
     Case,
-    exact_attention::powers_of_two,
+    exact_attention::{gradients, powers_of_two},
+    packed_attention::packed,
     tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
 use blackburn_kernels::{
     Family, Pass,
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionOutput, AttentionProblem,
-        AttentionResult, Dropout, HeadStrides, Order, Pairs, Window, attention_backward_with,
+        AttentionResult, Dropout, Order, Pairs, Window, attention_backward_with,
         attention_forward_with,
     },
     buffer::Buffer,
@@ -105,8 +106,28 @@ pub(super) fn cases() -> Vec<Case> {
         "attention_tcgen05_of_several_tiles_a_block_is_within_bounds",
         blackwell,
         false,
-        |recorder| both(recorder, Wanted::Of(Family::Tcgen05), LONG),
+        |recorder| {
+            let inputs = AttentionInputs::generate(&LONG, 1, Storage::Bf16);
+            let tensors = Uploaded::new(recorder, &inputs, Storage::Bf16);
+            forward(recorder, Wanted::Of(Family::Tcgen05), LONG, &inputs, &tensors)?;
+            // Of more than two tiles of keys dq would have other bits under each schedule.
+            both(recorder, Wanted::Of(Family::Tcgen05), QUERIES)?;
+            both(recorder, Wanted::Of(Family::Tcgen05), AttentionCase { head_dim: 128, ..QUERIES })
+        },
     );
+    add("attention_tcgen05_gradients_are_exact", blackwell, false, |recorder| {
+        gradients(recorder, Wanted::Of(Family::Tcgen05), 64, Storage::Bf16)?;
+        gradients(recorder, Wanted::Of(Family::Tcgen05), 128, Storage::F16)
+    });
+    add("attention_wgmma_gradients_are_exact", hopper, false, |recorder| {
+        gradients(recorder, Wanted::Of(Family::Wgmma), 64, Storage::Bf16)
+    });
+    add("attention_once_gradients_are_exact", hopper, false, |recorder| {
+        gradients(recorder, Wanted::Once(128), 64, Storage::Bf16)
+    });
+    add("attention_mma_gradients_are_exact", ampere, false, |recorder| {
+        gradients(recorder, Wanted::Of(Family::Mma), 64, Storage::Bf16)
+    });
     add("attention_tcgen05_causal_is_within_bounds", blackwell, false, |recorder| {
         both(recorder, Wanted::Of(Family::Tcgen05), CAUSAL)?;
         both(recorder, Wanted::Of(Family::Tcgen05), GROUPED)
@@ -168,7 +189,7 @@ const QUERIES: AttentionCase =
     AttentionCase { name: "many queries", heads_q: 1, seq_q: 655, seq_kv: 140, ..PLAIN };
 
 /// Causal, with heads that share keys: tiles of one head of queries follow those of another.
-const GROUPED: AttentionCase = AttentionCase {
+pub(super) const GROUPED: AttentionCase = AttentionCase {
     name: "causal, grouped",
     batch: 1,
     heads_q: 3,
@@ -177,8 +198,8 @@ const GROUPED: AttentionCase = AttentionCase {
     ..CAUSAL
 };
 
-/// The backward plan that a case is for: the first of a family, or the one that computes products once by tiles
-/// of so many keys.
+/// The backward plan that a case is for: the first of a family, of Hopper's the one that computes products twice, or
+/// its plan that computes products once by tiles of so many keys.
 #[derive(Clone, Copy)]
 pub(super) enum Wanted {
     Of(Family),
@@ -188,7 +209,8 @@ pub(super) enum Wanted {
 impl Wanted {
     fn is(self, plan: &AttentionBlueprint, pass: Pass) -> bool {
         match self {
-            Self::Of(family) => plan.family == family && !plan.atomic,
+            Self::Of(Family::Wgmma) => plan.family == Family::Wgmma && !plan.atomic,
+            Self::Of(family) => plan.family == family,
             Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
             Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
         }
@@ -286,7 +308,7 @@ fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), 
 }
 
 /// The tensors of a problem.
-struct Uploaded {
+pub(super) struct Uploaded {
     storage: Storage,
     q: Buffer,
     k: Buffer,
@@ -296,7 +318,7 @@ struct Uploaded {
 }
 
 impl Uploaded {
-    fn new(recorder: &Recorder, inputs: &AttentionInputs, storage: Storage) -> Self {
+    pub(super) fn new(recorder: &Recorder, inputs: &AttentionInputs, storage: Storage) -> Self {
         let [q, k, v] =
             [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(recorder, values, storage));
         let integers = |mask: &Vec<bool>| {
@@ -308,7 +330,7 @@ impl Uploaded {
         Self { storage, q, k, v, mask, bias }
     }
 
-    fn all(&self) -> Tensors<'_> {
+    pub(super) fn all(&self) -> Tensors<'_> {
         let Self { q, k, v, mask, bias, .. } = self;
         Tensors { q, k, v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None, key: None }
     }
@@ -336,7 +358,7 @@ fn forward(
     Ok(output)
 }
 
-fn precision(storage: Storage) -> AttentionPrecision {
+pub(super) fn precision(storage: Storage) -> AttentionPrecision {
     AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
 }
 
@@ -386,114 +408,4 @@ fn both_of(
         }
         _ => Ok(()),
     }
-}
-
-/// Causal sequences that follow each other, one of them empty, by heads that share keys.
-fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
-    let (storage, client) = (Storage::Bf16, recorder.client());
-    let precision = precision(storage);
-    let lengths = [[70, 75], [0, 0], [131, 131], [3, 140]];
-    let cases = lengths.map(|[seq_q, seq_kv]| AttentionCase { batch: 1, seq_q, seq_kv, ..GROUPED });
-    // An empty sequence has nothing to draw and nothing to compare.
-    let cases: Vec<_> = cases.into_iter().filter(|case| case.seq_q > 0).collect();
-    let inputs: Vec<_> = (1..)
-        .zip(&cases)
-        .map(|(seed, case)| AttentionInputs::generate(case, seed, storage))
-        .collect();
-    let of_q = |values: Vec<&Vec<f64>>| joined(&values, GROUPED.heads_q, GROUPED.head_dim);
-    let of_kv = |values: Vec<&Vec<f64>>| joined(&values, GROUPED.heads_kv, GROUPED.head_dim);
-    let [q, dout] = [
-        of_q(inputs.iter().map(|inputs| &inputs.q).collect()),
-        of_q(inputs.iter().map(|inputs| &inputs.dout).collect()),
-    ]
-    .map(|values| upload(recorder, &values, storage));
-    let [k, v] = [
-        of_kv(inputs.iter().map(|inputs| &inputs.k).collect()),
-        of_kv(inputs.iter().map(|inputs| &inputs.v).collect()),
-    ]
-    .map(|values| upload(recorder, &values, storage));
-    let mut starts = Vec::new();
-    for side in 0..2 {
-        let mut start = 0;
-        starts.push(start);
-        for sizes in lengths {
-            start += sizes[side] as i32;
-            starts.push(start);
-        }
-    }
-    let starts = upload_integers(recorder, &starts);
-    let rows = [0, 1].map(|side| lengths.iter().map(|sizes| sizes[side]).sum::<usize>());
-    let longest = [131, 140];
-    let strides = |heads, rows| HeadStrides {
-        batch: 0,
-        ..Order::HeadsFirst.strides(heads, rows, GROUPED.head_dim)
-    };
-    let kv = strides(GROUPED.heads_kv, rows[1]);
-    let whole = AttentionCase { seq_q: longest[0], seq_kv: longest[1], ..GROUPED };
-    let problem = AttentionProblem {
-        batch: lengths.len(),
-        q: strides(GROUPED.heads_q, rows[0]),
-        k: kv,
-        v: kv,
-        packed: Some(rows),
-        ..problem(&whole, storage)
-    };
-    let tensors =
-        Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: Some(&starts), key: None };
-    let plan = |pass| {
-        let plans = AttentionBlueprint::candidates(&problem, pass, client);
-        wanted.of(&plans, pass)
-    };
-    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
-    };
-    let plan = plan(Pass::Backward)?;
-    let made = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
-    let expected: Vec<_> = cases
-        .iter()
-        .zip(&inputs)
-        .map(|(case, inputs)| {
-            let attention = inputs.attention(*case);
-            let gradients = attention.backward(&inputs.dout);
-            let bounds = attention.backward_bounds(&gradients, &inputs.dout, &precision);
-            (gradients, bounds)
-        })
-        .collect();
-    within(
-        recorder,
-        &made.dq,
-        storage,
-        &of_q(expected.iter().map(|(gradients, _)| &gradients.dq).collect()),
-        &of_q(expected.iter().map(|(_, bounds)| &bounds.dq).collect()),
-    )?;
-    within(
-        recorder,
-        &made.dk,
-        storage,
-        &of_kv(expected.iter().map(|(gradients, _)| &gradients.dk).collect()),
-        &of_kv(expected.iter().map(|(_, bounds)| &bounds.dk).collect()),
-    )?;
-    within(
-        recorder,
-        &made.dv,
-        storage,
-        &of_kv(expected.iter().map(|(gradients, _)| &gradients.dv).collect()),
-        &of_kv(expected.iter().map(|(_, bounds)| &bounds.dv).collect()),
-    )
-}
-
-/// Tensors of single sequences as one of packed sequences, heads first.
-fn joined(sequences: &[&Vec<f64>], heads: usize, head_dim: usize) -> Vec<f64> {
-    (0..heads)
-        .flat_map(|head| {
-            sequences.iter().flat_map(move |values| {
-                let rows = values.len() / heads / head_dim;
-                values[head * rows * head_dim..][..rows * head_dim].iter().copied()
-            })
-        })
-        .collect()
 }

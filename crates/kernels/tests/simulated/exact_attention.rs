@@ -1,16 +1,19 @@
-//! Attention of numbers that are all exact, so that every bit of the output is known.
+//! Attention of numbers that are all exact, so that every bit of the output and of the gradients is known.
 
 use super::{
-    attention::{PLAIN, Wanted, lse_of, problem},
+    attention::{PLAIN, Uploaded, Wanted, lse_of, problem},
     tensors::{upload, whole_numbers, within},
 };
 use blackburn_kernels::{
     Pass,
-    attention::{AttentionBlueprint, AttentionInputs as Tensors, attention_forward_with},
+    attention::{
+        AttentionBlueprint, AttentionInputs as Tensors, AttentionResult, attention_backward_with,
+        attention_forward_with,
+    },
     recorder::Recorder,
 };
 use blackburn_reference::{
-    attention::{AttentionCase, AttentionOptions},
+    attention::{AttentionCase, AttentionInputs, AttentionOptions},
     storage::Storage,
     tolerance::compare,
 };
@@ -66,4 +69,49 @@ pub(super) fn powers_of_two(recorder: &Recorder, wanted: Wanted) -> Result<(), F
     // The logarithm, and products by ln(2), each rounded.
     let bounds: Vec<_> = expected.iter().map(|lse| lse * 3.0 * f64::from(f32::EPSILON)).collect();
     compare(&lse, &expected, &bounds).map(drop).map_err(|error| error.to_string().into())
+}
+
+/// Both passes of equal scores whose values add up to zero: weights are a power of two, out and delta are zero, and every
+/// product and sum of the gradients is exact. The order of tiles of keys does not matter then, and there are several.
+pub(super) fn gradients(
+    recorder: &Recorder,
+    wanted: Wanted,
+    head_dim: usize,
+    storage: Storage,
+) -> Result<(), Failed> {
+    let options = AttentionOptions { scale: Some(0.125), ..AttentionOptions::PLAIN };
+    let name = "exact gradients";
+    let case = AttentionCase { name, seq_q: 200, seq_kv: 512, head_dim, options, ..PLAIN };
+    let mut inputs = AttentionInputs::generate(&case, 1, storage);
+    for (seed, values) in (1..).zip([&mut inputs.q, &mut inputs.k, &mut inputs.v, &mut inputs.dout])
+    {
+        *values = whole_numbers(seed, values.len(), 1);
+    }
+    // Queries and keys have no element in common, and the values of two keys cancel.
+    inputs.q.chunks_exact_mut(head_dim).for_each(|row| row[head_dim / 2..].fill(0.0));
+    inputs.k.chunks_exact_mut(head_dim).for_each(|row| row[..head_dim / 2].fill(0.0));
+    for pair in inputs.v.chunks_exact_mut(2 * head_dim) {
+        let (first, second) = pair.split_at_mut(head_dim);
+        second.iter_mut().zip(first).for_each(|(second, first)| *second = -*first);
+    }
+    let client = recorder.client();
+    let (problem, tensors) = (problem(&case, storage), Uploaded::new(recorder, &inputs, storage));
+    let plan = |pass| wanted.of(&AttentionBlueprint::candidates(&problem, pass, client), pass);
+    let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors.all())?;
+    let dout = upload(recorder, &inputs.dout, storage);
+    let result = AttentionResult {
+        out: &output.out,
+        lse: &output.lse,
+        dout: &dout,
+        dout_strides: problem.out(),
+    };
+    let (plan, tensors) = (plan(Pass::Backward)?, tensors.all());
+    let made = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
+    let expected = inputs.attention(case).backward(&inputs.dout);
+    for (buffer, exact) in [(made.dq, expected.dq), (made.dk, expected.dk), (made.dv, expected.dv)]
+    {
+        let rounded: Vec<_> = exact.iter().map(|exact| storage.round(*exact)).collect();
+        within(recorder, &buffer, storage, &rounded, &vec![0.0; rounded.len()])?;
+    }
+    Ok(())
 }

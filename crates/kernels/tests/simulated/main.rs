@@ -7,6 +7,7 @@ mod dump;
 mod exact_attention;
 mod machine;
 mod mutations;
+mod packed_attention;
 mod products;
 mod rows;
 mod tensors;
