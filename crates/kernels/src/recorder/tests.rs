@@ -12,9 +12,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The names of the functions behind `#[cube(launch_unchecked)]` in this crate.
+/// The names of the functions behind `#[cube(launch_unchecked)]` in this crate, alone or with sizes of cubes.
 fn kernels_in(source: &str) -> impl Iterator<Item = &str> {
-    source.match_indices("\n#[cube(launch_unchecked)]\n").filter_map(|(at, _)| {
+    source.match_indices("\n#[cube(launch_unchecked").filter_map(|(at, _)| {
         let (_, signature) = source[at..].split_once(" fn ")?;
         signature.split(['<', '(']).next()
     })
