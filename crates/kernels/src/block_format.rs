@@ -17,8 +17,6 @@ pub(crate) enum BlockFormat {
 impl BlockFormat {
     /// Scales of a row in a word, and in a row of a block of scales.
     pub(crate) const WORD_SCALES: usize = 4;
-    /// Bytes of k of an instruction.
-    const STEP_BYTES: usize = 32;
 
     /// What its products are called.
     pub(crate) const fn op(self) -> &'static str {
@@ -44,14 +42,6 @@ impl BlockFormat {
         })
     }
 
-    /// The code of a scale of 1.
-    pub(crate) const fn one(self) -> u8 {
-        match self {
-            Self::Mxfp8 | Self::Mxfp4 => 0x7f,
-            Self::Nvfp4 => 0x38,
-        }
-    }
-
     /// Scales of so many bytes of k of a row.
     pub(crate) const fn scales(self, k_bytes: usize) -> usize {
         let in_byte = match self {
@@ -69,6 +59,17 @@ impl BlockFormat {
 
 #[cfg(feature = "cuda")]
 impl BlockFormat {
+    /// Bytes of k of an instruction.
+    const STEP_BYTES: usize = 32;
+
+    /// The code of a scale of 1.
+    pub(crate) const fn one(self) -> u8 {
+        match self {
+            Self::Mxfp8 | Self::Mxfp4 => 0x7f,
+            Self::Nvfp4 => 0x38,
+        }
+    }
+
     /// How PTX calls such products, between layouts and types of `mma.sync` and at the end of `tcgen05.mma`.
     pub(crate) const fn kind(self) -> &'static str {
         match self {
