@@ -127,10 +127,13 @@ fn mutation_trials(asked: &[Case], places: usize) -> Result<Vec<Trial>, Failed> 
             }
         }
     }
-    let others: Vec<_> = cases()
-        .into_iter()
-        .filter(|case| asked.iter().all(|asked| asked.full_name() != case.full_name()))
-        .collect();
+    // No kernel is compiled for two architectures, and recordings of all take gigabytes.
+    let is_other = |case: &Case| {
+        let mut of_same = asked.iter().filter(|a| a.gpu.architecture == case.gpu.architecture);
+        let first = of_same.next();
+        first.is_some() && first.into_iter().chain(of_same).all(|asked| asked.name != case.name)
+    };
+    let others: Vec<_> = cases().into_iter().filter(is_other).collect();
     for pair in others.chunks(2) {
         for launch in recorded(pair)?.into_iter().flatten() {
             if let Some((_, suite)) = known.iter_mut().find(|(_, suite)| suite.ptx == launch.ptx) {
