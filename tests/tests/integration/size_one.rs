@@ -50,8 +50,7 @@ fn losses(device: &Device, storage: Storage) -> Result<(), Failed> {
                 |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
             let wrong = squares(&mut actual.iter().zip(expected).map(|(a, e)| a - e));
             let error = (wrong / squares(&mut expected.iter().copied())).sqrt();
-            // NaN is not within the bound either.
-            if !(error <= bound) {
+            if error.is_nan() || error > bound {
                 return Err(format!(
                     "activation {at}: {name} is off by {error:.1e} of itself, and may be by {bound}"
                 )
