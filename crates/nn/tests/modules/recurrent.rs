@@ -3,7 +3,7 @@ use blackburn_nn::recurrent;
 use burn::{
     module::{Module, ModuleMapper, Param},
     nn::{
-        BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, Lstm, LstmConfig, LstmState, RnnConfig,
+        BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, LstmState, RnnConfig,
         RnnState,
     },
     prelude::*,
