@@ -403,7 +403,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Device::new(device)
     };
     blackburn::init()?;
-    let mut failed = Vec::new();
+    let mut failures = 0;
     for &name in &arguments.models {
         for &spelling in &arguments.modules {
             for &precision in &arguments.precision {
@@ -411,17 +411,22 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let arguments = &arguments;
                 let case = Case { name, spelling, precision, shape, arguments, device: &device };
                 // One model that fails leaves the others to be timed. A panic has told itself.
-                let outcome = catch_unwind(AssertUnwindSafe(|| case.run()));
-                let why = match outcome {
+                let why = match catch_unwind(AssertUnwindSafe(|| case.run())) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some(error.to_string()),
                     Err(_) => Some("it panicked".into()),
                 };
-                failed
-                    .extend(why.map(|why| format!("{name:?} of {spelling:?}, {precision}: {why}")));
+                if let Some(why) = why {
+                    // At once: a run may be cut off.
+                    eprintln!("{name:?} of {spelling:?}, {precision}: {why}");
+                    failures += 1;
+                }
                 device.memory_cleanup();
             }
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ").into()) }
+    match failures {
+        0 => Ok(()),
+        failures => Err(format!("{failures} failed, as told above").into()),
+    }
 }
