@@ -89,6 +89,7 @@ impl Kernels {
         let inputs = LayerNormInputs {
             x: x.buffer.clone(),
             residual: None,
+            dropout: None,
             gamma: parameter(&gamma),
             beta: Some(parameter(&beta)),
         };
@@ -124,6 +125,7 @@ impl Kernels {
             gamma: self.inputs.gamma.clone(),
             mean: output.mean,
             rstd: output.rstd,
+            dropout: None,
         };
         let gradients =
             layer_norm_backward(client, Norm::Layer, &saved, &self.dy.buffer, None, true)

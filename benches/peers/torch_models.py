@@ -1,5 +1,5 @@
-"""Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, ResNet-50, a vision
-transformer, MobileNet v2, an encoder and decoder, a U-Net, and one LSTM or GRU layer.
+"""Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, four layers of Llama of 8
+billion, ResNet-50, a vision transformer, MobileNet v2, an encoder and decoder, a U-Net, and one LSTM or GRU layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
@@ -212,6 +212,11 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+def llama_layers():
+    """Four layers of Llama of 8 billion, at full width and vocabulary."""
+    return Llama(layers=4, width=4096, shared=8, hidden=14336, length=8192, vocabulary=128256)
+
+
 def text(batch, length, vocabulary, args):
     return tuple(torch.randint(0, vocabulary, (batch, length), device=args.device) for _ in range(2))
 
@@ -261,6 +266,7 @@ def main():
     models = {
         "bert-large": (Bert, "16", lambda batch, args: text(batch, 512, 30522, args), 512),
         "llama-1.1b": (Llama, "8", lambda batch, args: text(batch, 2048, 32000, args), 2048),
+        "llama-8b-layers": (llama_layers, "1", lambda batch, args: text(batch, 8192, 128256, args), 8192),
         "resnet50": (resnet50, "64", images, None),
         "vit-b16": (Vit, "128", images, None),
         "mobilenet-v2": (mobilenet, "128", images, None),

@@ -52,8 +52,8 @@ mod tensors;
 
 pub use dry_run::dry_run;
 pub use ops::{
-    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, group_norm, layer_norm,
-    linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,
+    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout, group_norm,
+    layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,
 };
 pub use tensors::Optional;
 #[cfg(feature = "gpu")]

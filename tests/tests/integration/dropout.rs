@@ -1,5 +1,8 @@
 //! Dropout of elements with a residual, and its gradient, against f64 with the generator's words.
 
+#[path = "dropout_fused.rs"]
+mod fused;
+
 use blackburn::nn::{
     dropout::add_dropout,
     transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
@@ -29,7 +32,7 @@ use cubecl::{
 use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
-const SEED: u64 = 0x1234_5678_9abc_def0;
+pub(crate) const SEED: u64 = 0x1234_5678_9abc_def0;
 /// What the device combines a seed with.
 const KEY: u64 = 0xfedc_ba98_0246_8ace;
 
@@ -60,11 +63,12 @@ pub(crate) fn trials() -> Vec<Trial> {
             })
         })
     }));
+    trials.extend(fused::trials());
     trials
 }
 
-/// What each element is multiplied by.
-fn factors(elements: usize, rate: f64) -> Vec<f64> {
+/// What each element is multiplied by, with [`SEED`].
+pub(crate) fn factors(elements: usize, rate: f64) -> Vec<f64> {
     let reference = Reference { rate, seed: SEED };
     let key = [SEED as u32, (SEED >> 32) as u32];
     let factor = |i: usize| {

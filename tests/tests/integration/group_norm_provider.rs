@@ -95,9 +95,9 @@ fn launches(blocks: &[Block], name: &str) -> usize {
 fn expect_ours(blocks: &[Block]) -> Result<(), Failed> {
     let found = ["Statistics", "Apply", "Sums", "InputGradient"].map(|name| launches(blocks, name));
     let rows = kernels(blocks).filter(|kernel| kernel.contains("RowSum")).count();
-    // One of sums is their merge. The loss is a sum of its own.
+    // One of sums is their merge. The loss is a sum of its own, by up to two launches.
     match (found, rows) {
-        ([1, 1, 2, 1], 0 | 1) => Ok(()),
+        ([1, 1, 2, 1], 0..=2) => Ok(()),
         _ => Err(format!("{found:?} launches, {rows} sums of rows: {blocks:#?}").into()),
     }
 }

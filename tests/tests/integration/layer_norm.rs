@@ -3,9 +3,11 @@
 #[path = "layer_norm_op.rs"]
 mod op;
 
+use crate::dropout;
 use blackburn_kernels::{
     KernelError, Pass,
     buffer::Buffer,
+    dropout::DropoutMask,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormProblem,
         LayerNormSaved, Norm, layer_norm_backward, layer_norm_forward, variants::WIDTHS,
@@ -93,6 +95,8 @@ struct Case {
     norm: Norm,
     bias: bool,
     residual: bool,
+    /// The share of the residual that is left out.
+    dropout: Option<f64>,
     /// Is added to x.
     offset: f64,
 }
@@ -112,6 +116,8 @@ struct Results {
     x: Vec<f64>,
     y: Vec<f64>,
     gradients: [Vec<f64>; 3],
+    /// With dropout.
+    dresidual: Option<Vec<f64>>,
 }
 
 impl Case {
@@ -124,6 +130,7 @@ impl Case {
             norm: Norm::Layer,
             bias: true,
             residual: false,
+            dropout: None,
             offset: 0.0,
         }
     }
@@ -140,6 +147,16 @@ impl Case {
             dy: rows_of(5),
             dsum: rows_of(6),
         }
+    }
+
+    fn mask(&self) -> Option<DropoutMask> {
+        self.dropout.map(|rate| DropoutMask { rate, seed: dropout::SEED, key: None })
+    }
+
+    /// What each element of the residual is multiplied by.
+    fn factors(&self) -> Vec<f64> {
+        let elements = self.rows * self.width;
+        self.dropout.map_or(vec![1.0; elements], |rate| dropout::factors(elements, rate))
     }
 
     fn op<'a>(&self, numbers: &'a Numbers) -> LayerNorm<'a> {
@@ -176,6 +193,7 @@ impl Case {
         LayerNormInputs {
             x: upload(client, &numbers.x, self.storage),
             residual: self.residual.then(|| upload(client, &numbers.residual, self.storage)),
+            dropout: self.mask(),
             gamma: upload(client, &numbers.gamma, self.parameter),
             beta: self.bias.then(|| upload(client, &numbers.beta, self.parameter)),
         }
@@ -186,16 +204,18 @@ impl Case {
         let LayerNormOutput { y, sum, mean, rstd } =
             layer_norm_forward(client, self.norm, &inputs, EPSILON)?;
         let x = sum.unwrap_or(inputs.x);
-        let saved = LayerNormSaved { x: x.clone(), gamma: inputs.gamma, mean, rstd };
+        let dropout = self.mask();
+        let saved = LayerNormSaved { x: x.clone(), gamma: inputs.gamma, mean, rstd, dropout };
         let dy = upload(client, &numbers.dy, self.storage);
         let dsum = self.residual.then(|| upload(client, &numbers.dsum, self.storage));
-        let LayerNormGradients { dx, dgamma, dbeta } =
+        let LayerNormGradients { dx, dresidual, dgamma, dbeta } =
             layer_norm_backward(client, self.norm, &saved, &dy, dsum.as_ref(), self.bias)?;
         let rows = |buffer| download(client, buffer, self.storage);
         let parameter = |buffer| download(client, buffer, self.parameter);
         let dbeta = dbeta.map_or(Ok(Vec::new()), parameter)?;
         let gradients = [rows(dx)?, parameter(dgamma)?, dbeta];
-        Ok(Results { x: rows(x)?, y: rows(y)?, gradients })
+        let dresidual = dresidual.map(rows).transpose()?;
+        Ok(Results { x: rows(x)?, y: rows(y)?, gradients, dresidual })
     }
 
     /// Whether the device serves it; if it does, whether results are within bounds.
@@ -215,12 +235,17 @@ impl Case {
         let x = &results.x;
         let dsum = self.residual.then_some(&numbers.dsum[..]);
         if self.residual {
-            let pairs = || numbers.x.iter().zip(&numbers.residual);
-            let sum: Vec<f64> = pairs().map(|(x, residual)| x + residual).collect();
-            // Rounded in f32, and to storage.
-            let u = Storage::F32.unit_roundoff() + self.storage.unit_roundoff();
-            let bounds: Vec<f64> =
-                sum.iter().map(|sum| sum.abs() * u + self.storage.underflow()).collect();
+            let residual: Vec<f64> =
+                numbers.residual.iter().zip(self.factors()).map(|(r, factor)| r * factor).collect();
+            let sum: Vec<f64> = numbers.x.iter().zip(&residual).map(|(x, r)| x + r).collect();
+            // Rounded in f32, and to storage; with dropout the scale and the product in f32, too.
+            let narrow = Storage::F32.unit_roundoff();
+            let u = narrow + self.storage.unit_roundoff();
+            let of_product = if self.dropout.is_some() { 2.0 * narrow * (1.0 + u) } else { 0.0 };
+            let bound = |(sum, residual): (&f64, &f64)| {
+                sum.abs() * u + residual.abs() * of_product + self.storage.underflow()
+            };
+            let bounds: Vec<f64> = sum.iter().zip(&residual).map(bound).collect();
             compare(x, &sum, &bounds).map_err(|error| format!("sum: {error}"))?;
         }
         // From what the device normalized: the rounding of the sum is counted above.
@@ -239,19 +264,36 @@ impl Case {
             compare(dbeta, &expected.dbeta, &bounds.dbeta)
                 .map_err(|error| format!("dbeta: {error}"))?;
         }
+        if let Some(dresidual) = &results.dresidual {
+            let narrow = Storage::F32.unit_roundoff();
+            let factors = self.factors();
+            let exact: Vec<f64> =
+                expected.dx.iter().zip(&factors).map(|(dx, factor)| dx * factor).collect();
+            // What dx may be off by, the scale and the product in f32, and another rounding to storage.
+            let u = 2.0 * narrow + self.storage.unit_roundoff();
+            let bound = |((exact, off), factor): ((&f64, &f64), &f64)| {
+                (exact.abs() * u + off * factor) * (1.0 + u) + self.storage.underflow()
+            };
+            let bounds: Vec<f64> =
+                exact.iter().zip(&bounds.dx).zip(&factors).map(bound).collect();
+            compare(dresidual, &exact, &bounds).map_err(|error| format!("dresidual: {error}"))?;
+        }
         Ok(())
     }
 }
 
 fn every_variant(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let plain = Case::plain(storage);
     for norm in [Norm::Layer, Norm::Rms] {
         for (bias, residual) in [(false, false), (false, true), (true, false), (true, true)] {
             for parameter in [Storage::F32, storage] {
                 for (rows, width) in [(70, 36), (6, 1160)] {
-                    let case =
-                        Case { rows, width, storage, parameter, norm, bias, residual, offset: 0.0 };
-                    if !case.check(client)? {
-                        return Err(format!("{case:?} was declined").into());
+                    let without = Case { rows, width, parameter, norm, bias, residual, ..plain };
+                    let with = Case { dropout: Some(0.1), ..without };
+                    for case in [without].into_iter().chain(residual.then_some(with)) {
+                        if !case.check(client)? {
+                            return Err(format!("{case:?} was declined").into());
+                        }
                     }
                 }
             }
@@ -290,7 +332,7 @@ fn beyond_the_grid(client: &Client) -> Result<(), Failed> {
 
 /// The negative control: one result a little off, and a row that the sums leave out, must not pass.
 fn faults(client: &Client) -> Result<(), Failed> {
-    let case = Case { residual: true, ..Case::plain(Storage::F32) };
+    let case = Case { residual: true, dropout: Some(0.5), ..Case::plain(Storage::F32) };
     let numbers = case.numbers();
     let is_caught = |what: &str, fault: &dyn Fn(&mut Results)| {
         let mut results = case.run(client, &numbers)?;
@@ -306,6 +348,7 @@ fn faults(client: &Client) -> Result<(), Failed> {
     is_caught("sum", &|results| results.x[last] *= 1.001)?;
     is_caught("y", &|results| results.y[last] *= 1.001)?;
     is_caught("dx", &|results| results.gradients[0][last] *= 1.001)?;
+    is_caught("dresidual", &|results| results.dresidual = Some(results.gradients[0].clone()))?;
     is_caught("dx without dsum", &|results| results.gradients[0][last] -= numbers.dsum[last])?;
     is_caught("dgamma", &|results| results.gradients[1][case.width - 1] *= 1.001)?;
     is_caught("dbeta", &|results| results.gradients[2][case.width - 1] -= last_dy)
@@ -365,10 +408,16 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     let inputs = case.inputs(client, &numbers);
     let forward = |inputs: &LayerNormInputs| layer_norm_forward(client, case.norm, inputs, EPSILON);
     let short = || upload(client, &numbers.x[1..], Storage::F32);
+    let mask = |rate| Some(DropoutMask { rate, seed: 1, key: None });
     let refused = [
         ("x", forward(&LayerNormInputs { x: short(), ..inputs.clone() })),
         ("residual", forward(&LayerNormInputs { residual: Some(short()), ..inputs.clone() })),
         ("beta", forward(&LayerNormInputs { beta: Some(short()), ..inputs.clone() })),
+        ("rate", forward(&LayerNormInputs { dropout: mask(1.0), ..inputs.clone() })),
+        (
+            "residual",
+            forward(&LayerNormInputs { residual: None, dropout: mask(0.1), ..inputs.clone() }),
+        ),
         ("epsilon", layer_norm_forward(client, case.norm, &inputs, -1.0)),
     ];
     for (name, result) in refused {
@@ -378,7 +427,8 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
         }
     }
     let LayerNormOutput { mean, rstd, .. } = forward(&inputs)?;
-    let saved = LayerNormSaved { x: inputs.x.clone(), gamma: inputs.gamma.clone(), mean, rstd };
+    let LayerNormInputs { x, gamma, .. } = inputs.clone();
+    let saved = LayerNormSaved { x, gamma, mean, rstd, dropout: None };
     let backward = |saved: &LayerNormSaved, dy: &Buffer| {
         layer_norm_backward(client, case.norm, saved, dy, None, true)
     };
@@ -397,6 +447,7 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     let wide = LayerNormInputs {
         x: Buffer::empty(client, wide, dtype(Storage::F32)),
         residual: None,
+        dropout: None,
         gamma: Buffer::empty(client, wide, dtype(Storage::F32)),
         beta: None,
     };

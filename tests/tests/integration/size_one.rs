@@ -22,7 +22,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     for storage in Storage::ALL {
         let name = format!("size_one::losses_of_one_channel_are_right_in_{storage:?}");
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
-            on_burn_device_with(storage, |device, _| losses(device, storage))
+            on_burn_device_with(storage, |device, client| {
+                losses(device, storage, client.name() == "cuda")
+            })
         }));
     }
     trials.push(Trial::ignorable_test("size_one::permuted_tensors_are_read_right", || {
@@ -38,9 +40,15 @@ const ACTIVATIONS: [fn(Tensor<4>) -> Tensor<4>; 3] =
 /// The loss, and the gradients of the input, the weights and the bias.
 type Found = [Vec<f64>; 4];
 
-fn losses(device: &Device, storage: Storage) -> Result<(), Failed> {
-    // In 16 bits roundings also decide on which side of a ReLU's kink a number near zero is.
-    let bound = if storage == F32 { 1e-5 } else { 0.05 };
+fn losses(device: &Device, storage: Storage, cuts_to_tf32: bool) -> Result<(), Failed> {
+    let bound = match storage {
+        // Two operands of a product are cut to TF32's ten bits, all downwards, and the loss squares what they make; the
+        // gradients' products cut that error's result once more.
+        F32 if cuts_to_tf32 => 6.0 / 1024.0,
+        F32 => 1e-5,
+        // Roundings also decide on which side of a ReLU's kink a number near zero is.
+        _ => 0.05,
+    };
     for (at, activation) in ACTIVATIONS.into_iter().enumerate() {
         let expected = loss(&Device::flex(), F32, storage, activation)?;
         let actual = loss(device, storage, storage, activation)?;

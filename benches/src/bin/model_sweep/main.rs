@@ -134,6 +134,9 @@ enum Name {
     WideGpt,
     #[value(name = "llama-1.1b")]
     Llama,
+    /// Four layers of Llama of 8 billion, at full width and vocabulary.
+    #[value(name = "llama-8b-layers")]
+    LlamaLayers,
     #[value(name = "vit-b16")]
     Vit,
     #[value(name = "mobilenet-v2")]
@@ -172,6 +175,7 @@ impl Shape {
             Name::Gpt2 => [8, 1024, 768, 12, 50304],
             Name::WideGpt => [8, 1024, 4096, 4, 50304],
             Name::Llama => [8, 2048, 2048, 22, 32000],
+            Name::LlamaLayers => [1, 8192, 4096, 4, 128_256],
             Name::Vit => [128, 224, 768, 12, 1000],
             Name::MobileNet => [128, 224, 0, 0, 1000],
             Name::Lstm | Name::Gru => [64, 256, 1024, 1, 1024],
@@ -223,10 +227,8 @@ impl Case<'_> {
             Spelling::Blackburn => policy.with_drop_ins(),
         };
         match self.name {
-            Name::BertLarge | Name::Llama | Name::Vit | Name::MobileNet | Name::Seq2seq => {
-                policy.without_fp8("head")
-            }
-            _ => policy,
+            Name::Gpt2 | Name::WideGpt | Name::Lstm | Name::Gru | Name::UNet => policy,
+            _ => policy.without_fp8("head"),
         }
     }
 
@@ -317,10 +319,8 @@ impl Case<'_> {
             Name::Lstm | Name::Gru => {
                 (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
             }
-            Name::BertLarge | Name::Gpt2 | Name::WideGpt | Name::Llama | Name::Seq2seq => {
-                (format!("T{length}"), shape.batch * length, "tokens/s")
-            }
             Name::Vit | Name::MobileNet | Name::UNet => (String::new(), shape.batch, "images/s"),
+            _ => (format!("T{length}"), shape.batch * length, "tokens/s"),
         };
         let (modules, nn) = match self.spelling {
             Spelling::Burn => (" unmodified", "burn::nn"),
@@ -371,7 +371,7 @@ impl Case<'_> {
                 let (ids, targets) = tokens();
                 time!(Gpt, (ids, self.places(length), targets))
             }
-            Name::Llama => time!(Llama, tokens()),
+            Name::Llama | Name::LlamaLayers => time!(Llama, tokens()),
             Name::Vit => {
                 let places = self.places((length / 16).pow(2));
                 time!(Vit, (self.images(), places, self.ids([batch])))

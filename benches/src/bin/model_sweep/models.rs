@@ -104,9 +104,29 @@ struct LlamaLayer {
     down: Linear,
 }
 
-/// Llama: eight query heads share a head of keys, as in `TinyLlama`.
+/// Sizes of a Llama that follow from its width.
+struct LlamaSizes {
+    /// Of a head.
+    head: usize,
+    /// Query heads that share a head of keys.
+    shared_by: usize,
+    /// Of the feed-forward part.
+    hidden: usize,
+}
+
+impl LlamaSizes {
+    /// As in `TinyLlama`, and from a width of 4096 on as in Llama 3.
+    fn of(width: usize) -> Self {
+        match width < 4096 {
+            true => Self { head: 64, shared_by: 8, hidden: width * 11 / 4 },
+            false => Self { head: 128, shared_by: 4, hidden: width * 7 / 2 },
+        }
+    }
+}
+
 #[derive(Module, Debug)]
 pub(crate) struct Llama {
+    head_size: usize,
     words: Embedding,
     rope: RotaryEncoding,
     layers: Vec<LlamaLayer>,
@@ -115,26 +135,24 @@ pub(crate) struct Llama {
 }
 
 impl Llama {
-    const HEAD: usize = 64;
-    const SHARED_BY: usize = 8;
-
     pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
         let Shape { width, layers, classes, length, .. } = *shape;
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         let norm = || RmsNormConfig::new(width).init(device);
-        let hidden = width * 11 / 4;
+        let LlamaSizes { head, shared_by, hidden } = LlamaSizes::of(width);
         let layer = |_| LlamaLayer {
             norms: [norm(), norm()],
             query: linear(width, width),
-            key: linear(width, width / Self::SHARED_BY),
-            value: linear(width, width / Self::SHARED_BY),
+            key: linear(width, width / shared_by),
+            value: linear(width, width / shared_by),
             output: linear(width, width),
             gate_and_up: SwiGluConfig::new(width, hidden).with_bias(false).init(device),
             down: linear(hidden, width),
         };
         Self {
+            head_size: head,
             words: EmbeddingConfig::new(classes, width).init(device),
-            rope: RotaryEncodingConfig::new(length, Self::HEAD).init(device),
+            rope: RotaryEncodingConfig::new(length, head).init(device),
             layers: (0..layers).map(layer).collect(),
             norm: norm(),
             head: linear(width, classes),
@@ -148,8 +166,8 @@ impl Llama {
             let normalized = layer.norms[0].forward(x.clone());
             let heads = |linear: &Linear| {
                 let y = linear.forward(normalized.clone());
-                let heads = y.dims()[2] / Self::HEAD;
-                y.reshape([batch, length, heads, Self::HEAD]).swap_dims(1, 2)
+                let heads = y.dims()[2] / self.head_size;
+                y.reshape([batch, length, heads, self.head_size]).swap_dims(1, 2)
             };
             let q = self.rope.forward(heads(&layer.query));
             let k = self.rope.forward(heads(&layer.key));

@@ -23,6 +23,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
 pub mod fp8_linear;
+pub mod gelu_dropout;
 pub mod group_norm;
 pub mod layer_norm;
 pub mod linear_cross_entropy;

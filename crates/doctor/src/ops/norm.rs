@@ -104,6 +104,7 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: Case) -> Result<()
     let inputs = LayerNormInputs {
         x: upload_behind(client, front, &x, storage),
         residual: added.as_ref().map(|added| upload(client, added, storage)),
+        dropout: None,
         gamma: upload(client, &gamma, parameter),
         beta: beta.as_ref().map(|beta| upload(client, beta, parameter)),
     };
@@ -117,6 +118,7 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: Case) -> Result<()
         gamma: inputs.gamma,
         mean: output.mean,
         rstd: output.rstd,
+        dropout: None,
     };
     let dy_buffer = upload(client, &dy, storage);
     let dsum_buffer = dsum.as_ref().map(|dsum| upload(client, dsum, storage));

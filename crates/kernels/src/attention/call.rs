@@ -240,7 +240,7 @@ fn numbers(problem: &AttentionProblem) -> NumbersLaunch {
         left: side(problem.window.left),
         right: side(problem.window.right),
         threshold: dropout.threshold(),
-        kept: (1.0 / (1.0 - dropout.rate)) as f32,
+        kept: dropout.kept(),
         seed_low: dropout.seed as u32,
         seed_high: (dropout.seed >> 32) as u32,
     }

@@ -1,14 +1,18 @@
-//! Which weights are left out: each one's word is a function of where the weight is, so that backward
-//! computes it again.
+//! Which weights are left out: each one's draw is a function of where the weight is, so that backward makes it again.
 //!
-//! A call's four words are for the weights of two queries and two keys, both 8 apart: those are what
-//! a unit has of a tensor core's tile, whether queries or keys are its rows.
+//! A call of the generator has four words, and each half of a word is a draw of 15 bits. A call is for the weights of two
+//! queries, 8 apart, and of two pairs of neighboring keys, 8 apart. Those are what a unit has of a tensor core's tile
+//! whose rows are queries. Where keys are the rows, a unit has one key of each pair, and its neighbor has the other.
 
 use crate::philox::philox4x32;
 use cubecl::prelude::*;
 
-/// What separates the two queries, and the two keys, of a call.
+/// What separates the two queries, and the two pairs of keys, of a call.
 const APART: u32 = 8;
+/// What separates the keys of a pair.
+const NEIGHBOR: u32 = 1;
+/// The draws in a word.
+pub(super) const DRAWS: u32 = 0x7fff_7fff;
 
 /// What the words depend on.
 #[derive(CubeType, Clone, Copy)]
@@ -25,13 +29,15 @@ pub(super) fn random_words(query: u32, key: u32, seeds: &Seeds) -> (u32, u32, u3
     philox4x32((key, query, seeds.head, 0u32), seeds.low, seeds.high)
 }
 
-/// The word of one weight: of the counter of the first of both queries and keys, word 2 for the
-/// second query, one more for the second key.
+/// The draw of one weight: of the counter of the first of its call's queries and keys, word 2 for the second query, one
+/// more for the second pair of keys; there the low half for the first key of the pair.
 #[cube]
-pub(super) fn random_word(query: u32, key: u32, seeds: &Seeds) -> u32 {
-    let words = random_words(query & comptime!(!APART), key & comptime!(!APART), seeds);
-    let is_second_key = key & APART != 0;
-    let of_first_query = select(is_second_key, words.1, words.0);
-    let of_second_query = select(is_second_key, words.3, words.2);
-    select(query & APART != 0, of_second_query, of_first_query)
+pub(super) fn random_draw(query: u32, key: u32, seeds: &Seeds) -> u32 {
+    let first_key = key & comptime!(!(APART | NEIGHBOR));
+    let words = random_words(query & comptime!(!APART), first_key, seeds);
+    let is_second_pair = key & APART != 0;
+    let of_first_query = select(is_second_pair, words.1, words.0);
+    let of_second_query = select(is_second_pair, words.3, words.2);
+    let word = select(query & APART != 0, of_second_query, of_first_query);
+    select(key & NEIGHBOR != 0, word >> 16, word) & comptime!(DRAWS & 0xffff)
 }

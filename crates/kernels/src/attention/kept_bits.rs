@@ -1,16 +1,21 @@
 //! What dropout leaves of a part of a tile, a bit for each weight.
 
 use super::{
-    dropout::{Seeds, random_words},
+    dropout::{DRAWS, Seeds, random_words},
     rules::{Sequence, Side},
 };
 use crate::ptx::computed;
 use cubecl::prelude::*;
 
-/// Bit `i` tells whether dropout leaves the weight of register `i` of the 32 that a unit has of 64
-/// columns: four to eight columns, two for its first row and two for the row 8 below.
+/// The highest bit of each half of a word.
+const HIGHEST: u32 = 0x8000_8000;
+/// What separates the units of two neighboring rows of a tile.
+const NEXT_ROW: u32 = 4;
+
+/// Which weights dropout leaves of the 32 that a unit has of 64 columns: four to eight columns, two for its first row
+/// and two for the row 8 below. [`is_kept`] tells it of each.
 ///
-/// `row` and `column` are the unit's first; columns begin at a multiple of 16.
+/// `row` and `column` are the unit's first; columns begin at a multiple of 16. All units of a plane have to ask.
 #[cube]
 pub(super) fn kept_bits<I: Float, M: Numeric>(
     sequence: &Sequence<'_, I, M>,
@@ -51,30 +56,54 @@ pub(super) fn kept_bits_of(
     column: u32,
     #[comptime] rows: Side,
 ) -> u32 {
-    let mut bits = 0u32;
-    #[unroll]
-    for call in 0..8usize {
-        let at = column + comptime!((call / 2 * 16 + call % 2) as u32);
-        let (query, key) = match comptime!(rows) {
-            Side::Queries => (row, at),
-            Side::Keys => (at, row),
-        };
-        let (w0, w1, w2, w3) = random_words(query, key, seeds);
-        // In the order of registers: both columns of the first row, both of the second.
-        let (second_column, second_row) = match comptime!(rows) {
-            Side::Queries => (w1, w2),
-            Side::Keys => (w2, w1),
-        };
-        let first = comptime!(call / 2 * 8 + call % 2);
-        bits |= kept_bit(w0, threshold, first);
-        bits |= kept_bit(second_column, threshold, comptime!(first + 4));
-        bits |= kept_bit(second_row, threshold, comptime!(first + 2));
-        bits |= kept_bit(w3, threshold, comptime!(first + 6));
+    // A draw and this reach the highest bit of a half where the draw reaches the threshold.
+    let addend = (0x8000 - threshold) * 0x0001_0001;
+    match comptime!(rows) {
+        Side::Queries => {
+            let mut bits = 0u32;
+            #[unroll]
+            for group in 0..4usize {
+                let key = column + comptime!(16 * group as u32);
+                let (first, second_keys, second_query, both) = random_words(row, key, seeds);
+                let words = (first, second_query, second_keys, both);
+                bits |= group_bits(words, addend, group);
+            }
+            bits
+        }
+        Side::Keys => {
+            // The unit has two neighboring queries of each group, and one of two neighboring keys. It draws for both
+            // keys and one of the queries, its neighbor for the other query; they exchange what the other one needs.
+            let is_odd = row % 2 == 1;
+            let mut bits = 0u32;
+            #[unroll]
+            for group in 0..4usize {
+                let query = column + comptime!(16 * group as u32) + row % 2;
+                let words = random_words(query, row - row % 2, seeds);
+                bits |= group_bits(words, addend, group);
+            }
+            let received = plane_shuffle_xor(bits, NEXT_ROW);
+            let turned = (received << 16) | (received >> 16);
+            let own = select(is_odd, 0xffff_0000u32, 0x0000_ffffu32);
+            (bits & own) | (turned & !own)
+        }
     }
-    bits
 }
 
+/// The bits of 16 columns, of which `words` are in the order of registers: the unit's first row and the one 8 below in
+/// its first columns, and both 8 columns further.
 #[cube]
-fn kept_bit(word: u32, threshold: u32, #[comptime] bit: usize) -> u32 {
-    select(word >= threshold, comptime!(1u32 << bit), 0u32)
+fn group_bits(words: (u32, u32, u32, u32), addend: u32, #[comptime] group: usize) -> u32 {
+    let place = comptime!(4 * group as u32);
+    let highest = |word: u32| ((word & DRAWS) + addend) & HIGHEST;
+    (highest(words.0) >> place)
+        | (highest(words.1) >> comptime!(place + 1))
+        | (highest(words.2) >> comptime!(place + 2))
+        | (highest(words.3) >> comptime!(place + 3))
+}
+
+/// Whether dropout leaves the weight of register `i`, of the `bits` that [`kept_bits`] gives for 32 of them: two
+/// neighboring columns are in the two halves, and go from the highest bit down.
+#[cube]
+pub(super) fn is_kept(bits: u32, #[comptime] i: usize) -> bool {
+    bits & comptime!(1u32 << (i % 2 * 16 + 15 - i % 32 / 2)) != 0
 }

@@ -1,7 +1,7 @@
 //! What a tile's scores and products become: weights, and the scores' gradients. [`pairs`](super::pairs) has
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
-use super::{once::TERM_BYTES, pairs::PairTile, softmax::pack};
+use super::{kept_bits::is_kept, once::TERM_BYTES, pairs::PairTile, softmax::pack};
 use crate::ptx::{
     access::{load_shared_pair, store_shared_word},
     exp2_fast, vector_of,
@@ -72,7 +72,7 @@ pub(super) fn weights_of<I: Float, M: Numeric, R: Size>(
 /// What dropout multiplies weight `i` by.
 #[cube]
 fn kept_factor<I: Float, M: Numeric>(tile: &PairTile<'_, I, M>, #[comptime] i: usize) -> f32 {
-    select(tile.kept & comptime!(1u32 << i) != 0, tile.sequence.rules.numbers.kept, 0.0f32)
+    select(is_kept(tile.kept, i), tile.sequence.rules.numbers.kept, 0.0f32)
 }
 
 /// `dropout(P)`, packed as the tensor cores take it.

@@ -13,7 +13,7 @@
 //! computes them once ([`once`](super::once)) takes part of this, for keys.
 
 use super::{
-    kept_bits::{kept_bits, kept_bits_anew},
+    kept_bits::{is_kept, kept_bits, kept_bits_anew},
     rules::{Sequence, Side},
     softmax::pack,
 };
@@ -155,7 +155,7 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
         }
         let mut kept = 1.0f32;
         if comptime!(options.dropout) {
-            kept = select(tile.kept & comptime!(1u32 << i) != 0, rules.numbers.kept, 0.0f32);
+            kept = select(is_kept(tile.kept, i), rules.numbers.kept, 0.0f32);
         }
         let gradient = products.extract(comptime!(32 + i));
         made.insert(i, kept * weight);

@@ -66,7 +66,10 @@ pub struct Window {
     pub right: Option<usize>,
 }
 
-/// Weights are dropped with probability `rate`, by a generator that backward runs again.
+/// How many draws there are: of 15 bits.
+const DRAWS: f64 = 32_768.0;
+
+/// Weights are dropped with probability `rate`, rounded to a multiple of 2^-15, by a generator that backward runs again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// At least 0, below 1.
@@ -76,10 +79,14 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// A word of the generator below this is a weight dropped.
+    /// A draw below this is a weight dropped. A rate below 1 drops some, but never all.
     pub(super) fn threshold(self) -> u32 {
-        // A rate below 1 stays below 2^32; the cast stops at the largest.
-        (self.rate * 4_294_967_296.0).round() as u32
+        ((self.rate * DRAWS).round() as u32).min(DRAWS as u32 - 1)
+    }
+
+    /// What weights that are kept are multiplied by, so that their mean stays.
+    pub(super) fn kept(self) -> f32 {
+        (DRAWS / (DRAWS - f64::from(self.threshold()))) as f32
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a score is, and which pairs of a query and a key have one: device code that all kernels share.
 
-use super::dropout::{Seeds, random_word};
+use super::dropout::{Seeds, random_draw};
 use crate::philox::combined;
 use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
@@ -79,7 +79,7 @@ pub(crate) struct Numbers {
     pub(crate) softcap: f32,
     pub(crate) left: i32,
     pub(crate) right: i32,
-    /// Words below it drop a weight.
+    /// Draws below it drop a weight.
     pub(crate) threshold: u32,
     /// What kept weights are multiplied by.
     pub(crate) kept: f32,
@@ -277,7 +277,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
     pub(super) fn is_kept(&self, row: u32, column: u32) -> bool {
         let mut kept = true;
         if comptime!(self.rules.options.dropout) {
-            kept = random_word(row, column, &self.seeds()) >= self.rules.numbers.threshold;
+            kept = random_draw(row, column, &self.seeds()) >= self.rules.numbers.threshold;
         }
         kept
     }

@@ -4,7 +4,7 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    kept_bits::{kept_bits, kept_bits_of, seeds_anew},
+    kept_bits::{is_kept, kept_bits, kept_bits_of, seeds_anew},
     rules::{Heads, Sequence, Side, origin},
 };
 use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
@@ -269,7 +269,7 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
                 kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }
-            weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);
+            weight = select(is_kept(kept, i), weight, 0.0f32);
         }
         weights.push(weight);
     }

@@ -1,9 +1,8 @@
-use super::{DropoutProblem, forward::dropout_kernel, problem::OP};
+use super::{DropoutMask, DropoutProblem, forward::dropout_kernel, problem::OP};
 use crate::{
     KernelError,
     buffer::Buffer,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
-    random::check_key,
 };
 use cubecl::client::Client;
 
@@ -28,9 +27,8 @@ pub fn dropout(
     if let Some(residual) = residual {
         problem.check("residual", residual)?;
     }
-    if let Some(key) = key {
-        check_key(OP, key)?;
-    }
+    let mask = problem.mask(key);
+    mask.validate(OP)?;
     let y = Buffer::empty(client, problem.elements, problem.dtype);
     if problem.elements == 0 {
         return Ok(y);
@@ -39,6 +37,7 @@ pub fn dropout(
     let blueprint = ElementwiseBlueprint::plan(&spread, client).narrowed(WIDEST);
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.cubes(problem.elements, client);
+    let (mask, form) = DropoutMask::argument(Some(&mask), x);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end. The key has two words. Without a residual or a key none is compiled in, and x stands in
     // for it.
@@ -50,14 +49,10 @@ pub fn dropout(
             vector_size,
             x.arg(vector_size),
             residual.unwrap_or(x).arg(vector_size),
-            key.unwrap_or(x).arg(1),
             y.arg(vector_size),
-            problem.seed as u32,
-            (problem.seed >> 32) as u32,
-            problem.threshold(),
-            problem.scale(),
+            mask,
             residual.is_some(),
-            key.is_some(),
+            form,
             problem.dtype,
         );
     }

@@ -1,3 +1,4 @@
+use super::DropoutMask;
 use crate::{
     KernelError,
     buffer::{Buffer, check_float},
@@ -34,21 +35,12 @@ impl DropoutProblem {
         if u32::try_from(self.elements.saturating_add(STEP)).is_err() {
             return unsupported(format!("{} elements", self.elements));
         }
-        if !(0.0..1.0).contains(&self.rate) {
-            return Err(KernelError::invalid(OP, "rate", "a number from 0 to below 1", self.rate));
-        }
-        Ok(())
+        self.mask(None).validate(OP)
     }
 
-    /// A random word below this leaves its element out.
-    pub(super) fn threshold(&self) -> u32 {
-        // The cast stops at the largest.
-        (self.rate * 2f64.powi(32)).round() as u32
-    }
-
-    /// What elements that stay are multiplied by.
-    pub(super) fn scale(&self) -> f32 {
-        (1.0 / (1.0 - self.rate)) as f32
+    /// The elements that are left out.
+    pub(super) fn mask(&self, key: Option<&Buffer>) -> DropoutMask {
+        DropoutMask { rate: self.rate, seed: self.seed, key: key.cloned() }
     }
 
     /// Bytes that have to be moved: x in, y out, and a residual in.
@@ -74,9 +66,7 @@ mod tests {
     };
 
     #[test]
-    fn half_of_all_words_are_below_the_threshold_of_a_half() {
-        assert_eq!((HALF.threshold(), HALF.scale()), (1 << 31, 2.0));
-        assert_eq!(DropoutProblem { rate: 0.0, ..HALF }.threshold(), 0);
+    fn a_residual_is_one_tensor_more() {
         assert_eq!(HALF.bytes(true) - HALF.bytes(false), 200);
     }
 

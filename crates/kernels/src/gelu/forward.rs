@@ -1,3 +1,7 @@
+use crate::{
+    divisor::{Divisor, divide},
+    dropout::{DropoutForm, ElementMask},
+};
 use cubecl::prelude::*;
 use std::f32::consts::{FRAC_1_SQRT_2, PI};
 
@@ -15,16 +19,63 @@ pub(super) fn normal_pdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     Vector::new(scale) * (x * x * Vector::new(-0.5f32)).exp()
 }
 
+/// What is compiled in around GELU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GeluForm {
+    /// A bias is added in front.
+    pub(crate) bias: bool,
+    /// What is left out behind.
+    pub(crate) dropout: DropoutForm,
+}
+
+/// What x is, and what is left of y; what is not compiled in has x in its place.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GeluInputs<F: Float, N: Size> {
+    pub(crate) x: Box<[Vector<F, N>]>,
+    /// One element a column.
+    pub(crate) bias: Box<[Vector<F, N>]>,
+    /// Vectors of a row.
+    pub(crate) columns: Divisor,
+    pub(crate) mask: ElementMask,
+}
+
+#[cube]
+impl<F: Float, N: Size> GeluInputs<F, N> {
+    /// x with the bias, of vector `at` of all.
+    pub(super) fn value(&self, at: usize, #[comptime] form: GeluForm) -> Vector<f32, N> {
+        let mut value = Vector::<f32, N>::cast_from(self.x[at]);
+        if comptime!(form.bias) {
+            let (_, column) = divide(u32::cast_from(at), &self.columns);
+            value += Vector::<f32, N>::cast_from(self.bias[column as usize]);
+        }
+        value
+    }
+
+    /// What dropout leaves of vector `at` of all.
+    pub(super) fn dropped(
+        &self,
+        value: Vector<f32, N>,
+        at: usize,
+        #[comptime] form: GeluForm,
+    ) -> Vector<f32, N> {
+        let size = N::value().comptime();
+        let first = u32::cast_from(at) * comptime!(size as u32);
+        self.mask.dropped::<N>(value, first, form.dropout)
+    }
+}
+
 /// y = x Phi(x), a vector a unit.
 #[cube(launch_unchecked)]
 pub(crate) fn gelu_forward_kernel<F: Float, N: Size>(
-    x: &[Vector<F, N>],
+    inputs: &GeluInputs<F, N>,
     y: &mut [Vector<F, N>],
+    #[comptime] form: GeluForm,
     #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= y.len() {
         terminate!();
     }
-    let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
-    y[ABSOLUTE_POS] = Vector::cast_from(value * normal_cdf::<N>(value));
+    let value = inputs.value(ABSOLUTE_POS, form);
+    let result = inputs.dropped(value * normal_cdf::<N>(value), ABSOLUTE_POS, form);
+    y[ABSOLUTE_POS] = Vector::cast_from(result);
 }

@@ -1,7 +1,7 @@
 use super::{
     GeluSumBlueprint,
     backward::{gelu_backward_kernel, gelu_backward_sum_kernel},
-    forward::gelu_forward_kernel,
+    forward::{GeluForm, GeluInputsLaunch, gelu_forward_kernel},
 };
 use crate::{
     KernelError,
@@ -10,9 +10,77 @@ use crate::{
         ColumnSumBlueprint, ColumnSumProblem, ROW_LANES, VECTOR_LANES, column_sum, cube_count,
         sum_with,
     },
+    divisor::{DIVIDEND_LIMIT, divisor},
+    dropout::DropoutMask,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::{client::Client, ir::VectorSize, prelude::*};
+
+/// What GELU is made of: alone, or with what stands around it in a feed-forward layer.
+#[derive(Clone, Debug)]
+pub struct GeluCall {
+    /// Rows of elements.
+    pub x: Buffer,
+    /// Is added to each row of x before.
+    pub bias: Option<Buffer>,
+    /// Leaves out elements of the result.
+    pub dropout: Option<DropoutMask>,
+}
+
+impl GeluCall {
+    /// GELU alone.
+    fn alone(x: &Buffer) -> Self {
+        Self { x: x.clone(), bias: None, dropout: None }
+    }
+
+    fn problem(&self, op: &'static str) -> Result<ElementwiseProblem, KernelError> {
+        let Self { x, bias, dropout } = self;
+        let problem = ElementwiseProblem::new(op, x)?;
+        if let Some(bias) = bias {
+            let divides = bias.elements > 0 && x.elements.is_multiple_of(bias.elements);
+            if !divides || bias.dtype != x.dtype {
+                let expected = format!("a row of the {} elements of x, {:?}", x.elements, x.dtype);
+                return Err(bias.mismatch(op, "bias", expected));
+            }
+        }
+        if let Some(dropout) = dropout {
+            dropout.validate(op)?;
+        }
+        if (bias.is_some() || dropout.is_some()) && x.elements >= DIVIDEND_LIMIT {
+            return Err(KernelError::unsupported(op, format!("{} elements", x.elements)));
+        }
+        Ok(problem)
+    }
+
+    /// Vectors that divide rows, and of which the generator's words stay in registers.
+    fn blueprint(&self, problem: &ElementwiseProblem, client: &Client) -> ElementwiseBlueprint {
+        const WIDEST_DROPPED: VectorSize = 8;
+        let mut blueprint = ElementwiseBlueprint::plan(problem, client);
+        if let Some(bias) = &self.bias {
+            blueprint = blueprint.narrowed(1 << bias.elements.trailing_zeros().min(8));
+        }
+        match self.dropout {
+            Some(_) => blueprint.narrowed(WIDEST_DROPPED),
+            None => blueprint,
+        }
+    }
+
+    fn argument<F: Float, N: Size>(
+        &self,
+        vector_size: VectorSize,
+    ) -> (GeluInputsLaunch<F, N>, GeluForm) {
+        let Self { x, bias, dropout } = self;
+        let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), x);
+        let columns = bias.as_ref().map_or(1, |bias| bias.elements / vector_size);
+        let launch = GeluInputsLaunch {
+            x: x.arg(vector_size),
+            bias: bias.as_ref().unwrap_or(x).arg(vector_size),
+            columns: divisor(columns),
+            mask,
+        };
+        (launch, GeluForm { bias: bias.is_some(), dropout })
+    }
+}
 
 /// y = gelu(x).
 ///
@@ -20,23 +88,35 @@ use cubecl::{client::Client, prelude::*};
 ///
 /// [`KernelError::Unsupported`] for dtypes other than f32, f16 and bf16.
 pub fn gelu_forward(client: &Client, x: &Buffer) -> Result<Buffer, KernelError> {
-    let problem = ElementwiseProblem::new("gelu_forward", x)?;
-    let y = Buffer::empty(client, x.elements, x.dtype);
+    gelu_call_forward(client, &GeluCall::alone(x))
+}
+
+/// y = dropout(gelu(x + bias)).
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when the bias is no row of x, or dropout makes no sense; [`KernelError::Unsupported`]
+/// as for [`gelu_forward`], and with a bias or dropout for 2^31 elements and more.
+pub fn gelu_call_forward(client: &Client, call: &GeluCall) -> Result<Buffer, KernelError> {
+    let problem = call.problem("gelu_forward")?;
+    let y = Buffer::empty(client, problem.elements, problem.dtype);
     if problem.elements == 0 {
         return Ok(y);
     }
-    let blueprint = ElementwiseBlueprint::plan(&problem, client);
+    let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size; the kernel
-    // stops units past y's end.
+    let (inputs, form) = call.argument(blueprint.vector_size);
+    // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size, as does a bias; the
+    // kernel stops units past y's end.
     unsafe {
         gelu_forward_kernel::launch_unchecked(
             client,
             count,
             dim,
             blueprint.vector_size,
-            x.arg(blueprint.vector_size),
+            inputs,
             y.arg(blueprint.vector_size),
+            form,
             problem.dtype,
         );
     }
@@ -50,24 +130,39 @@ pub fn gelu_forward(client: &Client, x: &Buffer) -> Result<Buffer, KernelError> 
 /// [`KernelError::InvalidProblem`] when `dy` differs from `x` in length or dtype;
 /// [`KernelError::Unsupported`] as for [`gelu_forward`].
 pub fn gelu_backward(client: &Client, x: &Buffer, dy: &Buffer) -> Result<Buffer, KernelError> {
-    let problem = ElementwiseProblem::new("gelu_backward", x)?;
+    gelu_call_backward(client, &GeluCall::alone(x), dy)
+}
+
+/// The gradient of x, and of what is added to it, given that of [`gelu_call_forward`]'s result.
+///
+/// # Errors
+///
+/// [`KernelError::InvalidProblem`] when `dy` differs from `x` in length or dtype, and as [`gelu_call_forward`].
+pub fn gelu_call_backward(
+    client: &Client,
+    call: &GeluCall,
+    dy: &Buffer,
+) -> Result<Buffer, KernelError> {
+    let problem = call.problem("gelu_backward")?;
     problem.check_operand("gelu_backward", "dy", dy)?;
-    let dx = Buffer::empty(client, x.elements, x.dtype);
+    let dx = Buffer::empty(client, problem.elements, problem.dtype);
     if problem.elements == 0 {
         return Ok(dx);
     }
-    let blueprint = ElementwiseBlueprint::plan(&problem, client);
+    let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    // SAFETY: as in `gelu_forward`; dy's length was checked.
+    let (inputs, form) = call.argument(blueprint.vector_size);
+    // SAFETY: as in `gelu_call_forward`; dy's length was checked.
     unsafe {
         gelu_backward_kernel::launch_unchecked(
             client,
             count,
             dim,
             blueprint.vector_size,
-            x.arg(blueprint.vector_size),
+            inputs,
             dy.arg(blueprint.vector_size),
             dx.arg(blueprint.vector_size),
+            form,
             problem.dtype,
         );
     }
@@ -97,9 +192,23 @@ pub fn gelu_backward_sum(
     x: &Buffer,
     dy: &Buffer,
 ) -> Result<GeluGradients, KernelError> {
-    let problem = sum_problem(columns, x)?;
+    gelu_call_backward_sum(client, columns, &GeluCall::alone(x), dy)
+}
+
+/// As [`gelu_call_backward`], with the sums of `columns`, like [`gelu_backward_sum`].
+///
+/// # Errors
+///
+/// As [`gelu_backward_sum`] and [`gelu_call_forward`].
+pub fn gelu_call_backward_sum(
+    client: &Client,
+    columns: usize,
+    call: &GeluCall,
+    dy: &Buffer,
+) -> Result<GeluGradients, KernelError> {
+    let problem = sum_problem(columns, &call.x)?;
     let blueprint = GeluSumBlueprint::plan(&problem, client);
-    gelu_backward_sum_with(client, columns, blueprint, x, dy)
+    backward_sum(client, columns, blueprint, call, dy)
 }
 
 /// As [`gelu_backward_sum`], by a plan of the caller's.
@@ -115,12 +224,25 @@ pub fn gelu_backward_sum_with(
     x: &Buffer,
     dy: &Buffer,
 ) -> Result<GeluGradients, KernelError> {
-    let problem = sum_problem(columns, x)?;
-    ElementwiseProblem::new(BACKWARD_SUM, x)?.check_operand(BACKWARD_SUM, "dy", dy)?;
+    backward_sum(client, columns, blueprint, &GeluCall::alone(x), dy)
+}
+
+fn backward_sum(
+    client: &Client,
+    columns: usize,
+    blueprint: GeluSumBlueprint,
+    call: &GeluCall,
+    dy: &Buffer,
+) -> Result<GeluGradients, KernelError> {
+    let problem = sum_problem(columns, &call.x)?;
+    call.problem(BACKWARD_SUM)?.check_operand(BACKWARD_SUM, "dy", dy)?;
+    if let Some(bias) = &call.bias {
+        bias.check(BACKWARD_SUM, "bias", columns, call.x.dtype)?;
+    }
     match blueprint {
-        GeluSumBlueprint::Fused(blueprint) => launch_sum(client, &problem, blueprint, x, dy),
+        GeluSumBlueprint::Fused(blueprint) => launch_sum(client, &problem, blueprint, call, dy),
         GeluSumBlueprint::Separate => {
-            let dx = gelu_backward(client, x, dy)?;
+            let dx = gelu_call_backward(client, call, dy)?;
             let db = column_sum(client, &problem, &dx)?;
             Ok(GeluGradients { dx, db })
         }
@@ -146,7 +268,7 @@ fn launch_sum(
     client: &Client,
     problem: &ColumnSumProblem,
     blueprint: ColumnSumBlueprint,
-    x: &Buffer,
+    call: &GeluCall,
     dy: &Buffer,
 ) -> Result<GeluGradients, KernelError> {
     let vector_size = blueprint.vector_size;
@@ -159,22 +281,24 @@ fn launch_sum(
         ));
     }
     let count = cube_count(client, problem, blueprint)?;
-    let dx = Buffer::empty(client, x.elements, x.dtype);
+    let dx = Buffer::empty(client, call.x.elements, call.x.dtype);
     let db = sum_with(client, problem, blueprint, |sums| {
+        let (inputs, form) = call.argument(vector_size);
         // SAFETY: x, dy and dx hold rows of whole vectors, which the kernel stops at the ends of, and
-        // `sums` a row for each split. `ColumnSumProblem::new` has seen to 32-bit indices.
+        // `sums` a row for each split; a bias is a row. `ColumnSumProblem::new` has seen to 32-bit indices.
         unsafe {
             gelu_backward_sum_kernel::launch_unchecked(
                 client,
                 count,
                 CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
                 vector_size,
-                x.arg(vector_size),
+                inputs,
                 dy.arg(vector_size),
                 dx.arg(vector_size),
                 sums.arg(vector_size),
                 problem.rows as u32,
                 (problem.columns / vector_size) as u32,
+                form,
                 problem.dtype,
                 sums.dtype,
             );

@@ -1,19 +1,24 @@
 //! Calls that cover the plans: see [`variants`](crate::variants).
 
-use super::{GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_forward};
+use super::{
+    GeluCall, GeluSumBlueprint, gelu_backward, gelu_backward_sum, gelu_call_backward,
+    gelu_call_backward_sum, gelu_call_forward, gelu_forward,
+};
 use crate::{
     buffer::Buffer,
     column_sum::ColumnSumBlueprint,
+    dropout::DropoutMask,
     elementwise::ElementwiseBlueprint,
     variants::{FLOATS, Variant},
 };
+use cubecl::ir::{ElemType, UIntKind};
 
 /// Rows whose gradients one pass sums, and rows that take two.
 pub const ROWS: [usize; 2] = [8, 16_384];
 /// Columns of rows that whole vectors serve.
 pub const COLUMNS: usize = 4096;
 
-/// Every type, with both ways to sum gradients.
+/// Every type, with both ways to sum gradients, and with what stands around GELU in a layer.
 pub(crate) fn variants() -> Vec<Variant> {
     let promises = [
         ("gelu_forward", ElementwiseBlueprint::PROMISE),
@@ -34,6 +39,15 @@ pub(crate) fn variants() -> Vec<Variant> {
                 gelu_backward_sum(client, COLUMNS, &x, &x).map(drop)
             }));
         }
+        all.push(Variant::new(format!("{name}_layer"), promises, move |client| {
+            let [bias, x] = [1, ROWS[1]].map(|rows| Buffer::empty(client, rows * COLUMNS, dtype));
+            let key = Buffer::empty(client, 2, ElemType::UInt(UIntKind::U32));
+            let dropout = Some(DropoutMask { rate: 0.1, seed: 1, key: Some(key) });
+            let call = GeluCall { x, bias: Some(bias), dropout };
+            gelu_call_forward(client, &call)?;
+            gelu_call_backward(client, &call, &call.x)?;
+            gelu_call_backward_sum(client, COLUMNS, &call, &call.x).map(drop)
+        }));
     }
     all
 }

@@ -2,6 +2,7 @@ use super::{
     blueprint::{LayerNormBlueprint, LayerNormForm},
     forward::{Extent, is_there, row_sum_of},
 };
+use crate::dropout::{DropoutForm, ElementMask};
 use cubecl::prelude::*;
 
 /// Units side by side that add up a parameter's partial sums: 128 bytes.
@@ -17,14 +18,24 @@ pub(crate) struct BackwardInputs<F: Float, G: Float, N: Size> {
     pub(crate) gamma: Box<[Vector<G, N>]>,
     pub(crate) mean: Box<[f32]>,
     pub(crate) rstd: Box<[f32]>,
+    /// What dropout left out of the residual.
+    pub(crate) mask: ElementMask,
 }
 
-/// dx, and what a cube's rows add to the gradients of the parameters: `partials` is `[2 or 1, cubes, columns]`, dgamma before dbeta.
+/// What it writes; without dropout, the residual has the gradient of x.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BackwardOutputs<F: Float, N: Size> {
+    pub(crate) dx: Box<[Vector<F, N>]>,
+    pub(crate) dresidual: Box<[Vector<F, N>]>,
+    /// What a cube's rows add to the gradients of the parameters: `[2 or 1, cubes, columns]`, dgamma before dbeta.
+    pub(crate) partials: Box<[Vector<f32, N>]>,
+}
+
+/// The gradients of rows, and the partial sums of the parameters'.
 #[cube(launch_unchecked)]
 pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     inputs: &BackwardInputs<F, G, N>,
-    dx: &mut [Vector<F, N>],
-    partials: &mut [Vector<f32, N>],
+    outputs: &mut BackwardOutputs<F, N>,
     extent: Extent,
     #[comptime] form: LayerNormForm,
     #[comptime] blueprint: LayerNormBlueprint,
@@ -125,7 +136,13 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                 if comptime!(form.residual) {
                     result += Vector::<f32, N>::cast_from(inputs.dsum[(start + column) as usize]);
                 }
-                dx[(start + column) as usize] = Vector::cast_from(result);
+                outputs.dx[(start + column) as usize] = Vector::cast_from(result);
+                if comptime!(form.dropout != DropoutForm::None) {
+                    let size = N::value().comptime();
+                    let first = (start + column) * comptime!(size as u32);
+                    let left = inputs.mask.dropped::<N>(result, first, form.dropout);
+                    outputs.dresidual[(start + column) as usize] = Vector::cast_from(left);
+                }
             }
         }
         first_row += step;
@@ -140,14 +157,14 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         if comptime!(form.scaled) {
             let sum = cube_sum::<N>(dgamma[v], &mut shared, blueprint);
             if UNIT_POS_Y == 0 && column < columns {
-                partials[(CUBE_POS_X * columns + column) as usize] = sum;
+                outputs.partials[(CUBE_POS_X * columns + column) as usize] = sum;
             }
         }
         if comptime!(form.bias) {
             let sum = cube_sum::<N>(dbeta[v], &mut shared, blueprint);
             if UNIT_POS_Y == 0 && column < columns {
                 let place = CUBE_COUNT_X + CUBE_POS_X;
-                partials[(place * columns + column) as usize] = sum;
+                outputs.partials[(place * columns + column) as usize] = sum;
             }
         }
     }

@@ -5,6 +5,7 @@ use super::{
 use crate::{
     DeviceProfile, KernelError, Pass, Promise,
     device::{plane_units, widest_vector},
+    dropout::DropoutForm,
     plan::tell_plan,
 };
 use cubecl::{client::Client, ir::VectorSize};
@@ -47,12 +48,14 @@ pub(crate) struct LayerNormForm {
     pub(crate) parts: bool,
     /// With gamma; backward only, where its gradient is left out otherwise, too.
     pub(crate) scaled: bool,
+    /// What is left out of the residual.
+    pub(crate) dropout: DropoutForm,
 }
 
 impl LayerNormForm {
-    pub(super) fn of(problem: &LayerNormProblem) -> Self {
+    pub(super) fn of(problem: &LayerNormProblem, dropout: DropoutForm) -> Self {
         let LayerNormProblem { norm, bias, residual, parts, scaled, .. } = *problem;
-        Self { rms: norm == Norm::Rms, bias, residual, parts, scaled }
+        Self { rms: norm == Norm::Rms, bias, residual, parts, scaled, dropout }
     }
 }
 

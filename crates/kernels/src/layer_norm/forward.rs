@@ -1,4 +1,5 @@
 use super::blueprint::{LayerNormBlueprint, LayerNormForm};
+use crate::dropout::ElementMask;
 use cubecl::prelude::*;
 
 /// The sum of what the units of a row hold, which each of them gets. All units of the cube have to call
@@ -74,6 +75,8 @@ pub(crate) struct ForwardInputs<F: Float, G: Float, N: Size> {
     pub(crate) residual: Box<[Vector<F, N>]>,
     pub(crate) gamma: Box<[Vector<G, N>]>,
     pub(crate) beta: Box<[Vector<G, N>]>,
+    /// What dropout leaves out of the residual.
+    pub(crate) mask: ElementMask,
 }
 
 /// What it writes; with parts, the centered rows in the place of the sum, and no mean and `rstd`.
@@ -143,8 +146,11 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
             #[unroll]
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
-                let wide = Vector::<f32, N>::cast_from(values[v])
-                    + Vector::<f32, N>::cast_from(addends[v]);
+                let size = N::value().comptime();
+                let first = (start + column) * comptime!(size as u32);
+                let addend = Vector::<f32, N>::cast_from(addends[v]);
+                let addend = inputs.mask.dropped::<N>(addend, first, form.dropout);
+                let wide = Vector::<f32, N>::cast_from(values[v]) + addend;
                 // Rounded first: what backward reads is what is normalized.
                 let value = Vector::<F, N>::cast_from(wide);
                 values[v] = value;

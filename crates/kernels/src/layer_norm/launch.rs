@@ -1,7 +1,8 @@
 use super::{
     LayerNormBlueprint, LayerNormProblem, Norm,
     backward::{
-        BackwardInputsLaunch, SUM_COLUMNS, layer_norm_backward_kernel, layer_norm_parameters_kernel,
+        BackwardInputsLaunch, BackwardOutputsLaunch, SUM_COLUMNS, layer_norm_backward_kernel,
+        layer_norm_parameters_kernel,
     },
     blueprint::LayerNormForm,
     forward::{ExtentLaunch, ForwardInputsLaunch, ForwardOutputsLaunch, layer_norm_forward_kernel},
@@ -10,6 +11,7 @@ use super::{
 use crate::{
     KernelError, Pass,
     buffer::{Buffer, F32},
+    dropout::DropoutMask,
 };
 use cubecl::{client::Client, prelude::*};
 
@@ -20,6 +22,8 @@ pub struct LayerNormInputs {
     pub x: Buffer,
     /// Is added to the rows before they are normalized.
     pub residual: Option<Buffer>,
+    /// Leaves out elements of the residual before.
+    pub dropout: Option<DropoutMask>,
     /// One factor a column.
     pub gamma: Buffer,
     /// Is added to the columns.
@@ -50,6 +54,8 @@ pub struct LayerNormSaved {
     pub mean: Option<Buffer>,
     /// As [`LayerNormOutput`] has it.
     pub rstd: Buffer,
+    /// As [`LayerNormInputs`] has it.
+    pub dropout: Option<DropoutMask>,
 }
 
 /// What the backward pass returns.
@@ -57,6 +63,8 @@ pub struct LayerNormSaved {
 pub struct LayerNormGradients {
     /// Of what was normalized.
     pub dx: Buffer,
+    /// Of the residual, where it differs from that by dropout.
+    pub dresidual: Option<Buffer>,
     /// Of the factors, in their type.
     pub dgamma: Buffer,
     /// Of what is added, if asked for; in the type of the factors.
@@ -131,7 +139,7 @@ fn forward_problem(
     inputs: &LayerNormInputs,
     epsilon: f64,
 ) -> Result<LayerNormProblem, KernelError> {
-    let LayerNormInputs { x, residual, gamma, beta } = inputs;
+    let LayerNormInputs { x, residual, dropout, gamma, beta } = inputs;
     let problem = LayerNormProblem {
         bias: beta.is_some(),
         residual: residual.is_some(),
@@ -139,6 +147,12 @@ fn forward_problem(
     };
     if let Some(residual) = residual {
         problem.check_rows(FORWARD, "residual", residual)?;
+    }
+    if let Some(dropout) = dropout {
+        dropout.validate(FORWARD)?;
+        if residual.is_none() {
+            return Err(KernelError::invalid(FORWARD, "residual", "one, with dropout", "none"));
+        }
     }
     if let Some(beta) = beta {
         problem.check_parameter(FORWARD, "beta", beta)?;
@@ -158,7 +172,7 @@ fn launch_forward(
     output: &LayerNormOutput,
     parts: Option<&LayerNormParts>,
 ) -> Result<(), KernelError> {
-    let LayerNormInputs { x, residual, gamma, beta } = inputs;
+    let LayerNormInputs { x, residual, dropout, gamma, beta } = inputs;
     if x.elements == 0 {
         return Ok(());
     }
@@ -174,6 +188,7 @@ fn launch_forward(
     };
     let sum = output.sum.clone().unwrap_or_else(|| part(|parts| &parts.centered));
     let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
+    let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
     // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
     // and column.
@@ -188,6 +203,7 @@ fn launch_forward(
                 residual: residual.as_ref().unwrap_or(gamma).arg(vector_size),
                 gamma: gamma.arg(vector_size),
                 beta: beta.as_ref().unwrap_or(gamma).arg(vector_size),
+                mask,
             },
             ForwardOutputsLaunch {
                 y: output.y.arg(vector_size),
@@ -200,7 +216,7 @@ fn launch_forward(
             },
             extent(problem, vector_size),
             epsilon as f32,
-            LayerNormForm::of(problem),
+            LayerNormForm::of(problem, dropout),
             blueprint,
             [problem.dtype, problem.parameter],
         );
@@ -271,6 +287,7 @@ pub fn layer_norm_backward_of_parts(
         gamma: gamma.unwrap_or(&row).clone(),
         mean: None,
         rstd: deviation.clone(),
+        dropout: None,
     };
     let LayerNormGradients { dx, dgamma, .. } =
         launch_backward(client, &problem, &saved, dy, dsum)?;
@@ -284,11 +301,14 @@ fn launch_backward(
     dy: &Buffer,
     dsum: Option<&Buffer>,
 ) -> Result<LayerNormGradients, KernelError> {
-    let LayerNormSaved { x, gamma, mean, rstd } = saved;
+    let LayerNormSaved { x, gamma, mean, rstd, dropout } = saved;
     let bias = problem.bias;
     problem.check_rows(BACKWARD, "dy", dy)?;
     if let Some(dsum) = dsum {
         problem.check_rows(BACKWARD, "dsum", dsum)?;
+    }
+    if let Some(dropout) = dropout {
+        dropout.validate(BACKWARD)?;
     }
     problem.check_statistic(BACKWARD, if problem.parts { "deviation" } else { "rstd" }, rstd)?;
     if x.elements == 0 {
@@ -297,7 +317,9 @@ fn launch_backward(
             Buffer { handle: client.create_from_slice(&bytes), ..gamma.clone() }
         };
         let dx = Buffer::empty(client, 0, x.dtype);
-        return Ok(LayerNormGradients { dx, dgamma: zeros(), dbeta: bias.then(zeros) });
+        let dresidual = dropout.is_some().then(|| dx.clone());
+        let dbeta = bias.then(zeros);
+        return Ok(LayerNormGradients { dx, dresidual, dgamma: zeros(), dbeta });
     }
     let blueprint = LayerNormBlueprint::plan(problem, Pass::Backward, client)?;
     let vector_size = blueprint.vector_size;
@@ -309,6 +331,11 @@ fn launch_backward(
     };
     let partials = Buffer::empty(client, sums, F32);
     let dx = Buffer::empty(client, x.elements, x.dtype);
+    let dresidual = dropout.is_some().then(|| Buffer::empty(client, x.elements, x.dtype));
+    // What would be written must not be in use, too.
+    let of_residual =
+        dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, x.dtype));
+    let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: as in `layer_norm_forward`; `partials` has a row for each cube and parameter.
     unsafe {
         layer_norm_backward_kernel::launch_unchecked(
@@ -323,11 +350,15 @@ fn launch_backward(
                 gamma: gamma.arg(vector_size),
                 mean: mean.as_ref().unwrap_or(rstd).arg(1),
                 rstd: rstd.arg(1),
+                mask,
             },
-            dx.arg(vector_size),
-            partials.arg(vector_size),
+            BackwardOutputsLaunch {
+                dx: dx.arg(vector_size),
+                dresidual: of_residual.arg(vector_size),
+                partials: partials.arg(vector_size),
+            },
             extent(problem, vector_size),
-            LayerNormForm::of(problem),
+            LayerNormForm::of(problem, dropout),
             blueprint,
             [problem.dtype, problem.parameter],
         );
@@ -336,7 +367,7 @@ fn launch_backward(
         true => parameters(client, problem, &partials, cubes),
         false => (partials, None),
     };
-    Ok(LayerNormGradients { dx, dgamma, dbeta })
+    Ok(LayerNormGradients { dx, dresidual, dgamma, dbeta })
 }
 
 /// The second launch of the backward pass.

@@ -16,9 +16,12 @@
 //! dgamma = sum over rows of dy h                        dbeta = sum over rows of dy
 //! ```
 //!
+//! With [dropout](crate::dropout) of the residual, `k[i] residual[i]` is added in its place, and its gradient is
+//! `dresidual[i] = k[i] dx[i]`, which is written beside dx. The mask is drawn anew in both passes.
+//!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
-//! | x, residual, sum, y, dy, dsum, dx | rows, width | contiguous | f32, f16 or bf16, all the same |
+//! | x, residual, sum, y, dy, dsum, dx, dresidual | rows, width | contiguous | f32, f16 or bf16, all the same |
 //! | gamma, beta, dgamma, dbeta | width | contiguous | f32, or that of x; all the same |
 //! | mean, rstd | rows | contiguous | f32 |
 //!

@@ -8,9 +8,13 @@ use super::{
 use crate::{
     KernelError, Pass,
     buffer::Buffer,
+    dropout::DropoutMask,
     variants::{FLOATS, Variant},
 };
-use cubecl::{client::Client, ir::ElemType};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
 
 /// GPT-2's width, and one that vectors do not divide; wide ones in a cube; the widest that each tier of each
 /// pass takes; one that units do not share out evenly.
@@ -47,18 +51,24 @@ pub fn problems() -> Vec<LayerNormProblem> {
     all
 }
 
-/// Both passes of each problem, where a cube holds its rows.
+/// Both passes of each problem, where a cube holds its rows, and with dropout in every type.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
-    let variant = |problem: LayerNormProblem| {
+    let variant = |(problem, dropped): (LayerNormProblem, bool)| {
         let plan = |pass| LayerNormBlueprint::plan(&problem, pass, client).ok();
         let [forward, backward] = [Pass::Forward, Pass::Backward].map(plan);
         let mut promises = vec![("layer_norm_parameters", LayerNormBlueprint::PARAMETERS_PROMISE)];
         promises.extend(forward.map(|plan| ("layer_norm_forward", plan.promise(Pass::Forward))));
         promises.extend(backward.map(|plan| ("layer_norm_backward", plan.promise(Pass::Backward))));
         let has = [forward.is_some(), backward.is_some()];
-        Variant::new(name(&problem), promises, move |client| launch(client, &problem, has))
+        let name = name(&problem) + if dropped { "_dropout" } else { "" };
+        Variant::new(name, promises, move |client| launch(client, &problem, dropped, has))
     };
-    problems().into_iter().map(variant).collect()
+    let all = problems();
+    let dropped = all.clone().into_iter().filter(|problem| {
+        problem.residual && problem.dtype == problem.parameter && [768, 4096].contains(&problem.width)
+    });
+    let dropped = dropped.map(|problem| (problem, true)).collect::<Vec<_>>();
+    all.into_iter().map(|problem| (problem, false)).chain(dropped).map(variant).collect()
 }
 
 fn name(problem: &LayerNormProblem) -> String {
@@ -77,6 +87,7 @@ fn name(problem: &LayerNormProblem) -> String {
 fn launch(
     client: &Client,
     problem: &LayerNormProblem,
+    dropped: bool,
     [forward, backward]: [bool; 2],
 ) -> Result<(), KernelError> {
     let LayerNormProblem { norm, width, dtype, parameter, .. } = *problem;
@@ -84,10 +95,13 @@ fn launch(
     let columns = || Buffer::empty(client, width, parameter);
     let statistics = || Buffer::empty(client, problem.rows, FLOATS[0].0);
     let (x, gamma) = (rows(), columns());
+    let key = Buffer::empty(client, 2, ElemType::UInt(UIntKind::U32));
+    let dropout = dropped.then(|| DropoutMask { rate: 0.1, seed: 1, key: Some(key) });
     if forward {
         let inputs = LayerNormInputs {
             x: x.clone(),
             residual: problem.residual.then(rows),
+            dropout: dropout.clone(),
             gamma: gamma.clone(),
             beta: problem.bias.then(columns),
         };
@@ -102,7 +116,7 @@ fn launch(
         layer_norm_backward_of_parts(client, &x, &statistics(), gamma, &rows(), None)?;
     } else if backward {
         let mean = (norm == Norm::Layer).then(statistics);
-        let saved = LayerNormSaved { x, gamma, mean, rstd: statistics() };
+        let saved = LayerNormSaved { x, gamma, mean, rstd: statistics(), dropout };
         let dsum = problem.residual.then(rows);
         layer_norm_backward(client, norm, &saved, &rows(), dsum.as_ref(), problem.bias)?;
     }

@@ -166,6 +166,7 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
     let inputs = LayerNormInputs {
         x: upload(recorder, &x, storage),
         residual: residual.then(|| upload(recorder, &other, storage)),
+        dropout: None,
         gamma: upload(recorder, &gamma, parameter),
         beta: bias.then(|| upload(recorder, &beta, parameter)),
     };
@@ -177,7 +178,8 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
     let bounds = reference.forward_bounds(&x, how(Pass::Forward)?);
     within(recorder, &output.y, storage, &reference.forward(&x), &bounds)?;
     let Ok(how) = how(Pass::Backward) else { return Ok(()) };
-    let saved = LayerNormSaved { x: input, gamma: factors, mean: output.mean, rstd: output.rstd };
+    let LayerNormOutput { mean, rstd, .. } = output;
+    let saved = LayerNormSaved { x: input, gamma: factors, mean, rstd, dropout: None };
     let gradient = upload(recorder, &dy, storage);
     let dsum = residual.then(|| upload(recorder, &other, storage));
     let gradients = layer_norm_backward(client, norm, &saved, &gradient, dsum.as_ref(), bias)?;

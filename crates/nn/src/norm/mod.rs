@@ -33,7 +33,10 @@ pub use groups::{GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig};
 pub use modules::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 pub use normalization::{Normalization, NormalizationConfig};
 
+use crate::dropout::drawn;
 use blackburn_backend::{
+    attention::Dropout as Drawn,
+    dropout::add_dropout,
     group_norm::{self, GroupNormCall},
     layer_norm as op,
 };
@@ -70,6 +73,41 @@ pub fn add_layer_norm<const D: usize>(
         Some(epsilon) => op::add_layer_norm(x, residual, module.gamma.val(), beta(module), epsilon),
         None => {
             let sum = x + residual;
+            (sum.clone(), module.forward(sum))
+        }
+    }
+}
+
+/// Returns `x + dropout.forward(residual)` and its norm by `module`, as [`add_layer_norm`] does: dropout needs no pass of
+/// its own.
+///
+/// # Panics
+///
+/// As [`add_layer_norm`].
+pub fn add_dropout_layer_norm<const D: usize>(
+    module: &burns::LayerNorm,
+    dropout: &burns::Dropout,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+) -> (Tensor<D>, Tensor<D>) {
+    let drawn = drawn(dropout, &x.device());
+    add_drawn_layer_norm(module, drawn, x, residual)
+}
+
+fn add_drawn_layer_norm<const D: usize>(
+    module: &burns::LayerNorm,
+    drawn: Option<Drawn>,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+) -> (Tensor<D>, Tensor<D>) {
+    match (drawn, epsilon(module)) {
+        (None, _) => add_layer_norm(module, x, residual),
+        (Some(drawn), Some(epsilon)) => {
+            let (gamma, beta) = (module.gamma.val(), beta(module));
+            op::add_dropout_layer_norm(x, residual, drawn, gamma, beta, epsilon)
+        }
+        (Some(drawn), None) => {
+            let sum = add_dropout(x, residual, drawn);
             (sum.clone(), module.forward(sum))
         }
     }
@@ -156,11 +194,12 @@ fn epsilon(module: &burns::LayerNorm) -> Option<f64> {
     told.value.trim().parse().ok()
 }
 
-/// A residual stream: tokens, and a summand that the next norm adds to them in its own pass.
+/// A residual stream: tokens, and a summand that the next norm adds to them in its own pass, without what dropout leaves
+/// out of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     x: Tensor<3>,
-    addend: Option<Tensor<3>>,
+    addend: Option<(Tensor<3>, Option<Drawn>)>,
 }
 
 impl Stream {
@@ -168,15 +207,16 @@ impl Stream {
         Self { x, addend: None }
     }
 
-    /// Has the next norm add `addend`.
-    pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>) -> Self {
-        Self { x, addend: Some(addend) }
+    /// Has the next norm add what `dropout` leaves of `addend`.
+    pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>, dropout: &burns::Dropout) -> Self {
+        let drawn = drawn(dropout, &x.device());
+        Self { x, addend: Some((addend, drawn)) }
     }
 
     /// Returns the tokens and their norm.
     pub(crate) fn normalized(self, norm: &burns::LayerNorm) -> (Tensor<3>, Tensor<3>) {
         match self.addend {
-            Some(addend) => add_layer_norm(norm, self.x, addend),
+            Some((addend, drawn)) => add_drawn_layer_norm(norm, drawn, self.x, addend),
             None => (self.x.clone(), layer_norm(norm, self.x)),
         }
     }
@@ -184,7 +224,8 @@ impl Stream {
     /// The tokens.
     pub(crate) fn into_tokens(self) -> Tensor<3> {
         match self.addend {
-            Some(addend) => self.x + addend,
+            Some((addend, Some(drawn))) => add_dropout(self.x, addend, drawn),
+            Some((addend, None)) => self.x + addend,
             None => self.x,
         }
     }

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
-    dropout::{Dropout, DropoutConfig, add_dropout, dropout},
-    norm::{LayerNorm, LayerNormConfig, Stream, add_layer_norm},
+    dropout::{Dropout, DropoutConfig, add_dropout},
+    norm::{LayerNorm, LayerNormConfig, Stream, add_dropout_layer_norm},
 };
 use burn::{
     module::Module,
@@ -80,25 +80,29 @@ impl TransformerDecoderLayer {
             let masks = input.target_masks.clone();
             let input =
                 MhaInput::self_attn(x).with_masks(masks.pad, masks.attn).with_causal(masks.causal);
-            dropout(&self.dropout, self.self_attn.forward(input).context)
+            self.self_attn.forward(input).context
         };
         let look_back = |x: Tensor<3>| {
             let (memory, masks) = (&input.memory, input.memory_masks.clone());
             let input =
                 MhaInput::new(x, memory.clone(), memory.clone()).with_masks(masks.pad, masks.attn);
-            dropout(&self.dropout, self.cross_attn.forward(input).context)
+            self.cross_attn.forward(input).context
         };
         let x = input.target.clone();
         let x = if self.norm_first {
             let (x, normalized) = Stream::new(x).normalized(&self.norm_3);
-            let (x, normalized) = Stream::with(x, look_around(normalized)).normalized(&self.norm_1);
-            let (x, normalized) = Stream::with(x, look_back(normalized)).normalized(&self.norm_2);
+            let stream = Stream::with(x, look_around(normalized), &self.dropout);
+            let (x, normalized) = stream.normalized(&self.norm_1);
+            let stream = Stream::with(x, look_back(normalized), &self.dropout);
+            let (x, normalized) = stream.normalized(&self.norm_2);
             add_dropout(&self.dropout, x, self.pwff.forward(normalized))
         } else {
-            let (_, x) = add_layer_norm(&self.norm_1, x.clone(), look_around(x));
-            let (_, x) = add_layer_norm(&self.norm_2, x.clone(), look_back(x));
-            let fed = dropout(&self.dropout, self.pwff.forward(x.clone()));
-            add_layer_norm(&self.norm_3, x, fed).1
+            let added = |norm: &LayerNorm, x: Tensor<3>, addend| {
+                add_dropout_layer_norm(norm, &self.dropout, x, addend).1
+            };
+            let x = added(&self.norm_1, x.clone(), look_around(x));
+            let x = added(&self.norm_2, x.clone(), look_back(x));
+            added(&self.norm_3, x.clone(), self.pwff.forward(x))
         };
         input.target = x;
         input

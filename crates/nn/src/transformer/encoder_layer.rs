@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     attention::{Heads, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
-    dropout::{Dropout, DropoutConfig, dropout},
-    norm::{LayerNorm, LayerNormConfig, Stream, add_layer_norm},
+    dropout::{Dropout, DropoutConfig},
+    norm::{LayerNorm, LayerNormConfig, Stream, add_dropout_layer_norm},
     positions::RotaryEncoding,
 };
 use burn::{
@@ -167,18 +167,21 @@ impl EncoderLayer<'_> {
             let input = MhaInput::self_attn(x)
                 .with_masks(masks.pad.clone(), masks.attn.clone())
                 .with_causal(masks.causal);
-            dropout(self.dropout, self.heads.forward(input, past).context)
+            self.heads.forward(input, past).context
         };
-        let fed = |x| dropout(self.dropout, feed_forward(self.pwff, x));
+        let fed = |x| feed_forward(self.pwff, x);
         if self.norm_first {
             let (x, normalized) = stream.normalized(self.norm_2);
-            let (x, normalized) = Stream::with(x, attention(normalized)).normalized(self.norm_1);
-            Stream::with(x, fed(normalized))
+            let stream = Stream::with(x, attention(normalized), self.dropout);
+            let (x, normalized) = stream.normalized(self.norm_1);
+            Stream::with(x, fed(normalized), self.dropout)
         } else {
             let x = stream.into_tokens();
-            let (_, x) = add_layer_norm(self.norm_1, x.clone(), attention(x));
-            let (_, x) = add_layer_norm(self.norm_2, x.clone(), fed(x));
-            Stream::new(x)
+            let added = |norm: &burns::LayerNorm, x: Tensor<3>, addend| {
+                add_dropout_layer_norm(norm, self.dropout, x, addend).1
+            };
+            let x = added(self.norm_1, x.clone(), attention(x));
+            Stream::new(added(self.norm_2, x.clone(), fed(x)))
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::{
     drop_in::{drop_in, same_config},
-    dropout::dropout,
+    dropout::{drawn, dropout},
     swiglu,
 };
+use blackburn_backend::gelu_dropout::gelu_dropout;
 use burn::{
     config::Config,
     nn::{
@@ -12,7 +13,7 @@ use burn::{
         activation::{Activation, ActivationConfig},
         transformer as burns,
     },
-    tensor::{DType, Device, FloatDType, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor, module::linear},
 };
 
 /// Configuration of [`PositionWiseFeedForward`], as of Burn's.
@@ -79,9 +80,19 @@ pub(super) fn feed_forward<const D: usize>(
     module: &burns::PositionWiseFeedForward,
     input: Tensor<D>,
 ) -> Tensor<D> {
-    let x = module.linear_inner.forward(input);
-    let x = activate(&module.activation, x);
-    module.linear_outer.forward(dropout(&module.dropout, x))
+    let inner = &module.linear_inner;
+    let middle = match (&module.activation, &inner.bias) {
+        (Activation::Gelu(gelu), Some(bias)) if !gelu.approximate => {
+            match drawn(&module.dropout, &input.device()) {
+                Some(drawn) => {
+                    gelu_dropout(linear(input, inner.weight.val(), None), bias.val(), drawn)
+                }
+                None => gelu.forward(inner.forward(input)),
+            }
+        }
+        (activation, _) => dropout(&module.dropout, activate(activation, inner.forward(input))),
+    };
+    module.linear_outer.forward(middle)
 }
 
 /// Burn hides the activation from visitors, so that its parameters stay in f32 whatever the policy. Those that have

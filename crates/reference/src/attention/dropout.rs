@@ -2,6 +2,8 @@
 //!
 //! The choice is a function of the seed and of the pair's place alone, so backward computes it
 //! again instead of reading it, and every device and tiling makes the same one.
+//!
+//! Pairs are drawn by 15 bits, and single elements of other tensors by 32.
 
 /// Dropout of the weights of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,14 +27,27 @@ impl Dropout {
         1.0 / (1.0 - self.rate)
     }
 
+    /// A draw for a pair from here on is kept.
+    pub fn pair_threshold(&self) -> u32 {
+        ((self.rate * 2f64.powi(15)).round() as u32).min((1 << 15) - 1)
+    }
+
+    /// As [`Dropout::rescale`], by the rate in steps of 2^-15 that pairs have.
+    pub fn pair_rescale(&self) -> f64 {
+        2f64.powi(15) / (2f64.powi(15) - f64::from(self.pair_threshold()))
+    }
+
     /// Whether the pair of query `i` and key `j` is kept, `head` being
     /// `batch index * heads_q + query head`.
     ///
-    /// One call of the generator serves two queries and two keys, both 8 apart.
+    /// One call of the generator serves two queries, 8 apart, and two pairs of neighboring keys, 8 apart. The keys of a
+    /// pair share a word.
     pub fn keeps(&self, head: usize, i: usize, j: usize) -> bool {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let words = philox4x32([(j & !8) as u32, (i & !8) as u32, head as u32, 0], key);
-        words[i / 8 % 2 * 2 + j / 8 % 2] >= self.threshold()
+        let words = philox4x32([(j & !9) as u32, (i & !8) as u32, head as u32, 0], key);
+        let word = words[i / 8 % 2 * 2 + j / 8 % 2];
+        let draw = (word >> (j % 2 * 16)) & 0x7fff;
+        draw >= self.pair_threshold()
     }
 }
 
@@ -107,5 +122,9 @@ mod tests {
         let threshold = |rate| Dropout { rate, seed: 0 }.threshold();
         assert_eq!(threshold(0.5), 1 << 31);
         assert_eq!(threshold(1.0 - 1e-12), u32::MAX);
+        let pairs = |rate| Dropout { rate, seed: 0 };
+        assert_eq!((pairs(0.5).pair_threshold(), pairs(0.5).pair_rescale()), (1 << 14, 2.0));
+        assert_eq!((pairs(1e-6).pair_threshold(), pairs(1e-6).pair_rescale()), (0, 1.0));
+        assert_eq!(pairs(1.0 - 1e-12).pair_threshold(), (1 << 15) - 1);
     }
 }

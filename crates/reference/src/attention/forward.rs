@@ -60,7 +60,7 @@ impl Attention<'_> {
             };
             let score = rounding.stored(capped + self.bias_at(at, j));
             let keep = options.dropout.map_or(1.0, |dropout| {
-                if dropout.keeps(head, i, j) { dropout.rescale() } else { 0.0 }
+                if dropout.keeps(head, i, j) { dropout.pair_rescale() } else { 0.0 }
             });
             Pair { j, product, capped, score, p: 0.0, keep, weight: 0.0 }
         };

@@ -187,13 +187,19 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/dropout/forward.rs",
         tests: &["dropout"],
         rows: &[
-            device("dropped scale", "value.extract(at) * scale", "value.extract(at)"),
-            device("kept and dropped swapped", "word < threshold", "word > threshold"),
             statement(
                 "residual lost",
                 "kept += Vector::<f32, N>::cast_from(residual[ABSOLUTE_POS]);",
                 "",
             ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/dropout/mask.rs",
+        tests: &["dropout"],
+        rows: &[
+            device("dropped scale", "value.extract(at) * self.scale", "value.extract(at)"),
+            device("kept and dropped swapped", "word < self.threshold", "word > self.threshold"),
             device(
                 "words swapped",
                 "select(place & 1 != 0, odd, even)",

@@ -81,6 +81,7 @@ impl Forward {
             gamma: columns(tensors, &self.gamma, &x)?,
             beta: self.beta.as_ref().map(|beta| columns(tensors, beta, &x)).transpose()?,
             residual: None,
+            dropout: None,
             x: contiguous_buffer(x.clone()),
         };
         let kept = [&self.centered, &self.normalized, &self.variance, &self.deviation];

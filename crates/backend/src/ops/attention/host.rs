@@ -253,7 +253,7 @@ impl<B: Backend> Part<'_, B> {
     fn dropped(&self, weights: FloatTensor<B>, left_out: Option<BoolTensor<B>>) -> FloatTensor<B> {
         match (self.settings.dropout, left_out) {
             (Some(dropout), Some(left_out)) => {
-                let weights = B::float_mul_scalar(weights, dropout.kept().into());
+                let weights = B::float_mul_scalar(weights, dropout.pair_kept().into());
                 B::float_mask_fill(weights, left_out, 0f32.into())
             }
             _ => weights,

@@ -205,7 +205,7 @@ impl<B: DropoutPrimitives, const N: usize> Backward<B, N> for DropoutStep {
 ///
 /// When the rate is not from 0 to below 1.
 pub fn dropout<const D: usize>(x: Tensor<D>, dropout: Dropout) -> Tensor<D> {
-    check_rate(dropout);
+    check_rate("dropout", dropout);
     Tensor::from_dispatch(<Dispatch as DropoutOps>::dropout_of(
         x.into_dispatch(),
         Optional::Absent,
@@ -223,7 +223,7 @@ pub fn add_dropout<const D: usize>(
     x: Tensor<D>,
     dropout: Dropout,
 ) -> Tensor<D> {
-    check_rate(dropout);
+    check_rate("dropout", dropout);
     let told = |tensor: &Tensor<D>| {
         let device = tensor.device().without_autodiff();
         format!("{:?} of {:?} on {device:?}", tensor.dims(), tensor.dtype())
@@ -240,10 +240,10 @@ pub fn add_dropout<const D: usize>(
     ))
 }
 
-fn check_rate(dropout: Dropout) {
+pub(super) fn check_rate(op: &str, dropout: Dropout) {
     let rate = dropout.rate;
     assert!(
         (0.0..1.0).contains(&rate),
-        "dropout: argument `rate`: expected a number from 0 to below 1, got {rate}"
+        "{op}: argument `rate`: expected a number from 0 to below 1, got {rate}"
     );
 }

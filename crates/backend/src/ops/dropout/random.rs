@@ -7,7 +7,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Elements are left out with probability `rate`, and those that stay are multiplied by
-/// `1 / (1 - rate)`. Elements of attention are its weights.
+/// `1 / (1 - rate)`. Elements of attention are its weights, for which the rate counts in steps of 2^-15.
 ///
 /// Which ones is a function of the seed, of the key and of the place of the element alone. Without a key it is
 /// the same on every device: take another seed each step, and for each layer. [`Dropout::next`] does.

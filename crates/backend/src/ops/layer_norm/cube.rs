@@ -3,10 +3,13 @@
 use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, host};
 use crate::{
     declined::served,
+    ops::dropout::Dropout,
+    random::KeyId,
     tensors::{Optional, contiguous_buffer, contiguous_tensor},
 };
 use blackburn_kernels::{
     buffer::Buffer,
+    dropout::DropoutMask,
     layer_norm::{
         self as kernels, LayerNormInputs, LayerNormSaved, layer_norm_backward, layer_norm_forward,
     },
@@ -25,6 +28,7 @@ impl LayerNormPrimitives for CubeBackend {
         let buffers = LayerNormInputs {
             x: contiguous_buffer(inputs.x.clone()),
             residual: buffer(&inputs.residual),
+            dropout: settings.dropout.map(mask),
             gamma: contiguous_buffer(inputs.gamma.clone()),
             beta: buffer(&inputs.beta),
         };
@@ -53,6 +57,7 @@ impl LayerNormPrimitives for CubeBackend {
             gamma: contiguous_buffer(saved.gamma.clone()),
             mean: buffer(&saved.mean),
             rstd: contiguous_buffer(saved.rstd.clone()),
+            dropout: settings.dropout.map(mask),
         };
         let gradients = layer_norm_backward(
             &x.client,
@@ -63,9 +68,10 @@ impl LayerNormPrimitives for CubeBackend {
             wants_beta,
         );
         served(NAME, gradients).map_or_else(
-            || host::backward(saved, dy, dsum, wants_beta),
+            || host::backward(saved, dy, dsum, settings, wants_beta),
             |gradients| Gradients {
                 dx: like(&x, gradients.dx),
+                dresidual: gradients.dresidual.map(|dresidual| like(&x, dresidual)).into(),
                 dgamma: like(&gamma, gradients.dgamma),
                 dbeta: gradients.dbeta.map(|dbeta| like(&gamma, dbeta)).into(),
             },
@@ -78,6 +84,10 @@ fn kernel_norm(norm: Norm) -> kernels::Norm {
         Norm::Layer => kernels::Norm::Layer,
         Norm::Rms => kernels::Norm::Rms,
     }
+}
+
+fn mask(Dropout { rate, seed, key }: Dropout) -> DropoutMask {
+    DropoutMask { rate, seed, key: key.and_then(KeyId::words) }
 }
 
 fn buffer(tensor: &Optional<CubeBackend>) -> Option<Buffer> {

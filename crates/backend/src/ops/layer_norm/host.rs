@@ -4,7 +4,10 @@
 //! and rounded once.
 
 use super::{Gradients, Inputs, Norm, Output, Saved, Settings};
-use crate::tensors::{Optional, cast, wide};
+use crate::{
+    ops::dropout::DropoutPrimitives,
+    tensors::{Optional, cast, wide},
+};
 use burn::{
     backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::{DType, Shape},
@@ -20,19 +23,20 @@ impl super::LayerNormPrimitives for burn::backend::Flex {
         saved: Saved<Self>,
         dy: FloatTensor<Self>,
         dsum: Optional<Self>,
-        _settings: Settings,
+        settings: Settings,
         wants_beta: bool,
     ) -> Gradients<Self> {
-        backward(saved, dy, dsum, wants_beta)
+        backward(saved, dy, dsum, settings, wants_beta)
     }
 }
 
-pub(super) fn forward<B: Backend>(inputs: Inputs<B>, settings: Settings) -> Output<B> {
+pub(super) fn forward<B: DropoutPrimitives>(inputs: Inputs<B>, settings: Settings) -> Output<B> {
     let Inputs { x, residual, gamma, beta } = inputs;
     let (shape, dtype) = (x.shape(), x.dtype());
-    let sum = residual
-        .into_option()
-        .map(|residual| cast::<B>(B::float_add(wide::<B>(x.clone()), wide::<B>(residual)), dtype));
+    let sum = residual.into_option().map(|residual| match settings.dropout {
+        Some(dropout) => B::dropped(residual, Optional::Present(x.clone()), dropout),
+        None => cast::<B>(B::float_add(wide::<B>(x.clone()), wide::<B>(residual)), dtype),
+    });
     let x = as_rows::<B>(wide::<B>(sum.clone().unwrap_or(x)), gamma.shape()[0]);
     let [rows, width] = x.shape().dims();
     if rows * width == 0 {
@@ -70,10 +74,11 @@ pub(super) fn forward<B: Backend>(inputs: Inputs<B>, settings: Settings) -> Outp
     }
 }
 
-pub(super) fn backward<B: Backend>(
+pub(super) fn backward<B: DropoutPrimitives>(
     saved: Saved<B>,
     dy: FloatTensor<B>,
     dsum: Optional<B>,
+    settings: Settings,
     wants_beta: bool,
 ) -> Gradients<B> {
     let Saved { x, gamma, mean, rstd } = saved;
@@ -86,8 +91,10 @@ pub(super) fn backward<B: Backend>(
             B::float_zeros(shape, &like.device(), dtype.into())
         };
         let of_parameter = || zeros(&gamma, gamma.shape(), parameter);
+        let of_rows = || zeros(&x, shape.clone(), dtype);
         return Gradients {
-            dx: zeros(&x, shape, dtype),
+            dx: of_rows(),
+            dresidual: settings.dropout.map(|_| of_rows()).into(),
             dgamma: of_parameter(),
             dbeta: wants_beta.then(of_parameter).into(),
         };
@@ -116,7 +123,10 @@ pub(super) fn backward<B: Backend>(
     if let Optional::Present(dsum) = dsum {
         dx = B::float_add(dx, as_rows::<B>(wide::<B>(dsum), width));
     }
-    Gradients { dx: B::float_reshape(cast::<B>(dx, dtype), shape), dgamma, dbeta: dbeta.into() }
+    let dx = B::float_reshape(cast::<B>(dx, dtype), shape);
+    let dropped = |dropout| B::dropped(dx.clone(), Optional::Absent, dropout);
+    let dresidual = settings.dropout.map(dropped).into();
+    Gradients { dx, dresidual, dgamma, dbeta: dbeta.into() }
 }
 
 /// `[rows, width]`.

@@ -1,7 +1,10 @@
 //! Normalization on any backend that has the primitives, and its gradient.
 
 use super::{Inputs, LayerNormPrimitives, Output, Saved, Settings};
-use crate::tensors::{Optional, cast};
+use crate::{
+    ops::dropout::DropoutPrimitives,
+    tensors::{Optional, cast},
+};
 use burn::{
     backend::{
         Autodiff, Backend, ExtensionType, TensorMetadata,
@@ -54,7 +57,9 @@ fn normalized<B: LayerNormPrimitives>(inputs: Inputs<B>, settings: Settings) -> 
     Normalized { y, sum }
 }
 
-impl<B: LayerNormPrimitives, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
+impl<B: LayerNormPrimitives + DropoutPrimitives, C: CheckpointStrategy> LayerNormOps
+    for Autodiff<B, C>
+{
     fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
         let Inputs { x, residual, gamma, beta } = inputs;
         let ((x, x_node), (gamma, gamma_node)) = (x.into_parts(), gamma.into_parts());
@@ -108,14 +113,14 @@ impl<B: LayerNormPrimitives> State<B> {
         (Self { saved, settings, dtypes }, Normalized { y, sum })
     }
 
-    /// Registers the gradients of gamma and beta, and returns that of what was normalized.
+    /// Registers the gradients of gamma and beta, and returns those of what was normalized and of the residual.
     fn backward(
         self,
         dy: FloatTensor<B>,
         dsum: Option<FloatTensor<B>>,
         [gamma, beta]: [Option<NodeId>; 2],
         grads: &mut Gradients,
-    ) -> FloatTensor<B> {
+    ) -> [FloatTensor<B>; 2] {
         let Self { saved, settings, dtypes: (gamma_type, beta_type) } = self;
         let gradients = B::layer_norm_backward(saved, dy, dsum.into(), settings, beta.is_some());
         if let Some(node) = gamma {
@@ -126,7 +131,9 @@ impl<B: LayerNormPrimitives> State<B> {
         {
             grads.register::<B>(node, cast::<B>(dbeta, dtype));
         }
-        gradients.dx
+        let super::Gradients { dx, dresidual, .. } = gradients;
+        let dresidual = dresidual.into_option().unwrap_or_else(|| dx.clone());
+        [dx, dresidual]
     }
 }
 
@@ -157,7 +164,7 @@ impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for LayerNorm {
         let dy = grads.consume::<B>(&ops.node);
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
         let parent = |index: usize| parents.get(index).copied().flatten();
-        let dx = ops.state.backward(dy, None, [parent(1), parent(2)], grads);
+        let [dx, _] = ops.state.backward(dy, None, [parent(1), parent(2)], grads);
         if let Some(node) = parent(0) {
             grads.register::<B>(node, dx);
         }
@@ -183,11 +190,14 @@ fn with_arrived<B: Backend, T>(
 /// As [`record`], with a residual. An operation of Burn's graph has one result. So the one that computes
 /// has none that anybody sees, and two behind it, one for each of its results, leave their gradients in
 /// its letterbox. The graph runs it after both of them, and it makes all gradients in one kernel.
-fn record_join<B: LayerNormPrimitives, C: CheckpointStrategy, const N: usize>(
+fn record_join<B, C: CheckpointStrategy, const N: usize>(
     nodes: [NodeGuard; N],
     inputs: Inputs<B>,
     settings: Settings,
-) -> Normalized<Autodiff<B, C>> {
+) -> Normalized<Autodiff<B, C>>
+where
+    B: LayerNormPrimitives + DropoutPrimitives,
+{
     let letterbox: Letterbox<B> = Arc::new(Mutex::new(Arrived { dy: None, dsum: None }));
     let (join, y, sum) = match Join.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
@@ -236,7 +246,7 @@ impl<B: LayerNormPrimitives> Backward<B, 1> for Leave {
 struct Join;
 
 /// The parents are x, gamma, the residual and, if there is one, beta.
-impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for Join {
+impl<B: LayerNormPrimitives + DropoutPrimitives, const N: usize> Backward<B, N> for Join {
     type State = (State<B>, Letterbox<B>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -245,13 +255,21 @@ impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for Join {
         let (state, letterbox) = ops.state;
         let (dy, dsum) =
             with_arrived(&letterbox, |arrived| (arrived.dy.take(), arrived.dsum.take()));
-        let total = match (dy, dsum) {
+        let gradients = match (dy, dsum) {
             (Some(dy), dsum) => state.backward(dy, dsum, [parent(1), parent(3)], grads),
-            (None, Some(dsum)) => dsum,
+            (None, Some(dsum)) => {
+                let dresidual = match state.settings.dropout {
+                    Some(dropout) => B::dropped(dsum.clone(), Optional::Absent, dropout),
+                    None => dsum.clone(),
+                };
+                [dsum, dresidual]
+            }
             (None, None) => return,
         };
-        for node in [parent(0), parent(2)].into_iter().flatten() {
-            grads.register::<B>(node, total.clone());
+        for (node, gradient) in [parent(0), parent(2)].into_iter().zip(gradients) {
+            if let Some(node) = node {
+                grads.register::<B>(node, gradient);
+            }
         }
     }
 }

@@ -36,6 +36,7 @@ pub use primitives::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved
 #[cfg(feature = "gpu")]
 pub use primitives::{GradientsMetadata, InputsMetadata, OutputMetadata, SavedMetadata};
 
+use crate::ops::dropout::{Dropout, check_rate};
 use burn::{
     backend::Dispatch,
     tensor::{DType, Tensor},
@@ -61,7 +62,7 @@ pub fn layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
-    let settings = Settings { norm: Norm::Layer, epsilon };
+    let settings = Settings { norm: Norm::Layer, epsilon, dropout: None };
     run("layer_norm", x, None, gamma, beta, settings).1
 }
 
@@ -72,7 +73,7 @@ pub fn layer_norm<const D: usize>(
 ///
 /// As [`layer_norm`].
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    run("rms_norm", x, None, gamma, None, Settings { norm: Norm::Rms, epsilon }).1
+    run("rms_norm", x, None, gamma, None, Settings { norm: Norm::Rms, epsilon, dropout: None }).1
 }
 
 /// `x + residual`, and its rows normalized as by [`layer_norm`]: in one pass over memory, and the two
@@ -89,8 +90,28 @@ pub fn add_layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let settings = Settings { norm: Norm::Layer, epsilon };
+    let settings = Settings { norm: Norm::Layer, epsilon, dropout: None };
     run("add_layer_norm", x, Some(residual), gamma, beta, settings)
+}
+
+/// `x` and what `dropout` leaves of the residual, added up, and the rows of that normalized as by [`layer_norm`], like
+/// [`add_layer_norm`]: dropout has no pass over memory of its own, forward or backward. The same elements are left out as
+/// by [`dropout`](crate::dropout::dropout()).
+///
+/// # Panics
+///
+/// As [`layer_norm`], and when the rate of dropout is not from 0 to below 1.
+pub fn add_dropout_layer_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    dropout: Dropout,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    check_rate("add_dropout_layer_norm", dropout);
+    let settings = Settings { norm: Norm::Layer, epsilon, dropout: Some(dropout) };
+    run("add_dropout_layer_norm", x, Some(residual), gamma, beta, settings)
 }
 
 /// `x + residual`, and its rows normalized as by [`rms_norm`]; see [`add_layer_norm`].
@@ -104,7 +125,7 @@ pub fn add_rms_norm<const D: usize>(
     gamma: Tensor<1>,
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let settings = Settings { norm: Norm::Rms, epsilon };
+    let settings = Settings { norm: Norm::Rms, epsilon, dropout: None };
     run("add_rms_norm", x, Some(residual), gamma, None, settings)
 }
 

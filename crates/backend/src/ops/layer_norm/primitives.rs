@@ -1,6 +1,6 @@
 //! What a backend has to be able to do: normalize rows, and the gradients of that, without a graph.
 
-use crate::tensors::Optional;
+use crate::{ops::dropout::Dropout, tensors::Optional};
 #[cfg(feature = "gpu")]
 use crate::tensors::OptionalMetadata;
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
@@ -26,6 +26,8 @@ pub struct Settings {
     pub norm: Norm,
     /// A number from 0 that is added to the variance.
     pub epsilon: f64,
+    /// What leaves out elements of the residual before it is added.
+    pub dropout: Option<Dropout>,
 }
 
 /// The tensors that the forward pass reads.
@@ -81,6 +83,9 @@ pub struct Saved<B: Backend> {
 pub struct Gradients<B: Backend> {
     /// The gradient of the tensor that was normalized.
     pub dx: FloatTensor<B>,
+    /// The gradient of the residual, where dropout makes it another one.
+    #[extension_type]
+    pub dresidual: Optional<B>,
     /// The gradient of gamma, in its type.
     pub dgamma: FloatTensor<B>,
     /// The gradient of beta, if it was asked for; in the type of gamma.
@@ -135,12 +140,13 @@ fn gradients_of(
     saved: &SavedMetadata,
     _dy: &TensorSpec,
     _dsum: &OptionalMetadata,
-    _settings: &Settings,
+    settings: &Settings,
     wants_beta: &bool,
 ) -> GradientsMetadata {
     let gamma = &saved.gamma;
     GradientsMetadata {
         dx: saved.x.clone(),
+        dresidual: settings.dropout.map(|_| saved.x.clone()).into(),
         dgamma: gamma.clone(),
         dbeta: wants_beta.then(|| gamma.clone()).into(),
     }

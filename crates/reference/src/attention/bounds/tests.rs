@@ -309,7 +309,7 @@ fn weights_that_dropout_keeps_must_be_scaled_up() {
             let case = *cases::small().iter().find(|case| case.name == name).unwrap();
             let inputs = AttentionInputs::generate(&case, 3, storage);
             let expected = Expected::new(case, &inputs, precision);
-            let factor = case.options.dropout.map_or(1.0, |dropout| dropout.rescale());
+            let factor = case.options.dropout.map_or(1.0, |dropout| dropout.pair_rescale());
             let (mut forward, mut gradients) = run(expected.attention, &inputs.dout);
             let AttentionGradients { dq, dk, dv, .. } = &mut gradients;
             for tensor in [&mut forward.o, dq, dk, dv] {
