@@ -41,8 +41,8 @@
 //!
 //! A model of `burn::nn` that stays as it is calls functions instead of `forward`: [`flash`], [`norm`],
 //! [`dropout`], [`embedding`], [`swiglu`], [`vision`], [`loss`], [`positions`], [`recurrent`] and [`noise`]. They take the
-//! modules of this crate as well, and some do more: [`norm::add_layer_norm`], [`norm::add_dropout_layer_norm`], [`dropout::add_dropout`],
-//! [`loss::linear_cross_entropy`].
+//! modules of this crate as well, and some do more: [`norm::add_layer_norm`], [`norm::add_dropout_layer_norm`],
+//! [`dropout::add_dropout`], [`loss::linear_cross_entropy`].
 //!
 //! # What differs from Burn
 //!

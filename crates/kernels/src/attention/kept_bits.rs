@@ -94,11 +94,16 @@ pub(super) fn kept_bits_of(
 #[cube]
 fn group_bits(words: (u32, u32, u32, u32), addend: u32, #[comptime] group: usize) -> u32 {
     let place = comptime!(4 * group as u32);
-    let highest = |word: u32| ((word & DRAWS) + addend) & HIGHEST;
-    (highest(words.0) >> place)
-        | (highest(words.1) >> comptime!(place + 1))
-        | (highest(words.2) >> comptime!(place + 2))
-        | (highest(words.3) >> comptime!(place + 3))
+    (reached(words.0, addend) >> place)
+        | (reached(words.1, addend) >> comptime!(place + 1))
+        | (reached(words.2, addend) >> comptime!(place + 2))
+        | (reached(words.3, addend) >> comptime!(place + 3))
+}
+
+/// The highest bit of each half whose draw reaches the threshold.
+#[cube]
+fn reached(word: u32, addend: u32) -> u32 {
+    ((word & DRAWS) + addend) & HIGHEST
 }
 
 /// Whether dropout leaves the weight of register `i`, of the `bits` that [`kept_bits`] gives for 32 of them: two

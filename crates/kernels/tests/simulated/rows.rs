@@ -178,7 +178,7 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
     let bounds = reference.forward_bounds(&x, how(Pass::Forward)?);
     within(recorder, &output.y, storage, &reference.forward(&x), &bounds)?;
     let Ok(how) = how(Pass::Backward) else { return Ok(()) };
-    let LayerNormOutput { mean, rstd, .. } = output;
+    let (mean, rstd) = (output.mean, output.rstd);
     let saved = LayerNormSaved { x: input, gamma: factors, mean, rstd, dropout: None };
     let gradient = upload(recorder, &dy, storage);
     let dsum = residual.then(|| upload(recorder, &other, storage));
