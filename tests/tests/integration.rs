@@ -75,6 +75,7 @@ mod matmul;
 #[path = "integration/memory.rs"]
 mod memory;
 #[path = "integration/nn_attention.rs"]
+mod naive_attention;
 mod nn_attention;
 #[path = "integration/nn_matrix.rs"]
 mod nn_matrix;
@@ -202,6 +203,7 @@ fn main() -> ExitCode {
         pool::trials(),
         pool_provider::trials(),
         precision_modules::trials(),
+        naive_attention::trials(),
         nn_attention::trials(),
         nn_matrix::trials(),
         #[cfg(feature = "cuda")]

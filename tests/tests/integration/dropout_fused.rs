@@ -11,7 +11,9 @@ use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     dropout::DropoutMask,
-    gelu::{GeluCall, GeluGradients, gelu_call_backward, gelu_call_backward_sum, gelu_call_forward},
+    gelu::{
+        GeluCall, GeluGradients, gelu_call_backward, gelu_call_backward_sum, gelu_call_forward,
+    },
 };
 use blackburn_reference::{
     gelu::{backward_bound, forward_bound, gelu, gelu_derivative},
@@ -165,7 +167,8 @@ fn behind_gelu(client: &Client, storage: Storage) -> Result<(), Failed> {
         for (biased, rate) in [(false, 0.1), (true, 0.1), (true, 0.0), (true, 0.75)] {
             let case = Case::new(shape, storage, biased, rate);
             let (call, dy) = (case.call(client), upload(client, &case.dy, storage));
-            let named = |what| move |error| format!("{what} of {shape:?}, {biased}, {rate}: {error}");
+            let named =
+                |what| move |error| format!("{what} of {shape:?}, {biased}, {rate}: {error}");
             let check = |what, actual: Buffer, (exact, bounds): Bounded| {
                 compare(&download(client, actual, storage)?, &exact, &bounds)
                     .map(drop)
@@ -272,7 +275,8 @@ fn residual_op(device: &Device) -> Result<(), Failed> {
             } else {
                 add_layer_norm(x.clone(), dropout(r, drawn), g, b, 1e-5)
             };
-            let weighted = y.clone() * leaf(5, shape, device) + sum.clone() * leaf(6, shape, device);
+            let weighted =
+                y.clone() * leaf(5, shape, device) + sum.clone() * leaf(6, shape, device);
             let gradients = weighted.sum().backward();
             let of = |leaf: Option<Tensor<2>>| values(leaf.ok_or("a tensor has no gradient")?);
             let of_parameter =
@@ -297,8 +301,7 @@ fn sum_alone(device: &Device) -> Result<(), Failed> {
     let [x, residual] = [1, 2].map(|seed| leaf(seed, shape, device));
     let gamma = leaf(3, [shape[1]], device);
     let drawn = Dropout::new(0.2, SEED);
-    let (sum, _) =
-        add_dropout_layer_norm(x.clone(), residual.clone(), drawn, gamma, None, 1e-5);
+    let (sum, _) = add_dropout_layer_norm(x.clone(), residual.clone(), drawn, gamma, None, 1e-5);
     let gradients = sum.sum().backward();
     let of = |leaf: &Tensor<2>| values(leaf.grad(&gradients).ok_or("no gradient")?);
     let ones = vec![1.0; shape[0] * shape[1]];

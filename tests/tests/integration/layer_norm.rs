@@ -274,8 +274,7 @@ impl Case {
             let bound = |((exact, off), factor): ((&f64, &f64), &f64)| {
                 (exact.abs() * u + off * factor) * (1.0 + u) + self.storage.underflow()
             };
-            let bounds: Vec<f64> =
-                exact.iter().zip(&bounds.dx).zip(&factors).map(bound).collect();
+            let bounds: Vec<f64> = exact.iter().zip(&bounds.dx).zip(&factors).map(bound).collect();
             compare(dresidual, &exact, &bounds).map_err(|error| format!("dresidual: {error}"))?;
         }
         Ok(())

@@ -1,4 +1,7 @@
-//! Burn's own fusions, behind a step that gives the tensors they read strides that they compute right with.
+//! Burn's own fusions, with two things changed: they read tensors with strides that they compute right with, and do not
+//! wait for what a product or a reduction separates from their last operation.
+//!
+//! # Strides
 //!
 //! The stride of a dimension of size 1 means nothing: nobody steps over it. Burn's fused kernels look at it all the same.
 //! They read vectors along one dimension, and take a stride of another that vectors do not divide for a gap
@@ -6,8 +9,17 @@
 //! tensors leave with a stride of 1 there, counts as one that is read number by number, while its neighbors in the same
 //! kernel are read by vectors, and most results of such a kernel are wrong. A convolution with one output channel in
 //! front of a mean squared error is enough, or `(x - y) * 2` of an image that was permuted.
+//!
+//! # Patience
+//!
+//! Burn ends a segment of the stream when no fusion waits any more. Its own wait without end for what may follow. So the
+//! segment of a GELU goes on through the product behind it, into the norm behind that, until there are as many blocks as
+//! Burn may have, and the norm is cut into pieces.
 
-use crate::tensors::{Tensors, contiguous_strides};
+use crate::{
+    stream::{StreamClock, is_product_or_reduction},
+    tensors::{Tensors, contiguous_strides},
+};
 use burn_cubecl::{
     CubeDevice,
     fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
@@ -73,19 +85,31 @@ impl<O: FusedOperation> OptimizationProvider for Provider<O> {
 
     fn fuser(&self, device: &CubeDevice) -> CubeFuser {
         let fuser = (self.fuser)(device.clone());
-        CubeFuser::new(Fuser { fuser, operation: PhantomData::<fn() -> O> })
+        let clock = StreamClock::default();
+        CubeFuser::new(Fuser { fuser, clock, last_at: 0, operation: PhantomData::<fn() -> O> })
     }
 }
 
 /// Burn's fuser; what it makes of operations is [`Prepared`].
 struct Fuser<O> {
     fuser: BurnsFuser,
+    /// Counts products and reductions.
+    clock: StreamClock,
+    /// When it took its last operation.
+    last_at: u64,
     operation: PhantomData<fn() -> O>,
 }
 
 impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     fn fuse(&mut self, operation: &OperationIr) {
+        if is_product_or_reduction(operation) {
+            self.clock.tick();
+        }
+        let taken = self.fuser.len();
         self.fuser.fuse(operation);
+        if self.fuser.len() > taken {
+            self.last_at = self.clock.now();
+        }
     }
 
     fn finish(&mut self) -> CubeOptimization {
@@ -98,7 +122,11 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn status(&self) -> FuserStatus {
-        self.fuser.status()
+        if self.fuser.len() > 0 && self.clock.now() > self.last_at {
+            FuserStatus::Closed
+        } else {
+            self.fuser.status()
+        }
     }
 
     fn properties(&self) -> FuserProperties {
@@ -110,7 +138,13 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn clone_dyn(&self) -> BurnsFuser {
-        Box::new(Self { fuser: self.fuser.clone_dyn(), operation: PhantomData })
+        let Self { fuser, clock, last_at, operation } = self;
+        Box::new(Self {
+            fuser: fuser.clone_dyn(),
+            clock: clock.clone(),
+            last_at: *last_at,
+            operation: *operation,
+        })
     }
 }
 

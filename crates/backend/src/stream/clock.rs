@@ -1,3 +1,4 @@
+use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -10,14 +11,34 @@ use std::sync::{
 /// that waits for an operation that never comes makes it go on until it has as many blocks as it may
 /// have, and cut off whatever is under way there: without a bias, the residual behind the next product.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StreamClock(Arc<AtomicU64>);
+pub(crate) struct StreamClock(Arc<AtomicU64>);
 
 impl StreamClock {
-    pub(super) fn tick(&self) {
+    pub(crate) fn tick(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether `operation` is a matrix product, an operation of a module such as a convolution, or a reduction of floats along
+/// dimensions.
+pub(crate) fn is_product_or_reduction(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::Float(_, FloatOperationIr::Matmul(_)) | OperationIr::Module(_) => true,
+        _ => is_reduction(operation),
+    }
+}
+
+/// Whether `operation` is a reduction of floats along dimensions.
+pub(crate) fn is_reduction(operation: &OperationIr) -> bool {
+    use NumericOperationIr::{MaxDim, MeanDim, SumDim, SumDims};
+    match operation {
+        OperationIr::NumericFloat(_, operation) => {
+            matches!(operation, SumDim(_) | SumDims(_) | MeanDim(_) | MaxDim(_))
+        }
+        _ => false,
     }
 }

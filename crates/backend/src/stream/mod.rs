@@ -13,6 +13,7 @@ mod single;
 mod tests;
 
 pub(crate) use arithmetic::arithmetic_output;
+pub(crate) use clock::{StreamClock, is_product_or_reduction, is_reduction};
 #[cfg(test)]
 pub(crate) use fuser::Fuser;
 pub(crate) use fuser::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, register};

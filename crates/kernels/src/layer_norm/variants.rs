@@ -65,7 +65,9 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     };
     let all = problems();
     let dropped = all.clone().into_iter().filter(|problem| {
-        problem.residual && problem.dtype == problem.parameter && [768, 4096].contains(&problem.width)
+        problem.residual
+            && problem.dtype == problem.parameter
+            && [768, 4096].contains(&problem.width)
     });
     let dropped = dropped.map(|problem| (problem, true)).collect::<Vec<_>>();
     all.into_iter().map(|problem| (problem, false)).chain(dropped).map(variant).collect()

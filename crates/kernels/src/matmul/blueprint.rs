@@ -173,7 +173,9 @@ impl MatmulBlueprint {
 
     /// As [`candidates`](Self::candidates), on a device that need not be there.
     pub fn candidates_on(problem: &MatmulProblem, device: DeviceProfile) -> Vec<Self> {
-        let mut plans = Self::of_few_rows(problem);
+        // Portable kernels would read the columns that the right operand lacks.
+        let is_whole = problem.rhs_columns() == problem.n;
+        let mut plans = if is_whole { Self::of_few_rows(problem) } else { Vec::new() };
         if let (Some(capability), Some(_)) = (device.compute_capability, tensor_core_type(problem))
         {
             let mut tiles = Vec::new();
@@ -206,7 +208,7 @@ impl MatmulBlueprint {
             }
             plans.extend(tiles.into_iter().flat_map(|plan| plan.splits_of(problem, device)));
         }
-        if problem.lhs.dtype.size() > 1 {
+        if problem.lhs.dtype.size() > 1 && is_whole {
             // Wide tiles need registers, which software devices do not have.
             let tile = if device.compute_capability.is_some() { 128 } else { 64 };
             plans.push(Self {

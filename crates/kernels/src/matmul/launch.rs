@@ -67,6 +67,10 @@ pub fn matmul_with(
         return Err(KernelError::unsupported(OP, reason));
     }
     check(OP, problem, lhs, rhs, epilogue)?;
+    if blueprint.family == Family::Portable && problem.rhs_columns() != problem.n {
+        let reason = "columns that the right operand does not have, without tensor cores";
+        return Err(KernelError::unsupported(OP, reason));
+    }
     let output = epilogue.output(client, problem);
     match blueprint.family {
         Family::Portable if blueprint.has_few_rows() => {

@@ -35,7 +35,7 @@ impl OperandWalk {
     /// The right operand.
     pub(super) fn rhs(problem: &MatmulProblem) -> Self {
         let Operand { row_stride, column_stride, .. } = problem.rhs;
-        Self::new(problem, problem.rhs, problem.n, column_stride, row_stride)
+        Self::new(problem, problem.rhs, problem.rhs_columns(), column_stride, row_stride)
     }
 
     fn new(

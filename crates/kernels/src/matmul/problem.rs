@@ -66,16 +66,19 @@ pub struct TensorLayout<'a> {
 }
 
 impl MatmulProblem {
-    /// The same product with more columns, so that rows of the output begin at aligned addresses, where
-    /// the right operand has what to read for them: CubeCL pads its rows. What lands in the additional
-    /// columns means nothing. `None` where rows are aligned already or there is nothing to read.
+    /// The same product with more columns, so that rows of the output begin at aligned addresses. What lands in the
+    /// additional columns means nothing. `None` where rows are aligned already, and for a single product whose right
+    /// operand has nothing to read for them: CubeCL pads its rows.
+    ///
+    /// In batches nothing is read for them. Kernels on tensor cores read zeros there, and portable ones do not take such
+    /// a product.
     pub fn with_aligned_rows(&self) -> Option<Self> {
         /// Elements of the widest loads and stores, 16 bytes of the narrowest type.
         const ALIGNED: usize = 8;
         let n = self.n.next_multiple_of(ALIGNED);
         let has_more = self.rhs.column_stride == 1 && self.rhs.row_stride >= n;
-        let is_one = self.batch == [1, 1];
-        (n != self.n && has_more && is_one).then_some(Self { n, columns: self.n, ..*self })
+        let serves = has_more || self.batches() > 1;
+        (n != self.n && serves).then_some(Self { n, columns: self.n, ..*self })
     }
 
     /// The sum of the products of two batches of matrices: one product, over the rows of all of the right
@@ -241,7 +244,13 @@ impl MatmulProblem {
 
     /// Elements of the right operand's memory that are reached.
     pub fn rhs_span(&self) -> usize {
-        self.span(&self.rhs, self.k, self.n)
+        self.span(&self.rhs, self.k, self.rhs_columns())
+    }
+
+    /// Columns that the right operand has: those of the output, unless rows of a batch were
+    /// [widened](Self::with_aligned_rows).
+    pub(super) fn rhs_columns(&self) -> usize {
+        if self.batches() > 1 { self.columns } else { self.n }
     }
 
     fn check_sizes(&self) -> Result<(), KernelError> {
@@ -343,6 +352,11 @@ mod tests {
         for rhs in [(&[6, 7], &[7, 1]), (&[6, 8], &[16, 1]), (&[6, 7], &[1, 16])] {
             assert_eq!(aligned(layout(rhs.0, rhs.1)), None);
         }
+        let batch = |rhs| product(layout(&[2, 4, 6], &[24, 6, 1]), rhs).unwrap();
+        let rows = batch(layout(&[2, 6, 7], &[42, 1, 6])).with_aligned_rows().unwrap();
+        assert_eq!((rows.n, rows.columns, rows.rhs_columns()), (8, 7, 7));
+        assert_eq!(rows.rhs_span(), 42 + 42);
+        assert_eq!(batch(layout(&[2, 6, 8], &[48, 8, 1])).with_aligned_rows(), None);
     }
 
     #[test]

@@ -186,13 +186,11 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/dropout/forward.rs",
         tests: &["dropout"],
-        rows: &[
-            statement(
-                "residual lost",
-                "kept += Vector::<f32, N>::cast_from(residual[ABSOLUTE_POS]);",
-                "",
-            ),
-        ],
+        rows: &[statement(
+            "residual lost",
+            "kept += Vector::<f32, N>::cast_from(residual[ABSOLUTE_POS]);",
+            "",
+        )],
     },
     InFile {
         file: "crates/kernels/src/dropout/mask.rs",

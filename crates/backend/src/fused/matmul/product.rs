@@ -176,9 +176,10 @@ impl Chain {
         }
     }
 
-    /// The product with rows of the output at aligned addresses, where that is to be had and worth it: a
-    /// head's logits over a vocabulary of an odd size would be copied to such rows by both products that
-    /// take their gradient.
+    /// The product with rows of the output at aligned addresses, where that is to be had and worth it. A head's logits
+    /// over a vocabulary of an odd size would be copied to such rows by both products that take their gradient. The scores
+    /// of attention over an odd number of tokens would be written by narrower stores, and what softmax makes of them, which
+    /// lies as they do, copied by the products behind.
     fn with_aligned_rows(
         &self,
         context: &Tensors,
@@ -195,7 +196,12 @@ impl Chain {
             && !epilogue.keep_preactivation
             && keeps_columns
             && problem.out_elements() >= LEAST_ELEMENTS;
-        problem.with_aligned_rows().filter(|aligned| is_plain && rhs.holds(aligned.rhs_span()))
+        let is_served = |aligned: &MatmulProblem| {
+            problem.batches() == 1 || MatmulBlueprint::plan(aligned, epilogue, &rhs.client).is_ok()
+        };
+        problem
+            .with_aligned_rows()
+            .filter(|aligned| is_plain && rhs.holds(aligned.rhs_span()) && is_served(aligned))
     }
 
     /// What an activation among the first `served` steps is applied to.

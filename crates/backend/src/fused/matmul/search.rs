@@ -8,9 +8,11 @@ use crate::{
         column_sum::RowSumSearch,
         gelu::{self, pass_parts},
     },
-    stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Search, arithmetic_output},
+    stream::{
+        Claim, Elapsed, Matcher, Moment, Next, Part, Search, arithmetic_output, is_reduction,
+    },
 };
-use burn_ir::{NumericOperationIr, OperationIr};
+use burn_ir::OperationIr;
 
 /// Follows the stream from a product through what is done to it.
 ///
@@ -158,13 +160,6 @@ impl Search for MatmulSearch {
     }
 
     fn takes_time(operation: &OperationIr) -> bool {
-        use NumericOperationIr as Numeric;
-        match operation {
-            OperationIr::NumericFloat(_, operation) => matches!(
-                operation,
-                Numeric::SumDim(_) | Numeric::SumDims(_) | Numeric::MeanDim(_) | Numeric::MaxDim(_)
-            ),
-            _ => false,
-        }
+        is_reduction(operation)
     }
 }

@@ -1,8 +1,8 @@
 //! What a backend has to be able to do: normalize rows, and the gradients of that, without a graph.
 
-use crate::{ops::dropout::Dropout, tensors::Optional};
 #[cfg(feature = "gpu")]
 use crate::tensors::OptionalMetadata;
+use crate::{ops::dropout::Dropout, tensors::Optional};
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 #[cfg(feature = "gpu")]
 use burn::{

@@ -1,0 +1,71 @@
+//! Attention by products and softmax, as unmodified modules have it, over a number of tokens that no vector divides: the
+//! products write rows of scores at aligned addresses, and what softmax makes of them lies as they do.
+
+use blackburn_reference::{random::normal, storage::Storage};
+use blackburn_tests::{
+    blocks::blocks_of,
+    on_burn_device_with,
+    tensors::{tensor, values},
+};
+use burn::{prelude::*, tensor::activation::softmax};
+use libtest_mimic::{Failed, Trial};
+
+/// Sequences, heads, tokens and elements of a head: large enough for rows to be aligned.
+const SHAPE: [usize; 4] = [4, 8, 197, 16];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |storage: Storage| {
+        let name = format!("naive_attention::of_odd_length_is_right_in_{storage:?}").to_lowercase();
+        Trial::ignorable_test(name, move || {
+            on_burn_device_with(storage, |device, client| {
+                odd_length(device, storage, client.name() == "cuda")
+            })
+        })
+    };
+    Storage::ALL.map(trial).into()
+}
+
+/// The result, and the gradients of queries, keys and values.
+type Found = [Vec<f64>; 4];
+
+fn odd_length(device: &Device, storage: Storage, on_cuda: bool) -> Result<(), Failed> {
+    let expected = attention(&Device::flex(), Storage::F32, storage)?;
+    let (actual, blocks) = blocks_of(device, || attention(device, storage, storage))?;
+    // Three products follow each other, whose operands CUDA cuts to ten bits in f32; each result is rounded in 16 bits.
+    let bound = match storage {
+        Storage::F32 if on_cuda => 6.0 / 1024.0,
+        Storage::F32 => 1e-5,
+        _ => 0.02,
+    };
+    for (name, (actual, expected)) in
+        ["out", "dq", "dk", "dv"].into_iter().zip(actual.iter().zip(&expected))
+    {
+        let squares = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
+        let wrong = squares(&mut actual.iter().zip(expected).map(|(a, e)| a - e));
+        let error = (wrong / squares(&mut expected.iter().copied())).sqrt();
+        if error.is_nan() || error > bound {
+            return Err(format!("{name} is off by {error:.1e}, and may be by {bound}").into());
+        }
+    }
+    let mut kernels = blocks.iter().flat_map(|block| &block.kernels);
+    if on_cuda && kernels.any(|kernel| kernel.ends_with("MatmulPackKernel")) {
+        return Err(format!("an operand was copied: {blocks:#?}").into());
+    }
+    Ok(())
+}
+
+/// Computed in `storage`, of numbers that are rounded to `given`.
+fn attention(device: &Device, storage: Storage, given: Storage) -> Result<Found, Failed> {
+    let device = &device.clone().autodiff();
+    let leaf = |seed| {
+        let numbers = normal(seed, SHAPE.iter().product(), 1.0, given);
+        tensor::<4>(&numbers, SHAPE, storage, device).require_grad()
+    };
+    let [q, k, v] = [1, 2, 3].map(leaf);
+    let dout = leaf(4).detach();
+    let scores = q.clone().matmul(k.clone().swap_dims(2, 3)) / (SHAPE[3] as f64).sqrt();
+    let out = softmax(scores, 3).matmul(v.clone());
+    let gradients = (out.clone() * dout).sum().backward();
+    let gradient = |leaf: &Tensor<4>| values(leaf.grad(&gradients).ok_or("no gradient")?);
+    Ok([values(out)?, gradient(&q)?, gradient(&k)?, gradient(&v)?])
+}
