@@ -74,8 +74,9 @@ mod loss_scaling;
 mod matmul;
 #[path = "integration/memory.rs"]
 mod memory;
-#[path = "integration/nn_attention.rs"]
+#[path = "integration/naive_attention.rs"]
 mod naive_attention;
+#[path = "integration/nn_attention.rs"]
 mod nn_attention;
 #[path = "integration/nn_matrix.rs"]
 mod nn_matrix;
