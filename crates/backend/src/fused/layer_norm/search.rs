@@ -2,15 +2,10 @@ use super::{
     BACKWARD, FORWARD, FORWARD_WITHOUT_BETA, GRADIENTS, OUTPUTS,
     pass::{Backward, Forward, LayerNormPass},
 };
-use crate::stream::{
-    Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, arithmetic_output,
-};
+use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
 use burn_ir::{BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
 
 /// Follows both passes at once, until one of them is found.
-///
-/// An arithmetic operation in front of a forward pass is let in, and runs as Burn runs it: a residual that no product adds.
-/// Burn's own fusion takes it with the first steps of the norm otherwise.
 #[derive(Clone, Default)]
 pub(crate) struct LayerNormSearch {
     candidates: Vec<Candidate>,
@@ -22,8 +17,6 @@ struct Candidate {
     pattern: Pattern,
     is_forward: bool,
     flow: Matcher,
-    /// Whether the first operation is one in front.
-    is_led: bool,
     /// Views of gamma's gradient, which come early where the rows' is the last of a program.
     behind: Vec<usize>,
     /// Whether it took all that came.
@@ -35,7 +28,7 @@ impl Candidate {
     fn all() -> Vec<Self> {
         let candidate = |pattern, is_forward| {
             let flow = Matcher::data_flow(pattern);
-            Self { pattern, is_forward, flow, is_led: false, behind: Vec::new(), is_open: true }
+            Self { pattern, is_forward, flow, behind: Vec::new(), is_open: true }
         };
         let forward = [FORWARD, FORWARD_WITHOUT_BETA].map(|pattern| candidate(pattern, true));
         forward.into_iter().chain(BACKWARD.map(|pattern| candidate(pattern, false))).collect()
@@ -43,16 +36,11 @@ impl Candidate {
 
     fn take(&mut self, operation: &OperationIr, position: usize) -> bool {
         let may_begin = match self.is_forward {
-            true => is_mean(operation),
+            true => {
+                matches!(operation, OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(_)))
+            }
             false => may_begin_backward(operation),
         };
-        if self.is_forward && position == 0 && arithmetic_output(operation).is_some() {
-            self.is_led = true;
-            return true;
-        }
-        if self.is_led && position == 1 && !is_mean(operation) {
-            return false;
-        }
         if self.views_gradient(operation) {
             self.behind.push(position);
             return true;
@@ -92,14 +80,8 @@ impl Candidate {
         let views: Vec<usize> = views.iter().filter_map(|made| flow.position_of(made)).collect();
         let steps = flow.positions().iter().copied().filter(|at| !views.contains(at)).collect();
         let behind = Part::Unfused(self.behind.clone());
-        let in_front = Part::Unfused(if self.is_led { vec![0] } else { Vec::new() });
-        Some(vec![in_front, Part::Unfused(views), Part::Replaced(steps, pass), behind])
+        Some(vec![Part::Unfused(views), Part::Replaced(steps, pass), behind])
     }
-}
-
-/// Whether `operation` may be the first one of a forward pass.
-fn is_mean(operation: &OperationIr) -> bool {
-    matches!(operation, OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(_)))
 }
 
 /// Whether `operation` may be the first one of a gradient: the product with gamma; or, where Burn joins blocks, the

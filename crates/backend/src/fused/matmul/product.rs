@@ -10,7 +10,10 @@ use crate::{
     fused::gelu::GeluPass,
     ops::fp8_linear::count_other,
     stream::{Done, ExpectedScalar, Replacement},
-    tensors::{Input, Tensors, consume, register_output, register_rows, register_zeros},
+    tensors::{
+        Input, Tensors, consume, contiguous_buffer, cube_tensor, register_output, register_rows,
+        register_zeros,
+    },
 };
 use blackburn_kernels::{
     DeviceProfile, KernelError,
@@ -242,7 +245,7 @@ impl ChainStep {
                 epilogue.bias = Some(dense(context, tensor, problem.n)?);
             }
             Action::Residual(tensor) => {
-                epilogue.residual = Some(dense(context, tensor, problem.out_elements())?);
+                epilogue.residual = Some(residual(context, tensor, problem)?);
             }
             Action::Activation { function, scalars, kept } => {
                 if !ExpectedScalar::are_there(scalars, context) {
@@ -261,6 +264,20 @@ impl ChainStep {
         }
         Ok(())
     }
+}
+
+/// The memory of a residual, copied where its elements do not lie in their order: the sum by an operation of its own
+/// would read them so, too, and hand its result on in the same disorder.
+fn residual(
+    context: &Tensors,
+    tensor: &TensorIr,
+    problem: &MatmulProblem,
+) -> Result<Buffer, KernelError> {
+    let input = Input::of(context, tensor, OP)?;
+    if input.elements() == problem.out_elements() && !input.is_contiguous() {
+        return Ok(contiguous_buffer(cube_tensor(context, tensor, OP)?));
+    }
+    dense(context, tensor, problem.out_elements())
 }
 
 fn layout(input: &Input) -> TensorLayout<'_> {
