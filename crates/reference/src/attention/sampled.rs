@@ -27,7 +27,7 @@ pub struct Sampled {
     /// How far off they may be.
     pub bounds: Vec<f64>,
     /// The root of the sum of squares of the largest errors of rounding to storage: of each factor that is
-    /// stored, times what it is multiplied by, and of the result. An error is anywhere below the largest, so
+    /// stored, times what it is multiplied by, of the output that deltas are made of, and of the result. An error is anywhere below the largest, so
     /// this is about 1.7 times the standard deviation, which leaves room for what f32 adds. Nothing for
     /// storage in f32, nor for `lse`.
     pub deviations: Vec<f64>,
@@ -103,6 +103,14 @@ impl Attention<'_> {
             let factor = Factor::stored([ds, error], precision).scaled(scale);
             dq.add(factor, self.key(self.k, at, pair.j));
         }
+        // The gradients of all scores of the row have the error of its delta, so that their sum has it once.
+        let of_delta = self.delta_rounding(at, &o, dout, precision);
+        let mut keys = vec![0.0; case.head_dim];
+        for pair in &row.pairs {
+            let factor = scale * pair.p * self.cap_slope(pair) * of_delta;
+            add_scaled(&mut keys, factor, self.key(self.k, at, pair.j));
+        }
+        dq.roundings.iter_mut().zip(&keys).for_each(|(sum, x)| *sum += x.powi(2));
         let deviations = out.deviations(precision);
         SampledRow {
             o: Sampled { values: o, bounds: o_bounds, deviations },
@@ -147,6 +155,8 @@ impl Attention<'_> {
                 let (errors, _) = self.row_errors(at, &row, &magnitudes, precision);
                 let steps =
                     self.row_gradient_errors(at, &row, &errors, dout, &magnitudes, precision);
+                let o = self.output(at, &row, Rounding::NONE);
+                let of_delta = self.delta_rounding(at, &o, dout, precision);
                 for (key, [dk, dv]) in keys.iter().zip(&mut sums) {
                     // Pairs are in the order of their keys.
                     let Ok(place) = row.pairs.binary_search_by_key(key, |pair| pair.j) else {
@@ -154,7 +164,9 @@ impl Attention<'_> {
                     };
                     let (pair, error) = (&row.pairs[place], &errors[place]);
                     let [_, _, ds, ds_error] = steps[place];
-                    dk.add(Factor::stored([ds, ds_error], precision).scaled(case.scale()), q);
+                    let of_delta = pair.p * self.cap_slope(pair) * of_delta;
+                    let ds = Factor::stored([ds, ds_error], precision).also_rounded(of_delta);
+                    dk.add(ds.scaled(case.scale()), q);
                     let weight_error = pair.weight * error.stored + precision.counted_least();
                     dv.add(Factor::stored([pair.weight, weight_error], precision), dout_row);
                 }
@@ -184,6 +196,19 @@ impl Attention<'_> {
             .collect()
     }
 
+    /// The root of the sum of squares of what storing the output `o` of a query moves its delta by, which is the
+    /// product of `o`, as it is stored, with its gradient.
+    fn delta_rounding(
+        &self,
+        at: [usize; 3],
+        o: &[f64],
+        dout: &[f64],
+        precision: &AttentionPrecision,
+    ) -> f64 {
+        let elements = o.iter().zip(self.query(dout, at));
+        norm(&elements.map(|(o, dout)| precision.rounding(*o) * dout).collect::<Vec<f64>>())
+    }
+
     fn check_sample(&self, dout: &[f64], precision: &AttentionPrecision) {
         self.check();
         assert_eq!(dout.len(), self.case.q_len(), "dout of {} differs in length", self.case);
@@ -206,6 +231,11 @@ impl Factor {
     /// One that is rounded to storage as it is.
     fn stored([value, error]: [f64; 2], precision: &AttentionPrecision) -> Self {
         Self { value, error, rounding: precision.rounding(value) }
+    }
+
+    /// With another error of rounding, independent of its own.
+    fn also_rounded(self, other: f64) -> Self {
+        Self { rounding: self.rounding.hypot(other), ..self }
     }
 
     /// Times what f32 multiplies the sum by.
