@@ -14,7 +14,7 @@
 //!
 //! Burn ends a segment of the stream when no fusion waits any more. Its own wait without end for what may follow. So the
 //! segment of a GELU goes on through the product behind it, into the norm behind that, until there are as many blocks as
-//! Burn may have, and the norm is cut into pieces.
+//! Burn may have, and the norm is cut into pieces. One operation alone is no fusion yet, and waits.
 
 use crate::{
     stream::{StreamClock, is_product_or_reduction},
@@ -122,7 +122,7 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn status(&self) -> FuserStatus {
-        if self.fuser.len() > 0 && self.clock.now() > self.last_at {
+        if self.fuser.len() > 1 && self.clock.now() > self.last_at {
             FuserStatus::Closed
         } else {
             self.fuser.status()
