@@ -172,11 +172,7 @@ pub(super) const FILES: &[InFile] = &[
                 "state.rescale_lower = state.rescale_upper;",
             ),
             statement("missing mask", "score = select(visible, score, UNSEEN);", ""),
-            statement(
-                "dropout left out",
-                "weight = select(kept & comptime!(1u32 << (i % 32)) != 0, weight, 0.0f32);",
-                "",
-            ),
+            statement("dropout left out", "weight = select(is_kept(kept, i), weight, 0.0f32);", ""),
             device(
                 "same dropout in all of a tile",
                 "first_key + comptime!(2 * i as u32) + 2 * queries.quad",
