@@ -14,8 +14,9 @@ use blackburn_tests::{
 };
 use burn::{
     module::Param,
-    nn::{LayerNorm, LayerNormConfig, LinearConfig},
+    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
     prelude::*,
+    tensor::activation::gelu,
 };
 use libtest_mimic::{Failed, Trial};
 
@@ -33,6 +34,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = vec![
         trial("without_a_gradient_it_is_one_launch", inference),
         trial("behind_products_and_in_front_of_them_it_is_found", between_products),
+        trial("behind_a_feed_forward_layer_it_stays_whole", behind_a_gelu),
         trial("a_normalization_by_other_numbers_is_computed_as_written", others),
     ];
     let name = "layer_norm::provider::both_passes_run_on_the_kernels_and_are_within_bounds";
@@ -226,6 +228,25 @@ fn between_products(device: &Device) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// The fusion of the GELU must not wait through the product and the sum behind it, into the norm.
+fn behind_a_gelu(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let [inner, outer] = [[WIDTH, 64], [64, WIDTH]]
+        .map(|[from, to]| -> Linear { LinearConfig::new(from, to).init(device) });
+    let norm = LayerNormConfig::new(WIDTH).init(device);
+    // So many rows that Burn multiplies them as they are.
+    let x: Tensor<3> = tensor(&rows(2 * 64 * WIDTH, F32), [2, 64, WIDTH], F32, device);
+    let forward = || {
+        let fed = outer.forward(gelu(inner.forward(x.clone())));
+        values(norm.forward(x.clone() + fed))
+    };
+    let (_, blocks) = blocks_of(device, forward)?;
+    match (launches(&blocks, "LayerNormForwardKernel"), launches(&blocks, "ReduceKernelFused")) {
+        (1, 0) => Ok(()),
+        found => Err(format!("{found:?} launches of the norm and of pieces: {blocks:#?}").into()),
+    }
 }
 
 /// The operations of a layer norm, but divided by the root of half the variance.

@@ -8,14 +8,10 @@ use crate::tensors::{Optional, cast, wide};
 #[cfg(feature = "gpu")]
 use crate::{
     declined::served,
-    random::KeyId,
     tensors::{contiguous_buffer, contiguous_tensor},
 };
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{
-    dropout::DropoutMask,
-    gelu::{GeluCall, gelu_call_backward_sum, gelu_call_forward},
-};
+use blackburn_kernels::gelu::{GeluCall, gelu_call_backward_sum, gelu_call_forward};
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::{
@@ -146,11 +142,10 @@ fn call(
     bias: &FloatTensor<CubeBackend>,
     dropout: Dropout,
 ) -> GeluCall {
-    let Dropout { rate, seed, key } = dropout;
     GeluCall {
         x: contiguous_buffer(x.clone()),
         bias: Some(contiguous_buffer(bias.clone())),
-        dropout: Some(DropoutMask { rate, seed, key: key.and_then(KeyId::words) }),
+        dropout: Some(dropout.mask()),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What dropout leaves out, in plain Rust: the words that kernels draw, so that devices agree.
 
 use crate::random::{Draw, KeyId};
+#[cfg(feature = "gpu")]
+use blackburn_kernels::dropout::DropoutMask;
 
 const ROUNDS: usize = 7;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -32,6 +34,13 @@ impl Dropout {
     pub fn next(rate: f64) -> Self {
         let Draw { seed, key } = Draw::next();
         Self { rate, seed, key }
+    }
+
+    /// What kernels draw that leave elements out on their way.
+    #[cfg(feature = "gpu")]
+    pub(in crate::ops) fn mask(self) -> DropoutMask {
+        let Self { rate, seed, key } = self;
+        DropoutMask { rate, seed, key: key.and_then(KeyId::words) }
     }
 
     /// What elements that stay are multiplied by.

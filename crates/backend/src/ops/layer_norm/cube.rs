@@ -4,12 +4,10 @@ use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Setting
 use crate::{
     declined::served,
     ops::dropout::Dropout,
-    random::KeyId,
     tensors::{Optional, contiguous_buffer, contiguous_tensor},
 };
 use blackburn_kernels::{
     buffer::Buffer,
-    dropout::DropoutMask,
     layer_norm::{
         self as kernels, LayerNormInputs, LayerNormSaved, layer_norm_backward, layer_norm_forward,
     },
@@ -28,7 +26,7 @@ impl LayerNormPrimitives for CubeBackend {
         let buffers = LayerNormInputs {
             x: contiguous_buffer(inputs.x.clone()),
             residual: buffer(&inputs.residual),
-            dropout: settings.dropout.map(mask),
+            dropout: settings.dropout.map(Dropout::mask),
             gamma: contiguous_buffer(inputs.gamma.clone()),
             beta: buffer(&inputs.beta),
         };
@@ -57,7 +55,7 @@ impl LayerNormPrimitives for CubeBackend {
             gamma: contiguous_buffer(saved.gamma.clone()),
             mean: buffer(&saved.mean),
             rstd: contiguous_buffer(saved.rstd.clone()),
-            dropout: settings.dropout.map(mask),
+            dropout: settings.dropout.map(Dropout::mask),
         };
         let gradients = layer_norm_backward(
             &x.client,
@@ -84,10 +82,6 @@ fn kernel_norm(norm: Norm) -> kernels::Norm {
         Norm::Layer => kernels::Norm::Layer,
         Norm::Rms => kernels::Norm::Rms,
     }
-}
-
-fn mask(Dropout { rate, seed, key }: Dropout) -> DropoutMask {
-    DropoutMask { rate, seed, key: key.and_then(KeyId::words) }
 }
 
 fn buffer(tensor: &Optional<CubeBackend>) -> Option<Buffer> {
