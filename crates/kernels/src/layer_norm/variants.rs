@@ -98,7 +98,7 @@ fn launch(
     let statistics = || Buffer::empty(client, problem.rows, FLOATS[0].0);
     let (x, gamma) = (rows(), columns());
     let key = Buffer::empty(client, 2, ElemType::UInt(UIntKind::U32));
-    let dropout = dropped.then(|| DropoutMask { rate: 0.1, seed: 1, key: Some(key) });
+    let dropout = dropped.then_some(DropoutMask { rate: 0.1, seed: 1, key: Some(key) });
     if forward {
         let inputs = LayerNormInputs {
             x: x.clone(),
