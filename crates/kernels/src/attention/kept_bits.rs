@@ -1,4 +1,5 @@
 //! What dropout leaves of a part of a tile, a bit for each weight.
+#![allow(clippy::manual_rotate, reason = "kernels have shifts, and no rotation")]
 
 use super::{
     dropout::{DRAWS, Seeds, random_words},
