@@ -1,5 +1,6 @@
-//! Burn's own fusions, with two things changed: they read tensors with strides that they compute right with, and do not
-//! wait for what a product or a reduction separates from their last operation.
+//! Burn's own fusions, with three things changed: they read tensors with strides that they compute right with, do not wait
+//! for what a product or a reduction separates from their last operation, and leave casts of parameters alone
+//! ([`is_parameter_cast`]).
 //!
 //! # Strides
 //!
@@ -17,7 +18,7 @@
 //! Burn may have, and the norm is cut into pieces. One operation alone is no fusion yet, and waits.
 
 use crate::{
-    stream::{StreamClock, is_product_or_reduction},
+    stream::{StreamClock, is_parameter_cast, is_product_or_reduction},
     tensors::{Tensors, contiguous_strides},
 };
 use burn_cubecl::{
@@ -86,7 +87,13 @@ impl<O: FusedOperation> OptimizationProvider for Provider<O> {
     fn fuser(&self, device: &CubeDevice) -> CubeFuser {
         let fuser = (self.fuser)(device.clone());
         let clock = StreamClock::default();
-        CubeFuser::new(Fuser { fuser, clock, last_at: 0, operation: PhantomData::<fn() -> O> })
+        CubeFuser::new(Fuser {
+            fuser,
+            clock,
+            last_at: 0,
+            seen: Seen::Nothing,
+            operation: PhantomData::<fn() -> O>,
+        })
     }
 }
 
@@ -97,13 +104,31 @@ struct Fuser<O> {
     clock: StreamClock,
     /// When it took its last operation.
     last_at: u64,
+    seen: Seen,
     operation: PhantomData<fn() -> O>,
+}
+
+/// What a fuser was shown since it began.
+#[derive(Clone, Copy, PartialEq)]
+enum Seen {
+    Nothing,
+    /// A cast of a parameter at first, which ends it.
+    ParameterCast,
+    Operations,
 }
 
 impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     fn fuse(&mut self, operation: &OperationIr) {
         if is_product_or_reduction(operation) {
             self.clock.tick();
+        }
+        match self.seen {
+            Seen::Nothing if is_parameter_cast(operation) => self.seen = Seen::ParameterCast,
+            Seen::Nothing => self.seen = Seen::Operations,
+            _ => {}
+        }
+        if self.seen == Seen::ParameterCast {
+            return;
         }
         let taken = self.fuser.len();
         self.fuser.fuse(operation);
@@ -117,11 +142,19 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
         CubeOptimization::new(Prepared { burns, operation: PhantomData::<fn() -> O> })
     }
 
+    /// Burn resets all fusers behind each segment that it runs, most of which have seen nothing: it knows the segment's plan.
+    /// Some of its own are dear to reset.
     fn reset(&mut self) {
-        self.fuser.reset();
+        if self.seen == Seen::Operations {
+            self.fuser.reset();
+        }
+        self.seen = Seen::Nothing;
     }
 
     fn status(&self) -> FuserStatus {
+        if self.seen == Seen::ParameterCast {
+            return FuserStatus::Closed;
+        }
         if self.fuser.len() > 1 && self.clock.now() > self.last_at {
             FuserStatus::Closed
         } else {
@@ -138,11 +171,12 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn clone_dyn(&self) -> BurnsFuser {
-        let Self { fuser, clock, last_at, operation } = self;
+        let Self { fuser, clock, last_at, seen, operation } = self;
         Box::new(Self {
             fuser: fuser.clone_dyn(),
             clock: clock.clone(),
             last_at: *last_at,
+            seen: *seen,
             operation: *operation,
         })
     }

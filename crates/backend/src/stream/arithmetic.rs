@@ -1,4 +1,5 @@
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId};
+use burn_backend::DType;
+use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
 
 /// The tensor that `operation` makes, if it is arithmetic, a cast or a part of a tensor. Burn's element-wise fusion waits on such
 /// an operation by itself.
@@ -19,4 +20,17 @@ pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
         AddScalar(op) | SubScalar(op) | MulScalar(op) | DivScalar(op) => Some(op.out.id),
         _ => None,
     }
+}
+
+/// Whether `operation` reads a tensor of f32 that others hold, too, in 16 bits: what a policy of mixed precision makes of
+/// each parameter, in front of the operations that read it.
+///
+/// Burn's element-wise fusion begins with such a cast and takes the view of it along. A product in between is in a block of
+/// its own then, and its bias in another one in front of it, so that the sum of both fits neither. No fusion saves
+/// anything that begins with the cast of a parameter: the cast is read by what needs its numbers in memory, or small.
+pub(crate) fn is_parameter_cast(operation: &OperationIr) -> bool {
+    let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return false };
+    op.input.dtype == DType::F32
+        && op.input.status == TensorStatus::ReadOnly
+        && matches!(op.out.dtype, DType::BF16 | DType::F16)
 }

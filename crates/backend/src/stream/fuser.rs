@@ -13,7 +13,7 @@
 //!
 //! It is registered by a line in `providers`.
 
-use super::clock::StreamClock;
+use super::{arithmetic::is_parameter_cast, clock::StreamClock};
 use crate::{declined::tell_once, served::count, tensors::Tensors};
 use blackburn_kernels::KernelError;
 use burn_cubecl::{
@@ -25,7 +25,7 @@ use burn_cubecl_fusion::{
     optim::{CubeOptimization, FusedOperation},
 };
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
-use burn_ir::OperationIr;
+use burn_ir::{OperationIr, TensorId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
@@ -98,7 +98,7 @@ impl Next {
 /// When an operation is shown to a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moment {
-    /// The operation's position in the block.
+    /// The operation's position among those that the search is shown.
     pub(crate) position: usize,
     /// The time that has gone by, the operation's own included.
     pub(crate) elapsed: Elapsed,
@@ -132,10 +132,20 @@ pub(crate) enum Part<R> {
 }
 
 impl<R> Part<R> {
+    /// Where the operations are.
+    fn positions(&self) -> &Vec<usize> {
+        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
+        positions
+    }
+
+    fn positions_mut(&mut self) -> &mut Vec<usize> {
+        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
+        positions
+    }
+
     /// How many operations these are.
     pub(crate) fn len(&self) -> usize {
-        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
-        positions.len()
+        self.positions().len()
     }
 
     /// The same operations with another replacement.
@@ -171,13 +181,33 @@ impl<S: Search> OptimizationProvider for Provider<S> {
 pub(crate) struct Fuser<S> {
     fresh: S,
     pub(crate) search: S,
-    /// How many operations were taken.
-    taken: usize,
+    /// The places of the operations that the search took, which it counts from 0, in the block.
+    followed: Vec<usize>,
+    /// Casts of parameters in between.
+    passengers: Passengers,
     /// When the first one and the last one were.
     first_at: u64,
     last_at: u64,
     closed: bool,
     clock: StreamClock,
+}
+
+/// Casts of parameters among the operations of a block. No search sees them: policies of mixed precision put them in front of
+/// whatever reads the parameter, and they may run before all that is replaced.
+#[derive(Clone, Default)]
+struct Passengers {
+    /// Their places in the block.
+    places: Vec<usize>,
+    /// What the block's other operations make.
+    made: Vec<TensorId>,
+}
+
+impl Passengers {
+    /// Whether `operation` is one.
+    fn includes(&self, operation: &OperationIr) -> bool {
+        is_parameter_cast(operation)
+            && operation.inputs().all(|input| !self.made.contains(&input.id))
+    }
 }
 
 impl<S: Search> Fuser<S> {
@@ -187,12 +217,34 @@ impl<S: Search> Fuser<S> {
 
     fn at(search: S, clock: StreamClock) -> Self {
         let fresh = search.clone();
-        Self { fresh, search, taken: 0, first_at: 0, last_at: 0, closed: false, clock }
+        let (followed, passengers) = (Vec::new(), Passengers::default());
+        Self { fresh, search, followed, passengers, first_at: 0, last_at: 0, closed: false, clock }
     }
 
     fn elapsed(&self) -> Elapsed {
-        let since = |at: u64| if self.taken == 0 { 0 } else { self.clock.now() - at };
+        let since = |at: u64| if self.followed.is_empty() { 0 } else { self.clock.now() - at };
         Elapsed { since_first: since(self.first_at), since_last: since(self.last_at) }
+    }
+
+    /// Operations of the block that were taken, passengers included.
+    fn taken(&self) -> usize {
+        self.followed.len() + self.passengers.places.len()
+    }
+
+    /// What the search claims, by places in the block. Passengers in front of its last operation run first.
+    pub(super) fn claim(&self) -> Option<Claim<S::Replacement>> {
+        let mut claim = self.search.claim()?;
+        if self.passengers.places.is_empty() {
+            return Some(claim);
+        }
+        for position in claim.parts.iter_mut().flat_map(Part::positions_mut) {
+            *position = self.followed[*position];
+        }
+        let last = claim.parts.iter().flat_map(Part::positions).max()?;
+        let in_front = |place: &usize| place < last;
+        let passengers: Vec<_> = self.passengers.places.iter().copied().filter(in_front).collect();
+        claim.parts.insert(0, Part::Unfused(passengers));
+        Some(claim)
     }
 }
 
@@ -204,26 +256,38 @@ impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
         if self.closed {
             return;
         }
-        let now = Moment { position: self.taken, elapsed: self.elapsed() };
+        if self.passengers.includes(operation) {
+            // At the head it runs alone, and the search begins behind it.
+            self.closed = self.followed.is_empty();
+            if !self.closed {
+                self.passengers.places.push(self.taken());
+            }
+            return;
+        }
+        let now = Moment { position: self.followed.len(), elapsed: self.elapsed() };
         let next = self.search.follow(operation, now);
         self.closed = next != Next::Taken;
         if next != Next::Refused {
             self.last_at = self.clock.now();
-            if self.taken == 0 {
+            if self.followed.is_empty() {
                 self.first_at = self.last_at;
             }
-            self.taken += 1;
+            self.followed.push(self.taken());
+            self.passengers.made.extend(operation.outputs().map(|output| output.id));
         }
     }
 
     fn finish(&mut self) -> CubeOptimization {
-        let claim = self.search.claim();
+        let claim = self.claim();
         let claim = claim.expect("Burn finishes a fuser only when it says it is ready");
         CubeOptimization::new(Claimed { parts: claim.parts })
     }
 
+    /// Burn resets all fusers behind each segment that it runs, most of which have seen nothing: it knows the segment's plan.
     fn reset(&mut self) {
-        *self = Self::at(self.fresh.clone(), self.clock.clone());
+        if self.taken() > 0 || self.closed {
+            *self = Self::at(self.fresh.clone(), self.clock.clone());
+        }
     }
 
     fn status(&self) -> FuserStatus {
@@ -242,7 +306,7 @@ impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
     /// What was taken behind the claim is left to others.
     fn len(&self) -> usize {
         let claimed = |claim: Claim<_>| claim.parts.iter().map(Part::len).sum();
-        self.search.claim().map_or(self.taken, claimed)
+        self.claim().map_or(self.taken(), claimed)
     }
 
     fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {

@@ -334,7 +334,7 @@ mod tests {
     use burn_ir::{
         BaseOperationIr, CastOpIr, Conv2dOpIr, Conv2dWeightBackwardOpIr, Conv2dXBackwardOpIr,
         ConvTranspose1dOpIr,
-        TensorStatus::{NotInit, ReadOnly},
+        TensorStatus::{NotInit, ReadOnly, ReadWrite},
     };
 
     fn walk() -> Conv2dOptionsIr {
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn one_is_taken_alone_and_behind_the_casts_of_its_operands() {
         let cast = OperationIr::BaseFloat(BaseOperationIr::Cast(CastOpIr {
-            input: of(0),
+            input: TensorIr { status: ReadWrite, ..of(0) },
             out: TensorIr { dtype: DType::BF16, ..tensor(1, [2, 4, 8, 8], NotInit) },
         }));
         let taken = |operations: &[OperationIr]| {
