@@ -6,7 +6,7 @@ use blackburn_benches::{Rotated, device, dtype_of, time, verify};
 use blackburn_kernels::{
     buffer::Buffer,
     softmax::{
-        SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward, softmax_rows,
+        SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward, softmax_rows,
         softmax_rows_backward,
     },
 };
@@ -76,7 +76,7 @@ impl Kernels {
 
     fn backward(&self, client: &Client, y: &Buffer) -> Buffer {
         let (dy, stride) = (&self.dy.buffer, self.problem.row_stride);
-        softmax_rows_backward(client, &self.problem, y, None, dy, stride, 1.0)
+        softmax_rows_backward(client, &self.problem, &SoftmaxGradient::of(y, dy, stride))
             .expect("the problem is valid")
     }
 

@@ -1,36 +1,54 @@
-//! Attention by products and softmax, as unmodified modules have it, over a number of tokens that no vector divides: the
-//! products write rows of scores at aligned addresses, and what softmax makes of them lies as they do.
+//! Attention by products and softmax, as unmodified modules have it.
+//!
+//! Over a number of tokens that no vector divides the products write rows of scores at aligned addresses, and what softmax
+//! makes of them lies as they do. Softmax and its gradient read a mask where it lies.
 
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::{
-    blocks::blocks_of,
+    blocks::{Block, blocks_of},
     on_burn_device_with,
     tensors::{tensor, values},
 };
-use burn::{prelude::*, tensor::activation::softmax};
+use burn::{nn::attention::generate_autoregressive_mask, prelude::*, tensor::activation::softmax};
 use libtest_mimic::{Failed, Trial};
 
 /// Sequences, heads, tokens and elements of a head: large enough for rows to be aligned.
 const SHAPE: [usize; 4] = [4, 8, 197, 16];
 
+/// What no query sees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mask {
+    None,
+    /// Later keys, as `burn::nn::attention::generate_autoregressive_mask` has it.
+    Causal,
+    /// The last keys of each sequence.
+    Padding,
+}
+
 pub(crate) fn trials() -> Vec<Trial> {
-    let trial = |storage: Storage| {
-        let name = format!("naive_attention::of_odd_length_is_right_in_{storage:?}").to_lowercase();
+    let trial = |(mask, what, storage): (Mask, &str, Storage)| {
+        let name = format!("naive_attention::{what}_is_right_in_{storage:?}").to_lowercase();
         Trial::ignorable_test(name, move || {
             on_burn_device_with(storage, |device, client| {
-                odd_length(device, storage, client.name() == "cuda")
+                is_right(device, storage, mask, client.name() == "cuda")
             })
         })
     };
-    Storage::ALL.map(trial).into()
+    let masks = [
+        (Mask::None, "of_odd_length"),
+        (Mask::Causal, "of_earlier_tokens"),
+        (Mask::Padding, "of_padded_sequences"),
+    ];
+    let all = masks.iter().flat_map(|(mask, what)| Storage::ALL.map(|in_| (*mask, *what, in_)));
+    all.map(trial).collect()
 }
 
 /// The result, and the gradients of queries, keys and values.
 type Found = [Vec<f64>; 4];
 
-fn odd_length(device: &Device, storage: Storage, on_cuda: bool) -> Result<(), Failed> {
-    let expected = attention(&Device::flex(), Storage::F32, storage)?;
-    let (actual, blocks) = blocks_of(device, || attention(device, storage, storage))?;
+fn is_right(device: &Device, storage: Storage, mask: Mask, on_cuda: bool) -> Result<(), Failed> {
+    let expected = attention(&Device::flex(), Storage::F32, storage, mask)?;
+    let (actual, blocks) = blocks_of(device, || attention(device, storage, storage, mask))?;
     // Three products follow each other, whose operands CUDA cuts to ten bits in f32; each result is rounded in 16 bits.
     let bound = match storage {
         Storage::F32 if on_cuda => 6.0 / 1024.0,
@@ -53,11 +71,31 @@ fn odd_length(device: &Device, storage: Storage, on_cuda: bool) -> Result<(), Fa
     if !may_copy && kernels.any(|kernel| kernel.ends_with("MatmulPackKernel")) {
         return Err(format!("an operand was copied: {blocks:#?}").into());
     }
+    // The five operations of softmax, and the twelve of its gradient with the factor behind; a mask is one more in each.
+    let masks = usize::from(mask != Mask::None);
+    for (kernel, least) in
+        [("SoftmaxRowsKernel", 5 + masks), ("SoftmaxRowsBackwardKernel", 13 + masks)]
+    {
+        let runs = |block: &&Block| block.kernels.iter().any(|name| name.ends_with(kernel));
+        let covered = blocks.iter().find(runs).map(|block| block.operations);
+        if covered.is_none_or(|covered| covered < least) {
+            return Err(
+                format!("{kernel} covers {covered:?} operations of {least}: {blocks:#?}").into()
+            );
+        }
+    }
     Ok(())
 }
 
 /// Computed in `storage`, of numbers that are rounded to `given`.
-fn attention(device: &Device, storage: Storage, given: Storage) -> Result<Found, Failed> {
+fn attention(
+    device: &Device,
+    storage: Storage,
+    given: Storage,
+    mask: Mask,
+) -> Result<Found, Failed> {
+    const PADDING: usize = 40;
+    let [batch, _, tokens, _] = SHAPE;
     let device = &device.clone().autodiff();
     let leaf = |seed| {
         let numbers = normal(seed, SHAPE.iter().product(), 1.0, given);
@@ -66,6 +104,22 @@ fn attention(device: &Device, storage: Storage, given: Storage) -> Result<Found,
     let [q, k, v] = [1, 2, 3].map(leaf);
     let dout = leaf(4).detach();
     let scores = q.clone().matmul(k.clone().swap_dims(2, 3)) / (SHAPE[3] as f64).sqrt();
+    let hidden = match mask {
+        Mask::None => None,
+        Mask::Causal => {
+            let of_all = generate_autoregressive_mask(batch, tokens, device);
+            Some(of_all.reshape([batch, 1, tokens, tokens]))
+        }
+        Mask::Padding => {
+            let places = Tensor::<1, Int>::arange(0..tokens as i64, device);
+            let of_keys = places.greater_equal_elem((tokens - PADDING) as i64);
+            Some(of_keys.reshape([1, 1, 1, tokens]).expand([batch, 1, 1, tokens]))
+        }
+    };
+    let scores = match hidden {
+        Some(hidden) => scores.mask_fill(hidden, -1.0e4),
+        None => scores,
+    };
     let out = softmax(scores, 3).matmul(v.clone());
     let gradients = (out.clone() * dout).sum().backward();
     let gradient = |leaf: &Tensor<4>| values(leaf.grad(&gradients).ok_or("no gradient")?);

@@ -2,6 +2,8 @@
 
 #[path = "softmax_activation.rs"]
 mod activation;
+#[path = "softmax_masks.rs"]
+mod masks;
 #[path = "softmax_module.rs"]
 mod module;
 #[path = "softmax_rows.rs"]
@@ -77,6 +79,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     trials.extend(activation::trials());
     trials.extend(module::trials());
+    trials.extend(masks::trials());
     trials.extend(rows::trials());
     trials
 }

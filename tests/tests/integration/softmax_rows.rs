@@ -5,8 +5,8 @@ use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     softmax::{
-        SoftmaxBlueprint, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward,
-        softmax_rows, softmax_rows_backward, variants::LENGTHS,
+        SoftmaxBlueprint, SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, plan_backward,
+        plan_forward, softmax_rows, softmax_rows_backward, variants::LENGTHS,
     },
 };
 use blackburn_reference::{
@@ -210,8 +210,8 @@ fn backward(client: &Client, storage: Storage) -> Result<(), Failed> {
         for (y, sum) in [(made.exponentials, Some(&made.sum)), (Some(made.y), None)] {
             let y = y.ok_or("exponentials were asked for")?;
             let plan = plan_backward(client, &case.problem, &y, &dy_buffer, dy_stride);
-            let dx =
-                softmax_rows_backward(client, &case.problem, &y, sum, &dy_buffer, dy_stride, 1.0)?;
+            let inputs = SoftmaxGradient { sum, ..SoftmaxGradient::of(&y, &dy_buffer, dy_stride) };
+            let dx = softmax_rows_backward(client, &case.problem, &inputs)?;
             let y = case.download(client, y, storage)?;
             let divisor = |row: usize| sum.map_or(1.0, |_| sums[row]);
             let expected: Vec<Bounded> = (0..rows)
@@ -292,7 +292,7 @@ fn empty(client: &Client) -> Result<(), Failed> {
     let case = Case::new((0, 7, 7), F32, F32);
     let x = Buffer::empty(client, 0, dtype(F32));
     let rows = softmax_rows(client, &case.problem, ALL, &x)?;
-    let dx = softmax_rows_backward(client, &case.problem, &rows.y, None, &x, 7, 1.0)?;
+    let dx = softmax_rows_backward(client, &case.problem, &SoftmaxGradient::of(&rows.y, &x, 7))?;
     match (rows.y.elements, rows.sum.elements, dx.elements) {
         (0, 0, 0) => Ok(()),
         other => Err(format!("{other:?} elements of no rows").into()),
@@ -317,7 +317,8 @@ fn arguments(client: &Client) -> Result<(), Failed> {
     let sum = upload(client, &[1.0; 3], F32);
     let wide = SoftmaxProblem { out: dtype(Storage::F16), ..case.problem };
     let back = |problem: &SoftmaxProblem, sum, dy, stride| {
-        softmax_rows_backward(client, problem, &x, sum, dy, stride, 1.0).map(drop)
+        let inputs = SoftmaxGradient { sum, ..SoftmaxGradient::of(&x, dy, stride) };
+        softmax_rows_backward(client, problem, &inputs).map(drop)
     };
     let problem = &case.problem;
     let refused = [

@@ -10,8 +10,8 @@ use crate::{
 use blackburn_kernels::{
     buffer::Buffer,
     softmax::{
-        SoftmaxBlueprint, SoftmaxOutputs, SoftmaxProblem, plan_backward, plan_forward,
-        softmax_rows, softmax_rows_backward,
+        SoftmaxBlueprint, SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, plan_backward,
+        plan_forward, softmax_rows, softmax_rows_backward,
     },
 };
 use blackburn_reference::{
@@ -135,7 +135,11 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: &Case) -> Result<(
     let dy_layout = Layout::rows(rows, classes, dy_stride);
     let dy_buffer = place(on, draw, "dy", (&dy, &dy_layout), *from);
     let additions = plan_backward(client, problem, &y, &dy_buffer, dy_stride).additions(classes);
-    let dx = softmax_rows_backward(client, problem, &y, sum, &dy_buffer, dy_stride, 1.0)?;
+    let dx = softmax_rows_backward(
+        client,
+        problem,
+        &SoftmaxGradient { sum, ..SoftmaxGradient::of(&y, &dy_buffer, dy_stride) },
+    )?;
     let y = rows_of(y, *to)?;
     let row = |row: usize| {
         let of = |values: &'_ [f64]| values[row * classes..][..classes].to_vec();
@@ -178,8 +182,11 @@ fn contradictions(
         _ => {
             let problem = SoftmaxProblem { out: problem.dtype, ..*problem };
             let sum = Buffer::empty(client, problem.rows + 1, dtype(F32));
-            softmax_rows_backward(client, &problem, x, Some(&sum), x, problem.row_stride, 1.0)
-                .map(drop)
+            let inputs = SoftmaxGradient {
+                sum: Some(&sum),
+                ..SoftmaxGradient::of(x, x, problem.row_stride)
+            };
+            softmax_rows_backward(client, &problem, &inputs).map(drop)
         }
     };
     check.refuses(what, result)

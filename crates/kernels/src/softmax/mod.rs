@@ -45,6 +45,9 @@
 //! Each unit then keeps the peak that it has met and the sum relative to it. [`softmax_rows_backward`] reads p or e,
 //! and dp, in the same way: once, up to 16,384 elements. The same input gives the same bits each time.
 //!
+//! A [`RowMask`] gives elements of x another value on the way in, and elements of dx 0 on the way out. It is read where it
+//! lies, one element at a time: rows of all heads share it, so that it comes from the caches.
+//!
 //! Vectors reach beyond a row's end if rows are apart by whole vectors and there is memory behind the last one. The
 //! elements there are not counted, and may hold anything afterwards.
 //!
@@ -57,6 +60,7 @@ mod blueprint;
 mod forward;
 mod launch;
 mod problem;
+mod row_mask;
 mod rows_backward;
 mod rows_forward;
 mod rows_launch;
@@ -65,7 +69,9 @@ pub mod variants;
 pub use blueprint::SoftmaxBlueprint;
 pub use launch::{SoftmaxSums, log_softmax, picked_backward, softmax_shifted, softmax_sums};
 pub use problem::SoftmaxProblem;
+pub use row_mask::RowMask;
 pub use rows_launch::{
-    SoftmaxOutputs, SoftmaxRows, plan_backward, plan_forward, softmax_rows, softmax_rows_backward,
+    SoftmaxGradient, SoftmaxOutputs, SoftmaxRows, masked_softmax_rows, plan_backward, plan_forward,
+    softmax_rows, softmax_rows_backward,
 };
 pub(crate) use variants::variants;

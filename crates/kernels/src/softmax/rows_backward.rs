@@ -1,5 +1,6 @@
 use super::{
     blueprint::SoftmaxBlueprint,
+    row_mask::Mask,
     rows_forward::{Extent, is_there, sum_of, within_row},
 };
 use cubecl::prelude::*;
@@ -38,21 +39,31 @@ fn row_sum(value: f32, #[comptime] blueprint: SoftmaxBlueprint) -> f32 {
     sum
 }
 
-/// dx from y, or with `is_scaled` from exponentials whose sums over rows are `sums`, and dy. Rows of y and dx
+/// What is compiled in of the gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GradientForm {
+    /// y are exponentials, which sums divide.
+    pub(crate) scaled: bool,
+    /// Elements of dx are masked.
+    pub(crate) masked: bool,
+}
+
+/// dx from y, or where the form says so from exponentials whose sums over rows are `sums`, and dy. Rows of y and dx
 /// are as far apart as the extent says, those of dy `dy_pitch` vectors. dx is multiplied by `factor`. Cubes lie
 /// along x.
 #[cube(launch_unchecked)]
-pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
+pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size>(
     y: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     sums: &[f32],
+    mask: &Mask<M>,
     dx: &mut [Vector<F, N>],
     extent: Extent,
     dy_pitch: u32,
     factor: f32,
-    #[comptime] is_scaled: bool,
+    #[comptime] form: GradientForm,
     #[comptime] blueprint: SoftmaxBlueprint,
-    #[define(F)] _dtype: ElemType,
+    #[define(F, M)] _types: [ElemType; 2],
 ) {
     let (rows, classes, columns) = (extent.rows, extent.classes, extent.columns);
     let units = comptime!(blueprint.plane * blueprint.planes);
@@ -64,7 +75,8 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
         let row = first_row + UNIT_POS_Y;
         let (start, start_of_dy) = (row * extent.pitch, row * dy_pitch);
         let mut scale = 1.0f32.runtime();
-        if comptime!(is_scaled) {
+        let mask_start = mask.row(row, form.masked);
+        if comptime!(form.scaled) {
             if row < rows {
                 scale = 1.0f32 / sums[row as usize];
             }
@@ -102,7 +114,14 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 if is_there(row, rows, column, columns, blueprint) {
-                    let result = of_vector::<F, N>(values[v], grads[v], mean, scale, factor);
+                    let result = mask.fill::<f32, N>(
+                        of_vector::<F, N>(values[v], grads[v], mean, scale, factor),
+                        0.0f32,
+                        mask_start,
+                        column,
+                        classes,
+                        form.masked,
+                    );
                     dx[(start + column) as usize] = Vector::cast_from(result);
                 }
             }
@@ -127,12 +146,20 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, N: Size>(
             if row < rows {
                 column = UNIT_POS_X;
                 while column < columns {
-                    let result = of_vector::<F, N>(
+                    let gradient = of_vector::<F, N>(
                         y[(start + column) as usize],
                         dy[(start_of_dy + column) as usize],
                         mean,
                         scale,
                         factor,
+                    );
+                    let result = mask.fill::<f32, N>(
+                        gradient,
+                        0.0f32,
+                        mask_start,
+                        column,
+                        classes,
+                        form.masked,
                     );
                     dx[(start + column) as usize] = Vector::cast_from(result);
                     column += units;

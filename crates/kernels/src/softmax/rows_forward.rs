@@ -1,4 +1,4 @@
-use super::blueprint::SoftmaxBlueprint;
+use super::{blueprint::SoftmaxBlueprint, row_mask::Mask};
 use crate::cross_entropy::exponential_by;
 use cubecl::prelude::*;
 
@@ -11,6 +11,8 @@ pub(crate) struct SoftmaxForm {
     pub(crate) shifted: bool,
     /// The exponentials of that.
     pub(crate) exponentials: bool,
+    /// Elements are masked.
+    pub(crate) masked: bool,
 }
 
 /// What the units of a row know together.
@@ -207,16 +209,17 @@ fn write<O: Float, N: Size>(
     outputs.y[at as usize] = Vector::cast_from(result);
 }
 
-/// y, and what else the form asks for; peak and sum of each row. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
+/// y, and what else the form asks for; peak and sum of each row. A mask is of x. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
 #[cube(launch_unchecked)]
-pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
+pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
     x: &[Vector<F, N>],
+    mask: &Mask<M>,
     outputs: &mut RowOutputs<O, N>,
     extent: Extent,
     lowest: f32,
     #[comptime] form: SoftmaxForm,
     #[comptime] blueprint: SoftmaxBlueprint,
-    #[define(F, O)] _types: [ElemType; 2],
+    #[define(F, O, M)] _types: [ElemType; 3],
 ) {
     let (rows, classes, columns) = (extent.rows, extent.classes, extent.columns);
     let units = comptime!(blueprint.plane * blueprint.planes);
@@ -228,6 +231,8 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
     while first_row < rows {
         let row = first_row + UNIT_POS_Y;
         let start = row * extent.pitch;
+        let mask_start = mask.row(row, form.masked);
+        let masked_value = F::cast_from(mask.value);
         // Finite, so that no difference of infinities comes of nothing.
         let mut peak = f32::min_value();
         if comptime!(vectors > 0) {
@@ -238,7 +243,14 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 let mut value = Vector::<F, N>::new(F::cast_from(lowest));
                 if is_there(row, rows, column, columns, blueprint) {
-                    value = x[(start + column) as usize];
+                    value = mask.fill::<F, N>(
+                        x[(start + column) as usize],
+                        masked_value,
+                        mask_start,
+                        column,
+                        classes,
+                        form.masked,
+                    );
                 }
                 values[v] = value;
             }
@@ -300,7 +312,15 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             if row < rows && column < columns {
                 let mut next = x[(start + column) as usize];
                 while column < columns {
-                    let wide = Vector::<f32, N>::cast_from(next);
+                    let filled = mask.fill::<F, N>(
+                        next,
+                        masked_value,
+                        mask_start,
+                        column,
+                        classes,
+                        form.masked,
+                    );
+                    let wide = Vector::<f32, N>::cast_from(filled);
                     let inside = within_row::<N>(wide, column, classes, lowest, blueprint);
                     column += units;
                     if column < columns {
@@ -330,7 +350,15 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, N: Size>(
             if row < rows {
                 column = UNIT_POS_X;
                 while column < columns {
-                    let wide = Vector::<f32, N>::cast_from(x[(start + column) as usize]);
+                    let filled = mask.fill::<F, N>(
+                        x[(start + column) as usize],
+                        masked_value,
+                        mask_start,
+                        column,
+                        classes,
+                        form.masked,
+                    );
+                    let wide = Vector::<f32, N>::cast_from(filled);
                     let of_vector = less_exponential::<N>(wide, met.peak, hardware);
                     write::<O, N>(start + column, wide, of_vector, &numbers, outputs, form);
                     column += units;

@@ -1,6 +1,7 @@
 use super::{
     SoftmaxBlueprint, SoftmaxProblem,
-    rows_backward::softmax_rows_backward_kernel,
+    row_mask::RowMask,
+    rows_backward::{GradientForm, softmax_rows_backward_kernel},
     rows_forward::{ExtentLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel},
 };
 use crate::{
@@ -68,8 +69,24 @@ pub fn softmax_rows(
     outputs: SoftmaxOutputs,
     x: &Buffer,
 ) -> Result<SoftmaxRows, KernelError> {
+    masked_softmax_rows(client, problem, outputs, x, None)
+}
+
+/// [`softmax_rows`] of x with the elements of a mask taken for a value: minus infinity leaves them out.
+///
+/// # Errors
+///
+/// As [`softmax_rows`], and [`KernelError::InvalidProblem`] where the mask does not go with the problem.
+pub fn masked_softmax_rows(
+    client: &Client,
+    problem: &SoftmaxProblem,
+    outputs: SoftmaxOutputs,
+    x: &Buffer,
+    mask: Option<(&RowMask, f32)>,
+) -> Result<SoftmaxRows, KernelError> {
     problem.validate()?;
     problem.check_rows(FORWARD, "x", x)?;
+    mask.map_or(Ok(()), |(mask, _)| mask.validate(FORWARD, problem))?;
     let blueprint = plan_forward(client, problem, x);
     let vector_size = blueprint.vector_size;
     let span = whole_span(problem, problem.row_stride, vector_size);
@@ -84,10 +101,12 @@ pub fn softmax_rows(
             logarithms: outputs.logarithms,
             shifted: outputs.shifted,
             exponentials: outputs.exponentials,
+            masked: mask.is_some(),
         };
+        let (mask, mask_dtype) = RowMask::argument(mask, x);
         // SAFETY: the plan's vectors begin and end where x has memory, and what is written was allocated
         // for as many; the kernel stops at the last row and column. `validate` has seen to 32-bit indices
-        // with a margin for steps beyond the end.
+        // with a margin for steps beyond the end. The mask was checked to have an element for each of a row.
         unsafe {
             softmax_rows_kernel::launch_unchecked(
                 client,
@@ -95,6 +114,7 @@ pub fn softmax_rows(
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
                 BufferArg::from_raw_parts(x.handle.clone(), span),
+                mask,
                 RowOutputsLaunch {
                     y: y.arg(vector_size),
                     shifted: shifted.arg(vector_size),
@@ -106,7 +126,7 @@ pub fn softmax_rows(
                 f32::NEG_INFINITY,
                 form,
                 blueprint,
-                [problem.dtype, problem.out],
+                [problem.dtype, problem.out, mask_dtype],
             );
         }
     }
@@ -120,22 +140,42 @@ pub fn softmax_rows(
     })
 }
 
-/// The gradient of x, as far apart as the rows of y, where dy, whose rows are `dy_stride` elements apart,
-/// is that of `factor` times softmax. `y` is softmax; or with `sum` the exponentials, whose sums these are.
+/// What [`softmax_rows_backward`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftmaxGradient<'a> {
+    /// Softmax, or exponentials with `sum`.
+    pub y: &'a Buffer,
+    /// What the exponentials of each row add up to, f32.
+    pub sum: Option<&'a Buffer>,
+    /// The gradient of `factor` times softmax.
+    pub dy: &'a Buffer,
+    /// Elements from one row of `dy` to the next.
+    pub dy_stride: usize,
+    /// What softmax is multiplied by.
+    pub factor: f32,
+    /// Elements that x was given another value for: their gradient is 0.
+    pub mask: Option<&'a RowMask>,
+}
+
+impl<'a> SoftmaxGradient<'a> {
+    /// From softmax alone.
+    pub fn of(y: &'a Buffer, dy: &'a Buffer, dy_stride: usize) -> Self {
+        Self { y, sum: None, dy, dy_stride, factor: 1.0, mask: None }
+    }
+}
+
+/// The gradient of x, as far apart as the rows of y.
 ///
 /// # Errors
 ///
-/// As [`softmax_rows`], and [`KernelError::InvalidProblem`] where the problem asks for another type than
+/// As [`masked_softmax_rows`], and [`KernelError::InvalidProblem`] where the problem asks for another type than
 /// that of y.
 pub fn softmax_rows_backward(
     client: &Client,
     problem: &SoftmaxProblem,
-    y: &Buffer,
-    sum: Option<&Buffer>,
-    dy: &Buffer,
-    dy_stride: usize,
-    factor: f32,
+    inputs: &SoftmaxGradient<'_>,
 ) -> Result<Buffer, KernelError> {
+    let SoftmaxGradient { y, sum, dy, dy_stride, factor, mask } = *inputs;
     let of_dy = SoftmaxProblem { row_stride: dy_stride, ..*problem };
     problem.validate()?;
     of_dy.validate()?;
@@ -144,6 +184,7 @@ pub fn softmax_rows_backward(
     if let Some(sum) = sum {
         problem.check_numbers(BACKWARD, "sum", sum, F32)?;
     }
+    mask.map_or(Ok(()), |mask| mask.validate(BACKWARD, problem))?;
     if problem.out != problem.dtype {
         return Err(KernelError::invalid(
             BACKWARD,
@@ -158,8 +199,10 @@ pub fn softmax_rows_backward(
         [problem.row_stride, dy_stride].map(|stride| whole_span(problem, stride, vector_size));
     let dx = Buffer::empty(client, span, problem.dtype);
     if problem.rows > 0 {
-        let none = || Buffer::empty(client, 1, F32);
-        // SAFETY: as in `softmax_rows`; the sums were checked to be one for each row, and are not compiled
+        let form = GradientForm { scaled: sum.is_some(), masked: mask.is_some() };
+        let sum = sum.cloned().unwrap_or_else(|| Buffer::empty(client, 1, F32));
+        let (mask, mask_dtype) = RowMask::argument(mask.map(|mask| (mask, 0.0)), &sum);
+        // SAFETY: as in `masked_softmax_rows`; the sums were checked to be one for each row, and are not compiled
         // in where there are none.
         unsafe {
             softmax_rows_backward_kernel::launch_unchecked(
@@ -169,14 +212,15 @@ pub fn softmax_rows_backward(
                 vector_size,
                 BufferArg::from_raw_parts(y.handle.clone(), span),
                 BufferArg::from_raw_parts(dy.handle.clone(), dy_span),
-                sum.cloned().unwrap_or_else(none).arg(1),
+                sum.arg(1),
+                mask,
                 dx.arg(vector_size),
                 extent(problem, vector_size),
                 (dy_stride / vector_size) as u32,
                 factor,
-                sum.is_some(),
+                form,
                 blueprint,
-                problem.dtype,
+                [problem.dtype, mask_dtype],
             );
         }
     }

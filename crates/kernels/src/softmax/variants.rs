@@ -1,8 +1,8 @@
 //! Rows that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward, plan_forward,
-    problem::I32, softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
+    SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward,
+    plan_forward, problem::I32, softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
 };
 use crate::{
     DeviceProfile, KernelError, Pass,
@@ -70,8 +70,9 @@ fn rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> [Variant; 2] {
             softmax_rows(client, &problem, outputs, &x)?;
             let sums = Buffer::empty(client, problem.rows, F32);
             let sums = all.then_some(&sums);
-            softmax_rows_backward(client, &problem, &x, sums, &dy, problem.row_stride, 1.0)
-                .map(drop)
+            let inputs =
+                SoftmaxGradient { sum: sums, ..SoftmaxGradient::of(&x, &dy, problem.row_stride) };
+            softmax_rows_backward(client, &problem, &inputs).map(drop)
         })
     })
 }

@@ -175,7 +175,7 @@ impl Forward {
                 peak: self.peak.as_ref(),
                 sum: self.sum.as_ref(),
             };
-            made.launch(context, &problem, &x, true)?;
+            made.launch(context, &problem, &x, None, true)?;
             consume(context, &self.input);
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use super::{
     GRADIENT, GRADIENT_OF_INVERSE, OP,
+    mask::MaskFill,
     pass::{SoftmaxPass, numbers, problem_of},
     search::PassSearch,
 };
@@ -10,7 +11,10 @@ use crate::{
     stream::{Elapsed, ExpectedScalar, Matcher, Next, Part, Pattern, number},
     tensors::{TensorRows, Tensors, consume, cube_tensor, register_cube_tensor},
 };
-use blackburn_kernels::{KernelError, softmax::softmax_rows_backward};
+use blackburn_kernels::{
+    KernelError,
+    softmax::{SoftmaxGradient, softmax_rows_backward},
+};
 use burn_backend::DType;
 use burn_ir::{
     FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, TensorIr, TensorStatus,
@@ -22,13 +26,15 @@ use serde::{Deserialize, Serialize};
 pub(super) struct GradientSearch {
     pattern: Pattern,
     flow: Matcher,
-    /// A product with a number behind it: where that number is, its position, and what it makes.
+    /// A mask behind it, and its position.
+    masked: Option<(MaskFill, usize)>,
+    /// A product with a number behind that: where that number is, its position, and what it makes.
     scaled: Option<(u64, usize, TensorIr)>,
 }
 
 impl Default for GradientSearch {
     fn default() -> Self {
-        Self { pattern: GRADIENT, flow: Matcher::data_flow(GRADIENT), scaled: None }
+        Self { pattern: GRADIENT, flow: Matcher::data_flow(GRADIENT), masked: None, scaled: None }
     }
 }
 
@@ -43,9 +49,20 @@ impl GradientSearch {
             return None;
         };
         let ScalarIr::UInt(factor) = op.rhs else { return None };
-        let is_ours = self.flow.output().is_some_and(|dx| dx.id == op.lhs.id)
-            && op.lhs.status == TensorStatus::ReadWrite;
-        is_ours.then(|| (factor, position, op.out.clone()))
+        self.ends_in(&op.lhs).then(|| (factor, position, op.out.clone()))
+    }
+
+    /// Masked scores have no gradient.
+    fn masked(&self, operation: &OperationIr, position: usize) -> Option<(MaskFill, usize)> {
+        let mask = MaskFill::of(operation)?;
+        let fits = mask.input.shape == mask.out.shape && self.ends_in(&mask.input);
+        fits.then_some((mask, position))
+    }
+
+    /// Whether `read` is what has been made so far, and is read for the last time.
+    fn ends_in(&self, read: &TensorIr) -> bool {
+        let made = self.masked.as_ref().map(|(mask, _)| &mask.out).or(self.flow.output());
+        made.is_some_and(|made| made.id == read.id) && read.status == TensorStatus::ReadWrite
     }
 }
 
@@ -70,6 +87,12 @@ fn beginning_with(operation: &OperationIr) -> Option<Pattern> {
 impl PassSearch for GradientSearch {
     fn follow(&mut self, operation: &OperationIr, position: usize) -> Next {
         if self.flow.is_complete() {
+            if self.masked.is_none() {
+                self.masked = self.masked(operation, position);
+                if self.masked.is_some() {
+                    return Next::Taken;
+                }
+            }
             self.scaled = self.scaled(operation, position);
             return if self.scaled.is_some() { Next::Last } else { Next::Refused };
         }
@@ -109,10 +132,16 @@ impl PassSearch for GradientSearch {
             sum: of("sum")?,
             inverse: of("inverse").filter(|_| !flow.has("inverse")),
             dy: of("dy")?,
-            dx: self.scaled.as_ref().map_or(dx, |(.., out)| out.clone()),
+            mask: self.masked.as_ref().map(|(mask, _)| mask.clone()),
+            dx: match (&self.scaled, &self.masked) {
+                (Some((.., out)), _) => out.clone(),
+                (None, Some((mask, _))) => mask.out.clone(),
+                (None, None) => dx,
+            },
         };
+        let masked = self.masked.as_ref().map(|(_, position)| *position);
         let scaled = self.scaled.as_ref().map(|(_, position, _)| *position);
-        let steps = flow.positions().iter().copied().chain(scaled).collect();
+        let steps = flow.positions().iter().copied().chain(masked).chain(scaled).collect();
         Some(vec![Part::Replaced(steps, SoftmaxPass::Gradient(pass))])
     }
 }
@@ -129,12 +158,13 @@ pub(crate) struct Gradient {
     /// That of the sums, where it is made in front. The kernel divides.
     inverse: Option<TensorIr>,
     dy: TensorIr,
+    mask: Option<MaskFill>,
     dx: TensorIr,
 }
 
 impl Gradient {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let Self { scalars, factor, exp, shifted, sum, inverse, dy, dx } = self;
+        let Self { scalars, factor, exp, shifted, sum, inverse, dy, mask, dx } = self;
         if !ExpectedScalar::are_there(scalars, context) {
             return Err(unsupported(OP, "its operations, but with other constants"));
         }
@@ -160,18 +190,25 @@ impl Gradient {
             ));
         }
         let problem = problem_of(&y, dx.dtype)?;
-        let (span, stride) = (grads.span(), grads.stride);
-        let made = softmax_rows_backward(
-            &rows.client,
-            &problem,
-            &y.span(),
-            Some(&sums),
-            &span,
-            stride,
+        let of_rows = match mask {
+            Some(fill) if fill.value(context)? != 0.0 => {
+                return Err(unsupported(OP, "a gradient that is another number where masked"));
+            }
+            Some(fill) => Some(fill.rows(context, y.tensor.meta.shape())?),
+            None => None,
+        };
+        let inputs = SoftmaxGradient {
+            y: &y.span(),
+            sum: Some(&sums),
+            dy: &grads.span(),
+            dy_stride: grads.stride,
             factor,
-        )?;
+            mask: of_rows.as_ref(),
+        };
+        let made = softmax_rows_backward(&rows.client, &problem, &inputs)?;
         register_cube_tensor(context, dx, rows.rows(made.handle, dx.dtype), OP)?;
-        for tensor in [exp, shifted, sum, dy].into_iter().chain(inverse) {
+        let mask = mask.as_ref().map(|fill| &fill.mask);
+        for tensor in [exp, shifted, sum, dy].into_iter().chain(inverse).chain(mask) {
             consume(context, tensor);
         }
         Ok(())

@@ -15,20 +15,21 @@
 //! of a target or of a gradient behind the head of that block; such as do not go over the elements are let
 //! in, and run first, as Burn runs them.
 //!
-//! Softmax itself is five operations ([`SOFTMAX`]), one kernel, which reads each element once. Masks in front
-//! run first, as Burn runs them.
+//! Softmax itself is five operations ([`SOFTMAX`]), one kernel, which reads each element once, and a mask in front of
+//! it. Others in front of that run first, as Burn runs them.
 //!
 //! Left to Burn are other dimensions than the last; logits that nothing made, where autodiff follows the
 //! largest element with its index; and the gradient of a `log_softmax` that is used otherwise, as with label
 //! smoothing, whose steps gradient checkpointing makes again, or that Burn does not show in one block, as
 //! behind a mean over two dimensions.
 //!
-//! The gradient of softmax ([`GRADIENT`]) is one kernel, with the factor of attention's scores behind it. It begins as
+//! The gradient of softmax ([`GRADIENT`]) is one kernel, with the mask and the factor of attention's scores behind it. It begins as
 //! that of every division does; the search for layer norms waits for the others that are common.
 
 mod backward;
 mod forward;
 mod gradient;
+mod mask;
 mod pass;
 mod probabilities;
 mod search;

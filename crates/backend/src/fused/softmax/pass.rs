@@ -12,7 +12,7 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
-    softmax::{SoftmaxOutputs, SoftmaxProblem, softmax_rows},
+    softmax::{RowMask, SoftmaxOutputs, SoftmaxProblem, masked_softmax_rows},
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
 use burn_cubecl::kernel::cast;
@@ -67,19 +67,20 @@ pub(super) struct RowOutputs<'a> {
 }
 
 impl RowOutputs<'_> {
-    /// Makes softmax of rows `x`, or its `logarithms`.
+    /// Makes softmax of rows `x`, or its `logarithms`, with the elements of a mask taken for a number.
     pub(super) fn launch(
         &self,
         context: &mut Tensors,
         problem: &SoftmaxProblem,
         x: &TensorRows,
+        mask: Option<(&RowMask, f32)>,
         logarithms: bool,
     ) -> Result<(), KernelError> {
         let Self { y, shifted, exp, peak, sum } = *self;
         let layout = x.layout();
         let outputs =
             SoftmaxOutputs { logarithms, shifted: shifted.is_some(), exponentials: exp.is_some() };
-        let made = softmax_rows(&layout.client, problem, outputs, &x.span())?;
+        let made = masked_softmax_rows(&layout.client, problem, outputs, &x.span(), mask)?;
         for (out, buffer) in
             [(Some(y), Some(made.y)), (shifted, made.shifted), (exp, made.exponentials)]
         {

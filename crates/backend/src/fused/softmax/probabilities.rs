@@ -2,6 +2,7 @@
 
 use super::{
     OP, SOFTMAX,
+    mask::MaskFill,
     pass::{RowOutputs, SoftmaxPass, make_of_nothing, problem_of},
     search::PassSearch,
 };
@@ -10,20 +11,22 @@ use crate::{
     tensors::{Location, TensorRows, Tensors, consume, cube_tensor},
 };
 use blackburn_kernels::KernelError;
-use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
+use burn_ir::{BaseOperationIr, OperationIr, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 
-/// Looks for the pass behind masks.
+/// Looks for the pass behind masks, the last of which is taken along.
 #[derive(Clone)]
 pub(super) struct ProbabilitiesSearch {
     /// How many operations are in front.
     leads: usize,
+    /// The last of them, if it masks.
+    mask: Option<MaskFill>,
     flow: Matcher,
 }
 
 impl Default for ProbabilitiesSearch {
     fn default() -> Self {
-        Self { leads: 0, flow: Matcher::data_flow(SOFTMAX) }
+        Self { leads: 0, mask: None, flow: Matcher::data_flow(SOFTMAX) }
     }
 }
 
@@ -41,7 +44,10 @@ impl PassSearch for ProbabilitiesSearch {
         }
         let taken =
             self.flow.positions().is_empty() && self.leads < Self::MOST_LEADS && is_lead(operation);
-        self.leads += usize::from(taken);
+        if taken {
+            self.leads += 1;
+            self.mask = MaskFill::of(operation);
+        }
         Next::taken_if(taken)
     }
 
@@ -55,17 +61,31 @@ impl PassSearch for ProbabilitiesSearch {
         let (x, y) = (flow.tensor("x")?, flow.tensor("y")?);
         let fits = flow.is_complete() && x.shape == y.shape && x.dtype == y.dtype;
         fits.then(|| {
+            let makes_x = |mask: &&MaskFill| {
+                mask.out.id == x.id
+                    && x.status == TensorStatus::ReadWrite
+                    && mask.input.shape == x.shape
+                    && mask.input.dtype == x.dtype
+            };
+            let mask = self.mask.as_ref().filter(makes_x).cloned();
+            let mut unfused: Vec<usize> = (0..self.leads).collect();
+            let mut steps = flow.positions().to_vec();
+            if mask.is_some()
+                && let Some(last) = unfused.pop()
+            {
+                steps.insert(0, last);
+            }
             let pass = Probabilities {
-                x: x.clone(),
+                x: mask.as_ref().map_or(x, |mask| &mask.input).clone(),
+                mask,
                 y: y.clone(),
                 peak: flow.kept("peak"),
                 shifted: flow.kept("shifted"),
                 exp: flow.kept("exp"),
                 sum: flow.kept("sum"),
             };
-            let steps = flow.positions().to_vec();
             let pass = Part::Replaced(steps, SoftmaxPass::Probabilities(pass));
-            vec![Part::Unfused((0..self.leads).collect()), pass]
+            vec![Part::Unfused(unfused), pass]
         })
     }
 }
@@ -83,6 +103,7 @@ fn is_lead(operation: &OperationIr) -> bool {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Probabilities {
     x: TensorIr,
+    mask: Option<MaskFill>,
     y: TensorIr,
     peak: Option<TensorIr>,
     shifted: Option<TensorIr>,
@@ -92,15 +113,22 @@ pub(crate) struct Probabilities {
 
 impl Probabilities {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let Self { x, y, peak, shifted, exp, sum } = self;
+        let Self { x, mask, y, peak, shifted, exp, sum } = self;
         let tensor = cube_tensor(context, x, OP)?;
         if tensor.meta.shape().num_elements() == 0 {
             let elements = [Some(y), shifted.as_ref(), exp.as_ref()];
             let of_rows = [peak.as_ref(), None];
             make_of_nothing(context, &Location::of(&tensor), elements, sum.as_ref(), of_rows)?;
-            consume(context, x);
+            for read in [Some(x), mask.as_ref().map(|mask| &mask.mask)].into_iter().flatten() {
+                consume(context, read);
+            }
             return Ok(());
         }
+        let of_rows = |mask: &MaskFill| {
+            let rows = mask.rows(context, &tensor.meta.shape)?;
+            Ok::<_, KernelError>((rows, mask.value(context)? as f32))
+        };
+        let of_rows = mask.as_ref().map(of_rows).transpose()?;
         let rows = TensorRows::of(tensor);
         let made = RowOutputs {
             y,
@@ -109,8 +137,11 @@ impl Probabilities {
             peak: peak.as_ref(),
             sum: sum.as_ref(),
         };
-        made.launch(context, &problem_of(&rows, y.dtype)?, &rows, false)?;
-        consume(context, x);
+        let masked = of_rows.as_ref().map(|(rows, value)| (rows, *value));
+        made.launch(context, &problem_of(&rows, y.dtype)?, &rows, masked, false)?;
+        for read in [Some(x), mask.as_ref().map(|mask| &mask.mask)].into_iter().flatten() {
+            consume(context, read);
+        }
         Ok(())
     }
 }

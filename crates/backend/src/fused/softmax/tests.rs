@@ -2,14 +2,14 @@ use super::search::SoftmaxSearch;
 use crate::stream::{Fuser, Part, Search, emit::tensor};
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_fusion::OperationFuser;
-use burn_ir::OperationIr;
 use burn_ir::{
     BaseOperationIr as Base, BinaryOpIr, CastOpIr, CreationOpIr, FloatOperationIr as Float,
-    GatherOpIr, NumericOperationIr as Numeric, ReduceDimOpIr, ScalarIr, ScalarOpIr, ScatterOpIr,
-    ShapeOpIr, TensorIr,
+    GatherOpIr, MaskFillOpIr, NumericOperationIr as Numeric, OperationIr, ReduceDimOpIr, ScalarIr,
+    ScalarOpIr, ScatterOpIr, ShapeOpIr, TensorIr,
     TensorStatus::{self, NotInit, ReadOnly, ReadWrite},
     UnaryOpIr,
 };
+use burn_std::BoolStore;
 
 /// Sizes as the stream numbers them; 0 is the size 1.
 const ROWS: usize = 1;
@@ -288,4 +288,35 @@ fn softmax_is_taken_and_waited_for_behind_no_arithmetic() {
     assert_eq!(taken(&operations[..4]), Some((vec![0], vec![])), "without its last step");
     let lead = scaled(rows(49, ReadOnly), rows(X, NotInit));
     assert_eq!(taken(&[vec![lead], probabilities()].concat()), None);
+}
+
+/// What fills masked elements of `input`.
+fn filled(input: TensorIr, out: u64) -> OperationIr {
+    let mask = TensorIr { dtype: DType::Bool(BoolStore::U32), ..rows(80, ReadOnly) };
+    let value = ScalarIr::UInt(1);
+    OperationIr::BaseFloat(Base::MaskFill(MaskFillOpIr {
+        tensor: input,
+        mask,
+        value,
+        out: rows(out, NotInit),
+    }))
+}
+
+#[test]
+fn the_last_mask_in_front_of_softmax_is_taken_along() {
+    let behind = |leads: &[OperationIr]| taken(&[leads, &probabilities()].concat());
+    let last = filled(rows(49, ReadWrite), X);
+    assert_eq!(behind(&[last.clone()]), Some((vec![], all(0..6))));
+    let first = filled(rows(48, ReadWrite), 49);
+    assert_eq!(behind(&[first, last]), Some((vec![0], all(1..7))));
+    let unrelated = filled(rows(48, ReadWrite), 47);
+    assert_eq!(behind(&[unrelated]), Some((vec![0], all(1..6))));
+}
+
+#[test]
+fn masked_elements_that_are_read_again_are_filled_first() {
+    let mut operations = [vec![filled(rows(49, ReadWrite), X)], probabilities()].concat();
+    operations[2] =
+        binary(Numeric::Sub, rows(X, ReadOnly), number(PEAK, ReadWrite), rows(SHIFTED, NotInit));
+    assert_eq!(taken(&operations), Some((vec![0], all(1..6))));
 }
