@@ -1,8 +1,9 @@
 //! Rows that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, log_softmax, picked_backward, plan_backward,
-    plan_forward, problem::I32, softmax_rows, softmax_rows_backward, softmax_shifted, softmax_sums,
+    RowMask, SoftmaxGradient, SoftmaxOutputs, SoftmaxProblem, log_softmax, masked_softmax_rows,
+    picked_backward, plan_backward, plan_forward, problem::I32, softmax_rows,
+    softmax_rows_backward, softmax_shifted, softmax_sums,
 };
 use crate::{
     DeviceProfile, KernelError, Pass,
@@ -10,11 +11,16 @@ use crate::{
     cross_entropy::CrossEntropyBlueprint,
     variants::{FLOATS, Variant},
 };
-use cubecl::{client::Client, ir::ElemType};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
 
 /// A plane's rows; a cube's; the longest of each tier of each pass; one that units do not share out evenly
 /// and of which the last vector reaches beyond its end; one that is read twice.
 pub const LENGTHS: [usize; 8] = [512, 1024, 4096, 8192, 16_384, 16_377, 24_576, 50_257];
+/// Of those with a mask: tokens of a model, a cube's rows, rows that are read twice.
+const MASKED_LENGTHS: [usize; 3] = [1024, 4096, 50_257];
 /// Enough that every multiprocessor has some.
 const ROWS: usize = 1024;
 /// GPT-2's classes, in rows of whole vectors.
@@ -33,6 +39,10 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
         for classes in LENGTHS {
             all.extend(rows(client, problem(classes, dtype, dtype), name));
         }
+    }
+    for (dtype, name) in FLOATS {
+        let lengths = MASKED_LENGTHS.map(|classes| problem(classes, dtype, dtype));
+        all.extend(lengths.map(|problem| masked_rows(client, problem, name)));
     }
     let [f32, _, bf16] = FLOATS;
     let alike = FLOATS.map(|float| [float, float]);
@@ -74,6 +84,36 @@ fn rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> [Variant; 2] {
                 SoftmaxGradient { sum: sums, ..SoftmaxGradient::of(&x, &dy, problem.row_stride) };
             softmax_rows_backward(client, &problem, &inputs).map(drop)
         })
+    })
+}
+
+/// Softmax as attention has it, with all that autodiff keeps, and its gradient, behind a mask.
+fn masked_rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> Variant {
+    let device = DeviceProfile::of(client);
+    let x = empty(client, &problem);
+    let forward = plan_forward(client, &problem, &x);
+    let backward = plan_backward(client, &problem, &x, &x, problem.row_stride);
+    let promises = [
+        ("softmax_rows", forward.promise(Pass::Forward, true, &device)),
+        ("softmax_rows_backward", backward.promise(Pass::Backward, false, &device)),
+    ];
+    Variant::new(format!("{}_{dtype}_masked", problem.classes), promises, move |client| {
+        let [x, dy] = [(); 2].map(|()| empty(client, &problem));
+        let sums = Buffer::empty(client, problem.rows, F32);
+        let truths = ElemType::UInt(UIntKind::U8);
+        let mask = RowMask {
+            buffer: Buffer::empty(client, problem.rows * problem.classes, truths),
+            dims: [1, 1, problem.rows],
+            strides: [0, 0, problem.classes, 1],
+        };
+        let outputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
+        masked_softmax_rows(client, &problem, outputs, &x, Some((&mask, -1e4)))?;
+        let inputs = SoftmaxGradient {
+            sum: Some(&sums),
+            mask: Some(&mask),
+            ..SoftmaxGradient::of(&x, &dy, problem.row_stride)
+        };
+        softmax_rows_backward(client, &problem, &inputs).map(drop)
     })
 }
 

@@ -40,8 +40,11 @@ pub(super) fn pass<M: Module, I: PassTensors, L: StepLoss>(
         let gradients = GradientsParams::from_grads(scaled(loss, scale).backward(), model);
         sum.try_add(model, gradients, 1.0).map_err(TrainerError::Gradients)?;
     }
-    let losses = Tensor::cat(losses, 0);
-    let mean = if count == 1 { losses } else { (losses * factors).mean() };
+    // One alone is no sum: an operation more would end up among those of the optimizer, which go together.
+    let mean = match &losses[..] {
+        [loss] => loss.clone(),
+        _ => (Tensor::cat(losses, 0) * factors).mean(),
+    };
     let gradients = sum.mean(model).unwrap_or_default();
     Ok(((mean, outputs), gradients))
 }
