@@ -200,12 +200,12 @@ impl Machine for Fake {
         }
         assert!(launch.source.contains(launch.entry));
         // Results come behind what is read.
-        let buffers = launch.arguments.iter().filter_map(|argument| {
+        let mut buffers = launch.arguments.iter().filter_map(|argument| {
             let MachineArgument::Bytes(bytes) = argument else { return None };
             let address = u64::from_le_bytes(bytes[..].try_into().ok()?);
             launch.reach.iter().any(|range| range.start == address).then_some(address)
         });
-        let result = buffers.last().ok_or("no argument is a buffer")?;
+        let result = buffers.next_back().ok_or("no argument is a buffer")?;
         self.write(result, &(launch.arguments.len() as u32).to_le_bytes())
     }
 }

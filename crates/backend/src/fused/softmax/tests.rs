@@ -306,7 +306,7 @@ fn filled(input: TensorIr, out: u64) -> OperationIr {
 fn the_last_mask_in_front_of_softmax_is_taken_along() {
     let behind = |leads: &[OperationIr]| taken(&[leads, &probabilities()].concat());
     let last = filled(rows(49, ReadWrite), X);
-    assert_eq!(behind(&[last.clone()]), Some((vec![], all(0..6))));
+    assert_eq!(behind(std::slice::from_ref(&last)), Some((vec![], all(0..6))));
     let first = filled(rows(48, ReadWrite), 49);
     assert_eq!(behind(&[first, last]), Some((vec![0], all(1..7))));
     let unrelated = filled(rows(48, ReadWrite), 47);
