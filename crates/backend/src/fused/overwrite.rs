@@ -99,6 +99,7 @@ fn takes_memory(operation: &OperationIr) -> bool {
 
 impl Search for OverwriteSearch {
     type Replacement = Overwrites;
+    const MAY_CAST_FIRST: bool = false;
 
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         if self.gives_up(now.elapsed) {

@@ -68,6 +68,7 @@ impl<K, const N: usize> StepSearch<K, N> {
 
 impl<K: Optimizer<N>, const N: usize> Search for StepSearch<K, N> {
     type Replacement = Steps<K, N>;
+    const MAY_CAST_FIRST: bool = false;
 
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         let Some(request) = StepRequest::<K, N>::of(operation) else { return Next::Refused };

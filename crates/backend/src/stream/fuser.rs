@@ -35,6 +35,10 @@ pub(crate) trait Search: Clone + Send + Sync + 'static {
     /// What runs in the place of the operations.
     type Replacement: Replacement;
 
+    /// Whether a cast of a parameter between the operations may run before them. Operations that write to memory behind the
+    /// backs of its holders have it stay in its place, and end there.
+    const MAY_CAST_FIRST: bool = true;
+
     /// Whether the search takes `operation`, the next one of the block. No more are shown after a refusal.
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next;
 
@@ -256,7 +260,7 @@ impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
         if self.closed {
             return;
         }
-        if self.passengers.includes(operation) {
+        if S::MAY_CAST_FIRST && self.passengers.includes(operation) {
             // At the head it runs alone, and the search begins behind it.
             self.closed = self.followed.is_empty();
             if !self.closed {
