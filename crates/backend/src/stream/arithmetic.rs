@@ -25,9 +25,9 @@ pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
 /// Whether `operation` reads a tensor of f32 that others hold, too, in 16 bits: what a policy of mixed precision makes of
 /// each parameter, in front of the operations that read it.
 ///
-/// Burn's element-wise fusion begins with such a cast and takes the view of it along. A product in between is in a block of
-/// its own then, and its bias in another one in front of it, so that the sum of both fits neither. No fusion saves
-/// anything that begins with the cast of a parameter: the cast is read by what needs its numbers in memory, or small.
+/// Burn's element-wise fusion would begin with such a cast and take the view of a bias along. Then the bias is in a block in
+/// front of its product's, and their sum fits neither. Nothing is lost where fusions do not begin so: weights have to be in
+/// memory for products, and other parameters are small.
 pub(crate) fn is_parameter_cast(operation: &OperationIr) -> bool {
     let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return false };
     op.input.dtype == DType::F32

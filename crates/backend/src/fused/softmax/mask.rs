@@ -8,7 +8,7 @@ use crate::{
 };
 use blackburn_kernels::{KernelError, softmax::RowMask};
 use burn_ir::{BaseOperationIr, MaskFillOpIr, OperationIr, ScalarIr, TensorIr};
-use burn_std::Shape;
+use burn_std::{BoolStore, DType, Shape};
 use serde::{Deserialize, Serialize};
 
 /// Elements that are given a number where a mask says so.
@@ -23,14 +23,26 @@ pub(super) struct MaskFill {
     pub(super) out: TensorIr,
 }
 
+/// Dimensions of the rows that kernels read masks of, and the elements of a row.
+const MOST_DIMS: usize = 4;
+
 impl MaskFill {
-    /// What `operation` fills, if it fills a tensor with a number.
+    /// What `operation` fills, if it fills a tensor with a number and kernels read such masks.
     pub(super) fn of(operation: &OperationIr) -> Option<Self> {
         let OperationIr::BaseFloat(BaseOperationIr::MaskFill(op)) = operation else { return None };
         let MaskFillOpIr { tensor, mask, value: ScalarIr::UInt(value), out } = op else {
             return None;
         };
-        Some(Self { input: tensor.clone(), mask: mask.clone(), value: *value, out: out.clone() })
+        let dims = tensor.shape.num_dims();
+        let is_served = dims <= MOST_DIMS
+            && mask.shape.num_dims() == dims
+            && matches!(mask.dtype, DType::Bool(BoolStore::U8 | BoolStore::U32));
+        is_served.then(|| Self {
+            input: tensor.clone(),
+            mask: mask.clone(),
+            value: *value,
+            out: out.clone(),
+        })
     }
 
     /// The number.
@@ -46,17 +58,12 @@ impl MaskFill {
     ///
     /// # Errors
     ///
-    /// [`KernelError::Unsupported`] for more than three dimensions of rows.
+    /// [`KernelError::Unsupported`] where the mask is tiled, or unknown to the stream.
     pub(super) fn rows(&self, context: &Tensors, shape: &Shape) -> Result<RowMask, KernelError> {
-        const WITH_ROWS: usize = 4;
         let mask = Input::of(context, &self.mask, OP)?;
-        let rank = shape.num_dims();
-        if rank > WITH_ROWS || mask.shape.len() != rank {
-            return Err(unsupported(OP, "a mask of many dimensions"));
-        }
         // From the innermost dimension outward.
-        let (mut sizes, mut strides, mut last) = ([1; WITH_ROWS], [0; WITH_ROWS], 0);
-        for (place, dim) in (0..WITH_ROWS).rev().zip((0..rank).rev()) {
+        let (mut sizes, mut strides, mut last) = ([1; MOST_DIMS], [0; MOST_DIMS], 0);
+        for (place, dim) in (0..MOST_DIMS).rev().zip((0..shape.num_dims()).rev()) {
             sizes[place] = shape[dim];
             if mask.shape[dim] > 1 {
                 strides[place] = mask.strides[dim];

@@ -308,9 +308,15 @@ fn the_last_mask_in_front_of_softmax_is_taken_along() {
     let last = filled(rows(49, ReadWrite), X);
     assert_eq!(behind(std::slice::from_ref(&last)), Some((vec![], all(0..6))));
     let first = filled(rows(48, ReadWrite), 49);
-    assert_eq!(behind(&[first, last]), Some((vec![0], all(1..7))));
+    assert_eq!(behind(&[first, last.clone()]), Some((vec![0], all(1..7))));
     let unrelated = filled(rows(48, ReadWrite), 47);
     assert_eq!(behind(&[unrelated]), Some((vec![0], all(1..6))));
+    // Of a type that no kernel reads.
+    let mut of_integers = last;
+    if let OperationIr::BaseFloat(Base::MaskFill(op)) = &mut of_integers {
+        op.mask.dtype = DType::I32;
+    }
+    assert_eq!(behind(&[of_integers]), Some((vec![0], all(1..6))));
 }
 
 #[test]
