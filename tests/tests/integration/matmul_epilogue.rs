@@ -23,6 +23,10 @@ pub(super) fn trials() -> Vec<Trial> {
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
             on_device_with(dtype(storage), |client| every_epilogue(client, storage))
         }));
+        let name = format!("matmul::rows_that_take_turns_are_those_of_matrices_in_{storage:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_device_with(dtype(storage), |client| interleaved(client, storage))
+        }));
     }
     trials.extend([
         Trial::ignorable_test("matmul::nan_passes_every_activation", || on_device(nan)),
@@ -155,6 +159,7 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
         keep_preactivation: steps.kept,
         residual: steps.residual.then(|| upload_behind(client, steps.in_front, &residual, storage)),
         beta: steps.beta,
+        ..Epilogue::default()
     };
     let mut plans = plans(client, &problem);
     if let Plans::OneOfAFamily = which {
@@ -223,6 +228,73 @@ impl Expected {
         }
         expected
     }
+}
+
+/// By every plan, the elements of an interleaved output are bit for bit those of the output in order.
+fn interleaved(client: &Client, storage: Storage) -> Result<(), Failed> {
+    const BATCH: [usize; 2] = [2, 3];
+    for [m, n, k] in [[70, 64, 40], [130, 24, 33], [9, 34, 16], [66, 33, 8], [3, 40, 64]] {
+        let batches: usize = BATCH.iter().product();
+        let [outer, inner] = BATCH;
+        // The right operand lies as the output is to lie.
+        let element = dtype(storage);
+        let strides = [inner * m * k, m * k, k, 1];
+        let lhs = TensorLayout { shape: &[outer, inner, m, k], strides: &strides, dtype: element };
+        let strides = [inner * k * n, n, inner * n, 1];
+        let rhs = TensorLayout { shape: &[outer, inner, k, n], strides: &strides, dtype: element };
+        let problem = MatmulProblem::new(lhs, rhs, element, F32Precision::Full)?;
+        if !problem.has_interleaved_rhs() {
+            return Err(format!("{problem:?} is not known to be of rows that take turns").into());
+        }
+        let [lhs, rhs, bias, residual] =
+            [(1, batches * m * k), (2, batches * k * n), (3, n), (4, batches * m * n)]
+                .map(|(seed, elements)| normal(seed, elements, 1.0, storage));
+        let taking_turns = |in_order: &[f64]| -> Vec<f64> {
+            let of_element = |at: usize| {
+                let (row, column) = (at / n, at % n);
+                let (token, head) = (row / inner, row % inner);
+                let matrix = token / m * inner + head;
+                in_order[(matrix * m + token % m) * n + column]
+            };
+            (0..in_order.len()).map(of_element).collect()
+        };
+        let in_order = Epilogue {
+            alpha: 0.5,
+            bias: Some(upload(client, &bias, storage)),
+            activation: kernel::Activation::Silu,
+            keep_preactivation: true,
+            residual: Some(upload(client, &residual, storage)),
+            ..Epilogue::default()
+        };
+        let residual = Some(upload(client, &taking_turns(&residual), storage));
+        let in_turns = Epilogue { residual, interleaved: true, ..in_order.clone() };
+        let [lhs, rhs] = [&lhs, &rhs].map(|numbers| upload(client, numbers, storage));
+        for plan in plans(client, &problem) {
+            let name = || format!("{m} by {n} by {k} by {plan}");
+            let run = |epilogue| matmul_with(client, &problem, &plan, &lhs, &rhs, epilogue);
+            let (expected, found) = (run(&in_order), run(&in_turns));
+            if plan.splits > 1 {
+                if found.is_ok() {
+                    return Err(format!("{}: rows of splits take turns", name()).into());
+                }
+                continue;
+            }
+            let (expected, found) = (expected?, found?);
+            for (expected, found) in [
+                (Some(expected.out), Some(found.out)),
+                (expected.preactivation, found.preactivation),
+            ] {
+                let (Some(expected), Some(found)) = (expected, found) else {
+                    return Err(format!("{}: no preactivation", name()).into());
+                };
+                let expected = taking_turns(&download(client, expected, storage)?);
+                let exact = vec![0.0; expected.len()];
+                compare(&download(client, found, storage)?, &expected, &exact)
+                    .map_err(|error| format!("{}: {error}", name()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A step of training finds its overflow by the NaN that comes out: no activation may hide it.

@@ -50,8 +50,16 @@ pub(crate) fn trials() -> Vec<Trial> {
         (Mask::Causal, "of_earlier_tokens"),
         (Mask::Padding, "of_padded_sequences"),
     ];
+    let of_layers = Storage::ALL.map(|storage| {
+        let name = format!("naive_attention::heads_of_layers_are_never_copied_in_{storage:?}");
+        Trial::ignorable_test(name.to_lowercase(), move || {
+            on_burn_device_with(storage, |device, client| {
+                copies_nothing(device, storage, client.name() == "cuda")
+            })
+        })
+    });
     let all = masks.iter().flat_map(|(mask, what)| Storage::ALL.map(|in_| (*mask, *what, in_)));
-    all.map(trial).collect()
+    all.map(trial).chain(of_layers).collect()
 }
 
 /// The result, and the gradients of queries, keys and values.
@@ -60,22 +68,7 @@ type Found = [Vec<f64>; 4];
 fn is_right(device: &Device, storage: Storage, mask: Mask, on_cuda: bool) -> Result<(), Failed> {
     let expected = attention(&Device::flex(), Storage::F32, storage, mask)?;
     let (actual, blocks) = blocks_of(device, || attention(device, storage, storage, mask))?;
-    // Three products follow each other, whose operands CUDA cuts to ten bits in f32; each result is rounded in 16 bits.
-    let bound = match storage {
-        Storage::F32 if on_cuda => 6.0 / 1024.0,
-        Storage::F32 => 1e-5,
-        _ => 0.02,
-    };
-    for (name, (actual, expected)) in
-        ["out", "dq", "dk", "dv"].into_iter().zip(actual.iter().zip(&expected))
-    {
-        let squares = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
-        let wrong = squares(&mut actual.iter().zip(expected).map(|(a, e)| a - e));
-        let error = (wrong / squares(&mut expected.iter().copied())).sqrt();
-        if error.is_nan() || error > bound {
-            return Err(format!("{name} is off by {error:.1e}, and may be by {bound}").into());
-        }
-    }
+    are_close(&actual, &expected, bound(storage, on_cuda))?;
     // Operands in f32 may not lie across what is summed over, and are copied for that.
     let may_copy = !on_cuda || storage == Storage::F32;
     let mut kernels = blocks.iter().flat_map(|block| &block.kernels);
@@ -93,6 +86,30 @@ fn is_right(device: &Device, storage: Storage, mask: Mask, on_cuda: bool) -> Res
             return Err(
                 format!("{kernel} covers {covered:?} operations of {least}: {blocks:#?}").into()
             );
+        }
+    }
+    Ok(())
+}
+
+/// How far off results may be, of their root mean square: three products follow each other, whose operands CUDA cuts to
+/// ten bits in f32; each result is rounded in 16 bits.
+fn bound(storage: Storage, on_cuda: bool) -> f64 {
+    match storage {
+        Storage::F32 if on_cuda => 6.0 / 1024.0,
+        Storage::F32 => 1e-5,
+        _ => 0.02,
+    }
+}
+
+fn are_close(actual: &Found, expected: &Found, bound: f64) -> Result<(), Failed> {
+    for (name, (actual, expected)) in
+        ["out", "dq", "dk", "dv"].into_iter().zip(actual.iter().zip(expected))
+    {
+        let squares = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
+        let wrong = squares(&mut actual.iter().zip(expected).map(|(a, e)| a - e));
+        let error = (wrong / squares(&mut expected.iter().copied())).sqrt();
+        if error.is_nan() || error > bound {
+            return Err(format!("{name} is off by {error:.1e}, and may be by {bound}").into());
         }
     }
     Ok(())
@@ -135,4 +152,40 @@ fn attention(
     let gradients = (out.clone() * dout).sum().backward();
     let gradient = |leaf: &Tensor<4>| values(leaf.grad(&gradients).ok_or("no gradient")?);
     Ok([values(out)?, gradient(&q)?, gradient(&k)?, gradient(&v)?])
+}
+
+/// Heads that are cut from layers' rows, and put together to rows again, in both passes.
+fn copies_nothing(device: &Device, storage: Storage, on_cuda: bool) -> Result<(), Failed> {
+    const BATCH: usize = 2;
+    const HEADS: usize = 4;
+    const TOKENS: usize = 48;
+    const OF_HEAD: usize = 16;
+    const WIDTH: usize = HEADS * OF_HEAD;
+    let found = |device: &Device, storage: Storage, given: Storage| {
+        let device = &device.clone().autodiff();
+        let leaf = |seed| {
+            let shape = [BATCH, TOKENS, WIDTH];
+            let numbers = normal(seed, shape.iter().product(), 1.0, given);
+            tensor::<3>(&numbers, shape, storage, device).require_grad()
+        };
+        let [q, k, v] = [1, 2, 3].map(leaf);
+        let dout = leaf(4).detach();
+        let heads = |rows: &Tensor<3>| {
+            rows.clone().reshape([BATCH, TOKENS, HEADS, OF_HEAD]).swap_dims(1, 2)
+        };
+        let scores = heads(&q).matmul(heads(&k).swap_dims(2, 3)) / (OF_HEAD as f64).sqrt();
+        let context = softmax(scores, 3).matmul(heads(&v));
+        let out = context.swap_dims(1, 2).reshape([BATCH, TOKENS, WIDTH]);
+        let gradients = (out.clone() * dout).sum().backward();
+        let gradient = |leaf: &Tensor<3>| values(leaf.grad(&gradients).ok_or("no gradient")?);
+        Ok([values(out)?, gradient(&q)?, gradient(&k)?, gradient(&v)?])
+    };
+    let expected: Found = found(&Device::flex(), Storage::F32, storage)?;
+    let (actual, blocks) = blocks_of(device, || found(device, storage, storage))?;
+    are_close(&actual, &expected, bound(storage, on_cuda))?;
+    let copies = |kernel: &&&str| kernel.contains("contiguous") || kernel.contains("copy");
+    match blocks.iter().flat_map(|block| &block.kernels).find(copies) {
+        Some(kernel) => Err(format!("{kernel} copied heads: {blocks:#?}").into()),
+        None => Ok(()),
+    }
 }

@@ -328,8 +328,10 @@ pub(crate) fn register_output(
     buffer: Buffer,
     op: &'static str,
 ) -> Result<(), KernelError> {
-    let columns = known_output(context, out, op)?.shape.last().copied().unwrap_or(1);
-    register_rows(context, out, like, buffer, columns, op)
+    let known = known_output(context, out, op)?;
+    let (id, strides) = (known.id, contiguous_strides(&known.shape));
+    register_strided(context, id, like, buffer, &strides);
+    Ok(())
 }
 
 /// The same, with the elements in the order in which those of `like` lie, which is as large.
@@ -349,25 +351,21 @@ pub(crate) fn register_in_order(
     Ok(())
 }
 
-/// The same with rows, along the last dimension, that lie `pitch` elements apart.
+/// The same with neighbors of each dimension as far apart as `strides` says.
 ///
 /// # Errors
 ///
 /// As [`register_output`].
-pub(crate) fn register_rows(
+pub(crate) fn register_with_strides(
     context: &mut Tensors,
     out: &TensorIr,
     like: &Input,
     buffer: Buffer,
-    pitch: usize,
+    strides: &[usize],
     op: &'static str,
 ) -> Result<(), KernelError> {
-    let known = known_output(context, out, op)?;
-    let (id, mut shape): (_, Vec<usize>) = (known.id, known.shape.iter().copied().collect());
-    if let Some(columns) = shape.last_mut() {
-        *columns = pitch;
-    }
-    register_strided(context, id, like, buffer, &contiguous_strides(&shape));
+    let id = known_output(context, out, op)?.id;
+    register_strided(context, id, like, buffer, strides);
     Ok(())
 }
 

@@ -77,7 +77,9 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let width = if step == 8 { 8 } else { draw.plan("n-by", &[1, 2]) };
     let full = draw.planned("full", 4);
     let which = draw.plan("blueprint", &[0usize, 1, 2, 3, 4, 5, 6, 7]);
-    let split = draw.planned("split", 3);
+    let interleaved = draw.planned("interleaved", 4);
+    // Rows of splits do not take turns.
+    let split = draw.planned("split", 3) && !interleaved;
 
     // Multiplications: few cases are large.
     let budget = if draw.holds("large", 200) { 1 << 24 } else { 1 << 20 };
@@ -130,7 +132,8 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let problem_of = problem(&lhs_layout, &rhs_layout)?;
     let lhs_buffer = place(on, draw, "lhs", (&lhs, &lhs_layout), storage);
     let rhs_buffer = place(on, draw, "rhs", (&rhs, &rhs_layout), storage);
-    let epilogue = upload_steps(on, draw, &steps, &case);
+    let places = Places { problem: &problem_of, interleaved };
+    let epilogue = upload_steps(on, draw, &steps, &case, &places);
     let plan = blueprint(on, &problem_of, which, split)?;
     if draw.holds("contradiction", 60) {
         let operands = [&lhs_buffer, &rhs_buffer];
@@ -145,10 +148,10 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     }
     let of = |what: &str| format!("{what} by {plan}");
     if let Some(z) = output.preactivation {
-        let z = download(&on.client, z, out)?;
+        let z = places.in_order(download(&on.client, z, out)?);
         check.compare(&of("preactivation"), z, &expected.z, &expected.z_bounds)?;
     }
-    let y = download(&on.client, output.out, out)?;
+    let y = places.in_order(download(&on.client, output.out, out)?);
     check.compare(&of("out"), y, &expected.out, &expected.out_bounds)
 }
 
@@ -174,7 +177,48 @@ fn steps(draw: &mut Draw, case: &Case) -> Steps {
     }
 }
 
-fn upload_steps(on: &Target, draw: &mut Draw, steps: &Steps, case: &Case) -> Epilogue {
+/// Where elements of the output lie.
+struct Places<'a> {
+    problem: &'a MatmulProblem,
+    /// Whether rows of the inner batch's matrices take turns.
+    interleaved: bool,
+}
+
+impl Places<'_> {
+    /// The element of the output that lies at `place` of its memory.
+    fn element(&self, place: usize) -> usize {
+        let MatmulProblem { batch: [_, inner], m, n, .. } = *self.problem;
+        if !self.interleaved {
+            return place;
+        }
+        let (row, column) = (place / n, place % n);
+        let (row, matrix) = (row / inner, row % inner);
+        let (outer, row) = (row / m, row % m);
+        ((outer * inner + matrix) * m + row) * n + column
+    }
+
+    /// As elements of the output lie in memory.
+    fn in_memory(&self, elements: &[f64]) -> Vec<f64> {
+        (0..elements.len()).map(|place| elements[self.element(place)]).collect()
+    }
+
+    /// Back from there.
+    fn in_order(&self, memory: Vec<f64>) -> Vec<f64> {
+        let mut elements = vec![0.0; memory.len()];
+        for (place, value) in memory.into_iter().enumerate() {
+            elements[self.element(place)] = value;
+        }
+        elements
+    }
+}
+
+fn upload_steps(
+    on: &Target,
+    draw: &mut Draw,
+    steps: &Steps,
+    case: &Case,
+    places: &Places<'_>,
+) -> Epilogue {
     let (client, out) = (&on.client, case.out);
     // Elsewhere, memory begins where bindings do.
     let front = if on.is_cuda() { draw.plan("residual-front", &[0, 0, 1, 2, 4, 8]) } else { 0 };
@@ -184,8 +228,12 @@ fn upload_steps(on: &Target, draw: &mut Draw, steps: &Steps, case: &Case) -> Epi
         bias: steps.bias.as_ref().map(|bias| upload(client, bias, out)),
         activation: activation(steps.activation),
         keep_preactivation: steps.kept,
-        residual: steps.residual.as_ref().map(|r| upload_behind(client, front, r, out)),
+        residual: steps
+            .residual
+            .as_ref()
+            .map(|r| upload_behind(client, front, &places.in_memory(r), out)),
         beta: steps.beta as f32,
+        interleaved: places.interleaved,
     }
 }
 

@@ -68,11 +68,12 @@ impl MatmulBlueprint {
         epilogue: &Epilogue,
         device: DeviceProfile,
     ) -> Result<Self, KernelError> {
-        type Question = (MatmulProblem, bool, DeviceProfile);
+        type Question = (MatmulProblem, [bool; 2], DeviceProfile);
         static CHOSEN: LazyLock<Memo<Question, MatmulBlueprint>> =
             LazyLock::new(|| Memo::new(1024));
 
-        let question = (*problem, epilogue.needs_registers(), device);
+        let steps = [epilogue.needs_registers(), epilogue.interleaved];
+        let question = (*problem, steps, device);
         if let Some(plan) = CHOSEN.get(&question) {
             return Ok(plan);
         }
@@ -130,8 +131,11 @@ impl MatmulBlueprint {
         ranked
     }
 
-    /// Whether the registers beside the sums hold what the epilogue computes.
+    /// Whether the registers beside the sums hold what the epilogue computes. The pass over splits does not interleave.
     pub(super) fn suits(&self, epilogue: &Epilogue) -> bool {
+        if epilogue.interleaved && self.splits > 1 {
+            return false;
+        }
         let holds_all_sums = self.family != Family::Tcgen05;
         !epilogue.needs_registers() || self.splits > 1 || self.tile_n <= 128 || !holds_all_sums
     }

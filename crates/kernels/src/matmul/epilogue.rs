@@ -43,6 +43,10 @@ pub struct Epilogue {
     /// The residual's factor. With 0 the residual is not read, as in BLAS: it may hold NaN, or
     /// nothing yet. Without a residual it has no meaning.
     pub beta: f32,
+    /// Whether rows of the inner batch's matrices take turns: the output lies as `[outer, m, inner, n]` and not as
+    /// `[outer, inner, m, n]`. Attention's output so has the heads of a token beside each other. With it go the
+    /// residual and the kept preactivation.
+    pub interleaved: bool,
 }
 
 impl Default for Epilogue {
@@ -55,6 +59,7 @@ impl Default for Epilogue {
             keep_preactivation: false,
             residual: None,
             beta: 1.0,
+            interleaved: false,
         }
     }
 }
@@ -121,6 +126,7 @@ impl Epilogue {
             preactivation: self.keep_preactivation,
             residual: residual.is_some(),
             residual_in_octets: residual.is_some() && offset.is_multiple_of(16),
+            interleaved: self.interleaved,
         }
     }
 }
@@ -128,7 +134,7 @@ impl Epilogue {
 /// What a matrix product returns.
 #[derive(Clone, Debug)]
 pub struct MatmulOutput {
-    /// The product, contiguous.
+    /// The product without gaps: row by row of each matrix, or [interleaved](Epilogue::interleaved).
     pub out: Buffer,
     /// What the activation was applied to, if [`Epilogue::keep_preactivation`] asks for it.
     pub preactivation: Option<Buffer>,
@@ -152,6 +158,8 @@ pub(crate) struct EpilogueBlueprint {
     pub(crate) residual: bool,
     /// Whether the residual begins at a multiple of 16 bytes.
     pub(crate) residual_in_octets: bool,
+    /// Whether rows of the inner batch's matrices take turns.
+    pub(crate) interleaved: bool,
 }
 
 /// What an epilogue reads, and its numbers.
@@ -183,6 +191,22 @@ pub(super) fn factor<T: CubePrimitive>(epilogue: &EpilogueTensors<T>) -> f32 {
         epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]
     } else {
         epilogue.alpha
+    }
+}
+
+/// Row `row` of matrix `batch`, counted as rows of the output lie in memory.
+#[cube]
+pub(super) fn row_in_memory(
+    batch: u32,
+    row: u32,
+    m: u32,
+    inner_batches: u32,
+    #[comptime] interleaved: bool,
+) -> u32 {
+    if comptime!(interleaved) {
+        (batch / inner_batches * m + row) * inner_batches + batch % inner_batches
+    } else {
+        batch * m + row
     }
 }
 

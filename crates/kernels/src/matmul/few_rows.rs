@@ -4,7 +4,7 @@
 
 use super::{
     MatmulBlueprint, MatmulProblem,
-    epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish},
+    epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish, row_in_memory},
     portable::{StridedOperand, Strides},
 };
 use crate::{DeviceProfile, Family};
@@ -185,7 +185,14 @@ pub(crate) fn matmul_few_rows_kernel<I: Float, O: Float, L: Size, R: Size>(
             for i in 0..parts {
                 sum += partial[(i * cube_columns + within) as usize];
             }
-            let at = (CUBE_POS_Z * m + comptime!(row as u32)) * n + this_column;
+            let out_row = row_in_memory(
+                CUBE_POS_Z,
+                comptime!(row as u32),
+                m,
+                inner_batches,
+                comptime!(steps_after.interleaved),
+            );
+            let at = out_row * n + this_column;
             let columns = epilogue.bias_columns;
             let bias = bias_of::<O>(&epilogue.bias, this_column, columns, steps_after);
             let value = scale * sum + bias;

@@ -4,7 +4,7 @@ use super::{
     bias_tile::element_bytes,
     epilogue::{EpilogueTensors, Outputs, factor},
     ring::{Fragments, MmaBlueprint},
-    store::{Finish, dense_fragment, store_outputs},
+    store::{Finish, fragment_of, store_outputs},
     work::{Extent, Work},
 };
 use cubecl::prelude::*;
@@ -27,13 +27,13 @@ pub(super) fn write_part<O: Float, S: Numeric, W: Size, R: Size>(
     let finish = Finish { bias_at, scale: factor(epilogue), beta: epilogue.beta };
     #[unroll]
     for i in 0..comptime!(operands.m16) {
-        let place = dense_fragment(
-            (work.split * extent.batches + work.batch) * extent.m,
+        let place = fragment_of(
+            work,
+            extent,
             work.row + fragments.row + comptime!(16 * i as u32) + fragments.lane / 4,
             work.column + fragments.column,
             fragments.lane % 4,
-            extent.m,
-            extent.n,
+            comptime!(epilogue.steps.interleaved),
         );
         let (first, columns) = comptime!((i * operands.n16 * 8, 16 * operands.n16));
         let store = comptime!(blueprint.store);

@@ -1,6 +1,6 @@
 //! The family that runs everywhere and multiplies f32 exactly: ordinary multiply-adds in f32.
 
-use super::epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish};
+use super::epilogue::{EpilogueTensors, Outputs, bias_of, factor, finish, row_in_memory};
 use cubecl::prelude::*;
 
 /// Units of a cube along each dimension of the output.
@@ -172,7 +172,9 @@ pub(crate) fn matmul_portable_kernel<I: Float, O: Float>(
             let row = first_row + UNIT_POS_Y + comptime!(UNITS * i as u32);
             if row < m && column < n {
                 let value = scale * sums[comptime!(i * unit_tile + j)] + offset;
-                finish::<O>(epilogue, outputs, value, (CUBE_POS_Z * m + row) * n + column);
+                let row =
+                    row_in_memory(CUBE_POS_Z, row, m, inner_batches, comptime!(steps.interleaved));
+                finish::<O>(epilogue, outputs, value, row * n + column);
             }
         }
     }

@@ -200,6 +200,33 @@ impl MatmulProblem {
         Ok(problem)
     }
 
+    /// The product whose output is this one's transposed: of the operands transposed, in the other order. `None` where
+    /// rows were [widened](Self::with_aligned_rows).
+    pub fn transposed(&self) -> Option<Self> {
+        let turned = |operand: Operand| Operand {
+            row_stride: operand.column_stride,
+            column_stride: operand.row_stride,
+            ..operand
+        };
+        (self.columns == self.n).then(|| Self {
+            m: self.n,
+            n: self.m,
+            columns: self.m,
+            lhs: turned(self.rhs),
+            rhs: turned(self.lhs),
+            ..*self
+        })
+    }
+
+    /// Whether rows of the right operand's inner batch take turns in memory, without gaps, as rows of an
+    /// [interleaved](super::Epilogue::interleaved) output do. A single matrix does not count, and neither do
+    /// matrices whose product has a single row.
+    pub fn has_interleaved_rhs(&self) -> bool {
+        let Operand { row_stride, column_stride, batch_strides: [_, inner], .. } = self.rhs;
+        let takes_turns = inner == self.n && row_stride == self.batch[1] * self.n;
+        self.batch[1] > 1 && self.m > 1 && column_stride == 1 && takes_turns
+    }
+
     /// Matrices of the output.
     pub fn batches(&self) -> usize {
         self.batch[0] * self.batch[1]
@@ -431,5 +458,34 @@ mod tests {
         assert!(declined(product(layout(&[4, 5], &[5, 1]), rhs)), "mixed dtypes");
         let big = 1 << 17;
         assert!(declined(product(layout(&[big, 5], &[5, 1]), layout(&[5, big], &[big, 1]))));
+    }
+
+    #[test]
+    fn heads_beside_each_other_are_rows_that_take_turns() {
+        // Tokens of 4 heads of 8 elements, two sequences of 5, by weights of 6 by 5.
+        let weights = layout(&[2, 4, 6, 5], &[120, 30, 5, 1]);
+        let heads = layout(&[2, 4, 5, 8], &[160, 8, 32, 1]);
+        let p = MatmulProblem::new(weights, heads, BF16, F32Precision::Full).unwrap();
+        assert!(p.has_interleaved_rhs());
+        // Their transpose by weights is the transpose of such a product.
+        let turned = layout(&[2, 4, 8, 5], &[160, 8, 1, 32]);
+        let weights = layout(&[2, 4, 5, 6], &[120, 30, 6, 1]);
+        let p = MatmulProblem::new(turned, weights, BF16, F32Precision::Full).unwrap();
+        let transposed = p.transposed().unwrap();
+        assert!(!p.has_interleaved_rhs() && transposed.has_interleaved_rhs());
+        assert_eq!((transposed.m, transposed.n, transposed.k), (6, 8, 5));
+        assert_eq!(transposed.transposed(), Some(p));
+        // Heads one after the other, a single head, and heads with gaps are not.
+        let weights = layout(&[2, 4, 6, 5], &[120, 30, 5, 1]);
+        for (shape, strides) in [([2, 4, 5, 8], [160, 40, 8, 1]), ([2, 4, 5, 8], [320, 16, 64, 1])]
+        {
+            let heads = layout(&shape, &strides);
+            let p = MatmulProblem::new(weights, heads, BF16, F32Precision::Full).unwrap();
+            assert!(!p.has_interleaved_rhs(), "{strides:?}");
+        }
+        let one = layout(&[2, 1, 6, 5], &[30, 30, 5, 1]);
+        let heads = layout(&[2, 1, 5, 8], &[40, 8, 8, 1]);
+        let p = MatmulProblem::new(one, heads, BF16, F32Precision::Full).unwrap();
+        assert!(!p.has_interleaved_rhs());
     }
 }

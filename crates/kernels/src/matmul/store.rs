@@ -6,7 +6,8 @@
 use super::{
     Activation,
     bias_tile::{bias_pair, element_bytes},
-    epilogue::{EpilogueBlueprint, EpilogueTensors, Outputs, activate},
+    epilogue::{EpilogueBlueprint, EpilogueTensors, Outputs, activate, row_in_memory},
+    work::{Extent, Work},
 };
 use crate::ptx::{
     HalfKind, global_address, load, load_words, output_address, pack, store_word, unpack,
@@ -84,6 +85,29 @@ pub(crate) fn dense_fragment(
         column,
         quad,
         n,
+    }
+}
+
+/// The fragment at that row and column of the matrix that `work` is of.
+#[cube]
+pub(super) fn fragment_of(
+    work: &Work,
+    extent: &Extent,
+    row: u32,
+    column: u32,
+    quad: u32,
+    #[comptime] interleaved: bool,
+) -> Fragment {
+    let (m, inner) = (extent.m, extent.inner_batches);
+    let batch = work.split * extent.batches + work.batch;
+    Fragment {
+        upper: row_in_memory(batch, row, m, inner, interleaved) * extent.n,
+        has_upper: row < m,
+        lower: row_in_memory(batch, row + 8, m, inner, interleaved) * extent.n,
+        has_lower: row + 8 < m,
+        column,
+        quad,
+        n: extent.n,
     }
 }
 

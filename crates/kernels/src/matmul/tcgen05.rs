@@ -18,7 +18,7 @@ use super::{
     budget::{scale_bytes, stage_bytes, tcgen05_bytes, tcgen05_pair_bytes},
     bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
-    store::{Finish, StoreWidth, dense_fragment, store_outputs},
+    store::{Finish, StoreWidth, fragment_of, store_outputs},
     wgmma::{BulkBlocks, MatrixBlocks},
     work::{Extent, LastMatrix, first_work, next_work, work_at, work_count},
 };
@@ -285,13 +285,13 @@ fn write<O: Float, S: Numeric, W: Size, R: Size>(
         for part in 0..comptime!(2 * blueprint.operands.n as u32 / PART as u32) {
             let (rows, column) = (part % 2, part / 2 * comptime!(PART as u32));
             let part_sums = tensor_load::<R>(tile + rows * HALF_WARP + column);
-            let place = dense_fragment(
-                (work.split * extent.batches + work.batch) * extent.m,
+            let place = fragment_of(
+                &work,
+                extent,
                 first_row + row + rows * 16 + lane % 32 / 4,
                 work.column + column,
                 lane % 4,
-                extent.m,
-                extent.n,
+                comptime!(epilogue.steps.interleaved),
             );
             let finish =
                 Finish { bias_at: at.bias + column * bias_bytes, scale, beta: epilogue.beta };

@@ -68,6 +68,10 @@ pub(super) fn launch(
     if blueprint.splits == 1 {
         return launch.product(epilogue, output);
     }
+    if epilogue.interleaved {
+        let reason = format!("{blueprint}, into rows of matrices that take turns");
+        return Err(KernelError::unsupported(op, reason));
+    }
     let elements = blueprint.splits * problem.out_elements();
     if u32::try_from(elements).is_err() {
         let reason = format!("{elements} partial sums");

@@ -14,7 +14,7 @@ use super::{
     budget::{bias_bytes, stage_bytes, wgmma_bytes},
     bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
-    store::{Finish, StoreWidth, dense_fragment, store_outputs},
+    store::{Finish, StoreWidth, fragment_of, store_outputs},
     work::{Extent, LastMatrix, Work, work_at, work_count},
 };
 use crate::ptx::{
@@ -279,13 +279,13 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
                 copies_wait_all();
                 sync_group(group + 1, 128u32);
             }
-            let place = dense_fragment(
-                (work.split * extent.batches + work.batch) * extent.m,
+            let place = fragment_of(
+                &work,
+                extent,
                 work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,
                 work.column,
                 lane % 4,
-                extent.m,
-                extent.n,
+                comptime!(epilogue.steps.interleaved),
             );
             let finish = Finish { bias_at, scale, beta: epilogue.beta };
             let (columns, store) = comptime!((operands.n, blueprint.store));

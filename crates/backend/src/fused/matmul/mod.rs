@@ -28,6 +28,7 @@
 mod activations;
 mod chain;
 mod eight_bits;
+mod placed;
 mod product;
 mod search;
 #[cfg(test)]

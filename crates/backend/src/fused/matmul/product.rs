@@ -4,6 +4,7 @@ use super::{
     NAME,
     chain::{Action, Chain, ChainStep},
     eight_bits,
+    placed::Placed,
 };
 use crate::{
     declined::{tell_once, unsupported},
@@ -11,8 +12,8 @@ use crate::{
     ops::fp8_linear::count_other,
     stream::{Done, ExpectedScalar, Replacement},
     tensors::{
-        Input, Tensors, consume, contiguous_buffer, cube_tensor, register_output, register_rows,
-        register_zeros,
+        Input, Tensors, consume, contiguous_buffer, cube_tensor, register_output,
+        register_with_strides, register_zeros,
     },
 };
 use blackburn_kernels::{
@@ -116,11 +117,16 @@ impl Chain {
             tell_once(NAME, &reason);
             None
         });
-        let (output, aligned) = match in_eight_bits {
+        let out = self.value_before(served);
+        let (output, strides) = match in_eight_bits {
             Some(output) => (output, None),
             None => {
-                let aligned = self.with_aligned_rows(context, &problem, &epilogue, &rhs, served);
-                let problem = aligned.unwrap_or(problem);
+                let known = context.tensors.get(&out.id);
+                let shape = known.map(|known| known.shape.to_vec()).unwrap_or_default();
+                let placed = Placed::of(&problem, &epilogue, &shape, &rhs);
+                let (problem, turned) = (placed.problem, placed.turned);
+                epilogue.interleaved = placed.interleaved;
+                let [lhs, rhs] = if turned { [&rhs, &lhs] } else { [&lhs, &rhs] };
                 let product = if settings.tune { matmul_tuned } else { matmul };
                 let output = product(
                     &lhs.client,
@@ -133,13 +139,12 @@ impl Chain {
                 if problem.batch == [1, 1] {
                     count_other(problem.flops(), is_declined);
                 }
-                (output, aligned)
+                (output, placed.strides)
             }
         };
 
-        let out = self.value_before(served);
-        match aligned {
-            Some(problem) => register_rows(context, out, &lhs, output.out, problem.n, OP)?,
+        match strides {
+            Some(strides) => register_with_strides(context, out, &lhs, output.out, &strides, OP)?,
             None => register_output(context, out, &lhs, output.out, OP)?,
         }
         if let (Some(kept), Some(buffer)) = (self.preactivation(served), output.preactivation) {
@@ -177,34 +182,6 @@ impl Chain {
         for tensor in [&self.lhs, &self.rhs].into_iter().chain(operands) {
             consume(context, tensor);
         }
-    }
-
-    /// The product with rows of the output at aligned addresses, where that is to be had and worth it. A head's logits
-    /// over a vocabulary of an odd size would be copied to such rows by both products that take their gradient. The scores
-    /// of attention over an odd number of tokens would be written by narrower stores, and what softmax makes of them, which
-    /// lies as they do, copied by the products behind.
-    fn with_aligned_rows(
-        &self,
-        context: &Tensors,
-        problem: &MatmulProblem,
-        epilogue: &Epilogue,
-        rhs: &Input,
-        served: usize,
-    ) -> Option<MatmulProblem> {
-        /// What is small is packed in no time, and small tensors are looked at in more ways.
-        const LEAST_ELEMENTS: usize = 1 << 20;
-        let columns = self.value_before(served);
-        let keeps_columns = context.tensors.get(&columns.id)?.shape.last() == Some(&problem.n);
-        let is_plain = epilogue.residual.is_none()
-            && !epilogue.keep_preactivation
-            && keeps_columns
-            && problem.out_elements() >= LEAST_ELEMENTS;
-        let is_served = |aligned: &MatmulProblem| {
-            problem.batches() == 1 || MatmulBlueprint::plan(aligned, epilogue, &rhs.client).is_ok()
-        };
-        problem
-            .with_aligned_rows()
-            .filter(|aligned| is_plain && rhs.holds(aligned.rhs_span()) && is_served(aligned))
     }
 
     /// What an activation among the first `served` steps is applied to.
