@@ -230,10 +230,11 @@ impl Expected {
     }
 }
 
-/// By every plan, the elements of an interleaved output are bit for bit those of the output in order.
+/// By each family's plans, the elements of an interleaved output are bit for bit those of the output in order.
 fn interleaved(client: &Client, storage: Storage) -> Result<(), Failed> {
     const BATCH: [usize; 2] = [2, 3];
-    for [m, n, k] in [[70, 64, 40], [130, 24, 33], [9, 34, 16], [66, 33, 8], [3, 40, 64]] {
+    // Rows in whole vectors, in pairs, and of an odd length; and few of them.
+    for [m, n, k] in [[130, 64, 40], [70, 34, 33], [66, 33, 8], [3, 40, 64]] {
         let batches: usize = BATCH.iter().product();
         let [outer, inner] = BATCH;
         // The right operand lies as the output is to lie.
@@ -269,7 +270,10 @@ fn interleaved(client: &Client, storage: Storage) -> Result<(), Failed> {
         let residual = Some(upload(client, &taking_turns(&residual), storage));
         let in_turns = Epilogue { residual, interleaved: true, ..in_order.clone() };
         let [lhs, rhs] = [&lhs, &rhs].map(|numbers| upload(client, numbers, storage));
-        for plan in plans(client, &problem) {
+        // Each is compiled twice.
+        let mut plans = plans(client, &problem);
+        plans.dedup_by_key(|plan| (plan.family, plan.splits > 1));
+        for plan in plans {
             let name = || format!("{m} by {n} by {k} by {plan}");
             let run = |epilogue| matmul_with(client, &problem, &plan, &lhs, &rhs, epilogue);
             let (expected, found) = (run(&in_order), run(&in_turns));

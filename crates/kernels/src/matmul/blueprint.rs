@@ -72,8 +72,8 @@ impl MatmulBlueprint {
         static CHOSEN: LazyLock<Memo<Question, MatmulBlueprint>> =
             LazyLock::new(|| Memo::new(1024));
 
-        let steps = [epilogue.needs_registers(), epilogue.interleaved];
-        let question = (*problem, steps, device);
+        let of_epilogue = [epilogue.needs_registers(), epilogue.interleaved];
+        let question = (*problem, of_epilogue, device);
         if let Some(plan) = CHOSEN.get(&question) {
             return Ok(plan);
         }
@@ -81,9 +81,8 @@ impl MatmulBlueprint {
         let kept = Self::kept(problem, epilogue, device);
         let kept = kept.and_then(|name| ranked.iter().find(|(_, plan)| plan.to_string() == name));
         let Some((us, plan)) = kept.or(ranked.first()).copied() else {
-            let reason =
-                format!("{:?} by {:?} on this device", problem.lhs.dtype, problem.rhs.dtype);
-            return Err(KernelError::Unsupported { op: OP, reason });
+            let [lhs, rhs] = [problem.lhs.dtype, problem.rhs.dtype];
+            return Err(KernelError::unsupported(OP, format!("{lhs:?} by {rhs:?} on this device")));
         };
         let why = if kept.is_some() { "measured to be the fastest" } else { "the least" };
         let reason = format_args!("{us:.1} us by the model, {why} of {}", ranked.len());

@@ -1,6 +1,7 @@
 //! Our launchers on simulated GPUs: kernels are compiled by NVRTC, and their PTX is interpreted.
 
 mod attention;
+mod batches;
 mod block_scaled;
 mod convolutions;
 mod dump;
@@ -66,6 +67,7 @@ fn cases() -> Vec<Case> {
     [
         rows::cases(),
         products::cases(),
+        batches::cases(),
         block_scaled::cases(),
         convolutions::cases(),
         attention::cases(),
