@@ -113,6 +113,8 @@ mod scatter;
 mod sgd;
 #[path = "integration/size_one.rs"]
 mod size_one;
+#[path = "integration/small_models/mod.rs"]
+mod small_models;
 #[path = "integration/softmax.rs"]
 mod softmax;
 #[path = "integration/square_sum.rs"]
@@ -220,6 +222,7 @@ fn main() -> ExitCode {
         scatter::trials(),
         sgd::trials(),
         size_one::trials(),
+        small_models::trials(),
         softmax::trials(),
         square_sum::trials(),
         swiglu::trials(),

@@ -234,7 +234,7 @@ impl Expected {
 fn interleaved(client: &Client, storage: Storage) -> Result<(), Failed> {
     const BATCH: [usize; 2] = [2, 3];
     // Rows in whole vectors, in pairs, and of an odd length; and few of them.
-    for [m, n, k] in [[130, 64, 40], [70, 34, 33], [66, 33, 8], [3, 40, 64]] {
+    for [m, n, k] in [[130, 64, 40], [66, 33, 8], [3, 34, 64]] {
         let batches: usize = BATCH.iter().product();
         let [outer, inner] = BATCH;
         // The right operand lies as the output is to lie.
@@ -276,14 +276,13 @@ fn interleaved(client: &Client, storage: Storage) -> Result<(), Failed> {
         for plan in plans {
             let name = || format!("{m} by {n} by {k} by {plan}");
             let run = |epilogue| matmul_with(client, &problem, &plan, &lhs, &rhs, epilogue);
-            let (expected, found) = (run(&in_order), run(&in_turns));
             if plan.splits > 1 {
-                if found.is_ok() {
+                if run(&in_turns).is_ok() {
                     return Err(format!("{}: rows of splits take turns", name()).into());
                 }
                 continue;
             }
-            let (expected, found) = (expected?, found?);
+            let (expected, found) = (run(&in_order)?, run(&in_turns)?);
             for (expected, found) in [
                 (Some(expected.out), Some(found.out)),
                 (expected.preactivation, found.preactivation),

@@ -12,6 +12,7 @@ pub(crate) mod group_norm;
 pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss_gradient;
+pub(crate) mod mask_fill;
 pub(crate) mod matmul;
 pub(crate) mod overwrite;
 pub(crate) mod pool;

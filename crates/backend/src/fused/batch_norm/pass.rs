@@ -1,7 +1,7 @@
 use super::{OP, view::ChannelRows};
 use crate::{
     declined::unsupported,
-    fused::conv::Convolution,
+    fused::{conv::Convolution, mask_fill::MaskFill},
     ops::batch_norm::problem,
     stream::{self, Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
@@ -27,6 +27,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum BatchNormPass {
     InFront(Convolution),
+    /// The gradient of an activation that is cut off above zero, too.
+    Filled(MaskFill),
     Forward(Forward),
     Backward(Backward),
     /// A view that nothing else was found behind.
@@ -39,6 +41,7 @@ impl Replacement for BatchNormPass {
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
         match self {
             Self::InFront(convolution) => return convolution.launch(tensors),
+            Self::Filled(fill) => fill.launch(tensors, OP),
             Self::Forward(forward) => forward.launch(tensors),
             Self::Backward(backward) => backward.launch(tensors),
             Self::View(rows) => rows.launch(tensors),

@@ -4,7 +4,7 @@ use super::{
     view::ChannelRows,
 };
 use crate::{
-    fused::conv::Convolution,
+    fused::{conv::Convolution, mask_fill::MaskFill},
     stream::{
         Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, SingleOperation,
         arithmetic_output,
@@ -66,6 +66,7 @@ enum Passenger {
     /// As Burn runs it.
     Unfused(usize),
     Convolution(usize, Box<Convolution>),
+    Fill(usize, Box<MaskFill>),
 }
 
 impl Candidate {
@@ -113,13 +114,16 @@ impl Candidate {
             return false;
         }
         let convolution = convolutions.and_then(|with| Convolution::of(operation, &with));
-        let passenger = match convolution {
-            Some(convolution) => Passenger::Convolution(position, Box::new(convolution)),
+        // The gradient of an activation that is cut off above zero, too, by a mask that was kept.
+        let fill = MaskFill::of(operation).filter(|_| self.reads_theirs(operation));
+        let passenger = match (convolution, fill) {
+            (Some(convolution), _) => Passenger::Convolution(position, Box::new(convolution)),
+            (None, Some(fill)) => Passenger::Fill(position, Box::new(fill)),
             // Arithmetic at the head is the business of other fusions.
-            None if position > 0 && (is_drop || self.belongs(operation)) => {
+            _ if position > 0 && (is_drop || self.belongs(operation)) => {
                 Passenger::Unfused(position)
             }
-            None => return false,
+            _ => return false,
         };
         self.passengers.push(passenger);
         self.made.extend(operation.outputs().map(|output| output.id));
@@ -134,8 +138,13 @@ impl Candidate {
     fn belongs(&self, operation: &OperationIr) -> bool {
         let has_begun = !self.flow.positions().is_empty();
         let is_cast = || matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
-        let reads_theirs = || operation.inputs().any(|input| self.made.contains(&input.id));
-        arithmetic_output(operation).is_some() && (has_begun || is_cast() || reads_theirs())
+        arithmetic_output(operation).is_some()
+            && (has_begun || is_cast() || self.reads_theirs(operation))
+    }
+
+    /// Whether `operation` reads results of passengers.
+    fn reads_theirs(&self, operation: &OperationIr) -> bool {
+        operation.inputs().any(|input| self.made.contains(&input.id))
     }
 
     /// How many operations may come for other blocks before the next one of the pass does. What else begins so
@@ -176,6 +185,9 @@ impl Candidate {
                 vec![*position],
                 BatchNormPass::InFront(convolution.as_ref().clone()),
             ),
+            Passenger::Fill(position, fill) => {
+                Part::Replaced(vec![*position], BatchNormPass::Filled(fill.as_ref().clone()))
+            }
         })
     }
 

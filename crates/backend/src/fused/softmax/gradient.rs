@@ -2,12 +2,12 @@
 
 use super::{
     GRADIENT, GRADIENT_OF_INVERSE, OP,
-    mask::MaskFill,
     pass::{SoftmaxPass, numbers, problem_of},
     search::PassSearch,
 };
 use crate::{
     declined::unsupported,
+    fused::mask_fill::MaskFill,
     stream::{Elapsed, ExpectedScalar, Matcher, Next, Part, Pattern, number},
     tensors::{TensorRows, Tensors, consume, cube_tensor, register_cube_tensor},
 };

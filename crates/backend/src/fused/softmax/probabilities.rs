@@ -2,11 +2,11 @@
 
 use super::{
     OP, SOFTMAX,
-    mask::MaskFill,
     pass::{RowOutputs, SoftmaxPass, make_of_nothing, problem_of},
     search::PassSearch,
 };
 use crate::{
+    fused::mask_fill::MaskFill,
     stream::{Matcher, Next, Part},
     tensors::{Location, TensorRows, Tensors, consume, cube_tensor},
 };
