@@ -98,6 +98,7 @@ impl Small for Experts {
     const NAME: &'static str = "mixture_of_experts";
     const NUMBERS: usize = ROWS * WIDTH;
     const WHOLE: usize = 0;
+    const IS_RECORDED: bool = false;
 
     fn new(device: &Device) -> Self {
         Self {
@@ -327,6 +328,7 @@ impl Small for Quantiles {
     const NAME: &'static str = "quantiles";
     const NUMBERS: usize = ROWS * 7;
     const WHOLE: usize = 0;
+    const IS_RECORDED: bool = false;
 
     fn new(device: &Device) -> Self {
         Self { body: linear(6, WIDTH, device), head: linear(WIDTH, 3, device) }

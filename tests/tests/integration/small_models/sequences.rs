@@ -344,6 +344,7 @@ impl Small for Translator {
     const NUMBERS: usize = 1;
     const WHOLE: usize = BATCH * LENGTH;
     const BELOW: i64 = WORDS as i64;
+    const IS_RECORDED: bool = false;
 
     fn new(device: &Device) -> Self {
         let attention = || MultiHeadAttentionConfig::new(WIDTH, 2).with_dropout(0.0).init(device);
