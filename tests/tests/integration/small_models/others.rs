@@ -98,7 +98,6 @@ impl Small for Experts {
     const NAME: &'static str = "mixture_of_experts";
     const NUMBERS: usize = ROWS * WIDTH;
     const WHOLE: usize = 0;
-    const IS_RECORDED: bool = false;
 
     fn new(device: &Device) -> Self {
         Self {
@@ -109,8 +108,9 @@ impl Small for Experts {
 
     fn loss(&self, (numbers, _): Batch) -> Tensor<1> {
         let x = numbers.reshape([ROWS, WIDTH]);
-        let (scores, which) = self.gate.forward(x.clone()).topk_with_indices(2, 1);
-        let weights = softmax(scores, 1);
+        let scores = self.gate.forward(x.clone());
+        let which = scores.clone().argtopk(2, 1);
+        let weights = softmax(scores.gather(1, which.clone()), 1);
         let all = self.experts.iter().map(|expert| mish(expert.forward(x.clone())));
         let all: Tensor<3> = Tensor::stack(all.collect(), 1);
         let which = which.unsqueeze_dim::<3>(2).repeat_dim(2, WIDTH);
