@@ -49,6 +49,22 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/backend/src/fused/matmul/placed.rs",
+        tests: &["naive_attention", "small_models"],
+        rows: &[
+            host(
+                "rows of a transposed product taken for its columns",
+                "strides.swap(of_matrix, of_matrix + 1)",
+                "strides.swap(of_matrix, of_matrix)",
+            ),
+            host(
+                "heads beside each other taken for heads one after the other",
+                "heads * placed.n",
+                "placed.n",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/backend/src/fused/matmul/chain.rs",
         tests: &["linear", "matmul", "gelu"],
         rows: &[

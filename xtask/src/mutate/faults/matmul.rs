@@ -89,6 +89,11 @@ pub(super) const FILES: &[InFile] = &[
                 "epilogue.alpha * epilogue.lhs_scale[0] * epilogue.rhs_scale[0]",
                 "epilogue.alpha * epilogue.lhs_scale[0]",
             ),
+            device(
+                "heads of a token over each other",
+                "(batch / inner_batches * m + row) * inner_batches + batch % inner_batches",
+                "(batch / inner_batches * m + row) * inner_batches",
+            ),
             device("wrong sign in SiLU", "x / (1.0f32 + (-x).exp())", "x / (1.0f32 + x.exp())"),
             device("no rectifier", "select(x < 0.0f32, 0.0f32, x)", "x"),
             device("last bias lost", "column < columns", "column + 1 < columns"),

@@ -47,18 +47,11 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/matmul/mma_tile.rs",
         tests: PRODUCTS,
-        rows: &[
-            device(
-                "splits over each other",
-                "(work.split * extent.batches + work.batch) * extent.m",
-                "work.batch * extent.m",
-            ),
-            device(
-                "bias of the first warp for all",
-                "bias_at + fragments.column * comptime!(element_bytes(half))",
-                "bias_at",
-            ),
-        ],
+        rows: &[device(
+            "bias of the first warp for all",
+            "bias_at + fragments.column * comptime!(element_bytes(half))",
+            "bias_at",
+        )],
     },
     InFile {
         file: "crates/kernels/src/matmul/ring.rs",
@@ -79,11 +72,6 @@ pub(super) const FILES: &[InFile] = &[
                 "work.row + lane / 32 * 16 + lane % 32 / 4",
             ),
             device(
-                "splits over each other",
-                "(work.split * extent.batches + work.batch) * extent.m",
-                "work.batch * extent.m",
-            ),
-            device(
                 "first block again and again",
                 "block * comptime!(self.block_k)",
                 "work.first_block * comptime!(self.block_k)",
@@ -102,6 +90,11 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/matmul/store.rs",
         tests: EPILOGUES,
         rows: &[
+            device(
+                "splits over each other",
+                "work.split * extent.batches + work.batch",
+                "work.batch",
+            ),
             device("dropped scale", "finish.scale * sum + offset", "sum + offset"),
             device(
                 "dropped factor of the residual",
