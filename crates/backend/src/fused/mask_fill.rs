@@ -3,7 +3,7 @@
 use crate::{
     declined::unsupported,
     stream::number,
-    tensors::{Tensors, cube_tensor, known_output, register_cube_tensor, take_cube_tensor},
+    tensors::{Input, Tensors, known_output, register_cube_tensor, take_cube_tensor},
 };
 use blackburn_kernels::KernelError;
 use burn_backend::cubecl::dtype_to_elem_type;
@@ -69,10 +69,12 @@ impl MaskFill {
         let number = self.number(context);
         let number = number.ok_or_else(|| unsupported(op, "a mask's number is unknown"))?;
         known_output(context, &self.out, op)?;
-        let [input, mask] = [&self.input, &self.mask].map(|it| cube_tensor(context, it, op));
-        if !lie_alike(&input?, &mask?) {
+        let input = Input::of(context, &self.input, op)?;
+        if !input.lies_as(&Input::of(context, &self.mask, op)?) {
             return Err(unsupported(op, "a mask that lies otherwise than what it masks"));
         }
+        // It holds the memory, too, and the kernel writes there only where nobody else does.
+        drop(input);
         let input = take_cube_tensor(context, &self.input, op)?;
         let mask = take_cube_tensor(context, &self.mask, op)?;
         let meta = input.meta.clone();
@@ -83,26 +85,6 @@ impl MaskFill {
         let filled = mask_fill(in_a_row(input), in_a_row(mask), number, strategy, dtype);
         register_cube_tensor(context, &self.out, CubeTensor { meta, ..filled }, op)
     }
-}
-
-/// Whether elements of both lie in the same order, without gaps.
-fn lie_alike(a: &CubeTensor, b: &CubeTensor) -> bool {
-    let places = |tensor: &CubeTensor| -> Vec<(usize, usize)> {
-        let sizes = tensor.meta.shape().iter().copied();
-        sizes.zip(tensor.meta.strides().iter().copied()).collect()
-    };
-    let (of_a, of_b) = (places(a), places(b));
-    let are_same = of_a.len() == of_b.len()
-        && of_a.iter().zip(&of_b).all(|(a, b)| a.0 == b.0 && (a.0 == 1 || a.1 == b.1));
-    let mut inner_first: Vec<_> = of_a.into_iter().filter(|(size, _)| *size != 1).collect();
-    inner_first.sort_by_key(|(_, stride)| *stride);
-    let mut elements = 1;
-    let is_dense = inner_first.into_iter().all(|(size, stride)| {
-        let follows = stride == elements;
-        elements *= size;
-        follows
-    });
-    are_same && is_dense
 }
 
 /// The same memory as one row.

@@ -44,8 +44,8 @@ pub struct Epilogue {
     /// nothing yet. Without a residual it has no meaning.
     pub beta: f32,
     /// Whether rows of the inner batch's matrices take turns: the output lies as `[outer, m, inner, n]` and not as
-    /// `[outer, inner, m, n]`. Attention's output so has the heads of a token beside each other. With it go the
-    /// residual and the kept preactivation.
+    /// `[outer, inner, m, n]`. The heads of a token then lie beside each other in attention's output. The residual and
+    /// the kept preactivation lie in the same way.
     pub interleaved: bool,
 }
 

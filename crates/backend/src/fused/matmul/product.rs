@@ -122,8 +122,8 @@ impl Chain {
             Some(output) => (output, None),
             None => {
                 let known = context.tensors.get(&out.id);
-                let shape = known.map(|known| known.shape.to_vec()).unwrap_or_default();
-                let placed = Placed::of(&problem, &epilogue, &shape, &rhs);
+                let shape: &[usize] = known.map_or(&[], |known| &known.shape);
+                let placed = Placed::of(&problem, &epilogue, shape, &rhs);
                 let (problem, turned) = (placed.problem, placed.turned);
                 epilogue.interleaved = placed.interleaved;
                 let [lhs, rhs] = if turned { [&rhs, &lhs] } else { [&lhs, &rhs] };
