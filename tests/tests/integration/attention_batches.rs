@@ -35,6 +35,7 @@ const SMALLEST: AttentionBlueprint = AttentionBlueprint {
     tile_kv: 16,
     atomic: false,
     split: false,
+    spans: false,
 };
 
 pub(super) fn trials() -> Vec<Trial> {

@@ -100,6 +100,7 @@ fn long() -> Vec<AttentionCase> {
         dropout: DROPOUT,
         mask: Some(PairShape::PerBatch),
         dead_rows: true,
+        documents: false,
         bias: Some(PairShape::PerHead),
     };
     vec![
@@ -132,6 +133,18 @@ fn long() -> Vec<AttentionCase> {
             AttentionOptions { dead_rows: true, ..mask(PairShape::PerBatch, PLAIN) },
         ),
         case(
+            "documents, a key of two heads",
+            [2, 8, 4],
+            [1100, 1100, 64],
+            AttentionOptions { documents: true, ..mask(PairShape::PerBatch, PLAIN) },
+        ),
+        case(
+            "documents, and rows that see nothing",
+            [2, 8, 8],
+            [1028, 1300, 128],
+            AttentionOptions { documents: true, dead_rows: true, ..mask(PairShape::Shared, PLAIN) },
+        ),
+        case(
             "a bias for all heads",
             [2, 8, 8],
             [1100, 1030, 64],
@@ -144,7 +157,12 @@ fn long() -> Vec<AttentionCase> {
 
 /// The same options where software computes.
 fn short() -> Vec<AttentionCase> {
-    let chosen = ["a sequence of 4100", "a key of four heads, causal", "everything"];
+    let chosen = [
+        "a sequence of 4100",
+        "a key of four heads, causal",
+        "documents, a key of two heads",
+        "everything",
+    ];
     let cases = long().into_iter().filter(|case| chosen.contains(&case.name));
     cases.map(short_of).collect()
 }

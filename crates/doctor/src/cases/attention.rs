@@ -17,7 +17,7 @@ pub(super) fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told
     };
     let mut all = Vec::new();
     for (number, (options, head_dim)) in of_family.into_iter().enumerate() {
-        use Options::{Bias, Causal, Dropout, Everything, Mask, Packed, Plain};
+        use Options::{Bias, Causal, Dropout, Everything, Mask, Packed, Plain, SharedMask};
         if options == Packed {
             // It has an order in memory of its own, which cases do not draw.
             continue;
@@ -44,7 +44,9 @@ pub(super) fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told
             .with("seq_kv", seq_kv);
         if !plain {
             told = told
-                .with("mask", everything || options == Mask)
+                .with("mask", everything || matches!(options, Mask | SharedMask))
+                .named("mask-shape", if options == SharedMask { "Shared" } else { "Full" })
+                .with("documents", options == SharedMask)
                 .with("bias", everything || options == Bias)
                 .with("windowed", everything)
                 .with("capped", everything || options == Bias)

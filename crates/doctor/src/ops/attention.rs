@@ -119,6 +119,7 @@ pub(super) fn options(draw: &mut Draw, head_dim: usize, by_pairs: bool) -> Atten
     if options.mask.is_some() {
         options.mask = Some(draw.one_of("mask-shape", &SHAPES));
         options.dead_rows = draw.holds("dead-rows", 3);
+        options.documents = draw.holds("documents", 2);
     }
     if options.bias.is_some() {
         options.bias = Some(draw.one_of("bias-shape", &SHAPES));

@@ -30,6 +30,10 @@ pub struct AttentionBlueprint {
     /// Whether the forward pass divides the keys of a head among cubes, `tile_kv` for each, and a second kernel merges
     /// what they found. `tile_q` counts the rows that share keys then: queries of all heads that one of keys serves.
     pub split: bool,
+    /// Whether a kernel finds which keys each block of 64 queries sees through the mask, and which all of its queries see,
+    /// before a pass. Tiles that are masked as a whole are then left out, and pairs of tiles that are not masked at all
+    /// are not looked up.
+    pub spans: bool,
 }
 
 /// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
@@ -80,6 +84,10 @@ const SPLIT_SEQ_KV: usize = 128;
 /// holds at once, so that it is not idle for long at the end. Estimates.
 const SPLIT_KEYS: usize = 128;
 const SPLIT_CUBES: usize = 8;
+
+/// Arithmetic of the forward pass over all pairs from which on spans of a mask are worth finding: some 10 us on an H200.
+/// An estimate.
+const SPANS_FLOPS: usize = 4_000_000_000;
 
 /// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
 fn fits_sums(problem: &AttentionProblem) -> bool {
@@ -140,6 +148,7 @@ impl AttentionBlueprint {
                 tile_kv: side,
                 atomic: false,
                 split: false,
+                spans: false,
             };
             (plan, kernel.shared_bytes())
         });
@@ -182,7 +191,7 @@ impl AttentionBlueprint {
         let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
         let is_best = rows <= SPLIT_ROWS && problem.seq_kv >= SPLIT_SEQ_KV;
         let (first, last) = if is_best { (split, None) } else { (None, split) };
-        first
+        let plans: Vec<_> = first
             .into_iter()
             .chain(before)
             .chain(tcgen05)
@@ -191,7 +200,22 @@ impl AttentionBlueprint {
             .chain(mma)
             .chain(portable)
             .chain(last)
-            .collect()
+            .collect();
+        Self::with_spans(plans, problem)
+    }
+
+    /// The plans, and where there can be spans of a mask each of them with those: first where they are worth a launch.
+    fn with_spans(plans: Vec<Self>, problem: &AttentionProblem) -> Vec<Self> {
+        if !problem.may_have_spans() {
+            return plans;
+        }
+        let with_them: Vec<_> =
+            plans.iter().filter(|plan| !plan.split).map(|plan| Self { spans: true, ..*plan }).collect();
+        let AttentionProblem { batch, heads_q, seq_q, seq_kv, head_dim, .. } = *problem;
+        let flops = [heads_q, seq_q, seq_kv, head_dim]
+            .into_iter()
+            .fold(batch.saturating_mul(4), usize::saturating_mul);
+        if flops < SPANS_FLOPS { [plans, with_them].concat() } else { [with_them, plans].concat() }
     }
 
     /// Whether plans that divide keys serve the problem's options.
@@ -211,7 +235,14 @@ impl AttentionBlueprint {
         let tiles = problem.batch * problem.heads_kv * rows.div_ceil(tile_q);
         let splits = (device.multiprocessors * SPLIT_CUBES).div_ceil(tiles);
         let tile_kv = problem.seq_kv.div_ceil(splits).next_multiple_of(64).max(SPLIT_KEYS);
-        Some(Self { family: Family::Portable, tile_q, tile_kv, atomic: false, split: true })
+        Some(Self {
+            family: Family::Portable,
+            tile_q,
+            tile_kv,
+            atomic: false,
+            split: true,
+            spans: false,
+        })
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.
@@ -259,7 +290,14 @@ impl AttentionBlueprint {
             && tcgen05_bytes(pass, problem.head_dim) <= device.shared_bytes;
         let tile_q = if atomic { TCGEN05_SIDE } else { 2 * TCGEN05_SIDE };
         let family = Family::Tcgen05;
-        serves.then_some(Self { family, tile_q, tile_kv: TCGEN05_SIDE, atomic, split: false })
+        serves.then_some(Self {
+            family,
+            tile_q,
+            tile_kv: TCGEN05_SIDE,
+            atomic,
+            split: false,
+            spans: false,
+        })
     }
 
     /// The plan by Hopper's instructions, if they serve the problem.
@@ -283,6 +321,7 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: false,
             split: false,
+            spans: false,
         })
     }
 
@@ -299,6 +338,7 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: true,
             split: false,
+            spans: false,
         };
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
         let has_options = softcap.is_some()
@@ -353,18 +393,28 @@ impl AttentionBlueprint {
             (Pass::Forward, _) => 32,
         };
         let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
-        fits.then_some(Self { family: Family::Mma, tile_q, tile_kv, atomic: false, split: false })
+        fits.then_some(Self {
+            family: Family::Mma,
+            tile_q,
+            tile_kv,
+            atomic: false,
+            split: false,
+            spans: false,
+        })
     }
 }
 
 impl fmt::Display for AttentionBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, tile_q, tile_kv, atomic, split } = self;
+        let Self { family, tile_q, tile_kv, atomic, split, spans } = self;
         if *split {
             return write!(f, "{family}, tiles of {tile_q} rows, {tile_kv} keys a cube, merged");
         }
         write!(f, "{family}, tiles of {tile_q} queries by {tile_kv} keys")?;
-        if *atomic { write!(f, ", products once, atomic dq") } else { Ok(()) }
+        if *atomic {
+            write!(f, ", products once, atomic dq")?;
+        }
+        if *spans { write!(f, ", spans of the mask") } else { Ok(()) }
     }
 }
 

@@ -1,11 +1,12 @@
 //! A problem that was checked, with its tensors, and what every family's launches are given of it.
 
 use super::{
-    AttentionProblem,
+    AttentionBlueprint, AttentionProblem,
+    mask_spans::Spans,
     problem::{Dropout, HeadStrides, OP, Pairs, clamped, invalid, unsupported},
     rules::{
         HeadsLaunch, NumbersLaunch, Options, PairStridesLaunch, RulesLaunch, SizesLaunch,
-        StridesLaunch,
+        SpanStridesLaunch, StridesLaunch,
     },
 };
 use crate::{
@@ -95,6 +96,8 @@ pub(super) struct Call<'a> {
     pub(super) client: &'a Client,
     pub(super) problem: &'a AttentionProblem,
     pub(super) inputs: &'a AttentionInputs<'a>,
+    /// Of the mask, if they were asked for.
+    spans: Option<Spans>,
 }
 
 impl<'a> Call<'a> {
@@ -104,9 +107,15 @@ impl<'a> Call<'a> {
         inputs: &'a AttentionInputs<'a>,
     ) -> Result<Self, KernelError> {
         problem.validate()?;
-        let call = Self { client, problem, inputs };
+        let call = Self { client, problem, inputs, spans: None };
         call.check_inputs()?;
         Ok(call)
+    }
+
+    /// The call, with the spans of its mask where the plan has them.
+    pub(super) fn planned(self, blueprint: &AttentionBlueprint) -> Result<Self, KernelError> {
+        let spans = if blueprint.spans { Spans::of(&self)? } else { None };
+        Ok(Self { spans, ..self })
     }
 
     fn check_inputs(&self) -> Result<(), KernelError> {
@@ -181,6 +190,7 @@ impl<'a> Call<'a> {
         let (problem, inputs) = (self.problem, self.inputs);
         RulesLaunch {
             mask: inputs.mask.unwrap_or(inputs.q).arg(1),
+            spans: self.spans.as_ref().map_or(inputs.q, |spans| &spans.buffer).arg(1),
             bias: inputs.bias.unwrap_or(inputs.q).arg(1),
             starts: inputs.starts.unwrap_or(inputs.q).arg(1),
             key: inputs.key.unwrap_or(inputs.q).arg(1),
@@ -196,7 +206,15 @@ impl<'a> Call<'a> {
             numbers: numbers(problem),
             mask_strides: pairs(problem.mask),
             bias_strides: pairs(problem.bias),
-            options: Options { key: inputs.key.is_some(), ..options(problem) },
+            span_strides: self.spans.as_ref().map_or(
+                SpanStridesLaunch { batch: 0, block: 0 },
+                |spans| SpanStridesLaunch { batch: spans.batch as u32, block: spans.block as u32 },
+            ),
+            options: Options {
+                key: inputs.key.is_some(),
+                spans: self.spans.is_some(),
+                ..options(problem)
+            },
         }
     }
 
@@ -256,6 +274,7 @@ pub(super) fn options(problem: &AttentionProblem) -> Options {
         dropout: problem.dropout.is_some_and(|dropout| dropout.rate > 0.0),
         packed: problem.packed.is_some(),
         key: false,
+        spans: false,
     }
 }
 

@@ -99,6 +99,7 @@ mod forward;
 #[cfg(feature = "cuda")]
 mod kept_bits;
 mod launch;
+mod mask_spans;
 #[cfg(feature = "cuda")]
 mod mma_backward;
 #[cfg(feature = "cuda")]

@@ -353,7 +353,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     barrier_wait(places.full + from.stage * 8, from.phase);
                     let options = comptime!(rules.options);
                     // Both ways write the registers themselves: none is left for a copy.
-                    if comptime!(options.mask || options.dropout) || checked {
+                    if comptime!(options.concern_every_tile()) || checked {
                         step::<I, M>(k_tile, v_tile, &stage, &tile, lane, true, blueprint);
                     } else {
                         step::<I, M>(k_tile, v_tile, &stage, &tile, lane, false, blueprint);

@@ -99,7 +99,7 @@ pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
     is_checked: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(tile.sequence.rules.options);
-    if comptime!(options.mask || options.dropout) || is_checked {
+    if comptime!(options.concern_every_tile()) || is_checked {
         gradients_of::<I, M, R>(products, terms, tile, true)
     } else {
         gradients_of::<I, M, R>(products, terms, tile, false)
@@ -202,8 +202,8 @@ pub(super) fn store<I: Float, R: Size>(
     }
 }
 
-/// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window or the
-/// ends.
+/// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window, the ends or the mask's
+/// spans.
 #[cube]
 pub(super) fn is_checked<I: Float, M: Numeric>(
     sequence: &Sequence<'_, I, M>,
@@ -226,6 +226,10 @@ pub(super) fn is_checked<I: Float, M: Numeric>(
     }
     if comptime!(sequence.rules.options.left) {
         checked = checked || distance - i32::cast_from(queries) + 1 < -numbers.left;
+    }
+    if comptime!(sequence.rules.options.spans) {
+        let (begin, end) = sequence.open_to_all(query, queries);
+        checked = checked || key < begin || key + keys > end;
     }
     checked
 }

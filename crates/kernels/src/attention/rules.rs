@@ -1,6 +1,9 @@
 //! What a score is, and which pairs of a query and a key have one: device code that all kernels share.
 
-use super::dropout::{Seeds, random_draw};
+use super::{
+    dropout::{Seeds, random_draw},
+    mask_spans::BLOCK,
+};
 use crate::philox::combined;
 use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
@@ -15,11 +18,21 @@ pub(crate) struct Options {
     pub(crate) right: bool,
     pub(crate) softcap: bool,
     pub(crate) mask: bool,
+    /// The mask's spans were found before.
+    pub(crate) spans: bool,
     pub(crate) bias: bool,
     pub(crate) dropout: bool,
     pub(crate) packed: bool,
     /// A key on the device is combined with dropout's seed.
     pub(crate) key: bool,
+}
+
+impl Options {
+    /// Whether each pair's number has to be drawn or looked up, in every tile.
+    #[cfg(feature = "cuda")]
+    pub(super) fn concern_every_tile(self) -> bool {
+        self.dropout || self.mask && !self.spans
+    }
 }
 
 /// Which side of the pairs a backward kernel computes gradients of; in the forward pass, queries.
@@ -72,6 +85,13 @@ pub(crate) struct PairStrides {
     pub(crate) column: u32,
 }
 
+/// Numbers from one sequence's spans, and from one block's, to the next ones'; 0 where one serves all.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct SpanStrides {
+    pub(crate) batch: u32,
+    pub(crate) block: u32,
+}
+
 /// The numbers of the options.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Numbers {
@@ -91,6 +111,8 @@ pub(crate) struct Numbers {
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) mask: Box<[M]>,
+    /// Keys that blocks of queries see through the mask; see [`mask_spans`](super::mask_spans).
+    pub(crate) spans: Box<[u32]>,
     pub(crate) bias: Box<[I]>,
     /// Where packed sequences begin, and the end: of q, then of k and v.
     pub(crate) starts: Box<[u32]>,
@@ -100,6 +122,7 @@ pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) numbers: Numbers,
     pub(crate) mask_strides: PairStrides,
     pub(crate) bias_strides: PairStrides,
+    pub(crate) span_strides: SpanStrides,
     #[cube(comptime)]
     pub(crate) options: Options,
 }
@@ -220,6 +243,19 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
             let key = i32::cast_from(end) + self.diagonal + self.rules.numbers.right;
             stop = bounded(key, self.seq_kv);
         }
+        if comptime!(self.rules.options.spans) {
+            let mut seen_begin = self.seq_kv;
+            let mut seen_end = 0u32;
+            for block in self.block_of(first)..self.block_of(end - 1) + 1 {
+                let (from, to) = self.span(block, 0u32);
+                if from < to {
+                    seen_begin = min(seen_begin, from);
+                    seen_end = max(seen_end, to);
+                }
+            }
+            stop = min(stop, seen_end);
+            begin = min(max(begin, seen_begin), stop);
+        }
         (begin, stop)
     }
 
@@ -234,6 +270,47 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
         if comptime!(self.rules.options.left) {
             let query = i32::cast_from(end) - self.diagonal + self.rules.numbers.left;
             stop = bounded(query, self.seq_q);
+        }
+        if comptime!(self.rules.options.spans) {
+            let size = comptime!(BLOCK as u32);
+            let mut seeing_begin = self.seq_q;
+            let mut seeing_end = 0u32;
+            for block in 0..self.seq_q.div_ceil(size) {
+                let (from, to) = self.span(block, 0u32);
+                if from < end && to > first {
+                    seeing_begin = min(seeing_begin, block * size);
+                    seeing_end = (block + 1) * size;
+                }
+            }
+            stop = min(stop, seeing_end);
+            begin = min(max(begin, seeing_begin), stop);
+        }
+        (begin, stop)
+    }
+
+    /// The block of queries that `row` is in, or the last one.
+    fn block_of(&self, row: u32) -> u32 {
+        min(row, self.seq_q - 1) / comptime!(BLOCK as u32)
+    }
+
+    /// Keys of a block of queries: of number 0 some of which are seen, of number 2 all of which are.
+    fn span(&self, block: u32, number: u32) -> (u32, u32) {
+        let strides = &self.rules.span_strides;
+        let at = self.batch * strides.batch + block * strides.block + number;
+        (self.rules.spans[at as usize], self.rules.spans[(at + 1) as usize])
+    }
+
+    /// Keys that the mask leaves to all of the `rows` queries from `first` on: the first and the one after the last.
+    #[cfg(feature = "cuda")]
+    pub(super) fn open_to_all(&self, first: u32, rows: u32) -> (u32, u32) {
+        let mut begin = 0u32;
+        let mut stop = self.seq_kv;
+        if comptime!(self.rules.options.spans) {
+            for block in self.block_of(first)..self.block_of(first + rows - 1) + 1 {
+                let (from, to) = self.span(block, 2u32);
+                begin = max(begin, from);
+                stop = min(stop, to);
+            }
         }
         (begin, stop)
     }
@@ -304,8 +381,8 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
     }
 }
 
-/// Keys that all of the `rows` queries from `first` on see, but for a mask: the first and the one
-/// after the last.
+/// Keys that all of the `rows` queries from `first` on see, but for a mask without spans: the first and the one after
+/// the last.
 #[cfg(feature = "cuda")]
 #[cube]
 pub(super) fn keys_of_all<I: Float, M: Numeric>(
@@ -314,16 +391,15 @@ pub(super) fn keys_of_all<I: Float, M: Numeric>(
     #[comptime] rows: u32,
 ) -> (u32, u32) {
     let rules = sequence.rules;
-    let mut begin = 0u32;
-    let mut stop = sequence.seq_kv;
+    let (mut begin, mut stop) = sequence.open_to_all(first, rows);
     if comptime!(rules.options.left) {
         let last = first + comptime!(rows - 1);
         let key = i32::cast_from(last) + sequence.diagonal - rules.numbers.left;
-        begin = u32::cast_from(max(key, 0i32));
+        begin = max(begin, u32::cast_from(max(key, 0i32)));
     }
     if comptime!(rules.options.right) {
         let key = i32::cast_from(first) + sequence.diagonal + rules.numbers.right + 1;
-        stop = bounded(key, sequence.seq_kv);
+        stop = min(stop, bounded(key, sequence.seq_kv));
     }
     (begin, stop)
 }

@@ -100,7 +100,8 @@ pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
     first_key: u32,
     is_checked: bool,
 ) -> Vector<f32, R> {
-    if comptime!(queries.sequence.rules.options.mask) || is_checked {
+    let options = comptime!(queries.sequence.rules.options);
+    if comptime!(options.mask && !options.spans) || is_checked {
         apply_rules_to::<I, M, R>(scores, queries, first_key, true)
     } else {
         apply_rules_to::<I, M, R>(scores, queries, first_key, false)

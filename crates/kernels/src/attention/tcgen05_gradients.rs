@@ -229,7 +229,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             };
             barrier_wait(at.terms.full + slot.stage * 8, slot.phase);
             let options = comptime!(rules.options);
-            if comptime!(options.mask || options.dropout) || checked {
+            if comptime!(options.concern_every_tile()) || checked {
                 step::<I, M>(at, &part, &rows, &upper, &lower, true, blueprint);
             } else {
                 step::<I, M>(at, &part, &rows, &upper, &lower, false, blueprint);

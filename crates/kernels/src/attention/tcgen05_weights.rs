@@ -142,7 +142,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                 let checked =
                     first_key < all_from || first_key + comptime!(tile_kv as u32) > all_to;
                 let options = comptime!(rules.options);
-                if comptime!(options.mask || options.dropout) || checked {
+                if comptime!(options.concern_every_tile()) || checked {
                     make_weights::<I, M, R, P>(
                         scores,
                         sums,

@@ -31,6 +31,8 @@ pub enum Options {
     Dropout,
     /// Causal, with a mask.
     Mask,
+    /// A mask that all heads share, so that its spans can be found.
+    SharedMask,
     /// A bias and bounded scores.
     Bias,
     /// A window on both sides, bounded scores, a mask, a bias and dropout.
@@ -45,6 +47,7 @@ impl Options {
             Self::Packed => "packed",
             Self::Dropout => "dropout",
             Self::Mask => "mask",
+            Self::SharedMask => "shared_mask",
             Self::Bias => "bias",
             Self::Everything => "everything",
         }
@@ -56,6 +59,7 @@ impl Options {
         let causal = AttentionProblem { window: Window { left: None, right: Some(0) }, ..plain };
         let dropout = Some(Dropout { rate: 0.1, seed: 1 });
         let pairs = Pairs { batch: HEADS * SEQ * SEQ, head: SEQ * SEQ, row: SEQ, column: 1 };
+        let shared = Pairs { batch: SEQ * SEQ, head: 0, ..pairs };
         match self {
             Self::Plain => plain,
             Self::Causal => causal,
@@ -67,6 +71,7 @@ impl Options {
             }
             Self::Dropout => AttentionProblem { dropout, ..causal },
             Self::Mask => AttentionProblem { mask: Some(pairs), ..causal },
+            Self::SharedMask => AttentionProblem { mask: Some(shared), ..plain },
             Self::Bias => AttentionProblem { bias: Some(pairs), softcap: Some(30.0), ..plain },
             Self::Everything => AttentionProblem {
                 window: Window { left: Some(128), right: Some(0) },
@@ -81,19 +86,24 @@ impl Options {
 }
 
 /// Heads of each size that tensor cores are planned for apart, with the options that are checked there.
-pub const ON_TENSOR_CORES: [(Options, &[usize]); 7] = [
+pub const ON_TENSOR_CORES: [(Options, &[usize]); 8] = [
     (Options::Plain, &[32, 64, 96, 128, 256]),
     (Options::Causal, &[64, 128, 256]),
     (Options::Packed, &[64, 128]),
     (Options::Dropout, &[64, 128]),
     (Options::Mask, &[64, 128]),
+    (Options::SharedMask, &[64, 128]),
     (Options::Bias, &[64, 128]),
     (Options::Everything, &[64, 128]),
 ];
 
 /// What ordinary arithmetic is checked with: heads for each number of rows of a unit.
-pub const PORTABLE: [(Options, usize); 3] =
-    [(Options::Causal, 64), (Options::Causal, 128), (Options::Everything, 256)];
+pub const PORTABLE: [(Options, usize); 4] = [
+    (Options::Causal, 64),
+    (Options::Causal, 128),
+    (Options::SharedMask, 64),
+    (Options::Everything, 256),
+];
 
 /// Both passes of each problem by every plan of tensor cores, and by the first of ordinary arithmetic.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
@@ -130,7 +140,9 @@ fn passes(
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.retain(|plan| is_asked(plan.family));
         // Smaller tiles are the same code, but where more keys are more warpgroups.
-        plans.dedup_by_key(|plan| (plan.family, plan.split, plan.atomic.then_some(plan.tile_kv)));
+        plans.dedup_by_key(|plan| {
+            (plan.family, plan.split, plan.spans, plan.atomic.then_some(plan.tile_kv))
+        });
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());
             all.push(Variant::new(name, plan.promises(&problem), move |client| {

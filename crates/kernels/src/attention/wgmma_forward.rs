@@ -13,7 +13,7 @@ use super::{
     pipeline::{CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules_to, pack_registers, queries_at, rescale, unseen, weigh,
+        Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale, unseen, weigh,
         write_rows,
     },
 };
@@ -272,7 +272,12 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     }
                     advance(&mut k_slot, stages);
                     let first_key = first * tile_kv;
-                    let ruled = apply_rules_to::<I, M, R>(scores, &queries, first_key, true);
+                    let ruled = if comptime!(rules.options.spans) {
+                        let checked = first_key < all_from || first_key + tile_kv > all_to;
+                        apply_rules::<I, M, R>(scores, &queries, first_key, checked)
+                    } else {
+                        apply_rules_to::<I, M, R>(scores, &queries, first_key, true)
+                    };
                     let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
                     let mut weights = packed_weights::<R, P>(weighed, blueprint);
                     for tile in first + 1..last {
@@ -284,7 +289,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
                         let options = comptime!(rules.options);
                         // Both ways write the registers themselves: none is left for a copy.
-                        if comptime!(options.mask || options.dropout) || checked {
+                        if comptime!(options.concern_every_tile()) || checked {
                             let stepped = step::<I, M, R, P>(
                                 sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
                                 first_key, true, blueprint,

@@ -19,6 +19,7 @@ const EVERYTHING: AttentionOptions = AttentionOptions {
     dropout: DROPOUT,
     mask: Some(PairShape::PerBatch),
     dead_rows: true,
+    documents: false,
     bias: Some(PairShape::PerHead),
 };
 
@@ -76,6 +77,7 @@ pub fn options() -> Vec<AttentionCase> {
     let window = |left, right| AttentionOptions { window: Some(Window { left, right }), ..PLAIN };
     let mask = |shape| AttentionOptions { mask: Some(shape), ..PLAIN };
     let bias = |shape| AttentionOptions { bias: Some(shape), ..PLAIN };
+    let documents = |shape| AttentionOptions { documents: true, ..mask(shape) };
     let dead_rows = AttentionOptions { dead_rows: true, ..mask(PairShape::Full) };
     // Batch, heads of queries, heads of keys; queries, keys, head dimension.
     let cases = [
@@ -121,6 +123,19 @@ pub fn options() -> Vec<AttentionCase> {
         ("mask for each sequence", [2, 2, 2], [31, 65, 64], mask(PairShape::PerBatch)),
         ("mask for each head", [2, 2, 1], [64, 63, 32], mask(PairShape::PerHead)),
         ("mask with rows that see nothing", [1, 2, 2], [33, 65, 96], dead_rows),
+        ("documents", [2, 4, 2], [150, 150, 64], documents(PairShape::Shared)),
+        (
+            "documents of each sequence, and rows that see nothing",
+            [2, 2, 1],
+            [199, 250, 32],
+            AttentionOptions { dead_rows: true, ..documents(PairShape::PerBatch) },
+        ),
+        (
+            "documents, causal",
+            [1, 2, 2],
+            [130, 251, 64],
+            AttentionOptions { causal: true, ..documents(PairShape::PerBatch) },
+        ),
         ("bias, shared", [2, 2, 2], [33, 31, 64], bias(PairShape::Shared)),
         ("bias for each sequence", [2, 2, 2], [17, 63, 64], bias(PairShape::PerBatch)),
         ("bias for each head", [2, 4, 2], [65, 33, 64], bias(PairShape::PerHead)),

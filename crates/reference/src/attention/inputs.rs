@@ -24,7 +24,8 @@ pub struct AttentionInputs {
 
 impl AttentionInputs {
     /// Normal numbers of deviation 1, rounded to `storage`, and a mask that leaves out about a
-    /// third of the pairs: for [`PairShape::Keys`] the last keys of a sequence, else random ones.
+    /// third of the pairs: for [`PairShape::Keys`] the last keys of a sequence, else random ones, or all but those
+    /// of documents.
     pub fn generate(case: &AttentionCase, seed: u64, storage: Storage) -> Self {
         let draw = |stream: u64, count| {
             normal(seed.wrapping_mul(6).wrapping_add(stream), count, 1.0, storage)
@@ -52,6 +53,12 @@ fn mask(case: &AttentionCase, shape: PairShape, seed: u64) -> Vec<bool> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut below = |limit: usize| (rng.next_u64() % limit as u64) as usize;
     let mut mask = Vec::with_capacity(case.pair_len(shape));
+    if case.options.documents && shape != PairShape::Keys {
+        for _ in 0..batch * heads {
+            add_documents([rows, keys], case.options.dead_rows, &mut below, &mut mask);
+        }
+        return mask;
+    }
     for row in 0..batch * heads * rows {
         if shape == PairShape::Keys {
             // From a sixth to a half, so that some key always stays.
@@ -63,6 +70,36 @@ fn mask(case: &AttentionCase, shape: PairShape, seed: u64) -> Vec<bool> {
         }
     }
     mask
+}
+
+/// Adds the mask of a head: documents, each a run of queries over as large a share of the keys. Queries see all of it, it
+/// up to their own place, or two thirds of it. With `has_dead` some see nothing.
+fn add_documents(
+    [rows, keys]: [usize; 2],
+    has_dead: bool,
+    below: &mut impl FnMut(usize) -> usize,
+    mask: &mut Vec<bool>,
+) {
+    let mut first = 0;
+    while first < rows {
+        let length = 1 + below((rows - first).min(rows * 2 / 3 + 1));
+        let place = |row: usize| row * keys / rows;
+        let (begin, end) = (place(first), place(first + length).max(place(first) + 1));
+        let kind = below(if has_dead { 4 } else { 3 });
+        for row in first..first + length {
+            let last = place(row).max(begin);
+            mask.extend((0..keys).map(|key| {
+                let is_seen = match kind {
+                    0 => true,
+                    1 => key <= last,
+                    2 => key == begin || below(3) > 0,
+                    _ => false,
+                };
+                !(begin..end).contains(&key) || !is_seen
+            }));
+        }
+        first += length;
+    }
 }
 
 #[cfg(test)]
@@ -87,6 +124,24 @@ mod tests {
             let share = mask.iter().filter(|masked| **masked).count() as f64 / mask.len() as f64;
             assert!((share - 1.0 / 3.0).abs() < 0.1, "{shape:?} {share}");
             assert!(mask.chunks_exact(60).all(|row| row.contains(&false)), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn documents_are_runs_of_keys_that_runs_of_queries_see() {
+        let options = AttentionOptions {
+            mask: Some(PairShape::PerBatch),
+            documents: true,
+            ..AttentionOptions::PLAIN
+        };
+        let (case, _) = generated(PairShape::PerBatch, false);
+        let case = AttentionCase { options, ..case };
+        let mask = AttentionInputs::generate(&case, 1, Storage::F32).mask.unwrap();
+        assert_eq!(mask.len(), case.pair_len(PairShape::PerBatch));
+        assert!(mask.chunks_exact(60).all(|row| row.contains(&false)));
+        let first = |row: &[bool]| row.iter().position(|masked| !masked);
+        for sequence in mask.chunks_exact(20 * 60) {
+            assert!(sequence.chunks_exact(60).map(first).is_sorted());
         }
     }
 

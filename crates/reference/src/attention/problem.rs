@@ -41,6 +41,8 @@ pub struct AttentionOptions {
     pub mask: Option<PairShape>,
     /// Whether a generated mask leaves out whole rows, too: 2, 7, 12 and so on.
     pub dead_rows: bool,
+    /// Whether a generated mask tells documents apart, where it has rows: runs of queries that see a run of keys each.
+    pub documents: bool,
     /// The shape of the bias, if there is one.
     pub bias: Option<PairShape>,
 }
@@ -55,6 +57,7 @@ impl AttentionOptions {
         dropout: None,
         mask: None,
         dead_rows: false,
+        documents: false,
         bias: None,
     };
 }

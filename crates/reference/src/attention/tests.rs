@@ -25,6 +25,7 @@ const EVERYTHING: AttentionCase = AttentionCase {
         dropout: Some(Dropout { rate: 0.25, seed: 7 }),
         mask: Some(PairShape::PerBatch),
         dead_rows: true,
+        documents: false,
         bias: Some(PairShape::PerHead),
     },
     ..CASE
