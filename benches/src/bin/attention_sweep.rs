@@ -5,6 +5,8 @@
 //! A plan is compared with the portable one before it is timed; that one is held against double
 //! precision by the tests, at lengths that double precision can be computed for.
 //!
+//! Rows of cases with `--mask` end in `mask`. Their arithmetic is that of the pairs which the mask leaves.
+//!
 //! Rows of packed sequences, whose shape ends in `packed`, have the same tokens in sequences of half to
 //! one and a half times that length, one behind the other.
 
@@ -13,7 +15,7 @@ use blackburn_kernels::{
     Family, Pass,
     attention::{
         AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, HeadStrides, Order,
-        Window, attention_backward, attention_backward_with, attention_forward,
+        Pairs, Window, attention_backward, attention_backward_with, attention_forward,
         attention_forward_with,
     },
     buffer::Buffer,
@@ -57,6 +59,10 @@ struct Arguments {
     /// Pack the tokens of a case into sequences of different lengths instead.
     #[arg(long, conflicts_with_all = ["memory", "module"])]
     packed: bool,
+    /// Mask by a tensor of bytes that all sequences and heads share: causal cases instead of causally, others to eight
+    /// documents.
+    #[arg(long, conflicts_with_all = ["packed", "memory", "module"])]
+    mask: bool,
     /// Run both passes by the plans that are picked once, and tell the memory that is in use while
     /// all tensors live, and what is reserved then, instead of comparing and timing.
     #[arg(long)]
@@ -105,7 +111,9 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     let shape = [case.batch, case.heads_q, case.seq_q, case.head_dim];
     let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
     problem.deterministic = arguments.deterministic;
-    if case.options.causal {
+    if arguments.mask {
+        problem.mask = Some(Pairs { batch: 0, head: 0, row: case.seq_kv, column: 1 });
+    } else if case.options.causal {
         problem.window = Window { left: None, right: Some(0) };
     }
     if arguments.packed {
@@ -144,10 +152,33 @@ fn starts(client: &Client, case: &AttentionCase) -> Buffer {
     }
 }
 
+/// Documents of a sequence.
+const DOCUMENTS: usize = 8;
+
+/// What pairs are left out, a byte each.
+fn mask(client: &Client, case: &AttentionCase) -> Buffer {
+    let AttentionCase { seq_q, seq_kv, .. } = *case;
+    let document = |place: usize, tokens: usize| place * DOCUMENTS / tokens;
+    let is_left_out = |pair: usize| {
+        let (query, key) = (pair / seq_kv, pair % seq_kv);
+        match case.options.causal {
+            true => key > query + seq_kv - seq_q,
+            false => document(query, seq_q) != document(key, seq_kv),
+        }
+    };
+    let bytes: Vec<u8> = (0..seq_q * seq_kv).map(|pair| u8::from(is_left_out(pair))).collect();
+    Buffer {
+        handle: client.create_from_slice(&bytes),
+        elements: bytes.len(),
+        dtype: ElemType::UInt(UIntKind::U8),
+    }
+}
+
 /// Multiplications and additions of the forward pass.
 fn forward_flops(arguments: &Arguments, case: &AttentionCase) -> f64 {
     if !arguments.packed {
-        return case.forward_flops();
+        let is_parted = arguments.mask && !case.options.causal;
+        return case.forward_flops() / if is_parted { DOCUMENTS as f64 } else { 1.0 };
     }
     let of = |length| AttentionCase { batch: 1, seq_q: length, seq_kv: length, ..*case };
     lengths(case).into_iter().map(|length| of(length).forward_flops()).sum()
@@ -245,7 +276,9 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
     let [q, k, v, dout] = tensors(client, arguments, case);
     let starts = arguments.packed.then(|| starts(client, case));
     let starts = starts.as_ref();
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts, key: None };
+    let mask = arguments.mask.then(|| mask(client, case));
+    let mask = mask.as_ref();
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask, bias: None, starts, key: None };
     let message = |error: &dyn std::fmt::Display| error.to_string();
 
     let trusted = |pass: Pass| {
@@ -292,16 +325,21 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
         let expected = if plans.is_empty() { Vec::new() } else { run(&trusted(pass)?)? };
         for plan in plans {
             let mark = if Some(plan) == picked { "*" } else { "" };
-            let packed = if arguments.packed { " packed" } else { "" };
+            let tensor = match (arguments.packed, arguments.mask) {
+                (true, _) => " packed",
+                (_, true) => " mask",
+                _ => "",
+            };
             let row = format!(
-                "{:?}\t{}\t{}{packed}\t{pass:?}\t{mark}\t{:?} {}x{}{}",
+                "{:?}\t{}\t{}{tensor}\t{pass:?}\t{mark}\t{:?} {}x{}{}{}",
                 arguments.dtype,
                 case.name,
                 case.shape(),
                 plan.family,
                 plan.tile_q,
                 plan.tile_kv,
-                if plan.atomic { " atomic" } else { "" }
+                if plan.atomic { " atomic" } else { "" },
+                if plan.spans { " spans" } else { "" }
             );
             let checked =
                 run(&plan).and_then(|actual| distance(client, arguments.dtype, &actual, &expected));

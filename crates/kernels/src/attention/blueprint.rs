@@ -209,8 +209,11 @@ impl AttentionBlueprint {
         if !problem.may_have_spans() {
             return plans;
         }
-        let with_them: Vec<_> =
-            plans.iter().filter(|plan| !plan.split).map(|plan| Self { spans: true, ..*plan }).collect();
+        let with_them: Vec<_> = plans
+            .iter()
+            .filter(|plan| !plan.split)
+            .map(|plan| Self { spans: true, ..*plan })
+            .collect();
         let AttentionProblem { batch, heads_q, seq_q, seq_kv, head_dim, .. } = *problem;
         let flops = [heads_q, seq_q, seq_kv, head_dim]
             .into_iter()

@@ -18,11 +18,7 @@
 //! the first and the last that are seen are computed.
 
 use super::{AttentionProblem, Pairs, call::Call};
-use crate::{
-    KernelError,
-    buffer::Buffer,
-    device::grid,
-};
+use crate::{KernelError, buffer::Buffer, device::grid};
 use cubecl::{
     ir::{ElemType, UIntKind},
     prelude::*,
@@ -203,10 +199,6 @@ impl Spans {
             );
         }
         let step = |stride: usize, blocks: usize| if stride == 0 { 0 } else { 4 * blocks };
-        Ok(Some(Self {
-            buffer,
-            batch: step(pairs.batch, blocks),
-            block: step(pairs.row, 1),
-        }))
+        Ok(Some(Self { buffer, batch: step(pairs.batch, blocks), block: step(pairs.row, 1) }))
     }
 }

@@ -18,15 +18,20 @@ impl AttentionBlueprint {
             (true, false, false) | (false, false, true) => 16,
             (false, ..) => 0,
         };
-        let of_hopper = if wide && bias.is_some() { 480 } else { 0 };
+        let of_hopper = match (wide, bias.is_some(), mask.is_some()) {
+            (true, true, _) => 480,
+            (true, false, true) => 128,
+            _ => 0,
+        };
         // What draws dropout before a tile's products, and a number that does not change from tile to tile.
-        let of_once = match (wide, dropout.is_some()) {
-            (true, true) => 256,
-            (true, false) => 0,
-            (false, _) => 16,
+        let of_once = match (wide, dropout.is_some(), mask.is_some()) {
+            (true, true, _) => 256,
+            (true, false, true) => 96,
+            (true, false, false) => 0,
+            (false, ..) => 16,
         };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
-        match self.family {
+        let mut promises = match self.family {
             Family::Wgmma if self.atomic => vec![
                 // What a launch gives each unit, as forward.
                 (
@@ -73,6 +78,10 @@ impl AttentionBlueprint {
             ]
             .map(|kernel| (kernel, Promise::registers(MOST)))
             .into(),
+        };
+        if self.spans {
+            promises.push(("attention_mask_spans", Promise::registers(MOST)));
         }
+        promises
     }
 }

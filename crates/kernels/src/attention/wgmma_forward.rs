@@ -13,8 +13,8 @@ use super::{
     pipeline::{CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale, unseen, weigh,
-        write_rows,
+        Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale,
+        unseen, weigh, write_rows,
     },
 };
 use crate::ptx::{

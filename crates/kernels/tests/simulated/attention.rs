@@ -24,6 +24,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
+use cubecl::client::Client;
 use libtest_mimic::Failed;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -269,6 +270,18 @@ pub(super) fn problem(case: &AttentionCase, storage: Storage) -> AttentionProble
     }
 }
 
+/// The plans of a case: those that find spans first where its mask tells documents apart.
+fn plans(
+    problem: &AttentionProblem,
+    case: &AttentionCase,
+    pass: Pass,
+    client: &Client,
+) -> Vec<AttentionBlueprint> {
+    let mut plans = AttentionBlueprint::candidates(problem, pass, client);
+    plans.retain(|plan| plan.spans == case.options.documents);
+    plans
+}
+
 /// Every option, in heads of every size that has plans of its own.
 fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     for case in cases::options() {
@@ -364,8 +377,7 @@ fn forward(
     let expected = attention.forward();
     let bounds = attention.forward_bounds(&expected, &precision(storage));
     let problem = problem(&case, storage);
-    let plans = AttentionBlueprint::candidates(&problem, Pass::Forward, client);
-    let plan = wanted.of(&plans, Pass::Forward)?;
+    let plan = wanted.of(&plans(&problem, &case, Pass::Forward, client), Pass::Forward)?;
     let output = attention_forward_with(client, &problem, &plan, &tensors.all())?;
     compare(&lse_of(recorder, &output)?, &expected.lse, &bounds.lse)
         .map_err(|error| format!("the logarithms of sums: {error}"))?;
@@ -405,8 +417,7 @@ fn both_of(
         dout: &dout,
         dout_strides: problem.out(),
     };
-    let plans = AttentionBlueprint::candidates(&problem, Pass::Backward, client);
-    let plan = wanted.of(&plans, Pass::Backward)?;
+    let plan = wanted.of(&plans(&problem, &case, Pass::Backward, client), Pass::Backward)?;
     let wants_bias = plan.gives_bias_gradient();
     let tensors = tensors.all();
     let gradients =
