@@ -339,7 +339,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
                 plan.tile_q,
                 plan.tile_kv,
                 if plan.atomic { " atomic" } else { "" },
-                if plan.spans { " spans" } else { "" }
+                if plan.maps_mask { " mapped" } else { "" }
             );
             let checked =
                 run(&plan).and_then(|actual| distance(client, arguments.dtype, &actual, &expected));

@@ -10,6 +10,8 @@ mod keys;
 pub(crate) mod layouts;
 #[path = "attention_long.rs"]
 mod long;
+#[path = "attention_mapped.rs"]
+mod mapped;
 #[path = "attention_masks.rs"]
 pub(crate) mod masks;
 #[path = "attention_packed.rs"]
@@ -71,6 +73,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(decode::trials());
     trials.extend(keys::trials());
     trials.extend(long::trials());
+    trials.extend(mapped::trials());
     trials.extend(masks::trials());
     trials.extend([
         trial("heads_side_by_side_are_read_and_written_in_place", layouts::side_by_side),
@@ -209,7 +212,10 @@ fn plans(
             Storage::F16 => plan.family == Family::Wgmma,
             Storage::Bf16 => plan.family != Family::Portable,
         });
-        plans.dedup_by_key(|plan| (plan.family, plan.split, plan.atomic.then_some(plan.tile_kv)));
+        plans.dedup_by_key(|plan| {
+            let keys = plan.atomic.then_some(plan.tile_kv);
+            (plan.family, plan.split, plan.maps_mask, keys)
+        });
     }
     plans
 }

@@ -35,7 +35,7 @@ const SMALLEST: AttentionBlueprint = AttentionBlueprint {
     tile_kv: 16,
     atomic: false,
     split: false,
-    spans: false,
+    maps_mask: false,
 };
 
 pub(super) fn trials() -> Vec<Trial> {

@@ -156,7 +156,7 @@ impl Cached {
         let [_, heads_q, heads_kv, _] = self.sizes;
         let tile_q = heads_q / heads_kv * self.seq_q;
         let (family, tile_kv) = (Family::Portable, self.split);
-        AttentionBlueprint { family, tile_q, tile_kv, atomic: false, split: true, spans: false }
+        AttentionBlueprint { family, tile_q, tile_kv, atomic: false, split: true, maps_mask: false }
     }
 
     /// Keys or values in memory of the whole capacity, with NaN behind them.

@@ -101,7 +101,7 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
         tile_kv: split,
         atomic: false,
         split: true,
-        spans: false,
+        maps_mask: false,
     };
     let first_query = |length: &usize| *length as i32 - seq_q as i32;
     let position = upload_integers(client, &lengths.iter().map(first_query).collect::<Vec<_>>());

@@ -30,10 +30,9 @@ pub struct AttentionBlueprint {
     /// Whether the forward pass divides the keys of a head among cubes, `tile_kv` for each, and a second kernel merges
     /// what they found. `tile_q` counts the rows that share keys then: queries of all heads that one of keys serves.
     pub split: bool,
-    /// Whether a kernel finds which keys each block of 64 queries sees through the mask, and which all of its queries see,
-    /// before a pass. Tiles that are masked as a whole are then left out, and pairs of tiles that are not masked at all
-    /// are not looked up.
-    pub spans: bool,
+    /// Whether a kernel finds which keys each block of 64 queries sees through the mask, and a bit for each pair, before a
+    /// pass. Tiles that are masked as a whole are then left out, and tiles that are not masked at all do not read it.
+    pub maps_mask: bool,
 }
 
 /// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
@@ -85,9 +84,9 @@ const SPLIT_SEQ_KV: usize = 128;
 const SPLIT_KEYS: usize = 128;
 const SPLIT_CUBES: usize = 8;
 
-/// Arithmetic of the forward pass over all pairs from which on spans of a mask are worth finding: some 10 us on an H200.
-/// An estimate.
-const SPANS_FLOPS: usize = 4_000_000_000;
+/// Arithmetic of the forward pass over all pairs from which on a map of the mask is worth a launch: some 10 us on an H200. An
+/// estimate.
+const MAP_FLOPS: usize = 4_000_000_000;
 
 /// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
 fn fits_sums(problem: &AttentionProblem) -> bool {
@@ -135,6 +134,23 @@ impl AttentionBlueprint {
         pass: Pass,
         device: DeviceProfile,
     ) -> Vec<Self> {
+        let plans = Self::unmapped(problem, pass, device);
+        if !problem.may_map_mask() {
+            return plans;
+        }
+        // Kernels that read a map have room for the tiles that they have without a mask.
+        let mut mapped = Self::unmapped(&AttentionProblem { mask: None, ..*problem }, pass, device);
+        mapped.retain(|plan| !plan.split);
+        mapped.iter_mut().for_each(|plan| plan.maps_mask = true);
+        let AttentionProblem { batch, heads_q, seq_q, seq_kv, head_dim, .. } = *problem;
+        let flops = [heads_q, seq_q, seq_kv, head_dim]
+            .into_iter()
+            .fold(batch.saturating_mul(4), usize::saturating_mul);
+        if flops < MAP_FLOPS { [plans, mapped].concat() } else { [mapped, plans].concat() }
+    }
+
+    /// The plans without maps of masks.
+    fn unmapped(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Vec<Self> {
         // Wide tiles read less memory, and need registers, which software devices do not have.
         let (unit_tiles, most): (&[u32], _) =
             if device.compute_capability.is_some() { (&[4, 2, 1], 3) } else { (&[2, 1], 1) };
@@ -148,7 +164,7 @@ impl AttentionBlueprint {
                 tile_kv: side,
                 atomic: false,
                 split: false,
-                spans: false,
+                maps_mask: false,
             };
             (plan, kernel.shared_bytes())
         });
@@ -191,7 +207,7 @@ impl AttentionBlueprint {
         let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
         let is_best = rows <= SPLIT_ROWS && problem.seq_kv >= SPLIT_SEQ_KV;
         let (first, last) = if is_best { (split, None) } else { (None, split) };
-        let plans: Vec<_> = first
+        first
             .into_iter()
             .chain(before)
             .chain(tcgen05)
@@ -200,25 +216,7 @@ impl AttentionBlueprint {
             .chain(mma)
             .chain(portable)
             .chain(last)
-            .collect();
-        Self::with_spans(plans, problem)
-    }
-
-    /// The plans, and where there can be spans of a mask each of them with those: first where they are worth a launch.
-    fn with_spans(plans: Vec<Self>, problem: &AttentionProblem) -> Vec<Self> {
-        if !problem.may_have_spans() {
-            return plans;
-        }
-        let with_them: Vec<_> = plans
-            .iter()
-            .filter(|plan| !plan.split)
-            .map(|plan| Self { spans: true, ..*plan })
-            .collect();
-        let AttentionProblem { batch, heads_q, seq_q, seq_kv, head_dim, .. } = *problem;
-        let flops = [heads_q, seq_q, seq_kv, head_dim]
-            .into_iter()
-            .fold(batch.saturating_mul(4), usize::saturating_mul);
-        if flops < SPANS_FLOPS { [plans, with_them].concat() } else { [with_them, plans].concat() }
+            .collect()
     }
 
     /// Whether plans that divide keys serve the problem's options.
@@ -244,7 +242,7 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: false,
             split: true,
-            spans: false,
+            maps_mask: false,
         })
     }
 
@@ -299,7 +297,7 @@ impl AttentionBlueprint {
             tile_kv: TCGEN05_SIDE,
             atomic,
             split: false,
-            spans: false,
+            maps_mask: false,
         })
     }
 
@@ -324,7 +322,7 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: false,
             split: false,
-            spans: false,
+            maps_mask: false,
         })
     }
 
@@ -341,7 +339,7 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: true,
             split: false,
-            spans: false,
+            maps_mask: false,
         };
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
         let has_options = softcap.is_some()
@@ -402,14 +400,14 @@ impl AttentionBlueprint {
             tile_kv,
             atomic: false,
             split: false,
-            spans: false,
+            maps_mask: false,
         })
     }
 }
 
 impl fmt::Display for AttentionBlueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, tile_q, tile_kv, atomic, split, spans } = self;
+        let Self { family, tile_q, tile_kv, atomic, split, maps_mask } = self;
         if *split {
             return write!(f, "{family}, tiles of {tile_q} rows, {tile_kv} keys a cube, merged");
         }
@@ -417,7 +415,7 @@ impl fmt::Display for AttentionBlueprint {
         if *atomic {
             write!(f, ", products once, atomic dq")?;
         }
-        if *spans { write!(f, ", spans of the mask") } else { Ok(()) }
+        if *maps_mask { write!(f, ", mask mapped") } else { Ok(()) }
     }
 }
 

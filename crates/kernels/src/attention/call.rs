@@ -2,15 +2,15 @@
 
 use super::{
     AttentionBlueprint, AttentionProblem,
-    mask_spans::Spans,
+    mask_map::{MaskMap, Words, map_strides},
     problem::{Dropout, HeadStrides, OP, Pairs, clamped, invalid, unsupported},
     rules::{
         HeadsLaunch, NumbersLaunch, Options, PairStridesLaunch, RulesLaunch, SizesLaunch,
-        SpanStridesLaunch, StridesLaunch,
+        StridesLaunch,
     },
 };
 use crate::{
-    KernelError,
+    KernelError, Pass,
     buffer::{Buffer, F32},
     device::grid,
     random::check_key,
@@ -96,8 +96,8 @@ pub(super) struct Call<'a> {
     pub(super) client: &'a Client,
     pub(super) problem: &'a AttentionProblem,
     pub(super) inputs: &'a AttentionInputs<'a>,
-    /// Of the mask, if they were asked for.
-    spans: Option<Spans>,
+    /// Of the mask, where the plan has one.
+    map: Option<MaskMap>,
 }
 
 impl<'a> Call<'a> {
@@ -107,15 +107,22 @@ impl<'a> Call<'a> {
         inputs: &'a AttentionInputs<'a>,
     ) -> Result<Self, KernelError> {
         problem.validate()?;
-        let call = Self { client, problem, inputs, spans: None };
+        let call = Self { client, problem, inputs, map: None };
         call.check_inputs()?;
         Ok(call)
     }
 
-    /// The call, with the spans of its mask where the plan has them.
-    pub(super) fn planned(self, blueprint: &AttentionBlueprint) -> Result<Self, KernelError> {
-        let spans = if blueprint.spans { Spans::of(&self)? } else { None };
-        Ok(Self { spans, ..self })
+    /// The call, with a map of its mask where the plan has one.
+    pub(super) fn planned(
+        self,
+        blueprint: &AttentionBlueprint,
+        pass: Pass,
+    ) -> Result<Self, KernelError> {
+        if !blueprint.maps_mask {
+            return Ok(self);
+        }
+        let map = MaskMap::of(&self, Words::of(blueprint, pass))?;
+        Ok(Self { map, ..self })
     }
 
     fn check_inputs(&self) -> Result<(), KernelError> {
@@ -190,7 +197,7 @@ impl<'a> Call<'a> {
         let (problem, inputs) = (self.problem, self.inputs);
         RulesLaunch {
             mask: inputs.mask.unwrap_or(inputs.q).arg(1),
-            spans: self.spans.as_ref().map_or(inputs.q, |spans| &spans.buffer).arg(1),
+            map: self.map.as_ref().map_or(inputs.q, |map| &map.buffer).arg(1),
             bias: inputs.bias.unwrap_or(inputs.q).arg(1),
             starts: inputs.starts.unwrap_or(inputs.q).arg(1),
             key: inputs.key.unwrap_or(inputs.q).arg(1),
@@ -206,13 +213,10 @@ impl<'a> Call<'a> {
             numbers: numbers(problem),
             mask_strides: pairs(problem.mask),
             bias_strides: pairs(problem.bias),
-            span_strides: self.spans.as_ref().map_or(
-                SpanStridesLaunch { batch: 0, block: 0 },
-                |spans| SpanStridesLaunch { batch: spans.batch as u32, block: spans.block as u32 },
-            ),
+            map_strides: map_strides(self.map.as_ref().map(|map| map.strides).unwrap_or_default()),
             options: Options {
                 key: inputs.key.is_some(),
-                spans: self.spans.is_some(),
+                mapped: self.map.is_some(),
                 ..options(problem)
             },
         }
@@ -274,7 +278,7 @@ pub(super) fn options(problem: &AttentionProblem) -> Options {
         dropout: problem.dropout.is_some_and(|dropout| dropout.rate > 0.0),
         packed: problem.packed.is_some(),
         key: false,
-        spans: false,
+        mapped: false,
     }
 }
 

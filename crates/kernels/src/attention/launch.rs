@@ -39,7 +39,7 @@ pub fn attention_forward_with(
     blueprint: &AttentionBlueprint,
     inputs: &AttentionInputs<'_>,
 ) -> Result<AttentionOutput, KernelError> {
-    let call = Call::new(client, problem, inputs)?.planned(blueprint)?;
+    let call = Call::new(client, problem, inputs)?.planned(blueprint, Pass::Forward)?;
     let output = AttentionOutput::empty(client, problem);
     match blueprint.family {
         Family::Portable if blueprint.split => {
@@ -96,7 +96,7 @@ pub fn attention_backward_with(
 ) -> Result<AttentionGradients, KernelError> {
     let call = Call::new(client, problem, inputs)?;
     call.check_result(result)?;
-    let call = call.planned(blueprint)?;
+    let call = call.planned(blueprint, Pass::Backward)?;
     let wants_bias = wants_bias && problem.bias.is_some();
     if wants_bias && !blueprint.gives_bias_gradient() {
         return Err(unsupported(format!("the gradient of a bias by {:?}", blueprint.family)));

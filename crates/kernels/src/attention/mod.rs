@@ -99,7 +99,7 @@ mod forward;
 #[cfg(feature = "cuda")]
 mod kept_bits;
 mod launch;
-mod mask_spans;
+mod mask_map;
 #[cfg(feature = "cuda")]
 mod mma_backward;
 #[cfg(feature = "cuda")]
@@ -128,6 +128,8 @@ mod query_sums;
 #[cfg(feature = "cuda")]
 mod row_terms;
 mod rules;
+#[cfg(feature = "cuda")]
+mod seen_words;
 #[cfg(feature = "cuda")]
 mod softmax;
 #[cfg(feature = "cuda")]

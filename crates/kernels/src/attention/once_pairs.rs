@@ -1,7 +1,9 @@
 //! What a tile's scores and products become: weights, and the scores' gradients. [`pairs`](super::pairs) has
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
-use super::{kept_bits::is_kept, once::TERM_BYTES, pairs::PairTile, softmax::pack};
+use super::{
+    kept_bits::is_kept, once::TERM_BYTES, pairs::PairTile, seen_words::is_seen, softmax::pack,
+};
 use crate::ptx::{
     access::{load_shared_pair, store_shared_word},
     exp2_fast, vector_of,
@@ -24,6 +26,7 @@ pub(super) fn weights_of<I: Float, M: Numeric, R: Size>(
     let options = comptime!(tile.sequence.rules.options);
     let mut made = Elements::<f32>::new();
     let mut slopes = Elements::<f32>::new();
+    let words = tile.seen_words(masked);
     #[unroll]
     for four in 0..8usize {
         let at = terms_at + comptime!(32 * four as u32) + 8 * tile.quad;
@@ -53,10 +56,16 @@ pub(super) fn weights_of<I: Float, M: Numeric, R: Size>(
             };
             let mut weight = exp2_fast(power);
             if comptime!(masked) {
-                let visible = query < sequence.seq_q
-                    && key < sequence.seq_kv
-                    && sequence
-                        .is_visible(min(query, sequence.seq_q - 1), min(key, sequence.seq_kv - 1));
+                let within_q = min(query, sequence.seq_q - 1);
+                let within_kv = min(key, sequence.seq_kv - 1);
+                let visible = if comptime!(options.mapped) {
+                    is_seen(&words, comptime!(4 * four + j))
+                        && sequence.is_in_window(within_q, within_kv)
+                } else {
+                    query < sequence.seq_q
+                        && key < sequence.seq_kv
+                        && sequence.is_visible(within_q, within_kv)
+                };
                 weight = select(visible, weight, 0.0f32);
             }
             made.push(weight);

@@ -15,10 +15,11 @@
 use super::{
     kept_bits::{is_kept, kept_bits, kept_bits_anew},
     rules::{Sequence, Side},
+    seen_words::{is_seen, seen_words},
     softmax::pack,
 };
 use crate::ptx::{exp2_fast, output_address, store_word};
-use cubecl::prelude::*;
+use cubecl::prelude::{Sequence as Elements, *};
 
 /// Rows that come in at once.
 pub(super) const MOVING: usize = 64;
@@ -89,6 +90,19 @@ pub(super) fn pair_tile<'a, I: Float, M: Numeric>(
     PairTile::<'a, I, M> { sequence, row, first_column, quad, deltas, rows, exponent, kept, side }
 }
 
+#[cube]
+impl<'a, I: Float, M: Numeric> PairTile<'a, I, M> {
+    /// What the mask leaves of the tile, if it is `masked` and the mask has a map.
+    pub(super) fn seen_words(&self, #[comptime] masked: bool) -> Elements<u32> {
+        if comptime!(masked && self.sequence.rules.options.mapped) {
+            let moving = comptime!(MOVING);
+            seen_words(&self.sequence, self.row, self.first_column, self.quad, moving, self.side)
+        } else {
+            Elements::<u32>::new()
+        }
+    }
+}
+
 /// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others. Pairs that are not
 /// seen are sought where there may be some: if it `is_checked`.
 #[cube]
@@ -117,6 +131,7 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
     let rules = sequence.rules;
     let options = comptime!(tile.sequence.rules.options);
     let mut made = products;
+    let words = tile.seen_words(masked);
     #[unroll]
     for i in 0..32usize {
         let row = tile.row + comptime!(8 * ((i / 2) % 2) as u32);
@@ -148,9 +163,13 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
         };
         let mut weight = exp2_fast(power);
         if comptime!(masked) {
-            let visible = query < sequence.seq_q
-                && key < sequence.seq_kv
-                && sequence.is_visible(within_q, within_kv);
+            let visible = if comptime!(options.mapped) {
+                is_seen(&words, i) && sequence.is_in_window(within_q, within_kv)
+            } else {
+                query < sequence.seq_q
+                    && key < sequence.seq_kv
+                    && sequence.is_visible(within_q, within_kv)
+            };
             weight = select(visible, weight, 0.0f32);
         }
         let mut kept = 1.0f32;
@@ -203,7 +222,7 @@ pub(super) fn store<I: Float, R: Size>(
 }
 
 /// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window, the ends or the mask's
-/// spans.
+/// map.
 #[cube]
 pub(super) fn is_checked<I: Float, M: Numeric>(
     sequence: &Sequence<'_, I, M>,
@@ -227,7 +246,7 @@ pub(super) fn is_checked<I: Float, M: Numeric>(
     if comptime!(sequence.rules.options.left) {
         checked = checked || distance - i32::cast_from(queries) + 1 < -numbers.left;
     }
-    if comptime!(sequence.rules.options.spans) {
+    if comptime!(sequence.rules.options.mapped) {
         let (begin, end) = sequence.open_to_all(query, queries);
         checked = checked || key < begin || key + keys > end;
     }

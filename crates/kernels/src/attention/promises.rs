@@ -24,11 +24,10 @@ impl AttentionBlueprint {
             _ => 0,
         };
         // What draws dropout before a tile's products, and a number that does not change from tile to tile.
-        let of_once = match (wide, dropout.is_some(), mask.is_some()) {
-            (true, true, _) => 256,
-            (true, false, true) => 96,
-            (true, false, false) => 0,
-            (false, ..) => 16,
+        let of_once = match (wide, dropout.is_some()) {
+            (true, true) => 256,
+            (true, false) => 0,
+            (false, _) => 16,
         };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         let mut promises = match self.family {
@@ -79,8 +78,8 @@ impl AttentionBlueprint {
             .map(|kernel| (kernel, Promise::registers(MOST)))
             .into(),
         };
-        if self.spans {
-            promises.push(("attention_mask_spans", Promise::registers(MOST)));
+        if self.maps_mask {
+            promises.push(("attention_mask_map", Promise::registers(MOST)));
         }
         promises
     }

@@ -1,8 +1,10 @@
 //! What a score is, and which pairs of a query and a key have one: device code that all kernels share.
 
+#[cfg(feature = "cuda")]
+use super::mask_map::first_bits;
 use super::{
     dropout::{Seeds, random_draw},
-    mask_spans::BLOCK,
+    mask_map::{BLOCK, MapStrides},
 };
 use crate::philox::combined;
 use cubecl::prelude::*;
@@ -18,8 +20,8 @@ pub(crate) struct Options {
     pub(crate) right: bool,
     pub(crate) softcap: bool,
     pub(crate) mask: bool,
-    /// The mask's spans were found before.
-    pub(crate) spans: bool,
+    /// There is a map of the mask.
+    pub(crate) mapped: bool,
     pub(crate) bias: bool,
     pub(crate) dropout: bool,
     pub(crate) packed: bool,
@@ -31,7 +33,7 @@ impl Options {
     /// Whether each pair's number has to be drawn or looked up, in every tile.
     #[cfg(feature = "cuda")]
     pub(super) fn concern_every_tile(self) -> bool {
-        self.dropout || self.mask && !self.spans
+        self.dropout || self.mask && !self.mapped
     }
 }
 
@@ -85,13 +87,6 @@ pub(crate) struct PairStrides {
     pub(crate) column: u32,
 }
 
-/// Numbers from one sequence's spans, and from one block's, to the next ones'; 0 where one serves all.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct SpanStrides {
-    pub(crate) batch: u32,
-    pub(crate) block: u32,
-}
-
 /// The numbers of the options.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Numbers {
@@ -111,8 +106,8 @@ pub(crate) struct Numbers {
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) mask: Box<[M]>,
-    /// Keys that blocks of queries see through the mask; see [`mask_spans`](super::mask_spans).
-    pub(crate) spans: Box<[u32]>,
+    /// See [`mask_map`](super::mask_map).
+    pub(crate) map: Box<[u32]>,
     pub(crate) bias: Box<[I]>,
     /// Where packed sequences begin, and the end: of q, then of k and v.
     pub(crate) starts: Box<[u32]>,
@@ -122,7 +117,7 @@ pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) numbers: Numbers,
     pub(crate) mask_strides: PairStrides,
     pub(crate) bias_strides: PairStrides,
-    pub(crate) span_strides: SpanStrides,
+    pub(crate) map_strides: MapStrides,
     #[cube(comptime)]
     pub(crate) options: Options,
 }
@@ -243,7 +238,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
             let key = i32::cast_from(end) + self.diagonal + self.rules.numbers.right;
             stop = bounded(key, self.seq_kv);
         }
-        if comptime!(self.rules.options.spans) {
+        if comptime!(self.rules.options.mapped) {
             let mut seen_begin = self.seq_kv;
             let mut seen_end = 0u32;
             for block in self.block_of(first)..self.block_of(end - 1) + 1 {
@@ -271,7 +266,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
             let query = i32::cast_from(end) - self.diagonal + self.rules.numbers.left;
             stop = bounded(query, self.seq_q);
         }
-        if comptime!(self.rules.options.spans) {
+        if comptime!(self.rules.options.mapped) {
             let size = comptime!(BLOCK as u32);
             let mut seeing_begin = self.seq_q;
             let mut seeing_end = 0u32;
@@ -295,9 +290,9 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
 
     /// Keys of a block of queries: of number 0 some of which are seen, of number 2 all of which are.
     fn span(&self, block: u32, number: u32) -> (u32, u32) {
-        let strides = &self.rules.span_strides;
-        let at = self.batch * strides.batch + block * strides.block + number;
-        (self.rules.spans[at as usize], self.rules.spans[(at + 1) as usize])
+        let strides = &self.rules.map_strides;
+        let at = self.batch * strides.span_batch + block * strides.span_block + number;
+        (self.rules.map[at as usize], self.rules.map[(at + 1) as usize])
     }
 
     /// Keys that the mask leaves to all of the `rows` queries from `first` on: the first and the one after the last.
@@ -305,7 +300,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
     pub(super) fn open_to_all(&self, first: u32, rows: u32) -> (u32, u32) {
         let mut begin = 0u32;
         let mut stop = self.seq_kv;
-        if comptime!(self.rules.options.spans) {
+        if comptime!(self.rules.options.mapped) {
             for block in self.block_of(first)..self.block_of(first + rows - 1) + 1 {
                 let (from, to) = self.span(block, 2u32);
                 begin = max(begin, from);
@@ -317,6 +312,16 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
 
     /// Whether query `row` sees key `column`. Neither may lie beyond the sequence's end.
     pub(super) fn is_visible(&self, row: u32, column: u32) -> bool {
+        let mut visible = self.is_in_window(row, column);
+        if comptime!(self.rules.options.mask) {
+            let at = self.pair_at(&self.rules.mask_strides, row, column);
+            visible = visible && self.rules.mask[at as usize] == M::from_int(0);
+        }
+        visible
+    }
+
+    /// As [`is_visible`](Self::is_visible), but for the mask.
+    pub(super) fn is_in_window(&self, row: u32, column: u32) -> bool {
         let mut visible = true;
         let distance = i32::cast_from(column) - i32::cast_from(row) - self.diagonal;
         if comptime!(self.rules.options.left) {
@@ -325,11 +330,30 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
         if comptime!(self.rules.options.right) {
             visible = visible && distance <= self.rules.numbers.right;
         }
-        if comptime!(self.rules.options.mask) {
-            let at = self.pair_at(&self.rules.mask_strides, row, column);
-            visible = visible && self.rules.mask[at as usize] == M::from_int(0);
-        }
         visible
+    }
+
+    /// Which pairs of row `row` and 32 columns from `column` on the mask leaves, by its map; none beyond the ends. Rows are
+    /// those of a side and columns those of the other. `column` is a multiple of 32.
+    #[cfg(feature = "cuda")]
+    pub(super) fn seen_word(&self, row: u32, column: u32, #[comptime] rows: Side) -> u32 {
+        let strides = &self.rules.map_strides;
+        let (first, step, word_step, own, others) = match comptime!(rows) {
+            Side::Queries => {
+                let first = strides.queries + self.batch * strides.query_batch;
+                (first, strides.query, 1u32.runtime(), self.seq_q, self.seq_kv)
+            }
+            Side::Keys => {
+                let first = strides.keys + self.batch * strides.key_batch;
+                (first, strides.key, strides.key_word, self.seq_kv, self.seq_q)
+            }
+        };
+        let mut word = 0u32;
+        if row < own && column < others {
+            let at = first + row * step + column / 32 * word_step;
+            word = self.rules.map[at as usize] & first_bits(others - column);
+        }
+        word
     }
 
     /// Where the element of a pair lies.
@@ -381,7 +405,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
     }
 }
 
-/// Keys that all of the `rows` queries from `first` on see, but for a mask without spans: the first and the one after
+/// Keys that all of the `rows` queries from `first` on see, but for a mask without a map: the first and the one after
 /// the last.
 #[cfg(feature = "cuda")]
 #[cube]

@@ -6,6 +6,7 @@
 use super::{
     kept_bits::{is_kept, kept_bits, kept_bits_of, seeds_anew},
     rules::{Heads, Sequence, Side, origin},
+    seen_words::{is_seen, seen_words},
 };
 use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
@@ -101,7 +102,7 @@ pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
     is_checked: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(queries.sequence.rules.options);
-    if comptime!(options.mask && !options.spans) || is_checked {
+    if comptime!(options.mask && !options.mapped) || is_checked {
         apply_rules_to::<I, M, R>(scores, queries, first_key, true)
     } else {
         apply_rules_to::<I, M, R>(scores, queries, first_key, false)
@@ -121,6 +122,12 @@ pub(super) fn apply_rules_to<I: Float, M: Numeric, R: Size>(
     let options = comptime!(queries.sequence.rules.options);
     let count = comptime!(queries.tile_kv / 2);
     let mut ruled = Elements::<f32>::new();
+    let words = if comptime!(masked && options.mapped) {
+        let (row, quad) = (queries.row, queries.quad);
+        seen_words(sequence, row, first_key, quad, queries.tile_kv, Side::Queries)
+    } else {
+        Elements::<u32>::new()
+    };
     #[unroll]
     for i in 0..count {
         let key = first_key + comptime!((i / 4 * 8 + i % 2) as u32) + 2 * queries.quad;
@@ -132,7 +139,11 @@ pub(super) fn apply_rules_to<I: Float, M: Numeric, R: Size>(
             score = sequence.rules.bounded_score(score) + sequence.bias_at(query, within);
         }
         if comptime!(masked) {
-            let visible = key < sequence.seq_kv && sequence.is_visible(query, within);
+            let visible = if comptime!(options.mapped) {
+                is_seen(&words, i) && sequence.is_in_window(query, within)
+            } else {
+                key < sequence.seq_kv && sequence.is_visible(query, within)
+            };
             score = select(visible, score, UNSEEN);
         }
         ruled.push(score);

@@ -31,7 +31,7 @@ pub enum Options {
     Dropout,
     /// Causal, with a mask.
     Mask,
-    /// A mask that all heads share, so that its spans can be found.
+    /// A mask that all heads share, so that it can be mapped.
     SharedMask,
     /// A bias and bounded scores.
     Bias,
@@ -141,7 +141,7 @@ fn passes(
         plans.retain(|plan| is_asked(plan.family));
         // Smaller tiles are the same code, but where more keys are more warpgroups.
         plans.dedup_by_key(|plan| {
-            (plan.family, plan.split, plan.spans, plan.atomic.then_some(plan.tile_kv))
+            (plan.family, plan.split, plan.maps_mask, plan.atomic.then_some(plan.tile_kv))
         });
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());

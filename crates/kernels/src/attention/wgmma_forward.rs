@@ -272,7 +272,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     }
                     advance(&mut k_slot, stages);
                     let first_key = first * tile_kv;
-                    let ruled = if comptime!(rules.options.spans) {
+                    let ruled = if comptime!(rules.options.mapped) {
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
                         apply_rules::<I, M, R>(scores, &queries, first_key, checked)
                     } else {

@@ -278,7 +278,7 @@ fn plans(
     client: &Client,
 ) -> Vec<AttentionBlueprint> {
     let mut plans = AttentionBlueprint::candidates(problem, pass, client);
-    plans.retain(|plan| plan.spans == case.options.documents);
+    plans.retain(|plan| plan.maps_mask == case.options.documents);
     plans
 }
 
