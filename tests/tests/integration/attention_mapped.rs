@@ -22,21 +22,23 @@ use cubecl::{
     ir::{ElemType, UIntKind},
 };
 use libtest_mimic::{Failed, Trial};
-use std::iter::repeat_n;
+use std::{iter::repeat_n, ops::Range};
 
-/// As many queries and keys as the largest tile of any family, in each of two documents.
-const DOCUMENT: usize = 256;
-
-const CASE: AttentionCase = AttentionCase {
-    name: "two documents",
-    batch: 1,
-    heads_q: 2,
-    heads_kv: 1,
-    seq_q: 2 * DOCUMENT,
-    seq_kv: 2 * DOCUMENT,
-    head_dim: 64,
-    options: AttentionOptions { mask: Some(PairShape::Shared), ..AttentionOptions::PLAIN },
-};
+/// Two documents of so many tokens, which all tiles of the device divide: of 192 keys, of 256 queries and of less.
+fn case(client: &Client) -> (AttentionCase, usize) {
+    let document = if client.name() == "cuda" { 768 } else { 64 };
+    let case = AttentionCase {
+        name: "two documents",
+        batch: 1,
+        heads_q: 2,
+        heads_kv: 1,
+        seq_q: 2 * document,
+        seq_kv: 2 * document,
+        head_dim: 64,
+        options: AttentionOptions { mask: Some(PairShape::Shared), ..AttentionOptions::PLAIN },
+    };
+    (case, document)
+}
 
 pub(super) fn trials() -> Vec<Trial> {
     [F32, Storage::Bf16]
@@ -52,22 +54,26 @@ pub(super) fn trials() -> Vec<Trial> {
 /// Values of one document, and gradients of its output, are NaN. Zero times NaN is NaN: a plan that computed pairs of
 /// both documents, and then left them out, would have NaN in results of the other one.
 fn left_out(client: &Client, storage: Storage) -> Result<(), Failed> {
-    let inputs = AttentionInputs::generate(&CASE, 1, storage);
-    let is_second = |place: usize| place >= DOCUMENT;
-    let mask = (0..CASE.seq_q * CASE.seq_kv)
-        .map(|pair| is_second(pair / CASE.seq_kv) != is_second(pair % CASE.seq_kv));
+    let (case, document) = case(client);
+    let inputs = AttentionInputs::generate(&case, 1, storage);
+    let is_second = |place: usize| place >= document;
+    let mask = (0..case.seq_q * case.seq_kv)
+        .map(|pair| is_second(pair / case.seq_kv) != is_second(pair % case.seq_kv));
     let masks: Vec<Buffer> =
         word_sizes(client).iter().map(|bytes| integers(client, mask.clone(), *bytes)).collect();
-    for spoilt in [0, DOCUMENT] {
+    for spoilt in [0, document] {
         let mut inputs = AttentionInputs { mask: None, ..inputs.clone() };
-        let rows = spoilt..spoilt + DOCUMENT;
-        spoil(&mut inputs.v, 1, rows.clone());
-        spoil(&mut inputs.dout, CASE.heads_q, rows.clone());
+        let width = case.head_dim;
+        for values in [&mut inputs.v, &mut inputs.dout] {
+            for head in values.chunks_exact_mut(case.seq_kv * width) {
+                head[spoilt * width..][..document * width].fill(f64::NAN);
+            }
+        }
         let uploaded = Uploaded::new(client, &inputs, storage);
         for mask in &masks {
             let tensors = Tensors { mask: Some(mask), ..uploaded.tensors() };
-            let whole = DOCUMENT - spoilt;
-            check(client, storage, &uploaded, &tensors, whole)
+            let whole = Whole { case, storage, rows: document - spoilt..2 * document - spoilt };
+            check(client, &whole, &uploaded, &tensors)
                 .map_err(|error| named(spoilt, mask, &error))?;
         }
     }
@@ -79,63 +85,63 @@ fn named(spoilt: usize, mask: &Buffer, error: &Failed) -> Failed {
     format!("NaN from {spoilt} on, a mask of {:?}: {error}", mask.dtype).into()
 }
 
-/// All plans that map masks have numbers in the document that begins at `whole`.
+/// Rows that have to have numbers.
+struct Whole {
+    case: AttentionCase,
+    storage: Storage,
+    rows: Range<usize>,
+}
+
+impl Whole {
+    fn check(
+        &self,
+        client: &Client,
+        name: &str,
+        plan: &AttentionBlueprint,
+        tensor: Buffer,
+    ) -> Result<(), Failed> {
+        let width = self.case.head_dim;
+        let Range { start, end } = self.rows;
+        for head in download(client, tensor, self.storage)?.chunks_exact(self.case.seq_q * width) {
+            if head[start * width..end * width].iter().any(|value| value.is_nan()) {
+                return Err(format!("{name} by {plan} has NaN of the other document").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All plans that map masks have numbers in the document that is whole.
 fn check(
     client: &Client,
-    storage: Storage,
+    whole: &Whole,
     uploaded: &Uploaded,
     tensors: &Tensors<'_>,
-    whole: usize,
 ) -> Result<(), Failed> {
-    let problem = problem(&CASE, storage);
+    let problem = problem(&whole.case, whole.storage);
     let plans = |pass: Pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.into_iter().filter(|plan| plan.maps_mask).collect::<Vec<_>>()
     };
-    let (forward, backward) = (plans(Pass::Forward), plans(Pass::Backward));
-    if forward.is_empty() || backward.is_empty() {
-        return Err("no plan maps masks".into());
-    }
     let mut last = None;
-    for plan in forward {
+    for plan in plans(Pass::Forward) {
         let output = attention_forward_with(client, &problem, &plan, tensors)?;
-        is_whole(client, storage, "out", &plan, output.out.clone(), whole)?;
+        whole.check(client, "out", &plan, output.out.clone())?;
         last = Some(output);
     }
-    let Some(output) = last else { return Err("no plan".into()) };
+    let output = last.ok_or("no plan maps masks")?;
     let result = uploaded.result(&problem, &output);
+    let backward = plans(Pass::Backward);
+    if backward.is_empty() {
+        return Err("no plan of the backward pass maps masks".into());
+    }
     for plan in backward {
-        let gradients = attention_backward_with(client, &problem, &plan, tensors, &result, false)?;
-        for (name, gradient) in [("dq", gradients.dq), ("dk", gradients.dk), ("dv", gradients.dv)] {
-            is_whole(client, storage, name, &plan, gradient, whole)?;
+        let made = attention_backward_with(client, &problem, &plan, tensors, &result, false)?;
+        for (name, gradient) in [("dq", made.dq), ("dk", made.dk), ("dv", made.dv)] {
+            whole.check(client, name, &plan, gradient)?;
         }
     }
     Ok(())
-}
-
-fn is_whole(
-    client: &Client,
-    storage: Storage,
-    name: &str,
-    plan: &AttentionBlueprint,
-    tensor: Buffer,
-    whole: usize,
-) -> Result<(), Failed> {
-    let values = download(client, tensor, storage)?;
-    let width = CASE.head_dim;
-    for head in values.chunks_exact(CASE.seq_q * width) {
-        if head[whole * width..][..DOCUMENT * width].iter().any(|value| value.is_nan()) {
-            return Err(format!("{name} by {plan} has NaN of the other document").into());
-        }
-    }
-    Ok(())
-}
-
-/// Makes those rows of each head NaN.
-fn spoil(values: &mut [f64], heads: usize, rows: std::ops::Range<usize>) {
-    for head in values.chunks_exact_mut(CASE.seq_kv * CASE.head_dim).take(heads) {
-        head[rows.start * CASE.head_dim..rows.end * CASE.head_dim].fill(f64::NAN);
-    }
 }
 
 /// Bytes of a mask's elements. Elsewhere than on CUDA buffers hold words.

@@ -127,17 +127,21 @@ pub(crate) fn attention_mask_map_kernel<M: Numeric>(
     let mut open_begin = 0u32;
     let mut open_end = 0u32;
     let mut run_begin = 0u32;
+    let row = first_row + unit / 4;
+    let origin = CUBE_POS_Y * rows.batch + row * rows.row;
+    // A query that is not there sees no key.
+    let keys = select(row < rows.queries, rows.keys, 0u32);
+    let own_key = own * block + unit % 4 * comptime!(KEYS as u32);
     let mut first_key = 0u32;
+    let mut elements = Array::<M>::new(comptime!(KEYS / blueprint.at_once));
+    read::<M>(&mut elements, mask, &rows, origin, own_key, keys, blueprint.at_once);
     while first_key < rows.keys {
-        // 1. Read.
+        // 1. Read, for the next time.
         let begin = first_key + own * block;
-        let row = first_row + unit / 4;
-        let mut bits = 0u32;
-        if row < rows.queries {
-            let origin = CUBE_POS_Y * rows.batch + row * rows.row;
-            let key = begin + unit % 4 * comptime!(KEYS as u32);
-            bits = seen_bits::<M>(mask, &rows, origin, key, blueprint.at_once);
-        }
+        let bits = seen_bits::<M>(&elements, first_key + own_key, keys, blueprint.at_once);
+        let next_key = first_key + comptime!((blocks * BLOCK) as u32);
+        let following = next_key + own_key;
+        read::<M>(&mut elements, mask, &rows, origin, following, keys, blueprint.at_once);
         found[UNIT_POS as usize] = bits;
         sync_cube();
         // 2. Write words.
@@ -214,7 +218,7 @@ pub(crate) fn attention_mask_map_kernel<M: Numeric>(
                 }
             }
         }
-        first_key += comptime!((blocks * BLOCK) as u32);
+        first_key = next_key;
     }
     if UNIT_POS == 0 {
         let at = CUBE_POS_Y * strides.span_batch + CUBE_POS_X * strides.span_block;
@@ -225,34 +229,52 @@ pub(crate) fn attention_mask_map_kernel<M: Numeric>(
     }
 }
 
-/// Which of 16 keys from `key` on a query sees, whose row begins at `origin`; none beyond the last.
+/// What the mask has for 16 keys from `key` on, in the row that begins at `origin`; anything where there are none.
 #[cube]
-fn seen_bits<M: Numeric>(
+fn read<M: Numeric>(
+    elements: &mut Array<M>,
     mask: &[M],
     rows: &MaskRows,
     origin: u32,
     key: u32,
+    keys: u32,
+    #[comptime] at_once: usize,
+) {
+    #[unroll]
+    for i in 0..comptime!(KEYS / at_once) {
+        let at = key + comptime!((i * at_once) as u32);
+        let mut element = M::from_int(0);
+        if at < keys {
+            element = mask[(origin + at / comptime!(at_once as u32) * rows.column) as usize];
+        }
+        elements[i] = element;
+    }
+}
+
+/// Which of those keys are seen, of `keys` in all.
+#[cube]
+fn seen_bits<M: Numeric>(
+    elements: &Array<M>,
+    key: u32,
+    keys: u32,
     #[comptime] at_once: usize,
 ) -> u32 {
     let mut bits = 0u32;
     #[unroll]
     for i in 0..comptime!(KEYS / at_once) {
-        let at = key + comptime!((i * at_once) as u32);
-        if at < rows.keys {
-            let element = mask[(origin + at / comptime!(at_once as u32) * rows.column) as usize];
-            let seen = if comptime!(at_once == 1) {
-                select(element == M::from_int(0), 1u32, 0u32)
-            } else {
-                // The highest bit of each byte that is zero, moved to the lowest four.
-                let bytes = u32::cast_from(element);
-                let others = ((bytes & 0x7f7f_7f7fu32) + 0x7f7f_7f7fu32) | bytes;
-                let zeros = (!others & 0x8080_8080u32) >> 7;
-                (zeros | (zeros >> 7) | (zeros >> 14) | (zeros >> 21)) & 15
-            };
-            bits |= seen << comptime!((i * at_once) as u32);
-        }
+        let seen = if comptime!(at_once == 1) {
+            select(elements[i] == M::from_int(0), 1u32, 0u32)
+        } else {
+            // The highest bit of each byte that is zero, moved to the lowest four.
+            let bytes = u32::cast_from(elements[i]);
+            let others = ((bytes & 0x7f7f_7f7fu32) + 0x7f7f_7f7fu32) | bytes;
+            let zeros = (!others & 0x8080_8080u32) >> 7;
+            (zeros | (zeros >> 7) | (zeros >> 14) | (zeros >> 21)) & 15
+        };
+        bits |= seen << comptime!((i * at_once) as u32);
     }
-    bits
+    let left = select(key < keys, keys - key, 0u32);
+    bits & first_bits(left)
 }
 
 /// The lowest `count` bits of a word, at most all.

@@ -7,7 +7,9 @@
 use super::{
     blueprint::{mma_bytes, rows_bytes},
     mma_tiles::{copy_rows, head_rows, left_position, right_position},
-    pairs::{GradientRows, MOVING, is_checked, pair_gradients, pair_tile, store, tiles_of},
+    pairs::{
+        GradientRows, MOVING, is_checked, open_keys, pair_gradients, pair_tile, store, tiles_of,
+    },
     rules::{Heads, Rules, Side, Strides, origin, score_exponent},
     softmax::pack_registers,
 };
@@ -180,7 +182,8 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                     right_chunk,
                     comptime!(blueprint.products()),
                 );
-                let checked = is_checked(&tile.sequence, warp_row, first_column, 16u32, side);
+                let open = open_keys(&tile.sequence, warp_row, first_column, 16u32, side);
+                let checked = is_checked(&tile.sequence, warp_row, first_column, open, 16u32, side);
                 let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
                 let dtype = comptime!(blueprint.dtype);
                 if comptime!(side == Side::Keys) {

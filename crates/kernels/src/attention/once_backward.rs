@@ -13,7 +13,7 @@
 use super::{
     once::{Layout, OnceBlueprint, SIDE},
     once_pairs::{gradient_words, store_gradients, weight_words, weights_of},
-    pairs::{GradientRows, PairTile, is_checked, pair_tile, store, tiles_of},
+    pairs::{GradientRows, PairTile, is_checked, open_keys, pair_tile, store, tiles_of},
     pipeline::{CHUNK_BYTES, UNITS_OF_GROUP, load_tile, slot_of},
     query_sums::{add_tile, sums_tile},
     row_terms::copy_terms,
@@ -328,6 +328,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
             // Tile of the sums of dq of the tile before, and whose turn it is to multiply that one.
             let mut before = 0u32;
             let mut turn = 0u32;
+            let mut open = open_keys(&own, group_row, tiles.0 * side, side, Side::Keys);
             barrier_wait(places.fixed_full, 0u32);
             for member in 0..group {
                 for at in tiles.0..tiles.1 {
@@ -336,7 +337,11 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     let column = at * side;
                     let tile =
                         pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys, false);
-                    let checked = is_checked(&tile.sequence, group_row, column, side, Side::Keys);
+                    let checked =
+                        is_checked(&tile.sequence, group_row, column, open, side, Side::Keys);
+                    // Of the next tile, which so need not wait for it. All heads have one mask.
+                    let next = select(at + 1 < tiles.1, at + 1, tiles.0);
+                    open = open_keys(&own, group_row, next * side, side, Side::Keys);
                     let from = slot_of(index, comptime!(blueprint.stages));
                     let to = slot_of(index, comptime!(blueprint.gradients));
                     let q_at = places.ring + from.stage * 2 * tile_bytes;

@@ -221,13 +221,30 @@ pub(super) fn store<I: Float, R: Size>(
     }
 }
 
-/// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window, the ends or the mask's
-/// map.
+/// Keys that the mask leaves to all queries of `rows` rows and the rows that come in: the first and the one after the
+/// last.
+#[cube]
+pub(super) fn open_keys<I: Float, M: Numeric>(
+    sequence: &Sequence<'_, I, M>,
+    first_row: u32,
+    first_column: u32,
+    #[comptime] rows: u32,
+    #[comptime] side: Side,
+) -> (u32, u32) {
+    match comptime!(side) {
+        Side::Queries => sequence.open_to_all(first_row, rows),
+        Side::Keys => sequence.open_to_all(first_column, comptime!(MOVING as u32)),
+    }
+}
+
+/// Whether some pair of `rows` rows and the rows that came in may not be seen, by the window, the ends or the mask, which
+/// leaves the `open` keys.
 #[cube]
 pub(super) fn is_checked<I: Float, M: Numeric>(
     sequence: &Sequence<'_, I, M>,
     first_row: u32,
     first_column: u32,
+    open: (u32, u32),
     #[comptime] rows: u32,
     #[comptime] side: Side,
 ) -> bool {
@@ -247,8 +264,7 @@ pub(super) fn is_checked<I: Float, M: Numeric>(
         checked = checked || distance - i32::cast_from(queries) + 1 < -numbers.left;
     }
     if comptime!(sequence.rules.options.mapped) {
-        let (begin, end) = sequence.open_to_all(query, queries);
-        checked = checked || key < begin || key + keys > end;
+        checked = checked || key < open.0 || key + keys > open.1;
     }
     checked
 }

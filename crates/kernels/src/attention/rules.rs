@@ -295,14 +295,17 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
         (self.rules.map[at as usize], self.rules.map[(at + 1) as usize])
     }
 
-    /// Keys that the mask leaves to all of the `rows` queries from `first` on: the first and the one after the last.
+    /// Keys that the mask leaves to all of the `rows` queries from `first` on, a multiple of `rows`, or to more: the first
+    /// and the one after the last.
     #[cfg(feature = "cuda")]
-    pub(super) fn open_to_all(&self, first: u32, rows: u32) -> (u32, u32) {
+    pub(super) fn open_to_all(&self, first: u32, #[comptime] rows: u32) -> (u32, u32) {
         let mut begin = 0u32;
         let mut stop = self.seq_kv;
         if comptime!(self.rules.options.mapped) {
-            for block in self.block_of(first)..self.block_of(first + rows - 1) + 1 {
-                let (from, to) = self.span(block, 2u32);
+            #[unroll]
+            for at in 0..comptime!(rows.div_ceil(BLOCK as u32)) {
+                let (from, to) =
+                    self.span(self.block_of(first + comptime!(at * BLOCK as u32)), 2u32);
                 begin = max(begin, from);
                 stop = min(stop, to);
             }

@@ -4,7 +4,7 @@
 use super::{
     once::SIDE,
     once_pairs::{gradient_words, store_gradients, weight_words, weights_of},
-    pairs::{GradientRows, PairTile, is_checked, pair_tile, store},
+    pairs::{GradientRows, PairTile, is_checked, open_keys, pair_tile, store},
     pipeline::slot_of,
     rules::{Rules, Side, Strides, origin, score_exponent},
     tcgen05_backward::{HALF_WARP, Places, Share},
@@ -212,7 +212,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             let column = (share.first + tile * comptime!((ROWS / SIDE) as u32) + half) * side;
             let sequence = rules.sequence(share.batch, head);
             // Queries that see all keys of the warp need no check.
-            let checked = is_checked(&sequence, warp_key, column, 32u32, Side::Keys);
+            let open = open_keys(&sequence, warp_key, column, 32u32, Side::Keys);
+            let checked = is_checked(&sequence, warp_key, column, open, 32u32, Side::Keys);
             let upper = pair_tile::<I, M>(sequence, key, column, quad, exponent, Side::Keys, true);
             let again = rules.sequence(share.batch, head);
             let lower =

@@ -5,7 +5,7 @@
 //! registers. [`pairs`](super::pairs) tells what is computed.
 
 use super::{
-    pairs::{GradientRows, is_checked, pair_gradients, pair_tile, store, tiles_of},
+    pairs::{GradientRows, is_checked, open_keys, pair_gradients, pair_tile, store, tiles_of},
     pipeline::{Slot, UNITS_OF_GROUP, WgmmaBackwardBlueprint, advance, load_tile},
     rules::{Rules, Side, Strides, origin, score_exponent},
     softmax::pack_registers,
@@ -238,7 +238,8 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
                 );
                 advance(&mut emptied, stages);
             }
-            let checked = is_checked(&tile.sequence, group_row, first_column, 64u32, side);
+            let open = open_keys(&tile.sequence, group_row, first_column, 64u32, side);
+            let checked = is_checked(&tile.sequence, group_row, first_column, open, 64u32, side);
             let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
             let dtype = comptime!(blueprint.dtype);
             if comptime!(side == Side::Keys) {
