@@ -15,6 +15,11 @@ const RULES: &[&str] = &[
     "attention::op",
     "attention::a_batch_may_be_larger_than_a_launch_in_f32",
 ];
+/// Masks that tell documents apart.
+const MAPS: &[&str] = &[
+    "attention::tiles_that_a_mask_hides_are_left_out_in_f32",
+    "attention::every_option_is_within_bounds_in_f32",
+];
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
@@ -166,6 +171,53 @@ pub(super) const FILES: &[InFile] = &[
                 "row without keys not masked",
                 "select(log < f32::min_value(), 0.0f32, (below - log).exp())",
                 "(below - log).exp()",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/mask_map.rs",
+        tests: MAPS,
+        rows: &[
+            statement(
+                "span of seen keys ends a block early",
+                "seen_end = end;",
+                "seen_end = begin;",
+            ),
+            device(
+                "span of seen keys begins a block late",
+                "min(seen_begin, begin)",
+                "min(seen_begin, begin + block)",
+            ),
+            device(
+                "blocks that are left out count as seen",
+                "select(word == 0, 0u32, 1u32)",
+                "select(word == 0, 1u32, 1u32)",
+            ),
+            device(
+                "spans of all sequences at the first one's place",
+                "CUBE_POS_Y * strides.span_batch + CUBE_POS_X * strides.span_block",
+                "CUBE_POS_X * strides.span_block",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/rules.rs",
+        tests: MAPS,
+        rows: &[
+            device(
+                "last block of queries that see a key left out",
+                "(block + 1) * size",
+                "block * size",
+            ),
+            device(
+                "spans of the first sequence for all",
+                "self.batch * strides.span_batch + block * strides.span_block + number",
+                "block * strides.span_block + number",
+            ),
+            device(
+                "no key seen by any block",
+                "seen_end = max(seen_end, to);",
+                "seen_end = min(seen_end, to);",
             ),
         ],
     },
