@@ -273,7 +273,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     advance(&mut k_slot, stages);
                     let first_key = first * tile_kv;
                     let ruled = if comptime!(rules.options.mapped) {
-                        let checked = first_key < all_from || first_key + tile_kv > all_to;
+                        let end = first_key + tile_kv;
+                        let checked = first_key < all_from || end > all_to;
                         apply_rules::<I, M, R>(scores, &queries, first_key, checked)
                     } else {
                         apply_rules_to::<I, M, R>(scores, &queries, first_key, true)
