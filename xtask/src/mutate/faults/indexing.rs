@@ -17,7 +17,7 @@ pub(super) const FILES: &[InFile] = &[
                 "late.value > early.value",
                 "late.value < early.value",
             ),
-            device("half of a power of two", "exponent - half)", "half)"),
+            device("half of a power of two", "exponent - half", "half"),
         ],
     },
     InFile {
