@@ -31,6 +31,23 @@ pub struct DeviceProfile {
     pub families: Families,
 }
 
+/// What tests plan for.
+#[cfg(test)]
+impl DeviceProfile {
+    pub(crate) const H200: Self = Self {
+        compute_capability: Some(90),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        families: Families::ALL,
+    };
+    pub(crate) const SOFTWARE: Self = Self {
+        compute_capability: None,
+        multiprocessors: 8,
+        shared_bytes: 32_768,
+        families: Families::PORTABLE,
+    };
+}
+
 impl DeviceProfile {
     /// What to count on where the runtime tells nothing.
     const MULTIPROCESSORS: u32 = 8;

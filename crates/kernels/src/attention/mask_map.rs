@@ -136,7 +136,7 @@ pub(crate) fn attention_mask_map_kernel<M: Numeric>(
     let mut elements = Array::<M>::new(comptime!(KEYS / blueprint.at_once));
     read::<M>(&mut elements, mask, &rows, origin, own_key, keys, blueprint.at_once);
     while first_key < rows.keys {
-        // 1. Read, for the next time.
+        // 1. Take what was read, and read what comes next: it arrives while this is worked on.
         let begin = first_key + own * block;
         let bits = seen_bits::<M>(&elements, first_key + own_key, keys, blueprint.at_once);
         let next_key = first_key + comptime!((blocks * BLOCK) as u32);

@@ -33,7 +33,13 @@ impl Options {
     /// Whether each pair's number has to be drawn or looked up, in every tile.
     #[cfg(feature = "cuda")]
     pub(super) fn concern_every_tile(self) -> bool {
-        self.dropout || self.mask && !self.mapped
+        self.dropout || self.looks_up_pairs()
+    }
+
+    /// Whether the mask is read wherever a tile is.
+    #[cfg(feature = "cuda")]
+    pub(super) fn looks_up_pairs(self) -> bool {
+        self.mask && !self.mapped
     }
 }
 

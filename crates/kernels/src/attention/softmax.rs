@@ -102,7 +102,7 @@ pub(super) fn apply_rules<I: Float, M: Numeric, R: Size>(
     is_checked: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(queries.sequence.rules.options);
-    if comptime!(options.mask && !options.mapped) || is_checked {
+    if comptime!(options.looks_up_pairs()) || is_checked {
         apply_rules_to::<I, M, R>(scores, queries, first_key, true)
     } else {
         apply_rules_to::<I, M, R>(scores, queries, first_key, false)

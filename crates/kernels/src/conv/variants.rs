@@ -253,12 +253,7 @@ mod tests {
     use super::*;
     use crate::{DeviceProfile, Families, FamilyOp};
 
-    const H200: DeviceProfile = DeviceProfile {
-        compute_capability: Some(90),
-        multiprocessors: 132,
-        shared_bytes: 232_448,
-        families: Families::ALL,
-    };
+    const H200: DeviceProfile = DeviceProfile::H200;
 
     fn bf16(layer: &Layer, pass: ConvPass) -> ConvProblem {
         layer.problem(pass, 256, FLOATS[2].0).unwrap()

@@ -325,18 +325,8 @@ mod tests {
     use crate::matmul::{Activation, TensorLayout};
     use std::{hint::black_box, time::Instant};
 
-    const H200: DeviceProfile = DeviceProfile {
-        compute_capability: Some(90),
-        multiprocessors: 132,
-        shared_bytes: 232_448,
-        families: Families::ALL,
-    };
-    const SOFTWARE: DeviceProfile = DeviceProfile {
-        compute_capability: None,
-        multiprocessors: 8,
-        shared_bytes: 32_768,
-        families: Families::PORTABLE,
-    };
+    const H200: DeviceProfile = DeviceProfile::H200;
+    const SOFTWARE: DeviceProfile = DeviceProfile::SOFTWARE;
 
     /// m, n, k of products of GPT-2's step, and some that split or fill nothing.
     const SIZES: [[usize; 3]; 7] = [

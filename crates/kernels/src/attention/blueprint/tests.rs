@@ -3,18 +3,8 @@
 use super::*;
 use crate::{Families, attention::Pairs};
 
-const H200: DeviceProfile = DeviceProfile {
-    compute_capability: Some(90),
-    multiprocessors: 132,
-    shared_bytes: 232_448,
-    families: Families::ALL,
-};
-const SOFTWARE: DeviceProfile = DeviceProfile {
-    compute_capability: None,
-    multiprocessors: 8,
-    shared_bytes: 32_768,
-    families: Families::PORTABLE,
-};
+const H200: DeviceProfile = DeviceProfile::H200;
+const SOFTWARE: DeviceProfile = DeviceProfile::SOFTWARE;
 
 fn problem(head_dim: usize, kind: FloatKind) -> AttentionProblem {
     AttentionProblem::dense([2, 4, 100, head_dim], 100, ElemType::Float(kind))
