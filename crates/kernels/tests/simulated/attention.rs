@@ -291,7 +291,21 @@ fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
         let case = AttentionCase { name: "another size of heads", head_dim, ..PLAIN };
         both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
     }
-    Ok(())
+    mask_with_a_hole(recorder, wanted)
+}
+
+/// A block of keys that no query sees, between blocks that all queries see.
+fn mask_with_a_hole(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
+    let options = AttentionOptions {
+        mask: Some(PairShape::Shared),
+        documents: true,
+        ..AttentionOptions::PLAIN
+    };
+    let case = AttentionCase { name: "a mask with a hole", seq_kv: 250, options, ..PLAIN };
+    let mut inputs = AttentionInputs::generate(&case, 1, Storage::Bf16);
+    let is_hidden = |pair: usize| (64..128).contains(&(pair % case.seq_kv));
+    inputs.mask = Some((0..case.seq_q * case.seq_kv).map(is_hidden).collect());
+    both_of(recorder, wanted, case, &inputs, Storage::Bf16).map_err(|error| named(&case, &error))
 }
 
 fn named(case: &AttentionCase, error: &Failed) -> Failed {

@@ -154,6 +154,24 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/mask_map.rs",
+        tests: ATTENTION,
+        rows: &[device(
+            "queries that see a key in the opposite order",
+            "(found[(from + 4 * i) as usize] >> (column % 16) & 1) << i",
+            "(found[(from + 4 * i) as usize] >> (column % 16) & 1) << (31 - i)",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/seen_words.rs",
+        tests: ATTENTION,
+        rows: &[device(
+            "bits of another unit of the quad",
+            "sequence.seen_word(own, column, rows) >> (2 * quad)",
+            "sequence.seen_word(own, column, rows) >> quad",
+        )],
+    },
+    InFile {
         file: "crates/kernels/src/attention/softmax.rs",
         tests: ATTENTION,
         rows: &[
