@@ -9,5 +9,10 @@
 pub fn dry_run<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(feature = "gpu")]
     let _open = cubecl::dry_run::DryRun::new();
-    work()
+    #[cfg(feature = "persistence")]
+    crate::ahead::look_out();
+    let done = work();
+    #[cfg(feature = "persistence")]
+    crate::ahead::finish();
+    done
 }

@@ -26,6 +26,8 @@
 //! | `fused` | fusion providers | `tensors`, `stream`, `ops` |
 //! | [`steps`] | optimizers' steps, and the provider that takes them together | `tensors`, `stream` |
 
+#[cfg(feature = "persistence")]
+pub mod ahead;
 #[cfg(feature = "cuda")]
 pub mod cuda_memory;
 #[cfg(feature = "gpu")]

@@ -17,6 +17,9 @@ pub struct RuntimeSettings {
     /// Keep compiled kernels on disk. NVRTC takes 0.03 to 1 second for a kernel, so a program's
     /// second start is much faster. Without this crate's feature `persistence` nothing is kept.
     pub kernel_cache: bool,
+    /// Threads that compile CUDA kernels for the cache ahead of their first launch; by default one for each core, up to
+    /// 16. With 0 the device's own thread compiles one after another.
+    pub compile_threads: Option<usize>,
 }
 
 /// What CubeCL runs with.
@@ -40,6 +43,8 @@ pub fn configure(settings: &RuntimeSettings) -> RuntimeStatus {
     enable_kernel_cache(&mut config, settings);
     narrow_fusion_search();
     let applied = CubeClRuntimeConfig::try_set(config);
+    #[cfg(feature = "persistence")]
+    crate::ahead::start(settings.compile_threads);
     RuntimeStatus { applied, kernel_cache: kernel_cache(&CubeClRuntimeConfig::get()) }
 }
 

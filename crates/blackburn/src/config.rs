@@ -55,6 +55,7 @@ impl fmt::Display for F32Precision {
 /// | [`tune_matmul`](Self::tune_matmul) | `BLACKBURN_TUNE_MATMUL=0` or `1` | off |
 /// | [`deterministic`](Self::deterministic) | `BLACKBURN_DETERMINISTIC=0` or `1` | off |
 /// | [`kernel_cache`](Self::kernel_cache) | `BLACKBURN_KERNEL_CACHE=0` or `1` | on |
+/// | [`compile_threads`](Self::compile_threads) | `BLACKBURN_COMPILE_THREADS`, a number | one for each core, up to 16 |
 /// | [`memory_limit`](Self::memory_limit) | `BLACKBURN_MEMORY_LIMIT`, such as `40GiB` or `75%` | none |
 /// | [`unproven`](Self::unproven) | `BLACKBURN_UNPROVEN=0` or `1` | off |
 /// | [`verdicts`](Self::verdicts) | `BLACKBURN_VERDICTS`, a file | in the user's cache folder |
@@ -89,6 +90,10 @@ pub struct Config {
     pub deterministic: bool,
     /// Whether to keep compiled CUDA kernels on disk.
     pub kernel_cache: bool,
+    /// Threads that compile CUDA kernels several at a time for the cache, before their first launch. Each takes up to
+    /// some hundred megabytes meanwhile. With 0, or without the cache, a program's first step compiles one kernel after
+    /// another.
+    pub compile_threads: Option<usize>,
     /// What the program may take of each GPU's memory. It is checked and not enforced, see
     /// [`MemoryWatch`](crate::train::memory::MemoryWatch): a [`Trainer`](crate::train::trainer::Trainer) refuses to begin
     /// what cannot fit, and ends with an error after a step that went beyond it. In a loop of your own, call the watch.
@@ -112,6 +117,7 @@ impl Default for Config {
             tune_matmul: false,
             deterministic: false,
             kernel_cache: true,
+            compile_threads: None,
             memory_limit: None,
             unproven: false,
             verdicts: None,
@@ -154,6 +160,9 @@ impl Config {
             if let Some(value) = variable(name)? {
                 *switch = parse_switch(name, &value)?;
             }
+        }
+        if let Some(value) = variable(COMPILE_THREADS)? {
+            config.compile_threads = Some(parse_count(COMPILE_THREADS, &value)?);
         }
         config.verdicts = variable("BLACKBURN_VERDICTS")?.map(PathBuf::from);
         Ok(config)
@@ -229,6 +238,13 @@ impl Config {
         self
     }
 
+    /// Compiles CUDA kernels on so many threads ahead of their first launch.
+    #[must_use]
+    pub fn with_compile_threads(mut self, threads: usize) -> Self {
+        self.compile_threads = Some(threads);
+        self
+    }
+
     /// Limits the memory that the program takes of each GPU: bytes, or a [`MemoryLimit`].
     #[must_use]
     pub fn with_memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
@@ -253,6 +269,8 @@ impl Config {
 
 /// Of [`Config::memory_limit`].
 const MEMORY_LIMIT: &str = "BLACKBURN_MEMORY_LIMIT";
+/// Of [`Config::compile_threads`].
+const COMPILE_THREADS: &str = "BLACKBURN_COMPILE_THREADS";
 
 /// What `value` means. An error has the name of the variable, and not of the setting.
 fn parse_named<T: FromStr<Err = Error>>(name: &str, value: &str) -> Result<T, Error> {
@@ -273,6 +291,13 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Error> {
             reason: "expected 1 or 0".into(),
         }),
     }
+}
+
+fn parse_count(name: &str, value: &str) -> Result<usize, Error> {
+    value.parse().map_err(|_| Error::InvalidSetting {
+        setting: format!("{name}={value}"),
+        reason: "expected a number".into(),
+    })
 }
 
 fn variable(name: &str) -> Result<Option<String>, Error> {

@@ -79,7 +79,10 @@ fn start(config: &Config) -> Result<State, Error> {
 fn set_up(config: &Config) -> Result<Setup, Error> {
     use blackburn_backend::{providers, runtime};
 
-    let settings = runtime::RuntimeSettings { kernel_cache: config.kernel_cache };
+    let settings = runtime::RuntimeSettings {
+        kernel_cache: config.kernel_cache,
+        compile_threads: config.compile_threads,
+    };
     let runtime = runtime::configure(&settings);
     if !runtime.applied {
         tracing::warn!(

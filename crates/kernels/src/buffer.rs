@@ -1,6 +1,6 @@
 //! Device buffers with their length and element type, contiguous or by rows that lie apart.
 
-use crate::{KernelError, device::ALIGNMENT_BYTES};
+use crate::{KernelError, ahead, device::ALIGNMENT_BYTES};
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
@@ -108,17 +108,22 @@ impl Buffer {
         self.handle.offset_start.unwrap_or(0)
     }
 
+    /// The memory as an argument of a launch.
+    pub(crate) fn argument(&self) -> Handle {
+        ahead::argument(&self.handle)
+    }
+
     /// The buffer as a kernel argument of vectors of `vector_size` elements.
     pub(crate) fn arg(&self, vector_size: usize) -> BufferArg {
         debug_assert_eq!(self.elements % vector_size, 0);
         // SAFETY: `elements` is the length that the handle was allocated with.
-        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+        unsafe { BufferArg::from_raw_parts(self.argument(), self.elements) }
     }
 
     /// Pixels as a kernel argument: those that lie apart may end within a vector that no kernel reads.
     pub(crate) fn arg_of_pixels(&self) -> BufferArg {
         // SAFETY: whoever made the buffer states that its memory holds its elements.
-        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+        unsafe { BufferArg::from_raw_parts(self.argument(), self.elements) }
     }
 }
 
@@ -190,7 +195,7 @@ impl Rows {
     /// The memory as a kernel argument; a kernel may have to stop before its end.
     pub(crate) fn arg(&self) -> BufferArg {
         // SAFETY: whoever made the rows states that `buffer` has its elements.
-        unsafe { BufferArg::from_raw_parts(self.buffer.handle.clone(), self.buffer.elements) }
+        unsafe { BufferArg::from_raw_parts(self.buffer.argument(), self.buffer.elements) }
     }
 }
 

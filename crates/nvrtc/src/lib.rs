@@ -63,6 +63,8 @@ pub struct Nvrtc {
     log: Text,
     ptx_size: Size,
     ptx: Text,
+    cubin_size: Size,
+    cubin: Text,
     destroy: Destroy,
     error_string: ErrorString,
     version: Version,
@@ -159,6 +161,8 @@ impl Nvrtc {
                 log: *library.get(b"nvrtcGetProgramLog\0")?,
                 ptx_size: *library.get(b"nvrtcGetPTXSize\0")?,
                 ptx: *library.get(b"nvrtcGetPTX\0")?,
+                cubin_size: *library.get(b"nvrtcGetCUBINSize\0")?,
+                cubin: *library.get(b"nvrtcGetCUBIN\0")?,
                 destroy: *library.get(b"nvrtcDestroyProgram\0")?,
                 error_string: *library.get(b"nvrtcGetErrorString\0")?,
                 version: *library.get(b"nvrtcVersion\0")?,
@@ -198,6 +202,36 @@ impl Nvrtc {
     ///
     /// NVRTC itself does not work, or the source contains a NUL character.
     pub fn compile(&self, source: &str, options: &[String]) -> Result<Result<String, String>> {
+        let ptx = self.compile_to(source, options, self.ptx_size, self.ptx)?;
+        Ok(ptx.map(text))
+    }
+
+    /// Compiles CUDA C++ to the machine code of the architecture that `options` name, which has to be a real one
+    /// (`sm_90a`). Source that does not compile gives the compiler's log.
+    ///
+    /// # Errors
+    ///
+    /// As [`compile`](Self::compile), and where there is no machine code for the architecture.
+    pub fn compile_to_cubin(
+        &self,
+        source: &str,
+        options: &[String],
+    ) -> Result<Result<Vec<u8>, String>> {
+        let cubin = self.compile_to(source, options, self.cubin_size, self.cubin)?;
+        if cubin.as_ref().is_ok_and(Vec::is_empty) {
+            bail!("no machine code for {}", options.join(" "));
+        }
+        Ok(cubin)
+    }
+
+    /// What NVRTC keeps of a compiled program, or its log.
+    fn compile_to(
+        &self,
+        source: &str,
+        options: &[String],
+        size: Size,
+        output: Text,
+    ) -> Result<Result<Vec<u8>, String>> {
         let source = CString::new(source).context("the source contains a NUL character")?;
         let options: Vec<CString> =
             options.iter().map(|option| CString::new(option.as_str())).collect::<Result<_, _>>()?;
@@ -211,33 +245,27 @@ impl Nvrtc {
         // SAFETY: the program was created above, and the strings behind the pointers are alive: a
         // shadowed binding lives until the end of its block.
         let status = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let log = || self.output(program, self.log_size, self.log).map(text);
         let outcome = match status {
-            COMPILATION_FAILED => self.text(program, self.log_size, self.log).map(Err),
-            _ => self
-                .succeeded(status)
-                .and_then(|()| self.text(program, self.ptx_size, self.ptx).map(Ok)),
+            COMPILATION_FAILED => log().map(Err),
+            _ => self.succeeded(status).and_then(|()| self.output(program, size, output).map(Ok)),
         };
-        let outcome = outcome.map_err(|error| {
-            let log = self.text(program, self.log_size, self.log).unwrap_or_default();
-            error.context(format!("NVRTC: {}", log.trim()))
-        });
+        let outcome = outcome
+            .map_err(|error| error.context(format!("NVRTC: {}", log().unwrap_or_default().trim())));
         // SAFETY: the program was created above, and nothing refers to it any more.
         unsafe { (self.destroy)(&mut program) };
         outcome
     }
 
-    /// A text that NVRTC keeps for `program`.
-    fn text(&self, program: Program, size: Size, text: Text) -> Result<String> {
+    /// What NVRTC keeps for `program`.
+    fn output(&self, program: Program, size: Size, output: Text) -> Result<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: the program is alive and the pointer valid for the call.
         self.succeeded(unsafe { size(program, &mut bytes) })?;
         let mut buffer = vec![0_u8; bytes];
-        // SAFETY: the buffer has the size that NVRTC asked for, the final NUL included.
-        self.succeeded(unsafe { text(program, buffer.as_mut_ptr().cast()) })?;
-        while buffer.last() == Some(&0) {
-            buffer.pop();
-        }
-        Ok(String::from_utf8_lossy(&buffer).into_owned())
+        // SAFETY: the buffer has the size that NVRTC asked for.
+        self.succeeded(unsafe { output(program, buffer.as_mut_ptr().cast()) })?;
+        Ok(buffer)
     }
 
     fn succeeded(&self, status: c_int) -> Result<()> {
@@ -248,6 +276,14 @@ impl Nvrtc {
         let message = unsafe { CStr::from_ptr((self.error_string)(status)) };
         bail!("{}", message.to_string_lossy())
     }
+}
+
+/// A text of NVRTC's, without the NUL at its end.
+fn text(mut bytes: Vec<u8>) -> String {
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The version of the driver of NVIDIA's GPUs: its release, as `nvidia-smi` shows it, or else the version of CUDA

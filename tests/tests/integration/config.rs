@@ -64,6 +64,7 @@ fn same_as_program() -> Result<(), Failed> {
             ("BLACKBURN_TUNE_MATMUL", "on"),
             ("BLACKBURN_DETERMINISTIC", "1"),
             ("BLACKBURN_KERNEL_CACHE", "0"),
+            ("BLACKBURN_COMPILE_THREADS", "3"),
             ("BLACKBURN_MEMORY_LIMIT", "1.5 GiB"),
         ];
         return run_alone(SAME, &variables).map(drop);
@@ -78,6 +79,7 @@ fn same_as_program() -> Result<(), Failed> {
         .with_tune_matmul(true)
         .with_deterministic(true)
         .with_kernel_cache(false)
+        .with_compile_threads(3)
         .with_memory_limit(3 << 29);
     expect_equal(&config, &expected)?;
     // Start-up, which was before any test, followed it: the same settings are no others.
@@ -99,6 +101,7 @@ fn empty_variables() -> Result<(), Failed> {
             "TUNE_MATMUL",
             "DETERMINISTIC",
             "KERNEL_CACHE",
+            "COMPILE_THREADS",
             "MEMORY_LIMIT",
         ]
         .map(|name| format!("BLACKBURN_{name}"));
@@ -119,6 +122,7 @@ fn bad_values() -> Result<(), Failed> {
         ("BLACKBURN_TUNE_MATMUL", "2", "BLACKBURN_TUNE_MATMUL=2: expected 1 or 0"),
         ("BLACKBURN_DETERMINISTIC", "yes?", "BLACKBURN_DETERMINISTIC=yes?: expected 1 or 0"),
         ("BLACKBURN_KERNEL_CACHE", "maybe", "BLACKBURN_KERNEL_CACHE=maybe: expected 1 or 0"),
+        ("BLACKBURN_COMPILE_THREADS", "all", "BLACKBURN_COMPILE_THREADS=all: expected a number"),
         (
             "BLACKBURN_MEMORY_LIMIT",
             "101%",
@@ -198,7 +202,7 @@ fn kernel_cache() -> Result<Completion, Failed> {
     on_burn_device_and_client(|_, client| {
         let folder = || {
             // It was settled at start-up: what is asked for here changes nothing.
-            configure(&RuntimeSettings { kernel_cache: false }).kernel_cache
+            configure(&RuntimeSettings { kernel_cache: false, compile_threads: None }).kernel_cache
         };
         if is_set() {
             return expect_equal(&folder(), &None);

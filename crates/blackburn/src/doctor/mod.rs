@@ -223,7 +223,8 @@ pub fn work_if_asked() {
 fn open(device: &str) -> Result<(Client, Machine), String> {
     // To prove them is what it is for.
     offer_unproven();
-    runtime::configure(&RuntimeSettings { kernel_cache: true });
+    // Kernels come to the device as in any program; a case waits for its own.
+    runtime::configure(&RuntimeSettings { kernel_cache: true, compile_threads: Some(1) });
     let choice = device.parse().map_err(|error: Error| error.to_string())?;
     let (_, cube) = device::find_gpu(choice).map_err(|error| error.to_string())?;
     let client = cube.client();

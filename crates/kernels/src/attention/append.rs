@@ -21,7 +21,7 @@ use super::{
     rules::origin,
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, check_float},
     device::widest_vector,
     divisor::DIVIDEND_LIMIT,
@@ -161,7 +161,7 @@ pub fn attention_append(
     // SAFETY: `check` has seen that tensors have their spans and indices fit 31 bits; the vectors divide rows, strides
     // and where tensors begin. The kernel stops at the last vector and at the ends of the capacity, wherever the
     // position is.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         attention_append_kernel::launch_unchecked(
             client,
             calculate_cube_count_elemwise(client, units, dim),
@@ -181,8 +181,8 @@ pub fn attention_append(
             },
             (problem.head_dim / size) as u32,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(())
 }
 

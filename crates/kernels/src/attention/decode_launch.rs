@@ -11,7 +11,7 @@ use super::{
     problem::{HeadStrides, OP, invalid, unsupported},
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
     device::{plane_units, widest_vector},
     plan::tell_plan,
@@ -125,10 +125,10 @@ pub(super) fn forward(
     call.for_batches([count, tiles, problem.batch], |cubes, first| {
         // SAFETY: the inputs hold the spans of the problem, in whole vectors, and the parts were allocated for it;
         // the kernel stops rows and keys at their ends, wherever the position is.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             attention_decode_kernel::launch_unchecked(
                 client,
-                cubes,
+                cubes.clone(),
                 dim,
                 size,
                 vectors(call.inputs.q, problem.q, size),
@@ -140,17 +140,17 @@ pub(super) fn forward(
                 splits(),
                 kernel,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })?;
     let queries = problem.heads_q * problem.seq_q;
     call.for_batches([queries, 1, problem.batch], |cubes, first| {
         // SAFETY: as above; the output was allocated for the problem. Splits that wrote nothing are not read.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             attention_merge_kernel::launch_unchecked(
                 client,
-                cubes,
+                cubes.clone(),
                 dim,
                 size,
                 memory.parts(size),
@@ -161,8 +161,8 @@ pub(super) fn forward(
                 splits(),
                 kernel,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })
 }
@@ -224,7 +224,7 @@ pub(super) fn vectors<I: Float, N: Size>(
     let elements = memory.elements / size * size;
     VectorsLaunch {
         // SAFETY: the memory has these elements, which are whole vectors: all that the spans of rows have.
-        memory: unsafe { BufferArg::from_raw_parts(memory.handle.clone(), elements) },
+        memory: unsafe { BufferArg::from_raw_parts(memory.argument(), elements) },
         strides: device_strides(HeadStrides { batch, head, row }),
     }
 }

@@ -26,7 +26,7 @@ use super::{
     call::Call,
     problem::{OP, unsupported},
 };
-use crate::{Family, KernelError, Pass, buffer::Buffer, device::grid};
+use crate::{Family, KernelError, Pass, ahead, buffer::Buffer, device::grid};
 use cubecl::{
     ir::{ElemType, UIntKind},
     prelude::*,
@@ -360,9 +360,9 @@ impl MaskMap {
         // SAFETY: `Call` has seen that the mask has its span, and that its indices fit 32 bits; the map's do, too. The
         // kernel reads rows and keys below their numbers, of which whole words divide keys and strides, and writes spans
         // of its block and words of those rows and keys.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_mask_map_kernel::launch_unchecked(
-                call.client,
+                client,
                 grid(OP, call.client, [blocks, batches, 1])?,
                 CubeDim::new_1d((at_a_time * UNITS) as u32),
                 read.arg(1),
@@ -378,7 +378,8 @@ impl MaskMap {
                 MapBlueprint { at_once, blocks: at_a_time, words },
                 read.dtype,
             );
-        }
+            Ok(())
+        })?;
         Ok(Some(Self { buffer, strides }))
     }
 }

@@ -7,7 +7,7 @@ use super::{
     mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
     tensor_core::{Tensor, halves, ptx_type, row_terms},
 };
-use crate::KernelError;
+use crate::{KernelError, ahead};
 use cubecl::prelude::*;
 
 /// Rows of a warp.
@@ -33,10 +33,10 @@ pub(super) fn forward(
     call.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
         // SAFETY: the inputs hold the spans of the problem, rows begin at multiples of 16 bytes, and the
         // outputs were allocated for the problem; the kernel stops rows and keys at their ends.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_forward_mma_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 CubeDim::new_1d(kernel.units()),
                 call.q(),
                 call.k(),
@@ -48,8 +48,8 @@ pub(super) fn forward(
                 kernel,
                 call.types(),
                 kernel.widths(),
-            );
-        }
+            )
+        });
         Ok(())
     })
 }
@@ -76,10 +76,10 @@ pub(super) fn backward(
         call.for_batches([tiles, half.fixed[0].heads, problem.batch], |cubes, first| {
             // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
             // problem.
-            unsafe {
+            ahead::launch(call.client, |client| unsafe {
                 attention_backward_mma_kernel::launch_unchecked(
-                    call.client,
-                    cubes,
+                    client,
+                    cubes.clone(),
                     CubeDim::new_1d(kernel.units()),
                     half.fixed[0].arg(),
                     half.fixed[1].arg(),
@@ -94,8 +94,8 @@ pub(super) fn backward(
                     kernel,
                     call.types(),
                     kernel.widths(),
-                );
-            }
+                )
+            });
             Ok(())
         })?;
     }

@@ -15,7 +15,7 @@ use super::{
     wgmma_launch::tensor_map,
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
 };
 use cubecl::prelude::*;
@@ -67,10 +67,10 @@ pub(super) fn with_query_sums(
     call.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
         // SAFETY: the sums and dq were allocated for the problem, and the kernel stops rows at the ends of
         // sequences.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_dq_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 CubeDim::new_1d(DQ_UNITS),
                 sums.arg(SUMS_WIDTH),
                 call.rules(first),
@@ -78,8 +78,8 @@ pub(super) fn with_query_sums(
                 device_strides(problem.out()),
                 problem.head_dim,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })
 }
@@ -102,10 +102,10 @@ pub(super) fn backward(
             // SAFETY: the tensor maps describe memory that the inputs and the result were checked to have; the
             // sums and the gradients were allocated for the problem, and the kernel stops rows at the ends of
             // sequences and tiles at their number.
-            unsafe {
+            ahead::launch(call.client, |client| unsafe {
                 attention_backward_once_wgmma_kernel::launch_unchecked(
-                    call.client,
-                    cubes,
+                    client,
+                    cubes.clone(),
                     CubeDim::new_1d(kernel.units()),
                     tensor_map(call, &k, BLOCK)?,
                     tensor_map(call, &v, BLOCK)?,
@@ -121,7 +121,8 @@ pub(super) fn backward(
                     call.types(),
                     kernel.width(),
                 );
-            }
+                Ok(())
+            })?;
             Ok(())
         })
     })

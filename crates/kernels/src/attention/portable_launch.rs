@@ -11,7 +11,7 @@ use super::{
     tile::{PortableBlueprint, UNITS},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
 };
 use cubecl::prelude::*;
@@ -34,10 +34,10 @@ pub(super) fn forward(
     call.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
         // SAFETY: the inputs hold the spans of the problem and the outputs were allocated for it;
         // the kernel stops rows, keys and columns at their ends.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_forward_portable_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 CubeDim::new_2d(UNITS, UNITS),
                 call.q(),
                 call.k(),
@@ -47,8 +47,8 @@ pub(super) fn forward(
                 output.lse.arg(1),
                 kernel,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })
 }
@@ -59,10 +59,10 @@ fn delta(call: &Call<'_>, result: &AttentionResult<'_>) -> Result<Buffer, Kernel
     let tiles = problem.rows_q().div_ceil(DELTA_UNITS as usize);
     call.for_batches([tiles, problem.heads_q, problem.tensor_batch()], |cubes, first| {
         // SAFETY: as in `forward`; the result was checked.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_delta_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 CubeDim::new_1d(DELTA_UNITS),
                 heads(result.out, problem.out()),
                 heads(result.dout, result.dout_strides),
@@ -72,8 +72,8 @@ fn delta(call: &Call<'_>, result: &AttentionResult<'_>) -> Result<Buffer, Kernel
                 problem.head_dim as u32,
                 first as u32,
                 problem.dtype,
-            );
-        }
+            )
+        });
         Ok(())
     })?;
     Ok(delta)
@@ -96,10 +96,10 @@ pub(super) fn backward(
     call.for_batches([tiles, problem.heads_kv, problem.batch], |cubes, first| {
         // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
         // problem.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_backward_kv_portable_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 dim,
                 inputs(call, result),
                 call.rules(first),
@@ -108,18 +108,18 @@ pub(super) fn backward(
                 dv.arg(1),
                 kernel,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })?;
     let unused = Buffer::empty(call.client, 1, F32);
     let tiles = problem.seq_q.div_ceil(side);
     call.for_batches([tiles, problem.heads_q, problem.batch], |cubes, first| {
         // SAFETY: as above.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_backward_q_portable_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 dim,
                 inputs(call, result),
                 call.rules(first),
@@ -129,8 +129,8 @@ pub(super) fn backward(
                 dbias.is_some(),
                 kernel,
                 call.types(),
-            );
-        }
+            )
+        });
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ use super::{
     tensor_core::{Tensor, ptx_type, terms_of_row},
     wgmma_launch::{QueryTiles, forward_kernel, query_tiles, tensor_map},
 };
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, ahead};
 use cubecl::prelude::*;
 
 /// The most tiles that hide latency: of keys and values, backward of queries and gradients of outputs.
@@ -32,10 +32,10 @@ pub(super) fn forward(
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
     // were allocated for the problem; the kernel writes rows below the ends of sequences alone.
-    unsafe {
+    ahead::launch(call.client, |client| unsafe {
         attention_forward_tcgen05_kernel::launch_unchecked(
-            call.client,
-            cubes,
+            client,
+            cubes.clone(),
             CubeDim::new_1d(UNITS),
             tensor_map(call, &q, TILE_Q)?,
             tensor_map(call, &k, kernel.tile_kv)?,
@@ -50,7 +50,8 @@ pub(super) fn forward(
             call.types(),
             [kernel.score_registers(), kernel.score_registers() / 2],
         );
-    }
+        Ok(())
+    })?;
     Ok(())
 }
 
@@ -78,10 +79,10 @@ pub(super) fn backward(
             // SAFETY: the tensor maps describe memory that the inputs and the result were checked to have; the
             // sums and the gradients were allocated for the problem, and the kernel stops rows at the ends of
             // sequences and tiles at their number.
-            unsafe {
+            ahead::launch(call.client, |client| unsafe {
                 attention_backward_tcgen05_kernel::launch_unchecked(
-                    call.client,
-                    cubes,
+                    client,
+                    cubes.clone(),
                     CubeDim::new_1d(BACKWARD_UNITS),
                     tensor_map(call, &k, blueprint.tile_kv)?,
                     tensor_map(call, &v, blueprint.tile_kv)?,
@@ -97,7 +98,8 @@ pub(super) fn backward(
                     call.types(),
                     kernel.width(),
                 );
-            }
+                Ok(())
+            })?;
             Ok(())
         })
     })

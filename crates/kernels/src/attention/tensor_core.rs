@@ -11,7 +11,7 @@ use super::{
     rules::{HeadsLaunch, Side},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
     device::ALIGNMENT_BYTES,
 };
@@ -107,10 +107,10 @@ pub(super) fn row_terms(
     call.for_batches([tiles, problem.heads_q, batches], |cubes, first| {
         // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
         // for the problem.
-        unsafe {
+        ahead::launch(call.client, |client| unsafe {
             attention_row_terms_kernel::launch_unchecked(
-                call.client,
-                cubes,
+                client,
+                cubes.clone(),
                 CubeDim::new_1d(TERMS_UNITS),
                 result.out.arg(TERMS_WIDTH),
                 result.dout.arg(TERMS_WIDTH),
@@ -129,8 +129,8 @@ pub(super) fn row_terms(
                 apart,
                 problem.dtype,
                 TERMS_WIDTH,
-            );
-        }
+            )
+        });
         Ok(())
     })?;
     Ok(terms)

@@ -11,7 +11,7 @@ use super::{
     wgmma_backward::attention_backward_wgmma_kernel,
     wgmma_forward::attention_forward_wgmma_kernel,
 };
-use crate::{DeviceProfile, KernelError};
+use crate::{DeviceProfile, KernelError, ahead};
 use cubecl::prelude::*;
 
 /// The most tiles that hide latency.
@@ -45,7 +45,7 @@ pub(super) fn tensor_map(
     // SAFETY: shape and strides stay within the problem's checked span.
     let tensor = unsafe {
         TensorArg::from_raw_parts(
-            tensor.buffer.handle.clone(),
+            tensor.buffer.argument(),
             strides.to_vec().into(),
             shape.to_vec().into(),
         )
@@ -109,10 +109,10 @@ pub(super) fn forward(
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
     // were allocated for the problem; the kernel writes rows below the ends of sequences alone.
-    unsafe {
+    ahead::launch(call.client, |client| unsafe {
         attention_forward_wgmma_kernel::launch_unchecked(
-            call.client,
-            cubes,
+            client,
+            cubes.clone(),
             CubeDim::new_1d(FORWARD_UNITS),
             tensor_map(call, &q, TILE_Q)?,
             tensor_map(call, &k, kernel.tile_kv)?,
@@ -127,7 +127,8 @@ pub(super) fn forward(
             call.types(),
             kernel.widths(),
         );
-    }
+        Ok(())
+    })?;
     Ok(())
 }
 
@@ -151,10 +152,10 @@ pub(super) fn backward(
         call.for_batches([tiles, half.fixed[0].heads, problem.batch], |cubes, first| {
             // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the
             // problem.
-            unsafe {
+            ahead::launch(call.client, |client| unsafe {
                 attention_backward_wgmma_kernel::launch_unchecked(
-                    call.client,
-                    cubes,
+                    client,
+                    cubes.clone(),
                     CubeDim::new_1d(BACKWARD_UNITS),
                     tensor_map(call, &half.fixed[0], BLOCK)?,
                     tensor_map(call, &half.fixed[1], BLOCK)?,
@@ -170,7 +171,8 @@ pub(super) fn backward(
                     call.types(),
                     kernel.widths(),
                 );
-            }
+                Ok(())
+            })?;
             Ok(())
         })?;
     }

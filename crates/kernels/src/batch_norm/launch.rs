@@ -12,7 +12,7 @@ use super::{
     },
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
 };
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
@@ -94,28 +94,32 @@ pub fn batch_norm_statistics(
     // the vector size, with indices of 32 bits as `validate` has seen; `partials` has two rows of channels
     // for each split. The kernels stop at the last row, split and channel.
     unsafe {
-        batch_norm_statistics_kernel::launch_unchecked(
-            client,
-            cubes,
-            tile.dim(),
-            vector_size,
-            blueprint.strided(x, problem.row_stride),
-            partials.arg(vector_size),
-            blueprint.extent(problem),
-            tile,
-            problem.dtype,
-        );
-        batch_norm_merge_moments_kernel::launch_unchecked(
-            client,
-            merging,
-            merging_tile.dim(),
-            blueprint.partials(problem, &partials),
-            rows_of(x),
-            mean.arg(1),
-            variance.arg(1),
-            merging_tile,
-            problem.dtype,
-        );
+        ahead::launch(client, |client| {
+            batch_norm_statistics_kernel::launch_unchecked(
+                client,
+                cubes.clone(),
+                tile.dim(),
+                vector_size,
+                blueprint.strided(x, problem.row_stride),
+                partials.arg(vector_size),
+                blueprint.extent(problem),
+                tile,
+                problem.dtype,
+            )
+        });
+        ahead::launch(client, |client| {
+            batch_norm_merge_moments_kernel::launch_unchecked(
+                client,
+                merging.clone(),
+                merging_tile.dim(),
+                blueprint.partials(problem, &partials),
+                rows_of(x),
+                mean.arg(1),
+                variance.arg(1),
+                merging_tile,
+                problem.dtype,
+            )
+        });
     }
     Ok(Statistics { mean, variance })
 }
@@ -159,7 +163,7 @@ pub fn batch_norm_running(
     }
     let dim = CubeDim::new_1d(UNITS);
     // SAFETY: all hold a number for each channel, at which the kernel stops.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         batch_norm_running_kernel::launch_unchecked(
             client,
             calculate_cube_count_elemwise(client, channels, dim),
@@ -174,8 +178,8 @@ pub fn batch_norm_running(
             *kept,
             *new,
             dtype,
-        );
-    }
+        )
+    });
     Ok(updated)
 }
 
@@ -206,10 +210,10 @@ pub fn batch_norm_apply(
     let y = Buffer::empty(client, problem.elements(), problem.dtype);
     // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too. Without a residual none is
     // compiled in, and x stands in for it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         batch_norm_apply_kernel::launch_unchecked(
             client,
-            cubes,
+            cubes.clone(),
             tile.dim(),
             vector_size,
             blueprint.strided(x, problem.row_stride),
@@ -222,8 +226,8 @@ pub fn batch_norm_apply(
             Tail { residual: residual.is_some(), relu: *relu },
             tile,
             [problem.dtype, statistics.mean.dtype, problem.parameter],
-        );
-    }
+        )
+    });
     Ok(y)
 }
 
@@ -263,10 +267,10 @@ pub fn batch_norm_backward(
         dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, problem.dtype));
     // SAFETY: as in `batch_norm_statistics`; the other tensors were checked too, and `sums` holds two rows of
     // channels. Without a ReLU no y is compiled in, and dy stands in for it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         batch_norm_input_gradient_kernel::launch_unchecked(
             client,
-            cubes,
+            cubes.clone(),
             tile.dim(),
             vector_size,
             backward_rows(problem, &blueprint, saved, dy),
@@ -280,8 +284,8 @@ pub fn batch_norm_backward(
             dresidual.is_some(),
             tile,
             [problem.dtype, statistics.mean.dtype, problem.parameter],
-        );
-    }
+        )
+    });
     Ok(BatchNormGradients { dx, dgamma, dbeta, dresidual })
 }
 
@@ -312,31 +316,35 @@ fn sums_of(
         [(); 2].map(|()| Buffer::empty(client, problem.channels, problem.parameter));
     // SAFETY: as in `batch_norm_backward`; `partials` has two rows of channels for each split.
     unsafe {
-        batch_norm_sums_kernel::launch_unchecked(
-            client,
-            cubes,
-            tile.dim(),
-            vector_size,
-            backward_rows(problem, &blueprint, saved, dy),
-            statistics.mean.arg(vector_size),
-            partials.arg(vector_size),
-            blueprint.extent(problem),
-            tile,
-            [problem.dtype, statistics.mean.dtype],
-        );
-        batch_norm_merge_sums_kernel::launch_unchecked(
-            client,
-            merging,
-            merging_tile.dim(),
-            blueprint.partials(problem, &partials),
-            statistics.variance.arg(1),
-            sums.arg(1),
-            dgamma.arg(1),
-            dbeta.arg(1),
-            problem.epsilon as f32,
-            merging_tile,
-            [statistics.mean.dtype, problem.parameter],
-        );
+        ahead::launch(client, |client| {
+            batch_norm_sums_kernel::launch_unchecked(
+                client,
+                cubes.clone(),
+                tile.dim(),
+                vector_size,
+                backward_rows(problem, &blueprint, saved, dy),
+                statistics.mean.arg(vector_size),
+                partials.arg(vector_size),
+                blueprint.extent(problem),
+                tile,
+                [problem.dtype, statistics.mean.dtype],
+            )
+        });
+        ahead::launch(client, |client| {
+            batch_norm_merge_sums_kernel::launch_unchecked(
+                client,
+                merging.clone(),
+                merging_tile.dim(),
+                blueprint.partials(problem, &partials),
+                statistics.variance.arg(1),
+                sums.arg(1),
+                dgamma.arg(1),
+                dbeta.arg(1),
+                problem.epsilon as f32,
+                merging_tile,
+                [statistics.mean.dtype, problem.parameter],
+            )
+        });
     }
     Ok(Sums { sums, dgamma, dbeta })
 }
@@ -390,5 +398,5 @@ fn backward_rows<T: CubePrimitive>(
 /// Rows as a kernel argument: those that lie apart may end within a vector that no kernel reads.
 fn rows_of(buffer: &Buffer) -> BufferArg {
     // SAFETY: whoever made the buffer states that its memory holds its elements.
-    unsafe { BufferArg::from_raw_parts(buffer.handle.clone(), buffer.elements) }
+    unsafe { BufferArg::from_raw_parts(buffer.argument(), buffer.elements) }
 }

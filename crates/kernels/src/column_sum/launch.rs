@@ -5,7 +5,7 @@ use super::{
     problem::OP,
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
     device::grid,
 };
@@ -85,13 +85,13 @@ fn launch(
     let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: x holds the problem's span, rounded up to whole vectors by the allocator's alignment,
     // and y `outer * splits * columns` elements; the kernel stops rows and columns at their ends.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         column_sum_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
             vector_size,
-            BufferArg::from_raw_parts(x.handle.clone(), x.elements),
+            BufferArg::from_raw_parts(x.argument(), x.elements),
             y.arg(vector_size),
             problem.rows as u32,
             vectors(problem.columns),
@@ -100,8 +100,8 @@ fn launch(
             factor,
             problem.dtype,
             y.dtype,
-        );
-    }
+        )
+    });
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use super::{
     wgmma::{BOX_CHANNELS, ConvWgmmaBlueprint, conv_wgmma_kernel},
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::Buffer,
     matmul::{
         Epilogue, MatmulOutput,
@@ -118,7 +118,7 @@ impl Product<'_> {
         // SAFETY: the tensor maps describe memory that the operands were checked or allocated to have, the bias
         // was checked, and the output was allocated for the problem and its splits; the kernel writes rows below m
         // and columns below n alone.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             conv_wgmma_kernel::launch_unchecked(
                 client,
                 CubeCount::Static(cubes.min(slots) as u32, 1, 1),
@@ -132,8 +132,8 @@ impl Product<'_> {
                 ConvWgmmaBlueprint { product, pass: problem.pass },
                 [out.dtype, stored],
                 [width, accumulator_width(tile_n)],
-            );
-        }
+            )
+        });
         Ok(())
     }
 
@@ -158,7 +158,7 @@ impl Product<'_> {
         // SAFETY: shape and strides stay within the memory, which was checked or allocated.
         let tensor = unsafe {
             TensorArg::from_raw_parts(
-                self.images.handle.clone(),
+                self.images.argument(),
                 strides.to_vec().into(),
                 shape.to_vec().into(),
             )

@@ -9,7 +9,7 @@ use super::{
     product::product,
 };
 use crate::{
-    Family, KernelError,
+    Family, KernelError, ahead,
     buffer::Buffer,
     device::grid,
     divisor::{DIVIDEND_LIMIT, divisor},
@@ -129,15 +129,15 @@ impl Call<'_> {
             let [m, n, k] = self.sizes(&part, gathered.channels);
             let cubes = [m.div_ceil(tile), n.div_ceil(tile), groups * plan.splits];
             let split_k = if sums_pixels { plan.split_terms(problem) } else { k };
-            let images = match problem.pass {
+            let images = || match problem.pass {
                 ConvPass::Wgrad => image_strides(problem.second),
                 ConvPass::Fprop | ConvPass::Dgrad => part.out(problem),
             };
             // SAFETY: the operands hold the spans of the problem, the bias the output's channels, and `out` was
             // allocated for the problem and its splits; the kernel stops rows, columns and terms at their ends.
-            unsafe {
+            ahead::launch(self.client, |client| unsafe {
                 conv_portable_kernel::launch_unchecked(
-                    self.client,
+                    client,
                     grid(OP, self.client, cubes)?,
                     CubeDim::new_2d(UNITS, UNITS),
                     self.operands[0].arg(1),
@@ -153,13 +153,14 @@ impl Call<'_> {
                     },
                     part.gather(problem, &gathered),
                     part.weights(&weights),
-                    images,
+                    images(),
                     kernel,
                     self.epilogue(),
                     problem.dtype,
                     out.dtype,
                 );
-            }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -199,9 +200,9 @@ impl Call<'_> {
                 return unsupported(format!("{units} units"));
             }
             // SAFETY: as in `portable`; `width` divides the channels and every distance.
-            unsafe {
+            ahead::launch(self.client, |client| unsafe {
                 conv_direct_kernel::launch_unchecked(
-                    self.client,
+                    client,
                     calculate_cube_count_elemwise(self.client, units, dim),
                     dim,
                     width,
@@ -218,8 +219,8 @@ impl Call<'_> {
                     self.epilogue(),
                     problem.dtype,
                     out.dtype,
-                );
-            }
+                )
+            });
         }
         Ok(())
     }
@@ -234,9 +235,9 @@ impl Call<'_> {
         let cubes = [elements.div_ceil(UNITS_PER_CUBE as usize), splits, 1];
         for part in parts(problem) {
             // SAFETY: as in `portable`.
-            unsafe {
+            ahead::launch(self.client, |client| unsafe {
                 conv_direct_weights_kernel::launch_unchecked(
-                    self.client,
+                    client,
                     grid(OP, self.client, cubes)?,
                     CubeDim::new_1d(UNITS_PER_CUBE),
                     self.operands[0].arg(1),
@@ -251,7 +252,8 @@ impl Call<'_> {
                     problem.dtype,
                     out.dtype,
                 );
-            }
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::{
     product::pixel_stride,
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::Buffer,
     device::ALIGNMENT_BYTES,
     matmul::{
@@ -262,7 +262,7 @@ impl Product<'_> {
         // SAFETY: copies read what the operands were checked or allocated to hold: pixels inside of their images,
         // taps and channels below their ends. Rows below m and columns below n of the output are written, for
         // which it was allocated.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             conv_mma_kernel::launch_unchecked(
                 client,
                 CubeCount::Static(cubes, 1, 1),
@@ -285,8 +285,8 @@ impl Product<'_> {
                 self.call.epilogue(),
                 [out.dtype, stored],
                 [width, mma.operands.registers()],
-            );
-        }
+            )
+        });
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use super::{
     problem::OP,
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
     device::widest_vector,
 };
@@ -61,13 +61,13 @@ pub fn cross_entropy_at_once(
     let new = (!is_ours).then(|| Buffer::empty(client, span, problem.dtype));
     let part = |place: usize, elements| match &new {
         // SAFETY: new memory was allocated for the span.
-        Some(new) => unsafe { BufferArg::from_raw_parts(new.handle.clone(), elements) },
+        Some(new) => unsafe { BufferArg::from_raw_parts(new.argument(), elements) },
         None => BufferArg::alias(LOGITS[place], elements),
     };
     // SAFETY: the logits span what was checked, in which every index below the last row's end lies; `validate` has
     // seen to 32-bit indices with a margin for steps beyond the end. In place, each element is written by the unit that
     // read it last: units have met in between, and read the target's logit before.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         cross_entropy_at_once_kernel::launch_unchecked(
             client,
             cubes(client, problem, &blueprint),
@@ -86,8 +86,8 @@ pub fn cross_entropy_at_once(
             problem.derivative(true, ElementForm::OfLosses),
             blueprint,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(CrossEntropyAtOnce { loss: reduce(Some(&losses)).loss, dlogits: new.unwrap_or(logits) })
 }
 
@@ -135,17 +135,17 @@ pub fn cross_entropy_rescale(
     let most = DeviceProfile::of(client).multiprocessors.max(1) * 8;
     let cubes = vectors.div_ceil(UNITS as usize).min(most) as u32;
     // SAFETY: the memory spans the problem, in whole vectors, at the last of which the kernel stops.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         cross_entropy_rescale_kernel::launch_unchecked(
             client,
             CubeCount::Static(cubes, 1, 1),
             CubeDim::new_1d(UNITS),
             width,
-            BufferArg::from_raw_parts(dlogits.handle.clone(), span),
+            BufferArg::from_raw_parts(dlogits.argument(), span),
             grad.arg(1),
             vectors as u32,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(dlogits)
 }

@@ -7,7 +7,7 @@ use super::{
     reduce::cross_entropy_reduce_kernel,
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
 };
 use cubecl::{client::Client, ir::ElemType, prelude::*};
@@ -71,7 +71,7 @@ pub fn cross_entropy_forward_with(
     // SAFETY: logits span what was checked, in which every index below the last row's end lies;
     // `validate` has seen to 32-bit indices with a margin for steps beyond the end. The kernel reads a
     // target's logit only where there is one, and stops at the last row.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         cross_entropy_forward_kernel::launch_unchecked(
             client,
             row_cubes(client, problem.rows, &blueprint, 1),
@@ -85,8 +85,8 @@ pub fn cross_entropy_forward_with(
             problem.rules(),
             blueprint,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(CrossEntropyOutput { loss, lse })
 }
 
@@ -119,7 +119,7 @@ pub(super) fn launch_reduce(
     let [loss, factor] = [(); 2].map(|()| Buffer::empty(client, 1, F32));
     // SAFETY: losses and targets hold a number for each row, at the last of which the kernel stops. Losses that are
     // not there are not read.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         cross_entropy_reduce_kernel::launch_unchecked(
             client,
             CubeCount::Static(1, 1, 1),
@@ -134,8 +134,8 @@ pub(super) fn launch_reduce(
             problem.ignore_index.is_some(),
             reduction == Reduction::Mean,
             losses.is_some(),
-        );
-    }
+        )
+    });
     Reduced { loss, factor }
 }
 
@@ -212,37 +212,37 @@ pub(crate) fn launch_elements(
         // What is left for vectors of one is shorter than a row.
         let first_row = if first == 0 { 0 } else { problem.rows - 1 };
         let parts = if first == 0 { parts(client, problem, &blueprint) } else { 1 };
-        let target = match &out {
+        let target = || match &out {
             // SAFETY: as below; new memory was allocated for the span.
-            Some(new) => unsafe { BufferArg::from_raw_parts(new.handle.clone(), last) },
+            Some(new) => unsafe { BufferArg::from_raw_parts(new.argument(), last) },
             None => BufferArg::alias(LOGITS, last),
         };
         // SAFETY: vectors end before the last logit, and the kernel stops there; rows have their terms,
         // whose lengths were checked. `validate` has seen to 32-bit indices. In place, each vector is
         // read and written by the unit that owns it. Without a factor none is compiled in, and the
         // gradients stand in for it.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             cross_entropy_backward_kernel::launch_unchecked(
                 client,
                 row_cubes(client, problem.rows - first_row, &blueprint, parts),
                 CubeDim::new_1d(blueprint.units),
                 blueprint.vector_size,
-                BufferArg::from_raw_parts(logits.handle.clone(), last),
+                BufferArg::from_raw_parts(logits.argument(), last),
                 RowTensorsLaunch {
                     targets: targets.arg(1),
                     lse: lse.arg(1),
                     grad: grad.arg(1),
                     factor: factor.unwrap_or(grad).arg(1),
                 },
-                target,
+                target(),
                 problem.extent(),
                 first_row as u32,
                 first as u32,
                 problem.derivative(factor.is_some(), form),
                 blueprint,
                 [problem.dtype, dtype],
-            );
-        }
+            )
+        });
     }
     out.unwrap_or(logits)
 }
@@ -288,7 +288,7 @@ pub(crate) fn logits_of<F: Float, N: Size>(
 ) -> LogitsLaunch<F, N> {
     let whole = whole(problem, vector_size);
     // SAFETY: the logits were checked to span the problem, and whole vectors end before it does.
-    let part = |elements| unsafe { BufferArg::from_raw_parts(logits.handle.clone(), elements) };
+    let part = |elements| unsafe { BufferArg::from_raw_parts(logits.argument(), elements) };
     LogitsLaunch { vectors: part(whole), elements: part(problem.span()) }
 }
 

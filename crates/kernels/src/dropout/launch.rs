@@ -1,6 +1,6 @@
 use super::{DropoutMask, DropoutProblem, forward::dropout_kernel, problem::OP};
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::Buffer,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
 };
@@ -37,24 +37,24 @@ pub fn dropout(
     let blueprint = ElementwiseBlueprint::plan(&spread, client).narrowed(WIDEST);
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let (mask, form) = DropoutMask::argument(Some(&mask), x);
+    let mask = || DropoutMask::argument(Some(&mask), x);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end. The key has two words. Without a residual or a key none is compiled in, and x stands in
     // for it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         dropout_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             vector_size,
             x.arg(vector_size),
             residual.unwrap_or(x).arg(vector_size),
             y.arg(vector_size),
-            mask,
+            mask().0,
             residual.is_some(),
-            form,
+            mask().1,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }

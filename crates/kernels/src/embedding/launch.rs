@@ -4,7 +4,7 @@ use super::{
     sort::{DIGIT_BITS, DIGITS, embedding_count_kernel, embedding_sort_kernel},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
     device::widest_vector,
 };
@@ -57,7 +57,7 @@ pub fn embedding_backward(
     // SAFETY: keys and order hold `indices` elements, and order a permutation of the places; dy holds
     // `indices` rows, dw `rows` and partials, where they are used, two for each chunk, of `columns` elements,
     // a multiple of the vector size. The kernel stops at the last place, row and column.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         embedding_backward_kernel::launch_unchecked(
             client,
             grid(indices),
@@ -72,13 +72,13 @@ pub fn embedding_backward(
             rows as u32,
             vectors,
             dtype,
-        );
-    }
+        )
+    });
     if chunks == 1 {
         return Ok(());
     }
     // SAFETY: as above.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         embedding_join_kernel::launch_unchecked(
             client,
             grid(chunks - 1),
@@ -91,8 +91,8 @@ pub fn embedding_backward(
             rows as u32,
             vectors,
             dtype,
-        );
-    }
+        )
+    });
     Ok(())
 }
 
@@ -114,32 +114,36 @@ pub(crate) fn sorted(client: &Client, index: &Buffer, rows: usize) -> [Buffer; 2
         // digit. Cubes stop at their stretches' ends. Where a place goes is the number of others that come
         // before it by digit and then by order: less than `places`, and different for each.
         unsafe {
-            embedding_count_kernel::launch_unchecked(
-                client,
-                dims.0.clone(),
-                dims.1,
-                keys.arg(1),
-                counts.arg(1),
-                places as u32,
-                rows as u32,
-                pass * DIGIT_BITS,
-                stretch as u32,
-            );
-            embedding_sort_kernel::launch_unchecked(
-                client,
-                dims.0.clone(),
-                dims.1,
-                keys.arg(1),
-                order.arg(1),
-                counts.arg(1),
-                sorted_keys.arg(1),
-                sorted_order.arg(1),
-                places as u32,
-                rows as u32,
-                pass * DIGIT_BITS,
-                stretch as u32,
-                pass == 0,
-            );
+            ahead::launch(client, |client| {
+                embedding_count_kernel::launch_unchecked(
+                    client,
+                    dims.0.clone(),
+                    dims.1,
+                    keys.arg(1),
+                    counts.arg(1),
+                    places as u32,
+                    rows as u32,
+                    pass * DIGIT_BITS,
+                    stretch as u32,
+                )
+            });
+            ahead::launch(client, |client| {
+                embedding_sort_kernel::launch_unchecked(
+                    client,
+                    dims.0.clone(),
+                    dims.1,
+                    keys.arg(1),
+                    order.arg(1),
+                    counts.arg(1),
+                    sorted_keys.arg(1),
+                    sorted_order.arg(1),
+                    places as u32,
+                    rows as u32,
+                    pass * DIGIT_BITS,
+                    stretch as u32,
+                    pass == 0,
+                )
+            });
         }
         (keys, order) = (sorted_keys, sorted_order);
     }

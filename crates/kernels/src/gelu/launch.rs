@@ -4,7 +4,7 @@ use super::{
     forward::{GeluForm, GeluInputsLaunch, gelu_forward_kernel},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::Buffer,
     column_sum::{
         ColumnSumBlueprint, ColumnSumProblem, ROW_LANES, VECTOR_LANES, column_sum, cube_count,
@@ -105,21 +105,21 @@ pub fn gelu_call_forward(client: &Client, call: &GeluCall) -> Result<Buffer, Ker
     }
     let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let (inputs, form) = call.argument(blueprint.vector_size);
+    let inputs = || call.argument(blueprint.vector_size);
     // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size, as does a bias; the
     // kernel stops units past y's end.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         gelu_forward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             blueprint.vector_size,
-            inputs,
+            inputs().0,
             y.arg(blueprint.vector_size),
-            form,
+            inputs().1,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }
 
@@ -151,21 +151,21 @@ pub fn gelu_call_backward(
     }
     let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let (inputs, form) = call.argument(blueprint.vector_size);
+    let inputs = || call.argument(blueprint.vector_size);
     // SAFETY: as in `gelu_call_forward`; dy's length was checked.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         gelu_backward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             blueprint.vector_size,
-            inputs,
+            inputs().0,
             dy.arg(blueprint.vector_size),
             dx.arg(blueprint.vector_size),
-            form,
+            inputs().1,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(dx)
 }
 
@@ -283,26 +283,26 @@ fn launch_sum(
     let count = cube_count(client, problem, blueprint)?;
     let dx = Buffer::empty(client, call.x.elements, call.x.dtype);
     let db = sum_with(client, problem, blueprint, |sums| {
-        let (inputs, form) = call.argument(vector_size);
+        let inputs = || call.argument(vector_size);
         // SAFETY: x, dy and dx hold rows of whole vectors, which the kernel stops at the ends of, and
         // `sums` a row for each split; a bias is a row. `ColumnSumProblem::new` has seen to 32-bit indices.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             gelu_backward_sum_kernel::launch_unchecked(
                 client,
-                count,
+                count.clone(),
                 CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
                 vector_size,
-                inputs,
+                inputs().0,
                 dy.arg(vector_size),
                 dx.arg(vector_size),
                 sums.arg(vector_size),
                 problem.rows as u32,
                 (problem.columns / vector_size) as u32,
-                form,
+                inputs().1,
                 problem.dtype,
                 sums.dtype,
-            );
-        }
+            )
+        });
         Ok(())
     })?;
     Ok(GeluGradients { dx, db })

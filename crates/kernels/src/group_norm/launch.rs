@@ -12,7 +12,7 @@ use super::{
     samples::{ExtentLaunch, GroupingLaunch, PartialsLaunch},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     batch_norm::StridedRowsLaunch,
     buffer::{Buffer, F32},
     device::grid,
@@ -107,10 +107,10 @@ pub fn group_norm_forward(
     let [normalized, centered] =
         [(); 2].map(|()| Buffer::empty(client, vector_size, problem.dtype));
     // SAFETY: as in `moments`; y has as many elements as x.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         group_norm_apply_kernel::launch_unchecked(
             client,
-            plans.apply_cubes,
+            plans.apply_cubes.clone(),
             plan.tile.dim(),
             vector_size,
             plan.strided(&inputs.x, 0),
@@ -121,8 +121,8 @@ pub fn group_norm_forward(
             false,
             plan.tile,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(GroupNormOutput { y, mean, rstd })
 }
 
@@ -146,33 +146,37 @@ pub fn group_norm_forward_with_parts(
     // SAFETY: as in `moments`; what is written has as many elements as x.
     unsafe {
         match problem.order {
-            Order::PixelsLast => group_norm_apply_kernel::launch_unchecked(
-                client,
-                plans.apply_cubes,
-                tile.dim(),
-                vector_size,
-                plan.strided(&inputs.x, 0),
-                coefficients.arg(vector_size),
-                plan.written(&y, &normalized),
-                centered.arg(vector_size),
-                plan.extent(),
-                true,
-                tile,
-                problem.dtype,
-            ),
-            Order::ChannelsLast => group_norm_apply_turned_kernel::launch_unchecked(
-                client,
-                plans.apply_cubes,
-                tile.dim(),
-                vector_size,
-                plan.strided(&inputs.x, 0),
-                coefficients.arg(vector_size),
-                plan.written(&y, &normalized),
-                centered.arg(1),
-                plan.extent(),
-                tile,
-                problem.dtype,
-            ),
+            Order::PixelsLast => ahead::launch(client, |client| {
+                group_norm_apply_kernel::launch_unchecked(
+                    client,
+                    plans.apply_cubes.clone(),
+                    tile.dim(),
+                    vector_size,
+                    plan.strided(&inputs.x, 0),
+                    coefficients.arg(vector_size),
+                    plan.written(&y, &normalized),
+                    centered.arg(vector_size),
+                    plan.extent(),
+                    true,
+                    tile,
+                    problem.dtype,
+                )
+            }),
+            Order::ChannelsLast => ahead::launch(client, |client| {
+                group_norm_apply_turned_kernel::launch_unchecked(
+                    client,
+                    plans.apply_cubes.clone(),
+                    tile.dim(),
+                    vector_size,
+                    plan.strided(&inputs.x, 0),
+                    coefficients.arg(vector_size),
+                    plan.written(&y, &normalized),
+                    centered.arg(1),
+                    plan.extent(),
+                    tile,
+                    problem.dtype,
+                )
+            }),
         }
     }
     Ok((y, GroupNormParts { centered, normalized, variance, deviation }))
@@ -248,40 +252,44 @@ fn moments(
     // indices of 32 bits as `validate` has seen; `partials` has two rows of columns for each split of a sample.
     // The kernels stop at the last row, column, split and channel.
     unsafe {
-        group_norm_statistics_kernel::launch_unchecked(
-            client,
-            plans.statistics_cubes.clone(),
-            tile.dim(),
-            vector_size,
-            plan.strided(x, 0),
-            partials.arg(vector_size),
-            plan.extent(),
-            tile,
-            problem.dtype,
-        );
-        group_norm_merge_moments_kernel::launch_unchecked(
-            client,
-            plans.merging_cubes.clone(),
-            merging.dim(),
-            plan.merged(&partials),
-            StridedRowsLaunch { memory: all_of(x), stride: plan.view.strides[0] as u32 },
-            gamma.arg(1),
-            beta.arg(1),
-            MomentsOutLaunch {
-                mean: mean.arg(1),
-                rstd: rstd.arg(1),
-                coefficients: coefficients.arg(1),
-                variance: variance.arg(1),
-                deviation: deviation.arg(1),
-            },
-            plans.apply.grouping(problem),
-            members as u32,
-            problem.epsilon as f32,
-            affine.is_some(),
-            plans.parts,
-            merging,
-            [problem.dtype, problem.parameter],
-        );
+        ahead::launch(client, |client| {
+            group_norm_statistics_kernel::launch_unchecked(
+                client,
+                plans.statistics_cubes.clone(),
+                tile.dim(),
+                vector_size,
+                plan.strided(x, 0),
+                partials.arg(vector_size),
+                plan.extent(),
+                tile,
+                problem.dtype,
+            )
+        });
+        ahead::launch(client, |client| {
+            group_norm_merge_moments_kernel::launch_unchecked(
+                client,
+                plans.merging_cubes.clone(),
+                merging.dim(),
+                plan.merged(&partials),
+                StridedRowsLaunch { memory: all_of(x), stride: plan.view.strides[0] as u32 },
+                gamma.arg(1),
+                beta.arg(1),
+                MomentsOutLaunch {
+                    mean: mean.arg(1),
+                    rstd: rstd.arg(1),
+                    coefficients: coefficients.arg(1),
+                    variance: variance.arg(1),
+                    deviation: deviation.arg(1),
+                },
+                plans.apply.grouping(problem),
+                members as u32,
+                problem.epsilon as f32,
+                affine.is_some(),
+                plans.parts,
+                merging,
+                [problem.dtype, problem.parameter],
+            )
+        });
     }
     Moments { mean, rstd, coefficients, variance, deviation }
 }
@@ -335,48 +343,54 @@ pub fn group_norm_backward(
     // SAFETY: as in `moments`, of x and of dy; both plans have vectors of the same size, since what they read lies
     // alike, and so the same copies of a channel. `sums` has two numbers for each channel of a sample.
     unsafe {
-        group_norm_sums_kernel::launch_unchecked(
-            client,
-            sums_cubes,
-            sums_plan.tile.dim(),
-            vector_size,
-            sums_plan.read(x, dy),
-            mean.arg(1),
-            partials.arg(vector_size),
-            sums_plan.extent(),
-            problem.group_channels() as u32,
-            *form,
-            problem.order,
-            sums_plan.tile,
-            problem.dtype,
-        );
-        group_norm_merge_sums_kernel::launch_unchecked(
-            client,
-            merging_cubes,
-            merging.dim(),
-            sums_plan.merged(&partials),
-            MergeSumsInLaunch { gamma: factors.arg(1), mean: mean.arg(1), rstd: rstd.arg(1) },
-            MergeSumsOutLaunch { sums: sums.arg(1), coefficients: coefficients.arg(1) },
-            plan.grouping(problem),
-            of_count as f32,
-            gamma.is_some(),
-            *form,
-            problem.order,
-            merging,
-            problem.parameter,
-        );
-        group_norm_input_gradient_kernel::launch_unchecked(
-            client,
-            cubes,
-            plan.tile.dim(),
-            vector_size,
-            plan.read(x, dy),
-            coefficients.arg(vector_size),
-            dx.arg(vector_size),
-            plan.extent(),
-            plan.tile,
-            problem.dtype,
-        );
+        ahead::launch(client, |client| {
+            group_norm_sums_kernel::launch_unchecked(
+                client,
+                sums_cubes.clone(),
+                sums_plan.tile.dim(),
+                vector_size,
+                sums_plan.read(x, dy),
+                mean.arg(1),
+                partials.arg(vector_size),
+                sums_plan.extent(),
+                problem.group_channels() as u32,
+                *form,
+                problem.order,
+                sums_plan.tile,
+                problem.dtype,
+            )
+        });
+        ahead::launch(client, |client| {
+            group_norm_merge_sums_kernel::launch_unchecked(
+                client,
+                merging_cubes.clone(),
+                merging.dim(),
+                sums_plan.merged(&partials),
+                MergeSumsInLaunch { gamma: factors.arg(1), mean: mean.arg(1), rstd: rstd.arg(1) },
+                MergeSumsOutLaunch { sums: sums.arg(1), coefficients: coefficients.arg(1) },
+                plan.grouping(problem),
+                of_count as f32,
+                gamma.is_some(),
+                *form,
+                problem.order,
+                merging,
+                problem.parameter,
+            )
+        });
+        ahead::launch(client, |client| {
+            group_norm_input_gradient_kernel::launch_unchecked(
+                client,
+                cubes.clone(),
+                plan.tile.dim(),
+                vector_size,
+                plan.read(x, dy),
+                coefficients.arg(vector_size),
+                dx.arg(vector_size),
+                plan.extent(),
+                plan.tile,
+                problem.dtype,
+            )
+        });
     }
     let parameters = parameters.then(|| parameters_of(client, problem, &sums));
     Ok(GroupNormGradients { dx, parameters })
@@ -390,7 +404,7 @@ fn parameters_of(client: &Client, problem: &GroupNormProblem, sums: &Buffer) -> 
     let across = channels.div_ceil(SUM_COLUMNS as usize) as u32;
     // SAFETY: `sums` has a row of channels for each sample and parameter, and there are two cubes along y; the
     // kernel stops at the last channel.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         layer_norm_parameters_kernel::launch_unchecked(
             client,
             CubeCount::Static(across, 2, 1),
@@ -403,8 +417,8 @@ fn parameters_of(client: &Client, problem: &GroupNormProblem, sums: &Buffer) -> 
             LANES,
             true,
             parameter,
-        );
-    }
+        )
+    });
     [dgamma, dbeta]
 }
 
@@ -461,5 +475,5 @@ impl GroupNormBlueprint {
 /// All of a buffer as a kernel argument: rows that lie apart may end within a vector that no kernel reads.
 fn all_of(buffer: &Buffer) -> BufferArg {
     // SAFETY: whoever made the buffer states that its memory holds its elements.
-    unsafe { BufferArg::from_raw_parts(buffer.handle.clone(), buffer.elements) }
+    unsafe { BufferArg::from_raw_parts(buffer.argument(), buffer.elements) }
 }

@@ -1,5 +1,5 @@
 use super::{InterpolateBlueprint, InterpolateProblem, backward::interpolate_backward_kernel};
-use crate::{KernelError, buffer::Buffer};
+use crate::{KernelError, ahead, buffer::Buffer};
 use cubecl::client::Client;
 
 /// The gradient of x given that of y: dx, `[images, rows, columns, channels]` of x, contiguous.
@@ -18,16 +18,17 @@ pub fn interpolate_backward(
     problem.check_dy(dy)?;
     let InterpolateBlueprint { plan, filters } = InterpolateBlueprint::plan(problem, client);
     let (count, dim) = plan.cubes(client);
-    let [rows, columns] =
-        [0, 1].map(|dim| problem.positions(dim).launch(problem.input[dim], problem.output[dim]));
+    let lines =
+        || [0, 1].map(|dim| problem.positions(dim).launch(problem.input[dim], problem.output[dim]));
     let dx = Buffer::empty(client, problem.inputs(), problem.dtype);
     // SAFETY: dy holds the problem's pixels, whose channels and, where there are more, stride are multiples of the
     // vector size, with indices of 32 bits as `validate` has seen. Outputs that are read are below their number. dx
     // has a vector for each unit, behind which the kernel stops.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
+        let [rows, columns] = lines();
         interpolate_backward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             plan.vector_size,
             dy.arg_of_pixels(),
@@ -37,7 +38,7 @@ pub fn interpolate_backward(
             columns,
             filters,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(dx)
 }

@@ -9,7 +9,7 @@ use super::{
     problem::{BACKWARD, FORWARD},
 };
 use crate::{
-    KernelError, Pass,
+    KernelError, Pass, ahead,
     buffer::{Buffer, F32},
     dropout::DropoutMask,
 };
@@ -188,11 +188,11 @@ fn launch_forward(
     };
     let sum = output.sum.clone().unwrap_or_else(|| part(|parts| &parts.centered));
     let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
-    let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), gamma);
+    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
     // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
     // and column.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         layer_norm_forward_kernel::launch_unchecked(
             client,
             CubeCount::Static(cubes.min(most_cubes as usize) as u32, 1, 1),
@@ -203,7 +203,7 @@ fn launch_forward(
                 residual: residual.as_ref().unwrap_or(gamma).arg(vector_size),
                 gamma: gamma.arg(vector_size),
                 beta: beta.as_ref().unwrap_or(gamma).arg(vector_size),
-                mask,
+                mask: mask().0,
             },
             ForwardOutputsLaunch {
                 y: output.y.arg(vector_size),
@@ -216,11 +216,11 @@ fn launch_forward(
             },
             extent(problem, vector_size),
             epsilon as f32,
-            LayerNormForm::of(problem, dropout),
+            LayerNormForm::of(problem, mask().1),
             blueprint,
             [problem.dtype, problem.parameter],
-        );
-    }
+        )
+    });
     Ok(())
 }
 
@@ -335,9 +335,9 @@ fn launch_backward(
     // What would be written must not be in use, too.
     let of_residual =
         dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, x.dtype));
-    let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), gamma);
+    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: as in `layer_norm_forward`; `partials` has a row for each cube and parameter.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         layer_norm_backward_kernel::launch_unchecked(
             client,
             CubeCount::Static(cubes as u32, 1, 1),
@@ -350,7 +350,7 @@ fn launch_backward(
                 gamma: gamma.arg(vector_size),
                 mean: mean.as_ref().unwrap_or(rstd).arg(1),
                 rstd: rstd.arg(1),
-                mask,
+                mask: mask().0,
             },
             BackwardOutputsLaunch {
                 dx: dx.arg(vector_size),
@@ -358,11 +358,11 @@ fn launch_backward(
                 partials: partials.arg(vector_size),
             },
             extent(problem, vector_size),
-            LayerNormForm::of(problem, dropout),
+            LayerNormForm::of(problem, mask().1),
             blueprint,
             [problem.dtype, problem.parameter],
-        );
-    }
+        )
+    });
     let (dgamma, dbeta) = match problem.scaled {
         true => parameters(client, problem, &partials, cubes),
         false => (partials, None),
@@ -386,7 +386,7 @@ fn parameters(
     let lanes = client.properties().hardware.max_units_per_cube.min(1024) / SUM_COLUMNS;
     // SAFETY: `partials` is `[2 or 1, cubes, width]`, and there are as many cubes along y as parameters;
     // the kernel stops at the last column.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         layer_norm_parameters_kernel::launch_unchecked(
             client,
             CubeCount::Static(
@@ -403,8 +403,8 @@ fn parameters(
             lanes,
             problem.bias,
             dtype,
-        );
-    }
+        )
+    });
     (dgamma, dbeta)
 }
 

@@ -2,7 +2,7 @@ use super::forward::{
     MEASURE_UNITS, RulesLaunch, loss_scale_measure_kernel, loss_scale_update_kernel,
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
     square_sum::PLACES,
 };
@@ -70,7 +70,7 @@ pub fn loss_scale_measure(
     }
     let [norm, finite, factor] = [(); 3].map(|()| Buffer::empty(client, 1, F32));
     // SAFETY: all are as long as they are read and written, by one cube.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         loss_scale_measure_kernel::launch_unchecked(
             client,
             CubeCount::Static(1, 1, 1),
@@ -83,8 +83,8 @@ pub fn loss_scale_measure(
             if largest.is_finite() { largest } else { 1.0 },
             scale.is_some(),
             largest.is_finite(),
-        );
-    }
+        )
+    });
     Ok(Measured { norm, finite, factor })
 }
 
@@ -114,7 +114,7 @@ pub fn loss_scale_update(
     let new = Scaler { scale: new(), clean: new(), skipped: new(), in_a_row: new() };
     let ScalerRules { growth, backoff, interval, least, largest } = *rules;
     // SAFETY: all are one element long, which one unit reads and writes.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         loss_scale_update_kernel::launch_unchecked(
             client,
             CubeCount::Static(1, 1, 1),
@@ -129,7 +129,7 @@ pub fn loss_scale_update(
             new.skipped.arg(1),
             new.in_a_row.arg(1),
             RulesLaunch::new(growth, backoff, interval as f32, least, largest),
-        );
-    }
+        )
+    });
     Ok(new)
 }

@@ -7,7 +7,7 @@ use super::{
     problem::{OP, is_fp4},
 };
 use crate::{
-    Family, KernelError,
+    Family, KernelError, ahead,
     buffer::Buffer,
     device::{DeviceProfile, grid, widest_vector},
 };
@@ -128,7 +128,7 @@ fn launch_portable(
     let MatmulProblem { lhs: left, rhs: right, .. } = problem;
     // SAFETY: the operands hold the spans of the problem, the epilogue's tensors what it needs, and
     // the outputs were allocated for it; the kernel stops m, n and k at their ends.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         matmul_portable_kernel::launch_unchecked(
             client,
             grid(OP, client, cubes)?,
@@ -144,7 +144,8 @@ fn launch_portable(
             kernel,
             [left.dtype, problem.out],
         );
-    }
+        Ok(())
+    })?;
     Ok(())
 }
 
@@ -176,7 +177,7 @@ fn launch_few_rows(
     // SAFETY: the operands hold the spans of the problem, the epilogue's tensors what it needs, and
     // the outputs were allocated for it; the kernel stops m, n and k at their ends. Vectors divide what they
     // are stepped along, so the last one ends with the span.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         matmul_few_rows_kernel::launch_unchecked(
             client,
             grid(OP, client, cubes)?,
@@ -194,7 +195,8 @@ fn launch_few_rows(
             kernel,
             [left.dtype, problem.out],
         );
-    }
+        Ok(())
+    })?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::{MatmulProblem, layout::OperandWalk};
 use crate::{
-    KernelError,
+    KernelError, ahead,
     block_format::BlockFormat,
     buffer::Buffer,
     device::{ROW_BYTES, SCALE_BLOCK_BYTES, grid},
@@ -68,7 +68,7 @@ fn arrange(
     let arranged = Buffer::empty(client, words, ElemType::UInt(UIntKind::U32));
     // SAFETY: the scales were checked to be as many as the rows have, and the blocks were allocated for them; the
     // kernel stops at the scales' ends.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         matmul_mx_scales_kernel::launch_unchecked(
             client,
             grid(format.op(), client, blocks)?,
@@ -79,7 +79,8 @@ fn arrange(
             format.scales(k_bytes) as u32,
             u32::from(format.one()),
         );
-    }
+        Ok(())
+    })?;
     Ok(arranged)
 }
 

@@ -6,7 +6,7 @@ use super::{
     pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::Buffer,
     device::{ALIGNMENT_BYTES, grid},
 };
@@ -138,7 +138,7 @@ impl MatrixSource<'_> {
         let [outer, inner] = self.operand.batch_strides;
         // SAFETY: the source holds the problem's span, whose indices fit 32 bits, the copy was
         // allocated for rows of `pitch` elements; the kernel stops rows and columns at their ends.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             matmul_pack_kernel::launch_unchecked(
                 client,
                 grid(op, client, cubes)?,
@@ -158,7 +158,8 @@ impl MatrixSource<'_> {
                 self.column != 1 && self.row == 1,
                 element,
             );
-        }
+            Ok(())
+        })?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Epilogue, MatmulOutput,
     epilogue::{EpilogueTensors, Outputs, activate, factor},
 };
-use crate::buffer::Buffer;
+use crate::{ahead, buffer::Buffer};
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
 /// Adds `splits` sums of each element of the output, whose rows have so many columns, and finishes them. The
@@ -37,7 +37,7 @@ pub(crate) fn sum_splits(
     // SAFETY: the workspace holds `splits` times the output's elements, whose rows are whole
     // vectors; the kernel stops units past the output's end. What a step that is not compiled in would read is
     // the workspace.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         matmul_split_sum_kernel::launch_unchecked(
             client,
             calculate_cube_count_elemwise(client, elements / width, dim),
@@ -50,8 +50,8 @@ pub(crate) fn sum_splits(
             (columns / width) as u32,
             splits as u32,
             output.out.dtype,
-        );
-    }
+        )
+    });
 }
 
 /// `out[i] = epilogue(sum_s partial[s, i])`, a vector a unit; splits are added in order, so that the

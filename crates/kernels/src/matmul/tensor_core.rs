@@ -20,7 +20,7 @@ use super::{
     work::{ExtentLaunch, LastMatrixLaunch, extent},
 };
 use crate::{
-    DeviceProfile, Family, KernelError,
+    DeviceProfile, Family, KernelError, ahead,
     block_format::BlockFormat,
     buffer::{Buffer, F32},
     device::SCALE_BLOCK_BYTES,
@@ -117,7 +117,7 @@ pub(crate) fn tensor_map(
     };
     // SAFETY: shape and strides stay within the memory, which callers have checked.
     let tensor =
-        unsafe { TensorArg::from_raw_parts(memory.handle.clone(), strides.into(), shape.into()) };
+        unsafe { TensorArg::from_raw_parts(memory.argument(), strides.into(), shape.into()) };
     TensorMapArg::new(TiledArgs { tile_size: tile_size.into() }, tensor, element)
         .with_swizzle(TensorMapSwizzle::B128)
         .with_prefetch(TensorMapPrefetch::B256)
@@ -129,7 +129,7 @@ fn scales_map(scales: &Buffer, format: BlockFormat) -> TensorMapArg<Tiled> {
     let shape = vec![scales.elements / words, words];
     // SAFETY: the rows are the memory's.
     let tensor = unsafe {
-        TensorArg::from_raw_parts(scales.handle.clone(), vec![words, 1].into(), shape.into())
+        TensorArg::from_raw_parts(scales.argument(), vec![words, 1].into(), shape.into())
     };
     let tile_size = vec![format.scale_blocks(), words].into();
     TensorMapArg::new(TiledArgs { tile_size }, tensor, scales.dtype)
@@ -207,9 +207,9 @@ impl Launch<'_> {
         let cubes = self.cubes().min(device.multiprocessors) as u32;
         if let Some(BlockScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`.
-            unsafe {
+            ahead::launch(self.client, |client| unsafe {
                 matmul_mx_tcgen05_kernel::launch_unchecked(
-                    self.client,
+                    client,
                     CubeCount::Static(cubes, 1, 1),
                     CubeDim::new_1d(tcgen05::UNITS),
                     self.operand_map(&self.lhs, tcgen05::TILE_M),
@@ -224,14 +224,14 @@ impl Launch<'_> {
                     *format,
                     [output.out.dtype, stored],
                     [width, tcgen05::PART_REGISTERS],
-                );
-            }
+                )
+            });
             return Ok(());
         }
         // SAFETY: as in `wgmma`.
-        unsafe {
+        ahead::launch(self.client, |client| unsafe {
             matmul_tcgen05_kernel::launch_unchecked(
-                self.client,
+                client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(tcgen05::UNITS),
                 self.operand_map(&self.lhs, tcgen05::TILE_M),
@@ -243,8 +243,8 @@ impl Launch<'_> {
                 kernel,
                 [output.out.dtype, stored],
                 [width, tcgen05::PART_REGISTERS],
-            );
-        }
+            )
+        });
         Ok(())
     }
 
@@ -263,9 +263,9 @@ impl Launch<'_> {
         let (_, stored, width) = store_width(output.out.dtype, self.problem.n);
         let at_once = DeviceProfile { multiprocessors: pairs, ..device };
         // SAFETY: as in `wgmma`; clusters are whole.
-        unsafe {
+        ahead::launch(self.client, |client| unsafe {
             matmul_tcgen05_pair_kernel::launch_unchecked(
-                self.client,
+                client,
                 CubeCount::Static(2 * self.cubes().min(pairs) as u32, 1, 1),
                 CubeDim::new_1d(tcgen05::UNITS),
                 self.operand_map(&self.lhs, PAIR_TILE_M / 2),
@@ -277,8 +277,8 @@ impl Launch<'_> {
                 kernel,
                 [output.out.dtype, stored],
                 [width, tcgen05::PART_REGISTERS],
-            );
-        }
+            )
+        });
         Ok(())
     }
 
@@ -299,9 +299,9 @@ impl Launch<'_> {
         // SAFETY: the tensor maps describe memory that the operands were checked to have, the
         // epilogue's tensors were checked, and the outputs were allocated for the problem; the
         // kernel writes rows below m and columns below n alone.
-        unsafe {
+        ahead::launch(self.client, |client| unsafe {
             matmul_wgmma_kernel::launch_unchecked(
-                self.client,
+                client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(wgmma::UNITS),
                 self.operand_map(&self.lhs, wgmma::TILE_M),
@@ -313,8 +313,8 @@ impl Launch<'_> {
                 kernel,
                 [output.out.dtype, stored],
                 [width, accumulator_width(tile_n)],
-            );
-        }
+            )
+        });
         Ok(())
     }
 
@@ -396,9 +396,9 @@ impl Launch<'_> {
         self.check_shared_memory(kernel.shared_bytes(), device)?;
         let cubes = self.cubes().min(device.multiprocessors) as u32;
         // SAFETY: as in `wgmma`.
-        unsafe {
+        ahead::launch(self.client, |client| unsafe {
             matmul_mma_bulk_kernel::launch_unchecked(
-                self.client,
+                client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(BULK_UNITS),
                 self.operand_map(&self.lhs, self.blueprint.tile_m),
@@ -410,8 +410,8 @@ impl Launch<'_> {
                 kernel,
                 [output.out.dtype, stored],
                 [width, mma.operands.registers()],
-            );
-        }
+            )
+        });
         Ok(())
     }
 
@@ -432,9 +432,9 @@ impl Launch<'_> {
         };
         if let Some(BlockScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`; copies stop at the operands' ends, and the blocks of scales were made for them.
-            unsafe {
+            ahead::launch(self.client, |client| unsafe {
                 matmul_mx_mma_kernel::launch_unchecked(
-                    self.client,
+                    client,
                     CubeCount::Static(cubes, 1, 1),
                     CubeDim::new_1d(UNITS),
                     pitched(&self.lhs),
@@ -450,14 +450,14 @@ impl Launch<'_> {
                     *format,
                     [output.out.dtype, stored],
                     [width, kernel.operands.registers()],
-                );
-            }
+                )
+            });
             return Ok(());
         }
         // SAFETY: as in `wgmma`; copies stop at the operands' ends.
-        unsafe {
+        ahead::launch(self.client, |client| unsafe {
             matmul_mma_kernel::launch_unchecked(
-                self.client,
+                client,
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(UNITS),
                 pitched(&self.lhs),
@@ -470,8 +470,8 @@ impl Launch<'_> {
                 kernel,
                 [output.out.dtype, stored],
                 [width, kernel.operands.registers()],
-            );
-        }
+            )
+        });
         Ok(())
     }
 

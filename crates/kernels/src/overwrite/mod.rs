@@ -13,7 +13,7 @@
 mod variants;
 
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     device::widest_vector,
     together::{MOST_TENSORS, divide, in_launches},
 };
@@ -172,13 +172,14 @@ fn launch(client: &Client, spans: &[Span<'_>], room: usize) {
     // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
     let count = spans.len().next_power_of_two().min(room);
     let at = |place: usize| spans.get(place).unwrap_or(model);
-    let mut end = 0;
-    let parts: SequenceArg<Part> = (0..count)
-        .map(|place| {
+    let parts = || -> SequenceArg<Part> {
+        let mut end = 0;
+        let part = |place: usize| {
             end += cubes.get(place).copied().unwrap_or(0);
             at(place).part(end)
-        })
-        .collect();
+        };
+        (0..count).map(part).collect()
+    };
     // Buffers are counted as the kernel names them: the sources come first.
     let target = |place: usize| match spans.get(place) {
         Some(span) => span.of.target.arg(),
@@ -186,20 +187,20 @@ fn launch(client: &Client, spans: &[Span<'_>], room: usize) {
     };
     // SAFETY: `check` has seen that all rows are within the memory of both sides and that indices and one
     // step beyond fit 32 bits; vectors divide pitches and columns. The kernel stops at the last vector.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         overwrite_kernel::launch_unchecked(
             client,
-            CubeCount::Static(end, 1, 1),
+            CubeCount::Static(cubes.iter().sum(), 1, 1),
             CubeDim::new_1d(UNITS),
             vector_size,
             (0..count).map(|place| at(place).of.source.arg()).collect(),
             (0..count).map(target).collect(),
-            parts,
+            parts(),
             is_one_row,
             source_dtype,
             target_dtype,
-        );
-    }
+        )
+    });
 }
 
 /// A span's share of a launch; all but `end` counts vectors.

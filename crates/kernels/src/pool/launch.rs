@@ -7,7 +7,7 @@ use super::{
     problem::{I32, OP},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, Rows},
     column_sum::{ColumnSumProblem, column_sum_scaled},
     divisor::divisor,
@@ -139,17 +139,17 @@ fn forward(
     let blueprint = PoolBlueprint::plan(problem, Way::Forward, client);
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.plan.cubes(client);
-    let [rows, columns] = lines(problem, window);
     let y = Buffer::empty(client, problem.outputs(), problem.dtype);
     // What is not written is not compiled in, but must not be in use either.
     let written = indices.cloned().unwrap_or_else(|| Buffer::empty(client, vector_size, I32));
     // SAFETY: x holds the problem's pixels, whose channels and, where there are more, stride are multiples of the
     // vector size, with indices of 32 bits as `validate` has seen. Loads stay inside of the image. y and, where they
     // are written, the indices have a vector for each unit, behind which the kernel stops.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
+        let [rows, columns] = lines(problem, window);
         pool_forward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             vector_size,
             x.arg_of_pixels(),
@@ -161,8 +161,8 @@ fn forward(
             f32::NEG_INFINITY,
             plan,
             problem.dtype,
-        );
-    }
+        )
+    });
     y
 }
 
@@ -179,17 +179,17 @@ fn backward(
     let blueprint = PoolBlueprint::plan(problem, way, client);
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.plan.cubes(client);
-    let [rows, columns] = lines(problem, window);
     let dx = Buffer::empty(client, problem.inputs(), problem.dtype);
     // Without indices none are compiled in. What stands in for them has a vector of them: WebGPU refuses less.
     let none = || Buffer::empty(client, vector_size, I32);
     let indices = indices.cloned().unwrap_or_else(none);
     // SAFETY: as in `forward`, of dy; the indices, contiguous, were checked too. Cells cover the image, and pixels
     // outside of it are not written.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
+        let [rows, columns] = lines(problem, window);
         pool_backward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             vector_size,
             dy.arg_of_pixels(),
@@ -200,8 +200,8 @@ fn backward(
             columns,
             plan,
             problem.dtype,
-        );
-    }
+        )
+    });
     dx
 }
 
@@ -215,14 +215,16 @@ fn adaptive(client: &Client, problem: &PoolProblem, from: &Buffer, way: Way) -> 
         false => (problem.input, problem.output, problem.outputs()),
         true => (problem.output, problem.input, problem.inputs()),
     };
-    let [rows, columns] =
-        [0, 1].map(|dim| PartsLaunch { read: divisor(read[dim]), written: divisor(written[dim]) });
+    let parts = || {
+        [0, 1].map(|dim| PartsLaunch { read: divisor(read[dim]), written: divisor(written[dim]) })
+    };
     let to = Buffer::empty(client, elements, problem.dtype);
     // SAFETY: as in `forward`, of what is read. Parts lie inside of it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
+        let [rows, columns] = parts();
         pool_adaptive_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             vector_size,
             from.arg_of_pixels(),
@@ -232,8 +234,8 @@ fn adaptive(client: &Client, problem: &PoolProblem, from: &Buffer, way: Way) -> 
             columns,
             is_gradient,
             problem.dtype,
-        );
-    }
+        )
+    });
     to
 }
 

@@ -7,7 +7,7 @@ use super::{
     problem::OP,
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32, is_float},
 };
 use cubecl::{
@@ -70,7 +70,7 @@ pub fn quantize_with(
     let x = Buffer { elements: problem.elements(), ..x.clone() };
     // SAFETY: x holds the problem's elements, whole vectors of them, whose indices and one step
     // beyond fit 32 bits; the kernel stops at the last one. Each cube writes its one partial result.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         quantize_amax_kernel::launch_unchecked(
             client,
             CubeCount::Static(amax_cubes as u32, 1, 1),
@@ -80,8 +80,8 @@ pub fn quantize_with(
             partials.arg(1),
             (x.elements / vector_size) as u32,
             problem.input,
-        );
-    }
+        )
+    });
 
     let [pitch, transposed_pitch] = [problem.columns, problem.rows].map(padded_row);
     let empty = |elements| Buffer::empty(client, elements, problem.format.dtype());
@@ -95,7 +95,7 @@ pub fn quantize_with(
     let argument = |copy: &Option<Buffer>, width| words(copy.as_ref().unwrap_or(some)).arg(width);
     // SAFETY: as above; the copies were allocated for the problem's padded rows, and the kernel
     // stops rows and columns at their ends.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         quantize_cast_kernel::launch_unchecked(
             client,
             CubeCount::Static(cast_cubes as u32, 1, 1),
@@ -114,8 +114,8 @@ pub fn quantize_with(
             problem.target(),
             CastBlueprint { format: problem.format, layouts: problem.layouts, hardware },
             problem.input,
-        );
-    }
+        )
+    });
     Ok(Quantized { codes, transposed, scale })
 }
 
@@ -140,7 +140,7 @@ pub fn decode(client: &Client, codes: &Buffer, dtype: ElemType) -> Result<Buffer
     }
     let dim = CubeDim::new_1d(UNITS);
     // SAFETY: both hold `count` times four elements; the kernel stops units past the end.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         quantize_decode_kernel::launch_unchecked(
             client,
             calculate_cube_count_elemwise(client, count as usize, dim),
@@ -150,8 +150,8 @@ pub fn decode(client: &Client, codes: &Buffer, dtype: ElemType) -> Result<Buffer
             count,
             format,
             dtype,
-        );
-    }
+        )
+    });
     Ok(values)
 }
 

@@ -3,7 +3,7 @@ use super::{
     forward::{Kind, WORDS, random_kernel},
     problem::{OP, threshold},
 };
-use crate::{KernelError, buffer::Buffer};
+use crate::{KernelError, ahead, buffer::Buffer};
 use cubecl::{
     CubeDim, calculate_cube_count_elemwise,
     client::Client,
@@ -38,10 +38,10 @@ pub fn random(
     let dim = CubeDim::new(client, units);
     let count = calculate_cube_count_elemwise(client, units, dim);
     // SAFETY: the key has two words, and y its elements; units stop past its end.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         random_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             key.arg(1),
             y.arg(1),
@@ -51,8 +51,8 @@ pub fn random(
             scale as f32,
             kind,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }
 

@@ -84,22 +84,6 @@ impl Gpu {
         Self { architecture, capability, multiprocessors, shared_bytes, memory_bytes }
     }
 
-    /// The options that CubeCL's compiler to CUDA C++ gets for it.
-    pub fn options(&self) -> CompilationOptions {
-        CompilationOptions {
-            warp_size: 32,
-            supports_features: CppSupportedFeatures {
-                grid_constants: true,
-                clusters: self.capability >= 90,
-                fast_math: true,
-                fast_tanh: true,
-                elect_sync: self.capability >= 90,
-                dp4a: true,
-            },
-            ..Default::default()
-        }
-    }
-
     /// The properties of its clients.
     pub fn properties(&self) -> DeviceProperties {
         let arch = CudaArchitecture { version: self.capability, tensor_cores: true };
@@ -213,6 +197,22 @@ impl Gpu {
         if self.is_blackwell() {
             features.tma.insert(Tma::SwizzleAtomicity);
         }
+    }
+}
+
+/// The options that CubeCL's compiler to CUDA C++ gets for a compute capability (times ten).
+pub(super) fn options(capability: u32) -> CompilationOptions {
+    CompilationOptions {
+        warp_size: 32,
+        supports_features: CppSupportedFeatures {
+            grid_constants: true,
+            clusters: capability >= 90,
+            fast_math: true,
+            fast_tanh: true,
+            elect_sync: capability >= 90,
+            dp4a: true,
+        },
+        ..Default::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What may stand behind a recorder's client: memory that holds bytes, and something that runs kernels.
 
-use super::{Compiled, RecordError, compile};
+use super::{Compiled, compile};
 use cubecl::{
     ir::DeviceProperties,
     prelude::{Im2colArgs, TensorMapFormat, TensorMapSwizzle, TiledArgs},
@@ -187,8 +187,8 @@ impl Hardware {
     ) -> Result<(), String> {
         let id = kernel.id();
         if !self.compiled.contains_key(&id) {
-            let compiled = compile(kernel, compiler.0, compiler.1);
-            let compiled = compiled.map_err(|error: RecordError| error.to_string())?;
+            let (gpu, properties) = compiler;
+            let compiled = compile(kernel, gpu.capability, properties)?;
             self.compiled.insert(id.clone(), compiled);
         }
         let cubes = match count {

@@ -11,6 +11,7 @@ mod device;
 mod machine;
 mod server;
 mod sources;
+mod twin;
 
 pub use device::Gpu;
 pub use machine::{Machine, MachineArgument, MachineLaunch, MappedBox, MappedTensor};
@@ -21,9 +22,10 @@ use cubecl::{Compiler, client::Client, ir::DeviceProperties};
 use cubecl_common::device::DeviceId;
 use cubecl_cpp::{shared::CppCompiler, target::Cuda};
 use cubecl_server::{
-    kernel::CubeKernel,
+    kernel::{BufferIOAttr, CubeKernel},
     validation::{validate_cube_dim, validate_units},
 };
+use machine::Hardware;
 use server::{Failure, Launches, RecordingServer};
 use std::{
     fmt, mem,
@@ -34,6 +36,7 @@ use std::{
 };
 
 pub(crate) use server::Launched;
+pub(crate) use twin::Twin;
 
 /// Why a launch could not be recorded.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -72,16 +75,16 @@ impl Recorder {
 
         // What is recorded is looked at because it has not run.
         family::offer_unproven();
-        let device = DeviceId { type_id: 0, index_id: NEXT.fetch_add(1, Ordering::Relaxed) };
+        let id = DeviceId { type_id: 0, index_id: NEXT.fetch_add(1, Ordering::Relaxed) };
         let (launches, failure) = (Launches::default(), Failure::default());
         let server = RecordingServer::new(
-            device,
-            &gpu,
-            machine,
+            id,
+            (gpu.properties(), device::target_properties()),
+            machine.map(|machine| (Hardware::new(machine), gpu)),
             Arc::clone(&launches),
             Arc::clone(&failure),
         );
-        let client = Client::try_init(device, server).expect("the device is new");
+        let client = Client::try_init(id, server).expect("the device is new");
         Self { gpu, client, launches, failure }
     }
 
@@ -107,7 +110,10 @@ impl Recorder {
     ///
     /// What CubeCL says of a kernel that it cannot compile, or that the device would refuse.
     pub(crate) fn compile(&self, launched: &Launched) -> Result<Compiled, RecordError> {
-        compile(&*launched.kernel, &self.gpu, self.client.properties())
+        let Gpu { architecture, capability, .. } = self.gpu;
+        compile(&*launched.kernel, capability, self.client.properties()).map_err(|reason| {
+            RecordError { what: launched.kernel.name().into(), architecture, reason }
+        })
     }
 
     /// The bytes of a buffer, once everything that was launched is done.
@@ -141,40 +147,44 @@ impl Recorder {
     }
 }
 
-/// CUDA C++ of a kernel, for a GPU with these properties.
-fn compile(
+/// CUDA C++ of a kernel, for a GPU of a compute capability (times ten) with these properties, as CubeCL's CUDA runtime
+/// would have it compiled.
+///
+/// # Errors
+///
+/// What CubeCL says of a kernel that it cannot compile, or that the device would refuse.
+pub fn compile(
     kernel: &dyn CubeKernel,
-    gpu: &Gpu,
+    capability: u32,
     properties: &DeviceProperties,
-) -> Result<Compiled, RecordError> {
-    let name = kernel.name();
-    let failed = |reason: &dyn fmt::Display| RecordError {
-        what: name.into(),
-        architecture: gpu.architecture,
-        reason: reason.to_string(),
-    };
+) -> Result<Compiled, String> {
     let id = kernel.id();
-    validate_cube_dim(properties, &id).map_err(|error| failed(&error))?;
-    validate_units(properties, &id).map_err(|error| failed(&error))?;
-    let definition = cubecl::define_kernel(kernel).map_err(|error| failed(&error))?;
+    validate_cube_dim(properties, &id).map_err(|error| error.to_string())?;
+    validate_units(properties, &id).map_err(|error| error.to_string())?;
+    let definition = cubecl::define_kernel(kernel).map_err(|error| error.to_string())?;
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default()
-        .compile(definition, &gpu.options())
-        .map_err(|error| failed(&error))?;
-    let (asked, most) = (compiled.shared_memory_size, gpu.shared_bytes);
+        .compile(definition, &device::options(capability))
+        .map_err(|error| error.to_string())?;
+    let (asked, most) = (compiled.shared_memory_size, properties.hardware.max_shared_memory_size);
     if asked > most {
-        return Err(failed(&format!("{asked} bytes of shared memory, of {most}")));
+        return Err(format!("{asked} bytes of shared memory, of {most}"));
     }
-    Ok(Compiled { entry, shared_memory_bytes: asked, source: compiled.source })
+    let io = CppCompiler::<Cuda>::buffer_io(&compiled);
+    Ok(Compiled { entry, shared_memory_bytes: asked, io, source: compiled.source })
 }
 
 /// A kernel as CUDA C++.
-pub(crate) struct Compiled {
+#[derive(Clone, Debug)]
+pub struct Compiled {
     /// Symbol of the entry point.
-    pub(crate) entry: String,
+    pub entry: String,
     /// Dynamic shared memory of a launch, in bytes.
-    pub(crate) shared_memory_bytes: usize,
-    pub(crate) source: String,
+    pub shared_memory_bytes: usize,
+    /// What it does with each buffer.
+    pub io: Option<Vec<BufferIOAttr>>,
+    /// CUDA C++.
+    pub source: String,
 }
 
 #[cfg(test)]

@@ -1,10 +1,7 @@
 //! A server that keeps launches, and hands them on to a machine if there is one.
 
-use super::{
-    Gpu,
-    device::target_properties,
-    machine::{Hardware, Machine},
-};
+use super::{Gpu, machine::Hardware};
+use cubecl::ir::{DeviceProperties, TargetProperties};
 use cubecl_common::{
     bytes::Bytes,
     device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId},
@@ -39,7 +36,7 @@ pub(super) type Failure = Arc<Mutex<Option<String>>>;
 
 /// A kernel that was launched, before it is compiled.
 pub(crate) struct Launched {
-    pub(super) kernel: Box<dyn CubeKernel>,
+    pub(crate) kernel: Box<dyn CubeKernel>,
 }
 
 impl Launched {
@@ -56,8 +53,7 @@ pub(super) struct RecordingServer {
     seen: HashSet<KernelId>,
     /// Handles count their copies to know whether somebody else holds the memory, with one for the server.
     memory: Vec<ManagedMemoryHandle>,
-    gpu: Gpu,
-    hardware: Option<Hardware>,
+    hardware: Option<(Hardware, Gpu)>,
     failure: Failure,
 }
 
@@ -70,18 +66,17 @@ impl fmt::Debug for RecordingServer {
 impl RecordingServer {
     pub(super) fn new(
         device: DeviceId,
-        gpu: &Gpu,
-        machine: Option<Box<dyn Machine>>,
+        (properties, target): (DeviceProperties, TargetProperties),
+        hardware: Option<(Hardware, Gpu)>,
         launches: Launches,
         failure: Failure,
     ) -> Self {
-        let properties = gpu.properties();
         let alignment = properties.memory.alignment as usize;
         let (utilities, _captures) = ServerUtilities::init(
             ServiceId::of::<Self>(device),
             "cuda",
             properties,
-            target_properties(),
+            target,
             Arc::new(ServerLogger::default()),
             PitchedMemoryLayoutPolicy::new(alignment),
         );
@@ -90,8 +85,7 @@ impl RecordingServer {
             launches,
             seen: HashSet::new(),
             memory: Vec::new(),
-            gpu: *gpu,
-            hardware: machine.map(Hardware::new),
+            hardware,
             failure,
         }
     }
@@ -99,12 +93,12 @@ impl RecordingServer {
     /// Does something with the machine, unless something went wrong before. What goes wrong is kept: here
     /// nobody could tell it to the caller.
     fn with<T>(&mut self, act: impl FnOnce(&mut Hardware, &Gpu) -> Result<T, String>) -> Option<T> {
-        let hardware = self.hardware.as_mut()?;
+        let (hardware, gpu) = self.hardware.as_mut()?;
         let mut failure = self.failure.lock().expect("no reader panicked");
         if failure.is_some() {
             return None;
         }
-        act(hardware, &self.gpu).map_err(|reason| *failure = Some(reason)).ok()
+        act(hardware, gpu).map_err(|reason| *failure = Some(reason)).ok()
     }
 }
 
@@ -127,7 +121,7 @@ impl Server for RecordingServer {
         bytes: u64,
         _: StreamId,
     ) -> Result<(), ServerError> {
-        if let Some(hardware) = &mut self.hardware {
+        if let Some((hardware, _)) = &mut self.hardware {
             hardware.allocate(memory.clone().binding().id().value, bytes);
         }
         self.memory.push(memory);

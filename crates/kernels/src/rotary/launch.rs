@@ -3,7 +3,7 @@ use super::{
     turn::{StepsLaunch, WalkLaunch, rotary_kernel},
 };
 use crate::{
-    KernelError, Pass,
+    KernelError, Pass, ahead,
     attention::HeadStrides,
     buffer::{Buffer, Rows},
     divisor::divisor,
@@ -53,14 +53,14 @@ pub fn rotary(
     // bits; the plan that vectors divide rows, strides and where tensors begin. y has all elements. The kernel
     // stops units past the last, and rows past the last. In place, each vector is read and written by the unit
     // that owns it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         rotary_kernel::launch_unchecked(
             client,
             calculate_cube_count_elemwise(client, units, dim),
             dim,
             vector_size,
             table_vector,
-            BufferArg::from_raw_parts(x.handle.clone(), span),
+            BufferArg::from_raw_parts(x.argument(), span),
             table.arg(),
             match &y {
                 Some(y) => y.arg(vector_size),
@@ -81,7 +81,7 @@ pub fn rotary(
             rows_per_unit,
             pass,
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(y.unwrap_or(Buffer { elements, ..x }))
 }

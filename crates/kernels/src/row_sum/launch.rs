@@ -1,6 +1,6 @@
 use super::{RowSumBlueprint, blueprint::UNITS, forward::row_sum_kernel};
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32, Rows, check_float},
     device::grid,
 };
@@ -86,7 +86,7 @@ fn launch(
     let vectors = |elements: usize| (elements / vector_size) as u32;
     // SAFETY: x holds its rows, which are whole vectors, and y a number for each row and split; the kernel stops
     // rows and columns at their ends.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         row_sum_kernel::launch_unchecked(
             client,
             grid(OP, client, cubes)?,
@@ -102,6 +102,7 @@ fn launch(
             x.buffer.dtype,
             y.dtype,
         );
-    }
+        Ok(())
+    })?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::{
     problem::OP,
     rows::{RowExtentLaunch, RowPlan, scan_row_totals_kernel, scan_rows_kernel},
 };
-use crate::{KernelError, buffer::Buffer, device::grid};
+use crate::{KernelError, ahead, buffer::Buffer, device::grid};
 use cubecl::{
     client::Client,
     ir::{ElemType, IntKind},
@@ -92,36 +92,40 @@ impl Call<'_> {
         // for each row and chunk. Cubes stop at the ends of rows and chunks, and a split row has a cube of its own.
         unsafe {
             if plan.is_split {
-                scan_row_totals_kernel::launch_unchecked(
+                ahead::launch(client, |client| {
+                    scan_row_totals_kernel::launch_unchecked(
+                        client,
+                        of_totals.clone(),
+                        CubeDim::new_1d(UNITS),
+                        vector_size,
+                        x.arg(vector_size),
+                        totals.arg(1),
+                        exponents.arg(1),
+                        extent(),
+                        self.extreme(),
+                        *how,
+                        dtype,
+                        wide,
+                    )
+                });
+            }
+            ahead::launch(client, |client| {
+                scan_rows_kernel::launch_unchecked(
                     client,
-                    of_totals,
-                    CubeDim::new_1d(UNITS),
+                    of_rows.clone(),
+                    CubeDim::new_2d(plan.lanes, UNITS / plan.lanes),
                     vector_size,
                     x.arg(vector_size),
                     totals.arg(1),
                     exponents.arg(1),
+                    y.arg(vector_size),
                     extent(),
                     self.extreme(),
-                    *how,
+                    plan,
                     dtype,
                     wide,
-                );
-            }
-            scan_rows_kernel::launch_unchecked(
-                client,
-                of_rows,
-                CubeDim::new_2d(plan.lanes, UNITS / plan.lanes),
-                vector_size,
-                x.arg(vector_size),
-                totals.arg(1),
-                exponents.arg(1),
-                y.arg(vector_size),
-                extent(),
-                self.extreme(),
-                plan,
-                dtype,
-                wide,
-            );
+                )
+            });
         }
         Ok(())
     }
@@ -145,36 +149,42 @@ impl Call<'_> {
         // one for each of these and chunk. Units stop at the last column and at the ends of chunks.
         unsafe {
             if chunks > 1 {
-                scan_column_totals_kernel::launch_unchecked(
+                ahead::launch(client, |client| {
+                    scan_column_totals_kernel::launch_unchecked(
+                        client,
+                        cubes(chunks - 1)?,
+                        CubeDim::new_1d(COLUMN_UNITS),
+                        vector_size,
+                        x.arg(vector_size),
+                        totals.arg(vector_size),
+                        exponents.arg(vector_size),
+                        extent(),
+                        self.extreme(),
+                        *how,
+                        dtype,
+                        wide,
+                    );
+                    Ok(())
+                })?;
+            }
+            ahead::launch(client, |client| {
+                scan_columns_kernel::launch_unchecked(
                     client,
-                    cubes(chunks - 1)?,
+                    cubes(chunks)?,
                     CubeDim::new_1d(COLUMN_UNITS),
                     vector_size,
                     x.arg(vector_size),
                     totals.arg(vector_size),
                     exponents.arg(vector_size),
+                    y.arg(vector_size),
                     extent(),
                     self.extreme(),
                     *how,
                     dtype,
                     wide,
                 );
-            }
-            scan_columns_kernel::launch_unchecked(
-                client,
-                cubes(chunks)?,
-                CubeDim::new_1d(COLUMN_UNITS),
-                vector_size,
-                x.arg(vector_size),
-                totals.arg(vector_size),
-                exponents.arg(vector_size),
-                y.arg(vector_size),
-                extent(),
-                self.extreme(),
-                *how,
-                dtype,
-                wide,
-            );
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::{
     select::{SelectExtentLaunch, select_add_kernel},
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::Buffer,
     device::{grid, widest_vector},
     embedding::sorted,
@@ -42,10 +42,10 @@ pub fn scatter_add(
     let y = Buffer::empty(client, rows * places, dtype);
     // SAFETY: x and y hold `rows` rows of `places` elements, index and values as many of `terms`, and cubes stop at the
     // ends of their row. A word that is found names a term of it.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         scatter_rows_kernel::launch_unchecked(
             client,
-            cubes,
+            cubes.clone(),
             CubeDim::new_1d(units),
             x.arg(1),
             index.arg(1),
@@ -56,8 +56,8 @@ pub fn scatter_add(
             sorted,
             units,
             dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }
 
@@ -82,13 +82,12 @@ pub fn select_add(
     let [keys, order] = sorted(client, index, places);
     let y = Buffer::empty(client, outer * places * inner, dtype);
     let (outer, terms, places) = (outer as u32, terms as u32, places as u32);
-    let extent = SelectExtentLaunch::new(outer, terms, places, (inner / vector_size) as u32);
     // SAFETY: x, values and y hold their slices, which are whole vectors, and keys and order a word for each term, the
     // latter a permutation of them. Units stop at the last vector of y.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         select_add_kernel::launch_unchecked(
             client,
-            cubes,
+            cubes.clone(),
             CubeDim::new_1d(SELECT_UNITS),
             vector_size,
             x.arg(vector_size),
@@ -96,9 +95,9 @@ pub fn select_add(
             order.arg(1),
             values.arg(vector_size),
             y.arg(vector_size),
-            extent,
+            SelectExtentLaunch::new(outer, terms, places, (inner / vector_size) as u32),
             dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }

@@ -1,6 +1,6 @@
 use super::{SoftmaxProblem, forward::softmax_sums_kernel, problem::I32};
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32},
     cross_entropy::{
         CrossEntropyBlueprint, ElementForm, RowNumbers, launch_elements, logits_of, row_cubes,
@@ -51,7 +51,7 @@ pub fn softmax_sums(
     // SAFETY: x spans what was checked, in which every index below the last row's end lies; `validate` has
     // seen to 32-bit indices with a margin for steps beyond the end. The kernel reads an element at a
     // target only where there is one, and stops at the last row. Without targets none are read.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         softmax_sums_kernel::launch_unchecked(
             client,
             row_cubes(client, problem.rows, &blueprint, 1),
@@ -68,8 +68,8 @@ pub fn softmax_sums(
             blueprint,
             targets.is_some(),
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(SoftmaxSums { picked: targets.map(|_| picked), ..sums })
 }
 

@@ -5,7 +5,7 @@ use super::{
     rows_forward::{ExtentLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel},
 };
 use crate::{
-    KernelError, Pass,
+    KernelError, Pass, ahead,
     buffer::{Buffer, F32},
 };
 use cubecl::{client::Client, prelude::*};
@@ -103,18 +103,18 @@ pub fn masked_softmax_rows(
             exponentials: outputs.exponentials,
             masked: mask.is_some(),
         };
-        let (mask, mask_dtype) = RowMask::argument(mask, x);
+        let mask = || RowMask::argument(mask, x);
         // SAFETY: the plan's vectors begin and end where x has memory, and what is written was allocated
         // for as many; the kernel stops at the last row and column. `validate` has seen to 32-bit indices
         // with a margin for steps beyond the end. The mask was checked to have an element for each of a row.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             softmax_rows_kernel::launch_unchecked(
                 client,
                 cubes(client, problem, &blueprint),
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
-                BufferArg::from_raw_parts(x.handle.clone(), span),
-                mask,
+                BufferArg::from_raw_parts(x.argument(), span),
+                mask().0,
                 RowOutputsLaunch {
                     y: y.arg(vector_size),
                     shifted: shifted.arg(vector_size),
@@ -126,9 +126,9 @@ pub fn masked_softmax_rows(
                 f32::NEG_INFINITY,
                 form,
                 blueprint,
-                [problem.dtype, problem.out, mask_dtype],
-            );
-        }
+                [problem.dtype, problem.out, mask().1],
+            )
+        });
     }
     let spanned = |buffer: Buffer| Buffer { elements: problem.span(), ..buffer };
     Ok(SoftmaxRows {
@@ -201,28 +201,28 @@ pub fn softmax_rows_backward(
     if problem.rows > 0 {
         let form = GradientForm { scaled: sum.is_some(), masked: mask.is_some() };
         let sum = sum.cloned().unwrap_or_else(|| Buffer::empty(client, 1, F32));
-        let (mask, mask_dtype) = RowMask::argument(mask.map(|mask| (mask, 0.0)), &sum);
+        let mask = || RowMask::argument(mask.map(|mask| (mask, 0.0)), &sum);
         // SAFETY: as in `masked_softmax_rows`; the sums were checked to be one for each row, and are not compiled
         // in where there are none.
-        unsafe {
+        ahead::launch(client, |client| unsafe {
             softmax_rows_backward_kernel::launch_unchecked(
                 client,
                 cubes(client, problem, &blueprint),
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
-                BufferArg::from_raw_parts(y.handle.clone(), span),
-                BufferArg::from_raw_parts(dy.handle.clone(), dy_span),
+                BufferArg::from_raw_parts(y.argument(), span),
+                BufferArg::from_raw_parts(dy.argument(), dy_span),
                 sum.arg(1),
-                mask,
+                mask().0,
                 dx.arg(vector_size),
                 extent(problem, vector_size),
                 (dy_stride / vector_size) as u32,
                 factor,
                 form,
                 blueprint,
-                [problem.dtype, mask_dtype],
-            );
-        }
+                [problem.dtype, mask().1],
+            )
+        });
     }
     Ok(Buffer { elements: problem.span(), ..dx })
 }

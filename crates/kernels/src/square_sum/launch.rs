@@ -4,7 +4,7 @@ use super::{
     forward::{Part, PartLaunch, square_sum_kernel},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32, Rows, check_float},
 };
 use cubecl::{
@@ -75,11 +75,12 @@ fn launch(client: &Client, sums: Buffer, tensors: &[Rows], dtype: ElemType) -> B
         return launch(client, sums, others, dtype);
     }
     let SquareSumBlueprint { vector_size, by_rows, share, cubes } = blueprint;
-    let mut end = 0;
-    let mut parts: SequenceArg<Part> = tensors
-        .iter()
-        .zip(&cubes)
-        .map(|(rows, cubes)| {
+    let end = cubes.iter().sum::<usize>() as u32;
+    // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
+    let count = tensors.len().next_power_of_two().min(most_tensors(client));
+    let parts = || -> SequenceArg<Part> {
+        let mut end = 0;
+        let there = tensors.iter().zip(&cubes).map(|(rows, cubes)| {
             end += *cubes as u32;
             let columns = if by_rows { rows.columns } else { rows.elements() };
             PartLaunch::new(
@@ -89,20 +90,20 @@ fn launch(client: &Client, sums: Buffer, tensors: &[Rows], dtype: ElemType) -> B
                 ((columns - 1) % vector_size + 1) as u32,
                 (rows.pitch / vector_size) as u32,
             )
-        })
-        .collect();
-    // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
-    let count = tensors.len().next_power_of_two().min(most_tensors(client));
-    for _ in tensors.len()..count {
-        parts.push(PartLaunch::new(end, 0, 1, 1, 0));
-    }
+        });
+        let mut parts: SequenceArg<Part> = there.collect();
+        for _ in tensors.len()..count {
+            parts.push(PartLaunch::new(end, 0, 1, 1, 0));
+        }
+        parts
+    };
     // Asked before a copy of the handle is made for the launch. In new memory every place is written.
     let new = (!sums.handle.can_mut()).then(|| Buffer::empty(client, PLACES, sums.dtype));
     let all_cubes = if new.is_some() { PLACES as u32 } else { end };
     // SAFETY: `square_sum` has seen that the tensors hold their rows and that indices and a cube's share
     // beyond fit 32 bits, and the plan that memory goes on to the end of each row's last vector; the kernel
     // stops there. There are at most as many cubes as places.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         square_sum_kernel::launch_unchecked(
             client,
             CubeCount::Static(all_cubes, 1, 1),
@@ -114,11 +115,11 @@ fn launch(client: &Client, sums: Buffer, tensors: &[Rows], dtype: ElemType) -> B
                 Some(new) => new.arg(1),
                 None => BufferArg::alias(count, PLACES),
             },
-            parts,
+            parts(),
             share as u32,
             by_rows,
             dtype,
-        );
-    }
+        )
+    });
     new.unwrap_or(sums)
 }

@@ -5,7 +5,7 @@ use super::{
     layout::{GRADIENT, STATES, UNITS},
 };
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::{Buffer, F32, Rows},
     together::{MOST_TENSORS, divide, in_launches},
 };
@@ -217,13 +217,15 @@ fn launch<S: StepNumbers<N>, const N: usize>(
     // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
     let count = planned.len().next_power_of_two().min(room);
     let at = |place: usize| if place < planned.len() { place } else { 0 };
-    let mut end = 0;
-    let parts: SequenceArg<Part> = (0..count)
-        .map(|place| {
-            end += planned.get(place).map_or(0, |one| one.blueprint.cubes);
+    let cubes = |place: usize| planned.get(place).map_or(0, |one| one.blueprint.cubes);
+    let parts = || -> SequenceArg<Part> {
+        let mut end = 0;
+        let part = |place: usize| {
+            end += cubes(place);
             planned[at(place)].part(end, &new[at(place)])
-        })
-        .collect();
+        };
+        (0..count).map(part).collect()
+    };
     let tensor = |place: usize, which: usize| planned[at(place)].tensors[which].arg();
     // Buffers are counted as the kernel names them: the parameters, their gradients, the states of each.
     let out = |place: usize, which: usize| match &new[at(place)][which] {
@@ -243,10 +245,10 @@ fn launch<S: StepNumbers<N>, const N: usize>(
     // beyond fit 32 bits, and `Blueprint::check` that vectors divide what is walked, or that memory goes on
     // for the last of each row; new ones were allocated so. The kernel stops at the last vector. A gate's
     // readings and a seed are as long as they are read.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         optimizer_step_kernel::launch_unchecked::<S::Rule>(
             client,
-            CubeCount::Static(end, 1, 1),
+            CubeCount::Static((0..count).map(cubes).sum(), 1, 1),
             CubeDim::new_1d(UNITS),
             vector_size,
             walk.of_gradient(vector_size),
@@ -261,14 +263,14 @@ fn launch<S: StepNumbers<N>, const N: usize>(
             seed.unwrap_or(stand_in).arg(1),
             (0..count).map(|place| out(place, 0)).collect(),
             (0..count).map(|place| (STATES..N).map(|which| out(place, which)).collect()).collect(),
-            parts,
+            parts(),
             (0..count).map(|place| planned[at(place)].step.factors(gated)).collect(),
             compiled,
             form,
             stored,
             read,
-        );
-    }
+        )
+    });
     let olds = planned.iter_mut().flat_map(|one| &mut one.tensors);
     for (old, new) in olds.zip(new.into_iter().flatten()) {
         if let Some(new) = new {

@@ -1,6 +1,6 @@
 use super::element::{swiglu_backward_kernel, swiglu_forward_kernel};
 use crate::{
-    KernelError,
+    KernelError, ahead,
     buffer::Buffer,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
 };
@@ -24,18 +24,18 @@ pub fn swiglu_forward(client: &Client, gate: &Buffer, up: &Buffer) -> Result<Buf
     let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         swiglu_forward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             blueprint.vector_size,
             gate.arg(blueprint.vector_size),
             up.arg(blueprint.vector_size),
             y.arg(blueprint.vector_size),
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(y)
 }
 
@@ -71,10 +71,10 @@ pub fn swiglu_backward(
     let blueprint = ElementwiseBlueprint::plan(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
     // SAFETY: as in `swiglu_forward`; dy's length was checked too.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         swiglu_backward_kernel::launch_unchecked(
             client,
-            count,
+            count.clone(),
             dim,
             blueprint.vector_size,
             gate.arg(blueprint.vector_size),
@@ -83,7 +83,7 @@ pub fn swiglu_backward(
             dgate.arg(blueprint.vector_size),
             dup.arg(blueprint.vector_size),
             problem.dtype,
-        );
-    }
+        )
+    });
     Ok(SwigluGradients { dgate, dup })
 }

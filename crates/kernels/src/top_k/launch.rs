@@ -1,6 +1,6 @@
 use super::forward::top_k_kernel;
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, check_float},
     device::grid,
 };
@@ -77,10 +77,10 @@ pub fn top_k(client: &Client, problem: &TopKProblem, x: &Buffer) -> Result<TopK,
     let indices = Buffer::empty(client, rows * k, ElemType::Int(IntKind::I32));
     // SAFETY: x holds `rows` rows of `columns` elements, values and indices as many of k, which are no more. The first
     // places in the order are those of elements.
-    unsafe {
+    ahead::launch(client, |client| unsafe {
         top_k_kernel::launch_unchecked(
             client,
-            cubes,
+            cubes.clone(),
             CubeDim::new_1d(units),
             x.arg(1),
             values.arg(1),
@@ -90,7 +90,7 @@ pub fn top_k(client: &Client, problem: &TopKProblem, x: &Buffer) -> Result<TopK,
             sorted,
             units,
             dtype,
-        );
-    }
+        )
+    });
     Ok(TopK { values, indices })
 }

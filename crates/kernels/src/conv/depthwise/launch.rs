@@ -11,7 +11,7 @@ use super::{
     },
 };
 use crate::{
-    DeviceProfile, KernelError,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
     conv::{
         ConvPass, ConvProblem,
@@ -123,20 +123,21 @@ fn pixels(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelEr
     let held = 4 * CUBES * DeviceProfile::of(call.client).multiprocessors;
     let rounds = (cubes * chunks.count / held).clamp(1, MOST_ROUNDS);
     let step = lines.map(|line| line.step());
-    let source =
-        canvas(problem.gathered_size(), first_source(problem, &lines), step, problem.first, width);
+    let source = || {
+        canvas(problem.gathered_size(), first_source(problem, &lines), step, problem.first, width)
+    };
     let [_, _, [_, _, out_height, out_width]] = problem.shapes();
     let lead = DepthwiseBlueprint::lead(problem).map(|lead| -(lead as isize));
-    let result = canvas([out_height, out_width], lead, plan.tile, problem.out_strides(), width);
+    let result = || canvas([out_height, out_width], lead, plan.tile, problem.out_strides(), width);
     let of_weights = Weights::by_filter(problem);
     let [rows, columns] = lines;
     let out = Buffer::empty(call.client, problem.out_elements(), problem.out);
     // SAFETY: the operands hold the spans of the problem, the bias the output's channels, and `out` was allocated for
     // the problem; `width` divides the channels, every distance and where the images begin; the kernel reads and
     // writes pixels that are inside of the images, and channels that are there.
-    unsafe {
+    ahead::launch(call.client, |client| unsafe {
         conv_depthwise_kernel::launch_unchecked(
-            call.client,
+            client,
             grid(OP, call.client, [cubes.div_ceil(rounds), chunks.count, 1])?,
             CubeDim::new_1d(UNITS),
             width,
@@ -145,8 +146,8 @@ fn pixels(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelEr
             call.bias.unwrap_or(call.operands[0]).arg(1),
             out.arg(width),
             walk(tiles, rounds * chunks.lanes, &chunks)?,
-            source,
-            result,
+            source(),
+            result(),
             TapStridesLaunch::new(
                 problem.in_channels as u32,
                 of_weights.group as u32,
@@ -157,7 +158,8 @@ fn pixels(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelEr
             problem.dtype,
             out.dtype,
         );
-    }
+        Ok(())
+    })?;
     Ok(out)
 }
 
@@ -171,8 +173,8 @@ fn weights(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelE
     let cube_tiles = tiles.iter().product::<usize>().div_ceil(splits);
     let step = lines.map(|line| line.step());
     let first = first_source(problem, &lines);
-    let of_x = canvas(problem.input, first, step, problem.first, width);
-    let of_dy = canvas(problem.output, [0; 2], tile, problem.second, width);
+    let of_x = || canvas(problem.input, first, step, problem.first, width);
+    let of_dy = || canvas(problem.output, [0; 2], tile, problem.second, width);
     let elements = problem.out_elements();
     if u32::try_from(splits * elements).is_err() || elements >= DIVIDEND_LIMIT {
         return unsupported(format!("{} partial sums", splits * elements));
@@ -182,9 +184,9 @@ fn weights(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelE
     let partial = Buffer::empty(call.client, splits * elements, F32);
     let out = Buffer::empty(call.client, elements, problem.out);
     // SAFETY: as in `pixels`; the workspace holds as many sums as there are splits, and each cube writes its own.
-    unsafe {
+    ahead::launch(call.client, |client| unsafe {
         conv_depthwise_weights_kernel::launch_unchecked(
-            call.client,
+            client,
             grid(OP, call.client, [splits, chunks.count, 1])?,
             CubeDim::new_1d(UNITS),
             width,
@@ -192,17 +194,18 @@ fn weights(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelE
             call.operands[1].arg(width),
             partial.arg(width),
             walk(tiles, cube_tiles, &chunks)?,
-            of_x,
-            of_dy,
+            of_x(),
+            of_dy(),
             WeightTile { rows, columns, row_groups, is_ragged },
             problem.dtype,
         );
-    }
+        Ok(())
+    })?;
     let cubes = [elements.div_ceil(SUM_ELEMENTS as usize), 1, 1];
     // SAFETY: the workspace and the output hold all elements; the kernel stops at the last one.
-    unsafe {
+    ahead::launch(call.client, |client| unsafe {
         conv_depthwise_sum_kernel::launch_unchecked(
-            call.client,
+            client,
             grid(OP, call.client, cubes)?,
             CubeDim::new_2d(SUM_ELEMENTS, SUM_LANES),
             partial.arg(1),
@@ -212,6 +215,7 @@ fn weights(call: &Call<'_>, plan: &DepthwiseBlueprint) -> Result<Buffer, KernelE
             divisor(problem.in_channels),
             out.dtype,
         );
-    }
+        Ok(())
+    })?;
     Ok(out)
 }

@@ -1,0 +1,53 @@
+//! Blackburn's kernels, compiled several at a time before the device's thread comes to them.
+//!
+//! NVRTC takes 0.05 to 2 seconds for a kernel, and CubeCL asks for one after another. Here [workers](Workers) compile
+//! each kernel as soon as it is [asked for](blackburn_kernels::ahead), and put it into CubeCL's cache on disk, where the
+//! device's thread finds it. Where a kernel is not there in the end, CubeCL compiles it as ever, and says what is wrong
+//! with it. Burn's own kernels, which are small, are left to CubeCL.
+
+mod cache;
+mod workers;
+
+use blackburn_kernels::{
+    DeviceProfile,
+    ahead::{KernelSink, arm, watch},
+};
+use cubecl::client::Client;
+use std::{num::NonZero, sync::OnceLock, thread};
+use workers::{Target, Workers};
+
+/// More do not help a training step, and each may take hundreds of megabytes.
+const MOST_THREADS: usize = 16;
+
+static WORKERS: OnceLock<Option<Workers>> = OnceLock::new();
+
+/// Has kernels compiled ahead on so many threads, by default one for each core, up to 16. None with 0. The first call
+/// counts.
+pub(crate) fn start(threads: Option<usize>) {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+    if WORKERS.get_or_init(|| Workers::new(threads.unwrap_or(cores))).is_some() {
+        watch(sink_of);
+    }
+}
+
+/// Has kernels looked out for again, where it has become quiet.
+pub fn look_out() {
+    arm();
+}
+
+/// Waits until everything is compiled that was asked for.
+pub(crate) fn finish() {
+    if let Some(workers) = WORKERS.get().and_then(Option::as_ref) {
+        workers.finish();
+    }
+}
+
+/// Where new kernels of a device go: nowhere if it is no NVIDIA GPU, or nothing is kept on disk.
+fn sink_of(client: &Client) -> Option<KernelSink> {
+    let workers = WORKERS.get()?.as_ref()?;
+    let capability = DeviceProfile::of(client).compute_capability?;
+    let target = Target::of(client, capability)
+        .inspect_err(|reason| tracing::debug!("kernels are not compiled ahead: {reason}"))
+        .ok()?;
+    Some(Box::new(move |kernel| workers.compile(&target, kernel)))
+}

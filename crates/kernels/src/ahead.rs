@@ -1,0 +1,281 @@
+//! Launches, and a look at the kernels of those to come.
+//!
+//! CubeCL compiles a kernel when the device's thread comes to its first launch, one kernel after another, and a model's
+//! first step waits for some 80 of them. With the feature `recorder`, [`watch`] shows each new kernel to a sink as soon
+//! as it is asked for. The device's thread is up to 64 tasks behind then, so the sink may compile several at a time, and
+//! have the device's thread wait for the one it has come to.
+//!
+//! To see a kernel, a launch is made on a recording client first, which has the properties of the device's. Launchers
+//! know nothing of it: they launch within [`launch`] and take arguments from [`argument`]. A look costs some
+//! microseconds, so after [`QUIET_LAUNCHES`] launches without a new kernel nobody looks any more, until [`arm`] is called.
+
+use cubecl::{client::Client, server::Handle};
+
+#[cfg(feature = "recorder")]
+pub use watched::{KernelSink, Wait, arm, watch};
+
+/// Whether a launch that this thread makes is only looked at, and not run.
+pub fn is_looking() -> bool {
+    #[cfg(feature = "recorder")]
+    return watched::is_looking();
+    #[cfg(not(feature = "recorder"))]
+    false
+}
+
+/// Launches by `launch` on `client`. `launch` may be called twice, and builds its arguments each time.
+pub(crate) fn launch<R>(client: &Client, launch: impl Fn(&Client) -> R) -> R {
+    #[cfg(feature = "recorder")]
+    if let Some(result) = watched::look(client, &launch) {
+        return result;
+    }
+    launch(client)
+}
+
+/// Memory as an argument of a launch, for whichever client that is on.
+pub(crate) fn argument(memory: &Handle) -> Handle {
+    #[cfg(feature = "recorder")]
+    if let Some(stand_in) = watched::stand_in(memory) {
+        return stand_in;
+    }
+    memory.clone()
+}
+
+#[cfg(feature = "recorder")]
+mod watched {
+    use crate::recorder::Twin;
+    use cubecl::{client::Client, dry_run::dry_run, launched::LaunchedKernels, server::Handle};
+    use cubecl_common::{
+        device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId},
+        device_handle::DeviceHandle,
+        hash::StableHash,
+    };
+    use cubecl_server::kernel::CubeKernel;
+    use std::{
+        cell::RefCell,
+        collections::{HashMap, HashSet},
+        sync::{
+            Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    /// Launches of known kernels after which nobody looks any more: several steps of a large model.
+    const QUIET_LAUNCHES: usize = 8192;
+
+    /// What the device's thread does before it comes to the launch of a kernel.
+    pub type Wait = Box<dyn FnOnce() + Send>;
+
+    /// Is given each kernel once, on the thread that launches it.
+    pub type KernelSink = Box<dyn Fn(Box<dyn CubeKernel>) -> Wait + Send + Sync>;
+
+    /// Makes the sink of a device, if its kernels are of interest.
+    type Opener = fn(&Client) -> Option<KernelSink>;
+
+    static OPENER: OnceLock<Opener> = OnceLock::new();
+
+    /// Looks that are left until the next new kernel.
+    static LOOKS: AtomicUsize = AtomicUsize::new(0);
+
+    /// Devices that were launched on, and who looks there.
+    static WATCHES: LazyLock<Mutex<HashMap<ServiceId, Option<Arc<Watch>>>>> =
+        LazyLock::new(Mutex::default);
+
+    thread_local! {
+        /// What stands in for the memory of arguments while this thread looks at a launch.
+        static STAND_IN: RefCell<Option<Handle>> = const { RefCell::new(None) };
+    }
+
+    /// Has kernels shown to the sink that `opener` makes of a device when something is launched there for the first
+    /// time. The first call counts.
+    pub fn watch(opener: Opener) {
+        if OPENER.set(opener).is_ok() {
+            arm();
+        }
+    }
+
+    /// Has launches looked at again, if anybody watches.
+    pub fn arm() {
+        if OPENER.get().is_some() {
+            LOOKS.store(QUIET_LAUNCHES, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_looking() -> bool {
+        STAND_IN.with_borrow(Option::is_some)
+    }
+
+    /// What stands in for `memory` while this thread looks.
+    pub(super) fn stand_in(memory: &Handle) -> Option<Handle> {
+        let mut stand_in = STAND_IN.with_borrow(Clone::clone)?;
+        (stand_in.offset_start, stand_in.offset_end) = (memory.offset_start, memory.offset_end);
+        Some(stand_in)
+    }
+
+    /// Looks at what `launch` would launch on `client`. The result is there if that was all that is to be done: in a dry
+    /// run.
+    pub(super) fn look<R>(client: &Client, launch: &impl Fn(&Client) -> R) -> Option<R> {
+        let left = LOOKS.load(Ordering::Relaxed);
+        if left == 0 || is_looking() {
+            return None;
+        }
+        LOOKS.store(left - 1, Ordering::Relaxed);
+        let watch = watch_of(client)?;
+        let (result, is_new) = watch.look(launch);
+        if is_new {
+            LOOKS.store(QUIET_LAUNCHES, Ordering::Relaxed);
+        }
+        dry_run().then_some(result)
+    }
+
+    fn watch_of(client: &Client) -> Option<Arc<Watch>> {
+        let service = client.service_id();
+        if let Some(known) = lock(&WATCHES).get(&service) {
+            return known.clone();
+        }
+        let watch =
+            OPENER.get().and_then(|open| Some(Arc::new(Watch::new(client, open(client)?)?)));
+        lock(&WATCHES).entry(service).or_insert(watch).clone()
+    }
+
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the launches on a device.
+    struct Watch {
+        twin: Twin,
+        /// Memory of the twin.
+        stand_in: Handle,
+        sink: KernelSink,
+        /// Kernels that the sink has.
+        known: Mutex<HashSet<StableHash>>,
+        device: DeviceHandle<Turn>,
+    }
+
+    impl Watch {
+        fn new(client: &Client, sink: KernelSink) -> Option<Self> {
+            let twin = Twin::of(client)?;
+            let stand_in = twin.client().empty(1);
+            let device = DeviceHandle::new(client.service_id().device);
+            Some(Self { twin, stand_in, sink, known: Mutex::default(), device })
+        }
+
+        /// What `launch` gives on the twin, and whether a new kernel was among what it launched.
+        fn look<R>(&self, launch: &impl Fn(&Client) -> R) -> (R, bool) {
+            let launched = LaunchedKernels::new();
+            let result = {
+                let _looking = Looking::with(self.stand_in.clone());
+                launch(self.twin.client())
+            };
+            let launched = launched.finish();
+            let mut known = lock(&self.known);
+            if launched.iter().all(|kernel| known.contains(kernel)) {
+                return (result, false);
+            }
+            known.extend(launched);
+            // Other threads wait here until the device knows that it has to wait for these kernels, too.
+            for kernel in self.twin.take() {
+                let wait = (self.sink)(kernel);
+                if !dry_run() {
+                    self.device.submit(|_| wait());
+                }
+            }
+            (result, true)
+        }
+    }
+
+    /// This thread looks as long as it lives.
+    struct Looking;
+
+    impl Looking {
+        fn with(stand_in: Handle) -> Self {
+            STAND_IN.set(Some(stand_in));
+            Self
+        }
+    }
+
+    impl Drop for Looking {
+        fn drop(&mut self) {
+            STAND_IN.set(None);
+        }
+    }
+
+    /// A service of a device that does nothing: what it is asked for comes in its turn with what the device is asked for.
+    struct Turn;
+
+    impl DeviceService for Turn {
+        fn init(_: DeviceId) -> Self {
+            Self
+        }
+
+        fn utilities(&self) -> ServerUtilitiesHandle {
+            Arc::new(())
+        }
+    }
+}
+
+#[cfg(all(test, feature = "recorder"))]
+mod tests {
+    use super::*;
+    use crate::{
+        recorder::{Gpu, Recorder},
+        variants::variants,
+    };
+    use cubecl::dry_run::DryRun;
+    use cubecl_common::device::ServiceId;
+    use cubecl_server::id::KernelId;
+    use std::{
+        collections::HashSet,
+        sync::{
+            Mutex, OnceLock,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    /// The device of the test: others launch on theirs at the same time.
+    static DEVICE: OnceLock<ServiceId> = OnceLock::new();
+    static SHOWN: Mutex<Vec<KernelId>> = Mutex::new(Vec::new());
+    static WAITED: AtomicUsize = AtomicUsize::new(0);
+
+    fn open(client: &Client) -> Option<KernelSink> {
+        let is_watched = DEVICE.get() == Some(&client.service_id());
+        is_watched.then(|| -> KernelSink {
+            Box::new(|kernel| {
+                SHOWN.lock().unwrap().push(kernel.id());
+                Box::new(|| _ = WAITED.fetch_add(1, Ordering::Relaxed))
+            })
+        })
+    }
+
+    #[test]
+    fn every_kernel_is_shown_once_and_waited_for() {
+        let recorder = Recorder::new(Gpu::SM_90A);
+        let client = recorder.client();
+        DEVICE.set(client.service_id()).unwrap();
+        watch(open);
+        let launch_all =
+            || variants(client).iter().for_each(|variant| variant.launch(client).unwrap());
+        launch_all();
+        let launched: Vec<_> =
+            recorder.take().unwrap().iter().map(|launched| launched.kernel.id()).collect();
+        let shown = SHOWN.lock().unwrap().clone();
+        let set = |ids: &[KernelId]| ids.iter().cloned().collect::<HashSet<_>>();
+        assert!(shown.len() > 200, "{}", shown.len());
+        assert_eq!(shown.len(), set(&shown).len());
+        // Whole names of kernels fill pages.
+        let missing = |from: &[KernelId], of: &[KernelId]| -> Vec<&str> {
+            set(from).difference(&set(of)).map(KernelId::type_name).collect()
+        };
+        assert_eq!(missing(&launched, &shown), [""; 0]);
+        assert_eq!(missing(&shown, &launched), [""; 0]);
+        assert_eq!(WAITED.load(Ordering::Relaxed), shown.len());
+        assert!(!is_looking());
+
+        // Known ones are not shown again, and a dry run does not launch them.
+        arm();
+        let _dry = DryRun::new();
+        launch_all();
+        assert_eq!(SHOWN.lock().unwrap().len(), shown.len());
+        assert!(recorder.take().unwrap().is_empty());
+    }
+}
