@@ -22,6 +22,9 @@ mod blocks;
 mod channel_sum;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
+#[cfg(feature = "cuda")]
+#[path = "integration/compile_ahead.rs"]
+mod compile_ahead;
 #[path = "integration/config.rs"]
 mod config;
 #[path = "integration/conv.rs"]
@@ -177,6 +180,8 @@ fn main() -> ExitCode {
         blocks::trials(),
         channel_sum::trials(),
         column_sum::trials(),
+        #[cfg(feature = "cuda")]
+        compile_ahead::trials(),
         config::trials(),
         conv::trials(),
         cross_entropy::trials(),

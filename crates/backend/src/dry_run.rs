@@ -1,5 +1,12 @@
 //! Work that is asked for and not done, for the sake of the memory that it would take.
 
+/// Has Blackburn's kernels compiled several at a time again, ahead of their first launch. That ends where there were no
+/// new ones for several thousand launches; call this where other work begins.
+pub fn expect_kernels() {
+    #[cfg(feature = "persistence")]
+    crate::ahead::look_out();
+}
+
 /// Runs `work` without the kernels that it asks for, on any GPU and from any thread of the process: they are compiled,
 /// and then left out. Memory that they would write to is counted by the device's pools and not taken from the device,
 /// until it is written from the host or read. What is read holds anything.
@@ -9,8 +16,7 @@
 pub fn dry_run<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(feature = "gpu")]
     let _open = cubecl::dry_run::DryRun::new();
-    #[cfg(feature = "persistence")]
-    crate::ahead::look_out();
+    expect_kernels();
     let done = work();
     #[cfg(feature = "persistence")]
     crate::ahead::finish();

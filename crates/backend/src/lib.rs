@@ -27,7 +27,7 @@
 //! | [`steps`] | optimizers' steps, and the provider that takes them together | `tensors`, `stream` |
 
 #[cfg(feature = "persistence")]
-pub mod ahead;
+mod ahead;
 #[cfg(feature = "cuda")]
 pub mod cuda_memory;
 #[cfg(feature = "gpu")]
@@ -52,7 +52,7 @@ pub mod steps;
 mod stream;
 mod tensors;
 
-pub use dry_run::dry_run;
+pub use dry_run::{dry_run, expect_kernels};
 pub use ops::{
     attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout, group_norm,
     layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,

@@ -47,6 +47,7 @@ pub mod interpolate;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;
+mod outlier;
 pub mod overwrite;
 mod pass;
 mod philox;

@@ -14,7 +14,7 @@ use blackburn_tests::{
 };
 use burn::{
     nn::{
-        PaddingConfig2d, Relu,
+        PaddingConfig2d, Tanh,
         conv::{Conv2d, Conv2dConfig},
         interpolate::{Interpolate1dConfig, Interpolate2d, Interpolate2dConfig, InterpolateMode},
         loss::{MseLoss, Reduction},
@@ -361,7 +361,7 @@ fn expanded(device: &Device) -> Result<(), Failed> {
 #[derive(Module, Debug)]
 struct Network {
     coarse: Conv2d,
-    activation: Relu,
+    activation: Tanh,
     up: Interpolate2d,
     fine: Conv2d,
 }
@@ -376,7 +376,7 @@ impl Network {
             .with_scale_factor(Some([2.0, 2.0]))
             .with_mode(mode)
             .with_align_corners(false);
-        Self { coarse: conv([3, 8]), activation: Relu::new(), up: up.init(), fine: conv([8, 2]) }
+        Self { coarse: conv([3, 8]), activation: Tanh::new(), up: up.init(), fine: conv([8, 2]) }
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {

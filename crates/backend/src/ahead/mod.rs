@@ -30,8 +30,8 @@ pub(crate) fn start(threads: Option<usize>) {
     }
 }
 
-/// Has kernels looked out for again, where it has become quiet.
-pub fn look_out() {
+/// Has kernels looked out for again.
+pub(crate) fn look_out() {
     arm();
 }
 

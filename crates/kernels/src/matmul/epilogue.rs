@@ -4,6 +4,7 @@ use super::MatmulProblem;
 use crate::{
     KernelError,
     buffer::{Buffer, F32},
+    outlier,
 };
 use cubecl::prelude::*;
 use std::f32::consts::{FRAC_1_SQRT_2, PI};
@@ -112,7 +113,10 @@ impl Epilogue {
 
     /// Memory for what a product returns.
     pub(super) fn output(&self, client: &Client, problem: &MatmulProblem) -> MatmulOutput {
-        let empty = || Buffer::empty(client, problem.out_elements(), problem.out);
+        let empty = || match problem.makes_outlier() {
+            true => outlier::empty(client, problem.out_elements(), problem.out),
+            false => Buffer::empty(client, problem.out_elements(), problem.out),
+        };
         MatmulOutput { out: empty(), preactivation: self.keep_preactivation.then(empty) }
     }
 

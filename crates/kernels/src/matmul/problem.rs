@@ -237,6 +237,13 @@ impl MatmulProblem {
         self.batches() * self.m * self.n
     }
 
+    /// Whether the output is much larger than both operands: logits over a vocabulary, of a model that is narrow for it.
+    /// In wider ones weights and their gradients take most of the memory, and logits' is better shared. Scores of
+    /// attention are not meant, of which there are several.
+    pub(super) fn makes_outlier(&self) -> bool {
+        self.batches() == 1 && self.out_elements() > 8 * (self.lhs_span() + self.rhs_span())
+    }
+
     /// Multiplications and additions.
     pub fn flops(&self) -> f64 {
         let terms = if is_fp4(self.lhs.dtype) { 2 * self.k } else { self.k };
@@ -368,6 +375,20 @@ mod tests {
         assert_eq!((p.lhs_span(), p.rhs_span(), p.out_elements()), (120, 42, 140));
         assert_eq!(p.flops(), 2.0 * 20.0 * 7.0 * 6.0);
         assert_eq!(p.bytes(), 2 * (120 + 42 + 140));
+    }
+
+    #[test]
+    fn logits_of_a_narrow_model_are_outliers() {
+        let makes_outlier = |m: usize, k: usize, n: usize| {
+            let (lhs, rhs) = ([m, k], [k, n]);
+            let p = product(layout(&lhs, &[k, 1]), layout(&rhs, &[n, 1])).unwrap();
+            p.makes_outlier()
+        };
+        // Heads of GPT-2 and of a Llama of 1.1 billion.
+        assert!(makes_outlier(8192, 768, 50257));
+        assert!(!makes_outlier(16384, 2048, 32000));
+        assert!(!makes_outlier(65536, 768, 3072));
+        assert!(!makes_outlier(8192, 3072, 768));
     }
 
     #[test]
