@@ -1,4 +1,4 @@
-//! Work that is asked for and not done, for the sake of the memory that it would take.
+//! Work that is to come: its kernels, compiled ahead, and the memory that it would take, without the work.
 
 /// Has Blackburn's kernels compiled several at a time again, ahead of their first launch. That ends where there were no
 /// new ones for several thousand launches; call this where other work begins.

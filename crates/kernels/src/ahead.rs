@@ -227,55 +227,65 @@ mod tests {
     use std::{
         collections::HashSet,
         sync::{
-            Mutex, OnceLock,
+            Mutex,
             atomic::{AtomicUsize, Ordering},
         },
     };
 
-    /// The device of the test: others launch on theirs at the same time.
-    static DEVICE: OnceLock<ServiceId> = OnceLock::new();
-    static SHOWN: Mutex<Vec<KernelId>> = Mutex::new(Vec::new());
+    /// The devices of the test, and what is shown of each: others launch on theirs at the same time.
+    static SHOWN: Mutex<Vec<(ServiceId, Vec<KernelId>)>> = Mutex::new(Vec::new());
     static WAITED: AtomicUsize = AtomicUsize::new(0);
 
     fn open(client: &Client) -> Option<KernelSink> {
-        let is_watched = DEVICE.get() == Some(&client.service_id());
-        is_watched.then(|| -> KernelSink {
-            Box::new(|kernel| {
-                SHOWN.lock().unwrap().push(kernel.id());
-                Box::new(|| _ = WAITED.fetch_add(1, Ordering::Relaxed))
-            })
-        })
+        let device = client.service_id();
+        let place = SHOWN.lock().unwrap().iter().position(|(watched, _)| *watched == device)?;
+        Some(Box::new(move |kernel| {
+            SHOWN.lock().unwrap()[place].1.push(kernel.id());
+            Box::new(|| _ = WAITED.fetch_add(1, Ordering::Relaxed))
+        }))
     }
 
     #[test]
     fn every_kernel_is_shown_once_and_waited_for() {
-        let recorder = Recorder::new(Gpu::SM_90A);
-        let client = recorder.client();
-        DEVICE.set(client.service_id()).unwrap();
+        let recorders = [(); 2].map(|()| Recorder::new(Gpu::SM_90A));
+        let watched = recorders.each_ref().map(|of| (of.client().service_id(), Vec::new()));
+        SHOWN.lock().unwrap().extend(watched);
         watch(open);
-        let launch_all =
-            || variants(client).iter().for_each(|variant| variant.launch(client).unwrap());
-        launch_all();
-        let launched: Vec<_> =
-            recorder.take().unwrap().iter().map(|launched| launched.kernel.id()).collect();
-        let shown = SHOWN.lock().unwrap().clone();
+        let launch_all = |on: &Recorder| {
+            arm();
+            for variant in variants(on.client()) {
+                variant.launch(on.client()).unwrap();
+            }
+            let launched = on.take().unwrap();
+            launched.iter().map(|launched| launched.kernel.id()).collect::<Vec<_>>()
+        };
+        let shown = |place: usize| SHOWN.lock().unwrap()[place].1.clone();
         let set = |ids: &[KernelId]| ids.iter().cloned().collect::<HashSet<_>>();
-        assert!(shown.len() > 200, "{}", shown.len());
-        assert_eq!(shown.len(), set(&shown).len());
         // Whole names of kernels fill pages.
         let missing = |from: &[KernelId], of: &[KernelId]| -> Vec<&str> {
             set(from).difference(&set(of)).map(KernelId::type_name).collect()
         };
-        assert_eq!(missing(&launched, &shown), [""; 0]);
-        assert_eq!(missing(&shown, &launched), [""; 0]);
-        assert_eq!(WAITED.load(Ordering::Relaxed), shown.len());
+
+        let launched = launch_all(&recorders[0]);
+        let first = shown(0);
+        assert!(first.len() > 200, "{}", first.len());
+        assert_eq!(first.len(), set(&first).len());
+        assert_eq!(missing(&launched, &first), [""; 0]);
+        assert_eq!(missing(&first, &launched), [""; 0]);
+        assert_eq!(WAITED.load(Ordering::Relaxed), first.len());
         assert!(!is_looking());
 
-        // Known ones are not shown again, and a dry run does not launch them.
-        arm();
-        let _dry = DryRun::new();
-        launch_all();
-        assert_eq!(SHOWN.lock().unwrap().len(), shown.len());
-        assert!(recorder.take().unwrap().is_empty());
+        // Known ones are not shown again.
+        launch_all(&recorders[0]);
+        assert_eq!(shown(0).len(), first.len());
+
+        // In a dry run nothing is launched, and nobody waits.
+        let launched = {
+            let _dry = DryRun::new();
+            launch_all(&recorders[1])
+        };
+        assert!(launched.is_empty(), "{}", launched.len());
+        assert_eq!(missing(&first, &shown(1)), [""; 0]);
+        assert_eq!(WAITED.load(Ordering::Relaxed), first.len());
     }
 }

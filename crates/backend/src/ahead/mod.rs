@@ -1,6 +1,6 @@
 //! Blackburn's kernels, compiled several at a time before the device's thread comes to them.
 //!
-//! NVRTC takes 0.05 to 2 seconds for a kernel, and CubeCL asks for one after another. Here [workers](Workers) compile
+//! NVRTC takes tens of milliseconds to two seconds for a kernel, and CubeCL asks for one after another. Here [workers](Workers) compile
 //! each kernel as soon as it is [asked for](blackburn_kernels::ahead), and put it into CubeCL's cache on disk, where the
 //! device's thread finds it. Where a kernel is not there in the end, CubeCL compiles it as ever, and says what is wrong
 //! with it. Burn's own kernels, which are small, are left to CubeCL.

@@ -11,7 +11,7 @@ use crate::{
     scaler::{GradScaler, GradScalerConfig},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::fp8_linear::Tally;
+use blackburn_backend::{expect_kernels, fp8_linear::Tally};
 use blackburn_distributed::Group;
 use burn::{
     module::{Module, ModuleDisplay},
@@ -311,6 +311,7 @@ impl TrainerConfig {
         if !device.is_autodiff() {
             return Err(TrainerError::NoAutodiff { device: format!("{device:?}") });
         }
+        expect_kernels();
         let policy = self
             .policy
             .clone()
