@@ -6,8 +6,8 @@
 //! have the device's thread wait for the one it has come to.
 //!
 //! To see a kernel, a launch is made on a recording client first, which has the properties of the device's. Launchers
-//! know nothing of it: they launch within [`launch`] and take arguments from [`argument`]. A look costs some
-//! microseconds, so after [`QUIET_LAUNCHES`] launches without a new kernel nobody looks any more, until [`arm`] is called.
+//! know nothing of it: they launch within `launch` and take arguments from `argument`. A look costs some
+//! microseconds, so after 8192 launches without a new kernel nobody looks any more, until [`arm`] is called.
 
 use cubecl::{client::Client, server::Handle};
 
