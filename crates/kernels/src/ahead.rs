@@ -7,12 +7,13 @@
 //!
 //! To see a kernel, a launch is made on a recording client first, which has the properties of the device's. Launchers
 //! know nothing of it: they launch within `launch` and take arguments from `argument`. A look costs some
-//! microseconds, so after 8192 launches without a new kernel nobody looks any more, until [`arm`] is called.
+//! microseconds, so after 2048 launches without a new kernel, or when the sink has them all and calls [`rest`], nobody
+//! looks any more, until [`arm`] is called.
 
 use cubecl::{client::Client, server::Handle};
 
 #[cfg(feature = "recorder")]
-pub use watched::{KernelSink, Wait, arm, watch};
+pub use watched::{KernelSink, Wait, arm, rest, watch};
 
 /// Whether a launch that this thread makes is only looked at, and not run.
 pub fn is_looking() -> bool {
@@ -60,7 +61,7 @@ mod watched {
     };
 
     /// Launches of known kernels after which nobody looks any more: several steps of a large model.
-    const QUIET_LAUNCHES: usize = 8192;
+    const QUIET_LAUNCHES: usize = 2048;
 
     /// What the device's thread does before it comes to the launch of a kernel.
     pub type Wait = Box<dyn FnOnce() + Send>;
@@ -98,6 +99,11 @@ mod watched {
         if OPENER.get().is_some() {
             LOOKS.store(QUIET_LAUNCHES, Ordering::Relaxed);
         }
+    }
+
+    /// Has launches no longer looked at.
+    pub fn rest() {
+        LOOKS.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn is_looking() -> bool {

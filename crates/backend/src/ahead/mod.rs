@@ -32,7 +32,10 @@ pub(crate) fn start(threads: Option<usize>) {
 
 /// Has kernels looked out for again.
 pub(crate) fn look_out() {
-    arm();
+    if let Some(workers) = WORKERS.get().and_then(Option::as_ref) {
+        workers.expect_new();
+        arm();
+    }
 }
 
 /// Waits until everything is compiled that was asked for.

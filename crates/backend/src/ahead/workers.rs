@@ -1,18 +1,28 @@
 //! The threads that compile, and who waits for them.
 
 use super::cache::{Cache, Entry, hash_of};
-use blackburn_kernels::{ahead::Wait, recorder};
+use blackburn_kernels::{
+    ahead::{Wait, rest},
+    recorder,
+};
 use blackburn_nvrtc::{Nvrtc, options};
 use cubecl::{client::Client, cuda::install::cuda_path, ir::DeviceProperties};
 use cubecl_server::kernel::CubeKernel;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::{
     ffi::c_char,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// NVRTC recurses deeply.
 const STACK_BYTES: usize = 16 << 20;
+
+/// Kernels that are all in the cache, one after another, after which the others are taken to be there, too: a program
+/// that was started before.
+const ENOUGH_FOUND: usize = 16;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,6 +62,8 @@ impl Drop for Task {
 pub(super) struct Workers {
     pool: ThreadPool,
     pending: Arc<Pending>,
+    /// Kernels that were in the cache since the last one that was not.
+    found: Arc<AtomicUsize>,
 }
 
 impl Workers {
@@ -67,27 +79,46 @@ impl Workers {
                 .build()
         })?;
         let pool = pool.inspect_err(|error| tracing::debug!("no threads to compile on: {error}"));
-        Some(Self { pool: pool.ok()?, pending: Arc::default() })
+        Some(Self { pool: pool.ok()?, pending: Arc::default(), found: Arc::default() })
     }
 
     /// Has `kernel` compiled. The result waits until it is.
     pub(super) fn compile(&self, target: &Arc<Target>, kernel: Box<dyn CubeKernel>) -> Wait {
         let this = Arc::new(Pending::default());
         let tasks = [Task::of(&this), Task::of(&self.pending)];
-        let target = Arc::clone(target);
+        let (target, found) = (Arc::clone(target), Arc::clone(&self.found));
         self.pool.spawn(move || {
             let _until_done = tasks;
-            if let Err(reason) = target.compile(&*kernel) {
-                tracing::debug!("{} was not compiled ahead: {reason}", kernel.name());
+            match target.compile(&*kernel) {
+                Ok(Outcome::Found) => {
+                    if found.fetch_add(1, Ordering::Relaxed) + 1 == ENOUGH_FOUND {
+                        rest();
+                    }
+                }
+                Ok(Outcome::Compiled) => found.store(0, Ordering::Relaxed),
+                Err(reason) => {
+                    tracing::debug!("{} was not compiled ahead: {reason}", kernel.name());
+                }
             }
         });
         Box::new(move || this.wait())
+    }
+
+    /// Takes no longer for granted that kernels are in the cache.
+    pub(super) fn expect_new(&self) {
+        self.found.store(0, Ordering::Relaxed);
     }
 
     /// Waits until everything is compiled.
     pub(super) fn finish(&self) {
         self.pending.wait();
     }
+}
+
+/// How a kernel came into the cache.
+enum Outcome {
+    Found,
+    Compiled,
 }
 
 /// A device to compile for.
@@ -117,16 +148,16 @@ impl Target {
     }
 
     /// Puts `kernel` into the cache, if it is not there.
-    fn compile(&self, kernel: &dyn CubeKernel) -> Result<(), String> {
+    fn compile(&self, kernel: &dyn CubeKernel) -> Result<Outcome, String> {
         let id = kernel.id();
         let key = lock(&self.cache).key(&id);
         if lock(&self.cache).has(&key) {
-            return Ok(());
+            return Ok(Outcome::Found);
         }
         let compiled = recorder::compile(kernel, self.capability, &self.properties)?;
         let source = hash_of(&compiled.source);
         if lock(&self.cache).has_source(source) {
-            return Ok(());
+            return Ok(Outcome::Found);
         }
         // Machine code: the driver would compile PTX once more.
         let code = self.nvrtc.compile_to_cubin(&compiled.source, &self.options);
@@ -138,6 +169,6 @@ impl Target {
             io: compiled.io,
         };
         lock(&self.cache).keep(key, source, entry);
-        Ok(())
+        Ok(Outcome::Compiled)
     }
 }
