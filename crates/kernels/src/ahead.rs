@@ -120,11 +120,12 @@ mod watched {
     /// Looks at what `launch` would launch on `client`. The result is there if that was all that is to be done: in a dry
     /// run.
     pub(super) fn look<R>(client: &Client, launch: &impl Fn(&Client) -> R) -> Option<R> {
-        let left = LOOKS.load(Ordering::Relaxed);
-        if left == 0 || is_looking() {
+        // Most launches of a program find none left, and write nothing.
+        if LOOKS.load(Ordering::Relaxed) == 0 || is_looking() {
             return None;
         }
-        LOOKS.store(left - 1, Ordering::Relaxed);
+        let take = |left: usize| left.checked_sub(1);
+        LOOKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         let watch = watch_of(client)?;
         let (result, is_new) = watch.look(launch);
         if is_new {

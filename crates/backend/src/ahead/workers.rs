@@ -91,7 +91,7 @@ impl Workers {
             let _until_done = tasks;
             match target.compile(&*kernel) {
                 Ok(Outcome::Found) => {
-                    if found.fetch_add(1, Ordering::Relaxed) + 1 == ENOUGH_FOUND {
+                    if found.fetch_add(1, Ordering::Relaxed) + 1 >= ENOUGH_FOUND {
                         rest();
                     }
                 }
