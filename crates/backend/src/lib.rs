@@ -16,8 +16,8 @@
 //!
 //! [`interpolate`] tells whether a provider has the gradient of resized images.
 //!
-//! [`runtime`] sets up CubeCL before the first device starts, and has kernels compiled on several threads. [`dry_run`] asks for
-//! work for the sake of its memory.
+//! [`runtime`] sets up CubeCL before the first device starts, and has kernels compiled on several threads. [`dry_run`]
+//! asks for work for the sake of its memory.
 //!
 //! | room | holds | knows |
 //! |---|---|---|

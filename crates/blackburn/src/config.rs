@@ -294,9 +294,10 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Error> {
 }
 
 fn parse_count(name: &str, value: &str) -> Result<usize, Error> {
-    value.parse().map_err(|_| Error::InvalidSetting {
+    const MOST: usize = 1024;
+    value.parse().ok().filter(|count| *count <= MOST).ok_or_else(|| Error::InvalidSetting {
         setting: format!("{name}={value}"),
-        reason: "expected a number".into(),
+        reason: format!("expected a number from 0 to {MOST}"),
     })
 }
 

@@ -17,8 +17,8 @@
 //! Kernels hold no state; only what was chosen for a problem is remembered. [`gelu`] is the smallest example of the layout.
 //!
 //! With the feature `recorder`, `recorder` keeps what launchers launch on a GPU that is not there, as CUDA
-//! C++: this is how `cargo xtask sass` checks registers, spills and instructions without one. [`ahead`] then shows kernels
-//! before the device has to have them.
+//! C++: this is how `cargo xtask sass` checks registers, spills and instructions without one. [`ahead`] then
+//! shows kernels before the device has to have them.
 
 #![allow(
     clippy::collapsible_if,

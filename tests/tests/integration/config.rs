@@ -124,6 +124,11 @@ fn bad_values() -> Result<(), Failed> {
         ("BLACKBURN_KERNEL_CACHE", "maybe", "BLACKBURN_KERNEL_CACHE=maybe: expected 1 or 0"),
         ("BLACKBURN_COMPILE_THREADS", "all", "BLACKBURN_COMPILE_THREADS=all: expected a number"),
         (
+            "BLACKBURN_COMPILE_THREADS",
+            "9999",
+            "COMPILE_THREADS=9999: expected a number from 0 to 1024",
+        ),
+        (
             "BLACKBURN_MEMORY_LIMIT",
             "101%",
             "BLACKBURN_MEMORY_LIMIT=101%: expected bytes, such as 40GiB",

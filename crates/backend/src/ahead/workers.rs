@@ -67,17 +67,15 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// `None` for no threads, and where the system gives none.
+    /// `None` where the system gives no threads.
     pub(super) fn new(threads: usize) -> Option<Self> {
-        let pool = (threads > 0).then(|| {
-            ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|place| format!("blackburn-compile-{place}"))
-                .stack_size(STACK_BYTES)
-                // The kernel is not there then, and CubeCL compiles it.
-                .panic_handler(|_| tracing::debug!("a kernel was not compiled ahead: a panic"))
-                .build()
-        })?;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|place| format!("blackburn-compile-{place}"))
+            .stack_size(STACK_BYTES)
+            // The kernel is not there then, and CubeCL compiles it.
+            .panic_handler(|_| tracing::debug!("a kernel was not compiled ahead: a panic"))
+            .build();
         let pool = pool.inspect_err(|error| tracing::debug!("no threads to compile on: {error}"));
         Some(Self { pool: pool.ok()?, pending: Arc::default(), found: Arc::default() })
     }
