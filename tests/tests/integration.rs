@@ -83,6 +83,8 @@ mod naive_attention;
 mod nn_attention;
 #[path = "integration/nn_matrix.rs"]
 mod nn_matrix;
+#[path = "integration/parameter_copies.rs"]
+mod parameter_copies;
 #[path = "integration/pool.rs"]
 mod pool;
 #[path = "integration/pool_provider.rs"]
@@ -122,6 +124,8 @@ mod small_models;
 mod softmax;
 #[path = "integration/square_sum.rs"]
 mod square_sum;
+#[path = "integration/step_copies.rs"]
+mod step_copies;
 #[path = "integration/step_kind.rs"]
 mod step_kind;
 #[path = "integration/step_layouts.rs"]
@@ -208,6 +212,7 @@ fn main() -> ExitCode {
         loss_scaling::trials(),
         matmul::trials(),
         memory::trials(),
+        parameter_copies::trials(),
         pool::trials(),
         pool_provider::trials(),
         precision_modules::trials(),

@@ -1,6 +1,6 @@
 //! Where tensors lie in a CUDA device's memory, for libraries that are given addresses.
 
-use crate::graph::Identity;
+use crate::{graph::Identity, ops::copies};
 use burn::{
     backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind},
     tensor::{DType, Device, Tensor},
@@ -125,6 +125,8 @@ impl Resolved {
             return Err(elsewhere());
         };
         let bytes = span * plain.dtype.size();
+        // Whoever has the address may write there.
+        copies::written(&plain.handle);
         Ok(Self { client: plain.client, handle: plain.handle, bytes, ordinal })
     }
 

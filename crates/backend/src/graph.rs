@@ -5,7 +5,10 @@
 //! `blackburn_train::graph` takes care of what lies there.
 
 #[cfg(feature = "gpu")]
-use crate::{ops::fp8_linear::marked, random};
+use crate::{
+    ops::{copies, fp8_linear::marked},
+    random,
+};
 #[cfg(feature = "gpu")]
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
 use burn::tensor::{Device, Tensor, kind};
@@ -150,6 +153,7 @@ pub fn start(device: &Device) -> Result<(), GraphError> {
     #[cfg(feature = "gpu")]
     return ask(device, "start", Dispatch::graph_start_capture).inspect(|()| {
         RECORDING.set(true);
+        copies::record(true);
         // What was cast before may have other numbers when this is replayed.
         marked::forget_casts();
     });
@@ -168,6 +172,7 @@ pub fn stop(device: &Device) -> Result<Graph, GraphError> {
     {
         let recorded = ask(device, "end", Dispatch::graph_stop_capture);
         RECORDING.set(false);
+        copies::record(false);
         random::leave_pass();
         // What was recorded has not been cast.
         marked::forget_casts();

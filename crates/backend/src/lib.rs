@@ -9,7 +9,8 @@
 //!   [`attention`], [`cross_entropy`], [`embedding`], [`fp8_linear`], [`group_norm`] and [`layer_norm`]. They run on the CPU
 //!   too, where they are all that a build without the feature `gpu` has. And without a gradient, for GPUs
 //!   alone, what training needs around the passes: an optimizer's step ([`steps::adamw`], [`steps::sgd`]), a
-//!   norm ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]).
+//!   norm ([`square_sum`]), a loss scaler's numbers ([`loss_scale`]), memory of one's own ([`overwrite`]), copies of
+//!   parameters there ([`copies`]).
 //!
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
@@ -25,7 +26,7 @@
 //! | `stream` | patterns of operations, and the protocol between Burn's fusion and providers | `tensors` |
 //! | `ops` | extension operations | `tensors` |
 //! | `fused` | fusion providers | `tensors`, `stream`, `ops` |
-//! | [`steps`] | optimizers' steps, and the provider that takes them together | `tensors`, `stream` |
+//! | [`steps`] | optimizers' steps, and the provider that takes them together | `tensors`, `stream`, `ops` |
 
 #[cfg(feature = "persistence")]
 mod ahead;
@@ -55,8 +56,9 @@ mod tensors;
 
 pub use dry_run::{dry_run, expect_kernels};
 pub use ops::{
-    attention, batch_norm, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout, group_norm,
-    layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, square_sum, swiglu,
+    attention, batch_norm, copies, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout,
+    group_norm, layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, square_sum,
+    swiglu,
 };
 pub use tensors::Optional;
 #[cfg(feature = "gpu")]

@@ -6,6 +6,7 @@ mod kind;
 mod training;
 
 use crate::{
+    step_copies,
     step_kind::{Numbers, chance, gate, numbers, told},
     step_layouts, step_many, step_one, step_training,
 };
@@ -39,6 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = step_one::trials::<Adamw, 4>();
     trials.extend(step_layouts::trials::<Adamw, 4>());
     trials.extend(step_many::trials::<Adamw, 4>());
+    trials.extend(step_copies::trials::<Adamw, 4>());
     for storage in [Storage::F16, Storage::Bf16] {
         let name = format!("adamw::rounding_by_chance_has_the_right_mean_in_{storage:?}");
         trials.push(Trial::ignorable_test(name.to_lowercase(), move || {

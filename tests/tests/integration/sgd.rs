@@ -6,6 +6,7 @@ mod kind;
 mod training;
 
 use crate::{
+    step_copies,
     step_kind::{Numbers, chance, gate, numbers, told},
     step_layouts, step_many, step_one, step_training,
 };
@@ -53,6 +54,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = step_one::trials::<Sgd, 3>();
     trials.extend(step_layouts::trials::<Sgd, 3>());
     trials.extend(step_many::trials::<Sgd, 3>());
+    trials.extend(step_copies::trials::<Sgd, 3>());
     trials.extend(TESTS.map(|(name, test)| {
         Trial::ignorable_test(format!("sgd::{name}"), move || on_device(test))
     }));

@@ -86,7 +86,7 @@ fn update<K: Kind<N>, const N: usize>(
 ) -> UpdateOf<K, N> {
     let gradient = upload(client, &gradient_of(place, length, of_gradient), of_gradient);
     let tensors = (K::START)(client, length, stored, gradient);
-    Update { step: K::numbers(place), tensors, draw: place as u32 }
+    Update { step: K::numbers(place), tensors, draw: place as u32, copy: None }
 }
 
 /// One of each length, of the types at its place.
@@ -115,7 +115,8 @@ fn stepped<K: Kind<N>, const N: usize>(
         };
         let next: Vec<_> = updates.iter().map(of_next).collect();
         let next = step(updates)?.into_iter().zip(next);
-        updates = next.map(|(tensors, (step, draw))| Update { step, tensors, draw }).collect();
+        let update = |(tensors, (step, draw))| Update { step, tensors, draw, copy: None };
+        updates = next.map(update).collect();
     }
     let all = updates.iter().enumerate();
     all.map(|(place, update)| numbers::<K, N>(client, &update.tensors, stored(place))).collect()
@@ -126,7 +127,7 @@ fn one_by_one<K: Kind<N>, const N: usize>(
     updates: Vec<UpdateOf<K, N>>,
     asked: Asked,
 ) -> Result<Vec<K::Tensors>, KernelError> {
-    let one = |Update { step, tensors, draw }: UpdateOf<K, N>| {
+    let one = |Update { step, tensors, draw, .. }: UpdateOf<K, N>| {
         (K::ONE)(client, &step, tensors, asked.gate(client), asked.chance(client, draw))
     };
     updates.into_iter().map(one).collect()

@@ -1,8 +1,11 @@
 //! The provider that overwrites several tensors in one launch: a replay takes hundreds, each in less time than a launch.
 
 use crate::{
-    ops::overwrite::overwrite_together,
-    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search},
+    ops::{
+        copies,
+        overwrite::{Overwritten, overwrite_together},
+    },
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Scalars, Search},
     tensors::{
         Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
     },
@@ -14,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 const OP: &str = "overwrite";
 /// What the operations are named in the stream: their traits say so, too.
-const IDS: [&str; 2] = ["overwrite_float", "overwrite_int"];
+const IDS: [&str; 3] = ["overwrite_float", "overwrite_int", copies::ID];
 
 /// Tensors that are overwritten, which do not depend on each other.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -32,6 +35,15 @@ fn parts(operation: &CustomOpIr) -> Option<[&TensorIr; 3]> {
     }
 }
 
+/// The number of the copies that the target is one of; none for one that it has to be and is unknown.
+fn copies_of(operation: &CustomOpIr, context: &Tensors) -> Option<Option<u32>> {
+    if operation.id != copies::ID {
+        return Some(None);
+    }
+    let number = Scalars::of(operation, context).whole(0)?;
+    u32::try_from(number).ok().map(Some)
+}
+
 /// Memory that nobody writes to at the same time.
 fn memory_of(tensor: &CubeTensor) -> impl PartialEq + use<> {
     tensor.handle.clone().binding().memory.id()
@@ -42,6 +54,9 @@ impl Replacement for Overwrites {
 
     fn launch(&self, context: &mut Tensors) -> Result<Done, KernelError> {
         let mut memory = Vec::new();
+        let numbers: Option<Vec<_>> =
+            self.operations.iter().map(|operation| copies_of(operation, context)).collect();
+        let Some(numbers) = numbers else { return Ok(Done::First(0)) };
         for [target, source, out] in self.operations.iter().filter_map(parts) {
             let [target, source] = [target, source].map(|tensor| cube_tensor(context, tensor, OP));
             let target = target?;
@@ -58,15 +73,16 @@ impl Replacement for Overwrites {
         if !is_apart {
             return Ok(Done::First(0));
         }
-        let mut pairs = Vec::new();
-        for [target, source, out] in self.operations.iter().filter_map(parts) {
+        let (mut all, mut outs) = (Vec::new(), Vec::new());
+        let pairs = self.operations.iter().filter_map(parts).zip(numbers);
+        for ([target, source, out], copies) in pairs {
             let target = take_cube_tensor(context, target, OP)?;
-            pairs.push((target, take_cube_tensor(context, source, OP)?, out));
+            let source = take_cube_tensor(context, source, OP)?;
+            all.push(Overwritten { target, source, copies });
+            outs.push(out);
         }
-        let refs: Vec<_> =
-            pairs.iter().map(|(target, source, _)| (target, source.clone())).collect();
-        overwrite_together(&refs);
-        for (target, _, out) in pairs {
+        overwrite_together(&all);
+        for (Overwritten { target, .. }, out) in all.into_iter().zip(outs) {
             register_cube_tensor(context, out, target, OP)?;
         }
         Ok(Done::All)

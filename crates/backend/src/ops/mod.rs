@@ -19,6 +19,7 @@ macro_rules! on_plain_backends {
 
 pub mod attention;
 pub mod batch_norm;
+pub mod copies;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;

@@ -5,7 +5,7 @@
 
 #[cfg(feature = "gpu")]
 use crate::{
-    ops::fp8_linear::marked,
+    ops::{copies, fp8_linear::marked},
     tensors::{contiguous_buffer, rows_of},
 };
 #[cfg(feature = "gpu")]
@@ -48,21 +48,52 @@ impl OverwritePrimitives for CubeBackend {
 
 #[cfg(feature = "gpu")]
 fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
-    overwrite_together(&[(&target, source)]);
+    let all = [Overwritten { target, source, copies: None }];
+    overwrite_together(&all);
+    let [Overwritten { target, .. }] = all;
     target
 }
 
-/// Overwrites targets, in any order, in as few launches as that takes. None is memory that another pair names.
+/// A tensor that is overwritten.
+#[cfg(feature = "gpu")]
+pub(crate) struct Overwritten {
+    pub(crate) target: CubeTensor,
+    pub(crate) source: CubeTensor,
+    /// The number of the [`Copies`](copies::Copies) that it is one of: `source` is a parameter then.
+    pub(crate) copies: Option<u32>,
+}
+
+#[cfg(feature = "gpu")]
+impl Overwritten {
+    /// Whether a step has written the same already.
+    fn is_done(&self) -> bool {
+        let Self { target, source, copies } = self;
+        copies.is_some() && copies::is_current(&target.handle, &source.handle)
+    }
+
+    /// Says that it is done, to those who know of copies.
+    fn tell(&self) {
+        let Self { target, source, copies } = self;
+        match copies.zip(rows_of(target)) {
+            Some((copies, rows)) => copies::register(copies, rows, &source.handle),
+            None => copies::written(&target.handle),
+        }
+    }
+}
+
+/// Overwrites targets, in any order, in as few launches as that takes. None is memory that another one names.
 ///
 /// # Panics
 ///
 /// Where rows of a target do not follow each other in memory, and where the kernel refuses a pair.
 #[cfg(feature = "gpu")]
-pub(crate) fn overwrite_together(pairs: &[(&CubeTensor, CubeTensor)]) {
-    let Some((first, _)) = pairs.first() else { return };
+pub(crate) fn overwrite_together(all: &[Overwritten]) {
+    let left: Vec<_> = all.iter().filter(|one| !one.is_done()).collect();
+    let Some(first) = left.first() else { return };
     marked::forget_casts();
-    let all: Vec<_> = pairs.iter().map(|(target, source)| by_rows(target, source)).collect();
-    overwrite_many(&first.client, &all).unwrap_or_else(|error| panic!("{error}"));
+    let by_rows: Vec<_> = left.iter().map(|one| by_rows(&one.target, &one.source)).collect();
+    overwrite_many(&first.target.client, &by_rows).unwrap_or_else(|error| panic!("{error}"));
+    left.into_iter().for_each(Overwritten::tell);
 }
 
 /// Both by rows, or both as one.
@@ -121,7 +152,7 @@ pub fn overwrite_int<const D: usize>(
     ))
 }
 
-fn check<const D: usize>(target: [usize; D], source: [usize; D]) {
+pub(super) fn check<const D: usize>(target: [usize; D], source: [usize; D]) {
     assert!(
         target == source,
         "overwrite: argument `source`: expected the shape {target:?}, got {source:?}"

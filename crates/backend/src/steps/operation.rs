@@ -2,8 +2,11 @@
 
 use super::provider::Optimizer;
 use crate::{
-    ops::fp8_linear::marked,
-    stream::{Done, Replacement},
+    ops::{
+        copies::{self, Known},
+        fp8_linear::marked,
+    },
+    stream::{Done, Replacement, Scalars},
     tensors::{
         Location, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
         take_cube_tensor, tensor_of_rows,
@@ -16,8 +19,7 @@ use blackburn_kernels::{
 };
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
-use burn_fusion::stream::ScalarId;
-use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
+use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_std::{DType, Shape};
 use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
@@ -73,7 +75,7 @@ impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
 
     /// The step's numbers and the draw.
     fn numbers(&self, context: &Tensors) -> Result<(K::Numbers, u32), KernelError> {
-        let scalars = Scalars { of: &self.operation.scalars, context };
+        let scalars = Scalars::of(&self.operation, context);
         let draw = scalars.whole(0).and_then(|draw| u32::try_from(draw).ok());
         K::numbers(&scalars).zip(draw).ok_or_else(|| unknown::<K, N>("number"))
     }
@@ -81,40 +83,6 @@ impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
 
 fn unknown<K: Optimizer<N>, const N: usize>(what: &str) -> KernelError {
     KernelError::Unsupported { op: K::OP, reason: format!("an unknown {what}") }
-}
-
-/// An operation's scalars, as they are this time.
-pub(crate) struct Scalars<'a> {
-    of: &'a [ScalarIr],
-    context: &'a Tensors,
-}
-
-impl Scalars<'_> {
-    fn at(&self, place: usize) -> Option<ScalarIr> {
-        let ScalarIr::UInt(value) = *self.of.get(place)? else { return None };
-        self.context.scalars.get(&ScalarId { value }).copied()
-    }
-
-    pub(crate) fn real(&self, place: usize) -> Option<f64> {
-        match self.at(place)? {
-            ScalarIr::Float(number) => Some(number),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn whole(&self, place: usize) -> Option<usize> {
-        match self.at(place)? {
-            ScalarIr::UInt(number) => usize::try_from(number).ok(),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn flag(&self, place: usize) -> Option<bool> {
-        match self.at(place)? {
-            ScalarIr::Bool(flag) => Some(flag),
-            _ => None,
-        }
-    }
 }
 
 /// Steps on the kernel, or one by one where something of them is unknown.
@@ -170,7 +138,7 @@ impl<K: Optimizer<N>, const N: usize> Replacement for Steps<K, N> {
                 .map(|tensor| take_cube_tensor(context, tensor, K::OP))
                 .collect();
             let tensors = taken?.try_into().map_err(|_| unknown::<K, N>("tensor"))?;
-            updates.push(Update { step, tensors, draw });
+            updates.push(Update { step, tensors, draw, copy: None });
         }
         for (update, made) in self.requests.iter().zip(stepped::<K, N>(updates, gate, seed)) {
             let kept = made.into_iter().enumerate().filter(|(at, _)| *at != GRADIENT);
@@ -198,10 +166,11 @@ pub(crate) fn alone<K: Optimizer<N>, const N: usize>(
 ) -> [CubeTensor; N] {
     let draw = chance.as_ref().map_or(0, |chance| chance.draw);
     let seed = chance.map(|chance| chance.seed);
-    stepped::<K, N>(vec![Update { step, tensors, draw }], gate, seed).swap_remove(0)
+    let update = Update { step, tensors, draw, copy: None };
+    stepped::<K, N>(vec![update], gate, seed).swap_remove(0)
 }
 
-/// [`alone`] of several parameters.
+/// [`alone`] of several parameters, whose copies are written, too.
 fn stepped<K: Optimizer<N>, const N: usize>(
     updates: Vec<Update<K::Numbers, [CubeTensor; N]>>,
     gate: Option<Gate>,
@@ -214,14 +183,18 @@ fn stepped<K: Optimizer<N>, const N: usize>(
     let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
-        .map(|Update { step, tensors, draw }| {
+        .map(|Update { step, tensors, draw, .. }| {
             let kept = tensors.each_ref().map(told);
-            (kept, Update { step, tensors: tensors.map(rows).into(), draw })
+            let known = copies::take(&tensors[0].handle);
+            let copy = known.first().map(Known::rows);
+            ((kept, known), Update { step, tensors: tensors.map(rows).into(), draw, copy })
         })
         .unzip();
     let updated = K::MANY(&client, updates, gate, seed).unwrap_or_else(|error| panic!("{error}"));
-    let tensors = |(kept, updated): ([(Location, Shape, DType); N], K::Tensors)| {
+    type Kept<const N: usize> = ([(Location, Shape, DType); N], Vec<Known>);
+    let tensors = |((kept, known), updated): (Kept<N>, K::Tensors)| {
         let updated = updated.into();
+        copies::keep(known, &updated[0].buffer.handle);
         std::array::from_fn(|at| {
             let (place, shape, dtype) = &kept[at];
             tensor_of_rows(place, shape.clone(), updated[at].clone(), *dtype)

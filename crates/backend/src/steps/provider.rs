@@ -7,8 +7,8 @@
 //! Burn puts operations into one block if they share a tensor, as those with a gate or a seed do; others
 //! begin a block each, and are merged when there are as many blocks as there may be.
 
-use super::operation::{Scalars, StepRequest, Steps};
-use crate::stream::{Claim, Elapsed, Moment, Next, Part, Search};
+use super::operation::{StepRequest, Steps};
+use crate::stream::{Claim, Elapsed, Moment, Next, Part, Scalars, Search};
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},

@@ -8,6 +8,7 @@ pub(crate) mod emit;
 mod fuser;
 mod matcher;
 mod pattern;
+mod scalars;
 mod single;
 #[cfg(test)]
 mod tests;
@@ -21,4 +22,5 @@ pub(crate) use matcher::Matcher;
 pub(crate) use pattern::{
     ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last, number,
 };
+pub(crate) use scalars::Scalars;
 pub(crate) use single::{SingleOperation, SingleSearch};

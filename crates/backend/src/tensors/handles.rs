@@ -388,6 +388,14 @@ fn register_strided(
     context.handles.register_handle(id, handle);
 }
 
+/// An allocation's number, which is never given to another one, and the byte at which a tensor begins in it.
+pub(crate) type Address = (usize, u64);
+
+/// Where a tensor begins.
+pub(crate) fn address(handle: &Handle) -> Address {
+    (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
+}
+
 /// The memory behind `tensor`, laid out in rows of plain numbers.
 fn plain<'a>(
     context: &'a Tensors,

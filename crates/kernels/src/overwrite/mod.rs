@@ -62,7 +62,7 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
 ///
 /// As there, before anything is launched.
 pub fn overwrite_many(client: &Client, all: &[Overwrite]) -> Result<(), KernelError> {
-    all.iter().try_for_each(check)?;
+    all.iter().try_for_each(Overwrite::check)?;
     let spans: Vec<_> = all.iter().flat_map(|one| Span::of(one, client)).collect();
     let room = room(client);
     in_launches(
@@ -76,27 +76,35 @@ pub fn overwrite_many(client: &Client, all: &[Overwrite]) -> Result<(), KernelEr
     Ok(())
 }
 
-fn check(Overwrite { target, source }: &Overwrite) -> Result<(), KernelError> {
-    let is_float = |rows: &Rows| matches!(rows.buffer.dtype, ElemType::Float(_));
-    let goes_together = (target.rows, target.columns) == (source.rows, source.columns)
-        && (target.buffer.dtype == source.buffer.dtype || is_float(target) && is_float(source));
-    if !goes_together {
-        return Err(KernelError::invalid(OP, "source", told(target), told(source)));
+impl Overwrite {
+    /// Whether it can be launched.
+    ///
+    /// # Errors
+    ///
+    /// As [`overwrite`].
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
+        let Self { target, source } = self;
+        let is_float = |rows: &Rows| matches!(rows.buffer.dtype, ElemType::Float(_));
+        let goes_together = (target.rows, target.columns) == (source.rows, source.columns)
+            && (target.buffer.dtype == source.buffer.dtype || is_float(target) && is_float(source));
+        if !goes_together {
+            return Err(KernelError::invalid(OP, "source", told(target), told(source)));
+        }
+        if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
+            return Err(KernelError::invalid(
+                OP,
+                "source",
+                "rows within the memory of both",
+                format!("{target:?} and {source:?}"),
+            ));
+        }
+        // Units step beyond the end before they stop.
+        if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
+            let reason = format!("{} rows of {} elements", target.rows, target.columns);
+            return Err(KernelError::Unsupported { op: OP, reason });
+        }
+        Ok(())
     }
-    if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
-        return Err(KernelError::invalid(
-            OP,
-            "source",
-            "rows within the memory of both",
-            format!("{target:?} and {source:?}"),
-        ));
-    }
-    // Units step beyond the end before they stop.
-    if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
-        let reason = format!("{} rows of {} elements", target.rows, target.columns);
-        return Err(KernelError::Unsupported { op: OP, reason });
-    }
-    Ok(())
 }
 
 fn told(rows: &Rows) -> String {

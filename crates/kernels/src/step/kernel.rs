@@ -117,6 +117,8 @@ pub(crate) struct Compiled {
     pub(crate) by_chance: bool,
     /// Whether all is overwritten, so that what is not stepped is there already.
     pub(crate) in_place: bool,
+    /// Whether each parameter has a copy, which is not walked by rows.
+    pub(crate) is_copied: bool,
 }
 
 /// What a gate says, to all tensors.
@@ -128,9 +130,9 @@ struct Readings {
 }
 
 /// One step of each parameter. `taken`, `skipped` and `factor` are read if it is `gated`, `seed` if it is
-/// `by_chance`. Vectors of gradients are of one element where they are gathered.
+/// `by_chance`; there are `copies` if they are made. Vectors of gradients are of one element where they are gathered.
 #[cube(launch_unchecked)]
-pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Size>(
+pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, C: Float, N: Size, M: Size>(
     parameters: Sequence<Box<[Vector<P, N>]>>,
     gradients: Sequence<Box<[Vector<G, M>]>>,
     states: Sequence<States<N>>,
@@ -140,12 +142,14 @@ pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Siz
     seed: &[u32],
     mut parameters_out: Sequence<Box<[Vector<P, N>]>>,
     mut states_out: Sequence<States<N>>,
+    mut copies: Sequence<Box<[Vector<C, N>]>>,
     parts: Sequence<Part>,
     factors: Sequence<R::Factors>,
     #[comptime] compiled: Compiled,
     #[comptime] form: R::Form,
     #[define(P)] parameter_dtype: ElemType,
     #[define(G)] _gradient_dtype: ElemType,
+    #[define(C)] _copy_dtype: ElemType,
 ) {
     let mut readings = Readings { is_taken: true, skipped: 0.0f32, factor: 1.0f32 };
     if comptime!(compiled.gated) {
@@ -164,13 +168,15 @@ pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Siz
             if readings.is_taken {
                 let factors =
                     R::counted(&factors[tensor], readings.skipped, comptime!(compiled.gated));
-                update::<R, P, G, N, M>(
+                update::<R, P, G, C, N, M>(
                     &parameters[tensor],
                     &gradients[tensor],
                     &states[tensor],
                     seed,
                     &mut parameters_out[tensor],
                     &mut states_out[tensor],
+                    &mut copies,
+                    tensor,
                     part,
                     &factors,
                     readings.factor,
@@ -180,17 +186,28 @@ pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Siz
                     form,
                     parameter_dtype,
                 );
-            } else if comptime!(!compiled.in_place) {
-                keep::<P, N>(
-                    &parameters[tensor],
-                    &states[tensor],
-                    &mut parameters_out[tensor],
-                    &mut states_out[tensor],
-                    part,
-                    index,
-                    stride,
-                    comptime!(compiled.walk),
-                );
+            } else {
+                if comptime!(!compiled.in_place) {
+                    keep::<P, N>(
+                        &parameters[tensor],
+                        &states[tensor],
+                        &mut parameters_out[tensor],
+                        &mut states_out[tensor],
+                        part,
+                        index,
+                        stride,
+                        comptime!(compiled.walk),
+                    );
+                }
+                if comptime!(compiled.is_copied) {
+                    copy::<P, C, N>(
+                        &parameters[tensor],
+                        &mut copies[tensor],
+                        part.vectors,
+                        index,
+                        stride,
+                    );
+                }
             }
         }
         start = part.end;
@@ -199,13 +216,15 @@ pub(crate) fn optimizer_step_kernel<R: Rule, P: Float, G: Float, N: Size, M: Siz
 
 /// One step of a tensor, by units each of which takes the vector `first` and every `stride`-th after it.
 #[cube]
-fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
+fn update<R: Rule, P: Float, G: Float, C: Float, N: Size, M: Size>(
     parameter: &[Vector<P, N>],
     gradient: &[Vector<G, M>],
     states: &States<N>,
     seed: &[u32],
     parameter_out: &mut [Vector<P, N>],
     states_out: &mut States<N>,
+    copies: &mut Sequence<Box<[Vector<C, N>]>>,
+    #[comptime] tensor: usize,
     part: &Part,
     factors: &R::Factors,
     multiplier: f32,
@@ -215,7 +234,7 @@ fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
     #[comptime] form: R::Form,
     #[comptime] parameter_dtype: ElemType,
 ) {
-    let Compiled { walk, gated, by_chance, .. } = comptime!(compiled);
+    let Compiled { walk, gated, by_chance, is_copied, .. } = comptime!(compiled);
     let mut index = first;
     while index < part.vectors {
         // 1. All loads before any is used.
@@ -258,7 +277,11 @@ fn update<R: Rule, P: Float, G: Float, N: Size, M: Size>(
                 parameter_dtype,
             );
         }
-        parameter_out[place(row, column, part.parameter.new, walk)] = Vector::cast_from(updated);
+        let rounded = Vector::<P, N>::cast_from(updated);
+        parameter_out[place(row, column, part.parameter.new, walk)] = rounded;
+        if comptime!(is_copied) {
+            store::<C, N>(&mut copies[tensor], column as usize, Vector::cast_from(rounded));
+        }
         index += stride;
     }
 }
@@ -286,6 +309,22 @@ fn keep<P: Float, N: Size>(
             let same = states[state][place(row, column, pitches.old, walk)];
             store::<f32, N>(&mut states_out[state], place(row, column, pitches.new, walk), same);
         }
+        index += stride;
+    }
+}
+
+/// A parameter that is not stepped, in the type of its copy, which may be of earlier numbers.
+#[cube]
+fn copy<P: Float, C: Float, N: Size>(
+    parameter: &[Vector<P, N>],
+    copy: &mut [Vector<C, N>],
+    vectors: u32,
+    first: u32,
+    stride: u32,
+) {
+    let mut index = first;
+    while index < vectors {
+        copy[index as usize] = Vector::cast_from(parameter[index as usize]);
         index += stride;
     }
 }

@@ -1,15 +1,16 @@
 use super::{
-    Blueprint, Chance, Gate, Problem, StepNumbers, Tuning,
+    Blueprint, Chance, Gate, Problem, StepNumbers, Tuning, Walk,
     gate::check_readings,
     kernel::{Compiled, FormOf, Part, PartLaunch, PitchesLaunch, optimizer_step_kernel},
     layout::{GRADIENT, STATES, UNITS},
 };
 use crate::{
     KernelError, ahead,
-    buffer::{Buffer, F32, Rows},
+    buffer::{Buffer, F32, Rows, is_float},
+    overwrite::{Overwrite, overwrite_many},
     together::{MOST_TENSORS, divide, in_launches},
 };
-use cubecl::{client::Client, prelude::*};
+use cubecl::{client::Client, ir::ElemType, prelude::*};
 
 /// A parameter's step, of several in one launch.
 #[derive(Clone, Debug)]
@@ -20,6 +21,9 @@ pub struct Update<S, T> {
     pub tensors: T,
     /// Tells updates with the same seed apart.
     pub draw: u32,
+    /// Memory that is to hold the parameter's new numbers, too, in its own type, whoever holds it. No tensor of
+    /// any update lies there.
+    pub copy: Option<Rows>,
 }
 
 /// The parameter and its states after one step, in the memory of those before it where nobody else
@@ -56,7 +60,8 @@ pub fn update_with<S: StepNumbers<N>, const N: usize>(
     let draw = chance.as_ref().map_or(0, |chance| chance.draw);
     let seed = chance.map(|chance| chance.seed);
     check_readings(S::OP, gate.as_ref(), seed.as_ref())?;
-    let mut planned = [Planned::new(Update { step: *step, tensors, draw }, client, plan)?];
+    let update = Update { step: *step, tensors, draw, copy: None };
+    let mut planned = [Planned::new(update, client, plan)?];
     launch(client, &mut planned, gate.as_ref(), seed.as_ref());
     let [Planned { tensors, .. }] = planned;
     Ok(tensors.into())
@@ -66,11 +71,12 @@ pub fn update_with<S: StepNumbers<N>, const N: usize>(
 /// `seed` those in 16 bits are rounded by chance.
 ///
 /// Up to [`MOST_TENSORS`] take one launch: those that are alike in their types, in how their elements are found,
-/// in what of the step is compiled apart, and in what of them somebody else holds, which goes to new memory.
+/// in what of the step is compiled apart, in what of them somebody else holds, which goes to new memory, and in
+/// the type of their copies. A copy that the step cannot write by whole vectors is made behind it.
 ///
 /// # Errors
 ///
-/// As there, before anything is launched.
+/// As there, and for a copy of another length or type or beyond its memory, before anything is launched.
 pub fn update_many<S: StepNumbers<N>, const N: usize>(
     client: &Client,
     updates: Vec<Update<S, S::Tensors>>,
@@ -97,13 +103,18 @@ pub fn update_many_with<S: StepNumbers<N>, const N: usize>(
     let planned: Result<_, KernelError> =
         updates.into_iter().map(|update| Planned::new(update, client, plan)).collect();
     let room = |one: &Planned<S, N>| one.room(client);
-    let updated = in_launches(planned?, room, Planned::goes_with, |together| {
+    let mut planned: Vec<Planned<S, N>> = planned?;
+    let apart: Vec<_> = planned.iter_mut().map(Planned::take_copy_apart).collect();
+    let updated = in_launches(planned, room, Planned::goes_with, |together| {
         let passes: Vec<_> = together.iter().map(Planned::passes).collect();
         for (one, cubes) in together.iter_mut().zip(divide(tuning.most_cubes(client), &passes)) {
             one.blueprint.cubes = cubes;
         }
         launch(client, together, gate.as_ref(), seed.as_ref());
     });
+    let copies: Vec<_> =
+        updated.iter().zip(apart).filter_map(|(one, copy)| Some(one.copied_to(copy?))).collect();
+    overwrite_many(client, &copies)?;
     Ok(updated.into_iter().map(|one| one.tensors.into()).collect())
 }
 
@@ -112,6 +123,8 @@ struct Planned<S: StepNumbers<N>, const N: usize> {
     step: S,
     tensors: [Rows; N],
     draw: u32,
+    /// What the step's own kernel writes.
+    copy: Option<Rows>,
     problem: Problem<N>,
     blueprint: Blueprint,
     form: FormOf<S, N>,
@@ -123,7 +136,7 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
         client: &Client,
         plan: impl FnOnce(&Problem<N>, &Client) -> Blueprint,
     ) -> Result<Self, KernelError> {
-        let Update { step, tensors, draw } = update;
+        let Update { step, tensors, draw, copy } = update;
         step.validate()?;
         let tensors = tensors.into();
         let problem = Problem::of::<S>(tensors.each_ref())?;
@@ -132,7 +145,46 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
             blueprint.check(&problem)?;
         }
         let form = step.form(client);
-        Ok(Self { step, tensors, draw, problem, blueprint, form })
+        let planned = Self { step, tensors, draw, copy: None, problem, blueprint, form };
+        copy.iter().try_for_each(|copy| planned.check_copy(copy))?;
+        Ok(Self { copy, ..planned })
+    }
+
+    fn check_copy(&self, copy: &Rows) -> Result<(), KernelError> {
+        let elements = self.problem.elements();
+        if copy.elements() != elements || !is_float(copy.buffer.dtype) {
+            let expected = format!("{elements} elements of f32, f16 or bf16");
+            return Err(KernelError::invalid(S::OP, "copy", expected, format!("{copy:?}")));
+        }
+        self.copied_to(copy.clone()).check()
+    }
+
+    /// The parameter, as another operation than the step would copy it.
+    fn copied_to(&self, copy: Rows) -> Overwrite {
+        // The rows of the one that is contiguous are those of the other.
+        let in_rows_of = |one: Rows, other: &Rows| match one.is_contiguous() {
+            true => Rows { rows: other.rows, columns: other.columns, pitch: other.columns, ..one },
+            false => one,
+        };
+        let parameter = self.tensors[0].clone();
+        let target = in_rows_of(copy, &parameter);
+        Overwrite { source: in_rows_of(parameter, &target), target }
+    }
+
+    /// Takes the copy away where the step cannot write it.
+    fn take_copy_apart(&mut self) -> Option<Rows> {
+        let Blueprint { vector_size, walk, .. } = self.blueprint;
+        self.copy.take_if(|copy| {
+            let vector_bytes = (vector_size * copy.buffer.dtype.size()) as u64;
+            let is_written = walk != Walk::Rows
+                && copy.is_contiguous()
+                && copy.buffer.offset_bytes().is_multiple_of(vector_bytes);
+            !is_written
+        })
+    }
+
+    fn copy_dtype(&self) -> Option<ElemType> {
+        self.copy.as_ref().map(|copy| copy.buffer.dtype)
     }
 
     fn passes(&self) -> usize {
@@ -151,7 +203,7 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
         let kind = |this: &Self| {
             let Blueprint { vector_size, walk, .. } = this.blueprint;
             let Problem { parameter, gradient, .. } = this.problem;
-            (vector_size, walk, parameter, gradient, this.form, this.held())
+            (vector_size, walk, parameter, gradient, this.form, this.held(), this.copy_dtype())
         };
         let is_any = |this: &Self| this.problem.elements() > 0;
         is_any(self) && is_any(other) && kind(self) == kind(other)
@@ -161,7 +213,8 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
     fn room(&self, client: &Client) -> usize {
         /// A gate's readings, the seed, and CubeCL's own.
         const OTHERS: usize = 6;
-        let buffers = N + self.held().into_iter().filter(|is_held| *is_held).count();
+        let held = self.held().into_iter().filter(|is_held| *is_held).count();
+        let buffers = N + held + usize::from(self.copy.is_some());
         let most = client.properties().hardware.max_bindings as usize;
         (most.saturating_sub(OTHERS) / buffers).clamp(1, MOST_TENSORS)
     }
@@ -213,7 +266,9 @@ fn launch<S: StepNumbers<N>, const N: usize>(
     let room = model.room(client);
     let new: Vec<_> = planned.iter().map(|one| one.new_memory(client)).collect();
     let in_place = new.iter().flatten().all(Option::is_none);
-    let compiled = Compiled { walk, gated, by_chance: seed.is_some(), in_place };
+    let by_chance = seed.is_some();
+    let is_copied = model.copy.is_some();
+    let compiled = Compiled { walk, gated, by_chance, in_place, is_copied };
     // A few kernels serve all numbers of tensors: what is not there has no cubes, and the first stands in.
     let count = planned.len().next_power_of_two().min(room);
     let at = |place: usize| if place < planned.len() { place } else { 0 };
@@ -238,6 +293,7 @@ fn launch<S: StepNumbers<N>, const N: usize>(
             BufferArg::alias(position, planned[at(place)].problem.elements())
         }
     };
+    let copy = |place: usize| planned[at(place)].copy.as_ref().map(Rows::arg);
     // What is not read is not compiled in, and the gradient, of which there is as much, stands in for it.
     let stand_in = &model.tensors[GRADIENT].buffer;
     let reading = |of: fn(&Gate) -> &Buffer| gate.map_or(stand_in, of).arg(1);
@@ -263,12 +319,14 @@ fn launch<S: StepNumbers<N>, const N: usize>(
             seed.unwrap_or(stand_in).arg(1),
             (0..count).map(|place| out(place, 0)).collect(),
             (0..count).map(|place| (STATES..N).map(|which| out(place, which)).collect()).collect(),
+            (0..count).filter_map(copy).collect(),
             parts(),
             (0..count).map(|place| planned[at(place)].step.factors(gated)).collect(),
             compiled,
             form,
             stored,
             read,
+            model.copy_dtype().unwrap_or(stored),
         )
     });
     let olds = planned.iter_mut().flat_map(|one| &mut one.tensors);

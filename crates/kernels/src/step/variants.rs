@@ -24,6 +24,8 @@ struct Way<S> {
     by_chance: bool,
     /// Whether somebody else holds what would be overwritten.
     held: bool,
+    /// The type of the copy that is made.
+    copy: Option<(ElemType, &'static str)>,
     widest: VectorSize,
     tensors: usize,
 }
@@ -52,6 +54,7 @@ where
             gated: true,
             by_chance: rounds,
             held: false,
+            copy: None,
             widest,
             tensors: 1,
         };
@@ -61,8 +64,10 @@ where
             all.push(Way { walk: Walk::Rows, ..longest(gradient) });
             all.push(Way { walk: Walk::Gathered, ..longest(gradient) });
         }
-        let copied = Way { held: true, ..longest(parameter) };
-        all.extend([copied, Way { tensors: MOST_TENSORS, ..copied }]);
+        let held = Way { held: true, ..longest(parameter) };
+        all.extend([held, Way { tensors: MOST_TENSORS, ..held }]);
+        let copied = Way { copy: Some(FLOATS[2]), ..longest(parameter) };
+        all.extend([copied, Way { tensors: MOST_TENSORS, ..copied }, Way { held: true, ..copied }]);
         let open = Way { gated: false, step: short, ..longest(parameter) };
         all.push(open);
         let nearest = Way { by_chance: false, ..open };
@@ -89,13 +94,16 @@ impl<S: Copy> Way<S> {
         for (is_it, part) in [
             (self.gated, "_gated"),
             (self.by_chance, "_by_chance"),
-            (self.held, "_copied"),
+            (self.held, "_held"),
             (self.walk == Walk::Rows, "_by_rows"),
             (self.walk == Walk::Gathered, "_gathered"),
         ] {
             if is_it {
                 name += part;
             }
+        }
+        if let Some((_, copy)) = self.copy {
+            name += &format!("_with_{copy}_copy");
         }
         if self.widest != Tuning::default().widest {
             name += &format!("_by_{}", self.widest);
@@ -122,6 +130,7 @@ impl<S: Copy> Way<S> {
             step: self.step.0,
             tensors: tensors.into(),
             draw: draw as u32,
+            copy: self.copy.map(|(dtype, _)| self.rows(client, dtype, 0)),
         };
         let updates = tensors.into_iter().enumerate().map(update).collect();
         let tuning = Tuning { widest: self.widest, ..Tuning::default() };
@@ -132,21 +141,26 @@ impl<S: Copy> Way<S> {
 
     /// Parameter, gradient and states, for which no walk but this one has vectors so wide.
     fn tensors<const N: usize>(&self, client: &Client) -> [Rows; N] {
-        const ROWS: usize = 64;
         std::array::from_fn(|which| {
             let dtype = match which {
                 0 => self.parameter.0,
                 GRADIENT => self.gradient.0,
                 _ => FLOATS[0].0,
             };
-            let [columns, pitch] = match self.walk {
-                Walk::Flat => [1024, 1024],
-                Walk::Rows => [1000, 1024],
-                Walk::Gathered if which == GRADIENT => [1030, 1032],
-                Walk::Gathered => [1030, 1030],
-            };
-            Rows { buffer: Buffer::empty(client, ROWS * pitch, dtype), rows: ROWS, columns, pitch }
+            self.rows(client, dtype, which)
         })
+    }
+
+    /// The tensor at the place `which`.
+    fn rows(&self, client: &Client, dtype: ElemType, which: usize) -> Rows {
+        const ROWS: usize = 64;
+        let [columns, pitch] = match self.walk {
+            Walk::Flat => [1024, 1024],
+            Walk::Rows => [1000, 1024],
+            Walk::Gathered if which == GRADIENT => [1030, 1032],
+            Walk::Gathered => [1030, 1030],
+        };
+        Rows { buffer: Buffer::empty(client, ROWS * pitch, dtype), rows: ROWS, columns, pitch }
     }
 }
 

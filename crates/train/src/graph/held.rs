@@ -2,7 +2,7 @@
 
 use super::state::shared_values;
 use crate::precision::PrecisionPolicy;
-use blackburn_backend::overwrite::overwrite_float;
+use blackburn_backend::copies::Copies;
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -17,39 +17,49 @@ pub(super) struct HeldModel<M> {
     /// Its numbers are those of the last [`refresh`](Self::refresh).
     pub(super) model: M,
     memory: GradientsParams,
+    /// Optimizers' steps write the memory, too.
+    copies: Copies,
 }
 
 impl<M: Module> HeldModel<M> {
     /// A copy of `model` as it is now, in the memory of `before` as far as that fits.
     pub(super) fn of(model: &M, policy: &PrecisionPolicy, before: Option<Self>) -> Self {
+        let (before, copies) = match before {
+            Some(held) => (held.memory, held.copies),
+            None => Default::default(),
+        };
         let mut holder = Holder {
             types: policy.computed_types(model),
             shared: shared_values(model),
-            before: before.map(|held| held.memory).unwrap_or_default(),
+            before,
+            copies: &copies,
             memory: GradientsParams::new(),
             leaves: GradientsParams::new(),
         };
         let model = model.clone().map(&mut holder);
-        Self { model, memory: holder.memory }
+        let memory = holder.memory;
+        Self { model, memory, copies }
     }
 
     /// Takes the numbers of `model`, which differs in nothing else.
     pub(super) fn refresh(&mut self, model: &M) {
-        model.visit(&mut Refresher { memory: &mut self.memory, seen: HashSet::new() });
+        let Self { memory, copies, .. } = self;
+        model.visit(&mut Refresher { memory, copies, seen: HashSet::new() });
     }
 }
 
-struct Holder {
+struct Holder<'a> {
     types: HashMap<ParamId, FloatDType>,
     /// The model's clones share it: what is written there is written to the caller's model.
     shared: HashSet<ParamId>,
     before: GradientsParams,
+    copies: &'a Copies,
     memory: GradientsParams,
     /// What was made for a parameter: in a second place it is the same leaf.
     leaves: GradientsParams,
 }
 
-impl Holder {
+impl Holder<'_> {
     /// Memory for a parameter.
     fn place<const D: usize>(&mut self, id: ParamId, plain: &Tensor<D>, dtype: DType) -> Tensor<D> {
         let fits = |old: &Tensor<D>| {
@@ -60,7 +70,7 @@ impl Holder {
     }
 }
 
-impl ModuleMapper for Holder {
+impl ModuleMapper for Holder<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
         if self.shared.contains(&id) {
@@ -72,7 +82,7 @@ impl ModuleMapper for Holder {
         param.map(|base| {
             let plain = base.clone().without_autodiff();
             let dtype = self.types.get(&id).map_or(plain.dtype(), |dtype| (*dtype).into());
-            let memory = overwrite_float(self.place(id, &plain, dtype), plain);
+            let memory = self.copies.refresh(self.place(id, &plain, dtype), plain);
             self.memory.register::<D>(id, memory.clone());
             let leaf = match base.gradient_checkpointing_strategy() {
                 Some(strategy) => memory.autodiff().with_gradient_checkpointing_strategy(strategy),
@@ -87,6 +97,7 @@ impl ModuleMapper for Holder {
 
 struct Refresher<'a> {
     memory: &'a mut GradientsParams,
+    copies: &'a Copies,
     seen: HashSet<ParamId>,
 }
 
@@ -96,7 +107,7 @@ impl ModuleVisitor for Refresher<'_> {
             return;
         }
         let Some(memory) = self.memory.remove::<D>(param.id) else { return };
-        let memory = overwrite_float(memory, param.base().without_autodiff());
+        let memory = self.copies.refresh(memory, param.base().without_autodiff());
         self.memory.register::<D>(param.id, memory);
     }
 }

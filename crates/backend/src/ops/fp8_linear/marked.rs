@@ -1,8 +1,7 @@
 //! Which memory is multiplied in 8 bits, and what has been cast of it.
 //!
 //! Tensors of the stream have no room for a mark, and plans of the stream are kept for all tensors of a
-//! kind. So marks belong to allocations, and are looked up when a product runs. An allocation's number is
-//! never given to another one.
+//! kind. So marks belong to allocations, and are looked up when a product runs.
 //!
 //! An operation writes in place where it is the last to read a tensor that nobody else holds, and its result
 //! would have the mark. So a mark holds the memory too, until nobody else does.
@@ -16,6 +15,7 @@ use super::{
     cast_once::{Cast, CastKey, Copies, Operand},
     recipe::Recipe,
 };
+use crate::tensors::{Address, address};
 use blackburn_kernels::quantize::Quantized;
 use cubecl::server::{Handle, WeakBufferBinding};
 use std::{
@@ -41,9 +41,6 @@ pub(crate) struct Mark {
     pub(crate) recipe: Recipe,
     pub(crate) role: Role,
 }
-
-/// An allocation's number, and the byte at which a tensor begins in it.
-type Address = (usize, u64);
 
 /// What is known of a piece of memory.
 #[derive(Default)]
@@ -99,10 +96,6 @@ static MARKS: LazyLock<Mutex<HashMap<Address, Known>>> = LazyLock::new(Mutex::de
 
 fn marks() -> MutexGuard<'static, HashMap<Address, Known>> {
     MARKS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn address(handle: &Handle) -> Address {
-    (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
 }
 
 /// Whether matrix products look at marks.

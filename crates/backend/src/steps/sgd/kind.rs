@@ -1,8 +1,8 @@
 //! What the provider that takes steps together is told of this one.
 
-use crate::steps::{
-    operation::Scalars,
-    provider::{Many, Optimizer},
+use crate::{
+    steps::provider::{Many, Optimizer},
+    stream::Scalars,
 };
 use blackburn_kernels::sgd::{SgdStep, SgdTensors, sgd_update_many};
 
