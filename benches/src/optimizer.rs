@@ -66,7 +66,8 @@ fn step<O: Optimizer<N>, const N: usize>(
     together: usize,
 ) -> Vec<O::Tensors> {
     let mut stepped = Vec::new();
-    let mut all = model.into_iter().map(|tensors| Update { step: O::STEP, tensors, draw: 0 });
+    let update = |tensors| Update { step: O::STEP, tensors, draw: 0, copy: None };
+    let mut all = model.into_iter().map(update);
     loop {
         let some: Vec<_> = all.by_ref().take(together).collect();
         if some.is_empty() {
