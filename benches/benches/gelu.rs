@@ -10,7 +10,7 @@ use blackburn_kernels::{
     gelu::{GeluGradients, GeluSumBlueprint, gelu_backward, gelu_backward_sum_with, gelu_forward},
 };
 use blackburn_reference::{
-    gelu::{self, CUDA_ERF_ERROR},
+    gelu::{self, erf_error},
     storage::Storage,
 };
 use criterion::{
@@ -33,14 +33,17 @@ fn bench(criterion: &mut Criterion) {
         let (values, x) = input(&client, 1, elements, storage);
         let (grads, dy) = input(&client, 2, elements, storage);
         let expected: Vec<f64> = values.iter().map(|x| gelu::gelu(*x)).collect();
-        let bounds: Vec<f64> =
-            values.iter().map(|x| gelu::forward_bound(*x, storage, CUDA_ERF_ERROR)).collect();
+        let bounds: Vec<f64> = values
+            .iter()
+            .map(|x| gelu::forward_bound(*x, storage, erf_error(true, storage)))
+            .collect();
         let y = gelu_forward(&client, &x).expect("the problem is valid");
         verify(&client, y, storage, &expected, &bounds);
         let pairs = || values.iter().zip(&grads);
         let expected: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
-        let bounds: Vec<f64> =
-            pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, CUDA_ERF_ERROR)).collect();
+        let bounds: Vec<f64> = pairs()
+            .map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, erf_error(true, storage)))
+            .collect();
         let dx = gelu_backward(&client, &x, &dy).expect("the problem is valid");
         verify(&client, dx, storage, &expected, &bounds);
 
@@ -75,11 +78,14 @@ fn bench_wide(criterion: &mut Criterion, client: &Client, storage: Storage) {
         verify(client, Buffer { elements: PROVED, ..result }, storage, &expected, &bounds);
     };
     check(forward(), &|i| {
-        (gelu::gelu(x.at(i)), gelu::forward_bound(x.at(i), storage, CUDA_ERF_ERROR))
+        (gelu::gelu(x.at(i)), gelu::forward_bound(x.at(i), storage, erf_error(true, storage)))
     });
     check(backward(), &|i| {
         let (x, dy) = (x.at(i), dy.at(i));
-        (dy * gelu::gelu_derivative(x), gelu::backward_bound(x, dy, storage, CUDA_ERF_ERROR))
+        (
+            dy * gelu::gelu_derivative(x),
+            gelu::backward_bound(x, dy, storage, erf_error(true, storage)),
+        )
     });
     let problem = ElementwiseProblem { elements, dtype };
     let mut group = criterion.benchmark_group(format!("gelu/{storage:?}/{rows}x{columns}"));
@@ -120,13 +126,15 @@ fn bench_sums(
         let run =
             || gelu_backward_sum_with(client, columns, plan, x, dy).expect("the problem is valid");
         let GeluGradients { dx, db } = run();
-        let bound = |c| gelu::backward_sum_bound(column(c), terms, storage, CUDA_ERF_ERROR);
+        let bound =
+            |c| gelu::backward_sum_bound(column(c), terms, storage, erf_error(true, storage));
         let bounds: Vec<f64> = (0..columns).map(bound).collect();
         verify(client, db, storage, &expected, &bounds);
         let pairs = || values.iter().zip(grads);
         let gradients: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
-        let bounds: Vec<f64> =
-            pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, CUDA_ERF_ERROR)).collect();
+        let bounds: Vec<f64> = pairs()
+            .map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, erf_error(true, storage)))
+            .collect();
         verify(client, dx, storage, &gradients, &bounds);
         group.bench_function(name, |bencher| time(bencher, client, run));
     }

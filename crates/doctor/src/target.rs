@@ -48,9 +48,9 @@ impl Target {
         if self.is_cuda() { FunctionErrors::CUDA } else { FunctionErrors::PORTABLE }
     }
 
-    /// Error of its erf.
-    pub fn erf_error(&self) -> f64 {
-        if self.is_cuda() { gelu::CUDA_ERF_ERROR } else { gelu::PORTABLE_ERF_ERROR }
+    /// Error of the erf that GELU has for elements of that type.
+    pub fn erf_error(&self, storage: Storage) -> f64 {
+        gelu::erf_error(self.is_cuda(), storage)
     }
 
     /// What a product is computed in whose family is not known: the loosest.

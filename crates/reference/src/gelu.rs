@@ -11,6 +11,11 @@ pub const PORTABLE_ERF_ERROR: f64 = 1.5e-7 + 18.0 / (1u64 << 24) as f64;
 /// mathematical functions).
 pub const CUDA_ERF_ERROR: f64 = 2.0 / (1u64 << 23) as f64;
 
+/// Absolute error of the erf that GELU's kernels have for elements of that type: the portable one for 16 bits.
+pub fn erf_error(is_cuda: bool, storage: Storage) -> f64 {
+    if is_cuda && storage == Storage::F32 { CUDA_ERF_ERROR } else { PORTABLE_ERF_ERROR }
+}
+
 /// Relative error of a device's f32 `exp` over the exponents of a normal density: 2 ulp of CUDA's
 /// fast exponential, growing with the exponent, and the 3 + 2 |x| ulp that WGSL allows.
 const EXP_ULP: f64 = 3.0;

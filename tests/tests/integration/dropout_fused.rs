@@ -119,7 +119,8 @@ impl Case {
         let element = |(value, factor): (f64, f64)| {
             let y = factor * gelu(value);
             // The sum with the bias, which GELU widens by 1.13 at most, the scale and the product with it.
-            let of_gelu = forward_bound(value, F32, erf_error(client)) + 1.13 * u * value.abs();
+            let of_gelu =
+                forward_bound(value, F32, erf_error(client, self.storage)) + 1.13 * u * value.abs();
             self.rounded(y, factor * of_gelu * (1.0 + 3.0 * u) + 3.0 * u * y.abs())
         };
         self.terms().map(element).unzip()
@@ -133,7 +134,8 @@ impl Case {
             let dx = grad * gelu_derivative(value);
             // The derivative's slope is 0.8 at most.
             let of_value = grad.abs() * 0.8 * u * value.abs();
-            let error = backward_bound(value, grad, F32, erf_error(client)) + of_value;
+            let error =
+                backward_bound(value, grad, F32, erf_error(client, self.storage)) + of_value;
             (dx, error * (1.0 + 3.0 * u) + 3.0 * u * dx.abs())
         };
         self.terms().zip(&self.dy).map(element).unzip()

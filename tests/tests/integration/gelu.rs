@@ -10,12 +10,7 @@ use blackburn_kernels::{
     buffer::Buffer,
     gelu::{gelu_backward, gelu_forward},
 };
-use blackburn_reference::{
-    gelu::{self, CUDA_ERF_ERROR, PORTABLE_ERF_ERROR},
-    random::normal,
-    storage::Storage,
-    tolerance::compare,
-};
+use blackburn_reference::{gelu, random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::{
     buffers::{download, dtype, upload},
     on_device, on_device_with,
@@ -51,11 +46,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-pub(crate) fn erf_error(client: &Client) -> f64 {
-    match client.name() {
-        "cuda" => CUDA_ERF_ERROR,
-        _ => PORTABLE_ERF_ERROR,
-    }
+pub(crate) fn erf_error(client: &Client, storage: Storage) -> f64 {
+    gelu::erf_error(client.name() == "cuda", storage)
 }
 
 type Check = fn(&Client, Storage, &[f64]) -> Result<(), Failed>;
@@ -72,7 +64,7 @@ fn check_forward(client: &Client, storage: Storage, x: &[f64]) -> Result<(), Fai
     let y = gelu_forward(client, &upload(client, x, storage))?;
     let expected: Vec<f64> = x.iter().map(|x| gelu::gelu(*x)).collect();
     let bounds: Vec<f64> =
-        x.iter().map(|x| gelu::forward_bound(*x, storage, erf_error(client))).collect();
+        x.iter().map(|x| gelu::forward_bound(*x, storage, erf_error(client, storage))).collect();
     compare(&download(client, y, storage)?, &expected, &bounds)?;
     Ok(())
 }
@@ -82,8 +74,9 @@ fn check_backward(client: &Client, storage: Storage, x: &[f64]) -> Result<(), Fa
     let dx = gelu_backward(client, &upload(client, x, storage), &upload(client, &dy, storage))?;
     let pairs = || x.iter().zip(&dy);
     let expected: Vec<f64> = pairs().map(|(x, dy)| dy * gelu::gelu_derivative(*x)).collect();
-    let bounds: Vec<f64> =
-        pairs().map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, erf_error(client))).collect();
+    let bounds: Vec<f64> = pairs()
+        .map(|(x, dy)| gelu::backward_bound(*x, *dy, storage, erf_error(client, storage)))
+        .collect();
     compare(&download(client, dx, storage)?, &expected, &bounds)?;
     Ok(())
 }
@@ -97,7 +90,7 @@ fn planted_fault(client: &Client) -> Result<(), Failed> {
     actual[1023] *= 1.001;
     let expected: Vec<f64> = x.iter().map(|x| gelu::gelu(*x)).collect();
     let bounds: Vec<f64> =
-        x.iter().map(|x| gelu::forward_bound(*x, storage, erf_error(client))).collect();
+        x.iter().map(|x| gelu::forward_bound(*x, storage, erf_error(client, storage))).collect();
     match compare(&actual, &expected, &bounds) {
         Err(mismatch) if mismatch.index == 1023 && mismatch.count == 1 => Ok(()),
         other => Err(format!("a fault in the last element went unseen: {other:?}").into()),

@@ -101,7 +101,12 @@ impl Case {
     /// Bounds of the sums, whose terms are rounded to `terms`.
     fn sum_bounds(&self, terms: Storage, client: &Client) -> Vec<f64> {
         let bound = |column| {
-            backward_sum_bound(self.column(column), terms, self.storage, erf_error(client))
+            backward_sum_bound(
+                self.column(column),
+                terms,
+                self.storage,
+                erf_error(client, self.storage),
+            )
         };
         (0..self.columns).map(bound).collect()
     }
@@ -115,8 +120,9 @@ fn each_plan(client: &Client, storage: Storage, shape: (usize, usize)) -> Result
     let with_splits = |splits| GeluSumBlueprint::Fused(ColumnSumBlueprint { splits, ..planned });
     let pairs = || case.x.iter().zip(&case.dy);
     let gradients: Vec<f64> = pairs().map(|(x, dy)| dy * gelu_derivative(*x)).collect();
-    let bounds: Vec<f64> =
-        pairs().map(|(x, dy)| backward_bound(*x, *dy, storage, erf_error(client))).collect();
+    let bounds: Vec<f64> = pairs()
+        .map(|(x, dy)| backward_bound(*x, *dy, storage, erf_error(client, storage)))
+        .collect();
     let mut sums = Vec::new();
     for (plan, terms) in [
         (GeluSumBlueprint::Fused(planned), Storage::F32),

@@ -44,7 +44,7 @@ pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         let longer = Buffer { elements: dy.len() + 1, ..dy_buffer };
         return check.refuses("a longer dy", gelu_backward(client, &x_buffer, &longer));
     }
-    let erf = on.erf_error();
+    let erf = on.erf_error(storage);
     let y = download(client, gelu_forward(client, &x_buffer)?, storage)?;
     let expected: Vec<f64> = x.iter().map(|x| gelu::gelu(*x)).collect();
     let bounds: Vec<f64> = x.iter().map(|x| gelu::forward_bound(*x, storage, erf)).collect();

@@ -1,11 +1,15 @@
-use super::forward::{GeluForm, GeluInputs, normal_cdf, normal_pdf};
+use super::{
+    forward::{GeluForm, GeluInputs},
+    normal::{NormalForm, normal},
+};
 use crate::column_sum::{ROW_LANES, VECTOR_LANES, write_cube_sum};
 use cubecl::prelude::*;
 
 /// Phi(x) + x phi(x), the derivative of x Phi(x).
 #[cube]
-fn derivative<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    normal_cdf::<N>(x) + x * normal_pdf::<N>(x)
+fn derivative<N: Size>(x: Vector<f32, N>, #[comptime] form: NormalForm) -> Vector<f32, N> {
+    let normal = normal::<N>(x, form);
+    normal.cdf + x * normal.pdf
 }
 
 /// dx = dy (Phi(x) + x phi(x)), a vector a unit.
@@ -22,7 +26,7 @@ pub(crate) fn gelu_backward_kernel<F: Float, N: Size>(
     }
     let value = inputs.value(ABSOLUTE_POS, form);
     let grad = inputs.dropped(Vector::cast_from(dy[ABSOLUTE_POS]), ABSOLUTE_POS, form);
-    dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value));
+    dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.normal)));
 }
 
 /// dx as above, and to `sums` those of its columns over the rows that a cube has, which are those of
@@ -66,7 +70,7 @@ pub(crate) fn gelu_backward_sum_kernel<F: Float, O: Float, N: Size>(
             }
             let grad = Vector::<f32, N>::cast_from(dy[index as usize]);
             let grad = inputs.dropped(grad, index as usize, form);
-            let product = grad * derivative::<N>(value);
+            let product = grad * derivative::<N>(value, comptime!(form.normal));
             sum += product;
             dx[index as usize] = Vector::cast_from(product);
         }

@@ -1,31 +1,18 @@
+use super::normal::{NormalForm, normal};
 use crate::{
     divisor::{Divisor, divide},
     dropout::{DropoutForm, ElementMask},
 };
 use cubecl::prelude::*;
-use std::f32::consts::{FRAC_1_SQRT_2, PI};
 
-/// Phi(x), the cumulative distribution of the standard normal.
-#[cube]
-pub(super) fn normal_cdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let half = Vector::new(0.5f32);
-    half + half * (x * Vector::new(FRAC_1_SQRT_2)).erf()
-}
-
-/// phi(x) = Phi'(x), the density of the standard normal.
-#[cube]
-pub(super) fn normal_pdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let scale = comptime!(1.0 / (2.0 * PI).sqrt());
-    Vector::new(scale) * (x * x * Vector::new(-0.5f32)).exp()
-}
-
-/// What is compiled in around GELU.
+/// How GELU is compiled, and what around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GeluForm {
     /// A bias is added in front.
     pub(crate) bias: bool,
     /// What is left out behind.
     pub(crate) dropout: DropoutForm,
+    pub(crate) normal: NormalForm,
 }
 
 /// What x is, and what is left of y; what is not compiled in has x in its place.
@@ -76,6 +63,7 @@ pub(crate) fn gelu_forward_kernel<F: Float, N: Size>(
         terminate!();
     }
     let value = inputs.value(ABSOLUTE_POS, form);
-    let result = inputs.dropped(value * normal_cdf::<N>(value), ABSOLUTE_POS, form);
+    let normal = normal::<N>(value, comptime!(form.normal));
+    let result = inputs.dropped(value * normal.cdf, ABSOLUTE_POS, form);
     y[ABSOLUTE_POS] = Vector::cast_from(result);
 }

@@ -2,6 +2,7 @@ use super::{
     GeluSumBlueprint,
     backward::{gelu_backward_kernel, gelu_backward_sum_kernel},
     forward::{GeluForm, GeluInputsLaunch, gelu_forward_kernel},
+    normal::NormalForm,
 };
 use crate::{
     KernelError, ahead,
@@ -68,6 +69,7 @@ impl GeluCall {
     fn argument<F: Float, N: Size>(
         &self,
         vector_size: VectorSize,
+        client: &Client,
     ) -> (GeluInputsLaunch<F, N>, GeluForm) {
         let Self { x, bias, dropout } = self;
         let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), x);
@@ -78,7 +80,8 @@ impl GeluCall {
             columns: divisor(columns),
             mask,
         };
-        (launch, GeluForm { bias: bias.is_some(), dropout })
+        let normal = NormalForm::of(x.dtype, client);
+        (launch, GeluForm { bias: bias.is_some(), dropout, normal })
     }
 }
 
@@ -105,7 +108,7 @@ pub fn gelu_call_forward(client: &Client, call: &GeluCall) -> Result<Buffer, Ker
     }
     let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let inputs = || call.argument(blueprint.vector_size);
+    let inputs = || call.argument(blueprint.vector_size, client);
     // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size, as does a bias; the
     // kernel stops units past y's end.
     ahead::launch(client, |client| unsafe {
@@ -151,7 +154,7 @@ pub fn gelu_call_backward(
     }
     let blueprint = call.blueprint(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let inputs = || call.argument(blueprint.vector_size);
+    let inputs = || call.argument(blueprint.vector_size, client);
     // SAFETY: as in `gelu_call_forward`; dy's length was checked.
     ahead::launch(client, |client| unsafe {
         gelu_backward_kernel::launch_unchecked(
@@ -283,7 +286,7 @@ fn launch_sum(
     let count = cube_count(client, problem, blueprint)?;
     let dx = Buffer::empty(client, call.x.elements, call.x.dtype);
     let db = sum_with(client, problem, blueprint, |sums| {
-        let inputs = || call.argument(vector_size);
+        let inputs = || call.argument(vector_size, client);
         // SAFETY: x, dy and dx hold rows of whole vectors, which the kernel stops at the ends of, and
         // `sums` a row for each split; a bias is a row. `ColumnSumProblem::new` has seen to 32-bit indices.
         ahead::launch(client, |client| unsafe {

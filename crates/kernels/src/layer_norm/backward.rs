@@ -74,17 +74,23 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         // 2. The row goes to registers, all loads before the first use.
         let mut values = Array::<Vector<F, N>>::new(vectors);
         let mut grads = Array::<Vector<F, N>>::new(vectors);
+        let mut added = Array::<Vector<F, N>>::new(vectors);
         #[unroll]
         for v in 0..vectors {
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             let mut value = Vector::<F, N>::new(F::new(0.0));
             let mut grad = Vector::<F, N>::new(F::new(0.0));
+            let mut other = Vector::<F, N>::new(F::new(0.0));
             if is_there(row, rows, column, columns, blueprint) {
                 value = inputs.x[(start + column) as usize];
                 grad = inputs.dy[(start + column) as usize];
+                if comptime!(form.residual) {
+                    other = inputs.dsum[(start + column) as usize];
+                }
             }
             values[v] = value;
             grads[v] = grad;
+            added[v] = other;
         }
         let mut center = 0.0f32;
         let mut scale = 0.0f32;
@@ -134,7 +140,7 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                     product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);
                 result *= Vector::new(scale);
                 if comptime!(form.residual) {
-                    result += Vector::<f32, N>::cast_from(inputs.dsum[(start + column) as usize]);
+                    result += Vector::<f32, N>::cast_from(added[v]);
                 }
                 outputs.dx[(start + column) as usize] = Vector::cast_from(result);
                 if comptime!(form.dropout != DropoutForm::None) {

@@ -21,3 +21,12 @@ pub(crate) fn approximate_quotient(a: f32, b: f32) -> f32 {
         q = out(_) quotient, a = in(_) load::<f32>(a), b = in(_) load::<f32>(b), options(nomem));
     quotient
 }
+
+/// `1 / x`, off by one unit in the last place at most, of normal numbers; 0 of infinity.
+#[cube]
+pub(crate) fn approximate_reciprocal(x: f32) -> f32 {
+    let reciprocal: f32;
+    gpu_asm!("rcp.approx.ftz.f32 {r}, {x};",
+        r = out(_) reciprocal, x = in(_) load::<f32>(x), options(nomem));
+    reciprocal
+}
