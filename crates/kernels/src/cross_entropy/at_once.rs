@@ -7,10 +7,7 @@
 use super::{
     CrossEntropyBlueprint,
     backward::{Derivative, RowTerms, derivative},
-    forward::{
-        Extent, Logits, LossRules, begin_walk, join_row, loss_of, nothing, see_row, take_next,
-        target_logit,
-    },
+    forward::{Extent, Logits, LossRules, join_row, loss_of, nothing, see_row, target_logit},
 };
 use cubecl::prelude::*;
 
@@ -114,25 +111,25 @@ fn write_row<F: Float, N: Size>(
         end += lanes;
     }
     let first = (start + head) / width;
-    let mut coming = begin_walk::<F, N>(logits, first, lane, vectors, blueprint);
     let mut index = lane;
-    while index < vectors {
-        #[unroll]
-        for place in 0..comptime!(blueprint.ahead) {
-            if index < vectors {
-                let x =
-                    take_next::<F, N>(logits, &mut coming, first, index, vectors, place, blueprint);
-                let target = terms.target - (head + index * width);
-                let mut dx = Vector::<f32, N>::empty();
-                #[unroll]
-                for i in 0..N::value().comptime() {
-                    let is_target = target == comptime!(i as u32);
-                    let one = derivative(x.extract(i), is_target, terms, of, blueprint);
-                    dx.insert(i, select(terms.is_ignored, 0.0f32, one));
-                }
-                dlogits.vectors[(first + index) as usize] = Vector::cast_from(dx);
-            }
+    if index < vectors {
+        let mut next = logits.vectors[(first + index) as usize];
+        while index < vectors {
+            let x = Vector::<f32, N>::cast_from(next);
+            let here = index;
             index += lanes;
+            if index < vectors {
+                next = logits.vectors[(first + index) as usize];
+            }
+            let target = terms.target - (head + here * width);
+            let mut dx = Vector::<f32, N>::empty();
+            #[unroll]
+            for i in 0..N::value().comptime() {
+                let is_target = target == comptime!(i as u32);
+                let one = derivative(x.extract(i), is_target, terms, of, blueprint);
+                dx.insert(i, select(terms.is_ignored, 0.0f32, one));
+            }
+            dlogits.vectors[(first + here) as usize] = Vector::cast_from(dx);
         }
     }
 }

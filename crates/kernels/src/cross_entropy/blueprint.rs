@@ -16,8 +16,6 @@ pub(crate) const UNITS: u32 = 256;
 /// Units in a cube that reads its rows twice, where the adapter takes as many: few cubes at work have few rows in the
 /// cache.
 const MOST_UNITS: u32 = 512;
-/// Vectors that a unit of such a cube has on the way: two cubes hide the latency of memory with as many.
-const AHEAD: u32 = 4;
 
 /// How a pass is compiled and spread over the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +26,6 @@ pub struct CrossEntropyBlueprint {
     pub units: u32,
     /// Units that share a row: a power of two, from 8 to those of a cube.
     pub lanes: u32,
-    /// Vectors that a unit asks for before it looks at one.
-    pub ahead: usize,
     /// Units that exchange numbers without shared memory: the device's plane size, or 1 where it has no
     /// such exchange or does not say how many.
     pub plane: u32,
@@ -70,7 +66,7 @@ impl CrossEntropyBlueprint {
         out: ElemType,
         client: &Client,
     ) -> Self {
-        Self::with_units(problem, logits, out, [UNITS, 1], client)
+        Self::with_units(problem, logits, out, UNITS, client)
     }
 
     /// As [`plan`](Self::plan), for a pass that reads each row twice.
@@ -81,14 +77,14 @@ impl CrossEntropyBlueprint {
     ) -> Self {
         let taken = client.properties().hardware.max_units_per_cube;
         let units = if taken >= MOST_UNITS { MOST_UNITS } else { UNITS };
-        Self::with_units(problem, logits, problem.dtype, [units, AHEAD], client)
+        Self::with_units(problem, logits, problem.dtype, units, client)
     }
 
     fn with_units(
         problem: &CrossEntropyProblem,
         logits: &Buffer,
         out: ElemType,
-        [units, ahead]: [u32; 2],
+        units: u32,
         client: &Client,
     ) -> Self {
         let size = problem.dtype.size();
@@ -103,7 +99,6 @@ impl CrossEntropyBlueprint {
             vector_size,
             units,
             lanes: (busy.min(units as usize) as u32).clamp(Self::LEAST_LANES, most),
-            ahead: ahead as usize,
             plane,
             hardware: DeviceProfile::of(client).compute_capability.is_some(),
         };

@@ -161,63 +161,20 @@ pub(crate) fn see_row<F: Float, N: Size>(
         end += lanes;
     }
 
-    // 2. The vectors, some asked for before the one ahead of them is looked at.
+    // 2. The vectors, each asked for before the one ahead of it is looked at.
     let first = (start + head) / width;
-    let mut coming = begin_walk::<F, N>(logits, first, lane, vectors, blueprint);
     let mut index = lane;
-    while index < vectors {
-        #[unroll]
-        for place in 0..comptime!(blueprint.ahead) {
-            if index < vectors {
-                let current =
-                    take_next::<F, N>(logits, &mut coming, first, index, vectors, place, blueprint);
-                see::<N>(seen, current, blueprint, is_smoothed);
-            }
+    if index < vectors {
+        let mut next = logits.vectors[(first + index) as usize];
+        while index < vectors {
+            let current = Vector::<f32, N>::cast_from(next);
             index += lanes;
+            if index < vectors {
+                next = logits.vectors[(first + index) as usize];
+            }
+            see::<N>(seen, current, blueprint, is_smoothed);
         }
     }
-}
-
-/// A unit's first vectors of a row, asked for: the `lane`-th one from `first` on, and those `lanes` further.
-#[cube]
-pub(super) fn begin_walk<F: Float, N: Size>(
-    logits: &Logits<F, N>,
-    first: u32,
-    lane: u32,
-    vectors: u32,
-    #[comptime] blueprint: CrossEntropyBlueprint,
-) -> Array<Vector<F, N>> {
-    let ahead = comptime!(blueprint.ahead);
-    let mut coming = Array::<Vector<F, N>>::new(ahead);
-    #[unroll]
-    for place in 0..ahead {
-        let index = lane + comptime!(place as u32 * blueprint.lanes);
-        let mut vector = Vector::<F, N>::new(F::new(0.0));
-        if index < vectors {
-            vector = logits.vectors[(first + index) as usize];
-        }
-        coming[place] = vector;
-    }
-    coming
-}
-
-/// Vector `index` of those that come, the next one at this `place`, for which another one is asked.
-#[cube]
-pub(super) fn take_next<F: Float, N: Size>(
-    logits: &Logits<F, N>,
-    coming: &mut Array<Vector<F, N>>,
-    first: u32,
-    index: u32,
-    vectors: u32,
-    #[comptime] place: usize,
-    #[comptime] blueprint: CrossEntropyBlueprint,
-) -> Vector<f32, N> {
-    let vector = Vector::<f32, N>::cast_from(coming[place]);
-    let after = index + comptime!(blueprint.ahead as u32 * blueprint.lanes);
-    if after < vectors {
-        coming[place] = logits.vectors[(first + after) as usize];
-    }
-    vector
 }
 
 /// The logit of a row's class, or NaN if it has none.

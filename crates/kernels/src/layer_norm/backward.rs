@@ -1,6 +1,6 @@
 use super::{
     blueprint::{LayerNormBlueprint, LayerNormForm},
-    forward::{Extent, is_there, row_sum_of},
+    forward::{Extent, is_there, total},
 };
 use crate::dropout::{DropoutForm, ElementMask};
 use cubecl::prelude::*;
@@ -47,20 +47,10 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
 
     // 1. What all rows share.
-    let mut factors = Array::<Vector<G, N>>::new(vectors);
     let mut dgamma = Array::<Vector<f32, N>>::new(vectors);
     let mut dbeta = Array::<Vector<f32, N>>::new(vectors);
     #[unroll]
     for v in 0..vectors {
-        let column = UNIT_POS_X + comptime!(v as u32 * units);
-        let mut factor = Vector::<G, N>::new(G::new(1.0));
-        if comptime!(form.scaled) {
-            factor = Vector::<G, N>::new(G::new(0.0));
-            if is_there(0u32, rows, column, columns, blueprint) {
-                factor = inputs.gamma[column as usize];
-            }
-        }
-        factors[v] = factor;
         dgamma[v] = Vector::new(0.0f32);
         dbeta[v] = Vector::new(0.0f32);
     }
@@ -112,7 +102,15 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         for v in 0..vectors {
             let grad = Vector::<f32, N>::cast_from(grads[v]);
             let normal = normalized::<F, N>(values[v], center, scale);
-            let product = grad * Vector::<f32, N>::cast_from(factors[v]);
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            let mut factor = Vector::<f32, N>::new(1.0f32);
+            if comptime!(form.scaled) {
+                factor = Vector::<f32, N>::new(0.0f32);
+                if is_there(0u32, rows, column, columns, blueprint) {
+                    factor = Vector::cast_from(inputs.gamma[column as usize]);
+                }
+            }
+            let product = grad * factor;
             plain += product;
             weighted += product * normal;
             if comptime!(form.scaled) {
@@ -122,19 +120,19 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                 dbeta[v] += grad;
             }
         }
-        let mut mean_plain = 0.0f32;
-        if comptime!(!form.rms) {
-            mean_plain = row_sum_of::<N>(plain, blueprint) * of_width;
-        }
-        let mean_weighted = row_sum_of::<N>(weighted, blueprint) * of_width;
+        let both = comptime!(!form.rms);
+        let (plain, weighted) = row_sums(total::<N>(plain), total::<N>(weighted), both, blueprint);
+        let (mean_plain, mean_weighted) = (plain * of_width, weighted * of_width);
 
         // 4. The gradient of the row.
         #[unroll]
         for v in 0..vectors {
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             if is_there(row, rows, column, columns, blueprint) {
-                let product =
-                    Vector::<f32, N>::cast_from(grads[v]) * Vector::<f32, N>::cast_from(factors[v]);
+                let mut product = Vector::<f32, N>::cast_from(grads[v]);
+                if comptime!(form.scaled) {
+                    product *= Vector::<f32, N>::cast_from(inputs.gamma[column as usize]);
+                }
                 let normal = normalized::<F, N>(values[v], center, scale);
                 let mut result =
                     product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);
@@ -174,6 +172,62 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
             }
         }
     }
+}
+
+/// The sums of two numbers that the units of a row hold, of the second alone unless `both` are asked for. All units of
+/// the cube have to call it where rows have more than one plane.
+#[cube]
+fn row_sums(
+    first: f32,
+    second: f32,
+    #[comptime] both: bool,
+    #[comptime] blueprint: LayerNormBlueprint,
+) -> (f32, f32) {
+    let plane = comptime!(blueprint.plane);
+    let planes = comptime!(blueprint.planes);
+    let mut a = first;
+    let mut b = second;
+    if comptime!(plane > 1) {
+        if comptime!(both) {
+            a = plane_sum(a);
+        }
+        b = plane_sum(b);
+    }
+    if comptime!(planes > 1) {
+        let slots = comptime!(blueprint.planes * blueprint.rows);
+        let mut partial = Shared::<[f32]>::new_slice(comptime!(2 * slots as usize));
+        let start = UNIT_POS_Y * planes;
+        let lane = UNIT_POS_X % plane;
+        if lane == 0 {
+            let place = start + UNIT_POS_X / plane;
+            if comptime!(both) {
+                partial[place as usize] = a;
+            }
+            partial[(place + slots) as usize] = b;
+        }
+        sync_cube();
+        a = 0.0f32;
+        b = 0.0f32;
+        // Few are read by each unit sooner than they are exchanged.
+        let in_order = comptime!(blueprint.sums_planes_in_order());
+        let mut at = select(in_order, 0u32, lane);
+        while at < planes {
+            if comptime!(both) {
+                a += partial[(start + at) as usize];
+            }
+            b += partial[(start + slots + at) as usize];
+            at += comptime!(if in_order { 1u32 } else { plane });
+        }
+        if comptime!(!in_order) {
+            if comptime!(both) {
+                a = plane_sum(a);
+            }
+            b = plane_sum(b);
+        }
+        // The next sums are written to the same memory.
+        sync_cube();
+    }
+    (a, b)
 }
 
 /// (x - mean) / deviation.

@@ -27,10 +27,9 @@ fn plane_elements(pass: Pass) -> usize {
     }
 }
 
-fn tiers(pass: Pass, residual: bool) -> &'static [Tier] {
+fn tiers(pass: Pass) -> &'static [Tier] {
     match pass {
         Pass::Forward => &FORWARD_TIERS,
-        Pass::Backward if residual => &RESIDUAL_TIERS,
         Pass::Backward => &BACKWARD_TIERS,
     }
 }
@@ -101,16 +100,14 @@ const FORWARD_TIERS: [Tier; 3] = [
     Tier { elements: 48, units: 512, registers: 128 },
 ];
 
-/// With two sums for each element.
-const BACKWARD_TIERS: [Tier; 2] = [
+/// With two sums for each element. Small cubes, of which some read while others wait for their planes to meet, unless a
+/// row takes more units.
+const BACKWARD_TIERS: [Tier; 4] = [
+    Tier { elements: 8, units: 192, registers: 64 },
+    Tier { elements: 8, units: 256, registers: 64 },
     Tier { elements: 8, units: 512, registers: 64 },
     Tier { elements: 16, units: 512, registers: 128 },
 ];
-
-/// With a gradient that is added, which is read with the others: smaller cubes leave room for it, unless a row takes all
-/// units.
-const RESIDUAL_TIERS: [Tier; 3] =
-    [Tier { elements: 8, units: 384, registers: 80 }, BACKWARD_TIERS[0], BACKWARD_TIERS[1]];
 
 impl LayerNormBlueprint {
     /// The widest loads that divide a row; a plane for each row if it holds one, and otherwise a cube,
@@ -156,7 +153,7 @@ impl LayerNormBlueprint {
         plane: u32,
     ) -> Option<Self> {
         let columns = problem.width / vector_size;
-        let tiers = tiers(pass, problem.residual).iter();
+        let tiers = tiers(pass).iter();
         let of_plane = columns.div_ceil(plane as usize);
         let (tier, planes, vectors) = if of_plane * vector_size <= plane_elements(pass) {
             let tier = tiers.clone().find(|tier| of_plane * vector_size <= tier.elements)?;
@@ -209,13 +206,18 @@ impl LayerNormBlueprint {
     pub(crate) const PARAMETERS_PROMISE: Promise = Promise::registers(64);
 
     /// As many registers as leave room for the cubes that this counts on.
-    pub(crate) fn promise(&self, pass: Pass, residual: bool) -> Promise {
-        let elements = self.vectors * self.vector_size;
-        let holds =
-            |tier: &&Tier| elements <= tier.elements && self.units() * self.rows <= tier.units;
-        let tier = tiers(pass, residual).iter().find(holds);
+    pub(crate) fn promise(&self, pass: Pass) -> Promise {
+        let tier = self.tier(pass);
         // Units on devices without planes may hold more than any tier.
         Promise::registers(tier.map_or(Promise::MOST_REGISTERS, |tier| tier.registers as u32))
+    }
+
+    /// The tier that holds its cubes.
+    fn tier(&self, pass: Pass) -> Option<&'static Tier> {
+        let elements = self.vectors * self.vector_size;
+        let units = self.units() * self.rows;
+        let holds = |tier: &&Tier| elements <= tier.elements && units <= tier.units;
+        tiers(pass).iter().find(holds)
     }
 
     /// Units that share a row.
@@ -226,8 +228,14 @@ impl LayerNormBlueprint {
     /// Additions that a term of a row's sum goes through, at most.
     pub fn additions(&self) -> usize {
         let in_plane = self.plane.ilog2();
-        let between = self.planes.div_ceil(self.plane);
-        self.vectors + self.vector_size + (2 * in_plane + between) as usize
+        let between = in_plane + self.planes.div_ceil(self.plane);
+        let between = if self.sums_planes_in_order() { between.max(self.planes) } else { between };
+        self.vectors + self.vector_size + (in_plane + between) as usize
+    }
+
+    /// Whether each unit adds up what the planes of its row have, in the backward pass.
+    pub(super) fn sums_planes_in_order(&self) -> bool {
+        self.plane > 1 && self.planes <= 8
     }
 
     /// Cubes of the backward pass, each of which leaves one partial sum of every parameter.
@@ -281,7 +289,7 @@ mod tests {
         assert_eq!((narrow.planes, narrow.rows, narrow.vectors, narrow.even), (1, 8, 3, true));
         // Backward the same row is shared by three planes.
         let narrow = plan(768, FloatKind::BF16, Pass::Backward).unwrap();
-        assert_eq!((narrow.planes, narrow.rows, narrow.vectors, narrow.even), (3, 4, 1, true));
+        assert_eq!((narrow.planes, narrow.rows, narrow.vectors, narrow.even), (3, 2, 1, true));
         for pass in [Pass::Forward, Pass::Backward] {
             let wide = plan(4096, FloatKind::BF16, pass).unwrap();
             assert_eq!((wide.planes, wide.rows, wide.vectors, wide.even), (16, 1, 1, true));
@@ -296,9 +304,7 @@ mod tests {
             let held = plan.units() as usize * plan.vectors;
             assert!(held >= columns, "{width}: {plan:?}");
             assert_eq!(plan.even, held == columns, "{width}: {plan:?}");
-            let elements = plan.vectors * plan.vector_size;
-            let most = RESIDUAL_TIERS.iter().find(|tier| elements <= tier.elements).unwrap();
-            assert!(plan.units() * plan.rows <= most.units, "{width}: {plan:?}");
+            assert!(plan.tier(Pass::Backward).is_some(), "{width}: {plan:?}");
         }
     }
 

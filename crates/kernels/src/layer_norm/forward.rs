@@ -39,17 +39,19 @@ fn row_sum(value: f32, #[comptime] blueprint: LayerNormBlueprint) -> f32 {
 
 /// The sum of a vector's elements over all units of a row.
 #[cube]
-pub(super) fn row_sum_of<N: Size>(
-    value: Vector<f32, N>,
-    #[comptime] blueprint: LayerNormBlueprint,
-) -> f32 {
-    let size = N::value().comptime();
+fn row_sum_of<N: Size>(value: Vector<f32, N>, #[comptime] blueprint: LayerNormBlueprint) -> f32 {
+    row_sum(total::<N>(value), blueprint)
+}
+
+/// The sum of a vector's elements.
+#[cube]
+pub(super) fn total<N: Size>(value: Vector<f32, N>) -> f32 {
     let mut sum = 0.0f32;
     #[unroll]
-    for i in 0..size {
+    for i in 0..N::value().comptime() {
         sum += value.extract(i);
     }
-    row_sum(sum, blueprint)
+    sum
 }
 
 /// Whether vector `column` of `row` exists. Rows that units share out evenly need not ask.

@@ -56,11 +56,9 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     let variant = |(problem, dropped): (LayerNormProblem, bool)| {
         let plan = |pass| LayerNormBlueprint::plan(&problem, pass, client).ok();
         let [forward, backward] = [Pass::Forward, Pass::Backward].map(plan);
-        let promise = |plan: LayerNormBlueprint, pass| plan.promise(pass, problem.residual);
         let mut promises = vec![("layer_norm_parameters", LayerNormBlueprint::PARAMETERS_PROMISE)];
-        promises.extend(forward.map(|plan| ("layer_norm_forward", promise(plan, Pass::Forward))));
-        promises
-            .extend(backward.map(|plan| ("layer_norm_backward", promise(plan, Pass::Backward))));
+        promises.extend(forward.map(|plan| ("layer_norm_forward", plan.promise(Pass::Forward))));
+        promises.extend(backward.map(|plan| ("layer_norm_backward", plan.promise(Pass::Backward))));
         let has = [forward.is_some(), backward.is_some()];
         let name = name(&problem) + if dropped { "_dropout" } else { "" };
         Variant::new(name, promises, move |client| launch(client, &problem, dropped, has))
