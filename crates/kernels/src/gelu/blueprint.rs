@@ -23,6 +23,8 @@ impl GeluSumBlueprint {
     const BUSY_LANES: f64 = 0.75;
     /// Four cubes of 256 units a multiprocessor, all that a launch has for it.
     pub(crate) const PROMISE: Promise = Promise::registers(64);
+    /// With a bias and dropout: three cubes on Blackwell, which has never run it, and four elsewhere.
+    pub(crate) const LAYER_PROMISE: Promise = Promise::registers(80);
 
     /// One kernel, unless columns leave too many of its lanes idle or allow only narrower vectors than
     /// the gradient by itself has.

@@ -1,6 +1,7 @@
 use super::{
     blueprint::{LayerNormBlueprint, LayerNormForm},
-    forward::{Extent, is_there, total},
+    forward::{Extent, is_there},
+    row_sums::{row_sums, total},
 };
 use crate::dropout::{DropoutForm, ElementMask};
 use cubecl::prelude::*;
@@ -47,10 +48,17 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
 
     // 1. What all rows share.
+    let early = comptime!(form.adds_early());
+    let mut factors = Array::<Vector<G, N>>::new(vectors);
     let mut dgamma = Array::<Vector<f32, N>>::new(vectors);
     let mut dbeta = Array::<Vector<f32, N>>::new(vectors);
     #[unroll]
     for v in 0..vectors {
+        if comptime!(!early) {
+            let column = UNIT_POS_X + comptime!(v as u32 * units);
+            let has = is_there(0u32, rows, column, columns, blueprint);
+            factors[v] = factor_of(inputs, column, has, form);
+        }
         dgamma[v] = Vector::new(0.0f32);
         dbeta[v] = Vector::new(0.0f32);
     }
@@ -74,7 +82,7 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
             if is_there(row, rows, column, columns, blueprint) {
                 value = inputs.x[(start + column) as usize];
                 grad = inputs.dy[(start + column) as usize];
-                if comptime!(form.residual) {
+                if comptime!(early) {
                     other = inputs.dsum[(start + column) as usize];
                 }
             }
@@ -102,15 +110,12 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         for v in 0..vectors {
             let grad = Vector::<f32, N>::cast_from(grads[v]);
             let normal = normalized::<F, N>(values[v], center, scale);
-            let column = UNIT_POS_X + comptime!(v as u32 * units);
-            let mut factor = Vector::<f32, N>::new(1.0f32);
-            if comptime!(form.scaled) {
-                factor = Vector::<f32, N>::new(0.0f32);
-                if is_there(0u32, rows, column, columns, blueprint) {
-                    factor = Vector::cast_from(inputs.gamma[column as usize]);
-                }
+            if comptime!(early) {
+                let column = UNIT_POS_X + comptime!(v as u32 * units);
+                let has = is_there(0u32, rows, column, columns, blueprint);
+                factors[v] = factor_of(inputs, column, has, form);
             }
-            let product = grad * factor;
+            let product = grad * Vector::<f32, N>::cast_from(factors[v]);
             plain += product;
             weighted += product * normal;
             if comptime!(form.scaled) {
@@ -120,24 +125,29 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                 dbeta[v] += grad;
             }
         }
-        let both = comptime!(!form.rms);
-        let (plain, weighted) = row_sums(total::<N>(plain), total::<N>(weighted), both, blueprint);
-        let (mean_plain, mean_weighted) = (plain * of_width, weighted * of_width);
+        let (plain, weighted) = (total::<N>(plain), total::<N>(weighted));
+        let (plain, weighted) = row_sums(plain, weighted, comptime!(!form.rms), blueprint);
+        let mean_plain = plain * of_width;
+        let mean_weighted = weighted * of_width;
 
         // 4. The gradient of the row.
         #[unroll]
         for v in 0..vectors {
             let column = UNIT_POS_X + comptime!(v as u32 * units);
             if is_there(row, rows, column, columns, blueprint) {
-                let mut product = Vector::<f32, N>::cast_from(grads[v]);
-                if comptime!(form.scaled) {
-                    product *= Vector::<f32, N>::cast_from(inputs.gamma[column as usize]);
+                if comptime!(early) {
+                    factors[v] = factor_of(inputs, column, true, form);
                 }
+                let product =
+                    Vector::<f32, N>::cast_from(grads[v]) * Vector::<f32, N>::cast_from(factors[v]);
                 let normal = normalized::<F, N>(values[v], center, scale);
                 let mut result =
                     product - Vector::new(mean_plain) - normal * Vector::new(mean_weighted);
                 result *= Vector::new(scale);
                 if comptime!(form.residual) {
+                    if comptime!(!early) {
+                        added[v] = inputs.dsum[(start + column) as usize];
+                    }
                     result += Vector::<f32, N>::cast_from(added[v]);
                 }
                 outputs.dx[(start + column) as usize] = Vector::cast_from(result);
@@ -174,60 +184,22 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-/// The sums of two numbers that the units of a row hold, of the second alone unless `both` are asked for. All units of
-/// the cube have to call it where rows have more than one plane.
+/// Gamma where a row has that column, and 0 beyond; 1 where it has no gamma.
 #[cube]
-fn row_sums(
-    first: f32,
-    second: f32,
-    #[comptime] both: bool,
-    #[comptime] blueprint: LayerNormBlueprint,
-) -> (f32, f32) {
-    let plane = comptime!(blueprint.plane);
-    let planes = comptime!(blueprint.planes);
-    let mut a = first;
-    let mut b = second;
-    if comptime!(plane > 1) {
-        if comptime!(both) {
-            a = plane_sum(a);
+fn factor_of<F: Float, G: Float, N: Size>(
+    inputs: &BackwardInputs<F, G, N>,
+    column: u32,
+    has_column: bool,
+    #[comptime] form: LayerNormForm,
+) -> Vector<G, N> {
+    let mut factor = Vector::<G, N>::new(G::new(1.0));
+    if comptime!(form.scaled) {
+        factor = Vector::<G, N>::new(G::new(0.0));
+        if has_column {
+            factor = inputs.gamma[column as usize];
         }
-        b = plane_sum(b);
     }
-    if comptime!(planes > 1) {
-        let slots = comptime!(blueprint.planes * blueprint.rows);
-        let mut partial = Shared::<[f32]>::new_slice(comptime!(2 * slots as usize));
-        let start = UNIT_POS_Y * planes;
-        let lane = UNIT_POS_X % plane;
-        if lane == 0 {
-            let place = start + UNIT_POS_X / plane;
-            if comptime!(both) {
-                partial[place as usize] = a;
-            }
-            partial[(place + slots) as usize] = b;
-        }
-        sync_cube();
-        a = 0.0f32;
-        b = 0.0f32;
-        // Few are read by each unit sooner than they are exchanged.
-        let in_order = comptime!(blueprint.sums_planes_in_order());
-        let mut at = select(in_order, 0u32, lane);
-        while at < planes {
-            if comptime!(both) {
-                a += partial[(start + at) as usize];
-            }
-            b += partial[(start + slots + at) as usize];
-            at += comptime!(if in_order { 1u32 } else { plane });
-        }
-        if comptime!(!in_order) {
-            if comptime!(both) {
-                a = plane_sum(a);
-            }
-            b = plane_sum(b);
-        }
-        // The next sums are written to the same memory.
-        sync_cube();
-    }
-    (a, b)
+    factor
 }
 
 /// (x - mean) / deviation.

@@ -57,6 +57,12 @@ impl LayerNormForm {
         let LayerNormProblem { norm, bias, residual, parts, scaled, .. } = *problem;
         Self { rms: norm == Norm::Rms, bias, residual, parts, scaled, dropout }
     }
+
+    /// Whether the gradient that is added is asked for with the row. It takes the registers of gamma, which is read for
+    /// each row then; with dropout there are none left.
+    pub(super) fn adds_early(self) -> bool {
+        self.residual && self.dropout == DropoutForm::None
+    }
 }
 
 /// How a pass is compiled and spread over the device. A cube has `plane * planes` units along x, which
@@ -233,7 +239,7 @@ impl LayerNormBlueprint {
         self.vectors + self.vector_size + (in_plane + between) as usize
     }
 
-    /// Whether each unit adds up what the planes of its row have, in the backward pass.
+    /// Whether each unit adds up what the planes of its row have.
     pub(super) fn sums_planes_in_order(&self) -> bool {
         self.plane > 1 && self.planes <= 8
     }

@@ -1,58 +1,9 @@
-use super::blueprint::{LayerNormBlueprint, LayerNormForm};
+use super::{
+    blueprint::{LayerNormBlueprint, LayerNormForm},
+    row_sums::row_sum_of,
+};
 use crate::dropout::ElementMask;
 use cubecl::prelude::*;
-
-/// The sum of what the units of a row hold, which each of them gets. All units of the cube have to call
-/// it where rows have more than one plane.
-#[cube]
-fn row_sum(value: f32, #[comptime] blueprint: LayerNormBlueprint) -> f32 {
-    let plane = comptime!(blueprint.plane);
-    let planes = comptime!(blueprint.planes);
-    let mut sum = value;
-    if comptime!(plane > 1) {
-        sum = plane_sum(value);
-    }
-    if comptime!(planes > 1) {
-        let slots = comptime!((blueprint.planes * blueprint.rows) as usize);
-        let mut partial = Shared::<[f32]>::new_slice(slots);
-        let first = UNIT_POS_Y * planes;
-        let lane = UNIT_POS_X % plane;
-        if lane == 0 {
-            partial[(first + UNIT_POS_X / plane) as usize] = sum;
-        }
-        sync_cube();
-        let mut all = 0.0f32;
-        let mut at = lane;
-        while at < planes {
-            all += partial[(first + at) as usize];
-            at += plane;
-        }
-        if comptime!(plane > 1) {
-            all = plane_sum(all);
-        }
-        sum = all;
-        // The next sum is written to the same memory.
-        sync_cube();
-    }
-    sum
-}
-
-/// The sum of a vector's elements over all units of a row.
-#[cube]
-fn row_sum_of<N: Size>(value: Vector<f32, N>, #[comptime] blueprint: LayerNormBlueprint) -> f32 {
-    row_sum(total::<N>(value), blueprint)
-}
-
-/// The sum of a vector's elements.
-#[cube]
-pub(super) fn total<N: Size>(value: Vector<f32, N>) -> f32 {
-    let mut sum = 0.0f32;
-    #[unroll]
-    for i in 0..N::value().comptime() {
-        sum += value.extract(i);
-    }
-    sum
-}
 
 /// Whether vector `column` of `row` exists. Rows that units share out evenly need not ask.
 #[cube]

@@ -63,6 +63,7 @@ mod blueprint;
 mod forward;
 mod launch;
 mod problem;
+mod row_sums;
 pub mod variants;
 
 pub(crate) use backward::{SUM_COLUMNS, layer_norm_parameters_kernel};
