@@ -39,6 +39,13 @@
 //! f32, or, where f16 has subnormal numbers, by exact arithmetic in f32. The choice is a function of the
 //! seed, the draw and the element's place: word `i % 4` of Philox's counter `(i / 4, draw, 0, 0)`.
 //!
+//! # Copies
+//!
+//! A parameter may have a copy in another type, which is computed with. [`adamw_update_many`] writes it with the parameter,
+//! rounded from what the parameter's type holds, for the bytes of the copy alone. A gate that is closed leaves the
+//! parameter, and makes the copy the same. Copies by rows, and those of parameters that are walked by rows, are made by
+//! a launch of [`overwrite_many`](crate::overwrite::overwrite_many) behind the step.
+//!
 //! # Traffic
 //!
 //! p, m and v are read and written and g is read: 28 bytes an element in f32, 26 with g in 16 bits, 22
