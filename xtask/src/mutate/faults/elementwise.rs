@@ -4,7 +4,7 @@ use super::{InFile, device, statement};
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
-        file: "crates/kernels/src/gelu/forward.rs",
+        file: "crates/kernels/src/gelu/normal.rs",
         tests: &["gelu"],
         rows: &[
             device(
@@ -12,28 +12,41 @@ pub(super) const FILES: &[InFile] = &[
                 "half + half * (x * Vector::new(FRAC_1_SQRT_2)).erf()",
                 "half + half * (x * half).erf()",
             ),
-            device("dropped factor", "value * normal_cdf::<N>(value)", "normal_cdf::<N>(value)"),
-            device("skipped tail", "ABSOLUTE_POS >= y.len()", "ABSOLUTE_POS + 1 >= y.len()"),
             device(
                 "dropped scale of the density",
                 "Vector::new(scale) * (x * x * Vector::new(-0.5f32)).exp()",
                 "(x * x * Vector::new(-0.5f32)).exp()",
             ),
+            device(
+                "the other tail of 16 bits",
+                "select(x < 0.0f32, tail, 1.0f32 - tail)",
+                "select(x < 0.0f32, 1.0f32 - tail, tail)",
+            ),
+            device("dropped scale of the density of 16 bits", "scale * bell", "bell"),
+            statement(
+                "wrong coefficient of the tail",
+                "sum = fma(sum, t, 0.710_706_9f32);",
+                "sum = fma(sum, t, 0.701_706_9f32);",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/gelu/forward.rs",
+        tests: &["gelu"],
+        rows: &[
+            device("dropped factor", "value * normal.cdf", "normal.cdf"),
+            device("skipped tail", "ABSOLUTE_POS >= y.len()", "ABSOLUTE_POS + 1 >= y.len()"),
         ],
     },
     InFile {
         file: "crates/kernels/src/gelu/backward.rs",
         tests: &["gelu"],
         rows: &[
-            device(
-                "missing term of the derivative",
-                "normal_cdf::<N>(x) + x * normal_pdf::<N>(x)",
-                "normal_cdf::<N>(x)",
-            ),
+            device("missing term of the derivative", "normal.cdf + x * normal.pdf", "normal.cdf"),
             statement(
                 "dropped gradient",
-                "dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value));",
-                "dx[ABSOLUTE_POS] = Vector::cast_from(derivative::<N>(value));",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.normal)));",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(derivative::<N>(value, comptime!(form.normal)));",
             ),
             device(
                 "lost column",

@@ -72,7 +72,22 @@ pub(super) const FILES: &[InFile] = &[
                 "parameter_out[place(row, column, part.parameter.new, walk)] = same;",
                 "",
             ),
+            device(
+                "copy of what was not rounded",
+                "Vector::cast_from(rounded)",
+                "Vector::cast_from(updated)",
+            ),
+            statement(
+                "stale copy behind a closed gate",
+                "copy[index as usize] = Vector::cast_from(parameter[index as usize]);",
+                "",
+            ),
         ],
+    },
+    InFile {
+        file: "crates/kernels/src/step/launch.rs",
+        tests: &["adamw", "sgd"],
+        rows: &[statement("copy by rows not made", "overwrite_many(client, &copies)?;", "")],
     },
     InFile {
         file: "crates/kernels/src/step/loads.rs",
