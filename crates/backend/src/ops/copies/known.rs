@@ -78,9 +78,12 @@ pub(super) fn end(number: u32) {
     all.retain(|known| known.copies != number);
 }
 
-/// Recording begins, or is over.
+/// Recording begins, or is over. No copy is known behind it: where a recording fails, CubeCL counts the memory that it
+/// read as failed, and a step that has such a copy among its tensors would be skipped.
 pub(crate) fn record(is_recording: bool) {
-    all().is_recording = is_recording;
+    let mut all = all();
+    all.is_recording = is_recording;
+    all.by_parameter.clear();
 }
 
 /// Whether the memory `copy` is as that of `parameter` is, for commands of this stream.
