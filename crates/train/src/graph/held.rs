@@ -2,7 +2,7 @@
 
 use super::state::shared_values;
 use crate::precision::PrecisionPolicy;
-use blackburn_backend::copies::Copies;
+use blackburn_backend::{copies::Copies, overwrite::overwrite_float};
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -17,7 +17,7 @@ pub(super) struct HeldModel<M> {
     /// Its numbers are those of the last [`refresh`](Self::refresh).
     pub(super) model: M,
     memory: GradientsParams,
-    /// Optimizers' steps write the memory, too.
+    /// Optimizers' steps write the memory, too, once it has been refreshed: a recording that fails has none yet.
     copies: Copies,
 }
 
@@ -32,7 +32,6 @@ impl<M: Module> HeldModel<M> {
             types: policy.computed_types(model),
             shared: shared_values(model),
             before,
-            copies: &copies,
             memory: GradientsParams::new(),
             leaves: GradientsParams::new(),
         };
@@ -48,18 +47,17 @@ impl<M: Module> HeldModel<M> {
     }
 }
 
-struct Holder<'a> {
+struct Holder {
     types: HashMap<ParamId, FloatDType>,
     /// The model's clones share it: what is written there is written to the caller's model.
     shared: HashSet<ParamId>,
     before: GradientsParams,
-    copies: &'a Copies,
     memory: GradientsParams,
     /// What was made for a parameter: in a second place it is the same leaf.
     leaves: GradientsParams,
 }
 
-impl Holder<'_> {
+impl Holder {
     /// Memory for a parameter.
     fn place<const D: usize>(&mut self, id: ParamId, plain: &Tensor<D>, dtype: DType) -> Tensor<D> {
         let fits = |old: &Tensor<D>| {
@@ -70,7 +68,7 @@ impl Holder<'_> {
     }
 }
 
-impl ModuleMapper for Holder<'_> {
+impl ModuleMapper for Holder {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
         if self.shared.contains(&id) {
@@ -82,7 +80,7 @@ impl ModuleMapper for Holder<'_> {
         param.map(|base| {
             let plain = base.clone().without_autodiff();
             let dtype = self.types.get(&id).map_or(plain.dtype(), |dtype| (*dtype).into());
-            let memory = self.copies.refresh(self.place(id, &plain, dtype), plain);
+            let memory = overwrite_float(self.place(id, &plain, dtype), plain);
             self.memory.register::<D>(id, memory.clone());
             let leaf = match base.gradient_checkpointing_strategy() {
                 Some(strategy) => memory.autodiff().with_gradient_checkpointing_strategy(strategy),
