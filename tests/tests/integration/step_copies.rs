@@ -143,10 +143,8 @@ fn bad_copies<K: Kind<N>, const N: usize>(client: &Client) -> Result<(), Failed>
         let mut updates = updates::<K, N>(client, Storage::F32, Some(Storage::F32))?;
         updates.iter_mut().filter_map(|update| update.copy.as_mut()).for_each(change);
         match (K::MANY)(client, updates, None, None) {
-            Err(KernelError::InvalidProblem { .. }) => Ok(()),
-            Err(other) => {
-                Err(Failed::from(format!("an invalid problem was expected, got {other}")))
-            }
+            Err(KernelError::InvalidProblem { argument: "copy", .. }) => Ok(()),
+            Err(other) => Err(Failed::from(format!("`copy` was expected, got {other}"))),
             Ok(_) => Err(Failed::from("a bad copy was taken")),
         }
     };

@@ -1,12 +1,10 @@
 //! The standard normal distribution, by the device's library or by fewer instructions.
 
-use crate::cross_entropy::exponential_by;
 #[cfg(feature = "cuda")]
 use crate::ptx::math::approximate_reciprocal;
+use crate::{DeviceProfile, buffer::F32, cross_entropy::exponential_by};
 use cubecl::{client::Client, ir::ElemType, prelude::*};
 use std::f32::consts::{FRAC_1_SQRT_2, PI};
-
-use crate::{DeviceProfile, buffer::F32};
 
 /// How the distribution and its density are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -152,8 +152,9 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
 
     fn check_copy(&self, copy: &Rows) -> Result<(), KernelError> {
         let elements = self.problem.elements();
-        if copy.elements() != elements || !is_float(copy.buffer.dtype) {
-            let expected = format!("{elements} elements of f32, f16 or bf16");
+        let is_within = copy.span() <= copy.buffer.elements;
+        if copy.elements() != elements || !is_within || !is_float(copy.buffer.dtype) {
+            let expected = format!("{elements} elements of f32, f16 or bf16 within its memory");
             return Err(KernelError::invalid(S::OP, "copy", expected, format!("{copy:?}")));
         }
         self.copied_to(copy.clone()).check()
