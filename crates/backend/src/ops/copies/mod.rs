@@ -11,6 +11,11 @@
 //! [`overwrite`](super::overwrite), and whoever asks for an address. A recording can be replayed at any time: what is
 //! written while one is made is no copy from then on.
 
+#![cfg_attr(
+    not(feature = "gpu"),
+    allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
+)]
+
 #[cfg(feature = "gpu")]
 mod known;
 
