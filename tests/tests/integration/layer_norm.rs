@@ -51,12 +51,15 @@ pub(crate) fn trials() -> Vec<Trial> {
                 let shapes = SHAPES.into_iter().chain(WIDTHS.map(|width| (5, width)));
                 let (mut asked, mut seen) = (0, 0);
                 for (rows, width) in shapes {
-                    let case = Case { rows, width, ..Case::plain(storage) };
-                    asked += 1;
-                    seen += usize::from(case.check(client)?);
+                    let layer = Case { rows, width, ..Case::plain(storage) };
+                    let rms = Case { norm: Norm::Rms, bias: false, ..layer };
+                    for case in [layer, rms] {
+                        asked += 1;
+                        seen += usize::from(case.check(client)?);
+                    }
                 }
-                // All but the two widest, which are more than a cube holds backward.
-                if seen < asked - 2 { Err("few shapes were served".into()) } else { Ok(()) }
+                // All but the two widest of each, which are more than a cube holds backward.
+                if seen < asked - 4 { Err("few shapes were served".into()) } else { Ok(()) }
             })
         }));
         trials.push(Trial::ignorable_test(name("every_variant_is_within_bounds"), move || {
