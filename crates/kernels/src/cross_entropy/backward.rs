@@ -1,4 +1,5 @@
-use super::{CrossEntropyBlueprint, exponential::exponential, forward::Extent};
+use super::{CrossEntropyBlueprint, forward::Extent};
+use crate::functions::exponential_by;
 use cubecl::prelude::*;
 
 /// What a pass over the elements of rows makes of them.
@@ -80,7 +81,7 @@ pub(super) fn derivative(
     if comptime!(form.is_difference()) {
         if comptime!(form == ElementForm::LessTwice) { less - terms.scale } else { less }
     } else {
-        let mut excess = exponential(less, blueprint);
+        let mut excess = exponential_by(less, comptime!(blueprint.hardware));
         if comptime!(of.is_smoothed) {
             excess -= of.everywhere;
         }

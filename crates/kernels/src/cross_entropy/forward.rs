@@ -1,4 +1,5 @@
-use super::{CrossEntropyBlueprint, exponential::exponential};
+use super::CrossEntropyBlueprint;
+use crate::functions::exponential_by;
 use cubecl::prelude::*;
 
 /// What was seen of a row.
@@ -26,15 +27,16 @@ fn see<N: Size>(
     #[comptime] blueprint: CrossEntropyBlueprint,
     #[comptime] is_smoothed: bool,
 ) {
+    let hardware = comptime!(blueprint.hardware);
     let mut peak = seen.peak;
     #[unroll]
     for i in 0..N::value().comptime() {
         peak = max(peak, logits.extract(i));
     }
-    let mut total = seen.total * exponential(seen.peak - peak, blueprint);
+    let mut total = seen.total * exponential_by(seen.peak - peak, hardware);
     #[unroll]
     for i in 0..N::value().comptime() {
-        total += exponential(logits.extract(i) - peak, blueprint);
+        total += exponential_by(logits.extract(i) - peak, hardware);
     }
     if comptime!(is_smoothed) {
         let mut sum = 0.0f32;
@@ -51,9 +53,10 @@ fn see<N: Size>(
 /// Adds what another unit saw of the same row.
 #[cube]
 fn join(seen: &mut Seen, other: &Seen, #[comptime] blueprint: CrossEntropyBlueprint) {
+    let hardware = comptime!(blueprint.hardware);
     let peak = max(seen.peak, other.peak);
-    seen.total = seen.total * exponential(seen.peak - peak, blueprint)
-        + other.total * exponential(other.peak - peak, blueprint);
+    seen.total = seen.total * exponential_by(seen.peak - peak, hardware)
+        + other.total * exponential_by(other.peak - peak, hardware);
     seen.sum += other.sum;
     seen.peak = peak;
 }

@@ -56,7 +56,6 @@ mod at_once;
 mod at_once_launch;
 mod backward;
 mod blueprint;
-mod exponential;
 mod forward;
 mod launch;
 mod problem;
@@ -74,7 +73,6 @@ pub(crate) use variants::variants;
 
 pub(crate) use {
     backward::ElementForm,
-    exponential::exponential_by,
     forward::{Extent, Logits, join_row, nothing, see_row},
     launch::{RowNumbers, launch_elements, logits_of, row_cubes},
 };

@@ -1,14 +1,17 @@
 use super::{
     forward::{GeluForm, GeluInputs},
-    normal::{NormalForm, normal},
+    normal::normal,
 };
-use crate::column_sum::{ROW_LANES, VECTOR_LANES, write_cube_sum};
+use crate::{
+    column_sum::{ROW_LANES, VECTOR_LANES, write_cube_sum},
+    functions::Functions,
+};
 use cubecl::prelude::*;
 
 /// Phi(x) + x phi(x), the derivative of x Phi(x).
 #[cube]
-fn derivative<N: Size>(x: Vector<f32, N>, #[comptime] form: NormalForm) -> Vector<f32, N> {
-    let normal = normal::<N>(x, form);
+fn derivative<N: Size>(x: Vector<f32, N>, #[comptime] functions: Functions) -> Vector<f32, N> {
+    let normal = normal::<N>(x, functions);
     normal.cdf + x * normal.pdf
 }
 
@@ -26,7 +29,7 @@ pub(crate) fn gelu_backward_kernel<F: Float, N: Size>(
     }
     let value = inputs.value(ABSOLUTE_POS, form);
     let grad = inputs.dropped(Vector::cast_from(dy[ABSOLUTE_POS]), ABSOLUTE_POS, form);
-    dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.normal)));
+    dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.functions)));
 }
 
 /// dx as above, and to `sums` those of its columns over the rows that a cube has, which are those of
@@ -70,7 +73,7 @@ pub(crate) fn gelu_backward_sum_kernel<F: Float, O: Float, N: Size>(
             }
             let grad = Vector::<f32, N>::cast_from(dy[index as usize]);
             let grad = inputs.dropped(grad, index as usize, form);
-            let product = grad * derivative::<N>(value, comptime!(form.normal));
+            let product = grad * derivative::<N>(value, comptime!(form.functions));
             sum += product;
             dx[index as usize] = Vector::cast_from(product);
         }

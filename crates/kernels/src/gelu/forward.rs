@@ -1,7 +1,8 @@
-use super::normal::{NormalForm, normal};
+use super::normal::normal;
 use crate::{
     divisor::{Divisor, divide},
     dropout::{DropoutForm, ElementMask},
+    functions::Functions,
 };
 use cubecl::prelude::*;
 
@@ -12,7 +13,7 @@ pub(crate) struct GeluForm {
     pub(crate) bias: bool,
     /// What is left out behind.
     pub(crate) dropout: DropoutForm,
-    pub(crate) normal: NormalForm,
+    pub(crate) functions: Functions,
 }
 
 /// What x is, and what is left of y; what is not compiled in has x in its place.
@@ -63,7 +64,7 @@ pub(crate) fn gelu_forward_kernel<F: Float, N: Size>(
         terminate!();
     }
     let value = inputs.value(ABSOLUTE_POS, form);
-    let normal = normal::<N>(value, comptime!(form.normal));
+    let normal = normal::<N>(value, comptime!(form.functions));
     let result = inputs.dropped(value * normal.cdf, ABSOLUTE_POS, form);
     y[ABSOLUTE_POS] = Vector::cast_from(result);
 }

@@ -2,7 +2,6 @@ use super::{
     GeluSumBlueprint,
     backward::{gelu_backward_kernel, gelu_backward_sum_kernel},
     forward::{GeluForm, GeluInputsLaunch, gelu_forward_kernel},
-    normal::NormalForm,
 };
 use crate::{
     KernelError, ahead,
@@ -14,6 +13,7 @@ use crate::{
     divisor::{DIVIDEND_LIMIT, divisor},
     dropout::DropoutMask,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
+    functions::Functions,
 };
 use cubecl::{client::Client, ir::VectorSize, prelude::*};
 
@@ -80,8 +80,8 @@ impl GeluCall {
             columns: divisor(columns),
             mask,
         };
-        let normal = NormalForm::of(x.dtype, client);
-        (launch, GeluForm { bias: bias.is_some(), dropout, normal })
+        let functions = Functions::of(x.dtype, client);
+        (launch, GeluForm { bias: bias.is_some(), dropout, functions })
     }
 }
 

@@ -1,28 +1,8 @@
-//! The standard normal distribution, by the device's library or by fewer instructions.
+//! The standard normal distribution.
 
-#[cfg(feature = "cuda")]
-use crate::ptx::math::approximate_reciprocal;
-use crate::{DeviceProfile, buffer::F32, cross_entropy::exponential_by};
-use cubecl::{client::Client, ir::ElemType, prelude::*};
+use crate::functions::{Functions, exponential_by, reciprocal_by};
+use cubecl::prelude::*;
 use std::f32::consts::{FRAC_1_SQRT_2, PI};
-
-/// How the distribution and its density are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum NormalForm {
-    /// By the device's erf and exp.
-    Library,
-    /// Both from one power of two and one reciprocal, which are NVIDIA's instructions if `hardware`.
-    Approximate { hardware: bool },
-}
-
-impl NormalForm {
-    /// The library's for f32. Its erf takes some 25 instructions an element, for which elements of 16 bits would wait
-    /// longer than for memory.
-    pub(crate) fn of(dtype: ElemType, client: &Client) -> Self {
-        let hardware = DeviceProfile::of(client).compute_capability.is_some();
-        if dtype == F32 { Self::Library } else { Self::Approximate { hardware } }
-    }
-}
 
 /// The distribution Phi(x), and its density phi(x).
 #[derive(CubeType, Clone, Copy)]
@@ -33,17 +13,17 @@ pub(crate) struct Normal<N: Size> {
 
 /// Both at x.
 #[cube]
-pub(crate) fn normal<N: Size>(x: Vector<f32, N>, #[comptime] form: NormalForm) -> Normal<N> {
+pub(crate) fn normal<N: Size>(x: Vector<f32, N>, #[comptime] functions: Functions) -> Normal<N> {
     let scale = comptime!(1.0 / (2.0 * PI).sqrt());
-    match comptime!(form) {
-        NormalForm::Library => {
+    match comptime!(functions) {
+        Functions::Library => {
             let half = Vector::new(0.5f32);
             Normal::<N> {
                 cdf: half + half * (x * Vector::new(FRAC_1_SQRT_2)).erf(),
                 pdf: Vector::new(scale) * (x * x * Vector::new(-0.5f32)).exp(),
             }
         }
-        NormalForm::Approximate { hardware } => {
+        Functions::Approximate { hardware } => {
             let mut cdf = Vector::<f32, N>::empty();
             let mut pdf = Vector::<f32, N>::empty();
             #[unroll]
@@ -64,7 +44,7 @@ pub(crate) fn normal<N: Size>(x: Vector<f32, N>, #[comptime] form: NormalForm) -
 /// Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26, whose erf is off by 1.5e-7 at most.
 #[cube]
 fn scaled_tail(x: f32, #[comptime] hardware: bool) -> f32 {
-    let t = reciprocal(fma(x, comptime!(0.327_591_1 * FRAC_1_SQRT_2), 1.0f32), hardware);
+    let t = reciprocal_by(fma(x, comptime!(0.327_591_1 * FRAC_1_SQRT_2), 1.0f32), hardware);
     // Half of each coefficient.
     let mut sum = 0.530_702_7f32;
     sum = fma(sum, t, -0.726_576_f32);
@@ -72,18 +52,4 @@ fn scaled_tail(x: f32, #[comptime] hardware: bool) -> f32 {
     sum = fma(sum, t, -0.142_248_37f32);
     sum = fma(sum, t, 0.127_414_8f32);
     sum * t
-}
-
-/// `1 / x`, of x from 1 on.
-#[cfg(feature = "cuda")]
-#[cube]
-fn reciprocal(x: f32, #[comptime] hardware: bool) -> f32 {
-    if comptime!(hardware) { approximate_reciprocal(x) } else { 1.0f32 / x }
-}
-
-/// `1 / x`.
-#[cfg(not(feature = "cuda"))]
-#[cube]
-fn reciprocal(x: f32, #[comptime] _hardware: bool) -> f32 {
-    1.0f32 / x
 }

@@ -1,5 +1,5 @@
 use super::{blueprint::SoftmaxBlueprint, row_mask::Mask};
-use crate::cross_entropy::exponential_by;
+use crate::functions::exponential_by;
 use cubecl::prelude::*;
 
 /// What a pass over rows writes.

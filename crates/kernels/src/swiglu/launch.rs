@@ -3,6 +3,7 @@ use crate::{
     KernelError, ahead,
     buffer::Buffer,
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
+    functions::Functions,
 };
 use cubecl::client::Client;
 
@@ -22,6 +23,7 @@ pub fn swiglu_forward(client: &Client, gate: &Buffer, up: &Buffer) -> Result<Buf
     }
     let blueprint = ElementwiseBlueprint::plan(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
+    let functions = Functions::of(problem.dtype, client);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end.
     ahead::launch(client, |client| unsafe {
@@ -33,6 +35,7 @@ pub fn swiglu_forward(client: &Client, gate: &Buffer, up: &Buffer) -> Result<Buf
             gate.arg(blueprint.vector_size),
             up.arg(blueprint.vector_size),
             y.arg(blueprint.vector_size),
+            functions,
             problem.dtype,
         )
     });
@@ -70,6 +73,7 @@ pub fn swiglu_backward(
     }
     let blueprint = ElementwiseBlueprint::plan(&problem, client);
     let (count, dim) = blueprint.cubes(problem.elements, client);
+    let functions = Functions::of(problem.dtype, client);
     // SAFETY: as in `swiglu_forward`; dy's length was checked too.
     ahead::launch(client, |client| unsafe {
         swiglu_backward_kernel::launch_unchecked(
@@ -82,6 +86,7 @@ pub fn swiglu_backward(
             dy.arg(blueprint.vector_size),
             dgate.arg(blueprint.vector_size),
             dup.arg(blueprint.vector_size),
+            functions,
             problem.dtype,
         )
     });

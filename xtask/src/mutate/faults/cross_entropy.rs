@@ -9,7 +9,7 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "lanes' sums not brought to one peak",
-                "other.total * exponential(other.peak - peak, blueprint)",
+                "other.total * exponential_by(other.peak - peak, hardware)",
                 "other.total",
             ),
             statement("lanes' plain sums lost", "seen.sum += other.sum;", ""),

@@ -58,6 +58,25 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/swiglu/element.rs",
+        tests: &["swiglu"],
+        rows: &[
+            device("wrong sign of the power", "x.extract(lane) * -1.0f32", "x.extract(lane)"),
+            device(
+                "the other half of a sigmoid of 16 bits",
+                "reciprocal_by(1.0f32 + power, hardware)",
+                "power * reciprocal_by(1.0f32 + power, hardware)",
+            ),
+            device("missing term of the slope", "s + silu * (Vector::new(1.0f32) - s)", "s"),
+            device("the gradients' factor of the gate lost", "grad * u * slope", "grad * slope"),
+            device(
+                "skipped tail",
+                "ABSOLUTE_POS >= dgate.len()",
+                "ABSOLUTE_POS + 1 >= dgate.len()",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/rotary/turn.rs",
         tests: &["rotary"],
         rows: &[
