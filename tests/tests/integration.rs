@@ -118,6 +118,8 @@ mod scatter;
 mod sgd;
 #[path = "integration/size_one.rs"]
 mod size_one;
+#[path = "integration/sketch.rs"]
+mod sketch;
 #[path = "integration/small_models/mod.rs"]
 mod small_models;
 #[path = "integration/softmax.rs"]
@@ -234,6 +236,7 @@ fn main() -> ExitCode {
         size_one::trials(),
         small_models::trials(),
         softmax::trials(),
+        sketch::trials(),
         square_sum::trials(),
         swiglu::trials(),
         top_k::trials(),

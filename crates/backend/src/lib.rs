@@ -57,8 +57,8 @@ mod tensors;
 pub use dry_run::{dry_run, expect_kernels};
 pub use ops::{
     attention, batch_norm, copies, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout,
-    group_norm, layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, square_sum,
-    swiglu,
+    group_norm, layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, sketch,
+    square_sum, swiglu,
 };
 pub use tensors::Optional;
 #[cfg(feature = "gpu")]

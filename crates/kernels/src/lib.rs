@@ -67,6 +67,7 @@ pub mod row_sum;
 pub mod scan;
 pub mod scatter;
 pub mod sgd;
+pub mod sketch;
 pub mod softmax;
 pub mod square_sum;
 pub mod step;

@@ -7,7 +7,8 @@
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
     embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, overwrite, pool,
-    quantize, random, rotary, row_sum, scan, scatter, sgd, softmax, square_sum, swiglu, top_k,
+    quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax, square_sum, swiglu,
+    top_k,
 };
 use cubecl::{
     client::Client,
@@ -86,6 +87,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         embedding::variants(client),
         adamw::variants(),
         sgd::variants(),
+        sketch::variants(),
         square_sum::variants(),
         loss_scale::variants(),
         overwrite::variants(),

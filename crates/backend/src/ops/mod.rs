@@ -31,5 +31,6 @@ pub mod linear_cross_entropy;
 pub mod loss_scale;
 pub mod overwrite;
 pub mod rotary;
+pub mod sketch;
 pub mod square_sum;
 pub mod swiglu;

@@ -2,15 +2,69 @@
 
 use super::tensors::{PassTensors, Squares};
 use crate::precision::{Precision, PrecisionPolicy};
+use blackburn_backend::{sketch::Sketch, square_sum::SquareSum};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Device, Tensor},
+    tensor::{Device, FloatDType, Tensor},
 };
 use std::collections::HashSet;
 
 /// What a pass gives.
 pub(super) type Results<O> = (O, GradientsParams);
+
+/// What is kept of a pass's results, for others to be compared with it. Gradients take as much memory as the model, so
+/// there is a sketch of them.
+#[derive(Clone, Debug)]
+pub(super) struct Trace<O> {
+    outputs: O,
+    gradients: Sketch,
+}
+
+impl<O: PassTensors> Trace<O> {
+    /// Of the results for `model`. They may be let go of as soon as the device's stream has been drained.
+    pub(super) fn of<M: Module>(
+        model: &M,
+        device: &Device,
+        (outputs, gradients): &Results<O>,
+    ) -> Self {
+        let sketch = Some(Sketch::new(device));
+        let mut sketcher = Sketcher { gradients, seen: HashSet::new(), sketch };
+        model.visit(&mut sketcher);
+        let gradients = sketcher.sketch.unwrap_or_else(|| Sketch::new(device));
+        Self { outputs: outputs.clone(), gradients }
+    }
+}
+
+struct Sketcher<'a> {
+    gradients: &'a GradientsParams,
+    seen: HashSet<ParamId>,
+    /// Taken and put back at each parameter.
+    sketch: Option<Sketch>,
+}
+
+impl ModuleVisitor for Sketcher<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        let sketch = self.sketch.take();
+        self.sketch = sketch.map(|sketch| match self.gradients.get::<D>(param.id) {
+            // One that is missing counts as zero.
+            None => sketch.with_zeros(param.shape().num_elements()),
+            Some(gradient) => sketch.with(served(gradient)),
+        });
+    }
+}
+
+/// A gradient in a type that is served.
+fn served<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    let gradient = gradient.without_autodiff();
+    match SquareSum::serves(&gradient) {
+        true => gradient,
+        false => gradient.cast(FloatDType::F32),
+    }
+}
 
 /// How many times farther than two passes may be apart, a replay may be from a pass.
 const TIMES_NOISE: f32 = 8.0;
@@ -134,13 +188,8 @@ impl Noise {
     }
 
     /// With what these two passes show; nothing where gradients are not finite.
-    pub(super) fn seen<M: Module, O: PassTensors>(
-        self,
-        model: &M,
-        device: &Device,
-        [one, other]: [&Results<O>; 2],
-    ) -> Self {
-        Gap::between(model, device, one, other).map_or(self, |apart| self.with(apart))
+    pub(super) fn seen<O: PassTensors>(self, [one, other]: [&Trace<O>; 2]) -> Self {
+        Gap::between(one, other).map_or(self, |apart| self.with(apart))
     }
 
     fn with(self, apart: Gap) -> Self {
@@ -152,19 +201,17 @@ impl Noise {
     }
 }
 
-/// Compares the results of a replay with those of the pass. `again` runs the pass once more, which is asked for where
-/// they are farther apart than the noise that is known.
-pub(super) fn judge<M: Module, O: PassTensors, E>(
-    model: &M,
-    device: &Device,
+/// Compares a replay with the pass. `again` runs the pass once more, which is asked for where they are farther apart
+/// than the noise that is known.
+pub(super) fn judge<O: PassTensors, E>(
     (limits, noise): (Limits, Noise),
-    [replayed, ran]: [&Results<O>; 2],
-    again: impl Fn() -> Result<Results<O>, E>,
+    [replayed, ran]: [&Trace<O>; 2],
+    again: impl Fn() -> Result<Trace<O>, E>,
 ) -> Result<Verdict, E> {
-    let Some(gap) = Gap::between(model, device, replayed, ran) else {
+    let Some(gap) = Gap::between(replayed, ran) else {
         return Ok(Verdict::Unknown);
     };
-    gap.judged((limits, noise), || Ok(Gap::between(model, device, &again()?, ran)))
+    gap.judged((limits, noise), || Ok(Gap::between(&again()?, ran)))
 }
 
 /// How far results are apart, as shares of their norms.
@@ -178,21 +225,12 @@ struct Gap {
 
 impl Gap {
     /// `None` where gradients are not finite.
-    fn between<M: Module, O: PassTensors>(
-        model: &M,
-        device: &Device,
-        (outputs, gradients): &Results<O>,
-        (other_outputs, other_gradients): &Results<O>,
-    ) -> Option<Self> {
-        let mut comparer = Comparer {
-            pair: [gradients, other_gradients],
-            seen: HashSet::new(),
-            squares: Some(Squares::new(device)),
-        };
-        model.visit(&mut comparer);
-        let all = comparer.squares.into_iter().chain(outputs.squares(other_outputs));
+    fn between<O: PassTensors>(one: &Trace<O>, other: &Trace<O>) -> Option<Self> {
+        let gradients = one.gradients.squares(&other.gradients);
+        let outputs = one.outputs.squares(&other.outputs).into_iter().flat_map(Squares::totals);
+        let all = gradients.into_iter().chain(outputs).collect();
         // One read for all of them.
-        let totals = Tensor::cat(all.flat_map(Squares::totals).collect(), 0).into_data();
+        let totals = Tensor::cat(all, 0).into_data();
         let totals: Vec<f32> = totals.try_to_vec().ok()?;
         let (gradients, outputs) = totals.split_at_checked(3)?;
         if gradients[..2].iter().all(|sum| !sum.is_finite()) {
@@ -244,29 +282,6 @@ fn share(sums: &[f32]) -> Option<f32> {
         (true, true) if differences == 0.0 => Some(0.0),
         (true, true) => Some((differences / one.max(other)).sqrt()),
         _ => Some(f32::INFINITY),
-    }
-}
-
-struct Comparer<'a> {
-    pair: [&'a GradientsParams; 2],
-    seen: HashSet<ParamId>,
-    squares: Option<Squares>,
-}
-
-impl ModuleVisitor for Comparer<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
-        let [one, other] = self.pair.map(|gradients| gradients.get::<D>(param.id));
-        let (one, other) = match (one, other) {
-            (Some(one), Some(other)) => (one, other),
-            // One that is missing counts as zero.
-            (Some(one), None) => (one.clone(), one.zeros_like()),
-            (None, Some(other)) => (other.zeros_like(), other),
-            (None, None) => return,
-        };
-        self.squares = self.squares.take().map(|squares| squares.with(one, other));
     }
 }
 

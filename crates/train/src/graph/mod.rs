@@ -111,7 +111,7 @@ use burn::{
     optim::GradientsParams,
     tensor::Device,
 };
-use compare::{Limits, Noise, Results, Schedule, Verdict, judge};
+use compare::{Limits, Noise, Results, Schedule, Trace, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
@@ -416,24 +416,28 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         // The pass takes the memory that the recording had, instead of as much again beside it. So the
         // recording goes, and a new one is made.
         let inputs = recording.inputs();
+        let seen = Trace::of(&held.model, device, &replayed);
+        drain(device)?;
+        drop(replayed);
         self.stage = Stage::WarmUp { passes: WARM_UP_PASSES, failures: 0 };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let run = || {
             drain(device)?;
-            Ok::<_, DeviceError>(pass(&held.model, inputs.clone()))
+            let done = pass(&held.model, inputs.clone());
+            Ok::<_, DeviceError>((Trace::of(&held.model, device, &done), done))
         };
-        let ran = run()?;
+        let (trace, ran) = run()?;
         let limits = Limits::of(&self.policy).of_a_proven_pass();
         let steps = self.schedule.unchecked();
         let noise = Noise::unseen(limits);
-        match judge(&held.model, device, (limits, noise), [&replayed, &ran], run)? {
+        match judge((limits, noise), [&seen, &trace], || run().map(|(trace, _)| trace))? {
             Verdict::Same => {
                 self.schedule.set_checked();
                 if self.schedule.is_settled() {
                     self.restarts = 0;
                 }
                 // They would lie between what is recorded, on pages that nothing else can use then.
-                drop((replayed, ran));
+                drop(ran);
                 return self.recorded_anew(device, model, inputs, pass);
             }
             // The next call may tell more.

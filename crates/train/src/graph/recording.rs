@@ -1,7 +1,7 @@
 //! A pass that is replayed.
 
 use super::{
-    compare::{Limits, Noise, Results, Verdict, judge},
+    compare::{Limits, Noise, Results, Trace, Verdict, judge},
     error::NoRecording,
     tensors::PassTensors,
 };
@@ -48,9 +48,10 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             drain(device)?;
             graph::begin_pass();
             let done = pass(model, inputs.clone());
+            let trace = Trace::of(model, device, &done);
             // Work whose results are let go of before it ran would not run.
             device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;
-            Ok::<_, NoRecording>(done)
+            Ok::<_, NoRecording>(trace)
         };
         let ran = run()?;
         graph::prepare(device)?;
@@ -58,7 +59,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         // beside a recording, a pass would take as much memory again.
         let warm = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
             let again = run()?;
-            Ok::<_, NoRecording>(noise.seen(model, device, [&again, &ran]))
+            Ok::<_, NoRecording>(noise.seen([&again, &ran]))
         });
         let started = warm.and_then(|noise| {
             graph::start(device)?;
@@ -84,8 +85,8 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             twins,
         };
 
-        let replayed = recording.results(model)?;
-        match judge(model, device, (limits, noise), [&replayed, &ran], run)? {
+        let replayed = Trace::of(model, device, &recording.results(model)?);
+        match judge((limits, noise), [&replayed, &ran], run)? {
             Verdict::Same => Ok(recording),
             Verdict::Unknown => Err(NoRecording::NotFinite),
             Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),

@@ -169,6 +169,25 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/sketch/mod.rs",
+        tests: &["sketch"],
+        rows: &[
+            device(
+                "signs by the place in the tensor",
+                "is_negative(first + element)",
+                "is_negative(element)",
+            ),
+            device("no signs", "hash & 1u32 == 1u32", "hash & 1u32 == 2u32"),
+            device(
+                "gap between rows ignored",
+                "element / columns * pitch + element % columns",
+                "element",
+            ),
+            statement("once around", "element += comptime!(PLACES as u32);", "element = elements;"),
+            statement("tensors on each other", "((first + element) &", "(element &"),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/embedding/sort.rs",
         tests: &["embedding"],
         rows: &[
