@@ -4,7 +4,9 @@
 
 mod images;
 mod others;
+mod scenes;
 mod sequences;
+mod transformers;
 
 use blackburn::train::{
     graph::GraphStatus, precision::Precision, scaler::GradScalerConfig, trainer::TrainerConfig,
@@ -48,6 +50,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut all = images::trials();
     all.extend(sequences::trials());
     all.extend(others::trials());
+    all.extend(scenes::trials());
+    all.extend(transformers::trials());
     all
 }
 
