@@ -329,7 +329,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             return Ok(pass(model, inputs));
         }
         if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
-            self.record(device, model, &inputs, &pass)?;
+            self.record(device, model, &inputs, None, &pass)?;
         }
         if let Stage::Recorded(recording) = &mut self.stage
             && recording.serves(&inputs, model)
@@ -374,12 +374,13 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         device: &Device,
         model: &M,
         inputs: &Given<I>,
+        ran: Option<Trace<Left<O>>>,
         pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let limits = Limits::of(&self.policy);
-        let recording = Recording::new(device, &held.model, inputs, limits, pass);
+        let recording = Recording::new(device, &held.model, inputs, limits, ran, pass);
         match self.moved(model).map_or(recording, Err) {
             Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {
@@ -438,7 +439,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
                 }
                 // They would lie between what is recorded, on pages that nothing else can use then.
                 drop(ran);
-                return self.recorded_anew(device, model, inputs, pass);
+                return self.recorded_anew(device, model, inputs, trace, pass);
             }
             // The next call may tell more.
             Verdict::Unknown => {}
@@ -460,9 +461,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         device: &Device,
         model: &M,
         inputs: Given<I>,
+        ran: Trace<Left<O>>,
         pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
     ) -> Result<Results<Left<O>>, GraphError> {
-        self.record(device, model, &inputs, &pass)?;
+        self.record(device, model, &inputs, Some(ran), &pass)?;
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         match &mut self.stage {
             Stage::Recorded(recording) => Ok(recording.replay(&held.model, inputs)?),

@@ -35,12 +35,14 @@ pub(super) struct Recording<I, O> {
 }
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
-    /// Records `pass`, and sees that a replay does what `pass` does.
+    /// Records `pass`, and sees that a replay does what `pass` does. `ran` is of a pass of these inputs, where one ran
+    /// already.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
         limits: Limits,
+        ran: Option<Trace<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<Self, NoRecording> {
         let inputs = inputs.held();
@@ -53,7 +55,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             device.sync().map_err(|error| NoRecording::failed("warm-up", &error))?;
             Ok::<_, NoRecording>(trace)
         };
-        let ran = run()?;
+        let ran = ran.map_or_else(run, Ok)?;
         graph::prepare(device)?;
         // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
         // beside a recording, a pass would take as much memory again.
