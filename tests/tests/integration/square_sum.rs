@@ -51,6 +51,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(on_burn("square_sum::a_norm_is_that_of_many_gradients", norm_of_many));
     trials.push(on_burn("square_sum::a_norm_counts_what_is_expanded", norm_of_expanded));
     trials.push(on_burn("overwrite::all_who_hold_the_memory_see_it", seen_by_all));
+    trials.push(on_burn("overwrite::a_dimension_of_size_one_has_any_stride", of_size_one));
     trials.push(on_burn("overwrite::what_lies_between_rows_stays", between_rows));
     trials
 }
@@ -354,6 +355,22 @@ fn seen_by_all(device: Device) -> Result<(), Failed> {
     let all_seen = (before, after, values(held)?, seen)
         == (vec![0.0; 15], vec![0.5; 15], vec![0.5; 15], vec![4, 5, 6]);
     if all_seen { Ok(()) } else { Err("a holder does not see what was written".into()) }
+}
+
+/// Weights of a depthwise convolution have a dimension of size 1 between others, and its stride may be any.
+fn of_size_one(device: Device) -> Result<(), Failed> {
+    const ROWS: usize = 32;
+    const COLUMNS: usize = 5;
+    let memory = Tensor::<3>::zeros([1, ROWS, COLUMNS], &device);
+    let turned = memory.clone().swap_dims(0, 1);
+    // Now the view is settled.
+    device.sync().map_err(|error| error.to_string())?;
+    let new = normal(9, ROWS * COLUMNS, 1.0, Storage::F32);
+    let source = tensor(&new, [ROWS, 1, COLUMNS], Storage::F32, &device);
+    if values(overwrite_float(turned, source))? == new && values(memory)? == new {
+        return Ok(());
+    }
+    Err("the memory does not hold what was written".into())
 }
 
 /// Half of each row of a wider tensor, which is a view of its memory, takes what has no gaps.

@@ -187,9 +187,12 @@ pub(crate) fn rows_of(tensor: &CubeTensor) -> Option<Rows> {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let elements = shape.num_elements();
     let columns = shape.last().copied().unwrap_or(1);
-    let (rows, pitch) = match (elements / columns.max(1), strides.len()) {
-        (0 | 1, _) | (_, 0 | 1) => (1, elements),
-        (rows, rank) => (rows, strides[rank - 2]),
+    let rows = elements / columns.max(1);
+    // Strides of dimensions of size 1 say nothing.
+    let innermost = (0..strides.len().saturating_sub(1)).rev().find(|dim| shape[*dim] > 1);
+    let (rows, pitch) = match innermost {
+        Some(dim) if rows > 1 => (rows, strides[dim]),
+        _ => (1, elements),
     };
     let follows = |dim: usize| {
         let inner: usize = shape[dim + 1..strides.len() - 1].iter().product();
