@@ -64,7 +64,7 @@
 //! | at replays 10, 100, 1000 and so on | the same | [`GraphError::Stale`]; later calls run the pass |
 //!
 //! A check takes the time of a few passes: the pass runs in the memory of the recording, which is made anew
-//! afterwards.
+//! afterwards. Gradients are compared by a [sketch](blackburn_backend::sketch) of 1 MiB, to 1 % of what they are apart.
 //!
 //! **What can still go wrong:** a captured value that stays the same up to replay 2 and changes later goes
 //! unnoticed until the next check, and steps in between use the old value. The error says how many. It is an

@@ -45,8 +45,8 @@ pub(super) const FILES: &[InFile] = &[
             device("missing term of the derivative", "normal.cdf + x * normal.pdf", "normal.cdf"),
             statement(
                 "dropped gradient",
-                "dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.normal)));",
-                "dx[ABSOLUTE_POS] = Vector::cast_from(derivative::<N>(value, comptime!(form.normal)));",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(grad * derivative::<N>(value, comptime!(form.functions)));",
+                "dx[ABSOLUTE_POS] = Vector::cast_from(derivative::<N>(value, comptime!(form.functions)));",
             ),
             device(
                 "lost column",
