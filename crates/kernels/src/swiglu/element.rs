@@ -13,7 +13,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>, #[comptime] functions: Functions) -> Vect
             let mut all = Vector::<f32, N>::empty();
             #[unroll]
             for lane in 0..N::value().comptime() {
-                let power = exponential_by(x.extract(lane) * -1.0f32, hardware);
+                let power = exponential_by(-x.extract(lane), hardware);
                 all.insert(lane, reciprocal_by(1.0f32 + power, hardware));
             }
             all
