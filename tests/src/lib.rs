@@ -27,8 +27,8 @@ use std::{
 
 /// Runs `test` on the device that kernels are tested on.
 ///
-/// `BLACKBURN_REQUIRE_DEVICE` names it: `webgpu` (a software adapter will do), `vulkan` or `cuda`; then a
-/// missing device fails the test. Without the variable, a test whose device is missing is reported
+/// `BLACKBURN_REQUIRE_DEVICE` names it: `webgpu` (a software adapter will do), `vulkan`, `cuda`, or `idle` for a CUDA
+/// driver that does nothing (`cargo xtask host`); then a missing device fails the test. Without the variable, a test whose device is missing is reported
 /// as ignored, with the reason.
 ///
 /// # Errors
@@ -217,14 +217,22 @@ fn on_cube_device(
     }
 }
 
+/// The name of a CUDA device whose driver does nothing, see `cargo xtask host`.
+const IDLE: &str = "idle";
+
+/// Whether the test device computes what it is asked to. One of [`IDLE`] holds zeros.
+pub fn computes() -> bool {
+    env::var("BLACKBURN_REQUIRE_DEVICE").ok().as_deref() != Some(IDLE)
+}
+
 fn find(required: Option<&str>) -> Result<Device, String> {
     match required {
         None | Some("webgpu") => webgpu(),
         Some("vulkan") => vulkan(),
-        Some("cuda") => Device::cuda(0)
+        Some("cuda" | IDLE) => Device::cuda(0)
             .map_err(|error| format!("no CUDA device: {error}; run with --features cuda on a GPU")),
         Some(other) => Err(format!(
-            "BLACKBURN_REQUIRE_DEVICE={other} names no test device: expected webgpu, vulkan or cuda"
+            "BLACKBURN_REQUIRE_DEVICE={other} names no test device: expected webgpu, vulkan, cuda or idle"
         )),
     }
 }

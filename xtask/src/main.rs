@@ -11,6 +11,7 @@ mod deny;
 mod figures;
 mod fuzz;
 mod gpu;
+mod host;
 mod house_rules;
 mod links;
 mod mutate;
@@ -42,6 +43,7 @@ enum Chore {
     Gpu(gpu::Arguments),
     Sass(sass::Arguments),
     Simulate(simulate::Arguments),
+    Host(host::Arguments),
     Mutate(mutate::Arguments),
     Deny(deny::Arguments),
 }
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Chore::Gpu(arguments) => gpu::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Simulate(arguments) => simulate::run(&arguments),
+        Chore::Host(arguments) => host::run(&arguments),
         Chore::Mutate(arguments) => mutate::run(&arguments),
         Chore::Deny(arguments) => deny::run(&arguments),
     };

@@ -112,7 +112,9 @@ mod watched {
 
     /// What stands in for `memory` while this thread looks.
     pub(super) fn stand_in(memory: &Handle) -> Option<Handle> {
-        let mut stand_in = STAND_IN.with_borrow(Clone::clone)?;
+        let Handle { memory: place, service, stream, .. } = STAND_IN.with_borrow(Clone::clone)?;
+        // As large, so that kernels count its elements in as many bits, and a part of it begins within.
+        let mut stand_in = Handle::from_memory(place, service, stream, memory.size());
         (stand_in.offset_start, stand_in.offset_end) = (memory.offset_start, memory.offset_end);
         Some(stand_in)
     }
@@ -253,6 +255,19 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_in_for_part_of_memory_is_as_large() {
+        let recorder = Recorder::new(Gpu::SM_90A);
+        let client = recorder.client();
+        SHOWN.lock().unwrap().push((client.service_id(), Vec::new()));
+        watch(open);
+        arm();
+        let part = client.empty(4096).offset_start(1024);
+        let sizes = Mutex::new(Vec::new());
+        launch(client, |_| sizes.lock().unwrap().push(argument(&part).size_in_used()));
+        assert_eq!(sizes.into_inner().unwrap(), [3072; 2]);
+    }
+
+    #[test]
     fn every_kernel_is_shown_once_and_waited_for() {
         let recorders = [(); 2].map(|()| Recorder::new(Gpu::SM_90A));
         let watched = recorders.each_ref().map(|of| (of.client().service_id(), Vec::new()));
@@ -266,7 +281,11 @@ mod tests {
             let launched = on.take().unwrap();
             launched.iter().map(|launched| launched.kernel.id()).collect::<Vec<_>>()
         };
-        let shown = |place: usize| SHOWN.lock().unwrap()[place].1.clone();
+        let shown = |place: usize| {
+            let device = recorders[place].client().service_id();
+            let all = SHOWN.lock().unwrap();
+            all.iter().find(|(watched, _)| *watched == device).unwrap().1.clone()
+        };
         let set = |ids: &[KernelId]| ids.iter().cloned().collect::<HashSet<_>>();
         // Whole names of kernels fill pages.
         let missing = |from: &[KernelId], of: &[KernelId]| -> Vec<&str> {

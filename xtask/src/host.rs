@@ -1,0 +1,84 @@
+//! `cargo xtask host`: what CUDA's runtime does on the host, where there is no GPU.
+
+use crate::command::{self, cargo};
+use anyhow::{Context, Result};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Names by which programs look for the driver and the compiler.
+const NAMES: [&str; 6] = [
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnvrtc.so",
+    "libnvrtc.so.11",
+    "libnvrtc.so.12",
+    "libnvrtc.so.13",
+];
+
+/// Run tests on a CUDA driver that does nothing: models are trained on zeros, and errors of the host come out.
+///
+/// No GPU and no CUDA is needed, but Linux. What kernels compute is not looked at: lavapipe, simulated GPUs and real
+/// ones are for that.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only tests whose name contains this. Tests that compare numbers fail, but for those of small models.
+    #[arg(default_value = "small_models")]
+    filter: String,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "-p", "blackburn-idle-driver"]);
+    command::run(&mut build, "The output above says why.")?;
+    let folder = installed(&command::target_dir())?;
+    command::run(
+        &mut idle_tests(arguments, &folder),
+        "The output above names the tests; `cargo xtask host NAME` runs one alone.",
+    )
+}
+
+/// The folder where the library is found by the names of the driver and the compiler.
+fn installed(target: &Path) -> Result<PathBuf> {
+    let folder = target.join("idle-driver");
+    // CubeCL asks for the headers' folder, and no kernel is compiled that includes any.
+    fs::create_dir_all(folder.join("include"))
+        .with_context(|| format!("create {}", folder.display()))?;
+    let library = target.join("debug/libidle_driver.so");
+    for name in NAMES {
+        fs::copy(&library, folder.join(name))
+            .with_context(|| format!("copy {} as {name}", library.display()))?;
+    }
+    Ok(folder)
+}
+
+fn idle_tests(arguments: &Arguments, folder: &Path) -> Command {
+    let mut command = cargo();
+    command
+        .args(["test", "-p", "blackburn-tests", "--no-default-features", "--features", "cuda"])
+        .args(["--test", "integration", "--", &arguments.filter])
+        .env("BLACKBURN_REQUIRE_DEVICE", "idle")
+        .env("CUDA_PATH", folder)
+        // Kernels that nobody compiled are kept apart from real ones.
+        .env("CUBECL_ENVIRONMENT", "idle")
+        .env("LD_LIBRARY_PATH", folder);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::shown;
+
+    #[test]
+    fn tests_find_the_idle_driver_and_keep_its_kernels_apart() {
+        let command = idle_tests(&Arguments { filter: "small_models".into() }, Path::new("idle"));
+        assert_eq!(
+            shown(&command),
+            "BLACKBURN_REQUIRE_DEVICE=idle CUBECL_ENVIRONMENT=idle CUDA_PATH=idle LD_LIBRARY_PATH=idle cargo test \
+             -p blackburn-tests --no-default-features --features cuda --test integration -- small_models"
+        );
+    }
+}
