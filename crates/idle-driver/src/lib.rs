@@ -6,7 +6,7 @@
 //! tests on it.
 //!
 //! Addresses of device memory are numbers, and nothing is ever given back. All functions return success, those of
-//! [`idle`](mod@idle) without a look at their arguments.
+//! `idle.rs` without a look at their arguments.
 #![allow(non_snake_case, reason = "CUDA's names")]
 
 mod driver;
