@@ -220,7 +220,7 @@ fn on_cube_device(
 /// The name of a CUDA device whose driver does nothing, see `cargo xtask host`.
 const IDLE: &str = "idle";
 
-/// Whether the test device computes what it is asked to. One of [`IDLE`] holds zeros.
+/// Whether the test device computes what it is asked to. The memory of an idle one holds zeros.
 pub fn computes() -> bool {
     env::var("BLACKBURN_REQUIRE_DEVICE").ok().as_deref() != Some(IDLE)
 }
