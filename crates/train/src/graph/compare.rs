@@ -1,12 +1,12 @@
 //! Whether a replay gives what the pass gives.
 
-use super::tensors::{PassTensors, Squares};
+use super::tensors::{PassTensors, Squares, served};
 use crate::precision::{Precision, PrecisionPolicy};
-use blackburn_backend::{sketch::Sketch, square_sum::SquareSum};
+use blackburn_backend::sketch::Sketch;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Device, FloatDType, Tensor},
+    tensor::{Device, Tensor},
 };
 use std::collections::HashSet;
 
@@ -54,15 +54,6 @@ impl ModuleVisitor for Sketcher<'_> {
             None => sketch.with_zeros(param.shape().num_elements()),
             Some(gradient) => sketch.with(served(gradient)),
         });
-    }
-}
-
-/// A gradient in a type that is served.
-fn served<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    let gradient = gradient.without_autodiff();
-    match SquareSum::serves(&gradient) {
-        true => gradient,
-        false => gradient.cast(FloatDType::F32),
     }
 }
 

@@ -47,7 +47,6 @@ impl Squares {
     pub fn with<const D: usize>(self, one: Tensor<D>, other: Tensor<D>) -> Self {
         let [one, other] = [one, other].map(Tensor::without_autodiff);
         let wide = |x: &Tensor<D>| x.clone().cast(FloatDType::F32);
-        let served = |x: Tensor<D>| if SquareSum::serves(&x) { x } else { wide(&x) };
         Self {
             differences: self.differences.with(wide(&one) - wide(&other)),
             one: self.one.with(served(one)),
@@ -59,6 +58,12 @@ impl Squares {
     pub(super) fn totals(self) -> [Tensor<1>; 3] {
         [self.one, self.other, self.differences].map(SquareSum::total)
     }
+}
+
+/// A tensor in a type that kernels sum, off the autodiff graph.
+pub(super) fn served<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let x = x.without_autodiff();
+    if SquareSum::serves(&x) { x } else { x.cast(FloatDType::F32) }
 }
 
 /// Shape, type and device of a tensor.

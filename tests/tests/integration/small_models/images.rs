@@ -48,7 +48,7 @@ fn conv([from, to]: [usize; 2], kernel: usize, stride: usize) -> Conv2dConfig {
         .with_padding(PaddingConfig2d::Explicit(padding, padding, padding, padding))
 }
 
-fn classified(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
+pub(super) fn classified(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
     let loss = CrossEntropyLossConfig::new().init(&logits.device());
     loss.forward(full_precision(logits), classes)
 }

@@ -1,6 +1,6 @@
 //! Transformers that are not language models, and what else attends.
 
-use super::{Batch, Small, trial};
+use super::{Batch, Small, images::classified, trial};
 use blackburn::train::precision::full_precision;
 use burn::{
     module::{Module, Param},
@@ -9,7 +9,6 @@ use burn::{
         LayerNormConfig, Linear, LinearConfig, PaddingConfig1d, RmsNorm, RmsNormConfig,
         attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
         conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig},
-        loss::CrossEntropyLossConfig,
         transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
     },
     tensor::{
@@ -34,11 +33,6 @@ pub(super) fn trials() -> Vec<Trial> {
 
 const BATCH: usize = 3;
 const WIDTH: usize = 32;
-
-fn classified(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
-    let loss = CrossEntropyLossConfig::new().init(&logits.device());
-    loss.forward(full_precision(logits), classes)
-}
 
 fn attention(device: &Device) -> MultiHeadAttention {
     MultiHeadAttentionConfig::new(WIDTH, 4).with_dropout(0.0).init(device)
