@@ -18,6 +18,8 @@ mod batch_norm;
 mod batch_norm_provider;
 #[path = "integration/blocks.rs"]
 mod blocks;
+#[path = "integration/casts.rs"]
+mod casts;
 #[path = "integration/channel_sum.rs"]
 mod channel_sum;
 #[path = "integration/column_sum.rs"]
@@ -184,6 +186,7 @@ fn main() -> ExitCode {
         batch_norm::trials(),
         batch_norm_provider::trials(),
         blocks::trials(),
+        casts::trials(),
         channel_sum::trials(),
         column_sum::trials(),
         #[cfg(feature = "cuda")]

@@ -5,6 +5,7 @@ use crate::{
         attention::Attention,
         batch_norm::{BatchNormPass, BatchNormSearch},
         burns,
+        casts::{CastSearch, Casts},
         channel_sum::ChannelSum,
         column_sum::Sum,
         conv::Convolution,
@@ -118,13 +119,14 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 23] = [
+const OURS: [(&str, Register); 24] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
         let convolutions = !settings.is_disabled(Convolution::NAME);
         register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul)))
     }),
+    (Casts::NAME, |_| register(CastSearch::default())),
     (ChannelSum::NAME, |_| register(SingleSearch::<ChannelSum>::default())),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),

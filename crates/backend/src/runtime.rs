@@ -4,6 +4,7 @@ use blackburn_kernels::{buffer::Buffer, gelu::gelu_forward};
 use burn_std::config::BurnConfig;
 use cubecl::config::{
     CubeClRuntimeConfig, RuntimeConfig, autotune::AutotuneLevel, cache::CacheConfig,
+    memory::PersistentMemory,
 };
 use cubecl::ir::{ElemType, FloatKind};
 use std::{
@@ -41,6 +42,7 @@ pub fn configure(settings: &RuntimeSettings) -> RuntimeStatus {
         config.autotune.level = AutotuneLevel::Minimal;
     }
     enable_kernel_cache(&mut config, settings);
+    keep_sizes_of_parameters(&mut config);
     narrow_fusion_search();
     let applied = CubeClRuntimeConfig::try_set(config);
     #[cfg(feature = "persistence")]
@@ -71,6 +73,18 @@ fn narrow_fusion_search() {
         serde_json::from_value::<BurnConfig>(value).ok()
     });
     BurnConfig::try_set(narrowed.unwrap_or(config));
+}
+
+/// Has tensors that are as large as some parameter find memory by their size: gradients, moments, and the parameters of
+/// the next step. So it is where the program's `cubecl.toml` leaves persistent memory `enabled`, which is the default.
+///
+/// CubeCL looks for memory page by page otherwise, and goes through all that lies on a page for each tensor. With a model's
+/// states there, that took half of the time in which a step was launched.
+fn keep_sizes_of_parameters(config: &mut CubeClRuntimeConfig) {
+    let memory = &mut config.memory.persistent_memory;
+    if matches!(memory, PersistentMemory::Enabled) {
+        *memory = PersistentMemory::SizeMatch;
+    }
 }
 
 #[cfg(feature = "persistence")]

@@ -2,7 +2,10 @@
 
 use crate::step_training::{Groups, bad_readings, is_named};
 use blackburn::train::optim::{AdamWGroups, StepGate};
-use blackburn_backend::steps::adamw::{self, Step, Tensors};
+use blackburn_backend::steps::{
+    Together,
+    adamw::{self, Step, Tensors},
+};
 use blackburn_reference::storage::Storage;
 use blackburn_tests::tensors::float;
 use burn::{module::Module, optim::ModuleOptimizer, prelude::*};
@@ -59,7 +62,7 @@ impl Groups for AdamWGroups {
                 rate: *rate,
                 time: step + 1,
             };
-            let stepped = adamw::step(tensors, step, None, None);
+            let stepped = adamw::step(tensors, step, None, None, &Together::default());
             device.sync().map_err(|error| error.to_string())?;
             (parameter, first, second) = (stepped.parameter, stepped.first, stepped.second);
         }
@@ -90,7 +93,8 @@ impl Groups for AdamWGroups {
             }
         }
         let (taken, draw) = bad_readings(device);
-        let call = |step, taken, draw| adamw::step(served.clone(), step, taken, draw);
+        let together = Together::default();
+        let call = |step, taken, draw| adamw::step(served.clone(), step, taken, draw, &together);
         is_named::<Self, _>("`beta_2`", || call(Step { beta_2: 1.0, ..STEP }, None, None))?;
         is_named::<Self, _>("`time`", || call(Step { time: 0, ..STEP }, None, None))?;
         is_named::<Self, _>("`taken`", || call(STEP, Some(taken), None))?;

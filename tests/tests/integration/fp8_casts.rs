@@ -7,7 +7,10 @@ use blackburn::{
 };
 use blackburn_backend::{
     overwrite::overwrite_float,
-    steps::adamw::{self, Step, Tensors},
+    steps::{
+        Together,
+        adamw::{self, Step, Tensors},
+    },
 };
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::{
@@ -238,7 +241,7 @@ fn stepped(device: &Device) -> Result<(), Failed> {
         Step { beta_1: 0.9, beta_2: 0.99, epsilon: 1e-8, weight_decay: 0.0, rate: 0.1, time: 1 };
     let tensors =
         Tensors { parameter, gradient: numbers(4, shape, 1.0), first: zeros(), second: zeros() };
-    let parameter = adamw::step(tensors, step, None, None).parameter;
+    let parameter = adamw::step(tensors, step, None, None, &Together::default()).parameter;
     let numbers = values(parameter.clone())?;
     let after = counted(device, || {
         let after = product(&parameter)?;

@@ -91,9 +91,10 @@ impl Model {
     fn step(&mut self, gate: Option<&Taken>) {
         self.steps += 1;
         let (seed, device) = (100 * self.steps, &self.device);
+        let together = self.copies.together();
         let one = |(place, Stepped { parameter, velocity }): (usize, Stepped<2>)| {
             let gradient = drawn(seed + place as u64, device);
-            step(Tensors { parameter, gradient, velocity }, STEP, gate.cloned(), None)
+            step(Tensors { parameter, gradient, velocity }, STEP, gate.cloned(), None, together)
         };
         self.stepped = std::mem::take(&mut self.stepped).into_iter().enumerate().map(one).collect();
     }

@@ -2,7 +2,10 @@
 
 use crate::step_training::{Groups, bad_readings, is_named};
 use blackburn::train::optim::{SgdGroups, StepGate};
-use blackburn_backend::steps::sgd::{self, Step, Tensors};
+use blackburn_backend::steps::{
+    Together,
+    sgd::{self, Step, Tensors},
+};
 use blackburn_reference::storage::Storage;
 use blackburn_tests::tensors::float;
 use burn::{module::Module, optim::ModuleOptimizer, prelude::*};
@@ -65,7 +68,7 @@ impl Groups for SgdGroups {
                 rate: *rate,
                 time: step + 1,
             };
-            let stepped = sgd::step(tensors, step, None, None);
+            let stepped = sgd::step(tensors, step, None, None, &Together::default());
             device.sync().map_err(|error| error.to_string())?;
             (parameter, velocity) = (stepped.parameter, stepped.velocity);
         }
@@ -95,7 +98,8 @@ impl Groups for SgdGroups {
             }
         }
         let (taken, draw) = bad_readings(device);
-        let call = |step, taken, draw| sgd::step(served.clone(), step, taken, draw);
+        let together = Together::default();
+        let call = |step, taken, draw| sgd::step(served.clone(), step, taken, draw, &together);
         is_named::<Self, _>("`momentum`", || call(Step { momentum: -1.0, ..STEP }, None, None))?;
         is_named::<Self, _>("`time`", || call(Step { time: 0, ..STEP }, None, None))?;
         is_named::<Self, _>("`taken`", || call(STEP, Some(taken), None))?;

@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod burns;
+pub(crate) mod casts;
 pub(crate) mod channel_sum;
 pub(crate) mod column_sum;
 pub(crate) mod conv;

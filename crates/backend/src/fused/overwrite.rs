@@ -3,11 +3,12 @@
 use crate::{
     ops::{
         copies,
-        overwrite::{Overwritten, overwrite_together},
+        overwrite::{Overwritten, memory_for, overwrite_together},
     },
     stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Scalars, Search},
     tensors::{
-        Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
+        Tensors, consume, cube_tensor, known_output, register_cube_tensor, rows_of,
+        take_cube_tensor,
     },
 };
 use blackburn_kernels::{KernelError, step::MOST_TENSORS};
@@ -17,7 +18,9 @@ use serde::{Deserialize, Serialize};
 
 const OP: &str = "overwrite";
 /// What the operations are named in the stream: their traits say so, too.
-const IDS: [&str; 3] = ["overwrite_float", "overwrite_int", copies::ID];
+const ALONE: [&str; 2] = ["overwrite_float", "overwrite_int"];
+const TOGETHER: [&str; 2] = ["overwrite_float_together", copies::ID];
+const COPIED: &str = "copied_float";
 
 /// Tensors that are overwritten, which do not depend on each other.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -25,13 +28,34 @@ pub(crate) struct Overwrites {
     operations: Vec<CustomOpIr>,
 }
 
-/// The target, the source and the result of an operation that overwrites.
-fn parts(operation: &CustomOpIr) -> Option<[&TensorIr; 3]> {
-    match (&operation.inputs[..], &operation.outputs[..]) {
-        ([target, source], [out]) if IDS.contains(&operation.id.as_str()) => {
-            Some([target, source, out])
-        }
-        _ => None,
+/// An operation that overwrites.
+struct Parts<'a> {
+    /// What is overwritten. None where memory is taken for it.
+    target: Option<&'a TensorIr>,
+    source: &'a TensorIr,
+    out: &'a TensorIr,
+    /// What it shares with those that are taken together with it.
+    together: Option<&'a TensorIr>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(operation: &'a CustomOpIr) -> Option<Self> {
+        let [out] = &operation.outputs[..] else { return None };
+        let id = operation.id.as_str();
+        let (target, source, together) = match &operation.inputs[..] {
+            [target, source] if ALONE.contains(&id) => (Some(target), source, None),
+            [source, together] if id == COPIED => (None, source, Some(together)),
+            [target, source, together] if TOGETHER.contains(&id) => {
+                (Some(target), source, Some(together))
+            }
+            _ => return None,
+        };
+        Some(Self { target, source, out, together })
+    }
+
+    /// All that belongs to this operation alone.
+    fn own(&self) -> impl Iterator<Item = &'a TensorIr> + use<'a> {
+        self.target.into_iter().chain([self.source, self.out])
     }
 }
 
@@ -57,29 +81,37 @@ impl Replacement for Overwrites {
         let numbers: Option<Vec<_>> =
             self.operations.iter().map(|operation| copies_of(operation, context)).collect();
         let Some(numbers) = numbers else { return Ok(Done::First(0)) };
-        for [target, source, out] in self.operations.iter().filter_map(parts) {
-            let [target, source] = [target, source].map(|tensor| cube_tensor(context, tensor, OP));
-            let target = target?;
-            memory.push([memory_of(&target), memory_of(&source?)]);
+        for Parts { target, source, out, .. } in self.operations.iter().filter_map(Parts::of) {
+            let source = cube_tensor(context, source, OP)?;
             known_output(context, out, OP)?;
-            if rows_of(&target).is_none() {
+            let target = target.map(|target| cube_tensor(context, target, OP)).transpose()?;
+            if target.as_ref().is_some_and(|target| rows_of(target).is_none()) {
                 return Ok(Done::First(0));
             }
+            memory.push((target.as_ref().map(memory_of), memory_of(&source)));
         }
         // Views have names of their own.
-        let is_apart = memory.iter().enumerate().all(|(place, [target, _])| {
-            memory.iter().enumerate().all(|(other, pair)| place == other || !pair.contains(target))
+        let is_apart = memory.iter().enumerate().all(|(place, (target, _))| {
+            let Some(target) = target else { return true };
+            memory.iter().enumerate().all(|(other, (written, read))| {
+                place == other || (written.as_ref() != Some(target) && read != target)
+            })
         });
         if !is_apart {
             return Ok(Done::First(0));
         }
         let (mut all, mut outs) = (Vec::new(), Vec::new());
-        let pairs = self.operations.iter().filter_map(parts).zip(numbers);
-        for ([target, source, out], copies) in pairs {
-            let target = take_cube_tensor(context, target, OP)?;
+        let pairs = self.operations.iter().filter_map(Parts::of).zip(numbers);
+        for (Parts { target, source, out, together }, copies) in pairs {
+            let target = target.map(|target| take_cube_tensor(context, target, OP)).transpose()?;
+            let shape = known_output(context, out, OP)?.shape.clone();
             let source = take_cube_tensor(context, source, OP)?;
+            let target = target.unwrap_or_else(|| memory_for(&source, shape, out.dtype));
             all.push(Overwritten { target, source, copies });
             outs.push(out);
+            if let Some(together) = together {
+                consume(context, together);
+            }
         }
         overwrite_together(&all);
         for (Overwritten { target, .. }, out) in all.into_iter().zip(outs) {
@@ -126,9 +158,10 @@ impl Search for OverwriteSearch {
             return Next::Taken;
         }
         let OperationIr::Custom(custom) = operation else { return Next::Refused };
-        let Some(new) = parts(custom) else { return Next::Refused };
-        let is_new = |old: &TensorIr| new.iter().all(|new| new.id != old.id);
-        if !self.found.operations.iter().filter_map(parts).flatten().all(is_new) {
+        let Some(new) = Parts::of(custom) else { return Next::Refused };
+        let is_new = |old: &TensorIr| new.own().all(|new| new.id != old.id);
+        let found = self.found.operations.iter().filter_map(Parts::of);
+        if !found.flat_map(|parts| parts.own()).all(is_new) {
             return Next::Refused;
         }
         self.overwrites.push(now.position);
@@ -151,7 +184,7 @@ impl Search for OverwriteSearch {
 
     fn takes_time(operation: &OperationIr) -> bool {
         let overwrites =
-            matches!(operation, OperationIr::Custom(custom) if parts(custom).is_some());
+            matches!(operation, OperationIr::Custom(custom) if Parts::of(custom).is_some());
         !(overwrites || takes_memory(operation) || matches!(operation, OperationIr::Drop(_)))
     }
 }

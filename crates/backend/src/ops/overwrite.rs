@@ -3,10 +3,11 @@
 //! Burn's tensors are values: an operation writes in place only where nobody can tell. Here everybody can.
 //! All clones of the tensor have the new numbers.
 
+use crate::tensors::Together;
 #[cfg(feature = "gpu")]
 use crate::{
     ops::{copies, fp8_linear::marked},
-    tensors::{contiguous_buffer, rows_of},
+    tensors::{Location, contiguous_buffer, rows_of},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::overwrite::{Overwrite, Rows, overwrite_many};
@@ -15,12 +16,17 @@ use burn::{
         Backend, Dispatch, backend_extension,
         tensor::{FloatTensor, IntTensor},
     },
-    tensor::{Int, Tensor},
+    tensor::{DType, Int, Tensor},
+};
+#[cfg(feature = "gpu")]
+use burn::{
+    backend::{TensorMetadata, fusion::custom::TensorSpec, ops::FloatTensorOps},
+    tensor::Shape,
 };
 #[cfg(feature = "gpu")]
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-/// The operations under [`overwrite_float`] and [`overwrite_int`]. They are not differentiable.
+/// The operations under the functions of this module. They are not differentiable.
 #[backend_extension(
     Cube: cfg(feature = "gpu"),
     Fusion: cfg(feature = "gpu"),
@@ -30,15 +36,52 @@ pub trait OverwritePrimitives: Backend {
     #[fusion(dtype = target, shape = target)]
     fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// The same, together with others.
+    #[fusion(dtype = target, shape = target)]
+    fn overwrite_float_together(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        together: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// The elements of `source` in memory of their own, together with others.
+    #[fusion(meta = copy_of)]
+    fn copied_float(
+        source: FloatTensor<Self>,
+        together: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
+
     /// `target`, with the elements of `source`.
     #[fusion(dtype = target, shape = target)]
     fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self>;
 }
 
 #[cfg(feature = "gpu")]
+fn copy_of(source: &TensorSpec, _together: &TensorSpec, dtype: &DType) -> TensorSpec {
+    TensorSpec { dtype: *dtype, ..source.clone() }
+}
+
+#[cfg(feature = "gpu")]
 impl OverwritePrimitives for CubeBackend {
     fn overwrite_float(target: FloatTensor<Self>, source: FloatTensor<Self>) -> FloatTensor<Self> {
         overwritten(target, source)
+    }
+
+    fn overwrite_float_together(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        _together: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        overwritten(target, source)
+    }
+
+    fn copied_float(
+        source: FloatTensor<Self>,
+        _together: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        overwritten(memory_for(&source, source.shape(), dtype), source)
     }
 
     fn overwrite_int(target: IntTensor<Self>, source: IntTensor<Self>) -> IntTensor<Self> {
@@ -52,6 +95,13 @@ fn overwritten(target: CubeTensor, source: CubeTensor) -> CubeTensor {
     overwrite_together(&all);
     let [Overwritten { target, .. }] = all;
     target
+}
+
+/// Memory for a copy of a tensor.
+#[cfg(feature = "gpu")]
+pub(crate) fn memory_for(source: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    let Location { device, .. } = Location::of(source);
+    CubeBackend::float_empty(shape, &device, dtype.into())
 }
 
 /// A tensor that is overwritten.
@@ -96,6 +146,18 @@ pub(crate) fn overwrite_together(all: &[Overwritten]) {
     left.into_iter().for_each(Overwritten::tell);
 }
 
+/// Writes the second tensor of each pair to the first, which nobody has read yet, in as few launches as that takes.
+///
+/// # Panics
+///
+/// As [`overwrite_together`].
+#[cfg(feature = "gpu")]
+pub(crate) fn copy_together(pairs: &[[CubeTensor; 2]]) {
+    let Some([first, _]) = pairs.first() else { return };
+    let all: Vec<_> = pairs.iter().map(|[target, source]| by_rows(target, source)).collect();
+    overwrite_many(&first.client, &all).unwrap_or_else(|error| panic!("{error}"));
+}
+
 /// Both by rows, or both as one.
 #[cfg(feature = "gpu")]
 fn by_rows(target: &CubeTensor, source: &CubeTensor) -> Overwrite {
@@ -130,7 +192,41 @@ pub fn overwrite_float<const D: usize>(target: Tensor<D>, source: Tensor<D>) -> 
     ))
 }
 
-/// The same for whole numbers, which have to be of one type.
+/// [`overwrite_float`] by few launches, with others that share `together`.
+///
+/// # Panics
+///
+/// As [`overwrite_float`].
+pub fn overwrite_float_together<const D: usize>(
+    target: Tensor<D>,
+    source: Tensor<D>,
+    together: &Together,
+) -> Tensor<D> {
+    check(target.dims(), source.dims());
+    let together = together.on(&source.device()).into_dispatch();
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::overwrite_float_together(
+        target.into_dispatch(),
+        source.into_dispatch(),
+        together,
+    ))
+}
+
+/// The elements of `source`, rounded to a type of floating-point numbers, in memory that nobody else holds. By few
+/// launches, with others that share `together`. For tensors on GPUs, outside automatic differentiation.
+pub fn copied_float<const D: usize>(
+    source: Tensor<D>,
+    dtype: DType,
+    together: &Together,
+) -> Tensor<D> {
+    let together = together.on(&source.device()).into_dispatch();
+    Tensor::from_dispatch(<Dispatch as OverwritePrimitives>::copied_float(
+        source.into_dispatch(),
+        together,
+        dtype,
+    ))
+}
+
+/// The same as [`overwrite_float`] for whole numbers, which have to be of one type.
 ///
 /// # Panics
 ///

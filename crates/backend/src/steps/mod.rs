@@ -11,6 +11,7 @@ pub mod sgd;
 #[cfg(all(test, feature = "gpu"))]
 mod tests;
 
+pub use crate::tensors::Together;
 pub use gate::{Chance, Draw, Gate, Reading, Taken};
 #[cfg(feature = "gpu")]
 pub use gate::{ChanceMetadata, GateMetadata, ReadingMetadata};

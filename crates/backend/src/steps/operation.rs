@@ -39,12 +39,16 @@ pub(crate) struct StepRequest<K, const N: usize> {
 }
 
 impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
+    /// Where what the device says of the step begins, behind the parameter's tensors and the one that steps are taken
+    /// together by.
+    const TOLD: usize = N + 1;
+
     /// The step in `operation`, if that is one.
     pub(crate) fn of(operation: &OperationIr) -> Option<Self> {
         let OperationIr::Custom(custom) = operation else { return None };
         let shared = custom.inputs.len().checked_sub(N)?;
         let is_step = custom.id == K::ID
-            && [0, 1, READINGS, READINGS + 1].contains(&shared)
+            && [1, 2, 1 + READINGS, 2 + READINGS].contains(&shared)
             && (custom.outputs.len(), custom.scalars.len()) == (N - 1, K::SCALARS);
         is_step.then(|| Self { operation: custom.clone(), kind: PhantomData })
     }
@@ -54,15 +58,15 @@ impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
     }
 
     pub(crate) fn gate(&self) -> Option<&[TensorIr]> {
-        self.operation.inputs.get(N..N + READINGS)
+        self.operation.inputs.get(Self::TOLD..Self::TOLD + READINGS)
     }
 
     pub(crate) fn seed(&self) -> Option<&TensorIr> {
         let after_gate = self.gate().map_or(0, <[_]>::len);
-        self.operation.inputs.get(N + after_gate)
+        self.operation.inputs.get(Self::TOLD + after_gate)
     }
 
-    /// What the device says of the step, and the seed.
+    /// What it is taken together by, what the device says of the step, and the seed.
     pub(crate) fn shared(&self) -> impl Iterator<Item = TensorId> {
         self.operation.inputs[N..].iter().map(|tensor| tensor.id)
     }

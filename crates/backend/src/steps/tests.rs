@@ -48,10 +48,11 @@ fn steps_of_another_optimizer_end_it() {
 mod for_kind {
     use super::*;
 
-    /// A step of a parameter of its own, whose tensors have the numbers from `first` on.
+    /// A step of a parameter of its own, whose tensors have the numbers from `first` on. It is taken together with others by
+    /// tensor 0.
     pub(super) fn step<K: Optimizer<N>, const N: usize>(first: u64, shared: &[u64]) -> OperationIr {
         let own = (first..first + N as u64).map(|id| tensor(id, [2], ReadWrite));
-        let shared = shared.iter().map(|id| tensor(*id, [1], ReadOnly));
+        let shared = [0].iter().chain(shared).map(|id| tensor(*id, [1], ReadOnly));
         let inputs: Vec<_> = own.chain(shared).collect();
         let outputs: Vec<_> = (first + N as u64..first + 2 * N as u64 - 1)
             .map(|id| tensor(id, [2], NotInit))
@@ -94,6 +95,10 @@ mod for_kind {
             assert!(!fuser.is_open(), "{one:?} and {other:?}");
             assert_eq!(fuser.len(), 1);
         }
+        let OperationIr::Custom(mut apart) = step::<K, N>(20, &[]) else { unreachable!() };
+        apart.inputs[N] = tensor(9, [1], ReadOnly);
+        let fuser = fused::<K, N>(&[step::<K, N>(10, &[]), OperationIr::Custom(apart)]);
+        assert_eq!(fuser.len(), 1);
         let asked = |shared: &[u64]| StepRequest::<K, N>::of(&step::<K, N>(10, shared));
         let seed_of = |asked: &StepRequest<K, N>| asked.seed().map(|seed| seed.id);
         let with_gate = asked(&[1, 2, 3, 5]).expect("a step");

@@ -11,6 +11,7 @@ mod images;
 mod optional;
 #[cfg(feature = "gpu")]
 mod rows;
+mod together;
 
 pub(crate) use casting::{cast, wide};
 #[cfg(feature = "gpu")]
@@ -30,3 +31,4 @@ pub use optional::Optional;
 pub use optional::OptionalMetadata;
 #[cfg(feature = "gpu")]
 pub(crate) use rows::{RowLayout, TensorRows};
+pub use together::Together;

@@ -2,7 +2,11 @@
 
 use super::state::shared_values;
 use crate::precision::PrecisionPolicy;
-use blackburn_backend::{copies::Copies, overwrite::overwrite_float};
+use blackburn_backend::{
+    copies::Copies,
+    overwrite::{copied_float, overwrite_float_together},
+    steps::Together,
+};
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -32,6 +36,7 @@ impl<M: Module> HeldModel<M> {
             types: policy.computed_types(model),
             shared: shared_values(model),
             before,
+            together: copies.together().clone(),
             memory: GradientsParams::new(),
             leaves: GradientsParams::new(),
         };
@@ -52,19 +57,22 @@ struct Holder {
     /// The model's clones share it: what is written there is written to the caller's model.
     shared: HashSet<ParamId>,
     before: GradientsParams,
+    together: Together,
     memory: GradientsParams,
     /// What was made for a parameter: in a second place it is the same leaf.
     leaves: GradientsParams,
 }
 
 impl Holder {
-    /// Memory for a parameter.
-    fn place<const D: usize>(&mut self, id: ParamId, plain: &Tensor<D>, dtype: DType) -> Tensor<D> {
+    /// A parameter's numbers in memory of their own, that of before if it fits.
+    fn hold<const D: usize>(&mut self, id: ParamId, plain: Tensor<D>, dtype: DType) -> Tensor<D> {
         let fits = |old: &Tensor<D>| {
             old.dims() == plain.dims() && old.dtype() == dtype && old.device() == plain.device()
         };
-        let old = self.before.remove::<D>(id).filter(fits);
-        old.unwrap_or_else(|| Tensor::empty(plain.dims(), (&plain.device(), dtype)))
+        match self.before.remove::<D>(id).filter(fits) {
+            Some(old) => overwrite_float_together(old, plain, &self.together),
+            None => copied_float(plain, dtype, &self.together),
+        }
     }
 }
 
@@ -80,7 +88,7 @@ impl ModuleMapper for Holder {
         param.map(|base| {
             let plain = base.clone().without_autodiff();
             let dtype = self.types.get(&id).map_or(plain.dtype(), |dtype| (*dtype).into());
-            let memory = overwrite_float(self.place(id, &plain, dtype), plain);
+            let memory = self.hold(id, plain, dtype);
             self.memory.register::<D>(id, memory.clone());
             let leaf = match base.gradient_checkpointing_strategy() {
                 Some(strategy) => memory.autodiff().with_gradient_checkpointing_strategy(strategy),

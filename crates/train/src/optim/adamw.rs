@@ -15,7 +15,7 @@ use super::{
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
-use blackburn_backend::steps::adamw;
+use blackburn_backend::steps::{Together, adamw};
 use burn::{
     optim::{
         AdamWState as BurnsState, AdaptiveMomentumState, LearningRate, Optimizer, RecordState,
@@ -38,6 +38,8 @@ pub struct AdamW {
     pub(super) gate: Option<StepGate>,
     /// What the kernel rounds by, where it rounds by chance.
     pub(super) draws: Draws,
+    /// What the kernel's steps are taken together by.
+    pub(super) together: Together,
     /// What the gate took back of each parameter's steps.
     pub(super) counts: SkippedCounts,
 }
@@ -151,7 +153,7 @@ impl AdamW {
         let stored: FloatDType = tensors.parameter.dtype().into();
         let draw = (self.rounds_stochastically && stored != FloatDType::F32)
             .then(|| self.draws.next(time, &tensors.parameter.device()));
-        adamw::step(tensors, step, open.map(Into::into), draw)
+        adamw::step(tensors, step, open.map(Into::into), draw, &self.together)
     }
 
     /// The step as Burn's operations.

@@ -18,6 +18,7 @@ use skipped::SkippedCounts;
 use stochastic::Draws;
 
 use crate::path::ModulePath;
+use blackburn_backend::steps::Together;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamGroup},
     optim::{ModuleOptimizer, Optimizer},
@@ -80,8 +81,9 @@ impl AdamWGroups {
         device: &Device,
         gate: Option<&StepGate>,
     ) -> ModuleOptimizer {
-        // One seed a step for all groups, whose steps share a launch then.
+        // One of each for all groups, whose steps share a launch then.
         let (draws, counts) = (Draws::default(), SkippedCounts::default());
+        let together = Together::default();
         let adamw = |weight_decay: f32| AdamW {
             beta_1: self.beta_1.into(),
             beta_2: self.beta_2.into(),
@@ -90,6 +92,7 @@ impl AdamWGroups {
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
             draws: draws.clone(),
+            together: together.clone(),
             counts: counts.clone(),
         };
         in_two_groups(model, device, adamw(self.weight_decay), adamw(0.0))

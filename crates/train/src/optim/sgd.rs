@@ -20,7 +20,7 @@ use super::{
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
-use blackburn_backend::steps::sgd;
+use blackburn_backend::steps::{Together, sgd};
 use burn::{
     module::Module,
     optim::{
@@ -118,8 +118,9 @@ impl SgdGroups {
                 if least == 0.0 { " from 0" } else { "" }
             );
         }
-        // One seed a step for all groups, whose steps share a launch then.
+        // One of each for all groups, whose steps share a launch then.
         let (draws, counts) = (Draws::default(), SkippedCounts::default());
+        let together = Together::default();
         let sgd = |weight_decay: f64| Sgd {
             momentum,
             dampening,
@@ -128,6 +129,7 @@ impl SgdGroups {
             rounds_stochastically: self.stochastic_rounding,
             gate: gate.cloned(),
             draws: draws.clone(),
+            together: together.clone(),
             counts: counts.clone(),
         };
         let of_vectors = if self.decays_vectors { weight_decay } else { 0.0 };
@@ -150,6 +152,8 @@ pub struct Sgd {
     gate: Option<StepGate>,
     /// What the kernel rounds by, where it rounds by chance.
     draws: Draws,
+    /// What the kernel's steps are taken together by.
+    together: Together,
     /// What the gate took back of each parameter's steps.
     counts: SkippedCounts,
 }
@@ -219,7 +223,7 @@ impl Sgd {
             rate: lr,
             time: self.counted(time),
         };
-        sgd::step(tensors, step, open.map(Into::into), draw)
+        sgd::step(tensors, step, open.map(Into::into), draw, &self.together)
     }
 
     /// The steps by which the first one is told. Without dampening a velocity of zero says as much, and

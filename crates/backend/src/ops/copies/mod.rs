@@ -24,6 +24,7 @@ pub(crate) use known::{Known, is_current, keep, record, register, take, written}
 
 #[cfg(feature = "gpu")]
 use super::overwrite::{Overwritten, overwrite_together};
+use crate::tensors::Together;
 use burn::{
     backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor},
     tensor::Tensor,
@@ -47,6 +48,7 @@ pub trait CopyPrimitives: Backend {
     fn refresh_copy(
         copy: FloatTensor<Self>,
         parameter: FloatTensor<Self>,
+        together: FloatTensor<Self>,
         copies: u32,
     ) -> FloatTensor<Self>;
 }
@@ -56,6 +58,7 @@ impl CopyPrimitives for CubeBackend {
     fn refresh_copy(
         copy: FloatTensor<Self>,
         parameter: FloatTensor<Self>,
+        _together: FloatTensor<Self>,
         copies: u32,
     ) -> FloatTensor<Self> {
         let all = [Overwritten { target: copy, source: parameter, copies: Some(copies) }];
@@ -69,6 +72,7 @@ impl CopyPrimitives for CubeBackend {
 #[derive(Debug)]
 pub struct Copies {
     number: u32,
+    together: Together,
 }
 
 impl Copies {
@@ -78,7 +82,12 @@ impl Copies {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         #[cfg(feature = "gpu")]
         known::begin(number);
-        Self { number }
+        Self { number, together: Together::default() }
+    }
+
+    /// What operations on these copies share, by which they are taken together.
+    pub fn together(&self) -> &Together {
+        &self.together
     }
 
     /// `copy` with the elements of `parameter`, rounded to its type, in the same memory, as
@@ -90,9 +99,11 @@ impl Copies {
     /// When shapes or devices differ, or rows of `copy` do not follow each other in memory.
     pub fn refresh<const D: usize>(&self, copy: Tensor<D>, parameter: Tensor<D>) -> Tensor<D> {
         super::overwrite::check(copy.dims(), parameter.dims());
+        let together = self.together.on(&parameter.device()).into_dispatch();
         Tensor::from_dispatch(<Dispatch as CopyPrimitives>::refresh_copy(
             copy.into_dispatch(),
             parameter.into_dispatch(),
+            together,
             self.number,
         ))
     }

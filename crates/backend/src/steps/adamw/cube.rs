@@ -15,6 +15,7 @@ impl AdamwPrimitives for CubeBackend {
         gradient: FloatTensor<Self>,
         first: FloatTensor<Self>,
         second: FloatTensor<Self>,
+        _together: FloatTensor<Self>,
         gate: Gate<Self>,
         chance: Chance<Self>,
         draw: u32,

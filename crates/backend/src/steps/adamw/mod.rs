@@ -20,7 +20,10 @@ pub(crate) use kind::Adamw;
 pub use primitives::UpdatedMetadata;
 pub use primitives::{AdamwPrimitives, Step, Updated};
 
-use super::gate::{Draw, Taken, chance_of, gate_of, is_stepped};
+use super::{
+    Together,
+    gate::{Draw, Taken, chance_of, gate_of, is_stepped},
+};
 use burn::{backend::Dispatch, tensor::Tensor};
 
 /// A parameter and what belongs to it, all of one shape.
@@ -55,7 +58,7 @@ pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
 }
 
 /// The parameter and its moments after `step`. A parameter in f32 is rounded to the nearest value, with
-/// a draw or without.
+/// a draw or without. Steps that share `together` are taken by few launches.
 ///
 /// # Panics
 ///
@@ -66,6 +69,7 @@ pub fn step<const D: usize>(
     step: Step,
     gate: Option<Taken>,
     draw: Option<Draw>,
+    together: &Together,
 ) -> Stepped<D> {
     const OP: &str = "adamw";
     assert!(
@@ -81,6 +85,7 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
+    let together = together.on(&tensors.parameter.device()).into_dispatch();
     let number = draw.as_ref().map_or(0, |draw| draw.number);
     let (gate, chance) = (gate_of(OP, gate), chance_of(OP, draw));
     let Tensors { parameter, gradient, first, second } = tensors;
@@ -92,6 +97,7 @@ pub fn step<const D: usize>(
         gradient,
         first,
         second,
+        together,
         gate,
         chance,
         number,

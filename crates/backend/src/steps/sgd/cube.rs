@@ -14,6 +14,7 @@ impl SgdPrimitives for CubeBackend {
         parameter: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
         velocity: FloatTensor<Self>,
+        _together: FloatTensor<Self>,
         gate: Gate<Self>,
         chance: Chance<Self>,
         draw: u32,

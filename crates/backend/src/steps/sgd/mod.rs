@@ -21,7 +21,10 @@ pub(crate) use kind::Sgd;
 pub use primitives::UpdatedMetadata;
 pub use primitives::{SgdPrimitives, Step, Updated};
 
-use super::gate::{Draw, Taken, chance_of, gate_of, is_stepped};
+use super::{
+    Together,
+    gate::{Draw, Taken, chance_of, gate_of, is_stepped},
+};
 use burn::{backend::Dispatch, tensor::Tensor};
 
 /// A parameter and what belongs to it, all of one shape.
@@ -52,7 +55,7 @@ pub fn serves<const D: usize>(tensors: &Tensors<D>) -> bool {
 }
 
 /// The parameter and its velocity after `step`. A parameter in f32 is rounded to the nearest value, with
-/// a draw or without.
+/// a draw or without. Steps that share `together` are taken by few launches.
 ///
 /// # Panics
 ///
@@ -63,6 +66,7 @@ pub fn step<const D: usize>(
     step: Step,
     gate: Option<Taken>,
     draw: Option<Draw>,
+    together: &Together,
 ) -> Stepped<D> {
     const OP: &str = "sgd";
     assert!(
@@ -78,6 +82,7 @@ pub fn step<const D: usize>(
     // Here, since the stream would find out only when nobody knows any more who asked.
     #[cfg(feature = "gpu")]
     cube::check(step);
+    let together = together.on(&tensors.parameter.device()).into_dispatch();
     let number = draw.as_ref().map_or(0, |draw| draw.number);
     let (gate, chance) = (gate_of(OP, gate), chance_of(OP, draw));
     let Tensors { parameter, gradient, velocity } = tensors;
@@ -88,6 +93,7 @@ pub fn step<const D: usize>(
         parameter,
         gradient,
         velocity,
+        together,
         gate,
         chance,
         number,

@@ -1,0 +1,156 @@
+//! The provider that casts several tensors in one launch. Burn's gradients of parameters that are computed with in 16 bits
+//! come as f32 by a cast each, one behind the other at the end of a backward pass.
+
+use crate::{
+    ops::overwrite::{copy_together, memory_for},
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, is_parameter_cast},
+    tensors::{
+        Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
+    },
+};
+use blackburn_kernels::{KernelError, step::MOST_TENSORS};
+use burn_cubecl::kernel;
+use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
+use burn_std::DType;
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "cast";
+
+/// Casts that do not depend on each other: what is read, and what is made.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Casts {
+    casts: Vec<[TensorIr; 2]>,
+}
+
+impl Replacement for Casts {
+    const NAME: &'static str = "BlackburnCast";
+
+    fn launch(&self, context: &mut Tensors) -> Result<Done, KernelError> {
+        for [source, out] in &self.casts {
+            cube_tensor(context, source, OP)?;
+            known_output(context, out, OP)?;
+        }
+        let (mut pairs, mut outs) = (Vec::new(), Vec::new());
+        for [source, out] in &self.casts {
+            let shape = known_output(context, out, OP)?.shape.clone();
+            let source = take_cube_tensor(context, source, OP)?;
+            if rows_of(&source).is_none() || shape.num_elements() == 0 {
+                // In the order of its memory, as Burn casts it.
+                register_cube_tensor(context, out, kernel::cast(source, out.dtype), OP)?;
+                continue;
+            }
+            pairs.push([memory_for(&source, shape, out.dtype), source]);
+            outs.push(out);
+        }
+        copy_together(&pairs);
+        for ([made, _], out) in pairs.into_iter().zip(outs) {
+            register_cube_tensor(context, out, made, OP)?;
+        }
+        Ok(Done::All)
+    }
+}
+
+/// Takes casts between types of floating-point numbers that follow each other. It is over when Burn shows any other
+/// operation, to whichever block. Casts of parameters stay where they are: in front of what reads them.
+#[derive(Clone, Default)]
+pub(crate) struct CastSearch {
+    found: Casts,
+}
+
+impl CastSearch {
+    /// For each cast, as Burn's fusions bid.
+    const SCORE: u64 = 10;
+    /// Below any fusion that saves a tensor.
+    const MOST: u64 = 90;
+}
+
+/// What `operation` reads and makes, if it casts numbers that the kernel reads and writes.
+fn cast_of(operation: &OperationIr) -> Option<[&TensorIr; 2]> {
+    let OperationIr::BaseFloat(BaseOperationIr::Cast(cast)) = operation else { return None };
+    let pair = [&cast.input, &cast.out];
+    let is_served =
+        |tensor: &&TensorIr| matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
+    (pair.iter().all(is_served) && !is_parameter_cast(operation)).then_some(pair)
+}
+
+impl Search for CastSearch {
+    type Replacement = Casts;
+    const MAY_CAST_FIRST: bool = false;
+
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
+        let Some([source, out]) = cast_of(operation) else { return Next::Refused };
+        let is_made = |[_, made]: &[TensorIr; 2]| made.id == source.id;
+        if self.gives_up(now.elapsed) || self.found.casts.iter().any(is_made) {
+            return Next::Refused;
+        }
+        self.found.casts.push([source.clone(), out.clone()]);
+        if self.found.casts.len() == MOST_TENSORS { Next::Last } else { Next::Taken }
+    }
+
+    /// One alone, too: left to Burn, it would be settled together with whatever ended this search.
+    fn claim(&self) -> Option<Claim<Casts>> {
+        let count = self.found.casts.len();
+        let parts = vec![Part::Replaced((0..count).collect(), self.found.clone())];
+        let score = (Self::SCORE * (count as u64).saturating_sub(1)).clamp(1, Self::MOST);
+        (count > 0).then_some(Claim { score, parts })
+    }
+
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        elapsed.since_first > 0
+    }
+
+    fn takes_time(operation: &OperationIr) -> bool {
+        !(cast_of(operation).is_some() || matches!(operation, OperationIr::Drop(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{Fuser, emit::tensor};
+    use burn_ir::{
+        CastOpIr,
+        TensorStatus::{NotInit, ReadOnly, ReadWrite},
+    };
+
+    fn cast(from: u64, read_as: burn_ir::TensorStatus, types: [DType; 2], to: u64) -> OperationIr {
+        let [mut input, mut out] = [tensor(from, [4], read_as), tensor(to, [4], NotInit)];
+        [input.dtype, out.dtype] = types;
+        OperationIr::BaseFloat(BaseOperationIr::Cast(CastOpIr { input, out }))
+    }
+
+    fn gradient(id: u64) -> OperationIr {
+        cast(id, ReadWrite, [DType::BF16, DType::F32], id + 100)
+    }
+
+    #[test]
+    fn casts_of_gradients_are_taken_up_to_what_a_launch_takes() {
+        let all: Vec<_> = (0..20).map(gradient).collect();
+        let few = Fuser::after(CastSearch::default(), &all[..3]);
+        assert!(few.is_open());
+        assert_eq!(few.claims(), Some(3));
+        let many = Fuser::after(CastSearch::default(), &all);
+        assert!(!many.is_open());
+        assert_eq!(many.claims(), Some(MOST_TENSORS));
+        assert_eq!(Fuser::after(CastSearch::default(), &all[..1]).claims(), Some(1));
+    }
+
+    #[test]
+    fn a_cast_of_what_was_cast_is_not_taken() {
+        let back = cast(100, ReadWrite, [DType::F32, DType::BF16], 300);
+        let fuser = Fuser::after(CastSearch::default(), &[gradient(0), back]);
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(1));
+    }
+
+    #[test]
+    fn parameters_and_wide_numbers_are_left_alone() {
+        let parameter = cast(1, ReadOnly, [DType::F32, DType::BF16], 2);
+        let wide = cast(1, ReadWrite, [DType::F32, DType::F64], 2);
+        for operation in [parameter, wide] {
+            let fuser = Fuser::after(CastSearch::default(), &[operation]);
+            assert!(!fuser.is_open());
+            assert_eq!(fuser.claims(), None);
+        }
+    }
+}
