@@ -27,6 +27,9 @@
 //! The features `burn-train` and `nvml` extend the training toolkit: [`train`] inside Burn's own learner, and
 //! readings of NVIDIA GPUs.
 //!
+//! The feature `mimalloc` makes Microsoft's allocator that of the program, by which unrecorded steps are launched faster:
+//! Burn's operations are made on one thread and dropped on another.
+//!
 //! The feature `doctor` examines the kernels on the GPU at hand: `blackburn::doctor`.
 //!
 //! Features add up, so one program can carry them all. [`device`] looks for CUDA, then for a Vulkan GPU, then takes
@@ -48,6 +51,11 @@ mod proof;
 mod report;
 #[cfg(feature = "gpu")]
 pub mod verdicts;
+
+/// Opt-in, since a program has one at most.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 pub use attention::attention;
 pub use blackburn_distributed as distributed;
