@@ -140,3 +140,21 @@ pub fn probe(device: &cubecl::Device) -> Result<(), String> {
             .unwrap_or_else(|| "the runtime panicked".into()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_goes_by_sizes_unless_the_program_says_otherwise() {
+        let kept = |memory: PersistentMemory| {
+            let mut config = CubeClRuntimeConfig::default();
+            config.memory.persistent_memory = memory;
+            keep_sizes_of_parameters(&mut config);
+            config.memory.persistent_memory
+        };
+        assert!(matches!(kept(PersistentMemory::default()), PersistentMemory::SizeMatch));
+        assert!(matches!(kept(PersistentMemory::Disabled), PersistentMemory::Disabled));
+        assert!(matches!(kept(PersistentMemory::Enforced), PersistentMemory::Enforced));
+    }
+}

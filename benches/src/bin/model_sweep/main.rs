@@ -282,20 +282,23 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Seconds of the first steps together, and milliseconds of a step in each round, in order.
+    /// Seconds of the first ten steps and of all first steps, and milliseconds of a step in each round, in order.
     fn timed(
         &self,
         mut step: impl FnMut() -> Result<(), Box<dyn Error>>,
-    ) -> Result<(f64, Vec<f64>), Box<dyn Error>> {
+    ) -> Result<([f64; 2], Vec<f64>), Box<dyn Error>> {
         // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
-        const WARM_UP: usize = 16;
+        const WARM_UP: [usize; 2] = [10, 6];
         let Arguments { steps, rounds, .. } = *self.arguments;
         let start = Instant::now();
-        for _ in 0..WARM_UP {
-            step()?;
+        let mut first = [0.0; 2];
+        for (count, seconds) in WARM_UP.into_iter().zip(&mut first) {
+            for _ in 0..count {
+                step()?;
+            }
+            self.device.sync()?;
+            *seconds = start.elapsed().as_secs_f64();
         }
-        self.device.sync()?;
-        let first = start.elapsed().as_secs_f64();
         let mut times = Vec::new();
         for _ in 0..rounds {
             let start = Instant::now();
@@ -310,7 +313,7 @@ impl Case<'_> {
         Ok((first, times))
     }
 
-    fn print(&self, times: &[f64], first: f64, passes: &str, products: Tally) {
+    fn print(&self, times: &[f64], first: [f64; 2], passes: &str, products: Tally) {
         let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
         let Self { arguments, shape, .. } = self;
         let length = shape.length;
@@ -339,8 +342,8 @@ impl Case<'_> {
         println!(
             "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}{how}\tblackburn\t{median:.3}\t{least:.3}\t\
              {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping; passes {passes}; \
-             first 16 steps {first:.1} s; {memory:.2} GiB reserved{in_fp8}{note}",
-            shape.batch
+             first ten steps {:.2} s, first 16 steps {:.1} s; {memory:.2} GiB reserved{in_fp8}{note}",
+            shape.batch, first[0], first[1]
         );
     }
 

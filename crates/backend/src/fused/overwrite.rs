@@ -188,3 +188,67 @@ impl Search for OverwriteSearch {
         !(overwrites || takes_memory(operation) || matches!(operation, OperationIr::Drop(_)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{
+        Fuser,
+        emit::{tensor, view},
+    };
+    use burn_ir::TensorStatus::{NotInit, ReadOnly, ReadWrite};
+
+    /// What they share.
+    const TOGETHER: u64 = 1;
+
+    fn custom(id: &str, inputs: &[u64], out: u64) -> OperationIr {
+        let read = |id: &u64| tensor(*id, [2], if *id == TOGETHER { ReadOnly } else { ReadWrite });
+        OperationIr::Custom(CustomOpIr {
+            id: id.into(),
+            inputs: inputs.iter().map(read).collect(),
+            outputs: vec![tensor(out, [2], NotInit)],
+            scalars: Vec::new(),
+        })
+    }
+
+    fn fuser(operations: &[OperationIr]) -> Fuser<OverwriteSearch> {
+        Fuser::after(OverwriteSearch::default(), operations)
+    }
+
+    #[test]
+    fn what_shares_a_tensor_is_taken_with_and_without_memory_of_before() {
+        let operations = [
+            custom(COPIED, &[10, TOGETHER], 11),
+            custom("overwrite_float_together", &[20, 21, TOGETHER], 22),
+            custom(copies::ID, &[30, 31, TOGETHER], 32),
+            custom("overwrite_int", &[40, 41], 42),
+        ];
+        let all = fuser(&operations);
+        assert!(all.is_open());
+        assert_eq!(all.claims(), Some(operations.len()));
+        assert_eq!(fuser(&operations[..1]).claims(), None);
+    }
+
+    #[test]
+    fn what_reads_the_result_of_another_is_not_taken() {
+        let first = custom(COPIED, &[10, TOGETHER], 11);
+        let second = custom(COPIED, &[20, TOGETHER], 21);
+        let reader = custom("overwrite_float_together", &[30, 11, TOGETHER], 31);
+        let fuser = fuser(&[first, second, reader]);
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(2));
+    }
+
+    #[test]
+    fn other_operations_and_other_numbers_of_tensors_end_it() {
+        let copied = || custom(COPIED, &[10, TOGETHER], 11);
+        for other in [
+            view(1, [1, 2], 5),
+            custom("another", &[20, TOGETHER], 21),
+            custom(COPIED, &[20, 21, TOGETHER], 22),
+            custom("overwrite_float", &[20, 21, TOGETHER], 22),
+        ] {
+            assert!(!fuser(&[copied(), other]).is_open());
+        }
+    }
+}

@@ -2,6 +2,10 @@
 //!
 //! Burn's tensors are values: an operation writes in place only where nobody can tell. Here everybody can.
 //! All clones of the tensor have the new numbers.
+#![cfg_attr(
+    not(feature = "gpu"),
+    allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
+)]
 
 use crate::tensors::Together;
 #[cfg(feature = "gpu")]
