@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 
 const OP: &str = "cast";
 
+/// Tensors with as many are worth a launch of their own, and may be beyond what the kernel counts.
+const MOST_ELEMENTS: usize = 1 << 30;
+
 /// Casts that do not depend on each other: what is read, and what is made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Casts {
@@ -34,8 +37,11 @@ impl Replacement for Casts {
         for [source, out] in &self.casts {
             let shape = known_output(context, out, OP)?.shape.clone();
             let source = take_cube_tensor(context, source, OP)?;
-            if rows_of(&source).is_none() || shape.num_elements() == 0 {
-                // In the order of its memory, as Burn casts it.
+            let is_together = self.casts.len() > 1
+                && (1..MOST_ELEMENTS).contains(&shape.num_elements())
+                && rows_of(&source).is_some();
+            if !is_together {
+                // As Burn casts it: in the order of its memory.
                 register_cube_tensor(context, out, kernel::cast(source, out.dtype), OP)?;
                 continue;
             }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Burn's fusion puts operations into one block if they share a tensor. Others begin a block each. Where there are as
 /// many blocks as there may be, it tries to merge them, for which it copies them and shows all of their operations to all
-/// searches again: for the hundreds of parameters of a model that takes longer than their first steps.
+/// searches again. For the hundreds of parameters of a model that took as long as all else in the first steps.
 ///
 /// Clones share one.
 #[derive(Clone, Debug, Default)]
