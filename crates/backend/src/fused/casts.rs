@@ -3,7 +3,7 @@
 
 use crate::{
     ops::overwrite::{copy_together, memory_for},
-    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, is_parameter_cast},
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search},
     tensors::{
         Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
     },
@@ -56,8 +56,7 @@ impl Replacement for Casts {
     }
 }
 
-/// Takes casts between types of floating-point numbers that follow each other. It is over when Burn shows any other
-/// operation, to whichever block. Casts of parameters stay where they are: in front of what reads them.
+/// Takes casts of 16 bits to f32 that follow each other. It is over when Burn shows any other operation, to whichever block.
 #[derive(Clone, Default)]
 pub(crate) struct CastSearch {
     found: Casts,
@@ -70,13 +69,13 @@ impl CastSearch {
     const MOST: u64 = 90;
 }
 
-/// What `operation` reads and makes, if it casts numbers that the kernel reads and writes.
+/// What `operation` reads and makes, if it casts numbers of 16 bits to f32. Casts the other way belong to what reads them, as
+/// those of inputs do.
 fn cast_of(operation: &OperationIr) -> Option<[&TensorIr; 2]> {
     let OperationIr::BaseFloat(BaseOperationIr::Cast(cast)) = operation else { return None };
-    let pair = [&cast.input, &cast.out];
-    let is_served =
-        |tensor: &&TensorIr| matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
-    (pair.iter().all(is_served) && !is_parameter_cast(operation)).then_some(pair)
+    let is_widened =
+        matches!(cast.input.dtype, DType::F16 | DType::BF16) && cast.out.dtype == DType::F32;
+    is_widened.then_some([&cast.input, &cast.out])
 }
 
 impl Search for CastSearch {
@@ -150,10 +149,11 @@ mod tests {
     }
 
     #[test]
-    fn parameters_and_wide_numbers_are_left_alone() {
+    fn parameters_inputs_and_wide_numbers_are_left_alone() {
         let parameter = cast(1, ReadOnly, [DType::F32, DType::BF16], 2);
-        let wide = cast(1, ReadWrite, [DType::F32, DType::F64], 2);
-        for operation in [parameter, wide] {
+        let wide = cast(1, ReadWrite, [DType::BF16, DType::F64], 2);
+        let input = cast(1, ReadWrite, [DType::F32, DType::F16], 2);
+        for operation in [parameter, input, wide] {
             let fuser = Fuser::after(CastSearch::default(), &[operation]);
             assert!(!fuser.is_open());
             assert_eq!(fuser.claims(), None);
