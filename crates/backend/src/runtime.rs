@@ -79,7 +79,7 @@ fn narrow_fusion_search() {
 /// the next step. So it is where the program's `cubecl.toml` leaves persistent memory `enabled`, which is the default.
 ///
 /// CubeCL looks for memory page by page otherwise, and goes through all that lies on a page for each tensor. With a model's
-/// states there, that took half of the time in which a step was launched.
+/// states there, that took nearly half of the time of its thread.
 fn keep_sizes_of_parameters(config: &mut CubeClRuntimeConfig) {
     let memory = &mut config.memory.persistent_memory;
     if matches!(memory, PersistentMemory::Enabled) {
