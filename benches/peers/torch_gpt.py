@@ -59,9 +59,9 @@ def fuse_qkv(tensors):
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.0):
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
@@ -70,7 +70,7 @@ class Attention(nn.Module):
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, dim=2)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
         return self.output(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -85,26 +85,28 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.0):
         super().__init__()
-        self.mha, self.pwff = Attention(width, heads), FeedForward(width)
+        self.mha, self.pwff = Attention(width, heads, dropout), FeedForward(width)
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         # Burn numbers the norms of pre-norm blocks the other way around.
-        x = x + self.mha(self.norm_2(x))
-        return x + self.pwff(self.norm_1(x))
+        x = x + self.dropout(self.mha(self.norm_2(x)))
+        return x + self.dropout(self.pwff(self.norm_1(x)))
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers, width, heads, context, vocabulary, **_):
+    def __init__(self, layers, width, heads, context, vocabulary, dropout=0.0, **_):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleDict({"layers": nn.ModuleList(Block(width, heads) for _ in range(layers))})
+        self.blocks = nn.ModuleDict({"layers": nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))})
+        self.dropout = nn.Dropout(dropout)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = self.dropout(self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)))
         for block in self.blocks["layers"]:
             x = block(x)
         return self.head(self.norm(x))
@@ -181,6 +183,9 @@ def print_row(args, op, shape, items, unit, notes, first, times, padded=False):
         shape += " bf16 parameters"
     if padded:
         shape += " padded vocabulary"
+    if args.dropout:
+        shape += " dropout"
+        notes = [*notes, f"dropout {args.dropout}"]
     notes = [
         torch.__version__,
         {"amp": "AMP, f32 masters", "bf16": "parameters and moments in bf16", "tf32": "f32 with TF32"}[args.precision],
@@ -220,7 +225,7 @@ def forget(args):
 def measure(args, batch):
     torch.manual_seed(0)
     forget(args)
-    model = Gpt(args.layers, args.width, args.heads, args.context, args.vocabulary)
+    model = Gpt(args.layers, args.width, args.heads, args.context, args.vocabulary, args.dropout)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
@@ -284,6 +289,7 @@ def add_options(parser):
     parser.add_argument("--batch", default="8", help="items a step; several, separated by commas, in turn")
     parser.add_argument("--steps", type=int, help="of a round (20), or of a run at most")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--dropout", type=float, default=0.0, help="share of activations that transformers leave out")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--commit", default="-", help="of this repository")
     parser.add_argument("--note", default="", help="driver, machine")

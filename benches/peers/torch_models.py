@@ -33,19 +33,19 @@ def joined(x):
 class EncoderLayer(nn.Module):
     """Norms behind the sums as in BERT, or in front of the layers."""
 
-    def __init__(self, width, count, norm_first=False):
+    def __init__(self, width, count, norm_first=False, dropout=0.0):
         super().__init__()
-        self.count, self.norm_first = count, norm_first
+        self.count, self.norm_first, self.rate, self.dropout = count, norm_first, dropout, nn.Dropout(dropout)
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def attended(self, x):
         q, k, v = (heads(layer(x), self.count) for layer in (self.query, self.key, self.value))
-        return self.output(joined(F.scaled_dot_product_attention(q, k, v)))
+        return self.dropout(self.output(joined(F.scaled_dot_product_attention(q, k, v, dropout_p=self.rate))))
 
     def forward(self, x):
-        fed = lambda x: self.outer(F.gelu(self.inner(x)))
+        fed = lambda x: self.dropout(self.outer(self.dropout(F.gelu(self.inner(x)))))
         if self.norm_first:
             x = x + self.attended(self.norm_1(x))
             return x + fed(self.norm_2(x))
@@ -54,10 +54,10 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    def __init__(self, layers=24, width=1024, count=16, length=512, vocabulary=30522):
+    def __init__(self, layers=24, width=1024, count=16, length=512, vocabulary=30522, dropout=0.0):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(EncoderLayer(width, count) for _ in range(layers)))
+        self.layers = nn.Sequential(*(EncoderLayer(width, count, dropout=dropout) for _ in range(layers)))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids):
@@ -68,10 +68,10 @@ class Bert(nn.Module):
 class Vit(nn.Module):
     """Over patches of 16 pixels, with the mean of all patches before the head."""
 
-    def __init__(self, layers=12, width=768, count=12, side=14, classes=1000):
+    def __init__(self, layers=12, width=768, count=12, side=14, classes=1000, dropout=0.0):
         super().__init__()
         self.patches, self.places = nn.Conv2d(3, width, 16, 16), nn.Embedding(side * side, width)
-        self.layers = nn.Sequential(*(EncoderLayer(width, count, norm_first=True) for _ in range(layers)))
+        self.layers = nn.Sequential(*(EncoderLayer(width, count, True, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images):
@@ -286,7 +286,9 @@ def main():
     for batch in map(int, (args.batch or usual).split(",")):
         torch.manual_seed(0)
         forget(args)
-        training = Training(model(), args)
+        # Models without transformers have no such option.
+        options = {"dropout": args.dropout} if args.dropout else {}
+        training = Training(model(**options), args)
         data = [data_of(batch, args)]
         first, times = timed(lambda: training.step(data), args)
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"

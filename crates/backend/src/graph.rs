@@ -14,6 +14,10 @@ use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTe
 use burn::tensor::{Device, Tensor, kind};
 #[cfg(feature = "gpu")]
 use burn_backend::{BackendGraph, ExecutionError};
+#[cfg(feature = "cuda")]
+use burn_cubecl::fusion::FusionCubeRuntime;
+#[cfg(feature = "cuda")]
+use burn_fusion::client::GlobalFusionClient;
 #[cfg(feature = "gpu")]
 use burn_std::id::StreamId;
 use std::{
@@ -121,6 +125,27 @@ impl Identity {
             None
         }
     }
+}
+
+/// Has all that this thread asked `device` for run as far as the host is concerned: launched on CUDA, submitted elsewhere.
+///
+/// `Device::flush` does so, too. On CUDA it also waits until the device has done all that it was asked for up to the
+/// flush before, where anything was copied to the device since: two flushes in a step would make the host wait for
+/// the whole step.
+///
+/// # Errors
+///
+/// [`GraphError::Refused`] when the device's thread has failed.
+pub fn hand_over(device: &Device) -> Result<(), GraphError> {
+    let failed = |reason: String| GraphError::Refused { step: "hand-over", reason };
+    #[cfg(feature = "cuda")]
+    if let DispatchDevice::Cube(cube @ cubecl::Device::Cuda(_)) =
+        device.clone().without_autodiff().as_dispatch()
+    {
+        let client = GlobalFusionClient::<FusionCubeRuntime>::load(cube);
+        return client.try_sync(|| ()).map_err(|error| failed(format!("{error:?}")));
+    }
+    device.flush().map_err(|error| failed(error.to_string()))
 }
 
 /// Lets go of what products of earlier passes keep for later ones, codes in 8 bits. A pass that is to be recorded begins

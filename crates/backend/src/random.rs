@@ -12,14 +12,14 @@
 //! In a pass, Burn's random numbers in floating point come from this generator too: see the provider
 //! `BlackburnRandom`. So unmodified dropout can be recorded.
 
-use crate::graph;
+use crate::graph::{self, GraphError};
 #[cfg(feature = "gpu")]
 use crate::tensors::contiguous_buffer;
 #[cfg(feature = "gpu")]
 use blackburn_kernels::buffer::Buffer;
 use burn::{
     backend::{Backend, Dispatch, backend_extension, tensor::IntTensor},
-    tensor::{DType, Device, ExecutionError, Int, Tensor},
+    tensor::{DType, Device, Int, Tensor},
 };
 #[cfg(feature = "gpu")]
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
@@ -180,7 +180,7 @@ impl KeyedPass {
     ) -> KeyedResult<R> {
         let hand_over = || match graph::is_recording() {
             true => Ok(()),
-            false => device.flush(),
+            false => graph::hand_over(device),
         };
         let _key: Tensor<1, Int> = Tensor::from_dispatch(<Dispatch as KeyPrimitives>::keep_key(
             key.into_dispatch(),
@@ -208,7 +208,7 @@ pub struct KeyedResult<R> {
     /// How often it drew. Unknown while the device records.
     pub draws: u64,
     /// What the device says of operations that it was handed.
-    pub handed_over: Result<(), ExecutionError>,
+    pub handed_over: Result<(), GraphError>,
 }
 
 /// Takes the thread out of a pass, whichever way that ends.

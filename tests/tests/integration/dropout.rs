@@ -2,6 +2,8 @@
 
 #[path = "dropout_fused.rs"]
 mod fused;
+#[path = "dropout_provider.rs"]
+mod provider;
 
 use blackburn::nn::{
     dropout::add_dropout,
@@ -64,6 +66,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         })
     }));
     trials.extend(fused::trials());
+    trials.extend(provider::trials());
     trials
 }
 

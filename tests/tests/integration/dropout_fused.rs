@@ -98,6 +98,7 @@ impl Case {
             x: upload(client, &self.x, self.storage),
             bias: self.bias.as_ref().map(|bias| upload(client, bias, self.storage)),
             dropout: Some(DropoutMask { rate: self.rate, seed: SEED, key: None }),
+            kept: None,
         }
     }
 

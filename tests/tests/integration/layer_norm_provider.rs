@@ -72,7 +72,12 @@ fn expect(blocks: &[Block], norms: usize) -> Result<(), Failed> {
     }
 }
 
-fn module(gamma: &[f64], beta: Option<&[f64]>, storage: Storage, device: &Device) -> LayerNorm {
+pub(crate) fn module(
+    gamma: &[f64],
+    beta: Option<&[f64]>,
+    storage: Storage,
+    device: &Device,
+) -> LayerNorm {
     let parameter =
         |values: &[f64]| Param::from_tensor(tensor(values, [values.len()], storage, device));
     let mut norm = LayerNormConfig::new(gamma.len()).with_bias(beta.is_some()).init(device);
@@ -139,7 +144,7 @@ fn check<const D: usize>(
 
 /// The bounds of gradients that are made of the centered rows and their deviations, both rounded: a relative error
 /// of a unit each in what rows are divided by and in the normalized rows.
-fn with_kept_roundings(
+pub(crate) fn with_kept_roundings(
     reference: &Reference<'_>,
     x: &[f64],
     dy: &[f64],

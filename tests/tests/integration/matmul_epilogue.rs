@@ -56,6 +56,8 @@ struct Steps {
     activation: Activation,
     kept: bool,
     residual: bool,
+    /// Whether the residual is a factor.
+    multiplies: bool,
     /// Elements of its memory before the residual.
     in_front: usize,
     beta: f32,
@@ -68,6 +70,7 @@ const NONE: Steps = Steps {
     activation: Activation::Identity,
     kept: false,
     residual: false,
+    multiplies: false,
     in_front: 0,
     beta: 1.0,
 };
@@ -78,6 +81,9 @@ fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
         Steps { residual: true, ..NONE },
         Steps { residual: true, beta: 0.0, ..NONE },
         Steps { residual: true, beta: -0.5, ..NONE },
+        Steps { residual: true, multiplies: true, ..NONE },
+        // Of a factor beta says nothing.
+        Steps { alpha: 1.1, bias: true, residual: true, multiplies: true, beta: 0.0, ..NONE },
         Steps { alpha: -0.125, ..NONE },
         Steps { alpha: 0.3, scales: Some([1.7, 0.01]), bias: true, ..NONE },
         Steps { kept: true, bias: true, ..NONE },
@@ -108,6 +114,7 @@ fn every_epilogue(client: &Client, storage: Storage) -> Result<(), Failed> {
     let batch = Product::new(batch, storage);
     check(client, &batch, steps, Plans::All)?;
     check(client, &batch, Steps { beta: 0.3, ..steps }, Plans::OneOfAFamily)?;
+    check(client, &batch, Steps { residual: true, multiplies: true, ..NONE }, Plans::All)?;
     // Rows whose sums units share.
     let few = super::MatmulCase { batch: 2, ..case(3, 21, 40, RowMajor, RowMajor) };
     let few = Product::new(few, storage);
@@ -159,6 +166,7 @@ fn check(client: &Client, product: &Product, steps: Steps, which: Plans) -> Resu
         keep_preactivation: steps.kept,
         residual: steps.residual.then(|| upload_behind(client, steps.in_front, &residual, storage)),
         beta: steps.beta,
+        residual_multiplies: steps.multiplies,
         ..Epilogue::default()
     };
     let mut plans = plans(client, &problem);
@@ -217,6 +225,14 @@ impl Expected {
 
             let y = steps.activation.value(z);
             let y_bound = steps.activation.value_bound(z, z_bound, Storage::F32, errors);
+            if steps.multiplies {
+                let factor = residual[i];
+                let most = (y.abs() + y_bound) * factor.abs();
+                expected.out.push(y * factor);
+                let roundings = rounding(most, Storage::F32) + rounding(most, storage);
+                expected.out_bounds.push(y_bound * factor.abs() + roundings);
+                continue;
+            }
             // Multiplied and added in f32, where the multiply-add may round twice, and rounded to
             // storage.
             let most = y.abs() + y_bound + added.abs();

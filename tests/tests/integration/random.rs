@@ -70,6 +70,11 @@ fn expected(i: usize, distribution: RandomDistribution, storage: Storage) -> (f6
     let share = |word: u32, bits: i32| f64::from(word >> (32 - bits)) * 2f64.powi(-bits);
     let u = F32.unit_roundoff();
     let (y, error) = match distribution {
+        RandomDistribution::Bernoulli(p) if (1.0 / 64.0..=63.0 / 64.0).contains(&p) => {
+            let word = philox4x32([(i / 8) as u32, 7, 0, 1], KEY)[i / 2 % 4];
+            let half = if i.is_multiple_of(2) { word & 0xffff } else { word >> 16 };
+            (f64::from(u8::from(f64::from(half) < (p * 2f64.powi(16)).round())), 0.0)
+        }
         RandomDistribution::Bernoulli(p) => {
             (f64::from(u8::from(f64::from(words[i % 4]) < (p * 2f64.powi(32)).round())), 0.0)
         }
@@ -92,7 +97,7 @@ fn expected(i: usize, distribution: RandomDistribution, storage: Storage) -> (f6
 
 fn each_length(client: &Client, storage: Storage) -> Result<(), Failed> {
     for distribution in DISTRIBUTIONS {
-        for elements in [0, 1, 3, 4, 5, 1023, 1025, 30_002] {
+        for elements in [0, 1, 3, 4, 5, 1023, 1024, 1025, 30_002, 30_004] {
             let y = random(client, &problem(elements, storage, distribution), &key(client))?;
             let y = download(client, y, storage)?;
             let (values, bounds): (Vec<f64>, Vec<f64>) =

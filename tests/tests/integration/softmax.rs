@@ -1,7 +1,7 @@
 //! What the logarithm of softmax is made of on the device, against f64.
 
 #[path = "softmax_activation.rs"]
-mod activation;
+pub(crate) mod activation;
 #[path = "softmax_masks.rs"]
 mod masks;
 #[path = "softmax_module.rs"]

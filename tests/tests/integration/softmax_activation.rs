@@ -47,14 +47,14 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Rows of some shape.
-struct Case<const D: usize> {
+pub(crate) struct Case<const D: usize> {
     shape: [usize; D],
     storage: Storage,
-    x: Vec<f64>,
+    pub(crate) x: Vec<f64>,
 }
 
 impl<const D: usize> Case<D> {
-    fn new(shape: [usize; D], storage: Storage) -> Self {
+    pub(crate) fn new(shape: [usize; D], storage: Storage) -> Self {
         let elements = shape.iter().product();
         Self { shape, storage, x: normal(elements as u64, elements, 2.0, storage) }
     }
@@ -63,7 +63,7 @@ impl<const D: usize> Case<D> {
         self.shape[D - 1]
     }
 
-    fn tensor(&self, device: &Device) -> Tensor<D> {
+    pub(crate) fn tensor(&self, device: &Device) -> Tensor<D> {
         tensor(&self.x, self.shape, self.storage, device)
     }
 
@@ -71,7 +71,7 @@ impl<const D: usize> Case<D> {
         rows_of(&self.x, self.classes())
     }
 
-    fn softmax(&self) -> Vec<Bounded> {
+    pub(crate) fn softmax(&self) -> Vec<Bounded> {
         self.rows().flat_map(|row| row.softmax(self.storage)).collect()
     }
 }
@@ -139,7 +139,7 @@ fn gradients(device: &Device) -> Result<(), Failed> {
 }
 
 /// With exponentials and sums that were rounded to be kept.
-fn gradient<const D: usize>(case: &Case<D>, dy: &[f64]) -> Vec<Bounded> {
+pub(crate) fn gradient<const D: usize>(case: &Case<D>, dy: &[f64]) -> Vec<Bounded> {
     let classes = case.classes();
     let rounding = if case.storage == F32 { 0.0 } else { case.storage.unit_roundoff() };
     case.rows()

@@ -111,7 +111,7 @@ fn both_passes(client: &Client, storage: Storage) -> Result<(), Failed> {
                     SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
                 let run = |x: &[f64], mask| {
                     let x = upload(client, x, storage);
-                    let made = masked_softmax_rows(client, &problem, outputs, &x, mask)?;
+                    let made = masked_softmax_rows(client, &problem, outputs, &x, mask, None)?;
                     [Some(made.y), made.shifted, made.exponentials]
                         .into_iter()
                         .flatten()
@@ -170,7 +170,7 @@ fn arguments(client: &Client) -> Result<(), Failed> {
     ];
     for (what, mask) in refused {
         let outputs = SoftmaxOutputs::default();
-        let forward = masked_softmax_rows(client, &problem, outputs, &x, Some((&mask, 0.0)));
+        let forward = masked_softmax_rows(client, &problem, outputs, &x, Some((&mask, 0.0)), None);
         let inputs = SoftmaxGradient { mask: Some(&mask), ..SoftmaxGradient::of(&x, &x, 9) };
         let backward = softmax_rows_backward(client, &problem, &inputs);
         for result in [forward.map(drop), backward.map(drop)] {
@@ -180,6 +180,6 @@ fn arguments(client: &Client) -> Result<(), Failed> {
         }
     }
     let mask = of([1, 2, 3], [0, 27, 9, 1], 54, U32);
-    masked_softmax_rows(client, &problem, SoftmaxOutputs::default(), &x, Some((&mask, 0.0)))?;
+    masked_softmax_rows(client, &problem, SoftmaxOutputs::default(), &x, Some((&mask, 0.0)), None)?;
     Ok(())
 }

@@ -96,6 +96,9 @@ struct Arguments {
     /// Layers of transformers; each model has a number of its own without this.
     #[arg(long)]
     layers: Option<usize>,
+    /// Share of activations that transformers leave out.
+    #[arg(long, default_value_t = 0.0)]
+    dropout: f64,
     /// Run passes one by one, instead of recording and replaying them.
     #[arg(long)]
     unrecorded: bool,
@@ -166,6 +169,8 @@ struct Shape {
     layers: usize,
     /// Words, or classes of images.
     classes: usize,
+    /// Share of activations that transformers leave out.
+    dropout: f64,
 }
 
 impl Shape {
@@ -183,7 +188,8 @@ impl Shape {
             Name::UNet => [32, 64, 128, 3, 0],
         };
         let batch = arguments.batch.unwrap_or(batch);
-        Self { batch, length, width, layers: arguments.layers.unwrap_or(layers), classes }
+        let layers = arguments.layers.unwrap_or(layers);
+        Self { batch, length, width, layers, classes, dropout: arguments.dropout }
     }
 }
 
@@ -304,7 +310,6 @@ impl Case<'_> {
             let start = Instant::now();
             for _ in 0..steps {
                 step()?;
-                self.device.flush()?;
             }
             self.device.sync()?;
             times.push(start.elapsed().as_secs_f64() * 1e3 / steps as f64);
@@ -330,6 +335,10 @@ impl Case<'_> {
             Spelling::Blackburn => ("", "blackburn::nn"),
         };
         let how = if arguments.plain_loop { " plain loop" } else { "" };
+        let (behind, dropout) = match shape.dropout {
+            0.0 => ("", String::new()),
+            rate => (" dropout", format!(", dropout {rate}")),
+        };
         let [median, least, most] = [times.len() / 2, 0, times.len() - 1].map(|place| times[place]);
         let rate = items as f64 * 1e3 / median;
         let memory = reserved as f64 / (1u64 << 30) as f64;
@@ -340,8 +349,8 @@ impl Case<'_> {
         let Arguments { date, commit, note, .. } = arguments;
         let precision = self.precision;
         println!(
-            "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}{how}\tblackburn\t{median:.3}\t{least:.3}\t\
-             {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping; passes {passes}; \
+            "{date}\t{commit}\t{name}\tstep\t{precision}\tB{}{suffix}{modules}{how}{behind}\tblackburn\t{median:.3}\t{least:.3}\t\
+             {most:.3}\t{rate:.0}\t{unit}\t{nn}, AdamW with f32 masters, random data, no clipping{dropout}; passes {passes}; \
              first ten steps {:.2} s, first 16 steps {:.1} s; {memory:.2} GiB reserved{in_fp8}{note}",
             shape.batch, first[0], first[1]
         );

@@ -39,12 +39,12 @@ pub(crate) struct Bert {
 
 impl Bert {
     pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
-        let Shape { width, layers, classes, length, .. } = *shape;
+        let Shape { width, layers, classes, length, dropout, .. } = *shape;
         let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
         Self {
             words: EmbeddingConfig::new(classes, width).init(device),
             places: EmbeddingConfig::new(length, width).init(device),
-            layers: encoder.with_dropout(0.0).init(device),
+            layers: encoder.with_dropout(dropout).init(device),
             head: LinearConfig::new(width, classes).init(device),
         }
     }
@@ -70,12 +70,12 @@ pub(crate) struct Gpt {
 
 impl Gpt {
     pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
-        let Shape { width, layers, classes, length, .. } = *shape;
+        let Shape { width, layers, classes, length, dropout, .. } = *shape;
         let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
         Self {
             words: EmbeddingConfig::new(classes, width).init(device),
             places: EmbeddingConfig::new(length, width).init(device),
-            layers: encoder.with_dropout(0.0).with_norm_first(true).init(device),
+            layers: encoder.with_dropout(dropout).with_norm_first(true).init(device),
             norm: LayerNormConfig::new(width).init(device),
         }
     }
@@ -192,13 +192,13 @@ pub(crate) struct Vit {
 
 impl Vit {
     pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
-        let Shape { width, layers, classes, length, .. } = *shape;
+        let Shape { width, layers, classes, length, dropout, .. } = *shape;
         let patches = Conv2dConfig::new([3, width], [16, 16]).with_stride([16, 16]);
         let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
         Self {
             patches: patches.init(device),
             places: EmbeddingConfig::new((length / 16).pow(2), width).init(device),
-            layers: encoder.with_dropout(0.0).with_norm_first(true).init(device),
+            layers: encoder.with_dropout(dropout).with_norm_first(true).init(device),
             norm: LayerNormConfig::new(width).init(device),
             head: LinearConfig::new(width, classes).init(device),
         }
@@ -359,14 +359,14 @@ pub(crate) struct Seq2seq {
 
 impl Seq2seq {
     pub(crate) fn new(shape: &Shape, device: &Device) -> Self {
-        let Shape { width, layers, classes, length, .. } = *shape;
+        let Shape { width, layers, classes, length, dropout, .. } = *shape;
         let encoder = TransformerEncoderConfig::new(width, 4 * width, width / 64, layers);
         let decoder = TransformerDecoderConfig::new(width, 4 * width, width / 64, layers);
         Self {
             words: EmbeddingConfig::new(classes, width).init(device),
             places: EmbeddingConfig::new(length, width).init(device),
-            encoder: encoder.with_dropout(0.0).init(device),
-            decoder: decoder.with_dropout(0.0).init(device),
+            encoder: encoder.with_dropout(dropout).init(device),
+            decoder: decoder.with_dropout(dropout).init(device),
             head: LinearConfig::new(width, classes).init(device),
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod casts;
 pub(crate) mod channel_sum;
 pub(crate) mod column_sum;
 pub(crate) mod conv;
+pub(crate) mod dropped;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
 pub(crate) mod group_norm;

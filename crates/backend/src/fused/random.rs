@@ -26,6 +26,18 @@ pub(crate) struct Random {
     distribution: Distribution,
 }
 
+impl Random {
+    /// Whether it is of zeros and ones.
+    pub(super) fn is_mask(&self) -> bool {
+        matches!(self.distribution, Distribution::Bernoulli(_))
+    }
+
+    /// Whether it is of zeros and ones, and as large as `tensor`.
+    pub(super) fn is_like(&self, tensor: &TensorIr) -> bool {
+        self.is_mask() && self.out.shape == tensor.shape && self.out.dtype == tensor.dtype
+    }
+}
+
 impl SingleOperation for Random {
     type Settings = ();
 

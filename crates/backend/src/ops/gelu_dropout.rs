@@ -146,6 +146,7 @@ fn call(
         x: contiguous_buffer(x.clone()),
         bias: Some(contiguous_buffer(bias.clone())),
         dropout: Some(dropout.mask()),
+        kept: None,
     }
 }
 

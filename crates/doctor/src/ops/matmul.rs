@@ -233,6 +233,7 @@ fn upload_steps(
             .as_ref()
             .map(|r| upload_behind(client, front, &places.in_memory(r), out)),
         beta: steps.beta as f32,
+        residual_multiplies: false,
         interleaved: places.interleaved,
     }
 }

@@ -15,7 +15,8 @@
 //! | key | 2 | contiguous | u32 |
 //! | x, residual, y | elements | contiguous | f32, f16 or bf16, all the same |
 //!
-//! Other operations draw the same mask on their way: see [`DropoutMask`].
+//! Other operations draw the same mask on their way: see [`DropoutMask`]. Burn's own dropout draws a tensor of zeros and
+//! ones, which stays for the gradient: see [`KeptElements`].
 //!
 //! Everything is computed in f32 and rounded once. An element that is left out becomes the residual's, whatever x holds
 //! there; Burn's own dropout turns an infinity or a NaN that it leaves out into NaN. Each tensor is moved once.
@@ -26,11 +27,13 @@
 mod forward;
 mod launch;
 mod mask;
+mod masked;
 mod problem;
 mod variants;
 
 pub use launch::dropout;
 pub use mask::DropoutMask;
 pub(crate) use mask::{DropoutForm, ElementMask};
+pub use masked::{KeptElements, add_masked};
 pub use problem::DropoutProblem;
 pub(crate) use variants::variants;

@@ -1,6 +1,6 @@
 //! Calls that cover the plans: see [`variants`](crate::variants).
 
-use super::{DropoutProblem, dropout};
+use super::{DropoutProblem, KeptElements, add_masked, dropout};
 use crate::{
     Promise,
     buffer::Buffer,
@@ -12,7 +12,7 @@ use cubecl::ir::{ElemType, UIntKind};
 /// Five cubes of 256 units a multiprocessor hide the latency of memory.
 const PROMISE: Promise = Promise::registers(48);
 
-/// Every type, alone, with a residual, and with a key.
+/// Every type, alone, with a residual, with a key, and by a mask in memory.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (dtype, name) in FLOATS {
@@ -27,6 +27,12 @@ pub(crate) fn variants() -> Vec<Variant> {
                 dropout(client, &problem, &x, adds.then_some(&x), has_key.then_some(&key)).map(drop)
             }));
         }
+        let name = format!("{name}_masked");
+        all.push(Variant::new(name, [("masked", PROMISE)], move |client| {
+            let x = Buffer::empty(client, 1 << 16, dtype);
+            let kept = KeptElements { mask: x.clone(), scale: 1.25 };
+            add_masked(client, &x, &kept, &x).map(drop)
+        }));
     }
     all
 }

@@ -13,6 +13,8 @@ pub(crate) struct GeluForm {
     pub(crate) bias: bool,
     /// What is left out behind.
     pub(crate) dropout: DropoutForm,
+    /// A mask in memory says what is left out.
+    pub(crate) masked: bool,
     pub(crate) functions: Functions,
 }
 
@@ -25,6 +27,9 @@ pub(crate) struct GeluInputs<F: Float, N: Size> {
     /// Vectors of a row.
     pub(crate) columns: Divisor,
     pub(crate) mask: ElementMask,
+    /// A factor for each element, beside one for all.
+    pub(crate) kept: Box<[Vector<F, N>]>,
+    pub(crate) scale: f32,
 }
 
 #[cube]
@@ -48,7 +53,11 @@ impl<F: Float, N: Size> GeluInputs<F, N> {
     ) -> Vector<f32, N> {
         let size = N::value().comptime();
         let first = u32::cast_from(at) * comptime!(size as u32);
-        self.mask.dropped::<N>(value, first, form.dropout)
+        let mut left = self.mask.dropped::<N>(value, first, form.dropout);
+        if comptime!(form.masked) {
+            left *= Vector::<f32, N>::cast_from(self.kept[at]) * Vector::new(self.scale);
+        }
+        left
     }
 }
 

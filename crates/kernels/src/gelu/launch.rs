@@ -11,7 +11,7 @@ use crate::{
         sum_with,
     },
     divisor::{DIVIDEND_LIMIT, divisor},
-    dropout::DropoutMask,
+    dropout::{DropoutMask, KeptElements},
     elementwise::{ElementwiseBlueprint, ElementwiseProblem},
     functions::Functions,
 };
@@ -26,16 +26,18 @@ pub struct GeluCall {
     pub bias: Option<Buffer>,
     /// Leaves out elements of the result.
     pub dropout: Option<DropoutMask>,
+    /// The same by a mask in memory, whose elements lie in the order of x.
+    pub kept: Option<KeptElements>,
 }
 
 impl GeluCall {
     /// GELU alone.
-    fn alone(x: &Buffer) -> Self {
-        Self { x: x.clone(), bias: None, dropout: None }
+    pub fn alone(x: &Buffer) -> Self {
+        Self { x: x.clone(), bias: None, dropout: None, kept: None }
     }
 
     fn problem(&self, op: &'static str) -> Result<ElementwiseProblem, KernelError> {
-        let Self { x, bias, dropout } = self;
+        let Self { x, bias, dropout, kept } = self;
         let problem = ElementwiseProblem::new(op, x)?;
         if let Some(bias) = bias {
             let divides = bias.elements > 0 && x.elements.is_multiple_of(bias.elements);
@@ -46,6 +48,9 @@ impl GeluCall {
         }
         if let Some(dropout) = dropout {
             dropout.validate(op)?;
+        }
+        if let Some(kept) = kept {
+            problem.check_operand(op, "kept", &kept.mask)?;
         }
         if (bias.is_some() || dropout.is_some()) && x.elements >= DIVIDEND_LIMIT {
             return Err(KernelError::unsupported(op, format!("{} elements", x.elements)));
@@ -71,7 +76,7 @@ impl GeluCall {
         vector_size: VectorSize,
         client: &Client,
     ) -> (GeluInputsLaunch<F, N>, GeluForm) {
-        let Self { x, bias, dropout } = self;
+        let Self { x, bias, dropout, kept } = self;
         let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), x);
         let columns = bias.as_ref().map_or(1, |bias| bias.elements / vector_size);
         let launch = GeluInputsLaunch {
@@ -79,9 +84,11 @@ impl GeluCall {
             bias: bias.as_ref().unwrap_or(x).arg(vector_size),
             columns: divisor(columns),
             mask,
+            kept: kept.as_ref().map_or(x, |kept| &kept.mask).arg(vector_size),
+            scale: kept.as_ref().map_or(1.0, |kept| kept.scale),
         };
         let functions = Functions::of(x.dtype, client);
-        (launch, GeluForm { bias: bias.is_some(), dropout, functions })
+        (launch, GeluForm { bias: bias.is_some(), dropout, masked: kept.is_some(), functions })
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     buffer::Buffer,
     column_sum::ColumnSumBlueprint,
-    dropout::DropoutMask,
+    dropout::{DropoutMask, KeptElements},
     elementwise::ElementwiseBlueprint,
     variants::{FLOATS, Variant},
 };
@@ -45,8 +45,10 @@ pub(crate) fn variants() -> Vec<Variant> {
             let [bias, x] = [1, ROWS[1]].map(|rows| Buffer::empty(client, rows * COLUMNS, dtype));
             let key = Buffer::empty(client, 2, ElemType::UInt(UIntKind::U32));
             let dropout = Some(DropoutMask { rate: 0.1, seed: 1, key: Some(key) });
-            let call = GeluCall { x, bias: Some(bias), dropout };
+            let call = GeluCall { bias: Some(bias), dropout, ..GeluCall::alone(&x) };
             gelu_call_forward(client, &call)?;
+            let kept = Some(KeptElements { mask: x.clone(), scale: 1.25 });
+            gelu_call_forward(client, &GeluCall { kept, ..GeluCall::alone(&x) })?;
             gelu_call_backward(client, &call, &call.x)?;
             gelu_call_backward_sum(client, COLUMNS, &call, &call.x).map(drop)
         }));

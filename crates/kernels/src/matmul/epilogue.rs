@@ -1,4 +1,5 @@
-//! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + beta residual`.
+//! What is done to a sum before it is written: `out = act(alpha s_a s_b sum + bias) + beta residual`, or that times a
+//! residual.
 
 use super::MatmulProblem;
 use crate::{
@@ -44,6 +45,9 @@ pub struct Epilogue {
     /// The residual's factor. With 0 the residual is not read, as in BLAS: it may hold NaN, or
     /// nothing yet. Without a residual it has no meaning.
     pub beta: f32,
+    /// Whether the residual multiplies the activation's value, in the place of being added: a mask of dropout, say. beta
+    /// has no meaning then.
+    pub residual_multiplies: bool,
     /// Whether rows of the inner batch's matrices take turns: the output lies as `[outer, m, inner, n]` and not as
     /// `[outer, inner, m, n]`. The heads of a token then lie beside each other in attention's output. The residual and
     /// the kept preactivation lie in the same way.
@@ -60,6 +64,7 @@ impl Default for Epilogue {
             keep_preactivation: false,
             residual: None,
             beta: 1.0,
+            residual_multiplies: false,
             interleaved: false,
         }
     }
@@ -121,7 +126,8 @@ impl Epilogue {
     }
 
     pub(super) fn blueprint(&self) -> EpilogueBlueprint {
-        let residual = self.residual.as_ref().filter(|_| self.beta != 0.0);
+        let is_read = self.residual_multiplies || self.beta != 0.0;
+        let residual = self.residual.as_ref().filter(|_| is_read);
         let offset = residual.map_or(0, Buffer::offset_bytes);
         EpilogueBlueprint {
             scaled: self.scales.is_some(),
@@ -130,6 +136,7 @@ impl Epilogue {
             preactivation: self.keep_preactivation,
             residual: residual.is_some(),
             residual_in_octets: residual.is_some() && offset.is_multiple_of(16),
+            residual_multiplies: residual.is_some() && self.residual_multiplies,
             interleaved: self.interleaved,
         }
     }
@@ -162,6 +169,8 @@ pub(crate) struct EpilogueBlueprint {
     pub(crate) residual: bool,
     /// Whether the residual begins at a multiple of 16 bytes.
     pub(crate) residual_in_octets: bool,
+    /// Whether the residual is a factor.
+    pub(crate) residual_multiplies: bool,
     /// Whether rows of the inner batch's matrices take turns.
     pub(crate) interleaved: bool,
 }
@@ -246,8 +255,12 @@ pub(super) fn finish<O: Float>(
     }
     let mut value = activate(sum, comptime!(steps.activation));
     if comptime!(steps.residual) {
-        let added = f32::cast_from(epilogue.residual[at]);
-        value = fma(added, epilogue.beta, value);
+        let residual = f32::cast_from(epilogue.residual[at]);
+        value = if comptime!(steps.residual_multiplies) {
+            value * residual
+        } else {
+            fma(residual, epilogue.beta, value)
+        };
     }
     outputs.out[at] = O::cast_from(value);
 }

@@ -21,7 +21,8 @@
 //!
 //! The residual is BLAS's C in a buffer of its own, and beta is for it alone: both meet the
 //! activation's value in a multiply-add in f32. With beta = 0 the residual is not read, so that NaN in
-//! it stays there: the kernel without a residual runs.
+//! it stays there: the kernel without a residual runs. The residual may be a factor instead, `out = act(z) residual`:
+//! dropout's mask, by which a gradient is multiplied.
 //!
 //! | family | instructions | serves |
 //! |---|---|---|

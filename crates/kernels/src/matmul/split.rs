@@ -93,8 +93,12 @@ pub(crate) fn matmul_split_sum_kernel<O: Float, N: Size>(
         finished.insert(lane, activate(value.extract(lane), comptime!(steps.activation)));
     }
     if comptime!(steps.residual) {
-        let added = Vector::<f32, N>::cast_from(epilogue.residual[index as usize]);
-        finished = fma(added, Vector::new(epilogue.beta), finished);
+        let residual = Vector::<f32, N>::cast_from(epilogue.residual[index as usize]);
+        finished = if comptime!(steps.residual_multiplies) {
+            finished * residual
+        } else {
+            fma(residual, Vector::new(epilogue.beta), finished)
+        };
     }
     outputs.out[index as usize] = Vector::cast_from(finished);
 }

@@ -126,16 +126,25 @@ pub(crate) struct Finish {
 fn finished(
     sum: f32,
     offset: f32,
-    added: f32,
+    residual: f32,
     finish: &Finish,
     #[comptime] activation: Activation,
-    #[comptime] add_residual: bool,
+    #[comptime] takes_residual: TakesResidual,
 ) -> f32 {
-    let mut value = activate(finish.scale * sum + offset, activation);
-    if comptime!(add_residual) {
-        value = fma(added, finish.beta, value);
+    let value = activate(finish.scale * sum + offset, activation);
+    match comptime!(takes_residual) {
+        TakesResidual::No => value,
+        TakesResidual::Added => fma(residual, finish.beta, value),
+        TakesResidual::AsFactor => value * residual,
     }
-    value
+}
+
+/// What a residual does to a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakesResidual {
+    No,
+    Added,
+    AsFactor,
 }
 
 /// Finishes a fragment for each output and writes it, as [`store_fragment`] does.
@@ -219,9 +228,15 @@ pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
 ) {
     let activation =
         comptime!(if stop_before_activation { Activation::Identity } else { epilogue.activation });
-    let add_residual = comptime!(epilogue.residual && !stop_before_activation);
+    let takes_residual =
+        comptime!(match (epilogue.residual && !stop_before_activation, epilogue) {
+            (false, _) => TakesResidual::No,
+            (true, EpilogueBlueprint { residual_multiplies: true, .. }) => TakesResidual::AsFactor,
+            (true, _) => TakesResidual::Added,
+        });
+    let reads_residual = comptime!(takes_residual != TakesResidual::No);
     let octets_of_residual =
-        comptime!(add_residual && epilogue.residual_in_octets && width.columns() == 8);
+        comptime!(reads_residual && epilogue.residual_in_octets && width.columns() == 8);
     let residual_base =
         if comptime!(octets_of_residual) { global_address::<O>(residual) } else { 0u64.runtime() };
     let stored = comptime!(width.columns());
@@ -274,24 +289,24 @@ pub(crate) fn store_fragment<O: Float, S: Numeric, W: Size, R: Size>(
                 let j = comptime!(group * blocks + block);
                 let column = place.column + comptime!(8 * j as u32) + 2 * place.quad;
                 let at = comptime!(first + 4 * j + 2 * half);
-                let mut added_low = 0.0f32;
-                let mut added_high = 0.0f32;
+                let mut residual_low = 0.0f32;
+                let mut residual_high = 0.0f32;
                 if comptime!(octets_of_residual) {
                     let pair = unpack(
                         residual_pairs[block],
                         comptime!(width.half().unwrap_or(HalfKind::Bf16)),
                     );
-                    added_low = pair.extract(0usize);
-                    added_high = pair.extract(1usize);
-                } else if comptime!(add_residual) {
-                    added_low = residual_at::<O>(residual, row, column, has_row, place);
-                    added_high = residual_at::<O>(residual, row, column + 1, has_row, place);
+                    residual_low = pair.extract(0usize);
+                    residual_high = pair.extract(1usize);
+                } else if comptime!(reads_residual) {
+                    residual_low = residual_at::<O>(residual, row, column, has_row, place);
+                    residual_high = residual_at::<O>(residual, row, column + 1, has_row, place);
                 }
                 let (sum, offset) = (sums.extract(at), offsets[comptime!(2 * block)]);
-                let low = finished(sum, offset, added_low, finish, activation, add_residual);
+                let low = finished(sum, offset, residual_low, finish, activation, takes_residual);
                 let sum = sums.extract(comptime!(at + 1));
                 let offset = offsets[comptime!(2 * block + 1)];
-                let high = finished(sum, offset, added_high, finish, activation, add_residual);
+                let high = finished(sum, offset, residual_high, finish, activation, takes_residual);
                 let start = row + column;
                 match comptime!(width) {
                     StoreWidth::Octet(kind) => words[block] = pack(low, high, kind),

@@ -39,6 +39,8 @@ pub enum Steps {
     Bias,
     /// A bias, `ReLU` and a residual: the most that the widest tiles take.
     Residual,
+    /// A residual that is a factor, as in the gradient of what dropout left.
+    Factor,
     /// Scales, a bias, GELU whose argument is kept, and a residual.
     Everything,
 }
@@ -55,6 +57,9 @@ impl Steps {
             Self::Bias => bias,
             Self::Residual => {
                 Epilogue { activation: Activation::Relu, residual: residual(), ..bias }
+            }
+            Self::Factor => {
+                Epilogue { residual: residual(), residual_multiplies: true, ..Epilogue::default() }
             }
             Self::Everything => Epilogue {
                 scales: Some([(); 2].map(|()| Buffer::empty(client, 1, F32))),
@@ -137,7 +142,7 @@ fn cases() -> Result<Vec<Case>, KernelError> {
     for operands in [[E4M3; 2], [E5M2; 2], [E4M3, E5M2]] {
         all.push(case(LARGE, operands, nt, Steps::Bias, Plans::Whole, "nt"));
     }
-    for steps in [Steps::Residual, Steps::Everything] {
+    for steps in [Steps::Residual, Steps::Factor, Steps::Everything] {
         all.push(case(LARGE, [BF16; 2], nn, steps, Plans::Whole, "nn"));
     }
     all.push(case(HEAD, [BF16; 2], nn, Steps::Bias, Plans::Whole, "nn_head"));
@@ -223,6 +228,7 @@ impl Case {
         let steps_name = match steps {
             Steps::Bias => "",
             Steps::Residual => "_residual",
+            Steps::Factor => "_factor",
             Steps::Everything => "_everything",
         };
         let types = tensor_core_type(&problem).map_or_else(

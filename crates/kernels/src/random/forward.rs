@@ -2,8 +2,8 @@ use crate::philox::philox4x32;
 use cubecl::prelude::*;
 use std::f32::consts::TAU;
 
-/// Numbers that a call of the generator makes.
-pub(super) const WORDS: usize = 4;
+/// Numbers that a call of the generator makes of whole words.
+const WORDS: usize = 4;
 
 /// Bits of a uniform number that a logarithm is taken of.
 const BITS: u32 = 24;
@@ -12,16 +12,28 @@ const BITS: u32 = 24;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Bernoulli,
+    /// Of which each half of a word makes one.
+    BernoulliOfHalves,
     /// With so many bits.
     Uniform(u32),
     Normal,
 }
 
-/// y, four numbers a unit, with what is left of the last four.
+impl Kind {
+    /// Numbers that a call of the generator makes.
+    pub(super) fn numbers(self) -> usize {
+        match self {
+            Self::BernoulliOfHalves => 2 * WORDS,
+            Self::Bernoulli | Self::Uniform(_) | Self::Normal => WORDS,
+        }
+    }
+}
+
+/// y, a call of the generator a unit, with what is left of the last one's numbers.
 #[cube(launch_unchecked)]
-pub(crate) fn random_kernel<F: Float>(
+pub(crate) fn random_kernel<F: Float, N: Size>(
     key: &[u32],
-    y: &mut [F],
+    y: &mut [Vector<F, N>],
     number: u32,
     threshold: u32,
     low: f32,
@@ -29,19 +41,31 @@ pub(crate) fn random_kernel<F: Float>(
     #[comptime] kind: Kind,
     #[define(F)] _dtype: ElemType,
 ) {
-    let first = ABSOLUTE_POS * WORDS;
+    let size = N::value().comptime();
+    let vectors = comptime!(kind.numbers() / size);
+    let first = ABSOLUTE_POS * vectors;
     if first >= y.len() {
         terminate!();
     }
     let counter = u32::cast_from(ABSOLUTE_POS);
     let (w0, w1, w2, w3) = philox4x32((counter, number, 0u32, 1u32), key[0], key[1]);
-    let mut numbers = Array::<f32>::new(WORDS);
+    let mut numbers = Array::<f32>::new(comptime!(kind.numbers()));
     match comptime!(kind) {
         Kind::Bernoulli => {
-            numbers[0] = select(w0 < threshold, 1.0f32, 0.0f32);
-            numbers[1] = select(w1 < threshold, 1.0f32, 0.0f32);
-            numbers[2] = select(w2 < threshold, 1.0f32, 0.0f32);
-            numbers[3] = select(w3 < threshold, 1.0f32, 0.0f32);
+            numbers[0] = is_below(w0, threshold);
+            numbers[1] = is_below(w1, threshold);
+            numbers[2] = is_below(w2, threshold);
+            numbers[3] = is_below(w3, threshold);
+        }
+        Kind::BernoulliOfHalves => {
+            numbers[0] = is_below(w0 & LOW_HALF, threshold);
+            numbers[1] = is_below(w0 >> 16, threshold);
+            numbers[2] = is_below(w1 & LOW_HALF, threshold);
+            numbers[3] = is_below(w1 >> 16, threshold);
+            numbers[4] = is_below(w2 & LOW_HALF, threshold);
+            numbers[5] = is_below(w2 >> 16, threshold);
+            numbers[6] = is_below(w3 & LOW_HALF, threshold);
+            numbers[7] = is_below(w3 >> 16, threshold);
         }
         Kind::Uniform(bits) => {
             numbers[0] = low + scale * unit(w0, bits);
@@ -59,11 +83,25 @@ pub(crate) fn random_kernel<F: Float>(
         }
     }
     #[unroll]
-    for lane in 0..WORDS {
-        if first + lane < y.len() {
-            y[first + lane] = F::cast_from(numbers[lane]);
+    for v in 0..vectors {
+        if first + v < y.len() {
+            let mut vector = Vector::<F, N>::empty();
+            #[unroll]
+            for lane in 0..size {
+                vector.insert(lane, F::cast_from(numbers[comptime!(v * size + lane)]));
+            }
+            y[first + v] = vector;
         }
     }
+}
+
+/// The bits of a word's first half.
+const LOW_HALF: u32 = 0xffff;
+
+/// 1 if `word` is below `threshold`, else 0.
+#[cube]
+fn is_below(word: u32, threshold: u32) -> f32 {
+    select(word < threshold, 1.0f32, 0.0f32)
 }
 
 /// A number from 0 to below 1, of so many bits.

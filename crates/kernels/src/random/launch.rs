@@ -1,9 +1,9 @@
 use super::{
     RandomDistribution, RandomProblem,
-    forward::{Kind, WORDS, random_kernel},
-    problem::{OP, threshold},
+    forward::{Kind, random_kernel},
+    problem::{OP, Threshold, threshold},
 };
-use crate::{KernelError, ahead, buffer::Buffer};
+use crate::{KernelError, ahead, buffer::Buffer, device::widest_vector};
 use cubecl::{
     CubeDim, calculate_cube_count_elemwise,
     client::Client,
@@ -28,23 +28,31 @@ pub fn random(
         return Ok(y);
     }
     let (kind, limit, low, scale) = match problem.distribution {
-        RandomDistribution::Bernoulli(p) => (Kind::Bernoulli, threshold(p), 0.0, 1.0),
+        RandomDistribution::Bernoulli(p) => match threshold(p) {
+            Threshold::OfHalf(limit) => (Kind::BernoulliOfHalves, limit, 0.0, 1.0),
+            Threshold::OfWord(limit) => (Kind::Bernoulli, limit, 0.0, 1.0),
+        },
         RandomDistribution::Uniform { low, high } => {
             (Kind::Uniform(problem.bits().unwrap_or_default()), 0, low, high - low)
         }
         RandomDistribution::Normal { mean, deviation } => (Kind::Normal, 0, mean, deviation),
     };
-    let units = problem.elements.div_ceil(WORDS);
+    let numbers = kind.numbers();
+    let units = problem.elements.div_ceil(numbers);
+    let vector_size = widest_vector(client, problem.dtype.size(), |size| {
+        problem.elements.is_multiple_of(size) && numbers.is_multiple_of(size)
+    });
     let dim = CubeDim::new(client, units);
     let count = calculate_cube_count_elemwise(client, units, dim);
-    // SAFETY: the key has two words, and y its elements; units stop past its end.
+    // SAFETY: the key has two words, and y its elements, a multiple of the vector size; units stop past its end.
     ahead::launch(client, |client| unsafe {
         random_kernel::launch_unchecked(
             client,
             count.clone(),
             dim,
+            vector_size,
             key.arg(1),
-            y.arg(1),
+            y.arg(vector_size),
             problem.number,
             limit,
             low as f32,

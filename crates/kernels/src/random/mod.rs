@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! w(i)        = word i mod 4 of Philox4x32-7 at counter (i / 4, number, 0, 1) under the key
-//! Bernoulli   y[i] = 1 if w(i) < p 2^32, else 0
+//! Bernoulli   y[i] = 1 if h(i) < p 2^16, else 0                  h(i) = half i mod 2, low first, of word i / 2 mod 4 at
+//!                                                                counter (i / 8, number, 0, 1)
+//!             y[i] = 1 if w(i) < p 2^32, else 0                  where p or 1 - p is below 1 / 64
 //! uniform     y[i] = low + (high - low) u(i)                     u(i) = floor(w(i) / 2^(32 - b)) / 2^b
 //! normal      y[i] = mean + deviation r cos(2 pi u(i')), and the next one with sin
 //!             r = sqrt(-2 ln((1 + floor(w(i) / 2^8)) / 2^24))    i' = i + 1, i even

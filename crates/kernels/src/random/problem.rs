@@ -76,15 +76,38 @@ impl RandomProblem {
     }
 }
 
-/// A word below this is a 1.
-pub(super) fn threshold(probability: f64) -> u32 {
-    // The cast stops at the largest.
-    (probability * 2f64.powi(32)).round() as u32
+/// What has to be below it to be a 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Threshold {
+    /// Half a word: that is, a probability of 16 bits.
+    OfHalf(u32),
+    OfWord(u32),
+}
+
+/// A half of a word tells probabilities apart that are neither near 0 nor near 1.
+pub(super) fn threshold(probability: f64) -> Threshold {
+    /// The rarer outcome is off by at most 2^-17 of 2^-6, which is 1/2048 of it.
+    const RAREST_OF_HALVES: f64 = 1.0 / 64.0;
+    // The casts stop at the largest.
+    match probability.min(1.0 - probability) >= RAREST_OF_HALVES {
+        true => Threshold::OfHalf((probability * 2f64.powi(16)).round() as u32),
+        false => Threshold::OfWord((probability * 2f64.powi(32)).round() as u32),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rare_outcomes_take_a_whole_word() {
+        assert_eq!(threshold(0.5), Threshold::OfHalf(1 << 15));
+        assert_eq!(threshold(1.0 / 64.0), Threshold::OfHalf(1 << 10));
+        for rare in [2f64.powi(-10), 1.0 - 2f64.powi(-10)] {
+            let of_word = (rare * 2f64.powi(32)) as u32;
+            assert_eq!(threshold(rare), Threshold::OfWord(of_word));
+        }
+    }
 
     #[test]
     fn what_the_kernel_does_not_draw_is_declined() {

@@ -13,6 +13,16 @@ pub(crate) struct SoftmaxForm {
     pub(crate) exponentials: bool,
     /// Elements are masked.
     pub(crate) masked: bool,
+    /// Dropout makes y of what is asked for as y.
+    pub(crate) dropped: bool,
+}
+
+/// What dropout leaves of y: a factor for each element, in rows that far apart.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeptRows<O: Float, N: Size> {
+    pub(crate) mask: Box<[Vector<O, N>]>,
+    pub(crate) pitch: u32,
+    pub(crate) scale: f32,
 }
 
 /// What the units of a row know together.
@@ -184,13 +194,15 @@ fn keep<O: Float, N: Size>(met: &Met, row: u32, rows: u32, outputs: &mut RowOutp
     }
 }
 
-/// Writes vector `at`: its elements, their exponentials relative to `peak`, and what is common to the row.
+/// Writes vector `at`: its elements, their exponentials relative to `peak`, and what is common to the row. y is
+/// multiplied by what is `kept`, if it is asked for.
 #[cube]
 fn write<O: Float, N: Size>(
     at: u32,
     values: Vector<f32, N>,
     exponentials: Vector<f32, N>,
     numbers: &RowNumbers,
+    kept: Vector<f32, N>,
     outputs: &mut RowOutputs<O, N>,
     #[comptime] form: SoftmaxForm,
 ) {
@@ -201,19 +213,23 @@ fn write<O: Float, N: Size>(
     if comptime!(form.exponentials) {
         outputs.exponentials[at as usize] = Vector::cast_from(exponentials);
     }
-    let result = if comptime!(form.logarithms) {
+    let mut result = if comptime!(form.logarithms) {
         less - Vector::new(numbers.log)
     } else {
         exponentials * Vector::new(numbers.inverse)
     };
+    if comptime!(form.dropped) {
+        result *= kept;
+    }
     outputs.y[at as usize] = Vector::cast_from(result);
 }
 
-/// y, and what else the form asks for; peak and sum of each row. A mask is of x. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
+/// y, and what else the form asks for; peak and sum of each row. A mask is of x, and what is kept of y. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
 #[cube(launch_unchecked)]
 pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
     x: &[Vector<F, N>],
     mask: &Mask<M>,
+    kept: &KeptRows<O, N>,
     outputs: &mut RowOutputs<O, N>,
     extent: Extent,
     lowest: f32,
@@ -233,6 +249,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
         let start = row * extent.pitch;
         let mask_start = mask.row(row, form.masked);
         let masked_value = F::cast_from(mask.value);
+        let kept_start = row * kept.pitch;
         // Finite, so that no difference of infinities comes of nothing.
         let mut peak = f32::min_value();
         if comptime!(vectors > 0) {
@@ -253,6 +270,19 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                     );
                 }
                 values[v] = value;
+            }
+            let mut factors =
+                Array::<Vector<O, N>>::new(comptime!(if form.dropped { vectors } else { 1 }));
+            if comptime!(form.dropped) {
+                #[unroll]
+                for v in 0..vectors {
+                    let column = UNIT_POS_X + comptime!(v as u32 * units);
+                    let mut factor = Vector::<O, N>::new(O::new(0.0));
+                    if is_there(row, rows, column, columns, blueprint) {
+                        factor = kept.mask[(kept_start + column) as usize];
+                    }
+                    factors[v] = factor;
+                }
             }
 
             // 2. The largest that the plane has, and the exponentials of what others lack to it.
@@ -301,7 +331,12 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                         of_vector *= Vector::new(factor);
                     }
                     let wide = Vector::<f32, N>::cast_from(values[v]);
-                    write::<O, N>(start + column, wide, of_vector, &numbers, outputs, form);
+                    let mut factor = Vector::<f32, N>::new(kept.scale);
+                    if comptime!(form.dropped) {
+                        factor *= Vector::cast_from(factors[v]);
+                    }
+                    let at = start + column;
+                    write::<O, N>(at, wide, of_vector, &numbers, factor, outputs, form);
                 }
             }
         } else {
@@ -360,7 +395,12 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                     );
                     let wide = Vector::<f32, N>::cast_from(filled);
                     let of_vector = less_exponential::<N>(wide, met.peak, hardware);
-                    write::<O, N>(start + column, wide, of_vector, &numbers, outputs, form);
+                    let mut factor = Vector::<f32, N>::new(kept.scale);
+                    if comptime!(form.dropped) {
+                        factor *= Vector::cast_from(kept.mask[(kept_start + column) as usize]);
+                    }
+                    let at = start + column;
+                    write::<O, N>(at, wide, of_vector, &numbers, factor, outputs, form);
                     column += units;
                 }
             }

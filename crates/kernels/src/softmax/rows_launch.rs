@@ -2,11 +2,14 @@ use super::{
     SoftmaxBlueprint, SoftmaxProblem,
     row_mask::RowMask,
     rows_backward::{GradientForm, softmax_rows_backward_kernel},
-    rows_forward::{ExtentLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel},
+    rows_forward::{
+        ExtentLaunch, KeptRowsLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel,
+    },
 };
 use crate::{
     KernelError, Pass, ahead,
     buffer::{Buffer, F32},
+    dropout::KeptElements,
 };
 use cubecl::{client::Client, prelude::*};
 
@@ -69,25 +72,35 @@ pub fn softmax_rows(
     outputs: SoftmaxOutputs,
     x: &Buffer,
 ) -> Result<SoftmaxRows, KernelError> {
-    masked_softmax_rows(client, problem, outputs, x, None)
+    masked_softmax_rows(client, problem, outputs, x, None, None)
 }
 
-/// [`softmax_rows`] of x with the elements of a mask taken for a value: minus infinity leaves them out.
+/// [`softmax_rows`] of x with the elements of a mask taken for a value: minus infinity leaves them out. y is what dropout
+/// leaves of it, where that is told; then its mask has rows without gaps.
 ///
 /// # Errors
 ///
-/// As [`softmax_rows`], and [`KernelError::InvalidProblem`] where the mask does not go with the problem.
+/// As [`softmax_rows`], and [`KernelError::InvalidProblem`] where a mask does not go with the problem.
 pub fn masked_softmax_rows(
     client: &Client,
     problem: &SoftmaxProblem,
     outputs: SoftmaxOutputs,
     x: &Buffer,
     mask: Option<(&RowMask, f32)>,
+    kept: Option<&KeptElements>,
 ) -> Result<SoftmaxRows, KernelError> {
     problem.validate()?;
     problem.check_rows(FORWARD, "x", x)?;
     mask.map_or(Ok(()), |(mask, _)| mask.validate(FORWARD, problem))?;
-    let blueprint = plan_forward(client, problem, x);
+    let elements = problem.rows * problem.classes;
+    kept.map_or(Ok(()), |kept| kept.mask.check(FORWARD, "kept", elements, problem.out))?;
+    let blueprint = match kept {
+        None => plan_forward(client, problem, x),
+        Some(kept) => {
+            let inputs = [(x, problem.row_stride), (&kept.mask, problem.classes)];
+            SoftmaxBlueprint::plan_for(problem, Pass::Forward, &inputs, client)
+        }
+    };
     let vector_size = blueprint.vector_size;
     let span = whole_span(problem, problem.row_stride, vector_size);
     let rows_of = |elements| Buffer::empty(client, elements, problem.out);
@@ -102,8 +115,22 @@ pub fn masked_softmax_rows(
             shifted: outputs.shifted,
             exponentials: outputs.exponentials,
             masked: mask.is_some(),
+            dropped: kept.is_some(),
         };
         let mask = || RowMask::argument(mask, x);
+        let kept = || KeptRowsLaunch {
+            mask: match kept {
+                // SAFETY: as x below, by the same plan.
+                Some(kept) => unsafe {
+                    let span = whole_span(problem, problem.classes, vector_size);
+                    BufferArg::from_raw_parts(kept.mask.argument(), span)
+                },
+                // Not compiled in.
+                None => y.arg(vector_size),
+            },
+            pitch: (problem.classes / vector_size) as u32,
+            scale: kept.map_or(1.0, |kept| kept.scale),
+        };
         // SAFETY: the plan's vectors begin and end where x has memory, and what is written was allocated
         // for as many; the kernel stops at the last row and column. `validate` has seen to 32-bit indices
         // with a margin for steps beyond the end. The mask was checked to have an element for each of a row.
@@ -115,6 +142,7 @@ pub fn masked_softmax_rows(
                 vector_size,
                 BufferArg::from_raw_parts(x.argument(), span),
                 mask().0,
+                kept(),
                 RowOutputsLaunch {
                     y: y.arg(vector_size),
                     shifted: shifted.arg(vector_size),

@@ -107,7 +107,7 @@ fn masked_rows(client: &Client, problem: SoftmaxProblem, dtype: &str) -> Variant
             strides: [0, 0, problem.classes, 1],
         };
         let outputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
-        masked_softmax_rows(client, &problem, outputs, &x, Some((&mask, -1e4)))?;
+        masked_softmax_rows(client, &problem, outputs, &x, Some((&mask, -1e4)), None)?;
         let inputs = SoftmaxGradient {
             sum: Some(&sums),
             mask: Some(&mask),

@@ -115,7 +115,7 @@ use compare::{Limits, Noise, Results, Schedule, Trace, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
-use recording::{Given, Left, Recording, drain, drain_failed};
+use recording::{Given, Left, Recording};
 use state::State;
 use std::{cell::Cell, sync::Arc};
 
@@ -265,7 +265,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
                     let result = keyed.run(&device, key, || pass(model, inputs));
                     draws.set(draws.get() + result.draws);
                     if let Err(error) = result.handed_over {
-                        failure.set(Some(drain_failed(&error)));
+                        failure.set(Some(error));
                     }
                     result.done
                 }
@@ -418,12 +418,12 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         // recording goes, and a new one is made.
         let inputs = recording.inputs();
         let seen = Trace::of(&held.model, device, &replayed);
-        drain(device)?;
+        graph::hand_over(device)?;
         drop(replayed);
         self.stage = Stage::WarmUp { passes: WARM_UP_PASSES, failures: 0 };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let run = || {
-            drain(device)?;
+            graph::hand_over(device)?;
             let done = pass(&held.model, inputs.clone());
             Ok::<_, DeviceError>((Trace::of(&held.model, device, &done), done))
         };
@@ -493,8 +493,8 @@ fn adopted<'a, M: Module>(
 ) -> Result<&'a HeldModel<M>, DeviceError> {
     // The stream knows nothing of what parameters share memory with: what reads them is let through
     // before they are overwritten, and they are overwritten before they are read.
-    drain(device)?;
+    graph::hand_over(device)?;
     let copy = HeldModel::of(model, policy, held.take());
-    drain(device)?;
+    graph::hand_over(device)?;
     Ok(held.insert(copy))
 }

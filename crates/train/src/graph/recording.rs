@@ -9,7 +9,7 @@ use blackburn_backend::graph::{self, Graph, GraphError, Queue};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::{Device, ExecutionError, Int, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use std::{
     collections::HashSet,
@@ -47,7 +47,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     ) -> Result<Self, NoRecording> {
         let inputs = inputs.held();
         let run = || {
-            drain(device)?;
+            graph::hand_over(device)?;
             graph::begin_pass();
             let done = pass(model, inputs.clone());
             let trace = Trace::of(model, device, &done);
@@ -130,15 +130,6 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     pub(super) fn inputs(&self) -> I {
         self.inputs.clone()
     }
-}
-
-/// Has all that this thread asked for handed to the device.
-pub(super) fn drain(device: &Device) -> Result<(), GraphError> {
-    device.flush().map_err(|error| drain_failed(&error))
-}
-
-pub(super) fn drain_failed(error: &ExecutionError) -> GraphError {
-    GraphError::Refused { step: "flush", reason: error.to_string() }
 }
 
 /// Finds gradients that not only the recording holds.

@@ -103,7 +103,7 @@ use together::Stepper;
 
 use crate::{
     ema::Ema,
-    graph::{GradientGraph, GraphStatus, PassTensors},
+    graph::{GradientGraph, GraphError, GraphStatus, PassTensors},
     memory::MemoryWatch,
     precision::{Precision, PrecisionPolicy},
     scaler::{GradScaler, Origin},
@@ -296,7 +296,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.steps_taken += 1;
         self.losses.push(mean_loss.clone());
         // Hand the step over to the device now, and go on preparing the next one.
-        self.device.flush()?;
+        graph::hand_over(&self.device).map_err(GraphError::from)?;
         tracing::trace!(
             "step {}, the host's time: passes {passed:?}, other ranks {:?}, update {:?}",
             self.steps_taken,

@@ -14,17 +14,21 @@
 //! sum. The stream has `SumDim` right behind the sixteen operations at rank 2, and `Reshape`, `SumDim`
 //! at higher ranks, where Burn's layer makes a matrix of its input.
 //!
+//! Dropout behind GELU goes with it, whose mask is drawn in between, and what dropout passes on goes with the gradient.
+//!
 //! Taken is what stands at the head of a block, and a gradient behind the product that it
 //! multiplies, which `BlackburnMatmul` takes along. Elsewhere the gradient is Burn's:
-//! - Behind other element-wise operations (a bias, the gradient of dropout) Burn's fusion makes one
-//!   kernel of all, which saves more than ours gains.
+//! - Behind other element-wise operations (a bias, say) Burn's fusion makes one kernel of all, which saves more than ours gains.
 //! - Behind a product that Burn's fusion takes, that is, without `BlackburnMatmul`, the sixteen
 //!   operations become part of the product's kernel.
 
 mod pass;
 
 use crate::{
-    fused::column_sum::RowSumSearch,
+    fused::{
+        column_sum::RowSumSearch,
+        dropped::{Dropped, DroppedSearch, PassedOnSearch, draws_mask},
+    },
     stream::{
         Claim, Elapsed, Matcher, Moment, Next, Part, Pattern,
         PatternStep::{Add, AddScalar, DivScalar, Erf, Mul, MulScalar, PowfScalar, Tanh},
@@ -81,6 +85,10 @@ pub(crate) struct GeluSearch {
     ones: Option<usize>,
     /// Looks for the sum behind the backward pass that was found.
     behind: Option<RowSumSearch>,
+    /// Looks for dropout behind the forward pass that was found.
+    dropped: Option<DroppedSearch>,
+    /// Looks for what dropout passes on in front of the backward pass.
+    passed_on: PassedOnSearch,
 }
 
 impl GeluSearch {
@@ -89,10 +97,15 @@ impl GeluSearch {
     /// tensors at about 2890 GB/s, and Burn's one kernel 3 tensors at 1571 (H200, bf16). With more
     /// behind it, Burn's kernel takes less time.
     const LEAD: u64 = 430;
+    /// What Burn's fusion bids more where dropout's two operations are in front of the backward pass.
+    const OF_DROPOUT: u64 = 2 * 210;
 
     pub(crate) fn new(takes_sum: bool) -> Self {
-        let candidates = [FORWARD, BACKWARD].map(|pattern| Candidate::new(pattern, None)).into();
-        Self { takes_sum, candidates, passes: Vec::new(), ones: None, behind: None }
+        let candidate = |pattern| Candidate::new(pattern, None);
+        let candidates = [FORWARD, BACKWARD].map(candidate).into();
+        let (passes, ones, behind, dropped) = (Vec::new(), None, None, None);
+        let passed_on = PassedOnSearch::default();
+        Self { takes_sum, candidates, passes, ones, behind, dropped, passed_on }
     }
 
     /// A pass that was found. Says whether anything may follow it.
@@ -103,9 +116,11 @@ impl GeluSearch {
         self.passes.push(complete.matcher.clone());
         match pass.gradient() {
             Some(dx) => self.behind = self.takes_sum.then(|| RowSumSearch::behind(dx.clone())),
-            None => self
-                .candidates
-                .push(Candidate::new(BACKWARD, complete.matcher.tensor("x").map(|x| x.id))),
+            None => {
+                let x = complete.matcher.tensor("x").map(|x| x.id);
+                self.candidates.push(Candidate::new(BACKWARD, x));
+                self.dropped = Some(DroppedSearch::default());
+            }
         }
         pass.gradient().is_none() || self.takes_sum
     }
@@ -128,6 +143,24 @@ impl Search for GeluSearch {
         if let Some(behind) = &mut self.behind {
             return behind.follow(operation, now.position);
         }
+        if self.passed_on.follow(operation, now.position) {
+            if let Some(dropped) = self.passed_on.found() {
+                self.candidates = vec![Candidate::of_gradient(dropped.out.id)];
+            }
+            return Next::Taken;
+        }
+        if self.passed_on.is_under_way() {
+            return Next::Refused;
+        }
+        if let Some(dropped) = &mut self.dropped {
+            let y = self.passes.last().and_then(Matcher::output);
+            if y.is_some() && dropped.follow(operation, now.position, y) {
+                self.candidates.clear();
+                return if dropped.found().is_some() { Next::Last } else { Next::Taken };
+            }
+            // It follows at once, or not at all.
+            self.dropped = None;
+        }
         self.candidates.retain_mut(|candidate| candidate.follow(operation, now.position));
         let complete = self.candidates.iter().find(|candidate| candidate.matcher.is_complete());
         if let Some(complete) = complete.cloned() {
@@ -143,8 +176,16 @@ impl Search for GeluSearch {
         for matcher in others {
             parts.extend(pass_parts(matcher, None));
         }
-        parts.extend(pass_parts(last, self.behind.as_ref()));
-        Some(Claim { score: self.burn_score() + Self::LEAD, parts })
+        match self.dropped.as_ref().filter(|dropped| dropped.found().is_some()) {
+            Some(dropped) => parts.extend(dropped_parts(last, dropped)),
+            None => parts.extend(pass_parts(last, self.behind.as_ref())),
+        }
+        let mut score = self.burn_score() + Self::LEAD;
+        if let Some(dropped) = self.passed_on.found() {
+            score += Self::OF_DROPOUT;
+            take_passed_on(&mut parts, dropped);
+        }
+        Some(Claim { score, parts })
     }
 
     /// What may follow a pass follows it at once: the sum of a gradient's rows, or a gradient behind the forward pass. Whoever
@@ -152,6 +193,32 @@ impl Search for GeluSearch {
     fn gives_up(&self, elapsed: Elapsed) -> bool {
         !self.passes.is_empty() && elapsed.since_last > 0
     }
+
+    /// The mask of dropout is drawn between the forward pass and the product with it.
+    fn takes_time(operation: &OperationIr) -> bool {
+        !draws_mask(operation)
+    }
+}
+
+/// Has the backward pass among `parts` take what dropout passes on, by the first operations of the block.
+fn take_passed_on(parts: &mut [Part<GeluPass>], dropped: &Dropped) {
+    for part in parts {
+        if let Part::Replaced(positions, GeluPass::Backward { passed_on, .. }) = part {
+            positions.splice(0..0, 0..PassedOnSearch::OPERATIONS);
+            *passed_on = Some(Box::new(dropped.clone()));
+        }
+    }
+}
+
+/// The forward pass in the place of the operations that `complete` has followed, and of dropout behind it.
+fn dropped_parts(complete: &Matcher, dropped: &DroppedSearch) -> Vec<Part<GeluPass>> {
+    let pass = GeluPass::of(complete, None).zip(dropped.found());
+    let Some(pass) = pass.and_then(|(pass, found)| pass.dropped(found)) else {
+        return Vec::new();
+    };
+    let mask = dropped.drawn().map(|(at, mask)| Part::Replaced(vec![at], GeluPass::Mask(mask)));
+    let steps = complete.positions().iter().copied().chain(dropped.positions()).collect();
+    mask.into_iter().chain([Part::Replaced(steps, pass)]).collect()
 }
 
 /// A pass in the place of the operations that `complete` has followed, and of the sum of its rows if that was
@@ -170,6 +237,8 @@ struct Candidate {
     matcher: Matcher,
     /// What the input has to be.
     x: Option<TensorId>,
+    /// What the gradient of the output has to be.
+    dy: Option<TensorId>,
     /// The ones that the backward pass starts from in `y.backward()`: Burn shows them in front
     /// of it or in front of its last operation. They run first, as Burn runs them.
     ones: Option<Ones>,
@@ -183,13 +252,19 @@ struct Ones {
 
 impl Candidate {
     fn new(pattern: Pattern, x: Option<TensorId>) -> Self {
-        Self { matcher: Matcher::element_wise(pattern), x, ones: None }
+        Self { matcher: Matcher::element_wise(pattern), x, dy: None, ones: None }
+    }
+
+    /// The backward pass of the gradient `dy`.
+    fn of_gradient(dy: TensorId) -> Self {
+        Self { dy: Some(dy), ..Self::new(BACKWARD, None) }
     }
 
     /// As [`Matcher::follow`].
     fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
         if let OperationIr::BaseFloat(BaseOperationIr::Ones(op)) = operation
             && self.ones.is_none()
+            && self.dy.is_none()
             && matches!(self.matcher.awaits(), Some("x3" | "dx"))
         {
             self.ones = Some(Ones { id: op.out.id, position });
@@ -200,15 +275,19 @@ impl Candidate {
         on_pattern
             && self.x.is_none_or(|x| is("x", x))
             && (!self.matcher.is_complete() || self.ones.as_ref().is_none_or(|o| is("dy", o.id)))
+            && (!self.matcher.is_complete() || self.dy.is_none_or(|dy| is("dy", dy)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{
-        Fuser,
-        emit::{emit, sum_along, tensor, view},
+    use crate::{
+        fused::dropped::streams::{masked, random, scaled},
+        stream::{
+            Fuser,
+            emit::{emit, sum_along, tensor, view},
+        },
     };
     use burn_fusion::OperationFuser;
     use burn_ir::{CreationOpIr, TensorStatus};
@@ -298,6 +377,47 @@ mod tests {
         assert!(fuser.is_open());
         fuser.fuse(&sum(40));
         assert_eq!(fuser.claims(), Some(18));
+    }
+
+    #[test]
+    fn dropout_behind_the_forward_pass_is_taken_with_it() {
+        const MASK: u64 = 50;
+        let behind = [random(MASK, SHAPE), masked(14, MASK, SHAPE, 51), scaled(51, SHAPE, 52)];
+        let stream = [&forward()[..], &behind].concat();
+        assert_eq!(taken(&stream), Some(8));
+        assert_eq!(taken(&stream[..7]), Some(5), "a product with a mask alone");
+        assert_eq!(taken(&[&forward()[..], &behind[1..]].concat()), Some(7), "drawn before");
+        let parts = after(&stream).search.claim().expect("all of it came").parts;
+        let lengths: Vec<usize> = parts.iter().map(Part::len).filter(|len| *len > 0).collect();
+        assert_eq!(lengths, [1, 7], "the mask is drawn first");
+        // A mask that is drawn for others is no time that goes by.
+        let mut fuser = after(&forward());
+        let mut other_block = fuser.clone();
+        other_block.reset();
+        other_block.fuse(&behind[0]);
+        assert!(fuser.is_open());
+        other_block.fuse(&sum(9));
+        assert!(!fuser.is_open());
+        fuser.fuse(&behind[1]);
+        assert!(fuser.is_open());
+    }
+
+    #[test]
+    fn what_dropout_passes_on_is_taken_with_the_backward_pass() {
+        const MASK: u64 = 50;
+        let (_, dy) = DY;
+        let in_front = [scaled(60, SHAPE, 61), masked(61, MASK, SHAPE, dy)];
+        let stream = [&in_front[..], &backward()].concat();
+        assert_eq!(taken(&stream), Some(18));
+        assert_eq!(taken(&[&stream[..], &[sum(35)]].concat()), Some(19));
+        assert_eq!(taken(&stream[..17]), None);
+        let of_another = [scaled(60, SHAPE, 61), masked(61, MASK, SHAPE, 62)];
+        assert_eq!(taken(&[&of_another[..], &backward()].concat()), None);
+        assert_eq!(taken(&[&in_front[..], &forward()].concat()), None);
+        let score = after(&stream).properties().score;
+        // Burn's kernel saves what the two products make, and two launches.
+        let burns = burn_score(BACKWARD, 3) + 2 * (2 * 100 + 10);
+        assert!(score > burns, "{score} {burns}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use super::super::column_sum::Sum;
+use super::super::{column_sum::Sum, dropped::Dropped, random::Random};
 use crate::{
     declined::{tell_once, unsupported},
     stream::{Done, ExpectedScalar, Matcher, Replacement},
@@ -6,7 +6,9 @@ use crate::{
 };
 use blackburn_kernels::{
     KernelError,
-    gelu::{GeluGradients, gelu_backward, gelu_backward_sum, gelu_forward},
+    gelu::{
+        GeluCall, GeluGradients, gelu_call_backward, gelu_call_backward_sum, gelu_call_forward,
+    },
 };
 use burn_backend::DType;
 use burn_ir::TensorIr;
@@ -17,13 +19,21 @@ const OP: &str = "gelu";
 /// What replaces operations of GELU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum GeluPass {
-    Forward(Elements),
+    Forward {
+        elements: Elements,
+        /// Dropout that makes the output of what GELU makes.
+        dropped: Option<Box<Dropped>>,
+    },
+    /// The mask of that dropout.
+    Mask(Random),
     Backward {
         elements: Elements,
         /// The gradient of the output.
         dy: TensorIr,
         /// The sum of the rows of what the pass makes: one kernel makes both.
         sum: Option<Box<Sum>>,
+        /// Dropout that passes `dy` on.
+        passed_on: Option<Box<Dropped>>,
     },
     /// That sum, behind the pass that may have made it.
     RowSum(Sum),
@@ -45,8 +55,8 @@ impl GeluPass {
         let (out, scalars) = (complete.output()?.clone(), complete.scalars().to_vec());
         let elements = Elements { x, out, scalars };
         Some(match complete.tensor("dy").cloned() {
-            None => Self::Forward(elements),
-            Some(dy) => Self::Backward { elements, dy, sum: sum.map(Box::new) },
+            None => Self::Forward { elements, dropped: None },
+            Some(dy) => Self::Backward { elements, dy, sum: sum.map(Box::new), passed_on: None },
         })
     }
 
@@ -54,8 +64,15 @@ impl GeluPass {
     pub(super) fn gradient(&self) -> Option<&TensorIr> {
         match self {
             Self::Backward { elements, .. } => Some(&elements.out),
-            Self::Forward(_) | Self::RowSum(_) => None,
+            Self::Forward { .. } | Self::Mask(_) | Self::RowSum(_) => None,
         }
+    }
+
+    /// The forward pass with dropout behind it.
+    pub(super) fn dropped(self, dropped: &Dropped) -> Option<Self> {
+        let Self::Forward { elements, .. } = self else { return None };
+        let elements = Elements { out: dropped.out.clone(), ..elements };
+        Some(Self::Forward { elements, dropped: Some(Box::new(dropped.clone())) })
     }
 }
 
@@ -64,15 +81,21 @@ impl Replacement for GeluPass {
 
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
         match self {
-            Self::Forward(elements) => {
+            Self::Forward { elements, dropped } => {
                 let x = elements.input(tensors)?;
                 let x = if x.is_dense() { x } else { x.contiguous() };
-                let y = gelu_forward(&x.client, &x.buffer(x.elements()))?;
+                let kept = dropped.as_ref().map(|dropped| dropped.kept(tensors, &x)).transpose()?;
+                let call = GeluCall { kept, ..GeluCall::alone(&x.buffer(x.elements())) };
+                let y = gelu_call_forward(&x.client, &call)?;
                 register_in_order(tensors, &elements.out, &x, y, OP)?;
                 consume(tensors, &elements.x);
+                if let Some(dropped) = dropped {
+                    dropped.consume(tensors);
+                }
             }
-            Self::Backward { elements, dy, sum } => {
-                elements.backward(tensors, dy, sum.as_deref())?
+            Self::Mask(mask) => return mask.launch(tensors),
+            Self::Backward { elements, dy, sum, passed_on } => {
+                elements.backward(tensors, dy, sum.as_deref(), passed_on.as_deref())?
             }
             Self::RowSum(sum) if is_made(tensors, &sum.out) => consume(tensors, &sum.input),
             Self::RowSum(sum) => return sum.launch(tensors),
@@ -94,18 +117,21 @@ impl Elements {
         tensors: &mut Tensors,
         dy: &TensorIr,
         sum: Option<&Sum>,
+        passed_on: Option<&Dropped>,
     ) -> Result<(), KernelError> {
+        let dy = passed_on.map_or(dy, |dropped| &dropped.x);
         let (mut x, mut read) = (self.input(tensors)?, Input::of(tensors, dy, OP)?);
         // Rows are added up of tensors that have rows. Strided inputs are two passes more: about the time of Burn's
         // one kernel, and a fraction of that of its operations one by one.
         if sum.is_some() || !x.lies_as(&read) {
             (x, read) = (x.contiguous(), read.contiguous());
         }
-        let x_buffer = x.buffer(x.elements());
+        let kept = passed_on.map(|dropped| dropped.kept(tensors, &x)).transpose()?;
+        let call = GeluCall { kept, ..GeluCall::alone(&x.buffer(x.elements())) };
         let dy_buffer = read.buffer(read.elements());
         let with_sum = sum.and_then(|sum| {
             let columns = sum.columns(tensors)?;
-            match gelu_backward_sum(&x.client, columns, &x_buffer, &dy_buffer) {
+            match gelu_call_backward_sum(&x.client, columns, &call, &dy_buffer) {
                 Ok(gradients) => Some((sum, gradients)),
                 Err(reason) => {
                     tell_once(GeluPass::NAME, &reason);
@@ -119,12 +145,15 @@ impl Elements {
                 register_output(tensors, &sum.out, &x, db, OP)?;
             }
             None => {
-                let dx = gelu_backward(&x.client, &x_buffer, &dy_buffer)?;
+                let dx = gelu_call_backward(&x.client, &call, &dy_buffer)?;
                 register_in_order(tensors, &self.out, &x, dx, OP)?;
             }
         }
         for input in [&self.x, dy] {
             consume(tensors, input);
+        }
+        if let Some(dropped) = passed_on {
+            dropped.consume(tensors);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 use super::OP;
 use crate::{
     declined::unsupported,
+    fused::dropped::DroppedSum,
     stream::{Done, ExpectedScalar, Matcher, Replacement, number},
     tensors::{
         Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
@@ -25,6 +26,8 @@ use serde::{Deserialize, Serialize};
 /// What replaces operations of a layer norm.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum LayerNormPass {
+    /// What is in front of the norm.
+    Sum(DroppedSum),
     Forward(Forward),
     Backward(Backward),
 }
@@ -34,6 +37,7 @@ impl Replacement for LayerNormPass {
 
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
         match self {
+            Self::Sum(sum) => sum.launch(tensors),
             Self::Forward(forward) => forward.launch(tensors),
             Self::Backward(backward) => backward.launch(tensors),
         }?;

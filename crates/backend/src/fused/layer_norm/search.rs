@@ -2,12 +2,22 @@ use super::{
     BACKWARD, FORWARD, FORWARD_WITHOUT_BETA, GRADIENTS, OUTPUTS,
     pass::{Backward, Forward, LayerNormPass},
 };
-use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
-use burn_ir::{BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
+use crate::{
+    fused::dropped::DroppedSumSearch,
+    stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search},
+};
+use burn_ir::{
+    BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
+};
 
 /// Follows both passes at once, until one of them is found.
+///
+/// The sum in front of the rows that a norm takes is claimed with it where dropout is in it. Burn's fusion of
+/// reductions begins with those operations and takes the norm along, by a kernel for each mean.
 #[derive(Clone, Default)]
 pub(crate) struct LayerNormSearch {
+    /// What may be in front.
+    sum: DroppedSumSearch,
     candidates: Vec<Candidate>,
 }
 
@@ -34,7 +44,7 @@ impl Candidate {
         forward.into_iter().chain(BACKWARD.map(|pattern| candidate(pattern, false))).collect()
     }
 
-    fn take(&mut self, operation: &OperationIr, position: usize) -> bool {
+    fn take(&mut self, operation: &OperationIr, position: usize, is_first: bool) -> bool {
         let may_begin = match self.is_forward {
             true => {
                 matches!(operation, OperationIr::NumericFloat(_, NumericOperationIr::MeanDim(_)))
@@ -45,7 +55,12 @@ impl Candidate {
             self.behind.push(position);
             return true;
         }
-        (position > 0 || may_begin) && self.flow.follow(operation, position) && self.fits()
+        (!is_first || may_begin) && self.flow.follow(operation, position) && self.fits()
+    }
+
+    /// Whether it is a norm of the rows `x`.
+    fn normalizes(&self, x: TensorId) -> bool {
+        self.is_forward && self.flow.tensor("x").is_some_and(|rows| rows.id == x)
     }
 
     fn views_gradient(&self, operation: &OperationIr) -> bool {
@@ -127,12 +142,20 @@ impl Search for LayerNormSearch {
     type Replacement = LayerNormPass;
 
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
-        let is_first = now.position == 0;
-        if is_first {
+        if now.position == 0 {
             self.candidates = Candidate::all();
         }
+        if self.sum.follow(operation, now.position) {
+            return Next::Taken;
+        }
+        if self.sum.is_under_way() {
+            return Next::Refused;
+        }
+        let sum = self.sum.found().map(|sum| sum.out.id);
+        let is_first = now.position == sum.map_or(0, |_| DroppedSumSearch::OPERATIONS);
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {
-            candidate.is_open = candidate.take(operation, now.position);
+            let taken = candidate.take(operation, now.position, is_first);
+            candidate.is_open = taken && sum.is_none_or(|sum| candidate.normalizes(sum));
         }
         if is_first {
             self.candidates.retain(|candidate| candidate.is_open);
@@ -145,7 +168,11 @@ impl Search for LayerNormSearch {
     }
 
     fn claim(&self) -> Option<Claim<LayerNormPass>> {
-        let parts = self.candidates.iter().find_map(Candidate::found)?;
+        let mut parts = self.candidates.iter().find_map(Candidate::found)?;
+        if let Some(sum) = self.sum.found() {
+            let positions = (0..DroppedSumSearch::OPERATIONS).collect();
+            parts.insert(0, Part::Replaced(positions, LayerNormPass::Sum(sum.clone())));
+        }
         Some(Claim { score: Self::SCORE, parts })
     }
 

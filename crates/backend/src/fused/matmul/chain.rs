@@ -28,6 +28,9 @@ pub(super) enum Action {
     },
     /// A tensor of the same shape added.
     Residual(TensorIr),
+    /// Multiplied by a tensor of the same shape: by the mask of dropout, where the product is the gradient of what it
+    /// left.
+    Factor(TensorIr),
     /// Looked at under another shape.
     View,
 }
@@ -41,7 +44,8 @@ impl Action {
             Self::Scale { .. } => 2,
             Self::Bias(_) => 3,
             Self::Activation { .. } => 4,
-            Self::Residual(_) => 5,
+            // A kernel has one of them.
+            Self::Residual(_) | Self::Factor(_) => 5,
         }
     }
 }
@@ -156,7 +160,7 @@ impl Chain {
     }
 
     fn single_step<'a>(&self, operation: &'a OperationIr) -> Option<(Action, &'a TensorIr)> {
-        use NumericOperationIr::{Add, DivScalar, MulScalar, SumDim};
+        use NumericOperationIr::{Add, DivScalar, Mul, MulScalar, SumDim};
 
         match operation {
             OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => {
@@ -165,6 +169,7 @@ impl Chain {
             OperationIr::NumericFloat(_, MulScalar(op)) => self.scale(op, false),
             OperationIr::NumericFloat(_, DivScalar(op)) => self.scale(op, true),
             OperationIr::NumericFloat(_, Add(op)) => self.add(op),
+            OperationIr::NumericFloat(_, Mul(op)) => self.multiply(op),
             OperationIr::NumericFloat(_, SumDim(op)) => {
                 let is_of_batch = self.steps.is_empty()
                     && op.axis == 0
@@ -182,7 +187,8 @@ impl Chain {
         self.is_spent_by(&op.lhs).then_some((Action::Scale { scalar, divides }, &op.out))
     }
 
-    fn add<'a>(&self, op: &'a BinaryOpIr) -> Option<(Action, &'a TensorIr)> {
+    /// The other tensor of an operation on the chain's value, where nobody else reads that.
+    fn other<'a>(&self, op: &'a BinaryOpIr) -> Option<&'a TensorIr> {
         let other = if self.is_spent_by(&op.lhs) {
             &op.rhs
         } else if self.is_spent_by(&op.rhs) {
@@ -190,9 +196,16 @@ impl Chain {
         } else {
             return None;
         };
-        if self.makes(other.id) || other.dtype != op.out.dtype {
-            return None;
-        }
+        (!self.makes(other.id) && other.dtype == op.out.dtype).then_some(other)
+    }
+
+    fn multiply<'a>(&self, op: &'a BinaryOpIr) -> Option<(Action, &'a TensorIr)> {
+        let other = self.other(op)?;
+        (other.shape == self.value().shape).then(|| (Action::Factor(other.clone()), &op.out))
+    }
+
+    fn add<'a>(&self, op: &'a BinaryOpIr) -> Option<(Action, &'a TensorIr)> {
+        let other = self.other(op)?;
         let action = if is_row_of(other, self.value()) && !self.has_bias() {
             Action::Bias(other.clone())
         } else if other.shape == self.value().shape {
@@ -224,7 +237,9 @@ impl Chain {
 
     fn reads(&self, id: TensorId) -> bool {
         let operand = |step: &ChainStep| match &step.action {
-            Action::Bias(tensor) | Action::Residual(tensor) => tensor.id == id,
+            Action::Bias(tensor) | Action::Residual(tensor) | Action::Factor(tensor) => {
+                tensor.id == id
+            }
             Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
                 false
             }

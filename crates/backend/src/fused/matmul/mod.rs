@@ -11,6 +11,7 @@
 //! | bias | `[Reshape]`, `Add` of one row | [`Epilogue::bias`] |
 //! | activation | GELU, `ReLU` or `SiLU` as Burn emits them | [`Epilogue::activation`] |
 //! | residual | `Add` of a tensor of the same shape | [`Epilogue::residual`] |
+//! | or a factor | `Mul` by a tensor of the same shape, as by the mask of dropout | [`Epilogue::residual_multiplies`] |
 //! | view | `Reshape` of the result | the same memory under another shape |
 //!
 //! Where an operand's memory is [marked](crate::ops::fp8_linear::mark), the product is computed in 8 bits.
@@ -24,6 +25,7 @@
 //! [`Epilogue::bias`]: blackburn_kernels::matmul::Epilogue::bias
 //! [`Epilogue::activation`]: blackburn_kernels::matmul::Epilogue::activation
 //! [`Epilogue::residual`]: blackburn_kernels::matmul::Epilogue::residual
+//! [`Epilogue::residual_multiplies`]: blackburn_kernels::matmul::Epilogue::residual_multiplies
 
 mod activations;
 mod chain;

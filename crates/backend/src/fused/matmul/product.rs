@@ -195,7 +195,9 @@ impl ChainStep {
     /// The tensor that it reads besides what it is applied to.
     fn operand(&self) -> Option<&TensorIr> {
         match &self.action {
-            Action::Bias(tensor) | Action::Residual(tensor) => Some(tensor),
+            Action::Bias(tensor) | Action::Residual(tensor) | Action::Factor(tensor) => {
+                Some(tensor)
+            }
             Action::BatchSum | Action::Scale { .. } | Action::Activation { .. } | Action::View => {
                 None
             }
@@ -223,6 +225,10 @@ impl ChainStep {
             }
             Action::Residual(tensor) => {
                 epilogue.residual = Some(residual(context, tensor, problem)?);
+            }
+            Action::Factor(tensor) => {
+                epilogue.residual = Some(residual(context, tensor, problem)?);
+                epilogue.residual_multiplies = true;
             }
             Action::Activation { function, scalars, kept } => {
                 if !ExpectedScalar::are_there(scalars, context) {

@@ -54,6 +54,16 @@ fn add_residual(value: u64, out: u64) -> OperationIr {
     add(tensor(9, [M, N], ReadOnly), tensor(value, [M, N], ReadWrite), out)
 }
 
+/// `t{out} = t{value} * t9`, where t9 has that shape.
+fn multiply(value: u64, shape: [usize; 2], out: u64) -> OperationIr {
+    let mul = NumericOperationIr::Mul(BinaryOpIr {
+        lhs: tensor(value, [M, N], ReadWrite),
+        rhs: tensor(9, shape, ReadOnly),
+        out: tensor(out, [M, N], TensorStatus::NotInit),
+    });
+    OperationIr::NumericFloat(DType::F32, mul)
+}
+
 /// The two operations of a rectifier from `t{value}` to `t{out}`.
 fn relu(value: u64, status: TensorStatus, out: u64) -> [OperationIr; 2] {
     let mask = out + 100;
@@ -129,6 +139,14 @@ fn steps_are_taken_in_the_order_of_the_epilogue_only() {
     // The epilogue adds last: an activation behind it is for others.
     assert_eq!(taken([matmul(), add_residual(2, 5), mask, fill]), Some(2));
     assert_eq!(taken([matmul(), add_residual(2, 5), scale(5, 6)]), Some(2));
+}
+
+#[test]
+fn a_mask_of_the_same_shape_is_taken_in_the_place_of_a_residual() {
+    assert_eq!(taken([matmul(), scale(2, 4), multiply(4, [M, N], 5)]), Some(3));
+    assert_eq!(taken([matmul(), multiply(2, [0, N], 5)]), Some(1), "a row");
+    assert_eq!(taken([matmul(), multiply(2, [M, N], 5), add_residual(5, 6)]), Some(2));
+    assert_eq!(taken([matmul(), add_residual(2, 5), multiply(5, [M, N], 6)]), Some(2));
 }
 
 #[test]

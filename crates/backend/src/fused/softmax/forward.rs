@@ -2,7 +2,9 @@
 
 use super::{
     FORWARD, OP,
-    pass::{RowOutputs, SoftmaxPass, make_of_nothing, problem_of, register_numbers, targets_of},
+    pass::{
+        Passes, RowOutputs, SoftmaxPass, make_of_nothing, problem_of, register_numbers, targets_of,
+    },
     search::PassSearch,
 };
 use crate::{
@@ -175,7 +177,7 @@ impl Forward {
                 peak: self.peak.as_ref(),
                 sum: self.sum.as_ref(),
             };
-            made.launch(context, &problem, &x, None, true)?;
+            made.launch(context, &problem, &x, Passes { logarithms: true, ..Passes::default() })?;
             consume(context, &self.input);
             return Ok(());
         }

@@ -3,6 +3,7 @@ use super::{
 };
 use crate::{
     declined::unsupported,
+    fused::random::Random,
     stream::{Done, Replacement},
     tensors::{
         Location, RowLayout, TensorRows, Tensors, contiguous_buffer, cube_tensor,
@@ -12,6 +13,7 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
+    dropout::KeptElements,
     softmax::{RowMask, SoftmaxOutputs, SoftmaxProblem, masked_softmax_rows},
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
@@ -25,6 +27,8 @@ pub(crate) enum SoftmaxPass {
     Forward(Forward),
     Backward(Backward),
     Probabilities(Probabilities),
+    /// The mask of dropout behind the probabilities.
+    Mask(Random),
     Gradient(Gradient),
 }
 
@@ -36,6 +40,7 @@ impl Replacement for SoftmaxPass {
             Self::Forward(pass) => pass.launch(tensors),
             Self::Backward(pass) => pass.launch(tensors),
             Self::Probabilities(pass) => pass.launch(tensors),
+            Self::Mask(mask) => return mask.launch(tensors),
             Self::Gradient(pass) => pass.launch(tensors),
         }?;
         Ok(Done::All)
@@ -66,21 +71,32 @@ pub(super) struct RowOutputs<'a> {
     pub(super) sum: Option<&'a TensorIr>,
 }
 
+/// How rows are passed over.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Passes<'a> {
+    /// Elements that are taken for a number.
+    pub(super) mask: Option<(&'a RowMask, f32)>,
+    /// What dropout leaves of y.
+    pub(super) kept: Option<&'a KeptElements>,
+    /// Logarithms of softmax are made.
+    pub(super) logarithms: bool,
+}
+
 impl RowOutputs<'_> {
-    /// Makes softmax of rows `x`, or its `logarithms`, with the elements of a mask taken for a number.
+    /// Makes softmax of rows `x`, or its logarithms.
     pub(super) fn launch(
         &self,
         context: &mut Tensors,
         problem: &SoftmaxProblem,
         x: &TensorRows,
-        mask: Option<(&RowMask, f32)>,
-        logarithms: bool,
+        passes: Passes<'_>,
     ) -> Result<(), KernelError> {
+        let Passes { mask, kept, logarithms } = passes;
         let Self { y, shifted, exp, peak, sum } = *self;
         let layout = x.layout();
         let outputs =
             SoftmaxOutputs { logarithms, shifted: shifted.is_some(), exponentials: exp.is_some() };
-        let made = masked_softmax_rows(&layout.client, problem, outputs, &x.span(), mask)?;
+        let made = masked_softmax_rows(&layout.client, problem, outputs, &x.span(), mask, kept)?;
         for (out, buffer) in
             [(Some(y), Some(made.y)), (shifted, made.shifted), (exp, made.exponentials)]
         {

@@ -2,19 +2,23 @@
 
 use super::{
     OP, SOFTMAX,
-    pass::{RowOutputs, SoftmaxPass, make_of_nothing, problem_of},
+    pass::{Passes, RowOutputs, SoftmaxPass, make_of_nothing, problem_of},
     search::PassSearch,
 };
 use crate::{
-    fused::mask_fill::MaskFill,
-    stream::{Matcher, Next, Part},
+    declined::unsupported,
+    fused::{
+        dropped::{Dropped, DroppedSearch},
+        mask_fill::MaskFill,
+    },
+    stream::{Elapsed, Matcher, Next, Part},
     tensors::{Location, TensorRows, Tensors, consume, cube_tensor},
 };
 use blackburn_kernels::KernelError;
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 
-/// Looks for the pass behind masks, the last of which is taken along.
+/// Looks for the pass behind masks, the last of which is taken along, and for dropout behind it.
 #[derive(Clone)]
 pub(super) struct ProbabilitiesSearch {
     /// How many operations are in front.
@@ -22,25 +26,39 @@ pub(super) struct ProbabilitiesSearch {
     /// The last of them, if it masks.
     mask: Option<MaskFill>,
     flow: Matcher,
+    dropped: DroppedSearch,
 }
 
 impl Default for ProbabilitiesSearch {
     fn default() -> Self {
-        Self { leads: 0, mask: None, flow: Matcher::data_flow(SOFTMAX) }
+        let (flow, dropped) = (Matcher::data_flow(SOFTMAX), DroppedSearch::default());
+        Self { leads: 0, mask: None, flow, dropped }
     }
 }
 
 impl ProbabilitiesSearch {
     /// Two masks that are viewed. With more in front, what is saved is lost on running these one by one.
     const MOST_LEADS: usize = 4;
+    /// Whether dropout may follow. It is waited for behind attention's scores alone, which have four dimensions in Burn.
+    fn may_be_dropped(&self) -> bool {
+        self.flow.tensor("y").is_some_and(|y| y.shape.num_dims() == 4)
+    }
 }
 
 impl PassSearch for ProbabilitiesSearch {
     fn follow(&mut self, operation: &OperationIr, position: usize) -> Next {
+        if self.flow.is_complete() {
+            let taken = self.dropped.follow(operation, position, self.flow.tensor("y"));
+            return match self.dropped.found() {
+                Some(_) => Next::Last,
+                None => Next::taken_if(taken),
+            };
+        }
         let mut flow = self.flow.clone();
         if flow.follow(operation, position) && flow.has("peak") {
             self.flow = flow;
-            return if self.flow.is_complete() { Next::Last } else { Next::Taken };
+            let is_over = self.flow.is_complete() && !self.may_be_dropped();
+            return if is_over { Next::Last } else { Next::Taken };
         }
         let taken =
             self.flow.positions().is_empty() && self.leads < Self::MOST_LEADS && is_lead(operation);
@@ -54,6 +72,10 @@ impl PassSearch for ProbabilitiesSearch {
     /// Those in front.
     fn unclaimed_prefix(&self) -> usize {
         self.leads
+    }
+
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        self.flow.is_complete() && elapsed.since_last > 0
     }
 
     fn found(&self) -> Option<Vec<Part<SoftmaxPass>>> {
@@ -75,17 +97,25 @@ impl PassSearch for ProbabilitiesSearch {
             {
                 steps.insert(0, last);
             }
+            let dropped = self.dropped.found().cloned();
+            let drawn = self.dropped.drawn().filter(|_| dropped.is_some());
+            if dropped.is_some() {
+                steps.extend(self.dropped.positions());
+            }
             let pass = Probabilities {
                 x: mask.as_ref().map_or(x, |mask| &mask.input).clone(),
                 mask,
-                y: y.clone(),
+                y: dropped.as_ref().map_or(y, |dropped| &dropped.out).clone(),
+                dropped,
                 peak: flow.kept("peak"),
                 shifted: flow.kept("shifted"),
                 exp: flow.kept("exp"),
                 sum: flow.kept("sum"),
             };
-            let pass = Part::Replaced(steps, SoftmaxPass::Probabilities(pass));
-            vec![Part::Unfused(unfused), pass]
+            let mut parts = vec![Part::Unfused(unfused)];
+            parts.extend(drawn.map(|(at, mask)| Part::Replaced(vec![at], SoftmaxPass::Mask(mask))));
+            parts.push(Part::Replaced(steps, SoftmaxPass::Probabilities(pass)));
+            parts
         })
     }
 }
@@ -105,6 +135,8 @@ pub(crate) struct Probabilities {
     x: TensorIr,
     mask: Option<MaskFill>,
     y: TensorIr,
+    /// Dropout that makes y of the probabilities.
+    dropped: Option<Dropped>,
     peak: Option<TensorIr>,
     shifted: Option<TensorIr>,
     exp: Option<TensorIr>,
@@ -113,10 +145,13 @@ pub(crate) struct Probabilities {
 
 impl Probabilities {
     pub(super) fn launch(&self, context: &mut Tensors) -> Result<(), KernelError> {
-        let Self { x, mask, y, peak, shifted, exp, sum } = self;
+        let Self { x, mask, y, dropped, peak, shifted, exp, sum } = self;
         let tensor = cube_tensor(context, x, OP)?;
         if tensor.meta.shape().num_elements() == 0 {
             let elements = [Some(y), shifted.as_ref(), exp.as_ref()];
+            if dropped.is_some() {
+                return Err(unsupported(OP, "dropout of nothing"));
+            }
             let of_rows = [peak.as_ref(), None];
             make_of_nothing(context, &Location::of(&tensor), elements, sum.as_ref(), of_rows)?;
             for read in [Some(x), mask.as_ref().map(|mask| &mask.mask)].into_iter().flatten() {
@@ -138,7 +173,15 @@ impl Probabilities {
             sum: sum.as_ref(),
         };
         let masked = of_rows.as_ref().map(|(rows, value)| (rows, *value));
-        made.launch(context, &problem_of(&rows, y.dtype)?, &rows, masked, false)?;
+        let kept = dropped
+            .as_ref()
+            .map(|dropped| dropped.kept_in_order(context, rows.tensor.meta.shape()));
+        let kept = kept.transpose()?;
+        let passes = Passes { mask: masked, kept: kept.as_ref(), logarithms: false };
+        made.launch(context, &problem_of(&rows, y.dtype)?, &rows, passes)?;
+        if let Some(dropped) = dropped {
+            dropped.consume(context);
+        }
         for read in [Some(x), mask.as_ref().map(|mask| &mask.mask)].into_iter().flatten() {
             consume(context, read);
         }

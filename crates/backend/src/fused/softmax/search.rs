@@ -2,7 +2,10 @@ use super::{
     backward::BackwardSearch, forward::ForwardSearch, gradient::GradientSearch, pass::SoftmaxPass,
     probabilities::ProbabilitiesSearch,
 };
-use crate::stream::{Claim, Elapsed, Moment, Next, Part, Search};
+use crate::{
+    fused::dropped::draws_mask,
+    stream::{Claim, Elapsed, Moment, Next, Part, Search},
+};
 use burn_ir::OperationIr;
 
 /// Follows all passes at once from the head of a block, until one of them is found.
@@ -117,5 +120,10 @@ impl Search for SoftmaxSearch {
     fn gives_up(&self, elapsed: Elapsed) -> bool {
         let mut searches = self.candidates.iter().map(|candidate| &candidate.search);
         searches.any(|any| each!(any, search => search.gives_up(elapsed)))
+    }
+
+    /// The mask of dropout is drawn between the probabilities and the product with it.
+    fn takes_time(operation: &OperationIr) -> bool {
+        !draws_mask(operation)
     }
 }
