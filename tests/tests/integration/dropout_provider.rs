@@ -5,6 +5,13 @@ use crate::{
     layer_norm_provider::{module as layer_norm, with_kept_roundings},
     softmax::activation::{Case, gradient as softmax_gradient},
 };
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    dropout::{KeptElements, add_masked},
+    gelu::{GeluCall, gelu_call_backward, gelu_call_backward_sum, gelu_call_forward},
+    softmax::{SoftmaxOutputs, SoftmaxProblem, masked_softmax_rows},
+};
 use blackburn_reference::{
     gelu::{PORTABLE_ERF_ERROR, backward_bound, forward_bound, gelu, gelu_derivative},
     layer_norm::{Arithmetic, LayerNorm as Reference, Norm},
@@ -14,7 +21,8 @@ use blackburn_reference::{
 };
 use blackburn_tests::{
     blocks::{Block, blocks_of},
-    on_burn_device,
+    buffers::{download, dtype, upload},
+    on_burn_device, on_device_with,
     tensors::{tensor, values},
 };
 use burn::{
@@ -22,6 +30,7 @@ use burn::{
     prelude::*,
     tensor::activation::{self, softmax},
 };
+use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
@@ -35,12 +44,19 @@ pub(crate) fn trials() -> Vec<Trial> {
             on_burn_device(|device| test(&device.clone().autodiff()))
         })
     };
-    vec![
+    let mut trials = vec![
         trial("behind_softmax_it_is_one_launch_with_it", behind_softmax),
         trial("behind_gelu_it_is_one_launch_with_it", behind_gelu),
         trial("in_front_of_a_layer_norm_it_leaves_the_norm_whole", before_layer_norm),
         trial("products_in_other_places_are_computed_as_written", others),
-    ]
+    ];
+    for storage in Storage::ALL {
+        let name = format!("dropout::a_mask_in_memory_is_one_factor_more_in_{storage:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_device_with(dtype(storage), |client| masked_kernels(client, storage))
+        }));
+    }
+    trials
 }
 
 fn dropout() -> Dropout {
@@ -208,5 +224,89 @@ fn others(device: &Device) -> Result<(), Failed> {
     let wide: Vec<f64> =
         bounds.iter().zip(&expected).map(|(b, y)| b * 4.0 + y.abs() * 1e-6).collect();
     compare(&values(y.inner())?, &expected, &wide)?;
+    Ok(())
+}
+
+/// By a scale of 2, which rounds nothing, each kernel makes what it makes without dropout, times the factor.
+fn masked_kernels(client: &Client, storage: Storage) -> Result<(), Failed> {
+    let same = |actual: Vec<f64>, expected: &[f64], what: &str| {
+        // Twice a number that is too small for all of its bits has one more.
+        let bounds = vec![2.0 * storage.underflow(); expected.len()];
+        compare(&actual, expected, &bounds)
+            .map(drop)
+            .map_err(|error| Failed::from(format!("{what} in {storage:?}: {error}")))
+    };
+    // Rows in whole vectors, with gaps, of odd lengths, and longer than registers hold.
+    for (rows, classes, row_stride) in
+        [(8, 64, 64), (5, 196, 200), (7, 33, 33), (2, 40_001, 40_001)]
+    {
+        let elements = rows * classes;
+        let mask: Vec<f64> = normal(1, elements, 1.0, storage)
+            .into_iter()
+            .map(|z| f64::from(u8::from(z > -1.0)))
+            .collect();
+        let factors: Vec<f64> = mask.iter().map(|kept| SCALE * kept).collect();
+        let kept = KeptElements { mask: upload(client, &mask, storage), scale: SCALE as f32 };
+
+        let float = dtype(storage);
+        let problem = SoftmaxProblem { rows, classes, row_stride, dtype: float, out: float };
+        let x = upload(client, &normal(2, rows * row_stride, 2.0, storage), storage);
+        let outputs = SoftmaxOutputs { logarithms: false, shifted: true, exponentials: true };
+        let run = |kept: Option<&KeptElements>| {
+            let made = masked_softmax_rows(client, &problem, outputs, &x, None, kept)?;
+            let within = |buffer: Buffer| -> Result<Vec<f64>, Failed> {
+                let all = download(client, buffer, storage)?;
+                let at = |i: usize| all[i / classes * row_stride + i % classes];
+                Ok((0..elements).map(at).collect())
+            };
+            let buffers = [Some(made.y), made.shifted, made.exponentials];
+            buffers.into_iter().flatten().map(within).collect::<Result<Vec<_>, Failed>>()
+        };
+        let (dropped, plain) = (run(Some(&kept))?, run(None)?);
+        same(dropped[0].clone(), &times(&plain[0], &factors), "softmax")?;
+        same(dropped[1].clone(), &plain[1], "what elements lack to the largest")?;
+        same(dropped[2].clone(), &plain[2], "exponentials")?;
+
+        let [x, dy] = [3, 4].map(|seed| normal(seed, elements, 1.0, storage));
+        let of_x = GeluCall::alone(&upload(client, &x, storage));
+        let call = GeluCall { kept: Some(kept.clone()), ..of_x.clone() };
+        let y = |call| -> Result<Vec<f64>, Failed> {
+            Ok(download(client, gelu_call_forward(client, call)?, storage)?)
+        };
+        same(y(&call)?, &times(&y(&of_x)?, &factors), "GELU")?;
+        let gradient = |call, dy: &[f64]| -> Result<Vec<f64>, Failed> {
+            let dy = upload(client, dy, storage);
+            Ok(download(client, gelu_call_backward(client, call, &dy)?, storage)?)
+        };
+        let dropped = times(&dy, &factors);
+        same(gradient(&call, &dy)?, &gradient(&of_x, &dropped)?, "the gradient of GELU")?;
+        let sums = |call, dy: &[f64]| {
+            let dy = upload(client, dy, storage);
+            let gradients = gelu_call_backward_sum(client, classes, call, &dy)?;
+            Ok::<_, Failed>([
+                download(client, gradients.dx, storage)?,
+                download(client, gradients.db, storage)?,
+            ])
+        };
+        let ([dx, db], [of_dx, of_db]) = (sums(&call, &dy)?, sums(&of_x, &dropped)?);
+        same(dx, &of_dx, "the gradient of GELU with sums")?;
+        same(db, &of_db, "sums of the gradient of GELU")?;
+
+        let [x, residual] = [&x, &dy].map(|numbers| upload(client, numbers, storage));
+        let sum = download(client, add_masked(client, &x, &kept, &residual)?, storage)?;
+        let x = download(client, x, storage)?;
+        let exact: Vec<f64> =
+            times(&x, &factors).iter().zip(&dy).map(|(kept, other)| kept + other).collect();
+        let unit = storage.unit_roundoff() + F32.unit_roundoff();
+        let bounds: Vec<f64> =
+            exact.iter().map(|sum| unit * sum.abs() + storage.underflow()).collect();
+        compare(&sum, &exact, &bounds)?;
+
+        let short = KeptElements { mask: upload(client, &mask[1..], storage), scale: 2.0 };
+        let refused = add_masked(client, &residual, &short, &residual);
+        let Err(KernelError::InvalidProblem { argument: "mask", .. }) = refused else {
+            return Err(format!("a mask that is too short: {refused:?}").into());
+        };
+    }
     Ok(())
 }
