@@ -37,44 +37,54 @@ pub(crate) struct Dropped {
 }
 
 impl Dropped {
-    /// The mask and the number, for a kernel that makes the tensor, whose elements lie as those of `like`.
+    /// The mask and the number, for a kernel whose tensors lie as `like` does, which has the mask's shape. Elsewhere than
+    /// in a recorded pass, Burn's mask may have gaps between rows: then its elements are copied into the order of
+    /// dimensions, in which those of `like` have to be.
     ///
     /// # Errors
     ///
-    /// [`KernelError::Unsupported`] where the number is not known, or the mask lies otherwise.
+    /// [`KernelError::Unsupported`] where the number is not known, or elements lie otherwise.
     pub(super) fn kept(
         &self,
         tensors: &Tensors,
         like: &Input,
     ) -> Result<KeptElements, KernelError> {
-        self.kept_if(tensors, |mask| like.lies_as(mask))
+        let mask = Input::of(tensors, &self.mask, OP)?;
+        if like.lies_as(&mask) {
+            return self.by(tensors, &mask);
+        }
+        if !like.is_contiguous() {
+            return Err(unsupported(OP, "a mask that lies otherwise than what it is for"));
+        }
+        self.kept_in_order(tensors, &like.shape)
     }
 
     /// The same with the mask's elements in the order of its dimensions, which are `shape`.
     ///
     /// # Errors
     ///
-    /// As [`kept`](Self::kept).
+    /// As [`kept`](Self::kept), and where it has another shape.
     pub(super) fn kept_in_order(
         &self,
         tensors: &Tensors,
         shape: &[usize],
     ) -> Result<KeptElements, KernelError> {
-        self.kept_if(tensors, |mask| mask.shape == shape && mask.is_contiguous())
+        let mask = Input::of(tensors, &self.mask, OP)?;
+        if mask.shape != shape {
+            return Err(unsupported(OP, "a mask of another shape than what it is for"));
+        }
+        self.by(tensors, &mask.contiguous())
     }
 
-    fn kept_if(
-        &self,
-        tensors: &Tensors,
-        fits: impl Fn(&Input) -> bool,
-    ) -> Result<KeptElements, KernelError> {
+    fn by(&self, tensors: &Tensors, mask: &Input) -> Result<KeptElements, KernelError> {
         let scale = number(tensors, self.scale);
         let scale = scale.ok_or_else(|| unsupported(OP, "a scale that is unknown"))? as f32;
-        let mask = Input::of(tensors, &self.mask, OP)?;
-        if !fits(&mask) {
-            return Err(unsupported(OP, "a mask that lies otherwise than what it is for"));
-        }
         Ok(KeptElements { mask: mask.buffer(mask.elements()), scale })
+    }
+
+    /// Whether the mask lies as `x` does, without gaps.
+    pub(super) fn lies_as(&self, tensors: &Tensors, x: &Input) -> Result<bool, KernelError> {
+        Ok(x.lies_as(&Input::of(tensors, &self.mask, OP)?))
     }
 
     /// Lets go of the mask.
@@ -227,10 +237,10 @@ pub(crate) struct DroppedSum {
 impl DroppedSum {
     pub(super) fn launch(&self, tensors: &mut Tensors) -> Result<(), KernelError> {
         let Self { dropped, residual, out } = self;
-        let x = Input::of(tensors, &dropped.x, OP)?;
-        let other = Input::of(tensors, residual, OP)?;
-        if !x.is_dense() || !x.lies_as(&other) {
-            return Err(unsupported(OP, "a residual that lies otherwise than what is added to it"));
+        let mut x = Input::of(tensors, &dropped.x, OP)?;
+        let mut other = Input::of(tensors, residual, OP)?;
+        if !x.lies_as(&other) || !dropped.lies_as(tensors, &x)? {
+            (x, other) = (x.contiguous(), other.contiguous());
         }
         let kept = dropped.kept(tensors, &x)?;
         let elements = x.elements();

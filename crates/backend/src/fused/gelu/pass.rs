@@ -83,7 +83,11 @@ impl Replacement for GeluPass {
         match self {
             Self::Forward { elements, dropped } => {
                 let x = elements.input(tensors)?;
-                let x = if x.is_dense() { x } else { x.contiguous() };
+                let is_in_place = match dropped {
+                    Some(dropped) => dropped.lies_as(tensors, &x)?,
+                    None => x.is_dense(),
+                };
+                let x = if is_in_place { x } else { x.contiguous() };
                 let kept = dropped.as_ref().map(|dropped| dropped.kept(tensors, &x)).transpose()?;
                 let call = GeluCall { kept, ..GeluCall::alone(&x.buffer(x.elements())) };
                 let y = gelu_call_forward(&x.client, &call)?;
@@ -123,7 +127,11 @@ impl Elements {
         let (mut x, mut read) = (self.input(tensors)?, Input::of(tensors, dy, OP)?);
         // Rows are added up of tensors that have rows. Strided inputs are two passes more: about the time of Burn's
         // one kernel, and a fraction of that of its operations one by one.
-        if sum.is_some() || !x.lies_as(&read) {
+        let is_apart = match passed_on {
+            Some(dropped) => !dropped.lies_as(tensors, &x)?,
+            None => false,
+        };
+        if sum.is_some() || is_apart || !x.lies_as(&read) {
             (x, read) = (x.contiguous(), read.contiguous());
         }
         let kept = passed_on.map(|dropped| dropped.kept(tensors, &x)).transpose()?;
