@@ -110,15 +110,14 @@ impl DroppedSearch {
         position: usize,
         x: Option<&TensorIr>,
     ) -> bool {
-        let taken = match &self.product {
+        match &self.product {
             None => self.random(operation, position, x) || self.product(operation, position, x),
             Some((_, product)) if self.scaled.is_none() => {
                 self.scaled = scaled(product, operation).map(|dropped| (position, dropped));
                 self.scaled.is_some()
             }
             Some(_) => false,
-        };
-        taken
+        }
     }
 
     /// Burn joins the block of `x` with that of the mask when they are multiplied, and shows the mask behind `x` then.

@@ -18,7 +18,8 @@
 //!
 //! Taken is what stands at the head of a block, and a gradient behind the product that it
 //! multiplies, which `BlackburnMatmul` takes along. Elsewhere the gradient is Burn's:
-//! - Behind other element-wise operations (a bias, say) Burn's fusion makes one kernel of all, which saves more than ours gains.
+//! - Behind other element-wise operations (a bias, say) Burn's fusion makes one kernel of all, which
+//!   saves more than ours gains.
 //! - Behind a product that Burn's fusion takes, that is, without `BlackburnMatmul`, the sixteen
 //!   operations become part of the product's kernel.
 
@@ -35,7 +36,7 @@ use crate::{
         Search, burn_score,
     },
 };
-use burn_ir::{BaseOperationIr, OperationIr, TensorId};
+use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorStatus};
 pub(crate) use pass::GeluPass;
 use std::f64::consts::SQRT_2;
 
@@ -260,6 +261,12 @@ impl Candidate {
         Self { dy: Some(dy), ..Self::new(BACKWARD, None) }
     }
 
+    /// Whether the gradient is `dy`, and nobody else reads it: it is not made then.
+    fn ends(&self, dy: TensorId) -> bool {
+        let found = self.matcher.tensor("dy");
+        found.is_some_and(|found| found.id == dy && found.status == TensorStatus::ReadWrite)
+    }
+
     /// As [`Matcher::follow`].
     fn follow(&mut self, operation: &OperationIr, position: usize) -> bool {
         if let OperationIr::BaseFloat(BaseOperationIr::Ones(op)) = operation
@@ -275,7 +282,7 @@ impl Candidate {
         on_pattern
             && self.x.is_none_or(|x| is("x", x))
             && (!self.matcher.is_complete() || self.ones.as_ref().is_none_or(|o| is("dy", o.id)))
-            && (!self.matcher.is_complete() || self.dy.is_none_or(|dy| is("dy", dy)))
+            && (!self.matcher.is_complete() || self.dy.is_none_or(|dy| self.ends(dy)))
     }
 }
 
@@ -290,7 +297,7 @@ mod tests {
         },
     };
     use burn_fusion::OperationFuser;
-    use burn_ir::{CreationOpIr, TensorStatus};
+    use burn_ir::{CreationOpIr, NumericOperationIr};
 
     const X: (&str, u64) = ("x", 0);
     const DY: (&str, u64) = ("dy", 1);
@@ -407,7 +414,12 @@ mod tests {
         const MASK: u64 = 50;
         let (_, dy) = DY;
         let in_front = [scaled(60, SHAPE, 61), masked(61, MASK, SHAPE, dy)];
-        let stream = [&in_front[..], &backward()].concat();
+        let read_again = [&in_front[..], &backward()].concat();
+        assert_eq!(taken(&read_again), None, "others read the gradient later");
+        let mut stream = read_again;
+        if let Some(OperationIr::NumericFloat(_, NumericOperationIr::Mul(op))) = stream.last_mut() {
+            op.rhs.status = TensorStatus::ReadWrite;
+        }
         assert_eq!(taken(&stream), Some(18));
         assert_eq!(taken(&[&stream[..], &[sum(35)]].concat()), Some(19));
         assert_eq!(taken(&stream[..17]), None);

@@ -26,12 +26,12 @@ pub(super) struct ProbabilitiesSearch {
     /// The last of them, if it masks.
     mask: Option<MaskFill>,
     flow: Matcher,
-    dropped: DroppedSearch,
+    dropped: Box<DroppedSearch>,
 }
 
 impl Default for ProbabilitiesSearch {
     fn default() -> Self {
-        let (flow, dropped) = (Matcher::data_flow(SOFTMAX), DroppedSearch::default());
+        let (flow, dropped) = (Matcher::data_flow(SOFTMAX), Box::default());
         Self { leads: 0, mask: None, flow, dropped }
     }
 }
@@ -97,7 +97,7 @@ impl PassSearch for ProbabilitiesSearch {
             {
                 steps.insert(0, last);
             }
-            let dropped = self.dropped.found().cloned();
+            let dropped = self.dropped.found().cloned().map(Box::new);
             let drawn = self.dropped.drawn().filter(|_| dropped.is_some());
             if dropped.is_some() {
                 steps.extend(self.dropped.positions());
@@ -136,7 +136,7 @@ pub(crate) struct Probabilities {
     mask: Option<MaskFill>,
     y: TensorIr,
     /// Dropout that makes y of the probabilities.
-    dropped: Option<Dropped>,
+    dropped: Option<Box<Dropped>>,
     peak: Option<TensorIr>,
     shifted: Option<TensorIr>,
     exp: Option<TensorIr>,
