@@ -131,7 +131,11 @@ const OURS: [(&str, Register); 24] = [
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
-    (GeluPass::NAME, |settings| register(GeluSearch::new(!settings.is_disabled(Sum::NAME)))),
+    (GeluPass::NAME, |settings| {
+        let [no_sums, burn_draws] =
+            [Sum::NAME, Random::NAME].map(|name| settings.is_disabled(name));
+        register(GeluSearch::new(!no_sums, burn_draws))
+    }),
     (GroupNormPass::NAME, |_| register(GroupNormSearch::default())),
     (InterpolateGradient::NAME, |_| {
         register(SingleSearch::<InterpolateGradient>::default())?;
@@ -149,7 +153,9 @@ const OURS: [(&str, Register); 24] = [
     (Scan::NAME, |_| register(SingleSearch::<Scan>::default())),
     (Scatter::NAME, |_| register(ScatterSearch::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
-    (SoftmaxPass::NAME, |_| register(SoftmaxSearch::default())),
+    (SoftmaxPass::NAME, |settings| {
+        register(SoftmaxSearch::new(settings.is_disabled(Random::NAME)))
+    }),
     (Largest::NAME, |_| register(SingleSearch::<Largest>::default())),
 ];
 

@@ -7,7 +7,7 @@
 use super::random::Random;
 use crate::{
     declined::unsupported,
-    stream::{SingleOperation, number},
+    stream::{Part, SingleOperation, number},
     tensors::{Input, Tensors, consume, register_in_order},
 };
 use blackburn_kernels::{
@@ -96,6 +96,8 @@ impl Dropped {
 /// Looks for dropout, behind a tensor or at the head of a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DroppedSearch {
+    /// Whether masks are Burn's to draw: `BlackburnRandom` is switched off.
+    burn_draws: bool,
     /// The mask that Burn draws, and its position, where it is among the operations.
     random: Option<(usize, Random)>,
     product: Option<(usize, BinaryOpIr)>,
@@ -103,6 +105,11 @@ pub(crate) struct DroppedSearch {
 }
 
 impl DroppedSearch {
+    /// One that has not begun. `burn_draws` says whether masks are Burn's to draw.
+    pub(super) fn new(burn_draws: bool) -> Self {
+        Self { burn_draws, ..Self::default() }
+    }
+
     /// Whether `operation` is the next one of dropout of `x`, or of any tensor.
     pub(super) fn follow(
         &mut self,
@@ -152,9 +159,13 @@ impl DroppedSearch {
         self.scaled.as_ref().map(|(_, dropped)| dropped)
     }
 
-    /// The mask that is drawn on the way, with its position.
-    pub(super) fn drawn(&self) -> Option<(usize, Random)> {
-        self.random.clone()
+    /// The mask that is drawn on the way, as part of a claim.
+    pub(super) fn drawn<R>(&self, replacement: impl FnOnce(Random) -> R) -> Option<Part<R>> {
+        let (position, random) = self.random.clone()?;
+        Some(match self.burn_draws {
+            true => Part::Unfused(vec![position]),
+            false => Part::Replaced(vec![position], replacement(random)),
+        })
     }
 
     /// Where its two products are.
@@ -395,10 +406,12 @@ mod tests {
         let (search, taken) = behind_x(&stream);
         assert_eq!(taken, [true; 3]);
         assert_eq!(search.found().map(|dropped| dropped.out.id.value()), Some(4));
-        assert_eq!(search.drawn().map(|(at, _)| at), Some(0));
+        assert!(matches!(search.drawn(drop), Some(Part::Replaced(at, ())) if at == [0]));
         assert_eq!(search.positions().collect::<Vec<_>>(), [1, 2]);
         let (search, _) = behind_x(&stream[1..]);
-        assert!(search.found().is_some() && search.drawn().is_none(), "drawn before");
+        assert!(search.found().is_some() && search.drawn(drop).is_none(), "drawn before");
+        let burn_draws = DroppedSearch { burn_draws: true, ..behind_x(&stream).0 };
+        assert!(matches!(burn_draws.drawn(drop), Some(Part::Unfused(at)) if at == [0]));
         assert!(behind_x(&stream[..2]).0.found().is_none());
     }
 

@@ -79,6 +79,8 @@ pub(crate) const BACKWARD: Pattern = &[
 pub(crate) struct GeluSearch {
     /// Whether the sum of a gradient's rows is taken.
     takes_sum: bool,
+    /// Whether masks of dropout are Burn's to draw.
+    burn_draws: bool,
     candidates: Vec<Candidate>,
     /// The passes that were found, one behind the other.
     passes: Vec<Matcher>,
@@ -101,12 +103,12 @@ impl GeluSearch {
     /// What Burn's fusion bids more where dropout's two operations are in front of the backward pass.
     const OF_DROPOUT: u64 = 2 * 210;
 
-    pub(crate) fn new(takes_sum: bool) -> Self {
+    pub(crate) fn new(takes_sum: bool, burn_draws: bool) -> Self {
         let candidate = |pattern| Candidate::new(pattern, None);
         let candidates = [FORWARD, BACKWARD].map(candidate).into();
         let (passes, ones, behind, dropped) = (Vec::new(), None, None, None);
         let passed_on = PassedOnSearch::default();
-        Self { takes_sum, candidates, passes, ones, behind, dropped, passed_on }
+        Self { takes_sum, burn_draws, candidates, passes, ones, behind, dropped, passed_on }
     }
 
     /// A pass that was found. Says whether anything may follow it.
@@ -120,7 +122,7 @@ impl GeluSearch {
             None => {
                 let x = complete.matcher.tensor("x").map(|x| x.id);
                 self.candidates.push(Candidate::new(BACKWARD, x));
-                self.dropped = Some(DroppedSearch::default());
+                self.dropped = Some(DroppedSearch::new(self.burn_draws));
             }
         }
         pass.gradient().is_none() || self.takes_sum
@@ -217,7 +219,7 @@ fn dropped_parts(complete: &Matcher, dropped: &DroppedSearch) -> Vec<Part<GeluPa
     let Some(pass) = pass.and_then(|(pass, found)| pass.dropped(found)) else {
         return Vec::new();
     };
-    let mask = dropped.drawn().map(|(at, mask)| Part::Replaced(vec![at], GeluPass::Mask(mask)));
+    let mask = dropped.drawn(GeluPass::Mask);
     let steps = complete.positions().iter().copied().chain(dropped.positions()).collect();
     mask.into_iter().chain([Part::Replaced(steps, pass)]).collect()
 }
@@ -321,7 +323,7 @@ mod tests {
     }
 
     fn after(operations: &[OperationIr]) -> Fuser<GeluSearch> {
-        Fuser::after(GeluSearch::new(true), operations)
+        Fuser::after(GeluSearch::new(true, false), operations)
     }
 
     /// How many operations the fuser would take, if it is ready.
@@ -446,7 +448,7 @@ mod tests {
         assert_eq!(taken(&[&backward()[..], &[sum(9)]].concat()), Some(16), "of another");
         // The output of the forward pass has no such sum.
         assert_eq!(taken(&[&forward()[..], &[sum(14)]].concat()), Some(5));
-        let alone = Fuser::after(GeluSearch::new(false), &backward());
+        let alone = Fuser::after(GeluSearch::new(false, false), &backward());
         assert!(!alone.is_open(), "it is another provider's");
     }
 }

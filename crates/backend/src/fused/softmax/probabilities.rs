@@ -29,14 +29,13 @@ pub(super) struct ProbabilitiesSearch {
     dropped: Box<DroppedSearch>,
 }
 
-impl Default for ProbabilitiesSearch {
-    fn default() -> Self {
-        let (flow, dropped) = (Matcher::data_flow(SOFTMAX), Box::default());
-        Self { leads: 0, mask: None, flow, dropped }
-    }
-}
-
 impl ProbabilitiesSearch {
+    /// One that has not begun. `burn_draws` says whether masks of dropout are Burn's to draw.
+    pub(super) fn new(burn_draws: bool) -> Self {
+        let dropped = Box::new(DroppedSearch::new(burn_draws));
+        Self { leads: 0, mask: None, flow: Matcher::data_flow(SOFTMAX), dropped }
+    }
+
     /// Two masks that are viewed. With more in front, what is saved is lost on running these one by one.
     const MOST_LEADS: usize = 4;
     /// Whether dropout may follow. It is waited for behind attention's scores alone, which have four dimensions in Burn.
@@ -98,7 +97,7 @@ impl PassSearch for ProbabilitiesSearch {
                 steps.insert(0, last);
             }
             let dropped = self.dropped.found().cloned().map(Box::new);
-            let drawn = self.dropped.drawn().filter(|_| dropped.is_some());
+            let drawn = self.dropped.drawn(SoftmaxPass::Mask).filter(|_| dropped.is_some());
             if dropped.is_some() {
                 steps.extend(self.dropped.positions());
             }
@@ -113,7 +112,7 @@ impl PassSearch for ProbabilitiesSearch {
                 sum: flow.kept("sum"),
             };
             let mut parts = vec![Part::Unfused(unfused)];
-            parts.extend(drawn.map(|(at, mask)| Part::Replaced(vec![at], SoftmaxPass::Mask(mask))));
+            parts.extend(drawn);
             parts.push(Part::Replaced(steps, SoftmaxPass::Probabilities(pass)));
             parts
         })

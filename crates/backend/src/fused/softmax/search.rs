@@ -13,8 +13,10 @@ use burn_ir::OperationIr;
 /// Burn settles what a fusion waited on in vain without fusing any of it. So where the first operations are
 /// such as no other fusion takes, these alone are claimed then, for less than anything else bids, and run
 /// as Burn runs them: the next search begins behind them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct SoftmaxSearch {
+    /// Whether masks of dropout are Burn's to draw.
+    burn_draws: bool,
     candidates: Vec<Candidate>,
 }
 
@@ -70,12 +72,16 @@ impl SoftmaxSearch {
     /// Below any other fusion.
     pub(super) const SCORE_OF_UNCLAIMED: u64 = 1;
 
+    pub(crate) fn new(burn_draws: bool) -> Self {
+        Self { burn_draws, candidates: Vec::new() }
+    }
+
     /// Searches that have not begun.
-    fn all() -> Vec<Candidate> {
+    fn all(&self) -> Vec<Candidate> {
         let searches = [
             AnyPass::Forward(ForwardSearch::default()),
             AnyPass::Backward(BackwardSearch::default()),
-            AnyPass::Probabilities(ProbabilitiesSearch::default()),
+            AnyPass::Probabilities(ProbabilitiesSearch::new(self.burn_draws)),
             AnyPass::Gradient(GradientSearch::default()),
         ];
         searches.map(|search| Candidate { search, is_open: true }).into()
@@ -88,7 +94,7 @@ impl Search for SoftmaxSearch {
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         let is_first = now.position == 0;
         if is_first {
-            self.candidates = Self::all();
+            self.candidates = self.all();
         }
         let mut is_last = false;
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {

@@ -143,7 +143,7 @@ fn backward() -> Vec<OperationIr> {
 }
 
 fn follow(operations: &[OperationIr]) -> Fuser<SoftmaxSearch> {
-    Fuser::after(SoftmaxSearch::default(), operations)
+    Fuser::after(SoftmaxSearch::new(false), operations)
 }
 
 /// Which of the operations run as Burn runs them, and which the kernels replace.
