@@ -71,8 +71,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "dropped factor of the residual",
-                "fma(added, epilogue.beta, value)",
-                "added + value",
+                "fma(residual, epilogue.beta, value)",
+                "residual + value",
             ),
             statement(
                 "pre-activation not written",
@@ -104,8 +104,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             host(
                 "residual left out where it is not scaled",
-                "self.residual.as_ref().filter(|_| self.beta != 0.0)",
-                "self.residual.as_ref().filter(|_| self.beta != 1.0)",
+                "self.residual_multiplies || self.beta != 0.0",
+                "self.residual_multiplies || self.beta != 1.0",
             ),
         ],
     },

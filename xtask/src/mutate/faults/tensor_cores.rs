@@ -98,8 +98,8 @@ pub(super) const FILES: &[InFile] = &[
             device("dropped scale", "finish.scale * sum + offset", "sum + offset"),
             device(
                 "dropped factor of the residual",
-                "fma(added, finish.beta, value)",
-                "value + added",
+                "fma(residual, finish.beta, value)",
+                "value + residual",
             ),
             device("column not passed on", "select(place.quad == 3, carried, high)", "high"),
             statement(
@@ -147,8 +147,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "dropped factor of the residual",
-                "fma(added, Vector::new(epilogue.beta), finished)",
-                "added + finished",
+                "fma(residual, Vector::new(epilogue.beta), finished)",
+                "residual + finished",
             ),
             device("bias by row", "index % row_vectors", "index / row_vectors"),
         ],
