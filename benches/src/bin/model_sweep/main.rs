@@ -96,7 +96,7 @@ struct Arguments {
     /// Layers of transformers; each model has a number of its own without this.
     #[arg(long)]
     layers: Option<usize>,
-    /// Share of activations that transformers leave out.
+    /// Share of activations that Burn's transformers leave out; the other models have none.
     #[arg(long, default_value_t = 0.0)]
     dropout: f64,
     /// Run passes one by one, instead of recording and replaying them.
@@ -189,7 +189,12 @@ impl Shape {
         };
         let batch = arguments.batch.unwrap_or(batch);
         let layers = arguments.layers.unwrap_or(layers);
-        Self { batch, length, width, layers, classes, dropout: arguments.dropout }
+        let has_dropout = matches!(
+            name,
+            Name::BertLarge | Name::Gpt2 | Name::WideGpt | Name::Vit | Name::Seq2seq
+        );
+        let dropout = if has_dropout { arguments.dropout } else { 0.0 };
+        Self { batch, length, width, layers, classes, dropout }
     }
 }
 

@@ -425,13 +425,20 @@ mod tests {
         assert_eq!(behind_x(&[scaled(X, SHAPE, 4)]).1, [false]);
     }
 
+    /// How many of `operations`, from the head of a block on, a search takes.
+    fn count_taken(
+        operations: &[OperationIr],
+        mut follow: impl FnMut(&OperationIr, usize) -> bool,
+    ) -> usize {
+        operations.iter().enumerate().filter(|(at, operation)| follow(operation, *at)).count()
+    }
+
     #[test]
     fn a_sum_with_what_is_left_is_found_at_the_head_of_a_block() {
         let stream = [masked(X, MASK, SHAPE, 3), scaled(3, SHAPE, 4), added(5, 4, SHAPE, 6)];
         let after = |operations: &[OperationIr]| {
             let mut search = DroppedSumSearch::default();
-            let taken = operations.iter().enumerate().filter(|(at, op)| search.follow(op, *at));
-            (taken.count(), search)
+            (count_taken(operations, |op, at| search.follow(op, at)), search)
         };
         let (taken, search) = after(&stream);
         assert_eq!(taken, DroppedSumSearch::OPERATIONS);
@@ -446,8 +453,7 @@ mod tests {
     fn a_gradient_that_is_passed_on_has_its_number_first() {
         let after = |operations: &[OperationIr]| {
             let mut search = PassedOnSearch::default();
-            let taken = operations.iter().enumerate().filter(|(at, op)| search.follow(op, *at));
-            (taken.count(), search)
+            (count_taken(operations, |op, at| search.follow(op, at)), search)
         };
         let (taken, search) = after(&[scaled(X, SHAPE, 3), masked(3, MASK, SHAPE, 4)]);
         assert_eq!(taken, PassedOnSearch::OPERATIONS);
