@@ -14,9 +14,9 @@ use blackburn_benches::{Rotated, device, median_ms, median_of_batches};
 use blackburn_kernels::{
     Family, Pass,
     attention::{
-        AttentionBlueprint, AttentionInputs, AttentionProblem, AttentionResult, HeadStrides, Order,
-        Pairs, Window, attention_backward, attention_backward_with, attention_forward,
-        attention_forward_with,
+        AttentionBlueprint, AttentionInputs, AttentionOutput, AttentionProblem, AttentionResult,
+        HeadStrides, Order, Pairs, Window, attention_backward, attention_backward_with,
+        attention_forward, attention_forward_with,
     },
     buffer::Buffer,
 };
@@ -27,7 +27,7 @@ use blackburn_reference::{
 use burn::tensor::{
     Distribution, FloatDType, Tensor, module::attention, ops::AttentionModuleOptions,
 };
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use cubecl::{
     MemoryScope,
     client::Client,
@@ -53,6 +53,12 @@ struct Arguments {
     /// Only the plan that is picked.
     #[arg(long)]
     picked: bool,
+    /// Which passes: forward, backward, and both as one, by the plans that are picked.
+    #[arg(long, value_delimiter = ',', default_value = "forward,backward")]
+    passes: Vec<Timed>,
+    /// Time plans without comparing them: the portable plan takes seconds for the longest sequences.
+    #[arg(long)]
+    unchecked: bool,
     /// Only plans that give the same bits each time.
     #[arg(long)]
     deterministic: bool,
@@ -71,6 +77,14 @@ struct Arguments {
     /// calls `blackburn::init` meets it. `BLACKBURN_DISABLE=BlackburnAttention` leaves it to Burn.
     #[arg(long)]
     module: bool,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Timed {
+    Forward,
+    Backward,
+    Both,
 }
 
 fn storage(name: &str) -> Result<Storage, String> {
@@ -289,19 +303,24 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
     let forward = |plan: &AttentionBlueprint| {
         attention_forward_with(client, &problem, plan, &inputs).map_err(|error| message(&error))
     };
-    let output = forward(&trusted(Pass::Forward)?)?;
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
+    let backward = |plan: &AttentionBlueprint, output: &AttentionOutput| {
+        let result = AttentionResult {
+            out: &output.out,
+            lse: &output.lse,
+            dout: &dout,
+            dout_strides: problem.out(),
+        };
+        let gradients = attention_backward_with(client, &problem, plan, &inputs, &result, false)
+            .map_err(|error| message(&error))?;
+        Ok::<_, String>(vec![gradients.dq, gradients.dk, gradients.dv])
     };
-    let backward = |plan: &AttentionBlueprint| {
-        attention_backward_with(client, &problem, plan, &inputs, &result, false)
-            .map_err(|error| message(&error))
-    };
+    let picked_forward = AttentionBlueprint::plan(&problem, Pass::Forward, client)
+        .map_err(|error| message(&error))?;
+    let is_unchecked = arguments.unchecked;
+    let output = forward(&if is_unchecked { picked_forward } else { trusted(Pass::Forward)? })?;
     let mut failures = 0;
-    for pass in [Pass::Forward, Pass::Backward] {
+    for timed in &arguments.passes {
+        let pass = if *timed == Timed::Forward { Pass::Forward } else { Pass::Backward };
         let picked = AttentionBlueprint::plan(&problem, pass, client).ok();
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.retain(|plan| !arguments.picked || Some(*plan) == picked);
@@ -309,20 +328,23 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
             plans.retain(|plan| format!("{:?}", plan.family).eq_ignore_ascii_case(family));
         }
         let run = |plan: &AttentionBlueprint| -> Result<Vec<Buffer>, String> {
-            Ok(match pass {
-                Pass::Forward => vec![forward(plan)?.out],
-                Pass::Backward => {
-                    let gradients = backward(plan)?;
-                    vec![gradients.dq, gradients.dk, gradients.dv]
-                }
-            })
+            match timed {
+                Timed::Forward => Ok(vec![forward(plan)?.out]),
+                Timed::Backward => backward(plan, &output),
+                Timed::Both => backward(plan, &forward(&picked_forward)?),
+            }
         };
-        let flops = match pass {
-            Pass::Forward => forward_flops(arguments, case),
+        let share = match timed {
+            Timed::Forward => 1.0,
             // Five products, of which two are the forward pass's.
-            Pass::Backward => 2.5 * forward_flops(arguments, case),
+            Timed::Backward => 2.5,
+            Timed::Both => 3.5,
         };
-        let expected = if plans.is_empty() { Vec::new() } else { run(&trusted(pass)?)? };
+        let flops = share * forward_flops(arguments, case);
+        let expected = match plans.is_empty() || is_unchecked {
+            true => Vec::new(),
+            false => run(&trusted(pass)?)?,
+        };
         for plan in plans {
             let mark = if Some(plan) == picked { "*" } else { "" };
             let tensor = match (arguments.packed, arguments.mask) {
@@ -331,7 +353,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
                 _ => "",
             };
             let row = format!(
-                "{:?}\t{}\t{}{tensor}\t{pass:?}\t{mark}\t{:?} {}x{}{}{}",
+                "{:?}\t{}\t{}{tensor}\t{timed:?}\t{mark}\t{:?} {}x{}{}{}",
                 arguments.dtype,
                 case.name,
                 case.shape(),

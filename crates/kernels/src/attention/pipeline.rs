@@ -31,8 +31,11 @@ pub(crate) struct TmaForwardBlueprint {
     pub(crate) head_dim: usize,
     /// Keys of a tile, a multiple of 64.
     pub(crate) tile_kv: usize,
-    /// Tiles of keys, and of values, that are held at once; on Blackwell of both together.
+    /// Tiles of keys, and of values before them, that are held at once; on Blackwell of both together.
     pub(crate) stages: usize,
+    /// On Hopper, whether the warpgroups that multiply take turns: one begins its products when the other one has all of
+    /// its own under way.
+    pub(crate) takes_turns: bool,
 }
 
 impl TmaForwardBlueprint {
@@ -49,9 +52,9 @@ impl TmaForwardBlueprint {
         self.blocks() * self.tile_kv * ROW_BYTES
     }
 
-    /// Queries, both rings, and the barriers: two for each of their tiles, two for the queries.
+    /// Queries, the ring of keys and values, and the barriers: two for each of its stages, two for the queries.
     pub(crate) fn shared_bytes(self) -> usize {
-        self.q_bytes() + 2 * self.stages * self.kv_bytes() + 8 * (4 * self.stages + 2)
+        self.q_bytes() + 2 * self.stages * self.kv_bytes() + 8 * (2 * self.stages + 2)
     }
 
     /// Of the kernel by `tcgen05`: twice as many queries, one ring, and the barriers: two for each of its tiles, two
@@ -175,6 +178,15 @@ pub(super) fn work_at(index: u32, tiles: u32, heads: u32, #[comptime] tile_q: us
         head: matrix % heads,
         batch: matrix / heads,
     }
+}
+
+/// The tile of a cube in its round `round`. Every second round runs backwards, so that no cube has the longest tiles
+/// of all rounds.
+#[cube]
+pub(super) fn index_in(round: u32) -> u32 {
+    let first = round * CUBE_COUNT_X;
+    let last = first + CUBE_COUNT_X - 1;
+    select(round % 2 == 0, first + CUBE_POS_X, last - CUBE_POS_X)
 }
 
 /// Has TMA copy 64 by 64 elements for each block of a row and each 64 rows, or all rows at once.

