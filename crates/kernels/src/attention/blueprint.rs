@@ -62,8 +62,11 @@ pub(super) const fn tcgen05_bytes(pass: Pass, head_dim: usize) -> usize {
 
 /// Keys of a tile on the tensor cores of Blackwell's data-center GPUs. Forward a tile has twice as many queries.
 const TCGEN05_SIDE: usize = 128;
-/// Queries of a tile on Hopper's tensor cores.
-const WGMMA_TILE_Q: usize = 128;
+/// Queries of a tile on Hopper's tensor cores, by two warpgroups, and by three.
+const WGMMA_TILE_Q: [usize; 2] = [128, 192];
+/// A row of the wider tile takes so much of one of the other, in percent: three warpgroups keep the unit for exponentials
+/// busier than two. On an H200 it is 85 to 87, of 1024 to 8192 keys.
+const WIDE_ROW_PERCENT: usize = 85;
 /// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
 const MMA_TILE_Q: usize = 64;
 /// From so many queries and keys on, plans that compute products once come first.
@@ -140,7 +143,8 @@ impl AttentionBlueprint {
         }
         // Kernels that read a map have room for the tiles that they have without a mask.
         let mut mapped = Self::unmapped(&AttentionProblem { mask: None, ..*problem }, pass, device);
-        mapped.retain(|plan| !plan.split);
+        // Three warpgroups have no registers for words of the map.
+        mapped.retain(|plan| !plan.split && !plan.is_wide());
         mapped.iter_mut().for_each(|plan| plan.maps_mask = true);
         let AttentionProblem { batch, heads_q, seq_q, seq_kv, head_dim, .. } = *problem;
         let flops = [heads_q, seq_q, seq_kv, head_dim]
@@ -174,7 +178,7 @@ impl AttentionBlueprint {
             .take(most);
         let is_offered = |family| device.is_offered(FamilyOp::Attention, family);
         let is_hopper = device.compute_capability == Some(90) && is_offered(Family::Wgmma);
-        let wgmma = is_hopper.then(|| Self::wgmma(problem, pass)).flatten();
+        let wgmma = if is_hopper { Self::wgmma(problem, pass, device) } else { Vec::new() };
         let is_tcgen05 = matches!(device.compute_capability, Some(100 | 103));
         let tcgen05 = if is_tcgen05 && is_offered(Family::Tcgen05) {
             Self::tcgen05(problem, pass, device)
@@ -246,6 +250,11 @@ impl AttentionBlueprint {
         })
     }
 
+    /// Whether three warpgroups of Hopper multiply instead of two.
+    pub(super) fn is_wide(&self) -> bool {
+        self.family == Family::Wgmma && self.tile_q == WGMMA_TILE_Q[1]
+    }
+
     /// Whether the backward pass by this plan can give the gradient of a bias.
     pub fn gives_bias_gradient(&self) -> bool {
         self.family == Family::Portable
@@ -301,9 +310,11 @@ impl AttentionBlueprint {
         })
     }
 
-    /// The plan by Hopper's instructions, if they serve the problem.
-    fn wgmma(problem: &AttentionProblem, pass: Pass) -> Option<Self> {
-        let serves = Self::suits_tensor_cores(problem, pass);
+    /// The plans by Hopper's instructions, if they serve the problem.
+    fn wgmma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Vec<Self> {
+        if !Self::suits_tensor_cores(problem, pass) {
+            return Vec::new();
+        }
         // Scores and outputs have to fit the registers, and what options compute beside them.
         let has_options = problem.softcap.is_some()
             || problem.mask.is_some()
@@ -314,16 +325,30 @@ impl AttentionBlueprint {
             65..=128 if !has_options => 128,
             128 => 64,
             _ if !has_options => 64,
-            _ => return None,
+            _ => return Vec::new(),
         };
-        serves.then_some(Self {
+        let of = |tile_q| Self {
             family: Family::Wgmma,
-            tile_q: WGMMA_TILE_Q,
+            tile_q,
             tile_kv,
             atomic: false,
             split: false,
             maps_mask: false,
-        })
+        };
+        let [narrow, wide] = WGMMA_TILE_Q;
+        // Three warpgroups have 160 registers a unit: enough for short rows and nothing beside them.
+        if pass == Pass::Backward || problem.head_dim > 64 || has_options {
+            return vec![of(narrow)];
+        }
+        // Every multiprocessor computes as many tiles as the busiest.
+        let rows = |tile_q: usize| {
+            let tiles = problem.seq_q.div_ceil(tile_q) * problem.heads_q * problem.batch;
+            tiles.div_ceil(device.multiprocessors.max(1)) * tile_q
+        };
+        // A window hides more of a wider tile, and two warpgroups that take turns are faster then.
+        let has_window = problem.window.left.is_some() || problem.window.right.is_some();
+        let is_wide = !has_window && rows(wide) * WIDE_ROW_PERCENT < rows(narrow) * 100;
+        if is_wide { vec![of(wide), of(narrow)] } else { vec![of(narrow), of(wide)] }
     }
 
     /// The plans by Hopper's instructions that compute products once, if they serve the problem.

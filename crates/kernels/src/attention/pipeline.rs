@@ -9,13 +9,11 @@ use crate::ptx::{
 };
 use cubecl::prelude::*;
 
-/// Units of a cube of the forward pass: the producer's warpgroup and two that multiply.
-pub(crate) const FORWARD_UNITS: u32 = 3 * UNITS_OF_GROUP;
 /// Units of a cube of the backward pass: two warpgroups that multiply.
 pub(crate) const BACKWARD_UNITS: u32 = 2 * UNITS_OF_GROUP;
 /// Units of a warpgroup.
 pub(super) const UNITS_OF_GROUP: u32 = 128;
-/// Queries of a tile on Hopper, 64 for each warpgroup that multiplies; on Blackwell of half a tile.
+/// Queries of half a tile on Blackwell.
 pub(crate) const TILE_Q: usize = 128;
 /// Elements of a row that are fetched together: 128 bytes.
 pub(super) const BLOCK: usize = 64;
@@ -29,12 +27,14 @@ pub(crate) struct TmaForwardBlueprint {
     pub(crate) dtype: &'static str,
     /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
+    /// Warpgroups that multiply on Hopper, 64 queries of a tile each; on Blackwell blocks of 64 queries of half a tile.
+    pub(crate) groups: usize,
     /// Keys of a tile, a multiple of 64.
     pub(crate) tile_kv: usize,
     /// Tiles of keys, and of values before them, that are held at once; on Blackwell of both together.
     pub(crate) stages: usize,
-    /// On Hopper, whether the warpgroups that multiply take turns: one begins its products when the other one has all of
-    /// its own under way.
+    /// On Hopper, whether the warpgroups that multiply take turns: one begins its products when the one before it has
+    /// all of its own under way.
     pub(crate) takes_turns: bool,
 }
 
@@ -44,8 +44,23 @@ impl TmaForwardBlueprint {
         self.head_dim.div_ceil(64)
     }
 
+    /// Queries that come in together.
+    pub(super) fn rows_q(self) -> usize {
+        64 * self.groups
+    }
+
+    /// Units of a cube on Hopper: the producer's warpgroup, and those that multiply.
+    pub(super) fn units(self) -> u32 {
+        (1 + self.groups as u32) * UNITS_OF_GROUP
+    }
+
+    /// Registers of a unit that multiplies on Hopper, of which a multiprocessor has 65,536; one that copies keeps 24.
+    pub(super) fn registers(self) -> u32 {
+        if self.groups == 2 { 240 } else { 160 }
+    }
+
     pub(super) fn q_bytes(self) -> usize {
-        self.blocks() * TILE_Q * ROW_BYTES
+        self.blocks() * self.rows_q() * ROW_BYTES
     }
 
     pub(super) fn kv_bytes(self) -> usize {
@@ -73,7 +88,7 @@ impl TmaForwardBlueprint {
             n: self.tile_kv,
             dtype: self.dtype,
             k: self.head_dim,
-            lhs_block_bytes: TILE_Q * ROW_BYTES,
+            lhs_block_bytes: self.rows_q() * ROW_BYTES,
             rhs_block_bytes: self.tile_kv * ROW_BYTES,
             first: 0,
         }

@@ -45,7 +45,10 @@ impl AttentionBlueprint {
             ],
             Family::Wgmma => vec![
                 // What a launch gives each unit; those that multiply then take from those that copy.
-                ("attention_forward_wgmma", Promise::tensor_core("HGMMA", 168)),
+                (
+                    "attention_forward_wgmma",
+                    Promise::tensor_core("HGMMA", if self.is_wide() { 128 } else { 168 }),
+                ),
                 (
                     "attention_backward_wgmma",
                     Promise::tensor_core("HGMMA", MOST).spilling(of_hopper),

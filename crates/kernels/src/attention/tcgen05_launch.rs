@@ -27,7 +27,7 @@ pub(super) fn forward(
     let problem = call.problem;
     let device = DeviceProfile::of(call.client);
     let shared_bytes = TmaForwardBlueprint::tcgen05_bytes;
-    let kernel = forward_kernel(call, blueprint, device, MOST_STAGES, shared_bytes)?;
+    let kernel = forward_kernel(call, blueprint, device, TILE_Q, MOST_STAGES, shared_bytes)?;
     let QueryTiles { tiles, items, cubes } = query_tiles(call, blueprint, device)?;
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs

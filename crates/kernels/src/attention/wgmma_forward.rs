@@ -1,18 +1,16 @@
-//! The forward pass on Hopper's tensor cores: a persistent cube of three warpgroups on every
-//! multiprocessor, each tile of it 128 queries of a head.
+//! The forward pass on Hopper's tensor cores: a persistent cube of three or four warpgroups on every
+//! multiprocessor, each tile of it 128 or 192 queries of a head.
 //!
 //! 1. Warpgroup 0 has TMA fetch the queries of a tile, and tiles of keys and of values into a ring, as far ahead as
 //!    there is room.
-//! 2. Warpgroups 1 and 2 have 64 queries each. The tensor cores multiply the queries with the next
+//! 2. The other warpgroups have 64 queries each. The tensor cores multiply the queries with the next
 //!    tile of keys, and the weights, which stay in registers, with the values of the last one, while
-//!    the other warpgroup makes weights of its scores (Shah et al., "FlashAttention-3", 2024,
+//!    other warpgroups make weights of their scores (Shah et al., "FlashAttention-3", 2024,
 //!    section 3.2).
 //! 3. They divide by the sums of their weights and write.
 
 use super::{
-    pipeline::{
-        CHUNK_BYTES, Slot, TILE_Q, TmaForwardBlueprint, advance, index_in, load_tile, work_at,
-    },
+    pipeline::{CHUNK_BYTES, Slot, TmaForwardBlueprint, advance, index_in, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
         Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale,
@@ -81,6 +79,12 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
     (sums, packed_weights::<R, P>(settled, blueprint))
 }
 
+/// Whether a query of the warpgroup may not see a key of the tile. From `all_from` to `all_to` all see all.
+#[cube]
+fn is_partly_hidden(first_key: u32, tile_kv: u32, all_from: u32, all_to: u32) -> bool {
+    first_key < all_from || first_key + tile_kv > all_to
+}
+
 #[cube]
 fn packed_weights<R: Size, P: Size>(
     weights: Vector<f32, R>,
@@ -109,7 +113,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     #[define(R, P)] _widths: [usize; 2],
 ) {
     let stages = comptime!(blueprint.stages as u32);
-    let (tile_q, tile_kv) = comptime!((TILE_Q as u32, blueprint.tile_kv as u32));
+    let (tile_q, tile_kv) = comptime!((blueprint.rows_q() as u32, blueprint.tile_kv as u32));
+    let groups = comptime!(blueprint.groups as u32);
     let (q_bytes, kv_bytes) = comptime!((blueprint.q_bytes() as u32, blueprint.kv_bytes() as u32));
     // The swizzle repeats every 1024 bytes.
     let memory: Shared<[u32]> =
@@ -124,11 +129,11 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     let unit = UNIT_POS;
     if unit == 0 {
         barrier_init(q_full, 1u32);
-        barrier_init(q_empty, 2u32);
+        barrier_init(q_empty, groups);
         #[unroll]
         for stage in 0..stages {
             barrier_init(full + comptime!(8 * stage), 1u32);
-            barrier_init(empty + comptime!(8 * stage), 2u32);
+            barrier_init(empty + comptime!(8 * stage), groups);
         }
         barrier_init_fence();
     }
@@ -146,7 +151,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
             let v_map = tensor_map_address::<u32, Tiled>(v);
             let mut slot = Slot { stage: 0u32, phase: 0u32 };
             while index < work_items {
-                let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
+                let work =
+                    work_at(index, tiles, rules.sizes.heads_q, comptime!(blueprint.rows_q()));
                 let sequence = rules.sequence(work.batch, work.head);
                 let mut tensor_batch = work.batch;
                 if comptime!(rules.options.packed) {
@@ -163,8 +169,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         work.head,
                         load::<u32>(tensor_batch),
                         q_full,
-                        TILE_Q,
-                        TILE_Q,
+                        comptime!(blueprint.rows_q()),
+                        comptime!(blueprint.rows_q()),
                         comptime!(blueprint.blocks()),
                     );
                     q_phase ^= 1;
@@ -216,23 +222,23 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
         }
     } else {
         // 2. Multiply and weigh.
-        acquire_registers(240u32);
+        acquire_registers(comptime!(blueprint.registers()));
         let group = unit / 128 - 1;
         let lane = unit % 128;
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);
         let exponent = score_exponent(rules);
-        let turn = Turn { own: 1 + group, other: 2 - group };
+        let turn = Turn { own: 1 + group, next: 1 + (group + 1) % groups };
         let ring = KeyValueRing { k: k_ring, v: v_ring, empty, turn };
         let mut slot = Slot { stage: 0u32, phase: 0u32 };
         if comptime!(blueprint.takes_turns) {
             // The first turn is the first warpgroup's.
-            if group == 1 {
+            if group == groups - 1 {
                 pass_turn(turn);
             }
         }
         while index < work_items {
-            let work = work_at(index, tiles, rules.sizes.heads_q, TILE_Q);
+            let work = work_at(index, tiles, rules.sizes.heads_q, comptime!(blueprint.rows_q()));
             let sequence = rules.sequence(work.batch, work.head);
             if work.first_row < sequence.seq_q {
                 let end = min(work.first_row + tile_q, sequence.seq_q);
@@ -269,7 +275,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     }
                     advance(&mut slot, stages);
                     let first_key = first * tile_kv;
-                    let checked = first_key < all_from || first_key + tile_kv > all_to;
+                    let checked = is_partly_hidden(first_key, tile_kv, all_from, all_to);
                     let ruled = apply_rules::<I, M, R>(scores, &queries, first_key, checked);
                     let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
                     let mut weights = packed_weights::<R, P>(weighed, blueprint);
@@ -277,7 +283,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         let stage = load::<u32>(slot.stage);
                         barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                         let first_key = tile * tile_kv;
-                        let checked = first_key < all_from || first_key + tile_kv > all_to;
+                        let checked = is_partly_hidden(first_key, tile_kv, all_from, all_to);
                         let options = comptime!(rules.options);
                         // Both ways write the registers themselves: none is left for a copy.
                         if comptime!(options.concern_every_tile()) || checked {

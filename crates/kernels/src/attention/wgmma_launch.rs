@@ -3,9 +3,7 @@
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
     call::{Call, device_strides, heads},
-    pipeline::{
-        BACKWARD_UNITS, BLOCK, FORWARD_UNITS, TILE_Q, TmaForwardBlueprint, WgmmaBackwardBlueprint,
-    },
+    pipeline::{BACKWARD_UNITS, BLOCK, TmaForwardBlueprint, WgmmaBackwardBlueprint},
     problem::unsupported,
     tensor_core::{Tensor, halves, ptx_type, row_terms},
     wgmma_backward::attention_backward_wgmma_kernel,
@@ -81,19 +79,23 @@ pub(super) fn query_tiles(
     Ok(QueryTiles { tiles: tiles as u32, items, cubes })
 }
 
-/// How the kernel of the forward pass is compiled, with as many stages as fit, up to `most`.
+/// How the kernel of the forward pass is compiled whose queries come in by so many rows, with as many stages as fit, up to
+/// `most`.
 pub(super) fn forward_kernel(
     call: &Call<'_>,
     blueprint: &AttentionBlueprint,
     device: DeviceProfile,
+    rows_q: usize,
     most: usize,
     shared_bytes: impl Fn(TmaForwardBlueprint) -> usize,
 ) -> Result<TmaForwardBlueprint, KernelError> {
     let dtype = ptx_type(call)?;
     let (head_dim, tile_kv) = (call.problem.head_dim, blueprint.tile_kv);
+    let groups = rows_q / 64;
     // On an H200 turns save 2 to 8 % with a causal window, and without one they cost up to 2 %.
-    let takes_turns = call.problem.window.right.is_some();
-    let kernel = |stages| TmaForwardBlueprint { dtype, head_dim, tile_kv, stages, takes_turns };
+    let takes_turns = groups == 2 && call.problem.window.right.is_some();
+    let kernel =
+        |stages| TmaForwardBlueprint { dtype, head_dim, groups, tile_kv, stages, takes_turns };
     with_most_stages(device, most, kernel, shared_bytes)
 }
 
@@ -106,7 +108,8 @@ pub(super) fn forward(
     let problem = call.problem;
     let device = DeviceProfile::of(call.client);
     let shared_bytes = TmaForwardBlueprint::shared_bytes;
-    let kernel = forward_kernel(call, blueprint, device, MOST_STAGES, shared_bytes)?;
+    let kernel =
+        forward_kernel(call, blueprint, device, blueprint.tile_q, MOST_STAGES, shared_bytes)?;
     let QueryTiles { tiles, items, cubes } = query_tiles(call, blueprint, device)?;
     let [q, k, v] = Tensor::inputs(call);
     // SAFETY: the tensor maps describe memory that the inputs were checked to have, and the outputs
@@ -115,8 +118,8 @@ pub(super) fn forward(
         attention_forward_wgmma_kernel::launch_unchecked(
             client,
             cubes.clone(),
-            CubeDim::new_1d(FORWARD_UNITS),
-            tensor_map(call, &q, TILE_Q)?,
+            CubeDim::new_1d(kernel.units()),
+            tensor_map(call, &q, kernel.rows_q())?,
             tensor_map(call, &k, kernel.tile_kv)?,
             // Chunks of 64 keys are what the second product steps through.
             tensor_map(call, &v, BLOCK)?,

@@ -357,22 +357,22 @@ pub(crate) fn wgmma_weights<R: Size, P: Size>(
     sum
 }
 
-/// Units of two warpgroups that take turns.
+/// Units of a warpgroup that waits for its turn, and of the one that passes it on.
 const UNITS_OF_BOTH: u32 = 256;
 
-/// Barriers of two warpgroups that take turns, 1 to 15: a warpgroup waits at its own for the other one, which arrives there.
-/// The exponentials of one then run beside the products of the other.
+/// Barriers of warpgroups that take turns, 1 to 15: a warpgroup waits at its own for the one before it, and arrives at
+/// that of the next. The exponentials of one then run beside the products of another.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(crate) struct Turn {
     pub(crate) own: u32,
-    pub(crate) other: u32,
+    pub(crate) next: u32,
 }
 
-/// Gives the other warpgroup its turn.
+/// Gives the next warpgroup its turn.
 #[cube]
 pub(crate) fn pass_turn(turn: Turn) {
-    gpu_asm!("bar.arrive {b}, {n};", b = in(_) load::<u32>(turn.other), n = const UNITS_OF_BOTH);
+    gpu_asm!("bar.arrive {b}, {n};", b = in(_) load::<u32>(turn.next), n = const UNITS_OF_BOTH);
 }
 
 /// [`wgmma_product`], which is done when this returns, and [`wgmma_weights`], which is not: its
@@ -397,7 +397,7 @@ pub(crate) fn wgmma_overlapped<R: Size, P: Size>(
         body = const overlapped_text(product, weights, width, takes_turns),
         d = out(_) sum, a = in(_) load::<Vector<f32, R>>(accumulators),
         p = in(_) load::<Vector<u32, P>>(packed), x = in(_) lhs, y = in(_) rhs, z = in(_) weighed,
-        v = in(_) load::<u32>(turn.own), w = in(_) load::<u32>(turn.other));
+        v = in(_) load::<u32>(turn.own), w = in(_) load::<u32>(turn.next));
     sum
 }
 

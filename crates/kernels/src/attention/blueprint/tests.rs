@@ -122,3 +122,21 @@ fn masks_that_all_heads_share_are_mapped_first_where_there_is_work_enough() {
     let forward = AttentionBlueprint::candidates_on(&of(1024, 0), Pass::Forward, H200);
     assert_eq!((forward[0].family, forward[0].tile_kv), (Family::Wgmma, 128));
 }
+
+#[test]
+fn tiles_of_three_warpgroups_come_first_where_no_window_hides_them() {
+    let first = |problem: AttentionProblem| {
+        AttentionBlueprint::candidates_on(&problem, Pass::Forward, H200)[0].tile_q
+    };
+    let of = |batch: usize, seq: usize, head_dim: usize| {
+        AttentionProblem::dense([batch, 16, seq, head_dim], seq, ElemType::Float(FloatKind::BF16))
+    };
+    assert_eq!([1024, 2048, 8192].map(|seq| first(of(4, seq, 64))), [192; 3]);
+    assert_eq!(first(of(4, 4096, 128)), 128);
+    // Two tiles of 128 rows are less than two of 192.
+    assert_eq!(first(of(1, 256, 64)), 128);
+    let causal = Window { left: None, right: Some(0) };
+    assert_eq!(first(AttentionProblem { window: causal, ..of(4, 4096, 64) }), 128);
+    let mask = Some(Pairs { batch: 0, head: 0, row: 4096, column: 1 });
+    assert_eq!(first(AttentionProblem { mask, ..of(4, 4096, 64) }), 128);
+}
