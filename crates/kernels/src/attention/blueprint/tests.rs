@@ -1,7 +1,10 @@
 //! Which plans are offered where.
 
 use super::*;
-use crate::{Families, attention::Pairs};
+use crate::{
+    Families,
+    attention::{Pairs, Window},
+};
 
 const H200: DeviceProfile = DeviceProfile::H200;
 const SOFTWARE: DeviceProfile = DeviceProfile::SOFTWARE;
