@@ -201,7 +201,7 @@ pub(super) fn work_at(index: u32, tiles: u32, heads: u32, #[comptime] tile_q: us
 pub(super) fn index_in(round: u32) -> u32 {
     let first = round * CUBE_COUNT_X;
     let last = first + CUBE_COUNT_X - 1;
-    select(round % 2 == 0, first + CUBE_POS_X, last - CUBE_POS_X)
+    select(round & 1 == 0, first + CUBE_POS_X, last - CUBE_POS_X)
 }
 
 /// Has TMA copy 64 by 64 elements for each block of a row and each 64 rows, or all rows at once.

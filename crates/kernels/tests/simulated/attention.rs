@@ -42,6 +42,10 @@ pub(super) fn cases() -> Vec<Case> {
     add("attention_wgmma_causal_is_within_bounds", small, false, |recorder| {
         both(recorder, Wanted::Of(Family::Wgmma), CAUSAL)
     });
+    add("attention_wgmma_by_three_warpgroups_is_within_bounds", small, true, |recorder| {
+        both(recorder, Wanted::Rows(192), LONG)?;
+        both(recorder, Wanted::Rows(192), CAUSAL)
+    });
     add("attention_wgmma_of_wide_heads_is_within_bounds", hopper, false, |recorder| {
         both(recorder, Wanted::Of(Family::Wgmma), WIDE)
     });
@@ -210,6 +214,8 @@ pub(super) const GROUPED: AttentionCase = AttentionCase {
 #[derive(Clone, Copy)]
 pub(super) enum Wanted {
     Of(Family),
+    /// By Hopper's instructions, tiles of so many queries forward.
+    Rows(usize),
     Once(usize),
 }
 
@@ -218,6 +224,10 @@ impl Wanted {
         match self {
             Self::Of(Family::Wgmma) => plan.family == Family::Wgmma && !plan.atomic,
             Self::Of(family) => plan.family == family,
+            Self::Rows(rows) => {
+                Self::Of(Family::Wgmma).is(plan, pass)
+                    && (pass == Pass::Backward || plan.tile_q == rows)
+            }
             Self::Once(_) if pass == Pass::Forward => plan.family == Family::Wgmma,
             Self::Once(keys) => plan.atomic && plan.tile_kv == keys,
         }
