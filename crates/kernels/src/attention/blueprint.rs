@@ -337,7 +337,8 @@ impl AttentionBlueprint {
         };
         let [narrow, wide] = WGMMA_TILE_Q;
         // Three warpgroups have 160 registers a unit: enough for short rows and nothing beside them.
-        if pass == Pass::Backward || problem.head_dim > 64 || has_options {
+        let is_plain = !has_options && problem.packed.is_none();
+        if pass == Pass::Backward || problem.head_dim > 64 || !is_plain {
             return vec![of(narrow)];
         }
         // Every multiprocessor computes as many tiles as the busiest.

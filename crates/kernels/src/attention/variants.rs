@@ -139,9 +139,15 @@ fn passes(
     for pass in [Pass::Forward, Pass::Backward] {
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);
         plans.retain(|plan| is_asked(plan.family));
-        // Smaller tiles are the same code, but where more keys are more warpgroups.
+        // Smaller tiles are the same code, but where more keys or queries are more warpgroups.
         plans.dedup_by_key(|plan| {
-            (plan.family, plan.split, plan.maps_mask, plan.atomic.then_some(plan.tile_kv))
+            (
+                plan.family,
+                plan.split,
+                plan.maps_mask,
+                plan.atomic.then_some(plan.tile_kv),
+                plan.is_wide(),
+            )
         });
         for plan in plans {
             let name = format!("{dtype_name}_{head_dim}_{}", options.name());
