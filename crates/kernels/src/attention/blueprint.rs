@@ -65,7 +65,7 @@ const TCGEN05_SIDE: usize = 128;
 /// Queries of a tile on Hopper's tensor cores, by two warpgroups, and by three.
 const WGMMA_TILE_Q: [usize; 2] = [128, 192];
 /// A row of the wider tile takes so much of one of the other, in percent: three warpgroups keep the unit for exponentials
-/// busier than two. On an H200 it is 85 to 87, of 1024 to 8192 keys.
+/// busier than two. On an H200 it is 84 to 88, of 1024 to 8192 keys.
 const WIDE_ROW_PERCENT: usize = 85;
 /// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
 const MMA_TILE_Q: usize = 64;
