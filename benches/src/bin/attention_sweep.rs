@@ -56,7 +56,8 @@ struct Arguments {
     /// Which passes: forward, backward, and both as one, by the plans that are picked.
     #[arg(long, value_delimiter = ',', default_value = "forward,backward")]
     passes: Vec<Timed>,
-    /// Time plans without comparing them: the portable plan takes seconds for the longest sequences.
+    /// Time plans without comparing them, with `-` for the distance: the portable plan takes seconds for the longest
+    /// sequences.
     #[arg(long)]
     unchecked: bool,
     /// Only plans that give the same bits each time.
@@ -372,7 +373,8 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
                         let _ = run(&plan);
                     });
                     let rate = flops / median / 1e9;
-                    println!("{row}\t{median:.4}\t{min:.4}\t{max:.4}\t{rate:.1}\t{distance:.4}");
+                    let distance = if is_unchecked { "-".into() } else { format!("{distance:.4}") };
+                    println!("{row}\t{median:.4}\t{min:.4}\t{max:.4}\t{rate:.1}\t{distance}");
                 }
                 Ok(distance) => {
                     failures += 1;
