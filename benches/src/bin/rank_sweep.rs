@@ -3,8 +3,13 @@
 use blackburn::{
     Config,
     distributed::{self, Group, GroupConfig, Started},
-    train::optim::AdamWGroups,
+    train::{
+        graph::GradientGraph,
+        optim::AdamWGroups,
+        precision::{Precision, PrecisionPolicy, full_precision},
+    },
 };
+use blackburn_backend::graph::Identity;
 use burn::{
     module::{Module, ModuleVisitor, Param},
     nn::{Linear, LinearConfig},
@@ -105,7 +110,89 @@ fn check(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
         }
         say(group, &format!("sums in {dtype:?}: right"));
     }
-    parameters(group, device)
+    parameters(group, device)?;
+    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+        beside_a_pass(group, device, precision)?;
+    }
+    Ok(())
+}
+
+/// Layers of a pass whose gradients are added up beside it, and what they take and give.
+const LAYERS: usize = 12;
+const WIDTH: usize = 2048;
+const ROWS: usize = 4096;
+/// Passes that are compared. The checks of recordings, after which others are made, are among them.
+const PASSES: usize = 30;
+
+/// Gradients that move while a replay goes on have the sums of gradients that move when it is over.
+fn beside_a_pass(
+    group: &Group,
+    device: &Device,
+    precision: Precision,
+) -> Result<(), Box<dyn Error>> {
+    let device = device.clone().autodiff();
+    device.seed(1);
+    let layers: Vec<Linear> = (0..LAYERS)
+        .map(|_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device))
+        .collect();
+    let policy = PrecisionPolicy::new(precision);
+    let layers = group.broadcast(policy.apply(layers)?)?;
+    let mut graph = GradientGraph::new(policy).with_milestones(WIDTH * WIDTH);
+    let pass = |layers: &Vec<Linear>, x: Tensor<2>| {
+        let y = layers.iter().fold(x, |x, layer| layer.forward(x));
+        let loss = full_precision(y).powi_scalar(2).mean();
+        ((), GradientsParams::from_grads(loss.backward(), layers))
+    };
+    let plain = device.clone().without_autodiff();
+    let (mut moved, mut compared) = (0, 0);
+    for number in 0..PASSES {
+        let x = numbers(group.rank() + number * group.size(), ROWS);
+        let x = tensor(&x, FloatDType::F32, &plain).reshape([ROWS, 1]).div_scalar(1e4);
+        let x = x.repeat_dim(1, WIDTH).cast(precision.dtype());
+        let (_, gradients) = graph.run(&layers, x.clone(), pass)?;
+        let copies = copied(&layers, &gradients);
+        drop(gradients);
+        let expected = group.sums(&layers, copies, Vec::new(), 1.0)?.gradients;
+        let (_, gradients) = graph.run(&layers, x, pass)?;
+        let Some(progress) = graph.progress() else { continue };
+        for layer in &layers {
+            let gradient = gradients.get::<2>(layer.weight.id).ok_or("a layer has no gradient")?;
+            let identity = Identity::of(gradient).ok_or("a gradient is on no GPU")?;
+            moved += usize::from(progress.milestone(identity).is_some());
+            compared += 1;
+        }
+        let sums = group.sums_in_place(&layers, gradients, Vec::new(), 1.0, Some(progress))?;
+        for (at, layer) in layers.iter().enumerate() {
+            let bytes = |gradients: &GradientsParams| {
+                let gradient = gradients.get::<2>(layer.weight.id);
+                gradient.map(|gradient| gradient.into_data().as_bytes().to_vec())
+            };
+            if bytes(&sums.gradients) != bytes(&expected) {
+                let wrong =
+                    format!("pass {number}, layer {at}: the sum beside the pass is another");
+                return Err(wrong.into());
+            }
+        }
+    }
+    if moved == 0 {
+        return Err("no gradient is there before its pass is over".into());
+    }
+    say(group, &format!("sums beside a pass in {precision:?}: right, {moved} of {compared}"));
+    Ok(())
+}
+
+/// Gradients in memory of their own.
+fn copied(layers: &[Linear], gradients: &GradientsParams) -> GradientsParams {
+    let mut copies = GradientsParams::new();
+    for layer in layers {
+        if let Some(gradient) = gradients.get::<2>(layer.weight.id) {
+            let device = gradient.device();
+            let data = gradient.into_data();
+            let dtype = data.dtype();
+            copies.register(layer.weight.id, Tensor::<2>::from_data(data, (&device, dtype)));
+        }
+    }
+    copies
 }
 
 /// Parameters go to all ranks, and a split optimizer does what a whole one does.

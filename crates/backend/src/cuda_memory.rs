@@ -1,6 +1,7 @@
 //! Where tensors lie in a CUDA device's memory, for libraries that are given addresses.
 
 use crate::{graph::Identity, ops::copies};
+use blackburn_kernels::buffer::Buffer;
 use burn::{
     backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind},
     tensor::{DType, Device, Tensor},
@@ -160,6 +161,24 @@ impl CudaMemory {
     /// When a tensor is on no CUDA device.
     pub fn spans_of(tensors: Vec<AnyTensor>) -> Result<Vec<Self>, CudaMemoryError> {
         Self::resolved(tensors, true)
+    }
+
+    /// Where `buffer` lies on `device`, whose client is given.
+    pub(crate) fn of_buffer(
+        device: &Device,
+        client: &Client,
+        buffer: &Buffer,
+    ) -> Result<Self, CudaMemoryError> {
+        let DispatchDevice::Cube(cubecl::Device::Cuda(CudaDevice { index: ordinal, .. })) =
+            *device.as_dispatch()
+        else {
+            return Err(CudaMemoryError::Elsewhere { device: format!("{device:?}") });
+        };
+        let bytes = buffer.elements * buffer.dtype.size();
+        let handle = buffer.handle.clone();
+        Resolved { client: client.clone(), handle, bytes, ordinal }
+            .memory()
+            .map_err(|error| CudaMemoryError::Runtime { reason: error.to_string() })
     }
 
     fn resolved(

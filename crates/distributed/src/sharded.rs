@@ -120,7 +120,7 @@ impl Sharded {
         extras: Vec<Tensor<1>>,
         weight: f64,
     ) -> Result<GradientSums, DistributedError> {
-        let how = How { in_place: false, owners: Some(&self.owners) };
+        let how = How { in_place: false, owners: Some(&self.owners), progress: None };
         self.group.sums_for(module, gradients, extras, weight, how)
     }
 
@@ -136,7 +136,7 @@ impl Sharded {
         extras: Vec<Tensor<1>>,
         weight: f64,
     ) -> Result<GradientSums, DistributedError> {
-        let how = How { in_place: true, owners: Some(&self.owners) };
+        let how = How { in_place: true, owners: Some(&self.owners), progress: None };
         self.group.sums_for(module, gradients, extras, weight, how)
     }
 

@@ -48,6 +48,7 @@ pub mod interpolate;
 pub mod layer_norm;
 pub mod loss_scale;
 pub mod matmul;
+pub mod milestone;
 mod outlier;
 pub mod overwrite;
 mod pass;

@@ -6,9 +6,9 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, overwrite, pool,
-    quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax, square_sum, swiglu,
-    top_k,
+    embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone, overwrite,
+    pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax, square_sum,
+    swiglu, top_k,
 };
 use cubecl::{
     client::Client,
@@ -90,6 +90,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         sketch::variants(),
         square_sum::variants(),
         loss_scale::variants(),
+        milestone::variants(),
         overwrite::variants(),
         pool::variants(),
         random::variants(),

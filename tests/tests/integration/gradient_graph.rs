@@ -4,6 +4,8 @@
 mod accumulation;
 #[path = "gradient_graph_changes.rs"]
 mod changes;
+#[path = "gradient_graph_milestones.rs"]
+mod milestones;
 #[path = "gradient_graph_state.rs"]
 mod state;
 
@@ -70,7 +72,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         })
     };
     let all = TESTS.into_iter().chain(accumulation::TESTS).chain(changes::TESTS);
-    all.chain(state::TESTS).map(trial).collect()
+    all.chain(milestones::TESTS).chain(state::TESTS).map(trial).collect()
 }
 
 const WORDS: usize = 64;

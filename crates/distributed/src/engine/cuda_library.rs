@@ -3,7 +3,7 @@
 use super::library::{CallFailed, Status, Stream, functions, load, text};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-const CUDA: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+pub(super) const CUDA: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// `CUevent`.
 pub(super) type Event = *mut c_void;
@@ -13,7 +13,7 @@ pub(super) type Context = *mut c_void;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: Status = 600;
 /// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: c_uint = 1;
+pub(super) const NON_BLOCKING: c_uint = 1;
 
 functions! {
     /// CUDA's driver.
@@ -36,6 +36,21 @@ functions! {
     }
 }
 
+/// CUDA's reason why `function` has failed, if it has.
+pub(super) fn checked(
+    error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
+    function: &'static str,
+    status: Status,
+) -> Result<(), CallFailed> {
+    if status == 0 {
+        return Ok(());
+    }
+    let mut reason = std::ptr::null();
+    // SAFETY: it writes to the pointer, and leaves it alone for a status that it does not know.
+    unsafe { (error_string)(status, &raw mut reason) };
+    Err(CallFailed { function, status, text: text(reason) })
+}
+
 impl Cuda {
     pub(super) fn load() -> Result<Self, String> {
         load(&CUDA.map(str::to_owned))
@@ -44,13 +59,7 @@ impl Cuda {
     }
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), CallFailed> {
-        if status == 0 {
-            return Ok(());
-        }
-        let mut reason = std::ptr::null();
-        // SAFETY: it writes to the pointer, and leaves it alone for a status that it does not know.
-        unsafe { (self.error_string)(status, &raw mut reason) };
-        Err(CallFailed { function, status, text: text(reason) })
+        checked(self.error_string, function, status)
     }
 
     /// The primary context of device `ordinal`, which CubeCL uses. It is kept as long as the process lives.

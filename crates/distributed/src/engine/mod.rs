@@ -4,8 +4,24 @@ pub(crate) mod host;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
 // Tested in builds without CUDA, too.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
+mod cuda_copies;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
 mod cuda_library;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
+mod exchange;
 #[cfg(any(feature = "cuda", test))]
 mod library;
 #[cfg(feature = "cuda")]
@@ -20,7 +36,8 @@ pub(crate) mod tcp;
 
 #[cfg(feature = "cuda")]
 pub(crate) use blackburn_backend::cuda_memory::AnyTensor;
-use burn::tensor::Tensor;
+use blackburn_backend::graph::Progress;
+use burn::tensor::{Device, Tensor};
 use std::{
     fmt,
     sync::atomic::{AtomicU64, Ordering},
@@ -61,18 +78,28 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
     }
 
     /// A number by which ranks find out whether these tensors of theirs lie alike in memory, gaps between elements
-    /// included. `None` where this engine adds nothing up in place.
-    fn layout(&self, _tensors: &[AnyTensor]) -> Result<Option<u32>, EngineError> {
+    /// included, and are there at the same milestones of `progress`. `None` where this engine adds nothing up in place.
+    fn layout(
+        &self,
+        _tensors: &[AnyTensor],
+        _progress: Option<&Progress>,
+    ) -> Result<Option<u32>, EngineError> {
         Ok(None)
     }
 
+    /// Whether tensors on `device` that are there at a milestone move before the pass is over, on this rank.
+    fn moves_beside(&self, _device: &Device) -> bool {
+        false
+    }
+
     /// Adds tensors up where they lie, all their clones included, for tensors whose [`layout`](Self::layout) was
-    /// asked for and is the same on all ranks: for all ranks, or each for the rank beside it. Adds `extras` up as
-    /// [`sum`](Self::sum) does.
+    /// asked for and is the same on all ranks: for all ranks, or each for the rank beside it. Those that are there at a
+    /// milestone of `progress` may move before its replay is over. Adds `extras` up as [`sum`](Self::sum) does.
     fn sum_in_place(
         &self,
         tensors: Vec<(AnyTensor, Option<usize>)>,
         extras: Vec<Tensor<1>>,
+        _progress: Option<&Progress>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
         drop(tensors);
         self.sum(extras)

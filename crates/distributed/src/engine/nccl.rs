@@ -12,7 +12,8 @@
 
 use super::{
     Engine, EngineError, Moved,
-    cuda_library::Cuda,
+    cuda_library::{Cuda, Event},
+    exchange::{self, Exchange, Piece, Reach},
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},
     nccl_library::{Communicator, DataType, NCCL_VARIABLE, Nccl as Library, UniqueId},
@@ -20,9 +21,9 @@ use super::{
 use crate::control::{Control, lock};
 use blackburn_backend::{
     cuda_memory::{AnyTensor, CudaMemory, is_cuda},
-    graph::Identity,
+    graph::{Identity, Progress},
 };
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device as TensorDevice, Tensor};
 use std::{
     collections::{HashMap, HashSet},
     fmt,
@@ -50,8 +51,11 @@ pub(crate) struct Nccl<E> {
     /// Where tensors lie that were added up in place last: those of a recording stay where they are, and
     /// to ask for each takes the host longer than all else.
     places: Mutex<HashMap<Identity, Place>>,
-    /// The connection's, for whoever ends it while the program may be in a call.
+    /// What moves gradients beside their pass, once the ranks have tried to reach each other so.
+    exchange: Mutex<Option<Option<Exchange>>>,
+    /// The connection's and the exchange's, for whoever ends them while the program may be in a call.
     line: Mutex<Option<Arc<Line>>>,
+    reach: Mutex<Option<Arc<Reach>>>,
     is_aborted: AtomicBool,
     clocks: Clocks,
 }
@@ -88,6 +92,25 @@ struct Moves {
     _memory: Vec<CudaMemory>,
 }
 
+/// Tensors that move beside the pass that they are of.
+struct Early<'a> {
+    exchange: &'a Exchange,
+    pieces: Vec<Piece>,
+    progress: &'a Progress,
+    /// Where it counts.
+    counter: u64,
+}
+
+impl Early<'_> {
+    fn begin(self, (start, end): (Event, Event)) -> Result<(), CallFailed> {
+        let Self { exchange, pieces, progress, counter } = self;
+        let count_at = |milestone| progress.count_at(milestone);
+        // SAFETY: a recording's gradients stay where they are; CubeCL's streams wait for the end before they are asked to
+        // use them again. Layouts and milestones are the same on both ranks.
+        unsafe { exchange.add(pieces, counter, count_at, [start, end]) }
+    }
+}
+
 /// What a kernel of NCCL's is asked for.
 type Call<'a> = dyn Fn(&Library, Communicator, Stream, Move) -> Result<(), CallFailed> + 'a;
 
@@ -100,7 +123,9 @@ impl<E: Engine> Nccl<E> {
             control,
             connection: Arc::default(),
             places: Mutex::default(),
+            exchange: Mutex::default(),
             line: Mutex::default(),
+            reach: Mutex::default(),
             is_aborted: AtomicBool::new(false),
             clocks: Clocks::default(),
         }
@@ -123,13 +148,14 @@ impl<E: Engine> Nccl<E> {
         let Some(Moves { moves, ordinal, _memory }) = self.moves(pairs)? else {
             return Ok(results);
         };
-        self.ask(&moves, ordinal, device_then, call).map(|()| results)
+        self.ask(&moves, None, ordinal, device_then, call).map(|()| results)
     }
 
-    /// Asks for all `moves` at once.
+    /// Asks for all `moves` at once, and for `early` beside the pass that they are of.
     fn ask(
         &self,
         moves: &[Move],
+        early: Option<Early<'_>>,
         ordinal: usize,
         device_then: Device,
         call: &Call<'_>,
@@ -139,8 +165,23 @@ impl<E: Engine> Nccl<E> {
             Some(connection) => connection,
             none => none.insert(self.connect(ordinal)?),
         };
+        let mut begin = None;
+        if let Some(early) = early {
+            let events = connection.take_times(&self.clocks).and_then(|()| connection.events());
+            let events = events.map_err(|error| self.wrong(error))?;
+            begin = Some((early, events));
+        }
+        let events = begin.as_ref().map(|(_, events)| *events);
         let done = self.in_turn(connection, device_then, |nccl, communicator, stream| {
+            // First of all: what waits for the device has asked for its wait by now, and would wait for this, too.
+            if let Some((early, events)) = begin {
+                early.begin(events)?;
+            }
             nccl.grouped(|| moves.iter().try_for_each(|it| call(nccl, communicator, stream, *it)))
+        });
+        let done = done.and_then(|()| match events {
+            Some(events) => connection.wait_for(events).map_err(|error| self.wrong(error)),
+            None => Ok(()),
         });
         if done.is_err() {
             // Its kernels may still wait for a rank that is gone. They end before the memory is given free that they
@@ -206,6 +247,51 @@ impl<E: Engine> Nccl<E> {
             places.extend(identities.into_iter().zip(found));
         }
         Ok(all.iter().map(|(identity, _)| places.get(identity).copied()).collect())
+    }
+
+    /// The milestone at which a tensor moves, where it does not wait for the end of its pass.
+    fn milestone(
+        &self,
+        tensor: &AnyTensor,
+        place: &Place,
+        progress: Option<&Progress>,
+    ) -> Result<Option<u32>, EngineError> {
+        let milestone = progress.and_then(|progress| progress.milestone(tensor.identity?));
+        let dtype = self.data_type(tensor.dtype())?;
+        let moves = self.size == 2 && exchange::serves(place.address, place.bytes, dtype);
+        Ok(milestone.filter(|_| moves))
+    }
+
+    /// Takes from `moves` those that move beside the pass, if any do. Both ranks are given the same.
+    fn early(
+        &self,
+        moves: &mut Vec<(Move, Option<u32>)>,
+        ordinal: usize,
+    ) -> Result<Vec<Piece>, EngineError> {
+        if moves.iter().all(|(_, milestone)| milestone.is_none()) {
+            return Ok(Vec::new());
+        }
+        let mut met = lock(&self.exchange);
+        let exchange = match &mut *met {
+            Some(exchange) => exchange,
+            none => {
+                let exchange = Exchange::meet(&self.control, ordinal);
+                let exchange = exchange.map_err(|error| self.wrong(error))?;
+                *lock(&self.reach) = exchange.as_ref().map(Exchange::reach);
+                none.insert(exchange)
+            }
+        };
+        if exchange.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut pieces = Vec::new();
+        moves.retain(|(Move { from, count, dtype, .. }, milestone)| {
+            let Some(milestone) = *milestone else { return true };
+            let bytes = count * dtype.size();
+            pieces.push(Piece { address: *from, bytes, dtype: *dtype, milestone });
+            false
+        });
+        Ok(pieces)
     }
 
     /// Asks for `calls` behind what the device was asked for.
@@ -357,7 +443,11 @@ impl<E: Engine> Engine for Nccl<E> {
         })
     }
 
-    fn layout(&self, tensors: &[AnyTensor]) -> Result<Option<u32>, EngineError> {
+    fn layout(
+        &self,
+        tensors: &[AnyTensor],
+        progress: Option<&Progress>,
+    ) -> Result<Option<u32>, EngineError> {
         if tensors.is_empty() || !tensors.iter().all(|tensor| is_cuda(tensor.device())) {
             return Ok(None);
         }
@@ -366,14 +456,21 @@ impl<E: Engine> Engine for Nccl<E> {
         for (place, tensor) in places.iter().zip(tensors) {
             sizes.extend(place.bytes.to_le_bytes());
             sizes.push(self.data_type(tensor.dtype())? as u8);
+            let milestone = self.milestone(tensor, place, progress)?;
+            sizes.extend(milestone.unwrap_or_default().to_le_bytes());
         }
         Ok(Some(crc32c::crc32c(&sizes)))
+    }
+
+    fn moves_beside(&self, device: &TensorDevice) -> bool {
+        self.size == 2 && is_cuda(device)
     }
 
     fn sum_in_place(
         &self,
         tensors: Vec<(AnyTensor, Option<usize>)>,
         extras: Vec<Tensor<1>>,
+        progress: Option<&Progress>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
         let (tensors, roots): (Vec<AnyTensor>, Vec<Option<usize>>) = tensors.into_iter().unzip();
         let places = self.placed(&tensors)?.unwrap_or_default();
@@ -391,15 +488,32 @@ impl<E: Engine> Engine for Nccl<E> {
             let Place { address, bytes, .. } = place;
             // Two gradients may be one and the same memory.
             if bytes > 0 && seen.insert(address) {
+                let milestone = match root {
+                    None => self.milestone(tensor, &place, progress)?,
+                    Some(_) => None,
+                };
                 let (dtype, size) = (self.data_type(tensor.dtype())?, tensor.dtype().size());
                 let (from, to) = (address, Some(address));
-                moves.push(Move { from, to, count: bytes / size, dtype, root });
+                moves.push((Move { from, to, count: bytes / size, dtype, root }, milestone));
             }
         }
-        moves.extend(extras.iter().flat_map(|extras| &extras.moves));
         let ordinal = ordinal.or(extras.as_ref().map(|extras| extras.ordinal));
-        let Some(ordinal) = ordinal.filter(|_| !moves.is_empty()) else { return Ok(results) };
-        self.ask(&moves, ordinal, Device::Waits, &|nccl, line, stream, it| {
+        let Some(ordinal) = ordinal else { return Ok(results) };
+        let pieces = self.early(&mut moves, ordinal)?;
+        let mut moves: Vec<Move> = moves.into_iter().map(|(it, _)| it).collect();
+        moves.extend(extras.iter().flat_map(|extras| &extras.moves));
+        if moves.is_empty() && pieces.is_empty() {
+            return Ok(results);
+        }
+        let met = lock(&self.exchange);
+        let early = match (&*met, progress) {
+            (Some(Some(exchange)), Some(progress)) if !pieces.is_empty() => {
+                let counter = progress.counter().map_err(|error| self.wrong(error))?;
+                Some(Early { exchange, pieces, progress, counter })
+            }
+            _ => None,
+        };
+        self.ask(&moves, early, ordinal, Device::Waits, &|nccl, line, stream, it| {
             self.sum_call(nccl, line, stream, it)
         })?;
         Ok(results)
@@ -446,6 +560,10 @@ impl<E: Engine> Engine for Nccl<E> {
     fn abort(&self) {
         self.is_aborted.store(true, Ordering::Relaxed);
         self.host.abort();
+        if let Some(reach) = lock(&self.reach).clone() {
+            let ended = reach.end();
+            tracing::debug!("after a failure waits for the other rank have ended: {ended:?}");
+        }
         let Some(line) = lock(&self.line).clone() else { return };
         let connection = self.connection.clone();
         // The device waits for numbers that do not come, and the program may wait for the device. Whoever calls this

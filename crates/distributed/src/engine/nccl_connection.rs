@@ -122,8 +122,16 @@ impl Connection {
         asked
     }
 
-    fn events(&mut self) -> Result<(Event, Event), CallFailed> {
+    /// Two events, for the start and the end of a move.
+    pub(super) fn events(&mut self) -> Result<(Event, Event), CallFailed> {
         self.spare.pop().map_or_else(|| Ok((self.cuda.event()?, self.cuda.event()?)), Ok)
+    }
+
+    /// Has the device wait for the end of a move beside a pass, from now on.
+    pub(super) fn wait_for(&mut self, (start, end): (Event, Event)) -> Result<(), CallFailed> {
+        self.moving.push_back((start, end, Device::GoesOn));
+        // SAFETY: they live as long as this, and belong together.
+        unsafe { self.cuda.context_waits(self.context, end) }
     }
 
     /// Adds the times of moves that are over.

@@ -29,6 +29,17 @@ pub(super) enum DataType {
     Bfloat16 = 9,
 }
 
+impl DataType {
+    /// Bytes of a number.
+    pub(super) fn size(self) -> usize {
+        match self {
+            Self::Float16 | Self::Bfloat16 => 2,
+            Self::Float32 => 4,
+            Self::Float64 => 8,
+        }
+    }
+}
+
 /// `ncclSum`.
 const SUM: c_int = 0;
 

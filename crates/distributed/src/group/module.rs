@@ -2,10 +2,11 @@
 
 use super::{Group, Others, Wire};
 use crate::{engine::EngineError, error::DistributedError, fingerprint, flat};
+use blackburn_backend::graph::Progress;
 use burn::{
     module::{Module, ParamId},
     optim::GradientsParams,
-    tensor::{DType, FloatDType, Tensor, TensorData},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -66,6 +67,8 @@ pub(crate) struct How<'a> {
     pub(crate) in_place: bool,
     /// The ranks that alone get the sums of parameters, if not all do.
     pub(crate) owners: Option<&'a HashMap<ParamId, usize>>,
+    /// Which gradients are there before their pass is over.
+    pub(crate) progress: Option<&'a Progress>,
 }
 
 impl Group {
@@ -172,7 +175,8 @@ impl Group {
 
     /// As [`sums`](Self::sums), of gradients that nobody needs any more, such as those of a recorded pass: sums may
     /// take the place of gradients in their memory, and are then in all their clones. This takes the host less time,
-    /// and no memory.
+    /// and no memory. Where they [move beside the pass](Self::moves_beside), those that `progress` of its recording tells
+    /// of are on their way before the replay is over.
     ///
     /// # Errors
     ///
@@ -183,8 +187,17 @@ impl Group {
         gradients: GradientsParams,
         extras: Vec<Tensor<1>>,
         weight: f64,
+        progress: Option<&Progress>,
     ) -> Result<GradientSums, DistributedError> {
-        self.sums_for(module, gradients, extras, weight, How { in_place: true, owners: None })
+        let how = How { in_place: true, owners: None, progress };
+        self.sums_for(module, gradients, extras, weight, how)
+    }
+
+    /// Whether gradients on `device` move before their pass is over, given its
+    /// [`Progress`] in [`sums_in_place`](Self::sums_in_place): with two ranks on CUDA devices that reach each other's
+    /// memory. Whether they do is seen when the first gradients move.
+    pub fn moves_beside(&self, device: &Device) -> bool {
+        self.others.as_ref().is_some_and(|others| others.engine.moves_beside(device))
     }
 
     /// As [`sums`](Self::sums).
@@ -208,11 +221,11 @@ impl Group {
         let Some(others) = &self.others else {
             return Ok(GradientSums { gradients, extras, factor: 1.0 });
         };
-        let How { in_place, owners } = how;
+        let How { in_place, owners, progress } = how;
         let parameters = flat::parameters(module);
         let lying = flat::Lying::of(module, &gradients);
         let layout = match in_place && lying.types.iter().all(|dtype| self.moves_as_it_is(*dtype)) {
-            true => self.moved(others, others.engine.layout(&lying.tensors))?,
+            true => self.moved(others, others.engine.layout(&lying.tensors, progress))?,
             false => None,
         };
         let found: HashMap<ParamId, DType> =
@@ -236,7 +249,8 @@ impl Group {
             let root = |id: &ParamId| owners.map(|owners| owners.get(id).copied().unwrap_or(0));
             let roots = lying.ids.iter().map(root);
             let tensors = lying.tensors.into_iter().zip(roots).collect();
-            let extras = self.moved(others, others.engine.sum_in_place(tensors, extras))?;
+            let extras =
+                self.moved(others, others.engine.sum_in_place(tensors, extras, progress))?;
             let means = extras.into_iter().map(|sum| weighted(sum, shares.of_sum)).collect();
             let gradients = flat::keep(module, gradients, is_here);
             return Ok(GradientSums { gradients, extras: means, factor: shares.of_sum });

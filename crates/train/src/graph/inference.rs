@@ -137,7 +137,8 @@ impl<I: PassTensors, O: PassTensors, F: Fn(I) -> O> InferenceGraph<I, O, F> {
         // What the results are rounded to tells nothing of what they were computed in.
         let limits = Limits::of(&PrecisionPolicy::new(Precision::Bf16));
         let step = |_: &_, inputs| ((self.step)(inputs), GradientsParams::new());
-        self.stage = match Recording::new(&self.device, &NO_MODULE, inputs, limits, None, step) {
+        let recording = Recording::new(&self.device, &NO_MODULE, inputs, limits, None, None, step);
+        self.stage = match recording {
             Ok(recording) => Stage::Recorded(Box::new(recording)),
             Err(reason) => {
                 tracing::warn!("InferenceGraph: steps run without a graph: {reason}");

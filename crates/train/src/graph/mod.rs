@@ -103,7 +103,7 @@ pub use tensors::{PassTensors, Squares, TensorLayout};
 
 use crate::precision::PrecisionPolicy;
 use blackburn_backend::{
-    graph::{self, GraphError as DeviceError, Queue},
+    graph::{self, GraphError as DeviceError, Progress, Queue},
     random::KeyedPass,
 };
 use burn::{
@@ -148,6 +148,8 @@ pub struct GradientGraph<M, I, O> {
     draws: bool,
     /// Of the replays of this model's pass.
     schedule: Schedule,
+    /// Elements of gradients between two milestones.
+    milestones: Option<usize>,
     stage: Stage<I, O>,
 }
 
@@ -200,7 +202,25 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             keyed: Arc::default(),
             draws: true,
             schedule,
+            milestones: None,
             stage,
+        }
+    }
+
+    /// Counts on the device, behind every `every` elements of gradients, how far a replay has come: see
+    /// [`progress`](Self::progress).
+    #[must_use]
+    pub fn with_milestones(mut self, every: usize) -> Self {
+        self.milestones = Some(every);
+        self
+    }
+
+    /// Which gradients of the recording are there before a replay is over, if there is a recording
+    /// [with milestones](Self::with_milestones).
+    pub fn progress(&self) -> Option<&Progress> {
+        match &self.stage {
+            Stage::Recorded(recording) => recording.progress(),
+            _ => None,
         }
     }
 
@@ -380,7 +400,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let limits = Limits::of(&self.policy);
-        let recording = Recording::new(device, &held.model, inputs, limits, ran, pass);
+        let recording =
+            Recording::new(device, &held.model, inputs, limits, self.milestones, ran, pass);
         match self.moved(model).map_or(recording, Err) {
             Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {

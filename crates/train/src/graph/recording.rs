@@ -5,7 +5,7 @@ use super::{
     error::NoRecording,
     tensors::PassTensors,
 };
-use blackburn_backend::graph::{self, Graph, GraphError, Queue};
+use blackburn_backend::graph::{self, Graph, GraphError, Identity, Milestones, Progress, Queue};
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -25,6 +25,8 @@ pub(super) type Left<O> = (O, Vec<Tensor<1>>);
 #[derive(Debug)]
 pub(super) struct Recording<I, O> {
     graph: Graph,
+    /// Which gradients are there before the end of a replay, if anybody asks.
+    progress: Option<Progress>,
     /// What a replay is in order with.
     queue: Queue,
     inputs: I,
@@ -36,12 +38,13 @@ pub(super) struct Recording<I, O> {
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     /// Records `pass`, and sees that a replay does what `pass` does. `ran` is of a pass of these inputs, where one ran
-    /// already.
+    /// already. With milestones behind every so many elements of gradients, if `milestones` says so.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
         limits: Limits,
+        milestones: Option<usize>,
         ran: Option<Trace<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<Self, NoRecording> {
@@ -56,6 +59,8 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             Ok::<_, NoRecording>(trace)
         };
         let ran = ran.map_or_else(run, Ok)?;
+        let milestones = milestones.map(|every| Milestones::new(device, shapes(model), every));
+        let milestones = milestones.transpose()?;
         graph::prepare(device)?;
         // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
         // beside a recording, a pass would take as much memory again.
@@ -65,6 +70,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         });
         let started = warm.and_then(|noise| {
             graph::start(device)?;
+            milestones.iter().for_each(Milestones::begin);
             Ok(noise)
         });
         // A pass that panics must not leave the device recording.
@@ -74,18 +80,26 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
                 .map(|done| (done, noise))
         });
         let graph = graph::stop(device);
+        let progress = milestones.map(Milestones::end);
         let ((outputs, mut gradients), noise) = recorded?;
         let mut holders = Holders { gradients: &mut gradients, shared: HashSet::new() };
         model.visit(&mut holders);
         let twins = holders.shared;
         let recording = Self {
             graph: graph?,
+            progress,
             queue: Queue::current(),
             inputs: inputs.clone(),
             outputs,
             gradients,
             twins,
         };
+        if let Some(progress) = &recording.progress {
+            let mut early = Early { progress, gradients: &recording.gradients, counts: [0; 2] };
+            model.visit(&mut early);
+            let [early, all] = early.counts;
+            tracing::debug!("{early} of {all} elements of gradients are there before the end");
+        }
 
         let replayed = Trace::of(model, device, &recording.results(model)?);
         match judge((limits, noise), [&replayed, &ran], run)? {
@@ -121,14 +135,55 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         // `HeldModel`; what lies between is guarded by the graph. This is the queue that recorded it: `new`
         // is called from nowhere else, and `serves` has seen it.
         unsafe { self.graph.replay() }?;
+        if let Some(progress) = &self.progress {
+            progress.replayed();
+        }
         let mut gradients = GradientsParams::new();
         model.visit(&mut Sharer { from: self, to: &mut gradients });
         Ok((self.outputs.held(), gradients))
     }
 
+    /// How far a replay has come, if milestones were asked for.
+    pub(super) fn progress(&self) -> Option<&Progress> {
+        self.progress.as_ref()
+    }
+
     /// The inputs of the last replay.
     pub(super) fn inputs(&self) -> I {
         self.inputs.clone()
+    }
+}
+
+/// Of the parameters of `model`.
+fn shapes<M: Module>(model: &M) -> HashSet<Vec<usize>> {
+    #[derive(Default)]
+    struct Shapes(HashSet<Vec<usize>>);
+    impl ModuleVisitor for Shapes {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.insert(param.lazy_shape().to_vec());
+        }
+    }
+    let mut shapes = Shapes::default();
+    model.visit(&mut shapes);
+    shapes.0
+}
+
+/// Counts elements of gradients: of those that are there before a replay is over, and of all.
+struct Early<'a> {
+    progress: &'a Progress,
+    gradients: &'a GradientsParams,
+    counts: [usize; 2],
+}
+
+impl ModuleVisitor for Early<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.gradients.get::<D>(param.id) else { return };
+        let elements = gradient.shape().num_elements();
+        let identity = Identity::of(gradient);
+        if identity.and_then(|identity| self.progress.milestone(identity)).is_some() {
+            self.counts[0] += elements;
+        }
+        self.counts[1] += elements;
     }
 }
 

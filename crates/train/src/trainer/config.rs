@@ -20,6 +20,11 @@ use burn::{
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+/// Milestones of a pass whose gradients move beside it. Each takes the device a few microseconds.
+const MILESTONES: usize = 32;
+/// Elements of gradients between two of them at least: what takes as long to move as a milestone takes.
+const LEAST_BETWEEN: usize = 1 << 20;
+
 /// A learning rate by step.
 type Rate = Arc<dyn Fn(usize) -> f64 + Send + Sync>;
 
@@ -344,6 +349,11 @@ impl TrainerConfig {
         }
         self.agree(&policy, scaler.is_enabled(), steps_taken, seed)?;
         let passes = match self.is_recorded {
+            // A split optimizer has each sum on one rank alone.
+            true if !self.is_sharded && self.group.moves_beside(&device) => {
+                let elements = Module::num_params(&model).div_ceil(MILESTONES).max(LEAST_BETWEEN);
+                GradientGraph::new(policy.clone()).with_milestones(elements)
+            }
             true => GradientGraph::new(policy.clone()),
             false => GradientGraph::disabled(policy.clone()),
         };

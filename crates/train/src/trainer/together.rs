@@ -117,7 +117,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let is_in_place = self.passes.is_recorded();
         let mut sums = match (&self.optimizer, is_in_place) {
             (Stepper::Whole(_), false) => self.group.sums(model, gradients, loss, weight),
-            (Stepper::Whole(_), true) => self.group.sums_in_place(model, gradients, loss, weight),
+            (Stepper::Whole(_), true) => {
+                let progress = self.passes.progress();
+                self.group.sums_in_place(model, gradients, loss, weight, progress)
+            }
             (Stepper::Sharded(all), false) => all.sums(model, gradients, loss, weight),
             (Stepper::Sharded(all), true) => all.sums_in_place(model, gradients, loss, weight),
         }?;

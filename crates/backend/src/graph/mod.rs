@@ -5,6 +5,14 @@
 //! `blackburn_train::graph` takes care of what lies there.
 
 #[cfg(feature = "gpu")]
+mod progress;
+#[cfg(not(feature = "gpu"))]
+#[path = "no_progress.rs"]
+mod progress;
+
+pub use progress::{Milestones, Progress};
+
+#[cfg(feature = "gpu")]
 use crate::{
     ops::{copies, fp8_linear::marked},
     random,
@@ -262,6 +270,15 @@ fn ask<T>(
         return Err(unsupported(&device));
     }
     question(device.as_dispatch()).map_err(|error| refused(step, &error))
+}
+
+/// The client of a GPU.
+#[cfg(feature = "gpu")]
+fn client(device: &Device) -> Option<cubecl::client::Client> {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(cube) => Some(cube.client()),
+        _ => None,
+    }
 }
 
 fn unsupported(device: &Device) -> GraphError {
