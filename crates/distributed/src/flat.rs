@@ -209,7 +209,9 @@ impl ModuleMapper for Replacement {
             (Some(leaf), _) => leaf,
             (None, None) => base,
             (None, Some(new)) => {
-                let new = new.reshape(base.shape());
+                // An operation gives rows the places in memory that kernels read fastest, and numbers that have come
+                // are in one row.
+                let new = new.reshape(base.shape()).mul_scalar(1.0);
                 let leaf = match base.gradient_checkpointing_strategy() {
                     Some(strategy) => new.autodiff().with_gradient_checkpointing_strategy(strategy),
                     None => new,

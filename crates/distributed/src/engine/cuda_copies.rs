@@ -25,6 +25,8 @@ const WITH_PEER_ACCESS: c_uint = 1;
 functions! {
     /// What copies between processes take of CUDA's driver. Old ones have not all of it.
     CudaCopies {
+        release = "cuMemFree_v2": fn(Address) -> Status;
+        copy_to_device = "cuMemcpyHtoDAsync_v2": fn(Address, *const c_void, usize, Stream) -> Status;
         allocate = "cuMemAlloc_v2": fn(*mut Address, usize) -> Status;
         set_bytes = "cuMemsetD8_v2": fn(Address, u8, usize) -> Status;
         copy = "cuMemcpy": fn(Address, Address, usize) -> Status;
@@ -69,6 +71,41 @@ impl CudaCopies {
             self.check("cuIpcGetMemHandle", (self.shared)(&raw mut shared, address))?;
         }
         Ok((address, shared))
+    }
+
+    /// Memory of the current context, with anything in it.
+    pub(super) fn own_memory(&self, bytes: usize) -> Result<Address, CallFailed> {
+        let mut address = 0;
+        // SAFETY: it writes to the address.
+        let status = unsafe { (self.allocate)(&raw mut address, bytes) };
+        self.check("cuMemAlloc", status).map(|()| address)
+    }
+
+    /// Gives it back, when the device is done with all that uses it.
+    ///
+    /// # Safety
+    ///
+    /// It was given by [`own_memory`](Self::own_memory).
+    pub(super) unsafe fn free(&self, address: Address) -> Result<(), CallFailed> {
+        // SAFETY: the caller's.
+        self.check("cuMemFree", unsafe { (self.release)(address) })
+    }
+
+    /// Has `stream` write `data`, which may change as soon as this returns.
+    ///
+    /// # Safety
+    ///
+    /// There is as much memory at the address, which nothing else uses when the stream comes to it.
+    pub(super) unsafe fn copy_from_host<T: Copy>(
+        &self,
+        stream: Stream,
+        data: &[T],
+        to: Address,
+    ) -> Result<(), CallFailed> {
+        let bytes = size_of_val(data);
+        // SAFETY: the caller's; of memory that is not pinned the driver takes a copy at once.
+        let status = unsafe { (self.copy_to_device)(to, data.as_ptr().cast(), bytes, stream) };
+        self.check("cuMemcpyHtoDAsync", status)
     }
 
     /// Where another process's memory is for this one.

@@ -94,7 +94,7 @@ struct Moves {
 
 /// Tensors that move beside the pass that they are of.
 struct Early<'a> {
-    exchange: &'a Exchange,
+    exchange: &'a mut Exchange,
     pieces: Vec<Piece>,
     progress: &'a Progress,
     /// Where it counts.
@@ -268,30 +268,32 @@ impl<E: Engine> Nccl<E> {
         moves: &mut Vec<(Move, Option<u32>)>,
         ordinal: usize,
     ) -> Result<Vec<Piece>, EngineError> {
-        if moves.iter().all(|(_, milestone)| milestone.is_none()) {
-            return Ok(Vec::new());
+        let piece = |(Move { from, count, dtype, .. }, milestone): &(Move, Option<u32>)| {
+            let bytes = count * dtype.size();
+            Some(Piece { address: *from, bytes, dtype: *dtype, milestone: (*milestone)? })
+        };
+        let pieces: Vec<Piece> = moves.iter().filter_map(piece).collect();
+        if pieces.is_empty() {
+            return Ok(pieces);
         }
         let mut met = lock(&self.exchange);
         let exchange = match &mut *met {
             Some(exchange) => exchange,
             none => {
-                let exchange = Exchange::meet(&self.control, ordinal);
+                let bytes = exchange::bytes_of(&pieces);
+                let exchange = Exchange::meet(&self.control, ordinal, bytes);
                 let exchange = exchange.map_err(|error| self.wrong(error))?;
                 *lock(&self.reach) = exchange.as_ref().map(Exchange::reach);
                 none.insert(exchange)
             }
         };
-        if exchange.is_none() {
-            return Ok(Vec::new());
+        match exchange {
+            Some(exchange) if exchange.fits(&pieces) => {
+                moves.retain(|(_, milestone)| milestone.is_none());
+                Ok(pieces)
+            }
+            _ => Ok(Vec::new()),
         }
-        let mut pieces = Vec::new();
-        moves.retain(|(Move { from, count, dtype, .. }, milestone)| {
-            let Some(milestone) = *milestone else { return true };
-            let bytes = count * dtype.size();
-            pieces.push(Piece { address: *from, bytes, dtype: *dtype, milestone });
-            false
-        });
-        Ok(pieces)
     }
 
     /// Asks for `calls` behind what the device was asked for.
@@ -505,8 +507,8 @@ impl<E: Engine> Engine for Nccl<E> {
         if moves.is_empty() && pieces.is_empty() {
             return Ok(results);
         }
-        let met = lock(&self.exchange);
-        let early = match (&*met, progress) {
+        let mut met = lock(&self.exchange);
+        let early = match (&mut *met, progress) {
             (Some(Some(exchange)), Some(progress)) if !pieces.is_empty() => {
                 let counter = progress.counter().map_err(|error| self.wrong(error))?;
                 Some(Early { exchange, pieces, progress, counter })

@@ -20,7 +20,7 @@ pub(super) type Communicator = *mut c_void;
 const IN_PROGRESS: Status = 7;
 
 /// `ncclDataType_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(super) enum DataType {
     Float16 = 6,

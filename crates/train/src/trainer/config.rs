@@ -21,7 +21,7 @@ use burn::{
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// Milestones of a pass whose gradients move beside it. Each takes the device a few microseconds.
-const MILESTONES: usize = 32;
+const MILESTONES: usize = 96;
 /// Elements of gradients between two of them at least: what takes as long to move as a milestone takes.
 const LEAST_BETWEEN: usize = 1 << 20;
 
