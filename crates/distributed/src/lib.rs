@@ -46,7 +46,8 @@
 //! - On CUDA devices: NCCL, in a build with the feature `cuda`. It is loaded at run time, from the path in
 //!   `BLACKBURN_NCCL` or as `libnccl.so.2`. With `BLACKBURN_NCCL=off` numbers go through the host. Sums of more
 //!   than two ranks are rounded at each addition, in NCCL's order.
-//!   It has run on two GPUs of one machine.
+//!   It has run on two GPUs of one machine. Two of one machine copy gradients of recorded passes into each other's memory
+//!   while the pass goes on, unless `BLACKBURN_COPIES` is `off`.
 //! - Elsewhere: TCP between each two ranks. Sums are in f32, in the order of ranks.
 
 mod batches;

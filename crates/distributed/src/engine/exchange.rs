@@ -24,13 +24,14 @@
 use super::{
     cuda_copies::{Address, CudaCopies, Function, SharedMemory},
     cuda_library::{Context, Cuda, Event},
+    exchange_kernels::kernels,
+    exchange_plan::{ALIGNMENT, Batch, Block, Piece, STAGES, Stage, bytes_of, planned},
     library::{CallFailed, Stream},
     nccl_library::DataType,
 };
 use crate::control::Control;
 use std::{
     ffi::CString,
-    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -42,18 +43,6 @@ use std::{
 const COPIES_VARIABLE: &str = "BLACKBURN_COPIES";
 /// Numbers of the two ranks lie behind what comes, each in a line of its own.
 const LINE: u64 = 128;
-/// Where pieces begin in memory.
-const ALIGNMENT: usize = 256;
-/// What a thread adds up at a time.
-pub(super) const VECTOR_BYTES: usize = 16;
-/// Copies are cut to so many bytes, and go to two copy engines in turn.
-const COPY_BYTES: usize = 8 << 20;
-/// Bytes of a stage of the last milestone, unless it has more stages than are served.
-const STAGE_BYTES: usize = 16 << 20;
-/// Stages at most.
-const STAGES: usize = 8;
-/// What a block adds up at most.
-const BLOCK_VECTORS: u64 = 4096;
 const THREADS: u32 = 256;
 /// How long the ranks wait for their first words.
 const FIRST_WORDS: Duration = Duration::from_secs(5);
@@ -62,176 +51,6 @@ const LAST_NUMBERS: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Beyond all that anybody waits for, and still ahead of it modulo 2^32.
 const FAR: u32 = 1 << 30;
-
-/// Numbers to add up where they lie, which are there at a milestone of the pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Piece {
-    pub(super) address: Address,
-    /// A multiple of [`VECTOR_BYTES`].
-    pub(super) bytes: usize,
-    pub(super) dtype: DataType,
-    pub(super) milestone: u32,
-}
-
-/// Pieces, cut to what is copied at once, in the order in which they are there, each with its place in the memory that
-/// it comes to.
-fn placed(mut pieces: Vec<Piece>) -> Vec<(Piece, u64)> {
-    pieces.sort_by_key(|piece| piece.milestone);
-    let mut next = 0;
-    let place = |piece: Piece| {
-        let base = next;
-        next += piece.bytes.next_multiple_of(ALIGNMENT) as u64;
-        (0..piece.bytes).step_by(COPY_BYTES).map(move |begin| {
-            let bytes = COPY_BYTES.min(piece.bytes - begin);
-            let begin = begin as u64;
-            (Piece { address: piece.address + begin, bytes, ..piece }, base + begin)
-        })
-    };
-    pieces.into_iter().flat_map(place).collect()
-}
-
-/// The stages of pieces in their order.
-fn stages(placed: &[(Piece, u64)]) -> Vec<Range<usize>> {
-    let last = placed.last().map_or(0, |(piece, _)| piece.milestone);
-    let first_of_last = placed.partition_point(|(piece, _)| piece.milestone < last);
-    let mut stages = Vec::new();
-    if first_of_last > 0 {
-        stages.push(0..first_of_last);
-    }
-    let all: usize = placed[first_of_last..].iter().map(|(piece, _)| piece.bytes).sum();
-    let most = STAGE_BYTES.max(all.div_ceil(STAGES - 2));
-    let (mut begin, mut bytes) = (first_of_last, 0);
-    for (index, (piece, _)) in placed.iter().enumerate().skip(first_of_last) {
-        // The last one that there may be takes all that is left.
-        if bytes + piece.bytes > most && bytes > 0 && stages.len() + 1 < STAGES {
-            stages.push(begin..index);
-            (begin, bytes) = (index, 0);
-        }
-        bytes += piece.bytes;
-    }
-    if begin < placed.len() {
-        stages.push(begin..placed.len());
-    }
-    stages
-}
-
-/// How much memory they come to.
-pub(super) fn bytes_of(pieces: &[Piece]) -> usize {
-    pieces.iter().map(|piece| piece.bytes.next_multiple_of(ALIGNMENT)).sum()
-}
-
-/// What one block adds up, as the kernel reads it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Block {
-    to: Address,
-    from: Address,
-    vectors: u64,
-}
-
-/// Blocks that one launch adds up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Batch {
-    dtype: DataType,
-    first: usize,
-    count: usize,
-}
-
-/// Pieces that are copied and added together.
-#[derive(Debug)]
-struct Stage {
-    pieces: Vec<(Piece, u64)>,
-    batches: Vec<Batch>,
-}
-
-/// What adds up `pieces` that come to `base`.
-fn planned(pieces: Vec<Piece>, base: Address) -> (Vec<Stage>, Vec<Block>) {
-    let placed = placed(pieces);
-    let mut blocks = Vec::new();
-    let stage = |range: Range<usize>| {
-        let pieces = placed[range].to_vec();
-        let mut batches = Vec::new();
-        for dtype in [DataType::Float32, DataType::Float16, DataType::Bfloat16] {
-            let first = blocks.len();
-            for (piece, place) in pieces.iter().filter(|(piece, _)| piece.dtype == dtype) {
-                let all = (piece.bytes / VECTOR_BYTES) as u64;
-                for begin in (0..all).step_by(BLOCK_VECTORS as usize) {
-                    let offset = begin * VECTOR_BYTES as u64;
-                    let vectors = BLOCK_VECTORS.min(all - begin);
-                    let (to, from) = (piece.address + offset, base + place + offset);
-                    blocks.push(Block { to, from, vectors });
-                }
-            }
-            if blocks.len() > first {
-                batches.push(Batch { dtype, first, count: blocks.len() - first });
-            }
-        }
-        Stage { pieces, batches }
-    };
-    let stages = stages(&placed).into_iter().map(stage).collect();
-    (stages, blocks)
-}
-
-/// A kernel for each type that adds numbers from one place to those in another, as a table of [`Block`]s says.
-///
-/// It is PTX and not CubeCL's, whose launches take only memory of its own.
-fn kernels() -> String {
-    // In bf16 a product with one, since `add` knows the type from Hopper on.
-    let [f32, f16, bf16] = [
-        ["add.rn.f32 %a{}, %a{}, %b{};"; 4],
-        ["add.rn.f16x2 %a{}, %a{}, %b{};"; 4],
-        ["fma.rn.bf16x2 %a{}, %a{}, %one, %b{};"; 4],
-    ]
-    .map(|adds| {
-        let numbered = adds.iter().enumerate().map(|(n, add)| add.replace("{}", &n.to_string()));
-        numbered.collect::<Vec<String>>().join("\n    ")
-    });
-    let entry = |name: &str, adds: &str| {
-        format!(
-            "
-.visible .entry {name}(.param .u64 blocks)
-{{
-    .reg .pred %done;
-    .reg .b32 %block, %threads, %thread, %one;
-    .reg .b32 %a<4>;
-    .reg .b32 %b<4>;
-    .reg .b64 %blocks, %own, %to, %from, %vectors, %at, %step, %offset, %x, %y;
-    ld.param.u64 %blocks, [blocks];
-    cvta.to.global.u64 %blocks, %blocks;
-    mov.u32 %block, %ctaid.x;
-    mul.wide.u32 %own, %block, 24;
-    add.s64 %own, %blocks, %own;
-    ld.global.u64 %to, [%own];
-    ld.global.u64 %from, [%own+8];
-    ld.global.u64 %vectors, [%own+16];
-    cvta.to.global.u64 %to, %to;
-    cvta.to.global.u64 %from, %from;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mov.b32 %one, 0x3F803F80;
-    cvt.u64.u32 %at, %thread;
-    cvt.u64.u32 %step, %threads;
-NEXT:
-    setp.ge.u64 %done, %at, %vectors;
-    @%done bra END;
-    shl.b64 %offset, %at, 4;
-    add.s64 %x, %to, %offset;
-    add.s64 %y, %from, %offset;
-    ld.global.v4.b32 {{%a0, %a1, %a2, %a3}}, [%x];
-    ld.global.v4.b32 {{%b0, %b1, %b2, %b3}}, [%y];
-    {adds}
-    st.global.v4.b32 [%x], {{%a0, %a1, %a2, %a3}};
-    add.s64 %at, %at, %step;
-    bra NEXT;
-END:
-    ret;
-}}
-"
-        )
-    };
-    let entries = [entry("add_f32", &f32), entry("add_f16", &f16), entry("add_bf16", &bf16)];
-    format!(".version 7.0\n.target sm_80\n.address_size 64\n{}", entries.concat())
-}
 
 /// The memory that the two ranks write to.
 #[derive(Clone, Copy)]
@@ -553,15 +372,6 @@ impl Exchange {
     }
 }
 
-/// Whether numbers of this type, so many bytes at this address, can be pieces.
-pub(super) fn serves(address: Address, bytes: usize, dtype: DataType) -> bool {
-    let is_known = matches!(dtype, DataType::Float16 | DataType::Bfloat16 | DataType::Float32);
-    is_known
-        && bytes > 0
-        && bytes.is_multiple_of(VECTOR_BYTES)
-        && address.is_multiple_of(VECTOR_BYTES as u64)
-}
-
 /// An exchange that does not know the other rank yet.
 struct Prepared {
     reach: Arc<Reach>,
@@ -608,141 +418,12 @@ impl Drop for Exchange {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use blackburn_simulator::{Argument, Device, Launch, Options, Program};
-
-    fn piece(address: u64, bytes: usize, milestone: u32) -> Piece {
-        Piece { address, bytes, dtype: DataType::Float32, milestone }
-    }
-
-    #[test]
-    fn pieces_are_placed_in_the_order_in_which_they_come() {
-        let pieces = vec![piece(1000, 48, 2), piece(2000, 272, 1), piece(3000, 32, 2)];
-        assert_eq!(bytes_of(&pieces), 256 + 512 + 256);
-        let expected = [(pieces[1], 0), (pieces[0], 512), (pieces[2], 768)];
-        assert_eq!(placed(pieces), expected);
-    }
-
-    #[test]
-    fn large_pieces_are_cut() {
-        let found = placed(vec![piece(1 << 30, COPY_BYTES + 16, 1), piece(0, 16, 1)]);
-        let (first, second) = (COPY_BYTES as u64, COPY_BYTES as u64 + 256);
-        let expected = [
-            (piece(1 << 30, COPY_BYTES, 1), 0),
-            (piece((1 << 30) + first, 16, 1), first),
-            (piece(0, 16, 1), second),
-        ];
-        assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn the_last_milestone_has_stages_of_its_own() {
-        let stages = |pieces| stages(&placed(pieces));
-        assert!(stages(Vec::new()).is_empty());
-        assert_eq!(stages(vec![piece(0, 16, 3), piece(64, 16, 3)]), [0..2]);
-        let embedding = 5 * COPY_BYTES;
-        let pieces = vec![piece(0, 16, 1), piece(64, 16, 2), piece(1 << 30, embedding, 3)];
-        assert_eq!(stages(pieces), [0..2, 2..4, 4..6, 6..7]);
-        // There are no more than there are events.
-        let large = stages(vec![piece(0, 16, 1), piece(1 << 30, 100 * STAGE_BYTES, 2)]);
-        assert!(large.len() <= STAGES, "{}", large.len());
-        assert_eq!(large.last().map(|last| last.end), Some(1 + 200));
-        let uneven = vec![piece(0, 12 << 19, 1); 17];
-        let found = stages(uneven);
-        assert!(found.len() == STAGES && found[STAGES - 1].end == 17, "{found:?}");
-    }
-
-    #[test]
-    fn each_stage_adds_what_it_copies() {
-        let most = BLOCK_VECTORS as usize * VECTOR_BYTES;
-        let half = Piece { dtype: DataType::Float16, ..piece(9 << 20, 64, 1) };
-        let pieces = vec![piece(0, most + 32, 1), half, piece(5 << 20, 16, 2)];
-        let (stages, blocks) = planned(pieces, 1 << 30);
-        let block = |to, from, vectors| Block { to, from: (1 << 30) + from, vectors };
-        let (second, third) = (most as u64, most as u64 + 256);
-        let expected = [
-            block(0, 0, BLOCK_VECTORS),
-            block(second, second, 2),
-            block(9 << 20, third, 4),
-            block(5 << 20, third + 256, 1),
-        ];
-        assert_eq!(blocks, expected);
-        let batch = |dtype, first, count| Batch { dtype, first, count };
-        let [first, last] = &stages[..] else { panic!("{} stages", stages.len()) };
-        let expected = [batch(DataType::Float32, 0, 2), batch(DataType::Float16, 2, 1)];
-        assert_eq!(first.batches, expected);
-        assert_eq!(last.batches, [batch(DataType::Float32, 3, 1)]);
-    }
+    use super::Mailbox;
 
     #[test]
     fn numbers_lie_behind_what_comes() {
         let mailbox = Mailbox { address: 1 << 30, bytes: 1000 };
         assert_eq!(mailbox.come(), (1 << 30) + 1024);
         assert!(mailbox.greeting() + 4 <= mailbox.address + Mailbox::size(1000) as u64);
-    }
-
-    /// Adds on the simulated machine, with more vectors than threads, and a vector behind them that is nobody's.
-    fn added(kernel: &str, [to, from]: [&[u8]; 2]) -> Vec<u8> {
-        let program = Program::parse(&kernels()).expect("it is PTX");
-        let mut device = Device::new();
-        let places = [to, from].map(|bytes| {
-            let place = device.allocate(bytes.len() as u64);
-            device.write(place, bytes).expect("it is there");
-            place
-        });
-        // Two blocks, of which the first has more vectors than threads.
-        let half = (to.len() / VECTOR_BYTES / 2) as u64;
-        let rest = (to.len() / VECTOR_BYTES) as u64 - half - 1;
-        let second = half * VECTOR_BYTES as u64;
-        let numbers = [places[0], places[1], half, places[0] + second, places[1] + second, rest];
-        let table: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let blocks = device.allocate(table.len() as u64);
-        device.write(blocks, &table).expect("it is there");
-        let launch = Launch {
-            kernel: kernel.into(),
-            grid: [2, 1, 1],
-            block: [32, 1, 1],
-            dynamic_shared: 0,
-            arguments: vec![Argument::address(blocks)],
-            reach: None,
-        };
-        device.launch(&program, &launch, &Options::default()).expect("it runs");
-        device.read(places[0], to.len()).expect("it is there").0.clone()
-    }
-
-    #[test]
-    fn kernels_round_each_sum_once_and_stop_in_time() {
-        let count = 8 * 100;
-        let [x, y]: [Vec<f32>; 2] = [3, 7].map(|by: u32| {
-            let number = |i: u32| (i.wrapping_mul(by * 15_485_863) >> 8) as f32 / 65_536.0 - 100.0;
-            (0..count).map(number).collect()
-        });
-        let bytes = |numbers: &[f32], bits: &dyn Fn(f32) -> Vec<u8>| {
-            numbers.iter().flat_map(|x| bits(*x)).collect::<Vec<u8>>()
-        };
-        macro_rules! check {
-            ($kernel:literal, $float:ty, $from:expr, $to:expr) => {
-                let of = |x: f32| -> Vec<u8> { <$float>::to_le_bytes($from(x)).to_vec() };
-                let found = added($kernel, [&bytes(&x, &of), &bytes(&y, &of)]);
-                let last = count as usize - VECTOR_BYTES / size_of::<$float>();
-                let sum = |i: usize| $to($from(x[i])) + $to($from(y[i]));
-                let expected = (0..count as usize)
-                    .flat_map(|i| of(if i < last { sum(i) } else { x[i] }))
-                    .collect::<Vec<u8>>();
-                assert!(found == expected, $kernel);
-            };
-        }
-        check!("add_f32", f32, |x: f32| x, |x: f32| x);
-        check!("add_f16", half::f16, half::f16::from_f32, half::f16::to_f32);
-        check!("add_bf16", half::bf16, half::bf16::from_f32, half::bf16::to_f32);
-    }
-
-    #[test]
-    fn pieces_are_whole_vectors_of_known_types() {
-        assert!(serves(1 << 20, 4096, DataType::Bfloat16));
-        assert!(!serves((1 << 20) + 4, 4096, DataType::Bfloat16));
-        assert!(!serves(1 << 20, 4104, DataType::Float32));
-        assert!(!serves(1 << 20, 0, DataType::Float32));
-        assert!(!serves(1 << 20, 4096, DataType::Float64));
     }
 }

@@ -23,6 +23,18 @@ mod cuda_library;
 )]
 mod exchange;
 #[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
+mod exchange_kernels;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only a build with CUDA calls all of it")
+)]
+mod exchange_plan;
+#[cfg(any(feature = "cuda", test))]
 mod library;
 #[cfg(feature = "cuda")]
 mod nccl_connection;
@@ -32,6 +44,8 @@ mod nccl_connection;
     allow(dead_code, reason = "only a build with CUDA calls all of it")
 )]
 pub(crate) mod nccl_library;
+#[cfg(feature = "cuda")]
+mod nccl_moves;
 pub(crate) mod tcp;
 
 #[cfg(feature = "cuda")]

@@ -5,6 +5,8 @@
 //! asked for before, and what it is asked for later waits until they have come. The host waits for neither. Nothing
 //! here is called between the start and the end of a recording, which such events would spoil.
 //!
+//! Two ranks of one machine move gradients of a recorded pass by [`exchange`] while it goes on, and all else so.
+//!
 //! Results are in memory of their own: two gradients may be one and the same memory, which must not be added up
 //! twice, and whoever holds a tensor sees no other numbers in it.
 //!
@@ -13,17 +15,19 @@
 use super::{
     Engine, EngineError, Moved,
     cuda_library::{Cuda, Event},
-    exchange::{self, Exchange, Piece, Reach},
+    exchange::{Exchange, Reach},
+    exchange_plan::Piece,
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},
-    nccl_library::{Communicator, DataType, NCCL_VARIABLE, Nccl as Library, UniqueId},
+    nccl_library::{Communicator, NCCL_VARIABLE, Nccl as Library, UniqueId},
+    nccl_moves::{Move, Moves, Place, paired},
 };
 use crate::control::{Control, lock};
 use blackburn_backend::{
     cuda_memory::{AnyTensor, CudaMemory, is_cuda},
     graph::{Identity, Progress},
 };
-use burn::tensor::{DType, Device as TensorDevice, Tensor};
+use burn::tensor::{Device as TensorDevice, Tensor};
 use std::{
     collections::{HashMap, HashSet},
     fmt,
@@ -42,20 +46,20 @@ const LAST_GRACE: Duration = Duration::from_secs(5);
 
 /// NCCL for tensors on CUDA devices, and `host` for all else.
 pub(crate) struct Nccl<E> {
-    rank: usize,
-    size: usize,
+    pub(super) rank: usize,
+    pub(super) size: usize,
     host: E,
-    control: Arc<Control>,
+    pub(super) control: Arc<Control>,
     /// Made by the first tensor.
     connection: Arc<Mutex<Option<Connection>>>,
     /// Where tensors lie that were added up in place last: those of a recording stay where they are, and
     /// to ask for each takes the host longer than all else.
-    places: Mutex<HashMap<Identity, Place>>,
+    pub(super) places: Mutex<HashMap<Identity, Place>>,
     /// What moves gradients beside their pass, once the ranks have tried to reach each other so.
-    exchange: Mutex<Option<Option<Exchange>>>,
+    pub(super) exchange: Mutex<Option<Option<Exchange>>>,
     /// The connection's and the exchange's, for whoever ends them while the program may be in a call.
     line: Mutex<Option<Arc<Line>>>,
-    reach: Mutex<Option<Arc<Reach>>>,
+    pub(super) reach: Mutex<Option<Arc<Reach>>>,
     is_aborted: AtomicBool,
     clocks: Clocks,
 }
@@ -64,32 +68,6 @@ impl<E> fmt::Debug for Nccl<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Nccl").field("rank", &self.rank).finish_non_exhaustive()
     }
-}
-
-/// Where one tensor is, and where it goes, if anything comes for it.
-#[derive(Clone, Copy)]
-struct Move {
-    from: u64,
-    to: Option<u64>,
-    count: usize,
-    dtype: DataType,
-    /// The one rank that gives or gets it, if it is not all.
-    root: Option<usize>,
-}
-
-/// Where a tensor lies that is added up in place.
-#[derive(Clone, Copy)]
-struct Place {
-    address: u64,
-    bytes: usize,
-    ordinal: usize,
-}
-
-/// Moves, and what keeps the memory in place until they are asked for.
-struct Moves {
-    moves: Vec<Move>,
-    ordinal: usize,
-    _memory: Vec<CudaMemory>,
 }
 
 /// Tensors that move beside the pass that they are of.
@@ -131,7 +109,7 @@ impl<E: Engine> Nccl<E> {
         }
     }
 
-    fn wrong(&self, what: impl fmt::Display) -> EngineError {
+    pub(super) fn wrong(&self, what: impl fmt::Display) -> EngineError {
         EngineError { rank: self.rank, what: what.to_string() }
     }
 
@@ -189,111 +167,6 @@ impl<E: Engine> Nccl<E> {
             *held = None;
         }
         done
-    }
-
-    /// Where these tensors are, and where they go, once all that computes them was asked for. The device is not
-    /// flushed for it: CubeCL waits then for all that it was asked for up to the flush before.
-    fn moves(&self, pairs: Vec<Pair>) -> Result<Option<Moves>, EngineError> {
-        if pairs.is_empty() {
-            return Ok(None);
-        }
-        let (mut tensors, mut sizes) = (Vec::new(), Vec::new());
-        for (tensor, to, root) in pairs {
-            let (count, dtype) = (tensor.dims()[0], self.data_type(tensor.dtype())?);
-            sizes.push((count, dtype, to.is_some(), root));
-            tensors.push(tensor);
-            tensors.extend(to);
-        }
-        let memory = CudaMemory::of_all(tensors).map_err(|error| self.wrong(error))?;
-        let ordinal = memory.first().map_or(0, |memory| memory.ordinal);
-        let mut addresses = memory.iter().map(|memory| memory.address);
-        let moves = sizes.into_iter().map_while(|(count, dtype, comes, root)| {
-            let from = addresses.next()?;
-            let to = if comes { Some(addresses.next()?) } else { None };
-            Some(Move { from, to, count, dtype, root })
-        });
-        Ok(Some(Moves { moves: moves.collect(), ordinal, _memory: memory }))
-    }
-
-    fn data_type(&self, dtype: DType) -> Result<DataType, EngineError> {
-        match dtype {
-            DType::F16 => Ok(DataType::Float16),
-            DType::BF16 => Ok(DataType::Bfloat16),
-            DType::F32 => Ok(DataType::Float32),
-            DType::F64 => Ok(DataType::Float64),
-            other => Err(self.wrong(format!("was asked to move {other:?}, and moves floats"))),
-        }
-    }
-
-    /// Where the tensors lie that are added up in place, which asks for those alone that were not there last time.
-    fn placed(&self, tensors: &[AnyTensor]) -> Result<Option<Vec<Place>>, EngineError> {
-        let known = |tensor: &AnyTensor| Some((tensor.identity?, tensor.clone()));
-        let Some(all) = tensors.iter().map(known).collect::<Option<Vec<_>>>() else {
-            return Ok(None);
-        };
-        let mut places = lock(&self.places);
-        let identities: HashSet<Identity> = all.iter().map(|(identity, _)| *identity).collect();
-        places.retain(|identity, _| identities.contains(identity));
-        let new: Vec<_> =
-            all.iter().filter(|(identity, _)| !places.contains_key(identity)).cloned().collect();
-        if !new.is_empty() {
-            let (identities, tensors): (Vec<Identity>, Vec<AnyTensor>) = new.into_iter().unzip();
-            let memory = CudaMemory::spans_of(tensors).map_err(|error| self.wrong(error))?;
-            let found = memory.iter().map(|CudaMemory { address, bytes, ordinal, .. }| Place {
-                address: *address,
-                bytes: *bytes,
-                ordinal: *ordinal,
-            });
-            places.extend(identities.into_iter().zip(found));
-        }
-        Ok(all.iter().map(|(identity, _)| places.get(identity).copied()).collect())
-    }
-
-    /// The milestone at which a tensor moves, where it does not wait for the end of its pass.
-    fn milestone(
-        &self,
-        tensor: &AnyTensor,
-        place: &Place,
-        progress: Option<&Progress>,
-    ) -> Result<Option<u32>, EngineError> {
-        let milestone = progress.and_then(|progress| progress.milestone(tensor.identity?));
-        let dtype = self.data_type(tensor.dtype())?;
-        let moves = self.size == 2 && exchange::serves(place.address, place.bytes, dtype);
-        Ok(milestone.filter(|_| moves))
-    }
-
-    /// Takes from `moves` those that move beside the pass, if any do. Both ranks are given the same.
-    fn early(
-        &self,
-        moves: &mut Vec<(Move, Option<u32>)>,
-        ordinal: usize,
-    ) -> Result<Vec<Piece>, EngineError> {
-        let piece = |(Move { from, count, dtype, .. }, milestone): &(Move, Option<u32>)| {
-            let bytes = count * dtype.size();
-            Some(Piece { address: *from, bytes, dtype: *dtype, milestone: (*milestone)? })
-        };
-        let pieces: Vec<Piece> = moves.iter().filter_map(piece).collect();
-        if pieces.is_empty() {
-            return Ok(pieces);
-        }
-        let mut met = lock(&self.exchange);
-        let exchange = match &mut *met {
-            Some(exchange) => exchange,
-            none => {
-                let bytes = exchange::bytes_of(&pieces);
-                let exchange = Exchange::meet(&self.control, ordinal, bytes);
-                let exchange = exchange.map_err(|error| self.wrong(error))?;
-                *lock(&self.reach) = exchange.as_ref().map(Exchange::reach);
-                none.insert(exchange)
-            }
-        };
-        match exchange {
-            Some(exchange) if exchange.fits(&pieces) => {
-                moves.retain(|(_, milestone)| milestone.is_none());
-                Ok(pieces)
-            }
-            _ => Ok(Vec::new()),
-        }
     }
 
     /// Asks for `calls` behind what the device was asked for.
@@ -401,26 +274,6 @@ impl<E: Engine> Nccl<E> {
         *lock(&self.line) = Some(line.clone());
         Connection::new(cuda, context, line).map_err(|error| self.wrong(error))
     }
-}
-
-/// A tensor, where it goes, and its root.
-type Pair = (Tensor<1>, Option<Tensor<1>>, Option<usize>);
-
-/// What becomes of tensors, and those of them that have elements, with memory for what comes.
-fn paired(
-    tensors: Vec<(Tensor<1>, Option<usize>)>,
-    comes: impl Fn(Option<usize>) -> bool,
-) -> (Vec<Tensor<1>>, Vec<Pair>) {
-    let (mut results, mut pairs) = (Vec::with_capacity(tensors.len()), Vec::new());
-    for (tensor, root) in tensors {
-        let (count, dtype, place) = (tensor.dims()[0], tensor.dtype(), tensor.device());
-        let to = comes(root).then(|| Tensor::<1>::empty([count], (&place, dtype)));
-        results.push(to.as_ref().unwrap_or(&tensor).clone());
-        if count > 0 {
-            pairs.push((tensor, to, root));
-        }
-    }
-    (results, pairs)
 }
 
 impl<E: Engine> Engine for Nccl<E> {

@@ -111,6 +111,11 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/milestone/forward.rs",
+        tests: &["gradient_graph::a_replay_counts"],
+        rows: &[device("counts by two", "counter[0] += 1u32", "counter[0] += 2u32")],
+    },
+    InFile {
         file: "crates/kernels/src/loss_scale/forward.rs",
         tests: &["loss_scale", "loss_scaling"],
         rows: &[
