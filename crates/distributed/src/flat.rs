@@ -189,6 +189,9 @@ impl ModuleVisitor for Values<'_> {
 #[derive(Default)]
 pub(crate) struct Replacement {
     pub(crate) floats: HashMap<ParamId, Tensor<1>>,
+    /// Whether floats are laid out anew: numbers that have come lie in one row, and operations give rows places in memory
+    /// that kernels read faster.
+    pub(crate) lays_out: bool,
     pub(crate) others: HashMap<ParamId, TensorData>,
     /// Those that change.
     pub(crate) ids: HashMap<ParamId, ParamId>,
@@ -209,9 +212,8 @@ impl ModuleMapper for Replacement {
             (Some(leaf), _) => leaf,
             (None, None) => base,
             (None, Some(new)) => {
-                // An operation gives rows the places in memory that kernels read fastest, and numbers that have come
-                // are in one row.
-                let new = new.reshape(base.shape()).mul_scalar(1.0);
+                let new = new.reshape(base.shape());
+                let new = if self.lays_out { new.mul_scalar(1.0) } else { new };
                 let leaf = match base.gradient_checkpointing_strategy() {
                     Some(strategy) => new.autodiff().with_gradient_checkpointing_strategy(strategy),
                     None => new,

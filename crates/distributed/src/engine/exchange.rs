@@ -14,11 +14,12 @@
 //!                  "all is added"
 //! ```
 //!
-//! All milestones but the last are one stage. What is there at the last one is as large as an embedding, and its first
-//! numbers are added while its last ones come.
-//!
 //! and the same in the other direction. All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
+//!
+//! All milestones but the last are one stage. What is there at the last one is as large as an embedding, so it has several:
+//! its first numbers are added while its last ones come.
+//!
 //! Both ranks get the same bits: a sum of two numbers is rounded once, in whichever order.
 
 use super::{
@@ -156,6 +157,24 @@ impl Reach {
     }
 }
 
+/// Whether the ranks may try to reach each other's memory.
+///
+/// # Errors
+///
+/// With the reason why they may not.
+pub(super) fn may_meet(control: &Control) -> Result<(), String> {
+    if control.size() != 2 {
+        return Err(format!("there are {} ranks, and two can", control.size()));
+    }
+    if std::env::var(COPIES_VARIABLE).as_deref() == Ok("off") {
+        return Err(format!("{COPIES_VARIABLE} is off"));
+    }
+    match control.hosts() {
+        [one, two] if one == two => Ok(()),
+        _ => Err("the ranks are on two machines".into()),
+    }
+}
+
 impl Exchange {
     /// Finds the other rank, for pieces that come to `bytes`. `None` where one of the two cannot reach the other's memory.
     /// Both come here together.
@@ -212,13 +231,7 @@ impl Exchange {
         ordinal: usize,
         bytes: usize,
     ) -> Result<(Prepared, SharedMemory), String> {
-        if std::env::var(COPIES_VARIABLE).as_deref() == Ok("off") {
-            return Err(format!("{COPIES_VARIABLE} is off"));
-        }
-        let hosts = control.hosts();
-        if hosts.iter().any(|host| *host != hosts[0]) {
-            return Err("the ranks are on two machines".into());
-        }
+        may_meet(control)?;
         let (cuda, driver) = (Cuda::load()?, CudaCopies::load()?);
         let made = || {
             let context = cuda.context(ordinal)?;
@@ -396,21 +409,25 @@ impl Drop for Exchange {
         let Reach { cuda, driver, context, is_over, .. } = &*self.reach;
         let since = Instant::now();
         let is_waiting = || !is_over.load(Ordering::Relaxed) && since.elapsed() < LAST_NUMBERS;
-        // SAFETY: the context and the streams live. What another rank's memory is for this one is used by the streams
-        // alone, which have nothing to do any more.
         let Streams { copies: [one, two], sums, .. } = self.streams;
-        let ended = unsafe { cuda.enter(*context) }.and_then(|()| unsafe {
-            for stream in [one, two, sums] {
-                while !cuda.is_done(stream)? {
-                    if !is_waiting() {
-                        return Ok(());
+        let close = || {
+            // SAFETY: the context and the streams live. What another rank's memory is for this one is used by the streams
+            // alone, which have nothing to do any more.
+            unsafe {
+                cuda.enter(*context)?;
+                for stream in [one, two, sums] {
+                    while !cuda.is_done(stream)? {
+                        if !is_waiting() {
+                            return Ok(());
+                        }
+                        std::thread::sleep(PAUSE);
                     }
-                    std::thread::sleep(PAUSE);
                 }
+                driver.close(self.theirs.address)
             }
-            driver.close(self.theirs.address)
-        });
-        if let Err(error) = ended {
+        };
+        let closed: Result<(), CallFailed> = close();
+        if let Err(error) = closed {
             tracing::debug!("at the end: {error}");
         }
     }

@@ -5,7 +5,8 @@
 //! asked for before, and what it is asked for later waits until they have come. The host waits for neither. Nothing
 //! here is called between the start and the end of a recording, which such events would spoil.
 //!
-//! Two ranks of one machine move gradients of a recorded pass by [`exchange`] while it goes on, and all else so.
+//! Two ranks of one machine move gradients of a recorded pass by [`exchange`](super::exchange) while it goes on, and all
+//! else by NCCL.
 //!
 //! Results are in memory of their own: two gradients may be one and the same memory, which must not be added up
 //! twice, and whoever holds a tensor sees no other numbers in it.
@@ -15,7 +16,7 @@
 use super::{
     Engine, EngineError, Moved,
     cuda_library::{Cuda, Event},
-    exchange::{Exchange, Reach},
+    exchange::{Exchange, Reach, may_meet},
     exchange_plan::Piece,
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},
@@ -318,7 +319,7 @@ impl<E: Engine> Engine for Nccl<E> {
     }
 
     fn moves_beside(&self, device: &TensorDevice) -> bool {
-        self.size == 2 && is_cuda(device)
+        is_cuda(device) && may_meet(&self.control).is_ok()
     }
 
     fn sum_in_place(
