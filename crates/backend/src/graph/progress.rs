@@ -298,3 +298,28 @@ impl std::fmt::Debug for Progress {
         f.debug_struct("Progress").field("milestones", &self.milestones).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_shape_of_a_tensor_is_there_when_the_tensor_is() {
+        let [made, view, waiting, its_view, unknown, another] =
+            [1, 2, 3, 4, 5, 6].map(TensorId::new);
+        let mut state = State { made: vec![waiting], ..State::default() };
+        state.behind.insert(made, 7);
+        for pair in [[made, view], [waiting, its_view], [unknown, another]] {
+            state.see_through(pair);
+        }
+        assert_eq!(state.behind.get(&view), Some(&7));
+        assert_eq!(state.made, [waiting, its_view]);
+        assert_eq!(state.behind.len(), 2);
+    }
+
+    #[test]
+    fn sizes_of_one_are_left_out() {
+        assert_eq!(without_ones(&[1, 768, 1, 64]), [768, 64]);
+        assert!(without_ones(&[1, 1]).is_empty());
+    }
+}
