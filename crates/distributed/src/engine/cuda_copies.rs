@@ -1,8 +1,8 @@
 //! The functions of CUDA's driver by which processes copy into each other's memory.
 
 use super::{
-    cuda_library::{CUDA, Event, NON_BLOCKING, checked},
-    library::{CallFailed, Status, Stream, functions, load},
+    cuda_library::{Event, NON_BLOCKING, bound, checked},
+    library::{CallFailed, Status, Stream, functions},
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -51,9 +51,7 @@ functions! {
 
 impl CudaCopies {
     pub(super) fn load() -> Result<Self, String> {
-        load(&CUDA.map(str::to_owned))
-            .and_then(Self::bind)
-            .map_err(|reason| format!("CUDA's driver cannot be loaded: {reason}"))
+        bound(Self::bind)
     }
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), CallFailed> {

@@ -1,9 +1,10 @@
 //! The functions of CUDA's driver that are called.
 
 use super::library::{CallFailed, Status, Stream, functions, load, text};
+use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-pub(super) const CUDA: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+const CUDA: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// `CUevent`.
 pub(super) type Event = *mut c_void;
@@ -36,6 +37,13 @@ functions! {
     }
 }
 
+/// Functions of CUDA's driver, as `bind` finds them.
+pub(super) fn bound<T>(bind: impl FnOnce(Library) -> Result<T, String>) -> Result<T, String> {
+    load(&CUDA.map(str::to_owned))
+        .and_then(bind)
+        .map_err(|reason| format!("CUDA's driver cannot be loaded: {reason}"))
+}
+
 /// CUDA's reason why `function` has failed, if it has.
 pub(super) fn checked(
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
@@ -53,9 +61,7 @@ pub(super) fn checked(
 
 impl Cuda {
     pub(super) fn load() -> Result<Self, String> {
-        load(&CUDA.map(str::to_owned))
-            .and_then(Self::bind)
-            .map_err(|reason| format!("CUDA's driver cannot be loaded: {reason}"))
+        bound(Self::bind)
     }
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), CallFailed> {

@@ -1,48 +1,29 @@
 //! What moves numbers between ranks.
 
-pub(crate) mod host;
-#[cfg(feature = "cuda")]
-pub(crate) mod nccl;
-// Tested in builds without CUDA, too.
-#[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
+// What CUDA needs is tested in builds without it, too.
+#![cfg_attr(
+    all(test, not(feature = "cuda")),
     allow(dead_code, reason = "only a build with CUDA calls all of it")
 )]
+
+#[cfg(any(feature = "cuda", test))]
 mod cuda_copies;
 #[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only a build with CUDA calls all of it")
-)]
 mod cuda_library;
 #[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only a build with CUDA calls all of it")
-)]
 mod exchange;
 #[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only a build with CUDA calls all of it")
-)]
 mod exchange_kernels;
 #[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only a build with CUDA calls all of it")
-)]
 mod exchange_plan;
+pub(crate) mod host;
 #[cfg(any(feature = "cuda", test))]
 mod library;
 #[cfg(feature = "cuda")]
+pub(crate) mod nccl;
+#[cfg(feature = "cuda")]
 mod nccl_connection;
 #[cfg(any(feature = "cuda", test))]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only a build with CUDA calls all of it")
-)]
 pub(crate) mod nccl_library;
 #[cfg(feature = "cuda")]
 mod nccl_moves;
