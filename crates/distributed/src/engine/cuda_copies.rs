@@ -1,10 +1,10 @@
 //! The functions of CUDA's driver by which processes copy into each other's memory.
 
 use super::{
-    cuda_library::{Event, NON_BLOCKING, bound, checked},
+    cuda_library::{Event, bound, checked},
     library::{CallFailed, Status, Stream, functions},
 };
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 
 /// `CUdeviceptr`.
 pub(super) type Address = u64;
@@ -37,7 +37,6 @@ functions! {
         close = "cuIpcCloseMemHandle": fn(Address) -> Status;
         write_value = "cuStreamWriteValue32_v2": fn(Stream, Address, u32, c_uint) -> Status;
         wait_value = "cuStreamWaitValue32_v2": fn(Stream, Address, u32, c_uint) -> Status;
-        stream_create = "cuStreamCreateWithPriority": fn(*mut Stream, c_uint, c_int) -> Status;
         stream_wait = "cuStreamWaitEvent": fn(Stream, Event, c_uint) -> Status;
         module_load = "cuModuleLoadData": fn(*mut Module, *const c_void) -> Status;
         module_function = "cuModuleGetFunction": fn(*mut Function, Module, *const c_char) -> Status;
@@ -197,14 +196,6 @@ impl CudaCopies {
         // SAFETY: the caller's.
         let status = unsafe { (self.wait_value)(stream, address, number, AT_LEAST) };
         self.check("cuStreamWaitValue32", status)
-    }
-
-    /// A stream of the current context that comes before others.
-    pub(super) fn urgent_stream(&self) -> Result<Stream, CallFailed> {
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: it writes to the pointer. A priority beyond the highest is the highest.
-        let status = unsafe { (self.stream_create)(&raw mut stream, NON_BLOCKING, c_int::MIN) };
-        self.check("cuStreamCreateWithPriority", status).map(|()| stream)
     }
 
     /// Has `stream` wait for `event`.

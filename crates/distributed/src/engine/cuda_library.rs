@@ -14,7 +14,7 @@ pub(super) type Context = *mut c_void;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: Status = 600;
 /// `CU_STREAM_NON_BLOCKING`.
-pub(super) const NON_BLOCKING: c_uint = 1;
+const NON_BLOCKING: c_uint = 1;
 
 functions! {
     /// CUDA's driver.
@@ -25,7 +25,7 @@ functions! {
         set_context = "cuCtxSetCurrent": fn(Context) -> Status;
         context_record = "cuCtxRecordEvent": fn(Context, Event) -> Status;
         context_wait = "cuCtxWaitEvent": fn(Context, Event) -> Status;
-        stream_create = "cuStreamCreate": fn(*mut Stream, c_uint) -> Status;
+        stream_create = "cuStreamCreateWithPriority": fn(*mut Stream, c_uint, c_int) -> Status;
         stream_query = "cuStreamQuery": fn(Stream) -> Status;
         stream_wait = "cuStreamWaitEvent": fn(Stream, Event, c_uint) -> Status;
         stream_destroy = "cuStreamDestroy_v2": fn(Stream) -> Status;
@@ -94,10 +94,20 @@ impl Cuda {
 
     /// A stream of the current context, which does not wait for the default one.
     pub(super) fn stream(&self) -> Result<Stream, CallFailed> {
+        self.stream_of(0)
+    }
+
+    /// One whose kernels come before those of others.
+    pub(super) fn urgent_stream(&self) -> Result<Stream, CallFailed> {
+        // What is beyond the highest priority is the highest.
+        self.stream_of(c_int::MIN)
+    }
+
+    fn stream_of(&self, priority: c_int) -> Result<Stream, CallFailed> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: it writes to the pointer.
-        let status = unsafe { (self.stream_create)(&raw mut stream, NON_BLOCKING) };
-        self.check("cuStreamCreate", status).map(|()| stream)
+        let status = unsafe { (self.stream_create)(&raw mut stream, NON_BLOCKING, priority) };
+        self.check("cuStreamCreateWithPriority", status).map(|()| stream)
     }
 
     /// An event of the current context, whose time is taken.
@@ -186,7 +196,7 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// It was made by [`stream`](Self::stream), and is used no more.
+    /// It was made here, and is used no more.
     pub(super) unsafe fn end(&self, stream: Stream) -> Result<(), CallFailed> {
         // SAFETY: the caller's.
         self.check("cuStreamDestroy", unsafe { (self.stream_destroy)(stream) })

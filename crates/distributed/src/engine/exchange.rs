@@ -3,11 +3,12 @@
 //! NCCL moves numbers by kernels. Beside a backward pass these take multiprocessors from products that are laid out for
 //! all of them, and what those have left over is a second round. A GPU's copy engines take none. So each rank copies
 //! gradients into the other's memory as soon as the pass has made them. When the pass is over, a kernel adds what has come
-//! to its own; in the meantime the last ones come.
+//! to its own; in the meantime the last ones come. Nothing runs beside those, so a kernel may send them, which looks at
+//! what it sends: zeros stay, and they are most of an embedding's gradient.
 //!
 //! ```text
 //! rank 0, copies:  wait until rank 1 has added what came last time
-//!                  for each milestone: wait until the pass is there  ->  copy
+//!                  for each milestone: wait until the pass is there  ->  copy, or send
 //!                  at the end of a stage: "so many stages have come"
 //! rank 1, sums:    wait for the end of its own pass
 //!                  for each stage: wait until it has come, and until its own is copied  ->  add
@@ -17,8 +18,7 @@
 //! and the same in the other direction. All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
 //!
-//! All milestones but the last are one stage. What is there at the last one is as large as an embedding, so it has several:
-//! its first numbers are added while its last ones come.
+//! All milestones but the last are one stage, which is added while what is there at the last one comes.
 //!
 //! Both ranks get the same bits: a sum of two numbers is rounded once, in whichever order.
 
@@ -26,13 +26,14 @@ use super::{
     cuda_copies::{Address, CudaCopies, Function, SharedMemory},
     cuda_library::{Context, Cuda, Event},
     exchange_kernels::kernels,
-    exchange_plan::{ALIGNMENT, Batch, Block, Piece, STAGES, Stage, bytes_of, planned},
+    exchange_plan::{ALIGNMENT, Batch, Block, Piece, STAGES, Stage, WARPS, bytes_of, planned},
     library::{CallFailed, Stream},
     nccl_library::DataType,
 };
 use crate::control::Control;
 use std::{
     ffi::CString,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -44,7 +45,7 @@ use std::{
 const COPIES_VARIABLE: &str = "BLACKBURN_COPIES";
 /// Numbers of the two ranks lie behind what comes, each in a line of its own.
 const LINE: u64 = 128;
-const THREADS: u32 = 256;
+const THREADS: u32 = 32 * WARPS as u32;
 /// How long the ranks wait for their first words.
 const FIRST_WORDS: Duration = Duration::from_secs(5);
 /// How long a rank that ends waits for what still moves.
@@ -88,15 +89,34 @@ pub(super) struct Exchange {
     reach: Arc<Reach>,
     theirs: Mailbox,
     streams: Streams,
-    functions: [Function; 3],
-    /// What adds up the pieces of the last time.
+    functions: Functions,
+    /// What moves and adds up the pieces of the last time.
     plan: Plan,
     /// How often there were some.
     rounds: u32,
 }
 
 #[derive(Clone, Copy)]
+struct Functions {
+    send: Function,
+    add_f32: Function,
+    add_f16: Function,
+    add_bf16: Function,
+}
+
+impl Functions {
+    fn add(&self, dtype: DataType) -> Function {
+        match dtype {
+            DataType::Float16 => self.add_f16,
+            DataType::Bfloat16 => self.add_bf16,
+            _ => self.add_f32,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
 struct Streams {
+    /// Sends come before sums.
     copies: [Stream; 2],
     sums: Stream,
     /// When the second stream of copies is done with a stage, and when both are.
@@ -106,7 +126,7 @@ struct Streams {
     over: Event,
 }
 
-/// What adds up pieces.
+/// What moves and adds up pieces.
 #[derive(Default)]
 struct Plan {
     pieces: Vec<Piece>,
@@ -238,14 +258,16 @@ impl Exchange {
             // SAFETY: it is this device's.
             unsafe { cuda.enter(context) }?;
             let ptx = CString::new(kernels()).unwrap_or_default();
-            let functions = driver.functions(&ptx, [c"add_f32", c"add_f16", c"add_bf16"])?;
+            let names = [c"send", c"add_f32", c"add_f16", c"add_bf16"];
+            let [send, add_f32, add_f16, add_bf16] = driver.functions(&ptx, names)?;
+            let functions = Functions { send, add_f32, add_f16, add_bf16 };
             let mut copied = [std::ptr::null_mut(); STAGES];
             for event in &mut copied {
                 *event = cuda.event()?;
             }
             let streams = Streams {
-                copies: [driver.urgent_stream()?, driver.urgent_stream()?],
-                sums: driver.urgent_stream()?,
+                copies: [cuda.urgent_stream()?, cuda.urgent_stream()?],
+                sums: cuda.stream()?,
                 half_copied: cuda.event()?,
                 copied,
                 over: cuda.event()?,
@@ -315,6 +337,10 @@ impl Exchange {
             }
             *rounds = rounds.wrapping_add(1);
             let mut is_first = true;
+            let launch = |stream, function, first: usize, count: usize| {
+                let table = plan.blocks.address + (first * size_of::<Block>()) as u64;
+                driver.launch(stream, function, [count as u32, THREADS], [table])
+            };
             for (stage, copied) in plan.stages.iter().zip(copied) {
                 let mut bytes = [0; 2];
                 for group in stage.pieces.chunk_by(|(a, _), (b, _)| a.milestone == b.milestone) {
@@ -323,6 +349,10 @@ impl Exchange {
                     }
                     if std::mem::take(&mut is_first) {
                         cuda.record(start, copies[0])?;
+                    }
+                    if let Some(Range { start, end }) = stage.sent {
+                        launch(copies[0], functions.send, start, end - start)?;
+                        continue;
                     }
                     for (piece, place) in group {
                         let lane = usize::from(bytes[1] < bytes[0]);
@@ -337,18 +367,11 @@ impl Exchange {
                 driver.write(copies[0], theirs.come(), number)?;
                 cuda.record(copied, copies[0])?;
 
-                // Its own numbers are copied before they are changed.
+                // Its own numbers have moved before they are changed.
                 driver.wait(sums, copied)?;
                 driver.wait_for_number(sums, own.come(), number)?;
                 for Batch { dtype, first, count } in &stage.batches {
-                    let table = plan.blocks.address + (first * size_of::<Block>()) as u64;
-                    let [add_f32, add_f16, add_bf16] = *functions;
-                    let function = match dtype {
-                        DataType::Float16 => add_f16,
-                        DataType::Bfloat16 => add_bf16,
-                        _ => add_f32,
-                    };
-                    driver.launch(sums, function, [*count as u32, THREADS], [table])?;
+                    launch(sums, functions.add(*dtype), *first, *count)?;
                 }
             }
             driver.write(sums, theirs.added(), *rounds)?;
@@ -358,11 +381,11 @@ impl Exchange {
 
     /// Has the plan be that of `pieces`: those of a recording lie where they lay last time.
     fn prepare_for(&mut self, pieces: Vec<Piece>) -> Result<(), CallFailed> {
-        let Self { reach, streams, plan, .. } = self;
+        let Self { reach, theirs, streams, plan, .. } = self;
         if plan.pieces == pieces {
             return Ok(());
         }
-        let (stages, blocks) = planned(pieces.clone(), reach.own.address);
+        let (stages, blocks) = planned(pieces.clone(), [reach.own.address, theirs.address]);
         let bytes = size_of_val(&blocks[..]);
         // SAFETY: blocks are read by launches in this stream alone, and have so many bytes.
         unsafe {
@@ -389,7 +412,7 @@ impl Exchange {
 struct Prepared {
     reach: Arc<Reach>,
     streams: Streams,
-    functions: [Function; 3],
+    functions: Functions,
 }
 
 impl Prepared {

@@ -1,4 +1,4 @@
-//! Which gradients of two ranks are copied and added together, and where they come to.
+//! Which gradients of two ranks move and are added together, and where they come to.
 
 use super::{cuda_copies::Address, nccl_library::DataType};
 use std::ops::Range;
@@ -9,12 +9,15 @@ pub(super) const ALIGNMENT: usize = 256;
 pub(super) const VECTOR_BYTES: usize = 16;
 /// Copies are cut to so many bytes, and go to two copy engines in turn.
 const COPY_BYTES: usize = 8 << 20;
-/// Bytes of a stage of the last milestone, unless it has more stages than are served.
-const STAGE_BYTES: usize = 16 << 20;
-/// Stages at most.
-pub(super) const STAGES: usize = 8;
-/// What a block adds up at most.
-const BLOCK_VECTORS: u64 = 4096;
+/// What is there before the last milestone, and what is there then.
+pub(super) const STAGES: usize = 2;
+/// What a warp moves or adds up at most: a run of vectors for each bit of a word.
+pub(super) const WARP_VECTORS: u64 = 32 * 32;
+/// Warps of a block.
+pub(super) const WARPS: u64 = 4;
+const BLOCK_VECTORS: u64 = WARPS * WARP_VECTORS;
+/// The words of a block.
+const MARKS_BYTES: u64 = WARPS * 4;
 
 /// Numbers to add up where they lie, which are there at a milestone of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,43 +46,51 @@ fn placed(mut pieces: Vec<Piece>) -> Vec<(Piece, u64)> {
     pieces.into_iter().flat_map(place).collect()
 }
 
-/// The stages of pieces in their order.
-fn stages(placed: &[(Piece, u64)]) -> Vec<Range<usize>> {
-    let last = placed.last().map_or(0, |(piece, _)| piece.milestone);
-    let first_of_last = placed.partition_point(|(piece, _)| piece.milestone < last);
-    let mut stages = Vec::new();
-    if first_of_last > 0 {
-        stages.push(0..first_of_last);
-    }
-    let all: usize = placed[first_of_last..].iter().map(|(piece, _)| piece.bytes).sum();
-    let most = STAGE_BYTES.max(all.div_ceil(STAGES - 2));
-    let (mut begin, mut bytes) = (first_of_last, 0);
-    for (index, (piece, _)) in placed.iter().enumerate().skip(first_of_last) {
-        // The last one that there may be takes all that is left.
-        if bytes + piece.bytes > most && bytes > 0 && stages.len() + 1 < STAGES {
-            stages.push(begin..index);
-            (begin, bytes) = (index, 0);
-        }
-        bytes += piece.bytes;
-    }
-    if begin < placed.len() {
-        stages.push(begin..placed.len());
-    }
-    stages
-}
-
-/// How much memory they come to.
+/// How much memory they come to, with the marks of both ranks behind them.
 pub(super) fn bytes_of(pieces: &[Piece]) -> usize {
-    pieces.iter().map(|piece| piece.bytes.next_multiple_of(ALIGNMENT)).sum()
+    let (numbers, marks) = spans(&placed(pieces.to_vec()));
+    (numbers + 2 * marks) as usize
 }
 
-/// What one block adds up, as the kernel reads it.
+/// The bytes of the numbers, and those of the marks of one rank.
+fn spans(placed: &[(Piece, u64)]) -> (u64, u64) {
+    let end = placed.last().map_or(0, |(piece, place)| place + piece.bytes as u64);
+    let blocks: u64 = placed.iter().map(|(piece, _)| blocks_of(piece)).sum();
+    (
+        end.next_multiple_of(ALIGNMENT as u64),
+        (blocks * MARKS_BYTES).next_multiple_of(ALIGNMENT as u64),
+    )
+}
+
+fn vectors_of(piece: &Piece) -> u64 {
+    (piece.bytes / VECTOR_BYTES) as u64
+}
+
+fn blocks_of(piece: &Piece) -> u64 {
+    vectors_of(piece).div_ceil(BLOCK_VECTORS)
+}
+
+/// What one block sends and adds up, as the kernels read it.
+///
+/// Where a block sends, each of its warps has a word of marks: a bit for each run of 32 vectors, set where not all of
+/// the run's bits are zeros. Runs of zeros are neither sent nor added. Where copy engines have moved the numbers there
+/// are no marks, whose addresses are zero.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Block {
-    to: Address,
-    from: Address,
-    vectors: u64,
+    /// This rank's numbers, to which the other's are added.
+    pub(super) own: Address,
+    /// The other rank's numbers in this rank's memory.
+    pub(super) come: Address,
+    /// This rank's numbers in the other's memory.
+    pub(super) sent: Address,
+    pub(super) vectors: u64,
+    /// The marks of its own numbers.
+    pub(super) own_marks: Address,
+    /// The other rank's marks.
+    pub(super) come_marks: Address,
+    /// This rank's marks in the other's memory.
+    pub(super) sent_marks: Address,
 }
 
 /// Blocks that one launch adds up.
@@ -90,38 +101,64 @@ pub(super) struct Batch {
     pub(super) count: usize,
 }
 
-/// Pieces that are copied and added together.
+/// Pieces that move and are added together.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) pieces: Vec<(Piece, u64)>,
     pub(super) batches: Vec<Batch>,
+    /// The blocks of the kernel that sends them. Copy engines do, where it is `None`.
+    pub(super) sent: Option<Range<usize>>,
 }
 
-/// What adds up `pieces` that come to `base`.
-pub(super) fn planned(pieces: Vec<Piece>, base: Address) -> (Vec<Stage>, Vec<Block>) {
+/// What moves `pieces` from here to `theirs` and from there to `own`, and adds them up.
+///
+/// Nothing else runs when the last milestone's are there, so a kernel sends them, which leaves zeros out: the gradient
+/// of an embedding has numbers in the rows of the batch's tokens alone.
+pub(super) fn planned(pieces: Vec<Piece>, [own, theirs]: [Address; 2]) -> (Vec<Stage>, Vec<Block>) {
     let placed = placed(pieces);
+    let last = placed.last().map_or(0, |(piece, _)| piece.milestone);
+    let first_of_last = placed.partition_point(|(piece, _)| piece.milestone < last);
+    let (numbers, marks) = spans(&placed);
     let mut blocks = Vec::new();
     let stage = |range: Range<usize>| {
+        let is_sent = range.start == first_of_last;
         let pieces = placed[range].to_vec();
+        let begin = blocks.len();
         let mut batches = Vec::new();
         for dtype in [DataType::Float32, DataType::Float16, DataType::Bfloat16] {
             let first = blocks.len();
             for (piece, place) in pieces.iter().filter(|(piece, _)| piece.dtype == dtype) {
-                let all = (piece.bytes / VECTOR_BYTES) as u64;
+                let all = vectors_of(piece);
                 for begin in (0..all).step_by(BLOCK_VECTORS as usize) {
                     let offset = begin * VECTOR_BYTES as u64;
-                    let vectors = BLOCK_VECTORS.min(all - begin);
-                    let (to, from) = (piece.address + offset, base + place + offset);
-                    blocks.push(Block { to, from, vectors });
+                    let place = place + offset;
+                    let block = Block {
+                        own: piece.address + offset,
+                        come: own + place,
+                        vectors: BLOCK_VECTORS.min(all - begin),
+                        ..Block::default()
+                    };
+                    let mark = numbers + blocks.len() as u64 * MARKS_BYTES;
+                    blocks.push(match is_sent {
+                        true => Block {
+                            sent: theirs + place,
+                            own_marks: own + mark + marks,
+                            come_marks: own + mark,
+                            sent_marks: theirs + mark,
+                            ..block
+                        },
+                        false => block,
+                    });
                 }
             }
             if blocks.len() > first {
                 batches.push(Batch { dtype, first, count: blocks.len() - first });
             }
         }
-        Stage { pieces, batches }
+        Stage { pieces, batches, sent: is_sent.then_some(begin..blocks.len()) }
     };
-    let stages = stages(&placed).into_iter().map(stage).collect();
+    let ranges = [0..first_of_last, first_of_last..placed.len()];
+    let stages = ranges.into_iter().filter(|range| !range.is_empty()).map(stage).collect();
     (stages, blocks)
 }
 
@@ -145,7 +182,8 @@ mod tests {
     #[test]
     fn pieces_are_placed_in_the_order_in_which_they_come() {
         let pieces = vec![piece(1000, 48, 2), piece(2000, 272, 1), piece(3000, 32, 2)];
-        assert_eq!(bytes_of(&pieces), 256 + 512 + 256);
+        // The marks of three blocks take a line for each rank.
+        assert_eq!(bytes_of(&pieces), 256 + 512 + 256 + 2 * 256);
         let expected = [(pieces[1], 0), (pieces[0], 512), (pieces[2], 768)];
         assert_eq!(placed(pieces), expected);
     }
@@ -163,43 +201,47 @@ mod tests {
     }
 
     #[test]
-    fn the_last_milestone_has_stages_of_its_own() {
-        let stages = |pieces| stages(&placed(pieces));
-        assert!(stages(Vec::new()).is_empty());
-        let one = stages(vec![piece(0, 16, 3), piece(64, 16, 3)]);
-        assert!(one.len() == 1 && one[0] == (0..2), "{one:?}");
-        let embedding = 5 * COPY_BYTES;
-        let pieces = vec![piece(0, 16, 1), piece(64, 16, 2), piece(1 << 30, embedding, 3)];
-        assert_eq!(stages(pieces), [0..2, 2..4, 4..6, 6..7]);
-        // There are no more than there are events.
-        let large = stages(vec![piece(0, 16, 1), piece(1 << 30, 100 * STAGE_BYTES, 2)]);
-        assert!(large.len() <= STAGES, "{}", large.len());
-        assert_eq!(large.last().map(|last| last.end), Some(1 + 200));
-        let uneven = vec![piece(0, 12 << 19, 1); 17];
-        let found = stages(uneven);
-        assert!(found.len() == STAGES && found[STAGES - 1].end == 17, "{found:?}");
+    fn pieces_of_one_milestone_are_one_stage() {
+        assert!(planned(Vec::new(), [0; 2]).0.is_empty());
+        let (stages, _) = planned(vec![piece(0, 16, 3), piece(64, 16, 3)], [0; 2]);
+        let [stage] = &stages[..] else { panic!("{} stages", stages.len()) };
+        assert_eq!((stage.pieces.len(), &stage.sent), (2, &Some(0..2)));
     }
 
     #[test]
-    fn each_stage_adds_what_it_copies() {
+    fn each_stage_adds_what_it_moves() {
         let most = BLOCK_VECTORS as usize * VECTOR_BYTES;
         let half = Piece { dtype: DataType::Float16, ..piece(9 << 20, 64, 1) };
         let pieces = vec![piece(0, most + 32, 1), half, piece(5 << 20, 16, 2)];
-        let (stages, blocks) = planned(pieces, 1 << 30);
-        let block = |to, from, vectors| Block { to, from: (1 << 30) + from, vectors };
+        let [here, there] = [1 << 30, 1 << 40];
+        let bytes = bytes_of(&pieces) as u64;
+        let (stages, blocks) = planned(pieces, [here, there]);
+        let copied =
+            |own, come, vectors| Block { own, come: here + come, vectors, ..Block::default() };
         let (second, third) = (most as u64, most as u64 + 256);
+        // Behind all numbers, the marks of the fourth block.
+        let marks = third + 512 + 3 * MARKS_BYTES;
+        let last = Block {
+            sent: there + third + 256,
+            own_marks: here + marks + 256,
+            come_marks: here + marks,
+            sent_marks: there + marks,
+            ..copied(5 << 20, third + 256, 1)
+        };
         let expected = [
-            block(0, 0, BLOCK_VECTORS),
-            block(second, second, 2),
-            block(9 << 20, third, 4),
-            block(5 << 20, third + 256, 1),
+            copied(0, 0, BLOCK_VECTORS),
+            copied(second, second, 2),
+            copied(9 << 20, third, 4),
+            last,
         ];
         assert_eq!(blocks, expected);
+        assert!(last.own_marks + MARKS_BYTES <= here + bytes);
         let batch = |dtype, first, count| Batch { dtype, first, count };
         let [first, last] = &stages[..] else { panic!("{} stages", stages.len()) };
         let expected = [batch(DataType::Float32, 0, 2), batch(DataType::Float16, 2, 1)];
-        assert_eq!(first.batches, expected);
+        assert_eq!((&first.batches[..], &first.sent), (&expected[..], &None));
         assert_eq!(last.batches, [batch(DataType::Float32, 3, 1)]);
+        assert_eq!(last.sent, Some(3..4));
     }
 
     #[test]

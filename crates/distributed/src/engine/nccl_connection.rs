@@ -85,7 +85,8 @@ unsafe impl Send for Connection {}
 impl Connection {
     /// In the current context.
     pub(super) fn new(cuda: Cuda, context: Context, line: Arc<Line>) -> Result<Self, CallFailed> {
-        let (stream, ready) = (cuda.stream()?, cuda.event()?);
+        // NCCL's few blocks must not wait until a kernel with many, beside which they run, has begun the last of its own.
+        let (stream, ready) = (cuda.urgent_stream()?, cuda.event()?);
         let (moving, spare, behind, is_sound) = (VecDeque::new(), Vec::new(), None, true);
         Ok(Self { cuda, context, line, stream, ready, moving, spare, behind, is_sound })
     }
