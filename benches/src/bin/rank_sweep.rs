@@ -9,6 +9,8 @@ use blackburn::{
         precision::{Precision, PrecisionPolicy, full_precision},
     },
 };
+#[cfg(feature = "cuda")]
+use blackburn_backend::cuda_memory::{AnyTensor, CudaMemory};
 use blackburn_backend::graph::Identity;
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -135,8 +137,10 @@ fn beside_a_pass(
     device.seed(1);
     // The first one's gradient comes last, and is large enough to be added in several parts.
     let input = |layer| if layer == 0 { WIDE } else { WIDTH };
+    // On CUDA there are gaps between the rows of the last one's.
+    let output = |layer| if layer + 1 == LAYERS { WIDTH + 1 } else { WIDTH };
     let layers: Vec<Linear> = (0..LAYERS)
-        .map(|layer| LinearConfig::new(input(layer), WIDTH).with_bias(false).init(&device))
+        .map(|layer| LinearConfig::new(input(layer), output(layer)).with_bias(false).init(&device))
         .collect();
     let policy = PrecisionPolicy::new(precision);
     let layers = group.broadcast(policy.apply(layers)?)?;
@@ -212,8 +216,17 @@ fn parameters(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
     let device = device.clone().autodiff();
     device.seed(group.rank() as u64);
     let module = LinearConfig::new(301, 4099).init(&device);
-    let module = group.broadcast(vec![module.clone(), LinearConfig::new(5, 3).init(&device)])?;
+    #[cfg(feature = "cuda")]
+    let before = span(&module)?;
+    let module = group.broadcast(vec![module, LinearConfig::new(5, 3).init(&device)])?;
     group.same(&module)?;
+    #[cfg(feature = "cuda")]
+    match span(&module[0])? {
+        after if after == before => {}
+        after => {
+            return Err(format!("a weight over {before} bytes is over {after} as rank 0's").into());
+        }
+    }
     let gradients = |rank: usize| Filled::of(&module, rank, &device);
     let optimizer = || AdamWGroups::default().init(&module, &device);
     let mut whole = optimizer();
@@ -234,6 +247,13 @@ fn parameters(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
     }
     say(group, "parameters of all ranks, and a split optimizer: right");
     Ok(())
+}
+
+/// The bytes from a weight's first element to its last.
+#[cfg(feature = "cuda")]
+fn span(linear: &Linear) -> Result<usize, Box<dyn Error>> {
+    let spans = CudaMemory::spans_of(vec![AnyTensor::of(linear.weight.val())])?;
+    Ok(spans.first().ok_or("a weight is nowhere")?.bytes)
 }
 
 /// Gradients of a module without a pattern.

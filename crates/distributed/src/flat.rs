@@ -189,9 +189,9 @@ impl ModuleVisitor for Values<'_> {
 #[derive(Default)]
 pub(crate) struct Replacement {
     pub(crate) floats: HashMap<ParamId, Tensor<1>>,
-    /// Whether floats are laid out anew: numbers that have come lie in one row, and operations give rows places in memory
-    /// that kernels read faster.
-    pub(crate) lays_out: bool,
+    /// Whether floats go where the parameter's own lie: numbers that have come lie in one row, and parameters have places
+    /// in memory that kernels read faster.
+    pub(crate) in_place: bool,
     pub(crate) others: HashMap<ParamId, TensorData>,
     /// Those that change.
     pub(crate) ids: HashMap<ParamId, ParamId>,
@@ -213,12 +213,19 @@ impl ModuleMapper for Replacement {
             (None, None) => base,
             (None, Some(new)) => {
                 let new = new.reshape(base.shape());
-                let new = if self.lays_out { new.mul_scalar(1.0) } else { new };
-                let leaf = match base.gradient_checkpointing_strategy() {
+                let strategy = base.gradient_checkpointing_strategy();
+                let is_trained = base.is_require_grad();
+                let new = if self.in_place {
+                    let all = base.dims().map(|size| 0..size);
+                    base.without_autodiff().slice_assign(all, new)
+                } else {
+                    new
+                };
+                let leaf = match strategy {
                     Some(strategy) => new.autodiff().with_gradient_checkpointing_strategy(strategy),
                     None => new,
                 };
-                let leaf = if base.is_require_grad() { leaf.require_grad() } else { leaf };
+                let leaf = if is_trained { leaf.require_grad() } else { leaf };
                 self.leaves.register::<D>(old, leaf.clone());
                 leaf
             }

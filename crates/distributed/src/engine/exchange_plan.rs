@@ -162,13 +162,10 @@ pub(super) fn planned(pieces: Vec<Piece>, [own, theirs]: [Address; 2]) -> (Vec<S
     (stages, blocks)
 }
 
-/// Whether numbers of this type, so many bytes at this address, can be pieces.
+/// Whether numbers of this type, so many bytes at this address, can be pieces, but for what is behind the last vector.
 pub(super) fn serves(address: Address, bytes: usize, dtype: DataType) -> bool {
     let is_known = matches!(dtype, DataType::Float16 | DataType::Bfloat16 | DataType::Float32);
-    is_known
-        && bytes > 0
-        && bytes.is_multiple_of(VECTOR_BYTES)
-        && address.is_multiple_of(VECTOR_BYTES as u64)
+    is_known && bytes >= VECTOR_BYTES && address.is_multiple_of(VECTOR_BYTES as u64)
 }
 
 #[cfg(test)]
@@ -245,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_whole_vectors_of_known_types() {
+    fn pieces_are_vectors_of_known_types() {
         assert!(serves(1 << 20, 4096, DataType::Bfloat16));
         assert!(!serves((1 << 20) + 4, 4096, DataType::Bfloat16));
-        assert!(!serves(1 << 20, 4104, DataType::Float32));
-        assert!(!serves(1 << 20, 0, DataType::Float32));
+        assert!(serves(1 << 20, 4104, DataType::Float32));
+        assert!(!serves(1 << 20, 8, DataType::Float32));
         assert!(!serves(1 << 20, 4096, DataType::Float64));
     }
 }

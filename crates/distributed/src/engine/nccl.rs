@@ -17,7 +17,7 @@ use super::{
     Engine, EngineError, Moved,
     cuda_library::{Cuda, Event},
     exchange::{Exchange, Reach, may_meet},
-    exchange_plan::Piece,
+    exchange_plan::{Piece, VECTOR_BYTES},
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},
     nccl_library::{Communicator, NCCL_VARIABLE, Nccl as Library, UniqueId},
@@ -349,8 +349,18 @@ impl<E: Engine> Engine for Nccl<E> {
                     Some(_) => None,
                 };
                 let (dtype, size) = (self.data_type(tensor.dtype())?, tensor.dtype().size());
-                let (from, to) = (address, Some(address));
-                moves.push((Move { from, to, count: bytes / size, dtype, root }, milestone));
+                // What moves beside the pass is whole vectors. Rows with gaps between them end anywhere.
+                let first = match milestone {
+                    Some(_) => bytes - bytes % VECTOR_BYTES,
+                    None => bytes,
+                };
+                for (part, milestone) in [(0..first, milestone), (first..bytes, None)] {
+                    let from = address + part.start as u64;
+                    let (to, count) = (Some(from), part.len() / size);
+                    if count > 0 {
+                        moves.push((Move { from, to, count, dtype, root }, milestone));
+                    }
+                }
             }
         }
         let ordinal = ordinal.or(extras.as_ref().map(|extras| extras.ordinal));

@@ -90,7 +90,7 @@ impl Group {
         )?;
         let ids = values.ids.iter().copied().zip(rank_0s[0].iter().map(|id| ParamId::from(*id)));
         let mut replacement =
-            flat::Replacement { ids: ids.collect(), lays_out: true, ..Default::default() };
+            flat::Replacement { ids: ids.collect(), in_place: true, ..Default::default() };
         let (ids, floats): (Vec<ParamId>, Vec<_>) =
             values.floats.into_iter().map(|(id, value)| (id, (value, 0))).unzip();
         let floats = self.moved(others, others.engine.spread(floats))?;
