@@ -97,6 +97,8 @@ mod precision_modules;
 mod profile;
 #[path = "integration/random.rs"]
 mod random;
+#[path = "integration/readback.rs"]
+mod readback;
 #[cfg(feature = "cuda")]
 #[path = "integration/recorder.rs"]
 mod recorder;
@@ -227,6 +229,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         recorder::trials(),
         random::trials(),
+        readback::trials(),
         reduce::trials(),
         reduce_integers::trials(),
         resources::trials(),

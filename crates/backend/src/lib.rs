@@ -15,6 +15,8 @@
 //! [`graph`] has the device's work recorded and replayed; [`profile`] tells what it was and how long each
 //! kernel took.
 //!
+//! [`readback`] has numbers copied to the host, and lets the host go on.
+//!
 //! [`interpolate`] tells whether a provider has the gradient of resized images.
 //!
 //! [`runtime`] sets up CubeCL before the first device starts, and has kernels compiled on several threads. [`dry_run`]
@@ -45,6 +47,7 @@ pub mod profile;
 #[cfg(feature = "gpu")]
 pub mod providers;
 pub mod random;
+pub mod readback;
 #[cfg(feature = "gpu")]
 pub mod runtime;
 #[cfg(feature = "gpu")]

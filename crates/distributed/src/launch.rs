@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long ranks have to end by themselves once one has failed.
-const GRACE: Duration = Duration::from_secs(20);
+/// How long ranks have to end by themselves once one has failed: NCCL's have five seconds.
+const GRACE: Duration = Duration::from_secs(10);
 /// How long those have that were asked to.
 const LAST_GRACE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -61,7 +61,7 @@ pub fn start(ranks: Option<usize>, config: &GroupConfig) -> Result<Started, Dist
 /// ```
 ///
 /// In a process that a launcher has started as a rank (this function among them), and for one rank, it does
-/// nothing. When a rank ends with an error, the others have 20 s to end by themselves, which they do as soon as
+/// nothing. When a rank ends with an error, the others have 10 s to end by themselves, which they do as soon as
 /// they notice; then they are ended. They are ended, too, when this process is (on Linux).
 ///
 /// # Errors
@@ -154,9 +154,13 @@ fn code_of(status: ExitStatus) -> u8 {
 fn end(children: &mut [Child]) {
     #[cfg(unix)]
     for child in children.iter() {
-        // SAFETY: a signal to a process that this one has started and not waited for, so that its number is
+        // SAFETY: signals to a process that this one has started and not waited for, so that its number is
         // still its own.
-        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+        unsafe {
+            libc::kill(child.id() as libc::pid_t, libc::SIGTERM);
+            // One that was stopped hears of it when it goes on.
+            libc::kill(child.id() as libc::pid_t, libc::SIGCONT);
+        }
     }
     let since = Instant::now();
     let is_alive = |child: &mut Child| matches!(child.try_wait(), Ok(None));

@@ -73,5 +73,7 @@ pub mod tensorboard;
 pub mod throughput;
 pub mod trainer;
 
+pub use blackburn_backend::readback;
+
 #[cfg(test)]
 mod ranks;

@@ -18,6 +18,7 @@ use blackburn::{
     distributed::{Group, Moved},
     train::{
         memory::MemoryMonitor,
+        readback::Readback,
         scaler::ScalerState,
         trainer::{MicroBatch, Step, TrainerError},
     },
@@ -90,9 +91,17 @@ impl Run {
         let progress = Progress::new(done, steps, "tokens");
         let started = Instant::now();
         let mut interval = Interval::new(&self.group);
+        let mut asked: Option<Asked> = None;
 
         while self.step() < steps {
-            let step = self.take_step(&mut batches, &how)?;
+            let step = self.take_step(&mut batches, &how);
+            if let Some(asked) = asked.take() {
+                // Whatever has become of this step.
+                let record = self.report(asked, &mut interval, started)?;
+                log.write(&record)?;
+                self.check_finite(&record, &progress)?;
+            }
+            let step = step?;
             interval.losses.push(step.mean_loss.clone());
             progress.advance(step.number);
 
@@ -100,7 +109,13 @@ impl Run {
             if !(log_due || evaluate_due || checkpoint_due) {
                 continue;
             }
-            let record = self.report(interval, step, started)?;
+            let report = Asked::of(&mut interval, step);
+            if !(evaluate_due || checkpoint_due) {
+                // Read when the device has the next step to do.
+                asked = Some(report);
+                continue;
+            }
+            let record = self.report(report, &mut interval, started)?;
             log.write(&record)?;
             self.check_finite(&record, &progress)?;
             if evaluate_due {
@@ -116,7 +131,7 @@ impl Run {
                 let path = self.save(cadence.keep)?;
                 log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
             }
-            interval = Interval::new(&self.group);
+            interval.begin(&self.group);
         }
         progress.finish();
         self.conclude()
@@ -170,28 +185,33 @@ impl Run {
         }
     }
 
-    /// The interval in numbers. Reading the loss waits for the device, so the time is the steps' own.
-    fn report(&self, interval: Interval, step: Step, started: Instant) -> Result<MetricRecord> {
-        let steps = interval.losses.len();
-        let loss: f32 = Tensor::cat(interval.losses, 0).mean().into_scalar();
-        let gradient_norm: f32 = step.gradient_norm.into_scalar();
+    /// An interval in numbers. They come when the device has done its steps, so the time is the steps' own, and the next
+    /// interval begins.
+    fn report(&self, asked: Asked, next: &mut Interval, started: Instant) -> Result<MetricRecord> {
+        let Asked { step, learning_rate, steps, clock, moved, numbers } = asked;
+        let numbers = numbers.wait().context("cannot read the loss")?;
+        let [loss, gradient_norm] = numbers[..] else {
+            bail!("expected a loss and a gradient norm, got {numbers:?}");
+        };
+        let elapsed = clock.elapsed();
+        next.begin(&self.group);
         let scaler = self.trainer.scaler();
         let scaler = scaler.is_enabled().then(|| scaler.state());
         let memory = MemoryMonitor::new(&self.device).read();
         let tokens = (steps * self.settings.tokens_per_step()) as f64;
-        let moving = self.group.time_moving().all - interval.moved.all;
+        let moving = next.moved.all - moved.all;
         let moving_ms = 1e3 * moving.as_secs_f64() / steps as f64;
         Ok(MetricRecord::Train {
-            step: step.number as u64,
+            step: step as u64,
             loss,
-            learning_rate: step.learning_rate,
+            learning_rate,
             gradient_norm,
             scaler,
             reserved_bytes: memory.map(|pool| pool.reserved_bytes),
             in_use_bytes: memory.map(|pool| pool.in_use_bytes),
             moving_ms: (self.group.size() > 1).then_some(moving_ms),
-            tokens_per_second: tokens / interval.clock.elapsed().as_secs_f64(),
-            tokens: (step.number * self.settings.tokens_per_step()) as u64,
+            tokens_per_second: tokens / elapsed.as_secs_f64(),
+            tokens: (step * self.settings.tokens_per_step()) as u64,
             seconds: started.elapsed().as_secs_f64(),
         })
     }
@@ -202,8 +222,9 @@ impl Run {
         else {
             return Ok(());
         };
-        let left = (self.settings.steps - self.step()) * self.settings.tokens_per_step();
-        progress.report(self.step(), *loss, *tokens_per_second, left as f64 / tokens_per_second);
+        let done = *step as usize;
+        let left = (self.settings.steps - done) * self.settings.tokens_per_step();
+        progress.report(done, *loss, *tokens_per_second, left as f64 / tokens_per_second);
         // A scaler leaves steps out that overflow. It cannot help where all of them do.
         let is_left_out = |state: &ScalerState| state.skipped_in_a_row < HOPELESS;
         if loss.is_finite()
@@ -293,6 +314,40 @@ struct Interval {
 impl Interval {
     fn new(group: &Group) -> Self {
         Self { losses: Vec::new(), clock: Instant::now(), moved: group.time_moving() }
+    }
+
+    /// Counts from now on.
+    fn begin(&mut self, group: &Group) {
+        (self.clock, self.moved) = (Instant::now(), group.time_moving());
+    }
+}
+
+/// The numbers of an interval, which the device was asked for.
+struct Asked {
+    /// The interval's last.
+    step: usize,
+    learning_rate: f64,
+    steps: usize,
+    clock: Instant,
+    moved: Moved,
+    /// The mean loss and the last gradient norm.
+    numbers: Readback,
+}
+
+impl Asked {
+    /// Leaves the interval without losses.
+    fn of(interval: &mut Interval, step: Step) -> Self {
+        let losses = std::mem::take(&mut interval.losses);
+        let steps = losses.len();
+        let numbers = Tensor::cat(vec![Tensor::cat(losses, 0).mean(), step.gradient_norm], 0);
+        Self {
+            step: step.number,
+            learning_rate: step.learning_rate,
+            steps,
+            clock: interval.clock,
+            moved: interval.moved,
+            numbers: Readback::of(numbers),
+        }
     }
 }
 

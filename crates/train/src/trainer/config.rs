@@ -250,7 +250,8 @@ impl TrainerConfig {
         self
     }
 
-    /// Looks for a loss that is not finite every `steps` steps instead of every 50. A look waits for the device.
+    /// Looks for a loss that is not finite every `steps` steps instead of every 50. On a GPU the error comes with the step
+    /// after, so that the device need not wait.
     #[must_use]
     pub fn with_check_every(mut self, steps: usize) -> Self {
         self.check_every = steps;
@@ -372,6 +373,7 @@ impl TrainerConfig {
             passes,
             steps_taken,
             losses: Vec::new(),
+            asked_losses: None,
             factors: None,
             served: BTreeMap::new(),
             products: Tally::default(),

@@ -4,6 +4,7 @@ use crate::{
     accumulate::AccumulateError, checkpoint::CheckpointError, ema::EmaError, graph::GraphError,
     memory::MemoryError, precision::PrecisionError, scaler::ScalerError, schedule::ScheduleError,
 };
+use blackburn_backend::readback::ReadbackError;
 use blackburn_distributed::DistributedError;
 use burn::tensor::{DType, ExecutionError};
 
@@ -54,6 +55,9 @@ pub enum TrainerError {
     /// The device failed.
     #[error("Trainer::step: the device failed: {0}")]
     Device(#[from] ExecutionError),
+    /// Losses of earlier steps cannot be read.
+    #[error("Trainer::step: {0}")]
+    Losses(#[from] ReadbackError),
     /// The training does not fit into the limit of memory. Where a step tells, it was taken.
     #[error(transparent)]
     Memory(#[from] MemoryError),

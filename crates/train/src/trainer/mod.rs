@@ -85,6 +85,7 @@
 mod batch;
 mod config;
 mod error;
+mod losses;
 mod memory;
 mod pass;
 mod report;
@@ -109,7 +110,7 @@ use crate::{
     scaler::{GradScaler, Origin},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::{fp8_linear::Tally, graph, profile, random};
+use blackburn_backend::{fp8_linear::Tally, graph, profile, random, readback::Readback};
 use blackburn_distributed::{GradientSums, Group};
 use burn::{
     module::{Module, ModuleDisplay},
@@ -146,6 +147,8 @@ pub struct Trainer<M, I, O = ()> {
     steps_taken: usize,
     /// Losses that nobody has looked at, of the last steps.
     losses: Vec<Tensor<1>>,
+    /// Losses on their way to the host, and the step of the first.
+    asked_losses: Option<(usize, Readback)>,
     /// Of the last step, and on the device.
     factors: Option<(Vec<f64>, Tensor<1>)>,
     /// Operations of the last step that ran, by provider.
@@ -306,9 +309,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         if let Some((served, products)) = before {
             self.report_once(&served, products);
         }
+        // Those that were asked for in front of this step: the device has it to do meanwhile.
+        self.look_at_losses()?;
         let looks_at_losses = self.losses.len() >= self.config.check_every;
         if looks_at_losses {
-            self.check_losses()?;
+            self.ask_for_losses();
+            if self.asked_losses.as_ref().is_some_and(|(_, losses)| losses.is_here()) {
+                self.look_at_losses()?;
+            }
         }
         self.check_memory(looks_at_losses)?;
         let number = self.steps_taken;
@@ -390,29 +398,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.model = Some(model);
         self.scaler.update()?;
         Ok(averaged.map(|()| norm)?)
-    }
-
-    /// Reads the losses of the last steps.
-    fn check_losses(&mut self) -> Result<(), TrainerError> {
-        if self.losses.is_empty() {
-            return Ok(());
-        }
-        let first = self.steps_taken - self.losses.len() + 1;
-        let losses = Tensor::cat(std::mem::take(&mut self.losses), 0).into_data();
-        let wrong = losses.iter::<f32>().enumerate().find(|(_, loss)| !loss.is_finite());
-        if let Some((index, loss)) = wrong {
-            // Where a rank has failed, numbers of this one may be unfinished.
-            self.group.at_step(self.steps_taken)?;
-            return Err(TrainerError::Diverged { step: first + index, loss });
-        }
-        if self.scaler.is_enabled() {
-            let state = self.scaler.state();
-            if state.skipped_in_a_row >= HOPELESS {
-                let (skipped, scale) = (state.skipped_in_a_row, state.scale);
-                return Err(TrainerError::Hopeless { skipped, scale });
-            }
-        }
-        Ok(())
     }
 
     /// What the trainer uses by now, and what it cannot.
