@@ -65,6 +65,10 @@ impl Readback {
     ///
     /// When what computes them, or the copy, has failed.
     pub fn wait(self) -> Result<Vec<f32>, ReadbackError> {
+        #[cfg_attr(
+            not(feature = "gpu"),
+            expect(clippy::infallible_destructuring_match, reason = "GPUs bring another state")
+        )]
         let numbers = match self.0 {
             State::Here(numbers) => numbers,
             #[cfg(feature = "gpu")]
