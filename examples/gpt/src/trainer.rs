@@ -96,10 +96,14 @@ impl Run {
         while self.step() < steps {
             let step = self.take_step(&mut batches, &how);
             if let Some(asked) = asked.take() {
-                // Whatever has become of this step.
-                let record = self.report(asked, &mut interval, started)?;
-                log.write(&record)?;
-                self.check_finite(&record, &progress)?;
+                let told = self.report(asked, &mut interval, started).and_then(|record| {
+                    log.write(&record)?;
+                    self.check_finite(&record, &progress)
+                });
+                // Why this step has failed says more: where a rank is lost, numbers may be unfinished.
+                if step.is_ok() {
+                    told?;
+                }
             }
             let step = step?;
             interval.losses.push(step.mean_loss.clone());
