@@ -113,6 +113,7 @@ fn check(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
         say(group, &format!("sums in {dtype:?}: right"));
     }
     parameters(group, device)?;
+    columns(group, device)?;
     for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
         beside_a_pass(group, device, precision)?;
     }
@@ -246,6 +247,45 @@ fn parameters(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
         return Err("a split optimizer gives other parameters than a whole one".into());
     }
     say(group, "parameters of all ranks, and a split optimizer: right");
+    Ok(())
+}
+
+/// Gradients that are columns of one buffer are added up once, though each goes from its first element to its last over
+/// elements of the others.
+fn columns(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
+    const ROWS: usize = 70;
+    const WIDTHS: [usize; 3] = [32, 100, 64];
+    let device = device.clone().autodiff();
+    let all: usize = WIDTHS.iter().sum();
+    let layer = |width| LinearConfig::new(ROWS, width).with_bias(false).init(&device);
+    let layers = group.broadcast(WIDTHS.map(layer).to_vec())?;
+    let whole = numbers(group.rank(), ROWS * all);
+    let buffer = tensor(&whole, FloatDType::F32, &device.clone().without_autodiff());
+    let buffer: Tensor<2> = buffer.reshape([ROWS, all]);
+    let mut begin = 0;
+    let mut gradients = GradientsParams::new();
+    for (layer, width) in layers.iter().zip(WIDTHS) {
+        gradients.register(layer.weight.id, buffer.clone().slice([0..ROWS, begin..begin + width]));
+        begin += width;
+    }
+    #[cfg(feature = "cuda")]
+    {
+        let gradient = gradients.get::<2>(layers[0].weight.id).ok_or("a layer has no gradient")?;
+        let bytes = CudaMemory::spans_of(vec![AnyTensor::of(gradient)])?[0].bytes;
+        say(group, &format!("the first of {WIDTHS:?} columns of {ROWS} rows: over {bytes} bytes"));
+    }
+    let sums = |gradients| group.sums(&layers, gradients, Vec::new(), 1.0);
+    let expected = sums(copied(&layers, &gradients))?.gradients;
+    let sums = group.sums_in_place(&layers, gradients, Vec::new(), 1.0, None)?.gradients;
+    for layer in &layers {
+        let of = |gradients: &GradientsParams| {
+            gradients.get::<2>(layer.weight.id).map(|sum| floats(sum.flatten(0, 1)))
+        };
+        if of(&sums) != of(&expected) {
+            return Err("the sums of columns of one buffer are others".into());
+        }
+    }
+    say(group, "columns of one buffer: right");
     Ok(())
 }
 

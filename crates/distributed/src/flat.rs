@@ -1,7 +1,7 @@
 //! Parameters and gradients of a module as a row of tensors, in the order in which a visitor meets them, which is
 //! the same on all ranks.
 
-use crate::engine::AnyTensor;
+use crate::engine::{AnyTensor, is_cuda};
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
@@ -105,7 +105,7 @@ pub(crate) fn keep<M: Module>(
     keeper.gradients
 }
 
-/// Gradients in the shapes of their parameters.
+/// Gradients in the shapes of their parameters, laid out as gradients that no rank has sent.
 pub(crate) fn give<M: Module>(
     module: &M,
     gradients: HashMap<ParamId, Tensor<1>>,
@@ -117,13 +117,29 @@ pub(crate) fn give<M: Module>(
     impl ModuleVisitor for Giver {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(gradient) = self.flat.remove(&param.id) {
-                self.given.register::<D>(param.id, gradient.reshape(param.lazy_shape()));
+                let gradient = laid_out(gradient.reshape(param.lazy_shape()));
+                self.given.register::<D>(param.id, gradient);
             }
         }
     }
     let mut giver = Giver { flat: gradients, given: GradientsParams::new() };
     module.visit(&mut giver);
     giver.given
+}
+
+/// A tensor whose elements follow each other, laid out as new tensors of its device are. On CUDA devices Burn begins each
+/// row at a multiple of so many bytes. Kernels add up numbers in the order in which they lie, so results on several ranks
+/// would not have the bits of results on one if some tensors had gaps between their rows on one of them only.
+fn laid_out<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    /// CUDA's alignment of textures, by which CubeCL aligns rows.
+    const ROW_BYTES: usize = 512;
+    let shape = tensor.dims();
+    let row_bytes = shape.last().map_or(0, |columns| columns * tensor.dtype().size());
+    if D < 2 || row_bytes.is_multiple_of(ROW_BYTES) || !is_cuda(&tensor.device()) {
+        return tensor;
+    }
+    let new = Tensor::empty(shape, (&tensor.device(), tensor.dtype()));
+    new.slice_assign(shape.map(|size| 0..size), tensor)
 }
 
 /// Numbers of a module's parameters.

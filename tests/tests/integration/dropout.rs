@@ -16,10 +16,7 @@ use blackburn_kernels::{
     dropout::{DropoutProblem, dropout},
 };
 use blackburn_reference::{
-    attention::dropout::{Dropout as Reference, philox4x32},
-    random::normal,
-    storage::Storage,
-    tolerance::compare,
+    attention::dropout::Dropout as Reference, random::normal, storage::Storage, tolerance::compare,
 };
 use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{
@@ -74,10 +71,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 pub(crate) fn factors(elements: usize, rate: f64) -> Vec<f64> {
     let reference = Reference { rate, seed: SEED };
     let key = [SEED as u32, (SEED >> 32) as u32];
-    let factor = |i: usize| {
-        let word = philox4x32([(i / 4) as u32, 0, 0, 0], key)[i % 4];
-        if word >= reference.threshold() { reference.rescale() } else { 0.0 }
-    };
+    let factor = |i: usize| if reference.keeps_element(i, key) { reference.rescale() } else { 0.0 };
     (0..elements).map(factor).collect()
 }
 

@@ -17,11 +17,15 @@ use cubecl::{
 };
 use libtest_mimic::{Failed, Trial};
 
+const U8: ElemType = ElemType::UInt(UIntKind::U8);
 const U32: ElemType = ElemType::UInt(UIntKind::U32);
 
 /// Dimensions of rows, elements of a row, and from one to the next: vectors that reach beyond rows, a plane's, a cube's,
-/// rows that are read twice.
-const SIZES: [([usize; 3], usize, usize); 4] = [
+/// rows that are read twice; and each of these without a rest, whose masks are read by vectors.
+const SIZES: [([usize; 3], usize, usize); 7] = [
+    ([2, 3, 5], 256, 264),
+    ([1, 2, 3], 4096, 4096),
+    ([1, 1, 2], 24_640, 24_640),
     ([2, 3, 5], 17, 24),
     ([1, 4, 7], 257, 257),
     ([2, 2, 3], 4097, 4104),
@@ -63,9 +67,14 @@ impl Masked {
                 != 0
         };
         let elements = (0..sizes.iter().product()).map(element).collect();
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        // As Burn stores truth values on each.
+        let is_cuda = client.name() == "cuda";
+        let (dtype, bytes): (_, Vec<u8>) = match is_cuda {
+            true => (U8, words.iter().map(|word| *word as u8).collect()),
+            false => (U32, words.iter().flat_map(|word| word.to_le_bytes()).collect()),
+        };
         let handle = client.create_from_slice(&bytes);
-        let buffer = Buffer { handle, elements: words.len(), dtype: U32 };
+        let buffer = Buffer { handle, elements: words.len(), dtype };
         Self { mask: RowMask { buffer, dims, strides }, elements }
     }
 }

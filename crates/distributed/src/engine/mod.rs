@@ -27,10 +27,12 @@ mod nccl_connection;
 pub(crate) mod nccl_library;
 #[cfg(feature = "cuda")]
 mod nccl_moves;
+#[cfg(any(feature = "cuda", test))]
+mod places;
 pub(crate) mod tcp;
 
 #[cfg(feature = "cuda")]
-pub(crate) use blackburn_backend::cuda_memory::AnyTensor;
+pub(crate) use blackburn_backend::cuda_memory::{AnyTensor, is_cuda};
 use blackburn_backend::graph::Progress;
 use burn::tensor::{Device, Tensor};
 use std::{
@@ -49,6 +51,12 @@ impl AnyTensor {
     pub(crate) fn of<const D: usize>(_: Tensor<D>) -> Self {
         Self
     }
+}
+
+/// No device is one of CUDA's in a build without it.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn is_cuda(_: &Device) -> bool {
+    false
 }
 
 /// Numbers that did not come through.

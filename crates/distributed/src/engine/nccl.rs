@@ -21,7 +21,8 @@ use super::{
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},
     nccl_library::{Communicator, NCCL_VARIABLE, Nccl as Library, UniqueId},
-    nccl_moves::{Move, Moves, Place, paired},
+    nccl_moves::{Move, Moves, paired},
+    places::{Place, overlap},
 };
 use crate::control::{Control, lock};
 use blackburn_backend::{
@@ -307,7 +308,9 @@ impl<E: Engine> Engine for Nccl<E> {
         if tensors.is_empty() || !tensors.iter().all(|tensor| is_cuda(tensor.device())) {
             return Ok(None);
         }
-        let Some(places) = self.placed(tensors)? else { return Ok(None) };
+        let Some(places) = self.placed(tensors)?.filter(|places| !overlap(places)) else {
+            return Ok(None);
+        };
         let mut sizes = Vec::new();
         for (place, tensor) in places.iter().zip(tensors) {
             sizes.extend(place.bytes.to_le_bytes());

@@ -6,6 +6,7 @@ use super::{
     exchange_plan::{self, Piece},
     nccl::Nccl,
     nccl_library::DataType,
+    places::Place,
 };
 use crate::control::lock;
 use blackburn_backend::{
@@ -24,14 +25,6 @@ pub(super) struct Move {
     pub(super) dtype: DataType,
     /// The one rank that gives or gets it, if it is not all.
     pub(super) root: Option<usize>,
-}
-
-/// Where a tensor lies that is added up in place.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) address: u64,
-    pub(super) bytes: usize,
-    pub(super) ordinal: usize,
 }
 
 /// Moves, and what keeps the memory in place until they are asked for.

@@ -15,12 +15,7 @@ use blackburn_kernels::{
     },
     swiglu::{swiglu_backward, swiglu_forward},
 };
-use blackburn_reference::{
-    attention::dropout::{Dropout, philox4x32},
-    gelu,
-    storage::Storage,
-    swiglu,
-};
+use blackburn_reference::{attention::dropout::Dropout, gelu, storage::Storage, swiglu};
 
 pub(super) fn gelu(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
     let client = &on.client;
@@ -148,8 +143,7 @@ pub(super) fn dropout(on: &Target, draw: &mut Draw, check: &mut Check) -> Result
     let key = [seed as u32, (seed >> 32) as u32];
     let u = Storage::F32.unit_roundoff();
     let element = |i: usize| {
-        let word = philox4x32([(i / 4) as u32, 0, 0, 0], key)[i % 4];
-        let kept = if word >= drops.threshold() { x[i] * drops.rescale() } else { 0.0 };
+        let kept = if drops.keeps_element(i, key) { x[i] * drops.rescale() } else { 0.0 };
         let y = kept + residual.as_ref().map_or(0.0, |residual| residual[i]);
         // The scale is rounded, and so are the product, the sum and what is stored.
         let error = 2.0 * u * kept.abs() + u * (y.abs() + 2.0 * u * kept.abs());

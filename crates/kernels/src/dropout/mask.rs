@@ -4,7 +4,7 @@ use crate::{
     KernelError,
     buffer::Buffer,
     philox::{combined, philox4x32},
-    random::check_key,
+    random::{Threshold, check_key, threshold},
 };
 use cubecl::prelude::*;
 
@@ -32,10 +32,9 @@ impl DropoutMask {
         self.key.as_ref().map_or(Ok(()), |key| check_key(op, key))
     }
 
-    /// A random word below this leaves its element out.
-    pub(super) fn threshold(&self) -> u32 {
-        // The cast stops at the largest.
-        (self.rate * 2f64.powi(32)).round() as u32
+    /// A draw below this leaves its element out.
+    pub(super) fn threshold(&self) -> Threshold {
+        threshold(self.rate)
     }
 
     /// What elements that stay are multiplied by.
@@ -50,17 +49,21 @@ impl DropoutMask {
         stand_in: &Buffer,
     ) -> (ElementMaskLaunch, DropoutForm) {
         let key = mask.and_then(|mask| mask.key.as_ref());
-        let form = match (mask, key) {
-            (None, _) => DropoutForm::None,
-            (Some(_), None) => DropoutForm::Seeded,
-            (Some(_), Some(_)) => DropoutForm::Keyed,
+        let (draws, threshold) = match mask.map(Self::threshold) {
+            None => (None, 0),
+            Some(Threshold::OfHalf(limit)) => (Some(Draws::Halves), limit),
+            Some(Threshold::OfWord(limit)) => (Some(Draws::Words), limit),
+        };
+        let form = match draws {
+            None => DropoutForm::None,
+            Some(draws) => DropoutForm::Drawn { draws, has_key: key.is_some() },
         };
         let seed = mask.map_or(0, |mask| mask.seed);
         let launch = ElementMaskLaunch {
             key: key.unwrap_or(stand_in).arg(1),
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,
-            threshold: mask.map_or(0, Self::threshold),
+            threshold,
             scale: mask.map_or(1.0, Self::scale),
         };
         (launch, form)
@@ -72,10 +75,36 @@ impl DropoutMask {
 pub(crate) enum DropoutForm {
     /// Nothing is left out.
     None,
-    /// By the seed.
-    Seeded,
-    /// By the seed, combined with a key on the device.
-    Keyed,
+    /// By the seed, combined with a key on the device if there is one.
+    Drawn {
+        /// What an element takes of the generator.
+        draws: Draws,
+        /// Whether there is a key.
+        has_key: bool,
+    },
+}
+
+/// What each element takes of the generator: as much as tells its rate from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Draws {
+    /// Half a word, the low one first.
+    Halves,
+    /// A word.
+    Words,
+}
+
+impl DropoutForm {
+    fn has_key(self) -> bool {
+        matches!(self, Self::Drawn { has_key: true, .. })
+    }
+
+    /// Elements that a word of the generator is for.
+    fn elements_of_word(self) -> usize {
+        match self {
+            Self::Drawn { draws: Draws::Halves, .. } => 2,
+            _ => 1,
+        }
+    }
 }
 
 /// The mask in a kernel.
@@ -88,7 +117,7 @@ pub(crate) struct ElementMask {
     scale: f32,
 }
 
-/// Elements that a call of the generator has words for.
+/// Words of a call of the generator.
 const WORDS: usize = 4;
 
 #[cube]
@@ -103,28 +132,71 @@ impl ElementMask {
         let mut kept = value;
         if comptime!(form != DropoutForm::None) {
             let size = N::value().comptime();
-            let has_key = comptime!(form == DropoutForm::Keyed);
-            let (low, high) = combined(self.seed_low, self.seed_high, &self.key, has_key);
-            // A call for every four elements: vectors are aligned, and have one or two of these, or a part.
+            let of_word = comptime!(form.elements_of_word());
+            let of_call = comptime!(WORDS * of_word);
+            let (low, high) =
+                combined(self.seed_low, self.seed_high, &self.key, comptime!(form.has_key()));
+            // Vectors are aligned, and have all of one or more calls, or a part of one.
             #[unroll]
-            for call in 0..comptime!(size.div_ceil(WORDS)) {
-                let counter = first / 4 + comptime!(call as u32);
+            for call in 0..comptime!(size.div_ceil(of_call)) {
+                let counter = first / comptime!(of_call as u32) + comptime!(call as u32);
                 let words = philox4x32((counter, 0u32, 0u32, 0u32), low, high);
                 #[unroll]
-                for lane in 0..comptime!(if size < WORDS { size } else { WORDS }) {
-                    let place = first % 4 + comptime!(lane as u32);
-                    let at = comptime!(call * WORDS + lane);
-                    let even = select(place & 2 != 0, words.2, words.0);
-                    let odd = select(place & 2 != 0, words.3, words.1);
-                    let word = select(place & 1 != 0, odd, even);
+                for lane in 0..comptime!(if size < of_call { size } else { of_call }) {
+                    let draw = if comptime!(size < of_call) {
+                        let place = first % comptime!(of_call as u32) + comptime!(lane as u32);
+                        draw_at(words, place, of_word)
+                    } else {
+                        draw_of(words, lane, of_word)
+                    };
+                    let at = comptime!(call * of_call + lane);
                     let scaled = value.extract(at) * self.scale;
-                    kept.insert(at, select(word < self.threshold, 0.0f32, scaled));
+                    kept.insert(at, select(draw < self.threshold, 0.0f32, scaled));
                 }
             }
         }
         kept
     }
 }
+
+/// Draw number `place` of a call's, `of_word` of which are in a word.
+#[cube]
+fn draw_at(words: (u32, u32, u32, u32), place: u32, #[comptime] of_word: usize) -> u32 {
+    let index = place / comptime!(of_word as u32);
+    let even = select(index & 2 != 0, words.2, words.0);
+    let odd = select(index & 2 != 0, words.3, words.1);
+    let word = select(index & 1 != 0, odd, even);
+    if comptime!(of_word == 1) { word } else { select(place & 1 != 0, word >> 16, word & HALF) }
+}
+
+/// As [`draw_at`], where the place is known at compile time.
+#[cube]
+fn draw_of(
+    words: (u32, u32, u32, u32),
+    #[comptime] place: usize,
+    #[comptime] of_word: usize,
+) -> u32 {
+    let index = comptime!(place / of_word);
+    let word = if comptime!(index == 0) {
+        words.0
+    } else if comptime!(index == 1) {
+        words.1
+    } else if comptime!(index == 2) {
+        words.2
+    } else {
+        words.3
+    };
+    if comptime!(of_word == 1) {
+        word
+    } else if comptime!(place % 2 == 1) {
+        word >> 16
+    } else {
+        word & HALF
+    }
+}
+
+/// The bits of a word's low half.
+const HALF: u32 = 0xffff;
 
 #[cfg(test)]
 mod tests {
@@ -135,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn half_of_all_words_are_below_the_threshold_of_a_half() {
-        assert_eq!((mask(0.5).threshold(), mask(0.5).scale()), (1 << 31, 2.0));
-        assert_eq!(mask(0.0).threshold(), 0);
+    fn half_of_all_draws_are_below_the_threshold_of_a_half() {
+        assert_eq!((mask(0.5).threshold(), mask(0.5).scale()), (Threshold::OfHalf(1 << 15), 2.0));
+        assert_eq!(mask(0.0).threshold(), Threshold::OfWord(0));
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Dropout of elements, with a residual that the rest is added to.
 //!
 //! ```text
-//! y[i]  = residual[i] + k[i] x[i]            k[i] = 0 if word(i) < threshold, else scale
+//! y[i]  = residual[i] + k[i] x[i]            k[i] = 0 if draw(i) < threshold, else scale
 //! dx[i] = k[i] dy[i]                         dresidual = dy
 //! ```
 //!
-//! `word(i)` is word `i mod 4` of Philox4x32-7 at counter `(i / 4, 0, 0, 0)` under the seed, each of
-//! whose words is combined by exclusive or with one of the key, if there is a key. It is a function of the
-//! element's place, so backward computes it again and nothing is saved. The gradient of x is the same pass over dy,
-//! without a residual. The threshold is the rate times 2^32, and the scale `1 / (1 - rate)`.
+//! `draw(i)` is half `i mod 8` of the words of Philox4x32-7 at counter `(i / 8, 0, 0, 0)` under the seed, the low half of
+//! each word first; and for rates within 1/64 of 0 or 1, of which 16 bits tell too little, word `i mod 4` at counter
+//! `(i / 4, 0, 0, 0)`. Each word of the seed is combined by exclusive or with one of the key, if there is a key. A draw is a
+//! function of the element's place, so backward makes it again and nothing is saved. The gradient of x is the same
+//! pass over dy, without a residual. The threshold is the rate times 2^16 or 2^32, rounded, and the scale `1 / (1 - rate)`.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|

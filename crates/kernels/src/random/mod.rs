@@ -32,4 +32,5 @@ mod variants;
 pub(crate) use launch::check_key;
 pub use launch::random;
 pub use problem::{RandomDistribution, RandomProblem};
+pub(crate) use problem::{Threshold, threshold};
 pub(crate) use variants::variants;

@@ -78,14 +78,14 @@ impl RandomProblem {
 
 /// What has to be below it to be a 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Threshold {
+pub(crate) enum Threshold {
     /// Half a word: that is, a probability of 16 bits.
     OfHalf(u32),
     OfWord(u32),
 }
 
 /// A half of a word tells probabilities apart that are neither near 0 nor near 1.
-pub(super) fn threshold(probability: f64) -> Threshold {
+pub(crate) fn threshold(probability: f64) -> Threshold {
     /// The rarer outcome is off by at most 2^-17 of 2^-6, which is 1/2048 of it.
     const RAREST_OF_HALVES: f64 = 1.0 / 64.0;
     // The casts stop at the largest.

@@ -7,7 +7,7 @@ use crate::{
     divisor::{DIVIDEND_LIMIT, Divisor, divide, divisor},
 };
 use cubecl::{
-    ir::{ElemType, UIntKind},
+    ir::{ElemType, UIntKind, VectorSize},
     prelude::*,
 };
 
@@ -60,16 +60,17 @@ impl RowMask {
         Ok(())
     }
 
-    /// The mask as an argument of a kernel that takes masked elements for `value`, and the type of its elements. Without one
-    /// nothing of it is compiled in, and `stand_in` takes its place.
-    pub(super) fn argument<M: Numeric>(
+    /// The mask as an argument of a kernel that takes masked elements for `value`, and reads it as `reading` says. Without
+    /// one nothing of it is compiled in, and `stand_in` takes its place.
+    pub(super) fn argument<M: Numeric, W: Size>(
         mask: Option<(&Self, f32)>,
         stand_in: &Buffer,
-    ) -> (MaskLaunch<M>, ElemType) {
+        reading: MaskReading,
+    ) -> MaskLaunch<M, W> {
         let (dims, strides) = mask.map_or(([1; 3], [0; 4]), |(mask, _)| (mask.dims, mask.strides));
         let [outer, middle, inner, element] = strides.map(|stride| stride as u32);
-        let launch = MaskLaunch {
-            elements: mask.map_or(stand_in, |(mask, _)| &mask.buffer).arg(1),
+        MaskLaunch {
+            elements: mask.map_or(stand_in, |(mask, _)| &mask.buffer).arg(reading.vector_size),
             middle_rows: divisor(dims[1]),
             inner_rows: divisor(dims[2]),
             outer,
@@ -77,15 +78,59 @@ impl RowMask {
             inner,
             element,
             value: mask.map_or(0.0, |(_, value)| value),
-        };
-        (launch, mask.map_or(ElemType::UInt(UIntKind::U32), |(mask, _)| mask.buffer.dtype))
+        }
     }
+}
+
+/// How a kernel reads a mask, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MaskReading {
+    pub(super) form: MaskForm,
+    /// Elements that are loaded at once.
+    pub(super) vector_size: VectorSize,
+    /// The type of the elements.
+    pub(super) dtype: ElemType,
+}
+
+impl MaskReading {
+    /// How a kernel reads `mask` of rows of so many `classes`, of which it loads vectors of `vector_size`: by vectors where
+    /// the elements of each row are side by side in the mask, too, and begin where its vectors do.
+    pub(super) fn of(mask: Option<&RowMask>, classes: usize, vector_size: VectorSize) -> Self {
+        /// What a unit loads by one instruction.
+        const MOST_BYTES: usize = 16;
+        let Some(RowMask { buffer, strides: [outer, middle, inner, element], .. }) = mask else {
+            let dtype = ElemType::UInt(UIntKind::U32);
+            return Self { form: MaskForm::None, vector_size: 1, dtype };
+        };
+        let dtype = buffer.dtype;
+        let bytes = vector_size * dtype.size();
+        let begins =
+            [*outer, *middle, *inner, classes].iter().all(|at| at.is_multiple_of(vector_size));
+        let is_aligned = (buffer.offset_bytes() as usize).is_multiple_of(bytes);
+        let is_loaded_at_once = vector_size > 1 && bytes <= MOST_BYTES;
+        if is_loaded_at_once && *element == 1 && begins && is_aligned {
+            Self { form: MaskForm::Vectors, vector_size, dtype }
+        } else {
+            Self { form: MaskForm::Elements, vector_size: 1, dtype }
+        }
+    }
+}
+
+/// How a mask is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum MaskForm {
+    /// Nothing is masked.
+    None,
+    /// Each element by itself.
+    Elements,
+    /// By vectors as long as those that are masked.
+    Vectors,
 }
 
 /// The mask in a kernel.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct Mask<M: Numeric> {
-    elements: Box<[M]>,
+pub(crate) struct Mask<M: Numeric, W: Size> {
+    elements: Box<[Vector<M, W>]>,
     middle_rows: Divisor,
     inner_rows: Divisor,
     outer: u32,
@@ -97,11 +142,11 @@ pub(crate) struct Mask<M: Numeric> {
 }
 
 #[cube]
-impl<M: Numeric> Mask<M> {
+impl<M: Numeric, W: Size> Mask<M, W> {
     /// Where the mask of a row begins.
-    pub(super) fn row(&self, row: u32, #[comptime] is_masked: bool) -> u32 {
+    pub(super) fn row(&self, row: u32, #[comptime] form: MaskForm) -> u32 {
         let mut start = 0u32;
-        if comptime!(is_masked) {
+        if comptime!(form != MaskForm::None) {
             let (rest, inner) = divide(row, &self.inner_rows);
             let (outer, middle) = divide(rest, &self.middle_rows);
             start = outer * self.outer + middle * self.middle + inner * self.inner;
@@ -117,17 +162,25 @@ impl<M: Numeric> Mask<M> {
         start: u32,
         column: u32,
         classes: u32,
-        #[comptime] is_masked: bool,
+        #[comptime] form: MaskForm,
     ) -> Vector<T, N> {
         let mut result = values;
-        if comptime!(is_masked) {
-            let size = N::value().comptime();
+        let size = N::value().comptime();
+        if comptime!(form == MaskForm::Vectors) {
+            let mask = self.elements[(start / comptime!(size as u32) + column) as usize];
+            #[unroll]
+            for i in 0..size {
+                let is_left = mask.extract(i) == M::from_int(0);
+                result.insert(i, select(is_left, values.extract(i), value));
+            }
+        }
+        if comptime!(form == MaskForm::Elements) {
             #[unroll]
             for i in 0..size {
                 let class = column * comptime!(size as u32) + comptime!(i as u32);
                 // The last vector may reach beyond the row, where the mask may have no memory.
                 let at = start + min(class, classes - 1) * self.element;
-                let is_left = self.elements[at as usize] == M::from_int(0);
+                let is_left = self.elements[at as usize].extract(0usize) == M::from_int(0);
                 result.insert(i, select(is_left, values.extract(i), value));
             }
         }

@@ -1,6 +1,6 @@
 use super::{
     blueprint::SoftmaxBlueprint,
-    row_mask::Mask,
+    row_mask::{Mask, MaskForm},
     rows_forward::{Extent, is_there, sum_of, within_row},
 };
 use cubecl::prelude::*;
@@ -44,19 +44,19 @@ fn row_sum(value: f32, #[comptime] blueprint: SoftmaxBlueprint) -> f32 {
 pub(crate) struct GradientForm {
     /// y are exponentials, which sums divide.
     pub(crate) scaled: bool,
-    /// Elements of dx are masked.
-    pub(crate) masked: bool,
+    /// Which elements of dx are masked.
+    pub(crate) mask: MaskForm,
 }
 
 /// dx from y, or where the form says so from exponentials whose sums over rows are `sums`, and dy. Rows of y and dx
 /// are as far apart as the extent says, those of dy `dy_pitch` vectors. dx is multiplied by `factor`. Cubes lie
 /// along x.
 #[cube(launch_unchecked)]
-pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size>(
+pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size, W: Size>(
     y: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     sums: &[f32],
-    mask: &Mask<M>,
+    mask: &Mask<M, W>,
     dx: &mut [Vector<F, N>],
     extent: Extent,
     dy_pitch: u32,
@@ -75,7 +75,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size>(
         let row = first_row + UNIT_POS_Y;
         let (start, start_of_dy) = (row * extent.pitch, row * dy_pitch);
         let mut scale = 1.0f32.runtime();
-        let mask_start = mask.row(row, form.masked);
+        let mask_start = mask.row(row, form.mask);
         if comptime!(form.scaled) {
             if row < rows {
                 scale = 1.0f32 / sums[row as usize];
@@ -120,7 +120,7 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size>(
                         mask_start,
                         column,
                         classes,
-                        form.masked,
+                        form.mask,
                     );
                     dx[(start + column) as usize] = Vector::cast_from(result);
                 }
@@ -153,14 +153,8 @@ pub(crate) fn softmax_rows_backward_kernel<F: Float, M: Numeric, N: Size>(
                         scale,
                         factor,
                     );
-                    let result = mask.fill::<f32, N>(
-                        gradient,
-                        0.0f32,
-                        mask_start,
-                        column,
-                        classes,
-                        form.masked,
-                    );
+                    let result = mask
+                        .fill::<f32, N>(gradient, 0.0f32, mask_start, column, classes, form.mask);
                     dx[(start + column) as usize] = Vector::cast_from(result);
                     column += units;
                 }

@@ -1,4 +1,7 @@
-use super::{blueprint::SoftmaxBlueprint, row_mask::Mask};
+use super::{
+    blueprint::SoftmaxBlueprint,
+    row_mask::{Mask, MaskForm},
+};
 use crate::functions::exponential_by;
 use cubecl::prelude::*;
 
@@ -11,8 +14,8 @@ pub(crate) struct SoftmaxForm {
     pub(crate) shifted: bool,
     /// The exponentials of that.
     pub(crate) exponentials: bool,
-    /// Elements are masked.
-    pub(crate) masked: bool,
+    /// Which elements are masked.
+    pub(crate) mask: MaskForm,
     /// Dropout makes y of what is asked for as y.
     pub(crate) dropped: bool,
 }
@@ -226,9 +229,9 @@ fn write<O: Float, N: Size>(
 
 /// y, and what else the form asks for; peak and sum of each row. A mask is of x, and what is kept of y. `lowest` is minus infinity, of which WGSL has no constant. Cubes lie along x.
 #[cube(launch_unchecked)]
-pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
+pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size, W: Size>(
     x: &[Vector<F, N>],
-    mask: &Mask<M>,
+    mask: &Mask<M, W>,
     kept: &KeptRows<O, N>,
     outputs: &mut RowOutputs<O, N>,
     extent: Extent,
@@ -247,7 +250,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
     while first_row < rows {
         let row = first_row + UNIT_POS_Y;
         let start = row * extent.pitch;
-        let mask_start = mask.row(row, form.masked);
+        let mask_start = mask.row(row, form.mask);
         let masked_value = F::cast_from(mask.value);
         let kept_start = row * kept.pitch;
         // Finite, so that no difference of infinities comes of nothing.
@@ -266,7 +269,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                         mask_start,
                         column,
                         classes,
-                        form.masked,
+                        form.mask,
                     );
                 }
                 values[v] = value;
@@ -296,47 +299,36 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
             if comptime!(blueprint.plane > 1) {
                 peak = plane_max(peak);
             }
-            let mut exponentials = Array::<Vector<f32, N>>::new(vectors);
             let mut total = Vector::<f32, N>::new(0.0f32);
             #[unroll]
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 let wide = Vector::<f32, N>::cast_from(values[v]);
                 let inside = within_row::<N>(wide, column, classes, lowest, blueprint);
-                let of_vector = less_exponential::<N>(inside, peak, hardware);
-                exponentials[v] = of_vector;
-                total += of_vector;
+                total += less_exponential::<N>(inside, peak, hardware);
             }
 
             // 3. The planes of the row meet.
             let met = meet(peak, sum_of::<N>(total), blueprint);
-            let mut factor = 1.0f32.runtime();
-            if comptime!(blueprint.planes > 1) {
-                factor = exponential_by(peak - met.peak, hardware);
-            }
             keep::<O, N>(&met, row, rows, outputs);
 
-            // 4. The result.
+            // 4. The result. Exponentials are computed once more: the registers that would keep them are worth more as
+            // room for further rows, whose loads are on the way meanwhile.
             let log = met.total.ln();
-            // Where exponentials are not written, one product does for both.
-            let inverse =
-                if comptime!(form.exponentials) { 1.0f32 / met.total } else { factor / met.total };
+            let inverse = 1.0f32 / met.total;
             let numbers = RowNumbers { peak: met.peak, log, inverse };
             #[unroll]
             for v in 0..vectors {
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 if is_there(row, rows, column, columns, blueprint) {
-                    let mut of_vector = exponentials[v];
-                    if comptime!(form.exponentials && blueprint.planes > 1) {
-                        of_vector *= Vector::new(factor);
-                    }
-                    let wide = Vector::<f32, N>::cast_from(values[v]);
+                    let held = Vector::<f32, N>::cast_from(values[v]);
+                    let of_vector = less_exponential::<N>(held, met.peak, hardware);
                     let mut factor = Vector::<f32, N>::new(kept.scale);
                     if comptime!(form.dropped) {
                         factor *= Vector::cast_from(factors[v]);
                     }
                     let at = start + column;
-                    write::<O, N>(at, wide, of_vector, &numbers, factor, outputs, form);
+                    write::<O, N>(at, held, of_vector, &numbers, factor, outputs, form);
                 }
             }
         } else {
@@ -353,7 +345,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                         mask_start,
                         column,
                         classes,
-                        form.masked,
+                        form.mask,
                     );
                     let wide = Vector::<f32, N>::cast_from(filled);
                     let inside = within_row::<N>(wide, column, classes, lowest, blueprint);
@@ -391,7 +383,7 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size>(
                         mask_start,
                         column,
                         classes,
-                        form.masked,
+                        form.mask,
                     );
                     let wide = Vector::<f32, N>::cast_from(filled);
                     let of_vector = less_exponential::<N>(wide, met.peak, hardware);

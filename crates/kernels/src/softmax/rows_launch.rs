@@ -1,6 +1,6 @@
 use super::{
     SoftmaxBlueprint, SoftmaxProblem,
-    row_mask::RowMask,
+    row_mask::{MaskReading, RowMask},
     rows_backward::{GradientForm, softmax_rows_backward_kernel},
     rows_forward::{
         ExtentLaunch, KeptRowsLaunch, RowOutputsLaunch, SoftmaxForm, softmax_rows_kernel,
@@ -110,14 +110,15 @@ pub fn masked_softmax_rows(
         .map(|asked| rows_of(if asked { span } else { vector_size }));
     let [peak, sum] = [(); 2].map(|()| Buffer::empty(client, problem.rows, F32));
     if problem.rows > 0 {
+        let reading = MaskReading::of(mask.map(|(mask, _)| mask), problem.classes, vector_size);
         let form = SoftmaxForm {
             logarithms: outputs.logarithms,
             shifted: outputs.shifted,
             exponentials: outputs.exponentials,
-            masked: mask.is_some(),
+            mask: reading.form,
             dropped: kept.is_some(),
         };
-        let mask = || RowMask::argument(mask, x);
+        let mask = || RowMask::argument(mask, x, reading);
         let kept = || KeptRowsLaunch {
             mask: match kept {
                 // SAFETY: as x below, by the same plan.
@@ -140,8 +141,9 @@ pub fn masked_softmax_rows(
                 cubes(client, problem, &blueprint),
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
+                reading.vector_size,
                 BufferArg::from_raw_parts(x.argument(), span),
-                mask().0,
+                mask(),
                 kept(),
                 RowOutputsLaunch {
                     y: y.arg(vector_size),
@@ -154,7 +156,7 @@ pub fn masked_softmax_rows(
                 f32::NEG_INFINITY,
                 form,
                 blueprint,
-                [problem.dtype, problem.out, mask().1],
+                [problem.dtype, problem.out, reading.dtype],
             )
         });
     }
@@ -227,9 +229,10 @@ pub fn softmax_rows_backward(
         [problem.row_stride, dy_stride].map(|stride| whole_span(problem, stride, vector_size));
     let dx = Buffer::empty(client, span, problem.dtype);
     if problem.rows > 0 {
-        let form = GradientForm { scaled: sum.is_some(), masked: mask.is_some() };
+        let reading = MaskReading::of(mask, problem.classes, vector_size);
+        let form = GradientForm { scaled: sum.is_some(), mask: reading.form };
         let sum = sum.cloned().unwrap_or_else(|| Buffer::empty(client, 1, F32));
-        let mask = || RowMask::argument(mask.map(|mask| (mask, 0.0)), &sum);
+        let mask = || RowMask::argument(mask.map(|mask| (mask, 0.0)), &sum, reading);
         // SAFETY: as in `masked_softmax_rows`; the sums were checked to be one for each row, and are not compiled
         // in where there are none.
         ahead::launch(client, |client| unsafe {
@@ -238,17 +241,18 @@ pub fn softmax_rows_backward(
                 cubes(client, problem, &blueprint),
                 CubeDim::new_2d(blueprint.units(), blueprint.rows),
                 vector_size,
+                reading.vector_size,
                 BufferArg::from_raw_parts(y.argument(), span),
                 BufferArg::from_raw_parts(dy.argument(), dy_span),
                 sum.arg(1),
-                mask().0,
+                mask(),
                 dx.arg(vector_size),
                 extent(problem, vector_size),
                 (dy_stride / vector_size) as u32,
                 factor,
                 form,
                 blueprint,
-                [problem.dtype, mask().1],
+                [problem.dtype, reading.dtype],
             )
         });
     }

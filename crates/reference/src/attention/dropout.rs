@@ -5,10 +5,10 @@
 //!
 //! Pairs are drawn by 15 bits, and single elements of other tensors by 32.
 
-/// Dropout of the weights of attention.
+/// Dropout of the weights of attention, and of elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// The share that is left out, from 0 to below 1. A device is given what [`Dropout::threshold`]
+    /// The share that is left out, from 0 to below 1. A device is given what the thresholds
     /// and [`Dropout::rescale`] make of it: the threshold of a rate in f32 is another one.
     pub rate: f64,
     /// What the choice depends on.
@@ -16,15 +16,22 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// A random word from here on is kept.
-    pub fn threshold(&self) -> u32 {
-        let words = (self.rate * 2f64.powi(32)).round() as u64;
-        u32::try_from(words).unwrap_or(u32::MAX)
-    }
-
     /// What the weights that are kept are multiplied by, so that their mean stays.
     pub fn rescale(&self) -> f64 {
         1.0 / (1.0 - self.rate)
+    }
+
+    /// Whether element `i` of a tensor is kept, where the generator's key is `key`. It draws 16 bits of its call for eight;
+    /// or, where the rate is within 1/64 of 0 or 1, a word of its call for four.
+    pub fn keeps_element(&self, i: usize, key: [u32; 2]) -> bool {
+        let call = |elements: usize| philox4x32([(i / elements) as u32, 0, 0, 0], key);
+        if (1.0 / 64.0..=63.0 / 64.0).contains(&self.rate) {
+            let draw = call(8)[i % 8 / 2] >> (i % 2 * 16) & 0xffff;
+            f64::from(draw) >= (self.rate * 2f64.powi(16)).round()
+        } else {
+            f64::from(call(4)[i % 4])
+                >= (self.rate * 2f64.powi(32)).round().min(f64::from(u32::MAX))
+        }
     }
 
     /// A draw for a pair from here on is kept.
@@ -118,10 +125,19 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_split_the_range_of_words() {
-        let threshold = |rate| Dropout { rate, seed: 0 }.threshold();
-        assert_eq!(threshold(0.5), 1 << 31);
-        assert_eq!(threshold(1.0 - 1e-12), u32::MAX);
+    fn the_share_of_elements_left_out_is_the_rate_in_halves_and_in_words() {
+        for (rate, elements) in [(0.1, 10_000), (0.5, 10_000), (1e-3, 100_000), (0.999, 100_000)] {
+            let dropout = Dropout { rate, seed: 7 };
+            let left_out = (0..elements).filter(|i| !dropout.keeps_element(*i, [7, 0])).count();
+            let (mean, n) = (rate * elements as f64, elements as f64);
+            let deviation = (n * rate * (1.0 - rate)).sqrt();
+            assert!((left_out as f64 - mean).abs() < 5.0 * deviation, "{rate}: {left_out}");
+        }
+        assert!((0..1000).all(|i| Dropout { rate: 0.0, seed: 3 }.keeps_element(i, [3, 0])));
+    }
+
+    #[test]
+    fn thresholds_split_the_range_of_draws() {
         let pairs = |rate| Dropout { rate, seed: 0 };
         assert_eq!((pairs(0.5).pair_threshold(), pairs(0.5).pair_rescale()), (1 << 14, 2.0));
         assert_eq!((pairs(1e-6).pair_threshold(), pairs(1e-6).pair_rescale()), (0, 1.0));

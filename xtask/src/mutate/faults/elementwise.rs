@@ -248,11 +248,16 @@ pub(super) const FILES: &[InFile] = &[
         tests: &["dropout"],
         rows: &[
             device("dropped scale", "value.extract(at) * self.scale", "value.extract(at)"),
-            device("kept and dropped swapped", "word < self.threshold", "word > self.threshold"),
+            device("kept and dropped swapped", "draw < self.threshold", "draw > self.threshold"),
             device(
                 "words swapped",
-                "select(place & 1 != 0, odd, even)",
-                "select(place & 1 != 0, even, odd)",
+                "select(index & 1 != 0, odd, even)",
+                "select(index & 1 != 0, even, odd)",
+            ),
+            device(
+                "high half of every word",
+                "select(place & 1 != 0, word >> 16, word & HALF)",
+                "word >> 16",
             ),
         ],
     },

@@ -317,13 +317,33 @@ pub(super) const FILES: &[InFile] = &[
                 "total",
             ),
             device("dropped logarithm", "less - Vector::new(numbers.log)", "less"),
-            device("dropped factor of a plane", "factor / met.total", "1.0f32 / met.total"),
+            device(
+                "result relative to the plane's peak",
+                "less_exponential::<N>(held, met.peak, hardware)",
+                "less_exponential::<N>(held, peak, hardware)",
+            ),
             device(
                 "last row's statistics lost",
                 "UNIT_POS_X == 0 && row < rows",
                 "UNIT_POS_X == 0 && row + 1 < rows",
             ),
             device("gap between rows ignored", "row * extent.pitch", "row * columns"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/softmax/row_mask.rs",
+        tests: &["softmax::masks"],
+        rows: &[
+            device(
+                "mask of the first row for all",
+                "start / comptime!(size as u32) + column",
+                "column",
+            ),
+            device(
+                "mask of other elements",
+                "mask.extract(i) == M::from_int(0)",
+                "mask.extract(0usize) == M::from_int(0)",
+            ),
         ],
     },
     InFile {

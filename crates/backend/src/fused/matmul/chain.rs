@@ -231,6 +231,11 @@ impl Chain {
         tensor.id == self.value().id && tensor.status == TensorStatus::ReadWrite
     }
 
+    /// Whether `operation` reads the chain's value for the last time.
+    pub(super) fn is_freed_by(&self, operation: &OperationIr) -> bool {
+        operation.inputs().any(|input| self.is_spent_by(input))
+    }
+
     fn makes(&self, id: TensorId) -> bool {
         self.product.id == id || self.steps.iter().any(|step| step.out.id == id)
     }

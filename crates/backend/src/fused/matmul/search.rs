@@ -104,9 +104,13 @@ impl Search for MatmulSearch {
                 self.passengers.push(position);
                 return Next::Taken;
             }
-            let fresh =
-                KnownActivation::ALL.map(|known| (known, Matcher::element_wise(known.pattern())));
-            self.candidates = fresh.into();
+            // All activations read their input again behind their first operation. A cast that frees it belongs to what
+            // follows, such as a loss.
+            if !chain.is_freed_by(operation) {
+                let fresh = KnownActivation::ALL
+                    .map(|known| (known, Matcher::element_wise(known.pattern())));
+                self.candidates = fresh.into();
+            }
             let may_follow = self.settings.takes_gelu && chain.end() == position;
             self.gradient = may_follow.then(|| Matcher::element_wise(gelu::BACKWARD));
         }

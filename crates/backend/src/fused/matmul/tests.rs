@@ -5,11 +5,11 @@ use crate::stream::{
     emit::{emit, sum_along, tensor, view},
 };
 use burn_backend::DType;
-use burn_fusion::OperationFuser;
+use burn_fusion::{FuserStatus, OperationFuser};
 use burn_ir::OperationIr;
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr, NumericOperationIr,
-    ScalarIr, ScalarOpIr, ShapeOpIr, TensorIr,
+    BaseOperationIr, BinaryOpIr, CastOpIr, FloatOperationIr, MaskFillOpIr, MatmulOpIr,
+    NumericOperationIr, ScalarIr, ScalarOpIr, ShapeOpIr, TensorIr,
     TensorStatus::{self, ReadOnly, ReadWrite},
 };
 
@@ -158,6 +158,20 @@ fn an_activation_is_taken_whole_or_not_at_all() {
     let [_, kept] = relu(2, ReadOnly, 6);
     let with_kept = if super::activations::fuses_kept_preactivation() { 3 } else { 1 };
     assert_eq!(taken([matmul(), mask, kept]), Some(with_kept));
+}
+
+#[test]
+fn a_cast_that_frees_the_product_begins_a_block_of_what_follows() {
+    let cast = |status| {
+        let input = tensor(2, [M, N], status);
+        let out = TensorIr { dtype: DType::BF16, ..tensor(5, [M, N], TensorStatus::NotInit) };
+        OperationIr::BaseFloat(BaseOperationIr::Cast(CastOpIr { input, out }))
+    };
+    let is_open = |status| after([matmul(), cast(status)]).status() == FuserStatus::Open;
+    // SiLU reads the product again.
+    assert!(is_open(ReadOnly));
+    assert!(!is_open(ReadWrite));
+    assert_eq!(taken([matmul(), cast(ReadWrite)]), Some(1));
 }
 
 #[test]

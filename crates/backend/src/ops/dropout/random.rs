@@ -9,7 +9,8 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Elements are left out with probability `rate`, and those that stay are multiplied by
-/// `1 / (1 - rate)`. Elements of attention are its weights, for which the rate counts in steps of 2^-15.
+/// `1 / (1 - rate)`. The rate counts in steps of 2^-16, or 2^-32 within 1/64 of 0 and of 1. Elements of attention are its
+/// weights, for which it counts in steps of 2^-15.
 ///
 /// Which ones is a function of the seed, of the key and of the place of the element alone. Without a key it is
 /// the same on every device: take another seed each step, and for each layer. [`Dropout::next`] does.
@@ -48,27 +49,29 @@ impl Dropout {
         1.0 / (1.0 - self.rate)
     }
 
-    /// A word of the generator below this is an element left out.
-    pub(in crate::ops) fn threshold(self) -> u32 {
-        // A rate below 1 stays below 2^32; the cast stops at the largest.
-        (self.rate * 4_294_967_296.0).round() as u32
-    }
-
     /// The key of the generator.
     pub(in crate::ops) fn key(self) -> [u32; 2] {
         [self.seed as u32, (self.seed >> 32) as u32]
     }
 
-    /// What so many elements are multiplied by, one after the other: 0 where they are left out. Words are
+    /// What so many elements are multiplied by, one after the other: 0 where they are left out. Draws are
     /// those of `blackburn_kernels::dropout`.
     pub(super) fn factors(self, elements: usize) -> Vec<f32> {
-        let (threshold, kept) = (self.threshold(), self.kept() as f32);
-        let key = self.key();
+        /// Rates this near to 0 or 1 take whole words.
+        const RAREST_OF_HALVES: f64 = 1.0 / 64.0;
+        let bits = if self.rate.min(1.0 - self.rate) >= RAREST_OF_HALVES { 16 } else { 32 };
+        // A rate below 1 stays below 2^32; the cast stops at the largest.
+        let threshold = (self.rate * 2f64.powi(bits)).round() as u32;
+        let (kept, key) = (self.kept() as f32, self.key());
         let mut factors = vec![kept; elements];
-        for (call, factors) in factors.chunks_mut(4).enumerate() {
+        for (call, factors) in factors.chunks_mut(128 / bits as usize).enumerate() {
             let words = philox([call as u32, 0, 0, 0], key);
-            for (factor, word) in factors.iter_mut().zip(words) {
-                if word < threshold {
+            for (place, factor) in factors.iter_mut().enumerate() {
+                let draw = match bits {
+                    16 => words[place / 2] >> (place % 2 * 16) & 0xffff,
+                    _ => words[place],
+                };
+                if draw < threshold {
                     *factor = 0.0;
                 }
             }
