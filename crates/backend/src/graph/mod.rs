@@ -19,7 +19,7 @@ use crate::{
 };
 #[cfg(feature = "gpu")]
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
-use burn::tensor::{Device, Tensor, kind};
+use burn::tensor::{DType, Device, Tensor, kind};
 #[cfg(feature = "gpu")]
 use burn_backend::{BackendGraph, ExecutionError};
 #[cfg(feature = "cuda")]
@@ -62,6 +62,39 @@ pub enum GraphError {
         /// What the runtime said.
         reason: String,
     },
+}
+
+impl GraphError {
+    /// Bytes for which a recording found no room, where it failed for that: no memory is added while a device records.
+    /// [`hold_spare`] has it held.
+    pub fn missing_bytes(&self) -> Option<usize> {
+        // CubeCL's `IoError::PageUpdateForbidden`, of which Burn passes on the text.
+        let Self::Refused { reason, .. } = self else { return None };
+        let (_, size) = reason.split_once("No room for ")?;
+        size.split_once(" bytes in the memory held")?.0.parse().ok()
+    }
+}
+
+/// Memory that nothing else takes as long as this is held.
+#[derive(Debug)]
+pub struct Spare {
+    _memory: Option<Tensor<1>>,
+}
+
+/// Has `device` hold so many bytes besides what work takes that is asked for from here on: when the result is dropped, the
+/// device has them for a recording that finds its memory in another order than the work did.
+///
+/// # Errors
+///
+/// As [`hand_over`].
+pub fn hold_spare(device: &Device, bytes: usize) -> Result<Spare, GraphError> {
+    let device = device.clone().without_autodiff();
+    let elements = bytes.div_ceil(size_of::<f32>());
+    let memory = (bytes > 0).then(|| Tensor::empty([elements], (&device, DType::F32)));
+    if memory.is_some() {
+        hand_over(&device)?;
+    }
+    Ok(Spare { _memory: memory })
 }
 
 /// Whether `device` may record.
@@ -288,4 +321,21 @@ fn unsupported(device: &Device) -> GraphError {
 #[cfg(feature = "gpu")]
 fn refused(step: &'static str, error: &ExecutionError) -> GraphError {
     GraphError::Refused { step, reason: error.to_string() }
+}
+
+#[cfg(all(test, feature = "gpu"))]
+mod tests {
+    use super::*;
+    use cubecl::server::IoError;
+
+    #[test]
+    fn what_a_recording_lacked_is_read_from_what_cubecl_says() {
+        let size = 268_435_456;
+        let lacking = IoError::PageUpdateForbidden { size, backtrace: Default::default() };
+        let refused = |reason| GraphError::Refused { step: "end", reason };
+        let wrapped = format!("An error happened during execution\nCaused by:\n  {lacking}");
+        assert_eq!(refused(wrapped).missing_bytes(), Some(268_435_456));
+        let other = IoError::BufferTooBig { size, backtrace: Default::default() };
+        assert_eq!(refused(other.to_string()).missing_bytes(), None);
+    }
 }

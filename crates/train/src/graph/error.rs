@@ -53,6 +53,14 @@ impl NoRecording {
         device::GraphError::Refused { step, reason: error.to_string() }.into()
     }
 
+    /// Bytes that the device held too few, if that is why.
+    pub(super) fn missing_bytes(&self) -> usize {
+        match self {
+            Self::Device(error) => error.missing_bytes().unwrap_or_default(),
+            _ => 0,
+        }
+    }
+
     /// Whether another attempt may go better.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, Self::Device(_) | Self::NotFinite)

@@ -4,7 +4,7 @@ use super::{
     GraphStatus, WARM_UP_PASSES,
     compare::Limits,
     error::GraphError,
-    recording::Recording,
+    recording::{Recording, Terms},
     tensors::{PassTensors, TensorLayout},
 };
 use crate::precision::{Precision, PrecisionPolicy};
@@ -137,7 +137,8 @@ impl<I: PassTensors, O: PassTensors, F: Fn(I) -> O> InferenceGraph<I, O, F> {
         // What the results are rounded to tells nothing of what they were computed in.
         let limits = Limits::of(&PrecisionPolicy::new(Precision::Bf16));
         let step = |_: &_, inputs| ((self.step)(inputs), GradientsParams::new());
-        let recording = Recording::new(&self.device, &NO_MODULE, inputs, limits, None, None, step);
+        let terms = Terms { limits, milestones: None, spare: 0 };
+        let recording = Recording::new(&self.device, &NO_MODULE, inputs, terms, None, step);
         self.stage = match recording {
             Ok(recording) => Stage::Recorded(Box::new(recording)),
             Err(reason) => {

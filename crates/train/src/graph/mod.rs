@@ -117,7 +117,7 @@ use compare::{Limits, Noise, Results, Schedule, Trace, Verdict, judge};
 use error::NoRecording;
 use held::HeldModel;
 use outline::Outline;
-use recording::{Given, Left, Recording};
+use recording::{Given, Left, Recording, Terms};
 use state::State;
 use std::{cell::Cell, sync::Arc};
 
@@ -152,6 +152,8 @@ pub struct GradientGraph<M, I, O> {
     schedule: Schedule,
     /// Elements of gradients between two milestones.
     milestones: Option<usize>,
+    /// Bytes that recordings lacked.
+    spare: usize,
     stage: Stage<I, O>,
 }
 
@@ -191,6 +193,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             draws: true,
             schedule,
             milestones: None,
+            spare: 0,
             stage,
         }
     }
@@ -351,12 +354,16 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
     ) -> Result<(), GraphError> {
         let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
-        let limits = Limits::of(&self.policy);
-        let recording =
-            Recording::new(device, &held.model, inputs, limits, self.milestones, ran, pass);
+        let terms = Terms {
+            limits: Limits::of(&self.policy),
+            milestones: self.milestones,
+            spare: self.spare,
+        };
+        let recording = Recording::new(device, &held.model, inputs, terms, ran, pass);
         match self.moved(model).map_or(recording, Err) {
             Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {
+                self.spare += reason.missing_bytes();
                 self.stage = Stage::WarmUp { passes: 0, failures: failures + 1 };
             }
             Err(reason) => self.refuse(&reason),

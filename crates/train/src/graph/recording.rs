@@ -21,6 +21,18 @@ pub(super) type Given<I> = (I, Vec<Tensor<1, Int>>, Vec<Tensor<1>>);
 /// The outputs of a pass, and the state that it leaves.
 pub(super) type Left<O> = (O, Vec<Tensor<1>>);
 
+/// How a pass is recorded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// What a replay may be off.
+    pub(super) limits: Limits,
+    /// Elements of gradients between two milestones, if there are to be any.
+    pub(super) milestones: Option<usize>,
+    /// Bytes that the device holds while the pass warms up, and that the recording may take besides. A recording finds
+    /// memory in another order than the passes in front of it, beside its inputs, and no memory is added to it.
+    pub(super) spare: usize,
+}
+
 /// A pass that is replayed.
 #[derive(Debug)]
 pub(super) struct Recording<I, O> {
@@ -38,13 +50,12 @@ pub(super) struct Recording<I, O> {
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     /// Records `pass`, and sees that a replay does what `pass` does. `ran` is of a pass of these inputs, where one ran
-    /// already. With milestones behind every so many elements of gradients, if `milestones` says so.
+    /// already.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
-        limits: Limits,
-        milestones: Option<usize>,
+        Terms { limits, milestones, spare }: Terms,
         ran: Option<Trace<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
     ) -> Result<Self, NoRecording> {
@@ -62,13 +73,16 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let milestones = milestones.map(|every| Milestones::new(device, shapes(model), every));
         let milestones = milestones.transpose()?;
         graph::prepare(device)?;
+        let spare = graph::hold_spare(device, spare)?;
         // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
         // beside a recording, a pass would take as much memory again.
         let warm = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
             let again = run()?;
             Ok::<_, NoRecording>(noise.seen([&again, &ran]))
         });
+        drop(spare);
         let started = warm.and_then(|noise| {
+            graph::hand_over(device)?;
             graph::start(device)?;
             milestones.iter().for_each(Milestones::begin);
             Ok(noise)
