@@ -250,8 +250,7 @@ fn parameters(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Gradients that are columns of one buffer are added up once, though each goes from its first element to its last over
-/// elements of the others.
+/// Gradients that are columns of one buffer are added up once, whether Burn leaves them there or copies them.
 fn columns(group: &Group, device: &Device) -> Result<(), Box<dyn Error>> {
     const ROWS: usize = 70;
     const WIDTHS: [usize; 3] = [32, 100, 64];

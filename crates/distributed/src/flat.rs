@@ -105,7 +105,7 @@ pub(crate) fn keep<M: Module>(
     keeper.gradients
 }
 
-/// Gradients in the shapes of their parameters, laid out as gradients that no rank has sent.
+/// Gradients in the shapes of their parameters, laid out as those that a product of this rank makes.
 pub(crate) fn give<M: Module>(
     module: &M,
     gradients: HashMap<ParamId, Tensor<1>>,

@@ -15,8 +15,8 @@ impl Place {
     }
 }
 
-/// Whether two places have bytes in common and are not the same. Columns of one buffer do: the rows of each lie in the
-/// gaps between the rows of the other. If everything from the first to the last byte of each were added up, those bytes
+/// Whether two places have bytes in common and are not the same, as columns of one buffer would: the rows of each lie in
+/// the gaps between the rows of the other. If everything from the first to the last byte of each were added up, those bytes
 /// would be added up twice.
 pub(super) fn overlap(places: &[Place]) -> bool {
     let mut places: Vec<&Place> = places.iter().filter(|place| place.bytes > 0).collect();

@@ -137,8 +137,14 @@ impl<I: PassTensors, O: PassTensors, F: Fn(I) -> O> InferenceGraph<I, O, F> {
         // What the results are rounded to tells nothing of what they were computed in.
         let limits = Limits::of(&PrecisionPolicy::new(Precision::Bf16));
         let step = |_: &_, inputs| ((self.step)(inputs), GradientsParams::new());
-        let terms = Terms { limits, milestones: None, spare: 0 };
-        let recording = Recording::new(&self.device, &NO_MODULE, inputs, terms, None, step);
+        let attempt = |spare| {
+            let terms = Terms { limits, milestones: None, spare };
+            Recording::new(&self.device, &NO_MODULE, inputs, terms, None, &step)
+        };
+        let recording = attempt(0).or_else(|reason| match reason.missing_bytes() {
+            0 => Err(reason),
+            missing => attempt(missing),
+        });
         self.stage = match recording {
             Ok(recording) => Stage::Recorded(Box::new(recording)),
             Err(reason) => {
