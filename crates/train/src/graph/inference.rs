@@ -139,7 +139,7 @@ impl<I: PassTensors, O: PassTensors, F: Fn(I) -> O> InferenceGraph<I, O, F> {
         let step = |_: &_, inputs| ((self.step)(inputs), GradientsParams::new());
         let attempt = |spare| {
             let terms = Terms { limits, milestones: None, spare };
-            Recording::new(&self.device, &NO_MODULE, inputs, terms, None, &step)
+            Recording::new(&self.device, &NO_MODULE, inputs, terms, None, step)
         };
         let recording = attempt(0).or_else(|reason| match reason.missing_bytes() {
             0 => Err(reason),
