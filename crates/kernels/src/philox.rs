@@ -6,6 +6,8 @@ use cubecl::prelude::*;
 
 const ROUNDS: usize = 7;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// The bits of a word's first half.
+pub(crate) const LOW_HALF: u32 = 0xffff;
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// The generator's key: a seed that the host told, and two words that lie on the device, if there are any.

@@ -3,7 +3,7 @@
 use crate::{
     KernelError,
     buffer::Buffer,
-    philox::{combined, philox4x32},
+    philox::{LOW_HALF, combined, philox4x32},
     random::{Threshold, check_key, threshold},
 };
 use cubecl::prelude::*;
@@ -166,7 +166,7 @@ fn draw_at(words: (u32, u32, u32, u32), place: u32, #[comptime] of_word: usize) 
     let even = select(index & 2 != 0, words.2, words.0);
     let odd = select(index & 2 != 0, words.3, words.1);
     let word = select(index & 1 != 0, odd, even);
-    if comptime!(of_word == 1) { word } else { select(place & 1 != 0, word >> 16, word & HALF) }
+    if comptime!(of_word == 1) { word } else { select(place & 1 != 0, word >> 16, word & LOW_HALF) }
 }
 
 /// As [`draw_at`], where the place is known at compile time.
@@ -191,12 +191,9 @@ fn draw_of(
     } else if comptime!(place % 2 == 1) {
         word >> 16
     } else {
-        word & HALF
+        word & LOW_HALF
     }
 }
-
-/// The bits of a word's low half.
-const HALF: u32 = 0xffff;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-use crate::philox::philox4x32;
+use crate::philox::{LOW_HALF, philox4x32};
 use cubecl::prelude::*;
 use std::f32::consts::TAU;
 
@@ -94,9 +94,6 @@ pub(crate) fn random_kernel<F: Float, N: Size>(
         }
     }
 }
-
-/// The bits of a word's first half.
-const LOW_HALF: u32 = 0xffff;
 
 /// 1 if `word` is below `threshold`, else 0.
 #[cube]

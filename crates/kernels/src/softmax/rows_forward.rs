@@ -312,8 +312,8 @@ pub(crate) fn softmax_rows_kernel<F: Float, O: Float, M: Numeric, N: Size, W: Si
             let met = meet(peak, sum_of::<N>(total), blueprint);
             keep::<O, N>(&met, row, rows, outputs);
 
-            // 4. The result. Exponentials are computed once more: the registers that would keep them are worth more as
-            // room for further rows, whose loads are on the way meanwhile.
+            // 4. The result. Exponentials are computed once more, relative to the row's peak, so that no registers need keep
+            // them until then.
             let log = met.total.ln();
             let inverse = 1.0f32 / met.total;
             let numbers = RowNumbers { peak: met.peak, log, inverse };

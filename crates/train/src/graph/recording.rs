@@ -73,16 +73,19 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let milestones = milestones.map(|every| Milestones::new(device, shapes(model), every));
         let milestones = milestones.transpose()?;
         graph::prepare(device)?;
-        let spare = graph::hold_spare(device, spare)?;
         // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
         // beside a recording, a pass would take as much memory again.
-        let warm = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
-            let again = run()?;
-            Ok::<_, NoRecording>(noise.seen([&again, &ran]))
-        });
-        drop(spare);
-        let started = warm.and_then(|noise| {
+        let warm_up = || {
+            let spare = graph::hold_spare(device, spare)?;
+            let noise = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
+                let again = run()?;
+                Ok::<_, NoRecording>(noise.seen([&again, &ran]))
+            })?;
+            drop(spare);
             graph::hand_over(device)?;
+            Ok::<_, NoRecording>(noise)
+        };
+        let started = warm_up().and_then(|noise| {
             graph::start(device)?;
             milestones.iter().for_each(Milestones::begin);
             Ok(noise)

@@ -256,7 +256,7 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "high half of every word",
-                "select(place & 1 != 0, word >> 16, word & HALF)",
+                "select(place & 1 != 0, word >> 16, word & LOW_HALF)",
                 "word >> 16",
             ),
         ],
