@@ -1,6 +1,6 @@
 //! Clipping by the global norm or by value.
 
-use blackburn_backend::{loss_scale::Measured, square_sum::SquareSum};
+use blackburn_backend::{loss_scale::Measured, square_sum::SquareSum, steps::repeat::Watch};
 use burn::{
     grad_clipping::GradientClipping,
     module::{Module, ModuleVisitor, Param, ParamId},
@@ -53,7 +53,7 @@ pub fn clip_global_norm<M: Module>(
         max_norm > 0.0,
         "clip_global_norm: argument `max_norm`: expected a positive number, got {max_norm}"
     );
-    let Measured { norm, factor, .. } = Squares::of(gradients, module)
+    let Measured { norm, factor, .. } = Squares::of(gradients, module, None)
         .measured(None, max_norm)
         .expect("clip_global_norm: argument `gradients`: expected at least one gradient, got none");
     if max_norm.is_finite() {
@@ -115,6 +115,7 @@ pub fn clip_value<M: Module>(gradients: &mut GradientsParams, module: &M, max_va
 pub(crate) struct Squares<'a> {
     gradients: &'a GradientsParams,
     seen: HashSet<ParamId>,
+    watch: Option<&'a Watch>,
     /// Of all gradients that one kernel each squares and sums.
     on_gpu: Option<SquareSum>,
     /// Gradients of one dimension, not squared yet.
@@ -130,7 +131,13 @@ impl ModuleVisitor for Squares<'_> {
             return;
         }
         if SquareSum::serves(&gradient) {
-            let sum = self.on_gpu.take().unwrap_or_else(|| SquareSum::new(&gradient.device()));
+            let sum = self.on_gpu.take().unwrap_or_else(|| {
+                let none = SquareSum::new(&gradient.device());
+                match self.watch {
+                    Some(watch) => none.noted(watch.sums()),
+                    None => none,
+                }
+            });
             self.on_gpu = Some(sum.with(gradient));
             return;
         }
@@ -145,9 +152,13 @@ impl ModuleVisitor for Squares<'_> {
 }
 
 impl<'a> Squares<'a> {
-    pub(crate) fn of<M: Module>(gradients: &'a GradientsParams, module: &M) -> Self {
-        let mut squares =
-            Self { gradients, seen: HashSet::new(), on_gpu: None, vectors: vec![], sums: vec![] };
+    pub(crate) fn of<M: Module>(
+        gradients: &'a GradientsParams,
+        module: &M,
+        watch: Option<&'a Watch>,
+    ) -> Self {
+        let (seen, vectors, sums) = Default::default();
+        let mut squares = Self { gradients, seen, watch, on_gpu: None, vectors, sums };
         module.visit(&mut squares);
         squares
     }

@@ -27,11 +27,14 @@ const ALONE: &str = "BLACKBURN_TEST_TRAINER_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 4] = [
+const TESTS: [(&str, Test); 7] = [
     ("recorded_steps_are_steps_that_ran", recorded),
     ("a_resumed_trainer_records_anew_and_goes_on", resumed),
     ("a_window_of_another_length_runs_in_between", windows),
     ("what_is_not_recorded_says_why", unrecorded),
+    ("steps_that_repeat_the_last_one_have_the_same_bits", repeated),
+    ("a_clone_of_a_parameter_is_not_overwritten", cloned),
+    ("averages_of_weights_are_of_steps_in_the_usual_way", averaged),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -208,4 +211,133 @@ fn unrecorded(device: &Device) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// What a run of steps came to.
+#[derive(Debug, PartialEq)]
+struct Run {
+    losses: Vec<f32>,
+    norms: Vec<f32>,
+    parameters: Vec<f64>,
+    /// Behind one more step of a trainer that was resumed from there.
+    resumed: Vec<f64>,
+}
+
+/// Steps beyond the checks behind replays 2 and 10, one of them with fewer rows. If the model `is_shown` before each,
+/// each is taken in the usual way. Gives the steps that were repeated, too.
+fn run(
+    config: &TrainerConfig,
+    has_norm: bool,
+    is_shown: bool,
+    device: &Device,
+) -> Result<(Run, usize), Failed> {
+    let config = config.clone().with_seed(5);
+    let network = || Network {
+        // Its statistics are those of all clones.
+        norm: has_norm.then(|| BatchNormConfig::new(WIDTH).init(device)),
+        ..Network::new(device)
+    };
+    let mut trainer: Trainer<_, Batch> = config.clone().init(network())?;
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let mut step = |trainer: &mut Trainer<_, Batch>, number| -> Result<(), Failed> {
+        let (x, y) = batch(number, if number == 18 { ROWS / 2 } else { ROWS }, device);
+        let step = trainer.step((trainer.input(x), y), Network::loss)?;
+        losses.push(step.loss());
+        norms.push(step.gradient_norm.into_scalar());
+        Ok(())
+    };
+    for number in 0..24 {
+        if is_shown {
+            trainer.model()?;
+        }
+        step(&mut trainer, number)?;
+    }
+    let folder = tempfile::tempdir()?;
+    let checkpoints = Checkpoints::new(folder.path(), "test");
+    trainer.save(&checkpoints, &())?;
+    let mut resumed: Trainer<_, Batch> = config.resume(network(), &checkpoints.newest()?)?;
+    step(&mut resumed, 24)?;
+    let (parameters, resumed) = (all(trainer.model()?)?, all(resumed.model()?)?);
+    Ok((Run { losses, norms, parameters, resumed }, trainer.steps_repeated()))
+}
+
+/// All numbers of `model`.
+fn all(model: &Network) -> Result<Vec<f64>, Failed> {
+    let mut all = Vec::new();
+    for layer in [&model.first, &model.second] {
+        all.extend(values(layer.weight.base())?);
+        all.extend(values(layer.bias.as_ref().expect("a bias").base())?);
+    }
+    if let Some(norm) = &model.norm {
+        all.extend(values(norm.gamma.base())?);
+        all.extend(values(norm.running_mean.value_sync())?);
+    }
+    Ok(all)
+}
+
+fn repeated(device: &Device) -> Result<(), Failed> {
+    let schedule = WarmupCosine { peak: 0.02, floor: 0.0, warmup_steps: 3, total_steps: 30 };
+    let config = TrainerConfig::new(schedule).with_micro_batches(2);
+    let descent = SgdGroups { dampening: 0.1, nesterov: true, ..SgdGroups::default() };
+    let fastest = Precision::fastest(device);
+    for (what, config, has_norm) in [
+        ("AdamW", config.clone(), false),
+        ("a faster type", config.clone().with_precision(fastest), false),
+        ("a norm that clips", config.clone().with_max_norm(0.1), false),
+        ("gradient descent", config.clone().with_optimizer(descent), false),
+        ("running statistics", config.clone().with_max_norm(1.0), true),
+    ] {
+        let (expected, none) = run(&config, has_norm, true, device)?;
+        let (found, some) = run(&config, has_norm, false, device)?;
+        // Recorded at step 4, looked at and recorded anew at replays 2 and 10, and another shape at step 19. The step
+        // behind each is watched.
+        if (none, some) != (0, 14) {
+            return Err(format!("{what}: {none} and {some} steps were repeated").into());
+        }
+        if found != expected {
+            let Run { losses, norms, .. } = &found;
+            let other = (&expected.losses, &expected.norms);
+            let same = (found.parameters == expected.parameters, found.resumed == expected.resumed);
+            return Err(format!(
+                "{what}: losses {losses:?} and norms {norms:?}, expected {other:?}; whether parameters are the same, \
+                 and those behind a resumed step: {same:?}"
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn cloned(device: &Device) -> Result<(), Failed> {
+    let config = TrainerConfig::new(0.02);
+    let network = Network::new(device);
+    let mut trainer: Trainer<_, Batch> = config.clone().init(network.clone())?;
+    let mut straight: Trainer<_, Batch> = config.init(network)?;
+    steps(&mut trainer, 0..9, device)?;
+    let clone = trainer.model()?.first.weight.base().clone();
+    let valid = trainer.valid()?;
+    let before = values(clone.clone())?;
+    let repeated = trainer.steps_repeated();
+    let losses = steps(&mut trainer, 9..14, device)?;
+    if repeated == 0 || trainer.steps_repeated() <= repeated {
+        return Err(format!("{repeated}, then {} repeated", trainer.steps_repeated()).into());
+    }
+    let expected = steps(&mut straight, 0..14, device)?;
+    if losses != expected[9..] {
+        return Err(format!("losses {losses:?}, expected {:?}", &expected[9..]).into());
+    }
+    let after = [values(clone)?, values(valid.first.weight.base())?];
+    if after.iter().any(|after| *after != before) {
+        return Err("a clone has changed with the model".into());
+    }
+    Ok(())
+}
+
+fn averaged(device: &Device) -> Result<(), Failed> {
+    let mut trainer: Trainer<_, Batch> = config(device).init(Network::new(device))?;
+    steps(&mut trainer, 0..9, device)?;
+    match trainer.steps_repeated() {
+        0 => Ok(()),
+        repeated => Err(format!("{repeated} steps were repeated").into()),
+    }
 }

@@ -166,6 +166,12 @@ impl Identity {
             None
         }
     }
+
+    /// As the stream knows it.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn id(self) -> burn_ir::TensorId {
+        self.id
+    }
 }
 
 /// Has all that this thread asked `device` for run as far as the host is concerned: launched on CUDA, submitted elsewhere.

@@ -143,8 +143,9 @@ impl LossScalePrimitives for CubeBackend {
     }
 }
 
+/// A tensor of one f32.
 #[cfg(feature = "gpu")]
-fn one(place: &Location, buffer: Buffer) -> CubeTensor {
+pub(crate) fn one(place: &Location, buffer: Buffer) -> CubeTensor {
     tensor_of_rows(place, Shape::new([1]), buffer.into(), DType::F32)
 }
 

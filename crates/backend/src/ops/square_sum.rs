@@ -10,7 +10,9 @@
 
 use crate::ops::loss_scale::{Measured, measure};
 #[cfg(feature = "gpu")]
-use crate::tensors::{Location, contiguous_buffer, rows, tensor_of_rows};
+use crate::tensors::{Location, address, contiguous_buffer, rows, tensor_of_rows};
+#[cfg(feature = "gpu")]
+use blackburn_kernels::buffer::Rows;
 #[cfg(feature = "gpu")]
 use burn::backend::TensorMetadata;
 use burn::{
@@ -21,6 +23,8 @@ use burn::{
 };
 #[cfg(feature = "gpu")]
 use burn_cubecl::CubeBackend;
+#[cfg(feature = "gpu")]
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Numbers that the squares are added to.
 #[cfg(feature = "gpu")]
@@ -71,33 +75,69 @@ pub enum Batch<B: Backend> {
     Fusion: cfg(feature = "gpu"),
 )]
 pub trait SquareSumPrimitives: Backend {
-    /// `sums` with the squares of the first `count` tensors added.
+    /// `sums` with the squares of the first `count` tensors added, which are noted if somebody asks.
     #[fusion(dtype = sums, shape = sums)]
     fn square_sum(
         sums: FloatTensor<Self>,
         #[extension_type] batch: Batch<Self>,
         count: usize,
+        noted: Option<Batches>,
     ) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "gpu")]
 impl SquareSumPrimitives for CubeBackend {
-    fn square_sum(sums: FloatTensor<Self>, batch: Batch<Self>, count: usize) -> FloatTensor<Self> {
+    fn square_sum(
+        sums: FloatTensor<Self>,
+        batch: Batch<Self>,
+        count: usize,
+        noted: Option<Batches>,
+    ) -> FloatTensor<Self> {
         let eights = match batch {
             Batch::Few(a) => vec![a],
             Batch::Many(a, b, c, d) => vec![a, b, c, d],
         };
+        let mut is_read_there = true;
         let tensors: Vec<_> = eights
             .into_iter()
             .flat_map(|Eight { x0, x1, x2, x3, x4, x5, x6, x7 }| [x0, x1, x2, x3, x4, x5, x6, x7])
             .take(count)
-            .map(rows)
+            .map(|tensor| {
+                let place = address(&tensor.handle);
+                let rows = rows(tensor);
+                is_read_there &= address(&rows.buffer.handle) == place;
+                rows
+            })
             .collect();
         let (place, shape, dtype) = (Location::of(&sums), sums.shape(), sums.dtype);
         let sums = contiguous_buffer(sums);
         let added = blackburn_kernels::square_sum::square_sum(&place.client, sums, &tensors)
             .unwrap_or_else(|error| panic!("{error}"));
+        if let Some(noted) = noted {
+            noted.push(is_read_there.then_some(tensors));
+        }
         tensor_of_rows(&place, shape, added.into(), dtype)
+    }
+}
+
+/// The memory of tensors whose squares were added up, by launches. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Batches {
+    /// None for a batch of which some tensor was copied first.
+    #[cfg(feature = "gpu")]
+    all: Arc<Mutex<Vec<Option<Vec<Rows>>>>>,
+}
+
+#[cfg(feature = "gpu")]
+impl Batches {
+    fn push(&self, batch: Option<Vec<Rows>>) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).push(batch);
+    }
+
+    /// All of them, in their order, if all tensors were read where they lie.
+    pub(crate) fn take(&self) -> Option<Vec<Vec<Rows>>> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *all).into_iter().collect()
     }
 }
 
@@ -114,6 +154,7 @@ pub struct SquareSum {
     sums: Tensor<1>,
     /// By type.
     waiting: [Vec<DispatchTensor>; SERVED.len()],
+    noted: Option<Batches>,
 }
 
 impl SquareSum {
@@ -121,7 +162,14 @@ impl SquareSum {
     pub fn new(device: &Device) -> Self {
         let device = device.clone().without_autodiff();
         let sums = Tensor::zeros([PLACES], (&device, DType::F32));
-        Self { sums, waiting: Default::default() }
+        Self { sums, waiting: Default::default(), noted: None }
+    }
+
+    /// The same, and `noted` is told of the tensors' memory when they are added.
+    #[must_use]
+    pub fn noted(mut self, noted: &Batches) -> Self {
+        self.noted = Some(noted.clone());
+        self
     }
 
     /// Whether [`with`](Self::with) takes `x`: it is on a GPU (or a software device that passes for one),
@@ -151,7 +199,7 @@ impl SquareSum {
         waiting.push(x.into_dispatch());
         if waiting.len() == MOST {
             let full = std::mem::take(waiting);
-            self.sums = added(self.sums, full);
+            self.sums = added(self.sums, full, self.noted.as_ref());
         }
         self
     }
@@ -174,12 +222,13 @@ impl SquareSum {
 
     /// Numbers whose sum is the sum.
     fn parts(self) -> Tensor<1> {
-        self.waiting.into_iter().fold(self.sums, added)
+        let Self { sums, waiting, noted } = self;
+        waiting.into_iter().fold(sums, |sums, some| added(sums, some, noted.as_ref()))
     }
 }
 
 /// `sums` with the squares of `tensors` added, of which there are 32 at most.
-fn added(sums: Tensor<1>, tensors: Vec<DispatchTensor>) -> Tensor<1> {
+fn added(sums: Tensor<1>, tensors: Vec<DispatchTensor>, noted: Option<&Batches>) -> Tensor<1> {
     let count = tensors.len();
     let Some(last) = tensors.last().cloned() else { return sums };
     // The last one fills up what is left, and does not count again.
@@ -200,5 +249,6 @@ fn added(sums: Tensor<1>, tensors: Vec<DispatchTensor>) -> Tensor<1> {
         _ => Batch::Many(eight(), eight(), eight(), eight()),
     };
     let sums = sums.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as SquareSumPrimitives>::square_sum(sums, batch, count))
+    let noted = noted.cloned();
+    Tensor::from_dispatch(<Dispatch as SquareSumPrimitives>::square_sum(sums, batch, count, noted))
 }

@@ -7,6 +7,7 @@ mod gate;
 mod operation;
 #[cfg(feature = "gpu")]
 pub(crate) mod provider;
+pub mod repeat;
 pub mod sgd;
 #[cfg(all(test, feature = "gpu"))]
 mod tests;

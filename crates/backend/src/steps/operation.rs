@@ -1,6 +1,6 @@
 //! Steps of several parameters on the kernel.
 
-use super::provider::Optimizer;
+use super::{provider::Optimizer, repeat};
 use crate::{
     ops::{
         copies::{self, Known},
@@ -14,8 +14,8 @@ use crate::{
 };
 use blackburn_kernels::{
     KernelError,
-    buffer::Buffer,
-    step::{Chance, Gate, Update},
+    buffer::{Buffer, Rows},
+    step::{Chance, Gate, Update, update_many},
 };
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
 
 /// Where the gradient stands among an operation's tensors; the results are the others.
-const GRADIENT: usize = 1;
+pub(super) const GRADIENT: usize = 1;
 
 /// What a gate reads.
 pub(crate) const READINGS: usize = 3;
@@ -69,6 +69,12 @@ impl<K: Optimizer<N>, const N: usize> StepRequest<K, N> {
     /// What it is taken together by, what the device says of the step, and the seed.
     pub(crate) fn shared(&self) -> impl Iterator<Item = TensorId> {
         self.operation.inputs[N..].iter().map(|tensor| tensor.id)
+    }
+
+    /// What it is taken together by, if somebody watches the steps that are.
+    fn watch(&self, context: &Tensors) -> Option<TensorId> {
+        let together = context.tensors.get(&self.operation.inputs.get(N)?.id)?.id;
+        repeat::is_watched(together).then_some(together)
     }
 
     /// Whether it needs something that `other` makes.
@@ -144,7 +150,9 @@ impl<K: Optimizer<N>, const N: usize> Replacement for Steps<K, N> {
             let tensors = taken?.try_into().map_err(|_| unknown::<K, N>("tensor"))?;
             updates.push(Update { step, tensors, draw, copy: None });
         }
-        for (update, made) in self.requests.iter().zip(stepped::<K, N>(updates, gate, seed)) {
+        let watch = self.requests.first().and_then(|first| first.watch(context));
+        for (update, made) in self.requests.iter().zip(stepped::<K, N>(updates, gate, seed, watch))
+        {
             let kept = made.into_iter().enumerate().filter(|(at, _)| *at != GRADIENT);
             for (out, (_, tensor)) in update.operation.outputs.iter().zip(kept) {
                 register_cube_tensor(context, out, tensor, K::OP)?;
@@ -171,33 +179,48 @@ pub(crate) fn alone<K: Optimizer<N>, const N: usize>(
     let draw = chance.as_ref().map_or(0, |chance| chance.draw);
     let seed = chance.map(|chance| chance.seed);
     let update = Update { step, tensors, draw, copy: None };
-    stepped::<K, N>(vec![update], gate, seed).swap_remove(0)
+    stepped::<K, N>(vec![update], gate, seed, None).swap_remove(0)
 }
 
-/// [`alone`] of several parameters, whose copies are written, too.
+/// [`alone`] of several parameters, whose copies are written, too. Who watches what they are taken together by is told.
 fn stepped<K: Optimizer<N>, const N: usize>(
     updates: Vec<Update<K::Numbers, [CubeTensor; N]>>,
     gate: Option<Gate>,
     seed: Option<Buffer>,
+    watch: Option<TensorId>,
 ) -> Vec<[CubeTensor; N]> {
     let Some(first) = updates.first() else { return Vec::new() };
     // Weights have other numbers from here on. A cast that held their memory would have them moved, too.
     marked::forget_casts();
     let client = first.tensors[0].client.clone();
     let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
+    let mut taken = Vec::new();
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
-        .map(|Update { step, tensors, draw, .. }| {
-            let kept = tensors.each_ref().map(told);
-            let known = copies::take(&tensors[0].handle);
+        .map(|update| {
+            let known = copies::take(&update.tensors[0].handle);
             let copy = known.first().map(Known::rows);
+            if watch.is_some() {
+                // Others would have to be copied, too.
+                let only = copy.clone().filter(|_| known.len() == 1);
+                taken.push(repeat::Taken::of(&update, only));
+            }
+            let Update { step, tensors, draw, .. } = update;
+            let kept = tensors.each_ref().map(told);
             ((kept, known), Update { step, tensors: tensors.map(rows).into(), draw, copy })
         })
         .unzip();
-    let updated = K::MANY(&client, updates, gate, seed).unwrap_or_else(|error| panic!("{error}"));
+    let is_by_chance = seed.is_some();
+    let updated: Vec<_> = update_many::<K::Numbers, N>(&client, updates, gate, seed)
+        .unwrap_or_else(|error| panic!("{error}"))
+        .into_iter()
+        .map(Into::<[Rows; N]>::into)
+        .collect();
+    if let Some(together) = watch {
+        repeat::tell::<K, N>(together, &client, taken, &updated, is_by_chance);
+    }
     type Kept<const N: usize> = ([(Location, Shape, DType); N], Vec<Known>);
-    let tensors = |((kept, known), updated): (Kept<N>, K::Tensors)| {
-        let updated = updated.into();
+    let tensors = |((kept, known), updated): (Kept<N>, [Rows; N])| {
         copies::keep(known, &updated[0].buffer.handle);
         std::array::from_fn(|at| {
             let (place, shape, dtype) = &kept[at];

@@ -9,13 +9,8 @@
 
 use super::operation::{StepRequest, Steps};
 use crate::stream::{Claim, Elapsed, Moment, Next, Part, Scalars, Search};
-use blackburn_kernels::{
-    KernelError,
-    buffer::{Buffer, Rows},
-    step::{Gate, MOST_TENSORS, Update},
-};
+use blackburn_kernels::step::{MOST_TENSORS, StepNumbers};
 use burn_ir::OperationIr;
-use cubecl::client::Client;
 use std::fmt::Debug;
 
 /// An optimizer whose step takes N tensors (parameter, gradient, and states in f32) and makes all but the
@@ -32,19 +27,14 @@ pub(crate) trait Optimizer<const N: usize>:
     /// The operation's scalars: the draw, then the step's numbers.
     const SCALARS: usize;
     /// The step's numbers, as the kernel takes them.
-    type Numbers: Copy;
-    /// The tensors, as it takes them.
-    type Tensors: From<[Rows; N]> + Into<[Rows; N]>;
-    /// Does the steps of several parameters.
-    const MANY: Many<Self::Numbers, Self::Tensors>;
+    type Numbers: StepNumbers<N> + Send;
 
     /// The step's numbers among an operation's scalars; none where one is unknown.
     fn numbers(scalars: &Scalars<'_>) -> Option<Self::Numbers>;
-}
 
-/// Steps of several parameters, in their order, with the same gate and seed.
-pub(crate) type Many<S, T> =
-    fn(&Client, Vec<Update<S, T>>, Option<Gate>, Option<Buffer>) -> Result<Vec<T>, KernelError>;
+    /// Makes them those of the next step, which is taken at the learning rate `rate`.
+    fn advance(numbers: &mut Self::Numbers, rate: f64);
+}
 
 /// Takes steps that follow each other, share what the device says of them, and do not depend on each other.
 ///

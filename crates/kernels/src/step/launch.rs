@@ -98,24 +98,94 @@ pub fn update_many_with<S: StepNumbers<N>, const N: usize>(
     seed: Option<Buffer>,
     tuning: Tuning,
 ) -> Result<Vec<S::Tensors>, KernelError> {
-    check_readings(S::OP, gate.as_ref(), seed.as_ref())?;
-    let plan = |problem: &Problem<N>, client: &Client| Blueprint::tuned(problem, client, tuning);
-    let planned: Result<_, KernelError> =
-        updates.into_iter().map(|update| Planned::new(update, client, plan)).collect();
-    let room = |one: &Planned<S, N>| one.room(client);
-    let mut planned: Vec<Planned<S, N>> = planned?;
-    let apart: Vec<_> = planned.iter_mut().map(Planned::take_copy_apart).collect();
-    let updated = in_launches(planned, room, Planned::goes_with, |together| {
-        let passes: Vec<_> = together.iter().map(Planned::passes).collect();
-        for (one, cubes) in together.iter_mut().zip(divide(tuning.most_cubes(client), &passes)) {
-            one.blueprint.cubes = cubes;
+    let mut updates = Updates::new(client, updates, tuning)?;
+    updates.launch(client, gate.as_ref(), seed.as_ref())?;
+    Ok(updates.planned.into_iter().map(|one| one.tensors.into()).collect())
+}
+
+/// Updates of several parameters, planned once: [`repeat`](Self::repeat) does them again and again.
+pub struct Updates<S: StepNumbers<N>, const N: usize> {
+    planned: Vec<Planned<S, N>>,
+    /// Copies that steps cannot write.
+    apart: Vec<Option<Rows>>,
+    most_cubes: usize,
+}
+
+impl<S: StepNumbers<N>, const N: usize> Updates<S, N> {
+    fn new(
+        client: &Client,
+        updates: Vec<Update<S, S::Tensors>>,
+        tuning: Tuning,
+    ) -> Result<Self, KernelError> {
+        let plan =
+            |problem: &Problem<N>, client: &Client| Blueprint::tuned(problem, client, tuning);
+        let planned: Result<Vec<_>, KernelError> =
+            updates.into_iter().map(|update| Planned::new(update, client, plan)).collect();
+        let mut planned = planned?;
+        let apart = planned.iter_mut().map(Planned::take_copy_apart).collect();
+        Ok(Self { planned, apart, most_cubes: tuning.most_cubes(client) })
+    }
+
+    /// Plans `updates` that write parameters and states where they are, whoever holds the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`update_many`].
+    pub fn in_place(
+        client: &Client,
+        updates: Vec<Update<S, S::Tensors>>,
+    ) -> Result<Self, KernelError> {
+        let mut updates = Self::new(client, updates, Tuning::default())?;
+        updates.planned.iter_mut().for_each(|one| one.overwrites = true);
+        Ok(updates)
+    }
+
+    /// The memory of the gradients, in the order of the updates.
+    pub fn gradients(&self) -> impl Iterator<Item = &Rows> {
+        self.planned.iter().map(|one| &one.tensors[GRADIENT])
+    }
+
+    /// Takes the next step of all parameters, whose numbers `next` makes of those before, by what the gradients'
+    /// memory holds by now.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] for numbers that make no step and for readings that are not as long as they
+    /// are read, before anything is launched.
+    pub fn repeat(
+        &mut self,
+        client: &Client,
+        next: impl Fn(&mut S),
+        gate: Option<&Gate>,
+    ) -> Result<(), KernelError> {
+        for one in &mut self.planned {
+            next(&mut one.step);
+            one.step.validate()?;
         }
-        launch(client, together, gate.as_ref(), seed.as_ref());
-    });
-    let copies: Vec<_> =
-        updated.iter().zip(apart).filter_map(|(one, copy)| Some(one.copied_to(copy?))).collect();
-    overwrite_many(client, &copies)?;
-    Ok(updated.into_iter().map(|one| one.tensors.into()).collect())
+        self.launch(client, gate, None)
+    }
+
+    fn launch(
+        &mut self,
+        client: &Client,
+        gate: Option<&Gate>,
+        seed: Option<&Buffer>,
+    ) -> Result<(), KernelError> {
+        check_readings(S::OP, gate, seed)?;
+        let room = |one: &Planned<S, N>| one.room(client);
+        let planned = std::mem::take(&mut self.planned);
+        self.planned = in_launches(planned, room, Planned::goes_with, |together| {
+            let passes: Vec<_> = together.iter().map(Planned::passes).collect();
+            for (one, cubes) in together.iter_mut().zip(divide(self.most_cubes, &passes)) {
+                one.blueprint.cubes = cubes;
+            }
+            launch(client, together, gate, seed);
+        });
+        let copies = self.planned.iter().zip(&self.apart);
+        let copies: Vec<_> =
+            copies.filter_map(|(one, copy)| Some(one.copied_to(copy.clone()?))).collect();
+        overwrite_many(client, &copies)
+    }
 }
 
 /// An update that was checked, and how it is done.
@@ -128,6 +198,8 @@ struct Planned<S: StepNumbers<N>, const N: usize> {
     problem: Problem<N>,
     blueprint: Blueprint,
     form: FormOf<S, N>,
+    /// Whether it writes where its tensors are, though others hold the memory.
+    overwrites: bool,
 }
 
 impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
@@ -145,7 +217,9 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
             blueprint.check(&problem)?;
         }
         let form = step.form(client);
-        let planned = Self { step, tensors, draw, copy: None, problem, blueprint, form };
+        let overwrites = false;
+        let planned =
+            Self { step, tensors, draw, copy: None, problem, blueprint, form, overwrites };
         copy.iter().try_for_each(|copy| planned.check_copy(copy))?;
         Ok(Self { copy, ..planned })
     }
@@ -192,10 +266,10 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
         self.problem.layout.passes(self.blueprint.walk, self.blueprint.vector_size)
     }
 
-    /// Of which of its tensors somebody else holds the memory, so that they go to new one.
+    /// Of which of its tensors somebody else holds the memory, so that they go to new one, unless it overwrites.
     fn held(&self) -> [bool; N] {
         std::array::from_fn(|which| {
-            which != GRADIENT && !self.tensors[which].buffer.handle.can_mut()
+            which != GRADIENT && !self.overwrites && !self.tensors[which].buffer.handle.can_mut()
         })
     }
 

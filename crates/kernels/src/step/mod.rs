@@ -22,9 +22,11 @@ mod variants;
 pub use crate::together::MOST_TENSORS;
 pub use blueprint::{Blueprint, Tuning};
 pub use gate::{Chance, Gate};
-pub use launch::{Update, update, update_many, update_many_with, update_with};
+pub use launch::{Update, Updates, update, update_many, update_many_with, update_with};
 pub use layout::Walk;
 pub use problem::Problem;
 pub(crate) use variants::variants;
 
-pub(crate) use kernel::{Rule, StepNumbers};
+pub use kernel::StepNumbers;
+
+pub(crate) use kernel::Rule;

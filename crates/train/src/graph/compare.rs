@@ -123,6 +123,13 @@ impl Schedule {
         self.replays >= next
     }
 
+    /// Whether another replay is not to be compared.
+    pub(super) fn goes_on(&self) -> bool {
+        let mut next = *self;
+        next.count();
+        !next.is_due()
+    }
+
     /// Takes note that it was.
     pub(super) fn set_checked(&mut self) {
         // To the next power of ten where a check was put off.

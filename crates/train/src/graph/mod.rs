@@ -94,6 +94,7 @@ mod held;
 mod inference;
 mod outline;
 mod recording;
+mod repeat;
 mod state;
 mod status;
 mod tensors;
@@ -111,7 +112,7 @@ use blackburn_backend::{
 use burn::{
     module::{Module, ModuleDisplay},
     optim::GradientsParams,
-    tensor::Device,
+    tensor::{Device, Int, Tensor},
 };
 use compare::{Limits, Noise, Results, Schedule, Trace, Verdict, judge};
 use error::NoRecording;
@@ -154,6 +155,8 @@ pub struct GradientGraph<M, I, O> {
     milestones: Option<usize>,
     /// Bytes that recordings lacked.
     spare: usize,
+    /// Whether the last call gave what a replay left.
+    is_replayed: bool,
     stage: Stage<I, O>,
 }
 
@@ -194,6 +197,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             schedule,
             milestones: None,
             spare: 0,
+            is_replayed: false,
             stage,
         }
     }
@@ -222,12 +226,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         if !graph::is_supported(&device) {
             return Ok(pass(model, inputs));
         }
+        self.is_replayed = false;
         self.begin(&device, model)?;
         // Passes of one call have one key, and begin with the same state, so that they can be compared.
-        let keys = match self.draws {
-            true => vec![KeyedPass::next_key(&device)],
-            false => Vec::new(),
-        };
+        let keys = self.keys(&device);
         let state = self.state.clone();
         let given = (inputs, keys, state.read(model));
         let (draws, failure) = (Cell::new(0), Cell::new(None));
@@ -262,6 +264,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             self.draws = self.draws && draws.get() > 0;
         }
         Ok((outputs, gradients))
+    }
+
+    /// That of the random numbers of a call, if it draws some.
+    fn keys(&self, device: &Device) -> Vec<Tensor<1, Int>> {
+        match self.draws {
+            true => vec![KeyedPass::next_key(device)],
+            false => Vec::new(),
+        }
     }
 
     fn is_refused(&self) -> bool {
@@ -392,11 +402,12 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let replayed = recording.replay(&held.model, inputs)?;
         self.schedule.count();
         if !self.schedule.is_due() {
+            self.is_replayed = true;
             return Ok(replayed);
         }
         // The pass takes the memory that the recording had, instead of as much again beside it. So the
         // recording goes, and a new one is made.
-        let inputs = recording.inputs();
+        let inputs = recording.inputs().clone();
         let seen = Trace::of(&held.model, device, &replayed);
         graph::hand_over(device)?;
         drop(replayed);

@@ -147,7 +147,21 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         self.results(model)
     }
 
+    /// The same without the gradients, which are where those of the last replay were.
+    pub(super) fn replay_in_place(&mut self, inputs: I) -> Result<O, GraphError> {
+        self.inputs = self.inputs.clone().overwritten(inputs);
+        self.outputs()
+    }
+
     fn results<M: Module>(&self, model: &M) -> Result<Results<O>, GraphError> {
+        let outputs = self.outputs()?;
+        let mut gradients = GradientsParams::new();
+        model.visit(&mut Sharer { from: self, to: &mut gradients });
+        Ok((outputs, gradients))
+    }
+
+    /// Those of a replay for what is in the inputs' memory.
+    fn outputs(&self) -> Result<O, GraphError> {
         // SAFETY: parameters, inputs, outputs and gradients are held by `self` and the caller's
         // `HeldModel`; what lies between is guarded by the graph. This is the queue that recorded it: `new`
         // is called from nowhere else, and `serves` has seen it.
@@ -155,9 +169,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         if let Some(progress) = &self.progress {
             progress.replayed();
         }
-        let mut gradients = GradientsParams::new();
-        model.visit(&mut Sharer { from: self, to: &mut gradients });
-        Ok((self.outputs.held(), gradients))
+        Ok(self.outputs.held())
     }
 
     /// How far a replay has come, if milestones were asked for.
@@ -166,8 +178,13 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
     }
 
     /// The inputs of the last replay.
-    pub(super) fn inputs(&self) -> I {
-        self.inputs.clone()
+    pub(super) fn inputs(&self) -> &I {
+        &self.inputs
+    }
+
+    /// The queue that it can be replayed in.
+    pub(super) fn queue(&self) -> Queue {
+        self.queue
     }
 }
 

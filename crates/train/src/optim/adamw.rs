@@ -12,6 +12,7 @@
 
 use super::{
     gate::{Reading, StepGate},
+    repeats::Repeats,
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
@@ -54,16 +55,18 @@ pub struct AdamWState<const D: usize> {
     pub first: Tensor<D>,
     /// In f32.
     pub second: Tensor<D>,
-    /// Steps so far, those included that a gate took back.
+    /// Steps up to the last one that the optimizer was asked for, those included that a gate took back.
     pub time: usize,
     /// How many of them it took back.
     pub skipped: Skipped,
+    /// How often that last one was repeated.
+    pub repeats: Repeats,
 }
 
 impl<const D: usize> RecordState for AdamWState<D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        let Self { first, second, time, skipped } = self.clone();
-        let time = time.saturating_sub(skipped.read());
+        let Self { first, second, time, skipped, repeats } = self.clone();
+        let time = repeats.after(time).saturating_sub(skipped.read());
         let momentum =
             AdaptiveMomentumState { time, moment_1: first, moment_2: second, max_moment_2: None };
         BurnsState { momentum }.state_flatten(prefix, out);
@@ -73,7 +76,8 @@ impl<const D: usize> RecordState for AdamWState<D> {
         let BurnsState { momentum } = BurnsState::<D>::state_unflatten(prefix, src, device)?;
         let AdaptiveMomentumState { time, moment_1, moment_2, .. } = momentum;
         let [first, second] = [moment_1, moment_2].map(|moment| moment.cast(FloatDType::F32));
-        Some(Self { first, second, time, skipped: Skipped::default() })
+        let (skipped, repeats) = Default::default();
+        Some(Self { first, second, time, skipped, repeats })
     }
 }
 
@@ -199,24 +203,27 @@ impl Optimizer for AdamW {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let AdamWState { first, second, time, skipped } = state.unwrap_or_else(|| {
+        let AdamWState { first, second, time, skipped, repeats } = state.unwrap_or_else(|| {
             // Each in memory of its own, which the kernel writes to.
             let zeros = || Tensor::zeros(grad.dims(), (&grad.device(), DType::F32));
-            AdamWState { first: zeros(), second: zeros(), time: 0, skipped: Skipped::default() }
+            let (skipped, repeats) = Default::default();
+            AdamWState { first: zeros(), second: zeros(), time: 0, skipped, repeats }
         });
-        let (time, open, skipped) = self.counts.next(time, skipped, self.gate.as_ref());
+        let gate = self.gate.as_ref();
+        let (time, open, skipped) = self.counts.next(repeats.after(time), skipped, gate);
         let tensors = adamw::Tensors { parameter: tensor, gradient: grad, first, second };
         let adamw::Stepped { parameter, first, second } = if adamw::serves(&tensors) {
             self.by_kernel(lr, time, tensors, open)
         } else {
             self.by_operations(lr, time, tensors, open)
         };
-        (parameter, Some(AdamWState { first, second, time, skipped }))
+        let repeats = gate.map(StepGate::repeats).unwrap_or_default();
+        (parameter, Some(AdamWState { first, second, time, skipped, repeats }))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        let AdamWState { first, second, time, skipped } = state;
+        let AdamWState { first, second, time, skipped, repeats } = state;
         let [first, second] = [first, second].map(|moment| moment.to_device(device));
-        AdamWState { first, second, time, skipped: skipped.to_device(device) }
+        AdamWState { first, second, time, skipped: skipped.to_device(device), repeats }
     }
 }

@@ -1,7 +1,7 @@
 //! Whether the device takes a step, told without waiting for it.
 
-use super::skipped::LastStep;
-use blackburn_backend::steps::Taken;
+use super::{repeats::Repeats, skipped::LastStep};
+use blackburn_backend::steps::{Taken, Together};
 use burn::tensor::Tensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +19,10 @@ struct State {
     last: Option<Reading>,
     /// Steps by the last reading whose count is the scaler's.
     followers: Vec<Arc<LastStep>>,
+    /// Of the step that is about to be taken.
+    repeats: Repeats,
+    /// What kernels take steps together by.
+    together: Together,
 }
 
 /// What the device says of a step. Tensors of one element each, in f32.
@@ -60,6 +64,23 @@ impl StepGate {
     /// Has `last`, a step by the last reading, take the next one's count for its own.
     pub(super) fn follow(&self, last: &Arc<LastStep>) {
         self.state().followers.push(last.clone());
+    }
+
+    /// How often the step that is taken next will be repeated: zero times so far.
+    pub(crate) fn begin_repeats(&self) -> Repeats {
+        let repeats = Repeats::default();
+        self.state().repeats = repeats.clone();
+        repeats
+    }
+
+    /// How often the step that is taken now will have been repeated.
+    pub(super) fn repeats(&self) -> Repeats {
+        self.state().repeats.clone()
+    }
+
+    /// What the kernel's steps of all parameters are taken together by.
+    pub(crate) fn together(&self) -> Together {
+        self.state().together.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -4,6 +4,7 @@
 mod adamw;
 mod gate;
 mod on_device;
+mod repeats;
 mod sgd;
 mod skipped;
 mod stochastic;
@@ -12,13 +13,13 @@ pub use adamw::{AdamW, AdamWState};
 pub(crate) use gate::Reading;
 pub use gate::StepGate;
 pub use on_device::OnDevice;
+pub use repeats::Repeats;
 pub use sgd::{Sgd, SgdGroups, SgdState};
 pub use skipped::Skipped;
 use skipped::SkippedCounts;
 use stochastic::Draws;
 
 use crate::path::ModulePath;
-use blackburn_backend::steps::Together;
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamGroup},
     optim::{ModuleOptimizer, Optimizer},
@@ -83,7 +84,7 @@ impl AdamWGroups {
     ) -> ModuleOptimizer {
         // One of each for all groups, whose steps share a launch then.
         let (draws, counts) = (Draws::default(), SkippedCounts::default());
-        let together = Together::default();
+        let together = gate.map(StepGate::together).unwrap_or_default();
         let adamw = |weight_decay: f32| AdamW {
             beta_1: self.beta_1.into(),
             beta_2: self.beta_2.into(),

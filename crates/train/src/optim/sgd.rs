@@ -17,6 +17,7 @@
 use super::{
     gate::{Reading, StepGate},
     in_two_groups,
+    repeats::Repeats,
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
@@ -120,7 +121,7 @@ impl SgdGroups {
         }
         // One of each for all groups, whose steps share a launch then.
         let (draws, counts) = (Draws::default(), SkippedCounts::default());
-        let together = Together::default();
+        let together = gate.map(StepGate::together).unwrap_or_default();
         let sgd = |weight_decay: f64| Sgd {
             momentum,
             dampening,
@@ -166,11 +167,13 @@ pub struct Sgd {
 pub struct SgdState<const D: usize> {
     /// In f32; none without momentum.
     pub velocity: Option<Tensor<D>>,
-    /// Steps since there is a velocity, those included that a gate took back; counted from
-    /// [`UNCOUNTED`](Self::UNCOUNTED) on after records that do not tell.
+    /// Steps since there is a velocity up to the last one that the optimizer was asked for, those included that a
+    /// gate took back; counted from [`UNCOUNTED`](Self::UNCOUNTED) on after records that do not tell.
     pub time: usize,
     /// How many of them it took back.
     pub skipped: Skipped,
+    /// How often that last one was repeated.
+    pub repeats: Repeats,
 }
 
 impl<const D: usize> SgdState<D> {
@@ -188,7 +191,7 @@ impl<const D: usize> RecordState for SgdState<D> {
         if let Some(velocity) = &self.velocity {
             out.push_tensor(&join_path(prefix, MOMENTUM), VELOCITY, velocity.clone().into_data());
         }
-        let taken = self.time.saturating_sub(self.skipped.read());
+        let taken = self.repeats.after(self.time).saturating_sub(self.skipped.read());
         out.push_scalar(prefix, TIME, Scalar::from(taken));
     }
 
@@ -199,7 +202,8 @@ impl<const D: usize> RecordState for SgdState<D> {
             .map(|data| Tensor::from_data(data, (device, DType::F32)));
         let time = src.take_scalar(prefix, TIME).and_then(|time| usize::try_from(time).ok());
         let time = time.unwrap_or(Self::UNCOUNTED);
-        Some(Self { velocity, time, skipped: Skipped::default() })
+        let (skipped, repeats) = Default::default();
+        Some(Self { velocity, time, skipped, repeats })
     }
 }
 
@@ -294,8 +298,8 @@ impl Optimizer for Sgd {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let (velocity, time, skipped) = match state {
-            Some(SgdState { velocity: Some(velocity), time, skipped }) => {
-                (Some(velocity), time, skipped)
+            Some(SgdState { velocity: Some(velocity), time, skipped, repeats }) => {
+                (Some(velocity), repeats.after(time), skipped)
             }
             // The first step, or the first one with momentum.
             _ => (None, 0, Skipped::default()),
@@ -322,7 +326,8 @@ impl Optimizer for Sgd {
             }
             None => self.by_operations(lr, time, [tensor, grad], None, open),
         };
-        (parameter, Some(SgdState { velocity, time, skipped }))
+        let repeats = gate.map(StepGate::repeats).unwrap_or_default();
+        (parameter, Some(SgdState { velocity, time, skipped, repeats }))
     }
 
     fn to_device<const D: usize>(mut state: Self::State<D>, device: &Device) -> Self::State<D> {

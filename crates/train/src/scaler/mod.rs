@@ -333,7 +333,7 @@ impl GradScaler {
             true => self.is_enabled().then(|| self.scale.clone()),
             false => Some(self.scale.clone().mul_scalar(1.0 / origin.factor)),
         };
-        let squares = Squares::of(gradients, module);
+        let squares = Squares::of(gradients, module, origin.watch);
         let measured = match origin.apart {
             None => squares.measured(scale, max_norm).ok_or(ScalerError::NoGradients)?,
             Some(group) => {
@@ -343,6 +343,13 @@ impl GradScaler {
         };
         self.finite = self.is_enabled().then(|| measured.finite.clone());
         Ok(measured)
+    }
+
+    /// What an optimizer reads in a step that is taken, of a scaler that lets every step pass.
+    pub(crate) fn open_readings(&self) -> Option<OpenReadings> {
+        let Self { one, skipped_steps, .. } = self;
+        (!self.is_enabled())
+            .then(|| OpenReadings { taken: one.clone(), skipped: skipped_steps.clone() })
     }
 
     fn reading(&mut self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
@@ -451,6 +458,14 @@ impl GradScaler {
         self.gate = gate;
         Ok(())
     }
+}
+
+/// One element each, in f32.
+pub(crate) struct OpenReadings {
+    /// 1.
+    pub(crate) taken: Tensor<1>,
+    /// 0.
+    pub(crate) skipped: Tensor<1>,
 }
 
 /// A loss times a scale that is given, as a pass has it which reads nothing else: see

@@ -1,6 +1,6 @@
 //! Options of a trainer.
 
-use super::{Trainer, TrainerError, state::Saved, together::Stepper};
+use super::{Trainer, TrainerError, repeat::Repeats, state::Saved, together::Stepper};
 use crate::{
     checkpoint::Checkpoint,
     ema::EmaConfig,
@@ -371,6 +371,7 @@ impl TrainerConfig {
             scaler,
             ema,
             passes,
+            repeats: Repeats::default(),
             steps_taken,
             losses: Vec::new(),
             asked_losses: None,

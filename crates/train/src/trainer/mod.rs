@@ -88,6 +88,7 @@ mod error;
 mod losses;
 mod memory;
 mod pass;
+mod repeat;
 mod report;
 mod state;
 mod step;
@@ -97,6 +98,7 @@ pub use batch::MicroBatch;
 pub use config::{TrainerConfig, TrainerOptimizer};
 pub use error::TrainerError;
 use pass::pass;
+use repeat::Repeats;
 pub use report::{DropIn, TrainerReport};
 pub use state::{saved_extra, saved_model};
 pub use step::{Step, StepLoss};
@@ -144,6 +146,7 @@ pub struct Trainer<M, I, O = ()> {
     scaler: GradScaler,
     ema: Option<Ema>,
     passes: GradientGraph<M, Inputs<I>, Outputs<O>>,
+    repeats: Repeats,
     steps_taken: usize,
     /// Losses that nobody has looked at, of the last steps.
     losses: Vec<Tensor<1>>,
@@ -179,6 +182,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     ///
     /// When an earlier step panicked while it changed the model.
     pub fn model(&self) -> Result<&M, TrainerError> {
+        self.repeats.show();
         self.model.as_ref().ok_or(TrainerError::Lost)
     }
 
@@ -287,25 +291,17 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let before = (!self.is_reported).then(|| (profile::served(), Tally::now()));
 
         let begun = Instant::now();
-        let ((mean_loss, outputs), gradients) = match tensors.is_empty() {
-            true => ((self.nothing(), Vec::new()), GradientsParams::new()),
-            false => self.run_passes(tensors, factors, loss)?,
+        let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
+        let (mean_loss, outputs, gradient_norm) = match self.repeats(&inputs) {
+            true => self.repeat(inputs, learning_rate)?,
+            false => self.pass_and_update(inputs, weight, learning_rate, loss)?,
         };
-        let passed = begun.elapsed();
-        let (sums, mean_loss) = self.meet(gradients, mean_loss, weight)?;
-        let met = begun.elapsed();
-        let gradient_norm = self.update(sums, learning_rate)?;
-        // The model has changed, whatever the device says.
-        self.steps_taken += 1;
         self.losses.push(mean_loss.clone());
         // Hand the step over to the device now, and go on preparing the next one.
         graph::hand_over(&self.device).map_err(GraphError::from)?;
-        tracing::trace!(
-            "step {}, the host's time: passes {passed:?}, other ranks {:?}, update {:?}",
-            self.steps_taken,
-            met - passed,
-            begun.elapsed() - met
-        );
+        self.repeats.end_watch();
+        let elapsed = begun.elapsed();
+        tracing::trace!("step {}, the host's time: {elapsed:?}", self.steps_taken);
         if let Some((served, products)) = before {
             self.report_once(&served, products);
         }
@@ -323,14 +319,32 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs })
     }
 
+    /// Takes a step. Gives the mean loss, what else the micro-batches gave, and the norm of the gradients.
+    fn pass_and_update<L: StepLoss<Outputs = O>>(
+        &mut self,
+        inputs: Inputs<I>,
+        weight: f64,
+        learning_rate: f64,
+        loss: impl Fn(&M, I) -> L,
+    ) -> Result<(Tensor<1>, Vec<O>, Tensor<1>), TrainerError> {
+        let ((mean_loss, outputs), gradients) = match inputs.0.is_empty() {
+            true => ((self.nothing(), Vec::new()), GradientsParams::new()),
+            false => self.run_passes(inputs, loss)?,
+        };
+        let (sums, mean_loss) = self.meet(gradients, mean_loss, weight)?;
+        self.begin_watch(&sums.gradients);
+        let gradient_norm = self.update(sums, learning_rate)?;
+        // The model has changed, whatever the device says.
+        self.steps_taken += 1;
+        Ok((mean_loss, outputs, gradient_norm))
+    }
+
     /// The mean loss of micro-batches, and its gradients.
     fn run_passes<L: StepLoss<Outputs = O>>(
         &mut self,
-        tensors: Vec<I>,
-        factors: Vec<f64>,
+        inputs: Inputs<I>,
         loss: impl Fn(&M, I) -> L,
     ) -> Result<(Outputs<O>, GradientsParams), TrainerError> {
-        let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
         let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
         // The pass itself returns tensors and nothing else.
         let refusal = Cell::new(None);
@@ -377,7 +391,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let model = self.model.take().ok_or(TrainerError::Lost)?;
         let max_norm = self.config.max_norm;
         let GradientSums { mut gradients, factor, .. } = sums;
-        let origin = Origin { factor, apart: self.optimizer.apart(&self.group) };
+        let (apart, watch) = (self.optimizer.apart(&self.group), self.repeats.watch());
+        let origin = Origin { factor, apart, watch };
         let measured = match self.config.optimizer.is_gated() {
             true => self.scaler.unscale_sums_in_step(&gradients, &model, max_norm, &origin),
             false => self.scaler.unscale_sums(&mut gradients, &model, max_norm, &origin),

@@ -1,10 +1,7 @@
 //! What the provider that takes steps together is told of this one.
 
-use crate::{
-    steps::provider::{Many, Optimizer},
-    stream::Scalars,
-};
-use blackburn_kernels::adamw::{AdamwStep, AdamwTensors, adamw_update_many};
+use crate::{steps::provider::Optimizer, stream::Scalars};
+use blackburn_kernels::adamw::AdamwStep;
 
 /// Parameter, gradient, and two moments.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +13,6 @@ impl Optimizer<4> for Adamw {
     const ID: &'static str = "blackburn::adamw_step";
     const SCALARS: usize = 7;
     type Numbers = AdamwStep;
-    type Tensors = AdamwTensors;
-    const MANY: Many<Self::Numbers, Self::Tensors> = adamw_update_many;
 
     fn numbers(scalars: &Scalars<'_>) -> Option<AdamwStep> {
         Some(AdamwStep {
@@ -28,5 +23,10 @@ impl Optimizer<4> for Adamw {
             rate: scalars.real(5)?,
             time: scalars.whole(6)?,
         })
+    }
+
+    fn advance(numbers: &mut AdamwStep, rate: f64) {
+        numbers.rate = rate;
+        numbers.time = numbers.time.saturating_add(1);
     }
 }

@@ -1,10 +1,7 @@
 //! What the provider that takes steps together is told of this one.
 
-use crate::{
-    steps::provider::{Many, Optimizer},
-    stream::Scalars,
-};
-use blackburn_kernels::sgd::{SgdStep, SgdTensors, sgd_update_many};
+use crate::{steps::provider::Optimizer, stream::Scalars};
+use blackburn_kernels::sgd::SgdStep;
 
 /// Parameter, gradient, and a velocity.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +13,6 @@ impl Optimizer<3> for Sgd {
     const ID: &'static str = "blackburn::sgd_step";
     const SCALARS: usize = 7;
     type Numbers = SgdStep;
-    type Tensors = SgdTensors;
-    const MANY: Many<Self::Numbers, Self::Tensors> = sgd_update_many;
 
     fn numbers(scalars: &Scalars<'_>) -> Option<SgdStep> {
         Some(SgdStep {
@@ -28,5 +23,10 @@ impl Optimizer<3> for Sgd {
             rate: scalars.real(5)?,
             time: scalars.whole(6)?,
         })
+    }
+
+    fn advance(numbers: &mut SgdStep, rate: f64) {
+        numbers.rate = rate;
+        numbers.time = numbers.time.saturating_add(1);
     }
 }
