@@ -27,14 +27,13 @@ const ALONE: &str = "BLACKBURN_TEST_TRAINER_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 7] = [
+const TESTS: [(&str, Test); 6] = [
     ("recorded_steps_are_steps_that_ran", recorded),
     ("a_resumed_trainer_records_anew_and_goes_on", resumed),
     ("a_window_of_another_length_runs_in_between", windows),
     ("what_is_not_recorded_says_why", unrecorded),
     ("steps_that_repeat_the_last_one_have_the_same_bits", repeated),
     ("a_clone_of_a_parameter_is_not_overwritten", cloned),
-    ("averages_of_weights_are_of_steps_in_the_usual_way", averaged),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -219,6 +218,8 @@ struct Run {
     losses: Vec<f32>,
     norms: Vec<f32>,
     parameters: Vec<f64>,
+    /// Those of the model for validation.
+    averages: Vec<f64>,
     /// Behind one more step of a trainer that was resumed from there.
     resumed: Vec<f64>,
 }
@@ -257,8 +258,11 @@ fn run(
     trainer.save(&checkpoints, &())?;
     let mut resumed: Trainer<_, Batch> = config.resume(network(), &checkpoints.newest()?)?;
     step(&mut resumed, 24)?;
-    let (parameters, resumed) = (all(trainer.model()?)?, all(resumed.model()?)?);
-    Ok((Run { losses, norms, parameters, resumed }, trainer.steps_repeated()))
+    let [parameters, averages, resumed] =
+        [trainer.model()?, &trainer.valid()?, resumed.model()?].map(all);
+    let run =
+        Run { losses, norms, parameters: parameters?, averages: averages?, resumed: resumed? };
+    Ok((run, trainer.steps_repeated()))
 }
 
 /// All numbers of `model`.
@@ -285,6 +289,7 @@ fn repeated(device: &Device) -> Result<(), Failed> {
         ("a faster type", config.clone().with_precision(fastest), false),
         ("a norm that clips", config.clone().with_max_norm(0.1), false),
         ("gradient descent", config.clone().with_optimizer(descent), false),
+        ("an average", config.clone().with_ema(EmaConfig { decay: 0.9, warmup: true }), false),
         ("running statistics", config.clone().with_max_norm(1.0), true),
     ] {
         let (expected, none) = run(&config, has_norm, true, device)?;
@@ -331,13 +336,4 @@ fn cloned(device: &Device) -> Result<(), Failed> {
         return Err("a clone has changed with the model".into());
     }
     Ok(())
-}
-
-fn averaged(device: &Device) -> Result<(), Failed> {
-    let mut trainer: Trainer<_, Batch> = config(device).init(Network::new(device))?;
-    steps(&mut trainer, 0..9, device)?;
-    match trainer.steps_repeated() {
-        0 => Ok(()),
-        repeated => Err(format!("{repeated} steps were repeated").into()),
-    }
 }

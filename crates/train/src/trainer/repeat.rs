@@ -61,8 +61,8 @@ impl Repeats {
 impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O> {
     /// Steps of this trainer that were asked of the device as a whole, since they repeated the one before: the others
     /// take the host some tens of microseconds for each parameter. A step that follows [`model`](Self::model) or
-    /// [`valid`](Self::valid) is one of those, and so are all steps with an average of the weights, a loss scaler, an
-    /// optimizer of Burn's, or in a group.
+    /// [`valid`](Self::valid) is one of those, and so are all steps with a loss scaler, with an optimizer of Burn's, or
+    /// in a group.
     pub fn steps_repeated(&self) -> usize {
         self.repeats.steps
     }
@@ -87,8 +87,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
             && self.group.size() == 1
             && self.config.optimizer.is_gated()
             && !self.scaler.is_enabled()
-            // It holds clones of parameters.
-            && self.ema.is_none();
+            // An average begins with clones of parameters.
+            && self.ema.as_ref().is_none_or(|ema| ema.updates() > 0);
         let watch = is_repeatable.then(|| Watch::begin(&gate.together(), &self.device)).flatten();
         self.repeats.watched = watch.map(|watch| (watch, gradients.len(), repeats));
     }
@@ -115,6 +115,11 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         repeats.count_one();
         self.repeats.steps += 1;
         self.steps_taken += 1;
+        if let Some(ema) = &mut self.ema {
+            // For the same reason it comes before what reads parameters.
+            graph::hand_over(&device).map_err(GraphError::from)?;
+            ema.update(model)?;
+        }
         Ok((mean_loss, outputs, norm))
     }
 }
