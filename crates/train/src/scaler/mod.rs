@@ -345,11 +345,10 @@ impl GradScaler {
         Ok(measured)
     }
 
-    /// What an optimizer reads in a step that is taken, of a scaler that lets every step pass.
-    pub(crate) fn open_readings(&self) -> Option<OpenReadings> {
-        let Self { one, skipped_steps, .. } = self;
-        (!self.is_enabled())
-            .then(|| OpenReadings { taken: one.clone(), skipped: skipped_steps.clone() })
+    /// 1 and 0, one element each, if this lets every step pass: what the device says of whether a step is taken, and of
+    /// how many before it were not.
+    pub(crate) fn always_taken(&self) -> Option<(Tensor<1>, Tensor<1>)> {
+        (!self.is_enabled()).then(|| (self.one.clone(), self.skipped_steps.clone()))
     }
 
     fn reading(&mut self, taken: Tensor<1>, factor: Tensor<1>) -> Reading {
@@ -458,14 +457,6 @@ impl GradScaler {
         self.gate = gate;
         Ok(())
     }
-}
-
-/// One element each, in f32.
-pub(crate) struct OpenReadings {
-    /// 1.
-    pub(crate) taken: Tensor<1>,
-    /// 0.
-    pub(crate) skipped: Tensor<1>,
 }
 
 /// A loss times a scale that is given, as a pass has it which reads nothing else: see

@@ -11,7 +11,6 @@ use super::{Inputs, Trainer, TrainerError};
 use crate::{
     graph::{GraphError, PassTensors},
     optim,
-    scaler::OpenReadings,
 };
 use blackburn_backend::{
     graph,
@@ -103,8 +102,8 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let model = self.model.as_ref().ok_or(TrainerError::Lost)?;
         let device = self.device.clone().without_autodiff();
         let (mean_loss, outputs) = self.passes.repeat(&device, model, inputs)?;
-        let (Some((steps, repeats)), Some(OpenReadings { taken, skipped })) =
-            (&self.repeats.last, self.scaler.open_readings())
+        let (Some((steps, repeats)), Some((taken, skipped))) =
+            (&self.repeats.last, self.scaler.always_taken())
         else {
             unreachable!("`repeats` has seen a step without a loss scaler")
         };

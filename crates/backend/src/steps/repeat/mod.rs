@@ -103,9 +103,9 @@ impl Watch {
 pub struct Repeated {
     #[cfg(feature = "gpu")]
     all: Arc<Mutex<All>>,
-    /// Without a GPU backend there are none.
+    /// Without a GPU backend nobody makes one.
     #[cfg(not(feature = "gpu"))]
-    all: std::convert::Infallible,
+    _all: (),
 }
 
 impl fmt::Debug for Repeated {
