@@ -194,7 +194,7 @@ fn stepped<K: Optimizer<N>, const N: usize>(
     marked::forget_casts();
     let client = first.tensors[0].client.clone();
     let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
-    let mut taken = Vec::new();
+    let mut noted = Vec::new();
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
         .map(|update| {
@@ -203,7 +203,7 @@ fn stepped<K: Optimizer<N>, const N: usize>(
             if watch.is_some() {
                 // Others would have to be copied, too.
                 let only = copy.clone().filter(|_| known.len() == 1);
-                taken.push(repeat::Taken::of(&update, only));
+                noted.push(repeat::Noted::of(&update, only));
             }
             let Update { step, tensors, draw, .. } = update;
             let kept = tensors.each_ref().map(told);
@@ -217,7 +217,7 @@ fn stepped<K: Optimizer<N>, const N: usize>(
         .map(Into::<[Rows; N]>::into)
         .collect();
     if let Some(together) = watch {
-        repeat::tell::<K, N>(together, &client, taken, &updated, is_by_chance);
+        repeat::tell::<K, N>(together, &client, noted, &updated, is_by_chance);
     }
     type Kept<const N: usize> = ([(Location, Shape, DType); N], Vec<Known>);
     let tensors = |((kept, known), updated): (Kept<N>, [Rows; N])| {

@@ -12,7 +12,7 @@
 
 use super::{
     gate::{Reading, StepGate},
-    repeats::Repeats,
+    repeat_count::RepeatCount,
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
@@ -60,7 +60,7 @@ pub struct AdamWState<const D: usize> {
     /// How many of them it took back.
     pub skipped: Skipped,
     /// How often that last one was repeated.
-    pub repeats: Repeats,
+    pub repeats: RepeatCount,
 }
 
 impl<const D: usize> RecordState for AdamWState<D> {

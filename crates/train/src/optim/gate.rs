@@ -1,6 +1,6 @@
 //! Whether the device takes a step, told without waiting for it.
 
-use super::{repeats::Repeats, skipped::LastStep};
+use super::{repeat_count::RepeatCount, skipped::LastStep};
 use blackburn_backend::steps::{Taken, Together};
 use burn::tensor::Tensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ struct State {
     /// Steps by the last reading whose count is the scaler's.
     followers: Vec<Arc<LastStep>>,
     /// Of the step that is about to be taken.
-    repeats: Repeats,
+    repeats: RepeatCount,
     /// What kernels take steps together by.
     together: Together,
 }
@@ -67,14 +67,14 @@ impl StepGate {
     }
 
     /// How often the step that is taken next will be repeated: zero times so far.
-    pub(crate) fn begin_repeats(&self) -> Repeats {
-        let repeats = Repeats::default();
+    pub(crate) fn begin_repeats(&self) -> RepeatCount {
+        let repeats = RepeatCount::default();
         self.state().repeats = repeats.clone();
         repeats
     }
 
     /// How often the step that is taken now will have been repeated.
-    pub(super) fn repeats(&self) -> Repeats {
+    pub(super) fn repeats(&self) -> RepeatCount {
         self.state().repeats.clone()
     }
 

@@ -4,7 +4,7 @@
 mod adamw;
 mod gate;
 mod on_device;
-mod repeats;
+mod repeat_count;
 mod sgd;
 mod skipped;
 mod stochastic;
@@ -13,7 +13,7 @@ pub use adamw::{AdamW, AdamWState};
 pub(crate) use gate::Reading;
 pub use gate::StepGate;
 pub use on_device::OnDevice;
-pub use repeats::Repeats;
+pub use repeat_count::RepeatCount;
 pub use sgd::{Sgd, SgdGroups, SgdState};
 pub use skipped::Skipped;
 use skipped::SkippedCounts;

@@ -17,7 +17,7 @@
 use super::{
     gate::{Reading, StepGate},
     in_two_groups,
-    repeats::Repeats,
+    repeat_count::RepeatCount,
     skipped::{Skipped, SkippedCounts},
     stochastic::{Draws, stored_as},
 };
@@ -173,7 +173,7 @@ pub struct SgdState<const D: usize> {
     /// How many of them it took back.
     pub skipped: Skipped,
     /// How often that last one was repeated.
-    pub repeats: Repeats,
+    pub repeats: RepeatCount,
 }
 
 impl<const D: usize> SgdState<D> {

@@ -292,7 +292,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
 
         let begun = Instant::now();
         let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
-        let (mean_loss, outputs, gradient_norm) = match self.repeats(&inputs) {
+        let (mean_loss, outputs, gradient_norm) = match self.repeats(&inputs, learning_rate) {
             true => self.repeat(inputs, learning_rate)?,
             false => self.pass_and_update(inputs, weight, learning_rate, loss)?,
         };

@@ -31,9 +31,9 @@ pub(super) struct Repeats {
     is_shown: AtomicBool,
     /// Of a step in the usual way that is being taken, with the parameters that it updates, and the count of its
     /// repetitions.
-    watched: Option<(Watch, usize, optim::Repeats)>,
+    watched: Option<(Watch, usize, optim::RepeatCount)>,
     /// What can be repeated.
-    last: Option<(Repeated, optim::Repeats)>,
+    last: Option<(Repeated, optim::RepeatCount)>,
     /// Steps that repeated one.
     steps: usize,
 }
@@ -67,13 +67,16 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     }
 
     /// Whether the step for `inputs` can repeat the last one. What it would have repeated is let go of otherwise.
-    pub(super) fn repeats(&mut self, inputs: &Inputs<I>) -> bool {
+    pub(super) fn repeats(&mut self, inputs: &Inputs<I>, learning_rate: f64) -> bool {
         let is_shown = self.repeats.is_shown.load(Ordering::Relaxed);
-        let repeats = self.repeats.last.is_some() && !is_shown && self.passes.repeats(inputs);
-        if !repeats {
+        // A rate that makes no step is refused by name in the usual way.
+        let is_step = learning_rate.is_finite();
+        let is_last = self.repeats.last.is_some() && !is_shown && is_step;
+        let is_repeated = is_last && self.passes.repeats(inputs);
+        if !is_repeated {
             self.repeats.last = None;
         }
-        repeats
+        is_repeated
     }
 
     /// Watches the update by `gradients`, if it can be repeated by what is known of it now.

@@ -67,9 +67,9 @@ fn watched() -> MutexGuard<'static, HashMap<TensorId, Told>> {
 
 /// Where steps are told, as long as this is there.
 #[derive(Debug)]
-pub(super) struct Place(TensorId);
+pub(super) struct WatchEntry(TensorId);
 
-impl Place {
+impl WatchEntry {
     /// That of steps that share `together`; none on CPUs.
     pub(super) fn watched(together: &Tensor<1>) -> Option<Self> {
         let id = Identity::of(together.clone())?.id();
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WatchEntry {
     fn drop(&mut self) {
         self.take();
     }
@@ -95,7 +95,7 @@ pub(crate) fn is_watched(together: TensorId) -> bool {
 }
 
 /// A step that was taken, without its tensors.
-pub(crate) struct Taken<S> {
+pub(crate) struct Noted<S> {
     step: S,
     /// Memory that it wrote, too.
     copy: Option<Rows>,
@@ -103,7 +103,7 @@ pub(crate) struct Taken<S> {
     gradient: Address,
 }
 
-impl<S> Taken<S> {
+impl<S> Noted<S> {
     /// That of `update`, which writes `copy`, too.
     pub(crate) fn of<const N: usize>(
         update: &Update<S, [CubeTensor; N]>,
@@ -133,11 +133,11 @@ impl<S> Taken<S> {
 pub(crate) fn tell<K: Optimizer<N>, const N: usize>(
     together: TensorId,
     client: &Client,
-    taken: Vec<Taken<K::Numbers>>,
+    noted: Vec<Noted<K::Numbers>>,
     tensors: &[[Rows; N]],
     is_by_chance: bool,
 ) {
-    let updates = taken.into_iter().zip(tensors).map(|(taken, tensors)| taken.next(tensors));
+    let updates = noted.into_iter().zip(tensors).map(|(noted, tensors)| noted.next(tensors));
     let updates: Option<Vec<_>> = updates.collect::<Option<_>>().filter(|_| !is_by_chance);
     let updates = updates.and_then(|updates| Updates::in_place(client, updates).ok());
     let steps = updates.map(|updates| {

@@ -17,7 +17,7 @@
 mod known;
 
 #[cfg(feature = "gpu")]
-pub(super) use known::{Taken, is_watched, tell};
+pub(super) use known::{Noted, is_watched, tell};
 
 #[cfg(feature = "gpu")]
 use crate::{
@@ -61,7 +61,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Watch {
     #[cfg(feature = "gpu")]
-    place: known::Place,
+    entry: known::WatchEntry,
     sums: Batches,
 }
 
@@ -69,8 +69,8 @@ impl Watch {
     /// Of the steps that share `together` on `device`; none where there are no such steps.
     pub fn begin(together: &Together, device: &Device) -> Option<Self> {
         #[cfg(feature = "gpu")]
-        return known::Place::watched(&together.on(device))
-            .map(|place| Self { place, sums: Batches::default() });
+        return known::WatchEntry::watched(&together.on(device))
+            .map(|entry| Self { entry, sums: Batches::default() });
         #[cfg(not(feature = "gpu"))]
         None
     }
@@ -86,7 +86,7 @@ impl Watch {
     pub fn end(self, count: usize) -> Option<Repeated> {
         #[cfg(feature = "gpu")]
         {
-            let steps = self.place.take().into_iter().collect::<Option<Vec<_>>>()?;
+            let steps = self.entry.take().into_iter().collect::<Option<Vec<_>>>()?;
             let sums = self.sums.take()?;
             let stepped: usize = steps.iter().map(|steps| steps.count()).sum();
             let summed: usize = sums.iter().map(Vec::len).sum();

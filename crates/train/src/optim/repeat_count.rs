@@ -10,9 +10,9 @@ use std::sync::{
 /// An optimizer's states have the number of the parameter's last step. Where a trainer repeats the step of all
 /// parameters at once, the states stay as they are, and so the number is that and this count.
 #[derive(Clone, Debug, Default)]
-pub struct Repeats(Arc<AtomicUsize>);
+pub struct RepeatCount(Arc<AtomicUsize>);
 
-impl Repeats {
+impl RepeatCount {
     /// Takes note of another one.
     pub(crate) fn count_one(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
