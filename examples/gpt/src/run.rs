@@ -73,7 +73,7 @@ impl Run {
         let data = DataSettings::resolve(&args.data)?;
         let cadence = args.cadence();
         agree_on_all(args, &settings, &data, cadence, group)?;
-        let config = trainer(args, &settings, group);
+        let config = trainer(args, &settings, cadence, group);
         memory::check(args, &settings, &config, attention, report)?;
         // On a device that does not compute so, nothing old goes.
         settings.policy().check_device(device)?;
@@ -145,7 +145,7 @@ impl Run {
         let data = found.state.data.clone();
         let cadence = args.cadence().or(found.state.cadence);
         agree_on_all(args, &settings, &data, cadence, group)?;
-        let config = trainer(args, &settings, group);
+        let config = trainer(args, &settings, cadence, group);
         memory::check(args, &settings, &config, attention, report)?;
         let store = Arc::new(data.reopen(
             &folder.join("data"),
@@ -300,8 +300,13 @@ fn recomputes(args: &TrainArgs, settings: &RunSettings, attention: AttentionKind
 }
 
 /// How the run is trained.
-fn trainer(args: &TrainArgs, settings: &RunSettings, group: &Group) -> TrainerConfig {
-    let trainer = settings.trainer().with_group(group);
+fn trainer(
+    args: &TrainArgs,
+    settings: &RunSettings,
+    cadence: CadenceOptions,
+    group: &Group,
+) -> TrainerConfig {
+    let trainer = settings.trainer().with_group(group).with_metrics_every(cadence.log_every());
     let trainer = if args.shard_optimizer { trainer.with_sharded_optimizer() } else { trainer };
     if replays(args) { trainer } else { trainer.without_recording() }
 }
@@ -334,7 +339,8 @@ fn agree_on_all(
         ("--recompute", recomputes(args, settings, attention).to_string()),
         ("--graph", replays(args).to_string()),
         ("--shard-optimizer", args.shard_optimizer.to_string()),
-        // All ranks save together.
+        // All ranks look at losses and save together.
+        ("--log-every", cadence.log_every().to_string()),
         ("--checkpoint-every", or_none(cadence.checkpoint_every)),
     ]);
     agree(group, &options)

@@ -15,25 +15,18 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use blackburn::{
     Report,
-    distributed::{Group, Moved},
+    distributed::Group,
     train::{
         memory::MemoryMonitor,
-        readback::Readback,
-        scaler::ScalerState,
-        trainer::{MicroBatch, Step, TrainerError},
+        trainer::{Metrics, MicroBatch, Step, TrainerError},
     },
 };
-use burn::{
-    module::Module,
-    tensor::{Device, Tensor},
-};
+use burn::{module::Module, tensor::Device};
 use example_program::{Cadence, Progress, agree, or_none};
 use std::time::Instant;
 
 /// Batches of held-out text that a validation during training looks at.
 const VALIDATION_BATCHES: usize = 20;
-/// Steps that overflow one after another, by which the scale has come down from anywhere.
-const HOPELESS: u32 = 40;
 /// Tokens of a sample.
 const SAMPLE_TOKENS: usize = 120;
 
@@ -90,38 +83,21 @@ impl Run {
         let how = self.computation();
         let progress = Progress::new(done, steps, "tokens");
         let started = Instant::now();
-        let mut interval = Interval::new(&self.group);
-        let mut asked: Option<Asked> = None;
 
         while self.step() < steps {
-            let step = self.take_step(&mut batches, &how);
-            if let Some(asked) = asked.take() {
-                let told = self.report(asked, &mut interval, started).and_then(|record| {
-                    log.write(&record)?;
-                    self.check_finite(&record, &progress)
-                });
-                // Why this step has failed says more: where a rank is lost, numbers may be unfinished.
-                if step.is_ok() {
-                    told?;
-                }
-            }
-            let step = step?;
-            interval.losses.push(step.mean_loss.clone());
+            let step = self.take_step(&mut batches, &how)?;
             progress.advance(step.number);
-
-            let [log_due, evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
-            if !(log_due || evaluate_due || checkpoint_due) {
-                continue;
+            if let Some(metrics) = &step.metrics {
+                self.tell(metrics, &mut log, &progress, started)?;
             }
-            let report = Asked::of(&mut interval, step);
+            let [evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
             if !(evaluate_due || checkpoint_due) {
-                // Read when the device has the next step to do.
-                asked = Some(report);
                 continue;
             }
-            let record = self.report(report, &mut interval, started)?;
-            log.write(&record)?;
-            self.check_finite(&record, &progress)?;
+            let metrics = self.trainer.metrics().or_else(|error| self.explain(error))?;
+            if let Some(metrics) = &metrics {
+                self.tell(metrics, &mut log, &progress, started)?;
+            }
             if evaluate_due {
                 self.validate(&mut log, &progress)?;
             }
@@ -135,7 +111,6 @@ impl Run {
                 let path = self.save(cadence.keep)?;
                 log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
             }
-            interval.begin(&self.group);
         }
         progress.finish();
         self.conclude()
@@ -148,7 +123,7 @@ impl Run {
         let how = self.computation();
         while self.step() < steps {
             let number = self.take_step(&mut batches, &how)?.number;
-            let [.., checkpoint_due] = cadence.due(number, steps);
+            let [_, checkpoint_due] = cadence.due(number, steps);
             if checkpoint_due {
                 self.save(cadence.keep)?;
             }
@@ -177,68 +152,51 @@ impl Run {
                 Ok(MicroBatch { tensors, weight })
             })
             .collect::<Result<Vec<_>>>()?;
-        let step = self
-            .trainer
-            .step_of(micro_batches, |model, (inputs, targets)| model.loss(inputs, targets, how));
-        match step {
-            Ok(step) => Ok(step),
-            Err(error @ (TrainerError::Diverged { .. } | TrainerError::Hopeless { .. })) => {
-                self.diverged(&error.to_string())
-            }
-            Err(error) => Err(error.into()),
-        }
+        self.trainer
+            .step_of(micro_batches, |model, (inputs, targets)| model.loss(inputs, targets, how))
+            .or_else(|error| self.explain(error))
     }
 
-    /// An interval in numbers. They come when the device has done its steps, so the time is the steps' own, and the next
-    /// interval begins.
-    fn report(&self, asked: Asked, next: &mut Interval, started: Instant) -> Result<MetricRecord> {
-        let Asked { step, learning_rate, steps, clock, moved, numbers } = asked;
-        let numbers = numbers.wait().context("cannot read the loss")?;
-        let [loss, gradient_norm] = numbers[..] else {
-            bail!("expected a loss and a gradient norm, got {numbers:?}");
-        };
-        let elapsed = clock.elapsed();
-        next.begin(&self.group);
+    /// Writes and shows what the last steps have come to.
+    fn tell(
+        &self,
+        metrics: &Metrics,
+        log: &mut MetricsLog,
+        progress: &Progress,
+        started: Instant,
+    ) -> Result<()> {
+        let Metrics { step, steps, loss, elapsed, .. } = *metrics;
+        let tokens_per_step = self.settings.tokens_per_step();
+        let tokens_per_second = (steps * tokens_per_step) as f64 / elapsed.as_secs_f64();
         let scaler = self.trainer.scaler();
-        let scaler = scaler.is_enabled().then(|| scaler.state());
         let memory = MemoryMonitor::new(&self.device).read();
-        let tokens = (steps * self.settings.tokens_per_step()) as f64;
-        let moving = next.moved.all - moved.all;
-        let moving_ms = 1e3 * moving.as_secs_f64() / steps as f64;
-        Ok(MetricRecord::Train {
+        let moving_ms = 1e3 * metrics.moving.as_secs_f64() / steps as f64;
+        log.write(&MetricRecord::Train {
             step: step as u64,
             loss,
-            learning_rate,
-            gradient_norm,
-            scaler,
+            learning_rate: metrics.learning_rate,
+            gradient_norm: metrics.gradient_norm,
+            scaler: scaler.is_enabled().then(|| scaler.state()),
             reserved_bytes: memory.map(|pool| pool.reserved_bytes),
             in_use_bytes: memory.map(|pool| pool.in_use_bytes),
             moving_ms: (self.group.size() > 1).then_some(moving_ms),
-            tokens_per_second: tokens / elapsed.as_secs_f64(),
-            tokens: (step * self.settings.tokens_per_step()) as u64,
+            tokens_per_second,
+            tokens: (step * tokens_per_step) as u64,
             seconds: started.elapsed().as_secs_f64(),
-        })
+        })?;
+        let left = (self.settings.steps - step) * tokens_per_step;
+        progress.report(step, loss, tokens_per_second, left as f64 / tokens_per_second);
+        Ok(())
     }
 
-    fn check_finite(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
-        let MetricRecord::Train { step, loss, gradient_norm, tokens_per_second, scaler, .. } =
-            record
-        else {
-            return Ok(());
-        };
-        let done = *step as usize;
-        let left = (self.settings.steps - done) * self.settings.tokens_per_step();
-        progress.report(done, *loss, *tokens_per_second, left as f64 / tokens_per_second);
-        // A scaler leaves steps out that overflow. It cannot help where all of them do.
-        let is_left_out = |state: &ScalerState| state.skipped_in_a_row < HOPELESS;
-        if loss.is_finite()
-            && (gradient_norm.is_finite() || scaler.as_ref().is_some_and(is_left_out))
-        {
-            return Ok(());
+    /// An error of the trainer's, with what to do where the run has diverged.
+    fn explain<T>(&self, error: TrainerError) -> Result<T> {
+        match error {
+            TrainerError::Diverged { .. } | TrainerError::Hopeless { .. } => {
+                self.diverged(&error.to_string())
+            }
+            _ => Err(error.into()),
         }
-        self.diverged(&format!(
-            "by step {step} the loss is {loss} and the gradients' norm {gradient_norm}"
-        ))
     }
 
     fn check_held_out(&self, loss: f64) -> Result<()> {
@@ -305,53 +263,6 @@ impl Run {
             indent(&sample)
         ));
         log.write(&MetricRecord::Sample { step, prompt: self.prompt().into(), text: sample })
-    }
-}
-
-/// What was measured since the last report.
-struct Interval {
-    losses: Vec<Tensor<1>>,
-    clock: Instant,
-    moved: Moved,
-}
-
-impl Interval {
-    fn new(group: &Group) -> Self {
-        Self { losses: Vec::new(), clock: Instant::now(), moved: group.time_moving() }
-    }
-
-    /// Counts from now on.
-    fn begin(&mut self, group: &Group) {
-        (self.clock, self.moved) = (Instant::now(), group.time_moving());
-    }
-}
-
-/// The numbers of an interval, which the device was asked for.
-struct Asked {
-    /// The interval's last.
-    step: usize,
-    learning_rate: f64,
-    steps: usize,
-    clock: Instant,
-    moved: Moved,
-    /// The mean loss and the last gradient norm.
-    numbers: Readback,
-}
-
-impl Asked {
-    /// Leaves the interval without losses.
-    fn of(interval: &mut Interval, step: Step) -> Self {
-        let losses = std::mem::take(&mut interval.losses);
-        let steps = losses.len();
-        let numbers = Tensor::cat(vec![Tensor::cat(losses, 0).mean(), step.gradient_norm], 0);
-        Self {
-            step: step.number,
-            learning_rate: step.learning_rate,
-            steps,
-            clock: interval.clock,
-            moved: interval.moved,
-            numbers: Readback::of(numbers),
-        }
     }
 }
 

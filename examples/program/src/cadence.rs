@@ -45,12 +45,16 @@ impl CadenceOptions {
         }
     }
 
-    /// What they come to in a run of `steps` steps: without options a report every ten steps, `times` validations
-    /// and checkpoints, and the last three checkpoints.
+    /// Steps between two reports: ten, if not told otherwise.
+    pub fn log_every(&self) -> usize {
+        self.log_every.unwrap_or(10)
+    }
+
+    /// What they come to in a run of `steps` steps: without options `times` validations and checkpoints, and the
+    /// last three checkpoints.
     pub fn cadence(&self, steps: usize, times: usize) -> Cadence {
         let part = steps.div_ceil(times);
         Cadence {
-            log: self.log_every.unwrap_or(10),
             evaluate: self.eval_every.unwrap_or(part),
             checkpoint: self.checkpoint_every.unwrap_or(part),
             keep: self.keep.unwrap_or(3),
@@ -58,11 +62,9 @@ impl CadenceOptions {
     }
 }
 
-/// Steps between two reports, validations and checkpoints, and how many checkpoints are kept.
+/// Steps between two validations and checkpoints, and how many checkpoints are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cadence {
-    /// Between reports.
-    pub log: usize,
     /// Between validations.
     pub evaluate: usize,
     /// Between checkpoints.
@@ -72,10 +74,9 @@ pub struct Cadence {
 }
 
 impl Cadence {
-    /// Whether a report, a validation and a checkpoint are due after step `number` of `steps`: the last one has
-    /// all of them.
-    pub fn due(&self, number: usize, steps: usize) -> [bool; 3] {
-        [self.log, self.evaluate, self.checkpoint]
+    /// Whether a validation and a checkpoint are due after step `number` of `steps`: the last one has both.
+    pub fn due(&self, number: usize, steps: usize) -> [bool; 2] {
+        [self.evaluate, self.checkpoint]
             .map(|every| number == steps || number.is_multiple_of(every))
     }
 }
@@ -87,22 +88,24 @@ mod tests {
     #[test]
     fn options_that_are_given_win_and_zeros_are_refused() {
         let without = CadenceOptions::default().cadence(101, 10);
-        assert_eq!(without, Cadence { log: 10, evaluate: 11, checkpoint: 11, keep: 3 });
+        assert_eq!(without, Cadence { evaluate: 11, checkpoint: 11, keep: 3 });
+        assert_eq!(CadenceOptions::default().log_every(), 10);
         let saved = CadenceOptions { log_every: Some(2), keep: Some(5), ..Default::default() };
         let given = CadenceOptions { keep: Some(1), eval_every: Some(7), ..Default::default() };
         given.check().expect("none is 0");
-        let expected = Cadence { log: 2, evaluate: 7, keep: 1, ..without };
+        let expected = Cadence { evaluate: 7, keep: 1, ..without };
         assert_eq!(given.or(saved).cadence(101, 10), expected);
+        assert_eq!(given.or(saved).log_every(), 2);
         let none = CadenceOptions { keep: Some(0), ..saved };
         let refused = none.check().expect_err("it is 0");
         assert_eq!(refused.to_string(), "--keep: expected at least 1, got 0");
     }
 
     #[test]
-    fn the_last_step_has_all_of_them() {
-        let cadence = Cadence { log: 2, evaluate: 3, checkpoint: 4, keep: 1 };
-        assert_eq!(cadence.due(6, 7), [true, true, false]);
-        assert_eq!(cadence.due(7, 7), [true; 3]);
-        assert_eq!(cadence.due(1, 7), [false; 3]);
+    fn the_last_step_has_both() {
+        let cadence = Cadence { evaluate: 3, checkpoint: 4, keep: 1 };
+        assert_eq!(cadence.due(6, 7), [true, false]);
+        assert_eq!(cadence.due(7, 7), [true; 2]);
+        assert_eq!(cadence.due(1, 7), [false; 2]);
     }
 }

@@ -54,7 +54,7 @@ impl Network {
         let settings = &state.settings;
         let size = args.size.unwrap_or(settings.size);
         check_size(size)?;
-        let training = Training::load(settings, &found, device, &Group::alone())?;
+        let training = Training::load(settings, &found, state.cadence, device, &Group::alone())?;
         Ok(Self {
             model: training.to_read(args.raw)?,
             policy: training.trainer.policy().clone(),

@@ -102,7 +102,7 @@ impl Run {
         })?;
         // All that can fail comes before what was there goes.
         let weights = weights.as_ref().map(|weights| (weights, args.new_head));
-        let training = Training::new(&settings, weights, device, group)?;
+        let training = Training::new(&settings, weights, cadence, device, group)?;
         if group.is_main() {
             remove_results(&folder)?;
         }
@@ -147,7 +147,7 @@ impl Run {
         let cadence = args.cadence().or(state.cadence);
         agree_on_all(&settings, &state.data, cadence, group)?;
         let source = state.data.reopen(&state.fingerprint)?;
-        let training = Training::load(&settings, &found, device, group)?;
+        let training = Training::load(&settings, &found, cadence, device, group)?;
         tracing::info!("continuing from {}", found.path().display());
         Ok(Self {
             folder,
@@ -196,7 +196,8 @@ fn agree_on_all(
 ) -> Result<()> {
     let mut options = settings.options();
     options.extend(data.options());
-    // All ranks save together.
+    // All ranks look at losses and save together.
+    options.push(("--log-every", cadence.log_every().to_string()));
     options.push(("--checkpoint-every", or_none(cadence.checkpoint_every)));
     agree(group, &options)
 }

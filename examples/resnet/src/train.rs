@@ -16,10 +16,9 @@ use blackburn::{
     train::{
         memory::MemoryMonitor,
         record_log::read_records,
-        trainer::{Step, TrainerError},
+        trainer::{Metrics, Step, TrainerError},
     },
 };
-use burn::tensor::Tensor;
 use example_program::{Cadence, Progress, agree};
 use std::{
     path::{Path, PathBuf},
@@ -67,32 +66,25 @@ impl Run {
         let mut loader = self.batches()?;
         let progress = Progress::new(self.step(), steps, "images");
         let started = Instant::now();
-        let mut interval = Interval::default();
         let mut last = None;
 
         while self.step() < steps {
-            let clock = Instant::now();
             let step = self.take_step(&mut loader)?;
-            interval.losses.push(step.mean_loss);
             progress.advance(step.number);
-
-            let [log_due, evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
-            let report_due = log_due || evaluate_due || checkpoint_due;
-            let read = report_due.then(|| interval.read(step.gradient_norm));
-            // Reading has waited for the device, so the time is the steps' own.
-            interval.time += clock.elapsed();
-            let Some((loss, gradient_norm)) = read else { continue };
-            let waited = loader.take_waited();
-            let done = std::mem::take(&mut interval);
-            let rate = step.learning_rate;
-            let record = self.record(&done, [loss, gradient_norm], rate, waited, started);
-            log.write(&record)?;
-            self.check(&record, &progress)?;
-            if evaluate_due || checkpoint_due {
-                // The loss above is from before the last update. A checkpoint of a model that this update broke
-                // would be what every --resume starts from.
-                last = Some(self.validate(&mut log, &progress)?);
+            if let Some(metrics) = &step.metrics {
+                self.tell(metrics, &mut log, &progress, loader.take_waited(), started)?;
             }
+            let [evaluate_due, checkpoint_due] = cadence.due(step.number, steps);
+            if !(evaluate_due || checkpoint_due) {
+                continue;
+            }
+            let metrics = self.training.trainer.metrics().or_else(|error| self.explain(error))?;
+            if let Some(metrics) = &metrics {
+                self.tell(metrics, &mut log, &progress, loader.take_waited(), started)?;
+            }
+            // The losses above are from before the last update. A checkpoint of a model that this update broke would
+            // be what every --resume starts from.
+            last = Some(self.validate(&mut log, &progress)?);
             if checkpoint_due {
                 let path = self.save(cadence.keep)?;
                 log.write(&MetricRecord::Checkpoint { step: self.step() as u64, path })?;
@@ -111,7 +103,7 @@ impl Run {
         let mut loader = self.batches()?;
         while self.step() < steps {
             let number = self.take_step(&mut loader)?.number;
-            let [.., checkpoint_due] = cadence.due(number, steps);
+            let [_, checkpoint_due] = cadence.due(number, steps);
             if checkpoint_due {
                 self.save(cadence.keep)?;
             }
@@ -174,48 +166,40 @@ impl Run {
         }
     }
 
-    /// The interval in numbers.
-    fn record(
+    /// Writes and shows what the last steps have come to, with the time that they `waited` for images.
+    fn tell(
         &self,
-        interval: &Interval,
-        [loss, gradient_norm]: [f32; 2],
-        learning_rate: f64,
+        metrics: &Metrics,
+        log: &mut MetricsLog,
+        progress: &Progress,
         waited: Duration,
         started: Instant,
-    ) -> MetricRecord {
+    ) -> Result<()> {
+        let Metrics { step, steps, loss, .. } = *metrics;
         let images_per_step = self.settings.images_per_step();
-        let seconds = interval.time.as_secs_f64();
+        let seconds = metrics.elapsed.as_secs_f64();
+        let images_per_second = (steps * images_per_step) as f64 / seconds;
         let scaler = self.training.trainer.scaler();
-        MetricRecord::Train {
-            step: self.step() as u64,
+        let memory = MemoryMonitor::new(&self.device).read();
+        log.write(&MetricRecord::Train {
+            step: step as u64,
             loss,
-            learning_rate,
-            gradient_norm,
+            learning_rate: metrics.learning_rate,
+            gradient_norm: metrics.gradient_norm,
             scaler: scaler.is_enabled().then(|| scaler.state()),
-            reserved_bytes: MemoryMonitor::new(&self.device)
-                .read()
-                .map(|memory| memory.reserved_bytes),
-            images_per_second: (interval.losses.len() * images_per_step) as f64 / seconds,
+            reserved_bytes: memory.map(|memory| memory.reserved_bytes),
+            images_per_second,
             waited_share: waited.as_secs_f64() / seconds,
             skipped_images: self.source.skipped() as u64,
-            images: (self.step() * images_per_step) as u64,
+            images: (step * images_per_step) as u64,
             seconds: started.elapsed().as_secs_f64(),
-        }
+        })?;
+        let left = (self.settings.steps - step) * images_per_step;
+        progress.report(step, loss, images_per_second, left as f64 / images_per_second);
+        Ok(())
     }
 
-    fn check(&self, record: &MetricRecord, progress: &Progress) -> Result<()> {
-        let MetricRecord::Train { step, loss, images_per_second, .. } = record else {
-            return Ok(());
-        };
-        let left = (self.settings.steps - self.step()) * self.settings.images_per_step();
-        progress.report(self.step(), *loss, *images_per_second, left as f64 / images_per_second);
-        match loss.is_finite() {
-            true => Ok(()),
-            false => self.diverged(&format!("by step {step} the loss is {loss}")),
-        }
-    }
-
-    /// A step's error, with what to do where the run has diverged.
+    /// An error of the trainer's, with what to do where the run has diverged.
     fn explain<T>(&self, error: TrainerError) -> Result<T> {
         match error {
             TrainerError::Diverged { .. } | TrainerError::Hopeless { .. } => {
@@ -297,18 +281,4 @@ pub(crate) fn draw(evaluation: &Evaluation, classes: &[String], folder: &Path) -
     pictures::write(&Confusion::new(evaluation, classes), folder, "confusion")?;
     let png = pictures::png(&Samples { evaluation, classes }.render()?)?;
     pictures::save(&folder.join("samples.png"), |temporary| Ok(std::fs::write(temporary, &png)?))
-}
-
-/// What was measured since the last report.
-#[derive(Default)]
-struct Interval {
-    losses: Vec<Tensor<1>>,
-    time: Duration,
-}
-
-impl Interval {
-    /// The mean loss, and a norm. Waits for the device.
-    fn read(&self, norm: Tensor<1>) -> (f32, f32) {
-        (Tensor::cat(self.losses.clone(), 0).mean().into_scalar(), norm.into_scalar())
-    }
 }

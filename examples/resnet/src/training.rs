@@ -18,6 +18,7 @@ use burn::{
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
     tensor::{Device, Int, Tensor},
 };
+use example_program::CadenceOptions;
 
 /// A network that learns from images and their classes.
 pub(crate) struct Training {
@@ -26,9 +27,10 @@ pub(crate) struct Training {
     device: Device,
 }
 
-fn config(settings: &RunSettings, group: &Group) -> TrainerConfig {
+fn config(settings: &RunSettings, cadence: CadenceOptions, group: &Group) -> TrainerConfig {
     let config = TrainerConfig::new(settings.schedule())
         .with_group(group)
+        .with_metrics_every(cadence.log_every())
         .with_policy(PrecisionPolicy::new(settings.precision).with_f32_statistics())
         .with_optimizer(settings.groups())
         .with_max_norm(settings.clip.unwrap_or(f64::INFINITY))
@@ -44,6 +46,7 @@ impl Training {
     pub(crate) fn new(
         settings: &RunSettings,
         weights: Option<(&Weights, bool)>,
+        cadence: CadenceOptions,
         device: &Device,
         group: &Group,
     ) -> Result<Self> {
@@ -53,18 +56,20 @@ impl Training {
             Some((weights, new_head)) => weights.load(model, &settings.model, new_head)?,
             None => model,
         };
-        Ok(Self::of(settings, config(settings, group).init(model)?, device))
+        Ok(Self::of(settings, config(settings, cadence, group).init(model)?, device))
     }
 
     /// What a checkpoint holds, to go on with or to read.
     pub(crate) fn load(
         settings: &RunSettings,
         checkpoint: &Checkpoint,
+        cadence: CadenceOptions,
         device: &Device,
         group: &Group,
     ) -> Result<Self> {
         let model = ResNet::new(&settings.model, &device.clone().autodiff());
-        Ok(Self::of(settings, config(settings, group).resume(model, checkpoint)?, device))
+        let config = config(settings, cadence, group);
+        Ok(Self::of(settings, config.resume(model, checkpoint)?, device))
     }
 
     fn of(

@@ -27,13 +27,14 @@ const ALONE: &str = "BLACKBURN_TEST_TRAINER_HERE";
 
 type Test = fn(&Device) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 6] = [
+const TESTS: [(&str, Test); 7] = [
     ("recorded_steps_are_steps_that_ran", recorded),
     ("a_resumed_trainer_records_anew_and_goes_on", resumed),
     ("a_window_of_another_length_runs_in_between", windows),
     ("what_is_not_recorded_says_why", unrecorded),
     ("steps_that_repeat_the_last_one_have_the_same_bits", repeated),
     ("a_clone_of_a_parameter_is_not_overwritten", cloned),
+    ("metrics_come_with_the_step_behind_theirs", measured),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -187,6 +188,37 @@ fn windows(device: &Device) -> Result<(), Failed> {
         return Err(format!("not recorded: {status:?}").into());
     }
     assert_close("weights", &ours, &run(config(device).without_recording())?.1)
+}
+
+fn measured(device: &Device) -> Result<(), Failed> {
+    let mut trainer: Trainer<_, Batch> =
+        config(device).with_metrics_every(4).init(Network::new(device))?;
+    let (mut losses, mut found) = (Vec::new(), Vec::new());
+    for number in 0..14 {
+        let (x, y) = batch(number, ROWS, device);
+        let step = trainer.step((trainer.input(x), y), Network::loss)?;
+        found.extend(step.metrics.map(|metrics| (step.number, metrics)));
+        // Read below: nothing waits for the device in between.
+        losses.push((step.mean_loss, step.gradient_norm));
+    }
+    found.extend(trainer.metrics()?.map(|metrics| (losses.len(), metrics)));
+    let ends: Vec<_> = found.iter().map(|(at, seen)| (*at, seen.step, seen.steps)).collect();
+    if ends != [(5, 4, 4), (9, 8, 4), (13, 12, 4), (14, 14, 2)] {
+        return Err(format!("metrics came at, of and over steps {ends:?}").into());
+    }
+    for (_, metrics) in found {
+        let steps = &losses[metrics.step - metrics.steps..metrics.step];
+        let of_steps = steps.iter().map(|(loss, _)| loss.clone().into_scalar::<f32>());
+        let mean = of_steps.sum::<f32>() / steps.len() as f32;
+        let norm = steps[steps.len() - 1].1.clone().into_scalar::<f32>();
+        let is_close = (metrics.loss - mean).abs() <= 4.0 * f32::EPSILON * mean;
+        if !is_close || metrics.gradient_norm != norm {
+            return Err(
+                format!("{metrics:?}, expected a loss of {mean} and a norm of {norm}").into()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn unrecorded(device: &Device) -> Result<(), Failed> {

@@ -125,7 +125,7 @@ pub struct TrainerConfig {
     pub(super) ema: Option<EmaConfig>,
     pub(super) seed: Option<u64>,
     pub(super) is_recorded: bool,
-    pub(super) check_every: usize,
+    pub(super) metrics_every: usize,
     pub(super) group: Group,
     pub(super) is_sharded: bool,
 }
@@ -142,7 +142,7 @@ impl fmt::Debug for TrainerConfig {
             .field("ema", &self.ema)
             .field("seed", &self.seed)
             .field("is_recorded", &self.is_recorded)
-            .field("check_every", &self.check_every)
+            .field("metrics_every", &self.metrics_every)
             .field("group", &self.group)
             .field("is_sharded", &self.is_sharded)
             .finish()
@@ -169,7 +169,7 @@ impl TrainerConfig {
             ema: None,
             seed: None,
             is_recorded: true,
-            check_every: 50,
+            metrics_every: 50,
             group: Group::alone(),
             is_sharded: false,
         }
@@ -250,11 +250,12 @@ impl TrainerConfig {
         self
     }
 
-    /// Looks for a loss that is not finite every `steps` steps instead of every 50. On a GPU the error comes with the step
-    /// after, so that the device need not wait.
+    /// Gives [`Step::metrics`](super::Step::metrics), and looks for a loss that is not finite, at every step whose
+    /// number is a multiple of `steps` instead of 50. On a GPU they and the error come with the step after, so that
+    /// the device need not wait.
     #[must_use]
-    pub fn with_check_every(mut self, steps: usize) -> Self {
-        self.check_every = steps;
+    pub fn with_metrics_every(mut self, steps: usize) -> Self {
+        self.metrics_every = steps;
         self
     }
 
@@ -373,8 +374,7 @@ impl TrainerConfig {
             passes,
             repeats: Repeats::default(),
             steps_taken,
-            losses: Vec::new(),
-            asked_losses: None,
+            meter: Meter::default(),
             factors: None,
             served: BTreeMap::new(),
             products: Tally::default(),
@@ -395,8 +395,8 @@ impl TrainerConfig {
         if self.micro_batches == 0 {
             return refused("micro_batches", "at least 1", "0".into());
         }
-        if self.check_every == 0 {
-            return refused("check_every", "at least 1", "0".into());
+        if self.metrics_every == 0 {
+            return refused("metrics_every", "at least 1", "0".into());
         }
         Ok(())
     }

@@ -55,9 +55,9 @@ pub enum TrainerError {
     /// The device failed.
     #[error("Trainer::step: the device failed: {0}")]
     Device(#[from] ExecutionError),
-    /// Losses of earlier steps cannot be read.
+    /// Numbers of earlier steps cannot be read.
     #[error("Trainer::step: {0}")]
-    Losses(#[from] ReadbackError),
+    Metrics(#[from] ReadbackError),
     /// The training does not fit into the limit of memory. Where a step tells, it was taken.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -88,16 +88,18 @@ pub enum TrainerError {
          given, got one without gradients: {0}"
     )]
     Gradients(AccumulateError),
-    /// The loss of a step is not finite. The parameters are those after later steps.
+    /// The loss or the gradient norm of a step is not finite. The parameters are those after later steps.
     #[error(
-        "Trainer::step: training diverged: the loss of step {step} is {loss}. Go back to a checkpoint from \
+        "Trainer::step: training diverged: the {what} of step {step} is {value}. Go back to a checkpoint from \
          before, with a lower learning rate, a longer warm-up or a smaller maximum norm"
     )]
     Diverged {
+        /// `loss` or `gradient norm`.
+        what: &'static str,
         /// The first such step, counted from 1.
         step: usize,
-        /// The loss.
-        loss: f32,
+        /// What it is.
+        value: f32,
     },
     /// The loss scaler left out all of the last steps, so that the scale is not what is wrong.
     #[error(

@@ -67,8 +67,8 @@ impl TrainerConfig {
         let mut alone = self.clone();
         (alone.group, alone.is_sharded) = (Group::alone(), false);
         alone.is_recorded = false;
-        // A look would read losses that nobody computed.
-        alone.check_every = usize::MAX;
+        // Metrics would be of losses that nobody computed.
+        alone.metrics_every = usize::MAX;
         let begin = || {
             let mut trainer: Trainer<M, I, L::Outputs> = alone.build(model(), None)?;
             // What comes out is compared with a limit, and not what is counted on the way.
@@ -163,13 +163,12 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         Ok(self)
     }
 
-    /// Looks at the limit after each of the first steps, in which memory grows as a rule, and then when losses are
-    /// looked at, which waits for the device in any case.
-    pub(super) fn check_memory(&mut self, looks_at_losses: bool) -> Result<(), TrainerError> {
+    /// Looks at the limit after each of the first steps, in which memory grows as a rule, and then every some steps.
+    pub(super) fn check_memory(&mut self, is_due: bool) -> Result<(), TrainerError> {
         /// Passes are recorded by then, and the optimizer has its state.
         const FIRST: usize = 8;
         self.steps_here += 1;
-        match self.steps_here <= FIRST || looks_at_losses {
+        match self.steps_here <= FIRST || is_due {
             true => Ok(self.memory_watch.as_mut().map_or(Ok(()), MemoryWatch::check)?),
             false => Ok(()),
         }

@@ -14,15 +14,15 @@
 //! let model = LinearConfig::new(4, 1).init(&device);
 //! let schedule = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup_steps: 5, total_steps: 50 };
 //! let mut trainer: Trainer<_, _> =
-//!     TrainerConfig::new(schedule).with_max_norm(1.0).with_micro_batches(2).init(model)?;
+//!     TrainerConfig::new(schedule).with_max_norm(1.0).with_metrics_every(10).init(model)?;
 //! for _ in 0..50 {
 //!     let x = Tensor::<2>::ones([8, 4], &device);
 //!     let y = Tensor::<2>::ones([8, 1], &device);
 //!     let step = trainer.step((trainer.input(x), y), |model, (x, y)| {
 //!         MseLoss::new().forward(full_precision(model.forward(x)), y, Reduction::Mean)
 //!     })?;
-//!     if step.number % 10 == 0 {
-//!         println!("step {}: loss {:.4}", step.number, step.loss());
+//!     if let Some(metrics) = step.metrics {
+//!         println!("{metrics}");
 //!     }
 //! }
 //! let model = trainer.into_model()?;
@@ -85,8 +85,8 @@
 mod batch;
 mod config;
 mod error;
-mod losses;
 mod memory;
+mod metrics;
 mod pass;
 mod repeat;
 mod report;
@@ -97,6 +97,8 @@ mod together;
 pub use batch::MicroBatch;
 pub use config::{TrainerConfig, TrainerOptimizer};
 pub use error::TrainerError;
+use metrics::Meter;
+pub use metrics::Metrics;
 use pass::pass;
 use repeat::Repeats;
 pub use report::{DropIn, TrainerReport};
@@ -112,7 +114,7 @@ use crate::{
     scaler::{GradScaler, Origin},
     schedule::{Schedule, ScheduleError},
 };
-use blackburn_backend::{fp8_linear::Tally, graph, profile, random, readback::Readback};
+use blackburn_backend::{fp8_linear::Tally, graph, profile, random};
 use blackburn_distributed::{GradientSums, Group};
 use burn::{
     module::{Module, ModuleDisplay},
@@ -148,10 +150,7 @@ pub struct Trainer<M, I, O = ()> {
     passes: GradientGraph<M, Inputs<I>, Outputs<O>>,
     repeats: Repeats,
     steps_taken: usize,
-    /// Losses that nobody has looked at, of the last steps.
-    losses: Vec<Tensor<1>>,
-    /// Losses on their way to the host, and the step of the first.
-    asked_losses: Option<(usize, Readback)>,
+    meter: Meter,
     /// Of the last step, and on the device.
     factors: Option<(Vec<f64>, Tensor<1>)>,
     /// Operations of the last step that ran, by provider.
@@ -290,13 +289,13 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         let learning_rate = self.learning_rate();
         let before = (!self.is_reported).then(|| (profile::served(), Tally::now()));
 
+        self.begin_to_count();
         let begun = Instant::now();
         let inputs = (tensors, self.factors_on_device(factors), self.scaler.current_scale());
         let (mean_loss, outputs, gradient_norm) = match self.repeats(&inputs, learning_rate) {
             true => self.repeat(inputs, learning_rate)?,
             false => self.pass_and_update(inputs, weight, learning_rate, loss)?,
         };
-        self.losses.push(mean_loss.clone());
         // Hand the step over to the device now, and go on preparing the next one.
         graph::hand_over(&self.device).map_err(GraphError::from)?;
         self.repeats.end_watch();
@@ -305,18 +304,10 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         if let Some((served, products)) = before {
             self.report_once(&served, products);
         }
-        // Those that were asked for in front of this step: the device has it to do meanwhile.
-        self.look_at_losses()?;
-        let looks_at_losses = self.losses.len() >= self.config.check_every;
-        if looks_at_losses {
-            self.ask_for_losses();
-            if self.asked_losses.as_ref().is_some_and(|(_, losses)| losses.is_here()) {
-                self.look_at_losses()?;
-            }
-        }
-        self.check_memory(looks_at_losses)?;
-        let number = self.steps_taken;
-        Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs })
+        let is_due = self.count(&mean_loss, &gradient_norm, learning_rate)?;
+        self.check_memory(is_due)?;
+        let (number, metrics) = (self.steps_taken, self.meter.take());
+        Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs, metrics })
     }
 
     /// Takes a step. Gives the mean loss, what else the micro-batches gave, and the norm of the gradients.

@@ -50,14 +50,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     ///
     /// # Errors
     ///
-    /// When a file cannot be written, ranks have other parameters than others, or a loss since the last look was not finite: such a checkpoint would be
-    /// what training resumes from. Earlier checkpoints are then as they were.
+    /// When a file cannot be written, ranks have other parameters than others, or training has diverged since the
+    /// last [metrics](super::Metrics): such a checkpoint would be what training resumes from. Earlier checkpoints are then as they were.
     pub fn save<S: Serialize>(
         &mut self,
         checkpoints: &Checkpoints,
         extra: &S,
     ) -> Result<PathBuf, TrainerError> {
-        self.check_losses()?;
+        self.look_now()?;
         // What has gone wrong in one rank is not to be kept.
         self.group.same(self.model()?)?;
         let optimizer = self.optimizer.to_bytes()?;

@@ -1,5 +1,6 @@
 //! What goes into a step besides the batch, and what comes out.
 
+use super::Metrics;
 use crate::graph::PassTensors;
 use burn::tensor::Tensor;
 
@@ -42,10 +43,15 @@ pub struct Step<O = ()> {
     pub gradient_norm: Tensor<1>,
     /// What the closure returned beside the loss, for each micro-batch.
     pub outputs: Vec<O>,
+    /// What the last steps have come to, every
+    /// [some steps](super::TrainerConfig::with_metrics_every). On a GPU they end with the step before this one: the
+    /// device was asked for their numbers then, and need not wait.
+    pub metrics: Option<Metrics>,
 }
 
 impl<O> Step<O> {
-    /// The mean loss of the batch. Waits for the device.
+    /// The mean loss of the batch. Waits for the device, which is idle then until the next step is prepared: print
+    /// [`metrics`](Self::metrics) instead.
     pub fn loss(&self) -> f32 {
         self.mean_loss.clone().into_scalar()
     }

@@ -92,7 +92,7 @@ impl TrainerConfig {
             ("whether the trainer scales losses", scales.to_string()),
             ("the trainer's average of the weights", format!("{:?}", self.ema)),
             ("the trainer's seed", format!("{seed:?}")),
-            ("the trainer's steps between two looks at losses", self.check_every.to_string()),
+            ("the trainer's steps between two metrics", self.metrics_every.to_string()),
         ];
         Ok(self.group.agree_on(&options)?)
     }
