@@ -43,5 +43,5 @@
 //! first and the last layer of a language model, normalization, and attention's own products.
 
 pub use blackburn_backend::fp8_linear::{
-    Format, Promotion, Recipe, Tally, linear, linear_forward, mark, serves_marks,
+    Format, Promotion, Recipe, Scaling, Tally, linear, linear_forward, mark, serves_marks,
 };

@@ -1,6 +1,6 @@
 //! Formats of operands whose blocks along k have scales, as tensor cores multiply them.
 
-use crate::device::ROW_BYTES;
+use crate::device::{BLOCK_ROWS, ROW_BYTES, SCALE_BLOCK_BYTES};
 use cubecl::ir::{ElemType, FloatKind};
 
 /// What operands' elements are, and what blocks of them along k are scaled by.
@@ -49,6 +49,12 @@ impl BlockFormat {
             Self::Mxfp4 | Self::Nvfp4 => 2,
         };
         (k_bytes * in_byte).div_ceil(self.scaled_by())
+    }
+
+    /// Words of arranged scales of so many rows of so many bytes of k.
+    pub(crate) const fn scale_words(self, rows: usize, k_bytes: usize) -> usize {
+        let blocks = rows.div_ceil(BLOCK_ROWS) * k_bytes.div_ceil(ROW_BYTES) * self.scale_blocks();
+        blocks * SCALE_BLOCK_BYTES / 4
     }
 
     /// [Blocks of scales](crate::device::SCALE_BLOCK_BYTES) of 128 rows for a block of k.

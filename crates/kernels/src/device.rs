@@ -13,6 +13,9 @@ pub(crate) const ALIGNMENT_BYTES: usize = 16;
 /// Bytes of a row of an operand's tile in shared memory, and of the depth of a block of k.
 pub(crate) const ROW_BYTES: usize = 128;
 
+/// Rows or columns of a block of scales.
+pub(crate) const BLOCK_ROWS: usize = 128;
+
 /// Four scales each of 128 rows or columns in shared memory: scale q of row r, counted along k, at byte
 /// `16 (r mod 32) + 4 (r / 32) + q`, where `tcgen05.cp` takes them from, too.
 pub(crate) const SCALE_BLOCK_BYTES: usize = 512;

@@ -42,6 +42,14 @@ impl MxElement {
         }
     }
 
+    /// The largest finite number.
+    fn max_finite(self) -> f64 {
+        match self {
+            Self::Fp8(format) => format.max_finite(),
+            Self::E2m1 => 6.0,
+        }
+    }
+
     /// The exponent of the largest number.
     fn most_exponent(self) -> i32 {
         match self {
@@ -73,8 +81,34 @@ pub fn scale(code: u8) -> f64 {
     }
 }
 
-/// The scale of numbers whose largest magnitude is `amax`: the power of two that takes amax between the largest power
-/// of two of the format and the next one. NaN where amax is not finite.
+/// How the scale of a block follows from its largest magnitude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleRule {
+    /// The power of two that takes it between the largest power of two of the format and the next one, as the
+    /// specification has it: what is above the format's largest number saturates. Where it is not finite, the scale is NaN.
+    Down,
+    /// The smallest power of two, and at least 2^-126, that takes it to no more than the format's largest number, as Mishra
+    /// et al. train, "Recipes for Pre-training LLMs with MXFP8" (2025). NaN and infinity become NaN by themselves, and do
+    /// not count.
+    Up,
+}
+
+impl ScaleRule {
+    /// The code of the scale of such a block.
+    fn scale_of(self, block: &[f64], format: MxElement) -> u8 {
+        match self {
+            Self::Down => scale_for(largest(block), format),
+            Self::Up => {
+                let numbers = block.iter().map(|value| value.abs()).filter(|x| x.is_finite());
+                let amax = numbers.fold(0.0, f64::max);
+                let most = format.max_finite();
+                (1..=254).find(|code| amax <= most * scale(*code)).unwrap_or(254)
+            }
+        }
+    }
+}
+
+/// The scale of numbers whose largest magnitude is `amax`, by [`ScaleRule::Down`].
 fn scale_for(amax: f64, format: MxElement) -> u8 {
     if !amax.is_finite() {
         return NAN;
@@ -97,18 +131,32 @@ pub(crate) fn with_scales(
 }
 
 impl MxMatrix {
-    /// `values` in rows of so many `columns`, rounded: each to the nearest element at its block's scale, saturating.
-    /// Blocks with NaN or infinity have the scale NaN.
+    /// `values` in rows of so many `columns`, rounded: each to the nearest element at its block's scale by
+    /// [`ScaleRule::Down`], saturating.
     ///
     /// # Panics
     ///
     /// When the last row is not whole.
     pub fn quantize(values: &[f64], columns: usize, format: impl Into<MxElement>) -> Self {
+        Self::quantize_by(ScaleRule::Down, values, columns, format)
+    }
+
+    /// The same by any rule.
+    ///
+    /// # Panics
+    ///
+    /// When the last row is not whole.
+    pub fn quantize_by(
+        rule: ScaleRule,
+        values: &[f64],
+        columns: usize,
+        format: impl Into<MxElement>,
+    ) -> Self {
         let format = format.into();
         assert!(values.len().is_multiple_of(columns), "{} values of {columns}", values.len());
         let (mut elements, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
         for block in values.chunks_exact(columns).flat_map(|row| row.chunks(SCALED_BY)) {
-            let code = scale_for(largest(block), format);
+            let code = rule.scale_of(block, format);
             let factor = if code == NAN { 1.0 } else { scale(code) };
             let scaled: Vec<f64> = block.iter().map(|value| value / factor).collect();
             elements.extend(format.encode(&scaled));
@@ -152,6 +200,21 @@ mod tests {
         assert_eq!(MxMatrix::quantize(&[500.0, 1.0], 2, Fp8::E4m3).decode(), [448.0, 1.0]);
         let pairs = MxMatrix::quantize(&[7.5, 0.75, -2.5], 3, MxElement::E2m1);
         assert_eq!((pairs.scales[0], pairs.decode()), (127, vec![6.0, 1.0, -2.0]));
+    }
+
+    #[test]
+    fn rounded_up_no_number_saturates_and_what_is_none_does_not_count() {
+        for (amax, code) in [(448.0, 127), (449.0, 128), (224.0, 126), (225.0, 127), (0.0, 1)] {
+            assert_eq!(ScaleRule::Up.scale_of(&[amax], Fp8::E4m3.into()), code, "{amax}");
+        }
+        let [mixed, e5m2] = [Fp8::E4m3, Fp8::E5m2].map(|format| {
+            let values = [1.0, f64::NAN, -3.0, f64::INFINITY];
+            MxMatrix::quantize_by(ScaleRule::Up, &values, 4, format).decode()
+        });
+        for values in [mixed, e5m2] {
+            assert_eq!([values[0], values[2]], [1.0, -3.0]);
+            assert!(values[1].is_nan() && values[3].is_nan(), "{values:?}");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn least_bytes(
 ) -> f64 {
     let element = match settings.precision {
         Precision::F32 => 4.0,
-        Precision::Bf16 | Precision::F16 | Precision::Fp8 => 2.0,
+        _ => 2.0,
     };
     let model = &settings.model;
     let parameters = trainer.memory_of(model.parameters() as u64, is_gpu).expected_bytes() as f64;

@@ -40,6 +40,8 @@ pub(crate) enum Precision {
     F16,
     /// bfloat16, and products of all linear layers but the head in 8 bits. GPUs only.
     Fp8,
+    /// The same with a scale for each 32 numbers: MXFP8. Slower than bf16 on other GPUs than Blackwell.
+    Mxfp8,
 }
 
 /// What parameters are stored in.
@@ -72,7 +74,7 @@ impl AttentionKind {
     pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision) -> Self {
         asked.unwrap_or(match precision {
             Precision::F32 => Self::Naive,
-            Precision::Bf16 | Precision::F16 | Precision::Fp8 => Self::Flash,
+            _ => Self::Flash,
         })
     }
 }
@@ -302,6 +304,7 @@ impl RunSettings {
             Precision::Bf16 => train::precision::Precision::Bf16,
             Precision::F16 => train::precision::Precision::F16,
             Precision::Fp8 => train::precision::Precision::Fp8(Recipe::hybrid()),
+            Precision::Mxfp8 => train::precision::Precision::Fp8(Recipe::mxfp8()),
         })
         .without_fp8("head")
         .with_masters(match self.masters {

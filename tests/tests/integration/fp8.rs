@@ -1,5 +1,7 @@
 //! Rounding to 8 bits on the device, against f64, and linear layers that compute with it.
 
+#[path = "fp8_blocks.rs"]
+mod blocks;
 #[path = "fp8_casts.rs"]
 mod casts;
 #[path = "fp8_layer.rs"]
@@ -63,6 +65,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("a_dropped_scale_is_caught", dropped_scale),
         trial("bad_arguments_are_named", bad_arguments),
     ]);
+    trials.extend(blocks::trials());
     trials.extend(linear::trials());
     trials.extend(marked::trials());
     trials.extend(casts::trials());

@@ -1,12 +1,13 @@
 //! A linear layer to compute in 8 bits: its numbers, what it gives in f64, and how far off a device may be.
 
-use blackburn::fp8::{Format, Promotion, Recipe};
+use blackburn::fp8::{Format, Promotion, Recipe, Scaling};
 use blackburn_reference::{
     activation::{Activation, FunctionErrors},
     column_sum,
     fp8::Fp8,
     linear::{Linear, LinearGradients},
     matmul::{MatmulCase, MatmulPrecision, magnitudes},
+    mx::{MxMatrix, ScaleRule},
     random::normal,
     storage::Storage,
     tolerance::compare,
@@ -22,9 +23,57 @@ fn reference_format(format: Format) -> Fp8 {
     }
 }
 
-/// What the tensor is in 8 bits.
-fn rounded(values: &[f64], format: Format, margin: u32) -> Vec<f64> {
-    reference_format(format).stored(values, &vec![0.0; values.len()], margin).0
+/// A matrix that products read in 8 bits, whose elements are known to within errors.
+struct Operand<'a> {
+    values: &'a [f64],
+    errors: &'a [f64],
+    columns: usize,
+    format: Format,
+}
+
+/// What a product sums along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Along {
+    Rows,
+    Columns,
+}
+
+impl Operand<'_> {
+    /// What it is in 8 bits, for a product along its rows or columns, and how far off that may be.
+    fn rounded(
+        &self,
+        along: Along,
+        recipe: Recipe,
+        storage: Storage,
+        device: &Device,
+    ) -> (Vec<f64>, Vec<f64>) {
+        let format = reference_format(self.format);
+        if recipe.scaling == Scaling::Tensor {
+            return format.stored(self.values, self.errors, recipe.margin);
+        }
+        assert!(self.errors.iter().all(|error| *error == 0.0), "blocks of what is not known");
+        let columns = self.columns;
+        let rows = self.values.len() / columns;
+        let quantize =
+            |values: &[f64], columns| MxMatrix::quantize_by(ScaleRule::Up, values, columns, format);
+        let mut values = match along {
+            Along::Rows => quantize(self.values, columns).decode(),
+            Along::Columns => {
+                let turned = quantize(&transposed(self.values, columns), rows).decode();
+                transposed(&turned, rows)
+            }
+        };
+        // GPUs without such products have the numbers in 16 bits again, which f16 lacks the range for.
+        if storage == Storage::F16 && *device != Device::flex() {
+            values.iter_mut().for_each(|value| *value = storage.round(*value));
+        }
+        (values, self.errors.to_vec())
+    }
+}
+
+fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+    let rows = values.len() / columns;
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
 /// Numbers for a layer.
@@ -122,8 +171,18 @@ impl Case {
         recipe: Recipe,
         end: End,
     ) -> [Expected; 3] {
-        let x = rounded(&self.x, recipe.forward, recipe.margin);
-        let weight = rounded(&self.weight, recipe.forward, recipe.margin);
+        let [_, inputs, outputs] = self.shape;
+        let rounded = |(values, errors): (&[f64], &[f64]), columns, format, along| {
+            let operand = Operand { values, errors, columns, format };
+            operand.rounded(along, recipe, storage, device)
+        };
+        let known = |values, columns, along| {
+            let zeros = vec![0.0; self.x.len().max(self.weight.len())];
+            let errors = &zeros[..<[f64]>::len(values)];
+            rounded((values, errors), columns, recipe.forward, along).0
+        };
+        let x = known(&self.x, inputs, Along::Rows);
+        let weight = known(&self.weight, outputs, Along::Columns);
         let layer = self.layer(&x, &weight, &self.bias);
         let z = layer.forward().z;
         let forward = precision(storage, device, recipe.promotion == Promotion::Always);
@@ -138,10 +197,18 @@ impl Case {
                 dy.abs() * end.derivative_bound(*z, *bound, storage, errors)
             });
         let dz: Vec<f64> = self.dy.iter().zip(&z).map(|(dy, z)| dy * end.derivative(*z)).collect();
-        let format = reference_format(recipe.backward);
-        let (dz, of_dz) = format.stored(&dz, &of_dz.collect::<Vec<_>>(), recipe.margin);
-        let gradients = layer.backward(&z, &dz);
-        let largest: Vec<f64> = dz.iter().zip(&of_dz).map(|(dz, bound)| dz.abs() + bound).collect();
+        let of_dz: Vec<f64> = of_dz.collect();
+        let in_rows = rounded((&dz, &of_dz), outputs, recipe.backward, Along::Rows);
+        let in_columns = rounded((&dz, &of_dz), outputs, recipe.backward, Along::Columns);
+        let x = known(&self.x, inputs, Along::Columns);
+        let weight = known(&self.weight, outputs, Along::Rows);
+        let layer = self.layer(&x, &weight, &self.bias);
+        let dx = layer.backward(&z, &in_rows.0).dx;
+        let dw = layer.backward(&z, &in_columns.0).dw;
+        let largest = |(dz, of_dz): &(Vec<f64>, Vec<f64>)| -> Vec<f64> {
+            dz.iter().zip(of_dz).map(|(dz, bound)| dz.abs() + bound).collect()
+        };
+        let [largest_in_rows, largest_in_columns] = [largest(&in_rows), largest(&in_columns)];
         let backward = precision(storage, device, recipe.promotion != Promotion::Never);
         let bounds = |values: &[f64], case: &MatmulCase, moved: Vec<f64>, operands| -> Vec<f64> {
             let own = product_bounds(values, case, operands, backward);
@@ -149,14 +216,14 @@ impl Case {
             own.iter().zip(moved).map(|(own, moved)| rounded * moved + own).collect()
         };
         let (dgrad, wgrad) = (layer.dgrad_case(), layer.wgrad_case());
-        let moved = magnitudes(&dgrad, &of_dz, &weight);
-        let of_dx = bounds(&gradients.dx, &dgrad, moved, [&largest, &weight]);
-        let moved = magnitudes(&wgrad, &x, &of_dz);
-        let of_dw = bounds(&gradients.dw, &wgrad, moved, [&x, &largest]);
+        let moved = magnitudes(&dgrad, &in_rows.1, &weight);
+        let of_dx = bounds(&dx, &dgrad, moved, [&largest_in_rows, &weight]);
+        let moved = magnitudes(&wgrad, &x, &in_columns.1);
+        let of_dw = bounds(&dw, &wgrad, moved, [&x, &largest_in_columns]);
         [
             Expected { name: "y", values: y, bounds: of_y.collect() },
-            Expected { name: "dx", bounds: of_dx, values: gradients.dx },
-            Expected { name: "dW", bounds: of_dw, values: gradients.dw },
+            Expected { name: "dx", bounds: of_dx, values: dx },
+            Expected { name: "dW", bounds: of_dw, values: dw },
         ]
     }
 

@@ -69,6 +69,7 @@ fn each_type(
             Recipe::e4m3().with_margin(1),
             Recipe::hybrid().with_promotion(Promotion::Never),
             Recipe::hybrid().with_promotion(Promotion::Always),
+            Recipe::mxfp8(),
         ] {
             test(device, storage, recipe).map_err(|error| {
                 format!("{storage:?} {recipe:?}: {}", error.message().unwrap_or(""))

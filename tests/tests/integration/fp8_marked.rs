@@ -59,13 +59,19 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// Batches, rows of each, inputs, outputs.
 const SHAPES: [[usize; 4]; 4] = [[1, 1, 16, 32], [1, 33, 24, 17], [3, 20, 64, 48], [2, 65, 48, 48]];
 
+/// Those with a scale for a whole tensor.
+fn recipes() -> [Recipe; 2] {
+    [Recipe::hybrid(), Recipe::e4m3().with_margin(1)]
+}
+
 /// Every type of the device, recipe and shape.
 fn each(
     device: &Device,
+    recipes: &[Recipe],
     test: impl Fn([usize; 4], Storage, Recipe) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
     for storage in Storage::ALL.into_iter().filter(|s| device.supports_dtype(float(*s))) {
-        for recipe in [Recipe::hybrid(), Recipe::e4m3().with_margin(1)] {
+        for recipe in recipes.iter().copied() {
             for shape in SHAPES {
                 test(shape, storage, recipe).map_err(|error| {
                     let error = error.message().unwrap_or("");
@@ -78,7 +84,8 @@ fn each(
 }
 
 fn layers(device: &Device) -> Result<(), Failed> {
-    each(device, |shape, storage, recipe| {
+    let recipes = [recipes().as_slice(), &[Recipe::mxfp8()]].concat();
+    each(device, &recipes, |shape, storage, recipe| {
         in_eight_bits(device, shape, storage, recipe, End::Plain, |y| y)
     })
 }
@@ -86,7 +93,7 @@ fn layers(device: &Device) -> Result<(), Failed> {
 /// An activation, and a residual. In 16 bits, where operations of Burn's round what is in between, the gradient
 /// of GELU would be known too badly to round it to 8 bits.
 fn followed(device: &Device) -> Result<(), Failed> {
-    each(device, |shape, storage, recipe| {
+    each(device, &recipes(), |shape, storage, recipe| {
         let ends =
             |activation: fn(Tensor<3>) -> Tensor<3>| move |y: Tensor<3>| activation(y.clone()) + y;
         let end = End::Residual(Activation::Relu);

@@ -10,8 +10,8 @@ use crate::{
 use blackburn_kernels::{
     buffer::Buffer,
     matmul::{
-        Epilogue, MatmulBlueprint, MatmulProblem, MxOperand, NVFP4_SCALE_DTYPE, NVFP4_SCALED_BY,
-        Nvfp4Operand, SCALE_DTYPE, SCALED_BY, mx_matmul_with, nvfp4_matmul_with,
+        BlockScales, Epilogue, MatmulBlueprint, MatmulProblem, MxOperand, NVFP4_SCALE_DTYPE,
+        NVFP4_SCALED_BY, Nvfp4Operand, SCALE_DTYPE, SCALED_BY, mx_matmul_with, nvfp4_matmul_with,
     },
 };
 use blackburn_reference::{
@@ -169,7 +169,8 @@ pub(super) fn product(
         nvfp4_matmul_with(client, problem, &plan, operand(0), operand(1), &epilogue)?
     } else {
         let scales = [lhs, rhs].map(|matrix| bytes(client, &matrix.scales, SCALE_DTYPE));
-        let operand = |i: usize| MxOperand { elements: &elements[i], scales: &scales[i] };
+        let operand =
+            |i: usize| MxOperand { elements: &elements[i], scales: BlockScales::Rows(&scales[i]) };
         mx_matmul_with(client, problem, &plan, operand(0), operand(1), &epilogue)?
     };
     let y = download(client, output.out, out)?;

@@ -46,7 +46,7 @@ const fn op(name: &'static str, case: Case) -> KernelOp {
 }
 
 /// All of them, those with several families first.
-pub const OPS: [KernelOp; 25] = [
+pub const OPS: [KernelOp; 26] = [
     op("matmul", matmul::case),
     KernelOp { name: "fp8_matmul", needs_cuda: true, case: fp8_matmul::case },
     op("conv", conv::case),
@@ -72,4 +72,5 @@ pub const OPS: [KernelOp; 25] = [
     op("adamw", optimizers::adamw),
     op("sgd", optimizers::sgd),
     op("fp8_cast", quantize::case),
+    op("mxfp8_cast", quantize::blocks),
 ];

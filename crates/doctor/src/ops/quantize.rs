@@ -8,33 +8,57 @@ use crate::{
 };
 use blackburn_kernels::{
     buffer::Buffer,
-    quantize::{Fp8Format, Layouts, QuantizeProblem, padded_row, quantize},
+    quantize::{
+        Fp8Format, Layouts, QuantizeProblem, decode_blocks, padded_row, quantize, quantize_blocks,
+    },
 };
-use blackburn_reference::{fp8::Fp8, storage::Storage};
+use blackburn_reference::{
+    fp8::Fp8,
+    mx::{MxMatrix, ScaleRule},
+    storage::Storage,
+};
 
 const F32: Storage = Storage::F32;
 
+/// What is drawn for either kind of scales.
+struct Drawn {
+    storage: Storage,
+    fp8: Fp8,
+    problem: QuantizeProblem,
+    x: Vec<f64>,
+}
+
+impl Drawn {
+    fn new(on: &Target, draw: &mut Draw, margins: &[u32]) -> Self {
+        let storage = draw.plan("type", &on.storages);
+        let is_e4m3 = draw.planned("e4m3", 2);
+        let (fp8, format) =
+            if is_e4m3 { (Fp8::E4m3, Fp8Format::E4m3) } else { (Fp8::E5m2, Fp8Format::E5m2) };
+        let layouts = draw.plan("layouts", &[Layouts::Rows, Layouts::Transposed, Layouts::Both]);
+        let step = if draw.planned("aligned", 2) { 16 } else { 1 };
+        let columns = draw.multiple("columns", 1..=3000, step);
+        let most = if draw.holds("large", 200) { 1 << 18 } else { 1 << 14 };
+        let rows = draw.size("rows", 1..=(most / columns).max(1));
+        let empty = draw.holds("empty", 100);
+        let rows = if empty { 0 } else { rows };
+        let margin = draw.one_of("margin", margins);
+        let deviation = draw.one_of("deviation", &[1.0, 0.02, 100.0]);
+        let mut x = draw.normal(rows * columns, deviation, storage);
+        // Some that are subnormal in 8 bits, or zero.
+        x.iter_mut().skip(1).step_by(3).for_each(|x| *x = storage.round(*x * 1e-3));
+        x.iter_mut().skip(2).step_by(11).for_each(|x| *x = 0.0);
+        let input = dtype(storage);
+        let problem = QuantizeProblem { rows, columns, input, format, margin, layouts };
+        Self { storage, fp8, problem, x }
+    }
+}
+
+/// By one scale for the whole matrix.
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
     let client = &on.client;
-    let storage = draw.plan("type", &on.storages);
-    let is_e4m3 = draw.planned("e4m3", 2);
-    let (fp8, format) =
-        if is_e4m3 { (Fp8::E4m3, Fp8Format::E4m3) } else { (Fp8::E5m2, Fp8Format::E5m2) };
-    let layouts = draw.plan("layouts", &[Layouts::Rows, Layouts::Transposed, Layouts::Both]);
-    let step = if draw.planned("aligned", 2) { 16 } else { 1 };
-    let columns = draw.multiple("columns", 1..=3000, step);
-    let most = if draw.holds("large", 200) { 1 << 18 } else { 1 << 14 };
-    let rows = draw.size("rows", 1..=(most / columns).max(1));
-    let empty = draw.holds("empty", 100);
-    let rows = if empty { 0 } else { rows };
-    let margin = draw.one_of("margin", &[0, 0, 1, 3]);
-    let deviation = draw.one_of("deviation", &[1.0, 0.02, 100.0]);
-    let mut x = draw.normal(rows * columns, deviation, storage);
-    // Some that are subnormal in 8 bits, or zero.
-    x.iter_mut().skip(1).step_by(3).for_each(|x| *x = storage.round(*x * 1e-3));
-    x.iter_mut().skip(2).step_by(11).for_each(|x| *x = 0.0);
-
-    let problem = QuantizeProblem { rows, columns, input: dtype(storage), format, margin, layouts };
+    let Drawn { storage, fp8, problem, x } = Drawn::new(on, draw, &[0, 0, 1, 3]);
+    let QuantizeProblem { rows, columns, margin, layouts, .. } = problem;
+    let empty = rows == 0;
     let front = draw.one_of("front", on.offsets());
     let buffer = upload_behind(client, front, &x, storage);
     if empty {
@@ -76,6 +100,36 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
         } else {
             check.compare(what, values, &scaled, &bounds)?;
         }
+    }
+    Ok(())
+}
+
+/// By scales of blocks.
+pub(super) fn blocks(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
+    let client = &on.client;
+    let Drawn { storage, fp8, problem, x } = Drawn::new(on, draw, &[0]);
+    let QuantizeProblem { rows, columns, .. } = problem;
+    let front = draw.one_of("front", on.offsets());
+    let buffer = upload_behind(client, front, &x, storage);
+    if rows == 0 {
+        return check.refuses("an empty matrix", quantize_blocks(client, &problem, &buffer));
+    }
+    let made = quantize_blocks(client, &problem, &buffer)?;
+    let turned: Vec<f64> = (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect();
+    for (what, made, x, [rows, columns]) in [
+        ("rows", made.rows, &x, [rows, columns]),
+        ("transposed", made.transposed, &turned, [columns, rows]),
+    ] {
+        let Some(made) = made else { continue };
+        let matrix = MxMatrix::quantize_by(ScaleRule::Up, x, columns, fp8);
+        // Codes and numbers: scales are powers of two, so that nothing is rounded twice.
+        let codes = fp8.decode(&unpadded(on, made.codes.clone(), columns)?);
+        check.compare(what, codes, &fp8.decode(&matrix.elements), &vec![0.0; x.len()])?;
+        let numbers = decode_blocks(client, &made, [rows, columns], dtype(F32))?;
+        let numbers = download(client, numbers, F32)?;
+        let rows = numbers.chunks_exact(padded_row(columns));
+        let dense: Vec<f64> = rows.flat_map(|row| row[..columns].iter().copied()).collect();
+        check.compare(what, dense, &matrix.decode(), &vec![0.0; x.len()])?;
     }
     Ok(())
 }

@@ -12,18 +12,32 @@ use crate::{
     DeviceProfile, Family, FamilyOp, KernelError, Promise, block_format::BlockFormat,
     buffer::Buffer, plan::tell_plan,
 };
-use cubecl::{client::Client, ir::ElemType};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+};
 
 /// Tiles of kernels that take scales. The sums of two tiles of 256 columns would leave no tensor memory for them, and
 /// rings of such tiles do not fit the shared memory of workstations.
 const TILES: [(Family, usize, usize); 3] =
     [(Family::Tcgen05, 128, 128), (Family::Mma, 128, 128), (Family::Mma, 64, 128)];
 
+/// The scales of an operand's blocks.
+#[derive(Clone, Copy, Debug)]
+pub enum BlockScales<'a> {
+    /// Those of a row of the left operand or column of the right one, one after another, row by row and matrix by
+    /// matrix.
+    Rows(&'a Buffer),
+    /// In the order in which tensor cores take them, four in a word, as
+    /// [`quantize_blocks`](crate::quantize::quantize_blocks) writes them: matrix by matrix.
+    Arranged(&'a Buffer),
+}
+
 /// An operand: elements, and the scales of blocks of them along k.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScaledOperand<'a> {
     pub(super) elements: &'a Buffer,
-    pub(super) scales: &'a Buffer,
+    pub(super) scales: BlockScales<'a>,
 }
 
 /// `out = act(alpha lhs rhs + bias) + beta residual` of operands of that format, by that plan.
@@ -42,8 +56,17 @@ pub(super) fn multiply(
         ("lhs scales", lhs.scales, OperandWalk::lhs(problem)),
         ("rhs scales", rhs.scales, OperandWalk::rhs(problem)),
     ] {
-        let rows = walk.matrices.iter().product::<usize>() * walk.mn;
-        scales.check(op, argument, rows * format.scales(walk.k), format.scale_dtype())?;
+        let matrices = walk.matrices.iter().product::<usize>();
+        match scales {
+            BlockScales::Rows(scales) => {
+                let count = matrices * walk.mn * format.scales(walk.k);
+                scales.check(op, argument, count, format.scale_dtype())?;
+            }
+            BlockScales::Arranged(scales) => {
+                let count = matrices * format.scale_words(walk.mn, walk.k);
+                scales.check(op, argument, count, ElemType::UInt(UIntKind::U32))?;
+            }
+        }
     }
     if !blueprint.serves_scaled(DeviceProfile::of(client)) {
         let reason = format!("{blueprint} with scales of blocks");
@@ -51,9 +74,9 @@ pub(super) fn multiply(
     }
     #[cfg(feature = "cuda")]
     {
-        use super::mx_scales::BlockScales;
+        use super::mx_scales::ArrangedScales;
         let scales = [lhs.scales, rhs.scales];
-        let scales = BlockScales::arranged(client, problem, format, scales)?;
+        let scales = ArrangedScales::of(client, problem, format, scales)?;
         let output = epilogue.output(client, problem);
         let operands = [lhs.elements, rhs.elements];
         super::tensor_core::launch(

@@ -97,6 +97,7 @@ mod wgmma;
 mod work;
 mod workstation;
 
+pub use block_scaled::BlockScales;
 pub use blueprint::MatmulBlueprint;
 pub(crate) use budget::{mma_bytes, most_stages, wgmma_bytes};
 pub use epilogue::{Activation, Epilogue, MatmulOutput};

@@ -8,21 +8,21 @@
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
 //! | lhs, rhs | b, m, k and b, k, n | any strides; those along k are taken as they lie | both e4m3 or e5m2, or both e2m1x2 |
-//! | lhs scales, rhs scales | b, m, k / 32 and b, n, k / 32, rounded up | contiguous | ue8m0: 2^(bits - 127), 255 for NaN |
+//! | lhs scales, rhs scales | b, m, k / 32 and b, n, k / 32, rounded up | contiguous, or [arranged](BlockScales) | ue8m0: 2^(bits - 127), 255 for NaN |
 //! | out, bias, residual | as those of [`matmul`](super::matmul()) | | f32, f16, bf16 |
 //!
 //! Of e2m1x2, two elements in a byte that are neighbors along k, the first in the low half, the problem counts pairs:
 //! its k is half of that above, and the rows of an odd k end with a zero. A matrix that serves all batches has its scales
 //! once.
 //!
-//! Elements and scales enter exactly, and sums are accumulated in f32 by tensor cores. Scales are copied into the order
-//! that tensor cores take first, which costs a small launch for each operand.
+//! Elements and scales enter exactly, and sums are accumulated in f32 by tensor cores. Contiguous scales are copied into
+//! the order that tensor cores take first, which costs a small launch for each operand.
 //!
 //! Source: OCP Microscaling Formats (MX) Specification v1.0, sections 5 and 6. Served on the GPUs that have
 //! block-scaled products, where [`family`](crate::family) offers them for operands of 8 bits.
 
 use super::{
-    Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    BlockScales, Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     block_scaled::{ScaledOperand, multiply},
     problem::is_fp4,
 };
@@ -39,9 +39,8 @@ pub const SCALE_DTYPE: ElemType = BlockFormat::Mxfp8.scale_dtype();
 pub struct MxOperand<'a> {
     /// Elements, which lie as the problem says.
     pub elements: &'a Buffer,
-    /// Scales, `k / 32` rounded up of them for each row of the left operand or column of the right one, one after
-    /// another, matrix by matrix.
-    pub scales: &'a Buffer,
+    /// The scales of its rows, or of the columns of the right operand.
+    pub scales: BlockScales<'a>,
 }
 
 /// `out = act(alpha lhs rhs + bias) + beta residual` of MX operands, on the kernels that are expected to be fastest.

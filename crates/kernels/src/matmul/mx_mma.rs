@@ -6,13 +6,12 @@ use super::{
     epilogue::{EpilogueTensors, Outputs},
     mma::{MatrixBlocks, PitchedOperand, matrix_blocks},
     mma_tile::write_part,
-    mx_scales::BLOCK_ROWS,
     ring::{Blocks, BlocksExpand, MmaBlueprint, UNITS, fragments, multiply},
     work::{Extent, LastMatrix, work_at},
 };
 use crate::{
     block_format::BlockFormat,
-    device::SCALE_BLOCK_BYTES,
+    device::{BLOCK_ROWS, SCALE_BLOCK_BYTES},
     ptx::{copy::copy_16_bytes, global_address, load, shared_address},
 };
 use cubecl::prelude::*;

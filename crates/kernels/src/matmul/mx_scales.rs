@@ -1,12 +1,12 @@
 //! Arranges the scales of operands as tensor cores take them: blocks of 512 bytes, each of four scales of 128 rows or
 //! columns of the output, one after another along k.
 
-use super::{MatmulProblem, layout::OperandWalk};
+use super::{BlockScales, MatmulProblem, layout::OperandWalk};
 use crate::{
     KernelError, ahead,
     block_format::BlockFormat,
     buffer::Buffer,
-    device::{ROW_BYTES, SCALE_BLOCK_BYTES, grid},
+    device::{BLOCK_ROWS, ROW_BYTES, SCALE_BLOCK_BYTES, grid},
 };
 use cubecl::{
     client::Client,
@@ -16,30 +16,30 @@ use cubecl::{
 
 /// Words of a block, and units of a cube.
 const WORDS: u32 = SCALE_BLOCK_BYTES as u32 / 4;
-/// Rows or columns of a block.
-pub(super) const BLOCK_ROWS: usize = 128;
 /// Scales of a row in a block.
 const BLOCK_SCALES: u32 = BlockFormat::WORD_SCALES as u32;
 
 /// The scales of both operands as blocks.
-pub(super) struct BlockScales {
+pub(super) struct ArrangedScales {
     pub(super) format: BlockFormat,
     pub(super) lhs: Buffer,
     pub(super) rhs: Buffer,
 }
 
-impl BlockScales {
-    /// Of scales that lie one after another for each row of the left operand and column of the right one, matrix by
-    /// matrix.
-    pub(super) fn arranged(
+impl ArrangedScales {
+    /// Of scales in any order.
+    pub(super) fn of(
         client: &Client,
         problem: &MatmulProblem,
         format: BlockFormat,
-        [lhs, rhs]: [&Buffer; 2],
+        [lhs, rhs]: [BlockScales<'_>; 2],
     ) -> Result<Self, KernelError> {
-        let of = |scales: &Buffer, walk: OperandWalk| {
-            let matrices = walk.matrices.iter().product();
-            arrange(client, format, scales, [matrices, walk.mn], walk.k)
+        let of = |scales: BlockScales<'_>, walk: OperandWalk| match scales {
+            BlockScales::Arranged(scales) => Ok(scales.clone()),
+            BlockScales::Rows(scales) => {
+                let matrices = walk.matrices.iter().product();
+                arrange(client, format, scales, [matrices, walk.mn], walk.k)
+            }
         };
         Ok(Self {
             format,
@@ -60,7 +60,7 @@ fn arrange(
 ) -> Result<Buffer, KernelError> {
     let along_k = k_bytes.div_ceil(ROW_BYTES) * format.scale_blocks();
     let blocks = [along_k, rows.div_ceil(BLOCK_ROWS), matrices];
-    let words = blocks.iter().product::<usize>() * WORDS as usize;
+    let words = matrices * format.scale_words(rows, k_bytes);
     if u32::try_from(words * 4).is_err() {
         let reason = format!("{words} words of scales, more than 4 GiB");
         return Err(KernelError::unsupported(format.op(), reason));

@@ -3,14 +3,13 @@
 
 use super::{
     epilogue::{EpilogueTensors, Outputs},
-    mx_scales::BLOCK_ROWS,
     tcgen05::{Tcgen05Blueprint, persistent_tensor_product},
     wgmma::{BulkBlocks, BulkBlocksExpand, MatrixBlocks},
     work::{Extent, LastMatrix, Work},
 };
 use crate::{
     block_format::BlockFormat,
-    device::SCALE_BLOCK_BYTES,
+    device::{BLOCK_ROWS, SCALE_BLOCK_BYTES},
     ptx::copy::{TmaTarget, tma_tile},
 };
 use cubecl::prelude::*;

@@ -25,7 +25,7 @@
 //! block-scaled products, where [`family`](crate::family) offers them for operands of 8 bits.
 
 use super::{
-    Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    BlockScales, Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     block_scaled::{ScaledOperand, multiply},
 };
 use crate::{
@@ -93,8 +93,10 @@ pub fn nvfp4_matmul_with(
     rhs.tensor_scale.check(OP, "rhs tensor scale", 1, F32)?;
     let scales = Some([lhs, rhs].map(|operand| operand.tensor_scale.clone()));
     let epilogue = Epilogue { scales, ..epilogue.clone() };
-    let operands =
-        [lhs, rhs].map(|Nvfp4Operand { elements, scales, .. }| ScaledOperand { elements, scales });
+    let operands = [lhs, rhs].map(|Nvfp4Operand { elements, scales, .. }| ScaledOperand {
+        elements,
+        scales: BlockScales::Rows(scales),
+    });
     multiply(client, problem, blueprint, FORMAT, operands, &epilogue)
 }
 

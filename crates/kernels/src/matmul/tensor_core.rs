@@ -6,7 +6,7 @@ use super::{
     mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
     mma_bulk::{BULK_UNITS, MmaBulkBlueprint, matmul_mma_bulk_kernel},
     mx_mma::matmul_mx_mma_kernel,
-    mx_scales::BlockScales,
+    mx_scales::ArrangedScales,
     mx_tcgen05::matmul_mx_tcgen05_kernel,
     operand::AlignedOperand,
     pairs::{PAIR_TILE_M, PAIR_TILES_N},
@@ -43,7 +43,7 @@ pub(super) fn launch(
     problem: &MatmulProblem,
     blueprint: &MatmulBlueprint,
     [lhs, rhs]: [&Buffer; 2],
-    scales: Option<&BlockScales>,
+    scales: Option<&ArrangedScales>,
     epilogue: &Epilogue,
     output: &MatmulOutput,
 ) -> Result<(), KernelError> {
@@ -144,7 +144,7 @@ struct Launch<'a> {
     types: [&'static str; 2],
     lhs: AlignedOperand,
     rhs: AlignedOperand,
-    scales: Option<&'a BlockScales>,
+    scales: Option<&'a ArrangedScales>,
 }
 
 impl Launch<'_> {
@@ -205,7 +205,7 @@ impl Launch<'_> {
             return self.tcgen05_pair(kernel, epilogue, output);
         }
         let cubes = self.cubes().min(device.multiprocessors) as u32;
-        if let Some(BlockScales { format, lhs, rhs }) = self.scales {
+        if let Some(ArrangedScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`.
             ahead::launch(self.client, |client| unsafe {
                 matmul_mx_tcgen05_kernel::launch_unchecked(
@@ -430,7 +430,7 @@ impl Launch<'_> {
             let pitch = PitchLaunch { row, outer, inner, mn };
             PitchedOperandLaunch { memory: operand.memory.arg(1), pitch }
         };
-        if let Some(BlockScales { format, lhs, rhs }) = self.scales {
+        if let Some(ArrangedScales { format, lhs, rhs }) = self.scales {
             // SAFETY: as in `wgmma`; copies stop at the operands' ends, and the blocks of scales were made for them.
             ahead::launch(self.client, |client| unsafe {
                 matmul_mx_mma_kernel::launch_unchecked(

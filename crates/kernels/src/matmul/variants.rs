@@ -1,7 +1,8 @@
 //! Products that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    Activation, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem, TensorLayout,
+    Activation, BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
+    TensorLayout,
     blueprint::tensor_core_type,
     matmul_with,
     mx::{MxOperand, mx_matmul_with},
@@ -293,8 +294,8 @@ fn scaled_product(
         let rhs = Nvfp4Operand { elements: &rhs, scales: &rhs_scales, tensor_scale };
         return nvfp4_matmul_with(client, problem, plan, lhs, rhs, &epilogue);
     }
-    let lhs = MxOperand { elements: &lhs, scales: &lhs_scales };
-    let rhs = MxOperand { elements: &rhs, scales: &rhs_scales };
+    let lhs = MxOperand { elements: &lhs, scales: BlockScales::Rows(&lhs_scales) };
+    let rhs = MxOperand { elements: &rhs, scales: BlockScales::Rows(&rhs_scales) };
     mx_matmul_with(client, problem, plan, lhs, rhs, &epilogue)
 }
 

@@ -30,10 +30,13 @@ impl QuantizeBlueprint {
     const VECTORS_PER_UNIT: usize = 4;
     /// Five cubes of 256 units a multiprocessor hide the latency of memory; of those that cast, a launch
     /// counts on four.
-    pub(crate) const PROMISES: [(&str, Promise); 3] = [
+    pub(crate) const PROMISES: [(&str, Promise); 5] = [
         ("quantize_amax", Promise::registers(48)),
         ("quantize_cast", Promise::registers(64)),
         ("quantize_decode", Promise::registers(48)),
+        // Twelve cubes of 128 units a multiprocessor have shared memory for their stripes.
+        ("quantize_blocks", Promise::registers(40)),
+        ("quantize_decode_blocks", Promise::registers(48)),
     ];
 
     /// The widest loads that fit the rows, and as many cubes as fill the device.

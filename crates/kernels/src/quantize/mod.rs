@@ -1,4 +1,6 @@
-//! Tensors in 8-bit floating point: one scale for a whole matrix, chosen from the matrix itself.
+//! Tensors in 8-bit floating point, with scales that are chosen from the tensor itself.
+//!
+//! One scale for a whole matrix ([`quantize`]):
 //!
 //! ```text
 //! amax      = max |x|
@@ -18,6 +20,18 @@
 //! that became a finite number would be trained on, and no loss scaler could see it. So NaN and infinity make
 //! NaN of all that is summed with them, whether the format has infinities or not.
 //!
+//! One scale for each block of 32 elements along a row ([`quantize_blocks`]), a power of two, as in MXFP8:
+//!
+//! ```text
+//! amax      = max |x| of the block, NaN and infinity apart
+//! exponent  = ceil(log2(amax / largest))   at least -126
+//! code      = round(2^-exponent x)         as above
+//! scale     = exponent + 127               as ue8m0
+//! ```
+//!
+//! A transpose has blocks along columns of x, so its codes are others. Codes and scales are made in one pass over x, and
+//! scales are written in the order in which tensor cores take them: see [`scale_words`].
+//!
 //! Nothing is read back to the host. The largest magnitude is exact and the same each time: it is
 //! found by comparing bit patterns, in which infinity and NaN come after every number. Values are
 //! scaled in f32 and rounded once more to 8 bits, which may give the neighbor of the nearest code
@@ -35,11 +49,13 @@
 //!
 //! Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), sections 3 and 4; scaling
 //! by the current tensor's largest magnitude is what NVIDIA's Transformer Engine calls
-//! `Float8CurrentScaling`.
+//! `Float8CurrentScaling`. Blocks: OCP Microscaling Formats (MX) Specification v1.0; exponents are rounded up instead of
+//! down as in Mishra et al., "Recipes for Pre-training LLMs with MXFP8" (2025), so that no number saturates.
 //!
 //! Not served: empty matrices, and matrices of nearly 2^32 elements and more.
 
 mod amax;
+mod blocks;
 mod blueprint;
 mod cast;
 mod codes;
@@ -49,6 +65,9 @@ mod problem;
 pub mod variants;
 
 pub use blueprint::QuantizeBlueprint;
-pub use launch::{Quantized, decode, quantize, quantize_with};
-pub use problem::{Fp8Format, Layouts, QuantizeProblem, padded_row};
+pub use launch::{
+    Blocks, Quantized, QuantizedBlocks, decode, decode_blocks, quantize, quantize_blocks,
+    quantize_with,
+};
+pub use problem::{Fp8Format, Layouts, QuantizeProblem, padded_row, scale_words};
 pub(crate) use variants::variants;

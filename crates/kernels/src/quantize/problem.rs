@@ -1,3 +1,4 @@
+use super::blocks::TILE;
 use crate::{
     KernelError,
     buffer::{Buffer, check_float},
@@ -90,6 +91,14 @@ pub fn padded_row(columns: usize) -> usize {
     columns.next_multiple_of(ALIGNMENT_BYTES)
 }
 
+/// Words of scales of a matrix whose rows have scales of blocks of 32 codes: those of 128 rows and 128 columns are 128
+/// words one after another, along a row of such tiles and then down. Word `r % 32 * 4 + r / 32` of a tile has the four
+/// scales of its row `r`, in the order in which tensor cores take them.
+pub fn scale_words(rows: usize, columns: usize) -> usize {
+    let tile = TILE as usize;
+    rows.div_ceil(tile) * columns.div_ceil(tile) * tile
+}
+
 /// What is asked: a contiguous matrix in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizeProblem {
@@ -173,6 +182,14 @@ mod tests {
         assert_eq!(PROBLEM.bytes(), 51 * 6);
         assert_eq!(QuantizeProblem { layouts: Layouts::Rows, ..PROBLEM }.bytes(), 51 * 5);
         assert_eq!((padded_row(17), padded_row(16), padded_row(1)), (32, 16, 16));
+    }
+
+    #[test]
+    fn scales_are_of_whole_tiles() {
+        assert_eq!(
+            [(1, 1), (128, 128), (129, 128), (128, 300)].map(|(r, c)| scale_words(r, c)),
+            [128, 128, 256, 384]
+        );
     }
 
     #[test]

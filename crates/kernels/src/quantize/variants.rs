@@ -1,9 +1,16 @@
 //! Matrices that cover the plans: see [`variants`](crate::variants).
 
-use super::{Fp8Format, Layouts, QuantizeBlueprint, QuantizeProblem, decode, padded_row, quantize};
+use super::{
+    Blocks, Fp8Format, Layouts, QuantizeBlueprint, QuantizeProblem, decode, decode_blocks,
+    padded_row, quantize, quantize_blocks, scale_words,
+};
 use crate::{
     buffer::Buffer,
     variants::{FLOATS, Variant},
+};
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
 };
 
 const FORMATS: [(Fp8Format, &str); 2] = [(Fp8Format::E4m3, "e4m3"), (Fp8Format::E5m2, "e5m2")];
@@ -33,10 +40,34 @@ pub fn problems() -> Vec<QuantizeProblem> {
 
 /// Each problem, and its codes as numbers again.
 pub(crate) fn variants() -> Vec<Variant> {
-    problems().into_iter().map(variant).collect()
+    problems().into_iter().flat_map(|problem| [by_tensor(problem), by_blocks(problem)]).collect()
 }
 
-fn variant(problem: QuantizeProblem) -> Variant {
+fn by_tensor(problem: QuantizeProblem) -> Variant {
+    Variant::new(name(&problem), QuantizeBlueprint::PROMISES, move |client| {
+        let x = Buffer::empty(client, problem.elements(), problem.input);
+        quantize(client, &problem, &x)?;
+        decode(client, &codes(client, problem), problem.input).map(drop)
+    })
+}
+
+fn by_blocks(problem: QuantizeProblem) -> Variant {
+    let name = format!("{}_blocks", name(&problem));
+    Variant::new(name, QuantizeBlueprint::PROMISES, move |client| {
+        let x = Buffer::empty(client, problem.elements(), problem.input);
+        quantize_blocks(client, &problem, &x)?;
+        let word = ElemType::UInt(UIntKind::U32);
+        let scales = Buffer::empty(client, scale_words(SIDE, SIDE), word);
+        let matrix = Blocks { codes: codes(client, problem), scales };
+        decode_blocks(client, &matrix, [SIDE; 2], problem.input).map(drop)
+    })
+}
+
+fn codes(client: &Client, problem: QuantizeProblem) -> Buffer {
+    Buffer::empty(client, SIDE * padded_row(SIDE), problem.format.dtype())
+}
+
+fn name(problem: &QuantizeProblem) -> String {
     let input = FLOATS.into_iter().find(|(float, _)| *float == problem.input);
     let format = FORMATS.into_iter().find(|(format, _)| *format == problem.format);
     let layouts = match problem.layouts {
@@ -46,11 +77,5 @@ fn variant(problem: QuantizeProblem) -> Variant {
     };
     let [input, format] =
         [input.map(|it| it.1), format.map(|it| it.1)].map(Option::unwrap_or_default);
-    let name = format!("{input}_{format}{layouts}");
-    Variant::new(name, QuantizeBlueprint::PROMISES, move |client| {
-        let x = Buffer::empty(client, problem.elements(), problem.input);
-        quantize(client, &problem, &x)?;
-        let codes = Buffer::empty(client, SIDE * padded_row(SIDE), problem.format.dtype());
-        decode(client, &codes, problem.input).map(drop)
-    })
+    format!("{input}_{format}{layouts}")
 }

@@ -9,9 +9,9 @@ use blackburn_kernels::{
     Family, KernelError,
     buffer::Buffer,
     matmul::{
-        Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem, MxOperand,
-        NVFP4_SCALE_DTYPE, NVFP4_SCALED_BY, Nvfp4Operand, SCALE_DTYPE, SCALED_BY, TensorLayout,
-        mx_matmul_with, nvfp4_matmul_with,
+        BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
+        MxOperand, NVFP4_SCALE_DTYPE, NVFP4_SCALED_BY, Nvfp4Operand, SCALE_DTYPE, SCALED_BY,
+        TensorLayout, mx_matmul_with, nvfp4_matmul_with,
     },
     recorder::{Gpu, Recorder},
 };
@@ -376,10 +376,10 @@ impl Posed {
             });
             return nvfp4_matmul_with(client, problem, plan, lhs, rhs, epilogue);
         }
-        let [lhs, rhs] = self
-            .operands
-            .each_ref()
-            .map(|operand| MxOperand { elements: &operand.elements, scales: &operand.scales });
+        let [lhs, rhs] = self.operands.each_ref().map(|operand| MxOperand {
+            elements: &operand.elements,
+            scales: BlockScales::Rows(&operand.scales),
+        });
         mx_matmul_with(client, problem, plan, lhs, rhs, epilogue)
     }
 }

@@ -10,6 +10,7 @@ mod machine;
 mod mutations;
 mod packed_attention;
 mod products;
+mod rounded_blocks;
 mod rows;
 mod tensors;
 
@@ -69,6 +70,7 @@ fn cases() -> Vec<Case> {
         products::cases(),
         batches::cases(),
         block_scaled::cases(),
+        rounded_blocks::cases(),
         convolutions::cases(),
         attention::cases(),
     ]

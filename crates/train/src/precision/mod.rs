@@ -57,7 +57,7 @@ mod report;
 mod selector;
 mod statistics;
 
-pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe};
+pub use blackburn_backend::fp8_linear::{Format, Promotion, Recipe, Scaling};
 pub use cast::Cast;
 pub use report::{LayerPrecision, PrecisionReport};
 
@@ -98,13 +98,14 @@ pub enum Precision {
 
 impl Precision {
     /// All of them; of 8 bits, the recipes that have a name.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::F32,
         Self::Tf32,
         Self::Bf16,
         Self::F16,
         Self::Fp8(Recipe::hybrid()),
         Self::Fp8(Recipe::e4m3()),
+        Self::Fp8(Recipe::mxfp8()),
     ];
 
     /// What a model trains fastest in on `device` without a change of its results beyond rounding and without
@@ -154,6 +155,7 @@ impl fmt::Display for Precision {
             Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
+            Self::Fp8(recipe) if recipe.scaling == Scaling::Blocks => "mxfp8",
             Self::Fp8(recipe) if recipe.backward == Format::E5m2 => "fp8",
             Self::Fp8(_) => "fp8-e4m3",
         })
@@ -177,7 +179,7 @@ impl FromStr for Precision {
 #[non_exhaustive]
 pub enum PrecisionError {
     /// There is no precision of that name.
-    #[error("precision `{name}`: expected f32, tf32, bf16, f16, fp8 or fp8-e4m3")]
+    #[error("precision `{name}`: expected f32, tf32, bf16, f16, fp8, fp8-e4m3 or mxfp8")]
     UnknownPrecision {
         /// What was given.
         name: String,

@@ -374,7 +374,7 @@ impl TrainerConfig {
             passes,
             repeats: Repeats::default(),
             steps_taken,
-            meter: Meter::default(),
+            meter: super::Meter::default(),
             factors: None,
             served: BTreeMap::new(),
             products: Tally::default(),

@@ -82,12 +82,14 @@ pub(super) struct Meter {
     asked: Option<Asked>,
     /// What was read and not given out.
     read: Option<Metrics>,
+    /// Whether a step gives it out.
+    is_due: bool,
 }
 
 impl Meter {
-    /// What was read since this was last asked.
-    pub(super) fn take(&mut self) -> Option<Metrics> {
-        self.read.take()
+    /// What a step gives out.
+    pub(super) fn take_due(&mut self) -> Option<Metrics> {
+        std::mem::take(&mut self.is_due).then(|| self.read.take()).flatten()
     }
 }
 
@@ -119,11 +121,14 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
     /// When the device fails, or training has diverged.
     pub fn metrics(&mut self) -> Result<Option<Metrics>, TrainerError> {
         self.look_now()?;
-        Ok(self.meter.take())
+        self.meter.is_due = false;
+        Ok(self.meter.read.take())
     }
 
     /// Reads the numbers of the last steps. Waits for the device, so that the next step begins an interval.
     pub(super) fn look_now(&mut self) -> Result<(), TrainerError> {
+        // A step still gives them out.
+        self.meter.is_due |= self.meter.asked.is_some();
         self.look()?;
         self.ask();
         self.look()?;
@@ -148,11 +153,13 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         self.meter.losses.push(mean_loss.clone());
         self.meter.last = Some((gradient_norm.clone(), learning_rate));
         // Those that were asked for in front of this step: the device has it to do meanwhile.
+        self.meter.is_due |= self.meter.asked.is_some();
         self.look()?;
         let is_due = self.steps_taken.is_multiple_of(self.config.metrics_every);
         if is_due {
             self.ask();
             if self.meter.asked.as_ref().is_some_and(|asked| asked.numbers.is_here()) {
+                self.meter.is_due = true;
                 self.look()?;
             }
         }

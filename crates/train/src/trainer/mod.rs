@@ -306,7 +306,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> Trainer<M, I, O>
         }
         let is_due = self.count(&mean_loss, &gradient_norm, learning_rate)?;
         self.check_memory(is_due)?;
-        let (number, metrics) = (self.steps_taken, self.meter.take());
+        let (number, metrics) = (self.steps_taken, self.meter.take_due());
         Ok(Step { number, learning_rate, mean_loss, gradient_norm, outputs, metrics })
     }
 

@@ -315,7 +315,7 @@ fn absurd_options_are_refused_by_name() {
         (sound.clone().with_max_norm(0.0), "`max_norm`: expected a positive number, got 0"),
         (sound.clone().with_max_norm(f64::NAN), "`max_norm`"),
         (sound.clone().with_micro_batches(0), "`micro_batches`: expected at least 1, got 0"),
-        (sound.clone().with_check_every(0), "`check_every`: expected at least 1, got 0"),
+        (sound.clone().with_metrics_every(0), "`metrics_every`: expected at least 1, got 0"),
         (sound.clone().with_ema(EmaConfig { decay: 1.0, warmup: false }), "`decay`"),
     ] {
         let reason = message(config.init::<_, Batch, ()>(Network::new(0.0, &device())));
@@ -370,7 +370,7 @@ fn a_loss_that_is_not_finite_ends_the_training_and_is_not_saved() {
     assert!(checkpoints.steps().is_empty());
 
     let mut trainer: Trainer<_, Batch> = TrainerConfig::new(0.1)
-        .with_check_every(2)
+        .with_metrics_every(2)
         .init(Network::new(0.0, &device()))
         .expect("sound options");
     trainer.step(batch(0), Network::loss).expect("a sound step");

@@ -35,7 +35,11 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/backend/src/ops/square_sum.rs",
         tests: &["square_sum"],
         rows: &[
-            host("a full batch forgotten", "self.sums = added(self.sums, full)", "drop(full)"),
+            host(
+                "a full batch forgotten",
+                "self.sums = added(self.sums, full, self.noted.as_ref())",
+                "drop(full)",
+            ),
             host("last tensor of a batch left out", "tensors.len()", "tensors.len().max(2) - 1"),
         ],
     },

@@ -187,4 +187,27 @@ pub(super) const FILES: &[InFile] = &[
             statement("skipped tile", "tile += CUBE_COUNT_X;", "tile += 2 * CUBE_COUNT_X;"),
         ],
     },
+    InFile {
+        file: "crates/kernels/src/quantize/blocks.rs",
+        tests: &["fp8"],
+        rows: &[
+            device(
+                "scale rounded down",
+                "(amax + ABOVE_LARGEST) >> MANTISSA_BITS",
+                "amax >> MANTISSA_BITS",
+            ),
+            device("infinity has a scale", "select(bits < INFINITY, bits, 0u32)", "bits"),
+            device("padding of rows unwritten", "if half < chunks {", "if half + 1 < chunks {"),
+            statement(
+                "scale of another stripe",
+                "turned_scales |= scale << comptime!(8 * part);",
+                "turned_scales |= scale << comptime!(8 * (3 - part));",
+            ),
+            device(
+                "scales of a column's tiles along the row",
+                "scale_word(first_column + UNIT_POS, tile_row, tiles_down)",
+                "scale_word(first_column + UNIT_POS, tile_row, tiles_across)",
+            ),
+        ],
+    },
 ];

@@ -64,8 +64,7 @@ pub(super) fn multiply(
     }
     // First, so that there is room for codes.
     marked::release();
-    let forward = Rounding { format: recipe.forward, margin: recipe.margin };
-    let backward = Rounding { format: recipe.backward, margin: recipe.margin };
+    let (forward, backward) = (recipe.forward_rounding(), recipe.backward_rounding());
     let [of_lhs, of_rhs] = kind.operands();
     let rounding = |operand| match operand {
         LayerOperand::Input | LayerOperand::Weight => forward,
@@ -142,12 +141,12 @@ fn in_codes(
             cast
         }
     };
-    let codes = match copies {
-        Copies::Rows => quantized.codes,
+    let scaled = match copies {
+        Copies::Rows => quantized.rows,
         Copies::Transposed => quantized.transposed,
     };
-    match codes {
-        Some(codes) => Ok(Codes { codes, scale: quantized.scale, rows, columns }),
+    match scaled {
+        Some(scaled) => Ok(Codes { scaled, rows, columns }),
         None => unreachable!("both layouts were asked for"),
     }
 }

@@ -1,7 +1,6 @@
 //! Both layouts of a matrix in 8 bits, for all products that read it.
 
-use super::Rounding;
-use blackburn_kernels::quantize::Quantized;
+use super::{Rounding, codes::Quantized};
 use cubecl::ir::ElemType;
 
 /// What is cast: how a matrix lies in memory, and how it is rounded.
@@ -47,7 +46,7 @@ impl Cast {
     /// The codes, if they are those of `key` and the copy is there.
     pub(super) fn codes(&self, key: &CastKey, copies: Copies) -> Option<Quantized> {
         let copy = match copies {
-            Copies::Rows => &self.codes.codes,
+            Copies::Rows => &self.codes.rows,
             Copies::Transposed => &self.codes.transposed,
         };
         (self.key == *key && copy.is_some()).then(|| self.codes.clone())
@@ -56,7 +55,7 @@ impl Cast {
     /// Lets go of what the forward pass alone reads of an input. The transpose waits for the backward pass.
     pub(super) fn end_forward(&mut self) {
         if self.operand == Operand::Input {
-            self.codes.codes = None;
+            self.codes.rows = None;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Matrices in 8 bits as kernels take them.
 
 use super::{
-    Rounding,
+    Rounding, Scaling,
     primitives::padded_row,
     recipe::Format,
     tally::{count_cast, count_product},
@@ -10,23 +10,44 @@ use blackburn_kernels::{
     Family, KernelError,
     buffer::Buffer,
     matmul::{
-        Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem, TensorLayout, matmul,
-        matmul_with,
+        BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
+        MxOperand, TensorLayout, matmul, matmul_with, mx_matmul,
     },
-    quantize::{self, Fp8Format, Layouts, QuantizeProblem, Quantized},
+    quantize::{self, Blocks, Fp8Format, Layouts, QuantizeProblem},
 };
 use cubecl::{
     client::Client,
     ir::{ElemType, FloatKind},
 };
 
+/// What codes are multiplied by to have the values back.
+#[derive(Clone)]
+pub(crate) enum Scale {
+    /// All by one f32, the first of two.
+    Tensor(Buffer),
+    /// Each block by its own, in the order of `quantize::scale_words`.
+    Blocks(Buffer),
+}
+
+/// Codes of a matrix, and their scale.
+#[derive(Clone)]
+pub(crate) struct Scaled {
+    /// Rows of `padded_row(columns)` codes.
+    pub(crate) codes: Buffer,
+    pub(crate) scale: Scale,
+}
+
+/// A matrix in 8 bits, as it lies and transposed, where asked for.
+#[derive(Clone)]
+pub(crate) struct Quantized {
+    pub(crate) rows: Option<Scaled>,
+    pub(crate) transposed: Option<Scaled>,
+}
+
 /// A matrix whose rows are what products sum over.
 #[derive(Clone)]
 pub(crate) struct Codes {
-    /// Rows of `padded_row(columns)` codes.
-    pub(crate) codes: Buffer,
-    /// What codes are multiplied by to have the values back.
-    pub(crate) scale: Buffer,
+    pub(crate) scaled: Scaled,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
 }
@@ -47,7 +68,20 @@ pub(crate) fn quantize(
         margin: rounding.margin,
         layouts,
     };
-    quantize::quantize(client, &problem, x).inspect(|_| count_cast())
+    let quantized = match rounding.scaling {
+        Scaling::Tensor => {
+            let made = quantize::quantize(client, &problem, x)?;
+            let scaled = |codes| Scaled { codes, scale: Scale::Tensor(made.scale.clone()) };
+            Quantized { rows: made.codes.map(scaled), transposed: made.transposed.map(scaled) }
+        }
+        Scaling::Blocks => {
+            let made = quantize::quantize_blocks(client, &problem, x)?;
+            let scaled = |Blocks { codes, scales }| Scaled { codes, scale: Scale::Blocks(scales) };
+            Quantized { rows: made.rows.map(scaled), transposed: made.transposed.map(scaled) }
+        }
+    };
+    count_cast();
+    Ok(quantized)
 }
 
 /// `lhs rhs^T` in the type `out`, with `epilogue`, whose scales are set here: on tensor cores that take 8
@@ -60,25 +94,57 @@ pub(crate) fn multiply(
     out: ElemType,
     promoted: bool,
 ) -> Result<MatmulOutput, KernelError> {
-    let scales = Some([lhs.scale.clone(), rhs.scale.clone()]);
-    let epilogue = Epilogue { scales, ..epilogue };
-    let problem = problem(lhs, rhs, [lhs.codes.dtype, rhs.codes.dtype], out)?;
+    let [lhs_codes, rhs_codes] = [lhs, rhs].map(|matrix| &matrix.scaled.codes);
+    let problem = problem(lhs, rhs, [lhs_codes.dtype, rhs_codes.dtype], out)?;
     let flops = problem.flops();
-    let output = match MatmulBlueprint::plan(&problem, &epilogue, client) {
-        Ok(plan) => {
-            let plan = if promoted { promoted_plan(plan, &problem, client) } else { plan };
-            matmul_with(client, &problem, &plan, &lhs.codes, &rhs.codes, &epilogue)
+    let (epilogue, output) = match [lhs, rhs].map(|matrix| &matrix.scaled.scale) {
+        [Scale::Tensor(of_lhs), Scale::Tensor(of_rhs)] => {
+            let scales = Some([of_lhs.clone(), of_rhs.clone()]);
+            let epilogue = Epilogue { scales, ..epilogue };
+            let plan = MatmulBlueprint::plan(&problem, &epilogue, client);
+            let output = plan.and_then(|plan| {
+                let plan = if promoted { promoted_plan(plan, &problem, client) } else { plan };
+                matmul_with(client, &problem, &plan, lhs_codes, rhs_codes, &epilogue)
+            });
+            (epilogue, output)
         }
+        [Scale::Blocks(of_lhs), Scale::Blocks(of_rhs)] => {
+            let operand =
+                |elements, scales| MxOperand { elements, scales: BlockScales::Arranged(scales) };
+            let [lhs, rhs] = [operand(lhs_codes, of_lhs), operand(rhs_codes, of_rhs)];
+            let output = mx_matmul(client, &problem, lhs, rhs, &epilogue);
+            (epilogue, output)
+        }
+        _ => unreachable!("a layer's matrices are rounded by one recipe"),
+    };
+    let output = match output {
         Err(KernelError::Unsupported { .. }) => {
             let wide = wide_type(client, out);
-            let lhs_values = quantize::decode(client, &lhs.codes, wide)?;
-            let rhs_values = quantize::decode(client, &rhs.codes, wide)?;
             let problem = self::problem(lhs, rhs, [wide, wide], out)?;
-            matmul(client, &problem, &lhs_values, &rhs_values, &epilogue)
+            let (lhs, rhs) = (lhs.decode(client, wide)?, rhs.decode(client, wide)?);
+            matmul(client, &problem, &lhs, &rhs, &epilogue).map(|output| (output, true))
         }
-        Err(error) => Err(error),
+        output => output.map(|output| (output, false)),
     };
-    output.inspect(|_| count_product(flops))
+    output.map(|(output, widened)| {
+        count_product(flops, widened);
+        output
+    })
+}
+
+impl Codes {
+    /// The numbers that codes stand for, in rows of `padded_row(columns)`: with scales of blocks, and without a
+    /// tensor's.
+    fn decode(&self, client: &Client, dtype: ElemType) -> Result<Buffer, KernelError> {
+        let Scaled { codes, scale } = &self.scaled;
+        match scale {
+            Scale::Tensor(_) => quantize::decode(client, codes, dtype),
+            Scale::Blocks(scales) => {
+                let matrix = Blocks { codes: codes.clone(), scales: scales.clone() };
+                quantize::decode_blocks(client, &matrix, [self.rows, self.columns], dtype)
+            }
+        }
+    }
 }
 
 fn problem(

@@ -1,8 +1,8 @@
 //! The primitives on GPUs.
 
 use super::{
-    Fp8Matrix, Fp8Primitives, Layout, Product, Rounding,
-    codes::{self, Codes},
+    Fp8Matrix, Fp8Primitives, Layout, Product, Rounding, Scaling,
+    codes::{self, Codes, Quantized, Scale, Scaled},
     primitives::padded_row,
 };
 use crate::tensors::{Optional, contiguous_tensor};
@@ -13,7 +13,7 @@ use burn::{
 };
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::{ElemType, FloatKind, UIntKind};
 
 impl Fp8Primitives for CubeBackend {
     fn fp8_quantize(x: FloatTensor<Self>, rounding: Rounding, layout: Layout) -> Fp8Matrix<Self> {
@@ -59,22 +59,29 @@ fn quantize(
     let shape = x.shape();
     let (rows, columns) = (shape[0], shape[1]);
     let values = buffer(&x, dtype_to_elem_type(x.dtype));
-    let quantized = codes::quantize(&x.client, &values, [rows, columns], rounding, layouts)
-        .unwrap_or_else(|error| panic!("{error}"));
-    let scale = contiguous_tensor(&x, quantized.scale, Shape::new([2]), DType::F32);
-    let copy = |codes: Option<Buffer>, rows: usize, columns: usize| {
-        codes.map(|codes| {
-            let shape = Shape::new([rows, padded_row(columns)]);
+    let quantized = codes::quantize(&x.client, &values, [rows, columns], rounding, layouts);
+    let Quantized { rows: of_rows, transposed } =
+        quantized.unwrap_or_else(|error| panic!("{error}"));
+    let copy = |copy: Option<Scaled>, rows: usize, columns: usize| {
+        copy.map(|Scaled { codes, scale }| {
+            let (Scale::Tensor(scale) | Scale::Blocks(scale)) = scale;
+            let words = Shape::new([scale.elements]);
             Fp8Matrix {
-                codes: contiguous_tensor(&x, codes, shape, DType::U8),
-                scale: scale.clone(),
+                codes: contiguous_tensor(
+                    &x,
+                    codes,
+                    Shape::new([rows, padded_row(columns)]),
+                    DType::U8,
+                ),
+                scale: contiguous_tensor(&x, scale, words, DType::F32),
                 rows,
                 columns,
                 format: rounding.format,
+                scaling: rounding.scaling,
             }
         })
     };
-    (copy(quantized.codes, rows, columns), copy(quantized.transposed, columns, rows))
+    (copy(of_rows, rows, columns), copy(transposed, columns, rows))
 }
 
 fn product(
@@ -92,12 +99,14 @@ fn product(
 
 impl From<&Fp8Matrix<CubeBackend>> for Codes {
     fn from(matrix: &Fp8Matrix<CubeBackend>) -> Self {
-        Self {
-            codes: buffer(&matrix.codes, codes::kernel_format(matrix.format).dtype()),
-            scale: buffer(&matrix.scale, ElemType::Float(FloatKind::F32)),
-            rows: matrix.rows,
-            columns: matrix.columns,
-        }
+        let codes = buffer(&matrix.codes, codes::kernel_format(matrix.format).dtype());
+        let scale = match matrix.scaling {
+            Scaling::Tensor => {
+                Scale::Tensor(buffer(&matrix.scale, ElemType::Float(FloatKind::F32)))
+            }
+            Scaling::Blocks => Scale::Blocks(buffer(&matrix.scale, ElemType::UInt(UIntKind::U32))),
+        };
+        Self { scaled: Scaled { codes, scale }, rows: matrix.rows, columns: matrix.columns }
     }
 }
 

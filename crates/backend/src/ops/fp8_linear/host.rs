@@ -1,6 +1,6 @@
 //! The primitives in plain Rust: for the CPU.
 
-use super::{Format, Fp8Matrix, Layout, Product, Rounding, primitives::padded_row};
+use super::{Format, Fp8Matrix, Layout, Product, Rounding, Scaling, primitives::padded_row};
 use crate::tensors::Optional;
 use burn::{
     backend::{
@@ -10,6 +10,9 @@ use burn::{
     },
     tensor::{DType, TensorData},
 };
+
+/// Elements along a row that share a scale, where blocks have scales.
+const BLOCK: usize = 32;
 
 #[cfg(feature = "flex")]
 impl super::Fp8Primitives for burn::backend::Flex {
@@ -48,7 +51,7 @@ pub(super) fn quantize<B: Backend, const N: usize>(
     // NaN is no smaller than anything, and stays.
     let larger = |a: f32, v: &f32| if a.is_nan() || v.abs() <= a { a } else { v.abs() };
     let amax = x.iter().fold(0.0, larger);
-    let scale = scale_for(amax, rounding);
+    let of_tensor = scale_for(amax, rounding);
     layouts.map(|layout| {
         let (rows, columns, row_stride, column_stride) = match layout {
             Layout::Rows => (rows, columns, columns, 1),
@@ -56,17 +59,31 @@ pub(super) fn quantize<B: Backend, const N: usize>(
         };
         let pitch = padded_row(columns);
         let mut codes = vec![0u8; rows * pitch];
+        let mut scales = Vec::new();
         for (r, row) in codes.chunks_exact_mut(pitch).enumerate() {
-            for (c, code) in row[..columns].iter_mut().enumerate() {
-                *code = rounding.format.encode(scale * x[r * row_stride + c * column_stride]);
+            for (b, codes) in row[..columns].chunks_mut(BLOCK).enumerate() {
+                let value = |c: usize| x[r * row_stride + (b * BLOCK + c) * column_stride];
+                let scale = match rounding.scaling {
+                    Scaling::Tensor => of_tensor,
+                    Scaling::Blocks => block_scale((0..codes.len()).map(value), rounding.format),
+                };
+                scales.push(1.0 / scale);
+                for (c, code) in codes.iter_mut().enumerate() {
+                    *code = rounding.format.encode(scale * value(c));
+                }
             }
         }
+        if rounding.scaling == Scaling::Tensor {
+            scales = vec![1.0 / of_tensor, amax];
+        }
+        let count = scales.len();
         Fp8Matrix {
             codes: B::int_from_data(TensorData::new(codes, [rows, pitch]), &device),
-            scale: B::float_from_data(TensorData::new(vec![1.0 / scale, amax], [2]), &device),
+            scale: B::float_from_data(TensorData::new(scales, [count]), &device),
             rows,
             columns,
             format: rounding.format,
+            scaling: rounding.scaling,
         }
     })
 }
@@ -79,13 +96,26 @@ pub(super) fn matmul<B: Backend>(
     how: Product,
 ) -> FloatTensor<B> {
     let device = lhs.scale.device();
-    let scale = floats::<B>(lhs.scale.clone())[0] * floats::<B>(rhs.scale.clone())[0];
+    // A tensor's scale meets the sums, and those of blocks the numbers.
+    let scale = |matrix: &Fp8Matrix<B>| match matrix.scaling {
+        Scaling::Tensor => floats::<B>(matrix.scale.clone())[0],
+        Scaling::Blocks => 1.0,
+    };
+    let scale = scale(&lhs) * scale(&rhs);
     let decoded = |matrix: Fp8Matrix<B>| {
         let shape = [matrix.rows, matrix.columns];
         let pitch = padded_row(matrix.columns);
         let codes = bytes::<B>(matrix.codes);
-        let rows = codes.chunks_exact(pitch).flat_map(|row| &row[..matrix.columns]);
-        let numbers: Vec<f32> = rows.map(|code| matrix.format.decode(*code)).collect();
+        let rows = codes.chunks_exact(pitch).map(|row| &row[..matrix.columns]);
+        let mut numbers: Vec<f32> =
+            rows.flatten().map(|code| matrix.format.decode(*code)).collect();
+        if matrix.scaling == Scaling::Blocks {
+            let rows = numbers.chunks_exact_mut(matrix.columns);
+            let blocks = rows.flat_map(|row| row.chunks_mut(BLOCK));
+            for (block, scale) in blocks.zip(floats::<B>(matrix.scale)) {
+                block.iter_mut().for_each(|number| *number *= scale);
+            }
+        }
         B::float_from_data(TensorData::new(numbers, shape), &device)
     };
     let outputs = rhs.rows;
@@ -104,6 +134,19 @@ fn scale_for(amax: f32, rounding: Rounding) -> f32 {
     let target = rounding.format.max_finite() * (-f64::from(rounding.margin)).exp2() as f32;
     let scale = target / amax;
     if amax > 0.0 && amax.is_finite() && scale.is_finite() { scale } else { 1.0 }
+}
+
+/// The factor that takes no number of a block beyond the format's largest: the largest such power of two, and at most
+/// 2^126. NaN and infinity do not count.
+fn block_scale(values: impl Iterator<Item = f32>, format: Format) -> f32 {
+    let numbers = values.map(f32::abs).filter(|magnitude| magnitude.is_finite());
+    let amax = numbers.fold(0.0, f32::max);
+    // Mantissas above that of the format's largest number count as the next power of two.
+    let above = (1 << 23) - 1 - (format.max_finite().to_bits() & ((1 << 23) - 1));
+    let exponent = (amax.to_bits() + above) >> 23;
+    let most = format.max_finite().to_bits() >> 23;
+    // Of 127 + 127 - the exponent's field less that of the largest number.
+    f32::from_bits((254 - (exponent + 127).saturating_sub(most).max(1)) << 23)
 }
 
 fn floats<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
@@ -210,8 +253,20 @@ mod tests {
     }
 
     #[test]
+    fn no_number_of_a_block_saturates() {
+        for (amax, factor) in
+            [(448.0, 1.0), (449.0, 0.5), (-224.0, 2.0), (225.0, 1.0), (1e-40, 2f32.powi(126))]
+        {
+            let values = [0.5 * amax, f32::NAN, amax, f32::INFINITY];
+            assert_eq!(block_scale(values.into_iter(), Format::E4m3), factor, "{amax}");
+        }
+        assert_eq!(block_scale([57345.0, 1.0].into_iter(), Format::E5m2), 0.5);
+        assert_eq!(block_scale([f32::NAN].into_iter(), Format::E5m2), 2f32.powi(126));
+    }
+
+    #[test]
     fn a_scale_that_does_not_exist_is_1() {
-        let rounding = Rounding { format: Format::E4m3, margin: 1 };
+        let rounding = Rounding { format: Format::E4m3, margin: 1, scaling: Scaling::Tensor };
         assert_eq!(scale_for(7.0, rounding), 32.0);
         for amax in [0.0, f32::NAN, f32::INFINITY, 1e-40] {
             assert_eq!(scale_for(amax, rounding), 1.0, "{amax}");

@@ -1,6 +1,6 @@
 //! The layer on any backend that has the primitives, and its gradient.
 
-use super::{Fp8Matrix, Fp8Primitives, Layout, Product, Promotion, Recipe, Rounding};
+use super::{Fp8Matrix, Fp8Primitives, Layout, Product, Promotion, Recipe};
 use crate::tensors::Optional;
 use burn::{
     backend::{
@@ -88,7 +88,7 @@ fn forward<B: Fp8Primitives>(
     recipe: Recipe,
     keep: Keep,
 ) -> Forward<B> {
-    let rounding = Rounding { format: recipe.forward, margin: recipe.margin };
+    let rounding = recipe.forward_rounding();
     let how = Product { out: x.dtype(), promoted: recipe.promotion == Promotion::Always };
     let (x, kept_x) = if keep.x {
         let (rows, transposed) = B::fp8_quantize_both(x, rounding);
@@ -160,7 +160,7 @@ fn register_products<B: Fp8Primitives>(
     grads: &mut Gradients,
 ) {
     let Saved { x: kept_x, weight: kept_weight, dtypes: [x_dtype, weight_dtype], recipe } = saved;
-    let rounding = Rounding { format: recipe.backward, margin: recipe.margin };
+    let rounding = recipe.backward_rounding();
     let promoted = recipe.promotion != Promotion::Never;
     let for_x = x.zip(kept_weight);
     let for_weight = weight.zip(kept_x);

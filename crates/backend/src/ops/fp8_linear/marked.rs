@@ -13,10 +13,10 @@
 
 use super::{
     cast_once::{Cast, CastKey, Copies, Operand},
+    codes::Quantized,
     recipe::Recipe,
 };
 use crate::tensors::{Address, address};
-use blackburn_kernels::quantize::Quantized;
 use cubecl::server::{Handle, WeakBufferBinding};
 use std::{
     collections::HashMap,

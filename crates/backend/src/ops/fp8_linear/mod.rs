@@ -8,7 +8,9 @@
 //! ```
 //!
 //! `q` rounds a tensor to 8 bits with a scale of its own, which takes the tensor's largest magnitude
-//! to the format's largest number; `q'` does the same in the format of gradients. Gradients pass
+//! to the format's largest number; `q'` does the same in the format of gradients. With scales of blocks
+//! ([`Scaling::Blocks`]) each 32 elements along what a product sums over have their own, so that `q(x)` of `y`, whose
+//! blocks are along rows, is another than that of `dW`, whose blocks are along columns. Gradients pass
 //! through `q` as if it were not there (the straight-through estimator). Sums are f32 and rounded
 //! once, to the type of x; dW has the type of W, so weights may be f32 while x is bf16.
 //!
@@ -21,6 +23,7 @@
 //! | device | rounding | products |
 //! |---|---|---|
 //! | CUDA: Hopper, Ada, workstation Blackwell | kernels | 8-bit tensor cores |
+//! | with scales of blocks, CUDA: Blackwell | kernels | tensor cores that take scales of blocks |
 //! | other GPUs, software adapters | kernels | codes as 16-bit floats or f32, the same sums |
 //! | the CPU (Flex) | Rust | codes as f32 |
 //!
@@ -28,7 +31,7 @@
 //! computed so.
 //!
 //! Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022); NVIDIA Transformer Engine's
-//! `Float8CurrentScaling` for the recipe.
+//! `Float8CurrentScaling` and `MXFP8BlockScaling` for the recipes.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod cast_once;
@@ -52,7 +55,7 @@ pub(crate) use marked::set_served;
 #[cfg(feature = "gpu")]
 pub use primitives::Fp8MatrixMetadata;
 pub use primitives::{Fp8Matrix, Fp8Primitives, Layout, Product, Rounding};
-pub use recipe::{Format, Promotion, Recipe};
+pub use recipe::{Format, Promotion, Recipe, Scaling};
 pub use tally::Tally;
 #[cfg(feature = "gpu")]
 pub(crate) use tally::count_other;

@@ -1,9 +1,11 @@
 //! What a backend has to be able to do: round a matrix to 8 bits, and multiply two such matrices.
 
-use super::Format;
+use super::{Format, Scaling};
 use crate::tensors::Optional;
 #[cfg(feature = "gpu")]
 use crate::tensors::OptionalMetadata;
+#[cfg(feature = "gpu")]
+use blackburn_kernels::quantize::scale_words;
 #[cfg(feature = "gpu")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::Shape};
 use burn::{
@@ -20,7 +22,8 @@ use burn::{
 pub struct Fp8Matrix<B: Backend> {
     /// `[rows, padded_row(columns)]` bytes, the end of each row zero.
     pub codes: IntTensor<B>,
-    /// Two f32: the factor that turns codes into values, and the largest magnitude.
+    /// Of a tensor's scale two f32: the factor that turns codes into values, and the largest magnitude. Of scales of
+    /// blocks those of each row; on GPUs four in a word, which is no f32.
     pub scale: FloatTensor<B>,
     /// Rows of the matrix.
     pub rows: usize,
@@ -28,6 +31,8 @@ pub struct Fp8Matrix<B: Backend> {
     pub columns: usize,
     /// The type of the codes.
     pub format: Format,
+    /// What shares a scale.
+    pub scaling: Scaling,
 }
 
 /// How a matrix is rounded to 8 bits.
@@ -37,6 +42,8 @@ pub struct Rounding {
     pub format: Format,
     /// The power of two by which the scale is smaller than it could be.
     pub margin: u32,
+    /// What shares a scale.
+    pub scaling: Scaling,
 }
 
 /// In which order the codes of a matrix are stored.
@@ -68,7 +75,7 @@ pub trait Fp8Primitives: Backend {
     #[fusion(meta = one_copy)]
     fn fp8_quantize(x: FloatTensor<Self>, rounding: Rounding, layout: Layout) -> Fp8Matrix<Self>;
 
-    /// The matrix x and its transpose in 8 bits, by one scale.
+    /// The matrix x and its transpose in 8 bits: by one scale, or each with scales of its own blocks.
     #[fusion(meta = two_copies)]
     fn fp8_quantize_both(
         x: FloatTensor<Self>,
@@ -97,12 +104,17 @@ fn one_copy(x: &TensorSpec, rounding: &Rounding, layout: &Layout) -> Fp8MatrixMe
         Layout::Rows => (x.shape[0], x.shape[1]),
         Layout::Transposed => (x.shape[1], x.shape[0]),
     };
+    let words = match rounding.scaling {
+        Scaling::Tensor => 2,
+        Scaling::Blocks => scale_words(rows, columns),
+    };
     Fp8MatrixMetadata {
         codes: TensorSpec::new(Shape::new([rows, padded_row(columns)]), DType::U8),
-        scale: TensorSpec::new(Shape::new([2]), DType::F32),
+        scale: TensorSpec::new(Shape::new([words]), DType::F32),
         rows,
         columns,
         format: rounding.format,
+        scaling: rounding.scaling,
     }
 }
 

@@ -1,3 +1,4 @@
+use super::Rounding;
 use serde::{Deserialize, Serialize};
 
 /// An 8-bit floating-point type.
@@ -24,8 +25,19 @@ pub enum Promotion {
     Always,
 }
 
-/// How a linear layer is computed in 8 bits. Each tensor is scaled as a whole, by its own largest
-/// magnitude.
+/// What shares a scale, which follows from its own largest magnitude.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scaling {
+    /// A tensor.
+    #[default]
+    Tensor,
+    /// Each 32 elements along what a product sums over: MXFP8. Scales are powers of two. Blackwell's tensor cores
+    /// multiply by them; elsewhere operands become 16 bits again, which is slower than 16 bits alone and for tests.
+    Blocks,
+}
+
+/// How a linear layer is computed in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Recipe {
@@ -35,8 +47,11 @@ pub struct Recipe {
     pub backward: Format,
     /// Powers of two that scales are smaller by than they could be.
     pub margin: u32,
-    /// Which sums are promoted.
+    /// Which sums are promoted. Those of products with scales of blocks never need it.
     pub promotion: Promotion,
+    /// What shares a scale.
+    #[serde(default)]
+    pub scaling: Scaling,
 }
 
 impl Recipe {
@@ -51,6 +66,7 @@ impl Recipe {
             backward: Format::E5m2,
             margin: 0,
             promotion: Promotion::Backward,
+            scaling: Scaling::Tensor,
         }
     }
 
@@ -59,8 +75,14 @@ impl Recipe {
         Self { backward: Format::E4m3, ..Self::hybrid() }
     }
 
+    /// MXFP8: E4M3 for all, with scales of blocks. The scale of a block is rounded up, as in Mishra et al., "Recipes for
+    /// Pre-training LLMs with MXFP8" (2025), so that no number saturates.
+    pub const fn mxfp8() -> Self {
+        Self { scaling: Scaling::Blocks, promotion: Promotion::Never, ..Self::e4m3() }
+    }
+
     /// Leaves `margin` powers of two between the largest magnitude and the format's largest number;
-    /// at most 16.
+    /// at most 16, and with scales of blocks none.
     #[must_use]
     pub fn with_margin(mut self, margin: u32) -> Self {
         self.margin = margin;
@@ -82,6 +104,25 @@ impl Recipe {
             Self::MOST_MARGIN,
             self.margin
         );
+        assert!(
+            self.margin == 0 || self.scaling == Scaling::Tensor,
+            "{op}: argument `recipe`: expected no margin with scales of blocks, got {}",
+            self.margin
+        );
+    }
+
+    /// How activations and weights are rounded.
+    pub(crate) fn forward_rounding(&self) -> Rounding {
+        self.rounding(self.forward)
+    }
+
+    /// How the output's gradient is rounded.
+    pub(crate) fn backward_rounding(&self) -> Rounding {
+        self.rounding(self.backward)
+    }
+
+    fn rounding(&self, format: Format) -> Rounding {
+        Rounding { format, margin: self.margin, scaling: self.scaling }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 static PRODUCTS: AtomicU64 = AtomicU64::new(0);
 static FLOPS: AtomicU64 = AtomicU64::new(0);
 static OTHER_FLOPS: AtomicU64 = AtomicU64::new(0);
+static WIDENED: AtomicU64 = AtomicU64::new(0);
 static DECLINED: AtomicU64 = AtomicU64::new(0);
 static CASTS: AtomicU64 = AtomicU64::new(0);
 
@@ -20,7 +21,9 @@ static CASTS: AtomicU64 = AtomicU64::new(0);
 pub struct Tally {
     /// Products in 8 bits.
     pub products: u64,
-    /// Their arithmetic, where a multiplication and an addition are two.
+    /// Those of them whose numbers were widened again, since no tensor core takes them: slower than 16 bits alone.
+    pub widened: u64,
+    /// The arithmetic of products in 8 bits, where a multiplication and an addition are two.
     pub flops: u64,
     /// The arithmetic of products in wider types.
     pub other_flops: u64,
@@ -36,6 +39,7 @@ impl Tally {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Self {
             products: read(&PRODUCTS),
+            widened: read(&WIDENED),
             flops: read(&FLOPS),
             other_flops: read(&OTHER_FLOPS),
             declined: read(&DECLINED),
@@ -48,6 +52,7 @@ impl Tally {
     pub fn since(self, earlier: Self) -> Self {
         Self {
             products: self.products - earlier.products,
+            widened: self.widened - earlier.widened,
             flops: self.flops - earlier.flops,
             other_flops: self.other_flops - earlier.other_flops,
             declined: self.declined - earlier.declined,
@@ -68,6 +73,13 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.share();
         write!(f, "{percent:.1} % of products' arithmetic in fp8")?;
+        if self.widened > 0 {
+            let (widened, all) = (self.widened, self.products);
+            write!(
+                f,
+                ", {widened} of {all} products widened to 16 bits or f32, which is slower than those alone"
+            )?;
+        }
         if self.declined > 0 {
             write!(f, ", {} products declined", self.declined)?;
         }
@@ -81,8 +93,9 @@ pub(super) fn count_cast() {
 }
 
 #[cfg(feature = "gpu")]
-pub(super) fn count_product(flops: f64) {
+pub(super) fn count_product(flops: f64, widened: bool) {
     PRODUCTS.fetch_add(1, Ordering::Relaxed);
+    WIDENED.fetch_add(u64::from(widened), Ordering::Relaxed);
     FLOPS.fetch_add(flops as u64, Ordering::Relaxed);
 }
 
@@ -107,13 +120,19 @@ mod tests {
 
     #[test]
     fn what_was_counted_before_does_not_count() {
-        let earlier = Tally { products: 1, flops: 5, other_flops: 7, declined: 1, casts: 2 };
-        let later = Tally { products: 4, flops: 9, other_flops: 7, declined: 3, casts: 8 };
+        let earlier =
+            Tally { products: 1, widened: 1, flops: 5, other_flops: 7, declined: 1, casts: 2 };
+        let later =
+            Tally { products: 4, widened: 3, flops: 9, other_flops: 7, declined: 3, casts: 8 };
         let since = later.since(earlier);
-        assert_eq!(since, Tally { products: 3, flops: 4, other_flops: 0, declined: 2, casts: 6 });
+        assert_eq!(
+            since,
+            Tally { products: 3, widened: 2, flops: 4, other_flops: 0, declined: 2, casts: 6 }
+        );
         assert_eq!(
             since.to_string(),
-            "100.0 % of products' arithmetic in fp8, 2 products declined"
+            "100.0 % of products' arithmetic in fp8, 2 of 3 products widened to 16 bits or f32, which is slower than \
+             those alone, 2 products declined"
         );
     }
 }
