@@ -34,8 +34,8 @@ impl QuantizeBlueprint {
         ("quantize_amax", Promise::registers(48)),
         ("quantize_cast", Promise::registers(64)),
         ("quantize_decode", Promise::registers(48)),
-        // Twelve cubes of 128 units a multiprocessor have shared memory for their stripes.
-        ("quantize_blocks", Promise::registers(40)),
+        // Five cubes of 128 units a multiprocessor, each of which loads eight vectors before it waits.
+        ("quantize_blocks", Promise::registers(96)),
         ("quantize_decode_blocks", Promise::registers(48)),
     ];
 
