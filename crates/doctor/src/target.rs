@@ -1,7 +1,7 @@
 //! The device that cases run on, and what it computes in.
 
 use crate::buffers::dtype;
-use blackburn_kernels::Family;
+use blackburn_kernels::{Family, attention::AttentionBlueprint};
 use blackburn_reference::{
     activation::FunctionErrors, attention::AttentionPrecision, gelu, matmul::MatmulPrecision,
     storage::Storage,
@@ -68,7 +68,9 @@ impl Target {
             _ if !self.is_cuda() => AttentionPrecision::portable(storage),
             Storage::F32 => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
             Storage::F16 | Storage::Bf16 => {
+                let error = AttentionBlueprint::exponential_error(dtype(storage), &self.client);
                 AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
+                    .with_exponentials(error)
             }
         }
     }

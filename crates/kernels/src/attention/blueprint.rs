@@ -91,6 +91,9 @@ const SPLIT_CUBES: usize = 8;
 /// estimate.
 const MAP_FLOPS: usize = 4_000_000_000;
 
+/// Relative error of the polynomials that take the place of some exponentials.
+pub(super) const POLYNOMIAL_ERROR: f64 = 8.57e-5;
+
 /// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
 fn fits_sums(problem: &AttentionProblem) -> bool {
     let tiles = problem.rows_q() / 64 + problem.packed.map_or(1, |_| problem.batch);
@@ -253,6 +256,23 @@ impl AttentionBlueprint {
     /// Whether three warpgroups of Hopper multiply instead of two.
     pub(super) fn is_wide(&self) -> bool {
         self.family == Family::Wgmma && self.tile_q == WGMMA_TILE_Q[1]
+    }
+
+    /// Whether some exponentials of the forward pass are computed by polynomials: where they are what it waits for, and
+    /// weights are rounded to bf16, by 20 times what a polynomial is off. Blackwell Ultra (`sm_103a`) has twice as many
+    /// units for exponentials.
+    pub(super) fn takes_polynomials(dtype: ElemType, device: DeviceProfile) -> bool {
+        dtype == ElemType::Float(FloatKind::BF16) && device.compute_capability == Some(100)
+    }
+
+    /// How far off weights of the forward pass may be on the client's device, relatively, besides the error of
+    /// exponentials of f32.
+    pub fn exponential_error(dtype: ElemType, client: &Client) -> f64 {
+        if Self::takes_polynomials(dtype, DeviceProfile::of(client)) {
+            POLYNOMIAL_ERROR
+        } else {
+            0.0
+        }
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.

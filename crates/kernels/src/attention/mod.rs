@@ -120,6 +120,8 @@ mod once_pairs;
 mod pairs;
 #[cfg(feature = "cuda")]
 mod pipeline;
+#[cfg(feature = "cuda")]
+mod polynomial;
 mod portable_launch;
 mod problem;
 mod promises;

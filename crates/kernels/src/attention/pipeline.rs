@@ -36,6 +36,8 @@ pub(crate) struct TmaForwardBlueprint {
     /// On Hopper, whether the warpgroups that multiply take turns: one begins its products when the one before it has
     /// all of its own under way.
     pub(crate) takes_turns: bool,
+    /// Whether some exponentials are computed by polynomials.
+    pub(crate) polynomials: bool,
 }
 
 impl TmaForwardBlueprint {

@@ -31,8 +31,6 @@ impl AttentionBlueprint {
             (true, false) => 0,
             (false, _) => 16,
         };
-        // Spans of the mask beside the pairs of wide heads.
-        let of_mapped = if wide && self.maps_mask { 16 } else { 0 };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         let mut promises = match self.family {
             Family::Wgmma if self.atomic => vec![
@@ -68,10 +66,7 @@ impl AttentionBlueprint {
             // What a launch gives each unit.
             Family::Tcgen05 => vec![
                 ("attention_forward_tcgen05", Promise::tensor_core("UTCHMMA", 168)),
-                (
-                    "attention_backward_tcgen05",
-                    Promise::tensor_core("UTCHMMA", 128).spilling(of_mapped),
-                ),
+                ("attention_backward_tcgen05", Promise::tensor_core("UTCHMMA", 128)),
                 ("attention_dq", Promise::registers(MOST)),
                 row_terms,
             ],

@@ -5,6 +5,7 @@
 
 use super::{
     kept_bits::{is_kept, kept_bits, kept_bits_of, seeds_anew},
+    polynomial::{exp2_by_polynomial, is_by_polynomial},
     rules::{Heads, Sequence, Side, origin},
     seen_words::{is_seen, seen_words},
 };
@@ -214,7 +215,7 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     first_key: u32,
 ) -> Vector<f32, R> {
     let drawn = Elements::<u32>::new();
-    weigh_kept::<I, M, R>(scores, state, queries, first_key, &drawn, false)
+    weigh_kept::<I, M, R>(scores, state, queries, first_key, &drawn, false, false)
 }
 
 /// What dropout leaves of a tile of weights, 64 columns in a word, drawn before the instructions of inline PTX that
@@ -242,7 +243,8 @@ pub(super) fn kept_words<I: Float, M: Numeric>(
 /// As [`weigh`], with the [`kept_words`] of the tile, if they were drawn.
 ///
 /// `lazily`, a row is rescaled only where its largest score grew by much, and else exactly by 1. With a bias it is
-/// whenever it grew: the backward pass counts on the largest score then.
+/// whenever it grew: the backward pass counts on the largest score then. With `polynomials` a quarter of the weights is
+/// made by them.
 #[cube]
 pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
     scores: Vector<f32, R>,
@@ -251,6 +253,7 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
     first_key: u32,
     drawn: &Elements<u32>,
     #[comptime] lazily: bool,
+    #[comptime] polynomials: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(queries.sequence.rules.options);
     let (count, has_bias) = comptime!((queries.tile_kv / 2, options.bias));
@@ -283,7 +286,12 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
         let is_upper = comptime!((i / 2) % 2 == 0);
         let (largest, from) =
             if comptime!(is_upper) { (upper, upper_from) } else { (lower, lower_from) };
-        let mut weight = exp2_fast(power(scores.extract(i), largest, from, exponent, has_bias));
+        let power = power(scores.extract(i), largest, from, exponent, has_bias);
+        let mut weight = if comptime!(polynomials && is_by_polynomial(i)) {
+            exp2_by_polynomial(power)
+        } else {
+            exp2_fast(power)
+        };
         if comptime!(is_upper) {
             upper_sum += weight;
         } else {

@@ -48,8 +48,9 @@ pub(super) const HALF_WARP: u32 = 16 << 16;
 /// Warps that make weights.
 const WEIGHING: u32 = 8;
 /// Registers of a unit that copies or multiplies, of one that adds to dq, and of one that makes weights. Those of the last
-/// wait until they have theirs, for ever if that is more than a launch gives.
-const REGISTERS: [u32; 3] = [56, 104, 176];
+/// wait until they have theirs, for ever if that is more than a launch gives. With 56 the first ones spilled where sequences
+/// are packed, and the second ones need their 104 in heads of 128.
+const REGISTERS: [u32; 3] = [72, 104, 168];
 
 /// Where a cube's tiles and barriers are in shared memory.
 #[derive(CubeType, Clone, Copy)]

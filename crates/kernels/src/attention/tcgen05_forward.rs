@@ -10,9 +10,10 @@
 //!
 //! Scores and sums lie in tensor memory. Weights take the place of the scores that they were made of, as pairs of 16
 //! bits: a product of warp 1 comes behind the ones before it, so that scores overwrite weights that were multiplied. This
-//! and the lazy rescaling are as in `FlashAttention-4`. One unit of a warp starts copies and products, which
-//! `elect.sync` names. Nobody has run this on such a GPU: its PTX is executed by `crates/simulator` alone, so sizes and
-//! the order of the work follow what others published and not measurements.
+//! and the lazy rescaling are as in `FlashAttention-4`, and so are exponentials by [polynomials](super::polynomial). One
+//! unit of a warp starts copies and products, which `elect.sync` names. Nobody has run this on such a GPU: its PTX is
+//! executed by `crates/simulator` alone, so sizes and the order of the work follow what others published and not
+//! measurements.
 
 use super::{
     pipeline::{

@@ -14,6 +14,7 @@ use crate::ptx::{
     ROW_BYTES,
     access::show_to_async,
     barrier::{barrier_arrive, barrier_wait},
+    computed,
     tcgen05::{
         ROWS, tensor_fence_after, tensor_fence_before, tensor_load, tensor_pin_registers,
         tensor_store_packed, tensor_wait_stores,
@@ -205,7 +206,6 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             + quad * 4,
         swizzle: row_of_unit * 16,
     };
-    let mut index = 0u32;
     for member in 0..share.heads {
         let head = share.first_head + member;
         for tile in 0..share.tiles {
@@ -218,6 +218,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             let again = rules.sequence(share.batch, head);
             let lower =
                 pair_tile::<I, M>(again, key + 16, column, quad, exponent, Side::Keys, true);
+            // From the counters that are there, which spares a register.
+            let index = member * share.tiles + tile;
             let slot = slot_of(index, TERM_STAGES);
             let part = Part {
                 scores: lanes + SCORES + half * side,
@@ -235,19 +237,25 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             } else {
                 step::<I, M>(at, &part, &rows, &upper, &lower, false, blueprint);
             }
-            index += 1;
         }
     }
     barrier_wait(at.summed, 0u32);
     tensor_fence_after();
+    let has_sums = share.heads * share.tiles > 0;
+    // Computed again: what is kept until here takes registers from the weights.
+    let unit = computed(UNIT_POS);
+    let first_lane = unit % 128 / 32 * 32;
+    let lanes = tensor + (first_lane << 16);
+    let key = share.first_key + first_lane + unit % 32 / 4;
+    let quad = unit % 4;
     let own = rules.sequence(share.batch, share.first_head);
     let head_kv = share.first_head / share.heads;
     let origin = origin(out_strides, share.batch, head_kv, own.first_kv);
     let rows = GradientRows { origin, stride: out_strides.row, row: key, end: own.seq_kv, quad };
     if half == 0 {
-        write::<I, R>(lanes + DV, index > 0, dv, &rows, 1.0f32, blueprint);
+        write::<I, R>(lanes + DV, has_sums, dv, &rows, 1.0f32, blueprint);
     } else {
         let sums = lanes + comptime!(blueprint.dk());
-        write::<I, R>(sums, index > 0, dk, &rows, rules.numbers.scale, blueprint);
+        write::<I, R>(sums, has_sums, dk, &rows, rules.numbers.scale, blueprint);
     }
 }

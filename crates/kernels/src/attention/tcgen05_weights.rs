@@ -41,7 +41,8 @@ fn make_weights<I: Float, M: Numeric, R: Size, P: Size>(
     #[comptime] blueprint: TmaForwardBlueprint,
 ) {
     let ruled = apply_rules_to::<I, M, R>(tensor_load::<R>(scores), queries, first_key, masked);
-    let weights = weigh_kept::<I, M, R>(ruled, state, queries, first_key, kept, true);
+    let polynomials = comptime!(blueprint.polynomials);
+    let weights = weigh_kept::<I, M, R>(ruled, state, queries, first_key, kept, true, polynomials);
     let count = comptime!(blueprint.score_registers());
     let packed = pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype));
     tensor_store_packed::<P>(scores, packed);

@@ -94,8 +94,16 @@ pub(super) fn forward_kernel(
     let groups = rows_q / 64;
     // On an H200 turns save up to 8 % with a causal window, and without one they cost up to 2 %.
     let takes_turns = groups == 2 && call.problem.window.right.is_some();
-    let kernel =
-        |stages| TmaForwardBlueprint { dtype, head_dim, groups, tile_kv, stages, takes_turns };
+    let polynomials = AttentionBlueprint::takes_polynomials(call.problem.dtype, device);
+    let kernel = |stages| TmaForwardBlueprint {
+        dtype,
+        head_dim,
+        groups,
+        tile_kv,
+        stages,
+        takes_turns,
+        polynomials,
+    };
     with_most_stages(device, most, kernel, shared_bytes)
 }
 

@@ -1,5 +1,5 @@
 //! Functions that the C++ compiler rounds correctly, by code that branches, and the hardware
-//! approximates in two or three instructions (PTX ISA, "sqrt" and "div").
+//! approximates in two or three instructions (PTX ISA, "sqrt" and "div"); and maxima and sums by rules of their own.
 
 use super::load;
 use cubecl::prelude::*;
@@ -29,4 +29,22 @@ pub(crate) fn approximate_reciprocal(x: f32) -> f32 {
     gpu_asm!("rcp.approx.ftz.f32 {r}, {x};",
         r = out(_) reciprocal, x = in(_) load::<f32>(x), options(nomem));
     reciprocal
+}
+
+/// The larger number, or NaN if one of them is.
+#[cube]
+pub(crate) fn max_or_nan(a: f32, b: f32) -> f32 {
+    let largest: f32;
+    gpu_asm!("max.NaN.f32 {m}, {a}, {b};",
+        m = out(_) largest, a = in(_) load::<f32>(a), b = in(_) load::<f32>(b), options(nomem));
+    largest
+}
+
+/// `a + b`, rounded to the number below.
+#[cube]
+pub(crate) fn sum_rounded_down(a: f32, b: f32) -> f32 {
+    let sum: f32;
+    gpu_asm!("add.rm.f32 {s}, {a}, {b};",
+        s = out(_) sum, a = in(_) load::<f32>(a), b = in(_) load::<f32>(b), options(nomem));
+    sum
 }

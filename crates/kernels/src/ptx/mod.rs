@@ -7,7 +7,7 @@
 //! | [`cluster`] | barriers of a cluster, and mbarriers of another cube | `sm_90` |
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
-//! | [`math`] | `sqrt.approx`, `div.approx` | every one |
+//! | [`math`] | `sqrt.approx`, `div.approx`; `add.rm`, `max.NaN` | every one; `max.NaN` `sm_80` |
 //! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89`, scales `sm_120a` |
 //! | [`tcgen05`], [`tcgen05_scales`] | `tcgen05.mma` and tensor memory | `sm_100a`, `sm_103a` |
 //! | [`tcgen05_pair`] | the same, of two cubes together | `sm_100a`, `sm_103a` |

@@ -2,7 +2,7 @@
 
 use super::{
     Case,
-    exact_attention::{gradients, powers_of_two},
+    exact_attention::{gradients, nan_of_a_key, powers_of_two},
     packed_attention::packed,
     tensors::{download, dtype, upload, upload_integers, whole_numbers, within},
 };
@@ -100,6 +100,9 @@ pub(super) fn cases() -> Vec<Case> {
     });
     add("attention_tcgen05_of_powers_of_two_is_exact", blackwell, true, |recorder| {
         powers_of_two(recorder, Wanted::Of(Family::Tcgen05))
+    });
+    add("attention_tcgen05_of_a_nan_is_nan", blackwell, false, |recorder| {
+        nan_of_a_key(recorder, Wanted::Of(Family::Tcgen05))
     });
     add("attention_wgmma_of_powers_of_two_is_exact", hopper, false, |recorder| {
         powers_of_two(recorder, Wanted::Of(Family::Wgmma))
@@ -399,7 +402,7 @@ fn forward(
     let (storage, client) = (tensors.storage, recorder.client());
     let attention = inputs.attention(case);
     let expected = attention.forward();
-    let bounds = attention.forward_bounds(&expected, &precision(storage));
+    let bounds = attention.forward_bounds(&expected, &precision(client, storage));
     let problem = problem(&case, storage);
     let plan = wanted.of(&plans(&problem, &case, Pass::Forward, client), Pass::Forward)?;
     let output = attention_forward_with(client, &problem, &plan, &tensors.all())?;
@@ -409,8 +412,9 @@ fn forward(
     Ok(output)
 }
 
-pub(super) fn precision(storage: Storage) -> AttentionPrecision {
+pub(super) fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
     AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
+        .with_exponentials(AttentionBlueprint::exponential_error(dtype(storage), client))
 }
 
 /// The logarithms of sums, from the two parts that kernels keep.
@@ -430,7 +434,8 @@ fn both_of(
     let client = recorder.client();
     let attention = inputs.attention(case);
     let backward = attention.backward(&inputs.dout);
-    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision(storage));
+    let backward_bounds =
+        attention.backward_bounds(&backward, &inputs.dout, &precision(client, storage));
     let problem = problem(&case, storage);
     let tensors = Uploaded::new(recorder, inputs, storage);
     let dout = upload(recorder, &inputs.dout, storage);

@@ -2,7 +2,7 @@
 
 use super::{
     attention::{PLAIN, Uploaded, Wanted, lse_of, problem},
-    tensors::{upload, whole_numbers, within},
+    tensors::{download, upload, whole_numbers, within},
 };
 use blackburn_kernels::{
     Pass,
@@ -69,6 +69,23 @@ pub(super) fn powers_of_two(recorder: &Recorder, wanted: Wanted) -> Result<(), F
     // The logarithm, and products by ln(2), each rounded.
     let bounds: Vec<_> = expected.iter().map(|lse| lse * 3.0 * f64::from(f32::EPSILON)).collect();
     compare(&lse, &expected, &bounds).map(drop).map_err(|error| error.to_string().into())
+}
+
+/// NaN in a key, which every row sees. In every second group of 8 rows `tcgen05` makes its weight by a polynomial.
+pub(super) fn nan_of_a_key(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
+    let (storage, client) = (Storage::Bf16, recorder.client());
+    let mut inputs = AttentionInputs::generate(&PLAIN, 1, storage);
+    // Of key 1.
+    inputs.k[PLAIN.head_dim] = f64::NAN;
+    let (problem, tensors) = (problem(&PLAIN, storage), Uploaded::new(recorder, &inputs, storage));
+    let plans = AttentionBlueprint::candidates(&problem, Pass::Forward, client);
+    let plan = wanted.of(&plans, Pass::Forward)?;
+    let output = attention_forward_with(client, &problem, &plan, &tensors.all())?;
+    let values = [download(recorder, &output.out, storage)?, lse_of(recorder, &output)?].concat();
+    match values.iter().filter(|value| !value.is_nan()).count() {
+        0 => Ok(()),
+        numbers => Err(format!("{numbers} of {} are numbers", values.len()).into()),
+    }
 }
 
 /// Both passes of equal scores whose values add up to zero: weights are a power of two, out and delta are zero, and every

@@ -21,7 +21,7 @@ use libtest_mimic::Failed;
 /// Causal sequences that follow each other, one of them empty, by heads that share keys.
 pub(super) fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     let (storage, client) = (Storage::Bf16, recorder.client());
-    let precision = precision(storage);
+    let precision = precision(client, storage);
     let lengths = [[70, 75], [0, 0], [131, 131], [3, 140]];
     let cases = lengths.map(|[seq_q, seq_kv]| AttentionCase { batch: 1, seq_q, seq_kv, ..GROUPED });
     // An empty sequence has nothing to draw and nothing to compare.

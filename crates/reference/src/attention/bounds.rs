@@ -36,7 +36,7 @@ use arithmetic::ExactMagnitudes;
 /// |---|---|
 /// | `s` | `e` over `head_dim` products |
 /// | `c` | that of `s`, as 1 is the cap's steepest slope, and `cap` times that of tanh |
-/// | `x` | that of `c`, and roundings; with the relative error of exp it is `X` |
+/// | `x` | that of `c`, and roundings; with the relative error of exp, and of what takes its place, it is `X` |
 /// | `lse` | the mean of `X` with the weights `p`, and the errors of the sum and of ln |
 /// | `p`, `w` | relative: `R = exp(X + error of lse) - 1` |
 /// | `o`, `dv` | the sum of `R w` times the other factor's magnitude, and `e` |
@@ -70,6 +70,8 @@ pub struct AttentionPrecision {
     pub product: MatmulPrecision,
     /// Of a softcap's tanh.
     pub functions: FunctionErrors,
+    /// Relative error of a weight's exponential besides that of f32's: of a polynomial in its place.
+    pub exponentials: f64,
     /// How roundings to storage enter the bound.
     pub roundings: Roundings,
 }
@@ -91,7 +93,12 @@ type Tensor = fn(&AttentionGradients) -> &[f64];
 impl AttentionPrecision {
     /// A kernel on CUDA with that product.
     pub fn cuda(product: MatmulPrecision) -> Self {
-        Self { product, functions: FunctionErrors::CUDA, roundings: Roundings::Naive }
+        Self {
+            product,
+            functions: FunctionErrors::CUDA,
+            exponentials: 0.0,
+            roundings: Roundings::Naive,
+        }
     }
 
     /// A kernel on any runtime, without tensor cores.
@@ -99,8 +106,14 @@ impl AttentionPrecision {
         Self {
             product: MatmulPrecision::exact(out),
             functions: FunctionErrors::PORTABLE,
+            exponentials: 0.0,
             roundings: Roundings::Naive,
         }
+    }
+
+    /// The same, of weights some of whose exponentials are off by so much more, relatively.
+    pub fn with_exponentials(self, exponentials: f64) -> Self {
+        Self { exponentials, ..self }
     }
 
     /// The same with another way to count roundings.

@@ -74,7 +74,7 @@ impl Attention<'_> {
                 if pair.p == 0.0 {
                     return [0.0; 2];
                 }
-                let exp = exp_relative_error(pair.score - row.lse);
+                let exp = exp_relative_error(pair.score - row.lse) + precision.exponentials;
                 if has_exact_scores {
                     // The difference to the largest score, and three more roundings of its size: to
                     // powers of two, of their factor, and of the subtraction of the logarithm.
