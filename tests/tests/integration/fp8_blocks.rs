@@ -1,6 +1,6 @@
 //! Rounding to 8 bits by scales of blocks, and back, against f64.
 
-use super::{FORMATS, problem};
+use super::{FORMATS, layer::transposed, problem};
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
@@ -84,11 +84,6 @@ impl Read {
         let scales = (0..rows * per_row).map(|at| scale(at / per_row, at % per_row)).collect();
         Ok(Self { codes, scales })
     }
-}
-
-fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
-    let rows = values.len() / columns;
-    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
 /// Numbers of very different size, of which some are subnormal in 8 bits, and some zero.

@@ -71,7 +71,8 @@ impl Operand<'_> {
     }
 }
 
-fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+/// The transpose of rows of so many columns.
+pub(super) fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
     let rows = values.len() / columns;
     (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }

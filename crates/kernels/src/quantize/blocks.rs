@@ -3,7 +3,7 @@
 
 use super::{
     Fp8Format, Layouts,
-    codes::{decode_one, encode_four},
+    codes::{INFINITY, MANTISSA_BITS, decode_one, encode_four},
 };
 use crate::block_format::BlockFormat;
 use cubecl::prelude::*;
@@ -19,9 +19,6 @@ const BLOCK_WORDS: u32 = BLOCK / 4;
 /// Distance of a stripe's rows in shared memory: units that go along different rows meet in no bank.
 const PITCH: u32 = TILE + 1;
 
-/// Bits of f32.
-const MANTISSA_BITS: u32 = 23;
-const INFINITY: u32 = 0xff << MANTISSA_BITS;
 /// Both formats' largest number is 1.75 times a power of two. Added to bits whose mantissa is larger, this carries to
 /// the exponent.
 const ABOVE_LARGEST: u32 = 0x1f_ffff;

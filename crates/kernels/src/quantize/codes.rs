@@ -6,9 +6,9 @@ use crate::ptx::convert::pack_fp8;
 use cubecl::prelude::*;
 
 /// Bits of f32.
-const MANTISSA_BITS: u32 = 23;
+pub(super) const MANTISSA_BITS: u32 = 23;
 const BIAS: u32 = 127;
-const INFINITY: u32 = 0xff << MANTISSA_BITS;
+pub(super) const INFINITY: u32 = 0xff << MANTISSA_BITS;
 /// NaN's code in both types, as the hardware's conversion gives it.
 const NAN_CODE: u32 = 0x7f;
 

@@ -108,7 +108,7 @@ pub fn quantize_with(
     let codes = problem.layouts.rows().then(|| empty(problem.rows * pitch));
     let transposed =
         problem.layouts.transposed().then(|| empty(problem.columns * transposed_pitch));
-    // The one that is not made stands in for by the other; it is not compiled in.
+    // The other stands in for the one that is not made, which is not compiled in.
     let Some(some) = codes.as_ref().or(transposed.as_ref()) else {
         return Err(KernelError::Unsupported { op: OP, reason: "no layout".into() });
     };
@@ -163,7 +163,7 @@ pub fn quantize_blocks(
     };
     let of_rows = layouts.rows().then(|| copy(rows, columns));
     let transposed = layouts.transposed().then(|| copy(columns, rows));
-    // The one that is not made stands in for by the other; it is not compiled in.
+    // The other stands in for the one that is not made, which is not compiled in.
     let Some(some) = of_rows.as_ref().or(transposed.as_ref()) else {
         return Err(KernelError::Unsupported { op: OP, reason: "no layout".into() });
     };

@@ -1,6 +1,6 @@
-use super::blocks::TILE;
 use crate::{
     KernelError,
+    block_format::BlockFormat,
     buffer::{Buffer, check_float},
     device::ALIGNMENT_BYTES,
 };
@@ -95,8 +95,7 @@ pub fn padded_row(columns: usize) -> usize {
 /// words one after another, along a row of such tiles and then down. Word `r % 32 * 4 + r / 32` of a tile has the four
 /// scales of its row `r`, in the order in which tensor cores take them.
 pub fn scale_words(rows: usize, columns: usize) -> usize {
-    let tile = TILE as usize;
-    rows.div_ceil(tile) * columns.div_ceil(tile) * tile
+    BlockFormat::Mxfp8.scale_words(rows, columns)
 }
 
 /// What is asked: a contiguous matrix in 8 bits.
