@@ -43,14 +43,18 @@ pub(super) fn attention(family: Family, of_type: &Told, small: bool) -> Vec<Told
             .with("seq_q", seq_q)
             .with("seq_kv", seq_kv);
         if !plain {
+            let masked = everything || matches!(options, Mask | SharedMask);
             told = told
-                .with("mask", everything || matches!(options, Mask | SharedMask))
-                .named("mask-shape", if options == SharedMask { "Shared" } else { "Full" })
-                .with("documents", options == SharedMask)
+                .with("mask", masked)
                 .with("bias", everything || options == Bias)
                 .with("windowed", everything)
                 .with("capped", everything || options == Bias)
                 .with("drops", everything || options == Dropout);
+            if masked {
+                told = told
+                    .named("mask-shape", if options == SharedMask { "Shared" } else { "Full" })
+                    .with("documents", options == SharedMask);
+            }
         }
         all.push(told);
     }

@@ -351,3 +351,31 @@ fn contradictions(
     };
     check.refuses(what, attention_forward(&on.client, &problem, &tensors))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cases::cases, groups::Extent};
+    use blackburn_kernels::Family;
+
+    #[test]
+    fn options_that_cases_are_told_are_asked_for() {
+        const NAMES: [&str; 7] =
+            ["mask", "mask-shape", "documents", "bias", "windowed", "capped", "drops"];
+        for family in Family::ALL {
+            for extent in [Extent::Full, Extent::Quick] {
+                let all = cases("attention", family, Storage::F32, extent);
+                assert!(!all.is_empty());
+                for (index, told) in all.iter().enumerate() {
+                    let mut draw = Draw::of(told, 0);
+                    let _ = options(&mut draw, 64, true);
+                    let mut in_vain = draw.unheeded();
+                    in_vain.retain(|choice| {
+                        NAMES.iter().any(|name| choice.starts_with(&format!("{name}=")))
+                    });
+                    assert!(in_vain.is_empty(), "case {index} of {family}: {in_vain:?}");
+                }
+            }
+        }
+    }
+}
