@@ -3,9 +3,10 @@
 
 use super::{
     Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
-    budget::{mma_mx_bytes, most_stages, tcgen05_mx_bytes},
+    budget::{mma_bytes, most_stages, scale_bytes, tcgen05_bytes, tcgen05_pair_bytes},
     launch,
     layout::OperandWalk,
+    pairs::PAIR_TILE_M,
     problem::{is_fp4, is_fp8},
 };
 use crate::{
@@ -17,10 +18,14 @@ use cubecl::{
     ir::{ElemType, UIntKind},
 };
 
-/// Tiles of kernels that take scales. The sums of two tiles of 256 columns would leave no tensor memory for them, and
-/// rings of such tiles do not fit the shared memory of workstations.
-const TILES: [(Family, usize, usize); 3] =
-    [(Family::Tcgen05, 128, 128), (Family::Mma, 128, 128), (Family::Mma, 64, 128)];
+/// Tiles of kernels that take scales, the first by pairs of cubes. The sums of two tiles of 256 columns would leave no
+/// tensor memory for them, and rings of such tiles do not fit the shared memory of workstations.
+const TILES: [(Family, usize, usize); 4] = [
+    (Family::Tcgen05, PAIR_TILE_M, 128),
+    (Family::Tcgen05, 128, 128),
+    (Family::Mma, 128, 128),
+    (Family::Mma, 64, 128),
+];
 
 /// The scales of an operand's blocks.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +128,19 @@ impl MatmulBlueprint {
     /// Whether there is a kernel of this plan on that device that takes scales.
     fn serves_scaled(&self, device: DeviceProfile) -> bool {
         let tile = (self.family, self.tile_m, self.tile_n);
-        Self::has_block_scales(self.family, device) && TILES.contains(&tile) && !self.bulk
+        let has_pair = !self.is_of_pairs() || device.multiprocessors > 1;
+        Self::has_block_scales(self.family, device) && TILES.contains(&tile) && !self.bulk && has_pair
+    }
+
+    /// Bytes of shared memory of a cube of the kernels that take scales, by so many stages: those of kernels without,
+    /// and the scales behind each block of k.
+    fn scaled_bytes(&self, format: BlockFormat, stages: usize) -> usize {
+        let (bytes, tile_m): (fn(usize, usize, usize) -> usize, _) = match self.family {
+            Family::Tcgen05 if self.is_of_pairs() => (tcgen05_pair_bytes, PAIR_TILE_M / 2),
+            Family::Tcgen05 => (tcgen05_bytes, self.tile_m),
+            _ => (mma_bytes, self.tile_m),
+        };
+        bytes(tile_m, self.tile_n, stages) + stages * scale_bytes(tile_m, self.tile_n, format)
     }
 
     /// What the kernels of a plan of operands of that format promise.
@@ -131,6 +148,12 @@ impl MatmulBlueprint {
         let by_memory = Promise::registers(48);
         let in_8_bits = format == BlockFormat::Mxfp8;
         let (name, instruction) = match (self.family, in_8_bits) {
+            (Family::Tcgen05, true) if self.is_of_pairs() => {
+                ("matmul_mx_tcgen05_pair", "UTCQMMA.2CTA")
+            }
+            (Family::Tcgen05, false) if self.is_of_pairs() => {
+                ("matmul_mx_tcgen05_pair", "UTCOMMA.2CTA")
+            }
             (Family::Tcgen05, true) => ("matmul_mx_tcgen05", "UTCQMMA"),
             (Family::Tcgen05, false) => ("matmul_mx_tcgen05", "UTCOMMA"),
             (_, true) => ("matmul_mx_mma", "QMMA.SF"),
@@ -157,19 +180,20 @@ impl MatmulBlueprint {
             return Vec::new();
         }
         let staged = |(family, tile_m, tile_n)| {
-            let stages = match family {
-                Family::Tcgen05 => most_stages(6, device.shared_bytes, |stages| {
-                    tcgen05_mx_bytes(tile_m, tile_n, stages, format)
-                }),
-                _ => most_stages(4, device.shared_bytes, |stages| {
-                    mma_mx_bytes(tile_m, tile_n, stages, format)
-                }),
-            };
-            let stages = stages?;
-            Some(Self { family, tile_m, tile_n, stages, splits: 1, promotion: 0, bulk: false })
+            let plan =
+                Self { family, tile_m, tile_n, stages: 0, splits: 1, promotion: 0, bulk: false };
+            let most = if family == Family::Tcgen05 { 6 } else { 4 };
+            let bytes = |stages| plan.scaled_bytes(format, stages);
+            let stages = most_stages(most, device.shared_bytes, bytes)?;
+            Some(Self { stages, ..plan })
         };
-        let tiles = TILES.into_iter().filter(|(family, ..)| offered(*family)).filter_map(staged);
-        tiles.flat_map(|plan| plan.splits_of(problem, device)).collect()
+        TILES
+            .into_iter()
+            .filter(|(family, ..)| offered(*family))
+            .filter_map(staged)
+            .filter(|plan| plan.serves_scaled(device))
+            .flat_map(|plan| plan.splits_of(problem, device))
+            .collect()
     }
 
     /// The plan of operands of that format that is expected to be fastest.
@@ -182,7 +206,7 @@ impl MatmulBlueprint {
         let op = format.op();
         check_format(problem, format)?;
         let mut plans = Self::scaled_candidates_on(problem, format, device);
-        plans.retain(|plan| plan.suits(epilogue));
+        plans.retain(|plan| plan.suits(epilogue) && plan.pays(problem, device));
         let timed = plans.iter().map(|plan| (plan.expected_us(problem, device), *plan));
         let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
         let Some((us, plan)) = best else {
@@ -219,7 +243,10 @@ mod tests {
         [(BlockFormat::Mxfp8, E4M3), (BlockFormat::Mxfp4, E2M1X2), (BlockFormat::Nvfp4, E2M1X2)];
 
     fn problem(dtype: ElemType) -> MatmulProblem {
-        let (m, n, k) = (300, 500, 700);
+        sized([300, 500, 700], dtype)
+    }
+
+    fn sized([m, n, k]: [usize; 3], dtype: ElemType) -> MatmulProblem {
         let lhs = TensorLayout { shape: &[m, k], strides: &[k, 1], dtype };
         let rhs = TensorLayout { shape: &[k, n], strides: &[1, k], dtype };
         MatmulProblem::new(lhs, rhs, BF16, F32Precision::Tf32).unwrap()
@@ -234,7 +261,7 @@ mod tests {
                 |ring| plans.iter().any(|plan| (plan.tile_m, plan.tile_n, plan.stages) == ring);
             assert!(has((128, 128, 2)) && has((64, 128, 3)), "{format:?}: {plans:?}");
             for plan in &plans {
-                let bytes = mma_mx_bytes(plan.tile_m, plan.tile_n, plan.stages, format);
+                let bytes = plan.scaled_bytes(format, plan.stages);
                 assert!(bytes <= WORKSTATION.shared_bytes, "{plan}: {bytes} bytes");
             }
             let other = Families::PORTABLE.with(FamilyOp::Matmul, Family::Mma);
@@ -256,7 +283,15 @@ mod tests {
                 assert!(
                     plans.iter().all(|plan| (plan.family, plan.stages) == (Family::Tcgen05, 6))
                 );
-                assert!(!plans.is_empty());
+                assert!(plans.iter().any(|plan| plan.is_of_pairs()));
+                assert!(plans.iter().any(|plan| !plan.is_of_pairs()));
+                for (sizes, by_pairs) in [([8192; 3], true), ([300, 500, 700], false)] {
+                    let problem = sized(sizes, dtype);
+                    let epilogue = Epilogue::default();
+                    let plan =
+                        MatmulBlueprint::scaled_plan_on(&problem, format, &epilogue, device);
+                    assert_eq!(plan.unwrap().is_of_pairs(), by_pairs, "{format:?} {sizes:?}");
+                }
             }
             for capability in [89, 90] {
                 let device = DeviceProfile { compute_capability: Some(capability), ..WORKSTATION };

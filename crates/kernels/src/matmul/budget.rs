@@ -58,16 +58,6 @@ pub(crate) const fn tcgen05_pair_bytes(tile_m: usize, tile_n: usize, stages: usi
     tcgen05_bytes(tile_m, tile_n / 2, stages) + bias_bytes(tile_n) - bias_bytes(tile_n / 2)
 }
 
-/// As [`tcgen05_bytes`], with scales behind each block.
-pub(crate) const fn tcgen05_mx_bytes(
-    tile_m: usize,
-    tile_n: usize,
-    stages: usize,
-    format: BlockFormat,
-) -> usize {
-    tcgen05_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n, format)
-}
-
 /// As many stages as fit, up to `most`; `None` where a ring of two does not.
 pub(crate) fn most_stages(
     most: usize,

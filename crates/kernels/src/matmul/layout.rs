@@ -1,6 +1,6 @@
 //! How tensor cores take an operand: as it lies, or copied into shape.
 
-use super::{MatmulProblem, Operand};
+use super::{MatmulProblem, Operand, problem::is_fp8};
 use crate::{buffer::Buffer, device::ALIGNMENT_BYTES};
 
 /// Which way the rows of an operand run for tensor cores, and whether it is copied for them.
@@ -52,23 +52,38 @@ impl OperandWalk {
         Self { operand, mn, mn_stride, k: problem.k, k_stride, matrices }
     }
 
-    /// How tensor cores take it from `memory`.
-    pub(super) fn layout(&self, memory: &Buffer) -> OperandLayout {
+    /// Whether rows or columns of the output are neighbors.
+    fn lies_across_k(&self) -> bool {
+        self.mn_stride == 1 || self.mn == 1
+    }
+
+    /// Whether k is.
+    fn lies_along_k(&self) -> bool {
+        self.k_stride == 1 || self.k == 1
+    }
+
+    /// Whether it is an operand of 8 bits that runs across k.
+    pub(super) fn is_fp8_across_k(&self) -> bool {
+        is_fp8(self.operand.dtype) && self.lies_across_k() && !self.lies_along_k()
+    }
+
+    /// How tensor cores take it from `memory`. Those of 16 bits may lie across k, and those of 8 bits if `fp8_across_k`.
+    pub(super) fn layout(&self, memory: &Buffer, fp8_across_k: bool) -> OperandLayout {
         let offset = memory.offset_bytes();
-        self.layout_at(offset)
+        self.layout_at(offset, fp8_across_k)
     }
 
     /// As [`layout`](Self::layout), for memory that begins at byte `offset` of its allocation.
-    fn layout_at(&self, offset: u64) -> OperandLayout {
+    fn layout_at(&self, offset: u64, fp8_across_k: bool) -> OperandLayout {
         let bytes = self.operand.dtype.size();
         let aligned = |stride: usize, size: usize| {
             size == 1 || (stride > 0 && (stride * bytes).is_multiple_of(ALIGNMENT_BYTES))
         };
         let base_aligned = offset.is_multiple_of(ALIGNMENT_BYTES as u64)
             && (0..2).all(|dim| aligned(self.operand.batch_strides[dim], self.matrices[dim]));
-        // Only 16-bit operands may lie across k.
-        let across = bytes == 2 && (self.mn_stride == 1 || self.mn == 1);
-        let along = self.k_stride == 1 || self.k == 1;
+        let may_lie_across = bytes == 2 || fp8_across_k && is_fp8(self.operand.dtype);
+        let across = may_lie_across && self.lies_across_k();
+        let along = self.lies_along_k();
         if base_aligned && along && aligned(self.mn_stride, self.mn) {
             return OperandLayout { k_major: true, copied: false };
         }
@@ -86,11 +101,21 @@ mod tests {
     use cubecl::ir::{ElemType, FloatKind};
 
     fn lhs(strides: [usize; 2], kind: FloatKind, offset: u64) -> (bool, bool) {
+        lhs_if(strides, kind, offset, false)
+    }
+
+    fn lhs_if(
+        strides: [usize; 2],
+        kind: FloatKind,
+        offset: u64,
+        fp8_across_k: bool,
+    ) -> (bool, bool) {
         let dtype = ElemType::Float(kind);
         let lhs = TensorLayout { shape: &[64, 48], strides: &strides, dtype };
         let rhs = TensorLayout { shape: &[48, 32], strides: &[32, 1], dtype };
-        let problem = MatmulProblem::new(lhs, rhs, dtype, F32Precision::Tf32).unwrap();
-        let layout = OperandWalk::lhs(&problem).layout_at(offset);
+        let out = if dtype.size() == 1 { ElemType::Float(FloatKind::BF16) } else { dtype };
+        let problem = MatmulProblem::new(lhs, rhs, out, F32Precision::Tf32).unwrap();
+        let layout = OperandWalk::lhs(&problem).layout_at(offset, fp8_across_k);
         (layout.k_major, layout.copied)
     }
 
@@ -108,8 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn only_operands_of_16_bits_may_lie_across_k() {
+    fn operands_of_16_bits_may_lie_across_k_and_those_of_8_by_some_plans() {
         assert_eq!(lhs([1, 64], FloatKind::F32, 0), (true, true));
         assert_eq!(lhs([1, 64], FloatKind::F16, 0), (false, false));
+        let fp8 = |strides, taken| lhs_if(strides, FloatKind::E4M3, 0, taken);
+        assert_eq!(fp8([1, 64], false), (true, true));
+        assert_eq!(fp8([1, 64], true), (false, false));
+        // Rows of k that begin anywhere, and those that are k's anyhow.
+        assert_eq!(fp8([1, 65], true), (false, true));
+        assert_eq!(fp8([48, 1], true), (true, false));
+        assert_eq!(lhs_if([1, 64], FloatKind::F32, 0, true), (true, true));
     }
 }

@@ -86,6 +86,8 @@ mod store;
 #[cfg(feature = "cuda")]
 mod tcgen05;
 #[cfg(feature = "cuda")]
+mod tcgen05_blocks;
+#[cfg(feature = "cuda")]
 mod tcgen05_pair;
 #[cfg(feature = "cuda")]
 mod tensor_core;

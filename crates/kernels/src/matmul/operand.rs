@@ -1,7 +1,7 @@
 //! Operands as tensor cores take them.
 
 use super::{
-    MatmulProblem, Operand,
+    Operand,
     layout::{OperandLayout, OperandWalk},
     pack::{PackSourceLaunch, ROWS, TILE, matmul_pack_kernel},
 };
@@ -34,34 +34,16 @@ pub(super) struct AlignedOperand {
 }
 
 impl AlignedOperand {
-    /// The left operand, copied into shape if need be.
-    pub(super) fn lhs(
-        client: &Client,
-        op: &'static str,
-        problem: &MatmulProblem,
-        memory: &Buffer,
-    ) -> Result<Self, KernelError> {
-        Self::new(client, op, OperandWalk::lhs(problem), memory)
-    }
-
-    /// The right operand, copied into shape if need be.
-    pub(super) fn rhs(
-        client: &Client,
-        op: &'static str,
-        problem: &MatmulProblem,
-        memory: &Buffer,
-    ) -> Result<Self, KernelError> {
-        Self::new(client, op, OperandWalk::rhs(problem), memory)
-    }
-
-    fn new(
+    /// Copied into shape if need be; an operand of 8 bits may lie across k if `fp8_across_k`.
+    pub(super) fn new(
         client: &Client,
         op: &'static str,
         walk: OperandWalk,
         memory: &Buffer,
+        fp8_across_k: bool,
     ) -> Result<Self, KernelError> {
         let OperandWalk { operand, mn, mn_stride, k, k_stride, matrices } = walk;
-        let OperandLayout { k_major, copied } = walk.layout(memory);
+        let OperandLayout { k_major, copied } = walk.layout(memory, fp8_across_k);
         let bytes = operand.dtype.size();
         let (rows, columns, row, column) =
             if k_major { (mn, k, mn_stride, k_stride) } else { (k, mn, k_stride, mn_stride) };

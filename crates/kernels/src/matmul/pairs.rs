@@ -6,11 +6,14 @@
 use super::{
     MatmulBlueprint, MatmulProblem,
     budget::{most_stages, tcgen05_pair_bytes},
+    layout::OperandWalk,
 };
-use crate::{DeviceProfile, Family, Promise};
+use crate::{DeviceProfile, Family, FamilyOp, Promise, device::ROW_BYTES};
 
 /// Rows of a tile: twice those of one cube.
 pub(super) const PAIR_TILE_M: usize = 256;
+/// Cubes of a pair.
+const CUBES: usize = 2;
 /// Columns of tiles. Each cube's half is whole chunks of 64 columns, also where they run along memory.
 pub(super) const PAIR_TILES_N: [usize; 2] = [256, 128];
 
@@ -18,6 +21,24 @@ impl MatmulBlueprint {
     /// Whether a pair of cubes shares each tile.
     pub(super) fn is_of_pairs(&self) -> bool {
         self.family == Family::Tcgen05 && self.tile_m == PAIR_TILE_M
+    }
+
+    /// Whether operands of 8 bits that run across k are taken as they lie: their chunks of 128 columns divide what a
+    /// cube copies of them.
+    pub(super) fn takes_fp8_across_k(&self) -> bool {
+        let cubes = if self.is_of_pairs() { CUBES } else { 1 };
+        self.family == Family::Tcgen05 && (self.tile_n / cubes).is_multiple_of(ROW_BYTES)
+    }
+
+    /// Whether products of 8 bits on that device take both operands along k alone, and others are transposed for them.
+    /// It is so with tensor cores other than those of `tcgen05`.
+    pub fn needs_fp8_along_k(device: DeviceProfile) -> bool {
+        let offered = |family| device.is_offered(FamilyOp::Fp8Matmul, family);
+        match device.compute_capability {
+            Some(89 | 120..) => offered(Family::Mma),
+            Some(90) => offered(Family::Wgmma),
+            _ => false,
+        }
     }
 
     /// Plans of pairs, on devices that have one. They serve every product, as those of one cube do.
@@ -32,11 +53,18 @@ impl MatmulBlueprint {
         })
     }
 
-    /// Whether a plan is worth its estimate: those of pairs where every pair has a tile. With fewer, smaller tiles keep
-    /// more multiprocessors at work.
+    /// Whether a plan is worth its estimate: those of pairs where every pair has a tile, since with fewer, smaller tiles
+    /// keep more multiprocessors at work; and no plan that copies an operand where others of its family take it as it
+    /// lies.
     pub(super) fn pays(&self, problem: &MatmulProblem, device: DeviceProfile) -> bool {
-        !self.is_of_pairs()
-            || problem.m > PAIR_TILE_M / 2 && self.tiles(problem) >= device.multiprocessors / 2
+        let copies_fp8 = self.family == Family::Tcgen05
+            && !self.takes_fp8_across_k()
+            && [OperandWalk::lhs(problem), OperandWalk::rhs(problem)]
+                .iter()
+                .any(OperandWalk::is_fp8_across_k);
+        let has_pairs_at_work =
+            problem.m > PAIR_TILE_M / 2 && self.tiles(problem) >= device.multiprocessors / 2;
+        !copies_fp8 && (!self.is_of_pairs() || has_pairs_at_work)
     }
 
     /// What the kernel of this plan of the `tcgen05` family promises.
@@ -57,7 +85,7 @@ mod tests {
     use super::*;
     use crate::{
         Families,
-        matmul::{Epilogue, F32Precision, TensorLayout},
+        matmul::{Epilogue, F32Precision, Operand, TensorLayout},
     };
     use cubecl::ir::{ElemType, FloatKind};
 
@@ -94,6 +122,35 @@ mod tests {
                 assert!(!plan.is_of_pairs(), "{kind:?} {sizes:?}: {plan}");
             }
         }
+    }
+
+    #[test]
+    fn products_of_8_bits_need_operands_along_k_where_older_tensor_cores_multiply_them() {
+        let needs = |capability| {
+            let device = DeviceProfile { compute_capability: capability, ..B200 };
+            let none = DeviceProfile { families: Families::PORTABLE, ..device };
+            [device, none].map(MatmulBlueprint::needs_fp8_along_k)
+        };
+        for capability in [89, 90, 120, 121] {
+            assert_eq!(needs(Some(capability)), [true, false], "{capability}");
+        }
+        for capability in [None, Some(80), Some(100), Some(103)] {
+            assert_eq!(needs(capability), [false, false], "{capability:?}");
+        }
+    }
+
+    #[test]
+    fn operands_of_8_bits_across_k_are_planned_for_tiles_of_whole_chunks() {
+        let k_major = product([4096; 3], FloatKind::E4M3);
+        let rhs = Operand { row_stride: 4096, column_stride: 1, ..k_major.rhs };
+        let across = MatmulProblem { rhs, ..k_major };
+        let paying = |problem: &MatmulProblem| {
+            let mut plans = MatmulBlueprint::candidates_on(problem, B200);
+            plans.retain(|plan| plan.splits == 1 && plan.pays(problem, B200));
+            plans.iter().map(|plan| (plan.tile_m, plan.tile_n)).collect::<Vec<_>>()
+        };
+        assert_eq!(paying(&across), [(128, 256), (128, 128), (256, 256)]);
+        assert_eq!(paying(&k_major).len(), 6);
     }
 
     #[test]

@@ -19,7 +19,8 @@ use super::{
     bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
     store::{Finish, StoreWidth, fragment_of, store_outputs},
-    wgmma::{BulkBlocks, MatrixBlocks},
+    tcgen05_blocks::{TensorBlocks, own_row, tensor_blocks},
+    wgmma::BulkBlocks,
     work::{Extent, LastMatrix, first_work, next_work, work_at, work_count},
 };
 use crate::ptx::{
@@ -32,18 +33,17 @@ use crate::ptx::{
     copy::{TmaTarget, copies_wait_all},
     load, shared_address,
     tcgen05::{
-        COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_descriptor,
-        tensor_fence_after, tensor_fence_before, tensor_free, tensor_load,
+        COLUMNS, ROWS, elect, tensor_alloc, tensor_block, tensor_commit, tensor_fence_after,
+        tensor_fence_before, tensor_free, tensor_load, tensor_operand,
     },
     tcgen05_pair::{
         CUBES, tensor_pair_alloc, tensor_pair_block, tensor_pair_commit, tensor_pair_free,
     },
-    tcgen05_scales::{SCALE_COLUMNS, scales_descriptor, tensor_scaled_block},
+    tcgen05_scales::{SCALE_COLUMNS, ScaledBlock, scales_descriptor, tensor_scaled_block},
     wgmma::WgmmaOperands,
 };
 use crate::{block_format::BlockFormat, device::SCALE_BLOCK_BYTES};
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 /// Units of a cube: a warpgroup whose first warps copy and multiply, and one that writes.
 pub(super) const UNITS: u32 = 256;
@@ -78,8 +78,13 @@ impl Tcgen05Blueprint {
     }
 
     /// Cubes that share a tile.
-    fn cubes(self) -> usize {
+    pub(super) fn cubes(self) -> usize {
         if self.pair { CUBES } else { 1 }
+    }
+
+    /// How copies name their destination.
+    pub(super) fn target(self) -> TmaTarget {
+        if self.pair { TmaTarget::CubeOfPair } else { TmaTarget::Cluster }
     }
 
     /// Rows of a tile.
@@ -113,10 +118,8 @@ impl Tcgen05Blueprint {
 
     pub(super) fn shared_bytes(self) -> usize {
         let stages = self.stages as usize;
-        if self.pair {
-            return tcgen05_pair_bytes(TILE_M, self.operands.n, stages);
-        }
-        tcgen05_bytes(TILE_M, self.operands.n, stages) + stages * self.scale_bytes()
+        let bytes = if self.pair { tcgen05_pair_bytes } else { tcgen05_bytes };
+        bytes(TILE_M, self.operands.n, stages) + stages * self.scale_bytes()
     }
 
     /// Columns of tensor memory for the sums of two tiles, and behind them for scales.
@@ -149,16 +152,6 @@ fn places(ring: u32, #[comptime] blueprint: Tcgen05Blueprint) -> Places {
     let empty = full + comptime!(8 * blueprint.stages);
     let summed = empty + comptime!(8 * blueprint.stages);
     Places { ring, full, empty, summed, read: summed + 16, tensor: summed + 32, bias: summed + 48 }
-}
-
-/// The first row that this cube multiplies and writes of a tile that begins at `row`.
-#[cube]
-pub(super) fn own_row(row: u32, #[comptime] blueprint: Tcgen05Blueprint) -> u32 {
-    if comptime!(blueprint.pair) {
-        row + cube_rank(comptime!(CUBES as u32)) * comptime!(TILE_M as u32)
-    } else {
-        row
-    }
 }
 
 /// Tells all cubes that share the tile of the products before.
@@ -201,17 +194,17 @@ fn multiply(extent: &Extent, at: &Places, sums: u32, #[comptime] blueprint: Tcge
             let stage_at = at.ring + load::<u32>(stage) * stage_bytes;
             let lhs = load::<u32>(stage_at);
             let rhs = stage_at + comptime!((TILE_M * ROW_BYTES) as u32);
-            let lhs = tensor_descriptor(lhs, comptime!(operands.lhs_k_major));
-            let rhs = tensor_descriptor(rhs, comptime!(operands.rhs_k_major));
+            let lhs = tensor_operand(lhs, comptime!(operands.lhs_k_major), operands);
+            let rhs = tensor_operand(rhs, comptime!(operands.rhs_k_major), operands);
             let accumulate = u32::cast_from(block > work.first_block);
             match comptime!(blueprint.format) {
                 Some(format) => {
                     let scales =
                         scales_descriptor(stage_at + comptime!(blueprint.block_bytes() as u32));
                     let place = sums + 2 * tile_n;
-                    tensor_scaled_block(
-                        target, lhs, rhs, accumulate, scales, place, operands, format,
-                    );
+                    let what =
+                        comptime!(ScaledBlock { operands, format, cubes: blueprint.cubes() });
+                    tensor_scaled_block(target, lhs, rhs, accumulate, scales, place, what);
                 }
                 None => {
                     if comptime!(blueprint.pair) {
@@ -413,17 +406,8 @@ pub(super) fn matmul_tcgen05_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     #[define(O, S)] _types: [ElemType; 2],
     #[define(W, R)] _widths: [usize; 2],
 ) {
-    let blocks = MatrixBlocks {
-        lhs: tensor_map_address::<u32, Tiled>(lhs),
-        rhs: tensor_map_address::<u32, Tiled>(rhs),
-        inner_batches: extent.inner_batches,
-        last_matrix,
-        operands: comptime!(blueprint.operands),
-        block_k: comptime!(blueprint.block_k),
-        batched: comptime!(blueprint.batched),
-        target: comptime!(TmaTarget::Cluster),
-    };
-    persistent_tensor_product::<MatrixBlocks, O, S, W, R>(
+    let blocks = tensor_blocks(lhs, rhs, &extent, &last_matrix, blueprint);
+    persistent_tensor_product::<TensorBlocks, O, S, W, R>(
         &blocks, epilogue, outputs, &extent, blueprint,
     );
 }

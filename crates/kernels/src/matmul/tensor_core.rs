@@ -3,13 +3,14 @@
 use super::{
     Epilogue, MatmulBlueprint, MatmulOutput, MatmulProblem,
     blueprint::tensor_core_type,
+    layout::OperandWalk,
     mma::{PitchLaunch, PitchedOperandLaunch, matmul_mma_kernel},
     mma_bulk::{BULK_UNITS, MmaBulkBlueprint, matmul_mma_bulk_kernel},
     mx_mma::matmul_mx_mma_kernel,
     mx_scales::ArrangedScales,
-    mx_tcgen05::matmul_mx_tcgen05_kernel,
+    mx_tcgen05::{matmul_mx_tcgen05_kernel, matmul_mx_tcgen05_pair_kernel},
     operand::AlignedOperand,
-    pairs::{PAIR_TILE_M, PAIR_TILES_N},
+    pairs::PAIR_TILES_N,
     problem::{OP, is_fp4},
     ring::{MmaBlueprint, UNITS},
     split::sum_splits,
@@ -55,14 +56,16 @@ pub(super) fn launch(
     let types = types.ok_or_else(|| {
         KernelError::unsupported(op, format!("{:?} on tensor cores", problem.lhs.dtype))
     })?;
+    let across = blueprint.takes_fp8_across_k();
+    let aligned = |walk, memory| AlignedOperand::new(client, op, walk, memory, across);
     let launch = Launch {
         client,
         op,
         problem,
         blueprint,
         types,
-        lhs: AlignedOperand::lhs(client, op, problem, lhs)?,
-        rhs: AlignedOperand::rhs(client, op, problem, rhs)?,
+        lhs: aligned(OperandWalk::lhs(problem), lhs)?,
+        rhs: aligned(OperandWalk::rhs(problem), rhs)?,
         scales,
     };
     if blueprint.splits == 1 {
@@ -201,84 +204,47 @@ impl Launch<'_> {
         };
         let device = DeviceProfile::of(self.client);
         self.check_shared_memory(kernel.shared_bytes(), device)?;
-        if kernel.pair {
-            return self.tcgen05_pair(kernel, epilogue, output);
-        }
-        let cubes = self.cubes().min(device.multiprocessors) as u32;
-        if let Some(ArrangedScales { format, lhs, rhs }) = self.scales {
-            // SAFETY: as in `wgmma`.
-            ahead::launch(self.client, |client| unsafe {
-                matmul_mx_tcgen05_kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static(cubes, 1, 1),
-                    CubeDim::new_1d(tcgen05::UNITS),
-                    self.operand_map(&self.lhs, tcgen05::TILE_M),
-                    self.operand_map(&self.rhs, self.blueprint.tile_n),
-                    scales_map(lhs, *format),
-                    scales_map(rhs, *format),
-                    epilogue.args(&self.lhs.memory),
-                    output.args(),
-                    self.extent(device),
-                    self.last_matrix(),
-                    kernel,
-                    *format,
-                    [output.out.dtype, stored],
-                    [width, tcgen05::PART_REGISTERS],
-                )
-            });
-            return Ok(());
-        }
-        // SAFETY: as in `wgmma`.
-        ahead::launch(self.client, |client| unsafe {
-            matmul_tcgen05_kernel::launch_unchecked(
-                client,
-                CubeCount::Static(cubes, 1, 1),
-                CubeDim::new_1d(tcgen05::UNITS),
-                self.operand_map(&self.lhs, tcgen05::TILE_M),
-                self.operand_map(&self.rhs, self.blueprint.tile_n),
-                epilogue.args(&self.lhs.memory),
-                output.args(),
-                self.extent(device),
-                self.last_matrix(),
-                kernel,
-                [output.out.dtype, stored],
-                [width, tcgen05::PART_REGISTERS],
-            )
-        });
-        Ok(())
-    }
-
-    fn tcgen05_pair(
-        &self,
-        kernel: Tcgen05Blueprint,
-        epilogue: &Epilogue,
-        output: &MatmulOutput,
-    ) -> Result<(), KernelError> {
-        let device = DeviceProfile::of(self.client);
-        let pairs = device.multiprocessors / 2;
-        if kernel.format.is_some() || !PAIR_TILES_N.contains(&self.blueprint.tile_n) || pairs == 0 {
+        let clusters = device.multiprocessors / kernel.cubes();
+        if kernel.pair && !PAIR_TILES_N.contains(&self.blueprint.tile_n) || clusters == 0 {
             let reason = format!("{} on this device", self.blueprint);
-            return Err(KernelError::Unsupported { op: OP, reason });
+            return Err(KernelError::unsupported(self.op, reason));
         }
-        let (_, stored, width) = store_width(output.out.dtype, self.problem.n);
-        let at_once = DeviceProfile { multiprocessors: pairs, ..device };
-        // SAFETY: as in `wgmma`; clusters are whole.
-        ahead::launch(self.client, |client| unsafe {
-            matmul_tcgen05_pair_kernel::launch_unchecked(
-                client,
-                CubeCount::Static(2 * self.cubes().min(pairs) as u32, 1, 1),
-                CubeDim::new_1d(tcgen05::UNITS),
-                self.operand_map(&self.lhs, PAIR_TILE_M / 2),
-                self.operand_map(&self.rhs, self.blueprint.tile_n / 2),
-                epilogue.args(&self.lhs.memory),
-                output.args(),
-                self.extent(at_once),
-                self.last_matrix(),
-                kernel,
-                [output.out.dtype, stored],
-                [width, tcgen05::PART_REGISTERS],
-            )
-        });
+        let cubes = (kernel.cubes() * self.cubes().min(clusters)) as u32;
+        // SAFETY: as in `wgmma`; scales were made for the operands, and clusters are whole.
+        macro_rules! launch {
+            ($kernel:ident $(, $scales:expr)*; $($format:expr)?) => {
+                ahead::launch(self.client, |client| unsafe {
+                    $kernel::launch_unchecked(
+                        client,
+                        CubeCount::Static(cubes, 1, 1),
+                        CubeDim::new_1d(tcgen05::UNITS),
+                        self.operand_map(&self.lhs, tcgen05::TILE_M),
+                        self.operand_map(&self.rhs, kernel.copied().n),
+                        $($scales,)*
+                        epilogue.args(&self.lhs.memory),
+                        output.args(),
+                        self.extent(DeviceProfile { multiprocessors: clusters, ..device }),
+                        self.last_matrix(),
+                        kernel,
+                        $($format,)?
+                        [output.out.dtype, stored],
+                        [width, tcgen05::PART_REGISTERS],
+                    )
+                })
+            };
+        }
+        match (self.scales, kernel.pair) {
+            (None, false) => launch!(matmul_tcgen05_kernel;),
+            (None, true) => launch!(matmul_tcgen05_pair_kernel;),
+            (Some(ArrangedScales { format, lhs, rhs }), pair) => {
+                let map = |scales| scales_map(scales, *format);
+                if pair {
+                    launch!(matmul_mx_tcgen05_pair_kernel, map(lhs), map(rhs); *format)
+                } else {
+                    launch!(matmul_mx_tcgen05_kernel, map(lhs), map(rhs); *format)
+                }
+            }
+        }
         Ok(())
     }
 
@@ -325,7 +291,8 @@ impl Launch<'_> {
         let (rows, columns, tile_size) = if operand.k_major {
             (operand.mn, operand.k, [tile, block_k])
         } else {
-            (operand.k, operand.mn, [block_k, 64])
+            // As many columns are 128 bytes.
+            (operand.k, operand.mn, [block_k, block_k])
         };
         let mut shape = vec![rows, columns];
         let mut strides = vec![operand.pitch, 1];

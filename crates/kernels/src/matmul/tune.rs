@@ -156,8 +156,9 @@ fn fastest(
     }
 }
 
+/// How tensor cores would take the operands that take as many layouts as any do.
 fn layouts(problem: &MatmulProblem, [lhs, rhs]: [&Buffer; 2]) -> [OperandLayout; 2] {
-    [OperandWalk::lhs(problem).layout(lhs), OperandWalk::rhs(problem).layout(rhs)]
+    [OperandWalk::lhs(problem).layout(lhs, true), OperandWalk::rhs(problem).layout(rhs, true)]
 }
 
 /// What a result is kept under: the device, the sizes, the operands as tensor cores take them (their

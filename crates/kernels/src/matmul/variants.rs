@@ -84,6 +84,8 @@ enum Plans {
     Split,
     /// The first.
     First,
+    /// Those that do not split k and take operands of 8 bits across k as they lie.
+    AcrossK,
     /// Those of few rows.
     FewRows,
     /// Hopper's, with sums promoted after each block of k.
@@ -143,6 +145,8 @@ fn cases() -> Result<Vec<Case>, KernelError> {
     for operands in [[E4M3; 2], [E5M2; 2], [E4M3, E5M2]] {
         all.push(case(LARGE, operands, nt, Steps::Bias, Plans::Whole, "nt"));
     }
+    // Across k, where tensor cores take them that way.
+    all.push(case(LARGE, [E4M3, E5M2], [false; 2], Steps::Bias, Plans::AcrossK, "tn"));
     for steps in [Steps::Residual, Steps::Factor, Steps::Everything] {
         all.push(case(LARGE, [BF16; 2], nn, steps, Plans::Whole, "nn"));
     }
@@ -208,6 +212,9 @@ impl Case {
             Plans::Every => plans.retain(|plan| plan.splits == 1),
             Plans::Whole => {
                 plans.retain(|plan| plan.splits == 1 && plan.family != Family::Portable);
+            }
+            Plans::AcrossK => {
+                plans.retain(|plan| plan.splits == 1 && plan.takes_fp8_across_k());
             }
             Plans::Split => plans.retain(|plan| plan.splits == 2),
             Plans::First => plans.truncate(1),

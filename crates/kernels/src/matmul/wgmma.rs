@@ -31,7 +31,7 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 pub(crate) const UNITS: u32 = 384;
 /// Rows of a cube's tile, 64 for each warpgroup that multiplies.
 pub(crate) const TILE_M: usize = 128;
-/// Bytes of a chunk of an operand of which k does not run along the rows: 64 rows of k.
+/// Bytes of 64 rows of an operand along k, and of a chunk of a 16-bit one across k: 64 rows of k.
 pub(crate) const CHUNK_BYTES: usize = 64 * ROW_BYTES;
 
 /// How the kernel is compiled.
@@ -73,7 +73,7 @@ pub(crate) fn accumulator_width(tile_n: usize) -> usize {
     (tile_n / 2).next_power_of_two()
 }
 
-/// Has TMA copy one operand's part of a k block.
+/// Has TMA copy one operand's part of a k block; across k, as chunks of so many columns and as many rows of k.
 #[cube]
 fn load_operand(
     destination: u32,
@@ -85,14 +85,15 @@ fn load_operand(
     barrier: u32,
     #[comptime] tile: usize,
     #[comptime] k_major: bool,
+    #[comptime] columns: usize,
     #[comptime] batched: bool,
     #[comptime] target: TmaTarget,
 ) {
-    // Along k the tile is one box; across k it is a box for every chunk of 64 columns.
+    // Along k the tile is one box; across k it is a box for every chunk.
     #[unroll]
-    for chunk in 0..comptime!(if k_major { 1 } else { tile / 64 }) {
-        let at = destination + comptime!((chunk * CHUNK_BYTES) as u32);
-        let column = mn + comptime!(64 * chunk as u32);
+    for chunk in 0..comptime!(if k_major { 1 } else { tile / columns }) {
+        let at = destination + comptime!((chunk * columns * ROW_BYTES) as u32);
+        let column = mn + comptime!((chunk * columns) as u32);
         let (x, y) = if comptime!(k_major) { (k, column) } else { (column, k) };
         if comptime!(batched) {
             tma_batched_tile_to(at, map, x, y, inner, outer, barrier, target);
@@ -147,6 +148,7 @@ impl BulkBlocks for MatrixBlocks {
             barrier,
             TILE_M,
             comptime!(operands.lhs_k_major),
+            comptime!(operands.chunk()),
             batched,
             target,
         );
@@ -160,6 +162,7 @@ impl BulkBlocks for MatrixBlocks {
             barrier,
             comptime!(operands.n),
             comptime!(operands.rhs_k_major),
+            comptime!(operands.chunk()),
             batched,
             target,
         );

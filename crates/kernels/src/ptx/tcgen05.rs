@@ -65,8 +65,8 @@ pub(super) fn block_text(operands: WgmmaOperands, descriptor: u32, cubes: usize)
     );
     for step in 0..ROW_BYTES / 32 {
         if step > 0 {
-            text += &format!("add.s64 lhs, lhs, {};\n", WgmmaOperands::step(operands.lhs_k_major));
-            text += &format!("add.s64 rhs, rhs, {};\n", WgmmaOperands::step(operands.rhs_k_major));
+            text += &format!("add.s64 lhs, lhs, {};\n", operands.step(operands.lhs_k_major));
+            text += &format!("add.s64 rhs, rhs, {};\n", operands.step(operands.rhs_k_major));
         }
         text += &format!(
             "tcgen05.mma.cta_group::{cubes}.kind::{kind} [$0], lhs, rhs, what, accumulate;\n"
@@ -198,7 +198,21 @@ pub(crate) fn tensor_descriptor(address: u32, #[comptime] k_major: bool) -> u64 
     tile_descriptor(address, k_major) | VERSION.runtime()
 }
 
-/// As [`tensor_descriptor`], of a tile that runs across k: chunks of 64 columns so many bytes apart.
+/// As [`tensor_descriptor`], of an operand in blocks of 128 bytes of k.
+#[cube]
+pub(crate) fn tensor_operand(
+    address: u32,
+    #[comptime] k_major: bool,
+    #[comptime] operands: WgmmaOperands,
+) -> u64 {
+    if comptime!(k_major) {
+        tensor_descriptor(address, true)
+    } else {
+        tensor_descriptor_across(address, comptime!(operands.chunk() * ROW_BYTES))
+    }
+}
+
+/// As [`tensor_descriptor`], of a tile that runs across k: chunks of 128 bytes of columns so many bytes apart.
 #[cube]
 pub(crate) fn tensor_descriptor_across(address: u32, #[comptime] chunk_bytes: usize) -> u64 {
     tile_descriptor_across(address, chunk_bytes) | VERSION.runtime()
@@ -318,6 +332,19 @@ mod tests {
         assert_eq!(instruction_descriptor(across), 0x0811_8490);
         let fp8 = WgmmaOperands { lhs: "e4m3", rhs: "e5m2", ..BF16 };
         assert_eq!((kind(fp8), instruction_descriptor(fp8)), ("f8f6f4", 0x0840_0410));
+    }
+
+    #[test]
+    fn steps_across_k_are_as_many_rows_as_an_instruction_is_deep() {
+        let steps = |lhs| {
+            let operands = WgmmaOperands { lhs, rhs: lhs, lhs_k_major: false, ..BF16 };
+            let text = block_text(operands, instruction_descriptor(operands), 1);
+            let step = |bytes| text.matches(&format!("add.s64 lhs, lhs, {bytes};")).count();
+            (operands.chunk(), [16 * 128 / 16, 32 * 128 / 16].map(step))
+        };
+        // Chunks of 128 bytes by as many rows of k as a block has.
+        assert_eq!(steps("bf16"), (64, [3, 0]));
+        assert_eq!(steps("e4m3"), (128, [0, 3]));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(crate) const CUBES: usize = 2;
 const BOTH: u32 = 3;
 
 /// What is multiplied: that of one cube, of twice its rows.
-fn pair_descriptor(operands: WgmmaOperands) -> u32 {
+pub(super) fn pair_descriptor(operands: WgmmaOperands) -> u32 {
     instruction_descriptor(operands) + ((ROWS as u32 / 16) << 24)
 }
 

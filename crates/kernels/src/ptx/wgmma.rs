@@ -16,8 +16,8 @@ pub(crate) struct WgmmaOperands {
     /// PTX types of the operands.
     pub lhs: &'static str,
     pub rhs: &'static str,
-    /// Whether k runs along the rows of 128 bytes; else m and n do, in chunks of 64 by 64, which
-    /// only 16-bit operands can.
+    /// Whether k runs along the rows of 128 bytes; else m and n do, in [chunks](Self::chunk). Hopper takes
+    /// 16-bit operands alone that way, `tcgen05` those of 8 bits, too.
     pub lhs_k_major: bool,
     pub rhs_k_major: bool,
 }
@@ -28,6 +28,7 @@ impl WgmmaOperands {
         match self.lhs {
             "tf32" => 8,
             "e4m3" | "e5m2" => 32,
+            "e2m1" => 64,
             _ => 16,
         }
     }
@@ -46,10 +47,16 @@ impl WgmmaOperands {
         )
     }
 
-    /// How far the descriptor of an operand moves to the next 32 bytes of k, in 16 bytes: along the
-    /// row, or 16 rows down.
-    pub(super) fn step(k_major: bool) -> usize {
-        if k_major { 32 / 16 } else { 16 * ROW_BYTES / 16 }
+    /// How far the descriptor of an operand moves to the next instruction, in 16 bytes: along the row, or as many
+    /// rows down as the instruction is deep.
+    pub(super) fn step(self, k_major: bool) -> usize {
+        if k_major { 32 / 16 } else { self.k() * ROW_BYTES / 16 }
+    }
+
+    /// Elements of a row of 128 bytes. A chunk of an operand that runs across k has so many columns, and as many rows
+    /// of k.
+    pub(crate) fn chunk(self) -> usize {
+        ROW_BYTES / 32 * self.k()
     }
 }
 
@@ -71,8 +78,8 @@ fn block_text(operands: WgmmaOperands, width: usize) -> String {
     }
     text += "mov.b64 {lhs, upper}, $2;\nmov.b64 {rhs, upper}, $3;\nwgmma.fence.sync.aligned;\n";
     for step in 0..ROW_BYTES / 32 {
-        text += &described_at("at", "lhs", step * WgmmaOperands::step(operands.lhs_k_major));
-        text += &described_at("bt", "rhs", step * WgmmaOperands::step(operands.rhs_k_major));
+        text += &described_at("at", "lhs", step * operands.step(operands.lhs_k_major));
+        text += &described_at("bt", "rhs", step * operands.step(operands.rhs_k_major));
         text += &operands.instruction(&registers(0..used), "at", "bt");
     }
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;\n}"

@@ -3,6 +3,7 @@
 
 use super::{
     Case,
+    products::shares,
     tensors::{dtype, upload, whole_numbers, within},
 };
 use blackburn_kernels::{
@@ -32,7 +33,9 @@ pub(super) fn cases() -> Vec<Case> {
     let workstation = Gpu::SM_120A;
     // With two multiprocessors a block goes on to another tile.
     let datacenter = Gpu { multiprocessors: 2, ..Gpu::SM_100A };
+    let two_pairs = Gpu { multiprocessors: 4, ..Gpu::SM_100A };
     const TCGEN05: Product = Product { family: Family::Tcgen05, ..PRODUCT };
+    const PAIRS: Product = Product { pairs: true, ..TCGEN05 };
     const SMALL: [usize; 3] = [147, 203, 600];
     // Rows end in the middle of a byte.
     const SMALL_FP4: [usize; 3] = [147, 203, 1191];
@@ -48,6 +51,25 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         case("mx_matmul_tcgen05_by_every_plan_and_type_is_exact", datacenter, false, |recorder| {
             every_plan(recorder, Family::Tcgen05)
+        }),
+        case("mx_matmul_tcgen05_by_pairs_is_exact", datacenter, true, |recorder| {
+            product(recorder, Product { sizes: [300, 203, 600], ..PAIRS })
+        }),
+        case("mx_matmul_tcgen05_by_pairs_of_several_tiles_is_exact", two_pairs, false, |recorder| {
+            product(recorder, Product { sizes: [600, 331, 1080], ..PAIRS })
+        }),
+        case("mx_matmul_tcgen05_by_pairs_of_batches_is_exact", two_pairs, false, |recorder| {
+            let shared = Product { sizes: [270, 150, 600], matrices: [[2, 3], [2, 1]], ..PAIRS };
+            product(recorder, shared)?;
+            let matrices = [[1, 3], [2, 3]];
+            product(recorder, Product { format: Format::Nvfp4, matrices, ..shared })
+        }),
+        case("nvfp4_matmul_tcgen05_by_pairs_is_exact", datacenter, true, |recorder| {
+            product(recorder, Product { sizes: [300, 203, 1191], format: Format::Nvfp4, ..PAIRS })
+        }),
+        case("mxfp4_matmul_tcgen05_by_pairs_is_exact", two_pairs, false, |recorder| {
+            let sizes = [600, 331, 2155];
+            product(recorder, Product { sizes, format: Format::Mxfp4, ..PAIRS })
         }),
         case("mx_matmul_mma_is_exact", workstation, true, |recorder| {
             product(recorder, Product { sizes: SMALL, ..PRODUCT })
@@ -131,6 +153,8 @@ struct Product {
     out: Storage,
     /// By every plan, not only by the one with the smallest tile.
     every_plan: bool,
+    /// Where that is one whose tiles are shared by pairs of blocks.
+    pairs: bool,
 }
 
 /// k is a multiple neither of a block nor of what shares a scale.
@@ -142,6 +166,7 @@ const PRODUCT: Product = Product {
     k_major: [true; 2],
     out: Storage::Bf16,
     every_plan: false,
+    pairs: false,
 };
 
 fn every_plan(recorder: &Recorder, family: Family) -> Result<(), Failed> {
@@ -350,7 +375,7 @@ impl Posed {
         let mut plans = product.format.candidates(&self.problem, recorder);
         plans.retain(|plan| plan.family == product.family);
         if !product.every_plan {
-            plans.retain(|plan| plan.splits == 1);
+            plans.retain(|plan| plan.splits == 1 && shares(plan) == product.pairs);
             plans.sort_by_key(|plan| (plan.tile_n, plan.tile_m));
             plans.truncate(1);
         }

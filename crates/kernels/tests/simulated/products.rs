@@ -73,6 +73,19 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_tcgen05_in_fp8_is_exact", blackwell, true, |recorder| {
             fp8(recorder, Fp8Product { family: Family::Tcgen05, ..FP8 })
         }),
+        case("matmul_tcgen05_in_fp8_across_k_is_exact", blackwell, true, |recorder| {
+            let sizes = [300, 331, 472];
+            let product = Fp8Product { family: Family::Tcgen05, sizes, every_plan: true, ..FP8 };
+            fp8(recorder, Fp8Product { k_major: [false; 2], ..product })
+        }),
+        case("matmul_tcgen05_in_fp8_of_every_layout_is_exact", blackwell, false, |recorder| {
+            let product = Fp8Product { family: Family::Tcgen05, every_plan: true, ..FP8 };
+            fp8_across_k(recorder, product)?;
+            fp8_across_k(
+                recorder,
+                Fp8Product { operands: [Fp8::E5m2, Fp8::E4m3], sizes: [600, 600, 300], ..product },
+            )
+        }),
         case(
             "matmul_mma_by_tma_of_several_tiles_a_block_is_exact",
             small_workstation,
@@ -374,6 +387,8 @@ struct Fp8Product {
     every_plan: bool,
     /// By all plans whose tiles are shared by pairs of blocks.
     pairs: bool,
+    /// Whether k runs along the rows of either operand's memory.
+    k_major: [bool; 2],
 }
 
 const FP8: Fp8Product = Fp8Product {
@@ -383,10 +398,20 @@ const FP8: Fp8Product = Fp8Product {
     promotion: 0,
     every_plan: false,
     pairs: false,
+    k_major: [true; 2],
 };
 
+/// Operands that run across k, by plans that take them as they lie and by others.
+fn fp8_across_k(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
+    for k_major in [[false, false], [true, false], [false, true]] {
+        fp8(recorder, Fp8Product { k_major, ..product })?;
+    }
+    Ok(())
+}
+
 fn fp8(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
-    let Fp8Product { family, operands: formats, sizes, promotion, every_plan, pairs } = product;
+    let Fp8Product { family, operands: formats, sizes, promotion, every_plan, pairs, k_major } =
+        product;
     let element = |format| {
         ElemType::Float(match format {
             Fp8::E4m3 => FloatKind::E4M3,
@@ -394,7 +419,7 @@ fn fp8(recorder: &Recorder, product: Fp8Product) -> Result<(), Failed> {
         })
     };
     let out = ElemType::Float(FloatKind::BF16);
-    let operands = Operands::new(element(formats[0]), out, sizes, [true; 2])?;
+    let operands = Operands::new(element(formats[0]), out, sizes, k_major)?;
     let mut problem = operands.problem;
     problem.rhs.dtype = element(formats[1]);
     let send = |values: &[f64], format: Fp8| {

@@ -119,20 +119,21 @@ impl TensorProduct {
     /// Multiplies what its operands hold now.
     pub(super) fn land(&self, block: &mut Block<'_>) -> Outcome {
         let (shape, cores) = (self.shape, block.arithmetic.tensor_cores);
-        let add = |sums: &mut [f32], a: &[f32], by_k: &[f32]| {
+        let add = |_, sums: &mut [f32], a: &[f32], by_k: &[f32]| {
             let (n, elements) = (shape.n, [shape.a, shape.b]);
             let operands = Operands { a, b: by_k, elements, n, k: by_k.len() / n };
             accumulate(cores, Unit::Tcgen05, sums, operands);
         };
-        self.land_with(block, |_, _| true, add)
+        self.land_with(block, |_, _, _| true, add)
     }
 
     /// As [`land`](Self::land), with products that `add` adds to a block's sums, of which it knows what `is_known` says.
+    /// Both are told the block's rank.
     pub(super) fn land_with(
         &self,
         block: &mut Block<'_>,
-        is_known: impl Fn(usize, usize) -> bool,
-        add: impl Fn(&mut [f32], &[f32], &[f32]),
+        is_known: impl Fn(usize, usize, usize) -> bool,
+        add: impl Fn(usize, &mut [f32], &[f32], &[f32]),
     ) -> Outcome {
         let Self { shape, column, .. } = *self;
         let n = shape.n;
@@ -160,12 +161,12 @@ impl TensorProduct {
                     (*sum, *known) = (f32::from_bits(word), is_known);
                 }
             }
-            add(&mut sums, &a.values, &by_k);
+            add(rank, &mut sums, &a.values, &by_k);
             for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
                 let lane = shape.lane(at / n);
                 if disabled >> lane & 1 == 0 {
                     let is_known =
-                        known && a.known[at / n] && b.known[at % n] && is_known(at / n, at % n);
+                        known && a.known[at / n] && b.known[at % n] && is_known(rank, at / n, at % n);
                     memory.set(lane, column + at % n, sum.to_bits(), is_known);
                 }
             }

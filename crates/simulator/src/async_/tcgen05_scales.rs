@@ -11,46 +11,58 @@ use crate::{
     memory::{TensorMemory, cell},
     tensor::{BlockScaling, Descriptor, accumulate_scaled},
 };
+use std::ops::Range;
 
 /// Lanes that have every scale once.
 const QUARTER: usize = 32;
 /// Columns of a copy.
 pub(crate) const COPIED_COLUMNS: usize = 4;
 
-/// `tcgen05.cp.32x128b.warpx4`: 32 rows of 16 bytes, each to four columns of a lane, in all quarters of the lanes.
-#[derive(Clone, Copy, Debug)]
+/// `tcgen05.cp.32x128b.warpx4`: 32 rows of 16 bytes, each to four columns of a lane, in all quarters of the lanes. Both
+/// blocks of a pair copy from the same place of their own shared memory.
+#[derive(Clone, Debug)]
 pub(crate) struct ScaleCopy {
-    /// The block, by its rank in the cluster.
-    pub(crate) rank: usize,
+    /// Blocks that copy, by their ranks in the cluster.
+    pub(crate) blocks: Range<usize>,
     pub(crate) descriptor: Descriptor,
     pub(crate) column: usize,
 }
 
 impl ScaleCopy {
-    /// Where the rows lie in shared memory.
+    /// Where the rows of all blocks lie in shared memory.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
         let descriptor = self.descriptor;
-        (0..QUARTER as u64).map(move |row| descriptor.along_k(row, 0))
+        self.blocks.clone().flat_map(move |rank| rows(descriptor, rank))
     }
 
     /// The cells of tensor memory that it writes.
     pub(crate) fn cells(&self) -> impl Iterator<Item = usize> + use<> {
-        cells(self.rank, self.column, COPIED_COLUMNS)
+        let column = self.column;
+        self.blocks.clone().flat_map(move |rank| cells(rank, column, COPIED_COLUMNS))
     }
 
     fn land(&self, block: &mut Block<'_>) -> Outcome {
         let mut bytes = [0; 16];
-        for (row, address) in self.addresses().enumerate() {
-            let is_known = block.shared.read(address, &mut bytes)?;
-            for (at, word) in bytes.chunks_exact(4).enumerate() {
-                let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-                for first in (0..128).step_by(QUARTER) {
-                    block.tensor[self.rank].set(first + row, self.column + at, word, is_known);
+        for rank in self.blocks.clone() {
+            block.check_alive(rank, "scales are copied by")?;
+            for (row, address) in rows(self.descriptor, rank).enumerate() {
+                let is_known = block.shared.read(address, &mut bytes)?;
+                for (at, word) in bytes.chunks_exact(4).enumerate() {
+                    let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                    for first in (0..128).step_by(QUARTER) {
+                        block.tensor[rank].set(first + row, self.column + at, word, is_known);
+                    }
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Where the rows of a block of scales lie in the memory of the block of that rank.
+fn rows(descriptor: Descriptor, rank: usize) -> impl Iterator<Item = u64> {
+    let descriptor = descriptor.in_block(rank);
+    (0..QUARTER as u64).map(move |row| descriptor.along_k(row, 0))
 }
 
 /// Cells of so many columns in all lanes of a block.
@@ -106,24 +118,38 @@ pub(crate) struct ScaledProduct {
 }
 
 impl ScaledProduct {
+    /// Rows and columns that a block scales: its own rows, and all columns.
+    fn counts(&self) -> [usize; 2] {
+        let TensorProduct { shape, blocks, .. } = &self.product;
+        [shape.m / blocks.len(), shape.n]
+    }
+
     /// The cells of tensor memory that it accesses.
     pub(crate) fn cells(&self) -> impl Iterator<Item = usize> {
-        let rank = self.product.blocks.start;
-        let counts = [self.product.shape.m, self.product.shape.n];
+        let counts = self.counts();
         let [a, b] = [0, 1].map(|i| self.scales[i].columns(counts[i]));
-        let of_scales =
-            [a, b].into_iter().flat_map(move |range| cells(rank, range.start, range.len()));
+        let of_scales = self.product.blocks.clone().flat_map(move |rank| {
+            let of_block = [a.clone(), b.clone()].into_iter();
+            of_block.flat_map(move |range| cells(rank, range.start, range.len()))
+        });
         self.product.cells().chain(of_scales)
     }
 
     fn land(&self, block: &mut Block<'_>) -> Outcome {
-        let shape = self.product.shape;
-        let memory = &block.tensor[self.product.blocks.start];
-        let (rows, known_rows) = self.scales[0].read(memory, shape.m)?;
-        let (columns, known_columns) = self.scales[1].read(memory, shape.n)?;
-        let is_known = |row: usize, column: usize| known_rows[row] && known_columns[column];
-        self.product.land_with(block, is_known, |sums, a, by_k| {
-            accumulate_scaled(sums, [a, by_k], [&rows, &columns], by_k.len() / shape.n);
+        let (n, counts) = (self.product.shape.n, self.counts());
+        let first = self.product.blocks.start;
+        let of_block = |rank: usize| -> Outcome<_> {
+            let memory = &block.tensor[rank];
+            Ok([self.scales[0].read(memory, counts[0])?, self.scales[1].read(memory, counts[1])?])
+        };
+        let scales = self.product.blocks.clone().map(of_block).collect::<Outcome<Vec<_>>>()?;
+        let is_known = |rank: usize, row: usize, column: usize| {
+            let [(_, rows), (_, columns)] = &scales[rank - first];
+            rows[row] && columns[column]
+        };
+        self.product.land_with(block, is_known, |rank, sums, a, by_k| {
+            let [(rows, _), (columns, _)] = &scales[rank - first];
+            accumulate_scaled(sums, [a, by_k], [rows, columns], by_k.len() / n);
         })
     }
 }

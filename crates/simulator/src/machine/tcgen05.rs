@@ -48,8 +48,8 @@ impl Block<'_> {
             }
             Tcgen05::Product { .. } => self.tensor_product(warp, instruction, mask, at),
             Tcgen05::ScaledProduct { .. } => self.scaled_product(warp, instruction, mask, at),
-            Tcgen05::CopyScales { place, descriptor } => {
-                self.copy_scales(warp, *place, *descriptor, mask, at)
+            Tcgen05::CopyScales { of_pair, place, descriptor } => {
+                self.copy_scales(warp, *of_pair, (*place, *descriptor), mask, at)
             }
             Tcgen05::Commit { barrier, blocks } => {
                 self.tensor_commit(warp, (*barrier, *blocks), mask, at)
@@ -235,6 +235,20 @@ impl Block<'_> {
         Ok(mask.trailing_zeros() as usize)
     }
 
+    /// The blocks that work on what a warp issues: its own, or both of a pair. All are there yet.
+    pub(super) fn working_blocks(
+        &self,
+        warp: &Warp,
+        of_pair: bool,
+        what: &str,
+    ) -> Outcome<Range<usize>> {
+        let blocks = if of_pair { self.pair(warp.rank)? } else { warp.rank..warp.rank + 1 };
+        for rank in blocks.clone() {
+            self.check_alive(rank, what)?;
+        }
+        Ok(blocks)
+    }
+
     fn tensor_product(
         &mut self,
         warp: &Warp,
@@ -247,10 +261,7 @@ impl Block<'_> {
         else {
             return Ok(());
         };
-        let blocks = if *of_pair { self.pair(warp.rank)? } else { warp.rank..warp.rank + 1 };
-        for rank in blocks.clone() {
-            self.check_alive(rank, "issues a product of")?;
-        }
+        let blocks = self.working_blocks(warp, *of_pair, "issues a product of")?;
         let lane = Self::issuer(mask)?;
         let value = |operand: Operand, what: &str| -> Outcome<u64> {
             known(warp, operand, mask, what)?;

@@ -21,28 +21,41 @@ impl Block<'_> {
         mask: u32,
         at: usize,
     ) -> Outcome {
-        let Tcgen05::ScaledProduct { kind, sums, descriptors, instruction, scales, accumulate } =
-            instruction
+        let Tcgen05::ScaledProduct {
+            of_pair,
+            kind,
+            sums,
+            descriptors,
+            instruction,
+            scales,
+            accumulate,
+        } = instruction
         else {
             return Ok(());
         };
+        let blocks = self.working_blocks(warp, *of_pair, "issues a product of")?;
         let lane = Self::issuer(mask)?;
         let value = |operand: Operand, what: &str| -> Outcome<u64> {
             known(warp, operand, mask, what)?;
             Ok(warp.registers.get(operand)?[lane])
         };
         let bits = value(*instruction, "an instruction descriptor")? as u32;
-        let ScaledTensorShape { shape, scaling, bytes } = ScaledTensorShape::decode(bits, *kind)?;
+        let ScaledTensorShape { shape, scaling, bytes } = ScaledTensorShape::decode(bits, *kind, blocks.len())?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
-        self.tensor[warp.rank].check(column..column + shape.n)?;
+        let counts = [shape.m / blocks.len(), shape.n];
         let scales = [0, 1].map(|i| {
             let column = self.tensor_column(warp, scales[i], mask, "scales")?;
-            let scales = TensorScales { column, byte: bytes[i], scaling };
-            self.tensor[warp.rank].check(scales.columns([shape.m, shape.n][i]))?;
-            Ok(scales)
+            Ok(TensorScales { column, byte: bytes[i], scaling })
         });
         let [a, b] = descriptors.map(|operand| value(operand, "a descriptor"));
         let [scales_a, scales_b] = scales;
+        let scales = [scales_a?, scales_b?];
+        for memory in &self.tensor[blocks.clone()] {
+            memory.check(column..column + shape.n)?;
+            for (scales, count) in scales.iter().zip(counts) {
+                memory.check(scales.columns(count))?;
+            }
+        }
         let product = ScaledProduct {
             product: TensorProduct {
                 shape,
@@ -51,9 +64,9 @@ impl Block<'_> {
                 b: Descriptor::decode_tcgen05(b?)?,
                 accumulate: value(*accumulate, "whether sums begin anew")? == 1,
                 disabled: [0; 2],
-                blocks: warp.rank..warp.rank + 1,
+                blocks,
             },
-            scales: [scales_a?, scales_b?],
+            scales,
         };
         let time = self.tensor_work.products(warp.index) + 1;
         if let Some(races) = &mut self.races {
@@ -70,11 +83,12 @@ impl Block<'_> {
     pub(super) fn copy_scales(
         &mut self,
         warp: &Warp,
-        place: Address,
-        descriptor: Operand,
+        of_pair: bool,
+        (place, descriptor): (Address, Operand),
         mask: u32,
         at: usize,
     ) -> Outcome {
+        let blocks = self.working_blocks(warp, of_pair, "issues a copy of scales of")?;
         let lane = Self::issuer(mask)?;
         known(warp, descriptor, mask, "a descriptor")?;
         let descriptor = Descriptor::decode_tcgen05(warp.registers.get(descriptor)?[lane])?;
@@ -83,9 +97,10 @@ impl Block<'_> {
             return Err(Trouble::new(FaultKind::Unsupported, reason));
         }
         let column = self.tensor_column(warp, place, mask, "scales")?;
-        self.tensor[warp.rank].check(column..column + COPIED_COLUMNS)?;
-        let descriptor = descriptor.in_block(warp.rank);
-        let copy = ScaleCopy { rank: warp.rank, descriptor, column };
+        for memory in &self.tensor[blocks.clone()] {
+            memory.check(column..column + COPIED_COLUMNS)?;
+        }
+        let copy = ScaleCopy { blocks, descriptor, column };
         let time = self.tensor_work.products(warp.index) + 1;
         if let Some(races) = &mut self.races {
             copy.addresses()

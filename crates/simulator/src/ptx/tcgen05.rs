@@ -39,6 +39,7 @@ pub(crate) enum Tcgen05 {
     },
     /// A product whose blocks of k are scaled by what tensor memory holds.
     ScaledProduct {
+        of_pair: bool,
         kind: ScaledKind,
         sums: Address,
         descriptors: [Operand; 2],
@@ -49,6 +50,7 @@ pub(crate) enum Tcgen05 {
     },
     /// Copies scales to tensor memory.
     CopyScales {
+        of_pair: bool,
         place: Address,
         descriptor: Operand,
     },
@@ -118,13 +120,14 @@ impl Decoder {
                 Tcgen05::Relinquish
             }
             ["mma", "cta_group::1" | "cta_group::2", kind] => self.tensor_product(parts, kind)?,
-            ["mma", "cta_group::1", kind, "block_scale"] => {
+            ["mma", "cta_group::1" | "cta_group::2", kind, "block_scale"] => {
                 self.scaled_tensor_product(parts, kind, None)?
             }
-            ["mma", "cta_group::1", kind, "block_scale", vector] => {
+            ["mma", "cta_group::1" | "cta_group::2", kind, "block_scale", vector] => {
                 self.scaled_tensor_product(parts, kind, Some(vector))?
             }
-            ["cp", "cta_group::1", "32x128b", "warpx4"] => Tcgen05::CopyScales {
+            ["cp", "cta_group::1" | "cta_group::2", "32x128b", "warpx4"] => Tcgen05::CopyScales {
+                of_pair,
                 place: self.address(parts, 0)?,
                 descriptor: self.operand(parts, 1)?,
             },
@@ -221,6 +224,7 @@ impl Decoder {
             return Err(parts.error(&format!("7 operands expected, found {}", parts.count())));
         }
         Ok(Tcgen05::ScaledProduct {
+            of_pair: parts.has("cta_group::2"),
             kind,
             sums: self.address(parts, 0)?,
             descriptors: [self.operand(parts, 1)?, self.operand(parts, 2)?],

@@ -13,9 +13,9 @@ pub(crate) struct ScaledTensorShape {
 }
 
 impl ScaledTensorShape {
-    /// From the 32 bits of an instruction descriptor. In the place of the type of the sums it has the byte of B's
+    /// From the 32 bits of an instruction descriptor, of so many blocks: one, or a pair. In the place of the type of the sums it has the byte of B's
     /// scales, in that of shifts the byte of A's, and at bit 23 the type of the scales.
-    pub(crate) fn decode(bits: u32, kind: ScaledKind) -> Outcome<Self> {
+    pub(crate) fn decode(bits: u32, kind: ScaledKind, blocks: usize) -> Outcome<Self> {
         const OWN: u32 = 3 << 4 | 1 << 23 | 3 << 29;
         let fail = |fault, reason: &str| {
             Err(Trouble::new(fault, format!("instruction descriptor {bits:#x}: {reason}")))
@@ -25,9 +25,9 @@ impl ScaledTensorShape {
             return fail(FaultKind::Misuse, "its scales have another type than ue8m0");
         };
         let elements = if kind.takes(Element::E2M1) { TensorKind::F4 } else { TensorKind::F8f6f4 };
-        let shape = TensorShape::decode(bits & !OWN | 1 << 4, elements, 1)?;
-        if shape.m != 128 {
-            return fail(FaultKind::Misuse, "scaled products have 128 rows");
+        let shape = TensorShape::decode(bits & !OWN | 1 << 4, elements, blocks)?;
+        if shape.m != 128 * blocks {
+            return fail(FaultKind::Misuse, "scaled products have 128 rows of each block");
         }
         let bytes = [29, 4].map(|at| (bits >> at & 3) as usize);
         if bytes.iter().any(|byte| !kind.begins_at(*byte)) {
@@ -49,7 +49,7 @@ mod tests {
     const FP4: u32 = 1 << 7 | 1 << 10 | 16 << 17 | 1 << 27;
 
     fn decode(bits: u32, kind: &str, vector: &str) -> Outcome<ScaledTensorShape> {
-        ScaledTensorShape::decode(bits, ScaledKind::named(kind, Some(vector)).unwrap())
+        ScaledTensorShape::decode(bits, ScaledKind::named(kind, Some(vector)).unwrap(), 1)
     }
 
     #[test]
@@ -63,6 +63,16 @@ mod tests {
         assert_eq!(scaled.scaling, BlockScaling { scales: 4, ty: ScaleType::Ue4m3 });
         let scaled = decode(FP4 | 1 << 23 | 2 << 4, "kind::mxf4", "scale_vec::2X").unwrap();
         assert_eq!((scaled.bytes, scaled.scaling.ty), ([0, 2], ScaleType::Ue8m0));
+    }
+
+    #[test]
+    fn a_pair_has_twice_the_rows() {
+        let kind = ScaledKind::named("kind::mxf8f6f4", None).unwrap();
+        let decode = |bits, blocks| ScaledTensorShape::decode(bits, kind, blocks);
+        let pair = FP8 ^ 24 << 24;
+        assert_eq!(decode(pair, 2).map(|scaled| scaled.shape.m).unwrap(), 256);
+        assert_eq!(decode(pair, 1).unwrap_err().kind, FaultKind::Misuse);
+        assert_eq!(decode(FP8, 2).unwrap_err().kind, FaultKind::Unsupported);
     }
 
     #[test]
