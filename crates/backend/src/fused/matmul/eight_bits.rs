@@ -123,12 +123,17 @@ fn in_codes(
     [rows, columns]: [usize; 2],
     (role, rounding): (LayerOperand, Rounding),
 ) -> Result<Codes, KernelError> {
-    let (pitch, stored, copies) = if operand.column_stride == 1 {
-        (operand.row_stride, [rows, columns], Copies::Rows)
+    let (pitch, stored, across) = if operand.column_stride == 1 {
+        (operand.row_stride, [rows, columns], false)
     } else if operand.row_stride == 1 {
-        (operand.column_stride, [columns, rows], Copies::Transposed)
+        (operand.column_stride, [columns, rows], true)
     } else {
         return Err(unsupported(OP, "a matrix in 8 bits whose elements are apart both ways"));
+    };
+    let (layouts, copies, turned) = match codes::may_be_turned(&input.client, rounding.scaling) {
+        true => (Layouts::Rows, Copies::Rows, across),
+        false if across => (Layouts::Both, Copies::Transposed, false),
+        false => (Layouts::Both, Copies::Rows, false),
     };
     let values = input.buffer(span);
     let key = CastKey { stored, pitch, dtype: values.dtype, rounding };
@@ -136,7 +141,7 @@ fn in_codes(
         Some(kept) => kept,
         None => {
             let values = dense(input, values, stored, pitch);
-            let cast = codes::quantize(&input.client, &values, stored, rounding, Layouts::Both)?;
+            let cast = codes::quantize(&input.client, &values, stored, rounding, layouts)?;
             marked::keep_cast(&input.handle, key, role, cast.clone());
             cast
         }
@@ -146,8 +151,8 @@ fn in_codes(
         Copies::Transposed => quantized.transposed,
     };
     match scaled {
-        Some(scaled) => Ok(Codes { scaled, rows, columns }),
-        None => unreachable!("both layouts were asked for"),
+        Some(scaled) => Ok(Codes { scaled, rows, columns, turned }),
+        None => unreachable!("the layout was asked for"),
     }
 }
 

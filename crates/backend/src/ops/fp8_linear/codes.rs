@@ -7,7 +7,7 @@ use super::{
     tally::{count_cast, count_product},
 };
 use blackburn_kernels::{
-    Family, KernelError,
+    DeviceProfile, Family, KernelError,
     buffer::Buffer,
     matmul::{
         BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
@@ -50,6 +50,14 @@ pub(crate) struct Codes {
     pub(crate) scaled: Scaled,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
+    /// Whether the codes are those of the transposed matrix: `columns` rows of `padded_row(rows)`.
+    pub(crate) turned: bool,
+}
+
+/// Whether products take codes of the transposed matrix, so that a matrix that is multiplied both ways is rounded to one
+/// copy: where tensor cores do, and where codes are widened first. Scales of blocks follow their rows.
+pub(crate) fn may_be_turned(client: &Client, scaling: Scaling) -> bool {
+    scaling == Scaling::Tensor && !MatmulBlueprint::needs_fp8_along_k(DeviceProfile::of(client))
 }
 
 /// The contiguous matrix `x` of `rows` by `columns` in 8 bits.
@@ -133,7 +141,7 @@ pub(crate) fn multiply(
 }
 
 impl Codes {
-    /// The numbers that codes stand for, in rows of `padded_row(columns)`: with scales of blocks, and without a
+    /// The numbers that codes stand for, in rows as long as those of codes: with scales of blocks, and without a
     /// tensor's.
     fn decode(&self, client: &Client, dtype: ElemType) -> Result<Buffer, KernelError> {
         let Scaled { codes, scale } = &self.scaled;
@@ -153,15 +161,19 @@ fn problem(
     [lhs_dtype, rhs_dtype]: [ElemType; 2],
     out: ElemType,
 ) -> Result<MatmulProblem, KernelError> {
-    let [lhs_pitch, rhs_pitch] = [lhs.columns, rhs.columns].map(padded_row);
+    let strides = |codes: &Codes| match codes.turned {
+        false => [padded_row(codes.columns), 1],
+        true => [1, padded_row(codes.rows)],
+    };
+    let ([lhs_row, lhs_column], [rhs_row, rhs_column]) = (strides(lhs), strides(rhs));
     let lhs = TensorLayout {
         shape: &[lhs.rows, lhs.columns],
-        strides: &[lhs_pitch, 1],
+        strides: &[lhs_row, lhs_column],
         dtype: lhs_dtype,
     };
     let rhs = TensorLayout {
         shape: &[rhs.columns, rhs.rows],
-        strides: &[1, rhs_pitch],
+        strides: &[rhs_column, rhs_row],
         dtype: rhs_dtype,
     };
     MatmulProblem::new(lhs, rhs, out, F32Precision::Tf32)

@@ -106,7 +106,8 @@ impl From<&Fp8Matrix<CubeBackend>> for Codes {
             }
             Scaling::Blocks => Scale::Blocks(buffer(&matrix.scale, ElemType::UInt(UIntKind::U32))),
         };
-        Self { scaled: Scaled { codes, scale }, rows: matrix.rows, columns: matrix.columns }
+        let scaled = Scaled { codes, scale };
+        Self { scaled, rows: matrix.rows, columns: matrix.columns, turned: false }
     }
 }
 
