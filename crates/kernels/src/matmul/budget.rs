@@ -31,16 +31,6 @@ pub(crate) const fn scale_bytes(tile_m: usize, tile_n: usize, format: BlockForma
     groups * format.scale_blocks() * SCALE_BLOCK_BYTES
 }
 
-/// Of the `mma` family for operands with scales: the ring, with scales behind each block, and the bias of a tile.
-pub(crate) const fn mma_mx_bytes(
-    tile_m: usize,
-    tile_n: usize,
-    stages: usize,
-    format: BlockFormat,
-) -> usize {
-    mma_bytes(tile_m, tile_n, stages) + stages * scale_bytes(tile_m, tile_n, format)
-}
-
 /// Of the `wgmma` family: the ring, two barriers a stage, and the bias of a tile for both warpgroups that multiply.
 pub(crate) const fn wgmma_bytes(tile_m: usize, tile_n: usize, stages: usize) -> usize {
     stages * (stage_bytes(tile_m, tile_n) + 16) + 2 * bias_bytes(tile_n)

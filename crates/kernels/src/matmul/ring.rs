@@ -2,7 +2,7 @@
 //! eight warps multiplies its part of the tile.
 
 use super::{
-    budget::{mma_bytes, mma_mx_bytes, scale_bytes, stage_bytes},
+    budget::{mma_bytes, scale_bytes, stage_bytes},
     store::StoreWidth,
     work::Work,
 };
@@ -77,10 +77,8 @@ impl MmaBlueprint {
 
     pub(crate) fn shared_bytes(self) -> usize {
         let (tile_m, tile_n) = (self.tile_m() as usize, self.tile_n() as usize);
-        match self.operands.scales {
-            Scales::Blocks(format) => mma_mx_bytes(tile_m, tile_n, self.stages as usize, format),
-            Scales::None | Scales::Ones => mma_bytes(tile_m, tile_n, self.stages as usize),
-        }
+        let scales = self.stages * (self.stage_bytes() - self.block_bytes());
+        mma_bytes(tile_m, tile_n, self.stages as usize) + scales as usize
     }
 
     /// Bytes of the scales of 128 rows or columns, of operands that have any.

@@ -208,6 +208,22 @@ pub(super) const FILES: &[InFile] = &[
         )],
     },
     InFile {
+        file: "crates/backend/src/ops/fp8_linear/codes.rs",
+        tests: &["fp8"],
+        rows: &[
+            host(
+                "codes of the transpose by the rows of the matrix",
+                "[1, padded_row(codes.rows)]",
+                "[1, padded_row(codes.columns)]",
+            ),
+            host(
+                "codes of the transpose taken for the matrix",
+                "match codes.turned {",
+                "match false {",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/backend/src/ops/fp8_linear/marked.rs",
         tests: &["fp8"],
         rows: &[
