@@ -1,4 +1,4 @@
-//! Both layouts of a matrix in 8 bits, for all products that read it.
+//! A matrix in 8 bits, in the layouts that products take, for all of them that read it.
 
 use super::{Rounding, codes::Quantized};
 use cubecl::ir::ElemType;
@@ -52,9 +52,10 @@ impl Cast {
         (self.key == *key && copy.is_some()).then(|| self.codes.clone())
     }
 
-    /// Lets go of what the forward pass alone reads of an input. The transpose waits for the backward pass.
+    /// Lets go of what the forward pass alone reads of an input. The transpose waits for the backward pass, or the only
+    /// copy does.
     pub(super) fn end_forward(&mut self) {
-        if self.operand == Operand::Input {
+        if self.operand == Operand::Input && self.codes.transposed.is_some() {
             self.codes.rows = None;
         }
     }
