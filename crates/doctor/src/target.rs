@@ -6,7 +6,7 @@ use blackburn_reference::{
     activation::FunctionErrors, attention::AttentionPrecision, gelu, matmul::MatmulPrecision,
     storage::Storage,
 };
-use cubecl::client::Client;
+use cubecl::{client::Client, ir::features::TypeUsage};
 
 /// A device, as one thread sees it.
 #[derive(Clone)]
@@ -23,8 +23,12 @@ impl Target {
     /// A device, with plans of all families.
     pub fn new(client: Client) -> Self {
         let types = &client.properties().features.types.elem;
-        let storages = Storage::ALL.into_iter().filter(|s| types.contains_key(&dtype(*s)));
-        let storages = storages.collect();
+        // Vulkan converts bf16, cutting off, and has no tensors of it.
+        let computes = |storage: &Storage| {
+            let usage = types.get(&dtype(*storage));
+            usage.is_some_and(|usage| usage.contains(TypeUsage::Arithmetic))
+        };
+        let storages = Storage::ALL.into_iter().filter(computes).collect();
         Self { client, storages, family: None }
     }
 

@@ -139,7 +139,8 @@ impl Case {
 
 /// f32 and f16; bf16 is left to CUDA's run, where kernels take it.
 fn storages(device: &Device) -> &'static [Storage] {
-    let has_bf16 = *device == Device::flex() || cfg!(feature = "cuda");
+    let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
+    let has_bf16 = *device == Device::flex() || on_cuda;
     if has_bf16 { &Storage::ALL } else { &[Storage::F32, Storage::F16] }
 }
 
