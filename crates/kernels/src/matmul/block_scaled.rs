@@ -129,7 +129,10 @@ impl MatmulBlueprint {
     fn serves_scaled(&self, device: DeviceProfile) -> bool {
         let tile = (self.family, self.tile_m, self.tile_n);
         let has_pair = !self.is_of_pairs() || device.multiprocessors > 1;
-        Self::has_block_scales(self.family, device) && TILES.contains(&tile) && !self.bulk && has_pair
+        Self::has_block_scales(self.family, device)
+            && TILES.contains(&tile)
+            && !self.bulk
+            && has_pair
     }
 
     /// Bytes of shared memory of a cube of the kernels that take scales, by so many stages: those of kernels without,
@@ -288,8 +291,7 @@ mod tests {
                 for (sizes, by_pairs) in [([8192; 3], true), ([300, 500, 700], false)] {
                     let problem = sized(sizes, dtype);
                     let epilogue = Epilogue::default();
-                    let plan =
-                        MatmulBlueprint::scaled_plan_on(&problem, format, &epilogue, device);
+                    let plan = MatmulBlueprint::scaled_plan_on(&problem, format, &epilogue, device);
                     assert_eq!(plan.unwrap().is_of_pairs(), by_pairs, "{format:?} {sizes:?}");
                 }
             }

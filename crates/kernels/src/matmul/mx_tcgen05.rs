@@ -53,14 +53,7 @@ impl BulkBlocks for ScaledBlocks {
             first_column += rhs * self.column_blocks;
         }
         let of_rows = (first_row * self.k_blocks + block) * along_k;
-        tma_tile_to(
-            scales,
-            self.lhs_scales,
-            0u32,
-            of_rows,
-            barrier,
-            comptime!(blueprint.target()),
-        );
+        tma_tile_to(scales, self.lhs_scales, 0u32, of_rows, barrier, comptime!(blueprint.target()));
         // What lies behind the last block of rows or columns becomes zero, or another matrix's scales: the elements are
         // zeros.
         #[unroll]

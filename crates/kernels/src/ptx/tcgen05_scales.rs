@@ -131,7 +131,10 @@ mod tests {
             // M / 16 at 24 of the kinds of 8 bits, M / 128 at 27 of those of 4.
             assert_eq!(scaled_descriptor(pair, 1), scaled_descriptor(one, 1) + (8 << 24));
             let text = block_text(pair);
-            assert_eq!(text.matches("cta_group::2").count(), block_text(one).matches("cta_group::1").count());
+            assert_eq!(
+                text.matches("cta_group::2").count(),
+                block_text(one).matches("cta_group::1").count()
+            );
             assert!(!text.contains("cta_group::1"));
         }
     }

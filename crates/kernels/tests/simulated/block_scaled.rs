@@ -55,21 +55,22 @@ pub(super) fn cases() -> Vec<Case> {
         case("mx_matmul_tcgen05_by_pairs_is_exact", datacenter, true, |recorder| {
             product(recorder, Product { sizes: [300, 203, 600], ..PAIRS })
         }),
-        case("mx_matmul_tcgen05_by_pairs_of_several_tiles_is_exact", two_pairs, false, |recorder| {
-            product(recorder, Product { sizes: [600, 331, 1080], ..PAIRS })
-        }),
+        case(
+            "mx_matmul_tcgen05_by_pairs_of_several_tiles_is_exact",
+            two_pairs,
+            false,
+            |recorder| product(recorder, Product { sizes: [600, 331, 1080], ..PAIRS }),
+        ),
         case("mx_matmul_tcgen05_by_pairs_of_batches_is_exact", two_pairs, false, |recorder| {
             let shared = Product { sizes: [270, 150, 600], matrices: [[2, 3], [2, 1]], ..PAIRS };
             product(recorder, shared)?;
-            let matrices = [[1, 3], [2, 3]];
-            product(recorder, Product { format: Format::Nvfp4, matrices, ..shared })
+            product(recorder, Product { format: Format::Nvfp4, matrices: [[1, 3]; 2], ..shared })
         }),
         case("nvfp4_matmul_tcgen05_by_pairs_is_exact", datacenter, true, |recorder| {
             product(recorder, Product { sizes: [300, 203, 1191], format: Format::Nvfp4, ..PAIRS })
         }),
         case("mxfp4_matmul_tcgen05_by_pairs_is_exact", two_pairs, false, |recorder| {
-            let sizes = [600, 331, 2155];
-            product(recorder, Product { sizes, format: Format::Mxfp4, ..PAIRS })
+            product(recorder, Product { sizes: [600, 331, 2155], format: Format::Mxfp4, ..PAIRS })
         }),
         case("mx_matmul_mma_is_exact", workstation, true, |recorder| {
             product(recorder, Product { sizes: SMALL, ..PRODUCT })

@@ -165,8 +165,10 @@ impl TensorProduct {
             for (at, (sum, known)) in sums.iter().zip(known).enumerate() {
                 let lane = shape.lane(at / n);
                 if disabled >> lane & 1 == 0 {
-                    let is_known =
-                        known && a.known[at / n] && b.known[at % n] && is_known(rank, at / n, at % n);
+                    let is_known = known
+                        && a.known[at / n]
+                        && b.known[at % n]
+                        && is_known(rank, at / n, at % n);
                     memory.set(lane, column + at % n, sum.to_bits(), is_known);
                 }
             }

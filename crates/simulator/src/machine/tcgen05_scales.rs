@@ -40,7 +40,8 @@ impl Block<'_> {
             Ok(warp.registers.get(operand)?[lane])
         };
         let bits = value(*instruction, "an instruction descriptor")? as u32;
-        let ScaledTensorShape { shape, scaling, bytes } = ScaledTensorShape::decode(bits, *kind, blocks.len())?;
+        let ScaledTensorShape { shape, scaling, bytes } =
+            ScaledTensorShape::decode(bits, *kind, blocks.len())?;
         let column = self.tensor_column(warp, *sums, mask, "sums")?;
         let counts = [shape.m / blocks.len(), shape.n];
         let scales = [0, 1].map(|i| {
