@@ -210,9 +210,9 @@ impl Launch<'_> {
             return Err(KernelError::unsupported(self.op, reason));
         }
         let cubes = (kernel.cubes() * self.cubes().min(clusters)) as u32;
-        // SAFETY: as in `wgmma`; scales were made for the operands, and clusters are whole.
         macro_rules! launch {
             ($kernel:ident $(, $scales:expr)*; $($format:expr)?) => {
+                // SAFETY: as in `wgmma`; scales were made for the operands, and clusters are whole.
                 ahead::launch(self.client, |client| unsafe {
                     $kernel::launch_unchecked(
                         client,
