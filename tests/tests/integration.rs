@@ -106,6 +106,8 @@ mod recorder;
 mod reduce;
 #[path = "integration/reduce_cases.rs"]
 mod reduce_cases;
+#[path = "integration/reduce_fused.rs"]
+mod reduce_fused;
 #[path = "integration/reduce_integers.rs"]
 mod reduce_integers;
 #[path = "integration/resources.rs"]
@@ -231,6 +233,7 @@ fn main() -> ExitCode {
         random::trials(),
         readback::trials(),
         reduce::trials(),
+        reduce_fused::trials(),
         reduce_integers::trials(),
         resources::trials(),
         rotary::trials(),

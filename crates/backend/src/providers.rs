@@ -230,7 +230,8 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
         } else if settings.is_superseded(name) {
             settle(fusion::remove(name), ProviderState::Superseded)
         } else {
-            settle(burns::register(name), ProviderState::Registered)
+            let reduces = !settings.is_disabled(Reduction::NAME);
+            settle(burns::register(name, reduces), ProviderState::Registered)
         };
         ProviderStatus { name: name.to_string(), origin: Origin::Burn, state }
     });

@@ -75,6 +75,8 @@ pub mod step;
 pub mod swiglu;
 mod together;
 pub mod top_k;
+#[cfg(feature = "cuda")]
+pub mod transpose;
 pub mod variants;
 
 pub use device::{DeviceProfile, plane_units};

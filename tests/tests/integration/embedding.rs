@@ -1,7 +1,11 @@
 //! Gradients of embeddings on the device, against f64.
 
 use blackburn_backend::embedding::embedding;
-use blackburn_kernels::{KernelError, buffer::Buffer, embedding::embedding_backward};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    embedding::{embedding_backward, embedding_backward_onto},
+};
 use blackburn_reference::{random::normal, storage::Storage, tolerance::compare};
 use blackburn_tests::buffers::{download, dtype, upload};
 use blackburn_tests::{
@@ -65,9 +69,14 @@ fn integers(client: &Client, values: &[i32]) -> Buffer {
     }
 }
 
+/// What the memory of a gradient held before.
+const BEFORE: f64 = 0.25;
+
 /// Places, rows and columns, and how indices lie.
 struct Case {
     storage: Storage,
+    /// Whether sums are added to what was there before.
+    adds: bool,
     rows: usize,
     columns: usize,
     index: Vec<i32>,
@@ -77,21 +86,22 @@ struct Case {
 impl Case {
     fn new([n, rows, columns]: [usize; 3], kind: usize, storage: Storage) -> Self {
         let dy = normal(kind as u64, n * columns, 1.0, storage);
-        Self { storage, rows, columns, index: indices(kind, n, rows), dy }
+        Self { storage, adds: false, rows, columns, index: indices(kind, n, rows), dy }
     }
 
-    /// The gradient in memory that held 0.25.
     fn run(&self, client: &Client) -> Result<Vec<f64>, Failed> {
-        let dw = upload(client, &vec![0.25; self.rows * self.columns], self.storage);
+        let dw = upload(client, &vec![BEFORE; self.rows * self.columns], self.storage);
         let address = dw.clone();
         let of_dy = upload(client, &self.dy, self.storage);
-        embedding_backward(client, &integers(client, &self.index), &of_dy, &dw, self.columns)?;
+        let run = if self.adds { embedding_backward_onto } else { embedding_backward };
+        run(client, &integers(client, &self.index), &of_dy, &dw, self.columns)?;
         Ok(download(client, address, self.storage)?)
     }
 
     fn check(&self, found: &[f64]) -> Result<(), Failed> {
-        let Self { rows, columns, .. } = *self;
-        let mut sums = vec![(0.0, 0.0, 0usize); rows * columns];
+        let Self { rows, columns, adds, .. } = *self;
+        let before = if adds { BEFORE } else { 0.0 };
+        let mut sums = vec![(before, before, 0usize); rows * columns];
         for (i, row) in self.index.iter().enumerate() {
             let Some(row) = usize::try_from(*row).ok().filter(|row| *row < rows) else {
                 continue;
@@ -104,11 +114,12 @@ impl Case {
         }
         // Rows that no index names stay. An addition in f32 errs by half an epsilon of what was added up
         // until then, and a term goes through those of its unit, its cube and, beyond the first 256 places,
-        // of as many others: that is what the sum errs by at most, of all magnitudes. Then one rounding to
-        // storage.
+        // of as many others: that is what the sum errs by at most, of all magnitudes. One more adds what was there.
+        // Then one rounding to storage.
         let expected: Vec<f64> =
-            sums.iter().map(|(sum, _, terms)| if *terms == 0 { 0.25 } else { *sum }).collect();
-        let additions = |terms: usize| (32 + 8 + terms.div_ceil(8 * 256) + 8).min(terms);
+            sums.iter().map(|(sum, _, terms)| if *terms == 0 { BEFORE } else { *sum }).collect();
+        let additions =
+            |terms: usize| (32 + 8 + terms.div_ceil(8 * 256) + 8).min(terms) + usize::from(adds);
         let bounds: Vec<f64> = sums
             .iter()
             .map(|(sum, magnitude, terms)| {
@@ -138,10 +149,10 @@ fn gradients(client: &Client, storage: Storage) -> Result<(), Failed> {
         [1500, 40, 768],
     ];
     for size in sizes {
-        for kind in 0..4 {
-            let case = Case::new(size, kind, storage);
+        for (kind, adds) in (0..4).flat_map(|kind| [(kind, false), (kind, true)]) {
+            let case = Case { adds, ..Case::new(size, kind, storage) };
             case.check(&case.run(client)?).map_err(|error| {
-                format!("{size:?}, kind {kind}: {}", error.message().unwrap_or(""))
+                format!("{size:?}, kind {kind}, adds: {adds}: {}", error.message().unwrap_or(""))
             })?;
         }
     }
@@ -190,49 +201,95 @@ fn refusals(client: &Client) -> Result<(), Failed> {
     Ok(())
 }
 
-/// By name and by Burn's own module, whose gradient is found in the stream. Rows that CUDA's runtime pads,
-/// too.
-fn training(device: Device) -> Result<(), Failed> {
-    let training = &device.clone().autodiff();
-    for (rows, columns, [batch, seq]) in
-        [(50, 256, [4, 6]), (9, 33, [4, 6]), (5000, 4, [3, 43_691])]
-    {
-        let places = batch * seq;
-        let weights = normal(1, rows * columns, 1.0, Storage::F32);
-        let factors = normal(2, places * columns, 1.0, Storage::F32);
-        let ids: Vec<i32> = (0..places).map(|i| (i * i % rows) as i32).collect();
+/// A table that is trained, and what its rows are multiplied by: gradients of them.
+struct Training {
+    rows: usize,
+    columns: usize,
+    ids: Vec<i32>,
+    factors: Vec<f64>,
+    /// The gradient of the transposed table, where that is a head, too.
+    head: Option<Vec<f64>>,
+}
+
+impl Training {
+    fn new([rows, columns, places]: [usize; 3], has_head: bool) -> Self {
+        let normals = |seed, n| normal(seed, n, 1.0, Storage::F32);
+        Self {
+            rows,
+            columns,
+            ids: (0..places).map(|i| (i * i % rows) as i32).collect(),
+            factors: normals(2, places * columns),
+            head: has_head.then(|| normals(3, columns * rows)),
+        }
+    }
+
+    /// The table's gradient, and how many operations of the stream the kernel's launch stands for, if it runs.
+    fn run(&self, device: &Device, by_name: bool) -> Result<(Vec<f64>, Option<usize>), Failed> {
+        let training = &device.clone().autodiff();
+        let &Self { rows, columns, .. } = self;
+        let places = self.ids.len();
+        let table = normal(1, rows * columns, 1.0, Storage::F32);
+        let table = tensor(&table, [rows, columns], Storage::F32, training).detach().require_grad();
+        let ids = Tensor::<1, Int>::from_data(&self.ids[..], training).reshape([1, places]);
+        let factors = tensor(&self.factors, [1, places, columns], Storage::F32, training);
+        let head = self.head.as_ref();
+        let head = head.map(|head| tensor(head, [columns, rows], Storage::F32, training));
+        let (gradient, blocks) = blocks_of(device, || {
+            let y = match by_name {
+                true => embedding(table.clone(), ids),
+                false => burn::tensor::module::embedding(table.clone(), ids),
+            };
+            let mut loss = (y * factors).sum();
+            if let Some(head) = head {
+                loss = loss + (table.clone().transpose() * head).sum();
+            }
+            values(table.grad(&loss.backward()).ok_or("the table has no gradient")?)
+        })?;
+        let runs = |block: &&Block| block.kernels.iter().any(|it| it.ends_with(KERNEL));
+        Ok((gradient, blocks.iter().find(runs).map(|block| block.operations)))
+    }
+
+    fn check(&self, gradient: &[f64]) -> Result<(), Failed> {
+        let &Self { rows, columns, .. } = self;
         let mut expected = vec![0.0; rows * columns];
         let mut magnitudes = vec![(0.0, 0.0); rows * columns];
-        for (place, factor) in factors.iter().enumerate() {
-            let at = ids[place / columns] as usize * columns + place % columns;
-            expected[at] += factor;
+        let mut add = |at: usize, number: f64| {
             let (magnitude, terms) = magnitudes[at];
-            magnitudes[at] = (magnitude + factor.abs(), terms + 1.0);
+            magnitudes[at] = (magnitude + number.abs(), terms + 1.0);
+            expected[at] += number;
+        };
+        for (place, factor) in self.factors.iter().enumerate() {
+            add(self.ids[place / columns] as usize * columns + place % columns, *factor);
         }
+        for (place, number) in self.head.iter().flatten().enumerate() {
+            add(place % rows * columns + place / rows, *number);
+        }
+        // Additions of f32, as many as terms at most.
+        let half = f64::from(f32::EPSILON) / 2.0;
+        let bounds: Vec<f64> =
+            magnitudes.iter().map(|(magnitude, terms)| terms * half * magnitude).collect();
+        compare(gradient, &expected, &bounds).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+}
+
+/// By name and by Burn's own module, whose gradient is found in the stream. Rows that CUDA's runtime pads,
+/// too. A table that is a head as well has both gradients added by the same launch.
+fn training(device: Device) -> Result<(), Failed> {
+    for size in [[50, 256, 24], [9, 33, 24], [5000, 4, 131_073]] {
         for by_name in [true, false] {
-            let weights =
-                tensor(&weights, [rows, columns], Storage::F32, training).detach().require_grad();
-            let ids = Tensor::<1, Int>::from_data(&ids[..], training).reshape([batch, seq]);
-            let factors = tensor(&factors, [batch, seq, columns], Storage::F32, training);
-            let (gradient, blocks) = blocks_of(&device, || {
-                let y = if by_name {
-                    embedding(weights.clone(), ids)
-                } else {
-                    burn::tensor::module::embedding(weights.clone(), ids)
-                };
-                let gradients = (y * factors).sum().backward();
-                values(weights.grad(&gradients).ok_or("the weights have no gradient")?)
-            })?;
-            let served = |block: &Block| block.kernels.iter().any(|it| it.ends_with(KERNEL));
-            if !blocks.iter().any(served) {
-                return Err(format!("by name: {by_name}, {rows} rows: {blocks:?}").into());
-            }
-            // Additions of f32, as many as terms at most.
-            let bounds: Vec<f64> = magnitudes
-                .iter()
-                .map(|(magnitude, terms)| terms * f64::from(f32::EPSILON) / 2.0 * magnitude)
-                .collect();
-            compare(&gradient, &expected, &bounds).map_err(|error| error.to_string())?;
+            let named = format!("{size:?}, by name: {by_name}");
+            let operations = |has_head: bool| -> Result<usize, Failed> {
+                let training = Training::new(size, has_head);
+                let (gradient, operations) = training.run(&device, by_name)?;
+                let named = format!("{named}, head: {has_head}");
+                training
+                    .check(&gradient)
+                    .map_err(|error| format!("{named}: {}", error.message().unwrap_or("")))?;
+                Ok(operations.ok_or_else(|| format!("{named}: the kernel does not run"))?)
+            };
+            let [alone, added] = [operations(false)?, operations(true)?];
+            assert_eq!(added, alone + 1, "{named}: operations that the launch stands for");
         }
     }
     Ok(())

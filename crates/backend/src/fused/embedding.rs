@@ -2,26 +2,36 @@
 //!
 //! Burn adds rows to zeros at the places that an index names. Taken are the zeros and that, where all of it
 //! is one matrix; views of the index or the rows that the stream shows in between run first.
+//!
+//! A table that is a model's head as well has another gradient, to which automatic differentiation adds this one: two
+//! passes over the whole table for the few rows that a batch names. That sum is taken, too, behind
+//! [`embedding`](crate::ops::embedding::embedding) as well, and rows are added where the other gradient lies.
 
 use crate::{
-    ops::embedding::row_sums,
+    ops::embedding::{add_row_sums, check, row_sums},
     stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search},
-    tensors::{Tensors, consume, cube_tensor, known_output, register_cube_tensor},
+    tensors::{
+        Tensors, consume, cube_tensor, known_output, register_cube_tensor, take_cube_tensor,
+    },
 };
 use blackburn_kernels::KernelError;
 use burn_backend::{DType, tensor::IndexingUpdateOp};
-use burn_ir::{BaseOperationIr, OperationIr, SelectAssignOpIr, TensorIr, TensorStatus};
+use burn_ir::{
+    BaseOperationIr, NumericOperationIr, OperationIr, SelectAssignOpIr, TensorIr, TensorStatus,
+};
 use serde::{Deserialize, Serialize};
 
 const OP: &str = "embedding_backward";
+/// What the gradient of [`embedding`](crate::ops::embedding::embedding) is named in the stream.
+const BY_NAME: &str = "embedding_rows_gradient";
 
-/// Follows the stream from zeros to what is added to them.
+/// Follows the stream from zeros to what is added to them, and to what that is added to.
 #[derive(Clone, Default)]
 pub(crate) struct EmbeddingSearch {
     zeros: Option<TensorIr>,
     /// How many views stand in between.
     views: usize,
-    found: Option<SelectAssignOpIr>,
+    found: Option<EmbeddingGradient>,
 }
 
 impl EmbeddingSearch {
@@ -29,25 +39,45 @@ impl EmbeddingSearch {
     const SCORE: u64 = 100_000;
     /// Views of the index and of the rows.
     const MOST_VIEWS: usize = 2;
+
+    /// The first operation: zeros, or the gradient by name.
+    fn begin(&mut self, operation: &OperationIr) -> Next {
+        let is_served = |out: &TensorIr| {
+            matches!(out.dtype, DType::F32 | DType::F16 | DType::BF16) && out.shape.num_dims() == 2
+        };
+        match operation {
+            OperationIr::BaseFloat(BaseOperationIr::Zeros(op)) => {
+                self.zeros = Some(op.out.clone());
+                Next::taken_if(is_served(&op.out))
+            }
+            OperationIr::Custom(op) if op.id.ends_with(BY_NAME) => {
+                let ([dy, index], [out]) = (&op.inputs[..], &op.outputs[..]) else {
+                    return Next::Refused;
+                };
+                self.found = Some(EmbeddingGradient::new(index, dy, out));
+                Next::taken_if(is_served(out))
+            }
+            _ => Next::Refused,
+        }
+    }
 }
 
 impl Search for EmbeddingSearch {
     type Replacement = EmbeddingGradient;
 
-    fn follow(&mut self, operation: &OperationIr, _now: Moment) -> Next {
-        let Some(zeros) = &self.zeros else {
-            let OperationIr::BaseFloat(BaseOperationIr::Zeros(op)) = operation else {
-                return Next::Refused;
-            };
-            let served = matches!(op.out.dtype, DType::F32 | DType::F16 | DType::BF16)
-                && op.out.shape.num_dims() == 2;
-            self.zeros = Some(op.out.clone());
-            return Next::taken_if(served);
-        };
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
+        if now.position == 0 {
+            return self.begin(operation);
+        }
+        if let Some(found) = &mut self.found {
+            found.other = other_gradient(operation, &found.out);
+            return if found.other.is_some() { Next::Last } else { Next::Refused };
+        }
+        let Some(zeros) = &self.zeros else { return Next::Refused };
         match operation {
             OperationIr::BaseFloat(BaseOperationIr::SelectAssign(op)) if is_of_rows(op, zeros) => {
-                self.found = Some(op.clone());
-                Next::Last
+                self.found = Some(EmbeddingGradient::new(&op.indices, &op.value, &op.out));
+                Next::Taken
             }
             OperationIr::BaseFloat(BaseOperationIr::Reshape(op))
             | OperationIr::BaseInt(BaseOperationIr::Reshape(op)) => {
@@ -58,17 +88,38 @@ impl Search for EmbeddingSearch {
         }
     }
 
-    /// Views run first, as Burn runs them.
+    /// Views run first, as Burn runs them. The gradient by name is left alone where nothing is added to it.
     fn claim(&self) -> Option<Claim<EmbeddingGradient>> {
-        let found = EmbeddingGradient(self.found.clone()?);
-        let last = 1 + self.views;
-        let parts = vec![Part::Unfused((1..last).collect()), Part::Replaced(vec![0, last], found)];
+        let found = self.found.clone()?;
+        let is_sum = found.other.is_some();
+        let mut parts = Vec::new();
+        let mut replaced = vec![0];
+        match &self.zeros {
+            Some(_) => {
+                let last = 1 + self.views;
+                parts.push(Part::Unfused((1..last).collect()));
+                replaced.push(last);
+            }
+            None if !is_sum => return None,
+            None => {}
+        }
+        if is_sum {
+            replaced.push(replaced[replaced.len() - 1] + 1);
+        }
+        parts.push(Part::Replaced(replaced, found));
         Some(Claim { score: Self::SCORE, parts })
     }
 
-    /// Zeros are waited behind for what follows at once, views included: others begin so too.
+    /// What follows comes at once, views included: others begin with zeros, too.
     fn gives_up(&self, elapsed: Elapsed) -> bool {
-        elapsed.since_first > Self::MOST_VIEWS as u64
+        match self.found {
+            Some(_) => elapsed.since_last > 0,
+            None => elapsed.since_first > Self::MOST_VIEWS as u64,
+        }
+    }
+
+    fn takes_time(operation: &OperationIr) -> bool {
+        !matches!(operation, OperationIr::Drop(_))
     }
 }
 
@@ -84,23 +135,148 @@ fn is_of_rows(op: &SelectAssignOpIr, zeros: &TensorIr) -> bool {
         && op.indices.dtype == DType::I32
 }
 
+/// What `operation` adds `gradient` to, if that is all it does and nobody else reads either.
+fn other_gradient(operation: &OperationIr, gradient: &TensorIr) -> Option<OtherGradient> {
+    let OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) = operation else {
+        return None;
+    };
+    let [own, other] = match gradient.id == op.lhs.id {
+        true => [&op.lhs, &op.rhs],
+        false => [&op.rhs, &op.lhs],
+    };
+    let is_taken = [other, own].iter().all(|it| it.status == TensorStatus::ReadWrite)
+        && own.id == gradient.id
+        && other.id != own.id
+        && other.shape == own.shape
+        && other.dtype == op.out.dtype;
+    is_taken.then(|| OtherGradient { gradient: other.clone(), sum: op.out.clone() })
+}
+
 /// The gradient on the kernel, or as Burn's own operations where that declines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct EmbeddingGradient(SelectAssignOpIr);
+pub(crate) struct EmbeddingGradient {
+    index: TensorIr,
+    dy: TensorIr,
+    out: TensorIr,
+    other: Option<OtherGradient>,
+}
+
+/// Another gradient of the same table, and the sum of both.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct OtherGradient {
+    gradient: TensorIr,
+    sum: TensorIr,
+}
+
+impl EmbeddingGradient {
+    fn new(index: &TensorIr, dy: &TensorIr, out: &TensorIr) -> Self {
+        Self { index: index.clone(), dy: dy.clone(), out: out.clone(), other: None }
+    }
+}
 
 impl Replacement for EmbeddingGradient {
     const NAME: &'static str = "BlackburnEmbedding";
 
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
-        let SelectAssignOpIr { indices, value, out, .. } = &self.0;
+        let Self { index, dy, out, other } = self;
         let shape = known_output(tensors, out, OP)?.shape.clone();
-        let dy = cube_tensor(tensors, value, OP)?;
-        let index = cube_tensor(tensors, indices, OP)?;
-        let dw = row_sums(dy, index, shape)?;
-        register_cube_tensor(tensors, out, dw, OP)?;
-        for tensor in [indices, value] {
+        let of_dy = cube_tensor(tensors, dy, OP)?;
+        let of_index = cube_tensor(tensors, index, OP)?;
+        let (result, dw) = match other {
+            None => (out, row_sums(of_dy, of_index, shape)?),
+            Some(OtherGradient { gradient, sum }) => {
+                known_output(tensors, sum, OP)?;
+                // What is taken cannot be given back to Burn's operations.
+                check(&of_dy, &of_index, &shape)?;
+                let gradient = take_cube_tensor(tensors, gradient, OP)?;
+                (sum, add_row_sums(of_dy, of_index, gradient)?)
+            }
+        };
+        register_cube_tensor(tensors, result, dw, OP)?;
+        for tensor in [index, dy] {
             consume(tensors, tensor);
         }
         Ok(Done::All)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{Fuser, emit::tensor};
+    use burn_ir::{
+        BinaryOpIr, CreationOpIr, CustomOpIr,
+        TensorStatus::{NotInit, ReadOnly, ReadWrite},
+    };
+
+    const ZEROS: u64 = 1;
+    const GRADIENT: u64 = 2;
+    const HEAD: u64 = 3;
+
+    fn table(id: u64, status: TensorStatus) -> TensorIr {
+        tensor(id, [50, 8], status)
+    }
+
+    fn unmodified() -> Vec<OperationIr> {
+        let indices = TensorIr { dtype: DType::I32, ..tensor(10, [4], ReadOnly) };
+        vec![
+            OperationIr::BaseFloat(BaseOperationIr::Zeros(CreationOpIr {
+                out: table(ZEROS, NotInit),
+            })),
+            OperationIr::BaseFloat(BaseOperationIr::SelectAssign(SelectAssignOpIr {
+                tensor: table(ZEROS, ReadWrite),
+                dim: 0,
+                indices,
+                value: tensor(11, [4, 8], ReadWrite),
+                update: IndexingUpdateOp::Add,
+                out: table(GRADIENT, NotInit),
+            })),
+        ]
+    }
+
+    fn by_name() -> Vec<OperationIr> {
+        vec![OperationIr::Custom(CustomOpIr {
+            id: BY_NAME.into(),
+            inputs: vec![tensor(11, [4, 8], ReadWrite), tensor(10, [4], ReadOnly)],
+            outputs: vec![table(GRADIENT, NotInit)],
+            scalars: Vec::new(),
+        })]
+    }
+
+    fn sum(lhs: TensorIr, rhs: TensorIr) -> OperationIr {
+        let add = BinaryOpIr { lhs, rhs, out: table(20, NotInit) };
+        OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(add))
+    }
+
+    fn claims(gradient: Vec<OperationIr>, then: Option<OperationIr>) -> Option<usize> {
+        let operations: Vec<_> = gradient.into_iter().chain(then).collect();
+        Fuser::after(EmbeddingSearch::default(), &operations).claims()
+    }
+
+    #[test]
+    fn the_other_gradient_of_a_table_is_taken_from_either_side() {
+        let [own, other] = [GRADIENT, HEAD].map(|id| table(id, ReadWrite));
+        for (lhs, rhs) in [(&own, &other), (&other, &own)] {
+            let add = || Some(sum(lhs.clone(), rhs.clone()));
+            assert_eq!(claims(unmodified(), add()), Some(3));
+            assert_eq!(claims(by_name(), add()), Some(2));
+        }
+    }
+
+    #[test]
+    fn alone_the_gradient_by_name_is_left_to_its_operation() {
+        assert_eq!(claims(unmodified(), None), Some(2));
+        assert_eq!(claims(by_name(), None), None);
+    }
+
+    #[test]
+    fn what_somebody_else_reads_is_not_written_to() {
+        let [own, other] = [GRADIENT, HEAD].map(|id| table(id, ReadWrite));
+        let kept = TensorIr { status: ReadOnly, ..other.clone() };
+        assert_eq!(claims(unmodified(), Some(sum(own.clone(), kept))), Some(2));
+        assert_eq!(claims(unmodified(), Some(sum(own.clone(), own.clone()))), Some(2));
+        let row = tensor(HEAD, [1, 8], ReadWrite);
+        assert_eq!(claims(unmodified(), Some(sum(own, row))), Some(2));
+        assert_eq!(claims(unmodified(), Some(sum(other.clone(), other))), Some(2));
     }
 }

@@ -8,10 +8,14 @@
 #[cfg(feature = "gpu")]
 use crate::{
     declined::served,
-    tensors::{Location, contiguous_buffer, zeros},
+    tensors::{Location, contiguous, contiguous_buffer, zeros},
 };
 #[cfg(feature = "gpu")]
-use blackburn_kernels::{KernelError, embedding::embedding_backward};
+use blackburn_kernels::{
+    KernelError,
+    buffer::Buffer,
+    embedding::{EmbeddingProblem, embedding_backward, embedding_backward_onto},
+};
 use burn::{
     backend::{
         Autodiff, Backend, Dispatch, TensorMetadata,
@@ -25,6 +29,8 @@ use burn::{
     },
     tensor::{Device, IndexingUpdateOp, Int, Shape, Tensor},
 };
+#[cfg(feature = "gpu")]
+use burn_backend::cubecl::dtype_to_elem_type;
 #[cfg(feature = "gpu")]
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
@@ -87,6 +93,44 @@ pub(crate) fn row_sums(
     let [of_index, of_dy, of_dw] = &buffers;
     embedding_backward(&client, of_index, of_dy, of_dw, columns)?;
     Ok(dw)
+}
+
+/// As [`row_sums`], added to the rows of `gradient`, of the type of `dy`. It is written to where nobody else holds its
+/// memory and its rows follow each other; else it is copied first.
+///
+/// # Errors
+///
+/// As the kernel has them, which [`check`] tells beforehand.
+#[cfg(feature = "gpu")]
+pub(crate) fn add_row_sums(
+    dy: CubeTensor,
+    index: CubeTensor,
+    gradient: CubeTensor,
+) -> Result<CubeTensor, KernelError> {
+    let (client, columns) = (dy.client.clone(), gradient.meta.shape()[1]);
+    let gradient = contiguous(gradient);
+    let dw = if gradient.can_mut() { gradient } else { gradient.copy() };
+    let buffers = [index, dy, dw.clone()].map(contiguous_buffer);
+    let [of_index, of_dy, of_dw] = &buffers;
+    embedding_backward_onto(&client, of_index, of_dy, of_dw, columns)?;
+    Ok(dw)
+}
+
+/// Whether the kernel serves a gradient of that shape.
+///
+/// # Errors
+///
+/// As the kernel has them.
+#[cfg(feature = "gpu")]
+pub(crate) fn check(dy: &CubeTensor, index: &CubeTensor, shape: &Shape) -> Result<(), KernelError> {
+    // Memory is not looked at: that of the result, which there is none of yet, is `dy`'s.
+    let buffer = |tensor: &CubeTensor, shape: &Shape| Buffer {
+        handle: tensor.handle.clone(),
+        elements: shape.num_elements(),
+        dtype: dtype_to_elem_type(tensor.dtype),
+    };
+    let [of_index, of_dy] = [index, dy].map(|it| buffer(it, it.meta.shape()));
+    EmbeddingProblem::new(&of_index, &of_dy, &buffer(dy, shape), shape[1]).map(drop)
 }
 
 /// By a backend's own operations.

@@ -161,6 +161,36 @@ impl<R> Part<R> {
     }
 }
 
+impl<R: Replacement> Part<R> {
+    /// Runs the operations: the replacement, or Burn's where there is none or it declines.
+    pub(crate) fn run(
+        &self,
+        tensors: &mut Tensors,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
+        let unfused = match self {
+            Self::Unfused(positions) => &positions[..],
+            Self::Replaced(positions, by) => match by.launch(tensors) {
+                Ok(Done::All) => {
+                    count(R::NAME, positions.len());
+                    &[]
+                }
+                Ok(Done::First(done)) => {
+                    count(R::NAME, done);
+                    &positions[done..]
+                }
+                Err(reason) => {
+                    tell_once(R::NAME, &reason);
+                    &positions[..]
+                }
+            },
+        };
+        for position in unfused {
+            fallback(*position).run(tensors);
+        }
+    }
+}
+
 /// Registers a provider with Burn, whose searches begin as `search` is.
 ///
 /// # Errors
@@ -337,28 +367,7 @@ impl<R: Replacement> FusedOperation for Claimed<R> {
         tensors: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        for part in &self.parts {
-            let unfused = match part {
-                Part::Unfused(positions) => &positions[..],
-                Part::Replaced(positions, by) => match by.launch(tensors) {
-                    Ok(Done::All) => {
-                        count(R::NAME, positions.len());
-                        &[]
-                    }
-                    Ok(Done::First(done)) => {
-                        count(R::NAME, done);
-                        &positions[done..]
-                    }
-                    Err(reason) => {
-                        tell_once(R::NAME, &reason);
-                        &positions[..]
-                    }
-                },
-            };
-            for position in unfused {
-                fallback(*position).run(tensors);
-            }
-        }
+        self.parts.iter().for_each(|part| part.run(tensors, fallback));
     }
 
     fn to_state(&self) -> Self::State {

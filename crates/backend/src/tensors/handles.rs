@@ -1,5 +1,7 @@
 //! Between the tensors of Burn's fusion stream and the buffers that kernels take.
 
+#[cfg(feature = "cuda")]
+use blackburn_kernels::{DeviceProfile, transpose::transpose};
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
@@ -162,10 +164,40 @@ pub(crate) fn take_cube_tensor(
     Ok(CubeBackend::float_tensor(burn_ir::TensorHandle { handle, shape }))
 }
 
+/// A tensor whose elements follow each other: itself, or a copy. On CUDA devices matrices that lie transposed are turned
+/// square by square, which Burn's copies are not.
+pub(crate) fn contiguous(tensor: CubeTensor) -> CubeTensor {
+    #[cfg(feature = "cuda")]
+    if let Some(turned) = turned(&tensor) {
+        return turned;
+    }
+    kernel::into_contiguous(tensor)
+}
+
+/// A copy of a matrix whose columns follow each other, if it is one and the device a CUDA device.
+#[cfg(feature = "cuda")]
+fn turned(tensor: &CubeTensor) -> Option<CubeTensor> {
+    let (&[rows, columns], &[1, pitch]) = (&tensor.meta.shape()[..], &tensor.meta.strides()[..])
+    else {
+        return None;
+    };
+    // A matrix of one row or column lies both ways.
+    let is_served = rows.min(columns) > 1 && pitch >= rows && tensor.dtype.is_float();
+    if !is_served || DeviceProfile::of(&tensor.client).compute_capability.is_none() {
+        return None;
+    }
+    let dtype = dtype_to_elem_type(tensor.dtype);
+    let span = (columns - 1) * pitch + rows;
+    let source = Buffer { handle: tensor.handle.clone(), elements: span, dtype };
+    let target = Buffer::empty(&tensor.client, rows * columns, dtype);
+    transpose(&tensor.client, &source, &target, columns, pitch).ok()?;
+    Some(contiguous_tensor(tensor, target, Shape::new([rows, columns]), tensor.dtype))
+}
+
 /// The memory of a tensor, copied if its elements do not follow each other. It is let go of: where it was
 /// the last to hold it, a kernel may write there.
 pub(crate) fn contiguous_buffer(tensor: CubeTensor) -> Buffer {
-    let tensor = kernel::into_contiguous(tensor);
+    let tensor = contiguous(tensor);
     let elements = tensor.meta.shape().num_elements();
     Buffer { elements, dtype: dtype_to_elem_type(tensor.dtype), handle: tensor.handle }
 }

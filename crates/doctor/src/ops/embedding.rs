@@ -6,7 +6,10 @@ use crate::{
     draw::Draw,
     target::Target,
 };
-use blackburn_kernels::{buffer::Buffer, embedding::embedding_backward};
+use blackburn_kernels::{
+    buffer::Buffer,
+    embedding::{embedding_backward, embedding_backward_onto},
+};
 use blackburn_reference::storage::Storage;
 
 /// What is in the table before: rows that no index names keep it.
@@ -33,16 +36,20 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     let mut dy = draw.normal(places * columns, 1.0, storage);
     draw.spoil("dy", &mut dy);
 
+    let adds = draw.planned("adds", 2);
+    let run = if adds { embedding_backward_onto } else { embedding_backward };
+
     let (of_index, of_dy) = (upload_integers(client, &index), upload(client, &dy, storage));
     let dw = upload(client, &vec![BEFORE; rows * columns], storage);
     if draw.holds("contradiction", 60) {
         let longer = Buffer { elements: of_dy.elements + 1, ..of_dy };
-        let result = embedding_backward(client, &of_index, &longer, &dw, columns);
+        let result = run(client, &of_index, &longer, &dw, columns);
         return check.refuses("a longer dy", result);
     }
-    embedding_backward(client, &of_index, &of_dy, &dw, columns)?;
+    run(client, &of_index, &of_dy, &dw, columns)?;
 
-    let mut sums = vec![(0.0, 0.0, 0usize); rows * columns];
+    let before = if adds { BEFORE } else { 0.0 };
+    let mut sums = vec![(before, before, 0usize); rows * columns];
     for (row, dy) in index.iter().zip(dy.chunks(columns)) {
         let Some(row) = usize::try_from(*row).ok().filter(|row| *row < rows) else { continue };
         for (sum, dy) in sums[row * columns..].iter_mut().zip(dy) {
@@ -58,7 +65,7 @@ pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<()
     // Each addition in f32 errs by half an epsilon of what was added up until then, at most of all
     // magnitudes; then one rounding to storage.
     let bound = |(sum, magnitude, terms): &(f64, f64, usize)| {
-        let added = *terms as f64 * Storage::F32.unit_roundoff() * magnitude;
+        let added = (terms + usize::from(adds)) as f64 * Storage::F32.unit_roundoff() * magnitude;
         added + storage.unit_roundoff() * (sum.abs() + added) + storage.underflow()
     };
     let bounds: Vec<f64> = sums.iter().map(bound).collect();

@@ -13,7 +13,7 @@ pub(super) const CHUNK: u32 = 256;
 /// Adds up the rows of each index, chunk by chunk. Columns along x; sorted places along y of the grid, of
 /// which the first of an index in a chunk has the cube's work. Where an index goes beyond its chunk, the sum
 /// goes to `partials`: for each chunk one of the index that began before it, and one of the index that goes
-/// on behind it. `columns` counts vectors.
+/// on behind it. `columns` counts vectors. With `adds` sums are added to what `dw` holds.
 #[cube(launch_unchecked)]
 pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
     keys: &[u32],
@@ -24,6 +24,7 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
     places: u32,
     rows: u32,
     columns: u32,
+    #[comptime] adds: bool,
     #[define(I)] _dtype: ElemType,
 ) {
     let column = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
@@ -55,7 +56,7 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
                     let part = 2 * chunk + u32::cast_from(!follows);
                     partials[(part * columns + column) as usize] = sum;
                 } else {
-                    dw[(key * columns + column) as usize] = Vector::cast_from(sum);
+                    write_row::<I, N>(dw, (key * columns + column) as usize, sum, adds);
                 }
             }
         }
@@ -64,7 +65,8 @@ pub(crate) fn embedding_backward_kernel<I: Float, N: Size>(
 }
 
 /// Adds up the partial sums of each index that lies in more than one chunk. Columns along x; along y of the
-/// grid the boundaries behind chunks, of which the first of an index has the cube's work.
+/// grid the boundaries behind chunks, of which the first of an index has the cube's work. With `adds` sums are
+/// added to what `dw` holds.
 #[cube(launch_unchecked)]
 pub(crate) fn embedding_join_kernel<I: Float, N: Size>(
     keys: &[u32],
@@ -73,6 +75,7 @@ pub(crate) fn embedding_join_kernel<I: Float, N: Size>(
     places: u32,
     rows: u32,
     columns: u32,
+    #[comptime] adds: bool,
     #[define(I)] _dtype: ElemType,
 ) {
     let column = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
@@ -96,11 +99,26 @@ pub(crate) fn embedding_join_kernel<I: Float, N: Size>(
             }
             sum = sum_of_shares::<N>(sum);
             if UNIT_POS_Y == 0 && column < columns {
-                dw[(key * columns + column) as usize] = Vector::cast_from(sum);
+                write_row::<I, N>(dw, (key * columns + column) as usize, sum, adds);
             }
         }
         chunk += CUBE_COUNT_Y;
     }
+}
+
+/// Writes a finished sum, rounded once. No other cube has the row.
+#[cube]
+fn write_row<I: Float, N: Size>(
+    dw: &mut [Vector<I, N>],
+    at: usize,
+    sum: Vector<f32, N>,
+    #[comptime] adds: bool,
+) {
+    let mut all = sum;
+    if comptime!(adds) {
+        all += Vector::cast_from(dw[at]);
+    }
+    dw[at] = Vector::cast_from(all);
 }
 
 /// For the first unit of each column the sum over all, in their order; for others their own.

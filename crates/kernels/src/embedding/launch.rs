@@ -37,6 +37,30 @@ pub fn embedding_backward(
     dw: &Buffer,
     columns: usize,
 ) -> Result<(), KernelError> {
+    sum_rows(client, [index, dy, dw], columns, false)
+}
+
+/// As [`embedding_backward`], with the sums added to the rows of `dw`, which are f32 until both are rounded together.
+///
+/// # Errors
+///
+/// As [`EmbeddingProblem::new`].
+pub fn embedding_backward_onto(
+    client: &Client,
+    index: &Buffer,
+    dy: &Buffer,
+    dw: &Buffer,
+    columns: usize,
+) -> Result<(), KernelError> {
+    sum_rows(client, [index, dy, dw], columns, true)
+}
+
+fn sum_rows(
+    client: &Client,
+    [index, dy, dw]: [&Buffer; 3],
+    columns: usize,
+    adds: bool,
+) -> Result<(), KernelError> {
     let problem = EmbeddingProblem::new(index, dy, dw, columns)?;
     let EmbeddingProblem { indices, rows, columns, dtype } = problem;
     if indices * rows * columns == 0 {
@@ -71,6 +95,7 @@ pub fn embedding_backward(
             indices as u32,
             rows as u32,
             vectors,
+            adds,
             dtype,
         )
     });
@@ -90,6 +115,7 @@ pub fn embedding_backward(
             indices as u32,
             rows as u32,
             vectors,
+            adds,
             dtype,
         )
     });

@@ -10,6 +10,9 @@
 //! | dy | n x columns | f32, f16 or bf16 |
 //! | dw, overwritten where an index names a row | v x columns | that of dy |
 //!
+//! [`embedding_backward_onto`] adds the sums to the rows of dw instead, for weights that have another gradient, as
+//! those of a language model have that are its head as well.
+//!
 //! Sums are in f32 and rounded once. The order of their additions depends on the indices alone, and there
 //! are no atomics, so results repeat to the bit.
 //!
@@ -30,7 +33,7 @@ mod problem;
 mod sort;
 pub mod variants;
 
-pub use launch::embedding_backward;
 pub(crate) use launch::sorted;
+pub use launch::{embedding_backward, embedding_backward_onto};
 pub use problem::EmbeddingProblem;
 pub(crate) use variants::variants;

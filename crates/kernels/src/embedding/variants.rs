@@ -1,6 +1,6 @@
 //! Gradients that cover the plans: see [`variants`](crate::variants).
 
-use super::{EmbeddingProblem, embedding_backward};
+use super::{EmbeddingProblem, embedding_backward, embedding_backward_onto};
 use crate::{
     DeviceProfile, Promise,
     buffer::Buffer,
@@ -19,7 +19,7 @@ pub fn problems() -> [EmbeddingProblem; 3] {
     FLOATS.map(|(dtype, _)| EmbeddingProblem { indices: 8192, rows: 50_257, columns: 768, dtype })
 }
 
-/// The gradient of each.
+/// The gradient of each, by itself and added to another.
 pub(crate) fn variants(client: &Client) -> Vec<Variant> {
     // A multiprocessor is full while it sorts.
     let sort = Promise::registers(DeviceProfile::of(client).registers_when_full());
@@ -30,14 +30,16 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
         ("embedding_join", ADD),
     ];
     let named = problems().into_iter().zip(FLOATS);
-    let variant = move |(problem, (_, name)): (EmbeddingProblem, (_, &str))| {
+    let variant = move |(problem, (_, name)): (EmbeddingProblem, (_, &str)), adds: bool| {
         let EmbeddingProblem { indices, rows, columns, dtype } = problem;
-        Variant::new(name.into(), promises, move |client| {
+        let name = if adds { format!("{name}, added") } else { name.into() };
+        let run = if adds { embedding_backward_onto } else { embedding_backward };
+        Variant::new(name, promises, move |client| {
             let index = Buffer::empty(client, indices, ElemType::Int(IntKind::I32));
             let dy = Buffer::empty(client, indices * columns, dtype);
             let dw = Buffer::empty(client, rows * columns, dtype);
-            embedding_backward(client, &index, &dy, &dw, columns)
+            run(client, &index, &dy, &dw, columns)
         })
     };
-    named.map(variant).collect()
+    named.flat_map(|problem| [false, true].map(|adds| variant(problem, adds))).collect()
 }

@@ -8,6 +8,8 @@
 mod passes;
 mod plan;
 
+pub(super) use plan::suits_units;
+
 use crate::{
     declined::unsupported,
     stream::{Done, Replacement, SingleOperation, is_last},

@@ -98,6 +98,21 @@ const MOST_PARTS: usize = 1024;
 /// Bytes for each unit of the device from which on coalesced loads make up for a second launch.
 const LARGE_BYTES_PER_UNIT: usize = 1024;
 
+/// Whether a unit for each output does as well as planes and cubes would: `outputs` of `length` elements each, of that
+/// many bytes, which lie side by side where they are `of_rows`.
+pub(in crate::fused) fn suits_units(
+    [outputs, length]: [usize; 2],
+    bytes: usize,
+    is_of_rows: bool,
+    multiprocessors: usize,
+) -> bool {
+    let along = if is_of_rows { length } else { outputs };
+    let vector = (1..=WIDE_BYTES / bytes).rev().find(|vector| along.is_multiple_of(*vector));
+    let vector = vector.unwrap_or(1);
+    let problem = Problem { outputs, length, vector, bytes, is_of_rows, parts: Parts::Never };
+    problem.plan(Device { multiprocessors, has_planes: true }) == Plan::Once(Routine::Unit)
+}
+
 impl Problem {
     /// The plan for `device`.
     pub(super) fn plan(&self, device: Device) -> Plan {

@@ -1,6 +1,6 @@
-//! Burn's own fusions, with three things changed: they read tensors with strides that they compute right with, do not wait
-//! for what a product or a reduction separates from their last operation, and leave casts of parameters alone
-//! ([`is_parameter_cast`]).
+//! Burn's own fusions, with four things changed: they read tensors with strides that they compute right with, do not wait
+//! for what a product or a reduction separates from their last operation, leave casts of parameters alone
+//! ([`is_parameter_cast`]), and reductions run [apart] where the fused kernel would be slower.
 //!
 //! # Strides
 //!
@@ -17,10 +17,13 @@
 //! segment of a GELU goes on through the product behind it, into the norm behind that, until there are as many blocks as
 //! Burn may have, and the norm is cut into pieces. One operation alone is no fusion yet, and waits.
 
+mod apart;
+
 use crate::{
     stream::{StreamClock, is_parameter_cast, is_product_or_reduction},
     tensors::{Tensors, contiguous_strides},
 };
+use apart::{Apart, ApartState};
 use burn_cubecl::{
     CubeDevice,
     fusion::{self, CubeFuser, OptimizationProvider, RegistryError},
@@ -42,35 +45,41 @@ use burn_std::Strides;
 use std::marker::PhantomData;
 
 /// Registers Burn's fusion of that name anew, behind the step. A fusion that this version of Blackburn does not know stays
-/// as it is.
+/// as it is. Reductions may run apart if `reduces`: kernels of ours take them then.
 ///
 /// # Errors
 ///
 /// As Burn's registry has them: tensors that were there before.
-pub(crate) fn register(name: &str) -> Result<(), RegistryError> {
+pub(crate) fn register(name: &str, reduces: bool) -> Result<(), RegistryError> {
     match name {
-        elemwise::NAME => {
-            again::<ElemwiseOptimization>(name, |device| Box::new(ElementWiseFuser::new(device)))
-        }
+        elemwise::NAME => again::<ElemwiseOptimization>(name, false, |device| {
+            Box::new(ElementWiseFuser::new(device))
+        }),
         matmul::NAME => {
-            again::<MatmulOptimization>(name, |device| Box::new(MatmulFuser::new(device)))
+            again::<MatmulOptimization>(name, false, |device| Box::new(MatmulFuser::new(device)))
         }
-        reduce::NAME => again::<ReduceOptimization>(name, |device| {
+        reduce::NAME => again::<ReduceOptimization>(name, reduces, |device| {
             Box::new(ReduceFuser::new(device, ReduceSettings::Always))
         }),
-        reduce_broadcasted::NAME => again::<ReduceBroadcastedOptimization>(name, |device| {
-            Box::new(ReduceBroadcastedFuser::new(device))
-        }),
-        nhwc_relayout::NAME => again::<NHWCRelayoutOptimization>(name, |device| {
+        reduce_broadcasted::NAME => {
+            again::<ReduceBroadcastedOptimization>(name, reduces, |device| {
+                Box::new(ReduceBroadcastedFuser::new(device))
+            })
+        }
+        nhwc_relayout::NAME => again::<NHWCRelayoutOptimization>(name, false, |device| {
             Box::new(NHWCRelayoutFuser::new(device))
         }),
         _ => Ok(()),
     }
 }
 
-fn again<O: FusedOperation>(name: &str, fuser: MakeFuser) -> Result<(), RegistryError> {
+fn again<O: FusedOperation>(
+    name: &str,
+    may_run_apart: bool,
+    fuser: MakeFuser,
+) -> Result<(), RegistryError> {
     fusion::remove(name)?;
-    fusion::register(Provider { fuser, operation: PhantomData::<fn() -> O> })
+    fusion::register(Provider { fuser, may_run_apart, operation: PhantomData::<fn() -> O> })
 }
 
 type MakeFuser = fn(CubeDevice) -> BurnsFuser;
@@ -78,6 +87,8 @@ type BurnsFuser = Box<dyn OperationFuser<CubeOptimization>>;
 
 struct Provider<O> {
     fuser: MakeFuser,
+    /// Whether operations may run [`Apart`].
+    may_run_apart: bool,
     operation: PhantomData<fn() -> O>,
 }
 
@@ -89,6 +100,7 @@ impl<O: FusedOperation> OptimizationProvider for Provider<O> {
         let clock = StreamClock::default();
         CubeFuser::new(Fuser {
             fuser,
+            shown: self.may_run_apart.then(|| (device.clone(), Vec::new())),
             clock,
             last_at: 0,
             seen: Seen::Nothing,
@@ -100,6 +112,8 @@ impl<O: FusedOperation> OptimizationProvider for Provider<O> {
 /// Burn's fuser; what it makes of operations is [`Prepared`].
 struct Fuser<O> {
     fuser: BurnsFuser,
+    /// The operations that it took, if they may run [`Apart`], and where.
+    shown: Option<(CubeDevice, Vec<OperationIr>)>,
     /// Counts products and reductions.
     clock: StreamClock,
     /// When it took its last operation.
@@ -134,12 +148,20 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
         self.fuser.fuse(operation);
         if self.fuser.len() > taken {
             self.last_at = self.clock.now();
+            if let Some((_, shown)) = &mut self.shown {
+                shown.push(operation.clone());
+            }
         }
     }
 
     fn finish(&mut self) -> CubeOptimization {
         let burns = self.fuser.finish();
-        CubeOptimization::new(Prepared { burns, operation: PhantomData::<fn() -> O> })
+        let count = burns.num_ops_fused();
+        let apart = self
+            .shown
+            .as_ref()
+            .and_then(|(device, shown)| Some(Apart::of(shown.get(..count)?, device)));
+        CubeOptimization::new(Prepared { burns, apart, operation: PhantomData::<fn() -> O> })
     }
 
     /// Burn resets all fusers behind each segment that it runs, most of which have seen nothing: it knows the segment's plan.
@@ -147,6 +169,9 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     fn reset(&mut self) {
         if self.seen == Seen::Operations {
             self.fuser.reset();
+        }
+        if let Some((_, shown)) = &mut self.shown {
+            shown.clear();
         }
         self.seen = Seen::Nothing;
     }
@@ -171,9 +196,10 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn clone_dyn(&self) -> BurnsFuser {
-        let Self { fuser, clock, last_at, seen, operation } = self;
+        let Self { fuser, shown, clock, last_at, seen, operation } = self;
         Box::new(Self {
             fuser: fuser.clone_dyn(),
+            shown: shown.clone(),
             clock: clock.clone(),
             last_at: *last_at,
             seen: *seen,
@@ -185,19 +211,21 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
 /// Operations that Burn runs as one, `O`.
 struct Prepared<O> {
     burns: CubeOptimization,
+    apart: Option<Apart>,
     operation: PhantomData<fn() -> O>,
 }
 
 impl<O: FusedOperation> FusedOperation for Prepared<O> {
     const NAME: &'static str = O::NAME;
-    type State = CubeOptimizationState;
+    type State = (CubeOptimizationState, Option<ApartState>);
 
     fn num_ops_fused(&self) -> usize {
         self.burns.num_ops_fused()
     }
 
     fn max_relative_shape_id(&self) -> Option<usize> {
-        burn_fusion::NumOperations::max_relative_shape_id(&self.burns)
+        let apart = self.apart.as_ref().and_then(Apart::max_relative_shape_id);
+        burn_fusion::NumOperations::max_relative_shape_id(&self.burns).max(apart)
     }
 
     fn run(
@@ -205,17 +233,23 @@ impl<O: FusedOperation> FusedOperation for Prepared<O> {
         context: &mut Tensors,
         fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
     ) {
-        prepare(context);
-        self.burns.run(context, fallback);
+        match &mut self.apart {
+            Some(apart) if apart.is_faster(context) => apart.run(context, fallback),
+            _ => {
+                prepare(context);
+                self.burns.run(context, fallback);
+            }
+        }
     }
 
-    fn to_state(&self) -> CubeOptimizationState {
-        self.burns.to_state()
+    fn to_state(&self) -> Self::State {
+        (self.burns.to_state(), self.apart.as_ref().map(Apart::to_state))
     }
 
-    fn from_state(device: &CubeDevice, state: CubeOptimizationState) -> Self {
-        let burns = CubeOptimization::new(O::from_state(device, state.decode()));
-        Self { burns, operation: PhantomData }
+    fn from_state(device: &CubeDevice, (burns, apart): Self::State) -> Self {
+        let burns = CubeOptimization::new(O::from_state(device, burns.decode()));
+        let apart = apart.map(|apart| Apart::from_state(device, apart));
+        Self { burns, apart, operation: PhantomData }
     }
 }
 
