@@ -4,8 +4,8 @@
 //! is one matrix; views of the index or the rows that the stream shows in between run first.
 //!
 //! A table that is a model's head as well has another gradient, to which automatic differentiation adds this one: two
-//! passes over the whole table for the few rows that a batch names. That sum is taken, too, behind
-//! [`embedding`](crate::ops::embedding::embedding) as well, and rows are added where the other gradient lies.
+//! passes over the whole table for the few rows that a batch names. That sum is taken, too, and rows are added where the
+//! other gradient lies.
 
 use crate::{
     ops::embedding::{add_row_sums, check, row_sums},
@@ -22,8 +22,6 @@ use burn_ir::{
 use serde::{Deserialize, Serialize};
 
 const OP: &str = "embedding_backward";
-/// What the gradient of [`embedding`](crate::ops::embedding::embedding) is named in the stream.
-const BY_NAME: &str = "embedding_rows_gradient";
 
 /// Follows the stream from zeros to what is added to them, and to what that is added to.
 #[derive(Clone, Default)]
@@ -39,41 +37,25 @@ impl EmbeddingSearch {
     const SCORE: u64 = 100_000;
     /// Views of the index and of the rows.
     const MOST_VIEWS: usize = 2;
-
-    /// The first operation: zeros, or the gradient by name.
-    fn begin(&mut self, operation: &OperationIr) -> Next {
-        let is_served = |out: &TensorIr| {
-            matches!(out.dtype, DType::F32 | DType::F16 | DType::BF16) && out.shape.num_dims() == 2
-        };
-        match operation {
-            OperationIr::BaseFloat(BaseOperationIr::Zeros(op)) => {
-                self.zeros = Some(op.out.clone());
-                Next::taken_if(is_served(&op.out))
-            }
-            OperationIr::Custom(op) if op.id.ends_with(BY_NAME) => {
-                let ([dy, index], [out]) = (&op.inputs[..], &op.outputs[..]) else {
-                    return Next::Refused;
-                };
-                self.found = Some(EmbeddingGradient::new(index, dy, out));
-                Next::taken_if(is_served(out))
-            }
-            _ => Next::Refused,
-        }
-    }
 }
 
 impl Search for EmbeddingSearch {
     type Replacement = EmbeddingGradient;
 
-    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
-        if now.position == 0 {
-            return self.begin(operation);
-        }
+    fn follow(&mut self, operation: &OperationIr, _now: Moment) -> Next {
+        let Some(zeros) = &self.zeros else {
+            let OperationIr::BaseFloat(BaseOperationIr::Zeros(op)) = operation else {
+                return Next::Refused;
+            };
+            let served = matches!(op.out.dtype, DType::F32 | DType::F16 | DType::BF16)
+                && op.out.shape.num_dims() == 2;
+            self.zeros = Some(op.out.clone());
+            return Next::taken_if(served);
+        };
         if let Some(found) = &mut self.found {
             found.other = other_gradient(operation, &found.out);
             return if found.other.is_some() { Next::Last } else { Next::Refused };
         }
-        let Some(zeros) = &self.zeros else { return Next::Refused };
         match operation {
             OperationIr::BaseFloat(BaseOperationIr::SelectAssign(op)) if is_of_rows(op, zeros) => {
                 self.found = Some(EmbeddingGradient::new(&op.indices, &op.value, &op.out));
@@ -88,25 +70,15 @@ impl Search for EmbeddingSearch {
         }
     }
 
-    /// Views run first, as Burn runs them. The gradient by name is left alone where nothing is added to it.
+    /// Views run first, as Burn runs them.
     fn claim(&self) -> Option<Claim<EmbeddingGradient>> {
         let found = self.found.clone()?;
-        let is_sum = found.other.is_some();
-        let mut parts = Vec::new();
-        let mut replaced = vec![0];
-        match &self.zeros {
-            Some(_) => {
-                let last = 1 + self.views;
-                parts.push(Part::Unfused((1..last).collect()));
-                replaced.push(last);
-            }
-            None if !is_sum => return None,
-            None => {}
+        let last = 1 + self.views;
+        let mut replaced = vec![0, last];
+        if found.other.is_some() {
+            replaced.push(last + 1);
         }
-        if is_sum {
-            replaced.push(replaced[replaced.len() - 1] + 1);
-        }
-        parts.push(Part::Replaced(replaced, found));
+        let parts = vec![Part::Unfused((1..last).collect()), Part::Replaced(replaced, found)];
         Some(Claim { score: Self::SCORE, parts })
     }
 
@@ -205,7 +177,7 @@ mod tests {
     use super::*;
     use crate::stream::{Fuser, emit::tensor};
     use burn_ir::{
-        BinaryOpIr, CreationOpIr, CustomOpIr,
+        BinaryOpIr, CreationOpIr,
         TensorStatus::{NotInit, ReadOnly, ReadWrite},
     };
 
@@ -217,7 +189,7 @@ mod tests {
         tensor(id, [50, 8], status)
     }
 
-    fn unmodified() -> Vec<OperationIr> {
+    fn gradient() -> Vec<OperationIr> {
         let indices = TensorIr { dtype: DType::I32, ..tensor(10, [4], ReadOnly) };
         vec![
             OperationIr::BaseFloat(BaseOperationIr::Zeros(CreationOpIr {
@@ -234,49 +206,32 @@ mod tests {
         ]
     }
 
-    fn by_name() -> Vec<OperationIr> {
-        vec![OperationIr::Custom(CustomOpIr {
-            id: BY_NAME.into(),
-            inputs: vec![tensor(11, [4, 8], ReadWrite), tensor(10, [4], ReadOnly)],
-            outputs: vec![table(GRADIENT, NotInit)],
-            scalars: Vec::new(),
-        })]
-    }
-
     fn sum(lhs: TensorIr, rhs: TensorIr) -> OperationIr {
         let add = BinaryOpIr { lhs, rhs, out: table(20, NotInit) };
         OperationIr::NumericFloat(DType::F32, NumericOperationIr::Add(add))
     }
 
-    fn claims(gradient: Vec<OperationIr>, then: Option<OperationIr>) -> Option<usize> {
-        let operations: Vec<_> = gradient.into_iter().chain(then).collect();
+    /// How many operations are claimed of a gradient and what comes behind it.
+    fn claims(then: Option<OperationIr>) -> Option<usize> {
+        let operations: Vec<_> = gradient().into_iter().chain(then).collect();
         Fuser::after(EmbeddingSearch::default(), &operations).claims()
     }
 
     #[test]
     fn the_other_gradient_of_a_table_is_taken_from_either_side() {
         let [own, other] = [GRADIENT, HEAD].map(|id| table(id, ReadWrite));
-        for (lhs, rhs) in [(&own, &other), (&other, &own)] {
-            let add = || Some(sum(lhs.clone(), rhs.clone()));
-            assert_eq!(claims(unmodified(), add()), Some(3));
-            assert_eq!(claims(by_name(), add()), Some(2));
-        }
-    }
-
-    #[test]
-    fn alone_the_gradient_by_name_is_left_to_its_operation() {
-        assert_eq!(claims(unmodified(), None), Some(2));
-        assert_eq!(claims(by_name(), None), None);
+        assert_eq!(claims(Some(sum(own.clone(), other.clone()))), Some(3));
+        assert_eq!(claims(Some(sum(other, own))), Some(3));
+        assert_eq!(claims(None), Some(2));
     }
 
     #[test]
     fn what_somebody_else_reads_is_not_written_to() {
         let [own, other] = [GRADIENT, HEAD].map(|id| table(id, ReadWrite));
         let kept = TensorIr { status: ReadOnly, ..other.clone() };
-        assert_eq!(claims(unmodified(), Some(sum(own.clone(), kept))), Some(2));
-        assert_eq!(claims(unmodified(), Some(sum(own.clone(), own.clone()))), Some(2));
         let row = tensor(HEAD, [1, 8], ReadWrite);
-        assert_eq!(claims(unmodified(), Some(sum(own, row))), Some(2));
-        assert_eq!(claims(unmodified(), Some(sum(other.clone(), other))), Some(2));
+        for (lhs, rhs) in [(&own, &kept), (&own, &own), (&own, &row), (&other, &other)] {
+            assert_eq!(claims(Some(sum(lhs.clone(), rhs.clone()))), Some(2));
+        }
     }
 }

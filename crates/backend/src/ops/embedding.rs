@@ -1,79 +1,23 @@
 //! Embeddings whose gradient adds up rows in parallel, for any number of indices.
 //!
-//! Burn's own gradient walks over all indices, one after the other, for each column. The forward pass is
-//! Burn's.
-//!
-//! Unmodified modules have the same gradient: a fusion provider finds Burn's in the stream and replaces it.
+//! Burn's own gradient walks over all indices, one after the other, for each column. A fusion provider finds it in the
+//! stream, of unmodified modules, too, and replaces it. The forward pass is Burn's.
 
 #[cfg(feature = "gpu")]
-use crate::{
-    declined::served,
-    tensors::{Location, contiguous, contiguous_buffer, zeros},
-};
+use crate::tensors::{Location, contiguous, contiguous_buffer, zeros};
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
     embedding::{EmbeddingProblem, embedding_backward, embedding_backward_onto},
 };
-use burn::{
-    backend::{
-        Autodiff, Backend, Dispatch, TensorMetadata,
-        autodiff::{
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
-        },
-        backend_extension,
-        tensor::{FloatTensor, IntTensor},
-    },
-    tensor::{Device, IndexingUpdateOp, Int, Shape, Tensor},
-};
+use burn::tensor::{Device, Int, Tensor, module};
+#[cfg(feature = "gpu")]
+use burn::{backend::TensorMetadata, tensor::Shape};
 #[cfg(feature = "gpu")]
 use burn_backend::cubecl::dtype_to_elem_type;
 #[cfg(feature = "gpu")]
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-
-/// The gradient by itself. It is not differentiable.
-#[backend_extension(
-    Cube: cfg(feature = "gpu"),
-    Flex: cfg(feature = "flex"),
-    Fusion: cfg(feature = "gpu"),
-)]
-pub trait EmbeddingPrimitives: Backend {
-    /// `[rows, columns]`, the sums of the rows of `dy` `[batch, seq, columns]` that belong to the same
-    /// index `[batch, seq]`.
-    #[fusion(dtype = dy, shape = Shape::new([*rows, dy[2]]))]
-    fn embedding_rows_gradient(
-        dy: FloatTensor<Self>,
-        index: IntTensor<Self>,
-        rows: usize,
-    ) -> FloatTensor<Self>;
-}
-
-#[cfg(feature = "flex")]
-impl EmbeddingPrimitives for burn::backend::Flex {
-    fn embedding_rows_gradient(
-        dy: FloatTensor<Self>,
-        index: IntTensor<Self>,
-        rows: usize,
-    ) -> FloatTensor<Self> {
-        by_selection::<Self>(dy, index, rows)
-    }
-}
-
-#[cfg(feature = "gpu")]
-impl EmbeddingPrimitives for CubeBackend {
-    fn embedding_rows_gradient(
-        dy: FloatTensor<Self>,
-        index: IntTensor<Self>,
-        rows: usize,
-    ) -> FloatTensor<Self> {
-        let shape = Shape::new([rows, dy.shape()[2]]);
-        let dw = row_sums(dy.clone(), index.clone(), shape);
-        served("BlackburnEmbedding", dw).unwrap_or_else(|| by_selection::<Self>(dy, index, rows))
-    }
-}
+use burn_cubecl::tensor::CubeTensor;
 
 /// `shape` is `[rows, columns]`; the sums of the rows of `dy` that belong to the same index, of which there
 /// are as many.
@@ -133,71 +77,6 @@ pub(crate) fn check(dy: &CubeTensor, index: &CubeTensor, shape: &Shape) -> Resul
     EmbeddingProblem::new(&of_index, &of_dy, &buffer(dy, shape), shape[1]).map(drop)
 }
 
-/// By a backend's own operations.
-fn by_selection<B: Backend>(
-    dy: FloatTensor<B>,
-    index: IntTensor<B>,
-    rows: usize,
-) -> FloatTensor<B> {
-    let (shape, dtype, device) = (dy.shape(), dy.dtype(), dy.device());
-    let [places, columns] = [shape[0] * shape[1], shape[2]];
-    let dy = B::float_reshape(dy, Shape::new([places, columns]));
-    let index = B::int_reshape(index, Shape::new([places]));
-    let zeros = B::float_zeros(Shape::new([rows, columns]), &device, dtype.into());
-    B::float_select_assign(zeros, 0, index, dy, IndexingUpdateOp::Add)
-}
-
-/// An embedding, differentiable in the weights.
-#[backend_extension(
-    Cube: cfg(feature = "gpu"),
-    Flex: cfg(feature = "flex"),
-    Autodiff,
-)]
-pub trait EmbeddingOps: Backend {
-    /// Rows of weights `[rows, columns]` by index `[batch, seq]`.
-    fn embedding_rows(weights: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {
-        Self::embedding(weights, index)
-    }
-}
-
-#[cfg(feature = "flex")]
-impl EmbeddingOps for burn::backend::Flex {}
-
-#[cfg(feature = "gpu")]
-impl EmbeddingOps for CubeBackend {}
-
-#[cfg(feature = "gpu")]
-impl<B: burn_fusion::FusionBackend + EmbeddingPrimitives> EmbeddingOps for burn_fusion::Fusion<B> {}
-
-impl<B: EmbeddingPrimitives, C: CheckpointStrategy> EmbeddingOps for Autodiff<B, C> {
-    fn embedding_rows(weights: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {
-        let (weights, node) = weights.into_parts();
-        let rows = weights.shape()[0];
-        match Embedding.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((index.clone(), rows), B::embedding(weights, index))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::embedding(weights, index)),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Embedding;
-
-impl<B: EmbeddingPrimitives> Backward<B, 1> for Embedding {
-    /// The index, and how many rows the weights have.
-    type State = (IntTensor<B>, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        let Some(node) = parent else { return };
-        let (index, rows) = ops.state;
-        grads.register::<B>(node.id, B::embedding_rows_gradient(dy, index, rows));
-    }
-}
-
 /// Rows of `weights` by index: `[batch, seq, columns]` in the type of the weights, differentiable in them.
 ///
 /// | tensor | shape | dtype |
@@ -220,8 +99,5 @@ pub fn embedding(weights: Tensor<2>, index: Tensor<2, Int>) -> Tensor<3> {
         on(weights.device()),
         on(index.device())
     );
-    Tensor::from_dispatch(<Dispatch as EmbeddingOps>::embedding_rows(
-        weights.into_dispatch(),
-        index.into_dispatch(),
-    ))
+    module::embedding(weights, index)
 }

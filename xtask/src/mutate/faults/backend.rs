@@ -93,6 +93,19 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/backend/src/fused/burns/apart.rs",
+        tests: &["reduce::fused"],
+        rows: &[
+            host("never apart", "elements / outputs < FEW_ELEMENTS", "elements > 0"),
+            host("a reduction's place lost", "begun = place + 1;", "begun = place;"),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/fused/embedding.rs",
+        tests: &["embedding"],
+        rows: &[host("the sum left to Burn", "replaced.push(last + 1);", "replaced.truncate(2);")],
+    },
+    InFile {
         file: "crates/backend/src/fused/reduce/plan.rs",
         tests: &["reduce::"],
         rows: &[

@@ -227,6 +227,7 @@ pub(super) const FILES: &[InFile] = &[
                 "u32::cast_from(!follows)",
                 "u32::cast_from(follows)",
             ),
+            statement("the other gradient overwritten", "all += Vector::cast_from(dw[at]);", ""),
             device(
                 "the part of the first chunk lost",
                 "partials[((2 * chunk + 1) * columns + column) as usize]",

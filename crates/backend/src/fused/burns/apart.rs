@@ -29,6 +29,7 @@ use burn_cubecl_fusion::{
 use burn_fusion::{NumOperations, OperationFuser};
 use burn_ir::{OperationIr, TensorIr};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// What an output is made of that one unit walks through in the time of the launches that running apart adds.
 const FEW_ELEMENTS: usize = 128;
@@ -75,6 +76,8 @@ pub(super) struct Apart {
     pieces: Vec<Piece>,
     /// What each reduction reads and makes.
     reductions: Vec<[TensorIr; 2]>,
+    /// What the operations read and do not make.
+    inputs: Vec<TensorIr>,
     multiprocessors: usize,
 }
 
@@ -83,6 +86,7 @@ pub(super) struct Apart {
 pub(super) struct ApartState {
     pieces: Vec<PieceState>,
     reductions: Vec<[TensorIr; 2]>,
+    inputs: Vec<TensorIr>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -105,23 +109,30 @@ impl Apart {
         }
         pieces.extend(elementwise(begun, &operations[begun..], device));
         let reductions = reductions.into_iter().map(|(x, y)| [x.clone(), y.clone()]).collect();
-        Self { pieces, reductions, multiprocessors: multiprocessors(device) }
+        let made: BTreeSet<_> =
+            operations.iter().flat_map(|operation| operation.outputs()).map(|out| out.id).collect();
+        let read = operations.iter().flat_map(|operation| operation.inputs());
+        let inputs = read.filter(|input| !made.contains(&input.id)).cloned().collect();
+        Self { pieces, reductions, inputs, multiprocessors: multiprocessors(device) }
     }
 
     /// Whether the fusion would leave most of the device idle.
+    ///
+    /// Inputs whose dimensions lie in another order in memory stay with it. Element-wise operations by themselves would
+    /// hand that order on to whatever reads them, and units that reduce along an outer dimension read side by side.
     pub(super) fn is_faster(&self, tensors: &Tensors) -> bool {
+        self.inputs.iter().all(|input| is_in_order(tensors, input)) && self.has_idle_units(tensors)
+    }
+
+    fn has_idle_units(&self, tensors: &Tensors) -> bool {
         self.reductions.iter().any(|[input, out]| {
-            let shape = |tensor: &TensorIr| {
-                tensors.tensors.get(&tensor.id).map(|known| known.shape.clone())
-            };
-            let (Some(input_shape), Some(out_shape)) = (shape(input), shape(out)) else {
-                return false;
-            };
-            let [elements, outputs] = [&input_shape, &out_shape].map(|it| it.num_elements());
+            let shapes = [input, out].map(|tensor| tensors.tensors.get(&tensor.id));
+            let [Some(known), Some(made)] = shapes else { return false };
+            let [elements, outputs] = [known, made].map(|tensor| tensor.shape.num_elements());
             if outputs == 0 || elements / outputs < FEW_ELEMENTS {
                 return false;
             }
-            let is_of_rows = input_shape.last() != out_shape.last();
+            let is_of_rows = known.shape.last() != made.shape.last();
             let bytes = dtype_to_elem_type(input.dtype).size();
             !suits_units([outputs, elements / outputs], bytes, is_of_rows, self.multiprocessors)
         })
@@ -157,7 +168,8 @@ impl Apart {
             Piece::Fused(first, operation) => PieceState::Fused(*first, operation.to_state()),
             Piece::Part(part) => PieceState::Part(part.clone()),
         });
-        ApartState { pieces: pieces.collect(), reductions: self.reductions.clone() }
+        let (reductions, inputs) = (self.reductions.clone(), self.inputs.clone());
+        ApartState { pieces: pieces.collect(), reductions, inputs }
     }
 
     pub(super) fn from_state(device: &CubeDevice, state: ApartState) -> Self {
@@ -171,6 +183,7 @@ impl Apart {
         Self {
             pieces: pieces.collect(),
             reductions: state.reductions,
+            inputs: state.inputs,
             multiprocessors: multiprocessors(device),
         }
     }
@@ -188,6 +201,18 @@ fn elementwise(first: usize, operations: &[OperationIr], device: &CubeDevice) ->
     }
     let places = (first..first + count).collect();
     (count > 0).then_some(Piece::Part(Part::Unfused(places)))
+}
+
+/// Whether a tensor's outer dimensions lie outside its inner ones in memory. Sizes of 1 and broadcasts lie anywhere.
+fn is_in_order(tensors: &Tensors, tensor: &TensorIr) -> bool {
+    let known = tensors.tensors.get(&tensor.id);
+    let handle = known.and_then(|known| tensors.handles.get_handle_ref(&known.id));
+    let (Some(known), Some(handle)) = (known, handle) else { return false };
+    let sizes = known.shape.iter().zip(&handle.strides[..]);
+    sizes
+        .filter(|(size, stride)| **size > 1 && **stride > 0)
+        .map(|(_, stride)| stride)
+        .is_sorted_by(|a, b| a >= b)
 }
 
 fn multiprocessors(device: &CubeDevice) -> usize {
