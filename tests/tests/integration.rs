@@ -154,6 +154,8 @@ mod top_k;
 mod trainer;
 #[path = "integration/training.rs"]
 mod training;
+#[path = "integration/transpose.rs"]
+mod transpose;
 #[path = "integration/vision.rs"]
 mod vision;
 
@@ -251,6 +253,7 @@ fn main() -> ExitCode {
         top_k::trials(),
         trainer::trials(),
         training::trials(),
+        transpose::trials(),
         vision::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

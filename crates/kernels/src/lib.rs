@@ -75,7 +75,6 @@ pub mod step;
 pub mod swiglu;
 mod together;
 pub mod top_k;
-#[cfg(feature = "cuda")]
 pub mod transpose;
 pub mod variants;
 

@@ -8,7 +8,7 @@ use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
     embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone, overwrite,
     pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax, square_sum,
-    swiglu, top_k,
+    swiglu, top_k, transpose,
 };
 use cubecl::{
     client::Client,
@@ -95,6 +95,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         pool::variants(),
         random::variants(),
         top_k::variants(),
+        transpose::variants(client),
     ]
     .into_iter()
     .flatten()

@@ -11,9 +11,9 @@ use blackburn_kernels::{
     buffer::Buffer,
     embedding::{EmbeddingProblem, embedding_backward, embedding_backward_onto},
 };
-use burn::tensor::{Device, Int, Tensor, module};
 #[cfg(feature = "gpu")]
-use burn::{backend::TensorMetadata, tensor::Shape};
+use burn::tensor::Shape;
+use burn::tensor::{Device, Int, Tensor, module};
 #[cfg(feature = "gpu")]
 use burn_backend::cubecl::dtype_to_elem_type;
 #[cfg(feature = "gpu")]

@@ -1,10 +1,9 @@
 //! Between the tensors of Burn's fusion stream and the buffers that kernels take.
 
-#[cfg(feature = "cuda")]
-use blackburn_kernels::{DeviceProfile, transpose::transpose};
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
+    transpose::transpose,
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
 use burn_cubecl::{
@@ -164,31 +163,25 @@ pub(crate) fn take_cube_tensor(
     Ok(CubeBackend::float_tensor(burn_ir::TensorHandle { handle, shape }))
 }
 
-/// A tensor whose elements follow each other: itself, or a copy. On CUDA devices matrices that lie transposed are turned
-/// square by square, which Burn's copies are not.
+/// A tensor whose elements follow each other: itself, or a copy. Matrices that lie transposed are turned square by
+/// square, which Burn's copies are not.
 pub(crate) fn contiguous(tensor: CubeTensor) -> CubeTensor {
-    #[cfg(feature = "cuda")]
-    if let Some(turned) = turned(&tensor) {
-        return turned;
-    }
-    kernel::into_contiguous(tensor)
+    turned(&tensor).unwrap_or_else(|| kernel::into_contiguous(tensor))
 }
 
-/// A copy of a matrix whose columns follow each other, if it is one and the device a CUDA device.
-#[cfg(feature = "cuda")]
+/// A copy of a matrix of floating-point numbers whose columns follow each other, if it is one that a kernel turns.
 fn turned(tensor: &CubeTensor) -> Option<CubeTensor> {
     let (&[rows, columns], &[1, pitch]) = (&tensor.meta.shape()[..], &tensor.meta.strides()[..])
     else {
         return None;
     };
     // A matrix of one row or column lies both ways.
-    let is_served = rows.min(columns) > 1 && pitch >= rows && tensor.dtype.is_float();
-    if !is_served || DeviceProfile::of(&tensor.client).compute_capability.is_none() {
+    if rows.min(columns) < 2 || !tensor.dtype.is_float() {
         return None;
     }
     let dtype = dtype_to_elem_type(tensor.dtype);
-    let span = (columns - 1) * pitch + rows;
-    let source = Buffer { handle: tensor.handle.clone(), elements: span, dtype };
+    let elements = usize::try_from(tensor.handle.size_in_used()).ok()? / dtype.size();
+    let source = Buffer { handle: tensor.handle.clone(), elements, dtype };
     let target = Buffer::empty(&tensor.client, rows * columns, dtype);
     transpose(&tensor.client, &source, &target, columns, pitch).ok()?;
     Some(contiguous_tensor(tensor, target, Shape::new([rows, columns]), tensor.dtype))
