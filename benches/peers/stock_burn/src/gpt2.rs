@@ -28,7 +28,11 @@ pub(crate) struct Sizes {
 pub(crate) const GPT2: Sizes =
     Sizes { width: 768, heads: 12, layers: 12, vocabulary: 50_257, context: 1024, batch: 8 };
 
-/// The GPT example's preset `small`, with its tokens of single bytes.
+/// The GPT example's preset `tiny`, with its tokens of single bytes.
+pub(crate) const TINY: Sizes =
+    Sizes { width: 128, heads: 4, layers: 4, vocabulary: 256, context: 128, batch: 8 };
+
+/// The preset `small`.
 pub(crate) const SMALL: Sizes =
     Sizes { width: 384, heads: 6, layers: 6, vocabulary: 256, context: 256, batch: 32 };
 

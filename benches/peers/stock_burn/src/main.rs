@@ -7,7 +7,7 @@
 //! stock-burn linear_gelu bf16 > burn_linear_gelu.tsv
 //! stock-burn attention bf16 4096 64 > burn_attention.tsv    # tokens, size of a head
 //! stock-burn gpt2 bf16 20 > burn_gpt2.tsv                   # steps
-//! stock-burn gpt2 f32 20 small > burn_small.tsv             # the sizes of the preset `small`
+//! stock-burn gpt2 f32 20 small > burn_small.tsv             # the sizes of the preset `small`, or `tiny`
 //! ```
 //!
 //! Burn tunes each shape when it first meets it, which takes seconds to minutes. Without the feature `autotune` it does
@@ -184,8 +184,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["gpt2", dtype, steps, "small"] => {
             gpt2::gpt2(&device, gpt2::SMALL, dtype, steps.parse()?)
         }
+        ["gpt2", dtype, steps, "tiny"] => gpt2::gpt2(&device, gpt2::TINY, dtype, steps.parse()?),
         _ => Err("usage: stock-burn matmul DTYPE SHAPES | stock-burn linear_gelu DTYPE | \
-                  stock-burn attention DTYPE TOKENS HEAD_DIM | stock-burn gpt2 DTYPE STEPS [small]"
+                  stock-burn attention DTYPE TOKENS HEAD_DIM | stock-burn gpt2 DTYPE STEPS [small|tiny]"
             .into()),
     }
 }
