@@ -68,7 +68,7 @@ enum Piece {
     /// Element-wise operations from that one on, which are fused.
     Fused(usize, CubeOptimization),
     /// A reduction, or operations that run as Burn runs them alone.
-    Part(Part<Alone>),
+    Part(Box<Part<Alone>>),
 }
 
 /// The operations of a fusion, in pieces.
@@ -92,7 +92,7 @@ pub(super) struct ApartState {
 #[derive(Serialize, Deserialize)]
 enum PieceState {
     Fused(usize, CubeOptimizationState),
-    Part(Part<Alone>),
+    Part(Box<Part<Alone>>),
 }
 
 impl Apart {
@@ -103,7 +103,7 @@ impl Apart {
         for (place, operation) in operations.iter().enumerate() {
             let Some(alone) = Alone::of(operation) else { continue };
             pieces.extend(elementwise(begun, &operations[begun..place], device));
-            pieces.push(Piece::Part(Part::Replaced(vec![place], alone)));
+            pieces.push(Piece::Part(Box::new(Part::Replaced(vec![place], alone))));
             begun = place + 1;
             reductions.extend(operation.inputs().next().zip(operation.outputs().next()));
         }
@@ -200,7 +200,7 @@ fn elementwise(first: usize, operations: &[OperationIr], device: &CubeDevice) ->
         }
     }
     let places = (first..first + count).collect();
-    (count > 0).then_some(Piece::Part(Part::Unfused(places)))
+    (count > 0).then(|| Piece::Part(Box::new(Part::Unfused(places))))
 }
 
 /// Whether a tensor's outer dimensions lie outside its inner ones in memory. Sizes of 1 and broadcasts lie anywhere.

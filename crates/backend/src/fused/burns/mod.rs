@@ -155,12 +155,14 @@ impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     }
 
     fn finish(&mut self) -> CubeOptimization {
+        let taken = self.fuser.len();
         let burns = self.fuser.finish();
-        let count = burns.num_ops_fused();
-        let apart = self
-            .shown
-            .as_ref()
-            .and_then(|(device, shown)| Some(Apart::of(shown.get(..count)?, device)));
+        // The first ones of those that were taken are fused.
+        let fused = |shown: &[OperationIr], device| {
+            let all = (shown.len() == taken).then_some(shown)?;
+            Some(Apart::of(all.get(..burns.num_ops_fused())?, device))
+        };
+        let apart = self.shown.as_ref().and_then(|(device, shown)| fused(shown, device));
         CubeOptimization::new(Prepared { burns, apart, operation: PhantomData::<fn() -> O> })
     }
 
