@@ -1,4 +1,5 @@
-//! Burn's `Embedding` with a faster gradient: a module, and a function that runs Burn's own.
+//! Burn's `Embedding` under its name, as a module and as a function. On GPUs its gradient is the same as that of Burn's own: a
+//! kernel that adds up rows in parallel.
 //!
 //! ```
 //! use burn::{nn::EmbeddingConfig, prelude::*};
@@ -51,7 +52,7 @@ impl EmbeddingConfig {
 }
 
 drop_in! {
-    /// Burn's [`Embedding`](burn::nn::Embedding) with the gradient of [`embedding`]; [`EmbeddingConfig`] makes it.
+    /// Burn's [`Embedding`](burn::nn::Embedding), which refuses ids on other devices; [`EmbeddingConfig`] makes it.
     /// `weight` is `[n_embedding, d_model]`.
     Embedding, burn::nn::Embedding
 }

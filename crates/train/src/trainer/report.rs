@@ -11,7 +11,7 @@ use std::{
 
 /// Burn's modules that automatic differentiation keeps from most of what Blackburn's kernels could do, the
 /// functions that run them with all of it, and what those gain.
-const DROP_INS: [(&str, &str, &str); 10] = [
+const DROP_INS: [(&str, &str, &str); 9] = [
     ("TransformerEncoder", "flash::transformer_encoder", "flash attention and fused norms"),
     (
         "MultiHeadAttention",
@@ -22,7 +22,6 @@ const DROP_INS: [(&str, &str, &str); 10] = [
     ("RmsNorm", "norm::rms_norm", "one kernel forward and one backward"),
     ("GroupNorm", "norm::group_norm", "nothing but the input is kept"),
     ("InstanceNorm", "norm::instance_norm", "nothing but the input is kept"),
-    ("Embedding", "embedding::embedding", "a gradient that is summed in a fixed order"),
     ("SwiGlu", "swiglu::forward", "one kernel forward and one backward"),
     ("RotaryEncoding", "positions::rotary", "one kernel forward and one backward"),
     ("Lstm", "recurrent::lstm", "runs in 16 bits"),
