@@ -175,8 +175,9 @@ fn turned(tensor: &CubeTensor) -> Option<CubeTensor> {
     else {
         return None;
     };
+    let is_plain = tensor.dtype.is_float() && tensor.qparams.is_none() && !tensor.meta.is_tiled();
     // A matrix of one row or column lies both ways.
-    if rows.min(columns) < 2 || !tensor.dtype.is_float() {
+    if rows.min(columns) < 2 || !is_plain {
         return None;
     }
     let dtype = dtype_to_elem_type(tensor.dtype);
