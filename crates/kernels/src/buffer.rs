@@ -48,6 +48,13 @@ impl Buffer {
         Self { handle: client.empty(elements * dtype.size()), elements, dtype }
     }
 
+    /// What lies behind its first `elements` elements, of which it has more.
+    pub(crate) fn behind(&self, elements: usize) -> Self {
+        let bytes = (elements * self.dtype.size()) as u64;
+        let handle = self.handle.clone().offset_start(bytes);
+        Self { handle, elements: self.elements - elements, dtype: self.dtype }
+    }
+
     /// Refuses another length or type, in the name of `op` and of its `argument`.
     pub(crate) fn check(
         &self,

@@ -94,7 +94,11 @@ impl ConvBlueprint {
                 ConvPass::Wgrad => filling_splits(&plan, &product, device),
                 _ => plan.splits,
             };
-            plans.push(Self::Product(MatmulBlueprint { splits, ..plan }));
+            // Where pixels are terms, both operands lie across them. Hopper's products would copy those of 32 bits.
+            let copies = problem.pass == ConvPass::Wgrad && !plan.takes_across_k(problem.dtype);
+            if !copies || !takes_tensor_cores(problem) {
+                plans.push(Self::Product(MatmulBlueprint { splits, ..plan }));
+            }
         }
         let implicit = ImplicitBlueprint::candidates_on(problem, device);
         plans.extend(implicit.into_iter().map(Self::Implicit));
@@ -399,23 +403,16 @@ fn takes_tensor_cores(problem: &ConvProblem) -> bool {
         problem.options.groups == 1 || channels.iter().all(|it| it.is_multiple_of(whole));
     let groups_fill_tiles =
         problem.options.groups == 1 || channels.iter().all(|it| *it >= FEWEST_CHANNELS);
-    // Only operands of 16 bits may lie across the terms, which both do where pixels are terms.
-    let lies_well = problem.pass != ConvPass::Wgrad || bytes == 2;
     // Weights are copied into shape tap by tap.
     let [_, _, r, s] = problem.second;
     let taps_are_even = problem.pass == ConvPass::Wgrad
         || problem.kernel[0] == 1
         || problem.kernel[1] == 1
         || r == problem.kernel[1] * s;
-    tensor_core_type(problem).is_some()
-        && groups_are_aligned
-        && groups_fill_tiles
-        && lies_well
-        && taps_are_even
+    tensor_core_type(problem).is_some() && groups_are_aligned && groups_fill_tiles && taps_are_even
 }
 
-/// Whether Hopper's copies, of boxes of 64 channels, can follow the problem, and its output lies in rows of the
-/// product.
+/// Whether Hopper's copies, of boxes of 64 channels, can follow the problem.
 pub(crate) fn takes_wgmma(problem: &ConvProblem) -> bool {
     const BOX_CHANNELS: usize = ROW_BYTES / 2;
     let channels = [problem.in_channels, problem.out_channels];
@@ -423,7 +420,6 @@ pub(crate) fn takes_wgmma(problem: &ConvProblem) -> bool {
         && problem.dtype.size() == 2
         && problem.options.groups == 1
         && channels.iter().all(|it| it.is_multiple_of(BOX_CHANNELS))
-        && (problem.pass != ConvPass::Dgrad || problem.options.stride == [1, 1])
         && parts(problem).iter().all(|part| PixelBox::of(problem, part).is_some())
 }
 

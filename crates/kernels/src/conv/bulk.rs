@@ -1,4 +1,4 @@
-//! Launches of the family for Hopper: how TMA finds the operands, and one persistent kernel.
+//! Launches of the family for Hopper: how TMA finds the operands, and one persistent kernel for each part.
 
 use super::{
     ConvPass, ConvProblem, ImplicitBlueprint,
@@ -25,15 +25,13 @@ use cubecl::prelude::*;
 /// An implicit product by Hopper's instructions, and the sum over its splits.
 pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer, KernelError> {
     let (client, problem) = (call.client, call.problem);
-    let parts = parts(problem);
-    let ([part], true, Some(element)) =
-        (&parts[..], takes_wgmma(problem), tensor_core_type(problem))
-    else {
+    let (true, Some(element)) = (takes_wgmma(problem), tensor_core_type(problem)) else {
         return unsupported("a convolution that copies of boxes cannot follow, by wgmma".into());
     };
-    let Some(pixels) = PixelBox::of(problem, part) else {
-        return unsupported("images whose pixels no tensor map can walk".into());
-    };
+    let parts = parts(problem);
+    if parts.len() > 1 && plan.splits > 1 {
+        return unsupported(format!("{} products in {} splits", parts.len(), plan.splits));
+    }
     check_bias(call)?;
     let shapes = problem.shapes();
     let images = Images { shape: shapes[0], strides: problem.first, memory: call.operands[0] };
@@ -50,17 +48,25 @@ pub(super) fn launch(call: &Call<'_>, plan: &ImplicitBlueprint) -> Result<Buffer
             Other::weights(client, problem, call.operands[1], lying, sizes, channels)?
         }
     };
-    let product = Product {
-        call,
-        plan,
-        element,
-        part,
-        pixels,
-        strides: images.strides,
-        images: &images.memory,
-        other: &other,
-    };
-    call.summed(plan.splits, |out| product.launch(out))
+    call.summed(plan.splits, |out| {
+        parts.iter().try_for_each(|part| {
+            let Some(pixels) = PixelBox::of(problem, part) else {
+                return unsupported("images whose pixels no tensor map can walk".into());
+            };
+            let product = Product {
+                call,
+                plan,
+                element,
+                part,
+                scattered: parts.len() > 1,
+                pixels,
+                strides: images.strides,
+                images: &images.memory,
+                other: &other,
+            };
+            product.launch(out)
+        })
+    })
 }
 
 struct Product<'a> {
@@ -69,6 +75,8 @@ struct Product<'a> {
     /// How tensor cores name the operands' type.
     element: &'static str,
     part: &'a Part,
+    /// It is one of several, whose pixels take turns in the output.
+    scattered: bool,
     pixels: PixelBox,
     /// Of the images, in the order n, c, h, w.
     strides: [usize; 4],
@@ -129,7 +137,8 @@ impl Product<'_> {
                 output.args(),
                 extent([m, n, blocks], [tile_m, tile_n], splits, [1, 1], device),
                 self.part.gather(problem, &gathered),
-                ConvWgmmaBlueprint { product, pass: problem.pass },
+                self.part.out(problem),
+                ConvWgmmaBlueprint { product, pass: problem.pass, scattered: self.scattered },
                 [out.dtype, stored],
                 [width, accumulator_width(tile_n)],
             )
@@ -171,7 +180,7 @@ impl Product<'_> {
 
     /// How TMA finds boxes of the operand that is not gathered.
     fn other_map(&self) -> TensorMapArg<Tiled> {
-        let ConvProblem { pass, out_channels, kernel: [r, s], .. } = *self.call.problem;
+        let ConvProblem { pass, out_channels, .. } = *self.call.problem;
         let Other { memory, weights, pitch } = self.other;
         if pass == ConvPass::Wgrad {
             let pixels = self.call.problem.out_pixels();
@@ -180,10 +189,14 @@ impl Product<'_> {
             return tensor_map(memory, shape, strides, vec![BOX_CHANNELS; 2]);
         }
         let [channels, filters] = self.call.problem.group_channels();
+        let (first, [row, column]) = self.part.taps_of(weights);
+        // Where no tap meets the pixels, none is copied, and the map has any.
+        let [r, s] = self.part.taps.map(|taps| taps.max(1));
         let shape = [filters, r, s, channels];
-        let strides = [weights.column, weights.taps[0], weights.taps[1], weights.channel];
+        let strides = [weights.column, row, column, weights.channel];
         let filters = if pass == ConvPass::Fprop { self.plan.tile_n } else { BOX_CHANNELS };
         let strides = dense_where_single(shape, strides);
+        let memory = &memory.behind(first);
         tensor_map(memory, shape.to_vec(), strides.to_vec(), vec![filters, 1, 1, BOX_CHANNELS])
     }
 }

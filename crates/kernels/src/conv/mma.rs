@@ -15,9 +15,9 @@ use crate::{
     matmul::{
         EpilogueBlueprint,
         mma_parts::{
-            Blocks, BlocksExpand, CHUNK_BYTES, Extent, Finish, Fragment, MmaBlueprint, Pitch,
-            UNITS, bias_element_bytes, dense_fragment, fetch_bias, fragments, load_operand,
-            multiply, store_fragment, work_at,
+            Blocks, BlocksExpand, Extent, Finish, Fragment, MmaBlueprint, Pitch, UNITS,
+            bias_element_bytes, chunk_bytes as column_bytes, dense_fragment, fetch_bias, fragments,
+            load_operand, multiply, store_fragment, work_at,
         },
     },
     ptx::{ROW_BYTES, copy::copy_16_bytes, global_address, load, shared_address},
@@ -143,7 +143,7 @@ fn load_taps(
     let element_bytes = comptime!(blueprint.mma.element_bytes);
     let row_chunks = comptime!(row_chunks(blueprint));
     let (chunk, first_row) = (UNIT_POS % row_chunks, UNIT_POS / row_chunks);
-    let column = destination + (chunk / ROW_CHUNKS) * CHUNK_BYTES;
+    let column = destination + (chunk / ROW_CHUNKS) * comptime!(column_bytes(element_bytes));
     #[unroll]
     for round in 0..comptime!(blueprint.mma.tile_n() * ROW_CHUNKS / UNITS) {
         let row = round * comptime!(UNITS / row_chunks) + first_row;

@@ -35,9 +35,9 @@
 //!
 //! | plan | serves |
 //! |---|---|
-//! | [`ConvBlueprint::Product`] | kernels of 1 by 1 with stride 1, by the plans of [`matmul`](crate::matmul) |
-//! | [`ConvBlueprint::Implicit`] with [`Family::Wgmma`](crate::Family::Wgmma) | f16 and bf16 in one group, channels in whole 64s, but for `Dgrad` with a stride: Hopper |
-//! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32 but for `Wgrad`: Ampere and later |
+//! | [`ConvBlueprint::Product`] | kernels of 1 by 1 with stride 1, by the plans of [`matmul`](crate::matmul), but for `Wgrad` as TF32 where those copy |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Wgmma`](crate::Family::Wgmma) | f16 and bf16 in one group, channels in whole 64s: Hopper |
+//! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32: Ampere and later |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Portable`](crate::Family::Portable) | everything, everywhere; f32 in full precision |
 //! | [`ConvBlueprint::Depthwise`] | groups of one channel each way that lie side by side, kernels of up to 7 by 7 |
 //! | [`ConvBlueprint::Direct`] | other groups of few channels, and single channels that the former does not take |

@@ -171,15 +171,22 @@ impl Part {
     }
 
     pub(super) fn weights(&self, weights: &Weights) -> WeightStridesLaunch {
-        let [r, s] = weights.taps;
+        let (first, [row, column]) = self.taps_of(weights);
         WeightStridesLaunch::new(
-            (self.first_tap[0] * r + self.first_tap[1] * s) as u32,
+            first as u32,
             weights.group as u32,
             weights.column as u32,
             weights.channel as u32,
-            (self.tap_step[0] * r) as u32,
-            (self.tap_step[1] * s) as u32,
+            row as u32,
+            column as u32,
         )
+    }
+
+    /// Where the part's first tap lies in the weights, and the distance from each of its rows and columns to the next.
+    pub(super) fn taps_of(&self, weights: &Weights) -> (usize, [usize; 2]) {
+        let [r, s] = weights.taps;
+        let first = self.first_tap[0] * r + self.first_tap[1] * s;
+        (first, [self.tap_step[0] * r, self.tap_step[1] * s])
     }
 
     /// Where the pixels of the grid lie in the output.

@@ -9,14 +9,14 @@
 
 use super::{
     ConvPass,
-    gather::{Gather, Tap, grid_position, tap_at},
+    gather::{Gather, ImageStrides, Tap, element_at, grid_position, tap_at},
 };
 use crate::{
     matmul::{
-        mma_parts::{Extent, Work},
+        mma_parts::{Extent, Fragment, Work},
         wgmma_parts::{
-            BulkBlocks, BulkBlocksExpand, CHUNK_BYTES, EpilogueTensors, Outputs, TILE_M,
-            WgmmaBlueprint, persistent_product,
+            BulkBlocks, BulkBlocksExpand, CHUNK_BYTES, EpilogueTensors, OutputRows,
+            OutputRowsExpand, Outputs, TILE_M, WgmmaBlueprint, fragment_of, persistent_product,
         },
     },
     ptx::{
@@ -35,6 +35,8 @@ pub(super) const BOX_CHANNELS: usize = ROW_BYTES / 2;
 pub(crate) struct ConvWgmmaBlueprint {
     pub(crate) product: WgmmaBlueprint,
     pub(crate) pass: ConvPass,
+    /// Rows are pixels that do not follow each other in the output: some of those of a gradient with a stride.
+    pub(crate) scattered: bool,
 }
 
 /// Blocks of which one operand is gathered.
@@ -45,6 +47,8 @@ struct GatheredBoxes {
     /// pixels.
     other: u64,
     gather: Gather,
+    /// The output, where rows are scattered over it.
+    out: ImageStrides,
     /// Columns of the product.
     columns: u32,
     #[cube(comptime)]
@@ -135,8 +139,35 @@ impl BulkBlocks for GatheredBoxes {
     }
 }
 
-/// A product with one gathered operand, whose rows lie behind each other in the output; with splits, sums of each
-/// split to `out[split]`.
+#[cube]
+impl OutputRows for GatheredBoxes {
+    fn fragment(
+        &self,
+        work: &Work,
+        extent: &Extent,
+        row: u32,
+        column: u32,
+        quad: u32,
+        #[comptime] interleaved: bool,
+    ) -> Fragment {
+        if comptime!(self.blueprint.scattered) {
+            Fragment {
+                upper: element_at(row, &self.gather, &self.out),
+                has_upper: row < extent.m,
+                lower: element_at(row + 8, &self.gather, &self.out),
+                has_lower: row + 8 < extent.m,
+                column,
+                quad,
+                n: extent.n,
+            }
+        } else {
+            fragment_of(work, extent, row, column, quad, interleaved)
+        }
+    }
+}
+
+/// A product with one gathered operand, whose rows lie in the output behind each other or as `out` says; with splits,
+/// sums of each split to `outputs[split]`.
 #[cube(launch_unchecked)]
 pub(crate) fn conv_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     images: &TensorMap<u32, Im2col>,
@@ -145,6 +176,7 @@ pub(crate) fn conv_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
     outputs: &mut Outputs<Vector<S, W>>,
     extent: Extent,
     gather: Gather,
+    out: ImageStrides,
     #[comptime] blueprint: ConvWgmmaBlueprint,
     #[define(O, S)] _types: [ElemType; 2],
     #[define(W, R)] _widths: [usize; 2],
@@ -153,6 +185,7 @@ pub(crate) fn conv_wgmma_kernel<O: Float, S: Numeric, W: Size, R: Size>(
         images: tensor_map_address::<u32, Im2col>(images),
         other: tensor_map_address::<u32, Tiled>(other),
         gather,
+        out,
         columns: extent.n,
         blueprint,
     };

@@ -2,7 +2,7 @@ use super::{
     Epilogue, F32Precision, MatmulProblem, Operand,
     budget::{mma_bytes, most_stages, tcgen05_bytes, wgmma_bytes},
     memo::Memo,
-    problem::OP,
+    problem::{OP, is_fp8},
     workstation,
 };
 use crate::{
@@ -278,6 +278,16 @@ impl MatmulBlueprint {
             .filter(|splits| blocks.div_ceil(blocks.div_ceil(*splits)) == *splits)
             .map(|splits| Self { splits, ..self })
             .collect()
+    }
+
+    /// Whether operands of that type are taken as they lie where their rows run across k; else they are copied.
+    pub(crate) fn takes_across_k(&self, dtype: ElemType) -> bool {
+        match dtype.size() {
+            1 => is_fp8(dtype) && self.takes_fp8_across_k(),
+            2 => true,
+            // Hopper's instructions and those of its successors turn operands of 16 bits alone.
+            _ => self.family == Family::Mma,
+        }
     }
 
     /// Blocks of k.

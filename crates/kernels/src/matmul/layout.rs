@@ -67,22 +67,21 @@ impl OperandWalk {
         is_fp8(self.operand.dtype) && self.lies_across_k() && !self.lies_along_k()
     }
 
-    /// How tensor cores take it from `memory`. Those of 16 bits may lie across k, and those of 8 bits if `fp8_across_k`.
-    pub(super) fn layout(&self, memory: &Buffer, fp8_across_k: bool) -> OperandLayout {
+    /// How tensor cores take it from `memory`, those that take its type across k or not.
+    pub(super) fn layout(&self, memory: &Buffer, across_k: bool) -> OperandLayout {
         let offset = memory.offset_bytes();
-        self.layout_at(offset, fp8_across_k)
+        self.layout_at(offset, across_k)
     }
 
     /// As [`layout`](Self::layout), for memory that begins at byte `offset` of its allocation.
-    fn layout_at(&self, offset: u64, fp8_across_k: bool) -> OperandLayout {
+    fn layout_at(&self, offset: u64, across_k: bool) -> OperandLayout {
         let bytes = self.operand.dtype.size();
         let aligned = |stride: usize, size: usize| {
             size == 1 || (stride > 0 && (stride * bytes).is_multiple_of(ALIGNMENT_BYTES))
         };
         let base_aligned = offset.is_multiple_of(ALIGNMENT_BYTES as u64)
             && (0..2).all(|dim| aligned(self.operand.batch_strides[dim], self.matrices[dim]));
-        let may_lie_across = bytes == 2 || fp8_across_k && is_fp8(self.operand.dtype);
-        let across = may_lie_across && self.lies_across_k();
+        let across = across_k && self.lies_across_k();
         let along = self.lies_along_k();
         if base_aligned && along && aligned(self.mn_stride, self.mn) {
             return OperandLayout { k_major: true, copied: false };
@@ -100,48 +99,39 @@ mod tests {
     use crate::matmul::{F32Precision, TensorLayout};
     use cubecl::ir::{ElemType, FloatKind};
 
-    fn lhs(strides: [usize; 2], kind: FloatKind, offset: u64) -> (bool, bool) {
-        lhs_if(strides, kind, offset, false)
-    }
-
-    fn lhs_if(
-        strides: [usize; 2],
-        kind: FloatKind,
-        offset: u64,
-        fp8_across_k: bool,
-    ) -> (bool, bool) {
+    fn lhs(strides: [usize; 2], kind: FloatKind, offset: u64, across_k: bool) -> (bool, bool) {
         let dtype = ElemType::Float(kind);
         let lhs = TensorLayout { shape: &[64, 48], strides: &strides, dtype };
         let rhs = TensorLayout { shape: &[48, 32], strides: &[32, 1], dtype };
         let out = if dtype.size() == 1 { ElemType::Float(FloatKind::BF16) } else { dtype };
         let problem = MatmulProblem::new(lhs, rhs, out, F32Precision::Tf32).unwrap();
-        let layout = OperandWalk::lhs(&problem).layout_at(offset, fp8_across_k);
+        let layout = OperandWalk::lhs(&problem).layout_at(offset, across_k);
         (layout.k_major, layout.copied)
     }
 
     #[test]
     fn aligned_rows_are_taken_as_they_lie() {
-        assert_eq!(lhs([48, 1], FloatKind::BF16, 0), (true, false));
-        assert_eq!(lhs([1, 64], FloatKind::BF16, 32), (false, false));
+        assert_eq!(lhs([48, 1], FloatKind::BF16, 0, true), (true, false));
+        assert_eq!(lhs([1, 64], FloatKind::BF16, 32, true), (false, false));
     }
 
     #[test]
     fn rows_or_memory_that_are_not_aligned_are_copied() {
-        assert_eq!(lhs([49, 1], FloatKind::BF16, 0), (true, true));
-        assert_eq!(lhs([48, 1], FloatKind::BF16, 2), (true, true));
-        assert_eq!(lhs([1, 65], FloatKind::BF16, 0), (false, true));
+        assert_eq!(lhs([49, 1], FloatKind::BF16, 0, true), (true, true));
+        assert_eq!(lhs([48, 1], FloatKind::BF16, 2, true), (true, true));
+        assert_eq!(lhs([1, 65], FloatKind::BF16, 0, true), (false, true));
+        // Four bytes each: 66 of them are no multiple of 16 bytes.
+        assert_eq!(lhs([1, 66], FloatKind::F32, 0, true), (false, true));
     }
 
     #[test]
-    fn operands_of_16_bits_may_lie_across_k_and_those_of_8_by_some_plans() {
-        assert_eq!(lhs([1, 64], FloatKind::F32, 0), (true, true));
-        assert_eq!(lhs([1, 64], FloatKind::F16, 0), (false, false));
-        let fp8 = |strides, taken| lhs_if(strides, FloatKind::E4M3, 0, taken);
-        assert_eq!(fp8([1, 64], false), (true, true));
-        assert_eq!(fp8([1, 64], true), (false, false));
-        // Rows of k that begin anywhere, and those that are k's anyhow.
-        assert_eq!(fp8([1, 65], true), (false, true));
-        assert_eq!(fp8([48, 1], true), (true, false));
-        assert_eq!(lhs_if([1, 64], FloatKind::F32, 0, true), (true, true));
+    fn rows_across_k_are_copied_along_k_where_tensor_cores_do_not_take_them() {
+        for kind in [FloatKind::F32, FloatKind::E4M3] {
+            assert_eq!(lhs([1, 64], kind, 0, false), (true, true), "{kind:?}");
+            assert_eq!(lhs([1, 64], kind, 0, true), (false, false), "{kind:?}");
+            // Rows that are k's anyhow.
+            assert_eq!(lhs([48, 1], kind, 0, true), (true, false), "{kind:?}");
+        }
+        assert_eq!(lhs([1, 65], FloatKind::E4M3, 0, true), (false, true));
     }
 }

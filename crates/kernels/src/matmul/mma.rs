@@ -8,7 +8,7 @@ use super::{
     bias_tile::fetch_bias,
     epilogue::{EpilogueTensors, Outputs},
     mma_tile::write_part,
-    ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
+    ring::{Blocks, BlocksExpand, MmaBlueprint, UNITS, chunk_bytes, fragments, multiply},
     work::{Extent, LastMatrix, Work, work_at},
 };
 use crate::ptx::{ROW_BYTES, copy::copy_16_bytes, global_address, load, shared_address};
@@ -59,8 +59,10 @@ pub(crate) fn load_operand(
             (first_k + row, first_mn + chunk * chunk_elements, limit_k, pitch.mn)
         };
         let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
-        let at =
-            destination + (chunk / 8) * CHUNK_BYTES + row * comptime!(ROW_BYTES as u32) + swizzled;
+        let at = destination
+            + (chunk / 8) * comptime!(chunk_bytes(element_bytes))
+            + row * comptime!(ROW_BYTES as u32)
+            + swizzled;
         let mut bytes = 0u32;
         let mut from = source;
         if row_at < rows && column_at < columns {

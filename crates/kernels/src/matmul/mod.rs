@@ -36,9 +36,10 @@
 //! Products of at most eight rows have a kernel of the portable family that reads the right operand with the whole
 //! device.
 //!
-//! The tensor-core families want 16-byte aligned rows, and TF32 and 8-bit operands contiguous along
-//! k. Operands that are not are copied into shape first, which costs their bytes twice and less than
-//! a product that crawls.
+//! The tensor-core families want 16-byte aligned rows. 16-bit operands may lie along k or across it, TF32 across it
+//! for [`Family::Mma`](crate::Family::Mma) alone, and 8-bit ones for some plans of
+//! [`Family::Tcgen05`](crate::Family::Tcgen05). Operands that lie otherwise are copied into shape first, which costs
+//! their bytes twice and less than a product that crawls.
 //!
 //! Which plan runs is a model's choice ([`MatmulBlueprint::plan`]), remembered for each problem, or
 //! the fastest of the model's first few as measured on the device ([`matmul_tuned`]).
@@ -122,7 +123,7 @@ pub(crate) mod mma_parts {
         bias_tile::{element_bytes as bias_element_bytes, fetch_bias},
         mma::{Pitch, PitchLaunch, load_operand},
         operand::MatrixSource,
-        ring::{Blocks, BlocksExpand, CHUNK_BYTES, MmaBlueprint, UNITS, fragments, multiply},
+        ring::{Blocks, BlocksExpand, MmaBlueprint, UNITS, chunk_bytes, fragments, multiply},
         store::{Finish, Fragment, dense_fragment, store_fragment},
         tensor_core::store_width,
         work::{Extent, Work, extent, work_at},
@@ -134,10 +135,11 @@ pub(crate) mod mma_parts {
 pub(crate) mod wgmma_parts {
     pub(crate) use super::{
         epilogue::{EpilogueTensors, Outputs},
+        store::fragment_of,
         tensor_core::tensor_map,
         wgmma::{
-            BulkBlocks, BulkBlocksExpand, CHUNK_BYTES, TILE_M, UNITS, WgmmaBlueprint,
-            accumulator_width, persistent_product,
+            BulkBlocks, BulkBlocksExpand, CHUNK_BYTES, OutputRows, OutputRowsExpand, TILE_M, UNITS,
+            WgmmaBlueprint, accumulator_width, persistent_product,
         },
     };
 }

@@ -34,16 +34,16 @@ pub(super) struct AlignedOperand {
 }
 
 impl AlignedOperand {
-    /// Copied into shape if need be; an operand of 8 bits may lie across k if `fp8_across_k`.
+    /// Copied into shape if need be; it may lie across k if the plan takes its type so.
     pub(super) fn new(
         client: &Client,
         op: &'static str,
         walk: OperandWalk,
         memory: &Buffer,
-        fp8_across_k: bool,
+        across_k: bool,
     ) -> Result<Self, KernelError> {
         let OperandWalk { operand, mn, mn_stride, k, k_stride, matrices } = walk;
-        let OperandLayout { k_major, copied } = walk.layout(memory, fp8_across_k);
+        let OperandLayout { k_major, copied } = walk.layout(memory, across_k);
         let bytes = operand.dtype.size();
         let (rows, columns, row, column) =
             if k_major { (mn, k, mn_stride, k_stride) } else { (k, mn, k_stride, mn_stride) };

@@ -11,7 +11,8 @@ use crate::ptx::{
     ROW_BYTES,
     copy::{copies_commit, copies_wait},
     mma::{
-        MmaOperands, Scales, lhs_position, mma_block, mma_scaled_block, rhs_position, scale_word,
+        Lying, MmaOperands, Scales, lhs_position, mma_block, mma_scaled_block, rhs_position,
+        scale_word, word_position,
     },
 };
 use cubecl::prelude::*;
@@ -20,8 +21,12 @@ use cubecl::prelude::*;
 pub(crate) const UNITS: u32 = 256;
 /// Warps of a cube.
 const WARPS: u32 = UNITS / 32;
-/// Bytes of a chunk of an operand of which k does not run along the rows: 64 rows of k.
-pub(crate) const CHUNK_BYTES: u32 = 64 * ROW_BYTES as u32;
+
+/// Bytes of a chunk of an operand of which k does not run along the rows: 128 bytes of the rows of a block of k.
+pub(crate) const fn chunk_bytes(element_bytes: u32) -> u32 {
+    let row_bytes = ROW_BYTES as u32;
+    row_bytes / element_bytes * row_bytes
+}
 
 /// How the loop is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,11 +58,12 @@ impl MmaBlueprint {
     }
 
     /// Warps along m for a cube's tile, and the 16 rows and columns that each has so many times; `None` where
-    /// they do not divide it. A warp has at least 32 columns: it writes them 32 at a time.
+    /// they do not divide it. A warp has whole 32 rows and columns: it writes 32 columns at a time, and words across k
+    /// lie in chunks of 32 of either.
     pub(crate) fn warp_tiles(tile_m: usize, tile_n: usize) -> Option<(u32, usize, usize)> {
         let warps_m = if tile_n < 128 { 4 } else { 2 };
         let (rows, columns) = (16 * warps_m, 16 * WARPS as usize / warps_m);
-        let is_whole = tile_m.is_multiple_of(rows) && tile_n.is_multiple_of(2 * columns);
+        let is_whole = tile_m.is_multiple_of(2 * rows) && tile_n.is_multiple_of(2 * columns);
         is_whole.then_some((warps_m as u32, tile_m / rows, tile_n / columns))
     }
 
@@ -120,22 +126,34 @@ pub(crate) fn fragments(#[comptime] blueprint: MmaBlueprint) -> Fragments {
     let lhs = lhs_position(lane, comptime!(operands.lhs_k_major));
     let rhs = rhs_position(lane, comptime!(operands.rhs_k_major));
     let row = warp_m * rows;
-    let (lhs_row, lhs_chunk) = warp_position(row, lhs.0, lhs.1, comptime!(operands.lhs_k_major));
+    let lhs_lies = comptime!(operands.lying(operands.lhs_k_major));
+    let (lhs_row, lhs_chunk) = warp_position(row, lane, lhs.0, lhs.1, lhs_lies);
     let column = warp_n * columns;
-    let (rhs_row, rhs_chunk) = warp_position(column, rhs.0, rhs.1, comptime!(operands.rhs_k_major));
+    let rhs_lies = comptime!(operands.lying(operands.rhs_k_major));
+    let (rhs_row, rhs_chunk) = warp_position(column, lane, rhs.0, rhs.1, rhs_lies);
     Fragments { lane, row, column, lhs_row, lhs_chunk, rhs_row, rhs_chunk }
 }
 
 /// A lane's row and chunk, in bytes from the operand's tile, for a warp whose part begins at
-/// `first` of m or n. Across k, parts are chunks of 64 columns or lie within one.
+/// `first` of m or n, where `ldmatrix` has it at `row` and `chunk`. Across k, parts are chunks of 128 bytes or lie
+/// within one; those of words are whole ones.
 #[cube]
-fn warp_position(first: u32, row: u32, chunk: u32, #[comptime] k_major: bool) -> (u32, u32) {
+fn warp_position(
+    first: u32,
+    lane: u32,
+    row: u32,
+    chunk: u32,
+    #[comptime] lying: Lying,
+) -> (u32, u32) {
     let row_bytes = comptime!(ROW_BYTES as u32);
-    if comptime!(k_major) {
+    if comptime!(lying == Lying::AlongK) {
         ((first + row) * row_bytes, chunk << 4)
-    } else {
+    } else if comptime!(lying == Lying::AcrossK) {
         let within = first % 64 / 8;
-        (first / 64 * CHUNK_BYTES + row * row_bytes, (chunk ^ within) << 4)
+        (first / 64 * comptime!(chunk_bytes(2)) + row * row_bytes, (chunk ^ within) << 4)
+    } else {
+        let (word_row, word_chunk) = word_position(lane);
+        (first / 32 * comptime!(chunk_bytes(4)) + word_row, word_chunk)
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn dense_fragment(
 
 /// The fragment at that row and column of the matrix that `work` is of.
 #[cube]
-pub(super) fn fragment_of(
+pub(crate) fn fragment_of(
     work: &Work,
     extent: &Extent,
     row: u32,

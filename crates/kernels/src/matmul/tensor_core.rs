@@ -56,8 +56,10 @@ pub(super) fn launch(
     let types = types.ok_or_else(|| {
         KernelError::unsupported(op, format!("{:?} on tensor cores", problem.lhs.dtype))
     })?;
-    let across = blueprint.takes_fp8_across_k();
-    let aligned = |walk, memory| AlignedOperand::new(client, op, walk, memory, across);
+    let aligned = |walk: OperandWalk, memory| {
+        let across_k = blueprint.takes_across_k(walk.operand.dtype);
+        AlignedOperand::new(client, op, walk, memory, across_k)
+    };
     let launch = Launch {
         client,
         op,

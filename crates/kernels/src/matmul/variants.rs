@@ -2,7 +2,7 @@
 
 use super::{
     Activation, BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
-    TensorLayout,
+    Operand, TensorLayout,
     blueprint::tensor_core_type,
     matmul_with,
     mx::{MxOperand, mx_matmul_with},
@@ -84,7 +84,7 @@ enum Plans {
     Split,
     /// The first.
     First,
-    /// Those that do not split k and take operands of 8 bits across k as they lie.
+    /// Those that do not split k and take both operands across k as they lie.
     AcrossK,
     /// Those of few rows.
     FewRows,
@@ -146,7 +146,9 @@ fn cases() -> Result<Vec<Case>, KernelError> {
         all.push(case(LARGE, operands, nt, Steps::Bias, Plans::Whole, "nt"));
     }
     // Across k, where tensor cores take them that way.
-    all.push(case(LARGE, [E4M3, E5M2], [false; 2], Steps::Bias, Plans::AcrossK, "tn"));
+    for operands in [[E4M3, E5M2], [F32; 2]] {
+        all.push(case(LARGE, operands, [false; 2], Steps::Bias, Plans::AcrossK, "tn"));
+    }
     for steps in [Steps::Residual, Steps::Factor, Steps::Everything] {
         all.push(case(LARGE, [BF16; 2], nn, steps, Plans::Whole, "nn"));
     }
@@ -158,7 +160,7 @@ fn cases() -> Result<Vec<Case>, KernelError> {
     }
     let promoted = case(LARGE, [E4M3, E5M2], nt, Steps::Bias, Plans::Promoted, "promoted")?;
     let [lhs, rhs] = [promoted.problem.lhs, promoted.problem.rhs]
-        .map(|operand| super::Operand { batch_strides: [0, LARGE[0] * LARGE[2]], ..operand });
+        .map(|operand| Operand { batch_strides: [0, LARGE[0] * LARGE[2]], ..operand });
     let batched =
         Case { problem: MatmulProblem { batch: [1, 2], lhs, rhs, ..promoted.problem }, ..promoted };
     all.extend([Ok(promoted), Ok(Case { name: "promoted_batched", ..batched })]);
@@ -214,7 +216,11 @@ impl Case {
                 plans.retain(|plan| plan.splits == 1 && plan.family != Family::Portable);
             }
             Plans::AcrossK => {
-                plans.retain(|plan| plan.splits == 1 && plan.takes_fp8_across_k());
+                let Operand { dtype, .. } = self.problem.lhs;
+                plans.retain(|plan| {
+                    let on_tensor_cores = plan.family != Family::Portable;
+                    plan.splits == 1 && on_tensor_cores && plan.takes_across_k(dtype)
+                });
             }
             Plans::Split => plans.retain(|plan| plan.splits == 2),
             Plans::First => plans.truncate(1),

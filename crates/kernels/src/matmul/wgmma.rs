@@ -14,7 +14,7 @@ use super::{
     budget::{bias_bytes, stage_bytes, wgmma_bytes},
     bulk_ring::{BulkRing, BulkRingBlueprint, fill_bulk_ring},
     epilogue::{EpilogueTensors, Outputs, factor},
-    store::{Finish, StoreWidth, fragment_of, store_outputs},
+    store::{Finish, Fragment, StoreWidth, fragment_of, store_outputs},
     work::{Extent, LastMatrix, Work, work_at, work_count},
 };
 use crate::ptx::{
@@ -111,6 +111,21 @@ pub(crate) trait BulkBlocks {
     fn load(&self, stage: u32, work: &Work, block: u32, barrier: u32);
 }
 
+/// Where the rows of the output lie.
+#[cube]
+pub(crate) trait OutputRows {
+    /// Of row `row` and the one 8 below it, from `column` on, those of `work`.
+    fn fragment(
+        &self,
+        work: &Work,
+        extent: &Extent,
+        row: u32,
+        column: u32,
+        quad: u32,
+        #[comptime] interleaved: bool,
+    ) -> Fragment;
+}
+
 /// Blocks of matrices.
 #[derive(CubeType)]
 pub(super) struct MatrixBlocks {
@@ -169,9 +184,31 @@ impl BulkBlocks for MatrixBlocks {
     }
 }
 
-/// Every tile of this cube's, from its blocks to the output; with splits, sums of each split to `out[split]`.
 #[cube]
-pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R: Size>(
+impl OutputRows for MatrixBlocks {
+    fn fragment(
+        &self,
+        work: &Work,
+        extent: &Extent,
+        row: u32,
+        column: u32,
+        quad: u32,
+        #[comptime] interleaved: bool,
+    ) -> Fragment {
+        fragment_of(work, extent, row, column, quad, interleaved)
+    }
+}
+
+/// Every tile of this cube's, from its blocks to the output; with splits, sums of each split to `out[split]`. A product
+/// without blocks is zero.
+#[cube]
+pub(crate) fn persistent_product<
+    B: BulkBlocks + OutputRows,
+    O: Float,
+    S: Numeric,
+    W: Size,
+    R: Size,
+>(
     source: &B,
     epilogue: &EpilogueTensors<O>,
     outputs: &mut Outputs<Vector<S, W>>,
@@ -270,7 +307,7 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
                 }
             }
             sums = wgmma_drain::<R>(sums, comptime!(operands.n));
-            if lane == 0 {
+            if work.last_block > work.first_block && lane == 0 {
                 barrier_arrive(empty + load::<u32>(previous) * 8);
             }
             if comptime!(blueprint.promotion > 0) {
@@ -282,7 +319,7 @@ pub(crate) fn persistent_product<B: BulkBlocks, O: Float, S: Numeric, W: Size, R
                 copies_wait_all();
                 sync_group(group + 1, 128u32);
             }
-            let place = fragment_of(
+            let place = source.fragment(
                 &work,
                 extent,
                 work.row + group * 64 + lane / 32 * 16 + lane % 32 / 4,

@@ -33,6 +33,36 @@ pub(crate) enum Scales {
     Blocks(BlockFormat),
 }
 
+/// How an operand lies in rows of 128 bytes of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Lying {
+    /// Its rows run along k.
+    AlongK,
+    /// Its rows run along rows or columns of the output, in elements of 16 bits, which `ldmatrix` turns.
+    AcrossK,
+    /// The same in elements of 32 bits, which nothing turns: each unit loads its own.
+    WordsAcrossK,
+}
+
+/// Which operand of the instruction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Lhs,
+    Rhs,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lhs => "a",
+            Self::Rhs => "b",
+        }
+    }
+}
+
+/// Bytes of 32 columns of words, in the 32 rows of a block of k.
+const WORD_CHUNK_BYTES: usize = 32 * ROW_BYTES;
+
 /// Four scales of 1.
 const ONES: u32 = 0x7f7f_7f7f;
 
@@ -40,6 +70,15 @@ impl MmaOperands {
     /// Accumulators a unit holds.
     pub(crate) fn registers(self) -> usize {
         self.m16 * self.n16 * 8
+    }
+
+    /// How the operand lies that has k along its rows or not.
+    pub(crate) fn lying(self, k_major: bool) -> Lying {
+        match (k_major, self.lhs) {
+            (true, _) => Lying::AlongK,
+            (false, "tf32") => Lying::WordsAcrossK,
+            (false, _) => Lying::AcrossK,
+        }
     }
 
     /// Shape and types of the instruction; every one of them is 32 bytes of k deep.
@@ -108,19 +147,29 @@ impl MmaOperands {
     }
 }
 
-/// Loads fragments `x0..` of one operand for step `k` of the block: `count` tiles of 16.
-///
-/// `row` is the unit's row in the tile, `chunk` its chunk of 16 bytes there, swizzled, in bytes.
-/// Where k runs along the rows, tiles lie 16 rows apart and steps 32 bytes; else the other way
-/// around. Moving by 32 bytes turns bits of the chunk over, because of the swizzle.
-fn fragments(x: &str, count: usize, k: usize, k_major: bool, row: &str, chunk: &str) -> String {
+/// Loads fragments of one operand for step `k` of the block: `count` tiles of 16, to the registers `a0..` or `b0..`.
+/// The registers `ar` and `ac`, or `br` and `bc`, are the unit's row in the tile and its chunk of 16 bytes there,
+/// swizzled, in bytes.
+fn fragments(side: Side, count: usize, k: usize, lying: Lying) -> String {
+    match lying {
+        Lying::AlongK | Lying::AcrossK => matrix_fragments(side, count, k, lying),
+        Lying::WordsAcrossK => word_fragments(side, count, k),
+    }
+}
+
+/// Where k runs along the rows, tiles lie 16 rows apart and steps 32 bytes; else the other way around. Moving by 32
+/// bytes turns bits of the chunk over, because of the swizzle.
+fn matrix_fragments(side: Side, count: usize, k: usize, lying: Lying) -> String {
+    let x = side.name();
     let mut text = String::new();
     for tile in 0..count {
-        let (along, down) = if k_major { (k, tile) } else { (tile, k) };
-        let transposed = if k_major { "" } else { ".trans" };
+        let (along, down, transposed) = match lying {
+            Lying::AlongK => (k, tile, ""),
+            _ => (tile, k, ".trans"),
+        };
         let at = 4 * tile;
         text += &format!(
-            "xor.b32 t, {chunk}, {};\nadd.u32 t, t, {row};\n\
+            "xor.b32 t, {x}c, {};\nadd.u32 t, t, {x}r;\n\
              ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{{x}{at}, {x}{}, {x}{}, {x}{}}}, \
              [t + {}];\n",
             32 * along,
@@ -128,6 +177,28 @@ fn fragments(x: &str, count: usize, k: usize, k_major: bool, row: &str, chunk: &
             at + 2,
             at + 3,
             16 * ROW_BYTES * down,
+        );
+    }
+    text
+}
+
+/// Of eight rows of k, the instruction's terms t and t + 4 are taken from rows 2t and 2t + 1: the order of terms is that
+/// of both operands, and the swizzle then has the lanes of a warp read 32 banks.
+fn word_fragments(side: Side, count: usize, k: usize) -> String {
+    let x = side.name();
+    let mut text = String::new();
+    for (tile, register) in (0..count).flat_map(|tile| (0..4).map(move |register| (tile, register)))
+    {
+        let (low, high) = (register % 2, register / 2);
+        let (eight_on, odd) = match side {
+            Side::Lhs => (low, high),
+            Side::Rhs => (high, low),
+        };
+        let turn = 16 * odd + 32 * eight_on + 64 * (tile % 2);
+        let offset = tile / 2 * WORD_CHUNK_BYTES + (8 * k + odd) * ROW_BYTES;
+        text += &format!(
+            "xor.b32 t, {x}c, {turn};\nadd.u32 t, t, {x}r;\nld.shared.b32 {x}{}, [t + {offset}];\n",
+            4 * tile + register
         );
     }
     text
@@ -154,8 +225,8 @@ fn block_text(operands: MmaOperands) -> String {
         {
             text += &operands.scale_words(block);
         }
-        text += &fragments("a", m16, k, operands.lhs_k_major, "ar", "ac");
-        text += &fragments("b", n16, k, operands.rhs_k_major, "br", "bc");
+        text += &fragments(Side::Lhs, m16, k, operands.lying(operands.lhs_k_major));
+        text += &fragments(Side::Rhs, n16, k, operands.lying(operands.rhs_k_major));
         for (i, j) in (0..m16).flat_map(|i| (0..2 * n16).map(move |j| (i, j))) {
             let at = 4 * (i * 2 * n16 + j);
             let sums = format!("{{%{at}, %{}, %{}, %{}}}", at + 1, at + 2, at + 3);
@@ -421,4 +492,13 @@ pub(crate) fn rhs_position(lane: u32, #[comptime] k_major: bool) -> (u32, u32) {
         (lane & 15, lane >> 4)
     };
     (row, chunk ^ low)
+}
+
+/// Row and chunk from which `lane` of a warp loads words of either operand that lies across k, both in bytes, of a part
+/// that begins at a multiple of 32 rows or columns of the output.
+#[cube]
+pub(crate) fn word_position(lane: u32) -> (u32, u32) {
+    let (group, term) = (lane >> 2, lane & 3);
+    let row = 2 * term;
+    (row * comptime!(ROW_BYTES as u32), (((group >> 2) ^ row) << 4) + ((group & 3) << 2))
 }

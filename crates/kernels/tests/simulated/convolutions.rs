@@ -1,5 +1,5 @@
-//! Convolutions of whole numbers on Hopper, whose copies gather pixels themselves: sums are exact, so every bit
-//! of the result is known.
+//! Convolutions of whole numbers on Hopper, whose copies gather pixels themselves, and of pixels as terms of 32 bits on
+//! Ampere: sums are exact, so every bit of the result is known.
 
 use super::{
     Case,
@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         case("conv_wgmma_is_exact", true, |recorder| each_pass(recorder, IMAGES, NARROWEST)),
         case("conv_wgmma_by_every_plan_is_exact", false, |recorder| {
-            each_pass(recorder, IMAGES, Some)
+            each_pass(recorder, IMAGES, EVERY)
         }),
         case("conv_wgmma_of_several_tiles_a_block_is_exact", false, |recorder| {
             let many = ConvCase { input: [13, 15], in_channels: 128, ..IMAGES };
@@ -39,7 +39,9 @@ pub(super) fn cases() -> Vec<Case> {
             each_pass(recorder, IMAGES.strided(2), NARROWEST)?;
             let uneven = ConvCase { stride: [1, 3], padding: [[0, 2], [2, 1]], ..IMAGES };
             each_pass(recorder, uneven, NARROWEST)?;
-            // One tap, of every other pixel.
+            // Some taps meet each pixel by the stride and the dilation together.
+            each_pass(recorder, IMAGES.dilated(2).strided(3), NARROWEST)?;
+            // One tap, of every other pixel: the gradient of the others is zero.
             let single = ConvCase { kernel: [1; 2], padding: [[0; 2]; 2], ..IMAGES };
             each_pass(recorder, single.strided(2), NARROWEST)
         }),
@@ -64,15 +66,30 @@ pub(super) fn cases() -> Vec<Case> {
             // The last split has fewer blocks of pixels.
             let splits = |plan| NARROWEST(plan).map(|plan| Plan { splits: 3, ..plan });
             let long = ConvCase { batch: 5, input: [12, 11], kernel: [1, 3], ..IMAGES };
-            one_pass(recorder, &long, ConvPass::Wgrad, Lies::Dense, splits)
+            let run = Run { pass: ConvPass::Wgrad, choice: splits, ..RUN };
+            run.of(recorder, &long)
         }),
         case("conv_wgmma_of_every_layout_is_exact", false, |recorder| {
             for pass in PASSES {
-                one_pass(recorder, &IMAGES, pass, Lies::WithGaps, NARROWEST)?;
-                one_pass(recorder, &IMAGES, pass, Lies::WeightsAsFilters, NARROWEST)?;
+                for lies in [Lies::WithGaps, Lies::WeightsAsFilters] {
+                    Run { pass, lies, storage: storage(pass), ..RUN }.of(recorder, &IMAGES)?;
+                }
             }
             Ok(())
         }),
+        Case {
+            name: "conv_mma_of_pixels_in_tf32_is_exact",
+            gpu: Gpu::SM_80,
+            quick: true,
+            body: |recorder| {
+                let run = Run { pass: ConvPass::Wgrad, storage: Storage::F32, choice: MMA, ..RUN };
+                run.of(recorder, &IMAGES)?;
+                // Channels that no vector divides, and pixels between others.
+                let odd = ConvCase { in_channels: 7, out_channels: 70, ..IMAGES };
+                run.of(recorder, &odd.strided(2))?;
+                Run { lies: Lies::WithGaps, ..run }.of(recorder, &IMAGES)
+            },
+        },
     ]
 }
 
@@ -85,8 +102,14 @@ const PASSES: [ConvPass; 3] = [ConvPass::Fprop, ConvPass::Dgrad, ConvPass::Wgrad
 const IMAGES: ConvCase =
     ConvCase { input: [9, 11], ..ConvCase::square(2, [64, 192], 9, 3) }.padded(1);
 
-/// The plan of the narrowest tile.
-const NARROWEST: Choice = |plan| (plan.tile_n == 64 && plan.splits == 1).then_some(plan);
+/// Hopper's plans.
+const EVERY: Choice = |plan| (plan.family == Family::Wgmma).then_some(plan);
+
+/// The one of them with the narrowest tile.
+const NARROWEST: Choice = |plan| EVERY(plan).filter(|plan| plan.tile_n == 64 && plan.splits == 1);
+
+/// Ampere's plans.
+const MMA: Choice = |plan| (plan.family == Family::Mma).then_some(plan);
 
 /// How operands lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,59 +146,73 @@ fn reference(pass: ConvPass) -> ReferencePass {
 fn each_pass(recorder: &Recorder, case: ConvCase, choice: Choice) -> Result<(), Failed> {
     // Strided gradients of images are other families'.
     let is_served = |pass: &ConvPass| *pass != ConvPass::Dgrad || case.stride == [1, 1];
-    PASSES
-        .into_iter()
-        .filter(is_served)
-        .try_for_each(|pass| one_pass(recorder, &case, pass, Lies::Dense, choice))
+    PASSES.into_iter().filter(is_served).try_for_each(|pass| {
+        Run { pass, choice, storage: storage(pass), ..RUN }.of(recorder, &case)
+    })
 }
 
-/// A pass by all plans of the family that are chosen, of which there has to be one.
-fn one_pass(
-    recorder: &Recorder,
-    case: &ConvCase,
+/// What its operands are stored in, where nothing else is said.
+fn storage(pass: ConvPass) -> Storage {
+    if pass == ConvPass::Dgrad { Storage::F16 } else { Storage::Bf16 }
+}
+
+/// A pass by all plans that are chosen, of which there has to be one.
+#[derive(Clone, Copy)]
+struct Run {
     pass: ConvPass,
     lies: Lies,
+    storage: Storage,
     choice: Choice,
-) -> Result<(), Failed> {
-    let storage = if pass == ConvPass::Dgrad { Storage::F16 } else { Storage::Bf16 };
-    let shapes = case.shapes(reference(pass));
-    let values = [0, 1].map(|i| whole_numbers(i as u64 + 1, shapes[i].iter().product(), 2));
-    let sums = conv(case, reference(pass), &values[0], &values[1]);
-    let strides = [lies.strides(shapes[0], true), lies.strides(shapes[1], pass == ConvPass::Wgrad)];
-    let problem = problem(case, pass, [shapes[0], shapes[1]], strides, storage)?;
-    let operands = [0, 1]
-        .map(|i| upload(recorder, &laid_out(&values[i], shapes[i], strides[i], f64::NAN), storage));
-    let channels = shapes[2][1];
-    let bias = whole_numbers(3, channels, 8);
-    let bias_there = (pass != ConvPass::Wgrad).then(|| upload(recorder, &bias, storage));
-    let pixels = shapes[2][2] * shapes[2][3];
-    let with_bias = |(at, sum): (usize, &f64)| match bias_there {
-        Some(_) => storage.round(sum + bias[at / pixels % channels]),
-        None => storage.round(*sum),
-    };
-    let expected: Vec<_> = sums.values.iter().enumerate().map(with_bias).collect();
-    let expected = laid_out(&expected, shapes[2], problem.out_strides(), 0.0);
-    let plans = ConvBlueprint::candidates(&problem, recorder.client());
-    let chosen = |plan| match plan {
-        ConvBlueprint::Implicit(plan) if plan.family == Family::Wgmma => choice(plan),
-        _ => None,
-    };
-    let plans: Vec<_> = plans.into_iter().filter_map(chosen).map(ConvBlueprint::Implicit).collect();
-    if plans.is_empty() {
-        return Err(format!("no such plan for {pass:?} of {case}").into());
+}
+
+const RUN: Run =
+    Run { pass: ConvPass::Fprop, lies: Lies::Dense, storage: Storage::Bf16, choice: NARROWEST };
+
+impl Run {
+    fn of(self, recorder: &Recorder, case: &ConvCase) -> Result<(), Failed> {
+        let Self { pass, lies, storage, choice } = self;
+        let shapes = case.shapes(reference(pass));
+        let values = [0, 1].map(|i| whole_numbers(i as u64 + 1, shapes[i].iter().product(), 2));
+        let sums = conv(case, reference(pass), &values[0], &values[1]);
+        let strides =
+            [lies.strides(shapes[0], true), lies.strides(shapes[1], pass == ConvPass::Wgrad)];
+        let problem = problem(case, pass, [shapes[0], shapes[1]], strides, storage)?;
+        let operands = [0, 1].map(|i| {
+            upload(recorder, &laid_out(&values[i], shapes[i], strides[i], f64::NAN), storage)
+        });
+        let channels = shapes[2][1];
+        let bias = whole_numbers(3, channels, 8);
+        let bias_there = (pass != ConvPass::Wgrad).then(|| upload(recorder, &bias, storage));
+        let pixels = shapes[2][2] * shapes[2][3];
+        let with_bias = |(at, sum): (usize, &f64)| match bias_there {
+            Some(_) => storage.round(sum + bias[at / pixels % channels]),
+            None => storage.round(*sum),
+        };
+        let expected: Vec<_> = sums.values.iter().enumerate().map(with_bias).collect();
+        let expected = laid_out(&expected, shapes[2], problem.out_strides(), 0.0);
+        let plans = ConvBlueprint::candidates(&problem, recorder.client());
+        let chosen = |plan| match plan {
+            ConvBlueprint::Implicit(plan) => choice(plan),
+            _ => None,
+        };
+        let plans: Vec<_> =
+            plans.into_iter().filter_map(chosen).map(ConvBlueprint::Implicit).collect();
+        if plans.is_empty() {
+            return Err(format!("no such plan for {pass:?} of {case}").into());
+        }
+        let [first, second]: &[Buffer; 2] = &operands;
+        for plan in plans {
+            let client = recorder.client();
+            let out = conv_with(client, &problem, &plan, first, second, bias_there.as_ref())?;
+            within(recorder, &out, storage, &expected, &vec![0.0; expected.len()]).map_err(
+                |error| {
+                    let error = error.message().unwrap_or_default();
+                    format!("{pass:?} of {case}, {lies:?}, by {plan}: {error}")
+                },
+            )?;
+        }
+        Ok(())
     }
-    let [first, second]: &[Buffer; 2] = &operands;
-    for plan in plans {
-        let client = recorder.client();
-        let out = conv_with(client, &problem, &plan, first, second, bias_there.as_ref())?;
-        within(recorder, &out, storage, &expected, &vec![0.0; expected.len()]).map_err(
-            |error| {
-                let error = error.message().unwrap_or_default();
-                format!("{pass:?} of {case}, {lies:?}, by {plan}: {error}")
-            },
-        )?;
-    }
-    Ok(())
 }
 
 fn problem(

@@ -133,6 +133,9 @@ pub(super) fn cases() -> Vec<Case> {
         case("matmul_mma_in_tf32_is_exact", ampere, false, |recorder| {
             numbers(recorder, Product { family: Family::Mma, ..TF32 })
         }),
+        case("matmul_mma_in_tf32_across_k_is_exact", ampere, true, |recorder| {
+            numbers(recorder, Product { family: Family::Mma, k_major: [false; 2], ..TF32 })
+        }),
         case("matmul_mma_of_long_sums_is_exact", ampere, false, |recorder| {
             numbers(recorder, Product { family: Family::Mma, sizes: DEEP, ..PRODUCT })
         }),
@@ -216,7 +219,14 @@ fn every_layout(recorder: &Recorder, family: Family) -> Result<(), Failed> {
         numbers(recorder, Product { k_major, ..every })?;
     }
     numbers(recorder, Product { storage: Storage::F16, ..every })?;
-    numbers(recorder, Product { every_plan: true, family, ..TF32 })
+    // Others than these copy what lies across k.
+    let layouts: &[_] = match family {
+        Family::Mma => &[[true, false], [true, true], [false, false], [false, true]],
+        _ => &[[true, true]],
+    };
+    layouts.iter().try_for_each(|k_major| {
+        numbers(recorder, Product { k_major: *k_major, family, every_plan: true, ..TF32 })
+    })
 }
 
 /// The left operand by rows of m and the right one by rows of k, and where they lie in memory.
