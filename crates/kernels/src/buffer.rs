@@ -49,6 +49,7 @@ impl Buffer {
     }
 
     /// What lies behind its first `elements` elements, of which it has more.
+    #[cfg(feature = "cuda")]
     pub(crate) fn behind(&self, elements: usize) -> Self {
         let bytes = (elements * self.dtype.size()) as u64;
         let handle = self.handle.clone().offset_start(bytes);

@@ -41,6 +41,7 @@ pub mod elementwise;
 pub mod embedding;
 mod error;
 pub mod family;
+pub mod frames;
 mod functions;
 pub mod gelu;
 pub mod group_norm;

@@ -6,9 +6,9 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone, overwrite,
-    pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax, square_sum,
-    swiglu, top_k, transpose,
+    embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone,
+    overwrite, pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax,
+    square_sum, swiglu, top_k, transpose,
 };
 use cubecl::{
     client::Client,
@@ -85,6 +85,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         quantize::variants(),
         attention::variants(client),
         embedding::variants(client),
+        frames::variants(client),
         adamw::variants(),
         sgd::variants(),
         sketch::variants(),

@@ -20,21 +20,31 @@ pub(super) fn trials() -> Vec<Trial> {
     Storage::ALL.into_iter().map(trial).collect()
 }
 
+/// That each pass has a plan on the fastest tensor cores that its operands suit.
+fn is_offered(client: &Client, case: ConvCase, storage: Storage) -> Result<(), Failed> {
+    let family = match (DeviceProfile::of(client).compute_capability, storage) {
+        (Some(90), Storage::F16 | Storage::Bf16) => Family::Wgmma,
+        (Some(80..), _) => Family::Mma,
+        _ => return Ok(()),
+    };
+    for pass in PASSES {
+        let problem = Convolution::new(case, pass, storage).problem(storage)?;
+        let plans = ConvBlueprint::candidates(&problem, client);
+        let is_of_family = |plan: &ConvBlueprint| matches!(plan, ConvBlueprint::Implicit(plan) if plan.family == family);
+        if !plans.iter().any(is_of_family) {
+            return Err(format!("{pass:?} of {case} is not offered {family}: {plans:?}").into());
+        }
+    }
+    Ok(())
+}
+
 /// With everything else that such a copy walks by.
 fn whole_boxes(client: &Client, storage: Storage) -> Result<(), Failed> {
     // Neither tiles nor blocks of terms end where images do.
     let images = ConvCase { batch: 3, in_channels: 64, out_channels: 192, ..IMAGE }.padded(1);
     let turned = ConvCase { in_channels: 192, out_channels: 64, ..images };
-    let device = DeviceProfile::of(client);
-    if device.compute_capability == Some(90) && storage != Storage::F32 {
-        for pass in PASSES {
-            let problem = Convolution::new(images, pass, storage).problem(storage)?;
-            let plans = ConvBlueprint::candidates(&problem, client);
-            let is_wgmma = |plan: &ConvBlueprint| matches!(plan, ConvBlueprint::Implicit(plan) if plan.family == Family::Wgmma);
-            if !plans.iter().any(is_wgmma) {
-                return Err(format!("{pass:?} of {images} is not offered wgmma: {plans:?}").into());
-            }
-        }
+    for case in [images, images.strided(2)] {
+        is_offered(client, case, storage)?;
     }
     let uneven = ConvCase { padding: [[0, 2], [3, 1]], ..images };
     check_all(

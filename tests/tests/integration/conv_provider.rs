@@ -192,7 +192,7 @@ impl Layer {
 }
 
 /// What the device multiplies tensors of that type in.
-fn precision_of(storage: Storage) -> MatmulPrecision {
+pub(super) fn precision_of(storage: Storage) -> MatmulPrecision {
     let on_cuda = std::env::var("BLACKBURN_REQUIRE_DEVICE").is_ok_and(|name| name == "cuda");
     match (on_cuda, storage) {
         (false, storage) => MatmulPrecision::exact(storage),
@@ -202,7 +202,7 @@ fn precision_of(storage: Storage) -> MatmulPrecision {
 }
 
 /// Whether no convolution ran on a kernel of Burn's, and at least so many kernels were ours.
-fn expect_ours(blocks: &[Block], at_least: usize) -> Result<(), Failed> {
+pub(super) fn expect_ours(blocks: &[Block], at_least: usize) -> Result<(), Failed> {
     let kernels: Vec<&str> = blocks.iter().flat_map(|block| block.kernels.clone()).collect();
     let ours = kernels.iter().filter(|kernel| kernel.starts_with("blackburn_kernels::")).count();
     let is_burns =

@@ -152,7 +152,8 @@ fn warp_position(
         let within = first % 64 / 8;
         (first / 64 * comptime!(chunk_bytes(2)) + row * row_bytes, (chunk ^ within) << 4)
     } else {
-        let (word_row, word_chunk) = word_position(lane);
+        let terms = comptime!(lying.terms());
+        let (word_row, word_chunk) = word_position(lane, terms);
         (first / 32 * comptime!(chunk_bytes(4)) + word_row, word_chunk)
     }
 }

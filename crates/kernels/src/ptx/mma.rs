@@ -41,7 +41,36 @@ pub(crate) enum Lying {
     /// Its rows run along rows or columns of the output, in elements of 16 bits, which `ldmatrix` turns.
     AcrossK,
     /// The same in elements of 32 bits, which nothing turns: each unit loads its own.
-    WordsAcrossK,
+    WordsAcrossK(Terms),
+}
+
+impl Lying {
+    /// Those of words; of others `ldmatrix` takes them.
+    pub(crate) fn terms(self) -> Terms {
+        match self {
+            Self::WordsAcrossK(terms) => terms,
+            Self::AlongK | Self::AcrossK => Terms::InOrder,
+        }
+    }
+}
+
+/// From which of eight rows of k the instruction's terms t and t + 4 are taken, t being the unit's place in its quad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Terms {
+    /// From rows t and t + 4, as `ldmatrix` takes those of an operand along k.
+    InOrder,
+    /// From rows 2t and 2t + 1, where both operands are taken so: with the swizzle, the units of a warp read 32 banks.
+    Paired,
+}
+
+impl Terms {
+    /// From the first term's row to the second one's.
+    fn distance(self) -> usize {
+        match self {
+            Self::InOrder => 4,
+            Self::Paired => 1,
+        }
+    }
 }
 
 /// Which operand of the instruction.
@@ -76,7 +105,10 @@ impl MmaOperands {
     pub(crate) fn lying(self, k_major: bool) -> Lying {
         match (k_major, self.lhs) {
             (true, _) => Lying::AlongK,
-            (false, "tf32") => Lying::WordsAcrossK,
+            (false, "tf32") => {
+                let is_alone = self.lhs_k_major || self.rhs_k_major;
+                Lying::WordsAcrossK(if is_alone { Terms::InOrder } else { Terms::Paired })
+            }
             (false, _) => Lying::AcrossK,
         }
     }
@@ -153,7 +185,7 @@ impl MmaOperands {
 fn fragments(side: Side, count: usize, k: usize, lying: Lying) -> String {
     match lying {
         Lying::AlongK | Lying::AcrossK => matrix_fragments(side, count, k, lying),
-        Lying::WordsAcrossK => word_fragments(side, count, k),
+        Lying::WordsAcrossK(terms) => word_fragments(side, count, k, terms),
     }
 }
 
@@ -182,20 +214,20 @@ fn matrix_fragments(side: Side, count: usize, k: usize, lying: Lying) -> String 
     text
 }
 
-/// Of eight rows of k, the instruction's terms t and t + 4 are taken from rows 2t and 2t + 1: the order of terms is that
-/// of both operands, and the swizzle then has the lanes of a warp read 32 banks.
-fn word_fragments(side: Side, count: usize, k: usize) -> String {
+/// Rows of k, and of eight columns, turn bits of the chunk over, too.
+fn word_fragments(side: Side, count: usize, k: usize, terms: Terms) -> String {
     let x = side.name();
     let mut text = String::new();
     for (tile, register) in (0..count).flat_map(|tile| (0..4).map(move |register| (tile, register)))
     {
         let (low, high) = (register % 2, register / 2);
-        let (eight_on, odd) = match side {
+        let (eight_on, second) = match side {
             Side::Lhs => (low, high),
             Side::Rhs => (high, low),
         };
-        let turn = 16 * odd + 32 * eight_on + 64 * (tile % 2);
-        let offset = tile / 2 * WORD_CHUNK_BYTES + (8 * k + odd) * ROW_BYTES;
+        let down = second * terms.distance();
+        let turn = (16 * down) ^ (32 * eight_on) ^ (64 * (tile % 2));
+        let offset = tile / 2 * WORD_CHUNK_BYTES + (8 * k + down) * ROW_BYTES;
         text += &format!(
             "xor.b32 t, {x}c, {turn};\nadd.u32 t, t, {x}r;\nld.shared.b32 {x}{}, [t + {offset}];\n",
             4 * tile + register
@@ -497,8 +529,8 @@ pub(crate) fn rhs_position(lane: u32, #[comptime] k_major: bool) -> (u32, u32) {
 /// Row and chunk from which `lane` of a warp loads words of either operand that lies across k, both in bytes, of a part
 /// that begins at a multiple of 32 rows or columns of the output.
 #[cube]
-pub(crate) fn word_position(lane: u32) -> (u32, u32) {
+pub(crate) fn word_position(lane: u32, #[comptime] terms: Terms) -> (u32, u32) {
     let (group, term) = (lane >> 2, lane & 3);
-    let row = 2 * term;
+    let row = if comptime!(terms == Terms::Paired) { 2 * term } else { term };
     (row * comptime!(ROW_BYTES as u32), (((group >> 2) ^ row) << 4) + ((group & 3) << 2))
 }

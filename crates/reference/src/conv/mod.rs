@@ -18,9 +18,11 @@
 
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 use crate::matmul::Sums;
 use std::fmt;
+pub use volumes::{VolumeCase, conv_volumes};
 
 /// A convolution to test or to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -221,23 +223,30 @@ impl ConvSums {
 ///
 /// When an operand has another length than the case says.
 pub fn conv(case: &ConvCase, pass: ConvPass, first: &[f64], second: &[f64]) -> ConvSums {
-    let [first_len, second_len, len] =
-        case.shapes(pass).map(|shape| shape.iter().product::<usize>());
-    assert_eq!(first.len(), first_len, "the first operand of {case} differs in length");
-    assert_eq!(second.len(), second_len, "the second operand of {case} differs in length");
+    let elements = case.shapes(pass).map(|shape| shape.iter().product());
+    let visit = |add: &mut dyn FnMut(Option<usize>, usize, usize)| case.visit(add);
+    summed(pass, elements, [first, second], case.terms(pass), visit)
+}
+
+/// The sums of a pass over the products that `visit` finds, with those elements of both operands and of the result.
+fn summed(
+    pass: ConvPass,
+    [first_len, second_len, len]: [usize; 3],
+    [first, second]: [&[f64]; 2],
+    terms: usize,
+    visit: impl FnOnce(&mut dyn FnMut(Option<usize>, usize, usize)),
+) -> ConvSums {
+    assert_eq!(first.len(), first_len, "the first operand differs in length");
+    assert_eq!(second.len(), second_len, "the second operand differs in length");
     let zeros = vec![0.0; len];
-    let mut sums = ConvSums {
-        values: zeros.clone(),
-        magnitudes: zeros.clone(),
-        squares: zeros,
-        terms: case.terms(pass),
-    };
+    let mut sums =
+        ConvSums { values: zeros.clone(), magnitudes: zeros.clone(), squares: zeros, terms };
     let mut add = |at: usize, term: f64| {
         sums.values[at] += term;
         sums.magnitudes[at] += term.abs();
         sums.squares[at] += term * term;
     };
-    case.visit(|x, w, y| match pass {
+    visit(&mut |x, w, y| match pass {
         ConvPass::Fprop => add(y, x.map_or(0.0, |x| first[x]) * second[w]),
         ConvPass::Dgrad => {
             if let Some(x) = x {

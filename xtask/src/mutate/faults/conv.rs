@@ -267,7 +267,21 @@ pub(super) const TENSOR_CORE_FILES: &[InFile] = &[
                 "tap.column * gather.step_column - back_column",
                 "tap.row * gather.step_column - back_column",
             ),
+            device(
+                "lower rows over the upper ones",
+                "element_at(row + 8, &self.gather, &self.out)",
+                "element_at(row, &self.gather, &self.out)",
+            ),
         ],
+    },
+    InFile {
+        file: "crates/kernels/src/conv/bulk.rs",
+        tests: BOXES,
+        rows: &[host(
+            "taps from the first one for all pixels",
+            "memory.behind(first)",
+            "memory.behind(0)",
+        )],
     },
     InFile {
         file: "crates/kernels/src/conv/im2col.rs",

@@ -60,6 +60,11 @@ pub(super) const FILES: &[InFile] = &[
             statement("missing barrier", "sync_cube();", ""),
             device("stale block", "work.first_block + ahead", "work.first_block + block"),
             statement("ring not wrapped", "ahead_stage = 0u32;", ""),
+            device(
+                "words of the first warp for all",
+                "first / 32 * comptime!(chunk_bytes(4))",
+                "first * 0u32",
+            ),
         ],
     },
     InFile {

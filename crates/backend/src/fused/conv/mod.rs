@@ -1,10 +1,12 @@
-//! The provider that takes convolutions of one and two dimensions, transposed ones, and their gradients.
+//! The provider that takes convolutions of one to three dimensions, transposed ones, and their gradients.
 //!
 //! Each is an operation of its own in the stream, as `burn::nn` and autodiff emit them. Results have their
 //! channels innermost, as Burn's own have: element-wise fusion keeps that order, so that the next convolution
-//! reads them in place. A convolution of one dimension is one of images of height 1.
+//! reads them in place. A convolution of one dimension is one of images of height 1, and one of three dimensions is one
+//! of [frames](volumes).
 
 mod operand;
+mod volumes;
 
 use crate::{
     declined::unsupported,
@@ -16,6 +18,7 @@ use crate::{
 };
 use blackburn_kernels::{
     KernelError,
+    buffer::Buffer,
     column_sum::{ColumnSumProblem, column_sum},
     conv::{ConvOptions, ConvProblem, conv},
     matmul::F32Precision,
@@ -23,12 +26,13 @@ use blackburn_kernels::{
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use burn_ir::{
-    Conv1dOptionsIr, Conv2dOptionsIr, ConvTranspose1dOptionsIr, ConvTranspose2dOptionsIr,
-    ModuleOperationIr, OperationIr, TensorIr,
+    Conv1dOptionsIr, Conv2dOptionsIr, Conv3dOptionsIr, ConvTranspose1dOptionsIr,
+    ConvTranspose2dOptionsIr, ConvTranspose3dOptionsIr, ModuleOperationIr, OperationIr, TensorIr,
 };
 use burn_std::Metadata;
 use operand::{Operand, four};
 use serde::{Deserialize, Serialize};
+use volumes::{Depth, OfImages, five, of_frames};
 
 const OP: &str = "conv";
 
@@ -51,6 +55,8 @@ pub(crate) struct FoundProduct {
     /// What the operation names besides, for its size.
     named: Option<TensorIr>,
     walk: Conv2dOptionsIr,
+    /// That along frames, of volumes.
+    depth: Option<Depth>,
     full_f32: bool,
     out: TensorIr,
 }
@@ -88,7 +94,17 @@ impl SingleOperation for Convolution {
             let (operands, bias) = (operands.map(TensorIr::clone), bias.cloned());
             let (named, out): (Option<&TensorIr>, &TensorIr) = (named, out);
             let (named, out) = (named.cloned(), out.clone());
-            Self::Product(FoundProduct { result, operands, bias, named, walk, full_f32, out })
+            let (walk, depth) = walk;
+            Self::Product(FoundProduct {
+                result,
+                operands,
+                bias,
+                named,
+                walk,
+                depth,
+                full_f32,
+                out,
+            })
         };
         let bias_gradient = |dy: &TensorIr, named: [&TensorIr; 2], out: &TensorIr| {
             let named = named.map(TensorIr::clone);
@@ -119,12 +135,17 @@ impl SingleOperation for Convolution {
             Module::Conv2d(op) => forward!(op, Output),
             Module::ConvTranspose1d(op) => forward!(op, Input),
             Module::ConvTranspose2d(op) => forward!(op, Input),
+            Module::Conv3d(op) => forward!(op, Output),
+            Module::ConvTranspose3d(op) => forward!(op, Input),
             Module::Conv1dXBackward(op) => gradient!(op of x),
             Module::Conv2dXBackward(op) => gradient!(op of x),
+            Module::Conv3dXBackward(op) => gradient!(op of x),
             Module::Conv1dWeightBackward(op) => gradient!(op of weight),
             Module::Conv2dWeightBackward(op) => gradient!(op of weight),
+            Module::Conv3dWeightBackward(op) => gradient!(op of weight),
             Module::Conv1dBiasBackward(op) => gradient!(op of bias),
             Module::Conv2dBiasBackward(op) => gradient!(op of bias),
+            Module::Conv3dBiasBackward(op) => gradient!(op of bias),
             _ => return None,
         })
     }
@@ -142,9 +163,9 @@ impl Replacement for Convolution {
     }
 }
 
-/// The options of a convolution as one of images has them.
+/// The options of a convolution as one of images has them, and of volumes what they have besides.
 trait Walk {
-    fn walk(&self) -> Conv2dOptionsIr;
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>);
 }
 
 /// One of images of height 1.
@@ -163,30 +184,44 @@ fn along_rows(
 }
 
 impl Walk for Conv1dOptionsIr {
-    fn walk(&self) -> Conv2dOptionsIr {
-        along_rows(self.stride, self.padding[0], self.dilation, self.groups)
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
+        (along_rows(self.stride, self.padding[0], self.dilation, self.groups), None)
     }
 }
 
 impl Walk for Conv2dOptionsIr {
-    fn walk(&self) -> Conv2dOptionsIr {
-        self.clone()
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
+        (self.clone(), None)
+    }
+}
+
+impl Walk for Conv3dOptionsIr {
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
+        let (walk, depth) = of_frames(self.stride, self.padding, self.dilation, self.groups);
+        (walk, Some(depth))
     }
 }
 
 /// The padding behind the output follows from the output's size.
 impl Walk for ConvTranspose1dOptionsIr {
-    fn walk(&self) -> Conv2dOptionsIr {
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
         let [padding] = self.padding;
-        along_rows(self.stride, (padding, padding), self.dilation, self.groups)
+        (along_rows(self.stride, (padding, padding), self.dilation, self.groups), None)
     }
 }
 
 impl Walk for ConvTranspose2dOptionsIr {
-    fn walk(&self) -> Conv2dOptionsIr {
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
         let Self { stride, padding, dilation, groups, .. } = *self;
         let padding = padding.map(|padding| (padding, padding));
-        Conv2dOptionsIr { stride, padding, dilation, groups }
+        (Conv2dOptionsIr { stride, padding, dilation, groups }, None)
+    }
+}
+
+impl Walk for ConvTranspose3dOptionsIr {
+    fn walk(&self) -> (Conv2dOptionsIr, Option<Depth>) {
+        let (walk, depth) = of_frames(self.stride, self.padding, self.dilation, self.groups);
+        (walk, Some(depth))
     }
 }
 
@@ -202,19 +237,20 @@ impl FoundProduct {
         if sums_nothing || shape.num_elements() == 0 {
             register_zeros(tensors, &self.out, &place, OP)?;
         } else {
-            let first = Operand::images(first)?;
-            let second = match self.result {
-                PassResult::Weight => Operand::images(second)?,
-                PassResult::Output | PassResult::Input => {
-                    Operand::weights(second, self.walk.groups)?
+            let (made, strides) = match self.depth {
+                None => {
+                    let (made, strides) =
+                        self.made([first, second], bias, &four(&shape)?, &place)?;
+                    (made, of_rank(strides, shape.num_dims()))
+                }
+                Some(depth) => {
+                    let images = OfImages::of(self, depth, [first, second], five(&shape)?)?;
+                    let operands = images.operands.clone();
+                    let (made, strides) =
+                        images.pass.made(operands, bias, &images.shape, &place)?;
+                    (made, images.strides(strides))
                 }
             };
-            let Planned { problem, strides } = self.plan(&first, &second, &four(&shape)?)?;
-            let bias = bias.map(contiguous_buffer);
-            let [a, b] = [(&first, 0), (&second, 1)]
-                .map(|(operand, at)| operand.buffer(problem.spans()[at]));
-            let made = conv(&place.client, &problem, &a, &b, bias.as_ref())?;
-            let strides = of_rank(strides, shape.num_dims());
             let made = CubeTensor::new(
                 place.client,
                 made.handle,
@@ -230,6 +266,26 @@ impl FoundProduct {
         Ok(())
     }
 
+    /// What the kernel makes of images in that shape, and the distances in it.
+    fn made(
+        &self,
+        [first, second]: [CubeTensor; 2],
+        bias: Option<CubeTensor>,
+        shape: &[usize; 4],
+        place: &Location,
+    ) -> Result<(Buffer, [usize; 4]), KernelError> {
+        let first = Operand::images(first)?;
+        let second = match self.result {
+            PassResult::Weight => Operand::images(second)?,
+            PassResult::Output | PassResult::Input => Operand::weights(second, self.walk.groups)?,
+        };
+        let Planned { problem, strides } = self.plan(&first, &second, shape)?;
+        let bias = bias.map(contiguous_buffer);
+        let [a, b] =
+            [(&first, 0), (&second, 1)].map(|(operand, at)| operand.buffer(problem.spans()[at]));
+        Ok((conv(&place.client, &problem, &a, &b, bias.as_ref())?, strides))
+    }
+
     /// The problem for a result of that shape, and the distances in the result.
     fn plan(
         &self,
@@ -243,7 +299,7 @@ impl FoundProduct {
         let [_, _, height, width] = *out;
         let (a, b) = (first.layout(), second.layout());
         let problem = match self.result {
-            PassResult::Output if self.sums_pixels(second, out) => {
+            PassResult::Output if self.sums_pixels(&second.shape, out) => {
                 // What walks is as large as the images: as a gradient of weights, its sum is shared.
                 let [a, b] = [first, second].map(Operand::swapped);
                 let ConvOptions { stride, dilation, .. } = options;
@@ -274,15 +330,18 @@ impl FoundProduct {
     /// Whether sums are long and few, so that they are better shared as those of a gradient of weights are. It
     /// is what the gradient of a transposed convolution's weights is, which Burn has as a convolution whose
     /// kernel is an image.
-    fn sums_pixels(&self, kernel: &Operand, [images, _, height, width]: &[usize; 4]) -> bool {
+    fn sums_pixels(&self, kernel: &[usize], out: &[usize]) -> bool {
         /// Terms for each row from which on that pays for operands that do not lie so well.
         const TERMS: usize = 4;
-        let [_, channels, r, s] = kernel.shape;
+        let ([_, channels, taps @ ..], [images, _, pixels @ ..]) = (kernel, out) else {
+            return false;
+        };
+        let [taps, pixels]: [usize; 2] = [taps, pixels].map(|sizes| sizes.iter().product());
         self.bias.is_none()
             && self.walk.groups == 1
             && self.walk.stride == [1, 1]
-            && r * s > height * width
-            && channels * r * s > TERMS * images * height * width
+            && taps > pixels
+            && channels * taps > TERMS * images * pixels
     }
 }
 
