@@ -167,6 +167,37 @@ class UNet(nn.Module):
         return self.head(F.silu(self.norm(x)))
 
 
+class Twice(nn.Sequential):
+    def __init__(self, inputs, outputs):
+        layers = []
+        for channels in (inputs, outputs):
+            layers += [nn.Conv3d(channels, outputs, 3, padding=1), nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)]
+        super().__init__(*layers)
+
+
+class VolumeNet(nn.Module):
+    """A network that segments volumes, which are halved by strided convolutions."""
+
+    def __init__(self, width=32, depth=3, classes=4):
+        super().__init__()
+        levels = [width << level for level in range(depth)]
+        self.stem = Twice(1, width)
+        self.narrow = nn.ModuleList(nn.Conv3d(c, 2 * c, 3, 2, 1) for c in levels)
+        self.down = nn.ModuleList(Twice(2 * c, 2 * c) for c in levels)
+        self.wide = nn.ModuleList(nn.ConvTranspose3d(2 * c, c, 2, 2) for c in levels)
+        self.up = nn.ModuleList(Twice(2 * c, c) for c in levels)
+        self.head = nn.Conv3d(width, classes, 1)
+
+    def forward(self, x):
+        x, kept = self.stem(x), []
+        for narrow, block in zip(self.narrow, self.down):
+            kept.append(x)
+            x = block(narrow(x))
+        for block, wide, beside in reversed(list(zip(self.up, self.wide, kept))):
+            x = block(torch.cat([wide(x), beside], 1))
+        return self.head(x)
+
+
 class LlamaLayer(nn.Module):
     def __init__(self, width, count, shared, hidden):
         super().__init__()
@@ -245,6 +276,15 @@ def noise(batch, args):
     return inputs, torch.randn_like(inputs)
 
 
+def volumes(batch, args, size=96):
+    of = lambda channels: torch.randn(batch, channels, size, size, size, device=args.device)
+    return of(1).to(memory_format=torch.channels_last_3d), of(4).to(memory_format=torch.channels_last_3d)
+
+
+def unet_3d():
+    return VolumeNet().to(memory_format=torch.channels_last_3d)
+
+
 def unet():
     return UNet().to(memory_format=torch.channels_last)
 
@@ -274,6 +314,7 @@ def main():
         "gru": (lambda: Recurrent(nn.GRU), "64", sequences, 256),
         "seq2seq": (Seq2Seq, "32", pairs, 128),
         "unet": (unet, "32", noise, None),
+        "unet-3d": (unet_3d, "2", volumes, None),
     }
     parser.add_argument("model", choices=list(models))
     add_options(parser)
@@ -294,7 +335,10 @@ def main():
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"
         shape += "W1024" if args.model in ("lstm", "gru") else ""
         unit = "images/s" if length is None else "tokens/s"
-        notes = [f"{args.mode}, {'random images, channels_last' if length is None else 'random data'}, no clipping"]
+        kind = "random images, channels_last" if length is None else "random data"
+        if args.model == "unet-3d":
+            shape, unit, kind = f"{shape}D96", "volumes/s", "random volumes, channels_last_3d"
+        notes = [f"{args.mode}, {kind}, no clipping"]
         print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)
 
 

@@ -55,6 +55,7 @@ mod unmodified {
     }
 
     include!("models.rs");
+    include!("volumes.rs");
 }
 
 mod drop_in {
@@ -76,6 +77,7 @@ mod drop_in {
     }
 
     include!("models.rs");
+    include!("volumes.rs");
 }
 
 /// Time steps of whole models.
@@ -149,6 +151,8 @@ enum Name {
     Seq2seq,
     #[value(name = "unet")]
     UNet,
+    #[value(name = "unet-3d")]
+    VolumeNet,
 }
 
 /// Whose modules a model is made of.
@@ -163,7 +167,7 @@ enum Spelling {
 /// Sizes of a model and its batch.
 struct Shape {
     batch: usize,
-    /// Tokens of a sequence, or pixels of an image's side.
+    /// Tokens of a sequence, or pixels of the side of an image or a volume.
     length: usize,
     width: usize,
     layers: usize,
@@ -186,6 +190,7 @@ impl Shape {
             Name::Lstm | Name::Gru => [64, 256, 1024, 1, 1024],
             Name::Seq2seq => [32, 128, 512, 6, 32000],
             Name::UNet => [32, 64, 128, 3, 0],
+            Name::VolumeNet => [2, 96, 32, 3, 4],
         };
         let batch = arguments.batch.unwrap_or(batch);
         let layers = arguments.layers.unwrap_or(layers);
@@ -238,7 +243,9 @@ impl Case<'_> {
             Spelling::Blackburn => policy.with_drop_ins(),
         };
         match self.name {
-            Name::Gpt2 | Name::WideGpt | Name::Lstm | Name::Gru | Name::UNet => policy,
+            Name::Gpt2 | Name::WideGpt | Name::Lstm | Name::Gru | Name::UNet | Name::VolumeNet => {
+                policy
+            }
             _ => policy.without_fp8("head"),
         }
     }
@@ -333,6 +340,7 @@ impl Case<'_> {
                 (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
             }
             Name::Vit | Name::MobileNet | Name::UNet => (String::new(), shape.batch, "images/s"),
+            Name::VolumeNet => (format!("D{length}"), shape.batch, "volumes/s"),
             _ => (format!("T{length}"), shape.batch * length, "tokens/s"),
         };
         let (modules, nn) = match self.spelling {
@@ -407,6 +415,10 @@ impl Case<'_> {
                 time!(Seq2seq, (self.ids([batch, length]), ids, self.places(length), targets))
             }
             Name::UNet => time!(UNet, (self.images(), self.images())),
+            Name::VolumeNet => {
+                let volumes = |channels| self.numbers([batch, channels, length, length, length]);
+                time!(VolumeNet, (volumes(1), volumes(self.shape.classes)))
+            }
         }
     }
 }
