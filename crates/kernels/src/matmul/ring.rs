@@ -10,9 +10,9 @@ use crate::device::SCALE_BLOCK_BYTES;
 use crate::ptx::{
     ROW_BYTES,
     copy::{copies_commit, copies_wait},
+    fragments::{Lying, word_position},
     mma::{
-        Lying, MmaOperands, Scales, lhs_position, mma_block, mma_scaled_block, rhs_position,
-        scale_word, word_position,
+        MmaOperands, Scales, lhs_position, mma_block, mma_scaled_block, rhs_position, scale_word,
     },
 };
 use cubecl::prelude::*;

@@ -8,7 +8,7 @@
 //! | [`convert`] | `cvt` to 8-bit floats | `sm_89` |
 //! | [`copy`] | `cp.async`; tiles and columns of pixels by the tensor memory accelerator (TMA) | `sm_80`; `sm_90` |
 //! | [`math`] | `sqrt.approx`, `div.approx`; `add.rm`, `max.NaN` | every one; `max.NaN` `sm_80` |
-//! | [`mma`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89`, scales `sm_120a` |
+//! | [`mma`], [`fragments`] | `ldmatrix` and `mma.sync`, a warp at a time | `sm_80`, FP8 `sm_89`, scales `sm_120a` |
 //! | [`tcgen05`], [`tcgen05_scales`] | `tcgen05.mma` and tensor memory | `sm_100a`, `sm_103a` |
 //! | [`tcgen05_pair`] | the same, of two cubes together | `sm_100a`, `sm_103a` |
 //! | [`wgmma`], [`wgmma_sums`] | `wgmma.mma_async`, four warps at a time | `sm_90a` alone |
@@ -25,6 +25,7 @@ pub(crate) mod barrier;
 pub(crate) mod cluster;
 pub(crate) mod convert;
 pub(crate) mod copy;
+pub(crate) mod fragments;
 pub(crate) mod math;
 pub(crate) mod mma;
 pub(crate) mod tcgen05;
