@@ -95,7 +95,9 @@ impl ConvBlueprint {
                 _ => plan.splits,
             };
             // Where pixels are terms, both operands lie across them. Hopper's products would copy those of 32 bits.
-            let copies = problem.pass == ConvPass::Wgrad && !plan.takes_across_k(problem.dtype);
+            let copies = problem.pass == ConvPass::Wgrad
+                && plan.family != Family::Portable
+                && !plan.takes_across_k(problem.dtype);
             if !copies || !takes_tensor_cores(problem) {
                 plans.push(Self::Product(MatmulBlueprint { splits, ..plan }));
             }
