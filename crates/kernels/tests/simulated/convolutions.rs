@@ -144,9 +144,7 @@ fn reference(pass: ConvPass) -> ReferencePass {
 }
 
 fn each_pass(recorder: &Recorder, case: ConvCase, choice: Choice) -> Result<(), Failed> {
-    // Strided gradients of images are other families'.
-    let is_served = |pass: &ConvPass| *pass != ConvPass::Dgrad || case.stride == [1, 1];
-    PASSES.into_iter().filter(is_served).try_for_each(|pass| {
+    PASSES.into_iter().try_for_each(|pass| {
         Run { pass, choice, storage: storage(pass), ..RUN }.of(recorder, &case)
     })
 }
