@@ -40,9 +40,9 @@ const OP: &str = "conv";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Convolution {
     /// A sum of products.
-    Product(FoundProduct),
+    Product(Box<FoundProduct>),
     /// The gradient of the bias.
-    BiasGradient(BiasGradient),
+    BiasGradient(Box<BiasGradient>),
 }
 
 /// What [`blackburn_kernels::conv`] computes.
@@ -95,7 +95,7 @@ impl SingleOperation for Convolution {
             let (named, out): (Option<&TensorIr>, &TensorIr) = (named, out);
             let (named, out) = (named.cloned(), out.clone());
             let (walk, depth) = walk;
-            Self::Product(FoundProduct {
+            Self::Product(Box::new(FoundProduct {
                 result,
                 operands,
                 bias,
@@ -104,11 +104,11 @@ impl SingleOperation for Convolution {
                 depth,
                 full_f32,
                 out,
-            })
+            }))
         };
         let bias_gradient = |dy: &TensorIr, named: [&TensorIr; 2], out: &TensorIr| {
             let named = named.map(TensorIr::clone);
-            Self::BiasGradient(BiasGradient { dy: dy.clone(), named, out: out.clone() })
+            Self::BiasGradient(Box::new(BiasGradient { dy: dy.clone(), named, out: out.clone() }))
         };
         /// A forward pass or a transposed one, a gradient of x, and one of the weights.
         macro_rules! forward {
@@ -416,7 +416,7 @@ mod tests {
 
     fn found(operation: &OperationIr) -> FoundProduct {
         match Convolution::of(operation, &F32Precision::Full) {
-            Some(Convolution::Product(pass)) => pass,
+            Some(Convolution::Product(pass)) => *pass,
             other => panic!("{other:?}"),
         }
     }
