@@ -225,19 +225,20 @@ impl ConvSums {
 pub fn conv(case: &ConvCase, pass: ConvPass, first: &[f64], second: &[f64]) -> ConvSums {
     let elements = case.shapes(pass).map(|shape| shape.iter().product());
     let visit = |add: &mut dyn FnMut(Option<usize>, usize, usize)| case.visit(add);
-    summed(pass, elements, [first, second], case.terms(pass), visit)
+    summed(case, pass, elements, [first, second], case.terms(pass), visit)
 }
 
 /// The sums of a pass over the products that `visit` finds, with those elements of both operands and of the result.
 fn summed(
+    case: &dyn fmt::Display,
     pass: ConvPass,
     [first_len, second_len, len]: [usize; 3],
     [first, second]: [&[f64]; 2],
     terms: usize,
     visit: impl FnOnce(&mut dyn FnMut(Option<usize>, usize, usize)),
 ) -> ConvSums {
-    assert_eq!(first.len(), first_len, "the first operand differs in length");
-    assert_eq!(second.len(), second_len, "the second operand differs in length");
+    assert_eq!(first.len(), first_len, "the first operand of {case} differs in length");
+    assert_eq!(second.len(), second_len, "the second operand of {case} differs in length");
     let zeros = vec![0.0; len];
     let mut sums =
         ConvSums { values: zeros.clone(), magnitudes: zeros.clone(), squares: zeros, terms };

@@ -105,6 +105,7 @@ pub fn conv_volumes(case: &VolumeCase, pass: ConvPass, first: &[f64], second: &[
     };
     let visit = |add: &mut dyn FnMut(Option<usize>, usize, usize)| case.visit(add);
     super::summed(
+        case,
         pass,
         shapes.map(|shape| shape.iter().product()),
         [first, second],
