@@ -110,6 +110,19 @@ impl Layer {
     }
 }
 
+/// The sums of an output with as many channels as there are biases, each of which is added to its channel.
+fn biased(mut sums: ConvSums, biases: &[f64], [_, channels, sizes @ ..]: [usize; 5]) -> ConvSums {
+    let pixels: usize = sizes.iter().product();
+    for (at, sum) in sums.values.iter_mut().enumerate() {
+        let added = biases[at / pixels % channels];
+        *sum += added;
+        sums.magnitudes[at] += added.abs();
+        sums.squares[at] += added * added;
+    }
+    sums.terms += 1;
+    sums
+}
+
 fn options(case: &VolumeCase) -> ConvOptions<3> {
     let ConvCase { stride, padding, dilation, groups, .. } = case.images;
     let [[rows, _], [columns, _]] = padding;
@@ -141,11 +154,14 @@ fn volumes(device: &Device, storage: Storage) -> Result<(), Failed> {
     for case in cases() {
         let layer = Layer::new(case, storage);
         let Layer { x, weight, dy, .. } = &layer;
+        let biases = normal(5, case.images.out_channels, 1.0, storage);
+        let bias = tensor(&biases, [biases.len()], storage, &device.clone().autodiff());
         let ([y, dx, dw], blocks) =
             layer.run(device, [(x, case.x_shape()), (dy, case.y_shape())], |x, weight| {
-                conv3d(x, weight, None, options(&case))
+                conv3d(x, weight, Some(bias.clone()), options(&case))
             })?;
-        layer.judge("y", &y, &layer.sums(ConvPass::Fprop, x, weight))?;
+        let sums = biased(layer.sums(ConvPass::Fprop, x, weight), &biases, case.y_shape());
+        layer.judge("y", &y, &sums)?;
         layer.judge("dx", &dx, &layer.sums(ConvPass::Dgrad, dy, weight))?;
         layer.judge("dw", &dw, &layer.sums(ConvPass::Wgrad, x, dy))?;
         expect_ours(&blocks, 3)?;
@@ -187,11 +203,14 @@ fn transposed_volumes(device: &Device) -> Result<(), Failed> {
             [1; 3],
             1,
         );
+        let biases = normal(5, case.images.in_channels, 1.0, F32);
+        let bias = tensor(&biases, [biases.len()], F32, &device.clone().autodiff());
         let ([y, dx, dw], blocks) =
             layer.run(device, [(dy, case.y_shape()), (x, case.x_shape())], |dy, weight| {
-                conv_transpose3d(dy, weight, None, options.clone())
+                conv_transpose3d(dy, weight, Some(bias.clone()), options.clone())
             })?;
-        layer.judge("a transposed y", &y, &layer.sums(ConvPass::Dgrad, dy, weight))?;
+        let sums = biased(layer.sums(ConvPass::Dgrad, dy, weight), &biases, case.x_shape());
+        layer.judge("a transposed y", &y, &sums)?;
         layer.judge("a transposed dx", &dx, &layer.sums(ConvPass::Fprop, x, weight))?;
         layer.judge("a transposed dw", &dw, &layer.sums(ConvPass::Wgrad, x, dy))?;
         expect_ours(&blocks, 3)?;
