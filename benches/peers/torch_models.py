@@ -1,5 +1,6 @@
 """Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, four layers of Llama of 8
-billion, ResNet-50, a vision transformer, MobileNet v2, an encoder and decoder, a U-Net, and one LSTM or GRU layer.
+billion, ResNet-50, DenseNet-121, ConvNeXt-T, a vision transformer, an MLP mixer, MobileNet v2, an encoder and decoder,
+U-Nets, WaveNet, and one LSTM or GRU layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
@@ -198,6 +199,58 @@ class VolumeNet(nn.Module):
         return self.head(x)
 
 
+class Mixing(nn.Module):
+    def __init__(self, tokens, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.inner = nn.ModuleList([nn.Linear(tokens, width // 2), nn.Linear(width, 4 * width)])
+        self.outer = nn.ModuleList([nn.Linear(width // 2, tokens), nn.Linear(4 * width, width)])
+
+    def forward(self, x):
+        fed = lambda part, x: self.outer[part](F.gelu(self.inner[part](x)))
+        x = x + fed(0, self.norms[0](x).transpose(1, 2)).transpose(1, 2)
+        return x + fed(1, self.norms[1](x))
+
+
+class Mixer(nn.Module):
+    """Over patches of 16 pixels."""
+
+    def __init__(self, layers=12, width=768, side=14, classes=1000):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.layers = nn.Sequential(*(Mixing(side * side, width) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images):
+        x = self.layers(self.patches(images).flatten(2).transpose(1, 2))
+        return self.head(self.norm(x).mean(1))
+
+
+class WaveNet(nn.Module):
+    """Sums of what gates let through of what lies behind in time, at a growing distance."""
+
+    def __init__(self, width=128, layers=20, classes=256):
+        super().__init__()
+        self.distances = [1 << (layer % 10) for layer in range(layers)]
+        self.stem = nn.Conv1d(1, width, 2)
+        # Value and gate are one product.
+        self.gates = nn.ModuleList(nn.Conv1d(width, 2 * width, 2, dilation=d) for d in self.distances)
+        self.on = nn.ModuleList(nn.Conv1d(width, width, 1) for _ in self.distances)
+        self.out = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in self.distances)
+        self.head = nn.Sequential(
+            nn.ReLU(), nn.Conv1d(2 * width, 2 * width, 1), nn.ReLU(), nn.Conv1d(2 * width, classes, 1)
+        )
+
+    def forward(self, x):
+        x, total = self.stem(F.pad(x, (1, 0))), 0
+        for distance, gate, on, out in zip(self.distances, self.gates, self.on, self.out):
+            value, gate = gate(F.pad(x, (distance, 0))).chunk(2, 1)
+            gated = torch.tanh(value) * torch.sigmoid(gate)
+            total = total + out(gated)
+            x = x + on(gated)
+        return self.head(total).transpose(1, 2)
+
+
 class LlamaLayer(nn.Module):
     def __init__(self, width, count, shared, hidden):
         super().__init__()
@@ -281,6 +334,23 @@ def volumes(batch, args, size=96):
     return of(1).to(memory_format=torch.channels_last_3d), of(4).to(memory_format=torch.channels_last_3d)
 
 
+def sound(batch, args, length=8192, classes=256):
+    inputs = torch.randn(batch, 1, length, device=args.device)
+    return inputs, torch.randint(0, classes, (batch, length), device=args.device)
+
+
+def densenet():
+    import torchvision
+
+    return torchvision.models.densenet121().to(memory_format=torch.channels_last)
+
+
+def convnext():
+    import torchvision
+
+    return torchvision.models.convnext_tiny(stochastic_depth_prob=0.0).to(memory_format=torch.channels_last)
+
+
 def unet_3d():
     return VolumeNet().to(memory_format=torch.channels_last_3d)
 
@@ -315,6 +385,10 @@ def main():
         "seq2seq": (Seq2Seq, "32", pairs, 128),
         "unet": (unet, "32", noise, None),
         "unet-3d": (unet_3d, "2", volumes, None),
+        "densenet-121": (densenet, "64", images, None),
+        "convnext-t": (convnext, "64", images, None),
+        "mixer-b16": (Mixer, "128", images, None),
+        "wavenet": (WaveNet, "8", sound, 8192),
     }
     parser.add_argument("model", choices=list(models))
     add_options(parser)
@@ -334,7 +408,7 @@ def main():
         first, times = timed(lambda: training.step(data), args)
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"
         shape += "W1024" if args.model in ("lstm", "gru") else ""
-        unit = "images/s" if length is None else "tokens/s"
+        unit = "images/s" if length is None else "samples/s" if args.model == "wavenet" else "tokens/s"
         kind = "random images, channels_last" if length is None else "random data"
         if args.model == "unet-3d":
             shape, unit, kind = f"{shape}D96", "volumes/s", "random volumes, channels_last_3d"

@@ -22,6 +22,8 @@ mod blocks;
 mod casts;
 #[path = "integration/channel_sum.rs"]
 mod channel_sum;
+#[path = "integration/channels.rs"]
+mod channels;
 #[path = "integration/column_sum.rs"]
 mod column_sum;
 #[cfg(feature = "cuda")]
@@ -194,6 +196,7 @@ fn main() -> ExitCode {
         blocks::trials(),
         casts::trials(),
         channel_sum::trials(),
+        channels::trials(),
         column_sum::trials(),
         #[cfg(feature = "cuda")]
         compile_ahead::trials(),

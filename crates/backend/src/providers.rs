@@ -7,6 +7,7 @@ use crate::{
         burns,
         casts::{CastSearch, Casts},
         channel_sum::ChannelSum,
+        channels::ByChannel,
         column_sum::Sum,
         conv::Convolution,
         embedding::{EmbeddingGradient, EmbeddingSearch},
@@ -119,7 +120,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 24] = [
+const OURS: [(&str, Register); 25] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -127,6 +128,7 @@ const OURS: [(&str, Register); 24] = [
         register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul)))
     }),
     (Casts::NAME, |_| register(CastSearch::default())),
+    (ByChannel::NAME, |_| register(SingleSearch::<ByChannel>::default())),
     (ChannelSum::NAME, |_| register(SingleSearch::<ChannelSum>::default())),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),

@@ -56,6 +56,7 @@ mod unmodified {
 
     include!("models.rs");
     include!("volumes.rs");
+    include!("networks.rs");
 }
 
 mod drop_in {
@@ -78,6 +79,7 @@ mod drop_in {
 
     include!("models.rs");
     include!("volumes.rs");
+    include!("networks.rs");
 }
 
 /// Time steps of whole models.
@@ -153,6 +155,14 @@ enum Name {
     UNet,
     #[value(name = "unet-3d")]
     VolumeNet,
+    #[value(name = "densenet-121")]
+    DenseNet,
+    #[value(name = "convnext-t")]
+    ConvNext,
+    #[value(name = "mixer-b16")]
+    Mixer,
+    #[value(name = "wavenet")]
+    Wave,
 }
 
 /// Whose modules a model is made of.
@@ -191,6 +201,9 @@ impl Shape {
             Name::Seq2seq => [32, 128, 512, 6, 32000],
             Name::UNet => [32, 64, 128, 3, 0],
             Name::VolumeNet => [2, 96, 32, 3, 4],
+            Name::DenseNet | Name::ConvNext => [64, 224, 0, 0, 1000],
+            Name::Mixer => [128, 224, 768, 12, 1000],
+            Name::Wave => [8, 8192, 128, 20, 256],
         };
         let batch = arguments.batch.unwrap_or(batch);
         let layers = arguments.layers.unwrap_or(layers);
@@ -339,8 +352,14 @@ impl Case<'_> {
             Name::Lstm | Name::Gru => {
                 (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
             }
-            Name::Vit | Name::MobileNet | Name::UNet => (String::new(), shape.batch, "images/s"),
+            Name::Vit
+            | Name::MobileNet
+            | Name::UNet
+            | Name::DenseNet
+            | Name::ConvNext
+            | Name::Mixer => (String::new(), shape.batch, "images/s"),
             Name::VolumeNet => (format!("D{length}"), shape.batch, "volumes/s"),
+            Name::Wave => (format!("T{length}"), shape.batch * length, "samples/s"),
             _ => (format!("T{length}"), shape.batch * length, "tokens/s"),
         };
         let (modules, nn) = match self.spelling {
@@ -418,6 +437,13 @@ impl Case<'_> {
             Name::VolumeNet => {
                 let volumes = |channels| self.numbers([batch, channels, length, length, length]);
                 time!(VolumeNet, (volumes(1), volumes(self.shape.classes)))
+            }
+            Name::DenseNet => time!(DenseNet, (self.images(), self.ids([batch]))),
+            Name::ConvNext => time!(ConvNext, (self.images(), self.ids([batch]))),
+            Name::Mixer => time!(Mixer, (self.images(), self.ids([batch]))),
+            Name::Wave => {
+                let targets = self.ids([batch * length]);
+                time!(Wave, (self.numbers([batch, 1, length]), targets))
             }
         }
     }

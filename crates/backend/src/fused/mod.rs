@@ -5,6 +5,7 @@ pub(crate) mod batch_norm;
 pub(crate) mod burns;
 pub(crate) mod casts;
 pub(crate) mod channel_sum;
+pub(crate) mod channels;
 pub(crate) mod column_sum;
 pub(crate) mod conv;
 pub(crate) mod dropped;

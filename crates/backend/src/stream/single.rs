@@ -15,6 +15,11 @@ pub(crate) trait SingleOperation: Replacement + Sync {
     fn may_follow(&self, _made: &[TensorId]) -> bool {
         true
     }
+
+    /// What Burn's element-wise fusion bids for the operation alone, in which it saves nothing.
+    fn bid_of_burns(&self) -> u64 {
+        0
+    }
 }
 
 /// Takes the operation at the head of a block, or behind arithmetic.
@@ -32,8 +37,8 @@ pub(crate) struct SingleSearch<R: SingleOperation> {
 }
 
 impl<R: SingleOperation> SingleSearch<R> {
-    /// Below the score of any fusion that saves a tensor (100, and 10 an operation), so that an
-    /// operation that fuses with its neighbors is left to Burn.
+    /// More than Burn bids for the operation alone by this. It is below the score of any fusion that saves a tensor
+    /// (100, and 10 an operation), so that an operation that fuses with its neighbors is left to Burn.
     const SCORE: u64 = 15;
 
     pub(crate) fn new(settings: R::Settings) -> Self {
@@ -63,7 +68,9 @@ impl<R: SingleOperation> Search for SingleSearch<R> {
 
     fn claim(&self) -> Option<Claim<R>> {
         let at = self.in_front.len();
-        let replaced = Part::Replaced(vec![at], self.found.clone()?);
-        Some(Claim { score: Self::SCORE, parts: vec![Part::Unfused((0..at).collect()), replaced] })
+        let found = self.found.clone()?;
+        let score = Self::SCORE + found.bid_of_burns();
+        let replaced = Part::Replaced(vec![at], found);
+        Some(Claim { score, parts: vec![Part::Unfused((0..at).collect()), replaced] })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Channels, contiguous_buffer, contiguous_tensor};
 use blackburn_kernels::{
-    buffer::Buffer,
+    buffer::{Buffer, Rows},
     group_norm::{GroupNormProblem, Order},
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
@@ -96,6 +96,23 @@ impl Images {
             Lies::ChannelsLast(channels) => channels.rows.pitch,
             Lies::PixelsLast(_) => 1,
         }
+    }
+
+    /// Rows in which each channel has as many columns as the others: a pixel is a row, or an image is.
+    pub(crate) fn by_channel(&self) -> Rows {
+        match &self.lies {
+            Lies::ChannelsLast(channels) => channels.rows.clone(),
+            Lies::PixelsLast(buffer) => {
+                let rows = self.tensor.meta.shape()[0];
+                let columns = buffer.elements / rows.max(1);
+                Rows { buffer: buffer.clone(), rows, columns, pitch: columns }
+            }
+        }
+    }
+
+    /// Whether channels follow each other.
+    pub(crate) fn has_channels_last(&self) -> bool {
+        matches!(self.lies, Lies::ChannelsLast(_))
     }
 
     /// The same with nothing between pixels, copied where something is.
