@@ -125,7 +125,8 @@ const OURS: [(&str, Register); 25] = [
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
         let convolutions = !settings.is_disabled(Convolution::NAME);
-        register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul)))
+        let channels = !settings.is_disabled(ByChannel::NAME);
+        register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul), channels))
     }),
     (Casts::NAME, |_| register(CastSearch::default())),
     (ByChannel::NAME, |_| register(SingleSearch::<ByChannel>::default())),

@@ -1,7 +1,7 @@
 use super::{OP, view::ChannelRows};
 use crate::{
     declined::unsupported,
-    fused::{conv::Convolution, mask_fill::MaskFill},
+    fused::{channels::ByChannel, conv::Convolution, mask_fill::MaskFill},
     ops::batch_norm::problem,
     stream::{self, Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
@@ -29,6 +29,8 @@ pub(crate) enum BatchNormPass {
     InFront(Convolution),
     /// The gradient of an activation that is cut off above zero, too.
     Filled(MaskFill),
+    /// Images that are joined, or parted: gradients of what a convolution reads, for one.
+    Channels(ByChannel),
     Forward(Forward),
     Backward(Backward),
     /// A view that nothing else was found behind.
@@ -42,6 +44,7 @@ impl Replacement for BatchNormPass {
         match self {
             Self::InFront(convolution) => return convolution.launch(tensors),
             Self::Filled(fill) => fill.launch(tensors, OP),
+            Self::Channels(channels) => return channels.launch(tensors),
             Self::Forward(forward) => forward.launch(tensors),
             Self::Backward(backward) => backward.launch(tensors),
             Self::View(rows) => rows.launch(tensors),

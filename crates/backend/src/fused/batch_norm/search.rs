@@ -4,7 +4,7 @@ use super::{
     view::ChannelRows,
 };
 use crate::{
-    fused::{conv::Convolution, mask_fill::MaskFill},
+    fused::{channels::ByChannel, conv::Convolution, mask_fill::MaskFill},
     stream::{
         Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, SingleOperation,
         arithmetic_output,
@@ -27,6 +27,8 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
     convolutions: Option<F32Precision>,
+    /// Whether channels among them are joined and parted on their kernel.
+    takes_channels: bool,
     candidates: Vec<Candidate>,
     /// Views at the head of the block; rows of channels, or as Burn runs them.
     views: Vec<Option<ChannelRows>>,
@@ -41,8 +43,8 @@ impl BatchNormSearch {
     /// Below any other fusion.
     const SCORE_OF_VIEWS: u64 = 1;
 
-    pub(crate) fn new(convolutions: Option<F32Precision>) -> Self {
-        Self { convolutions, ..Self::default() }
+    pub(crate) fn new(convolutions: Option<F32Precision>, takes_channels: bool) -> Self {
+        Self { convolutions, takes_channels, ..Self::default() }
     }
 }
 
@@ -67,6 +69,7 @@ enum Passenger {
     Unfused(usize),
     Convolution(usize, Box<Convolution>),
     Fill(usize, Box<MaskFill>),
+    Channels(usize, Box<ByChannel>),
 }
 
 impl Candidate {
@@ -96,6 +99,7 @@ impl Candidate {
         operation: &OperationIr,
         position: usize,
         convolutions: Option<F32Precision>,
+        takes_channels: bool,
     ) -> bool {
         if self.flow.is_complete() {
             return false;
@@ -116,13 +120,15 @@ impl Candidate {
         let convolution = convolutions.and_then(|with| Convolution::of(operation, &with));
         // The gradient of an activation that is cut off above zero, too, by a mask that was kept.
         let fill = MaskFill::of(operation).filter(|_| self.reads_theirs(operation));
+        let channels = || ByChannel::of(operation, &()).filter(|_| takes_channels);
         let passenger = match (convolution, fill) {
             (Some(convolution), _) => Passenger::Convolution(position, Box::new(convolution)),
             (None, Some(fill)) => Passenger::Fill(position, Box::new(fill)),
             // Arithmetic at the head is the business of other fusions.
-            _ if position > 0 && (is_drop || self.belongs(operation)) => {
-                Passenger::Unfused(position)
-            }
+            _ if position > 0 && (is_drop || self.belongs(operation)) => match channels() {
+                Some(channels) => Passenger::Channels(position, Box::new(channels)),
+                None => Passenger::Unfused(position),
+            },
             _ => return false,
         };
         self.passengers.push(passenger);
@@ -188,6 +194,9 @@ impl Candidate {
             Passenger::Fill(position, fill) => {
                 Part::Replaced(vec![*position], BatchNormPass::Filled(fill.as_ref().clone()))
             }
+            Passenger::Channels(position, channels) => {
+                Part::Replaced(vec![*position], BatchNormPass::Channels(channels.as_ref().clone()))
+            }
         })
     }
 
@@ -227,7 +236,8 @@ impl Search for BatchNormSearch {
         );
         let rows = ChannelRows::of(operation);
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {
-            candidate.is_open = candidate.take(operation, now.position, self.convolutions);
+            candidate.is_open =
+                candidate.take(operation, now.position, self.convolutions, self.takes_channels);
         }
         if is_first {
             // What begins with an operation beside all of them is nobody's yet: Burn has others to show it to.
