@@ -16,7 +16,8 @@ use blackburn_tests::{
 use burn::{
     module::{Module, ModuleDisplay},
     nn::{
-        conv::{Conv2dConfig, ConvTranspose2dConfig},
+        PaddingConfig1d,
+        conv::{Conv1d, Conv1dConfig, Conv2dConfig, ConvTranspose2dConfig},
         loss::{MseLoss, Reduction},
     },
     prelude::*,
@@ -31,11 +32,11 @@ pub(super) fn trials() -> Vec<Trial> {
         let spellings: [(&str, Test); 2] = [
             ("burn_nn", |device, precision| {
                 let model = unmodified::UNet::new(&device.clone().autodiff());
-                train(model, precision, device, unmodified::UNet::forward)
+                train(model, [2, 3, SIZE, SIZE], precision, device, unmodified::UNet::forward)
             }),
             ("blackburn_nn", |device, precision| {
                 let model = drop_in::UNet::new(&device.clone().autodiff());
-                train(model, precision, device, drop_in::UNet::forward)
+                train(model, [2, 3, SIZE, SIZE], precision, device, drop_in::UNet::forward)
             }),
         ];
         for (spelling, test) in spellings {
@@ -44,6 +45,13 @@ pub(super) fn trials() -> Vec<Trial> {
                 on_burn_device(|device| test(&device, precision))
             }));
         }
+        let name = format!("conv::networks::gates_of_sequences_in_{precision:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_burn_device(|device| {
+                let model = Gates::new(&device.clone().autodiff());
+                train(model, [2, 1, 64], precision, &device, Gates::forward)
+            })
+        }));
     }
     trials
 }
@@ -169,21 +177,66 @@ fn conv(
         .init(device)
 }
 
-/// Steps on two images, as a trainer has them.
-fn train<M: Module + ModuleDisplay>(
+/// What lies behind in time, at a growing distance, by a gate: part of it goes on, and part of it into a sum.
+#[derive(Module, Debug)]
+struct Gates {
+    stem: Conv1d,
+    /// Value, gate, what goes on, and what is added up.
+    layers: Vec<[Conv1d; 4]>,
+    head: Conv1d,
+}
+
+impl Gates {
+    fn new(device: &Device) -> Self {
+        let conv = |channels: [usize; 2], size: usize, distance: usize| {
+            let before = PaddingConfig1d::Explicit((size - 1) * distance, 0);
+            let conv = Conv1dConfig::new(channels[0], channels[1], size).with_dilation(distance);
+            conv.with_padding(before).init(device)
+        };
+        let wide = [WIDTH, WIDTH];
+        let layer = |place: usize| {
+            let behind = || conv(wide, 2, 1 << place);
+            [behind(), behind(), conv(wide, 1, 1), conv([WIDTH, 2 * WIDTH], 1, 1)]
+        };
+        Self {
+            stem: conv([1, WIDTH], 2, 1),
+            layers: (0..4).map(layer).collect(),
+            head: conv([2 * WIDTH, 1], 1, 1),
+        }
+    }
+
+    fn forward(&self, sound: Tensor<3>) -> Tensor<3> {
+        let mut x = self.stem.forward(sound);
+        let mut sum: Option<Tensor<3>> = None;
+        for [value, gate, on, out] in &self.layers {
+            let value = activation::tanh(value.forward(x.clone()));
+            let gated = value * activation::sigmoid(gate.forward(x.clone()));
+            let out = out.forward(gated.clone());
+            sum = Some(match sum {
+                Some(sum) => sum + out,
+                None => out,
+            });
+            x = x + on.forward(gated);
+        }
+        self.head.forward(activation::relu(sum.unwrap_or(x)))
+    }
+}
+
+/// Steps on two inputs of that shape, as a trainer has them.
+fn train<M: Module + ModuleDisplay, const D: usize>(
     model: M,
+    shape: [usize; D],
     precision: Precision,
     device: &Device,
-    forward: impl Fn(&M, Tensor<4>) -> Tensor<4>,
+    forward: impl Fn(&M, Tensor<D>) -> Tensor<D>,
 ) -> Result<(), Failed> {
     let policy = PrecisionPolicy::new(precision).with_drop_ins();
     let config = TrainerConfig::new(1e-4).with_policy(policy).with_max_norm(f64::INFINITY);
     let config = config.without_recording();
     let mut trainer = config.init(model).map_err(|error| error.to_string())?;
-    let shape = [2, 3, SIZE, SIZE];
     let draw = |seed| {
         let numbers = normal(seed, shape.iter().product(), 1.0, Storage::F32);
-        Tensor::from_inner(tensor::<4>(&numbers, shape, Storage::F32, device))
+        Tensor::from_inner(tensor::<D>(&numbers, shape, Storage::F32, device))
     };
     let batch = (trainer.input(draw(1)), draw(2));
     let (_, blocks) = blocks_of(device, || {

@@ -1,10 +1,17 @@
 //! The search of providers that replace a single operation.
 
-use super::{Claim, Moment, Next, Part, Replacement, Search, arithmetic_output};
+use super::{Claim, Elapsed, Moment, Next, Part, Replacement, Search, arithmetic_output};
 use burn_ir::{OperationIr, TensorId};
 
 /// A replacement of one operation.
 pub(crate) trait SingleOperation: Replacement + Sync {
+    /// Whether those behind arithmetic are claimed together, with further arithmetic among them.
+    ///
+    /// Burn gathers what claims leave of its blocks in one more block. If one is left that needs the claimed
+    /// arithmetic, and that needs something else that is left, these blocks have no order, and Burn runs all of them
+    /// unfused.
+    const IN_ROWS: bool = false;
+
     /// How its provider is set up.
     type Settings: Clone + Default + Send + Sync + 'static;
 
@@ -31,9 +38,10 @@ pub(crate) trait SingleOperation: Replacement + Sync {
 #[derive(Clone)]
 pub(crate) struct SingleSearch<R: SingleOperation> {
     settings: R::Settings,
-    /// What the operations in front make.
-    in_front: Vec<TensorId>,
-    found: Option<R>,
+    /// What arithmetic makes.
+    made: Vec<TensorId>,
+    /// Operations that are replaced, and arithmetic among them.
+    taken: Vec<Option<R>>,
 }
 
 impl<R: SingleOperation> SingleSearch<R> {
@@ -42,7 +50,7 @@ impl<R: SingleOperation> SingleSearch<R> {
     const SCORE: u64 = 15;
 
     pub(crate) fn new(settings: R::Settings) -> Self {
-        Self { settings, in_front: Vec::new(), found: None }
+        Self { settings, made: Vec::new(), taken: Vec::new() }
     }
 }
 
@@ -56,21 +64,33 @@ impl<R: SingleOperation> Search for SingleSearch<R> {
     type Replacement = R;
 
     fn follow(&mut self, operation: &OperationIr, _now: Moment) -> Next {
-        self.found =
-            R::of(operation, &self.settings).filter(|found| found.may_follow(&self.in_front));
-        if self.found.is_some() {
-            return Next::Last;
+        let found = R::of(operation, &self.settings);
+        if let Some(found) = found.filter(|found| found.may_follow(&self.made)) {
+            self.taken.push(Some(found));
+            let is_last = !R::IN_ROWS || self.made.is_empty();
+            return if is_last { Next::Last } else { Next::Taken };
         }
         let made = arithmetic_output(operation);
-        self.in_front.extend(made);
+        if made.is_some() {
+            self.made.extend(made);
+            self.taken.push(None);
+        }
         Next::taken_if(made.is_some())
     }
 
     fn claim(&self) -> Option<Claim<R>> {
-        let at = self.in_front.len();
-        let found = self.found.clone()?;
-        let score = Self::SCORE + found.bid_of_burns();
-        let replaced = Part::Replaced(vec![at], found);
-        Some(Claim { score, parts: vec![Part::Unfused((0..at).collect()), replaced] })
+        let last = self.taken.iter().rposition(Option::is_some)?;
+        let bid = self.taken.iter().flatten().next()?.bid_of_burns();
+        let part = |(at, taken): (usize, &Option<R>)| match taken {
+            Some(found) => Part::Replaced(vec![at], found.clone()),
+            None => Part::Unfused(vec![at]),
+        };
+        let parts = self.taken[..=last].iter().enumerate().map(part).collect();
+        Some(Claim { score: Self::SCORE + bid, parts })
+    }
+
+    /// What comes for other blocks in between is no reason to wait for more.
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        self.taken.iter().any(Option::is_some) && elapsed.since_last > 0
     }
 }

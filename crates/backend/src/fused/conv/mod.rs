@@ -82,6 +82,7 @@ pub(crate) struct BiasGradient {
 }
 
 impl SingleOperation for Convolution {
+    const IN_ROWS: bool = true;
     type Settings = F32Precision;
 
     fn of(operation: &OperationIr, precision: &F32Precision) -> Option<Self> {
@@ -479,6 +480,9 @@ mod tests {
         };
         assert_eq!(taken(&[forward()]), Some(1));
         assert_eq!(taken(&[cast.clone(), forward()]), Some(2));
-        assert_eq!(taken(&[cast.clone(), cast, forward()]), Some(3));
+        assert_eq!(taken(&[cast.clone(), cast.clone(), forward()]), Some(3));
+        // Behind arithmetic they are taken together, so that nothing is left that needs it.
+        assert_eq!(taken(&[cast.clone(), forward(), forward()]), Some(3));
+        assert_eq!(taken(&[cast.clone(), forward(), cast.clone(), forward(), cast]), Some(4));
     }
 }
