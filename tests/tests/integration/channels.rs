@@ -235,9 +235,8 @@ fn gradients(device: &Device) -> Result<(), Failed> {
         Ok((x.grad(&gradients), y.grad(&gradients)))
     })?;
     let (dx, dy) = (dx.ok_or("x has no gradient")?, dy.ok_or("y has no gradient")?);
-    let image = |image: usize, pixels: std::ops::Range<usize>| {
-        numbers[image * 72..][pixels].iter().copied().collect::<Vec<_>>()
-    };
+    let image =
+        |image: usize, pixels: std::ops::Range<usize>| numbers[image * 72..][pixels].to_vec();
     let of = |pixels: std::ops::Range<usize>| [image(0, pixels.clone()), image(1, pixels)].concat();
     same("dx", values(dx)?, &of(0..45))?;
     same("dy", values(dy)?, &of(45..72))?;
