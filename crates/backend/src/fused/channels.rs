@@ -114,7 +114,7 @@ fn rows_for(like: &Rows, channels: [usize; 2], buffer: &Buffer) -> Rows {
 
 /// Images side by side by their channels, in the order of the first one whose channels follow each other.
 fn joined(parts: Vec<CubeTensor>, shape: Shape, dtype: DType) -> Result<CubeTensor, KernelError> {
-    let mut parts: Vec<CubeTensor> =
+    let parts: Vec<CubeTensor> =
         parts.into_iter().filter(|part| part.meta.shape().num_elements() > 0).collect();
     let Some(first) = parts.first().cloned() else { return Err(unsupported(OP, "no elements")) };
     let in_place = |part: &CubeTensor| Images::in_place_of(part.clone());
@@ -123,7 +123,7 @@ fn joined(parts: Vec<CubeTensor>, shape: Shape, dtype: DType) -> Result<CubeTens
     let client = order.client();
     let out = Buffer::empty(client, shape.num_elements(), dtype_to_elem_type(dtype));
     let mut at = 0;
-    for part in parts.drain(..) {
+    for part in parts {
         let channels = part.meta.shape()[1];
         let from = order.in_order(part).by_channel();
         let of = rows_for(&from, [channels, shape[1]], &out);

@@ -29,7 +29,7 @@ pub(crate) enum BatchNormPass {
     InFront(Convolution),
     /// The gradient of an activation that is cut off above zero, too.
     Filled(MaskFill),
-    /// Images that are joined, or parted: gradients of what a convolution reads, for one.
+    /// Some channels of what a convolution in front makes: gradients of images that were joined.
     Channels(ByChannel),
     Forward(Forward),
     Backward(Backward),

@@ -27,7 +27,7 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
     convolutions: Option<F32Precision>,
-    /// Whether channels among them are joined and parted on their kernel.
+    /// Whether parts of channels of what these make are copied by their own kernel.
     takes_channels: bool,
     candidates: Vec<Candidate>,
     /// Views at the head of the block; rows of channels, or as Burn runs them.
