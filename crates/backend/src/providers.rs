@@ -6,6 +6,7 @@ use crate::{
         batch_norm::{BatchNormPass, BatchNormSearch},
         burns,
         casts::{CastSearch, Casts},
+        cat::Joint,
         channel_sum::ChannelSum,
         channels::ByChannel,
         column_sum::Sum,
@@ -120,7 +121,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 25] = [
+const OURS: [(&str, Register); 26] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -129,6 +130,7 @@ const OURS: [(&str, Register); 25] = [
         register(BatchNormSearch::new(convolutions.then_some(settings.f32_matmul), channels))
     }),
     (Casts::NAME, |_| register(CastSearch::default())),
+    (Joint::NAME, |_| register(SingleSearch::<Joint>::default())),
     (ByChannel::NAME, |_| register(SingleSearch::<ByChannel>::default())),
     (ChannelSum::NAME, |_| register(SingleSearch::<ChannelSum>::default())),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),

@@ -66,8 +66,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
-    /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnChannels`, `BlackburnChannelSum`, `BlackburnColumnSum`,
-    /// `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`,
+    /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnCat`, `BlackburnChannels`, `BlackburnChannelSum`,
+    /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`,
     /// `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`,
     /// `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`,
     /// `BlackburnSoftmax`, `BlackburnTopK`).

@@ -32,7 +32,6 @@ pub mod batch_norm;
 mod block_format;
 pub mod buffer;
 pub mod column_sum;
-pub mod columns;
 pub mod conv;
 pub mod cross_entropy;
 mod device;

@@ -5,10 +5,10 @@
 //! their shapes from the same lists.
 
 use crate::{
-    KernelError, Promise, adamw, attention, batch_norm, column_sum, columns, conv, cross_entropy,
-    dropout, embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul,
-    milestone, overwrite, pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch,
-    softmax, square_sum, swiglu, top_k, transpose,
+    KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
+    embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone,
+    overwrite, pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax,
+    square_sum, swiglu, top_k, transpose,
 };
 use cubecl::{
     client::Client,
@@ -70,7 +70,6 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         swiglu::variants(),
         rotary::variants(),
         column_sum::variants(),
-        columns::variants(client),
         row_sum::variants(),
         scan::variants(),
         scatter::variants(client),

@@ -138,10 +138,8 @@ fn overwrites_many(client: &Client, storage: Storage) -> Result<(), Failed> {
         };
         let rounded: Vec<f64> = drawn.iter().map(|x| storage.round(*x)).collect();
         expected.push(laid_out(to, Some(&rounded)));
-        all.push(Overwrite {
-            source: by_rows(&laid_out(from, Some(&drawn)), source_type, from),
-            target: by_rows(&laid_out(to, None), storage, to),
-        });
+        let source = by_rows(&laid_out(from, Some(&drawn)), source_type, from);
+        all.push(Overwrite::new(by_rows(&laid_out(to, None), storage, to), source));
     }
     overwrite_many(client, &all)?;
     for (i, (one, expected)) in all.into_iter().zip(expected).enumerate() {

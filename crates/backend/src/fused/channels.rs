@@ -4,6 +4,7 @@
 //! Burn's kernels write pixels side by side, in whatever order they were. Convolutions make images whose channels are
 //! side by side: then each operation behind has to copy, or to walk through memory in steps. The kernel keeps the order.
 
+use super::cat::bid_for;
 use crate::{
     declined::unsupported,
     stream::{Done, Replacement, SingleOperation},
@@ -12,7 +13,7 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
-    columns::{Columns, copy_columns},
+    overwrite::{Overwrite, overwrite_parts},
 };
 use burn::tensor::Slice;
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
@@ -65,10 +66,9 @@ impl SingleOperation for ByChannel {
         }
     }
 
-    /// Burn counts what it joins as reads that it saves.
     fn bid_of_burns(&self) -> u64 {
         match self {
-            Self::Joined { parts, .. } => 100 * parts.len() as u64,
+            Self::Joined { parts, .. } => bid_for(parts.len()),
             Self::Part { .. } => 0,
         }
     }
@@ -105,13 +105,6 @@ fn range_of(tensors: &Tensors, range: &Slice) -> Result<Slice, KernelError> {
     range.copied().ok_or_else(|| unsupported(OP, "a range that the stream does not know"))
 }
 
-/// Rows of the same number of columns for each channel.
-fn rows_for(like: &Rows, channels: [usize; 2], buffer: &Buffer) -> Rows {
-    let [of_like, of_buffer] = channels;
-    let columns = like.columns / of_like * of_buffer;
-    Rows { buffer: buffer.clone(), rows: like.rows, columns, pitch: columns }
-}
-
 /// Images side by side by their channels, in the order of the first one whose channels follow each other.
 fn joined(parts: Vec<CubeTensor>, shape: Shape, dtype: DType) -> Result<CubeTensor, KernelError> {
     let parts: Vec<CubeTensor> =
@@ -123,14 +116,16 @@ fn joined(parts: Vec<CubeTensor>, shape: Shape, dtype: DType) -> Result<CubeTens
     let client = order.client();
     let out = Buffer::empty(client, shape.num_elements(), dtype_to_elem_type(dtype));
     let mut at = 0;
-    for part in parts {
+    let written = parts.into_iter().map(|part| {
         let channels = part.meta.shape()[1];
-        let from = order.in_order(part).by_channel();
-        let of = rows_for(&from, [channels, shape[1]], &out);
-        let columns = from.columns;
-        copy_columns(client, columns, &Columns { of: from, first: 0 }, &Columns { of, first: at })?;
-        at += columns;
-    }
+        let source = order.in_order(part).by_channel();
+        let pitch = source.columns / channels * shape[1];
+        let target = Rows { buffer: out.clone(), pitch, ..source };
+        let skipped = [at, 0];
+        at += source.columns;
+        Overwrite { target, source, skipped }
+    });
+    overwrite_parts(client, &written.collect::<Vec<_>>())?;
     Ok(order.shaped(out, shape, dtype))
 }
 
@@ -164,10 +159,12 @@ fn part(
     };
     let client = images.client();
     let out = Buffer::empty(client, shape.num_elements(), dtype_to_elem_type(dtype));
-    let from = images.by_channel();
-    let of = rows_for(&from, [channels, range.len()], &out);
-    let (columns, first) = (of.columns, from.columns / channels * range.start);
-    copy_columns(client, columns, &Columns { of: from, first }, &Columns { of, first: 0 })?;
+    let all = images.by_channel();
+    let of_channel = all.columns / channels;
+    let source = Rows { columns: of_channel * range.len(), ..all };
+    let target = Rows { buffer: out.clone(), pitch: source.columns, ..source };
+    let skipped = [0, of_channel * range.start];
+    overwrite_parts(client, &[Overwrite { target, source, skipped }])?;
     Ok(images.shaped(out, shape, dtype))
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod burns;
 pub(crate) mod casts;
+pub(crate) mod cat;
 pub(crate) mod channel_sum;
 pub(crate) mod channels;
 pub(crate) mod column_sum;

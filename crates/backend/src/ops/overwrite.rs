@@ -179,7 +179,7 @@ fn by_rows(target: &CubeTensor, source: &CubeTensor) -> Overwrite {
         _ if into.rows == 1 => contiguous(),
         _ => Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() },
     };
-    Overwrite { target: into, source: from }
+    Overwrite::new(into, from)
 }
 
 /// `target` with the elements of `source`, rounded to its type. The memory stays the same, so all clones of

@@ -8,7 +8,9 @@
 //! | source, read | rows x columns, each with its pitch | f32, f16, bf16, or any integer that the device has |
 //! | target, overwritten | the same, with its own pitch | the same kind, rounded to the nearest value |
 //!
-//! What lies between rows stays as it is. Several tensors take one launch.
+//! What lies between rows stays as it is. Several tensors take one launch. Targets may be parts of one memory: so tensors
+//! are joined, and images whose channels follow each other are by their channels (a pixel is a row, and channels are
+//! columns).
 
 mod variants;
 
@@ -42,6 +44,8 @@ pub struct Overwrite {
     pub target: Rows,
     /// What is read.
     pub source: Rows,
+    /// Elements of the memory of each in front of its first row: of the target's, and of the source's.
+    pub skipped: [usize; 2],
 }
 
 /// Writes the elements of `source` to the memory of `target`, in the type of `target`, although others
@@ -52,7 +56,7 @@ pub struct Overwrite {
 /// [`KernelError::InvalidProblem`] where the two differ in size or in kind; [`KernelError::Unsupported`]
 /// beyond 32-bit indices.
 pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), KernelError> {
-    overwrite_many(client, &[Overwrite { target: target.clone(), source: source.clone() }])
+    overwrite_many(client, &[Overwrite::new(target.clone(), source.clone())])
 }
 
 /// [`overwrite`] of several tensors, in any order: no target may be memory that another of them names. Up to
@@ -62,6 +66,19 @@ pub fn overwrite(client: &Client, target: &Rows, source: &Rows) -> Result<(), Ke
 ///
 /// As there, before anything is launched.
 pub fn overwrite_many(client: &Client, all: &[Overwrite]) -> Result<(), KernelError> {
+    launch_all(client, all, false)
+}
+
+/// [`overwrite_many`] of targets that are parts of one memory, the same buffer in each, without a common element.
+///
+/// # Errors
+///
+/// As there.
+pub fn overwrite_parts(client: &Client, all: &[Overwrite]) -> Result<(), KernelError> {
+    launch_all(client, all, true)
+}
+
+fn launch_all(client: &Client, all: &[Overwrite], is_one_target: bool) -> Result<(), KernelError> {
     all.iter().try_for_each(Overwrite::check)?;
     let spans: Vec<_> = all.iter().flat_map(|one| Span::of(one, client)).collect();
     let room = room(client);
@@ -70,36 +87,48 @@ pub fn overwrite_many(client: &Client, all: &[Overwrite]) -> Result<(), KernelEr
         |_| room,
         |one, other| one.kind() == other.kind(),
         |together| {
-            launch(client, together, room);
+            launch(client, together, room, is_one_target);
         },
     );
     Ok(())
 }
 
 impl Overwrite {
+    /// All of `target`, by all of `source`.
+    pub fn new(target: Rows, source: Rows) -> Self {
+        Self { target, source, skipped: [0; 2] }
+    }
+
+    /// Both, each with what is skipped of its memory.
+    fn sides(&self) -> [(&Rows, usize); 2] {
+        let [of_target, of_source] = self.skipped;
+        [(&self.target, of_target), (&self.source, of_source)]
+    }
+
     /// Whether it can be launched.
     ///
     /// # Errors
     ///
     /// As [`overwrite`].
     pub(crate) fn check(&self) -> Result<(), KernelError> {
-        let Self { target, source } = self;
+        let Self { target, source, .. } = self;
         let is_float = |rows: &Rows| matches!(rows.buffer.dtype, ElemType::Float(_));
         let goes_together = (target.rows, target.columns) == (source.rows, source.columns)
             && (target.buffer.dtype == source.buffer.dtype || is_float(target) && is_float(source));
         if !goes_together {
             return Err(KernelError::invalid(OP, "source", told(target), told(source)));
         }
-        if [target, source].iter().any(|side| side.span() > side.buffer.elements) {
+        let ends = self.sides().map(|(side, skipped)| skipped + side.span());
+        if ends[0] > target.buffer.elements || ends[1] > source.buffer.elements {
             return Err(KernelError::invalid(
                 OP,
                 "source",
                 "rows within the memory of both",
-                format!("{target:?} and {source:?}"),
+                format!("{target:?} and {source:?}, {:?} skipped", self.skipped),
             ));
         }
         // Units step beyond the end before they stop.
-        if u32::try_from(target.span().max(source.span()) + (1 << 24)).is_err() {
+        if u32::try_from(ends[0].max(ends[1]) + (1 << 24)).is_err() {
             let reason = format!("{} rows of {} elements", target.rows, target.columns);
             return Err(KernelError::Unsupported { op: OP, reason });
         }
@@ -129,11 +158,15 @@ struct Span<'a> {
 impl<'a> Span<'a> {
     /// The columns that the widest vectors divide, and those that are left.
     fn of(one: &'a Overwrite, client: &Client) -> impl Iterator<Item = Self> + use<'a> {
-        let Overwrite { target, source } = one;
+        let Overwrite { target, source, .. } = one;
         let widest = target.buffer.dtype.size().max(source.buffer.dtype.size());
-        let is_aligned = |side: &Rows, size| side.rows == 1 || side.pitch.is_multiple_of(size);
         let vector_size = widest_vector(client, widest, |size| {
-            is_aligned(target, size) && is_aligned(source, size)
+            one.sides().iter().all(|(side, skipped)| {
+                let start = side.buffer.offset_bytes();
+                (side.rows == 1 || side.pitch.is_multiple_of(size))
+                    && skipped.is_multiple_of(size)
+                    && start.is_multiple_of((size * side.buffer.dtype.size()) as u64)
+            })
         });
         let whole = target.columns / vector_size * vector_size;
         [(0..whole, vector_size), (whole..target.columns, 1)]
@@ -152,17 +185,19 @@ impl<'a> Span<'a> {
 
     /// What a kernel is compiled for.
     fn kind(&self) -> (ElemType, ElemType, VectorSize, bool) {
-        let Overwrite { target, source } = self.of;
+        let Overwrite { target, source, .. } = self.of;
         (source.buffer.dtype, target.buffer.dtype, self.vector_size, self.is_one_row())
     }
 
     /// What the kernel is told, with cubes before `end` that follow those of the span before.
     fn part(&self, end: u32) -> PartLaunch {
         let vectors = |elements: usize| (elements / self.vector_size) as u32;
+        let [to, from] = self.of.skipped.map(|skipped| vectors(skipped + self.columns.start));
         PartLaunch::new(
             end,
             self.vectors() as u32,
-            vectors(self.columns.start),
+            from,
+            to,
             vectors(self.columns.len()),
             vectors(self.of.source.pitch),
             vectors(self.of.target.pitch),
@@ -171,7 +206,7 @@ impl<'a> Span<'a> {
 }
 
 /// Overwrites what goes together, in one launch.
-fn launch(client: &Client, spans: &[Span<'_>], room: usize) {
+fn launch(client: &Client, spans: &[Span<'_>], room: usize, is_one_target: bool) {
     let Some(model) = spans.first() else { return };
     let (source_dtype, target_dtype, vector_size, is_one_row) = model.kind();
     let at_once = DeviceProfile::of(client).multiprocessors * CUBES_A_MULTIPROCESSOR;
@@ -190,8 +225,8 @@ fn launch(client: &Client, spans: &[Span<'_>], room: usize) {
     };
     // Buffers are counted as the kernel names them: the sources come first.
     let target = |place: usize| match spans.get(place) {
-        Some(span) => span.of.target.arg(),
-        None => BufferArg::alias(count, model.of.target.span()),
+        Some(span) if place == 0 || !is_one_target => span.of.target.arg(),
+        _ => BufferArg::alias(count, model.of.target.buffer.elements),
     };
     // SAFETY: `check` has seen that all rows are within the memory of both sides and that indices and one
     // step beyond fit 32 bits; vectors divide pitches and columns. The kernel stops at the last vector.
@@ -218,8 +253,9 @@ pub(crate) struct Part {
     end: u32,
     /// Of all rows.
     vectors: u32,
-    /// Where the span begins in each row.
-    start: u32,
+    /// Where the span begins in the first row.
+    from: u32,
+    to: u32,
     /// Of a row.
     columns: u32,
     source_pitch: u32,
@@ -246,13 +282,13 @@ pub(crate) fn overwrite_kernel<S: Numeric, T: Numeric, N: Size>(
             let stride = (part.end - first) * CUBE_DIM;
             let mut index = (cube - first) * CUBE_DIM + UNIT_POS;
             while index < part.vectors {
-                let mut from = part.start + index;
-                let mut to = part.start + index;
+                let mut from = part.from + index;
+                let mut to = part.to + index;
                 if comptime!(!is_one_row) {
                     let row = index / part.columns;
-                    let column = part.start + index % part.columns;
-                    from = row * part.source_pitch + column;
-                    to = row * part.target_pitch + column;
+                    let column = index % part.columns;
+                    from = part.from + row * part.source_pitch + column;
+                    to = part.to + row * part.target_pitch + column;
                 }
                 write::<S, T, N>(&sources[tensor], &mut targets[tensor], from, to);
                 index += stride;

@@ -1,6 +1,6 @@
 //! Tensors that cover the plans: see [`variants`](crate::variants).
 
-use super::{Overwrite, overwrite, overwrite_many};
+use super::{Overwrite, overwrite, overwrite_many, overwrite_parts};
 use crate::{
     Promise,
     buffer::{Buffer, Rows},
@@ -12,7 +12,7 @@ use cubecl::ir::{ElemType, IntKind};
 const PROMISES: [(&str, Promise); 1] = [("overwrite", Promise::registers(32))];
 
 /// What training overwrites: by vectors, and what they leave at the ends of rows; rows of a convolution's weight;
-/// and many at once.
+/// many at once; and images that are joined.
 pub(crate) fn variants() -> Vec<Variant> {
     let [f32, f16, bf16] = FLOATS;
     let i32 = (ElemType::Int(IntKind::I32), "i32");
@@ -32,8 +32,23 @@ pub(crate) fn variants() -> Vec<Variant> {
             columns: 3,
             pitch,
         };
-        let all = [0; 16].map(|_| Overwrite { target: rows(bf16.0, 8), source: rows(f32.0, 4) });
+        let all = [0; 16].map(|_| Overwrite::new(rows(bf16.0, 8), rows(f32.0, 4)));
         overwrite_many(client, &all)
     });
-    one.into_iter().chain([many]).collect()
+    let joined = FLOATS.map(|(dtype, name)| {
+        Variant::new(format!("{name}_images_joined"), PROMISES, move |client| {
+            const PIXELS: usize = 64 * 64;
+            const CHANNELS: usize = 32;
+            let buffer = |channels| Buffer::empty(client, PIXELS * channels, dtype);
+            let rows = |buffer, pitch| Rows { buffer, rows: PIXELS, columns: CHANNELS, pitch };
+            let out = buffer(2 * CHANNELS);
+            let parts = [0, CHANNELS].map(|first| Overwrite {
+                target: rows(out.clone(), 2 * CHANNELS),
+                source: rows(buffer(CHANNELS), CHANNELS),
+                skipped: [first, 0],
+            });
+            overwrite_parts(client, &parts)
+        })
+    });
+    one.into_iter().chain([many]).chain(joined).collect()
 }

@@ -243,7 +243,8 @@ impl<S: StepNumbers<N>, const N: usize> Planned<S, N> {
         };
         let parameter = self.tensors[0].clone();
         let target = in_rows_of(copy, &parameter);
-        Overwrite { source: in_rows_of(parameter, &target), target }
+        let source = in_rows_of(parameter, &target);
+        Overwrite::new(target, source)
     }
 
     /// Takes the copy away where the step cannot write it.
