@@ -19,6 +19,8 @@ pub(super) struct SharedMemory(pub(super) [u8; 64]);
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`: up to the value or past it, modulo 2^32.
 const AT_LEAST: c_uint = 0;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
+const FOR_DEVICES: c_uint = 1 | 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const WITH_PEER_ACCESS: c_uint = 1;
 
@@ -30,7 +32,8 @@ functions! {
         allocate = "cuMemAlloc_v2": fn(*mut Address, usize) -> Status;
         set_bytes = "cuMemsetD8_v2": fn(Address, u8, usize) -> Status;
         copy = "cuMemcpy": fn(Address, Address, usize) -> Status;
-        copy_to_host = "cuMemcpyDtoH_v2": fn(*mut c_void, Address, usize) -> Status;
+        register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint) -> Status;
+        device_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut Address, *mut c_void, c_uint) -> Status;
         copy_behind = "cuMemcpyAsync": fn(Address, Address, usize, Stream) -> Status;
         shared = "cuIpcGetMemHandle": fn(*mut SharedMemory, Address) -> Status;
         open = "cuIpcOpenMemHandle_v2": fn(*mut Address, SharedMemory, c_uint) -> Status;
@@ -76,6 +79,26 @@ impl CudaCopies {
         // SAFETY: it writes to the address.
         let status = unsafe { (self.allocate)(&raw mut address, bytes) };
         self.check("cuMemAlloc", status).map(|()| address)
+    }
+
+    /// Where memory of the host is for the current context.
+    ///
+    /// # Safety
+    ///
+    /// It has so many bytes, and stays as long as the process lives.
+    pub(super) unsafe fn mapped(
+        &self,
+        place: *mut c_void,
+        bytes: usize,
+    ) -> Result<Address, CallFailed> {
+        let mut address = 0;
+        // SAFETY: the caller's; the second call writes to the address.
+        unsafe {
+            self.check("cuMemHostRegister", (self.register)(place, bytes, FOR_DEVICES))?;
+            let status = (self.device_pointer)(&raw mut address, place, 0);
+            self.check("cuMemHostGetDevicePointer", status)?;
+        }
+        Ok(address)
     }
 
     /// Gives it back, when the device is done with all that uses it.
@@ -146,8 +169,8 @@ impl CudaCopies {
     pub(super) unsafe fn number_at(&self, address: Address) -> Result<u32, CallFailed> {
         let mut number = 0u32;
         // SAFETY: the caller's; the number has four bytes.
-        let status = unsafe { (self.copy_to_host)((&raw mut number).cast(), address, 4) };
-        self.check("cuMemcpyDtoH", status).map(|()| number)
+        unsafe { self.copy_now(address, (&raw mut number).expose_provenance() as Address, 4) }?;
+        Ok(number)
     }
 
     /// Has `stream` copy.

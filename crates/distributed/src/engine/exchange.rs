@@ -2,18 +2,21 @@
 //!
 //! NCCL moves numbers by kernels. Beside a backward pass these take multiprocessors from products that are laid out for
 //! all of them, and what those have left over is a second round. A GPU's copy engines take none. So each rank copies
-//! gradients into the other's memory as soon as the pass has made them. When the pass is over, a kernel adds what has come
-//! to its own; in the meantime the last ones come. Nothing runs beside those, so a kernel may send them, which looks at
+//! gradients to where the other finds them as soon as the pass has made them. When the pass is over, a kernel adds what has
+//! come to its own; in the meantime the last ones come. Nothing runs beside those, so a kernel may send them, which looks at
 //! what it sends: zeros stay, and they are most of an embedding's gradient.
 //!
 //! ```text
 //! rank 0, copies:  wait until rank 1 has added what came last time
-//!                  for each milestone: wait until the pass is there  ->  copy, or send
-//!                  at the end of a stage: "so many stages have come"
+//!                  for each milestone: wait until the pass is there  ->  copy, or send  ->  "so much has come"
+//! rank 1, fetches: for each milestone: wait until it has come  ->  copy from the host's memory
 //! rank 1, sums:    wait for the end of its own pass
 //!                  for each stage: wait until it has come, and until its own is copied  ->  add
 //!                  "all is added"
 //! ```
+//!
+//! Numbers go through [memory](super::exchange_memory) of the host, or over NVLink: then nothing is fetched, and what has
+//! come is told once a stage.
 //!
 //! and the same in the other direction. All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
@@ -23,10 +26,11 @@
 //! Both ranks get the same bits: a sum of two numbers is rounded once, in whichever order.
 
 use super::{
-    cuda_copies::{Address, CudaCopies, Function, SharedMemory},
+    cuda_copies::{Address, CudaCopies, Function},
     cuda_library::{Context, Cuda, Event},
     exchange_kernels::kernels,
-    exchange_plan::{ALIGNMENT, Batch, Block, Piece, STAGES, Stage, WARPS, bytes_of, planned},
+    exchange_memory::{COPIES_VARIABLE, Mailbox, Met, Offer, Way},
+    exchange_plan::{Batch, Block, Piece, Places, STAGES, Stage, WARPS, bytes_of, planned},
     library::{CallFailed, Stream},
     nccl_library::DataType,
 };
@@ -41,10 +45,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where it is "off", gradients move over NCCL alone.
-const COPIES_VARIABLE: &str = "BLACKBURN_COPIES";
-/// Numbers of the two ranks lie behind what comes, each in a line of its own.
-const LINE: u64 = 128;
 const THREADS: u32 = 32 * WARPS as u32;
 /// How long the ranks wait for their first words.
 const FIRST_WORDS: Duration = Duration::from_secs(5);
@@ -54,40 +54,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Beyond all that anybody waits for, and still ahead of it modulo 2^32.
 const FAR: u32 = 1 << 30;
 
-/// The memory that the two ranks write to.
-#[derive(Clone, Copy)]
-struct Mailbox {
-    address: Address,
-    /// What can come.
-    bytes: usize,
-}
-
-impl Mailbox {
-    /// What it takes for `bytes` to come.
-    fn size(bytes: usize) -> usize {
-        bytes.next_multiple_of(ALIGNMENT) + 3 * LINE as usize
-    }
-
-    /// How many stages have come.
-    fn come(self) -> Address {
-        self.address + self.bytes.next_multiple_of(ALIGNMENT) as u64
-    }
-
-    /// How often the other rank has added all that this one has sent.
-    fn added(self) -> Address {
-        self.come() + LINE
-    }
-
-    /// Something else than zero once the other rank has found this memory.
-    fn greeting(self) -> Address {
-        self.come() + 2 * LINE
-    }
-}
-
 /// What this rank does with another one's numbers, and that one with this one's.
 pub(super) struct Exchange {
     reach: Arc<Reach>,
-    theirs: Mailbox,
+    met: Met,
     streams: Streams,
     functions: Functions,
     /// What moves and adds up the pieces of the last time.
@@ -116,10 +86,10 @@ impl Functions {
 
 #[derive(Clone, Copy)]
 struct Streams {
-    /// Sends come before sums.
+    /// Two that copy in turn, or one that sends and one that fetches. Sends come before sums.
     copies: [Stream; 2],
     sums: Stream,
-    /// When the second stream of copies is done with a stage, and when both are.
+    /// When the second of them is done with a stage, and when what the rank sends is.
     half_copied: Event,
     copied: [Event; STAGES],
     /// When the pass is over.
@@ -151,7 +121,7 @@ pub(super) struct Reach {
     driver: CudaCopies,
     context: Context,
     own: Mailbox,
-    /// Stages that were sent so far.
+    /// What the other rank was told so far of what has come.
     sent: AtomicU32,
     rescue: Stream,
     /// Whether the other rank may be gone.
@@ -186,7 +156,7 @@ pub(super) fn may_meet(control: &Control) -> Result<(), String> {
     if control.size() != 2 {
         return Err(format!("there are {} ranks, and two can", control.size()));
     }
-    if std::env::var(COPIES_VARIABLE).as_deref() == Ok("off") {
+    if Way::wanted().is_none() {
         return Err(format!("{COPIES_VARIABLE} is off"));
     }
     match control.hosts() {
@@ -207,7 +177,30 @@ impl Exchange {
         ordinal: usize,
         bytes: usize,
     ) -> Result<Option<Self>, String> {
-        let told = |reason: &str| tracing::debug!("gradients move behind the pass: {reason}");
+        let wanted = serde_json::to_vec(&Way::wanted()).map_err(|error| error.to_string())?;
+        let all =
+            control.share("what moves gradients", wanted).map_err(|error| error.to_string())?;
+        let all: Vec<_> =
+            all.iter().map(|wanted| serde_json::from_slice(wanted).unwrap_or_default()).collect();
+        for way in Way::to_try(&all) {
+            match Self::meet_by(*way, control, ordinal, bytes)? {
+                Ok(exchange) => {
+                    tracing::debug!("gradients move beside the pass, by copies, {way:?}");
+                    return Ok(Some(exchange));
+                }
+                Err(reason) => tracing::debug!("gradients do not move, {way:?}: {reason}"),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The same by one way, or why that is none, which is the same on both ranks.
+    fn meet_by(
+        way: Way,
+        control: &Control,
+        ordinal: usize,
+        bytes: usize,
+    ) -> Result<Result<Self, String>, String> {
         let share = |what: &str, part: Result<Vec<u8>, String>| {
             let part = match part {
                 Ok(bytes) => [b"ok".as_slice(), &bytes].concat(),
@@ -221,36 +214,33 @@ impl Exchange {
                 None => Ok(theirs[2..].to_vec()),
             })
         };
-        let prepared = Self::prepare(control, ordinal, bytes);
-        let own = prepared.as_ref().map(|(_, shared)| shared.0.to_vec()).map_err(Clone::clone);
+        let prepared = Self::prepare(way, control, ordinal, bytes);
+        let own = prepared.as_ref().map(|prepared| prepared.offer.told()).map_err(Clone::clone);
         let (prepared, theirs) = match (prepared, share("memory for gradients", own)?) {
-            (Ok((prepared, _)), Ok(theirs)) => (prepared, theirs),
-            (Err(reason), _) | (_, Err(reason)) => {
-                told(&reason);
-                return Ok(None);
-            }
+            (Ok(prepared), Ok(theirs)) => (prepared, theirs),
+            (Err(reason), _) | (_, Err(reason)) => return Ok(Err(reason)),
         };
-        let met = prepared.opened(&theirs);
+        let met = prepared.opened(control.rank(), bytes, &theirs);
         let sound = met.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
         let opened = share("the other rank's memory", sound)?;
-        let (Ok(exchange), Ok(_)) = (met, opened.as_ref()) else {
-            told(&opened.err().unwrap_or_default());
-            return Ok(None);
+        let exchange = match (met, opened) {
+            (Ok(exchange), Ok(_)) => exchange,
+            (Err(reason), _) | (_, Err(reason)) => return Ok(Err(reason)),
         };
         let heard = exchange.greet().map(|()| Vec::new());
         if let Err(reason) = share("first words", heard)? {
-            told(&reason);
-            return Ok(None);
+            return Ok(Err(reason));
         }
-        tracing::debug!("gradients move beside the pass, by copies");
-        Ok(Some(exchange))
+        let is_fast = exchange.met.check_speed(&exchange.reach.driver).map(|()| Vec::new());
+        Ok(share("the speed of copies", is_fast)?.map(|_| exchange))
     }
 
     fn prepare(
+        way: Way,
         control: &Control,
         ordinal: usize,
         bytes: usize,
-    ) -> Result<(Prepared, SharedMemory), String> {
+    ) -> Result<Prepared, String> {
         may_meet(control)?;
         let (cuda, driver) = (Cuda::load()?, CudaCopies::load()?);
         let made = || {
@@ -272,16 +262,11 @@ impl Exchange {
                 copied,
                 over: cuda.event()?,
             };
-            let rescue = cuda.stream()?;
-            let (own, shared) = driver.memory(Mailbox::size(bytes))?;
-            Ok::<_, CallFailed>((context, functions, streams, rescue, own, shared))
+            Ok::<_, CallFailed>((context, functions, streams, cuda.stream()?))
         };
-        let (context, functions, streams, rescue, address, shared) =
-            made().map_err(|error| error.to_string())?;
-        let (own, sent) = (Mailbox { address, bytes }, AtomicU32::new(0));
-        let is_over = AtomicBool::new(false);
-        let reach = Arc::new(Reach { cuda, driver, context, own, sent, rescue, is_over });
-        Ok((Prepared { reach, streams, functions }, shared))
+        let (context, functions, streams, rescue) = made().map_err(|error| error.to_string())?;
+        let offer = Offer::of(way, &driver, control.rank(), bytes)?;
+        Ok(Prepared { cuda, driver, context, rescue, streams, functions, offer })
     }
 
     /// Writes to the other rank's memory, and waits until it has done the same.
@@ -291,8 +276,8 @@ impl Exchange {
         let heard = || {
             // SAFETY: both memories live, and nobody uses them yet.
             unsafe {
-                driver.copy_now(own.come(), self.theirs.come(), 4)?;
-                driver.write(self.streams.sums, self.theirs.greeting(), 1)?;
+                driver.copy_now(own.come(), self.met.theirs.come(), 4)?;
+                driver.write(self.streams.sums, self.met.theirs.greeting(), 1)?;
                 while driver.number_at(own.greeting())? == 0 && since.elapsed() < FIRST_WORDS {
                     std::thread::sleep(PAUSE);
                 }
@@ -326,9 +311,10 @@ impl Exchange {
         [start, end]: [Event; 2],
     ) -> Result<(), CallFailed> {
         self.prepare_for(pieces)?;
-        let Self { reach, theirs, streams, functions, plan, rounds } = self;
+        let Self { reach, met, streams, functions, plan, rounds } = self;
         let Reach { cuda, driver, context, own, sent, .. } = &**reach;
         let Streams { copies, sums, half_copied, copied, over } = *streams;
+        let (theirs, landed) = (met.theirs, met.landed);
         // SAFETY: memory of both ranks, streams and events live as long as this; the rest is the caller's.
         unsafe {
             cuda.wait_for_context(sums, *context, over)?;
@@ -341,34 +327,61 @@ impl Exchange {
                 let table = plan.blocks.address + (first * size_of::<Block>()) as u64;
                 driver.launch(stream, function, [count as u32, THREADS], [table])
             };
+            // Tells the other rank, and returns what it is told, which this one will be told, too.
+            let tell = || {
+                let number = sent.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+                driver.write(copies[0], theirs.come(), number).map(|()| number)
+            };
             for (stage, copied) in plan.stages.iter().zip(copied) {
                 let mut bytes = [0; 2];
+                let mut number = None;
                 for group in stage.pieces.chunk_by(|(a, _), (b, _)| a.milestone == b.milestone) {
-                    for stream in copies {
-                        driver.wait_for_number(stream, counter, count_at(group[0].0.milestone))?;
-                    }
+                    let count = count_at(group[0].0.milestone);
+                    driver.wait_for_number(copies[0], counter, count)?;
                     if std::mem::take(&mut is_first) {
                         cuda.record(start, copies[0])?;
                     }
-                    if let Some(Range { start, end }) = stage.sent {
-                        launch(copies[0], functions.send, start, end - start)?;
-                        continue;
-                    }
-                    for (piece, place) in group {
-                        let lane = usize::from(bytes[1] < bytes[0]);
-                        bytes[lane] += piece.bytes;
-                        let to = theirs.address + place;
-                        driver.copy(copies[lane], piece.address, to, piece.bytes)?;
+                    match (&stage.sent, met.way) {
+                        (Some(Range { start, end }), _) => {
+                            launch(copies[0], functions.send, *start, end - start)?;
+                        }
+                        (None, Way::Links) => {
+                            driver.wait_for_number(copies[1], counter, count)?;
+                            for (piece, place) in group {
+                                let lane = usize::from(bytes[1] < bytes[0]);
+                                bytes[lane] += piece.bytes;
+                                let to = theirs.address + place;
+                                driver.copy(copies[lane], piece.address, to, piece.bytes)?;
+                            }
+                        }
+                        (None, Way::Host) => {
+                            for (piece, place) in group {
+                                let to = theirs.address + place;
+                                driver.copy(copies[0], piece.address, to, piece.bytes)?;
+                            }
+                            let come = tell()?;
+                            driver.wait_for_number(copies[1], own.come(), come)?;
+                            for (piece, place) in group {
+                                let [from, to] = [own.address, landed].map(|at| at + place);
+                                driver.copy(copies[1], from, to, piece.bytes)?;
+                            }
+                            number = Some(come);
+                        }
                     }
                 }
                 cuda.record(half_copied, copies[1])?;
-                driver.wait(copies[0], half_copied)?;
-                let number = sent.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                driver.write(copies[0], theirs.come(), number)?;
+                if met.way == Way::Links {
+                    driver.wait(copies[0], half_copied)?;
+                }
+                let number = match number {
+                    Some(number) => number,
+                    None => tell()?,
+                };
                 cuda.record(copied, copies[0])?;
 
                 // Its own numbers have moved before they are changed.
                 driver.wait(sums, copied)?;
+                driver.wait(sums, half_copied)?;
                 driver.wait_for_number(sums, own.come(), number)?;
                 for Batch { dtype, first, count } in &stage.batches {
                     launch(sums, functions.add(*dtype), *first, *count)?;
@@ -381,11 +394,12 @@ impl Exchange {
 
     /// Has the plan be that of `pieces`: those of a recording lie where they lay last time.
     fn prepare_for(&mut self, pieces: Vec<Piece>) -> Result<(), CallFailed> {
-        let Self { reach, theirs, streams, plan, .. } = self;
+        let Self { reach, met, streams, plan, .. } = self;
         if plan.pieces == pieces {
             return Ok(());
         }
-        let (stages, blocks) = planned(pieces.clone(), [reach.own.address, theirs.address]);
+        let (own, theirs) = (met.own.address, met.theirs.address);
+        let (stages, blocks) = planned(pieces.clone(), Places { own, landed: met.landed, theirs });
         let bytes = size_of_val(&blocks[..]);
         // SAFETY: blocks are read by launches in this stream alone, and have so many bytes.
         unsafe {
@@ -410,19 +424,22 @@ impl Exchange {
 
 /// An exchange that does not know the other rank yet.
 struct Prepared {
-    reach: Arc<Reach>,
+    cuda: Cuda,
+    driver: CudaCopies,
+    context: Context,
+    rescue: Stream,
     streams: Streams,
     functions: Functions,
+    offer: Offer,
 }
 
 impl Prepared {
-    fn opened(self, theirs: &[u8]) -> Result<Exchange, String> {
-        let Self { reach, streams, functions } = self;
-        let theirs = theirs.try_into().map_err(|_| "the other rank's memory has no name")?;
-        let opened = reach.driver.opened(SharedMemory(theirs));
-        let address = opened.map_err(|error| error.to_string())?;
-        let theirs = Mailbox { address, ..reach.own };
-        Ok(Exchange { reach, theirs, streams, functions, plan: Plan::default(), rounds: 0 })
+    fn opened(self, rank: usize, bytes: usize, theirs: &[u8]) -> Result<Exchange, String> {
+        let Self { cuda, driver, context, rescue, streams, functions, offer } = self;
+        let met = offer.met(&driver, rank, bytes, theirs)?;
+        let (own, sent, is_over) = (met.own, AtomicU32::new(0), AtomicBool::new(false));
+        let reach = Arc::new(Reach { cuda, driver, context, own, sent, rescue, is_over });
+        Ok(Exchange { reach, met, streams, functions, plan: Plan::default(), rounds: 0 })
     }
 }
 
@@ -446,24 +463,16 @@ impl Drop for Exchange {
                         std::thread::sleep(PAUSE);
                     }
                 }
-                driver.close(self.theirs.address)
+                match self.met.way {
+                    Way::Links => driver.close(self.met.theirs.address),
+                    // It is the process's own.
+                    Way::Host => Ok(()),
+                }
             }
         };
         let closed: Result<(), CallFailed> = close();
         if let Err(error) = closed {
             tracing::debug!("at the end: {error}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Mailbox;
-
-    #[test]
-    fn numbers_lie_behind_what_comes() {
-        let mailbox = Mailbox { address: 1 << 30, bytes: 1000 };
-        assert_eq!(mailbox.come(), (1 << 30) + 1024);
-        assert!(mailbox.greeting() + 4 <= mailbox.address + Mailbox::size(1000) as u64);
     }
 }

@@ -15,8 +15,12 @@ mod exchange;
 #[cfg(any(feature = "cuda", test))]
 mod exchange_kernels;
 #[cfg(any(feature = "cuda", test))]
+mod exchange_memory;
+#[cfg(any(feature = "cuda", test))]
 mod exchange_plan;
 pub(crate) mod host;
+#[cfg(any(feature = "cuda", test))]
+mod host_memory;
 #[cfg(any(feature = "cuda", test))]
 mod library;
 #[cfg(feature = "cuda")]
