@@ -15,7 +15,7 @@
 //!                  "all is added"
 //! ```
 //!
-//! Numbers go through [memory](super::exchange_memory) of the host, or over NVLink: then nothing is fetched, and what has
+//! Numbers go through [memory](super::exchange_memory) of the host, or over `NVLink`: then nothing is fetched, and what has
 //! come is told once a stage.
 //!
 //! and the same in the other direction. All waits are the devices': for a number in memory to be reached. Passes count

@@ -5,8 +5,8 @@
 //! | [`Way::Host`] | to memory of the host by one copy engine, and from there to the other GPU by one of its own |
 //! | [`Way::Links`] | into the other GPU's memory, by two copy engines in turn |
 //!
-//! NVLink is faster, and sleeps while nothing moves over it: on an H200 after 50 ms, which is longer than most steps. Awake
-//! it takes power that products lack where a GPU is at its limit of power. PCIe is awake anyway, and fast enough where a
+//! `NVLink` is faster, and sleeps while nothing moves over it: on an H200 after 50 ms, which is longer than most steps. Awake
+//! it takes power that products lack where a GPU is at its limit of power. `PCIe` is awake anyway, and fast enough where a
 //! pass is long for the gradients that it makes.
 
 use super::{
