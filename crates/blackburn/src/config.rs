@@ -67,10 +67,10 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnCat`, `BlackburnChannels`, `BlackburnChannelSum`,
-    /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`, `BlackburnInterpolate`,
-    /// `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`, `BlackburnOverwrite`, `BlackburnPool`,
-    /// `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`,
-    /// `BlackburnSoftmax`, `BlackburnTopK`).
+    /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
+    /// `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,
+    /// `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`,
+    /// `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSoftmax`, `BlackburnTopK`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

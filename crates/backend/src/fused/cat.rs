@@ -84,7 +84,8 @@ fn joined(
     shape: Shape,
     dtype: DType,
 ) -> Result<CubeTensor, KernelError> {
-    let Some(like) = parts.first().cloned() else { return Err(unsupported(OP, "no tensors")) };
+    let like = parts.first().cloned().filter(|_| shape.num_elements() > 0);
+    let Some(like) = like else { return Err(unsupported(OP, "no elements")) };
     let out = Buffer::empty(&like.client, shape.num_elements(), dtype_to_elem_type(dtype));
     let outer: usize = shape[..dim].iter().product();
     let pitch: usize = shape[dim..].iter().product();
