@@ -3,6 +3,7 @@
     python3 torch_attention.py bf16 8192 > torch.tsv              # up to 8192 tokens
     python3 torch_attention.py bf16 8192 cudnn,flash > torch.tsv  # by these backends
     python3 torch_attention.py bf16 16384 cudnn 16384             # from 16384 tokens on
+    python3 torch_attention.py bf16 16384 cudnn 1024 64,256       # heads of these sizes
 
 The cases are those of attention_sweep, which times the passes one by one; `Both` is forward and backward.
 Timed as Blackburn's side is: median of 15 batches of launches, one wait a batch.
@@ -44,13 +45,14 @@ def main():
     kind, tokens = sys.argv[1], int(sys.argv[2])
     names = sys.argv[3].split(",") if len(sys.argv) > 3 else list(BACKENDS)
     least = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+    dims = [int(dim) for dim in sys.argv[5].split(",")] if len(sys.argv) > 5 else [64, 128, 256]
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]
     batch, heads = 4, 16
     torch.manual_seed(0)
     print(f"# torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
     print("dtype\tname\tshape\tpass\tbackend\tmedian_ms\tmin_ms\tmax_ms\tTFLOP/s\tpeak_MiB")
     for seq in (1024, 2048, 4096, 8192, 16384):
-        for dim in (64, 128):
+        for dim in dims:
             for causal in (False, True):
                 if not least <= seq <= tokens:
                     continue

@@ -225,6 +225,11 @@ pub fn computes() -> bool {
     env::var("BLACKBURN_REQUIRE_DEVICE").ok().as_deref() != Some(IDLE)
 }
 
+/// Whether tests run on CUDA, be it an idle one.
+pub fn is_on_cuda() -> bool {
+    matches!(env::var("BLACKBURN_REQUIRE_DEVICE").as_deref(), Ok("cuda" | IDLE))
+}
+
 fn find(required: Option<&str>) -> Result<Device, String> {
     match required {
         None | Some("webgpu") => webgpu(),

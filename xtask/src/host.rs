@@ -57,8 +57,8 @@ fn installed(target: &Path) -> Result<PathBuf> {
 fn idle_tests(arguments: &Arguments, folder: &Path) -> Command {
     let mut command = cargo();
     command
-        .args(["test", "-p", "blackburn-tests", "--no-default-features", "--features", "cuda"])
-        .args(["--test", "integration", "--", &arguments.filter])
+        // The build of `cargo test --workspace`.
+        .args(["test", "--workspace", "--test", "integration", "--", &arguments.filter])
         .env("BLACKBURN_REQUIRE_DEVICE", "idle")
         .env("CUDA_PATH", folder)
         // Kernels that nobody compiled are kept apart from real ones.
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(
             shown(&command),
             "BLACKBURN_REQUIRE_DEVICE=idle CUBECL_ENVIRONMENT=idle CUDA_PATH=idle LD_LIBRARY_PATH=idle cargo test \
-             -p blackburn-tests --no-default-features --features cuda --test integration -- small_models"
+             --workspace --test integration -- small_models"
         );
     }
 }

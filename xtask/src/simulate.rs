@@ -44,8 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn simulated(arguments: &Arguments) -> Command {
     let mut command = cargo();
     command
-        .args(["test", "-p", "blackburn-kernels", "--features", "recorder", "--test", "simulated"])
-        .arg("--")
+        // The build of `cargo test --workspace`, which has the recorder.
+        .args(["test", "--workspace", "--test", "simulated", "--"])
         .args(&arguments.filter)
         .env("BLACKBURN_REQUIRE_SIMULATOR", "1")
         .env("BLACKBURN_SIMULATE_SCHEDULES", arguments.schedules.to_string());
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(
             shown(&command),
             "BLACKBURN_REQUIRE_SIMULATOR=1 BLACKBURN_SIMULATE_ALL=1 BLACKBURN_SIMULATE_SCHEDULES=7 cargo \
-             test -p blackburn-kernels --features recorder --test simulated -- matmul"
+             test --workspace --test simulated -- matmul"
         );
     }
 }

@@ -59,6 +59,10 @@ pub(super) fn trials() -> Vec<Trial> {
             ("packed_sequences", Packing { options: PLAIN, heads_kv: 4, ..LONG }),
             ("packed_causal_sequences", LONG),
             ("packed_sequences_of_wide_heads", Packing { head_dim: 128, heads_kv: 2, ..LONG }),
+            (
+                "packed_sequences_of_the_widest_heads",
+                Packing { head_dim: 256, heads_kv: 2, ..LONG },
+            ),
         ] {
             trials.push(Trial::ignorable_test(name(what, storage), move || {
                 on_cuda_with(dtype(storage), |client| check(client, packing, storage))

@@ -30,8 +30,7 @@ fn plans(
     if client.name() == "cuda" && storage != Storage::F32 {
         plans.retain(|plan| plan.family != Family::Portable);
     }
-    // Two sums of heads of 256 do not fit the registers.
-    if plans.is_empty() && !(pass == Pass::Backward && problem.head_dim > 128) {
+    if plans.is_empty() {
         return Err(format!("no plan on tensor cores for {pass:?}").into());
     }
     if storage != Storage::Bf16 {

@@ -8,7 +8,10 @@ use blackburn::train::{
     precision::{Precision, PrecisionPolicy, full_precision},
 };
 use blackburn_reference::{random::normal, storage::Storage};
-use blackburn_tests::tensors::{tensor, values};
+use blackburn_tests::{
+    is_on_cuda,
+    tensors::{tensor, values},
+};
 use burn::{
     module::{
         Content, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param, ParamId,
@@ -298,8 +301,8 @@ fn turns(device: &Device) -> Result<(), Failed> {
     /// next has not begun by then.
     fn occupy(device: &Device) {
         const PRODUCTS: usize = 16;
-        const SIZE: usize = if cfg!(feature = "cuda") { 4096 } else { 32 };
-        let x = Tensor::<2>::full([SIZE, SIZE], 1.0 / SIZE as f64, &device.clone().inner());
+        let size = if is_on_cuda() { 4096 } else { 32 };
+        let x = Tensor::<2>::full([size, size], 1.0 / size as f64, &device.clone().inner());
         (0..PRODUCTS).fold(x.clone(), |product, _| product.matmul(x.clone()));
     }
     let here = Network::new(0.0, device);

@@ -6,7 +6,7 @@ use blackburn::train::{
     trainer::{Trainer, TrainerConfig},
 };
 use blackburn_tests::{
-    on_burn_device,
+    is_on_cuda, on_burn_device,
     programs::{Outcome, Program, Setting},
     verdict::Exact,
 };
@@ -215,8 +215,8 @@ fn judged(modules: Modules, program: &dyn Program, setting: &Setting) -> Result<
             }
         }
         Outcome::Ran(found) => {
-            let is_cuda = cfg!(feature = "cuda")
-                && setting.device.clone().without_autodiff() != Device::flex();
+            let is_cuda =
+                is_on_cuda() && setting.device.clone().without_autodiff() != Device::flex();
             // There, products of f32 are TF32's unless a program asks for more.
             let found_in = match precision {
                 Precision::F32 if is_cuda => Precision::Tf32,

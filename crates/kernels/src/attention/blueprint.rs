@@ -40,14 +40,28 @@ pub(super) const fn rows_bytes(head_dim: usize, rows: usize) -> usize {
     head_dim.div_ceil(64) * rows * ROW_BYTES
 }
 
-/// Shared memory of the `mma` family: the rows that stay, of q, or backward of two tensors; and two pairs of
-/// tiles that come in.
-pub(super) const fn mma_bytes(pass: Pass, head_dim: usize, stay: usize, moving: usize) -> usize {
+/// Shared memory of the `mma` family: the rows that stay, of q, or backward of two tensors; and so many pairs of tiles
+/// that come in.
+pub(super) const fn mma_bytes(
+    pass: Pass,
+    head_dim: usize,
+    stay: usize,
+    moving: usize,
+    pairs: usize,
+) -> usize {
     let tensors = match pass {
         Pass::Forward => 1,
         Pass::Backward => 2,
     };
-    rows_bytes(head_dim, tensors * stay + 4 * moving)
+    rows_bytes(head_dim, tensors * stay + 2 * pairs * moving)
+}
+
+/// Rows that stay with a cube of the `mma` family's backward pass, and pairs of tiles that come in, so that they fit the
+/// shared memory: first as many as are fastest, then what keeps four warps busy, then what fits.
+pub(super) fn mma_backward_tiles(head_dim: usize, shared_bytes: usize) -> Option<(usize, usize)> {
+    [(MMA_TILE_Q, 2), (MMA_TILE_Q, 1), (MMA_TILE_Q / 2, 1)].into_iter().find(|(stay, pairs)| {
+        mma_bytes(Pass::Backward, head_dim, *stay, MOVING, *pairs) <= shared_bytes
+    })
 }
 
 /// Shared memory of the `tcgen05` family at least: the queries and two tiles of keys or values, or backward keys, values,
@@ -67,6 +81,10 @@ const WGMMA_TILE_Q: [usize; 2] = [128, 192];
 /// A row of the wider tile takes so much of one of the other, in percent: three warpgroups keep the unit for exponentials
 /// busier than two. On an H200 it is 84 to 88, of 1024 to 8192 keys.
 const WIDE_ROW_PERCENT: usize = 85;
+/// Rows of one side that come in at once while gradients of the other's are summed up.
+pub(super) const MOVING: usize = 64;
+/// Columns of two gradients of a row that the registers of its units hold.
+pub(super) const MOST_OWN_COLUMNS: usize = 128;
 /// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
 const MMA_TILE_Q: usize = 64;
 /// From so many queries and keys on, plans that compute products once come first.
@@ -286,7 +304,7 @@ impl AttentionBlueprint {
     }
 
     /// Whether tensor cores take the problem: 16-bit types, in rows of whole chunks.
-    fn suits_tensor_cores(problem: &AttentionProblem, pass: Pass) -> bool {
+    fn suits_tensor_cores(problem: &AttentionProblem) -> bool {
         let is_half =
             [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&problem.dtype);
         let tensors = [
@@ -302,9 +320,7 @@ impl AttentionBlueprint {
                     size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
                 })
             };
-        // Two sums of wider rows do not fit the registers.
-        let fits = pass == Pass::Forward || problem.head_dim <= 128;
-        fits && is_half
+        is_half
             && problem.head_dim.is_multiple_of(16)
             && problem.scale > 0.0
             && tensors.into_iter().all(is_aligned)
@@ -315,7 +331,7 @@ impl AttentionBlueprint {
     fn tcgen05(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
         let atomic = pass == Pass::Backward;
         let serves = problem.head_dim <= 128
-            && Self::suits_tensor_cores(problem, pass)
+            && Self::suits_tensor_cores(problem)
             && (!atomic || !problem.deterministic && fits_sums(problem))
             && tcgen05_bytes(pass, problem.head_dim) <= device.shared_bytes;
         let tile_q = if atomic { TCGEN05_SIDE } else { 2 * TCGEN05_SIDE };
@@ -332,7 +348,9 @@ impl AttentionBlueprint {
 
     /// The plans by Hopper's instructions, if they serve the problem.
     fn wgmma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Vec<Self> {
-        if !Self::suits_tensor_cores(problem, pass) {
+        // Two sums of wider rows do not fit the registers.
+        let fits = pass == Pass::Forward || problem.head_dim <= MOST_OWN_COLUMNS;
+        if !fits || !Self::suits_tensor_cores(problem) {
             return Vec::new();
         }
         // Scores and outputs have to fit the registers, and what options compute beside them.
@@ -376,7 +394,7 @@ impl AttentionBlueprint {
     fn once(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
         let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
         let refused = Self::why_never_atomic(problem, device);
-        if refused.is_some() || !Self::suits_tensor_cores(problem, Pass::Backward) {
+        if refused.is_some() || !Self::suits_tensor_cores(problem) {
             return Vec::new();
         }
         let of = |tile_kv| Self {
@@ -387,6 +405,9 @@ impl AttentionBlueprint {
             split: false,
             maps_mask: false,
         };
+        if head_dim > MOST_OWN_COLUMNS {
+            return vec![of(MOVING)];
+        }
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
         let has_options = softcap.is_some()
             || mask.is_some()
@@ -428,19 +449,22 @@ impl AttentionBlueprint {
 
     /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device.
     fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
-        if !Self::suits_tensor_cores(problem, pass) {
+        if !Self::suits_tensor_cores(problem) {
             return None;
         }
         // Four warps: several small cubes on a multiprocessor were faster on an H200 than a large one.
-        let tile_q = MMA_TILE_Q;
-        let tile_kv = match (pass, problem.head_dim) {
-            (Pass::Backward, _) => 64,
-            (Pass::Forward, ..=64) => 128,
-            (Pass::Forward, 65..=128) => 64,
-            (Pass::Forward, _) => 32,
+        let forward = |tile_kv| {
+            let bytes = mma_bytes(pass, problem.head_dim, MMA_TILE_Q, tile_kv, 2);
+            (bytes <= device.shared_bytes).then_some((MMA_TILE_Q, tile_kv))
         };
-        let fits = mma_bytes(pass, problem.head_dim, tile_q, tile_kv) <= device.shared_bytes;
-        fits.then_some(Self {
+        let tiles = match (pass, problem.head_dim) {
+            (Pass::Backward, head_dim) => mma_backward_tiles(head_dim, device.shared_bytes)
+                .map(|(tile_q, _)| (tile_q, MOVING)),
+            (Pass::Forward, ..=64) => forward(128),
+            (Pass::Forward, 65..=128) => forward(64),
+            (Pass::Forward, _) => forward(32),
+        };
+        tiles.map(|(tile_q, tile_kv)| Self {
             family: Family::Mma,
             tile_q,
             tile_kv,

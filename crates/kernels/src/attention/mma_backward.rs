@@ -2,14 +2,13 @@
 //! tiles of keys.
 //!
 //! A cube's rows of one side stay in shared memory, 16 for each of its warps. All units copy tiles of
-//! the other side's rows there, one ahead. [`pairs`](super::pairs) tells what is computed.
+//! the other side's rows there, one ahead where there is room. [`pairs`](super::pairs) tells what is computed. Sums of
+//! two gradients of heads above 128 do not fit the registers, so each has a launch of its own.
 
 use super::{
-    blueprint::{mma_bytes, rows_bytes},
-    mma_tiles::{copy_rows, head_rows, left_position, right_position},
-    pairs::{
-        GradientRows, MOVING, is_checked, open_keys, pair_gradients, pair_tile, store, tiles_of,
-    },
+    blueprint::{MOST_OWN_COLUMNS, MOVING, mma_bytes, rows_bytes},
+    mma_tiles::{HeadRows, copy_rows, head_rows, left_position, right_position},
+    pairs::{GradientRows, is_checked, open_keys, pair_gradients, pair_tile, store, tiles_of},
     rules::{Heads, Rules, Side, Strides, origin, score_exponent},
     softmax::pack_registers,
 };
@@ -19,7 +18,7 @@ use crate::{
         ROW_BYTES,
         copy::{copies_commit, copies_wait_all},
         global_address,
-        mma::{MmaProduct, MmaWeights, mma_products, mma_weights},
+        mma::{MmaProduct, MmaWeights, mma_product, mma_products, mma_weights},
         shared_address,
     },
 };
@@ -30,9 +29,34 @@ use cubecl::prelude::*;
 pub(crate) struct MmaBackwardBlueprint {
     /// PTX type of the tensors and of the weights: `bf16` or `f16`.
     pub(crate) dtype: &'static str,
-    /// A multiple of 16, at most 128.
+    /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
     pub(crate) warps: usize,
+    /// Pairs of tiles that are held at once of those that come in: one or two.
+    pub(crate) pairs: usize,
+    pub(crate) gives: Gives,
+}
+
+/// Which gradients of the rows that stay a launch gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Gives {
+    /// dq or dk.
+    First,
+    /// dv.
+    Second,
+    /// dk and dv.
+    Both,
+}
+
+impl Gives {
+    /// What the launches give that the gradients of a side take.
+    pub(crate) fn of_launches(side: Side, head_dim: usize) -> &'static [Self] {
+        match side {
+            Side::Queries => &[Self::First],
+            Side::Keys if head_dim <= MOST_OWN_COLUMNS => &[Self::Both],
+            Side::Keys => &[Self::First, Self::Second],
+        }
+    }
 }
 
 impl MmaBackwardBlueprint {
@@ -49,9 +73,9 @@ impl MmaBackwardBlueprint {
         rows_bytes(self.head_dim, rows)
     }
 
-    /// What stays, and two pairs of tiles that come in.
+    /// What stays, and pairs of tiles that come in.
     pub(crate) fn shared_bytes(self) -> usize {
-        mma_bytes(Pass::Backward, self.head_dim, self.fixed(), MOVING)
+        mma_bytes(Pass::Backward, self.head_dim, self.fixed(), MOVING, self.pairs)
     }
 
     fn products(self) -> MmaProduct {
@@ -79,7 +103,22 @@ impl MmaBackwardBlueprint {
     }
 }
 
-/// dq to `first_out`, or dk to it and dv to `second_out`; see
+/// Starts copies of a tile of each tensor that comes in.
+#[cube]
+fn copy_pair(
+    at: u32,
+    first: &HeadRows,
+    second: &HeadRows,
+    row: u32,
+    #[comptime] blueprint: MmaBackwardBlueprint,
+) {
+    let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
+    let (rows, bytes) = comptime!((MOVING as u32, blueprint.bytes(MOVING) as u32));
+    copy_rows(at, first, row, rows, head_dim, units);
+    copy_rows(at + bytes, second, row, rows, head_dim, units);
+}
+
+/// dq to `first_out`, or dk to it and dv to `second_out`, as far as the launch gives them; see
 /// [`attention_backward_kv_portable_kernel`] for what they are. Cubes: tiles of rows along x, heads of
 /// that side along y, sequences along z. The scale has to be positive.
 ///
@@ -148,45 +187,59 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
             copies_wait_all();
             // Everyone's copies are there, and everyone has read the pair that is overwritten next.
             sync_cube();
-            if round < count {
-                let at = ring + (round & 1) * (2 * moving_bytes);
-                let head = match comptime!(side) {
-                    Side::Queries => CUBE_POS_Y / group,
-                    Side::Keys => first_head + round / of_member,
-                };
-                let from = (tiles.0 + round % of_member) * comptime!(MOVING as u32);
-                let (start, end, rows) = (moving_start, moving_end, comptime!(MOVING as u32));
-                let first_source =
-                    head_rows(first_memory, &first_moving.strides, batch, head, start, end);
-                let second_source =
-                    head_rows(second_memory, &second_moving.strides, batch, head, start, end);
-                copy_rows(at, &first_source, from, rows, head_dim, units);
-                copy_rows(at + moving_bytes, &second_source, from, rows, head_dim, units);
+            let head = match comptime!(side) {
+                Side::Queries => CUBE_POS_Y / group,
+                Side::Keys => first_head + round / of_member,
+            };
+            let next = (tiles.0 + round % of_member) * comptime!(MOVING as u32);
+            let (start, end) = (moving_start, moving_end);
+            let first_source =
+                head_rows(first_memory, &first_moving.strides, batch, head, start, end);
+            let second_source =
+                head_rows(second_memory, &second_moving.strides, batch, head, start, end);
+            if comptime!(blueprint.pairs == 2) {
+                if round < count {
+                    let at = ring + (round & 1) * (2 * moving_bytes);
+                    copy_pair(at, &first_source, &second_source, next, blueprint);
+                }
+                copies_commit();
             }
-            copies_commit();
             if round > 0 {
                 let index = round - 1;
-                let first_at = ring + (index & 1) * (2 * moving_bytes);
+                let first_at = match comptime!(blueprint.pairs) {
+                    2 => ring + (index & 1) * (2 * moving_bytes),
+                    _ => ring,
+                };
                 let second_at = first_at + moving_bytes;
                 let head = first_head + index / of_member;
                 let sequence = rules.sequence(batch, head);
                 let first_column = (tiles.0 + index % of_member) * comptime!(MOVING as u32);
                 let tile =
                     pair_tile::<I, M>(sequence, row, first_column, quad, exponent, side, false);
-                let products = mma_products::<R>(
-                    fixed_at + left_row,
-                    first_at + right_row,
-                    fixed_at + fixed_bytes + left_row,
-                    second_at + right_row,
-                    left_chunk,
-                    right_chunk,
-                    comptime!(blueprint.products()),
-                );
+                let products = if comptime!(blueprint.gives == Gives::Second) {
+                    mma_product::<R>(
+                        fixed_at + left_row,
+                        left_chunk,
+                        first_at + right_row,
+                        right_chunk,
+                        comptime!(blueprint.products()),
+                    )
+                } else {
+                    mma_products::<R>(
+                        fixed_at + left_row,
+                        first_at + right_row,
+                        fixed_at + fixed_bytes + left_row,
+                        second_at + right_row,
+                        left_chunk,
+                        right_chunk,
+                        comptime!(blueprint.products()),
+                    )
+                };
                 let open = open_keys(&tile.sequence, warp_row, first_column, 16u32, side);
                 let checked = is_checked(&tile.sequence, warp_row, first_column, open, 16u32, side);
                 let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
                 let dtype = comptime!(blueprint.dtype);
-                if comptime!(side == Side::Keys) {
+                if comptime!(blueprint.gives != Gives::First) {
                     second_sums = mma_weights::<R, P>(
                         second_sums,
                         pack_registers::<R, P>(made, 0usize, 32usize, dtype),
@@ -195,20 +248,33 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                         comptime!(blueprint.sums()),
                     );
                 }
-                first_sums = mma_weights::<R, P>(
-                    first_sums,
-                    pack_registers::<R, P>(made, 32usize, 32usize, dtype),
-                    first_at + weighed_row,
-                    weighed_chunk,
-                    comptime!(blueprint.sums()),
-                );
+                if comptime!(blueprint.gives != Gives::Second) {
+                    first_sums = mma_weights::<R, P>(
+                        first_sums,
+                        pack_registers::<R, P>(made, 32usize, 32usize, dtype),
+                        first_at + weighed_row,
+                        weighed_chunk,
+                        comptime!(blueprint.sums()),
+                    );
+                }
+            }
+            if comptime!(blueprint.pairs == 1) {
+                // Everyone has read the only pair.
+                sync_cube();
+                if round < count {
+                    copy_pair(ring, &first_source, &second_source, next, blueprint);
+                }
+                copies_commit();
             }
         }
         let origin = origin(&out_strides, batch, CUBE_POS_Y, start);
         let rows = GradientRows { origin, stride: out_strides.row, row, end, quad };
         let dtype = comptime!(blueprint.dtype);
-        store::<I, R>(first_sums, 0usize, first_out, &rows, rules.numbers.scale, head_dim, dtype);
-        if comptime!(side == Side::Keys) {
+        if comptime!(blueprint.gives != Gives::Second) {
+            let scale = rules.numbers.scale;
+            store::<I, R>(first_sums, 0usize, first_out, &rows, scale, head_dim, dtype);
+        }
+        if comptime!(blueprint.gives != Gives::First) {
             store::<I, R>(second_sums, 0usize, second_out, &rows, 1.0f32, head_dim, dtype);
         }
     }

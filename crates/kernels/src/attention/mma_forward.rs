@@ -52,7 +52,7 @@ impl MmaForwardBlueprint {
 
     /// Queries, and two pairs of keys and values.
     pub(crate) fn shared_bytes(self) -> usize {
-        mma_bytes(Pass::Forward, self.head_dim, self.tile_q(), self.tile_kv)
+        mma_bytes(Pass::Forward, self.head_dim, self.tile_q(), self.tile_kv, 2)
     }
 
     fn scores(self) -> MmaProduct {

@@ -2,12 +2,14 @@
 
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
+    blueprint::mma_backward_tiles,
     call::{Call, device_strides, heads},
-    mma_backward::{MmaBackwardBlueprint, attention_backward_mma_kernel},
+    mma_backward::{Gives, MmaBackwardBlueprint, attention_backward_mma_kernel},
     mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
+    problem::unsupported,
     tensor_core::{Tensor, halves, ptx_type, row_terms},
 };
-use crate::{KernelError, ahead};
+use crate::{DeviceProfile, KernelError, ahead};
 use cubecl::prelude::*;
 
 /// Rows of a warp.
@@ -62,16 +64,22 @@ pub(super) fn backward(
     gradients: &AttentionGradients,
 ) -> Result<(), KernelError> {
     let problem = call.problem;
-    let kernel = MmaBackwardBlueprint {
-        dtype: ptx_type(call)?,
-        head_dim: problem.head_dim,
-        warps: blueprint.tile_q / WARP_ROWS,
+    let (dtype, head_dim) = (ptx_type(call)?, problem.head_dim);
+    let shared_bytes = DeviceProfile::of(call.client).shared_bytes;
+    let Some((_, pairs)) = mma_backward_tiles(head_dim, shared_bytes) else {
+        return Err(unsupported(format!("{shared_bytes} bytes of shared memory")));
     };
     let terms = row_terms(call, result, None)?;
     for tensor in Tensor::inputs(call) {
         tensor.fetched_strides(call)?;
     }
-    for half in halves(call, result, gradients) {
+    let halves = halves(call, result, gradients);
+    let launches = halves.iter().flat_map(|half| {
+        Gives::of_launches(half.side, head_dim).iter().map(move |gives| (half, *gives))
+    });
+    for (half, gives) in launches {
+        let warps = blueprint.tile_q / WARP_ROWS;
+        let kernel = MmaBackwardBlueprint { dtype, head_dim, warps, pairs, gives };
         let tiles = half.seq.div_ceil(blueprint.tile_q);
         call.for_batches([tiles, half.fixed[0].heads, problem.batch], |cubes, first| {
             // SAFETY: as in `forward`; the result was checked, and the gradients were allocated for the

@@ -113,9 +113,13 @@ mod once;
 #[cfg(feature = "cuda")]
 mod once_backward;
 #[cfg(feature = "cuda")]
+mod once_fetch;
+#[cfg(feature = "cuda")]
 mod once_launch;
 #[cfg(feature = "cuda")]
 mod once_pairs;
+#[cfg(feature = "cuda")]
+mod once_wide;
 #[cfg(feature = "cuda")]
 mod pairs;
 #[cfg(feature = "cuda")]

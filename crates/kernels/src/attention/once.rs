@@ -24,9 +24,13 @@
 //! multiply weights while they compute their gradients. Sums of dq take `4 * head_dim` bytes for each query and tile
 //! of keys: at that speed 13 bytes a cycle of a multiprocessor with two warpgroups, 9 with three, whatever the head.
 //!
+//! Sums of dv and dk of 64 keys of a head above 128 do not fit the registers of a warpgroup. There two warpgroups share
+//! 64 keys ([`once_wide`](super::once_wide)), and each has half of the columns of dv, dk and dq.
+//!
 //! Sources: Shah et al., "FlashAttention-3" (2024), section 3 and appendix B.
 
 use super::{
+    blueprint::MOST_OWN_COLUMNS,
     pipeline::{CHUNK_BYTES, UNITS_OF_GROUP},
     rules::Options,
 };
@@ -40,15 +44,17 @@ use crate::ptx::{
 pub(super) const SIDE: usize = 64;
 /// Bytes of one term of a tile's queries.
 pub(super) const TERM_BYTES: usize = 4 * SIDE;
+/// Bytes of the weights of a tile: 32 numbers of each unit of a warpgroup.
+const WEIGHT_BYTES: usize = 4 * SIDE * SIDE;
 
 /// How the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OnceBlueprint {
     /// PTX type of the tensors, of the weights and of their gradients: `bf16` or `f16`.
     pub(crate) dtype: &'static str,
-    /// A multiple of 16, at most 128.
+    /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
-    /// Warpgroups that multiply, 2 or 3, each with 64 keys.
+    /// Warpgroups that multiply: 2 or 3, each with 64 keys, or 2 that share them.
     pub(crate) groups: usize,
     /// Tiles of q, and of dout, that are held at once.
     pub(crate) stages: usize,
@@ -65,10 +71,12 @@ pub(super) struct Layout {
     pub(super) ring: usize,
     /// Tiles of dS, rows of 64 queries for each key.
     pub(super) gradients: usize,
+    /// Weights that one warpgroup hands to the other where they share keys.
+    pub(super) weights: usize,
     /// Terms of the ring's queries.
     pub(super) terms: usize,
-    /// The barrier of k and v, then those that tell of each stage that it is full, and that it is empty, and
-    /// the same of dS.
+    /// The barrier of k and v, then those that tell of each stage that it is full, and that it is empty, the same of
+    /// dS, and the one that tells that weights are there.
     pub(super) barriers: usize,
     pub(super) end: usize,
 }
@@ -85,9 +93,14 @@ impl OnceBlueprint {
         if self.groups == 2 { (232, 40) } else { (160, 32) }
     }
 
+    /// Whether the warpgroups share keys.
+    pub(super) fn shares_keys(self) -> bool {
+        self.head_dim > MOST_OWN_COLUMNS
+    }
+
     /// Keys of a cube.
     pub(super) fn keys(self) -> usize {
-        self.groups * SIDE
+        if self.shares_keys() { SIDE } else { self.groups * SIDE }
     }
 
     /// Blocks of 64 elements of a row; the last may be filled up with zeros.
@@ -102,7 +115,7 @@ impl OnceBlueprint {
 
     /// Bytes of a tile of dS.
     pub(super) fn gradient_bytes(self) -> usize {
-        self.groups * CHUNK_BYTES
+        self.keys() / SIDE * CHUNK_BYTES
     }
 
     /// Bytes of the terms of a tile.
@@ -111,12 +124,14 @@ impl OnceBlueprint {
     }
 
     pub(super) fn layout(self) -> Layout {
-        let ring = 2 * self.groups * self.tile_bytes();
+        let shares = usize::from(self.shares_keys());
+        let ring = 2 * self.keys() / SIDE * self.tile_bytes();
         let gradients = ring + 2 * self.stages * self.tile_bytes();
-        let terms = gradients + self.gradients * self.gradient_bytes();
+        let weights = gradients + self.gradients * self.gradient_bytes();
+        let terms = weights + shares * WEIGHT_BYTES;
         let barriers = terms + self.stages * self.terms_bytes();
-        let end = barriers + 8 * (1 + 2 * self.stages + 2 * self.gradients);
-        Layout { ring, gradients, terms, barriers, end }
+        let end = barriers + 8 * (1 + 2 * self.stages + 2 * self.gradients + shares);
+        Layout { ring, gradients, weights, terms, barriers, end }
     }
 
     pub(crate) fn shared_bytes(self) -> usize {
@@ -135,10 +150,10 @@ impl OnceBlueprint {
         }
     }
 
-    /// dv of a warpgroup, and behind it dk.
-    pub(super) fn sums(self) -> [WgmmaWeights; 2] {
-        [0, self.head_dim / 2].map(|first| WgmmaWeights {
-            n: self.head_dim,
+    /// So many columns of dv, and behind them of dk.
+    pub(super) fn sums(self, columns: usize) -> [WgmmaWeights; 2] {
+        [0, columns / 2].map(|first| WgmmaWeights {
+            n: columns,
             dtype: self.dtype,
             k: SIDE,
             rows_bytes: self.tile_bytes(),
@@ -152,14 +167,9 @@ impl OnceBlueprint {
         self.groups == 2 && !options.softcap && !(options.dropout && self.head_dim > 64)
     }
 
-    /// dq of a tile.
-    pub(super) fn queries(self) -> WgmmaAcross {
-        WgmmaAcross {
-            n: self.head_dim,
-            dtype: self.dtype,
-            k: self.keys(),
-            rows_bytes: self.tile_bytes(),
-        }
+    /// So many columns of dq of a tile.
+    pub(super) fn queries(self, columns: usize) -> WgmmaAcross {
+        WgmmaAcross { n: columns, dtype: self.dtype, k: self.keys(), rows_bytes: self.tile_bytes() }
     }
 
     /// Registers of a vector that holds the sums of dv and dk.
@@ -196,17 +206,17 @@ mod tests {
 
     #[test]
     fn tiles_begin_where_the_swizzle_does() {
-        for (head_dim, groups) in [(64, 2), (64, 3), (96, 2), (128, 2)] {
+        for (head_dim, groups) in [(64, 2), (64, 3), (96, 2), (128, 2), (192, 2), (256, 2)] {
             let kernel = OnceBlueprint {
                 dtype: "bf16",
                 head_dim,
                 groups,
                 stages: 2,
                 gradients: 2,
-                terms: 3,
+                terms: if head_dim > 128 { 2 } else { 3 },
             };
-            let Layout { ring, gradients, terms, barriers, end } = kernel.layout();
-            assert!([ring, gradients, terms].iter().all(|at| at.is_multiple_of(1024)));
+            let Layout { ring, gradients, weights, terms, barriers, end } = kernel.layout();
+            assert!([ring, gradients, weights, terms].iter().all(|at| at.is_multiple_of(1024)));
             assert!(barriers.is_multiple_of(8) && end <= 232_448, "{kernel:?}: {end}");
         }
     }

@@ -11,19 +11,19 @@
 //! 4. They write dk and dv.
 
 use super::{
-    once::{Layout, OnceBlueprint, SIDE},
-    once_pairs::{gradient_words, store_gradients, weight_words, weights_of},
+    once::{OnceBlueprint, SIDE},
+    once_fetch::{Maps, Places, fetch, init_barriers, places},
+    once_pairs::{gradient_place, gradient_words, store_gradients, weight_words, weights_of},
     pairs::{GradientRows, PairTile, is_checked, open_keys, pair_tile, store, tiles_of},
-    pipeline::{CHUNK_BYTES, UNITS_OF_GROUP, load_tile, slot_of},
+    pipeline::{CHUNK_BYTES, UNITS_OF_GROUP, slot_of},
     query_sums::{add_tile, sums_tile},
-    row_terms::copy_terms,
     rules::{Rules, Side, Strides, origin, score_exponent},
 };
 use crate::ptx::{
     access::show_to_async,
     acquire_registers,
-    barrier::{barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait},
-    load, output_address, release_registers, shared_address,
+    barrier::{barrier_arrive, barrier_wait},
+    output_address, release_registers, shared_address,
     wgmma::{tile_descriptor, wgmma_products_started, wgmma_settle, wgmma_settle_but_last},
     wgmma_sums::{
         wgmma_across, wgmma_pin_registers, wgmma_sum_started, wgmma_sums, wgmma_sums_clear,
@@ -32,42 +32,6 @@ use crate::ptx::{
 };
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
-
-/// Where a cube's tiles and barriers are in shared memory.
-#[derive(CubeType, Clone, Copy)]
-struct Places {
-    k: u32,
-    v: u32,
-    ring: u32,
-    gradients: u32,
-    terms: u32,
-    fixed_full: u32,
-    full: u32,
-    empty: u32,
-    gradients_full: u32,
-    gradients_empty: u32,
-}
-
-#[cube]
-fn places(begin: u32, #[comptime] blueprint: OnceBlueprint) -> Places {
-    let Layout { ring, gradients, terms, barriers, .. } = comptime!(blueprint.layout());
-    let fixed_full = begin + comptime!(barriers as u32);
-    let full = fixed_full + 8;
-    let empty = full + comptime!(8 * blueprint.stages as u32);
-    let gradients_full = empty + comptime!(8 * blueprint.stages as u32);
-    Places {
-        k: begin,
-        v: begin + comptime!((blueprint.groups * blueprint.tile_bytes()) as u32),
-        ring: begin + comptime!(ring as u32),
-        gradients: begin + comptime!(gradients as u32),
-        terms: begin + comptime!(terms as u32),
-        fixed_full,
-        full,
-        empty,
-        gradients_full,
-        gradients_empty: gradients_full + comptime!(8 * blueprint.gradients as u32),
-    }
-}
 
 /// What a warpgroup has of a stage of the ring, and where its part of dS goes.
 #[derive(CubeType, Clone, Copy)]
@@ -103,7 +67,7 @@ fn step<I: Float, M: Numeric>(
     );
     let (weights, slopes) = weights_of::<I, M, Const<64>>(products, stage.terms, tile, masked);
     let dtype = comptime!(blueprint.dtype);
-    let [of_dv, of_dk] = comptime!(blueprint.sums());
+    let [of_dv, of_dk] = comptime!(blueprint.sums(blueprint.head_dim));
     let (q_rows, dout_rows) = (tile_descriptor(stage.q, false), tile_descriptor(stage.dout, false));
     let early = comptime!(blueprint.weighs_early(tile.sequence.rules.options));
     let settled = if comptime!(early) {
@@ -127,13 +91,10 @@ fn step<I: Float, M: Numeric>(
         wgmma_sum_started::<Const<16>>(packed, dout_rows, of_dv);
     }
     wgmma_sum_started::<Const<16>>(gradients, q_rows, of_dk);
-    let in_warp = lane % 32;
-    let (key, quad) = (lane / 32 * 16 + in_warp / 4, in_warp % 4);
-    let row_at = stage.gradients + key * 128 + quad * 4;
-    let swizzle = in_warp / 4 * 16;
-    store_gradients(gradients, row_at, swizzle);
+    store_gradients(gradients, &gradient_place(stage.gradients, lane));
     show_to_async();
     sync_plane();
+    let in_warp = lane % 32;
     if in_warp == 0 {
         barrier_arrive(stage.gradients_full);
     }
@@ -159,14 +120,15 @@ fn add_to_queries<R: Size>(
     let sums = wgmma_across::<R>(
         tile_descriptor(gradients, false),
         tile_descriptor(places.k, false),
-        comptime!(blueprint.queries()),
+        comptime!(blueprint.queries(blueprint.head_dim)),
     );
     let in_warp = lane % 32;
     if in_warp == 0 {
         barrier_arrive(places.gradients_empty + slot.stage * 8);
     }
     let base = output_address::<f32>(query_sums);
-    add_tile::<R>(sums, base, to, lane, comptime!(blueprint.head_dim));
+    let head_dim = comptime!(blueprint.head_dim);
+    add_tile::<R>(sums, base, to, lane, head_dim, 0usize, head_dim);
 }
 
 /// dk and dv, and dq added to `query_sums`; see [`attention_backward_kv_portable_kernel`] for what they are.
@@ -199,21 +161,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
     let places = places(shared_address::<u32>(memory.as_slice()), blueprint);
     wgmma_sums_declare(comptime!(blueprint.head_dim));
     let unit = UNIT_POS;
-    if unit == 0 {
-        barrier_init(places.fixed_full, 1u32);
-        #[unroll]
-        for stage in 0..comptime!(blueprint.stages as u32) {
-            // TMA, and the warp that copies terms.
-            barrier_init(places.full + comptime!(8 * stage), 2u32);
-            barrier_init(places.empty + comptime!(8 * stage), comptime!(4 * groups));
-        }
-        #[unroll]
-        for stage in 0..comptime!(blueprint.gradients as u32) {
-            barrier_init(places.gradients_full + comptime!(8 * stage), comptime!(4 * groups));
-            barrier_init(places.gradients_empty + comptime!(8 * stage), 4u32);
-        }
-        barrier_init_fence();
-    }
+    init_barriers(&places, blueprint);
     sync_cube();
 
     let (keys, side) = comptime!((blueprint.keys() as u32, SIDE as u32));
@@ -229,88 +177,13 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
         if warpgroup == 0 {
             // 1. Fetch.
             release_registers(comptime!(blueprint.registers().1));
-            if unit == 0 {
-                let tensor_batch =
-                    if comptime!(rules.options.packed) { 0u32.runtime() } else { batch };
-                barrier_expect(places.fixed_full, 2 * groups * tile_bytes);
-                load_tile(
-                    places.k,
-                    tensor_map_address::<u32, Tiled>(k),
-                    own.first_kv + first_row,
-                    CUBE_POS_Y,
-                    load::<u32>(tensor_batch),
-                    places.fixed_full,
-                    comptime!(blueprint.keys()),
-                    SIDE,
-                    comptime!(blueprint.blocks()),
-                );
-                load_tile(
-                    places.v,
-                    tensor_map_address::<u32, Tiled>(v),
-                    own.first_kv + first_row,
-                    CUBE_POS_Y,
-                    load::<u32>(tensor_batch),
-                    places.fixed_full,
-                    comptime!(blueprint.keys()),
-                    SIDE,
-                    comptime!(blueprint.blocks()),
-                );
-                for member in 0..group {
-                    for tile in tiles.0..tiles.1 {
-                        let slot = slot_of(index, comptime!(blueprint.stages));
-                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
-                        let full = places.full + slot.stage * 8;
-                        let at = places.ring + slot.stage * 2 * tile_bytes;
-                        let row = own.first_q + tile * side;
-                        let head = CUBE_POS_Y * group + member;
-                        barrier_expect(full, 2 * tile_bytes);
-                        load_tile(
-                            at,
-                            tensor_map_address::<u32, Tiled>(q),
-                            row,
-                            head,
-                            load::<u32>(tensor_batch),
-                            full,
-                            SIDE,
-                            SIDE,
-                            comptime!(blueprint.blocks()),
-                        );
-                        load_tile(
-                            at + tile_bytes,
-                            tensor_map_address::<u32, Tiled>(dout),
-                            row,
-                            head,
-                            load::<u32>(tensor_batch),
-                            full,
-                            SIDE,
-                            SIDE,
-                            comptime!(blueprint.blocks()),
-                        );
-                        index += 1;
-                    }
-                }
-            } else if unit / 32 == 1 {
-                for member in 0..group {
-                    let sequence = rules.sequence(batch, CUBE_POS_Y * group + member);
-                    for tile in tiles.0..tiles.1 {
-                        let slot = slot_of(index, comptime!(blueprint.stages));
-                        barrier_wait(places.empty + slot.stage * 8, slot.phase ^ 1);
-                        copy_terms::<I, M>(
-                            terms,
-                            &sequence,
-                            tile * side,
-                            places.terms + slot.stage * terms_bytes,
-                            unit - 32,
-                            comptime!(blueprint.terms),
-                        );
-                        sync_plane();
-                        if unit == 32 {
-                            barrier_arrive(places.full + slot.stage * 8);
-                        }
-                        index += 1;
-                    }
-                }
-            }
+            let maps = Maps {
+                k: tensor_map_address::<u32, Tiled>(k),
+                v: tensor_map_address::<u32, Tiled>(v),
+                q: tensor_map_address::<u32, Tiled>(q),
+                dout: tensor_map_address::<u32, Tiled>(dout),
+            };
+            fetch::<I, M>(&maps, rules, terms, &places, &own, first_row, tiles, batch, blueprint);
         } else {
             // 2. Multiply and weigh.
             acquire_registers(comptime!(blueprint.registers().0));

@@ -5,6 +5,7 @@ use super::{
     call::{Call, device_strides},
     once::{OnceBlueprint, SIDE},
     once_backward::attention_backward_once_wgmma_kernel,
+    once_wide::attention_backward_once_wide_wgmma_kernel,
     pipeline::BLOCK,
     problem::unsupported,
     query_sums::{
@@ -29,7 +30,9 @@ fn kernel_of(
     blueprint: &AttentionBlueprint,
 ) -> Result<OnceBlueprint, KernelError> {
     let (dtype, head_dim) = (ptx_type(call)?, call.problem.head_dim);
-    let (groups, terms) = (blueprint.tile_kv / SIDE, terms_of_row(call.problem));
+    // Two share the keys of a wide head.
+    let groups = (blueprint.tile_kv / SIDE).max(2);
+    let terms = terms_of_row(call.problem);
     let device = DeviceProfile::of(call.client);
     HELD.into_iter()
         .map(|(stages, gradients)| OnceBlueprint {
@@ -103,24 +106,52 @@ pub(super) fn backward(
             // sums and the gradients were allocated for the problem, and the kernel stops rows at the ends of
             // sequences and tiles at their number.
             ahead::launch(call.client, |client| unsafe {
-                attention_backward_once_wgmma_kernel::launch_unchecked(
-                    client,
-                    cubes.clone(),
-                    CubeDim::new_1d(kernel.units()),
+                let [k_map, v_map, q_map, dout_map] = [
                     tensor_map(call, &k, BLOCK)?,
                     tensor_map(call, &v, BLOCK)?,
                     tensor_map(call, &q, BLOCK)?,
                     tensor_map(call, &dout, BLOCK)?,
-                    call.rules(first),
-                    terms.arg(1),
-                    sums.arg(1),
-                    dk.arg(1),
-                    dv.arg(1),
-                    device_strides(problem.kv_gradients()),
-                    kernel,
-                    call.types(),
-                    kernel.width(),
-                );
+                ];
+                let strides = device_strides(problem.kv_gradients());
+                let units = CubeDim::new_1d(kernel.units());
+                if kernel.shares_keys() {
+                    attention_backward_once_wide_wgmma_kernel::launch_unchecked(
+                        client,
+                        cubes.clone(),
+                        units,
+                        k_map,
+                        v_map,
+                        q_map,
+                        dout_map,
+                        call.rules(first),
+                        terms.arg(1),
+                        sums.arg(1),
+                        dk.arg(1),
+                        dv.arg(1),
+                        strides,
+                        kernel,
+                        call.types(),
+                    );
+                } else {
+                    attention_backward_once_wgmma_kernel::launch_unchecked(
+                        client,
+                        cubes.clone(),
+                        units,
+                        k_map,
+                        v_map,
+                        q_map,
+                        dout_map,
+                        call.rules(first),
+                        terms.arg(1),
+                        sums.arg(1),
+                        dk.arg(1),
+                        dv.arg(1),
+                        strides,
+                        kernel,
+                        call.types(),
+                        kernel.width(),
+                    );
+                }
                 Ok(())
             })?;
             Ok(())

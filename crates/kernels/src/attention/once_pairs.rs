@@ -5,7 +5,9 @@ use super::{
     kept_bits::is_kept, once::TERM_BYTES, pairs::PairTile, seen_words::is_seen, softmax::pack,
 };
 use crate::ptx::{
-    access::{load_shared_pair, store_shared_word},
+    access::{
+        load_shared_four, load_shared_pair, load_shared_word, store_shared_four, store_shared_word,
+    },
     exp2_fast, vector_of,
 };
 use cubecl::prelude::{Sequence as Elements, *};
@@ -143,14 +145,83 @@ pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
     vector_of::<u32, Const<16>>(packed)
 }
 
-/// Writes `dS` to shared memory as TMA would swizzle it: rows of keys, of which the unit's first is at `row_at`, and
-/// chunks of 8 queries, which `swizzle` permutes.
+/// Where a unit's part of a tile of dS is in shared memory, swizzled as TMA would: rows of keys, and chunks of 8 queries.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct GradientPlace {
+    /// The unit's first row, and its place in a chunk.
+    pub(super) row_at: u32,
+    /// Permutes the chunks of the row.
+    pub(super) swizzle: u32,
+}
+
+/// The place in a tile at `tile` of unit `lane` of a warpgroup.
 #[cube]
-pub(super) fn store_gradients(gradients: Vector<u32, Const<16>>, row_at: u32, swizzle: u32) {
+pub(super) fn gradient_place(tile: u32, lane: u32) -> GradientPlace {
+    let in_warp = lane % 32;
+    let (key, quad) = (lane / 32 * 16 + in_warp / 4, in_warp % 4);
+    GradientPlace { row_at: tile + key * 128 + quad * 4, swizzle: in_warp / 4 * 16 }
+}
+
+#[cube]
+impl GradientPlace {
+    fn of_pair(&self, #[comptime] pair: usize) -> u32 {
+        let chunk = comptime!((pair / 2 * 16) as u32) ^ self.swizzle;
+        self.row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32)
+    }
+}
+
+/// Writes a unit's part of `dS`.
+#[cube]
+pub(super) fn store_gradients(gradients: Vector<u32, Const<16>>, place: &GradientPlace) {
     #[unroll]
     for pair in 0..16usize {
-        let chunk = comptime!((pair / 2 * 16) as u32) ^ swizzle;
-        let address = row_at + chunk + comptime!((pair % 2 * 8 * 128) as u32);
-        store_shared_word(address, gradients.extract(pair));
+        store_shared_word(place.of_pair(pair), gradients.extract(pair));
     }
+}
+
+/// What [`store_gradients`] wrote.
+#[cube]
+pub(super) fn load_gradients(place: &GradientPlace) -> Vector<u32, Const<16>> {
+    let mut words = Elements::<u32>::new();
+    #[unroll]
+    for pair in 0..16usize {
+        words.push(load_shared_word(place.of_pair(pair)));
+    }
+    vector_of::<u32, Const<16>>(words)
+}
+
+/// Where unit `lane` of a warpgroup hands on its weights: 512 bytes side by side for each warp and four of them.
+#[cube]
+fn weights_at(memory: u32, lane: u32, #[comptime] four: usize) -> u32 {
+    memory + lane * 16 + comptime!((four * 2048) as u32)
+}
+
+/// Hands the 32 weights of a unit to the same unit of another warpgroup.
+#[cube]
+pub(super) fn store_weights(weights: Vector<f32, Const<32>>, memory: u32, lane: u32) {
+    #[unroll]
+    for four in 0..8usize {
+        store_shared_four(
+            weights_at(memory, lane, four),
+            weights.extract(comptime!(4 * four)),
+            weights.extract(comptime!(4 * four + 1)),
+            weights.extract(comptime!(4 * four + 2)),
+            weights.extract(comptime!(4 * four + 3)),
+        );
+    }
+}
+
+/// What [`store_weights`] handed on.
+#[cube]
+pub(super) fn load_weights(memory: u32, lane: u32) -> Vector<f32, Const<32>> {
+    let mut weights = Elements::<f32>::new();
+    #[unroll]
+    for four in 0..8usize {
+        let loaded = load_shared_four(weights_at(memory, lane, four));
+        #[unroll]
+        for i in 0..4usize {
+            weights.push(loaded.extract(i));
+        }
+    }
+    vector_of::<f32, Const<32>>(weights)
 }

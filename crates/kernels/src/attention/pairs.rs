@@ -13,6 +13,7 @@
 //! computes them once ([`once`](super::once)) takes part of this, for keys.
 
 use super::{
+    blueprint::MOVING,
     kept_bits::{is_kept, kept_bits, kept_bits_anew},
     rules::{Sequence, Side},
     seen_words::{is_seen, seen_words},
@@ -20,9 +21,6 @@ use super::{
 };
 use crate::ptx::{exp2_fast, output_address, store_word};
 use cubecl::prelude::{Sequence as Elements, *};
-
-/// Rows that come in at once.
-pub(super) const MOVING: usize = 64;
 
 /// The rows of the other side that `rows` rows from `first` on meet, as tiles of 64: the first and the
 /// one after the last.

@@ -49,7 +49,8 @@ pub(super) fn sums_tile<I: Float, M: Numeric>(sequence: &Sequence<'_, I, M>, ind
     }
 }
 
-/// Adds a tile of 64 queries, of which each of a warpgroup's units has `head_dim / 2` numbers.
+/// Adds so many `columns` of a tile of 64 queries, from column `first` on; each of a warpgroup's units has half as many
+/// numbers.
 #[cube]
 pub(super) fn add_tile<R: Size>(
     sums: Vector<f32, R>,
@@ -57,11 +58,14 @@ pub(super) fn add_tile<R: Size>(
     tile: u32,
     unit: u32,
     #[comptime] head_dim: usize,
+    #[comptime] first: usize,
+    #[comptime] columns: usize,
 ) {
-    let address =
-        base + u64::cast_from(tile) * comptime!(256 * head_dim as u64) + u64::cast_from(unit * 16);
+    let address = base
+        + u64::cast_from(tile) * comptime!(256 * head_dim as u64)
+        + u64::cast_from(unit * 16 + comptime!(256 * first as u32));
     #[unroll]
-    for i in 0..comptime!(head_dim / 8) {
+    for i in 0..comptime!(columns / 8) {
         add_to_numbers(
             address + comptime!(2048 * i as u64),
             sums.extract(comptime!(4 * i)),

@@ -324,7 +324,8 @@ fn add_queries<I: Float, M: Numeric, R: Size>(
                 }
                 if number < share.last {
                     let unit = (warp % 2 * 2 + half) * 32 + UNIT_POS_PLANE;
-                    add_tile::<R>(sums, base, to, unit, comptime!(blueprint.head_dim));
+                    let head_dim = comptime!(blueprint.head_dim);
+                    add_tile::<R>(sums, base, to, unit, head_dim, 0usize, head_dim);
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use super::{
     once::SIDE,
-    once_pairs::{gradient_words, store_gradients, weight_words, weights_of},
+    once_pairs::{GradientPlace, gradient_words, store_gradients, weight_words, weights_of},
     pairs::{GradientRows, PairTile, is_checked, open_keys, pair_tile, store},
     pipeline::slot_of,
     rules::{Rules, Side, Strides, origin, score_exponent},
@@ -50,20 +50,12 @@ fn make_weights<I: Float, M: Numeric>(
     }
 }
 
-/// Where gradients of weights go in shared memory.
-#[derive(CubeType, Clone, Copy)]
-struct Rows {
-    /// The unit's first row.
-    at: u32,
-    swizzle: u32,
-}
-
 /// Makes gradients of weights and products of half a warp's keys and 64 queries. They take the products' place, and go
 /// to shared memory.
 #[cube]
 fn make_gradients<I: Float, M: Numeric>(
     products: u32,
-    rows: &Rows,
+    place: &GradientPlace,
     weights: Vector<f32, Const<32>>,
     terms_at: u32,
     tile: &PairTile<'_, I, M>,
@@ -74,7 +66,7 @@ fn make_gradients<I: Float, M: Numeric>(
     let gradients =
         gradient_words::<I, M, Const<32>>(weights, made, 0usize, &slopes, terms_at, tile, dtype);
     tensor_store_packed::<Const<16>>(products, gradients);
-    store_gradients(gradients, rows.at, rows.swizzle);
+    store_gradients(gradients, place);
 }
 
 /// What a warp has of a tile of queries.
@@ -112,7 +104,7 @@ fn wait_for_products(at: &Places, part: &Part) {
 fn step<I: Float, M: Numeric>(
     at: &Places,
     part: &Part,
-    rows: &Rows,
+    place: &GradientPlace,
     upper: &PairTile<'_, I, M>,
     lower: &PairTile<'_, I, M>,
     #[comptime] masked: bool,
@@ -121,7 +113,10 @@ fn step<I: Float, M: Numeric>(
     let early = comptime!(blueprint.weighs_early(upper.sequence.rules.options));
     let (terms, products, dtype) = (part.terms, part.products, comptime!(blueprint.dtype));
     let (lower_scores, lower_products) = (part.scores + HALF_WARP, products + HALF_WARP);
-    let lower_rows = Rows { at: rows.at + comptime!(16 * ROW_BYTES as u32), swizzle: rows.swizzle };
+    let lower_place = GradientPlace {
+        row_at: place.row_at + comptime!(16 * ROW_BYTES as u32),
+        swizzle: place.swizzle,
+    };
     barrier_wait(at.scored, part.phase);
     tensor_fence_after();
     let upper_weights = make_weights::<I, M>(part.scores, terms, upper, masked, dtype);
@@ -129,14 +124,14 @@ fn step<I: Float, M: Numeric>(
         let lower_weights = make_weights::<I, M>(lower_scores, terms, lower, masked, dtype);
         tell_weights(at);
         wait_for_products(at, part);
-        make_gradients::<I, M>(products, rows, upper_weights, terms, upper, dtype);
-        make_gradients::<I, M>(lower_products, &lower_rows, lower_weights, terms, lower, dtype);
+        make_gradients::<I, M>(products, place, upper_weights, terms, upper, dtype);
+        make_gradients::<I, M>(lower_products, &lower_place, lower_weights, terms, lower, dtype);
     } else {
         wait_for_products(at, part);
-        make_gradients::<I, M>(products, rows, upper_weights, terms, upper, dtype);
+        make_gradients::<I, M>(products, place, upper_weights, terms, upper, dtype);
         let lower_weights = make_weights::<I, M>(lower_scores, terms, lower, masked, dtype);
         tell_weights(at);
-        make_gradients::<I, M>(lower_products, &lower_rows, lower_weights, terms, lower, dtype);
+        make_gradients::<I, M>(lower_products, &lower_place, lower_weights, terms, lower, dtype);
     }
     tensor_wait_stores();
     show_to_async();
@@ -199,8 +194,8 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
     let exponent = score_exponent(rules);
     let lanes = tensor + (first_lane << 16);
     let row = first_lane + row_of_unit;
-    let rows = Rows {
-        at: at.gradients
+    let place = GradientPlace {
+        row_at: at.gradients
             + half * comptime!(CHUNK_BYTES as u32)
             + row * comptime!(ROW_BYTES as u32)
             + quad * 4,
@@ -233,9 +228,9 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             barrier_wait(at.terms.full + slot.stage * 8, slot.phase);
             let options = comptime!(rules.options);
             if comptime!(options.concern_every_tile()) || checked {
-                step::<I, M>(at, &part, &rows, &upper, &lower, true, blueprint);
+                step::<I, M>(at, &part, &place, &upper, &lower, true, blueprint);
             } else {
-                step::<I, M>(at, &part, &rows, &upper, &lower, false, blueprint);
+                step::<I, M>(at, &part, &place, &upper, &lower, false, blueprint);
             }
         }
     }

@@ -12,6 +12,25 @@ pub(crate) fn load_shared_pair(address: u32) -> Vector<f32, Const<2>> {
     pair
 }
 
+/// Four numbers at a multiple of 16 bytes in shared memory.
+#[cube]
+pub(crate) fn load_shared_four(address: u32) -> Vector<f32, Const<4>> {
+    let four: Vector<f32, Const<4>>;
+    gpu_asm!("ld.shared.v4.f32 {{%0, %1, %2, %3}}, [%4]; // {d}{a}",
+        d = out(_) four, a = in(_) load::<u32>(address));
+    four
+}
+
+/// Writes four numbers to a multiple of 16 bytes in shared memory.
+#[cube]
+pub(crate) fn store_shared_four(address: u32, a: f32, b: f32, c: f32, d: f32) {
+    gpu_asm!(
+        "st.shared.v4.f32 [{}], {{{}, {}, {}, {}}};",
+        in(_) load::<u32>(address), in(_) load::<f32>(a), in(_) load::<f32>(b),
+        in(_) load::<f32>(c), in(_) load::<f32>(d)
+    );
+}
+
 /// A word of shared memory.
 #[cube]
 pub(crate) fn load_shared_word(address: u32) -> u32 {

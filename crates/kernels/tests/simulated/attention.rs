@@ -183,10 +183,10 @@ pub(super) const PLAIN: AttentionCase = AttentionCase {
 };
 
 /// More tiles of keys than are held at once, and more tiles of queries than blocks.
-const LONG: AttentionCase =
+pub(super) const LONG: AttentionCase =
     AttentionCase { name: "long", heads_q: 1, seq_q: 399, seq_kv: 1070, ..PLAIN };
 
-const CAUSAL: AttentionCase = AttentionCase {
+pub(super) const CAUSAL: AttentionCase = AttentionCase {
     name: "causal",
     batch: 2,
     heads_q: 1,
@@ -196,7 +196,8 @@ const CAUSAL: AttentionCase = AttentionCase {
     ..PLAIN
 };
 
-const WIDE: AttentionCase = AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
+pub(super) const WIDE: AttentionCase =
+    AttentionCase { name: "wide", heads_q: 1, head_dim: 128, ..PLAIN };
 
 /// More tiles of queries than are held at once, and fewer keys than a tile has.
 const QUERIES: AttentionCase =
@@ -349,11 +350,11 @@ fn growing_scores(recorder: &Recorder, storage: Storage) -> Result<(), Failed> {
 }
 
 /// Both passes by the plan that is wanted.
-fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
+pub(super) fn both(recorder: &Recorder, wanted: Wanted, case: AttentionCase) -> Result<(), Failed> {
     both_in(recorder, wanted, case, Storage::Bf16)
 }
 
-fn both_in(
+pub(super) fn both_in(
     recorder: &Recorder,
     wanted: Wanted,
     case: AttentionCase,

@@ -13,6 +13,7 @@ mod products;
 mod rounded_blocks;
 mod rows;
 mod tensors;
+mod wide_attention;
 
 use blackburn_kernels::recorder::{Gpu, Recorder};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -73,6 +74,7 @@ fn cases() -> Vec<Case> {
         rounded_blocks::cases(),
         convolutions::cases(),
         attention::cases(),
+        wide_attention::cases(),
     ]
     .concat()
 }

@@ -8,7 +8,8 @@ const CAUSAL: AttentionOptions = AttentionOptions { causal: true, ..PLAIN };
 
 const SOFTCAP: Option<f64> = Some(2.0);
 
-const DROPOUT: Option<Dropout> = Some(Dropout { rate: 0.2, seed: 0x0123_4567_89ab_cdef });
+/// A fifth of the weights left out.
+pub const DROPOUT: Option<Dropout> = Some(Dropout { rate: 0.2, seed: 0x0123_4567_89ab_cdef });
 
 /// All at once. The bias and the mask differ in shape, and the window cuts both sides of some rows.
 const EVERYTHING: AttentionOptions = AttentionOptions {
@@ -167,7 +168,7 @@ pub fn empty() -> Vec<AttentionCase> {
     vec![case("no sequence", 0, 3, 2), case("no query", 1, 0, 2), case("no key", 1, 3, 0)]
 }
 
-/// What is timed: 4 sequences of 1024 to 16384 tokens, 16 heads of 64 and of 128.
+/// What is timed: 4 sequences of 1024 to 16384 tokens, 16 heads of 64, of 128 and of 256.
 pub fn benchmark() -> Vec<AttentionCase> {
     macro_rules! lengths {
         ($($seq:literal),+) => {
@@ -175,7 +176,9 @@ pub fn benchmark() -> Vec<AttentionCase> {
                 (concat!($seq, ", heads of 64"), $seq, 64, PLAIN),
                 (concat!($seq, ", heads of 64, causal"), $seq, 64, CAUSAL),
                 (concat!($seq, ", heads of 128"), $seq, 128, PLAIN),
-                (concat!($seq, ", heads of 128, causal"), $seq, 128, CAUSAL)
+                (concat!($seq, ", heads of 128, causal"), $seq, 128, CAUSAL),
+                (concat!($seq, ", heads of 256"), $seq, 256, PLAIN),
+                (concat!($seq, ", heads of 256, causal"), $seq, 256, CAUSAL)
             ),+]
         };
     }
@@ -245,7 +248,7 @@ mod tests {
             let share = pair[1].forward_flops() / pair[0].forward_flops();
             assert!((0.5..0.501).contains(&share), "{share}");
         }
-        let largest = 4.0 * 4.0 * 16.0 * 16384f64.powi(2) * 128.0;
-        assert_eq!(benchmark()[18].forward_flops(), largest);
+        let largest = 4.0 * 4.0 * 16.0 * 16384f64.powi(2) * 256.0;
+        assert_eq!(benchmark()[28].forward_flops(), largest);
     }
 }

@@ -42,7 +42,7 @@ fn hopper_is_offered_what_its_tensor_cores_take() {
     assert!(!offered(&AttentionProblem { k: shared, ..problem(64, FloatKind::F16) }));
     let backward = |head_dim| families(&problem(head_dim, FloatKind::BF16), Pass::Backward);
     assert_eq!(backward(128), [Family::Wgmma, Family::Mma, Family::Portable]);
-    assert_eq!(backward(256), [Family::Portable]);
+    assert_eq!(backward(256), [Family::Wgmma, Family::Mma, Family::Portable]);
 }
 
 #[test]
@@ -93,6 +93,11 @@ fn products_are_computed_once_unless_bits_have_to_repeat() {
     assert!(backward(&wide)[0].atomic);
     let bounded = AttentionProblem { softcap: Some(30.0), ..wide };
     assert!(!backward(&bounded).iter().any(|plan| plan.atomic));
+    // Warpgroups share the keys of heads above 128, and no other plan of theirs has the registers.
+    let widest = AttentionProblem::dense([2, 4, 2048, 256], 2048, long.dtype);
+    assert_eq!((backward(&widest)[0].atomic, backward(&widest)[0].tile_kv), (true, 64));
+    let repeated = AttentionProblem { deterministic: true, ..widest };
+    assert_eq!(backward(&repeated)[0].family, Family::Mma);
 }
 
 #[test]
@@ -142,4 +147,17 @@ fn tiles_of_three_warpgroups_come_first_where_no_window_hides_them() {
     assert_eq!(first(AttentionProblem { window: causal, ..of(4, 4096, 64) }), 128);
     let mask = Some(Pairs { batch: 0, head: 0, row: 4096, column: 1 });
     assert_eq!(first(AttentionProblem { mask, ..of(4, 4096, 64) }), 128);
+}
+
+#[test]
+fn wide_heads_fit_gpus_of_little_shared_memory() {
+    // A100, H200, and those for desktops.
+    let of = |shared_bytes| mma_backward_tiles(256, shared_bytes);
+    assert_eq!([166_912, 232_448, 101_376].map(of), [Some((64, 1)), Some((64, 2)), Some((32, 1))]);
+    assert_eq!(mma_backward_tiles(128, 101_376), Some((64, 2)));
+    assert_eq!(of(1 << 15), None);
+    let device = DeviceProfile { compute_capability: Some(120), shared_bytes: 101_376, ..H200 };
+    let plans =
+        AttentionBlueprint::candidates_on(&problem(256, FloatKind::BF16), Pass::Backward, device);
+    assert_eq!((plans[0].family, plans[0].tile_q), (Family::Mma, 32));
 }
