@@ -60,6 +60,9 @@ struct Arguments {
     /// sequences.
     #[arg(long)]
     unchecked: bool,
+    /// Multiply numbers of f32 with all their bits, and not as TF32.
+    #[arg(long)]
+    full_f32: bool,
     /// Only plans that give the same bits each time.
     #[arg(long)]
     deterministic: bool,
@@ -126,6 +129,7 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     let shape = [case.batch, case.heads_q, case.seq_q, case.head_dim];
     let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
     problem.deterministic = arguments.deterministic;
+    problem.full_f32 = arguments.full_f32;
     if arguments.mask {
         problem.mask = Some(Pairs { batch: 0, head: 0, row: case.seq_kv, column: 1 });
     } else if case.options.causal {

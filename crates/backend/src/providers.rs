@@ -228,7 +228,7 @@ pub fn install(settings: &ProviderSettings) -> Result<Vec<ProviderStatus>, Unkno
     if let Some(name) = named.find(|name| !known.iter().any(|k| is_named(name, k))) {
         return Err(UnknownProvider { name: name.clone(), known });
     }
-    attention::cube::set_deterministic(settings.deterministic);
+    attention::cube::set_up(settings.deterministic, settings.f32_matmul == F32Precision::Full);
     let burns = fusion::BUILTIN_NAMES.iter().map(|name| {
         let state = if settings.is_disabled(name) {
             settle(fusion::remove(name), ProviderState::Disabled)

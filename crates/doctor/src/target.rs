@@ -66,10 +66,11 @@ impl Target {
         }
     }
 
-    /// What attention is computed in: tensor cores, which f32 does not reach.
-    pub fn attention(&self, storage: Storage) -> AttentionPrecision {
+    /// What attention is computed in: tensor cores, which f32 reaches where it need not keep all bits.
+    pub fn attention(&self, storage: Storage, full_f32: bool) -> AttentionPrecision {
         match storage {
             _ if !self.is_cuda() => AttentionPrecision::portable(storage),
+            Storage::F32 if !full_f32 => AttentionPrecision::cuda(MatmulPrecision::tf32()),
             Storage::F32 => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
             Storage::F16 | Storage::Bf16 => {
                 let error = AttentionBlueprint::exponential_error(dtype(storage), &self.client);

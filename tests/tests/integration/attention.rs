@@ -35,7 +35,7 @@ use blackburn_reference::{
     tolerance::compare,
 };
 use blackburn_tests::buffers::{download, dtype, upload};
-use blackburn_tests::{buffers::lse_of, on_device, on_device_with};
+use blackburn_tests::{buffers::lse_of, on_cuda_with, on_device, on_device_with};
 use cubecl::{
     client::Client,
     ir::{ElemType, UIntKind},
@@ -65,6 +65,18 @@ pub(crate) fn trials() -> Vec<Trial> {
         };
         add("lengths_around_the_edges_of_tiles_are_within_bounds", cases::edges);
         add("every_option_is_within_bounds", cases::options);
+    }
+    for (what, cases) in [
+        ("lengths_around_the_edges_of_tiles", cases::edges as fn() -> Vec<AttentionCase>),
+        ("every_option", cases::options),
+    ] {
+        // Other devices have no tensor cores, and the same kernels as for exact products.
+        let name = format!("attention::{what}_are_within_bounds_in_tf32");
+        trials.push(Trial::ignorable_test(name, move || {
+            on_cuda_with(dtype(F32), |client| {
+                cases().into_iter().try_for_each(|case| in_tf32(client, case))
+            })
+        }));
     }
     let trial = |name: &str, test: fn(&Client) -> Result<(), Failed>| {
         Trial::ignorable_test(format!("attention::{name}"), move || on_device(test))
@@ -226,6 +238,13 @@ fn every_plan(client: &Client, case: AttentionCase, storage: Storage) -> Result<
     compare_plans(client, case, [&inputs, &inputs], storage, &precision(client, storage))
 }
 
+/// As [`every_plan`], with numbers of f32 that may be rounded to TF32.
+fn in_tf32(client: &Client, case: AttentionCase) -> Result<(), Failed> {
+    let inputs = AttentionInputs::generate(&case, 1, F32);
+    let precision = AttentionPrecision::cuda(MatmulPrecision::tf32());
+    compare_plans(client, case, [&inputs, &inputs], F32, &precision)
+}
+
 /// Both passes by every plan on the inputs that are given, against the reference on the inputs that are
 /// meant.
 fn compare_plans(
@@ -240,7 +259,8 @@ fn compare_plans(
     let forward_bounds = attention.forward_bounds(&forward, precision);
     let backward = attention.backward(&meant.dout);
     let backward_bounds = attention.backward_bounds(&backward, &meant.dout, precision);
-    let problem = problem(&case, storage);
+    let full_f32 = precision.product != MatmulPrecision::tf32();
+    let problem = AttentionProblem { full_f32, ..problem(&case, storage) };
     let uploaded = Uploaded::new(client, given, storage);
     let check = |what: &str, actual: &[f64], expected: &[f64], bounds: &[f64]| {
         compare(actual, expected, bounds)

@@ -55,6 +55,8 @@ impl Placed {
 /// What is compiled for a plan.
 struct Planned {
     storage: Storage,
+    /// Whether products of f32 keep all bits.
+    full_f32: bool,
     head_dim: usize,
     orders: [Order; 2],
     mask_bytes: usize,
@@ -66,6 +68,7 @@ struct Planned {
 pub(super) fn case(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<(), Stop> {
     let planned = Planned {
         storage: draw.plan("type", &on.storages),
+        full_f32: draw.planned("full-f32", 2),
         head_dim: draw
             .plan("head_dim", &[64, 128, 64, 128, 32, 80, 96, 16, 256, 40, 1, 24, 7, 192]),
         orders: [draw.plan("order", &ORDERS), draw.plan("order-kv", &ORDERS)],
@@ -190,7 +193,10 @@ fn run(
     let padding = planned.padding;
     let [q, dout] = [(); 2].map(|()| Placed::new(of_q, planned.orders[0], padding));
     let [k, v] = [(); 2].map(|()| Placed::new(of_kv, planned.orders[1], padding));
-    let problem = problem(&case, storage, planned.orders, [&q, &k, &v]);
+    let problem = AttentionProblem {
+        full_f32: planned.full_f32,
+        ..problem(&case, storage, planned.orders, [&q, &k, &v])
+    };
     let mut send = |name: &str, values: &[f64], placed: &Placed| {
         place(on, draw, name, (values, &placed.layout), storage)
     };
@@ -222,7 +228,7 @@ fn run(
     };
     let attention = inputs.attention(case);
     // Heads may be small: errors of the naive computation then are by luck.
-    let precision = on.attention(storage).with_roundings(Roundings::Counted);
+    let precision = on.attention(storage, planned.full_f32).with_roundings(Roundings::Counted);
     let by = plan(Pass::Forward, planned.blueprints[0])?;
     let output = attention_forward_with(client, &problem, &by, &tensors)?;
     let forward = attention.forward();

@@ -119,7 +119,7 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
         let known = AttentionProblem { seq_kv: lengths[0], ..problem };
         attention_forward_with(client, &known, &plan, &tensors)?
     };
-    let precision = on.attention(storage).with_roundings(Roundings::Counted);
+    let precision = on.attention(storage, true).with_roundings(Roundings::Counted);
     let [of_lse, of_out] = expected(&sequences, &precision);
     let lse = lse_of(&download(client, output.lse, F32)?);
     check.within("lse", lse, &of_lse)?;

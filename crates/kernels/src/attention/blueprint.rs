@@ -1,12 +1,11 @@
 use super::{
     AttentionProblem, decode,
+    mma_plan::{MMA_TILE_Q, MOST_OWN_COLUMNS, MOVING, rows_bytes},
     problem::{HeadStrides, OP, unsupported},
     tile::PortableBlueprint,
 };
 use crate::{
-    DeviceProfile, Family, FamilyOp, KernelError, Pass,
-    device::{ALIGNMENT_BYTES, ROW_BYTES},
-    plan::tell_plan,
+    DeviceProfile, Family, FamilyOp, KernelError, Pass, device::ALIGNMENT_BYTES, plan::tell_plan,
 };
 use cubecl::{
     client::Client,
@@ -35,42 +34,15 @@ pub struct AttentionBlueprint {
     pub maps_mask: bool,
 }
 
-/// Shared memory of `rows` rows of heads, which lie in blocks of 64 elements of 16 bits.
-pub(super) const fn rows_bytes(head_dim: usize, rows: usize) -> usize {
-    head_dim.div_ceil(64) * rows * ROW_BYTES
-}
-
-/// Shared memory of the `mma` family: the rows that stay, of q, or backward of two tensors; and so many pairs of tiles
-/// that come in.
-pub(super) const fn mma_bytes(
-    pass: Pass,
-    head_dim: usize,
-    stay: usize,
-    moving: usize,
-    pairs: usize,
-) -> usize {
-    let tensors = match pass {
-        Pass::Forward => 1,
-        Pass::Backward => 2,
-    };
-    rows_bytes(head_dim, tensors * stay + 2 * pairs * moving)
-}
-
-/// Rows that stay with a cube of the `mma` family's backward pass, and pairs of tiles that come in, so that they fit the
-/// shared memory: first as many as are fastest, then what keeps four warps busy, then what fits.
-pub(super) fn mma_backward_tiles(head_dim: usize, shared_bytes: usize) -> Option<(usize, usize)> {
-    [(MMA_TILE_Q, 2), (MMA_TILE_Q, 1), (MMA_TILE_Q / 2, 1)].into_iter().find(|(stay, pairs)| {
-        mma_bytes(Pass::Backward, head_dim, *stay, MOVING, *pairs) <= shared_bytes
-    })
-}
-
 /// Shared memory of the `tcgen05` family at least: the queries and two tiles of keys or values, or backward keys, values,
 /// three tiles that come in, gradients of weights and 3 KiB of terms of rows; and at most 256 bytes of barriers.
 pub(super) const fn tcgen05_bytes(pass: Pass, head_dim: usize) -> usize {
     let side = TCGEN05_SIDE;
     256 + match pass {
-        Pass::Forward => rows_bytes(head_dim, 4 * side),
-        Pass::Backward => rows_bytes(head_dim, 5 * side) + rows_bytes(side, side) + (3 << 10),
+        Pass::Forward => rows_bytes(2 * head_dim, 4 * side),
+        Pass::Backward => {
+            rows_bytes(2 * head_dim, 5 * side) + rows_bytes(2 * side, side) + (3 << 10)
+        }
     }
 }
 
@@ -81,12 +53,6 @@ const WGMMA_TILE_Q: [usize; 2] = [128, 192];
 /// A row of the wider tile takes so much of one of the other, in percent: three warpgroups keep the unit for exponentials
 /// busier than two. On an H200 it is 84 to 88, of 1024 to 8192 keys.
 const WIDE_ROW_PERCENT: usize = 85;
-/// Rows of one side that come in at once while gradients of the other's are summed up.
-pub(super) const MOVING: usize = 64;
-/// Columns of two gradients of a row that the registers of its units hold.
-pub(super) const MOST_OWN_COLUMNS: usize = 128;
-/// Queries of a tile of the `mma` family, and backward where dq is added up in global memory.
-const MMA_TILE_Q: usize = 64;
 /// From so many queries and keys on, plans that compute products once come first.
 const ATOMIC_SEQ: usize = 512;
 /// A third warpgroup of such plans is worth so much of two, in percent: one's products hide another's exponentials,
@@ -111,6 +77,11 @@ const MAP_FLOPS: usize = 4_000_000_000;
 
 /// Relative error of the polynomials that take the place of some exponentials.
 pub(super) const POLYNOMIAL_ERROR: f64 = 8.57e-5;
+
+/// Whether the type is one of 16 bits.
+pub(super) fn is_half(dtype: ElemType) -> bool {
+    [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&dtype)
+}
 
 /// Whether sums of dq, filled up to whole tiles, are counted by 32 bits.
 fn fits_sums(problem: &AttentionProblem) -> bool {
@@ -303,10 +274,13 @@ impl AttentionBlueprint {
         !self.atomic
     }
 
-    /// Whether tensor cores take the problem: 16-bit types, in rows of whole chunks.
+    /// Whether tensor cores take a problem of 16-bit types.
     fn suits_tensor_cores(problem: &AttentionProblem) -> bool {
-        let is_half =
-            [FloatKind::BF16, FloatKind::F16].map(ElemType::Float).contains(&problem.dtype);
+        is_half(problem.dtype) && Self::has_whole_chunks(problem)
+    }
+
+    /// Whether rows lie in whole chunks of 16 bytes, as they are copied.
+    pub(super) fn has_whole_chunks(problem: &AttentionProblem) -> bool {
         let tensors = [
             (problem.q, problem.heads_q, problem.rows_q()),
             (problem.k, problem.heads_kv, problem.rows_kv()),
@@ -320,8 +294,7 @@ impl AttentionBlueprint {
                     size == 1 || (stride > 0 && bytes.is_multiple_of(ALIGNMENT_BYTES))
                 })
             };
-        is_half
-            && problem.head_dim.is_multiple_of(16)
+        problem.head_dim.is_multiple_of(16)
             && problem.scale > 0.0
             && tensors.into_iter().all(is_aligned)
     }
@@ -445,33 +418,6 @@ impl AttentionBlueprint {
     fn why_twice(problem: &AttentionProblem, device: DeviceProfile) -> Option<&'static str> {
         let is_short = problem.seq_q.min(problem.seq_kv) < ATOMIC_SEQ;
         Self::why_never_atomic(problem, device).or(is_short.then_some("a short sequence"))
-    }
-
-    /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device.
-    fn mma(problem: &AttentionProblem, pass: Pass, device: DeviceProfile) -> Option<Self> {
-        if !Self::suits_tensor_cores(problem) {
-            return None;
-        }
-        // Four warps: several small cubes on a multiprocessor were faster on an H200 than a large one.
-        let forward = |tile_kv| {
-            let bytes = mma_bytes(pass, problem.head_dim, MMA_TILE_Q, tile_kv, 2);
-            (bytes <= device.shared_bytes).then_some((MMA_TILE_Q, tile_kv))
-        };
-        let tiles = match (pass, problem.head_dim) {
-            (Pass::Backward, head_dim) => mma_backward_tiles(head_dim, device.shared_bytes)
-                .map(|(tile_q, _)| (tile_q, MOVING)),
-            (Pass::Forward, ..=64) => forward(128),
-            (Pass::Forward, 65..=128) => forward(64),
-            (Pass::Forward, _) => forward(32),
-        };
-        tiles.map(|(tile_q, tile_kv)| Self {
-            family: Family::Mma,
-            tile_q,
-            tile_kv,
-            atomic: false,
-            split: false,
-            maps_mask: false,
-        })
     }
 }
 

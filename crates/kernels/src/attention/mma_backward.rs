@@ -6,8 +6,8 @@
 //! two gradients of heads above 128 do not fit the registers, so each has a launch of its own.
 
 use super::{
-    blueprint::{MOST_OWN_COLUMNS, MOVING, mma_bytes, rows_bytes},
-    mma_tiles::{HeadRows, copy_rows, head_rows, left_position, right_position},
+    mma_plan::{MOST_OWN_COLUMNS, MOVING, mma_bytes, rows_bytes},
+    mma_tiles::{HeadRows, copy_rows, head_rows, left_position, right_position, weighed_position},
     pairs::{GradientRows, is_checked, open_keys, pair_gradients, pair_tile, store, tiles_of},
     rules::{Heads, Rules, Side, Strides, origin, score_exponent},
     softmax::pack_registers,
@@ -18,7 +18,7 @@ use crate::{
         ROW_BYTES,
         copy::{copies_commit, copies_wait_all},
         global_address,
-        mma::{MmaProduct, MmaWeights, mma_product, mma_products, mma_weights},
+        mma::{MmaProduct, MmaWeights, element_bytes, mma_product, mma_products, mma_weights},
         shared_address,
     },
 };
@@ -27,7 +27,7 @@ use cubecl::prelude::*;
 /// How the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBackwardBlueprint {
-    /// PTX type of the tensors and of the weights: `bf16` or `f16`.
+    /// PTX type of the tensors and of the weights: `bf16`, `f16` or `tf32`.
     pub(crate) dtype: &'static str,
     /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
@@ -69,13 +69,18 @@ impl MmaBackwardBlueprint {
         16 * self.warps
     }
 
+    /// Bytes of a row.
+    fn row_bytes(self) -> usize {
+        self.head_dim * element_bytes(self.dtype)
+    }
+
     fn bytes(self, rows: usize) -> usize {
-        rows_bytes(self.head_dim, rows)
+        rows_bytes(self.row_bytes(), rows)
     }
 
     /// What stays, and pairs of tiles that come in.
     pub(crate) fn shared_bytes(self) -> usize {
-        mma_bytes(Pass::Backward, self.head_dim, self.fixed(), MOVING, self.pairs)
+        mma_bytes(Pass::Backward, self.row_bytes(), self.fixed(), MOVING, self.pairs)
     }
 
     fn products(self) -> MmaProduct {
@@ -99,7 +104,8 @@ impl MmaBackwardBlueprint {
 
     /// Registers of a vector that holds both products or a sum, and of one of packed weights.
     pub(crate) fn widths(self) -> [usize; 2] {
-        [(self.head_dim / 2).next_power_of_two().max(MOVING), MOVING / 4]
+        let packed = MOVING / 8 * element_bytes(self.dtype);
+        [(self.head_dim / 2).next_power_of_two().max(MOVING), packed]
     }
 }
 
@@ -113,9 +119,10 @@ fn copy_pair(
     #[comptime] blueprint: MmaBackwardBlueprint,
 ) {
     let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
+    let element = comptime!(element_bytes(blueprint.dtype));
     let (rows, bytes) = comptime!((MOVING as u32, blueprint.bytes(MOVING) as u32));
-    copy_rows(at, first, row, rows, head_dim, units);
-    copy_rows(at + bytes, second, row, rows, head_dim, units);
+    copy_rows(at, first, row, rows, head_dim, element, units);
+    copy_rows(at + bytes, second, row, rows, head_dim, element, units);
 }
 
 /// dq to `first_out`, or dk to it and dv to `second_out`, as far as the launch gives them; see
@@ -140,6 +147,7 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
     #[define(R, P)] _widths: [usize; 2],
 ) {
     let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
+    let element = comptime!(element_bytes(blueprint.dtype));
     let fixed = comptime!(blueprint.fixed() as u32);
     let fixed_bytes = comptime!(blueprint.bytes(blueprint.fixed()) as u32);
     let moving_bytes = comptime!(blueprint.bytes(MOVING) as u32);
@@ -167,8 +175,8 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
         let first_rows = head_rows(memory, &first_fixed.strides, batch, CUBE_POS_Y, start, end);
         let memory = global_address::<I>(&second_fixed.memory);
         let second_rows = head_rows(memory, &second_fixed.strides, batch, CUBE_POS_Y, start, end);
-        copy_rows(fixed_at, &first_rows, first_row, fixed, head_dim, units);
-        copy_rows(fixed_at + fixed_bytes, &second_rows, first_row, fixed, head_dim, units);
+        copy_rows(fixed_at, &first_rows, first_row, fixed, head_dim, element, units);
+        copy_rows(fixed_at + fixed_bytes, &second_rows, first_row, fixed, head_dim, element, units);
         let first_memory = global_address::<I>(&first_moving.memory);
         let second_memory = global_address::<I>(&second_moving.memory);
 
@@ -177,8 +185,8 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
         let warp_row = first_row + warp * 16;
         let row = warp_row + lane / 4;
         let (left_row, left_chunk) = left_position(lane, warp * 16);
-        let (right_row, right_chunk) = right_position(lane, true);
-        let (weighed_row, weighed_chunk) = right_position(lane, false);
+        let (right_row, right_chunk) = right_position(lane);
+        let (weighed_row, weighed_chunk) = weighed_position(lane, comptime!(blueprint.dtype));
         let exponent = score_exponent(rules);
         let mut first_sums = Vector::<f32, R>::new(0.0f32);
         let mut second_sums = Vector::<f32, R>::new(0.0f32);

@@ -8,8 +8,8 @@
 //! 3. It divides by the sums of the weights and writes.
 
 use super::{
-    blueprint::{mma_bytes, rows_bytes},
-    mma_tiles::{copy_rows, head_rows, left_position, right_position},
+    mma_plan::{mma_bytes, rows_bytes},
+    mma_tiles::{copy_rows, head_rows, left_position, right_position, weighed_position},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{apply_rules, pack_registers, queries_at, rescale, unseen, weigh, write_rows},
 };
@@ -19,7 +19,7 @@ use crate::{
         ROW_BYTES,
         copy::{copies_commit, copies_wait_all},
         global_address,
-        mma::{MmaProduct, MmaWeights, mma_product, mma_weights},
+        mma::{MmaProduct, MmaWeights, element_bytes, mma_product, mma_weights},
         shared_address,
     },
 };
@@ -28,7 +28,7 @@ use cubecl::prelude::*;
 /// How the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaForwardBlueprint {
-    /// PTX type of q, k, v and of the weights: `bf16` or `f16`.
+    /// PTX type of q, k, v and of the weights: `bf16`, `f16` or `tf32`.
     pub(crate) dtype: &'static str,
     /// A multiple of 16, at most 256.
     pub(crate) head_dim: usize,
@@ -46,13 +46,18 @@ impl MmaForwardBlueprint {
         16 * self.warps
     }
 
+    /// Bytes of a row.
+    fn row_bytes(self) -> usize {
+        self.head_dim * element_bytes(self.dtype)
+    }
+
     fn bytes(self, rows: usize) -> usize {
-        rows_bytes(self.head_dim, rows)
+        rows_bytes(self.row_bytes(), rows)
     }
 
     /// Queries, and two pairs of keys and values.
     pub(crate) fn shared_bytes(self) -> usize {
-        mma_bytes(Pass::Forward, self.head_dim, self.tile_q(), self.tile_kv, 2)
+        mma_bytes(Pass::Forward, self.row_bytes(), self.tile_q(), self.tile_kv, 2)
     }
 
     fn scores(self) -> MmaProduct {
@@ -77,7 +82,7 @@ impl MmaForwardBlueprint {
     /// Registers of a vector that holds scores or outputs, and of one of packed weights.
     pub(crate) fn widths(self) -> [usize; 2] {
         let most = self.tile_kv.max(self.head_dim) / 2;
-        [most.next_power_of_two(), self.tile_kv / 4]
+        [most.next_power_of_two(), self.tile_kv / 8 * element_bytes(self.dtype)]
     }
 }
 
@@ -101,6 +106,7 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
     let (tile_q, tile_kv) = comptime!((blueprint.tile_q() as u32, blueprint.tile_kv as u32));
     let kv_bytes = comptime!(blueprint.bytes(blueprint.tile_kv) as u32);
     let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
+    let element = comptime!(element_bytes(blueprint.dtype));
     let memory: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(blueprint.shared_bytes() / 4), 1024usize);
     let q_at = shared_address::<u32>(memory.as_slice());
@@ -122,18 +128,18 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
         let k_rows = head_rows(k_memory, &k.strides, batch, head_kv, first_kv, seq_kv);
         let v_memory = global_address::<I>(&v.memory);
         let v_rows = head_rows(v_memory, &v.strides, batch, head_kv, first_kv, seq_kv);
-        copy_rows(q_at, &q_rows, first_row, tile_q, head_dim, units);
+        copy_rows(q_at, &q_rows, first_row, tile_q, head_dim, element, units);
         if first < last {
-            copy_rows(ring, &k_rows, first * tile_kv, tile_kv, head_dim, units);
-            copy_rows(ring + kv_bytes, &v_rows, first * tile_kv, tile_kv, head_dim, units);
+            copy_rows(ring, &k_rows, first * tile_kv, tile_kv, head_dim, element, units);
+            copy_rows(ring + kv_bytes, &v_rows, first * tile_kv, tile_kv, head_dim, element, units);
         }
         copies_commit();
 
         let (warp, lane) = (UNIT_POS / 32, UNIT_POS % 32);
         let warp_row = first_row + warp * 16;
         let (q_row, q_chunk) = left_position(lane, warp * 16);
-        let (k_row, k_chunk) = right_position(lane, true);
-        let (v_row, v_chunk) = right_position(lane, false);
+        let (k_row, k_chunk) = right_position(lane);
+        let (v_row, v_chunk) = weighed_position(lane, comptime!(blueprint.dtype));
         let exponent = score_exponent(rules);
         let queries = queries_at::<I, M>(
             sequence,
@@ -154,8 +160,8 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
             if tile + 1 < last {
                 let next = ring + ((tile + 1 - first) & 1) * (2 * kv_bytes);
                 let row = (tile + 1) * tile_kv;
-                copy_rows(next, &k_rows, row, tile_kv, head_dim, units);
-                copy_rows(next + kv_bytes, &v_rows, row, tile_kv, head_dim, units);
+                copy_rows(next, &k_rows, row, tile_kv, head_dim, element, units);
+                copy_rows(next + kv_bytes, &v_rows, row, tile_kv, head_dim, element, units);
             }
             copies_commit();
             let scores = mma_product::<R>(

@@ -2,10 +2,10 @@
 
 use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
-    blueprint::mma_backward_tiles,
     call::{Call, device_strides, heads},
     mma_backward::{Gives, MmaBackwardBlueprint, attention_backward_mma_kernel},
     mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
+    mma_plan::mma_backward_tiles,
     problem::unsupported,
     tensor_core::{Tensor, halves, ptx_type, row_terms},
 };
@@ -66,7 +66,7 @@ pub(super) fn backward(
     let problem = call.problem;
     let (dtype, head_dim) = (ptx_type(call)?, problem.head_dim);
     let shared_bytes = DeviceProfile::of(call.client).shared_bytes;
-    let Some((_, pairs)) = mma_backward_tiles(head_dim, shared_bytes) else {
+    let Some((_, pairs)) = mma_backward_tiles(head_dim * problem.dtype.size(), shared_bytes) else {
         return Err(unsupported(format!("{shared_bytes} bytes of shared memory")));
     };
     let terms = row_terms(call, result, None)?;

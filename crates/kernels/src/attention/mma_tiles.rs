@@ -1,19 +1,16 @@
-//! Tiles of rows in shared memory, as `ldmatrix` reads them: blocks of 64 columns, one behind the other,
-//! each of rows of 128 bytes, swizzled.
+//! Tiles of rows in shared memory, as `ldmatrix` reads them: blocks of 128 bytes of each row, one behind the other,
+//! swizzled.
 
 use super::rules::{Strides, origin};
 use crate::ptx::{
     ROW_BYTES,
     copy::copy_16_bytes,
     load,
-    mma::{lhs_position, rhs_position},
+    mma::{TF32, lhs_position, rhs_position},
 };
 use cubecl::prelude::*;
 
-/// Elements of 16 bytes.
-const CHUNK: usize = 8;
-
-/// Rows of a head in global memory, of 16-bit elements.
+/// Rows of a head in global memory.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct HeadRows {
     pub(super) memory: u64,
@@ -45,10 +42,11 @@ pub(super) fn copy_rows(
     first: u32,
     #[comptime] rows: u32,
     #[comptime] head_dim: usize,
+    #[comptime] element_bytes: usize,
     #[comptime] units: u32,
 ) {
-    let chunks = comptime!((head_dim / CHUNK) as u32);
-    let all = comptime!(rows * (head_dim / CHUNK) as u32);
+    let chunks = comptime!((head_dim * element_bytes / 16) as u32);
+    let all = comptime!(rows * (head_dim * element_bytes / 16) as u32);
     #[unroll]
     for round in 0..comptime!(all.div_ceil(units)) {
         let index = comptime!(round * units) + UNIT_POS;
@@ -63,9 +61,10 @@ pub(super) fn copy_rows(
             let mut from = source.memory;
             if first + row < source.end {
                 bytes = 16u32.runtime();
-                let element =
-                    source.origin + (first + row) * source.stride + chunk * comptime!(CHUNK as u32);
-                from += u64::cast_from(element) * 2;
+                let element = source.origin
+                    + (first + row) * source.stride
+                    + chunk * comptime!((16 / element_bytes) as u32);
+                from += u64::cast_from(element) * comptime!(element_bytes as u64);
             }
             copy_16_bytes(at, load::<u64>(from), load::<u32>(bytes));
         }
@@ -81,7 +80,21 @@ pub(super) fn left_position(lane: u32, first: u32) -> (u32, u32) {
 
 /// As [`left_position`], of the right operand, which all warps share.
 #[cube]
-pub(super) fn right_position(lane: u32, #[comptime] k_major: bool) -> (u32, u32) {
-    let (row, chunk) = rhs_position(lane, k_major);
+pub(super) fn right_position(lane: u32) -> (u32, u32) {
+    let (row, chunk) = rhs_position(lane, true);
     (row * comptime!(ROW_BYTES as u32), chunk << 4)
+}
+
+/// As [`right_position`], of rows that are weighed. No instruction transposes numbers of 32 bits, so that a lane reads
+/// its own: those of a column in rows 2t and 2t + 1, t being its place among four lanes.
+#[cube]
+pub(super) fn weighed_position(lane: u32, #[comptime] dtype: &'static str) -> (u32, u32) {
+    if comptime!(dtype == TF32) {
+        let (column, row) = (lane / 4, lane % 4 * 2);
+        let in_chunk = column % 4 * 4;
+        (row * comptime!(ROW_BYTES as u32) + in_chunk, ((column / 4) ^ row) << 4)
+    } else {
+        let (row, chunk) = rhs_position(lane, false);
+        (row * comptime!(ROW_BYTES as u32), chunk << 4)
+    }
 }

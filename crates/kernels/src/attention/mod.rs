@@ -106,6 +106,7 @@ mod mma_backward;
 mod mma_forward;
 #[cfg(feature = "cuda")]
 mod mma_launch;
+mod mma_plan;
 #[cfg(feature = "cuda")]
 mod mma_tiles;
 #[cfg(feature = "cuda")]

@@ -30,7 +30,7 @@
 //! Sources: Shah et al., "FlashAttention-3" (2024), section 3 and appendix B.
 
 use super::{
-    blueprint::MOST_OWN_COLUMNS,
+    mma_plan::MOST_OWN_COLUMNS,
     pipeline::{CHUNK_BYTES, UNITS_OF_GROUP},
     rules::Options,
 };

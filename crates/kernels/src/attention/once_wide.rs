@@ -12,7 +12,7 @@
 //! multiply a tile later.
 
 use super::{
-    blueprint::MOST_OWN_COLUMNS,
+    mma_plan::MOST_OWN_COLUMNS,
     once::{OnceBlueprint, SIDE},
     once_fetch::{Maps, Places, fetch, init_barriers, places},
     once_pairs::{

@@ -13,13 +13,13 @@
 //! computes them once ([`once`](super::once)) takes part of this, for keys.
 
 use super::{
-    blueprint::MOVING,
     kept_bits::{is_kept, kept_bits, kept_bits_anew},
+    mma_plan::MOVING,
     rules::{Sequence, Side},
     seen_words::{is_seen, seen_words},
-    softmax::pack,
+    softmax::store_pair,
 };
-use crate::ptx::{exp2_fast, output_address, store_word};
+use crate::ptx::{exp2_fast, output_address};
 use cubecl::prelude::{Sequence as Elements, *};
 
 /// The rows of the other side that `rows` rows from `first` on meet, as tiles of 64: the first and the
@@ -211,11 +211,8 @@ pub(super) fn store<I: Float, R: Size>(
         let at = rows.row + comptime!(8 * (pair % 2) as u32);
         let low = sums.extract(comptime!(first + i)) * factor;
         let high = sums.extract(comptime!(first + i + 1)) * factor;
-        let word = pack(low, high, dtype);
-        if at < rows.end {
-            let column = comptime!((i / 4 * 8) as u32) + 2 * rows.quad;
-            store_word(base, rows.origin + at * rows.stride + column, word);
-        }
+        let column = comptime!((i / 4 * 8) as u32) + 2 * rows.quad;
+        store_pair(base, rows.origin + at * rows.stride + column, low, high, at < rows.end, dtype);
     }
 }
 

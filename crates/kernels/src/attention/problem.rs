@@ -134,6 +134,8 @@ pub struct AttentionProblem {
     /// Whether the same input has to give the same bits each time. Else plans may add up the gradient of q in
     /// any order ([`AttentionBlueprint::atomic`](super::AttentionBlueprint::atomic)).
     pub deterministic: bool,
+    /// Whether products of f32 keep all bits. Else tensor cores may round their operands to TF32, which keeps 11 of 24.
+    pub full_f32: bool,
 }
 
 impl AttentionProblem {
@@ -165,7 +167,13 @@ impl AttentionProblem {
             bias: None,
             packed: None,
             deterministic: false,
+            full_f32: true,
         }
+    }
+
+    /// Whether products may be those of TF32.
+    pub fn is_tf32(&self) -> bool {
+        self.dtype == ElemType::Float(FloatKind::F32) && !self.full_f32
     }
 
     /// Rows of q of one head, over all sequences if they are packed.

@@ -14,8 +14,6 @@ pub(crate) const UNITS: u32 = 256;
 const LANES: u32 = 8;
 /// Rows of a cube.
 pub(crate) const ROWS: u32 = UNITS / LANES;
-/// Elements that a unit reads at once.
-pub(crate) const WIDTH: usize = 8;
 /// More than any score in powers of two: what a row without weights subtracts.
 const NO_WEIGHTS: f32 = 1e30;
 
@@ -53,7 +51,7 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     let lane = UNIT_POS_X % LANES;
     let row = CUBE_POS_X * ROWS + UNIT_POS_X / LANES;
     let batch = CUBE_POS_Z + first_batch;
-    let width = comptime!(WIDTH as u32);
+    let width = W::value().comptime() as u32;
     let first = (CUBE_POS_X + CUBE_COUNT_X * (CUBE_POS_Y + CUBE_COUNT_Y * batch)) * share;
     let mut at = first + UNIT_POS_X;
     while at < min(first + share, zeros) {
@@ -69,7 +67,7 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
             let a = out[(out_at + column) as usize];
             let b = dout[(dout_at + column) as usize];
             #[unroll]
-            for i in 0..WIDTH {
+            for i in 0..W::value().comptime() {
                 sum += f32::cast_from(a.extract(i)) * f32::cast_from(b.extract(i));
             }
             column += LANES;

@@ -9,7 +9,10 @@ use super::{
     rules::{Heads, Sequence, Side, origin},
     seen_words::{is_seen, seen_words},
 };
-use crate::ptx::{computed, exp2_fast, output_address, pack_bf16, pack_f16, store_word, vector_of};
+use crate::ptx::{
+    computed, convert::round_tf32, exp2_fast, mma::TF32, output_address, pack_bf16, pack_f16,
+    store_numbers, store_word, vector_of,
+};
 use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
@@ -313,7 +316,7 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
     with_first::<R>(scores, weights, count)
 }
 
-/// Packs `count` registers from the `first` on in pairs, as the tensor cores take them.
+/// Packs `count` registers from the `first` on, as the tensor cores take them: in pairs, or alone as TF32.
 #[cube]
 pub(super) fn pack_registers<R: Size, P: Size>(
     weights: Vector<f32, R>,
@@ -326,9 +329,36 @@ pub(super) fn pack_registers<R: Size, P: Size>(
     for pair in 0..comptime!(count / 2) {
         let low = weights.extract(comptime!(first + 2 * pair));
         let high = weights.extract(comptime!(first + 2 * pair + 1));
-        packed.push(pack(low, high, dtype));
+        if comptime!(dtype == TF32) {
+            packed.push(round_tf32(low));
+            packed.push(round_tf32(high));
+        } else {
+            packed.push(pack(low, high, dtype));
+        }
     }
     vector_of::<u32, P>(packed)
+}
+
+/// Writes two neighboring elements in the tensors' type, if they are there.
+#[cube]
+pub(super) fn store_pair(
+    base: u64,
+    element: u32,
+    low: f32,
+    high: f32,
+    are_there: bool,
+    #[comptime] dtype: &'static str,
+) {
+    if comptime!(dtype == TF32) {
+        if are_there {
+            store_numbers(base, element, low, high);
+        }
+    } else {
+        let word = pack(low, high, dtype);
+        if are_there {
+            store_word(base, element, word);
+        }
+    }
 }
 
 /// Two numbers, packed.
@@ -460,10 +490,8 @@ pub(super) fn write_columns<I: Float, M: Numeric, R: Size>(
         let register = comptime!(first + i);
         let low = sums.extract(register) * factor;
         let high = sums.extract(comptime!(register + 1)) * factor;
-        let word = pack(low, high, comptime!(queries.dtype));
-        if at < sequence.seq_q {
-            let column = comptime!((column + i / 4 * 8) as u32) + 2 * queries.quad;
-            store_word(base, out_origin + at * stride + column, word);
-        }
+        let column = comptime!((column + i / 4 * 8) as u32) + 2 * queries.quad;
+        let element = out_origin + at * stride + column;
+        store_pair(base, element, low, high, at < sequence.seq_q, comptime!(queries.dtype));
     }
 }

@@ -5,15 +5,14 @@ use super::{
     call::{Call, device_strides, heads, options},
     problem::{HeadStrides, unsupported},
     query_sums::WIDTH as SUMS_WIDTH,
-    row_terms::{
-        ROWS as TERMS_ROWS, UNITS as TERMS_UNITS, WIDTH as TERMS_WIDTH, attention_row_terms_kernel,
-    },
+    row_terms::{ROWS as TERMS_ROWS, UNITS as TERMS_UNITS, attention_row_terms_kernel},
     rules::{HeadsLaunch, Side},
 };
 use crate::{
     KernelError, ahead,
     buffer::{Buffer, F32},
     device::ALIGNMENT_BYTES,
+    ptx::mma::TF32,
 };
 use cubecl::{
     ir::{ElemType, FloatKind},
@@ -25,6 +24,7 @@ pub(super) fn ptx_type(call: &Call<'_>) -> Result<&'static str, KernelError> {
     match call.problem.dtype {
         ElemType::Float(FloatKind::BF16) => Ok("bf16"),
         ElemType::Float(FloatKind::F16) => Ok("f16"),
+        ElemType::Float(FloatKind::F32) if call.problem.is_tf32() => Ok(TF32),
         other => Err(unsupported(format!("{other:?} on tensor cores"))),
     }
 }
@@ -104,6 +104,7 @@ pub(super) fn row_terms(
     let no_sums = Buffer { elements: SUMS_WIDTH, ..terms.clone() };
     let zeros = query_sums.map_or(0, |sums| sums.elements / SUMS_WIDTH);
     let share = zeros.div_ceil(tiles * problem.heads_q * batches);
+    let width = ALIGNMENT_BYTES / problem.dtype.size();
     call.for_batches([tiles, problem.heads_q, batches], |cubes, first| {
         // SAFETY: the result was checked, rows begin at multiples of 16 bytes, and the terms were allocated
         // for the problem.
@@ -112,8 +113,8 @@ pub(super) fn row_terms(
                 client,
                 cubes.clone(),
                 CubeDim::new_1d(TERMS_UNITS),
-                result.out.arg(TERMS_WIDTH),
-                result.dout.arg(TERMS_WIDTH),
+                result.out.arg(width),
+                result.dout.arg(width),
                 result.lse.arg(1),
                 terms.arg(1),
                 query_sums.unwrap_or(&no_sums).arg(SUMS_WIDTH),
@@ -128,7 +129,7 @@ pub(super) fn row_terms(
                 device_strides(result.dout_strides),
                 apart,
                 problem.dtype,
-                TERMS_WIDTH,
+                width,
             )
         });
         Ok(())

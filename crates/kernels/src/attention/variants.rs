@@ -97,6 +97,14 @@ pub const ON_TENSOR_CORES: [(Options, &[usize]); 8] = [
     (Options::Everything, &[64, 128]),
 ];
 
+/// What numbers of f32 are checked with that are multiplied as TF32.
+pub const TF32: [(Options, usize); 4] = [
+    (Options::Plain, 64),
+    (Options::Causal, 128),
+    (Options::Causal, 256),
+    (Options::Everything, 64),
+];
+
 /// What ordinary arithmetic is checked with: heads for each number of rows of a unit.
 pub const PORTABLE: [(Options, usize); 4] = [
     (Options::Causal, 64),
@@ -117,6 +125,9 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
         }
     }
     all.extend(passes(client, Options::Causal, 128, f16, on_tensor_cores));
+    for (options, head_dim) in TF32 {
+        all.extend(passes(client, options, head_dim, f32, on_tensor_cores));
+    }
     for (options, head_dim) in PORTABLE {
         all.extend(passes(client, options, head_dim, bf16, by_arithmetic));
     }
@@ -134,7 +145,7 @@ fn passes(
     (dtype, dtype_name): (ElemType, &str),
     is_asked: impl Fn(Family) -> bool,
 ) -> Vec<Variant> {
-    let problem = options.problem(head_dim, dtype);
+    let problem = AttentionProblem { full_f32: false, ..options.problem(head_dim, dtype) };
     let mut all = Vec::new();
     for pass in [Pass::Forward, Pass::Backward] {
         let mut plans = AttentionBlueprint::candidates(&problem, pass, client);

@@ -1,4 +1,4 @@
-//! Conversions to 8-bit floats (PTX ISA, "cvt").
+//! Conversions to narrower floats (PTX ISA, "cvt").
 
 use super::load;
 use cubecl::prelude::*;
@@ -13,4 +13,13 @@ pub(crate) fn pack_fp8(a: f32, b: f32, c: f32, d: f32, #[comptime] ptx_type: &'s
         a = in(_) load::<f32>(a), b = in(_) load::<f32>(b), c = in(_) load::<f32>(c), d = in(_) load::<f32>(d),
         options(nomem));
     packed
+}
+
+/// The number of TF32 that is nearest, ties away from zero.
+#[cube]
+pub(crate) fn round_tf32(x: f32) -> u32 {
+    let rounded: u32;
+    gpu_asm!("cvt.rna.tf32.f32 {r}, {x};", r = out(_) rounded, x = in(_) load::<f32>(x),
+        options(nomem));
+    rounded
 }

@@ -219,7 +219,7 @@ pub(crate) struct MmaProduct {
     pub n: usize,
     /// A multiple of 16.
     pub k: usize,
-    /// PTX type of the operands: `bf16` or `f16`.
+    /// PTX type of the operands: `bf16`, `f16` or `tf32`.
     pub dtype: &'static str,
     /// Bytes from block to block.
     pub lhs_block_bytes: usize,
@@ -233,7 +233,7 @@ impl MmaProduct {
         let Self { n, k, dtype, lhs_block_bytes, rhs_block_bytes } = self;
         let zero = |register| format!("mov.f32 %{register}, 0f00000000;\n");
         let mut text: String = (first..first + n / 2).map(zero).collect();
-        for step in 0..k / 16 {
+        for step in 0..k / depth(dtype) {
             let (block, turn) = (step / 4, 32 * (step % 4));
             text += &load_matrices("a", "", "ar", "ac", turn, block * lhs_block_bytes);
             for tile in 0..n / 16 {
@@ -247,14 +247,14 @@ impl MmaProduct {
 }
 
 /// What a warp adds to 16 rows of `n` columns: weights in registers times rows in shared memory, in
-/// blocks of 64 columns.
+/// blocks of 128 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaWeights {
     /// Columns, a multiple of 16.
     pub n: usize,
     /// Rows that are weighed, a multiple of 16.
     pub k: usize,
-    /// PTX type of weights and rows: `bf16` or `f16`.
+    /// PTX type of weights and rows: `bf16`, `f16` or `tf32`.
     pub dtype: &'static str,
     /// Bytes from block to block.
     pub block_bytes: usize,
@@ -277,20 +277,31 @@ fn load_matrices(
     )
 }
 
+/// What the instructions call the type of f32 numbers of which they read 19 bits.
+pub(crate) const TF32: &str = "tf32";
+
+/// Bytes of an element.
+pub(crate) fn element_bytes(dtype: &str) -> usize {
+    if dtype == TF32 { 4 } else { 2 }
+}
+
+/// How far along k an instruction goes: 32 bytes.
+fn depth(dtype: &str) -> usize {
+    32 / element_bytes(dtype)
+}
+
+/// An instruction onto the four registers from `first` on.
+fn mma_text(dtype: &str, first: usize, lhs: &str, rhs: &str) -> String {
+    let sums = format!("{{%{first}, %{}, %{}, %{}}}", first + 1, first + 2, first + 3);
+    format!(
+        "mma.sync.aligned.m16n8k{}.row.col.f32.{dtype}.{dtype}.f32 {sums}, {{{lhs}}}, {{{rhs}}}, {sums};\n",
+        depth(dtype)
+    )
+}
+
 /// Two instructions: fragments `a` with both halves of fragments `b`, onto eight registers.
 fn mma_pair(dtype: &str, first: usize, lhs: &str) -> String {
-    let mut text = String::new();
-    for half in 0..2 {
-        let at = first + 4 * half;
-        let sums = format!("{{%{at}, %{}, %{}, %{}}}", at + 1, at + 2, at + 3);
-        text += &format!(
-            "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {sums}, {{{lhs}}}, \
-             {{b{}, b{}}}, {sums};\n",
-            2 * half,
-            2 * half + 1
-        );
-    }
-    text
+    mma_text(dtype, first, lhs, "b0, b1") + &mma_text(dtype, first + 4, lhs, "b2, b3")
 }
 
 /// What the texts of products refer to.
@@ -323,6 +334,9 @@ fn weights_text(weights: MmaWeights, width: usize) -> String {
     for register in 0..n / 2 {
         text += &format!("mov.f32 %{register}, %{};\n", width + register);
     }
+    if dtype == TF32 {
+        return text + &tf32_weights_text(weights, 2 * width) + "}";
+    }
     for step in 0..k / 16 {
         let packed = 2 * width + 4 * step;
         let lhs = format!("%{packed}, %{}, %{}, %{}", packed + 1, packed + 2, packed + 3);
@@ -333,6 +347,28 @@ fn weights_text(weights: MmaWeights, width: usize) -> String {
         }
     }
     text + "}"
+}
+
+/// As [`weights_text`], of TF32 weights from register `packed` on. As products leave them, a lane has columns 2t and 2t + 1
+/// of them, where it should have t and t + 4 of a left operand: rows are weighed in that order.
+fn tf32_weights_text(weights: MmaWeights, packed: usize) -> String {
+    let MmaWeights { n, k, dtype, block_bytes } = weights;
+    let mut text = String::new();
+    for step in 0..k / 8 {
+        let at = packed + 4 * step;
+        let lhs = format!("%{at}, %{}, %{}, %{}", at + 2, at + 1, at + 3);
+        for tile in 0..n / 8 {
+            let offset = tile / 4 * block_bytes + 8 * ROW_BYTES * step;
+            for (row, turn) in [(0, 32 * (tile % 4)), (1, 32 * (tile % 4) + 16)] {
+                text += &format!(
+                    "xor.b32 t, bc, {turn};\nadd.u32 t, t, br;\nld.shared.b32 b{row}, [t + {}];\n",
+                    offset + row * ROW_BYTES
+                );
+            }
+            text += &mma_text(dtype, 4 * tile, &lhs, "b0, b1");
+        }
+    }
+    text
 }
 
 /// The product of 16 rows and a tile. Rows and chunks are this unit's, from [`lhs_position`] and

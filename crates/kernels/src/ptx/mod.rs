@@ -126,6 +126,14 @@ pub(crate) fn store_word(base: u64, element: u32, word: u32) {
     gpu_asm!("st.global.b32 [{}], {};", in(_) address, in(_) load::<u32>(word));
 }
 
+/// Writes two numbers at an even element of 32 bits.
+#[cube]
+pub(crate) fn store_numbers(base: u64, element: u32, low: f32, high: f32) {
+    let address = base + u64::cast_from(element) * 4;
+    gpu_asm!("st.global.v2.f32 [{}], {{{}, {}}};", in(_) address, in(_) load::<f32>(low),
+        in(_) load::<f32>(high));
+}
+
 /// The word, computed before the inline PTX that follows: the compiler keeps its order.
 #[cube]
 pub(crate) fn computed(word: u32) -> u32 {

@@ -276,6 +276,7 @@ pub(super) fn problem(case: &AttentionCase, storage: Storage) -> AttentionProble
         dropout: options.dropout.map(|dropout| Dropout { rate: dropout.rate, seed: dropout.seed }),
         mask: options.mask.map(pairs),
         bias: options.bias.map(pairs),
+        full_f32: false,
         ..AttentionProblem::dense(
             [case.batch, case.heads_q, case.seq_q, case.head_dim],
             case.seq_kv,
@@ -414,7 +415,11 @@ fn forward(
 }
 
 pub(super) fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
-    AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
+    let product = match storage {
+        Storage::F32 => MatmulPrecision::tf32(),
+        Storage::F16 | Storage::Bf16 => MatmulPrecision::tensor_core(storage),
+    };
+    AttentionPrecision::cuda(product)
         .with_exponentials(AttentionBlueprint::exponential_error(dtype(storage), client))
 }
 

@@ -1,8 +1,8 @@
-//! Attention of heads above 128.
+//! Attention of heads above 128, and of numbers of f32 that are multiplied as TF32.
 
 use super::{
     Case,
-    attention::{GROUPED, WIDE, Wanted, both},
+    attention::{CAUSAL, GROUPED, LONG, PLAIN, WIDE, Wanted, both, both_in},
     exact_attention::gradients,
 };
 use blackburn_kernels::{Family, recorder::Gpu};
@@ -38,6 +38,15 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
         gradients(recorder, Wanted::Once(64), 256, Storage::F16)
+    });
+    add("attention_mma_in_tf32_is_within_bounds", ampere, true, |recorder| {
+        both_in(recorder, Wanted::Of(Family::Mma), PLAIN, Storage::F32)
+    });
+    add("attention_mma_in_tf32_with_options_is_within_bounds", hopper, false, |recorder| {
+        for case in [GROUPED, WIDE, WIDEST, LONG, AttentionCase { head_dim: 48, ..CAUSAL }] {
+            both_in(recorder, Wanted::Of(Family::Mma), case, Storage::F32)?;
+        }
+        Ok(())
     });
     // The last one has memory for one pair of tiles and rows of two warps.
     for gpu in [hopper, ampere, Gpu::SM_89] {

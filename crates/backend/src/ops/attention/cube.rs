@@ -122,13 +122,20 @@ fn append(cached: [&CubeTensor; 2], new: [CubeTensor; 2], position: &Buffer) {
 /// Whether the same input has to give the same bits each time.
 static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
 
-/// Says whether calls from now on have to give the same bits for the same input.
-pub(crate) fn set_deterministic(deterministic: bool) {
+/// Whether products of f32 keep all bits.
+static FULL_F32: AtomicBool = AtomicBool::new(true);
+
+/// Says for calls from now on whether they have to give the same bits for the same input, and whether products of f32 keep
+/// all bits.
+pub(crate) fn set_up(deterministic: bool, full_f32: bool) {
     DETERMINISTIC.store(deterministic, Ordering::Relaxed);
+    FULL_F32.store(full_f32, Ordering::Relaxed);
 }
 
-/// What rows of 16-bit types that tensor cores fetch are aligned to.
+/// What rows that tensor cores fetch are aligned to.
 const FETCHED_BYTES: usize = 16;
+/// What their size is a multiple of, in elements.
+const FETCHED_ELEMENTS: usize = 16;
 
 /// What a kernel is told, and the memory that it reads.
 pub(crate) struct Call {
@@ -183,6 +190,7 @@ impl Call {
             bias: bias.as_ref().map(pairs),
             packed: is_packed.then(|| [shape_q[2], shape_kv[2]]),
             deterministic: DETERMINISTIC.load(Ordering::Relaxed),
+            full_f32: FULL_F32.load(Ordering::Relaxed),
         };
         let starts = sequences.map(|sequences| {
             // Totals are dimensions of tensors, which `AttentionProblem` refuses beyond 2^32.
@@ -259,14 +267,15 @@ fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
     let (shape, strides) = (tensor.shape(), tensor.meta.strides());
     let is_whole = shape[3] == 1 || strides[3] == 1;
     let size = tensor.dtype.size();
-    let is_half = size == 2 && (shape[3] * size).is_multiple_of(FETCHED_BYTES);
+    let is_multiplied_there = size == 2 || size == 4 && !FULL_F32.load(Ordering::Relaxed);
+    let is_fetched = is_multiplied_there && shape[3].is_multiple_of(FETCHED_ELEMENTS);
     let is_aligned = |dim: usize| {
         let is_step = strides[dim] > 0 && (strides[dim] * size).is_multiple_of(FETCHED_BYTES);
         shape[dim] == 1 || is_step
     };
     let start = tensor.handle.offset_start.unwrap_or(0);
     let can_be_fetched =
-        start.is_multiple_of(FETCHED_BYTES as u64) && (0..3).all(is_aligned) || !is_half;
+        start.is_multiple_of(FETCHED_BYTES as u64) && (0..3).all(is_aligned) || !is_fetched;
     if is_whole && can_be_fetched && !tensor.meta.is_tiled() {
         tensor
     } else {

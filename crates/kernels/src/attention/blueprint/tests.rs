@@ -1,6 +1,6 @@
 //! Which plans are offered where.
 
-use super::*;
+use super::{super::mma_plan::mma_backward_tiles, *};
 use crate::{
     Families,
     attention::{Pairs, Window},
@@ -152,12 +152,28 @@ fn tiles_of_three_warpgroups_come_first_where_no_window_hides_them() {
 #[test]
 fn wide_heads_fit_gpus_of_little_shared_memory() {
     // A100, H200, and those for desktops.
-    let of = |shared_bytes| mma_backward_tiles(256, shared_bytes);
+    let of = |shared_bytes| mma_backward_tiles(512, shared_bytes);
     assert_eq!([166_912, 232_448, 101_376].map(of), [Some((64, 1)), Some((64, 2)), Some((32, 1))]);
-    assert_eq!(mma_backward_tiles(128, 101_376), Some((64, 2)));
+    assert_eq!(mma_backward_tiles(256, 101_376), Some((64, 2)));
     assert_eq!(of(1 << 15), None);
     let device = DeviceProfile { compute_capability: Some(120), shared_bytes: 101_376, ..H200 };
     let plans =
         AttentionBlueprint::candidates_on(&problem(256, FloatKind::BF16), Pass::Backward, device);
+    assert_eq!((plans[0].family, plans[0].tile_q), (Family::Mma, 32));
+}
+
+#[test]
+fn f32_goes_to_tensor_cores_where_it_may_be_rounded() {
+    let exact = problem(64, FloatKind::F32);
+    let rounded = AttentionProblem { full_f32: false, ..exact };
+    for pass in [Pass::Forward, Pass::Backward] {
+        assert_eq!(families(&exact, pass), [Family::Portable]);
+        assert_eq!(families(&rounded, pass), [Family::Mma, Family::Portable]);
+    }
+    // Rows of 40 and of 1,024 bytes, of which the latter fit a small tile alone.
+    let odd = AttentionProblem { full_f32: false, ..problem(10, FloatKind::F32) };
+    assert_eq!(families(&odd, Pass::Forward), [Family::Portable]);
+    let widest = AttentionProblem { full_f32: false, ..problem(256, FloatKind::F32) };
+    let plans = AttentionBlueprint::candidates_on(&widest, Pass::Backward, H200);
     assert_eq!((plans[0].family, plans[0].tile_q), (Family::Mma, 32));
 }
