@@ -319,14 +319,40 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/kernels/src/attention/once_backward.rs",
+        file: "crates/kernels/src/attention/once_fetch.rs",
+        tests: ATTENTION,
+        rows: &[device(
+            "first head of a group taken for all",
+            "let head = CUBE_POS_Y * group + member;",
+            "let head = CUBE_POS_Y * group;",
+        )],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/once_wide.rs",
         tests: ATTENTION,
         rows: &[
             device(
-                "first head of a group taken for all",
-                "let head = CUBE_POS_Y * group + member;",
-                "let head = CUBE_POS_Y * group;",
+                "dk of the other warpgroup's columns",
+                "tile_descriptor(stage.q + columns, false)",
+                "tile_descriptor(stage.q, false)",
             ),
+            device(
+                "dq of the other warpgroup's columns",
+                "places.k + comptime!(role.bytes())",
+                "places.k",
+            ),
+            device(
+                "columns written to the first ones' place",
+                "+ comptime!(role.first_column() as u32)",
+                "",
+            ),
+            statement("dq added to another tile", "before = of_sums;", "before = of_sums ^ 1;"),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/attention/once_backward.rs",
+        tests: ATTENTION,
+        rows: &[
             device(
                 "all groups take the same keys",
                 "places.v + own_group * tile_bytes",
