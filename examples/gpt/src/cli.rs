@@ -129,7 +129,7 @@ pub(crate) struct TrainArgs {
     )]
     pub(crate) graph: Option<bool>,
 
-    /// How attention is computed; not part of the model. Default: flash in 16 bits, naive in f32
+    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, and in 16 bits; else naive
     #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) attention: Option<AttentionKind>,
 
@@ -314,7 +314,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) batches: usize,
 
-    /// How attention is computed; not part of the model. Default: flash in bf16, naive in f32.
+    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, and in 16 bits; else naive.
     #[arg(long, value_enum)]
     pub(crate) attention: Option<AttentionKind>,
 }

@@ -113,7 +113,7 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let most = if args.batches == 0 { usize::MAX } else { args.batches };
     let (batch, context) = (settings.batch, settings.model.context);
     let tokens = if args.all { store.all() } else { store.validation() };
-    let kind = settings::AttentionKind::or_fastest(args.attention, settings.precision);
+    let kind = settings::AttentionKind::or_fastest(args.attention, settings.precision, device);
     let attention = model::Attention::new(kind, context, device);
     let how = model::Computation { attention, chunked_loss: false };
     let result = evaluation::evaluate(&model, tokens, batch, context, most, &how, device)?;

@@ -69,10 +69,10 @@ impl Run {
         report: &Report,
         group: &Group,
     ) -> Result<Self> {
-        let attention = AttentionKind::or_fastest(args.attention, settings.precision);
+        let attention = AttentionKind::or_fastest(args.attention, settings.precision, device);
         let data = DataSettings::resolve(&args.data)?;
         let cadence = args.cadence();
-        agree_on_all(args, &settings, &data, cadence, group)?;
+        agree_on_all(args, &settings, attention, &data, cadence, group)?;
         let config = trainer(args, &settings, cadence, group);
         memory::check(args, &settings, &config, attention, report)?;
         // On a device that does not compute so, nothing old goes.
@@ -141,10 +141,10 @@ impl Run {
             None => (None, checkpoint::find(&path)?),
         };
         let settings = found.state.settings.resume(args, group.size())?;
-        let attention = AttentionKind::or_fastest(args.attention, settings.precision);
+        let attention = AttentionKind::or_fastest(args.attention, settings.precision, device);
         let data = found.state.data.clone();
         let cadence = args.cadence().or(found.state.cadence);
-        agree_on_all(args, &settings, &data, cadence, group)?;
+        agree_on_all(args, &settings, attention, &data, cadence, group)?;
         let config = trainer(args, &settings, cadence, group);
         memory::check(args, &settings, &config, attention, report)?;
         let store = Arc::new(data.reopen(
@@ -326,11 +326,11 @@ fn training(device: &Device, recompute: bool) -> Device {
 fn agree_on_all(
     args: &TrainArgs,
     settings: &RunSettings,
+    attention: AttentionKind,
     data: &DataSettings,
     cadence: CadenceOptions,
     group: &Group,
 ) -> Result<()> {
-    let attention = AttentionKind::or_fastest(args.attention, settings.precision);
     let mut options = settings.options();
     options.extend(data.options());
     options.extend([

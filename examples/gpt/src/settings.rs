@@ -12,6 +12,7 @@ use blackburn::{
         trainer::TrainerConfig,
     },
 };
+use burn::tensor::Device;
 use clap::ValueEnum;
 use example_program::differences;
 use serde::{Deserialize, Serialize};
@@ -69,11 +70,14 @@ pub(crate) enum AttentionKind {
 }
 
 impl AttentionKind {
-    /// What was asked for, or what is fastest: tensor cores take flash attention in 16 bits, and naive
-    /// attention's products in f32.
-    pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision) -> Self {
+    /// What was asked for, or what is fastest: flash attention runs on tensor cores, but in f32 only where there is bf16,
+    /// too. Elsewhere naive attention's products are faster in f32.
+    pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision, device: &Device) -> Self {
+        use train::precision::Precision::Bf16;
+
+        let has_tensor_cores = || train::precision::Precision::fastest(device) == Bf16;
         asked.unwrap_or(match precision {
-            Precision::F32 => Self::Naive,
+            Precision::F32 if !has_tensor_cores() => Self::Naive,
             _ => Self::Flash,
         })
     }

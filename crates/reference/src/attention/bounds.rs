@@ -56,7 +56,7 @@ use arithmetic::ExactMagnitudes;
 ///
 /// With [`Roundings::Counted`] there is no `N`. What a kernel rounds to storage is counted instead,
 /// each rounding in the worst case: `w` and `ds` where they are multiplied, and `o` where `delta` is
-/// computed from it. With `u` the roundoff of storage and `t` half the distance of its smallest numbers:
+/// computed from it. Each product has the errors of its operands, where it takes part of their bits. With `u` the roundoff of storage and `t` half the distance of its smallest numbers:
 ///
 /// | value | error besides |
 /// |---|---|
@@ -147,9 +147,13 @@ impl AttentionPrecision {
         }
     }
 
-    /// The product's sums alone: what becomes of operands is in the naive computation.
+    /// The product's sums, without what becomes of operands where that is in the naive computation.
     pub(super) fn sums(&self, out: Storage) -> MatmulPrecision {
-        MatmulPrecision { operand_error: 0.0, out, ..self.product }
+        let operand_error = match self.roundings {
+            Roundings::Naive => 0.0,
+            _ => self.product.operand_error,
+        };
+        MatmulPrecision { operand_error, out, ..self.product }
     }
 }
 

@@ -230,6 +230,34 @@ fn kernels_are_within_bounds_in_all_small_cases() {
     }
 }
 
+/// Counted one by one, errors of operands in TF32 leave room for small faults: a key in 16.
+#[test]
+fn counted_operands_of_tf32_are_within_bounds_and_a_dropped_scale_is_not() {
+    let precision = AttentionPrecision::cuda(MatmulPrecision::tf32());
+    let precision = precision.with_roundings(Roundings::Counted);
+    let storage = Storage::F32;
+    for case in cases::small() {
+        let inputs = AttentionInputs::generate(&case, 3, storage);
+        let expected = Expected::new(case, &inputs, precision);
+        for operands in [Operands::Truncated, Operands::Rounded] {
+            let kernel = Kernel { attention: expected.attention, storage, operands };
+            let forward = kernel.forward();
+            let gradients = kernel.backward(&forward, &inputs.dout);
+            for (tensor, judged) in expected.judge(&forward, &gradients) {
+                judged.unwrap_or_else(|e| panic!("{case}, {tensor}: {e}"));
+            }
+        }
+    }
+    for case in cases::edges().into_iter().filter(|case| case.seq_kv > 1) {
+        let inputs = AttentionInputs::generate(&case, 3, storage);
+        let expected = Expected::new(case, &inputs, precision);
+        let mut unscaled = expected.attention;
+        unscaled.case.options.scale = Some(1.0);
+        let unscaled = run(unscaled, &inputs.dout);
+        expected.rejects("dropped scale", &unscaled, &["o", "lse", "dq", "dk", "dv"]);
+    }
+}
+
 fn run(attention: Attention<'_>, dout: &[f64]) -> (AttentionForward, AttentionGradients) {
     (attention.forward(), attention.backward(dout))
 }
