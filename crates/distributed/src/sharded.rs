@@ -53,6 +53,10 @@ impl Group {
     /// Splits the states of `optimizer`, which is new or has the whole state, over the ranks. `module` is the one
     /// that it will update, [broadcast](Self::broadcast) before.
     ///
+    /// A rank's share is loaded where the optimizer loads states: those of Burn on `Device::default()`, which a process
+    /// for another GPU should not use. `blackburn::train::optim::OnDevice` has them load elsewhere, and the toolkit's
+    /// optimizers do so.
+    ///
     /// # Errors
     ///
     /// When the state cannot be written and read.

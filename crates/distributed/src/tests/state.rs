@@ -3,14 +3,53 @@
 use super::on_ranks;
 use crate::Group;
 use burn::{
+    module::ParamGroup,
     nn::{Linear, LinearConfig},
-    optim::{AdamWConfig, GradientsParams, ModuleOptimizer},
-    tensor::{Device, Tensor, TensorData},
+    optim::{
+        AdamW, AdamWConfig, DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer,
+        StateSink, StateSource,
+    },
+    tensor::{Device, Tensor, TensorData, kind::BridgeTensor},
 };
 use burn_pack::Reader;
 
+/// Burn loads states onto its default device: with CUDA compiled in, a GPU that need not be there.
+struct OnCpu(AdamW);
+
+impl DynOptimizer for OnCpu {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: LearningRate,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        self.0.step_dyn(rank, lr, tensor, grad, state)
+    }
+
+    fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {
+        self.0.to_device_dyn(state, device)
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        self.0.state_flatten(prefix, state, out);
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        source: &mut StateSource,
+        _default: &Device,
+    ) -> Option<DynState> {
+        self.0.state_unflatten(rank, prefix, source, &Device::flex())
+    }
+}
+
 fn optimizer() -> ModuleOptimizer {
-    AdamWConfig::new().init()
+    let adamw = AdamWConfig::new().build();
+    ModuleOptimizer::from(adamw.clone()).with_group(ParamGroup::all(), OnCpu(adamw), None)
 }
 
 fn step_gradients(model: &Linear, step: usize) -> GradientsParams {

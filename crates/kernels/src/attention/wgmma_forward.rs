@@ -303,6 +303,10 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         }
                         advance(&mut slot, stages);
                     }
+                    // Products with the queries are done: those of the next tile come meanwhile.
+                    if lane == 0 {
+                        barrier_arrive(q_empty);
+                    }
                     let stage = load::<u32>(slot.stage);
                     barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                     sums = wgmma_weights::<R, P>(
@@ -316,9 +320,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_arrive(empty + stage * 8);
                     }
                     advance(&mut slot, stages);
-                }
-                // Products with the queries are done.
-                if lane == 0 {
+                } else if lane == 0 {
                     barrier_arrive(q_empty);
                 }
                 q_phase ^= 1;

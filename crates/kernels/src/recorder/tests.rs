@@ -82,6 +82,7 @@ fn only_hopper_launches_its_instructions() {
             missing,
             [
                 "attention_backward_once_wgmma_kernel",
+                "attention_backward_once_wide_wgmma_kernel",
                 "attention_backward_wgmma_kernel",
                 "attention_forward_wgmma_kernel",
                 "conv_wgmma_kernel",

@@ -170,6 +170,13 @@ fn f32_goes_to_tensor_cores_where_it_may_be_rounded() {
         assert_eq!(families(&exact, pass), [Family::Portable]);
         assert_eq!(families(&rounded, pass), [Family::Mma, Family::Portable]);
     }
+    let long = |seq, window| {
+        let long = AttentionProblem::dense([4, 16, seq, 64], seq, exact.dtype);
+        let long = AttentionProblem { full_f32: false, window, ..long };
+        AttentionBlueprint::candidates_on(&long, Pass::Forward, H200)[0].tile_q
+    };
+    let causal = Window { left: None, right: Some(0) };
+    assert_eq!([long(1024, Window::default()), long(1024, causal)], [128, 64]);
     // Rows of 40 and of 1,024 bytes, of which the latter fit a small tile alone.
     let odd = AttentionProblem { full_f32: false, ..problem(10, FloatKind::F32) };
     assert_eq!(families(&odd, Pass::Forward), [Family::Portable]);
