@@ -61,6 +61,12 @@ impl TmaForwardBlueprint {
         if self.groups == 2 { 240 } else { 160 }
     }
 
+    /// Whether the next tile's queries come while the last values are multiplied, or once that is done, too. On an H200 the
+    /// former saves up to 3 % of causal attention with heads of 64, and costs 1 % with heads of 128.
+    pub(super) fn frees_queries_early(self) -> bool {
+        !(65..=128).contains(&self.head_dim)
+    }
+
     pub(super) fn q_bytes(self) -> usize {
         self.blocks() * self.rows_q() * ROW_BYTES
     }

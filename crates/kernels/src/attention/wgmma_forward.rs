@@ -303,8 +303,9 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         }
                         advance(&mut slot, stages);
                     }
-                    // Products with the queries are done: those of the next tile come meanwhile.
-                    if lane == 0 {
+                    // Products with the queries are done.
+                    let early = comptime!(blueprint.frees_queries_early());
+                    if comptime!(early) && lane == 0 {
                         barrier_arrive(q_empty);
                     }
                     let stage = load::<u32>(slot.stage);
@@ -320,6 +321,9 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_arrive(empty + stage * 8);
                     }
                     advance(&mut slot, stages);
+                    if comptime!(!early) && lane == 0 {
+                        barrier_arrive(q_empty);
+                    }
                 } else if lane == 0 {
                     barrier_arrive(q_empty);
                 }
