@@ -237,13 +237,15 @@ impl Wanted {
         }
     }
 
-    /// The plan, or the first one: heads that a family does not serve in one pass are served by another family.
+    /// The plan, or the first one that gives the same bits under every schedule: heads that a family does not serve in one
+    /// pass are served by another family.
     pub(super) fn of(
         self,
         plans: &[AttentionBlueprint],
         pass: Pass,
     ) -> Result<AttentionBlueprint, Failed> {
-        let found = plans.iter().find(|plan| self.is(plan, pass)).or(plans.first());
+        let same_bits = || plans.iter().find(|plan| plan.is_deterministic());
+        let found = plans.iter().find(|plan| self.is(plan, pass)).or_else(same_bits);
         found.copied().ok_or_else(|| format!("no plan for {pass:?}").into())
     }
 }

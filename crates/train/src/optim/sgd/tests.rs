@@ -1,8 +1,14 @@
 use super::*;
-use crate::optim::tests::{
-    check_mean, check_resumed, mean_after_small_updates, ones, reading, step, trained, values,
+use crate::optim::{
+    OnDevice,
+    tests::{
+        check_mean, check_resumed, mean_after_small_updates, ones, reading, step, trained, values,
+    },
 };
-use burn::optim::{SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig};
+use burn::{
+    module::ParamGroup,
+    optim::{SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig},
+};
 
 const ALL_DECAY: SgdGroups = SgdGroups {
     momentum: 0.9,
@@ -30,10 +36,13 @@ fn burns(groups: &SgdGroups) -> ModuleOptimizer {
             .with_dampening(dampening)
             .with_nesterov(nesterov)
     });
-    SgdConfig::new()
+    let sgd = SgdConfig::new()
         .with_weight_decay(Some(WeightDecayConfig::new(weight_decay as f32)))
         .with_momentum(momentum)
-        .init()
+        .build();
+    // Else its state would load onto Burn's default device: with CUDA compiled in, a GPU that need not be there.
+    let on_cpu = OnDevice::new(sgd.clone(), &Device::flex());
+    ModuleOptimizer::from(sgd).with_group(ParamGroup::all(), on_cpu, None)
 }
 
 /// Five steps at a rate of 0.1, of some ten roundings each of numbers below 10, and of the parameter.
