@@ -1,6 +1,6 @@
 //! What the kernels of each plan of attention promise of their machine code.
 
-use super::{AttentionBlueprint, AttentionProblem};
+use super::{AttentionBlueprint, AttentionProblem, mma_plan::MOST_OWN_COLUMNS};
 use crate::{Family, Promise};
 
 impl AttentionBlueprint {
@@ -12,7 +12,10 @@ impl AttentionBlueprint {
         let of_pairs = mask.is_some() || dropout.is_some();
         let wide = problem.head_dim > 64;
         let of_forward = if mask.is_some() || bias.is_some() || packed.is_some() { 32 } else { 0 };
+        let widest = problem.head_dim > MOST_OWN_COLUMNS;
         let of_backward = match (wide, bias.is_some(), of_pairs) {
+            // Weights of TF32 take a register each.
+            (true, ..) if widest && problem.is_tf32() => 128,
             (true, true, _) => 320,
             (true, false, true) => 128,
             (true, false, false) | (false, false, true) => 16,
@@ -28,15 +31,20 @@ impl AttentionBlueprint {
         let of_once = match (wide, dropout.is_some()) {
             (true, true) => 256,
             (true, false) if mask.is_some() && !self.maps_mask => 32,
+            (true, false) if widest => 32,
             (true, false) => 0,
             (false, _) => 16,
+        };
+        let once = match widest {
+            false => "attention_backward_once_wgmma",
+            true => "attention_backward_once_wide_wgmma",
         };
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         let mut promises = match self.family {
             Family::Wgmma if self.atomic => vec![
                 // What a launch gives each unit, as forward.
                 (
-                    "attention_backward_once_wgmma",
+                    once,
                     Promise::tensor_core("HGMMA", if self.tile_kv == 192 { 128 } else { 168 })
                         .spilling(of_once),
                 ),
