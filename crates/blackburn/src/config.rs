@@ -5,7 +5,7 @@ use crate::{
 use serde::Serialize;
 use std::{collections::BTreeSet, env, fmt, path::PathBuf, str::FromStr};
 
-/// The precision of matrix products of f32 tensors on NVIDIA GPUs. Other devices compute them in full.
+/// The precision of matrix products of f32 tensors, those of attention among them, on NVIDIA GPUs. Other devices compute them in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum F32Precision {

@@ -102,7 +102,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 pub(crate) fn precision(client: &Client, storage: Storage) -> AttentionPrecision {
     match client.name() {
-        // What tensor cores are allowed; f32 does not go there.
+        // What tensor cores are allowed; f32 goes there in `in_tf32` alone.
         "cuda" if storage != F32 => AttentionPrecision::cuda(MatmulPrecision::tensor_core(storage))
             .with_exponentials(AttentionBlueprint::exponential_error(dtype(storage), client)),
         "cuda" => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),

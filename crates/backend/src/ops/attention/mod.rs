@@ -23,6 +23,8 @@
 //! | GPUs | f32, f16, bf16; heads of up to 256 | f32, rounded once | two f32 a query |
 //! | the CPU (Flex) | those and f64; any heads | f32, and f64 for f64 | all pairs, for the while |
 //!
+//! On tensor cores f32 is multiplied as TF32, which keeps 11 of 24 bits, unless the providers were told to keep all.
+//!
 //! On GPUs q, k, v and the gradient of the output are read where they lie, as long as the elements
 //! of a row do: heads that were split off a linear layer's output and brought forward by
 //! `swap_dims(1, 2)` are not copied. The output and the gradients then have their heads side by
