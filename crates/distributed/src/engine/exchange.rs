@@ -15,10 +15,10 @@
 //!                  "all is added"
 //! ```
 //!
-//! Numbers go through [memory](super::exchange_memory) of the host, or over `NVLink`: then nothing is fetched, and what has
-//! come is told once a stage.
+//! and the same in the other direction. Numbers go through [memory](super::exchange_memory) of the host, or over `NVLink`:
+//! then nothing is fetched, and what has come is told once a stage. What is sent goes over `NVLink` always.
 //!
-//! and the same in the other direction. All waits are the devices': for a number in memory to be reached. Passes count
+//! All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
 //!
 //! All milestones but the last are one stage, which is added while what is there at the last one comes.
@@ -28,27 +28,25 @@
 use super::{
     cuda_copies::{Address, CudaCopies, Function},
     cuda_library::{Context, Cuda, Event},
-    exchange_kernels::kernels,
-    exchange_memory::{COPIES_VARIABLE, Mailbox, Met, Offer, Way},
+    exchange_memory::{Met, Words},
     exchange_plan::{Batch, Block, Piece, Places, STAGES, Stage, WARPS, bytes_of, planned},
     library::{CallFailed, Stream},
     nccl_library::DataType,
 };
-use crate::control::Control;
+use crate::control::lock;
 use std::{
-    ffi::CString,
     ops::Range,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
 const THREADS: u32 = 32 * WARPS as u32;
-/// How long the ranks wait for their first words.
-const FIRST_WORDS: Duration = Duration::from_secs(5);
-/// How long a rank that ends waits for what still moves.
+/// After how many rounds the length of a step is known: the shortest time between the ends of two that follow each other.
+pub(super) const LAPS: usize = 8;
+/// How long a rank waits for what still moves, where it ends or goes another way.
 const LAST_NUMBERS: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Beyond all that anybody waits for, and still ahead of it modulo 2^32.
@@ -56,22 +54,24 @@ const FAR: u32 = 1 << 30;
 
 /// What this rank does with another one's numbers, and that one with this one's.
 pub(super) struct Exchange {
-    reach: Arc<Reach>,
-    met: Met,
-    streams: Streams,
-    functions: Functions,
+    pub(super) reach: Arc<Reach>,
+    pub(super) met: Met,
+    pub(super) streams: Streams,
+    pub(super) functions: Functions,
     /// What moves and adds up the pieces of the last time.
-    plan: Plan,
+    pub(super) plan: Plan,
     /// How often there were some.
-    rounds: u32,
+    pub(super) rounds: u32,
+    /// Whether the length of a step will decide how numbers go.
+    pub(super) is_open: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Functions {
-    send: Function,
-    add_f32: Function,
-    add_f16: Function,
-    add_bf16: Function,
+pub(super) struct Functions {
+    pub(super) send: Function,
+    pub(super) add_f32: Function,
+    pub(super) add_f16: Function,
+    pub(super) add_bf16: Function,
 }
 
 impl Functions {
@@ -85,29 +85,31 @@ impl Functions {
 }
 
 #[derive(Clone, Copy)]
-struct Streams {
+pub(super) struct Streams {
     /// Two that copy in turn, or one that sends and one that fetches. Sends come before sums.
-    copies: [Stream; 2],
-    sums: Stream,
+    pub(super) copies: [Stream; 2],
+    pub(super) sums: Stream,
     /// When the second of them is done with a stage, and when what the rank sends is.
-    half_copied: Event,
-    copied: [Event; STAGES],
+    pub(super) half_copied: Event,
+    pub(super) copied: [Event; STAGES],
     /// When the pass is over.
-    over: Event,
+    pub(super) over: Event,
+    /// When all is added, in the first rounds.
+    pub(super) laps: [Event; LAPS],
 }
 
 /// What moves and adds up pieces.
 #[derive(Default)]
-struct Plan {
-    pieces: Vec<Piece>,
-    stages: Vec<Stage>,
+pub(super) struct Plan {
+    pub(super) pieces: Vec<Piece>,
+    pub(super) stages: Vec<Stage>,
     /// Where the blocks are on the device.
     blocks: Memory,
 }
 
 /// Memory that this process alone uses.
 #[derive(Default)]
-struct Memory {
+pub(super) struct Memory {
     address: Address,
     bytes: usize,
 }
@@ -117,15 +119,16 @@ unsafe impl Send for Exchange {}
 
 /// What ends waits for a rank that is gone.
 pub(super) struct Reach {
-    cuda: Cuda,
-    driver: CudaCopies,
-    context: Context,
-    own: Mailbox,
+    pub(super) cuda: Cuda,
+    pub(super) driver: CudaCopies,
+    pub(super) context: Context,
+    /// What this rank waits for.
+    pub(super) words: Mutex<Words>,
     /// What the other rank was told so far of what has come.
-    sent: AtomicU32,
-    rescue: Stream,
+    pub(super) sent: AtomicU32,
+    pub(super) rescue: Stream,
     /// Whether the other rank may be gone.
-    is_over: AtomicBool,
+    pub(super) is_over: AtomicBool,
 }
 
 // SAFETY: as above; the stream is used once, by the thread that ends the waits.
@@ -137,162 +140,21 @@ impl Reach {
     /// Has all waits be over.
     pub(super) fn end(&self) -> Result<(), CallFailed> {
         self.is_over.store(true, Ordering::Relaxed);
+        let words = lock(&self.words);
         let far = self.sent.load(Ordering::Relaxed).wrapping_add(FAR);
         // SAFETY: the context, the stream and the memory live as long as the process.
         unsafe {
             self.cuda.enter(self.context)?;
-            self.driver.write(self.rescue, self.own.come(), far)?;
-            self.driver.write(self.rescue, self.own.added(), far)
+            self.driver.write(self.rescue, words.come(), far)?;
+            self.driver.write(self.rescue, words.added(), far)
         }
-    }
-}
-
-/// Whether the ranks may try to reach each other's memory.
-///
-/// # Errors
-///
-/// With the reason why they may not.
-pub(super) fn may_meet(control: &Control) -> Result<(), String> {
-    if control.size() != 2 {
-        return Err(format!("there are {} ranks, and two can", control.size()));
-    }
-    if Way::wanted().is_none() {
-        return Err(format!("{COPIES_VARIABLE} is off"));
-    }
-    match control.hosts() {
-        [one, two] if one == two => Ok(()),
-        _ => Err("the ranks are on two machines".into()),
     }
 }
 
 impl Exchange {
-    /// Finds the other rank, for pieces that come to `bytes`. `None` where one of the two cannot reach the other's memory.
-    /// Both come here together.
-    ///
-    /// # Errors
-    ///
-    /// When a rank has failed meanwhile.
-    pub(super) fn meet(
-        control: &Control,
-        ordinal: usize,
-        bytes: usize,
-    ) -> Result<Option<Self>, String> {
-        let wanted = serde_json::to_vec(&Way::wanted()).map_err(|error| error.to_string())?;
-        let all =
-            control.share("what moves gradients", wanted).map_err(|error| error.to_string())?;
-        let all: Vec<_> =
-            all.iter().map(|wanted| serde_json::from_slice(wanted).unwrap_or_default()).collect();
-        for way in Way::to_try(&all) {
-            match Self::meet_by(*way, control, ordinal, bytes)? {
-                Ok(exchange) => {
-                    tracing::debug!("gradients move beside the pass, by copies, {way:?}");
-                    return Ok(Some(exchange));
-                }
-                Err(reason) => tracing::debug!("gradients do not move, {way:?}: {reason}"),
-            }
-        }
-        Ok(None)
-    }
-
-    /// The same by one way, or why that is none, which is the same on both ranks.
-    fn meet_by(
-        way: Way,
-        control: &Control,
-        ordinal: usize,
-        bytes: usize,
-    ) -> Result<Result<Self, String>, String> {
-        let share = |what: &str, part: Result<Vec<u8>, String>| {
-            let part = match part {
-                Ok(bytes) => [b"ok".as_slice(), &bytes].concat(),
-                Err(reason) => reason.into_bytes(),
-            };
-            let parts = control.share(what, part).map_err(|error| error.to_string())?;
-            let theirs = parts.get(1 - control.rank()).cloned().unwrap_or_default();
-            let refusal = parts.iter().find(|part| !part.starts_with(b"ok"));
-            Ok::<_, String>(match refusal {
-                Some(reason) => Err(String::from_utf8_lossy(reason).into_owned()),
-                None => Ok(theirs[2..].to_vec()),
-            })
-        };
-        let prepared = Self::prepare(way, control, ordinal, bytes);
-        let own = prepared.as_ref().map(|prepared| prepared.offer.told()).map_err(Clone::clone);
-        let (prepared, theirs) = match (prepared, share("memory for gradients", own)?) {
-            (Ok(prepared), Ok(theirs)) => (prepared, theirs),
-            (Err(reason), _) | (_, Err(reason)) => return Ok(Err(reason)),
-        };
-        let met = prepared.opened(control.rank(), bytes, &theirs);
-        let sound = met.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
-        let opened = share("the other rank's memory", sound)?;
-        let exchange = match (met, opened) {
-            (Ok(exchange), Ok(_)) => exchange,
-            (Err(reason), _) | (_, Err(reason)) => return Ok(Err(reason)),
-        };
-        let heard = exchange.greet().map(|()| Vec::new());
-        if let Err(reason) = share("first words", heard)? {
-            return Ok(Err(reason));
-        }
-        let is_fast = exchange.met.check_speed(&exchange.reach.driver).map(|()| Vec::new());
-        Ok(share("the speed of copies", is_fast)?.map(|_| exchange))
-    }
-
-    fn prepare(
-        way: Way,
-        control: &Control,
-        ordinal: usize,
-        bytes: usize,
-    ) -> Result<Prepared, String> {
-        may_meet(control)?;
-        let (cuda, driver) = (Cuda::load()?, CudaCopies::load()?);
-        let made = || {
-            let context = cuda.context(ordinal)?;
-            // SAFETY: it is this device's.
-            unsafe { cuda.enter(context) }?;
-            let ptx = CString::new(kernels()).unwrap_or_default();
-            let names = [c"send", c"add_f32", c"add_f16", c"add_bf16"];
-            let [send, add_f32, add_f16, add_bf16] = driver.functions(&ptx, names)?;
-            let functions = Functions { send, add_f32, add_f16, add_bf16 };
-            let mut copied = [std::ptr::null_mut(); STAGES];
-            for event in &mut copied {
-                *event = cuda.event()?;
-            }
-            let streams = Streams {
-                copies: [cuda.urgent_stream()?, cuda.urgent_stream()?],
-                sums: cuda.stream()?,
-                half_copied: cuda.event()?,
-                copied,
-                over: cuda.event()?,
-            };
-            Ok::<_, CallFailed>((context, functions, streams, cuda.stream()?))
-        };
-        let (context, functions, streams, rescue) = made().map_err(|error| error.to_string())?;
-        let offer = Offer::of(way, &driver, control.rank(), bytes)?;
-        Ok(Prepared { cuda, driver, context, rescue, streams, functions, offer })
-    }
-
-    /// Writes to the other rank's memory, and waits until it has done the same.
-    fn greet(&self) -> Result<(), String> {
-        let Reach { driver, own, .. } = &*self.reach;
-        let since = Instant::now();
-        let heard = || {
-            // SAFETY: both memories live, and nobody uses them yet.
-            unsafe {
-                driver.copy_now(own.come(), self.met.theirs.come(), 4)?;
-                driver.write(self.streams.sums, self.met.theirs.greeting(), 1)?;
-                while driver.number_at(own.greeting())? == 0 && since.elapsed() < FIRST_WORDS {
-                    std::thread::sleep(PAUSE);
-                }
-                driver.number_at(own.greeting())
-            }
-        };
-        match heard().map_err(|error: CallFailed| error.to_string())? {
-            0 => Err("the other rank's copies do not come".into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Whether there is memory for `pieces` to come to. The answer is the same on both ranks.
     pub(super) fn fits(&self, pieces: &[Piece]) -> bool {
-        bytes_of(pieces) <= self.reach.own.bytes
+        bytes_of(pieces) <= self.met.bytes
     }
 
     /// Adds the other rank's numbers to `pieces`, and those to the other rank's. They are there when `counter` has reached
@@ -311,10 +173,10 @@ impl Exchange {
         [start, end]: [Event; 2],
     ) -> Result<(), CallFailed> {
         self.prepare_for(pieces)?;
-        let Self { reach, met, streams, functions, plan, rounds } = self;
-        let Reach { cuda, driver, context, own, sent, .. } = &**reach;
-        let Streams { copies, sums, half_copied, copied, over } = *streams;
-        let (theirs, landed) = (met.theirs, met.landed);
+        let Self { reach, met, streams, functions, plan, rounds, .. } = self;
+        let Reach { cuda, driver, context, sent, .. } = &**reach;
+        let Streams { copies, sums, half_copied, copied, over, laps } = *streams;
+        let [own, theirs] = met.words();
         // SAFETY: memory of both ranks, streams and events live as long as this; the rest is the caller's.
         unsafe {
             cuda.wait_for_context(sums, *context, over)?;
@@ -341,28 +203,28 @@ impl Exchange {
                     if std::mem::take(&mut is_first) {
                         cuda.record(start, copies[0])?;
                     }
-                    match (&stage.sent, met.way) {
+                    match (&stage.sent, met.passage) {
                         (Some(Range { start, end }), _) => {
                             launch(copies[0], functions.send, *start, end - start)?;
                         }
-                        (None, Way::Links) => {
+                        (None, None) => {
                             driver.wait_for_number(copies[1], counter, count)?;
                             for (piece, place) in group {
                                 let lane = usize::from(bytes[1] < bytes[0]);
                                 bytes[lane] += piece.bytes;
-                                let to = theirs.address + place;
+                                let to = met.theirs + place;
                                 driver.copy(copies[lane], piece.address, to, piece.bytes)?;
                             }
                         }
-                        (None, Way::Host) => {
+                        (None, Some(passage)) => {
                             for (piece, place) in group {
-                                let to = theirs.address + place;
+                                let to = passage.theirs + place;
                                 driver.copy(copies[0], piece.address, to, piece.bytes)?;
                             }
                             let come = tell()?;
                             driver.wait_for_number(copies[1], own.come(), come)?;
                             for (piece, place) in group {
-                                let [from, to] = [own.address, landed].map(|at| at + place);
+                                let [from, to] = [passage.own, met.landed].map(|at| at + place);
                                 driver.copy(copies[1], from, to, piece.bytes)?;
                             }
                             number = Some(come);
@@ -370,7 +232,7 @@ impl Exchange {
                     }
                 }
                 cuda.record(half_copied, copies[1])?;
-                if met.way == Way::Links {
+                if met.passage.is_none() {
                     driver.wait(copies[0], half_copied)?;
                 }
                 let number = match number {
@@ -388,6 +250,9 @@ impl Exchange {
                 }
             }
             driver.write(sums, theirs.added(), *rounds)?;
+            if let Some(lap) = laps.get(rounds.wrapping_sub(1) as usize) {
+                cuda.record(*lap, sums)?;
+            }
             cuda.record(end, sums)
         }
     }
@@ -398,8 +263,8 @@ impl Exchange {
         if plan.pieces == pieces {
             return Ok(());
         }
-        let (own, theirs) = (met.own.address, met.theirs.address);
-        let (stages, blocks) = planned(pieces.clone(), Places { own, landed: met.landed, theirs });
+        let Met { landed, theirs, .. } = *met;
+        let (stages, blocks) = planned(pieces.clone(), Places { landed, theirs });
         let bytes = size_of_val(&blocks[..]);
         // SAFETY: blocks are read by launches in this stream alone, and have so many bytes.
         unsafe {
@@ -416,57 +281,41 @@ impl Exchange {
         Ok(())
     }
 
+    /// Waits until nothing moves. `false` where it will not come to that.
+    pub(super) fn rest(&self) -> Result<bool, CallFailed> {
+        let Reach { cuda, is_over, .. } = &*self.reach;
+        let since = Instant::now();
+        let Streams { copies: [one, two], sums, .. } = self.streams;
+        for stream in [one, two, sums] {
+            // SAFETY: the streams live as long as the process.
+            while !unsafe { cuda.is_done(stream) }? {
+                if is_over.load(Ordering::Relaxed) || since.elapsed() >= LAST_NUMBERS {
+                    return Ok(false);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(true)
+    }
+
     /// What ends its waits.
     pub(super) fn reach(&self) -> Arc<Reach> {
         self.reach.clone()
     }
 }
 
-/// An exchange that does not know the other rank yet.
-struct Prepared {
-    cuda: Cuda,
-    driver: CudaCopies,
-    context: Context,
-    rescue: Stream,
-    streams: Streams,
-    functions: Functions,
-    offer: Offer,
-}
-
-impl Prepared {
-    fn opened(self, rank: usize, bytes: usize, theirs: &[u8]) -> Result<Exchange, String> {
-        let Self { cuda, driver, context, rescue, streams, functions, offer } = self;
-        let met = offer.met(&driver, rank, bytes, theirs)?;
-        let (own, sent, is_over) = (met.own, AtomicU32::new(0), AtomicBool::new(false));
-        let reach = Arc::new(Reach { cuda, driver, context, own, sent, rescue, is_over });
-        Ok(Exchange { reach, met, streams, functions, plan: Plan::default(), rounds: 0 })
-    }
-}
-
 impl Drop for Exchange {
     /// Streams and events live as long as the process, as the memory does, which the other rank may still use.
     fn drop(&mut self) {
-        let Reach { cuda, driver, context, is_over, .. } = &*self.reach;
-        let since = Instant::now();
-        let is_waiting = || !is_over.load(Ordering::Relaxed) && since.elapsed() < LAST_NUMBERS;
-        let Streams { copies: [one, two], sums, .. } = self.streams;
+        let Reach { cuda, driver, context, .. } = &*self.reach;
         let close = || {
-            // SAFETY: the context and the streams live. What another rank's memory is for this one is used by the streams
-            // alone, which have nothing to do any more.
+            // SAFETY: the context lives. What another rank's memory is for this one is used by the streams alone, which
+            // have nothing to do any more.
             unsafe {
                 cuda.enter(*context)?;
-                for stream in [one, two, sums] {
-                    while !cuda.is_done(stream)? {
-                        if !is_waiting() {
-                            return Ok(());
-                        }
-                        std::thread::sleep(PAUSE);
-                    }
-                }
-                match self.met.way {
-                    Way::Links => driver.close(self.met.theirs.address),
-                    // It is the process's own.
-                    Way::Host => Ok(()),
+                match self.rest()? {
+                    true => driver.close(self.met.theirs),
+                    false => Ok(()),
                 }
             }
         };

@@ -2,192 +2,183 @@
 //!
 //! | way | where numbers go |
 //! |---|---|
-//! | [`Way::Host`] | to memory of the host by one copy engine, and from there to the other GPU by one of its own |
 //! | [`Way::Links`] | into the other GPU's memory, by two copy engines in turn |
+//! | [`Way::Host`] | to memory of the host by one copy engine, and from there to the other GPU by one of its own |
 //!
-//! `NVLink` is faster, and sleeps while nothing moves over it: on an H200 after 50 ms, which is longer than most steps. Awake
-//! it takes power that products lack where a GPU is at its limit of power. `PCIe` is awake anyway, and fast enough where a
-//! pass is long for the gradients that it makes.
+//! `NVLink` is faster, and takes power that products lack where a GPU is at its limit of power. `PCIe` is fast enough where
+//! a step is long for the gradients that it makes. What the pass makes last is waited for, and goes over the links either
+//! way.
 
 use super::{
-    cuda_copies::{Address, CudaCopies, SharedMemory},
+    cuda_copies::{Address, CudaCopies},
     exchange_plan::ALIGNMENT,
     host_memory::HostMemory,
 };
 use serde::{Deserialize, Serialize};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// What moves gradients: "links", as where it is not set, "host", or with "off" NCCL alone.
+/// What moves gradients: "links", "host", or with "off" NCCL alone. Where it is not set, the way that a step's length speaks
+/// for.
 pub(super) const COPIES_VARIABLE: &str = "BLACKBURN_COPIES";
-/// Numbers of the two ranks lie behind what comes, each in a line of its own.
+/// Words of the two ranks lie behind what comes, each in a line of its own.
 const LINE: u64 = 128;
-/// Bytes a second to the host and back at least, for its memory to be a way.
-const LEAST_BYTES_SECOND: f64 = 16e9;
-/// What their speed is measured by.
+/// What copies are timed by.
 const SAMPLE_BYTES: usize = 32 << 20;
+/// The share of a step that copies through the host may take. Gradients are made in two thirds of it, and not evenly.
+const MOST_OF_STEP: f64 = 0.4;
+/// What `PCIe` moves at most: 16 lanes of its fifth generation.
+const MOST_BYTES_SECOND: f64 = 64e9;
 
 /// How numbers go from one GPU to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Way {
-    Host,
+    /// By NCCL.
+    Off,
     Links,
+    Host,
+    /// Over the links until the length of a step is known.
+    ByLength,
 }
 
 impl Way {
-    /// The one that the user wants, if not NCCL alone.
-    pub(super) fn wanted() -> Option<Self> {
+    /// What the user wants.
+    pub(super) fn wanted() -> Self {
         match std::env::var(COPIES_VARIABLE).as_deref() {
-            Ok("off") => None,
-            Ok("host") => Some(Self::Host),
-            _ => Some(Self::Links),
+            Ok("off") => Self::Off,
+            Ok("links") => Self::Links,
+            Ok("host") => Self::Host,
+            _ => Self::ByLength,
         }
     }
 
-    /// Those to try, the same on both ranks, by what the users of both want.
-    pub(super) fn to_try(wanted: &[Option<Self>]) -> &'static [Self] {
-        if wanted.contains(&None) {
-            &[]
-        } else if wanted.contains(&Some(Self::Links)) {
-            &[Self::Links]
-        } else {
-            &[Self::Host, Self::Links]
-        }
+    /// That of both ranks, by what their users want.
+    pub(super) fn of_both(wanted: &[Self]) -> Self {
+        [Self::Off, Self::Links, Self::Host]
+            .into_iter()
+            .find(|way| wanted.contains(way))
+            .unwrap_or(Self::ByLength)
     }
 }
 
-/// The memory that another rank writes to.
+/// Numbers by which ranks tell each other how far they are.
 #[derive(Clone, Copy)]
-pub(super) struct Mailbox {
-    pub(super) address: Address,
-    /// What can come.
-    pub(super) bytes: usize,
-}
+pub(super) struct Words(pub(super) Address);
 
-impl Mailbox {
-    /// What it takes for `bytes` to come.
-    fn size(bytes: usize) -> usize {
-        (bytes.next_multiple_of(ALIGNMENT) + 3 * LINE as usize).next_multiple_of(ALIGNMENT)
+impl Words {
+    /// Behind so many bytes.
+    fn behind(address: Address, bytes: usize) -> Self {
+        Self(address + bytes.next_multiple_of(ALIGNMENT) as u64)
     }
 
     /// How much of what is sent has come.
     pub(super) fn come(self) -> Address {
-        self.address + self.bytes.next_multiple_of(ALIGNMENT) as u64
+        self.0
     }
 
     /// How often the other rank has added all that this one has sent.
     pub(super) fn added(self) -> Address {
-        self.come() + LINE
+        self.0 + LINE
     }
 
     /// Something else than zero once the other rank has found this memory.
     pub(super) fn greeting(self) -> Address {
-        self.come() + 2 * LINE
+        self.0 + 2 * LINE
     }
 }
 
-/// Memory that a rank has for both, before it knows of the other's.
-pub(super) enum Offer {
-    /// Its mailbox on the GPU.
-    Links(Address, SharedMemory),
-    /// That of both mailboxes, if it is the rank that makes it.
-    Host(Option<HostMemory>),
+/// What it takes for `bytes` to come.
+pub(super) fn size_for(bytes: usize) -> usize {
+    (bytes.next_multiple_of(ALIGNMENT) + 3 * LINE as usize).next_multiple_of(ALIGNMENT)
 }
 
-/// The memory of both.
+/// The memory of both ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Met {
-    pub(super) way: Way,
-    pub(super) own: Mailbox,
-    pub(super) theirs: Mailbox,
-    /// Where copy engines leave what has come, as it lies in the mailbox: that itself where it is on the GPU.
+    /// Where what has come is added from, on this GPU.
     pub(super) landed: Address,
+    /// The same on the other one.
+    pub(super) theirs: Address,
+    /// What can come.
+    pub(super) bytes: usize,
+    /// What numbers go through on their way, if not over the links.
+    pub(super) passage: Option<Passage>,
 }
 
-impl Offer {
-    /// What rank `rank` offers for `bytes` to come, in the current context.
-    pub(super) fn of(
-        way: Way,
+impl Met {
+    /// What this rank is told by, and what it tells the other one by.
+    pub(super) fn words(&self) -> [Words; 2] {
+        let places = match self.passage {
+            Some(Passage { own, theirs }) => [own, theirs],
+            None => [self.landed, self.theirs],
+        };
+        places.map(|place| Words::behind(place, self.bytes))
+    }
+}
+
+/// Memory of the host that both GPUs reach.
+#[derive(Clone, Copy)]
+pub(super) struct Passage {
+    /// What is on its way to this rank.
+    pub(super) own: Address,
+    /// What is on its way to the other one.
+    pub(super) theirs: Address,
+}
+
+impl Passage {
+    /// How it looks to rank `rank`, in the current context.
+    pub(super) fn through(
+        memory: &HostMemory,
         driver: &CudaCopies,
         rank: usize,
         bytes: usize,
     ) -> Result<Self, String> {
-        let size = Mailbox::size(bytes);
-        match (way, rank) {
-            (Way::Links, _) => {
-                let (own, name) = driver.memory(size).map_err(|error| error.to_string())?;
-                Ok(Self::Links(own, name))
-            }
-            (Way::Host, 0) => {
-                let made = HostMemory::new(2 * size);
-                let made = made.map_err(|error| format!("no memory to share: {error}"))?;
-                Ok(Self::Host(Some(made)))
-            }
-            (Way::Host, _) => Ok(Self::Host(None)),
-        }
-    }
-
-    /// What the other rank is told.
-    pub(super) fn told(&self) -> Vec<u8> {
-        match self {
-            Self::Links(_, name) => name.0.to_vec(),
-            Self::Host(memory) => memory.iter().flat_map(|memory| memory.name.bytes()).collect(),
-        }
-    }
-
-    /// The memory of both, by what the other rank has told.
-    pub(super) fn met(
-        self,
-        driver: &CudaCopies,
-        rank: usize,
-        bytes: usize,
-        theirs: &[u8],
-    ) -> Result<Met, String> {
-        let mailbox = |address| Mailbox { address, bytes };
-        match self {
-            Self::Links(own, _) => {
-                let name = theirs.try_into().map_err(|_| "the other rank's memory has no name")?;
-                let opened = driver.opened(SharedMemory(name));
-                let theirs = mailbox(opened.map_err(|error| error.to_string())?);
-                Ok(Met { way: Way::Links, own: mailbox(own), theirs, landed: own })
-            }
-            Self::Host(memory) => {
-                let size = Mailbox::size(bytes);
-                let name = String::from_utf8_lossy(theirs);
-                let memory = memory.map_or_else(|| HostMemory::open(&name, 2 * size), Ok);
-                let memory = memory.map_err(|error| format!("{name} is not there: {error}"))?;
-                // SAFETY: it is mapped, has so many bytes, and stays as long as the process lives.
-                let base = unsafe { driver.mapped(memory.place, 2 * size) };
-                let base = base.map_err(|error| error.to_string())?;
-                let landed = driver.own_memory(bytes.max(1)).map_err(|error| error.to_string())?;
-                let of = |rank: usize| mailbox(base + (rank * size) as u64);
-                Ok(Met { way: Way::Host, own: of(rank), theirs: of(1 - rank), landed })
-            }
-        }
+        let size = size_for(bytes);
+        // SAFETY: it is mapped, has so many bytes, and stays as long as the process lives.
+        let base = unsafe { driver.mapped(memory.place, 2 * size) };
+        let base = base.map_err(|error| error.to_string())?;
+        let of = |rank: usize| base + (rank * size) as u64;
+        Ok(Self { own: of(rank), theirs: of(1 - rank) })
     }
 }
 
-impl Met {
-    /// Refuses a way that is slow, before anything uses it.
-    pub(super) fn check_speed(&self, driver: &CudaCopies) -> Result<(), String> {
-        let bytes = SAMPLE_BYTES.min(self.own.bytes);
-        if self.way == Way::Links || bytes < SAMPLE_BYTES {
-            return Ok(());
-        }
-        let copied = |from, to| {
-            let since = Instant::now();
-            // SAFETY: both have so many bytes, which nobody uses yet.
-            let done = unsafe { driver.copy_now(from, to, bytes) };
-            done.map(|()| since.elapsed()).map_err(|error| error.to_string())
-        };
-        let mut fastest = f64::INFINITY;
-        for _ in 0..3 {
-            let there = copied(self.landed, self.theirs.address)?;
-            let back = copied(self.theirs.address, self.landed)?;
-            fastest = fastest.min(there.max(back).as_secs_f64());
-        }
-        match bytes as f64 / fastest {
-            speed if speed >= LEAST_BYTES_SECOND => Ok(()),
-            speed => Err(format!("the host's memory takes {:.1} GB a second", speed / 1e9)),
+/// Refuses to send `bytes` through the host in each step that takes so long.
+pub(super) fn check_length(bytes: usize, step: Duration) -> Result<f64, String> {
+    let needed = bytes as f64 / (MOST_OF_STEP * step.as_secs_f64()).max(f64::MIN_POSITIVE);
+    if needed > MOST_BYTES_SECOND {
+        let found = format!("a step of {step:.1?} for {} MB of gradients", bytes / 1_000_000);
+        return Err(format!("{found} would need {:.0} GB a second", needed / 1e9));
+    }
+    Ok(needed)
+}
+
+/// Refuses the host's memory where it is slower than `needed`, in bytes a second. Copies go between it and `landed`, which has
+/// `bytes` that nobody uses now.
+pub(super) fn check_speed(
+    driver: &CudaCopies,
+    landed: Address,
+    bytes: usize,
+    needed: f64,
+) -> Result<(), String> {
+    let bytes = SAMPLE_BYTES.min(bytes);
+    let memory = HostMemory::new(SAMPLE_BYTES).map_err(|error| error.to_string())?;
+    // SAFETY: it is mapped, has so many bytes, and stays as long as the process lives.
+    let host = unsafe { driver.mapped(memory.place, SAMPLE_BYTES) };
+    let host = host.map_err(|error| error.to_string())?;
+    let copied = |from, to| {
+        let since = Instant::now();
+        // SAFETY: both have so many bytes, which nobody uses.
+        let done = unsafe { driver.copy_now(from, to, bytes) };
+        done.map(|()| since.elapsed()).map_err(|error| error.to_string())
+    };
+    let mut fastest = Duration::MAX;
+    for _ in 0..3 {
+        fastest = fastest.min(copied(landed, host)?.max(copied(host, landed)?));
+    }
+    match bytes as f64 / fastest.as_secs_f64() {
+        speed if speed >= needed => Ok(()),
+        speed => {
+            let [speed, needed] = [speed, needed].map(|it| it / 1e9);
+            Err(format!("the host's memory takes {speed:.1} GB a second of {needed:.1} needed"))
         }
     }
 }
@@ -195,21 +186,37 @@ impl Met {
 #[cfg(test)]
 mod tests {
     use super::{
-        Mailbox,
-        Way::{self, Host, Links},
+        Way::{ByLength, Host, Links, Off},
+        *,
     };
 
     #[test]
-    fn both_ranks_try_what_both_want() {
-        assert_eq!(Way::to_try(&[Some(Host); 2]), [Host, Links]);
-        assert_eq!(Way::to_try(&[Some(Host), Some(Links)]), [Links]);
-        assert_eq!(Way::to_try(&[Some(Host), None]), []);
+    fn both_ranks_go_the_way_that_both_want() {
+        assert_eq!(Way::of_both(&[ByLength; 2]), ByLength);
+        assert_eq!(Way::of_both(&[ByLength, Host]), Host);
+        assert_eq!(Way::of_both(&[Host, Links]), Links);
+        assert_eq!(Way::of_both(&[Links, Off]), Off);
     }
 
     #[test]
-    fn numbers_lie_behind_what_comes() {
-        let mailbox = Mailbox { address: 1 << 30, bytes: 1000 };
-        assert_eq!(mailbox.come(), (1 << 30) + 1024);
-        assert!(mailbox.greeting() + 4 <= mailbox.address + Mailbox::size(1000) as u64);
+    fn words_lie_behind_what_comes() {
+        let met = Met { landed: 1 << 30, theirs: 1 << 31, bytes: 1000, passage: None };
+        let [own, theirs] = met.words();
+        assert_eq!((own.come(), theirs.come()), ((1 << 30) + 1024, (1 << 31) + 1024));
+        assert!(own.greeting() + 4 <= met.landed + size_for(1000) as u64);
+        let passage = Some(Passage { own: 1 << 20, theirs: 1 << 21 });
+        let [own, theirs] = Met { passage, ..met }.words();
+        assert_eq!((own.come(), theirs.come()), ((1 << 20) + 1024, (1 << 21) + 1024));
+    }
+
+    #[test]
+    fn long_steps_go_through_the_host() {
+        let step = Duration::from_millis;
+        // 250 MB: the gradients of GPT-2 but for the embedding's.
+        let needed = check_length(250_000_000, step(18)).expect("PCIe suffices");
+        assert!((30e9..40e9).contains(&needed), "{needed}");
+        let refused = check_length(250_000_000, step(5)).expect_err("it does not");
+        assert_eq!(refused, "a step of 5.0ms for 250 MB of gradients would need 125 GB a second");
+        assert!(check_length(1, Duration::ZERO).is_err());
     }
 }

@@ -15,6 +15,8 @@ mod exchange;
 #[cfg(any(feature = "cuda", test))]
 mod exchange_kernels;
 #[cfg(any(feature = "cuda", test))]
+mod exchange_meeting;
+#[cfg(any(feature = "cuda", test))]
 mod exchange_memory;
 #[cfg(any(feature = "cuda", test))]
 mod exchange_plan;

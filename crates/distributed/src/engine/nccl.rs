@@ -16,7 +16,8 @@
 use super::{
     Engine, EngineError, Moved,
     cuda_library::{Cuda, Event},
-    exchange::{Exchange, Reach, may_meet},
+    exchange::{Exchange, Reach},
+    exchange_meeting::may_meet,
     exchange_plan::{Piece, VECTOR_BYTES},
     library::{CallFailed, Stream},
     nccl_connection::{Clocks, Connection, Device, Line},

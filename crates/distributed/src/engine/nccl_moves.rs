@@ -133,6 +133,7 @@ impl<E: Engine> Nccl<E> {
         };
         match exchange {
             Some(exchange) if exchange.fits(&pieces) => {
+                exchange.choose_way(&self.control).map_err(|error| self.wrong(error))?;
                 moves.retain(|(_, milestone)| milestone.is_none());
                 Ok(pieces)
             }

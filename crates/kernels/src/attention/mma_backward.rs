@@ -169,8 +169,10 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
     };
     if first_row < end {
         let tiles = tiles_of(&own, first_row, fixed, side);
-        let of_member = tiles.1 - min(tiles.0, tiles.1);
-        let count = of_member * members;
+        let tiles_of_member = tiles.1 - min(tiles.0, tiles.1);
+        let count = tiles_of_member * members;
+        // A cube without tiles finds the next one's head, too.
+        let of_member = max(tiles_of_member, 1);
         let memory = global_address::<I>(&first_fixed.memory);
         let first_rows = head_rows(memory, &first_fixed.strides, batch, CUBE_POS_Y, start, end);
         let memory = global_address::<I>(&second_fixed.memory);
