@@ -46,8 +46,9 @@
 //! - On CUDA devices: NCCL, in a build with the feature `cuda`. It is loaded at run time, from the path in
 //!   `BLACKBURN_NCCL` or as `libnccl.so.2`. With `BLACKBURN_NCCL=off` numbers go through the host. Sums of more
 //!   than two ranks are rounded at each addition, in NCCL's order.
-//!   It has run on two GPUs of one machine. Two of one machine copy gradients of recorded passes into each other's memory
-//!   while the pass goes on, or with `BLACKBURN_COPIES=host` through memory of the host, unless it is `off`.
+//!   It has run on two GPUs of one machine. Two of one machine copy gradients of recorded passes while the pass goes on:
+//!   through memory of the host where steps are long for it, else into each other's memory. `BLACKBURN_COPIES` is `host`,
+//!   `links`, or `off`, to choose.
 //! - Elsewhere: TCP between each two ranks. Sums are in f32, in the order of ranks.
 
 mod batches;

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! and the same in the other direction. Numbers go through [memory](super::exchange_memory) of the host, or over `NVLink`:
-//! then nothing is fetched, and what has come is told once a stage. What is sent goes over `NVLink` always.
+//! then nothing is fetched, and what has come is told once a stage.
 //!
 //! All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
@@ -28,7 +28,7 @@
 use super::{
     cuda_copies::{Address, CudaCopies, Function},
     cuda_library::{Context, Cuda, Event},
-    exchange_memory::{Met, Words},
+    exchange_memory::{Met, Passage, Words},
     exchange_plan::{Batch, Block, Piece, Places, STAGES, Stage, WARPS, bytes_of, planned},
     library::{CallFailed, Stream},
     nccl_library::DataType,
@@ -263,10 +263,10 @@ impl Exchange {
         if plan.pieces == pieces {
             return Ok(());
         }
-        let Met { landed, theirs, .. } = *met;
-        let (stages, blocks) = planned(pieces.clone(), Places { landed, theirs });
+        let Passage { own, theirs } = met.mailboxes();
+        let (stages, blocks) = planned(pieces.clone(), Places { landed: met.landed, own, theirs });
         let bytes = size_of_val(&blocks[..]);
-        // SAFETY: blocks are read by launches in this stream alone, and have so many bytes.
+        // SAFETY: sums read blocks behind this, and sends wait for it; they have so many bytes.
         unsafe {
             if bytes > plan.blocks.bytes {
                 let address = reach.driver.own_memory(bytes)?;
@@ -276,6 +276,8 @@ impl Exchange {
                 }
             }
             reach.driver.copy_from_host(streams.sums, &blocks, plan.blocks.address)?;
+            reach.cuda.record(streams.over, streams.sums)?;
+            reach.driver.wait(streams.copies[0], streams.over)?;
         }
         (plan.pieces, plan.stages) = (pieces, stages);
         Ok(())

@@ -73,6 +73,7 @@ impl Exchange {
         ordinal: usize,
         bytes: usize,
     ) -> Result<Option<Self>, String> {
+        Way::check_wish();
         let wanted = serde_json::to_vec(&Way::wanted()).map_err(|error| error.to_string())?;
         let all =
             control.share("what moves gradients", wanted).map_err(|error| error.to_string())?;
@@ -244,6 +245,8 @@ impl Exchange {
     /// Tells and is told by other words from now on, which say nothing yet.
     fn go_by(&mut self, met: Met) -> Result<(), CallFailed> {
         (self.met, self.rounds) = (met, 0);
+        // Blocks have the addresses of the old way.
+        self.plan.pieces.clear();
         let [own, _] = met.words();
         *lock(&self.reach.words) = own;
         self.reach.sent.store(0, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 //! | [`Way::Host`] | to memory of the host by one copy engine, and from there to the other GPU by one of its own |
 //!
 //! `NVLink` is faster, and takes power that products lack where a GPU is at its limit of power. `PCIe` is fast enough where
-//! a step is long for the gradients that it makes. What the pass makes last is waited for, and goes over the links either
-//! way.
+//! a step is long for the gradients that it makes. Few megabytes over the links in each step cost as much power as all:
+//! what the pass makes last goes the way of the others, too.
 
 use super::{
     cuda_copies::{Address, CudaCopies},
@@ -43,11 +43,26 @@ pub(super) enum Way {
 impl Way {
     /// What the user wants.
     pub(super) fn wanted() -> Self {
-        match std::env::var(COPIES_VARIABLE).as_deref() {
-            Ok("off") => Self::Off,
-            Ok("links") => Self::Links,
-            Ok("host") => Self::Host,
-            _ => Self::ByLength,
+        std::env::var(COPIES_VARIABLE)
+            .map_or(Self::ByLength, |name| Self::named(&name).unwrap_or(Self::ByLength))
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "off" => Some(Self::Off),
+            "links" => Some(Self::Links),
+            "host" => Some(Self::Host),
+            _ => None,
+        }
+    }
+
+    /// Warns of a wish that is none.
+    pub(super) fn check_wish() {
+        let wish = std::env::var(COPIES_VARIABLE).ok();
+        if let Some(name) = wish.filter(|name| Self::named(name).is_none()) {
+            tracing::warn!(
+                "{COPIES_VARIABLE} is {name:?} and counts as not set: expected links, host or off"
+            );
         }
     }
 
@@ -105,13 +120,15 @@ pub(super) struct Met {
 }
 
 impl Met {
+    /// Where what this rank sends goes to, and what the other one sends comes to.
+    pub(super) fn mailboxes(&self) -> Passage {
+        self.passage.unwrap_or(Passage { own: self.landed, theirs: self.theirs })
+    }
+
     /// What this rank is told by, and what it tells the other one by.
     pub(super) fn words(&self) -> [Words; 2] {
-        let places = match self.passage {
-            Some(Passage { own, theirs }) => [own, theirs],
-            None => [self.landed, self.theirs],
-        };
-        places.map(|place| Words::behind(place, self.bytes))
+        let Passage { own, theirs } = self.mailboxes();
+        [own, theirs].map(|place| Words::behind(place, self.bytes))
     }
 }
 

@@ -113,18 +113,20 @@ pub(super) struct Stage {
 /// Where the numbers of the two ranks come to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// Where what has come is added from, on this GPU.
+    /// Where what copy engines have left is added from.
     pub(super) landed: Address,
-    /// The same on the other one.
+    /// Where what the other rank sends comes to.
+    pub(super) own: Address,
+    /// Where what this rank sends goes to.
     pub(super) theirs: Address,
 }
 
-/// What moves `pieces` from here to `theirs` and from there to `landed`, and adds them up.
+/// What moves `pieces` from one rank to the other, and adds them up.
 ///
 /// Nothing else runs when the last milestone's are there, so a kernel sends them, which leaves zeros out: the gradient
 /// of an embedding has numbers in the rows of the batch's tokens alone.
 pub(super) fn planned(pieces: Vec<Piece>, places: Places) -> (Vec<Stage>, Vec<Block>) {
-    let Places { landed, theirs } = places;
+    let Places { landed, own, theirs } = places;
     let placed = placed(pieces);
     let last = placed.last().map_or(0, |(piece, _)| piece.milestone);
     let first_of_last = placed.partition_point(|(piece, _)| piece.milestone < last);
@@ -144,7 +146,7 @@ pub(super) fn planned(pieces: Vec<Piece>, places: Places) -> (Vec<Stage>, Vec<Bl
                     let place = place + offset;
                     let block = Block {
                         own: piece.address + offset,
-                        come: landed + place,
+                        come: if is_sent { own } else { landed } + place,
                         vectors: BLOCK_VECTORS.min(all - begin),
                         ..Block::default()
                     };
@@ -152,8 +154,8 @@ pub(super) fn planned(pieces: Vec<Piece>, places: Places) -> (Vec<Stage>, Vec<Bl
                     blocks.push(match is_sent {
                         true => Block {
                             sent: theirs + place,
-                            own_marks: landed + mark + marks,
-                            come_marks: landed + mark,
+                            own_marks: own + mark + marks,
+                            come_marks: own + mark,
                             sent_marks: theirs + mark,
                             ..block
                         },
@@ -182,7 +184,7 @@ pub(super) fn serves(address: Address, bytes: usize, dtype: DataType) -> bool {
 mod tests {
     use super::*;
 
-    const NOWHERE: Places = Places { landed: 0, theirs: 0 };
+    const NOWHERE: Places = Places { landed: 0, own: 0, theirs: 0 };
 
     fn piece(address: u64, bytes: usize, milestone: u32) -> Piece {
         Piece { address, bytes, dtype: DataType::Float32, milestone }
@@ -222,15 +224,16 @@ mod tests {
         let most = BLOCK_VECTORS as usize * VECTOR_BYTES;
         let half = Piece { dtype: DataType::Float16, ..piece(9 << 20, 64, 1) };
         let pieces = vec![piece(0, most + 32, 1), half, piece(5 << 20, 16, 2)];
-        let [here, there] = [1 << 30, 1 << 40];
+        let [here, landed, there] = [1 << 30, 1 << 35, 1 << 40];
         let bytes = bytes_of(&pieces) as u64;
-        let (stages, blocks) = planned(pieces, Places { landed: here, theirs: there });
+        let (stages, blocks) = planned(pieces, Places { landed, own: here, theirs: there });
         let copied =
-            |own, come, vectors| Block { own, come: here + come, vectors, ..Block::default() };
+            |own, come, vectors| Block { own, come: landed + come, vectors, ..Block::default() };
         let (second, third) = (most as u64, most as u64 + 256);
         // Behind all numbers, the marks of the fourth block.
         let marks = third + 512 + 3 * MARKS_BYTES;
         let last = Block {
+            come: here + third + 256,
             sent: there + third + 256,
             own_marks: here + marks + 256,
             come_marks: here + marks,
