@@ -21,7 +21,8 @@
 //! All waits are the devices': for a number in memory to be reached. Passes count
 //! up to where they have come ([`Progress`](blackburn_backend::graph::Progress)), the other rank writes the other two.
 //!
-//! All milestones but the last are one stage, which is added while what is there at the last one comes.
+//! What is there early is one stage, which is added while the last numbers still move; what is there shortly before the end
+//! is the next, and what is there at the last milestone is a third, which another stream adds.
 //!
 //! Both ranks get the same bits: a sum of two numbers is rounded once, in whichever order.
 
@@ -88,7 +89,10 @@ impl Functions {
 pub(super) struct Streams {
     /// Two that copy in turn, or one that sends and one that fetches. Sends come before sums.
     pub(super) copies: [Stream; 2],
-    pub(super) sums: Stream,
+    /// One that adds what copy engines have moved, and one for what was sent.
+    pub(super) sums: [Stream; 2],
+    /// When the second of them is done.
+    pub(super) sent_added: Event,
     /// When the second of them is done with a stage, and when what the rank sends is.
     pub(super) half_copied: Event,
     pub(super) copied: [Event; STAGES],
@@ -175,11 +179,12 @@ impl Exchange {
         self.prepare_for(pieces)?;
         let Self { reach, met, streams, functions, plan, rounds, .. } = self;
         let Reach { cuda, driver, context, sent, .. } = &**reach;
-        let Streams { copies, sums, half_copied, copied, over, laps } = *streams;
+        let Streams { copies, sums, sent_added, half_copied, copied, over, laps } = *streams;
         let [own, theirs] = met.words();
         // SAFETY: memory of both ranks, streams and events live as long as this; the rest is the caller's.
         unsafe {
-            cuda.wait_for_context(sums, *context, over)?;
+            cuda.wait_for_context(sums[0], *context, over)?;
+            driver.wait(sums[1], over)?;
             for stream in copies {
                 driver.wait_for_number(stream, own.added(), *rounds)?;
             }
@@ -242,18 +247,21 @@ impl Exchange {
                 cuda.record(copied, copies[0])?;
 
                 // Its own numbers have moved before they are changed.
-                driver.wait(sums, copied)?;
-                driver.wait(sums, half_copied)?;
-                driver.wait_for_number(sums, own.come(), number)?;
+                let adds = sums[usize::from(stage.sent.is_some())];
+                driver.wait(adds, copied)?;
+                driver.wait(adds, half_copied)?;
+                driver.wait_for_number(adds, own.come(), number)?;
                 for Batch { dtype, first, count } in &stage.batches {
-                    launch(sums, functions.add(*dtype), *first, *count)?;
+                    launch(adds, functions.add(*dtype), *first, *count)?;
                 }
             }
-            driver.write(sums, theirs.added(), *rounds)?;
+            cuda.record(sent_added, sums[1])?;
+            driver.wait(sums[0], sent_added)?;
+            driver.write(sums[0], theirs.added(), *rounds)?;
             if let Some(lap) = laps.get(rounds.wrapping_sub(1) as usize) {
-                cuda.record(*lap, sums)?;
+                cuda.record(*lap, sums[0])?;
             }
-            cuda.record(end, sums)
+            cuda.record(end, sums[0])
         }
     }
 
@@ -266,7 +274,7 @@ impl Exchange {
         let Passage { own, theirs } = met.mailboxes();
         let (stages, blocks) = planned(pieces.clone(), Places { landed: met.landed, own, theirs });
         let bytes = size_of_val(&blocks[..]);
-        // SAFETY: sums read blocks behind this, and sends wait for it; they have so many bytes.
+        // SAFETY: what reads blocks comes behind this, and what has read the old ones is over; they have so many bytes.
         unsafe {
             if bytes > plan.blocks.bytes {
                 let address = reach.driver.own_memory(bytes)?;
@@ -275,9 +283,11 @@ impl Exchange {
                     reach.driver.free(old.address)?;
                 }
             }
-            reach.driver.copy_from_host(streams.sums, &blocks, plan.blocks.address)?;
-            reach.cuda.record(streams.over, streams.sums)?;
-            reach.driver.wait(streams.copies[0], streams.over)?;
+            reach.driver.copy_from_host(streams.sums[0], &blocks, plan.blocks.address)?;
+            reach.cuda.record(streams.over, streams.sums[0])?;
+            for stream in [streams.copies[0], streams.sums[1]] {
+                reach.driver.wait(stream, streams.over)?;
+            }
         }
         (plan.pieces, plan.stages) = (pieces, stages);
         Ok(())
@@ -287,8 +297,8 @@ impl Exchange {
     pub(super) fn rest(&self) -> Result<bool, CallFailed> {
         let Reach { cuda, is_over, .. } = &*self.reach;
         let since = Instant::now();
-        let Streams { copies: [one, two], sums, .. } = self.streams;
-        for stream in [one, two, sums] {
+        let Streams { copies, sums, .. } = self.streams;
+        for stream in copies.into_iter().chain(sums) {
             // SAFETY: the streams live as long as the process.
             while !unsafe { cuda.is_done(stream) }? {
                 if is_over.load(Ordering::Relaxed) || since.elapsed() >= LAST_NUMBERS {

@@ -130,7 +130,7 @@ impl Exchange {
             // SAFETY: both memories live, and nobody uses them yet.
             unsafe {
                 driver.copy_now(own.come(), theirs.come(), 4)?;
-                driver.write(self.streams.sums, theirs.greeting(), 1)?;
+                driver.write(self.streams.sums[0], theirs.greeting(), 1)?;
                 while driver.number_at(own.greeting())? == 0 && since.elapsed() < FIRST_WORDS {
                     std::thread::sleep(PAUSE);
                 }
@@ -289,7 +289,8 @@ impl Prepared {
             }
             let streams = Streams {
                 copies: [cuda.urgent_stream()?, cuda.urgent_stream()?],
-                sums: cuda.stream()?,
+                sums: [cuda.stream()?, cuda.stream()?],
+                sent_added: cuda.event()?,
                 half_copied: cuda.event()?,
                 copied,
                 over: cuda.event()?,

@@ -9,8 +9,10 @@ pub(super) const ALIGNMENT: usize = 256;
 pub(super) const VECTOR_BYTES: usize = 16;
 /// Copies are cut to so many bytes, and go to two copy engines in turn.
 const COPY_BYTES: usize = 8 << 20;
-/// What is there before the last milestone, and what is there then.
-pub(super) const STAGES: usize = 2;
+/// What is there early, what is there shortly before the last milestone, and what is there then.
+pub(super) const STAGES: usize = 3;
+/// Before the last milestone, those whose numbers may still move when the pass is over. The others are added meanwhile.
+const LATE: usize = 4;
 /// What a warp moves or adds up at most: a run of vectors for each bit of a word.
 pub(super) const WARP_VECTORS: u64 = 32 * 32;
 /// Warps of a block.
@@ -169,9 +171,21 @@ pub(super) fn planned(pieces: Vec<Piece>, places: Places) -> (Vec<Stage>, Vec<Bl
         }
         Stage { pieces, batches, sent: is_sent.then_some(begin..blocks.len()) }
     };
-    let ranges = [0..first_of_last, first_of_last..placed.len()];
+    let late = first_of_late(&placed[..first_of_last]);
+    let ranges = [0..late, late..first_of_last, first_of_last..placed.len()];
     let stages = ranges.into_iter().filter(|range| !range.is_empty()).map(stage).collect();
     (stages, blocks)
+}
+
+/// Where the pieces of the last [`LATE`] milestones of these begin.
+fn first_of_late(placed: &[(Piece, u64)]) -> usize {
+    let before = |end: usize| match end.checked_sub(1) {
+        Some(last) => {
+            placed.partition_point(|(piece, _)| piece.milestone < placed[last].0.milestone)
+        }
+        None => 0,
+    };
+    (0..LATE).fold(placed.len(), |end, _| before(end))
 }
 
 /// Whether numbers of this type, so many bytes at this address, can be pieces, but for what is behind the last vector.
@@ -217,6 +231,19 @@ mod tests {
         let (stages, _) = planned(vec![piece(0, 16, 3), piece(64, 16, 3)], NOWHERE);
         let [stage] = &stages[..] else { panic!("{} stages", stages.len()) };
         assert_eq!((stage.pieces.len(), &stage.sent), (2, &Some(0..2)));
+    }
+
+    #[test]
+    fn early_pieces_do_not_wait_for_late_ones() {
+        let last = LATE as u32 + 3;
+        let pieces = (1..=last).flat_map(|at| [piece(u64::from(at) << 20, 16, at); 2]).collect();
+        let (stages, _) = planned(pieces, NOWHERE);
+        let milestones: Vec<Vec<u32>> = stages
+            .iter()
+            .map(|stage| stage.pieces.iter().map(|(piece, _)| piece.milestone).collect())
+            .collect();
+        let twice = |range: Range<u32>| range.flat_map(|at| [at; 2]).collect::<Vec<u32>>();
+        assert_eq!(milestones, [twice(1..3), twice(3..last), twice(last..last + 1)]);
     }
 
     #[test]
