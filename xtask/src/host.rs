@@ -1,6 +1,9 @@
 //! `cargo xtask host`: what CUDA's runtime does on the host, where there is no GPU.
 
-use crate::command::{self, cargo};
+use crate::{
+    command::{self, cargo, program},
+    gpu,
+};
 use anyhow::{Context, Result};
 use std::{
     fs,
@@ -34,8 +37,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     build.args(["build", "-p", "blackburn-idle-driver"]);
     command::run(&mut build, "The output above says why.")?;
     let folder = installed(&command::target_dir())?;
+    // The build of `cargo test --workspace`, in the same environment: `CUDA_PATH` would have most of it built anew.
+    let mut build = cargo();
+    build.args(["test", "--workspace", "--test", "integration", "--no-run"]);
+    let built = gpu::built(&mut build, "test", "", "The output above says why.")?;
+    let (_, tests) = built.first().context("Cargo has built no integration tests")?;
     command::run(
-        &mut idle_tests(arguments, &folder),
+        &mut idle_tests(tests, arguments, &folder),
         "The output above names the tests; `cargo xtask host NAME` runs one alone.",
     )
 }
@@ -54,11 +62,11 @@ fn installed(target: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn idle_tests(arguments: &Arguments, folder: &Path) -> Command {
-    let mut command = cargo();
+fn idle_tests(tests: &Path, arguments: &Arguments, folder: &Path) -> Command {
+    let mut command = program(tests);
     command
-        // The build of `cargo test --workspace`.
-        .args(["test", "--workspace", "--test", "integration", "--", &arguments.filter])
+        .arg(&arguments.filter)
+        .current_dir(command::root().join("tests"))
         .env("BLACKBURN_REQUIRE_DEVICE", "idle")
         .env("CUDA_PATH", folder)
         // Kernels that nobody compiled are kept apart from real ones.
@@ -74,11 +82,12 @@ mod tests {
 
     #[test]
     fn tests_find_the_idle_driver_and_keep_its_kernels_apart() {
-        let command = idle_tests(&Arguments { filter: "small_models".into() }, Path::new("idle"));
+        let arguments = Arguments { filter: "small_models".into() };
+        let command = idle_tests(Path::new("integration"), &arguments, Path::new("idle"));
         assert_eq!(
             shown(&command),
-            "BLACKBURN_REQUIRE_DEVICE=idle CUBECL_ENVIRONMENT=idle CUDA_PATH=idle LD_LIBRARY_PATH=idle cargo test \
-             --workspace --test integration -- small_models"
+            "BLACKBURN_REQUIRE_DEVICE=idle CUBECL_ENVIRONMENT=idle CUDA_PATH=idle LD_LIBRARY_PATH=idle integration \
+             small_models"
         );
     }
 }
