@@ -61,7 +61,7 @@ pub(super) struct Exchange {
     pub(super) functions: Functions,
     /// What moves and adds up the pieces of the last time.
     pub(super) plan: Plan,
-    /// How often there were some.
+    /// How often there were some since numbers go this way.
     pub(super) rounds: u32,
     /// Whether the length of a step will decide how numbers go.
     pub(super) is_open: bool,

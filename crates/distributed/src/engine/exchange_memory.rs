@@ -6,7 +6,7 @@
 //! | [`Way::Host`] | to memory of the host by one copy engine, and from there to the other GPU by one of its own |
 //!
 //! `NVLink` is faster, and takes power that products lack where a GPU is at its limit of power. `PCIe` is fast enough where
-//! a step is long for the gradients that it makes. Few megabytes over the links in each step cost as much power as all:
+//! a step is long for the gradients that it makes. A few megabytes over the links in each step cost about as much as all:
 //! what the pass makes last goes the way of the others, too.
 
 use super::{
@@ -120,7 +120,7 @@ pub(super) struct Met {
 }
 
 impl Met {
-    /// Where what this rank sends goes to, and what the other one sends comes to.
+    /// Where what is on its way to each rank lies: in memory of the host, or at once where it is added from.
     pub(super) fn mailboxes(&self) -> Passage {
         self.passage.unwrap_or(Passage { own: self.landed, theirs: self.theirs })
     }
@@ -132,7 +132,7 @@ impl Met {
     }
 }
 
-/// Memory of the host that both GPUs reach.
+/// Memory that both GPUs reach, for what is on its way to each of the two ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Passage {
     /// What is on its way to this rank.
@@ -142,7 +142,7 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// How it looks to rank `rank`, in the current context.
+    /// That of the host, as rank `rank` sees it in the current context.
     pub(super) fn through(
         memory: &HostMemory,
         driver: &CudaCopies,
