@@ -15,7 +15,7 @@ use blackburn_kernels::{
     Family, Pass,
     attention::{
         AttentionBlueprint, AttentionInputs, AttentionOutput, AttentionProblem, AttentionResult,
-        HeadStrides, Order, Pairs, Window, attention_backward, attention_backward_with,
+        Dropout, HeadStrides, Order, Pairs, Window, attention_backward, attention_backward_with,
         attention_forward, attention_forward_with,
     },
     buffer::Buffer,
@@ -73,6 +73,9 @@ struct Arguments {
     /// documents.
     #[arg(long, conflicts_with_all = ["packed", "memory", "module"])]
     mask: bool,
+    /// Leave out this share of the weights.
+    #[arg(long)]
+    dropout: Option<f64>,
     /// Run both passes by the plans that are picked once, and tell the memory that is in use while
     /// all tensors live, and what is reserved then, instead of comparing and timing.
     #[arg(long)]
@@ -130,6 +133,7 @@ fn problem(arguments: &Arguments, case: &AttentionCase) -> AttentionProblem {
     let mut problem = AttentionProblem::dense(shape, case.seq_kv, dtype);
     problem.deterministic = arguments.deterministic;
     problem.full_f32 = arguments.full_f32;
+    problem.dropout = arguments.dropout.map(|rate| Dropout { rate, seed: 1 });
     if arguments.mask {
         problem.mask = Some(Pairs { batch: 0, head: 0, row: case.seq_kv, column: 1 });
     } else if case.options.causal {

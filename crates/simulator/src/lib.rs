@@ -40,8 +40,8 @@
 //! # What is known
 //!
 //! The instructions that our launchers' kernels for `sm_80` and `sm_90a` contain, and those of `tcgen05`: arithmetic,
-//! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `mma.sync`, `wgmma`,
-//! tensor memory and its products. An instruction that is not known is an error with its line. Atomic operations,
+//! `cp.async`, `mbarrier`, bulk copies of tiles and of pixels (im2col) with swizzle, `ldmatrix`, `movmatrix`, `mma.sync`,
+//! `wgmma`, tensor memory and its products. An instruction that is not known is an error with its line. Atomic operations,
 //! local memory, functions and stores by the copy engine are not known: no kernel of ours has them.
 //!
 //! Of clusters, whose size the kernel names (`.reqnctapercluster`): `barrier.cluster`, `mapa`, accesses and arrivals to

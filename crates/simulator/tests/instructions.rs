@@ -207,6 +207,18 @@ fn shuffles_stay_in_their_segment() {
 }
 
 #[test]
+fn matrices_of_halves_are_transposed() {
+    // Element (row, column) is 8 * row + column; a lane holds two of a row.
+    let body = "mul.lo.u32 %r5, %r1, 131074;\nadd.u32 %r5, %r5, 65536;\n\
+                movmatrix.sync.aligned.m8n8.trans.b16 %r6, %r5;\nst.global.u32 [%rd3], %r6;";
+    let expected = |lane: u32| {
+        let element = |column| 8 * column + lane / 4;
+        element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16
+    };
+    assert_eq!(at_once(body, 32, &[], 32), (0..32).map(expected).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_warp_votes() {
     let vote = |how: &str, most: u32| {
         let body = format!(

@@ -84,7 +84,7 @@ pub(crate) struct TrainArgs {
     pub(crate) tokenizer: Option<TokenizerKind>,
 
     /// What layers compute in. Parameters, their gradients and the optimizer's state stay in f32,
-    /// and f16 scales its losses. Default: f32
+    /// and f16 scales its losses. Default: bf16 on NVIDIA GPUs that have it, else f32
     #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) precision: Option<Precision>,
 

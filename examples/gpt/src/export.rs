@@ -46,7 +46,7 @@ fn prepare(args: &TrainArgs, device: &mut Device, report: &Report) -> Result<Run
     if args.resume {
         return Run::resume(args, folder, device, report, &group);
     }
-    let settings = RunSettings::resolve(args, group.size())?;
+    let settings = RunSettings::resolve(args, group.size(), device)?;
     let mut run = Run::start(args, folder, settings, device, report, &group)?;
     run.save(1)?;
     eprintln!(

@@ -9,7 +9,7 @@ use crate::{
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
     plot,
-    settings::{AttentionKind, MastersKind, Precision, Preset, RunSettings},
+    settings::{AttentionKind, MastersKind, Precision, Preset, RunSettings, name},
     store::{TokenStore, TrainTokens},
     tokenizer::Tokenizer,
 };
@@ -208,8 +208,9 @@ impl Run {
     pub(crate) fn introduce(&self, log: &mut MetricsLog, report: &Report) -> Result<()> {
         let settings = &self.settings;
         eprintln!(
-            "training {:.1} million parameters on {}{} ({}), {} tokens a step, seed {}; run folder {}",
+            "training {:.1} million parameters in {} on {}{} ({}), {} tokens a step, seed {}; run folder {}",
             settings.model.parameters() as f64 / 1e6,
+            name(settings.precision),
             match self.group.size() {
                 1 => String::new(),
                 ranks => format!("{ranks} devices, this one "),

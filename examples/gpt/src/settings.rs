@@ -45,6 +45,16 @@ pub(crate) enum Precision {
     Mxfp8,
 }
 
+impl Precision {
+    /// What `device` trains fastest in without loss scaling and without 8 bits.
+    fn fastest(device: &Device) -> Self {
+        match train::precision::Precision::fastest(device) {
+            train::precision::Precision::Bf16 => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+}
+
 /// What parameters are stored in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -73,9 +83,7 @@ impl AttentionKind {
     /// What was asked for, or what is fastest: flash attention runs on tensor cores, but in f32 only where there is bf16,
     /// too. Elsewhere naive attention's products are faster in f32.
     pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision, device: &Device) -> Self {
-        use train::precision::Precision::Bf16;
-
-        let has_tensor_cores = || train::precision::Precision::fastest(device) == Bf16;
+        let has_tensor_cores = || Precision::fastest(device) == Precision::Bf16;
         asked.unwrap_or(match precision {
             Precision::F32 if !has_tensor_cores() => Self::Naive,
             _ => Self::Flash,
@@ -165,8 +173,8 @@ impl Preset {
 }
 
 impl RunSettings {
-    /// The settings of a fresh run: the preset's, where the command line names no other.
-    pub(crate) fn resolve(args: &TrainArgs, ranks: usize) -> Result<Self> {
+    /// The settings of a fresh run: the preset's and the device's, where the command line names no other.
+    pub(crate) fn resolve(args: &TrainArgs, ranks: usize, device: &Device) -> Result<Self> {
         let preset = args.preset.unwrap_or(Preset::Tiny);
         let defaults = preset.defaults();
         let tokenizer = args.tokenizer.unwrap_or(TokenizerKind::Bytes);
@@ -175,7 +183,7 @@ impl RunSettings {
         let settings = Self {
             preset,
             tokenizer,
-            precision: args.precision.unwrap_or(Precision::F32),
+            precision: args.precision.unwrap_or_else(|| Precision::fastest(device)),
             masters: args.masters.unwrap_or_default(),
             loss_scaling: !args.no_loss_scaling,
             model: ModelConfig {
@@ -402,6 +410,6 @@ fn yes() -> bool {
 }
 
 /// How the command line spells a choice.
-fn name(value: impl ValueEnum) -> String {
+pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
 }

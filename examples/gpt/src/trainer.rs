@@ -48,7 +48,7 @@ pub(crate) fn train(
     let mut run = match args.resume {
         true => Run::resume(args, folder, &mut device, report, group)?,
         false => {
-            let settings = RunSettings::resolve(args, group.size())?;
+            let settings = RunSettings::resolve(args, group.size(), &device)?;
             Run::start(args, folder, settings, &mut device, report, group)?
         }
     };

@@ -86,6 +86,8 @@ impl Size {
 pub(crate) struct Inputs {
     pub(crate) device: Device,
     pub(crate) dtype: DType,
+    /// See [`Subject`](crate::sweep::Subject).
+    pub(crate) tunes: bool,
 }
 
 impl Inputs {

@@ -15,6 +15,7 @@ pub(crate) struct Yardstick {
 pub(crate) struct Origin {
     pub(crate) date: String,
     pub(crate) commit: String,
+    pub(crate) subject: &'static str,
     pub(crate) note: String,
 }
 
@@ -38,9 +39,9 @@ impl Row {
     /// As `benches/results` has it.
     pub(crate) fn print(&self, yardstick: &Yardstick, origin: &Origin) {
         let Self { label: Label { op, pass, dtype, shape, .. }, outcome } = self;
-        let Origin { date, commit, note } = origin;
+        let Origin { date, commit, subject, note } = origin;
         let dtype = dtype.name();
-        let head = format!("{date}\t{commit}\t{op}\t{pass}\t{dtype}\t{shape}\tblackburn");
+        let head = format!("{date}\t{commit}\t{op}\t{pass}\t{dtype}\t{shape}\t{subject}");
         match outcome {
             Ok(times) => {
                 let Times { median, least, most } = times;

@@ -365,7 +365,7 @@ impl AttentionBlueprint {
 
     /// The plans by Hopper's instructions that compute products once, if they serve the problem.
     fn once(problem: &AttentionProblem, device: DeviceProfile) -> Vec<Self> {
-        let AttentionProblem { head_dim, softcap, mask, bias, dropout, packed, .. } = *problem;
+        let AttentionProblem { head_dim, softcap, mask, bias, packed, .. } = *problem;
         let refused = Self::why_never_atomic(problem, device);
         if refused.is_some() || !Self::suits_tensor_cores(problem) {
             return Vec::new();
@@ -382,11 +382,7 @@ impl AttentionBlueprint {
             return vec![of(MOVING)];
         }
         // A third warpgroup has fewer registers: too few for wide heads and for most options.
-        let has_options = softcap.is_some()
-            || mask.is_some()
-            || bias.is_some()
-            || dropout.is_some()
-            || packed.is_some();
+        let has_options = softcap.is_some() || mask.is_some() || bias.is_some() || packed.is_some();
         if head_dim > 64 || has_options {
             return vec![of(128)];
         }

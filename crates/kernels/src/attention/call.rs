@@ -2,6 +2,7 @@
 
 use super::{
     AttentionBlueprint, AttentionProblem,
+    dropout::zero_digits,
     mask_map::{MaskMap, Words, map_strides},
     problem::{Dropout, HeadStrides, OP, Pairs, clamped, invalid, unsupported},
     rules::{
@@ -18,7 +19,7 @@ use crate::{
 use cubecl::{
     client::Client,
     ir::{ElemType, IntKind, UIntKind},
-    prelude::*,
+    prelude::{SequenceArg, *},
 };
 
 /// What attention reads.
@@ -211,6 +212,7 @@ impl<'a> Call<'a> {
                 rows_q: problem.rows_q() as u32,
             },
             numbers: numbers(problem),
+            zeros: zeros(problem),
             mask_strides: pairs(problem.mask),
             bias_strides: pairs(problem.bias),
             map_strides: map_strides(self.map.as_ref().map(|map| map.strides).unwrap_or_default()),
@@ -255,17 +257,22 @@ pub(super) fn device_strides(HeadStrides { batch, head, row }: HeadStrides) -> S
 
 fn numbers(problem: &AttentionProblem) -> NumbersLaunch {
     let side = |side: Option<usize>| clamped(side.unwrap_or(0)) as i32;
-    let dropout = problem.dropout.unwrap_or(Dropout { rate: 0.0, seed: 0 });
+    let dropout = problem.dropout.unwrap_or(Dropout::NONE);
     NumbersLaunch {
         scale: problem.scale,
         softcap: problem.softcap.unwrap_or(1.0),
         left: side(problem.window.left),
         right: side(problem.window.right),
-        threshold: dropout.threshold(),
-        kept: dropout.kept(),
+        kept: (1.0 / dropout.share_kept()) as f32,
         seed_low: dropout.seed as u32,
         seed_high: (dropout.seed >> 32) as u32,
     }
+}
+
+/// The digits of dropout's threshold, if there is dropout.
+fn zeros(problem: &AttentionProblem) -> SequenceArg<u32> {
+    let dropout = problem.dropout.filter(|_| options(problem).dropout);
+    dropout.into_iter().flat_map(|dropout| zero_digits(dropout.threshold())).collect()
 }
 
 pub(super) fn options(problem: &AttentionProblem) -> Options {

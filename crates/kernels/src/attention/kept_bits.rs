@@ -2,16 +2,11 @@
 #![allow(clippy::manual_rotate, reason = "kernels have shifts, and no rotation")]
 
 use super::{
-    dropout::{DRAWS, Seeds, random_words},
+    dropout::{KEYS_OF_WORD, NEXT_KEY, Seeds, kept_word},
     rules::{Sequence, Side},
 };
-use crate::ptx::computed;
-use cubecl::prelude::*;
-
-/// The highest bit of each half of a word.
-const HIGHEST: u32 = 0x8000_8000;
-/// What separates the units of two neighboring rows of a tile.
-const NEXT_ROW: u32 = 4;
+use crate::ptx::{bytes_of_two, computed, sign_masks, transposed_halves};
+use cubecl::prelude::{Sequence as Elements, *};
 
 /// Which weights dropout leaves of the 32 that a unit has of 64 columns: four to eight columns, two for its first row
 /// and two for the row 8 below. [`is_kept`] tells it of each.
@@ -24,7 +19,7 @@ pub(super) fn kept_bits<I: Float, M: Numeric>(
     column: u32,
     #[comptime] rows: Side,
 ) -> u32 {
-    kept_bits_of(&sequence.seeds(), sequence.rules.numbers.threshold, row, column, rows)
+    kept_bits_of(&sequence.seeds(), &sequence.rules.zeros, row, column, rows)
 }
 
 /// What the generator is given besides a pair, computed anew: what it makes of it would else be kept in registers from
@@ -44,72 +39,65 @@ pub(super) fn kept_bits_anew<I: Float, M: Numeric>(
     #[comptime] rows: Side,
 ) -> u32 {
     let (seeds, row) = (seeds_anew(sequence), computed(row));
-    let threshold = sequence.rules.numbers.threshold;
-    computed(kept_bits_of(&seeds, threshold, row, column, rows))
+    computed(kept_bits_of(&seeds, &sequence.rules.zeros, row, column, rows))
 }
 
 /// As [`kept_bits`], of seeds that are at hand.
+///
+/// The 64 columns are four blocks of 16 by 16 weights. Each of the four units of a row draws the word of one of them,
+/// and they exchange what the others need.
 #[cube]
 pub(super) fn kept_bits_of(
     seeds: &Seeds,
-    threshold: u32,
+    zeros: &Elements<u32>,
     row: u32,
     column: u32,
     #[comptime] rows: Side,
 ) -> u32 {
-    // A draw and this reach the highest bit of a half where the draw reaches the threshold.
-    let addend = (0x8000 - threshold) * 0x0001_0001;
+    let quad = column % KEYS_OF_WORD / 2;
+    let block = column / KEYS_OF_WORD + quad;
     match comptime!(rows) {
-        Side::Queries => {
-            let mut bits = 0u32;
-            #[unroll]
-            for group in 0..4usize {
-                let key = column + comptime!(16 * group as u32);
-                let (first, second_keys, second_query, both) = random_words(row, key, seeds);
-                let words = (first, second_query, second_keys, both);
-                bits |= group_bits(words, addend, group);
-            }
-            bits
-        }
+        Side::Queries => of_all_blocks(kept_word(row, block, seeds, zeros), quad),
+        // Drawn as if queries were the rows: a unit has one query of a block then, and keys side by side.
         Side::Keys => {
-            // The unit has two neighboring queries of each group, and one of two neighboring keys. It draws for both
-            // keys and one of the queries, its neighbor for the other query; they exchange what the other one needs.
-            let is_odd = row % 2 == 1;
-            let mut bits = 0u32;
-            #[unroll]
-            for group in 0..4usize {
-                let query = column + comptime!(16 * group as u32) + row % 2;
-                let words = random_words(query, row - row % 2, seeds);
-                bits |= group_bits(words, addend, group);
-            }
-            let received = plane_shuffle_xor(bits, NEXT_ROW);
-            let turned = (received << 16) | (received >> 16);
-            let own = select(is_odd, 0xffff_0000u32, 0x0000_ffffu32);
-            (bits & own) | (turned & !own)
+            let query = block * KEYS_OF_WORD + row % 8;
+            let drawn = kept_word(query, row / KEYS_OF_WORD, seeds, zeros);
+            transposed_halves(of_all_blocks(drawn, quad))
         }
     }
 }
 
-/// The bits of 16 columns, of which `words` are in the order of registers: the unit's first row and the one 8 below in
-/// its first columns, and both 8 columns further.
+/// Of the words that four units have of a block each, what this one needs: half bytes, of which each half of a word has
+/// one for each unit, become half bytes of each block.
 #[cube]
-fn group_bits(words: (u32, u32, u32, u32), addend: u32, #[comptime] group: usize) -> u32 {
-    let place = comptime!(4 * group as u32);
-    (reached(words.0, addend) >> place)
-        | (reached(words.1, addend) >> comptime!(place + 1))
-        | (reached(words.2, addend) >> comptime!(place + 2))
-        | (reached(words.3, addend) >> comptime!(place + 3))
+fn of_all_blocks(word: u32, quad: u32) -> u32 {
+    let is_odd = quad % 2 == 1;
+    let received = plane_shuffle_xor(word, 1u32);
+    let turn = select(is_odd, 28u32, 4u32);
+    let own = select(is_odd, 0xf0f0_f0f0u32, 0x0f0f_0f0fu32);
+    let pairs = (word & own) | (((received << turn) | (received >> (32 - turn))) & !own);
+    let received = plane_shuffle_xor(pairs, 2u32);
+    bytes_of_two(pairs, received, select(quad < 2, 0x6240u32, 0x3715u32))
 }
 
-/// The highest bit of each half whose draw reaches the threshold.
-#[cube]
-fn reached(word: u32, addend: u32) -> u32 {
-    ((word & DRAWS) + addend) & HIGHEST
+/// The bit of register `i` in a half of the word, if the rows are those.
+fn bit_of(i: usize, rows: Side) -> u32 {
+    let (columns, row) = (i % 32 / 4, i / 2 % 2);
+    let bit = match rows {
+        Side::Queries => 2 * columns + row,
+        Side::Keys => columns / 2 * 4 + 2 * row + columns % 2,
+    };
+    bit as u32
 }
 
-/// Whether dropout leaves the weight of register `i`, of the `bits` that [`kept_bits`] gives for 32 of them: two
-/// neighboring columns are in the two halves, and go from the highest bit down.
+/// Whether dropout leaves the weight of register `i`, of the `bits` that [`kept_bits`] gives for 32 of them.
 #[cube]
-pub(super) fn is_kept(bits: u32, #[comptime] i: usize) -> bool {
-    bits & comptime!(1u32 << (i % 2 * 16 + 15 - i % 32 / 2)) != 0
+pub(super) fn is_kept(bits: u32, #[comptime] i: usize, #[comptime] rows: Side) -> bool {
+    bits & comptime!(1u32 << (i as u32 % 2 * NEXT_KEY + bit_of(i, rows))) != 0
+}
+
+/// The bits of two packed weights where both stay: those of the registers `2 * pair` and the next one.
+#[cube]
+pub(super) fn kept_pair_mask(bits: u32, #[comptime] pair: usize, #[comptime] rows: Side) -> u32 {
+    sign_masks(bits << comptime!(15 - bit_of(2 * pair, rows)))
 }

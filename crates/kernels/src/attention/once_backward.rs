@@ -202,6 +202,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
             let mut before = 0u32;
             let mut turn = 0u32;
             let mut open = open_keys(&own, group_row, tiles.0 * side, side, Side::Keys);
+            let anew = comptime!(blueprint.groups == 3);
             barrier_wait(places.fixed_full, 0u32);
             for member in 0..group {
                 for at in tiles.0..tiles.1 {
@@ -209,7 +210,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     let of_sums = sums_tile::<I, M>(&sequence, at);
                     let column = at * side;
                     let tile =
-                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys, false);
+                        pair_tile::<I, M>(sequence, row, column, quad, exponent, Side::Keys, anew);
                     let checked =
                         is_checked(&tile.sequence, group_row, column, open, side, Side::Keys);
                     // Of the next tile, which so need not wait for it. All heads have one mask.
@@ -231,7 +232,7 @@ pub(crate) fn attention_backward_once_wgmma_kernel<I: Float, M: Numeric, R: Size
                     barrier_wait(places.full + from.stage * 8, from.phase);
                     let options = comptime!(rules.options);
                     // Both ways write the registers themselves: none is left for a copy.
-                    if comptime!(options.concern_every_tile()) || checked {
+                    if comptime!(options.looks_up_pairs()) || checked {
                         step::<I, M>(k_tile, v_tile, &stage, &tile, lane, true, blueprint);
                     } else {
                         step::<I, M>(k_tile, v_tile, &stage, &tile, lane, false, blueprint);

@@ -2,7 +2,11 @@
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
 use super::{
-    kept_bits::is_kept, once::TERM_BYTES, pairs::PairTile, seen_words::is_seen, softmax::pack,
+    kept_bits::{is_kept, kept_pair_mask},
+    once::TERM_BYTES,
+    pairs::PairTile,
+    seen_words::is_seen,
+    softmax::pack,
 };
 use crate::ptx::{
     access::{
@@ -80,12 +84,6 @@ pub(super) fn weights_of<I: Float, M: Numeric, R: Size>(
     (vector_of::<f32, R>(made), slopes)
 }
 
-/// What dropout multiplies weight `i` by.
-#[cube]
-fn kept_factor<I: Float, M: Numeric>(tile: &PairTile<'_, I, M>, #[comptime] i: usize) -> f32 {
-    select(is_kept(tile.kept, i), tile.sequence.rules.numbers.kept, 0.0f32)
-}
-
 /// `dropout(P)`, packed as the tensor cores take it.
 #[cube]
 pub(super) fn weight_words<I: Float, M: Numeric, R: Size>(
@@ -97,13 +95,12 @@ pub(super) fn weight_words<I: Float, M: Numeric, R: Size>(
     let mut packed = Elements::<u32>::new();
     #[unroll]
     for pair in 0..16usize {
-        let mut low = made.extract(comptime!(2 * pair));
-        let mut high = made.extract(comptime!(2 * pair + 1));
+        let (low, high) = comptime!((2 * pair, 2 * pair + 1));
+        let mut word = pack(made.extract(low), made.extract(high), dtype);
         if comptime!(options.dropout) {
-            low *= kept_factor(tile, comptime!(2 * pair));
-            high *= kept_factor(tile, comptime!(2 * pair + 1));
+            word &= kept_pair_mask(tile.kept, pair, tile.side);
         }
-        packed.push(pack(low, high, dtype));
+        packed.push(word);
     }
     vector_of::<u32, Const<16>>(packed)
 }
@@ -131,7 +128,7 @@ pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
             let i = comptime!(4 * four + j);
             let mut product = products.extract(comptime!(first + i));
             if comptime!(options.dropout) {
-                product *= kept_factor(tile, i);
+                product = select(is_kept(tile.kept, i, tile.side), product, 0.0f32);
             }
             let mut gradient = weights.extract(i) * (product - deltas.extract(comptime!(j % 2)));
             if comptime!(slopes.len() == 32) {

@@ -253,7 +253,7 @@ fn multiply<I: Float, M: Numeric>(
                     let next = select(at + 1 < tiles.1, at + 1, tiles.0);
                     open = open_keys(own, first_row, next * side, side, Side::Keys);
                     let options = comptime!(rules.options);
-                    if comptime!(options.concern_every_tile()) || checked {
+                    if comptime!(options.looks_up_pairs()) || checked {
                         weigh::<I, M>(places, &stage, &tile, lane, true, blueprint);
                     } else {
                         weigh::<I, M>(places, &stage, &tile, lane, false, blueprint);

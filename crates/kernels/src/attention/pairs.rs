@@ -111,7 +111,7 @@ pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
     is_checked: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(tile.sequence.rules.options);
-    if comptime!(options.concern_every_tile()) || is_checked {
+    if comptime!(options.looks_up_pairs()) || is_checked {
         gradients_of::<I, M, R>(products, terms, tile, true)
     } else {
         gradients_of::<I, M, R>(products, terms, tile, false)
@@ -170,13 +170,15 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
             };
             weight = select(visible, weight, 0.0f32);
         }
-        let mut kept = 1.0f32;
+        let mut dropped = weight;
+        let mut gradient = products.extract(comptime!(32 + i));
         if comptime!(options.dropout) {
-            kept = select(is_kept(tile.kept, i), rules.numbers.kept, 0.0f32);
+            let kept = is_kept(tile.kept, i, tile.side);
+            dropped = select(kept, weight, 0.0f32);
+            gradient = select(kept, gradient, 0.0f32);
         }
-        let gradient = products.extract(comptime!(32 + i));
-        made.insert(i, kept * weight);
-        made.insert(comptime!(32 + i), weight * (kept * gradient - terms[at]) * slope);
+        made.insert(i, dropped);
+        made.insert(comptime!(32 + i), weight * (gradient - terms[at]) * slope);
     }
     made
 }

@@ -1,3 +1,4 @@
+use super::dropout::DIGITS;
 use crate::KernelError;
 use cubecl::ir::{ElemType, FloatKind};
 
@@ -66,10 +67,10 @@ pub struct Window {
     pub right: Option<usize>,
 }
 
-/// How many draws there are: of 15 bits.
-const DRAWS: f64 = 32_768.0;
+/// How many draws there are.
+const DRAWS: f64 = (1u32 << DIGITS) as f64;
 
-/// Weights are dropped with probability `rate`, rounded to a multiple of 2^-15, by a generator that backward runs again.
+/// Weights are dropped with probability `rate`, rounded to a multiple of 2^-16, by a generator that backward runs again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// At least 0, below 1.
@@ -79,14 +80,17 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Nothing is dropped.
+    pub(super) const NONE: Self = Self { rate: 0.0, seed: 0 };
+
     /// A draw below this is a weight dropped. A rate below 1 drops some, but never all.
     pub(super) fn threshold(self) -> u32 {
         ((self.rate * DRAWS).round() as u32).min(DRAWS as u32 - 1)
     }
 
-    /// What weights that are kept are multiplied by, so that their mean stays.
-    pub(super) fn kept(self) -> f32 {
-        (DRAWS / (DRAWS - f64::from(self.threshold()))) as f32
+    /// The share of weights that are kept. They are divided by it, so that their mean stays.
+    pub(super) fn share_kept(self) -> f64 {
+        (DRAWS - f64::from(self.threshold())) / DRAWS
     }
 }
 

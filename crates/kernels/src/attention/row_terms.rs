@@ -20,6 +20,9 @@ const NO_WEIGHTS: f32 = 1e30;
 /// `delta = rowsum(dout * out)`, and behind all of them `shift`: what a row's scores are diminished by, as
 /// powers of two. It is the largest score and the logarithm of the sum, added up.
 ///
+/// With dropout the powers are to be weights times what kept ones are multiplied by, `1 / share`. A shift is less by
+/// `log2_kept`, the logarithm of that number, and delta is multiplied by `share`, so that its products with weights stay.
+///
 /// With a bias they stay `apart`, two terms one behind the other, and the largest score is not turned into
 /// a power. Added to a mask of -1e9 the logarithm would be lost, and the weights of a masked row would not
 /// add up to one.
@@ -40,6 +43,8 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
     rows: u32,
     heads: u32,
     head_dim: u32,
+    share_kept: f32,
+    log2_kept: f32,
     first_batch: u32,
     batches: u32,
     out_strides: Strides,
@@ -83,12 +88,14 @@ pub(crate) fn attention_row_terms_kernel<I: Float, W: Size>(
         let log = lse[(all + at) as usize];
         let has_none = log < f32::min_value();
         let to_powers = comptime!(LOG2_E as f32);
-        terms[at as usize] = sum;
+        terms[at as usize] = sum * share_kept;
         if comptime!(apart) {
             terms[(all + at) as usize] = largest;
-            terms[(2 * all + at) as usize] = select(has_none, NO_WEIGHTS, log * to_powers);
+            terms[(2 * all + at) as usize] =
+                select(has_none, NO_WEIGHTS, log * to_powers - log2_kept);
         } else {
-            terms[(all + at) as usize] = select(has_none, NO_WEIGHTS, (largest + log) * to_powers);
+            terms[(all + at) as usize] =
+                select(has_none, NO_WEIGHTS, (largest + log) * to_powers - log2_kept);
         }
     }
 }

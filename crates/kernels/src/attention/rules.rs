@@ -3,11 +3,11 @@
 #[cfg(feature = "cuda")]
 use super::mask_map::first_bits;
 use super::{
-    dropout::{Seeds, random_draw},
+    dropout::{Seeds, is_pair_kept},
     mask_map::{BLOCK, MapStrides},
 };
 use crate::philox::combined;
-use cubecl::prelude::*;
+use cubecl::prelude::{Sequence as Elements, *};
 #[cfg(feature = "cuda")]
 use std::f64::consts::LOG2_E;
 
@@ -30,12 +30,6 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether each pair's number has to be drawn or looked up, in every tile.
-    #[cfg(feature = "cuda")]
-    pub(super) fn concern_every_tile(self) -> bool {
-        self.dropout || self.looks_up_pairs()
-    }
-
     /// Whether the mask is read wherever a tile is.
     #[cfg(feature = "cuda")]
     pub(super) fn looks_up_pairs(self) -> bool {
@@ -100,8 +94,6 @@ pub(crate) struct Numbers {
     pub(crate) softcap: f32,
     pub(crate) left: i32,
     pub(crate) right: i32,
-    /// Draws below it drop a weight.
-    pub(crate) threshold: u32,
     /// What kept weights are multiplied by.
     pub(crate) kept: f32,
     pub(crate) seed_low: u32,
@@ -121,6 +113,8 @@ pub(crate) struct Rules<I: Float, M: Numeric> {
     pub(crate) key: Box<[u32]>,
     pub(crate) sizes: Sizes,
     pub(crate) numbers: Numbers,
+    /// Of the threshold of dropout, if there is any: see [`zero_digits`](super::dropout::zero_digits).
+    pub(crate) zeros: Elements<u32>,
     pub(crate) mask_strides: PairStrides,
     pub(crate) bias_strides: PairStrides,
     pub(crate) map_strides: MapStrides,
@@ -387,7 +381,7 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
     pub(super) fn is_kept(&self, row: u32, column: u32) -> bool {
         let mut kept = true;
         if comptime!(self.rules.options.dropout) {
-            kept = random_draw(row, column, &self.seeds()) >= self.rules.numbers.threshold;
+            kept = is_pair_kept(row, column, &self.seeds(), &self.rules.zeros);
         }
         kept
     }
@@ -401,7 +395,8 @@ impl<'a, I: Float, M: Numeric> Sequence<'a, I, M> {
             &self.rules.key,
             comptime!(self.rules.options.key),
         );
-        Seeds { head: self.batch * self.rules.sizes.heads_q + self.head, low, high }
+        let head = self.batch * self.rules.sizes.heads_q + self.head;
+        Seeds { head, low, high }
     }
 
     /// Where the numbers of a head's queries begin in a tensor of one for each query.

@@ -232,11 +232,11 @@ pub(super) fn kept_words<I: Float, M: Numeric>(
     if comptime!(queries.sequence.rules.options.dropout) {
         let seeds = seeds_anew(&queries.sequence);
         let row = computed(queries.row);
-        let threshold = queries.sequence.rules.numbers.threshold;
         #[unroll]
         for word in 0..comptime!(queries.tile_kv / 64) {
             let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
-            let kept = kept_bits_of(&seeds, threshold, row, column, Side::Queries);
+            let kept =
+                kept_bits_of(&seeds, &queries.sequence.rules.zeros, row, column, Side::Queries);
             words.push(computed(kept));
         }
     }
@@ -307,7 +307,7 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
                 kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }
-            weight = select(is_kept(kept, i), weight, 0.0f32);
+            weight = select(is_kept(kept, i, Side::Queries), weight, 0.0f32);
         }
         weights.push(weight);
     }

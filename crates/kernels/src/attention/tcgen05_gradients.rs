@@ -227,7 +227,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size>(
             };
             barrier_wait(at.terms.full + slot.stage * 8, slot.phase);
             let options = comptime!(rules.options);
-            if comptime!(options.concern_every_tile()) || checked {
+            if comptime!(options.looks_up_pairs()) || checked {
                 step::<I, M>(at, &part, &place, &upper, &lower, true, blueprint);
             } else {
                 step::<I, M>(at, &part, &place, &upper, &lower, false, blueprint);

@@ -143,7 +143,7 @@ pub(super) fn weigh_and_write<I: Float, M: Numeric, R: Size, P: Size>(
                 let checked =
                     first_key < all_from || first_key + comptime!(tile_kv as u32) > all_to;
                 let options = comptime!(rules.options);
-                if comptime!(options.concern_every_tile()) || checked {
+                if comptime!(options.looks_up_pairs()) || checked {
                     make_weights::<I, M, R, P>(
                         scores,
                         sums,

@@ -1,7 +1,7 @@
 //! What the launches of both families of tensor cores share.
 
 use super::{
-    AttentionGradients, AttentionProblem, AttentionResult,
+    AttentionGradients, AttentionProblem, AttentionResult, Dropout,
     call::{Call, device_strides, heads, options},
     problem::{HeadStrides, unsupported},
     query_sums::WIDTH as SUMS_WIDTH,
@@ -98,6 +98,7 @@ pub(super) fn row_terms(
     Tensor::of_queries(call, result.out, problem.out()).fetched_strides(call)?;
     Tensor::of_queries(call, result.dout, result.dout_strides).fetched_strides(call)?;
     let apart = options(problem).bias;
+    let dropout = problem.dropout.unwrap_or(Dropout::NONE);
     let terms = Buffer::empty(call.client, terms_of_row(problem) * problem.query_elements(), F32);
     let tiles = problem.rows_q().div_ceil(TERMS_ROWS as usize);
     let batches = problem.tensor_batch();
@@ -123,6 +124,8 @@ pub(super) fn row_terms(
                 problem.rows_q() as u32,
                 problem.heads_q as u32,
                 problem.head_dim as u32,
+                dropout.share_kept() as f32,
+                -dropout.share_kept().log2() as f32,
                 first as u32,
                 batches as u32,
                 device_strides(problem.out()),

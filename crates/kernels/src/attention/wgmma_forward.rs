@@ -13,8 +13,8 @@ use super::{
     pipeline::{CHUNK_BYTES, Slot, TmaForwardBlueprint, advance, index_in, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules, apply_rules_to, pack_registers, queries_at, rescale,
-        unseen, weigh, write_rows,
+        Queries, RowState, apply_rules, apply_rules_to, kept_words, pack_registers, queries_at,
+        rescale, unseen, weigh_kept, write_rows,
     },
 };
 use crate::ptx::{
@@ -56,6 +56,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
 ) -> (Vector<f32, R>, Vector<u32, P>) {
     let kv_bytes = comptime!(blueprint.kv_bytes() as u32);
     let (k_tile, v_tile) = (ring.k + stage * kv_bytes, ring.v + stage * kv_bytes);
+    let drawn = kept_words(queries, first_key);
     let both = wgmma_overlapped::<R, P>(
         sums,
         weights,
@@ -68,7 +69,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         comptime!(blueprint.takes_turns),
     );
     let ruled = apply_rules_to::<I, M, R>(both, queries, first_key, masked);
-    let carried = weigh::<I, M, R>(ruled, state, queries, first_key);
+    let carried = weigh_kept::<I, M, R>(ruled, state, queries, first_key, &drawn, false, false);
     let (first, used) = comptime!((blueprint.score_registers(), blueprint.out_registers()));
     // Packed only then: the tensor cores still read the registers of the last weights.
     let settled = wgmma_settle::<R>(carried, comptime!(first + used));
@@ -264,6 +265,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                 if first < last {
                     // The first tile of keys has no weights to multiply values with.
                     let stage = load::<u32>(slot.stage);
+                    let first_key = first * tile_kv;
+                    let drawn = kept_words(&queries, first_key);
                     barrier_wait(full + stage * 8, load::<u32>(slot.phase));
                     let scores = wgmma_product::<R>(
                         q_tile,
@@ -274,10 +277,11 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         barrier_arrive(empty + stage * 8);
                     }
                     advance(&mut slot, stages);
-                    let first_key = first * tile_kv;
                     let checked = is_partly_hidden(first_key, tile_kv, all_from, all_to);
                     let ruled = apply_rules::<I, M, R>(scores, &queries, first_key, checked);
-                    let weighed = weigh::<I, M, R>(ruled, &mut state, &queries, first_key);
+                    let weighed = weigh_kept::<I, M, R>(
+                        ruled, &mut state, &queries, first_key, &drawn, false, false,
+                    );
                     let mut weights = packed_weights::<R, P>(weighed, blueprint);
                     for tile in first + 1..last {
                         let stage = load::<u32>(slot.stage);
@@ -286,7 +290,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                         let checked = is_partly_hidden(first_key, tile_kv, all_from, all_to);
                         let options = comptime!(rules.options);
                         // Both ways write the registers themselves: none is left for a copy.
-                        if comptime!(options.concern_every_tile()) || checked {
+                        if comptime!(options.looks_up_pairs()) || checked {
                             let stepped = step::<I, M, R, P>(
                                 sums, weights, q_tile, &ring, stage, &mut state, &queries,
                                 first_key, true, blueprint,

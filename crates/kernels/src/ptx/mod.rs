@@ -142,6 +142,28 @@ pub(crate) fn computed(word: u32) -> u32 {
     same
 }
 
+/// The 8 x 8 matrix of halves of words that a warp holds, two neighbors of a row in each unit, transposed.
+#[cube]
+pub(crate) fn transposed_halves(word: u32) -> u32 {
+    let transposed: u32;
+    gpu_asm!("movmatrix.sync.aligned.m8n8.trans.b16 {r}, {x};", r = out(_) transposed, x = in(_) load::<u32>(word));
+    transposed
+}
+
+/// Four bytes of two words, each by its half byte of `which`: 0 to 3 are bytes of the first, 4 to 7 of the second.
+#[cube]
+pub(crate) fn bytes_of_two(first: u32, second: u32, which: u32) -> u32 {
+    let bytes: u32;
+    gpu_asm!("prmt.b32 {r}, {a}, {b}, {c};", r = out(_) bytes, a = in(_) load::<u32>(first), b = in(_) load::<u32>(second), c = in(_) load::<u32>(which), options(nomem));
+    bytes
+}
+
+/// Each half of the word filled with its highest bit.
+#[cube]
+pub(crate) fn sign_masks(word: u32) -> u32 {
+    bytes_of_two(word, word, 0xbb99u32)
+}
+
 /// Gives all but `count` registers of this warpgroup's units back, a multiple of 8.
 #[cube]
 pub(crate) fn release_registers(#[comptime] count: u32) {

@@ -1,17 +1,20 @@
 use super::blueprint::UNITS;
 use cubecl::prelude::*;
 
-/// `y[r, s] = factor` times the sum of `x[r, c]` over the columns of split s; `columns` and `pitch` count
-/// vectors. Rows lie along x, splits along y. A cube has `lanes` units along a row and the others along rows.
+/// `y[r, s] = factor` times the sum of `x[r, c]`, or of `(x[r, c] - means[r])^2` if `squares`, over the columns of split s;
+/// `columns` and `pitch` count vectors. Rows lie along x, splits along y. A cube has `lanes` units along a row and the
+/// others along rows.
 #[cube(launch_unchecked)]
 pub(crate) fn row_sum_kernel<I: Float, O: Float, N: Size>(
     x: &[Vector<I, N>],
+    means: &[I],
     y: &mut [O],
     rows: u32,
     columns: u32,
     pitch: u32,
     factor: f32,
     #[comptime] lanes: u32,
+    #[comptime] squares: bool,
     #[define(I)] _input: ElemType,
     #[define(O)] _output: ElemType,
 ) {
@@ -22,8 +25,13 @@ pub(crate) fn row_sum_kernel<I: Float, O: Float, N: Size>(
     if row < rows {
         let mut column = CUBE_POS_Y * lanes + UNIT_POS_X;
         let step = CUBE_COUNT_Y * lanes;
+        let mut mean = Vector::<f32, N>::new(0.0f32);
+        if comptime!(squares) {
+            mean = Vector::new(f32::cast_from(means[row as usize]));
+        }
         while column < columns {
-            sum += Vector::cast_from(x[(row * pitch + column) as usize]);
+            let value = Vector::<f32, N>::cast_from(x[(row * pitch + column) as usize]) - mean;
+            sum += if comptime!(squares) { value * value } else { value };
             column += step;
         }
     }

@@ -29,22 +29,48 @@ pub fn row_sum_as(
     factor: f32,
     out: ElemType,
 ) -> Result<Buffer, KernelError> {
-    check(x)?;
     if out != x.buffer.dtype && out != F32 {
         let reason = format!("sums of {:?} in {out:?}", x.buffer.dtype);
         return Err(KernelError::Unsupported { op: OP, reason });
     }
+    sum(client, x, None, factor, out)
+}
+
+/// `y[r] = factor sum_c (x[r, c] - means[r])^2`, with means of the type of x.
+///
+/// # Errors
+///
+/// As [`row_sum`], and [`KernelError::InvalidProblem`] for means of another type or number than rows.
+pub fn row_squares(
+    client: &Client,
+    x: &Rows,
+    means: &Buffer,
+    factor: f32,
+) -> Result<Buffer, KernelError> {
+    means.check(OP, "means", x.rows, x.buffer.dtype)?;
+    sum(client, x, Some(means), factor, x.buffer.dtype)
+}
+
+fn sum(
+    client: &Client,
+    x: &Rows,
+    means: Option<&Buffer>,
+    factor: f32,
+    out: ElemType,
+) -> Result<Buffer, KernelError> {
+    check(x)?;
     let blueprint = RowSumBlueprint::plan(x, client);
     let y = Buffer::empty(client, x.rows, out);
     if blueprint.splits == 1 {
-        launch(client, x, blueprint, factor, &y)?;
+        launch(client, x, means, blueprint, factor, &y)?;
         return Ok(y);
     }
     let partial = Buffer::empty(client, x.rows * blueprint.splits, F32);
-    launch(client, x, blueprint, 1.0, &partial)?;
+    launch(client, x, means, blueprint, 1.0, &partial)?;
     let columns = blueprint.splits;
     let partial = Rows { buffer: partial, rows: x.rows, columns, pitch: columns };
-    launch(client, &partial, RowSumBlueprint::of_partial_sums(&partial, client), factor, &y)?;
+    let blueprint = RowSumBlueprint::of_partial_sums(&partial, client);
+    launch(client, &partial, None, blueprint, factor, &y)?;
     Ok(y)
 }
 
@@ -77,6 +103,7 @@ fn check(x: &Rows) -> Result<(), KernelError> {
 fn launch(
     client: &Client,
     x: &Rows,
+    means: Option<&Buffer>,
     blueprint: RowSumBlueprint,
     factor: f32,
     y: &Buffer,
@@ -84,8 +111,8 @@ fn launch(
     let RowSumBlueprint { vector_size, lanes, splits } = blueprint;
     let cubes = [x.rows.div_ceil((UNITS / lanes) as usize), splits, 1];
     let vectors = |elements: usize| (elements / vector_size) as u32;
-    // SAFETY: x holds its rows, which are whole vectors, and y a number for each row and split; the kernel stops
-    // rows and columns at their ends.
+    // SAFETY: x holds its rows, which are whole vectors, means, if they are read, a number for each row, and y one for
+    // each row and split; the kernel stops rows and columns at their ends.
     ahead::launch(client, |client| unsafe {
         row_sum_kernel::launch_unchecked(
             client,
@@ -93,12 +120,14 @@ fn launch(
             CubeDim::new_2d(lanes, UNITS / lanes),
             vector_size,
             x.arg(),
+            means.unwrap_or(&x.buffer).arg(1),
             y.arg(1),
             x.rows as u32,
             vectors(x.columns),
             vectors(x.pitch),
             factor,
             lanes,
+            means.is_some(),
             x.buffer.dtype,
             y.dtype,
         );

@@ -1,13 +1,14 @@
-//! Sums and means of rows.
+//! Sums and means of rows, and of their squared distances from means: variances.
 //!
 //! ```text
-//! y[r] = factor sum_c x[r, c]
+//! y[r] = factor sum_c x[r, c]                    row_sum
+//! y[r] = factor sum_c (x[r, c] - means[r])^2     row_squares
 //! ```
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
 //! | x | rows, columns | columns contiguous, any pitch of rows | f32, f16, bf16 |
-//! | y | rows | contiguous | that of x |
+//! | means, y | rows | contiguous | that of x |
 //!
 //! A mean has the factor `1 / columns`. Terms are widened to f32 and added there, and the sum is rounded once.
 //! The order of addition depends on the shape and the device alone, so the same input gives the same bits each
@@ -26,5 +27,5 @@ mod launch;
 pub mod variants;
 
 pub use blueprint::RowSumBlueprint;
-pub use launch::{row_sum, row_sum_as};
+pub use launch::{row_squares, row_sum, row_sum_as};
 pub(crate) use variants::variants;

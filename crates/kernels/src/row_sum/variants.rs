@@ -1,6 +1,6 @@
 //! Sums that cover the plans: see [`variants`](crate::variants).
 
-use super::{RowSumBlueprint, row_sum};
+use super::{RowSumBlueprint, row_squares, row_sum};
 use crate::{
     buffer::{Buffer, Rows},
     variants::{FLOATS, Variant},
@@ -18,7 +18,8 @@ pub(crate) fn variants() -> Vec<Variant> {
             all.push(Variant::new(format!("{name}_{rows}x{columns}"), promises, move |client| {
                 let buffer = Buffer::empty(client, rows * columns, dtype);
                 let x = Rows { buffer, rows, columns, pitch: columns };
-                row_sum(client, &x, 1.0).map(drop)
+                let means = row_sum(client, &x, 1.0)?;
+                row_squares(client, &x, &means, 1.0).map(drop)
             }));
         }
     }

@@ -42,6 +42,11 @@ impl TopKProblem {
         self.columns.next_power_of_two().max(2)
     }
 
+    /// Elements of what is sorted first, and remains: a power of two.
+    fn run(&self) -> usize {
+        self.k.next_power_of_two().clamp(2, self.sorted())
+    }
+
     fn validate(&self, device: DeviceProfile, x: &Buffer) -> Result<(), KernelError> {
         let Self { rows, columns, k, dtype } = *self;
         check_float(OP, "x", dtype)?;
@@ -88,6 +93,7 @@ pub fn top_k(client: &Client, problem: &TopKProblem, x: &Buffer) -> Result<TopK,
             columns as u32,
             k as u32,
             sorted,
+            problem.run() as u32,
             units,
             dtype,
         )

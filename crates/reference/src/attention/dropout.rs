@@ -3,7 +3,7 @@
 //! The choice is a function of the seed and of the pair's place alone, so backward computes it
 //! again instead of reading it, and every device and tiling makes the same one.
 //!
-//! Pairs are drawn by 15 bits, and single elements of other tensors by 32.
+//! Pairs are drawn by 16 bits, of which 8 are their own, and single elements of other tensors by 16 or 32.
 
 /// Dropout of the weights of attention, and of elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,24 +36,30 @@ impl Dropout {
 
     /// A draw for a pair from here on is kept.
     pub fn pair_threshold(&self) -> u32 {
-        ((self.rate * 2f64.powi(15)).round() as u32).min((1 << 15) - 1)
+        ((self.rate * 2f64.powi(16)).round() as u32).min((1 << 16) - 1)
     }
 
-    /// As [`Dropout::rescale`], by the rate in steps of 2^-15 that pairs have.
+    /// As [`Dropout::rescale`], by the rate in steps of 2^-16 that pairs have.
     pub fn pair_rescale(&self) -> f64 {
-        2f64.powi(15) / (2f64.powi(15) - f64::from(self.pair_threshold()))
+        2f64.powi(16) / (2f64.powi(16) - f64::from(self.pair_threshold()))
     }
 
     /// Whether the pair of query `i` and key `j` is kept, `head` being
     /// `batch index * heads_q + query head`.
     ///
-    /// One call of the generator serves two queries, 8 apart, and two pairs of neighboring keys, 8 apart. The keys of a
-    /// pair share a word.
+    /// Two calls of the generator serve two queries, 8 apart, and 16 keys. A pair has a bit of each of the eight words:
+    /// its draw's upper byte, of which the last word's bit is the highest. The lower byte is its neighbor's, in which the
+    /// first word's bit is the highest.
     pub fn keeps(&self, head: usize, i: usize, j: usize) -> bool {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let words = philox4x32([(j & !9) as u32, (i & !8) as u32, head as u32, 0], key);
-        let word = words[i / 8 % 2 * 2 + j / 8 % 2];
-        let draw = (word >> (j % 2 * 16)) & 0x7fff;
+        let call = |n| philox4x32([j as u32 / 16, (i & !8) as u32, head as u32, n], key);
+        let words = [call(0), call(1)].concat();
+        let place = |j: usize| j % 2 * 16 + j / 2 % 4 * 4 + j / 8 % 2 * 2 + i / 8 % 2;
+        let mut draw = 0;
+        for (number, word) in words.iter().enumerate() {
+            draw |= (word >> place(j) & 1) << (8 + number);
+            draw |= (word >> place(j ^ 1) & 1) << (7 - number);
+        }
         draw >= self.pair_threshold()
     }
 }
@@ -111,6 +117,39 @@ mod tests {
         assert!((left_out as f64 - 3000.0).abs() < 230.0, "{left_out}");
     }
 
+    /// Neighbors share digits of their draws, and weights of a word the calls of the generator.
+    #[test]
+    fn whether_two_weights_are_left_out_does_not_depend_on_each_other() {
+        for rate in [0.1, 0.3] {
+            let dropout = Dropout { rate, seed: 3 };
+            let others: [fn(usize, usize) -> (usize, usize); 3] =
+                [|i, j| (i, j ^ 1), |i, j| (i, j ^ 8), |i, j| (i ^ 8, j)];
+            for other in others {
+                let pairs = (0..256).flat_map(|i| (0..256).map(move |j| (i, j)));
+                let both = pairs.filter(|(i, j)| {
+                    let (k, l) = other(*i, *j);
+                    !dropout.keeps(2, *i, *j) && !dropout.keeps(2, k, l)
+                });
+                // Each pair is met twice.
+                let (found, n, both_of) = (both.count() as f64 / 2.0, 32768.0, rate * rate);
+                let deviation = f64::sqrt(n * both_of * (1.0 - both_of));
+                assert!((found - n * both_of).abs() < 5.0 * deviation, "{rate}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn rates_are_told_apart_in_steps_of_65536() {
+        for rate in [0.002, 0.1 + 1.0 / 512.0] {
+            let dropout = Dropout { rate, seed: 9 };
+            let pairs = (0..512).flat_map(|i| (0..512).map(move |j| (i, j)));
+            let left_out = pairs.filter(|(i, j)| !dropout.keeps(0, *i, *j)).count() as f64;
+            let n = 512.0 * 512.0;
+            let deviation = f64::sqrt(n * rate * (1.0 - rate));
+            assert!((left_out - n * rate).abs() < 5.0 * deviation, "{rate}: {left_out}");
+        }
+    }
+
     #[test]
     fn nothing_is_left_out_at_rate_zero_and_each_place_draws_for_itself() {
         assert!((0..100).all(|j| Dropout { rate: 0.0, seed: 3 }.keeps(0, 0, j)));
@@ -139,8 +178,8 @@ mod tests {
     #[test]
     fn thresholds_split_the_range_of_draws() {
         let pairs = |rate| Dropout { rate, seed: 0 };
-        assert_eq!((pairs(0.5).pair_threshold(), pairs(0.5).pair_rescale()), (1 << 14, 2.0));
+        assert_eq!((pairs(0.5).pair_threshold(), pairs(0.5).pair_rescale()), (1 << 15, 2.0));
         assert_eq!((pairs(1e-6).pair_threshold(), pairs(1e-6).pair_rescale()), (0, 1.0));
-        assert_eq!(pairs(1.0 - 1e-12).pair_threshold(), (1 << 15) - 1);
+        assert_eq!(pairs(1.0 - 1e-12).pair_threshold(), (1 << 16) - 1);
     }
 }

@@ -193,6 +193,7 @@ impl Block<'_> {
             }
             Op::ActiveMask { dst } => registers.set(*dst, &[u64::from(mask); 32], mask, 0)?,
             Op::Shuffle { how, dst, valid, src } => shuffle(warp, *how, *dst, *valid, src, mask)?,
+            Op::TransposeHalves { dst, src } => transpose_halves(warp, *dst, *src, mask)?,
             Op::WarpSync { .. } => {
                 if let Some(races) = &mut self.races {
                     races.meet(warp.index);
@@ -268,6 +269,23 @@ impl Block<'_> {
 }
 
 /// `shfl.sync`: a lane reads another one's register, or its own where the other lies outside its segment.
+/// `movmatrix`: of an 8 x 8 matrix of halves, of which each lane holds two of a row.
+fn transpose_halves(warp: &mut Warp, dst: Reg, src: Operand, mask: u32) -> Outcome {
+    let (value, unknown) = (warp.registers.get(src)?, warp.registers.unknown(src));
+    let mut values = [0; 32];
+    let mut lost = 0;
+    for lane in 0..32 {
+        let (row, first) = (lane / 4, lane % 4 * 2);
+        for half in 0..2 {
+            let from = (first + half) * 4 + row / 2;
+            values[lane] |= (value[from] >> (16 * (row % 2)) & 0xffff) << (16 * half);
+            let given = mask >> from & 1 == 1 && unknown >> from & 1 == 0;
+            lost |= u32::from(!given) << lane;
+        }
+    }
+    warp.registers.set(dst, &values, mask, lost)
+}
+
 fn shuffle(
     warp: &mut Warp,
     how: Shuffle,

@@ -143,6 +143,9 @@ impl Decoder {
             "trap" => Ok(Op::Trap),
             "nanosleep" | "prefetch" | "prefetchu" | "griddepcontrol" => Ok(Op::Nothing),
             "shfl" => self.shuffle(parts),
+            "movmatrix" if parts.modifiers[..] == ["sync", "aligned", "m8n8", "trans", "b16"] => {
+                Ok(Op::TransposeHalves { dst: self.reg(parts, 0)?, src: self.operand(parts, 1)? })
+            }
             "vote" => self.vote(parts),
             "elect" if parts.modifiers[..] == ["sync"] => self.elect(parts),
             "tcgen05" => self.tcgen05(parts),

@@ -235,6 +235,11 @@ pub(crate) enum Op {
         valid: Option<Reg>,
         src: [Operand; 4],
     },
+    /// `movmatrix`.
+    TransposeHalves {
+        dst: Reg,
+        src: Operand,
+    },
     ActiveMask {
         dst: Reg,
     },
@@ -356,6 +361,7 @@ impl Instruction {
                 | Op::ClusterArrive { .. }
                 | Op::ClusterWait
                 | Op::LoadMatrix { .. }
+                | Op::TransposeHalves { .. }
                 | Op::Mma { .. }
                 | Op::Wgmma(_)
                 | Op::WgmmaFence

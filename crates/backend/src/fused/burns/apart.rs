@@ -4,19 +4,23 @@
 //! routines are for its autotuner, which is left out. Where outputs are few, that takes up to a thousand times as long as
 //! the memory does. [`Apart`] runs the same operations with the element-wise ones fused among themselves and each
 //! reduction on the kernels that take it where it is alone. That is more launches and more passes over memory, so sizes
-//! decide when they are known.
+//! decide when they are known. The variance of rows runs apart at any size: its squares are summed as they are made.
 
 use super::prepare;
 use crate::{
+    declined::unsupported,
     fused::{
         column_sum::Sum,
         reduce::{Reduction, suits_units},
         row_sum::RowSum,
     },
-    stream::{Done, Part, Replacement, SingleOperation},
-    tensors::Tensors,
+    stream::{Done, Part, Replacement, SingleOperation, is_last},
+    tensors::{
+        Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
+        register_cube_tensor, rows_of,
+    },
 };
-use blackburn_kernels::{DeviceProfile, KernelError};
+use blackburn_kernels::{DeviceProfile, KernelError, buffer::Rows, row_sum::row_squares};
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::CubeDevice;
 use burn_cubecl_fusion::{
@@ -27,7 +31,7 @@ use burn_cubecl_fusion::{
     },
 };
 use burn_fusion::{NumOperations, OperationFuser};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::{NumericOperationIr, OperationIr, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -39,7 +43,78 @@ const FEW_ELEMENTS: usize = 128;
 enum Alone {
     Columns(Sum),
     Rows(RowSum),
+    Squares(CenteredSquares),
     Other(Reduction),
+}
+
+/// The sum of squared distances of rows from their means.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct CenteredSquares {
+    x: TensorIr,
+    means: TensorIr,
+    out: TensorIr,
+}
+
+impl CenteredSquares {
+    const OP: &'static str = "variance";
+    /// A difference, its product with itself, and a sum.
+    const OPERATIONS: usize = 3;
+
+    /// At the beginning of `operations`, where nobody else reads what is made in between.
+    fn at(operations: &[OperationIr]) -> Option<Self> {
+        use NumericOperationIr::{Mul, Sub, SumDim};
+        use OperationIr::NumericFloat;
+        let [
+            NumericFloat(_, Sub(centered)),
+            NumericFloat(_, Mul(squared)),
+            NumericFloat(_, SumDim(sum)),
+            ..,
+        ] = operations
+        else {
+            return None;
+        };
+        let is_square = [&squared.lhs, &squared.rhs].iter().all(|of| of.id == centered.out.id);
+        let is_last_use = |tensor: &TensorIr| tensor.status == TensorStatus::ReadWrite;
+        let is_dead =
+            [&squared.lhs, &squared.rhs].into_iter().any(is_last_use) && is_last_use(&sum.input);
+        let suits = is_square
+            && is_dead
+            && sum.input.id == squared.out.id
+            && is_last(sum.axis, &sum.input)
+            && centered.rhs.shape == sum.out.shape
+            && [&centered.lhs, &centered.rhs].iter().all(|of| of.dtype == sum.out.dtype);
+        suits.then(|| Self {
+            x: centered.lhs.clone(),
+            means: centered.rhs.clone(),
+            out: sum.out.clone(),
+        })
+    }
+
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        let Self { x, means, out } = self;
+        let shape = known_output(tensors, out, Self::OP)?.shape.clone();
+        let [of_x, of_means] = [x, means].map(|tensor| cube_tensor(tensors, tensor, Self::OP));
+        let (of_x, of_means) = (of_x?, of_means?);
+        let columns = of_x.meta.shape().last().copied().unwrap_or(1);
+        let rows = match rows_of(&of_x) {
+            Some(all) if all.is_contiguous() => {
+                let rows = of_x.meta.shape().num_elements() / columns.max(1);
+                Rows { rows, columns, pitch: columns, ..all }
+            }
+            Some(rows) => rows,
+            None => return Err(unsupported(Self::OP, "rows that do not follow each other")),
+        };
+        let y = row_squares(&of_x.client, &rows, &contiguous_buffer(of_means), 1.0)?;
+        register_cube_tensor(
+            tensors,
+            out,
+            contiguous_tensor(&of_x, y, shape, out.dtype),
+            Self::OP,
+        )?;
+        consume(tensors, x);
+        consume(tensors, means);
+        Ok(Done::All)
+    }
 }
 
 impl Alone {
@@ -58,6 +133,7 @@ impl Replacement for Alone {
         match self {
             Self::Columns(sum) => sum.launch(tensors),
             Self::Rows(sum) => sum.launch(tensors),
+            Self::Squares(sum) => sum.launch(tensors),
             Self::Other(reduction) => reduction.launch(tensors),
         }
     }
@@ -78,6 +154,8 @@ pub(super) struct Apart {
     reductions: Vec<[TensorIr; 2]>,
     /// What the operations read and do not make.
     inputs: Vec<TensorIr>,
+    /// Whether all they do is to find the variance of rows.
+    is_variance: bool,
     multiprocessors: usize,
 }
 
@@ -87,6 +165,7 @@ pub(super) struct ApartState {
     pieces: Vec<PieceState>,
     reductions: Vec<[TensorIr; 2]>,
     inputs: Vec<TensorIr>,
+    is_variance: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -99,13 +178,33 @@ impl Apart {
     /// The pieces of `operations`.
     pub(super) fn of(operations: &[OperationIr], device: &CubeDevice) -> Self {
         let (mut pieces, mut reductions) = (Vec::new(), Vec::new());
-        let mut begun = 0;
-        for (place, operation) in operations.iter().enumerate() {
-            let Some(alone) = Alone::of(operation) else { continue };
+        let (mut begun, mut place) = (0, 0);
+        let mut is_variance = false;
+        while place < operations.len() {
+            let squares = CenteredSquares::at(&operations[place..]);
+            let (alone, count) = match (squares, Alone::of(&operations[place])) {
+                (Some(squares), _) => {
+                    let of_rows = |operation: &OperationIr| {
+                        operation.outputs().all(|made| made.shape == squares.out.shape)
+                    };
+                    let behind = place + CenteredSquares::OPERATIONS;
+                    let mut others = operations[..place].iter().chain(&operations[behind..]);
+                    is_variance = others.all(of_rows);
+                    (Alone::Squares(squares), CenteredSquares::OPERATIONS)
+                }
+                (None, Some(alone)) => (alone, 1),
+                (None, None) => {
+                    place += 1;
+                    continue;
+                }
+            };
             pieces.extend(elementwise(begun, &operations[begun..place], device));
-            pieces.push(Piece::Part(Box::new(Part::Replaced(vec![place], alone))));
-            begun = place + 1;
-            reductions.extend(operation.inputs().next().zip(operation.outputs().next()));
+            let places = (place..place + count).collect();
+            pieces.push(Piece::Part(Box::new(Part::Replaced(places, alone))));
+            let last = &operations[place + count - 1];
+            reductions.extend(last.inputs().next().zip(last.outputs().next()));
+            place += count;
+            begun = place;
         }
         pieces.extend(elementwise(begun, &operations[begun..], device));
         let reductions = reductions.into_iter().map(|(x, y)| [x.clone(), y.clone()]).collect();
@@ -113,15 +212,16 @@ impl Apart {
             operations.iter().flat_map(|operation| operation.outputs()).map(|out| out.id).collect();
         let read = operations.iter().flat_map(|operation| operation.inputs());
         let inputs = read.filter(|input| !made.contains(&input.id)).cloned().collect();
-        Self { pieces, reductions, inputs, multiprocessors: multiprocessors(device) }
+        Self { pieces, reductions, inputs, is_variance, multiprocessors: multiprocessors(device) }
     }
 
-    /// Whether the fusion would leave most of the device idle.
+    /// Whether the fusion would be slower: a variance, and what would leave most of the device idle.
     ///
     /// Inputs whose dimensions lie in another order in memory stay with it. Element-wise operations by themselves would
     /// hand that order on to whatever reads them, and units that reduce along an outer dimension read side by side.
     pub(super) fn is_faster(&self, tensors: &Tensors) -> bool {
-        self.inputs.iter().all(|input| is_in_order(tensors, input)) && self.has_idle_units(tensors)
+        self.inputs.iter().all(|input| is_in_order(tensors, input))
+            && (self.is_variance || self.has_idle_units(tensors))
     }
 
     fn has_idle_units(&self, tensors: &Tensors) -> bool {
@@ -169,7 +269,8 @@ impl Apart {
             Piece::Part(part) => PieceState::Part(part.clone()),
         });
         let (reductions, inputs) = (self.reductions.clone(), self.inputs.clone());
-        ApartState { pieces: pieces.collect(), reductions, inputs }
+        let is_variance = self.is_variance;
+        ApartState { pieces: pieces.collect(), reductions, inputs, is_variance }
     }
 
     pub(super) fn from_state(device: &CubeDevice, state: ApartState) -> Self {
@@ -184,6 +285,7 @@ impl Apart {
             pieces: pieces.collect(),
             reductions: state.reductions,
             inputs: state.inputs,
+            is_variance: state.is_variance,
             multiprocessors: multiprocessors(device),
         }
     }

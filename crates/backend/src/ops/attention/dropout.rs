@@ -4,13 +4,15 @@
 use super::Dropout;
 use crate::ops::dropout::philox;
 
-/// A call's four words are for two queries and two pairs of keys, so many apart.
+/// Two calls' eight words are for the weights of two queries, so many apart,
 const APART: usize = 8;
-/// How many draws there are: of 15 bits, two in a word.
-const DRAWS: u32 = 1 << 15;
+/// and of so many keys.
+const KEYS: usize = 16;
+/// How many draws there are: of 16 bits.
+const DRAWS: u32 = 1 << 16;
 
 impl Dropout {
-    /// A draw below this is a weight left out: the rate in steps of 2^-15.
+    /// A draw below this is a weight left out: the rate in steps of 2^-16.
     fn pair_threshold(self) -> u32 {
         ((self.rate * f64::from(DRAWS)).round() as u32).min(DRAWS - 1)
     }
@@ -32,19 +34,21 @@ impl Dropout {
         let mut left_out = vec![false; heads * rows * columns];
         for (head, pairs) in left_out.chunks_mut((rows * columns).max(1)).enumerate() {
             let rows_of_calls = (0..rows).filter(|row| row & APART == 0);
-            let columns_of_calls = || (0..columns).filter(|column| column & (APART | 1) == 0);
+            let columns_of_calls = || (0..columns).step_by(KEYS);
             for (row, column) in
                 rows_of_calls.flat_map(|row| columns_of_calls().map(move |column| (row, column)))
             {
                 // Kernels count in 32 bits, too.
                 let head = (first_head + head) as u32;
-                let words = philox([column as u32, row as u32, head, 0], key);
-                let places = [(0, 0), (0, APART), (APART, 0), (APART, APART)];
-                for (word, (below, beside)) in words.iter().zip(places) {
-                    for (half, neighbor) in [(word & 0xffff, 0), (word >> 16, 1)] {
-                        let (row, column) = (row + below, column + beside + neighbor);
-                        if row < rows && column < columns {
-                            pairs[row * columns + column] = half % DRAWS < threshold;
+                let block = (column / KEYS) as u32;
+                let words =
+                    [0, 1].map(|call| philox([block, row as u32, head, call], key)).concat();
+                for below in [0, 1] {
+                    let row = row + below * APART;
+                    if row < rows {
+                        for beside in 0..KEYS.min(columns - column) {
+                            let draw = draw(&words, place_of(below, beside));
+                            pairs[row * columns + column + beside] = draw < threshold;
                         }
                     }
                 }
@@ -52,6 +56,20 @@ impl Dropout {
         }
         left_out
     }
+}
+
+/// The bit of a weight in each word.
+fn place_of(query: usize, key: usize) -> u32 {
+    (16 * (key % 2) + 4 * (key % 8 / 2) + 2 * (key / 8) + query) as u32
+}
+
+/// Digits of the weight's own, those of the last word first, and below them its neighbor's, those of the first word
+/// first.
+fn draw(words: &[u32], place: u32) -> u32 {
+    let digit = |word: &u32, place: u32| word >> place & 1;
+    let own = words.iter().rev().map(|word| digit(word, place));
+    let neighbor = words.iter().map(|word| digit(word, place ^ 16));
+    own.chain(neighbor).fold(0, |draw, digit| 2 * draw + digit)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Elements are left out with probability `rate`, and those that stay are multiplied by
 /// `1 / (1 - rate)`. The rate counts in steps of 2^-16, or 2^-32 within 1/64 of 0 and of 1. Elements of attention are its
-/// weights, for which it counts in steps of 2^-15.
+/// weights, for which it counts in steps of 2^-16.
 ///
 /// Which ones is a function of the seed, of the key and of the place of the element alone. Without a key it is
 /// the same on every device: take another seed each step, and for each layer. [`Dropout::next`] does.
