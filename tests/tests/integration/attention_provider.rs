@@ -5,7 +5,10 @@ use crate::{
     attention::{precision, problem},
     attention_op::{case, mask_of},
 };
-use blackburn_kernels::{Family, Pass, attention::AttentionBlueprint};
+use blackburn_kernels::{
+    Family, Pass,
+    attention::{AttentionBlueprint, AttentionProblem},
+};
 use blackburn_reference::{
     attention::{AttentionCase, AttentionInputs, AttentionOptions, AttentionPrecision, PairShape},
     matmul::MatmulPrecision,
@@ -140,7 +143,8 @@ fn block_of_attention(blocks: &[Block]) -> Option<&Block> {
 /// Whether the provider is to take the case: where the device has tensor cores, if a kernel runs on
 /// them.
 fn is_served(case: &AttentionCase, storage: Storage, client: &Client) -> Result<bool, Failed> {
-    let problem = problem(case, storage);
+    // The provider lets products of f32 run as TF32.
+    let problem = AttentionProblem { full_f32: false, ..problem(case, storage) };
     let plan = AttentionBlueprint::plan(&problem, Pass::Forward, client)?;
     let matmul = &client.properties().features.matmul;
     let has_tensor_cores = !(matmul.cmma.is_empty() && matmul.mma.is_empty());
@@ -204,7 +208,11 @@ fn check(
     attend: impl FnOnce() -> Tensor<4>,
 ) -> Result<Vec<Block>, Failed> {
     let (actual, blocks) = run_on_kernel(device, attend)?;
-    judge(case, inputs, &actual, case.head_dim, &precision(client, storage))?;
+    let precision = match storage {
+        F32 => burns_precision(client),
+        _ => precision(client, storage),
+    };
+    judge(case, inputs, &actual, case.head_dim, &precision)?;
     Ok(blocks)
 }
 
@@ -418,7 +426,7 @@ fn planted_faults(device: &Device, client: &Client, _: Storage) -> Result<(), Fa
     Ok(())
 }
 
-/// What Burn computes f32 in.
+/// What Burn computes f32 in, and Blackburn where products may run as TF32.
 fn burns_precision(client: &Client) -> AttentionPrecision {
     match client.name() {
         "cuda" => AttentionPrecision::cuda(MatmulPrecision::tf32()),

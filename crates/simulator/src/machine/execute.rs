@@ -274,11 +274,11 @@ fn transpose_halves(warp: &mut Warp, dst: Reg, src: Operand, mask: u32) -> Outco
     let (value, unknown) = (warp.registers.get(src)?, warp.registers.unknown(src));
     let mut values = [0; 32];
     let mut lost = 0;
-    for lane in 0..32 {
+    for (lane, transposed) in values.iter_mut().enumerate() {
         let (row, first) = (lane / 4, lane % 4 * 2);
         for half in 0..2 {
             let from = (first + half) * 4 + row / 2;
-            values[lane] |= (value[from] >> (16 * (row % 2)) & 0xffff) << (16 * half);
+            *transposed |= (value[from] >> (16 * (row % 2)) & 0xffff) << (16 * half);
             let given = mask >> from & 1 == 1 && unknown >> from & 1 == 0;
             lost |= u32::from(!given) << lane;
         }

@@ -303,10 +303,14 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/attention/dropout.rs",
         tests: TESTS,
-        rows: &[device(
-            "words of queries swapped",
-            "select(query & APART != 0, of_second_query, of_first_query)",
-            "select(query & APART != 0, of_first_query, of_second_query)",
-        )],
+        rows: &[
+            statement(
+                "digits below its own are a weight's, too",
+                "kept = (kept << NEXT_KEY) | (kept >> NEXT_KEY);",
+                "",
+            ),
+            device("queries share a draw", "of_key + query % 16 / APART", "of_key"),
+            device("one call for all words", "1u32", "0u32"),
+        ],
     },
 ];

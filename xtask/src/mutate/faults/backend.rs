@@ -97,7 +97,8 @@ pub(super) const FILES: &[InFile] = &[
         tests: &["reduce::fused"],
         rows: &[
             host("never apart", "elements / outputs < FEW_ELEMENTS", "elements > 0"),
-            host("a reduction's place lost", "begun = place + 1;", "begun = place;"),
+            host("a reduction's place lost", "begun = place;", "begun = place - 1;"),
+            host("variances left to Burn", "self.is_variance || self.has_idle", "self.has_idle"),
         ],
     },
     InFile {

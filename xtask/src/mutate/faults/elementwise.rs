@@ -130,7 +130,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/row_sum/forward.rs",
-        tests: &["row_sum"],
+        tests: &["row_sum", "reduce::fused_a_variance"],
         rows: &[
             device("gap between rows ignored", "row * pitch + column", "row * columns + column"),
             device(
@@ -139,6 +139,7 @@ pub(super) const FILES: &[InFile] = &[
                 "UNIT_POS_X",
             ),
             device("a halving left out", "lanes >> (halving + 1)", "lanes >> (halving + 2)"),
+            device("squares not squared", "value * value", "value"),
             device(
                 "factor left out",
                 "partial[place as usize] * factor",

@@ -114,7 +114,16 @@ pub(super) const FILES: &[InFile] = &[
                 "select(is_negative, bits, !(bits | SIGN))",
                 "select(is_negative, !bits | SIGN, !(bits | SIGN))",
             ),
-            device("runs merged in one direction", "low & run == 0", "low & distance == 0"),
+            device(
+                "runs merged in one direction",
+                "(own * run + first) & part == 0",
+                "(own * run + first) & distance == 0",
+            ),
+            device(
+                "what comes last of two runs remains",
+                "all.follows(low, high)",
+                "!all.follows(low, high)",
+            ),
             statement(
                 "ranks for places",
                 "indices[(CUBE_POS_X * k + rank) as usize] = i32::cast_from(place);",

@@ -188,7 +188,11 @@ pub(super) const FILES: &[InFile] = &[
                 "state.rescale_lower = state.rescale_upper;",
             ),
             statement("missing mask", "score = select(visible, score, UNSEEN);", ""),
-            statement("dropout left out", "weight = select(is_kept(kept, i), weight, 0.0f32);", ""),
+            statement(
+                "dropout left out",
+                "weight = select(is_kept(kept, i, Side::Queries), weight, 0.0f32);",
+                "",
+            ),
             device(
                 "same dropout in all of a tile",
                 "first_key + comptime!(2 * i as u32) + 2 * queries.quad",
@@ -242,8 +246,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "slope of the cap left out",
-                "weight * (kept * gradient - terms[at]) * slope",
-                "weight * (kept * gradient - terms[at])",
+                "weight * (gradient - terms[at]) * slope",
+                "weight * (gradient - terms[at])",
             ),
             statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
             device(
@@ -265,6 +269,7 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             statement("half of a row's lanes lost", "sum += plane_shuffle_xor(sum, 4u32);", ""),
             statement("skipped columns", "column += LANES;", "column += 2 * LANES;"),
+            device("delta not shared by kept weights", "sum * share_kept", "sum"),
         ],
     },
     InFile {
@@ -375,7 +380,12 @@ pub(super) const FILES: &[InFile] = &[
             statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
             statement(
                 "dropped weights keep their gradients",
-                "product *= kept_factor(tile, i);",
+                "product = select(is_kept(tile.kept, i, tile.side), product, 0.0f32);",
+                "",
+            ),
+            statement(
+                "dropped weights stay",
+                "word &= kept_pair_mask(tile.kept, pair, tile.side);",
                 "",
             ),
             device("delta taken for the shift", "at + comptime!(TERM_BYTES as u32)", "at"),
