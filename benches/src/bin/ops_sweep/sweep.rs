@@ -12,14 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// A device, or `None` where there is none.
+type Found = Result<Option<Device>, Box<dyn Error>>;
+
 /// Whose operations are timed.
 pub(crate) struct Subject {
     /// As rows of `benches/results` have it.
     pub(crate) name: &'static str,
     /// Whether an operation's first call may take long, since it tries several kernels.
     pub(crate) tunes: bool,
-    /// The device of that name, or the default one; `None` where there is none.
-    pub(crate) device: fn(Option<&str>) -> Result<Option<Device>, Box<dyn Error>>,
+    /// The device of that name, or the default one.
+    pub(crate) device: fn(Option<&str>) -> Found,
 }
 
 /// Time the operations of Burn that training uses, beside copies of the same bytes.

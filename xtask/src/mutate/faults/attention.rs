@@ -310,7 +310,11 @@ pub(super) const FILES: &[InFile] = &[
                 "",
             ),
             device("queries share a draw", "of_key + query % 16 / APART", "of_key"),
-            device("one call for all words", "1u32", "0u32"),
+            device(
+                "a digit taken twice",
+                "majority(first, drawn.1, zeros[comptime!(digit + 1)])",
+                "majority(first, drawn.1, zeros[digit])",
+            ),
         ],
     },
 ];

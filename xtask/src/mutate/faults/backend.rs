@@ -230,11 +230,7 @@ pub(super) const FILES: &[InFile] = &[
                 "[1, padded_row(codes.rows)]",
                 "[1, padded_row(codes.columns)]",
             ),
-            host(
-                "codes of the transpose taken for the matrix",
-                "match codes.turned {",
-                "match false {",
-            ),
+            host("codes of the transpose taken for the matrix", "codes.turned", "false"),
         ],
     },
     InFile {

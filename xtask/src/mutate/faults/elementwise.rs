@@ -185,7 +185,11 @@ pub(super) const FILES: &[InFile] = &[
                 "element",
             ),
             statement("once around", "element += comptime!(PLACES as u32);", "element = elements;"),
-            statement("tensors on each other", "((first + element) &", "(element &"),
+            device(
+                "tensors on each other",
+                "(first + element) & comptime!(PLACES as u32 - 1)",
+                "element & comptime!(PLACES as u32 - 1)",
+            ),
         ],
     },
     InFile {

@@ -197,7 +197,7 @@ pub(super) const FILES: &[InFile] = &[
                 "amax >> MANTISSA_BITS",
             ),
             device("infinity has a scale", "select(bits < INFINITY, bits, 0u32)", "bits"),
-            device("padding of rows unwritten", "if half < chunks {", "if half + 1 < chunks {"),
+            device("padding of rows unwritten", "half < chunks", "half + 1 < chunks"),
             statement(
                 "scale of another stripe",
                 "turned_scales |= scale << comptime!(8 * part);",

@@ -58,11 +58,7 @@ pub(super) const FILES: &[InFile] = &[
                 "dgamma[v] += grad * normal;",
                 "dgamma[v] += grad;",
             ),
-            device(
-                "missing mean of the gradient",
-                "let mean_plain = plain * of_width",
-                "let mean_plain = 0.0f32 * plain",
-            ),
+            device("missing mean of the gradient", "plain * of_width", "0.0f32 * plain"),
             statement("dropped scale", "result *= Vector::new(scale);", ""),
             statement(
                 "gradient of the sum lost",

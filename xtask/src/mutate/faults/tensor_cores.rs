@@ -328,8 +328,8 @@ pub(super) const FILES: &[InFile] = &[
         tests: ATTENTION,
         rows: &[device(
             "first head of a group taken for all",
-            "let head = CUBE_POS_Y * group + member;",
-            "let head = CUBE_POS_Y * group;",
+            "rules.sequence(batch, CUBE_POS_Y * group + member)",
+            "rules.sequence(batch, CUBE_POS_Y * group)",
         )],
     },
     InFile {
@@ -348,8 +348,8 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device(
                 "columns written to the first ones' place",
-                "+ comptime!(role.first_column() as u32)",
-                "",
+                "comptime!(role.first_column() as u32)",
+                "0u32",
             ),
             statement("dq added to another tile", "before = of_sums;", "before = of_sums ^ 1;"),
         ],
