@@ -26,14 +26,11 @@ impl AttentionBlueprint {
             (true, false, true) => 128,
             _ => 0,
         };
-        // What draws dropout before a tile's products, numbers that do not change from tile to tile, and addresses of a
-        // mask that is not mapped.
-        let of_once = match (wide, dropout.is_some()) {
-            (true, true) => 256,
-            (true, false) if mask.is_some() && !self.maps_mask => 32,
-            (true, false) if widest => 32,
-            (true, false) => 0,
-            (false, _) => 16,
+        // Numbers that do not change from tile to tile, and addresses of a mask that is not mapped.
+        let of_once = match wide {
+            true if widest || mask.is_some() && !self.maps_mask => 32,
+            true => 0,
+            false => 16,
         };
         let once = match widest {
             false => "attention_backward_once_wgmma",

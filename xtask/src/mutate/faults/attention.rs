@@ -312,8 +312,8 @@ pub(super) const FILES: &[InFile] = &[
             device("queries share a draw", "of_key + query % 16 / APART", "of_key"),
             device(
                 "a digit taken twice",
-                "majority(first, drawn.1, zeros[comptime!(digit + 1)])",
-                "majority(first, drawn.1, zeros[digit])",
+                "majority(third, drawn.3, zeros[comptime!(digit + 3)])",
+                "majority(third, drawn.3, zeros[digit])",
             ),
         ],
     },

@@ -98,7 +98,11 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             host("never apart", "elements / outputs < FEW_ELEMENTS", "elements > 0"),
             host("a reduction's place lost", "begun = place;", "begun = place - 1;"),
-            host("variances left to Burn", "self.is_variance || self.has_idle", "self.has_idle"),
+            host(
+                "variances left to Burn",
+                "self.is_variance || self.has_idle_units(tensors)",
+                "self.has_idle_units(tensors)",
+            ),
         ],
     },
     InFile {
