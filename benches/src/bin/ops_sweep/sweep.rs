@@ -40,7 +40,7 @@ struct Arguments {
     /// Only cases whose operation, pass and shape contain this, such as `interpolate` or `forward_backward` or `dim 0`.
     #[arg(long, default_value = "")]
     filter: String,
-    /// Where to run, of Blackburn: auto, cuda, cuda:N, vulkan, webgpu or flex; CUDA's first without this.
+    /// Where to run: auto, cuda, cuda:N, vulkan, webgpu or flex; CUDA's first without this. Stock Burn takes that one alone.
     #[arg(long)]
     device: Option<String>,
     /// Milliseconds of a call, after which the larger sizes of a case are not tried.

@@ -215,7 +215,7 @@ impl Apart {
         Self { pieces, reductions, inputs, is_variance, multiprocessors: multiprocessors(device) }
     }
 
-    /// Whether the fusion would be slower: a variance, and what would leave most of the device idle.
+    /// Whether the fusion would be slower: that of a variance, and one that would leave most of the device idle.
     ///
     /// Inputs whose dimensions lie in another order in memory stay with it. Element-wise operations by themselves would
     /// hand that order on to whatever reads them, and units that reduce along an outer dimension read side by side.
