@@ -6,7 +6,8 @@ Speed, on random tokens; prints a row of benches/results for each batch size:
     python3 torch_gpt.py --batch 8,64 --date 2026-11-22 --commit abc1234 --note "driver 580.159.04"
     python3 torch_gpt.py --batch 8,64 --precision bf16 ...
 
-Training beside the GPT example, from its start and on its batches; writes the mean loss of every ten steps:
+Training beside the GPT example, GPT-2 or a Llama, from its start and on its batches; writes the mean loss of every
+ten steps:
 
     gpt export --to start --batches 1000 --preset gpt2 --tokenizer gpt2 --data TEXT --out run ...
     python3 torch_gpt.py --start start --curve curve.tsv --precision amp
@@ -242,12 +243,40 @@ def measure(args, batch):
     print_row(args, "gpt2", shape, batch * args.context, "tokens/s", notes, first, times, padded)
 
 
+def restored(sizes, tensors):
+    """The run's model with its parameters."""
+    if sizes["family"] == "gpt2":
+        model = Gpt(**sizes)
+        model.load_state_dict(fuse_qkv(tensors))
+        return model
+    from torch_models import Llama
+
+    names = {"attention.": "", "gate_and_up.linear_inner": "gate", "gate_and_up.linear_outer": "up"}
+
+    def renamed(name):
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        return name
+
+    tensors = {renamed(name): tensor for name, tensor in tensors.items()}
+    model = Llama(
+        sizes["layers"],
+        sizes["width"],
+        count=sizes["heads"],
+        shared=sizes["kv_heads"],
+        hidden=tensors["layers.0.gate.weight"].shape[0],
+        length=sizes["context"],
+        vocabulary=sizes["vocabulary"],
+    )
+    model.load_state_dict(tensors)
+    return model
+
+
 def train(args):
     """The example's run: writes its losses, and prints the speed after the first hundred steps."""
     run = json.loads((args.start / "run.json").read_text())
     settings, rates = run["settings"], run["learning_rates"][: args.steps or None]
-    model = Gpt(**settings["model"])
-    model.load_state_dict(fuse_qkv(read_safetensors(args.start / "model.safetensors")))
+    model = restored(settings["model"], read_safetensors(args.start / "model.safetensors"))
     training = Training(
         model,
         args,

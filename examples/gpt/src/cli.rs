@@ -1,7 +1,8 @@
 //! The command line.
 
 use crate::{
-    settings::{AttentionKind, MastersKind, Precision, Preset},
+    presets::{Family, Preset},
+    settings::{AttentionKind, MastersKind, Precision},
     tokenizer::TokenizerKind,
 };
 use clap::{Args, Parser, Subcommand};
@@ -79,6 +80,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, help_heading = "Model")]
     pub(crate) preset: Option<Preset>,
 
+    /// What layers are made of: GPT-2's, or Llama's. Default: the preset's
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub(crate) family: Option<Family>,
+
     /// What a token is: a byte, or one of GPT-2's 50257. Default: bytes
     #[arg(long, value_enum, help_heading = "Model")]
     pub(crate) tokenizer: Option<TokenizerKind>,
@@ -129,7 +134,8 @@ pub(crate) struct TrainArgs {
     )]
     pub(crate) graph: Option<bool>,
 
-    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, and in 16 bits; else naive
+    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, in 16 bits and of a Llama,
+    /// which has no other; else naive
     #[arg(long, value_enum, help_heading = "Precision and memory")]
     pub(crate) attention: Option<AttentionKind>,
 
@@ -154,6 +160,10 @@ pub(crate) struct TrainArgs {
     /// Attention heads; they divide the width.
     #[arg(long, help_heading = "Model", value_name = "N")]
     pub(crate) heads: Option<usize>,
+
+    /// Heads of keys and values of a Llama, which its attention heads share; they divide those.
+    #[arg(long, help_heading = "Model", value_name = "N")]
+    pub(crate) kv_heads: Option<usize>,
 
     /// Tokens that the model sees at once.
     #[arg(long, help_heading = "Model", value_name = "N")]
@@ -314,7 +324,8 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) batches: usize,
 
-    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, and in 16 bits; else naive.
+    /// How attention is computed; not part of the model. Default: flash on GPUs with bf16, in 16 bits and of a Llama,
+    /// which has no other; else naive
     #[arg(long, value_enum)]
     pub(crate) attention: Option<AttentionKind>,
 }

@@ -56,9 +56,12 @@ fn prepare(args: &TrainArgs, device: &mut Device, report: &Report) -> Result<Run
     Ok(run)
 }
 
+/// Parameters by the names of their modules, without that of the family.
 fn write_model(run: &Run, path: &Path) -> Result<()> {
-    let mut store =
-        SafetensorsStore::from_file(path).with_to_adapter(BurnToPyTorchAdapter).overwrite(true);
+    let mut store = SafetensorsStore::from_file(path)
+        .with_to_adapter(BurnToPyTorchAdapter)
+        .with_key_remapping(r"^trunk\.[^.]+\.", "")
+        .overwrite(true);
     run.model()?.save_into(&mut store)?;
     Ok(())
 }

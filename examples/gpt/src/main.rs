@@ -7,12 +7,14 @@ mod corpus;
 mod data;
 mod evaluation;
 mod export;
+mod llama;
 mod loader;
 mod memory;
 mod metrics;
 mod model;
 mod picture;
 mod plot;
+mod presets;
 mod profile;
 mod run;
 mod settings;
@@ -85,7 +87,7 @@ fn generate(args: &GenerateArgs, device: &burn::tensor::Device) -> Result<()> {
         model: &model,
         tokenizer: &tokenizer,
         context: settings.model.context,
-        attention: args.attention,
+        attention: settings.attention(Some(args.attention), device)?,
         graph: args.graph.unwrap_or(true),
         device,
     };
@@ -113,7 +115,7 @@ fn eval(args: &EvalArgs, device: &burn::tensor::Device) -> Result<()> {
     let most = if args.batches == 0 { usize::MAX } else { args.batches };
     let (batch, context) = (settings.batch, settings.model.context);
     let tokens = if args.all { store.all() } else { store.validation() };
-    let kind = settings::AttentionKind::or_fastest(args.attention, settings.precision, device);
+    let kind = settings.attention(args.attention, device)?;
     let attention = model::Attention::new(kind, context, device);
     let how = model::Computation { attention, chunked_loss: false };
     let result = evaluation::evaluate(&model, tokens, batch, context, most, &how, device)?;

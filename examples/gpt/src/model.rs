@@ -1,6 +1,10 @@
-//! GPT-2's architecture, of standard `burn::nn` modules.
+//! The model: GPT-2's architecture, of standard `burn::nn` modules, or [Llama](crate::llama)'s.
 
-use crate::settings::AttentionKind;
+use crate::{
+    llama::{self, Llama},
+    presets::Family,
+    settings::AttentionKind,
+};
 use blackburn::nn::{
     attention::MhaInput,
     embedding::embedding,
@@ -8,7 +12,7 @@ use blackburn::nn::{
     transformer::{TransformerCache, TransformerEncoderInput as FlashInput},
 };
 use burn::{
-    module::{Initializer, Module},
+    module::{Initializer, Module, Param},
     nn::{
         Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
         LinearConfig,
@@ -26,9 +30,12 @@ use serde::{Deserialize, Serialize};
 /// Sizes of a model. Two checkpoints fit each other when these are equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ModelConfig {
+    pub(crate) family: Family,
     pub(crate) layers: usize,
     pub(crate) width: usize,
     pub(crate) heads: usize,
+    /// Heads of keys and values: as many as `heads`, but for a Llama.
+    pub(crate) kv_heads: usize,
     pub(crate) context: usize,
     pub(crate) vocabulary: usize,
     pub(crate) dropout: f64,
@@ -39,12 +46,21 @@ impl ModelConfig {
     pub(crate) fn parameters(&self) -> usize {
         let [l, w, c, v] =
             [self.layers, self.width, self.context, self.vocabulary].map(|size| size as u128);
-        let attention = 4 * (w * w + w);
-        let feed_forward = (4 * w * w + 4 * w) + (4 * w * w + w);
-        let norms = 2 * 2 * w;
-        let embeddings = (v + c) * w;
-        let head = w * v;
-        let all = l * (attention + feed_forward + norms) + embeddings + 2 * w + head;
+        let all = match self.family {
+            Family::Gpt2 => {
+                let attention = 4 * (w * w + w);
+                let feed_forward = (4 * w * w + 4 * w) + (4 * w * w + w);
+                let norms = 2 * 2 * w;
+                l * (attention + feed_forward + norms) + (v + c) * w + 2 * w + w * v
+            }
+            Family::Llama => {
+                // 0 heads are refused later.
+                let narrow = w / (self.heads.max(1) as u128) * self.kv_heads as u128;
+                let attention = 2 * w * w + 2 * w * narrow;
+                let feed_forward = 3 * w * llama::hidden(self.width) as u128;
+                l * (attention + feed_forward + 2 * w) + v * w + w + w * v
+            }
+        };
         usize::try_from(all).unwrap_or(usize::MAX)
     }
 
@@ -55,28 +71,50 @@ impl ModelConfig {
         let embedding = |rows| {
             EmbeddingConfig::new(rows, self.width).with_initializer(normal.clone()).init(device)
         };
-        let mut blocks =
-            TransformerEncoderConfig::new(self.width, 4 * self.width, self.heads, self.layers)
+        let residual_scale = 1.0 / (2.0 * self.layers as f64).sqrt();
+        let scale = |weight: &mut Param<Tensor<2>>| {
+            *weight = weight.clone().map(|w| {
+                let scaled = w.mul_scalar(residual_scale);
+                // A leaf again; without automatic differentiation it is one already.
+                if device.is_autodiff() { scaled.detach().require_grad() } else { scaled }
+            });
+        };
+        let trunk = match self.family {
+            Family::Gpt2 => {
+                let mut blocks = TransformerEncoderConfig::new(
+                    self.width,
+                    4 * self.width,
+                    self.heads,
+                    self.layers,
+                )
                 .with_dropout(self.dropout)
                 .with_norm_first(true)
                 .with_initializer(normal.clone())
                 .init(device);
-        let residual_scale = 1.0 / (2.0 * self.layers as f64).sqrt();
-        for layer in &mut blocks.layers {
-            for weight in [&mut layer.mha.output.weight, &mut layer.pwff.linear_outer.weight] {
-                *weight = weight.clone().map(|w| {
-                    let scaled = w.mul_scalar(residual_scale);
-                    // A leaf again; without automatic differentiation it is one already.
-                    if device.is_autodiff() { scaled.detach().require_grad() } else { scaled }
-                });
+                for layer in &mut blocks.layers {
+                    scale(&mut layer.mha.output.weight);
+                    scale(&mut layer.pwff.linear_outer.weight);
+                }
+                let positions = embedding(self.context);
+                Trunk::Gpt2(Gpt2 {
+                    positions,
+                    blocks,
+                    norm: LayerNormConfig::new(self.width).init(device),
+                })
             }
-        }
+            Family::Llama => {
+                let mut llama = Llama::new(self, &normal, device);
+                for layer in &mut llama.layers {
+                    scale(&mut layer.attention.output.weight);
+                    scale(&mut layer.down.weight);
+                }
+                Trunk::Llama(llama)
+            }
+        };
         Gpt {
             tokens: embedding(self.vocabulary),
-            positions: embedding(self.context),
             dropout: DropoutConfig::new(self.dropout).init(),
-            blocks,
-            norm: LayerNormConfig::new(self.width).init(device),
+            trunk,
             head: LinearConfig::new(self.width, self.vocabulary)
                 .with_bias(false)
                 .with_initializer(normal)
@@ -85,32 +123,33 @@ impl ModelConfig {
     }
 }
 
-/// A decoder-only transformer: pre-norm blocks, learned positions, and, unlike GPT-2's, a head of
-/// its own instead of the transposed token embedding.
+/// A decoder-only transformer. Unlike GPT-2's, its head is its own, and not the transposed token embedding.
 #[derive(Module, Debug)]
 pub(crate) struct Gpt {
     tokens: Embedding,
-    positions: Embedding,
     dropout: Dropout,
-    blocks: TransformerEncoder,
-    norm: LayerNorm,
+    trunk: Trunk,
     head: Linear,
 }
 
-impl Gpt {
-    pub(crate) fn layers(&self) -> usize {
-        self.blocks.layers.len()
-    }
+/// All between the tokens and the head.
+#[derive(Module, Debug)]
+enum Trunk {
+    Gpt2(Gpt2),
+    Llama(Llama),
+}
 
-    /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`.
-    fn forward(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
-        self.head.forward(self.hidden(ids, attention))
-    }
+/// Pre-norm blocks and learned positions.
+#[derive(Module, Debug)]
+struct Gpt2 {
+    positions: Embedding,
+    blocks: TransformerEncoder,
+    norm: LayerNorm,
+}
 
-    /// What the head reads: `[batch, length, width]` of ids `[batch, length]`.
-    fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
-        let [batch, length] = ids.dims();
-        let x = self.embed(ids, None, attention.is_fused());
+impl Gpt2 {
+    fn forward(&self, x: Tensor<3>, attention: &Attention) -> Tensor<3> {
+        let [batch, length, _] = x.dims();
         match &attention.mask {
             Some(mask) => {
                 let mask = mask.clone().slice([0..1, 0..length, 0..length]).repeat_dim(0, batch);
@@ -124,24 +163,52 @@ impl Gpt {
             None => self.norm.forward(self.blocks.layers.iter().fold(x, block)),
         }
     }
+}
 
-    /// Tokens and positions, the first of which is `start`, or 0; by Blackburn's operation or by Burn's own.
+impl Gpt {
+    pub(crate) fn layers(&self) -> usize {
+        match &self.trunk {
+            Trunk::Gpt2(gpt2) => gpt2.blocks.layers.len(),
+            Trunk::Llama(llama) => llama.layers.len(),
+        }
+    }
+
+    /// Logits `[batch, length, vocabulary]` of ids `[batch, length]`.
+    fn forward(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
+        self.head.forward(self.hidden(ids, attention))
+    }
+
+    /// What the head reads: `[batch, length, width]` of ids `[batch, length]`.
+    fn hidden(&self, ids: Tensor<2, Int>, attention: &Attention) -> Tensor<3> {
+        let x = self.embed(ids, None, attention.is_fused());
+        match &self.trunk {
+            Trunk::Gpt2(gpt2) => gpt2.forward(x, attention),
+            Trunk::Llama(llama) => llama.forward(x),
+        }
+    }
+
+    /// Tokens, with their positions where those are learned, the first of which is `start`, or 0; by Blackburn's
+    /// operation or by Burn's own.
     fn embed(
         &self,
         ids: Tensor<2, Int>,
         start: Option<&Tensor<1, Int>>,
         is_ours: bool,
     ) -> Tensor<3> {
-        let positions = Tensor::<1, Int>::arange(0..ids.dims()[1] as i64, &ids.device());
-        let positions = match start {
-            Some(start) => positions + start.clone(),
-            None => positions,
-        };
-        let positions = positions.unsqueeze::<2>();
         let rows = |module: &Embedding, ids| {
             if is_ours { embedding(module, ids) } else { module.forward(ids) }
         };
-        self.dropout.forward(rows(&self.tokens, ids) + rows(&self.positions, positions))
+        let (length, device) = (ids.dims()[1] as i64, ids.device());
+        let mut x = rows(&self.tokens, ids);
+        if let Trunk::Gpt2(gpt2) = &self.trunk {
+            let positions = Tensor::<1, Int>::arange(0..length, &device);
+            let positions = match start {
+                Some(start) => positions + start.clone(),
+                None => positions,
+            };
+            x = x + rows(&gpt2.positions, positions.unsqueeze::<2>());
+        }
+        self.dropout.forward(x)
     }
 
     /// Mean cross-entropy in nats per token, computed in f32: a tensor of one element. With flash
@@ -190,12 +257,21 @@ impl Gpt {
         cache: &mut TransformerCache,
     ) -> Tensor<1> {
         let [_, length] = ids.dims();
-        let input = FlashInput::new(self.embed(ids, Some(position), true));
-        let x = flash::transformer_encoder_placed(&self.blocks, input, cache, position);
-        let width = x.dims()[2];
+        let x = self.embed(ids, Some(position), true);
         // Of a prompt, the last token alone is asked for.
-        let last = x.slice([0..1, length - 1..length, 0..width]);
-        row(self.head.forward(norm::layer_norm(&self.norm, last)), 0)
+        let last = |x: Tensor<3>| {
+            let width = x.dims()[2];
+            x.slice([0..1, length - 1..length, 0..width])
+        };
+        let hidden = match &self.trunk {
+            Trunk::Gpt2(Gpt2 { blocks, norm, .. }) => {
+                let input = FlashInput::new(x);
+                let x = flash::transformer_encoder_placed(blocks, input, cache, position);
+                norm::layer_norm(norm, last(x))
+            }
+            Trunk::Llama(llama) => llama.norm(last(llama.forward_placed(x, cache, position))),
+        };
+        row(self.head.forward(hidden), 0)
     }
 }
 
@@ -246,14 +322,41 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::presets::{Defaults, Preset};
     use burn::tensor::Distribution;
 
-    const TINY: ModelConfig =
-        ModelConfig { layers: 2, width: 16, heads: 2, context: 8, vocabulary: 11, dropout: 0.0 };
+    const TINY: ModelConfig = ModelConfig {
+        family: Family::Gpt2,
+        layers: 2,
+        width: 16,
+        heads: 2,
+        kv_heads: 2,
+        context: 8,
+        vocabulary: 11,
+        dropout: 0.0,
+    };
+    const LLAMA: ModelConfig = ModelConfig { family: Family::Llama, kv_heads: 1, ..TINY };
 
     #[test]
     fn the_number_of_parameters_is_computed_right() {
-        assert_eq!(TINY.init(&Device::flex()).num_params(), TINY.parameters());
+        for config in [TINY, LLAMA] {
+            assert_eq!(config.init(&Device::flex()).num_params(), config.parameters());
+        }
+    }
+
+    /// The presets' models, with the tokens that their names promise.
+    #[test]
+    fn llamas_have_the_sizes_of_their_names() {
+        let parameters = |preset: Preset, vocabulary| {
+            let Defaults { family, layers, width, heads, kv_heads, context, .. } =
+                preset.defaults();
+            let dropout = 0.0;
+            ModelConfig { family, layers, width, heads, kv_heads, context, vocabulary, dropout }
+                .parameters()
+        };
+        assert_eq!(parameters(Preset::Llama300m, 50257), 305_863_680);
+        // TinyLlama's own number.
+        assert_eq!(parameters(Preset::Llama1b, 32000), 1_100_048_384);
     }
 
     #[test]
@@ -264,7 +367,7 @@ mod tests {
             heads: 12,
             context: 1024,
             vocabulary: 50257,
-            dropout: 0.0,
+            ..TINY
         };
         assert_eq!(gpt2.parameters(), 163_037_184);
     }
@@ -278,14 +381,15 @@ mod tests {
     #[test]
     fn no_token_sees_the_ones_after_it() {
         let device = Device::flex();
-        let model = TINY.init(&device);
-        for attention in all(&device) {
-            let logits = |last: i32| -> Vec<f32> {
-                let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
-                let logits = model.forward(ids, &attention).slice([0..1, 0..4, 0..11]);
-                logits.into_data().try_to_vec().expect("logits are f32")
-            };
-            assert_eq!(logits(5), logits(9));
+        for model in [TINY, LLAMA].map(|config| config.init(&device)) {
+            for attention in all(&device) {
+                let logits = |last: i32| -> Vec<f32> {
+                    let ids = Tensor::<2, Int>::from_data([[1, 2, 3, 4, last]], &device);
+                    let logits = model.forward(ids, &attention).slice([0..1, 0..4, 0..11]);
+                    logits.into_data().try_to_vec().expect("logits are f32")
+                };
+                assert_eq!(logits(5), logits(9));
+            }
         }
     }
 
@@ -327,12 +431,13 @@ mod tests {
     #[test]
     fn an_untrained_model_guesses_evenly() {
         let device = Device::flex();
-        let model = TINY.init(&device);
         let ids = || Tensor::<2, Int>::random([4, 8], Distribution::Uniform(0.0, 11.0), &device);
-        for attention in all(&device) {
-            let how = Computation { attention, chunked_loss: false };
-            let loss: f32 = model.loss(ids(), ids(), &how).into_scalar();
-            assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
+        for model in [TINY, LLAMA].map(|config| config.init(&device)) {
+            for attention in all(&device) {
+                let how = Computation { attention, chunked_loss: false };
+                let loss: f32 = model.loss(ids(), ids(), &how).into_scalar();
+                assert!((loss - 11f32.ln()).abs() < 0.05, "{loss}");
+            }
         }
     }
 
@@ -340,12 +445,13 @@ mod tests {
     fn residual_projections_start_smaller() {
         let wide = ModelConfig { layers: 8, width: 64, ..TINY };
         let model = wide.init(&Device::flex());
+        let Trunk::Gpt2(Gpt2 { blocks, .. }) = &model.trunk else { panic!("not GPT-2's") };
         let deviation = |layer: &TransformerEncoderLayer| -> (f32, f32) {
             let output = layer.mha.output.weight.val().powi_scalar(2).mean().sqrt();
             let query = layer.mha.query.weight.val().powi_scalar(2).mean().sqrt();
             (output.into_scalar(), query.into_scalar())
         };
-        let (output, query) = deviation(&model.blocks.layers[0]);
+        let (output, query) = deviation(&blocks.layers[0]);
         assert!((query / output - 4.0).abs() < 0.4, "{query} / {output}");
     }
 }

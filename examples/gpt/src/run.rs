@@ -9,7 +9,8 @@ use crate::{
     metrics::{self, MetricRecord, MetricsLog},
     model::Gpt,
     plot,
-    settings::{AttentionKind, MastersKind, Precision, Preset, RunSettings, name},
+    presets::Preset,
+    settings::{AttentionKind, MastersKind, Precision, RunSettings, name},
     store::{TokenStore, TrainTokens},
     tokenizer::Tokenizer,
 };
@@ -69,7 +70,7 @@ impl Run {
         report: &Report,
         group: &Group,
     ) -> Result<Self> {
-        let attention = AttentionKind::or_fastest(args.attention, settings.precision, device);
+        let attention = settings.attention(args.attention, device)?;
         let data = DataSettings::resolve(&args.data)?;
         let cadence = args.cadence();
         agree_on_all(args, &settings, attention, &data, cadence, group)?;
@@ -141,7 +142,7 @@ impl Run {
             None => (None, checkpoint::find(&path)?),
         };
         let settings = found.state.settings.resume(args, group.size())?;
-        let attention = AttentionKind::or_fastest(args.attention, settings.precision, device);
+        let attention = settings.attention(args.attention, device)?;
         let data = found.state.data.clone();
         let cadence = args.cadence().or(found.state.cadence);
         agree_on_all(args, &settings, attention, &data, cadence, group)?;
@@ -350,7 +351,7 @@ fn agree_on_all(
 /// The folder of a run that was not given one.
 pub(crate) fn default_folder(args: &TrainArgs) -> PathBuf {
     let preset = args.preset.unwrap_or(Preset::Tiny);
-    PathBuf::from(format!("runs/gpt-{}", format!("{preset:?}").to_lowercase()))
+    PathBuf::from(format!("runs/gpt-{}", name(preset)))
 }
 
 /// Refuses a folder with results that are not a run's of this program: they would be replaced.

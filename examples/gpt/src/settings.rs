@@ -1,6 +1,11 @@
 //! What a run is: sizes, optimization and data, resolved from presets and the command line.
 
-use crate::{cli::TrainArgs, model::ModelConfig, tokenizer::Tokenizer, tokenizer::TokenizerKind};
+use crate::{
+    cli::TrainArgs,
+    model::ModelConfig,
+    presets::{Family, Preset},
+    tokenizer::{Tokenizer, TokenizerKind},
+};
 use anyhow::{Result, bail};
 use blackburn::{
     distributed::StepShape,
@@ -16,18 +21,6 @@ use burn::tensor::Device;
 use clap::ValueEnum;
 use example_program::differences;
 use serde::{Deserialize, Serialize};
-
-/// Sizes by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Preset {
-    /// 4 layers, width 128, context 128: learns on a laptop's CPU in minutes.
-    Tiny,
-    /// 6 layers, width 384, context 256: for one small GPU.
-    Small,
-    /// GPT-2 small: 12 layers, width 768, 12 heads, context 1024.
-    Gpt2,
-}
 
 /// What layers compute in; the loss is computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -79,18 +72,6 @@ pub(crate) enum AttentionKind {
     FlashOnly,
 }
 
-impl AttentionKind {
-    /// What was asked for, or what is fastest: flash attention runs on tensor cores, but in f32 only where there is bf16,
-    /// too. Elsewhere naive attention's products are faster in f32.
-    pub(crate) fn or_fastest(asked: Option<Self>, precision: Precision, device: &Device) -> Self {
-        let has_tensor_cores = || Precision::fastest(device) == Precision::Bf16;
-        asked.unwrap_or(match precision {
-            Precision::F32 if !has_tensor_cores() => Self::Naive,
-            _ => Self::Flash,
-        })
-    }
-}
-
 /// Everything that decides the numbers a run produces. Saved with every checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunSettings {
@@ -123,60 +104,13 @@ fn one() -> usize {
     1
 }
 
-struct Defaults {
-    layers: usize,
-    width: usize,
-    heads: usize,
-    context: usize,
-    steps: usize,
-    batch: usize,
-    learning_rate: f64,
-    warmup: usize,
-}
-
-impl Preset {
-    fn defaults(self) -> Defaults {
-        match self {
-            Self::Tiny => Defaults {
-                layers: 4,
-                width: 128,
-                heads: 4,
-                context: 128,
-                steps: 600,
-                batch: 8,
-                learning_rate: 2e-3,
-                warmup: 20,
-            },
-            Self::Small => Defaults {
-                layers: 6,
-                width: 384,
-                heads: 6,
-                context: 256,
-                steps: 2000,
-                batch: 32,
-                learning_rate: 1e-3,
-                warmup: 100,
-            },
-            // 6e-4 is what GPT-3 small was trained with (arXiv:2005.14165, table 2.1).
-            Self::Gpt2 => Defaults {
-                layers: 12,
-                width: 768,
-                heads: 12,
-                context: 1024,
-                steps: 5000,
-                batch: 8,
-                learning_rate: 6e-4,
-                warmup: 200,
-            },
-        }
-    }
-}
-
 impl RunSettings {
     /// The settings of a fresh run: the preset's and the device's, where the command line names no other.
     pub(crate) fn resolve(args: &TrainArgs, ranks: usize, device: &Device) -> Result<Self> {
         let preset = args.preset.unwrap_or(Preset::Tiny);
         let defaults = preset.defaults();
+        let family = args.family.unwrap_or(defaults.family);
+        let heads = args.heads.unwrap_or(defaults.heads);
         let tokenizer = args.tokenizer.unwrap_or(TokenizerKind::Bytes);
         let learning_rate = args.learning_rate.unwrap_or(defaults.learning_rate);
         let steps = args.steps.unwrap_or(defaults.steps);
@@ -187,9 +121,14 @@ impl RunSettings {
             masters: args.masters.unwrap_or_default(),
             loss_scaling: !args.no_loss_scaling,
             model: ModelConfig {
+                family,
                 layers: args.layers.unwrap_or(defaults.layers),
                 width: args.width.unwrap_or(defaults.width),
-                heads: args.heads.unwrap_or(defaults.heads),
+                heads,
+                kv_heads: args.kv_heads.unwrap_or(match family {
+                    Family::Gpt2 => heads,
+                    Family::Llama => defaults.kv_heads,
+                }),
                 context: args.context.unwrap_or(defaults.context),
                 vocabulary: Tokenizer::new(tokenizer).vocab_size(),
                 dropout: args.dropout.unwrap_or(0.0),
@@ -219,9 +158,11 @@ impl RunSettings {
             ("--precision", args.precision.map(name)),
             ("--masters", args.masters.map(name)),
             ("--no-loss-scaling", args.no_loss_scaling.then(|| "true".into())),
+            ("--family", args.family.map(name)),
             ("--layers", text(args.layers)),
             ("--width", text(args.width)),
             ("--heads", text(args.heads)),
+            ("--kv-heads", text(args.kv_heads)),
             ("--context", text(args.context)),
             ("--dropout", args.dropout.map(|v| v.to_string())),
             ("--batch", text(args.batch)),
@@ -269,7 +210,8 @@ impl RunSettings {
             precision,
             masters,
             loss_scaling,
-            model: ModelConfig { layers, width, heads, context, vocabulary: _, dropout },
+            model:
+                ModelConfig { family, layers, width, heads, kv_heads, context, vocabulary: _, dropout },
             steps,
             batch,
             accumulate,
@@ -287,9 +229,11 @@ impl RunSettings {
             ("--precision", name(*precision)),
             ("--masters", name(*masters)),
             ("--no-loss-scaling", (!loss_scaling).to_string()),
+            ("--family", name(*family)),
             ("--layers", layers.to_string()),
             ("--width", width.to_string()),
             ("--heads", heads.to_string()),
+            ("--kv-heads", kv_heads.to_string()),
             ("--context", context.to_string()),
             ("--dropout", dropout.to_string()),
             ("--steps", steps.to_string()),
@@ -302,6 +246,33 @@ impl RunSettings {
             ("--clip", clip.to_string()),
             ("--seed", seed.to_string()),
         ]
+    }
+
+    /// How attention is computed: what was asked for, or what is fastest. Flash attention runs on tensor cores, but in
+    /// f32 only where there is bf16, too. Elsewhere naive attention's products are faster in f32.
+    ///
+    /// # Errors
+    ///
+    /// If the model has it in no such way.
+    pub(crate) fn attention(
+        &self,
+        asked: Option<AttentionKind>,
+        device: &Device,
+    ) -> Result<AttentionKind> {
+        if self.model.family == Family::Llama {
+            return match asked.unwrap_or(AttentionKind::Flash) {
+                AttentionKind::Flash => Ok(AttentionKind::Flash),
+                other => bail!(
+                    "--attention: expected flash, which is all that a model of --family llama has, got {}",
+                    name(other)
+                ),
+            };
+        }
+        let has_tensor_cores = || Precision::fastest(device) == Precision::Bf16;
+        Ok(asked.unwrap_or(match self.precision {
+            Precision::F32 if !has_tensor_cores() => AttentionKind::Naive,
+            _ => AttentionKind::Flash,
+        }))
     }
 
     /// What a step is of.
@@ -365,6 +336,7 @@ impl RunSettings {
             ("--layers", model.layers),
             ("--width", model.width),
             ("--heads", model.heads),
+            ("--kv-heads", model.kv_heads),
             ("--context", model.context),
             ("--steps", self.steps),
             ("--batch", self.batch),
@@ -380,6 +352,24 @@ impl RunSettings {
         }
         if !model.width.is_multiple_of(model.heads) {
             bail!("--heads: expected a divisor of --width ({}), got {}", model.width, model.heads);
+        }
+        let head = model.width / model.heads;
+        match model.family {
+            Family::Gpt2 if model.kv_heads != model.heads => bail!(
+                "--kv-heads: expected --heads ({}), since GPT-2's heads share nothing, got {}. --family llama shares",
+                model.heads,
+                model.kv_heads
+            ),
+            Family::Llama if !model.heads.is_multiple_of(model.kv_heads) => bail!(
+                "--kv-heads: expected a divisor of --heads ({}), got {}",
+                model.heads,
+                model.kv_heads
+            ),
+            Family::Llama if !head.is_multiple_of(2) => bail!(
+                "--heads: a Llama turns pairs, so --width ({}) over it has to be even, got {head}",
+                model.width
+            ),
+            _ => {}
         }
         if !(0.0..1.0).contains(&model.dropout) {
             bail!("--dropout: expected a number from 0 to below 1, got {}", model.dropout);

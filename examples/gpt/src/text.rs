@@ -246,7 +246,7 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{model::ModelConfig, tokenizer::TokenizerKind};
+    use crate::{model::ModelConfig, presets::Family, tokenizer::TokenizerKind};
 
     fn sampling(temperature: f64, top_k: usize) -> Sampling {
         Sampling { temperature, top_k, seed: 1 }
@@ -304,26 +304,35 @@ mod tests {
     #[test]
     fn the_cache_changes_nothing_of_what_is_written() {
         let (device, tokenizer) = (Device::flex(), Tokenizer::new(TokenizerKind::Bytes));
-        let config = ModelConfig {
+        let gpt2 = ModelConfig {
+            family: Family::Gpt2,
             layers: 2,
             width: 16,
             heads: 2,
+            kv_heads: 2,
             context: 24,
             vocabulary: tokenizer.vocab_size(),
             dropout: 0.0,
         };
-        let model = config.init(&device);
-        for prompt in ["", "fn main() {", "a prompt that is longer than the context"] {
-            let [naive, flash] = [AttentionKind::Naive, AttentionKind::Flash].map(|attention| {
-                let (model, tokenizer, context) = (&model, &tokenizer, config.context);
-                let device = &device;
-                let author = Author { model, tokenizer, context, attention, graph: true, device };
-                // Through the context and beyond.
-                let writing = author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap();
-                assert_eq!(writing.tokens, 40);
-                writing.text
-            });
-            assert_eq!(naive, flash);
+        let llama = ModelConfig { family: Family::Llama, kv_heads: 1, ..gpt2.clone() };
+        for config in [gpt2, llama] {
+            let model = config.init(&device);
+            for prompt in ["", "fn main() {", "a prompt that is longer than the context"] {
+                // Without the cache, each token costs a pass over all; a Llama takes its own attention for that.
+                let [uncached, cached] =
+                    [AttentionKind::Naive, AttentionKind::Flash].map(|attention| {
+                        let (model, tokenizer, context) = (&model, &tokenizer, config.context);
+                        let device = &device;
+                        let author =
+                            Author { model, tokenizer, context, attention, graph: true, device };
+                        // Through the context and beyond.
+                        let writing =
+                            author.generate(prompt, 40, sampling(0.0, 0), &mut |_| true).unwrap();
+                        assert_eq!(writing.tokens, 40);
+                        writing.text
+                    });
+                assert_eq!(uncached, cached);
+            }
         }
     }
 

@@ -272,6 +272,11 @@ impl TransformerCache {
         self.len() == 0
     }
 
+    /// The cache of each layer, in order: for models whose layers are their own.
+    pub fn layers_mut(&mut self) -> &mut [KvCache] {
+        &mut self.layers
+    }
+
     /// Forgets all tokens, and keeps the memory.
     pub fn clear(&mut self) {
         self.layers.iter_mut().for_each(KvCache::clear);

@@ -94,6 +94,10 @@ fn numbers_out_of_range_are_named() {
         (&["--steps", "many"], &["many", "--steps"]),
         (&["--tokenizer", "words"], &["words", "--tokenizer"]),
         (&["--preset", "huge"], &["huge", "--preset"]),
+        (&["--kv-heads", "1"], &["--kv-heads", "--heads (2)", "got 1", "--family llama"]),
+        (&["--family", "llama", "--kv-heads", "3"], &["--kv-heads", "--heads (2)", "got 3"]),
+        (&["--family", "llama", "--heads", "16"], &["--heads", "even", "got 1"]),
+        (&["--family", "llama", "--attention", "naive"], &["--attention", "flash", "got naive"]),
         (&["--windows", "3"], &["--windows"]),
     ];
     cases.extend(zeros.iter().map(|(options, expected)| (&options[..], &expected[..])));

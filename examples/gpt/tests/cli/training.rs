@@ -13,6 +13,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial!(training_lowers_the_loss_and_writes_what_it_promises),
         trial!(naive_attention_learns_the_same),
+        trial!(a_llama_trains_goes_on_and_writes),
         trial!(an_exported_run_goes_on_as_one_that_was_not),
         trial!(a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit),
         trial!(a_finished_run_goes_on_when_more_steps_are_asked_for),
@@ -68,6 +69,30 @@ fn naive_attention_learns_the_same() {
     // A checkpoint does not know how it was made.
     let resumed = ["--steps", "13", "--attention", "naive"];
     succeed(place.resume("flash", &resumed));
+}
+
+fn a_llama_trains_goes_on_and_writes() {
+    const LLAMA: [&str; 4] = ["--family", "llama", "--kv-heads", "1"];
+    let place = Sandbox::new();
+    succeed(place.train("run", &LLAMA));
+    succeed(place.resume("run", &["--steps", "30"]));
+    let losses = losses(&place.path("run"), "train");
+    assert!(losses.len() == 30 && losses[29].1 < losses[0].1 - 0.2, "{losses:?}");
+
+    let written = ["generate", "--checkpoint", "run", "--prompt", "the ", "--tokens", "20"];
+    assert!(succeed(place.gpt(&written)).stdout.starts_with("the "));
+    fail(
+        place.resume("run", &["--family", "gpt2", "--kv-heads", "2"]),
+        &["--family gpt2 (the checkpoint has llama)", "--kv-heads 2 (the checkpoint has 1)"],
+    );
+
+    // Another program finds its parameters by the names of modules.
+    succeed(place.export("exported", "start", &[&LLAMA[..], &["--batches", "1"]].concat()));
+    let bytes = fs::read(place.path("start/model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let key = tensors.tensor("layers.0.attention.key.weight").unwrap();
+    assert_eq!(key.shape(), [8, 16]);
+    assert!(tensors.names().iter().all(|name| !name.contains("trunk")));
 }
 
 fn an_exported_run_goes_on_as_one_that_was_not() {
