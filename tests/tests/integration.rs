@@ -6,6 +6,8 @@
 
 #[path = "integration/adamw.rs"]
 mod adamw;
+#[path = "integration/adamw_plain.rs"]
+mod adamw_plain;
 #[path = "integration/attention.rs"]
 mod attention;
 #[path = "integration/attention_op.rs"]
@@ -188,6 +190,7 @@ fn main() -> ExitCode {
     }
     let trials = [
         adamw::trials(),
+        adamw_plain::trials(),
         attention::trials(),
         attention_op::trials(),
         attention_provider::trials(),

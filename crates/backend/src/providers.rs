@@ -31,7 +31,7 @@ use crate::{
     interpolate,
     ops::{attention, fp8_linear},
     steps::{
-        adamw::Adamw,
+        adamw::{Adamw, PlainSearch, PlainSteps},
         provider::{Optimizer, StepSearch},
         sgd::Sgd,
     },
@@ -121,7 +121,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 26] = [
+const OURS: [(&str, Register); 27] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -151,6 +151,7 @@ const OURS: [(&str, Register); 26] = [
     (LossGradient::NAME, |_| register(LossGradientSearch::default())),
     (matmul::NAME, register_matmul),
     (Overwrites::NAME, |_| register(OverwriteSearch::default())),
+    (PlainSteps::NAME, |_| register(PlainSearch::default())),
     (Pool::NAME, |_| register(SingleSearch::<Pool>::default())),
     (Random::NAME, |_| register(SingleSearch::<Random>::default())),
     (Reduction::NAME, |_| register(SingleSearch::<Reduction>::default())),

@@ -69,8 +69,8 @@ pub struct Config {
     /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnCat`, `BlackburnChannels`, `BlackburnChannelSum`,
     /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
     /// `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,
-    /// `BlackburnOverwrite`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`, `BlackburnRowSum`,
-    /// `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSoftmax`, `BlackburnTopK`).
+    /// `BlackburnOverwrite`, `BlackburnPlainAdamw`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`,
+    /// `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSoftmax`, `BlackburnTopK`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

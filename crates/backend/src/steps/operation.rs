@@ -15,12 +15,13 @@ use crate::{
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
-    step::{Chance, Gate, Update, update_many},
+    step::{Chance, Gate, StepNumbers, Update, update_many},
 };
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_std::{DType, Shape};
+use cubecl::client::Client;
 use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
 
@@ -150,9 +151,15 @@ impl<K: Optimizer<N>, const N: usize> Replacement for Steps<K, N> {
             let tensors = taken?.try_into().map_err(|_| unknown::<K, N>("tensor"))?;
             updates.push(Update { step, tensors, draw, copy: None });
         }
-        let watch = self.requests.first().and_then(|first| first.watch(context));
-        for (update, made) in self.requests.iter().zip(stepped::<K, N>(updates, gate, seed, watch))
-        {
+        let watched = self.requests.first().and_then(|first| first.watch(context));
+        let is_by_chance = seed.is_some();
+        let watch = watched.map(|together| {
+            move |client: &Client, noted: Vec<_>, updated: &[[Rows; N]]| {
+                repeat::tell::<K, N>(together, client, noted, updated, is_by_chance);
+            }
+        });
+        let watch = watch.as_ref().map(|watch| watch as Watch<'_, K::Numbers, N>);
+        for (update, made) in self.requests.iter().zip(stepped(updates, gate, seed, watch)) {
             let kept = made.into_iter().enumerate().filter(|(at, _)| *at != GRADIENT);
             for (out, (_, tensor)) in update.operation.outputs.iter().zip(kept) {
                 register_cube_tensor(context, out, tensor, K::OP)?;
@@ -179,21 +186,28 @@ pub(crate) fn alone<K: Optimizer<N>, const N: usize>(
     let draw = chance.as_ref().map_or(0, |chance| chance.draw);
     let seed = chance.map(|chance| chance.seed);
     let update = Update { step, tensors, draw, copy: None };
-    stepped::<K, N>(vec![update], gate, seed, None).swap_remove(0)
+    stepped(vec![update], gate, seed, None).swap_remove(0)
 }
 
-/// [`alone`] of several parameters, whose copies are written, too. Who watches what they are taken together by is told.
-fn stepped<K: Optimizer<N>, const N: usize>(
-    updates: Vec<Update<K::Numbers, [CubeTensor; N]>>,
+/// Who is told what was stepped, with the kernel's tensors.
+type Watch<'a, S, const N: usize> = &'a dyn Fn(&Client, Vec<repeat::Noted<S>>, &[[Rows; N]]);
+
+/// Tensors of several parameters after a step; the gradients are there as they were. Copies of parameters are written,
+/// too.
+///
+/// # Panics
+///
+/// As [`alone`].
+pub(super) fn stepped<S: StepNumbers<N>, const N: usize>(
+    updates: Vec<Update<S, [CubeTensor; N]>>,
     gate: Option<Gate>,
     seed: Option<Buffer>,
-    watch: Option<TensorId>,
+    watch: Option<Watch<'_, S, N>>,
 ) -> Vec<[CubeTensor; N]> {
     let Some(first) = updates.first() else { return Vec::new() };
     // Weights have other numbers from here on. A cast that held their memory would have them moved, too.
     marked::forget_casts();
     let client = first.tensors[0].client.clone();
-    let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
     let mut noted = Vec::new();
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
@@ -206,18 +220,18 @@ fn stepped<K: Optimizer<N>, const N: usize>(
                 noted.push(repeat::Noted::of(&update, only));
             }
             let Update { step, tensors, draw, .. } = update;
+            let told = |tensor: &CubeTensor| (Location::of(tensor), tensor.shape(), tensor.dtype);
             let kept = tensors.each_ref().map(told);
             ((kept, known), Update { step, tensors: tensors.map(rows).into(), draw, copy })
         })
         .unzip();
-    let is_by_chance = seed.is_some();
-    let updated: Vec<_> = update_many::<K::Numbers, N>(&client, updates, gate, seed)
+    let updated: Vec<_> = update_many::<S, N>(&client, updates, gate, seed)
         .unwrap_or_else(|error| panic!("{error}"))
         .into_iter()
         .map(Into::<[Rows; N]>::into)
         .collect();
-    if let Some(together) = watch {
-        repeat::tell::<K, N>(together, &client, noted, &updated, is_by_chance);
+    if let Some(watch) = watch {
+        watch(&client, noted, &updated);
     }
     type Kept<const N: usize> = ([(Location, Shape, DType); N], Vec<Known>);
     let tensors = |((kept, known), updated): (Kept<N>, [Rows; N])| {

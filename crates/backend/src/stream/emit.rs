@@ -50,11 +50,14 @@ pub(crate) fn emit(
         match pattern[at].1 {
             Step::Add(lhs, rhs) => numeric(Numeric::Add(binary(lhs, rhs))),
             Step::AddScalar(lhs, _) => numeric(Numeric::AddScalar(scalar(lhs))),
+            Step::Div(lhs, rhs) => numeric(Numeric::Div(binary(lhs, rhs))),
             Step::DivScalar(lhs, _) => numeric(Numeric::DivScalar(scalar(lhs))),
             Step::Erf(input) => float(Float::Erf(unary(input))),
             Step::Mul(lhs, rhs) => numeric(Numeric::Mul(binary(lhs, rhs))),
             Step::MulScalar(lhs, _) => numeric(Numeric::MulScalar(scalar(lhs))),
             Step::PowfScalar(lhs, _) => float(Float::PowfScalar(scalar(lhs))),
+            Step::Sqrt(input) => float(Float::Sqrt(unary(input))),
+            Step::Sub(lhs, rhs) => numeric(Numeric::Sub(binary(lhs, rhs))),
             Step::Tanh(input) => float(Float::Tanh(unary(input))),
             other => panic!("no test has needed {other:?} yet"),
         }

@@ -79,7 +79,7 @@ pub use crate::step::{
     Walk as AdamwWalk, update as adamw_update, update_many as adamw_update_many,
     update_many_with as adamw_update_many_with, update_with as adamw_update_with,
 };
-pub use problem::{AdamwProblem, AdamwStep, AdamwTensors};
+pub use problem::{AdamwFactors, AdamwProblem, AdamwStep, AdamwTensors};
 pub(crate) use variants::variants;
 
 /// A parameter's step, of several in one launch.

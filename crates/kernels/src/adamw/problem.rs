@@ -38,9 +38,7 @@ impl AdamwStep {
                 return invalid(argument, "a number from 0 to below 1", beta.to_string());
             }
         }
-        if !(self.epsilon >= 0.0 && self.epsilon.is_finite()) {
-            return invalid("epsilon", "a number from 0", self.epsilon.to_string());
-        }
+        check_epsilon(self.epsilon)?;
         if self.time == 0 {
             return invalid("time", "at least 1, the first step", "0".into());
         }
@@ -59,12 +57,10 @@ impl StepNumbers<4> for AdamwStep {
     }
 
     fn form(&self, client: &Client) -> Form {
-        Form { by_ptx: DeviceProfile::of(client).compute_capability.is_some() }
+        form_on(client)
     }
 
     fn factors(&self, gated: bool) -> FactorsLaunch {
-        /// Below this a power is 0 from the first step on; the logarithm of 0 is no number for WGSL.
-        const LEAST_LOG: f64 = -128.0;
         let log = |beta: f64| beta.ln().max(LEAST_LOG) as f32;
         let time = i32::try_from(self.time).unwrap_or(i32::MAX);
         let (rate, correction) = if gated {
@@ -85,6 +81,93 @@ impl StepNumbers<4> for AdamwStep {
             self.time as f32,
         )
     }
+}
+
+/// A step's numbers as it multiplies by them, for whoever knows these and not what they come from. A gate does not change
+/// them: steps that it took back before are not counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamwFactors {
+    /// The gradient's share of the first moment, `1 - beta_1`: above 0 and up to 1.
+    pub share_1: f64,
+    /// Its square's share of the second moment, `1 - beta_2`: above 0 and up to 1.
+    pub share_2: f64,
+    /// What the first moment is divided by, `1 - beta_1^t`: above 0 and up to 1.
+    pub correction_1: f64,
+    /// What the second moment is divided by, `1 - beta_2^t`: above 0 and up to 1.
+    pub correction_2: f64,
+    /// Keeps the division finite; not negative.
+    pub epsilon: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// The share of the parameter that decays in this step: the rate times the weight decay.
+    pub decay: f64,
+}
+
+impl AdamwFactors {
+    /// Checks what would make the update no number.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::InvalidProblem`] naming the number.
+    pub fn check(&self) -> Result<(), KernelError> {
+        let shares = [
+            ("share_1", self.share_1),
+            ("share_2", self.share_2),
+            ("correction_1", self.correction_1),
+            ("correction_2", self.correction_2),
+        ];
+        if let Some((argument, share)) = shares.into_iter().find(|(_, s)| !(*s > 0.0 && *s <= 1.0))
+        {
+            let expected = "a number above 0 and up to 1";
+            return Err(KernelError::invalid(AdamwStep::OP, argument, expected, share));
+        }
+        check_epsilon(self.epsilon)
+    }
+}
+
+impl StepNumbers<4> for AdamwFactors {
+    const OP: &'static str = AdamwStep::OP;
+    const NAMES: [&'static str; 4] = AdamwStep::NAMES;
+    type Rule = AdamwRule;
+    type Tensors = AdamwTensors;
+
+    fn validate(&self) -> Result<(), KernelError> {
+        self.check()
+    }
+
+    fn form(&self, client: &Client) -> Form {
+        form_on(client)
+    }
+
+    fn factors(&self, _gated: bool) -> FactorsLaunch {
+        // A gate's corrections are 1 so.
+        let (log_beta, time) = (LEAST_LOG as f32, 1.0);
+        FactorsLaunch::new(
+            self.share_1 as f32,
+            self.share_2 as f32,
+            self.decay as f32,
+            (self.rate / self.correction_1) as f32,
+            (1.0 / self.correction_2) as f32,
+            self.epsilon as f32,
+            log_beta,
+            log_beta,
+            time,
+        )
+    }
+}
+
+/// Below this a power is 0 from the first step on; the logarithm of 0 is no number for WGSL.
+const LEAST_LOG: f64 = -128.0;
+
+fn check_epsilon(epsilon: f64) -> Result<(), KernelError> {
+    match epsilon >= 0.0 && epsilon.is_finite() {
+        true => Ok(()),
+        false => Err(KernelError::invalid(AdamwStep::OP, "epsilon", "a number from 0", epsilon)),
+    }
+}
+
+fn form_on(client: &Client) -> Form {
+    Form { by_ptx: DeviceProfile::of(client).compute_capability.is_some() }
 }
 
 /// A parameter and what belongs to it.
@@ -153,5 +236,26 @@ mod tests {
         assert_eq!(argument(AdamwStep { beta_2: f64::NAN, ..STEP }), "beta_2");
         assert_eq!(argument(AdamwStep { epsilon: -1.0, ..STEP }), "epsilon");
         assert_eq!(argument(AdamwStep { time: 0, ..STEP }), "time");
+    }
+
+    #[test]
+    fn factors_that_lead_to_no_number_are_named() {
+        let factors = AdamwFactors {
+            share_1: 0.1,
+            share_2: 0.05,
+            correction_1: 0.19,
+            correction_2: 0.0975,
+            epsilon: 1e-8,
+            rate: 1e-3,
+            decay: 1e-4,
+        };
+        assert_eq!(factors.check(), Ok(()));
+        let argument = |factors: AdamwFactors| match factors.check() {
+            Err(KernelError::InvalidProblem { argument, .. }) => argument,
+            other => panic!("{factors:?} gave {other:?}"),
+        };
+        assert_eq!(argument(AdamwFactors { share_1: 0.0, ..factors }), "share_1");
+        assert_eq!(argument(AdamwFactors { correction_2: f64::NAN, ..factors }), "correction_2");
+        assert_eq!(argument(AdamwFactors { epsilon: f64::INFINITY, ..factors }), "epsilon");
     }
 }

@@ -9,6 +9,8 @@
 mod cube;
 #[cfg(feature = "gpu")]
 mod kind;
+#[cfg(feature = "gpu")]
+mod plain;
 #[cfg_attr(
     not(feature = "gpu"),
     allow(unused_variables, reason = "without a backend there is nothing to hand arguments to")
@@ -16,6 +18,8 @@ mod kind;
 mod primitives;
 #[cfg(feature = "gpu")]
 pub(crate) use kind::Adamw;
+#[cfg(feature = "gpu")]
+pub(crate) use plain::{PlainSearch, PlainSteps};
 #[cfg(feature = "gpu")]
 pub use primitives::UpdatedMetadata;
 pub use primitives::{AdamwPrimitives, Step, Updated};

@@ -1,0 +1,343 @@
+//! The provider that takes steps of Burn's own AdamW together.
+//!
+//! It emits some fifteen element-wise operations for each parameter. Burn's fusion makes a kernel of those of parameters
+//! that have one shape and follow each other, and names every number and tensor of it anew in each step, on the thread
+//! that is the slowest of a loop whose passes are not recorded.
+
+use crate::{
+    declined::unsupported,
+    steps::operation::stepped,
+    stream::{
+        ANY_NUMBER, Claim, Done, Elapsed, Matcher, Moment, Name, Next, Part, Pattern,
+        PatternStep as Step, Replacement, Search, burn_score, number,
+    },
+    tensors::{Tensors, cube_tensor, known_output, register_cube_tensor, take_cube_tensor},
+};
+use blackburn_kernels::{
+    KernelError,
+    adamw::AdamwFactors,
+    step::{MOST_TENSORS, Update},
+};
+use burn_ir::{
+    FloatOperationIr as Float, NumericOperationIr as Numeric, OperationIr, TensorIr, TensorStatus,
+};
+use burn_std::DType;
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "adamw_update";
+
+/// A parameter's step, from the second one on: the first makes moments of nothing.
+const STEP: Pattern = &[
+    ("decayed first", Step::MulScalar("first", ANY_NUMBER)),
+    ("share of gradient", Step::MulScalar("gradient", ANY_NUMBER)),
+    ("new first", Step::Add("decayed first", "share of gradient")),
+    ("square", Step::Mul("gradient", "gradient")),
+    ("share of square", Step::MulScalar("square", ANY_NUMBER)),
+    ("decayed second", Step::MulScalar("second", ANY_NUMBER)),
+    ("new second", Step::Add("decayed second", "share of square")),
+    ("corrected first", Step::DivScalar("new first", ANY_NUMBER)),
+    ("corrected second", Step::DivScalar("new second", ANY_NUMBER)),
+    ("deviation", Step::Sqrt("corrected second")),
+    ("divisor", Step::AddScalar("deviation", ANY_NUMBER)),
+    ("direction", Step::Div("corrected first", "divisor")),
+    ("change", Step::MulScalar("direction", ANY_NUMBER)),
+    ("decayed parameter", Step::MulScalar("parameter", ANY_NUMBER)),
+    ("new parameter", Step::Sub("decayed parameter", "change")),
+];
+
+const INPUTS: [Name; 4] = ["parameter", "gradient", "first", "second"];
+/// In the order of [`INPUTS`], without the gradient.
+const OUTPUTS: [Name; 3] = ["new parameter", "new first", "new second"];
+/// What is made with numbers, in the order in which [`PlainStep::factors`] takes these.
+const WITH_NUMBERS: [Name; 9] = [
+    "decayed first",
+    "share of gradient",
+    "decayed second",
+    "share of square",
+    "corrected first",
+    "corrected second",
+    "divisor",
+    "change",
+    "decayed parameter",
+];
+
+/// One parameter's step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PlainStep {
+    inputs: [TensorIr; 4],
+    outputs: [TensorIr; 3],
+    /// Where the numbers are.
+    numbers: [u64; 9],
+}
+
+impl PlainStep {
+    /// The step's numbers, if they are those of AdamW.
+    fn factors(&self, tensors: &Tensors) -> Option<AdamwFactors> {
+        /// What single precision may leave between two numbers and 1.
+        const TOLERANCE: f64 = 1e-6;
+        let mut numbers = [0.0; 9];
+        for (found, place) in numbers.iter_mut().zip(self.numbers) {
+            *found = number(tensors, place)?;
+        }
+        let [beta_1, share_1, beta_2, share_2, correction_1, correction_2, epsilon, rate, kept] =
+            numbers;
+        let is_mean = |beta: f64, share: f64| (beta + share - 1.0).abs() <= TOLERANCE;
+        (is_mean(beta_1, share_1) && is_mean(beta_2, share_2)).then_some(AdamwFactors {
+            share_1,
+            share_2,
+            correction_1,
+            correction_2,
+            epsilon,
+            rate,
+            decay: 1.0 - kept,
+        })
+    }
+}
+
+/// Steps of several parameters by one launch, or as Burn runs them where a number is none of AdamW's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PlainSteps {
+    steps: Vec<PlainStep>,
+}
+
+impl Replacement for PlainSteps {
+    const NAME: &'static str = "BlackburnPlainAdamw";
+
+    fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
+        let mut factors = Vec::new();
+        for step in &self.steps {
+            let found = step.factors(tensors);
+            let found = found.ok_or_else(|| unsupported(OP, "numbers that are not AdamW's"))?;
+            found.check()?;
+            factors.push(found);
+            for input in &step.inputs {
+                cube_tensor(tensors, input, OP)?;
+            }
+            for output in &step.outputs {
+                known_output(tensors, output, OP)?;
+            }
+        }
+        let mut updates = Vec::new();
+        for (PlainStep { inputs: [parameter, gradient, first, second], .. }, step) in
+            self.steps.iter().zip(factors)
+        {
+            let taken = [
+                take_cube_tensor(tensors, parameter, OP)?,
+                take_cube_tensor(tensors, gradient, OP)?,
+                take_cube_tensor(tensors, first, OP)?,
+                take_cube_tensor(tensors, second, OP)?,
+            ];
+            updates.push(Update { step, tensors: taken, draw: 0, copy: None });
+        }
+        for (step, made) in self.steps.iter().zip(stepped(updates, None, None, None)) {
+            let [parameter, _, first, second] = made;
+            for (out, tensor) in step.outputs.iter().zip([parameter, first, second]) {
+                register_cube_tensor(tensors, out, tensor, OP)?;
+            }
+        }
+        Ok(Done::All)
+    }
+}
+
+/// A parameter's operations, as far as they have come.
+#[derive(Clone)]
+struct Followed {
+    matcher: Matcher,
+    /// Whether the parameter's old numbers ended behind its step.
+    is_dropped: bool,
+}
+
+impl Followed {
+    /// Operations that have come.
+    fn len(&self) -> usize {
+        self.matcher.positions().len() + usize::from(self.is_dropped)
+    }
+
+    /// The step, once all of it has come, if nobody else reads what is made on the way.
+    fn step(&self) -> Option<PlainStep> {
+        let matcher = &self.matcher;
+        let is_way = |name: &&Name| !OUTPUTS.contains(name);
+        let made = STEP.iter().map(|(made, _)| made);
+        if !matcher.is_complete() || !made.filter(is_way).all(|name| matcher.is_dead(name)) {
+            return None;
+        }
+        let mut numbers = [0; 9];
+        for (place, made) in numbers.iter_mut().zip(WITH_NUMBERS) {
+            *place = matcher.scalar_of(made)?;
+        }
+        let mut inputs = INPUTS.map(|name| matcher.tensor(name).cloned());
+        if let (Some(parameter), true) = (&mut inputs[0], self.is_dropped) {
+            parameter.status = TensorStatus::ReadWrite;
+        }
+        let [parameter, gradient, first, second] = inputs;
+        let outputs = OUTPUTS.map(|name| matcher.tensor(name).cloned());
+        let [new_parameter, new_first, new_second] = outputs;
+        Some(PlainStep {
+            inputs: [parameter?, gradient?, first?, second?],
+            outputs: [new_parameter?, new_first?, new_second?],
+            numbers,
+        })
+    }
+}
+
+/// Takes steps that follow each other. It is over when Burn shows an operation of another kind, to whichever block.
+#[derive(Clone, Default)]
+pub(crate) struct PlainSearch {
+    followed: Vec<Followed>,
+}
+
+impl PlainSearch {
+    /// Steps from the first one on that are there as a whole, and how many operations they are.
+    fn complete(&self) -> (Vec<PlainStep>, usize) {
+        let steps: Vec<_> = self.followed.iter().map_while(Followed::step).collect();
+        let operations = self.followed[..steps.len()].iter().map(Followed::len).sum();
+        (steps, operations)
+    }
+
+    /// Whether the last parameter's old numbers, whose step has come, are `tensor`.
+    fn ends(&mut self, tensor: &TensorIr) -> Next {
+        let most = self.followed.len() == MOST_TENSORS;
+        let Some(last) = self.followed.last_mut() else { return Next::Refused };
+        let old = last.matcher.tensor(INPUTS[0]).filter(|old| old.id == tensor.id);
+        let is_old = old.is_some_and(|old| old.status == TensorStatus::ReadOnly);
+        if !is_old || last.is_dropped || !last.matcher.is_complete() {
+            return Next::Refused;
+        }
+        last.is_dropped = true;
+        if most { Next::Last } else { Next::Taken }
+    }
+}
+
+/// Whether it is of a kind that steps are made of.
+fn is_part(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::Drop(_) => true,
+        OperationIr::Float(_, operation) => matches!(operation, Float::Sqrt(_)),
+        OperationIr::NumericFloat(_, operation) => matches!(
+            operation,
+            Numeric::Add(_)
+                | Numeric::AddScalar(_)
+                | Numeric::Div(_)
+                | Numeric::DivScalar(_)
+                | Numeric::Mul(_)
+                | Numeric::MulScalar(_)
+                | Numeric::Sub(_)
+        ),
+        _ => false,
+    }
+}
+
+impl Search for PlainSearch {
+    type Replacement = PlainSteps;
+    const MAY_CAST_FIRST: bool = false;
+
+    fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
+        if let OperationIr::Drop(tensor) = operation {
+            return self.ends(tensor);
+        }
+        let mut tensors = operation.inputs().chain(operation.outputs());
+        if !is_part(operation) || !tensors.all(|tensor| tensor.dtype == DType::F32) {
+            return Next::Refused;
+        }
+        if let Some(last) = self.followed.last_mut()
+            && !last.matcher.is_complete()
+        {
+            return Next::taken_if(last.matcher.follow(operation, now.position));
+        }
+        let is_known =
+            |id| self.followed.iter().any(|followed: &Followed| followed.matcher.knows(id));
+        let mut matcher = Matcher::data_flow(STEP);
+        let begins = self.followed.len() < MOST_TENSORS
+            && !operation.inputs().any(|input| is_known(input.id))
+            && matcher.follow(operation, now.position);
+        if begins {
+            self.followed.push(Followed { matcher, is_dropped: false });
+        }
+        Next::taken_if(begins)
+    }
+
+    fn claim(&self) -> Option<Claim<PlainSteps>> {
+        let (steps, operations) = self.complete();
+        // More than all that Burn's own fusion may save of them and of a step that has begun.
+        let score = 2 * burn_score(STEP, 0) * steps.len() as u64;
+        let is_some = !steps.is_empty();
+        let parts = vec![Part::Replaced((0..operations).collect(), PlainSteps { steps })];
+        is_some.then_some(Claim { score, parts })
+    }
+
+    fn gives_up(&self, elapsed: Elapsed) -> bool {
+        elapsed.since_last > 0
+    }
+
+    fn takes_time(operation: &OperationIr) -> bool {
+        !is_part(operation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{
+        Fuser,
+        emit::{emit, tensor, view},
+    };
+
+    const OPERATIONS: usize = STEP.len() + 1;
+
+    /// The operations of a parameter, whose tensors are numbered from `first` on, and the end of its old numbers.
+    fn step(first: u64, shape: [usize; 2]) -> Vec<OperationIr> {
+        let inputs = [0, 1, 2, 3].map(|at| (INPUTS[at], first + at as u64));
+        let mut operations = emit(STEP, &inputs, first + 10, shape);
+        // The state keeps the moments, and the loop the parameter.
+        operations.push(OperationIr::Drop(tensor(first, shape, TensorStatus::ReadWrite)));
+        operations
+    }
+
+    fn fuser(operations: &[OperationIr]) -> Fuser<PlainSearch> {
+        Fuser::after(PlainSearch::default(), operations)
+    }
+
+    #[test]
+    fn parameters_of_any_shapes_are_taken_together() {
+        let two = [step(100, [4, 4]), step(200, [2, 3])].concat();
+        let fuser = fuser(&two);
+        assert!(fuser.is_open());
+        assert_eq!(fuser.claims(), Some(2 * OPERATIONS));
+        let old = fuser.search.complete().0.into_iter().map(|step| step.inputs[0].status.clone());
+        assert!(old.into_iter().all(|status| status == TensorStatus::ReadWrite));
+    }
+
+    #[test]
+    fn a_launch_takes_as_many_as_it_can() {
+        let many: Vec<_> = (1..20).flat_map(|at| step(100 * at, [2, 2])).collect();
+        let fuser = fuser(&many);
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(MOST_TENSORS * OPERATIONS));
+    }
+
+    #[test]
+    fn a_step_that_has_begun_is_left() {
+        let begun = [step(100, [4, 4]), step(200, [4, 4])[..9].to_vec()].concat();
+        assert_eq!(fuser(&begun).claims(), Some(OPERATIONS));
+        assert_eq!(fuser(&begun[..STEP.len()]).claims(), Some(STEP.len()), "the old numbers stay");
+        assert_eq!(fuser(&begun[..9]).claims(), None);
+    }
+
+    #[test]
+    fn what_reads_another_steps_tensors_is_left() {
+        let first = step(100, [4, 4]);
+        // The parameter that the first one makes.
+        let made = 110 + STEP.len() as u64 - 1;
+        let again = emit(
+            STEP,
+            &[("parameter", made), ("gradient", 1), ("first", 112), ("second", 3)],
+            300,
+            [4, 4],
+        );
+        assert_eq!(fuser(&[first.clone(), again].concat()).claims(), Some(OPERATIONS));
+        let other = view(100, [4, 4], 500);
+        let fuser = fuser(&[first, vec![other]].concat());
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(OPERATIONS));
+    }
+}

@@ -1,0 +1,185 @@
+//! Burn's own AdamW, whose operations a provider takes together, against f64.
+
+use blackburn_reference::{
+    adamw::{Corrections, Element, Rounding, Step, bound, update},
+    random::normal,
+    storage::Storage,
+    tolerance::compare,
+};
+use blackburn_tests::{
+    on_burn_device,
+    tensors::{tensor, values},
+};
+use burn::{
+    module::{Module, Param},
+    optim::{AdamWConfig, GradientsParams, ModuleOptimizer},
+    prelude::*,
+};
+use libtest_mimic::{Failed, Trial};
+
+const F32: Storage = Storage::F32;
+const BETA_1: f32 = 0.9;
+const BETA_2: f32 = 0.98;
+const EPSILON: f32 = 1e-6;
+/// Operations of a parameter's step, and parameters that a launch takes.
+const OPERATIONS: u64 = 15;
+const TOGETHER: u64 = 16;
+/// More parameters than a launch takes, of several shapes.
+const MATRICES: [[usize; 2]; 12] = [
+    [3, 5],
+    [16, 33],
+    [1, 1],
+    [4, 4],
+    [4, 4],
+    [4, 4],
+    [2, 64],
+    [7, 9],
+    [33, 16],
+    [5, 3],
+    [8, 8],
+    [8, 8],
+];
+const VECTORS: [usize; 8] = [7, 1, 64, 64, 64, 129, 5, 7];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    type Test = fn(&Device) -> Result<(), Failed>;
+    let tests: [(&str, Test); 3] = [
+        ("burns_own_is_taken_together_and_right", |device| train(device, 0.1, true)),
+        ("without_decay_burns_own_runs_as_burn_has_it", |device| train(device, 0.0, false)),
+        ("a_copy_of_the_model_keeps_its_numbers", copies),
+    ];
+    let trial = |(name, test): (&str, Test)| {
+        let name = format!("adamw_plain::{name}");
+        Trial::ignorable_test(name, move || on_burn_device(|device| test(&device)))
+    };
+    tests.map(trial).into()
+}
+
+#[derive(Module, Debug)]
+struct Weights {
+    matrices: Vec<Param<Tensor<2>>>,
+    vectors: Vec<Param<Tensor<1>>>,
+}
+
+/// Numbers of each parameter, matrices first; another seed gives others.
+fn drawn(seed: u64) -> Vec<Vec<f64>> {
+    let sizes = MATRICES.iter().map(|shape| shape[0] * shape[1]).chain(VECTORS);
+    sizes.enumerate().map(|(at, size)| normal(seed + at as u64, size, 1.0, F32)).collect()
+}
+
+impl Weights {
+    fn new(numbers: &[Vec<f64>], device: &Device) -> Self {
+        let (matrices, vectors) = numbers.split_at(MATRICES.len());
+        let matrix = |(numbers, shape): (&Vec<f64>, [usize; 2])| {
+            Param::from_tensor(tensor(numbers, shape, F32, device))
+        };
+        let vector = |(numbers, size): (&Vec<f64>, usize)| {
+            Param::from_tensor(tensor(numbers, [size], F32, device))
+        };
+        Self {
+            matrices: matrices.iter().zip(MATRICES).map(matrix).collect(),
+            vectors: vectors.iter().zip(VECTORS).map(vector).collect(),
+        }
+    }
+
+    /// Its gradients are those numbers.
+    fn loss(&self, gradients: &[Vec<f64>], device: &Device) -> Tensor<1> {
+        let (matrices, vectors) = gradients.split_at(MATRICES.len());
+        let mut loss = Tensor::<1>::zeros([1], device);
+        for ((weight, numbers), shape) in self.matrices.iter().zip(matrices).zip(MATRICES) {
+            loss = loss + (weight.val() * tensor(numbers, shape, F32, device)).sum();
+        }
+        for ((weight, numbers), size) in self.vectors.iter().zip(vectors).zip(VECTORS) {
+            loss = loss + (weight.val() * tensor(numbers, [size], F32, device)).sum();
+        }
+        loss
+    }
+
+    fn numbers(&self) -> Result<Vec<Vec<f64>>, Failed> {
+        let matrices = self.matrices.iter().map(|weight| values(weight.val().inner()));
+        let vectors = self.vectors.iter().map(|weight| values(weight.val().inner()));
+        matrices.chain(vectors).collect()
+    }
+}
+
+fn step(
+    model: Weights,
+    optimizer: &mut ModuleOptimizer,
+    gradients: &[Vec<f64>],
+    rate: f64,
+    device: &Device,
+) -> Weights {
+    let gradients = model.loss(gradients, device).backward();
+    let gradients = GradientsParams::from_grads(gradients, &model);
+    optimizer.step(rate, model, gradients)
+}
+
+fn served() -> u64 {
+    blackburn_backend::profile::served().get("BlackburnPlainAdamw").copied().unwrap_or(0)
+}
+
+fn optimizer(weight_decay: f32) -> ModuleOptimizer {
+    let config = AdamWConfig::new().with_beta_1(BETA_1).with_beta_2(BETA_2);
+    config.with_epsilon(EPSILON).with_weight_decay(weight_decay).init()
+}
+
+fn train(device: &Device, weight_decay: f32, is_taken: bool) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let rates = [0.1, 0.05, 0.02, 0.01, 0.02];
+    let start = drawn(1);
+    let (mut model, mut optimizer) = (Weights::new(&start, device), optimizer(weight_decay));
+    let element = |parameter: &f64| Element { parameter: *parameter, ..Element::default() };
+    let mut expected: Vec<Vec<Element>> =
+        start.iter().map(|numbers| numbers.iter().map(element).collect()).collect();
+    let mut errors: Vec<Vec<f64>> = start.iter().map(|numbers| vec![0.0; numbers.len()]).collect();
+    for (at, rate) in rates.into_iter().enumerate() {
+        let gradients = drawn(100 * (2 + at as u64));
+        let before = served();
+        model = step(model, &mut optimizer, &gradients, rate, device);
+        let numbers = model.numbers()?;
+        let taken = served() - before;
+        // The first step makes moments of nothing.
+        if is_taken && at > 0 && taken < OPERATIONS * TOGETHER {
+            return Err(format!("step {at}: {taken} operations were taken").into());
+        }
+        let step = Step {
+            beta_1: f64::from(BETA_1),
+            beta_2: f64::from(BETA_2),
+            epsilon: f64::from(EPSILON),
+            weight_decay: f64::from(weight_decay),
+            rate,
+            taken: at as u32 + 1,
+        };
+        let all = expected.iter_mut().zip(&mut errors).zip(gradients.iter().zip(numbers));
+        for ((old, errors), (gradients, numbers)) in all {
+            for ((old, error), g) in old.iter_mut().zip(errors.iter_mut()).zip(gradients) {
+                let rounded = bound(&step, *old, *g, F32, Rounding::Nearest, Corrections::Host);
+                // As much again for what moments carry on, and for what Burn rounds in between.
+                *error += 4.0 * rounded.parameter;
+                *old = update(&step, *old, *g);
+            }
+            let expected: Vec<f64> = old.iter().map(|element| element.parameter).collect();
+            compare(&numbers, &expected, errors).map_err(|error| format!("step {at}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What somebody else holds is not written to.
+fn copies(device: &Device) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let (mut model, mut optimizer) = (Weights::new(&drawn(1), device), optimizer(0.1));
+    for at in 0..3 {
+        let copy = model.clone();
+        let before = copy.numbers()?;
+        model = step(model, &mut optimizer, &drawn(50 * (1 + at)), 0.1, device);
+        let (after, stepped) = (copy.numbers()?, model.numbers()?);
+        if after != before {
+            return Err(format!("step {at} changed a copy of the model").into());
+        }
+        if stepped.iter().zip(&before).any(|(stepped, before)| stepped == before) {
+            return Err(format!("step {at} left a parameter as it was").into());
+        }
+    }
+    Ok(())
+}
