@@ -43,10 +43,11 @@ const VECTORS: [usize; 8] = [7, 1, 64, 64, 64, 129, 5, 7];
 
 pub(crate) fn trials() -> Vec<Trial> {
     type Test = fn(&Device) -> Result<(), Failed>;
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 4] = [
         ("burns_own_is_taken_together_and_right", |device| train(device, 0.1, true)),
         ("without_decay_burns_own_runs_as_burn_has_it", |device| train(device, 0.0, false)),
         ("a_copy_of_the_model_keeps_its_numbers", copies),
+        ("other_numbers_than_adamws_are_burns", look_alike),
     ];
     let trial = |(name, test): (&str, Test)| {
         let name = format!("adamw_plain::{name}");
@@ -181,5 +182,32 @@ fn copies(device: &Device) -> Result<(), Failed> {
             return Err(format!("step {at} left a parameter as it was").into());
         }
     }
+    Ok(())
+}
+
+/// The same operations with shares that do not add up to 1.
+fn look_alike(device: &Device) -> Result<(), Failed> {
+    let [kept, share, rate] = [0.9, 0.3, 0.1];
+    let numbers = [0, 1, 2, 3].map(|seed| normal(seed, 40, 1.0, F32));
+    let [parameter, gradient, first, second] = &numbers;
+    let second: Vec<f64> = second.iter().map(|x| x.abs()).collect();
+    let on_device = |numbers: &[f64]| tensor(numbers, [40], F32, device);
+    let g = on_device(gradient);
+    let m = on_device(first).mul_scalar(kept).add(g.clone().mul_scalar(share));
+    let v = on_device(&second).mul_scalar(kept).add(g.square().mul_scalar(share));
+    let deviation = v.clone().div_scalar(0.5).sqrt().add_scalar(EPSILON);
+    let change = m.clone().div_scalar(0.5).div(deviation);
+    let stepped = on_device(parameter).mul_scalar(0.99) - change.mul_scalar(rate);
+    let made = values(stepped)?;
+    let expected = (0..40).map(|at| {
+        let g = gradient[at];
+        let m = kept * first[at] + share * g;
+        let v = kept * second[at] + share * g * g;
+        0.99 * parameter[at] - rate * (m / 0.5) / ((v / 0.5).sqrt() + f64::from(EPSILON))
+    });
+    let expected: Vec<f64> = expected.collect();
+    // Some fifteen roundings, of numbers that are divided by deviations of 0.05 and more.
+    let bounds: Vec<f64> = expected.iter().map(|x| 1e-5 * (1.0 + x.abs())).collect();
+    compare(&made, &expected, &bounds)?;
     Ok(())
 }

@@ -32,6 +32,23 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/backend/src/steps/adamw/plain.rs",
+        tests: &["adamw_plain"],
+        rows: &[
+            host("what is kept taken for what decays", "1.0 - kept", "kept"),
+            host(
+                "numbers that are not AdamW's taken",
+                "is_mean(beta_1, share_1) && is_mean(beta_2, share_2)",
+                "is_mean(beta_2, beta_2) || true",
+            ),
+            host(
+                "a parameter taken that is read later",
+                "(&mut inputs[0], self.is_dropped)",
+                "(&mut inputs[0], true)",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/backend/src/ops/square_sum.rs",
         tests: &["square_sum"],
         rows: &[

@@ -1,6 +1,6 @@
 //! Steps of optimizers, loss scaling, and casts to 8 bits.
 
-use super::{InFile, device, statement};
+use super::{InFile, device, host, statement};
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
@@ -29,6 +29,14 @@ pub(super) const FILES: &[InFile] = &[
                 "select(exponent > SMALL, -exponent * sum, 1.0f32 - exponent.exp())",
                 "1.0f32 - exponent.exp()",
             ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/adamw/problem.rs",
+        tests: &["adamw_plain"],
+        rows: &[
+            host("known correction left out", "self.rate / self.correction_1", "self.rate"),
+            host("known deviation not corrected", "1.0 / self.correction_2", "1.0"),
         ],
     },
     InFile {
