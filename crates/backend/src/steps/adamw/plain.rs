@@ -303,8 +303,8 @@ mod tests {
         let fuser = fuser(&two);
         assert!(fuser.is_open());
         assert_eq!(fuser.claims(), Some(2 * OPERATIONS));
-        let old = fuser.search.complete().0.into_iter().map(|step| step.inputs[0].status.clone());
-        assert!(old.into_iter().all(|status| status == TensorStatus::ReadWrite));
+        let (steps, _) = fuser.search.complete();
+        assert!(steps.iter().all(|step| step.inputs[0].status == TensorStatus::ReadWrite));
     }
 
     #[test]
