@@ -134,6 +134,7 @@ pub(crate) struct Gpt {
 
 /// All between the tokens and the head.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a model has one of them")]
 enum Trunk {
     Gpt2(Gpt2),
     Llama(Llama),

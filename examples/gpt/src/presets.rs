@@ -17,7 +17,7 @@ pub(crate) enum Preset {
     #[value(name = "llama-300m")]
     #[serde(rename = "llama-300m")]
     Llama300m,
-    /// `TinyLlama`'s sizes, 1.1 billion parameters with its own tokens: 22 layers, width 2048, context 2048.
+    /// The sizes of Tiny Llama, 1.1 billion parameters with its own tokens: 22 layers, width 2048, context 2048.
     #[value(name = "llama-1.1b")]
     #[serde(rename = "llama-1.1b")]
     Llama1b,
@@ -29,7 +29,7 @@ pub(crate) enum Preset {
 pub(crate) enum Family {
     /// GPT-2's: layer norms, GELU, learned positions, and biases.
     Gpt2,
-    /// Llama's: root-mean-square norms, SwiGLU, rotated positions, heads that share keys and values, and no biases.
+    /// Llama's: root-mean-square norms, gated feed-forward parts, rotated positions, shared heads of keys, no biases.
     Llama,
 }
 
