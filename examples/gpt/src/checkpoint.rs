@@ -16,7 +16,8 @@ use example_program::CadenceOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-const FORMAT: &str = "blackburn-gpt";
+/// Of the second kind, which has models of two families.
+const FORMAT: &str = "blackburn-gpt-2";
 
 /// What a run is about. Data order, schedule and dropout are functions of it and the step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
