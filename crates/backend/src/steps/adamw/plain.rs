@@ -187,6 +187,13 @@ pub(crate) struct PlainSearch {
 }
 
 impl PlainSearch {
+    /// Fewer steps are left to Burn's fusion, which makes a kernel or two of them: between weights of convolutions
+    /// vectors come in fours and fives.
+    const FEWEST: usize = 8;
+    /// Weights of convolutions have more dimensions. Their gradients lie in another order of memory than they do, which
+    /// Burn's fusion reads as it is: here each would be copied first.
+    const MOST_DIMENSIONS: usize = 2;
+
     /// Steps from the first one on that are there as a whole, and how many operations they are.
     fn complete(&self) -> (Vec<PlainStep>, usize) {
         let steps: Vec<_> = self.followed.iter().map_while(Followed::step).collect();
@@ -236,7 +243,10 @@ impl Search for PlainSearch {
             return self.ends(tensor);
         }
         let mut tensors = operation.inputs().chain(operation.outputs());
-        if !is_part(operation) || !tensors.all(|tensor| tensor.dtype == DType::F32) {
+        let is_served = |tensor: &TensorIr| {
+            tensor.dtype == DType::F32 && tensor.shape.num_dims() <= Self::MOST_DIMENSIONS
+        };
+        if !is_part(operation) || !tensors.all(is_served) {
             return Next::Refused;
         }
         if let Some(last) = self.followed.last_mut()
@@ -260,9 +270,9 @@ impl Search for PlainSearch {
         let (steps, operations) = self.complete();
         // More than all that Burn's own fusion may save of them and of a step that has begun.
         let score = 2 * burn_score(STEP, 0) * steps.len() as u64;
-        let is_some = !steps.is_empty();
+        let is_worth_it = steps.len() >= Self::FEWEST;
         let parts = vec![Part::Replaced((0..operations).collect(), PlainSteps { steps })];
-        is_some.then_some(Claim { score, parts })
+        is_worth_it.then_some(Claim { score, parts })
     }
 
     fn gives_up(&self, elapsed: Elapsed) -> bool {
@@ -293,51 +303,63 @@ mod tests {
         operations
     }
 
+    fn steps(count: u64) -> Vec<OperationIr> {
+        (1..=count).flat_map(|at| step(100 * at, [2, 2])).collect()
+    }
+
     fn fuser(operations: &[OperationIr]) -> Fuser<PlainSearch> {
         Fuser::after(PlainSearch::default(), operations)
     }
 
     #[test]
     fn parameters_of_any_shapes_are_taken_together() {
-        let two = [step(100, [4, 4]), step(200, [2, 3])].concat();
-        let fuser = fuser(&two);
+        let shape = |at: usize| [at, 9 - at];
+        let all: Vec<_> = (1..=8).flat_map(|at| step(100 * at as u64, shape(at))).collect();
+        let fuser = fuser(&all);
         assert!(fuser.is_open());
-        assert_eq!(fuser.claims(), Some(2 * OPERATIONS));
+        assert_eq!(fuser.claims(), Some(8 * OPERATIONS));
         let (steps, _) = fuser.search.complete();
         assert!(steps.iter().all(|step| step.inputs[0].status == TensorStatus::ReadWrite));
     }
 
     #[test]
     fn a_launch_takes_as_many_as_it_can() {
-        let many: Vec<_> = (1..20).flat_map(|at| step(100 * at, [2, 2])).collect();
-        let fuser = fuser(&many);
+        let fuser = fuser(&steps(19));
         assert!(!fuser.is_open());
         assert_eq!(fuser.claims(), Some(MOST_TENSORS * OPERATIONS));
     }
 
     #[test]
     fn a_step_that_has_begun_is_left() {
-        let begun = [step(100, [4, 4]), step(200, [4, 4])[..9].to_vec()].concat();
-        assert_eq!(fuser(&begun).claims(), Some(OPERATIONS));
-        assert_eq!(fuser(&begun[..STEP.len()]).claims(), Some(STEP.len()), "the old numbers stay");
-        assert_eq!(fuser(&begun[..9]).claims(), None);
+        let nine = steps(9);
+        let eight = 8 * OPERATIONS;
+        assert_eq!(fuser(&nine[..eight + 9]).claims(), Some(eight));
+        assert_eq!(fuser(&nine[..eight - 1]).claims(), Some(eight - 1), "the old numbers stay");
+        assert_eq!(fuser(&nine[..eight - 9]).claims(), None, "seven are too few");
     }
 
     #[test]
     fn what_reads_another_steps_tensors_is_left() {
-        let first = step(100, [4, 4]);
-        // The parameter that the first one makes.
-        let made = 110 + STEP.len() as u64 - 1;
-        let again = emit(
-            STEP,
-            &[("parameter", made), ("gradient", 1), ("first", 112), ("second", 3)],
-            300,
-            [4, 4],
-        );
-        assert_eq!(fuser(&[first.clone(), again].concat()).claims(), Some(OPERATIONS));
-        let other = view(100, [4, 4], 500);
-        let fuser = fuser(&[first, vec![other]].concat());
-        assert!(!fuser.is_open());
-        assert_eq!(fuser.claims(), Some(OPERATIONS));
+        let eight = steps(8);
+        // The parameter and the first moment that the first one makes.
+        let [parameter, first] = [110 + STEP.len() as u64 - 1, 112];
+        let inputs = [("parameter", parameter), ("gradient", 1), ("first", first), ("second", 3)];
+        let again = emit(STEP, &inputs, 1900, [2, 2]);
+        for other in [again, vec![view(100, [2, 2], 500)]] {
+            let fuser = fuser(&[eight.clone(), other].concat());
+            assert!(!fuser.is_open());
+            assert_eq!(fuser.claims(), Some(8 * OPERATIONS));
+        }
+    }
+
+    #[test]
+    fn weights_of_convolutions_are_left() {
+        let mut eight = steps(8);
+        let OperationIr::NumericFloat(_, Numeric::MulScalar(op)) = &mut eight[0] else {
+            panic!("a step begins otherwise");
+        };
+        op.lhs.shape = [2, 2, 1, 1].into();
+        assert!(!fuser(&eight).is_open());
+        assert_eq!(fuser(&eight).claims(), None);
     }
 }
