@@ -21,9 +21,9 @@ const F32: Storage = Storage::F32;
 const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.98;
 const EPSILON: f32 = 1e-6;
-/// Operations of a parameter's step, and parameters that a launch takes.
+/// Operations of a parameter's step, and parameters that a launch takes at least.
 const OPERATIONS: u64 = 15;
-const TOGETHER: u64 = 16;
+const TOGETHER: u64 = 8;
 /// More parameters than a launch takes, of several shapes.
 const MATRICES: [[usize; 2]; 12] = [
     [3, 5],
