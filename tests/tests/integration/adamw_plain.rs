@@ -173,8 +173,12 @@ fn copies(device: &Device) -> Result<(), Failed> {
     for at in 0..3 {
         let copy = model.clone();
         let before = copy.numbers()?;
+        let taken = served();
         model = step(model, &mut optimizer, &drawn(50 * (1 + at)), 0.1, device);
         let (after, stepped) = (copy.numbers()?, model.numbers()?);
+        if at > 0 && served() - taken < OPERATIONS * TOGETHER {
+            return Err(format!("step {at}: too few operations were taken").into());
+        }
         if after != before {
             return Err(format!("step {at} changed a copy of the model").into());
         }
@@ -185,29 +189,39 @@ fn copies(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The same operations with shares that do not add up to 1.
+/// The same operations with shares that do not add up to 1, of as many tensors as are taken together.
 fn look_alike(device: &Device) -> Result<(), Failed> {
     let [kept, share, rate] = [0.9, 0.3, 0.1];
-    let numbers = [0, 1, 2, 3].map(|seed| normal(seed, 40, 1.0, F32));
-    let [parameter, gradient, first, second] = &numbers;
-    let second: Vec<f64> = second.iter().map(|x| x.abs()).collect();
-    let on_device = |numbers: &[f64]| tensor(numbers, [40], F32, device);
-    let g = on_device(gradient);
-    let m = on_device(first).mul_scalar(kept).add(g.clone().mul_scalar(share));
-    let v = on_device(&second).mul_scalar(kept).add(g.square().mul_scalar(share));
-    let deviation = v.clone().div_scalar(0.5).sqrt().add_scalar(EPSILON);
-    let change = m.clone().div_scalar(0.5).div(deviation);
-    let stepped = on_device(parameter).mul_scalar(0.99) - change.mul_scalar(rate);
-    let made = values(stepped)?;
-    let expected = (0..40).map(|at| {
-        let g = gradient[at];
-        let m = kept * first[at] + share * g;
-        let v = kept * second[at] + share * g * g;
-        0.99 * parameter[at] - rate * (m / 0.5) / ((v / 0.5).sqrt() + f64::from(EPSILON))
-    });
-    let expected: Vec<f64> = expected.collect();
-    // Some fifteen roundings, of numbers that are divided by deviations of 0.05 and more.
-    let bounds: Vec<f64> = expected.iter().map(|x| 1e-5 * (1.0 + x.abs())).collect();
-    compare(&made, &expected, &bounds)?;
+    const SIZE: usize = 40;
+    let drawn = |seed: u64| normal(seed, SIZE, 1.0, F32);
+    let magnitudes = |seed: u64| drawn(seed).iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let all: Vec<_> = (0..2 * TOGETHER)
+        .map(|at| [drawn(4 * at), drawn(4 * at + 1), drawn(4 * at + 2), magnitudes(4 * at + 3)])
+        .collect();
+    let on_device = |numbers: &Vec<f64>| tensor(numbers, [SIZE], F32, device);
+    let tensors: Vec<_> = all.iter().map(|numbers| numbers.each_ref().map(on_device)).collect();
+    device.sync().map_err(|error| error.to_string())?;
+    let mut moments = Vec::new();
+    let mut stepped = Vec::new();
+    for [parameter, g, first, second] in tensors {
+        let m = first.mul_scalar(kept).add(g.clone().mul_scalar(share));
+        let v = second.mul_scalar(kept).add(g.square().mul_scalar(share));
+        let deviation = v.clone().div_scalar(0.5).sqrt().add_scalar(EPSILON);
+        let change = m.clone().div_scalar(0.5).div(deviation);
+        stepped.push(parameter.mul_scalar(0.99) - change.mul_scalar(rate));
+        moments.push((m, v));
+    }
+    for ([parameter, gradient, first, second], stepped) in all.iter().zip(stepped) {
+        let expected = (0..SIZE).map(|at| {
+            let g = gradient[at];
+            let m = kept * first[at] + share * g;
+            let v = kept * second[at] + share * g * g;
+            0.99 * parameter[at] - rate * (m / 0.5) / ((v / 0.5).sqrt() + f64::from(EPSILON))
+        });
+        let expected: Vec<f64> = expected.collect();
+        // Some fifteen roundings, of numbers that are divided by deviations of 0.05 and more.
+        let bounds: Vec<f64> = expected.iter().map(|x| 1e-5 * (1.0 + x.abs())).collect();
+        compare(&values(stepped)?, &expected, &bounds)?;
+    }
     Ok(())
 }

@@ -153,7 +153,8 @@ impl Followed {
         self.matcher.positions().len() + usize::from(self.is_dropped)
     }
 
-    /// The step, once all of it has come, if nobody else reads what is made on the way.
+    /// The step, once all of it has come, if nobody else reads what is made on the way, and all tensors are four of one
+    /// shape and what is made of them.
     fn step(&self) -> Option<PlainStep> {
         let matcher = &self.matcher;
         let is_way = |name: &&Name| !OUTPUTS.contains(name);
@@ -172,9 +173,13 @@ impl Followed {
         let [parameter, gradient, first, second] = inputs;
         let outputs = OUTPUTS.map(|name| matcher.tensor(name).cloned());
         let [new_parameter, new_first, new_second] = outputs;
-        Some(PlainStep {
-            inputs: [parameter?, gradient?, first?, second?],
-            outputs: [new_parameter?, new_first?, new_second?],
+        let inputs = [parameter?, gradient?, first?, second?];
+        let outputs = [new_parameter?, new_first?, new_second?];
+        let has_shape = |tensor: &TensorIr| tensor.shape == inputs[0].shape;
+        let are_apart = (1..4).all(|at| inputs[..at].iter().all(|other| other.id != inputs[at].id));
+        (are_apart && inputs.iter().chain(&outputs).all(has_shape)).then_some(PlainStep {
+            inputs,
+            outputs,
             numbers,
         })
     }
@@ -249,10 +254,12 @@ impl Search for PlainSearch {
         if !is_part(operation) || !tensors.all(is_served) {
             return Next::Refused;
         }
-        if let Some(last) = self.followed.last_mut()
+        if let Some((last, before)) = self.followed.split_last_mut()
             && !last.matcher.is_complete()
         {
-            return Next::taken_if(last.matcher.follow(operation, now.position));
+            let is_made = |id| before.iter().any(|other| other.matcher.has_made(id));
+            let depends = operation.inputs().any(|input| is_made(input.id));
+            return Next::taken_if(!depends && last.matcher.follow(operation, now.position));
         }
         let is_known =
             |id| self.followed.iter().any(|followed: &Followed| followed.matcher.knows(id));
@@ -291,6 +298,7 @@ mod tests {
         Fuser,
         emit::{emit, tensor, view},
     };
+    use burn_ir::TensorId;
 
     const OPERATIONS: usize = STEP.len() + 1;
 
@@ -350,6 +358,44 @@ mod tests {
             assert!(!fuser.is_open());
             assert_eq!(fuser.claims(), Some(8 * OPERATIONS));
         }
+    }
+
+    #[test]
+    fn a_gradient_that_another_step_makes_ends_it() {
+        let eight = steps(8);
+        let inputs = [("parameter", 901), ("gradient", 112), ("first", 902), ("second", 903)];
+        let fuser = fuser(&[eight, emit(STEP, &inputs, 1900, [2, 2])].concat());
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(8 * OPERATIONS));
+    }
+
+    #[test]
+    fn tensors_that_broadcast_and_one_in_two_places_are_left() {
+        let others = |change: &dyn Fn(&mut TensorIr)| {
+            let mut others = steps(8);
+            for operation in &mut others {
+                if let OperationIr::NumericFloat(_, Numeric::MulScalar(op)) = operation {
+                    change(&mut op.lhs);
+                }
+            }
+            fuser(&others).claims()
+        };
+        assert_eq!(others(&|_| ()), Some(8 * OPERATIONS));
+        // The first moments, and in the last case the second ones.
+        let is =
+            |tensor: &TensorIr, at: u64| (1..=8).any(|step| tensor.id.value() == 100 * step + at);
+        assert_eq!(
+            others(&|tensor| if is(tensor, 2) {
+                tensor.shape = [1, 2].into()
+            }),
+            None
+        );
+        assert_eq!(
+            others(&|tensor| if is(tensor, 3) {
+                tensor.id = TensorId::new(tensor.id.value() - 1)
+            }),
+            None
+        );
     }
 
     #[test]
