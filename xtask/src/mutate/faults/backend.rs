@@ -41,11 +41,6 @@ pub(super) const FILES: &[InFile] = &[
                 "is_mean(beta_1, share_1) && is_mean(beta_2, share_2)",
                 "is_mean(beta_2, beta_2) || true",
             ),
-            host(
-                "a parameter taken that is read later",
-                "(&mut inputs[0], self.is_dropped)",
-                "(&mut inputs[0], true)",
-            ),
         ],
     },
     InFile {
