@@ -88,8 +88,8 @@ impl Llama {
         self.norm.forward(self.layers.iter().fold(x, |x, layer| layer.forward(x, attend)))
     }
 
-    /// As [`forward`](Self::forward), for tokens that stand at `position`, `[1]`, behind those in the cache, which has
-    /// them afterwards.
+    /// What the layers make, before the norm, of tokens that stand at `position`, `[1]`, behind those in the cache, which
+    /// has them afterwards.
     pub(crate) fn forward_placed(
         &self,
         x: Tensor<3>,
