@@ -26,6 +26,9 @@ use serde::{Deserialize, Serialize};
 
 const OP: &str = "adamw_update";
 
+/// Elements of a parameter, well within what the kernel counts. Larger ones are Burn's.
+const MOST_ELEMENTS: usize = 1 << 31;
+
 /// A parameter's step, from the second one on: the first makes moments of nothing.
 const STEP: Pattern = &[
     ("decayed first", Step::MulScalar("first", ANY_NUMBER)),
@@ -111,7 +114,10 @@ impl Replacement for PlainSteps {
             found.check()?;
             factors.push(found);
             for input in &step.inputs {
-                cube_tensor(tensors, input, OP)?;
+                let tensor = cube_tensor(tensors, input, OP)?;
+                if tensor.meta.shape().num_elements() > MOST_ELEMENTS {
+                    return Err(unsupported(OP, "parameters of more than 2^31 elements"));
+                }
             }
             for output in &step.outputs {
                 known_output(tensors, output, OP)?;
