@@ -10,7 +10,7 @@ use blackburn_kernels::{
     buffer::Buffer,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormProblem, LayerNormSaved,
-        Norm, layer_norm_backward, layer_norm_forward,
+        LayerNormWanted, Norm, layer_norm_backward, layer_norm_forward,
     },
 };
 use blackburn_reference::{
@@ -29,6 +29,8 @@ use cubecl::client::Client;
 const SHAPES: [(usize, usize); 2] = [(65_536, 4096), (8192, 768)];
 
 const EPSILON: f64 = 1e-5;
+const WANTED: LayerNormWanted =
+    LayerNormWanted { beta: true, residual_bias: false, watched: false };
 
 fn bench(criterion: &mut Criterion) {
     // Burn's own path runs under fusion, as a program's does.
@@ -89,9 +91,11 @@ impl Kernels {
         let inputs = LayerNormInputs {
             x: x.buffer.clone(),
             residual: None,
+            residual_bias: None,
             dropout: None,
             gamma: parameter(&gamma),
             beta: Some(parameter(&beta)),
+            watched: false,
         };
         Self { rows, width, storage, x, dy, gamma, beta, inputs }
     }
@@ -108,6 +112,8 @@ impl Kernels {
             residual: false,
             parts: false,
             scaled: true,
+            residual_bias: false,
+            watched: false,
         }
     }
 
@@ -128,7 +134,7 @@ impl Kernels {
             dropout: None,
         };
         let gradients =
-            layer_norm_backward(client, Norm::Layer, &saved, &self.dy.buffer, None, true)
+            layer_norm_backward(client, Norm::Layer, &saved, &self.dy.buffer, None, WANTED)
                 .expect("the problem is valid");
         (output.y, gradients)
     }

@@ -1,6 +1,6 @@
 //! Between the references' numbers and buffers of a device.
 
-use blackburn_kernels::buffer::Buffer;
+use blackburn_kernels::{buffer::Buffer, magnitude::Magnitudes};
 use blackburn_reference::storage::Storage;
 use cubecl::{
     client::Client,
@@ -68,4 +68,17 @@ pub fn download_integers(client: &Client, buffer: Buffer) -> Result<Vec<i32>, St
 pub fn lse_of(parts: &[f64]) -> Vec<f64> {
     let (largest, logarithms) = parts.split_at(parts.len() / 2);
     largest.iter().zip(logarithms).map(|(largest, logarithm)| largest + logarithm).collect()
+}
+
+/// The largest magnitude that a kernel told in parts.
+///
+/// # Errors
+///
+/// When the device fails.
+pub fn largest_magnitude(client: &Client, magnitudes: &Magnitudes) -> Result<f64, String> {
+    let bytes =
+        client.read_one(magnitudes.parts().handle.clone()).map_err(|error| error.to_string())?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let most = words.iter().map(|word| u32::from_le_bytes(*word)).max();
+    Ok(f32::from_bits(most.unwrap_or(0)).into())
 }

@@ -278,7 +278,7 @@ fn plans(client: &Client) -> Result<(), Failed> {
         let results = plans
             .into_iter()
             .map(|plan| {
-                read(client, &problem, quantize_with(client, &problem, plan, &x)?)
+                read(client, &problem, quantize_with(client, &problem, plan, &x, None)?)
                     .map(|read| (plan, read.codes, read.inverse_scale.to_bits()))
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -333,7 +333,7 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     declined(QuantizeProblem { rows: 0, ..good })?;
     declined(QuantizeProblem { input: ElemType::Int(IntKind::I32), ..good })?;
     let plan = QuantizeBlueprint { vector_size: 3, ..QuantizeBlueprint::plan(&good, client) };
-    match quantize_with(client, &good, plan, &x) {
+    match quantize_with(client, &good, plan, &x, None) {
         Err(KernelError::InvalidProblem { argument: "blueprint", .. }) => {}
         other => return Err(format!("vectors of 3 for 4 columns gave {other:?}").into()),
     }

@@ -6,11 +6,13 @@ use blackburn::{
     train::{graph::GradientGraph, precision::PrecisionPolicy},
 };
 use blackburn_backend::{
+    layer_norm::add_rms_norm,
     overwrite::overwrite_float,
     steps::{
         Together,
         adamw::{self, Step, Tensors},
     },
+    swiglu::swiglu,
 };
 use blackburn_kernels::{DeviceProfile, matmul::MatmulBlueprint};
 use blackburn_reference::{random::normal, storage::Storage};
@@ -34,12 +36,13 @@ const ALONE: &str = "BLACKBURN_TEST_CASTS_HERE";
 type Test = fn(&Device, &Client) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("each_matrix_of_a_layer_is_cast_once", |device, _| once(device)),
         ("layers_share_the_cast_of_their_input", |device, _| shared(device)),
         ("codes_for_the_forward_pass_go_with_the_next_input", let_go),
         ("codes_of_another_recipe_are_not_taken", |device, _| other_recipe(device)),
         ("what_was_overwritten_is_cast_anew", |device, _| overwritten(device)),
+        ("kernels_tell_the_largest_magnitude_of_what_is_cast", |device, _| told(device)),
         ("a_step_leaves_a_marked_parameter_where_it_is", |device, _| stepped(device)),
         ("replays_are_passes_that_run", |device, _| replayed(device)),
         ("infinity_and_nan_stay_in_both_layouts", |device, _| special_values(device)),
@@ -225,6 +228,81 @@ fn overwritten(device: &Device) -> Result<(), Failed> {
         return Err("a weight has its old codes".into());
     }
     Ok(())
+}
+
+/// A norm and an activation make what is multiplied, and the gradients of it. The same numbers in other memory have the
+/// same codes, of magnitudes that are looked for.
+fn told(device: &Device) -> Result<(), Failed> {
+    let recipe = &Recipe::hybrid();
+    let device = &device.clone().autodiff();
+    let [rows, inputs, outputs] = SHAPE;
+    let run = |moved: fn(Tensor<2>) -> Tensor<2>| {
+        let leaf = |seed, shape: [usize; 2], deviation| {
+            let numbers = normal(seed, shape[0] * shape[1], deviation, STORAGE);
+            tensor::<2>(&numbers, shape, STORAGE, device).require_grad()
+        };
+        let (x, residual) = (leaf(1, [rows, inputs], 30.0), leaf(2, [rows, inputs], 1.0));
+        let first = leaf(3, [inputs, inputs], 0.1);
+        let gates = [4, 5].map(|seed| leaf(seed, [inputs, outputs], 0.1));
+        let last = leaf(6, [outputs, inputs], 0.1);
+        let gamma = leaf(7, [1, inputs], 1.0).reshape([inputs]);
+        let by =
+            |x: Tensor<2>, weight: &Tensor<2>| linear(x, fp8::mark(weight.clone(), recipe), None);
+        let addend = moved(by(residual.clone(), &first));
+        let (_, normalized) = add_rms_norm(x.clone(), addend, gamma, 1e-5);
+        let normalized = moved(normalized);
+        let [gate, up] = gates.each_ref().map(|weight| moved(by(normalized.clone(), weight)));
+        let y = by(moved(swiglu(gate, up)), &last);
+        let gradients = y.clone().powi_scalar(2).sum().backward();
+        let mut all = vec![values(y.inner())?];
+        for tensor in [&x, &residual, &first, &last].into_iter().chain(&gates) {
+            all.push(values(tensor.grad(&gradients).ok_or("a gradient is missing")?)?);
+        }
+        Ok::<_, Failed>(all)
+    };
+    let plain = &device.clone().without_autodiff();
+    let (mut of_kernels, mut of_others) = (Vec::new(), Vec::new());
+    let told = counted(plain, || {
+        of_kernels = run(|tensor| tensor)?;
+        Ok(())
+    })?;
+    // Behind a product that Burn's fusion makes, in both passes.
+    let untold = counted(plain, || {
+        of_others = run(|tensor| tensor.clone() * tensor.ones_like())?;
+        Ok(())
+    })?;
+    if of_kernels != of_others {
+        return Err("what a kernel told changed a result".into());
+    }
+    of_a_part(device)?;
+    // The norm and the activation, both gradients of the activation, and that of the residual.
+    match (told.read_once, untold.read_once, told.casts, told.declined) {
+        (5, 0, casts, 0) if casts == untold.casts => Ok(()),
+        _ => Err(format!("told {told:?}, untold {untold:?}").into()),
+    }
+}
+
+/// Rows without the largest number are cast by their own scale.
+fn of_a_part(device: &Device) -> Result<(), Failed> {
+    let [rows, inputs, outputs] = SHAPE;
+    let numbers = |seed, shape: [usize; 2]| {
+        tensor::<2>(&normal(seed, shape[0] * shape[1], 1.0, STORAGE), shape, STORAGE, device)
+    };
+    let weight = fp8::mark(numbers(1, [inputs, outputs]), &Recipe::hybrid());
+    let product = |x: Tensor<2>| values(linear(x, weight.clone(), None));
+    // Seven eighths of the rows are a hundredth of what they would be.
+    let few = rows - rows / 8;
+    let small = numbers(2, [few, inputs]) * 0.01;
+    let gate = Tensor::cat(vec![small, numbers(3, [rows - few, inputs]) * 100.0], 0);
+    // Known while the whole is held.
+    let whole = swiglu(gate.clone(), gate);
+    let part = product(whole.clone().slice([0..few, 0..inputs]))?;
+    let copy =
+        tensor::<2>(&values(whole.slice([0..few, 0..inputs]))?, [few, inputs], STORAGE, device);
+    match part == product(copy)? {
+        true => Ok(()),
+        false => Err("a part was cast by the scale of the whole".into()),
+    }
 }
 
 /// The optimizer writes into a parameter whose codes are kept. It is marked afterwards, without another mark.

@@ -1,5 +1,7 @@
 //! Normalization of rows and its gradients on the device, against f64.
 
+#[path = "layer_norm_compare.rs"]
+mod compared;
 #[path = "layer_norm_op.rs"]
 mod op;
 
@@ -10,7 +12,8 @@ use blackburn_kernels::{
     dropout::DropoutMask,
     layer_norm::{
         LayerNormBlueprint, LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormProblem,
-        LayerNormSaved, Norm, layer_norm_backward, layer_norm_forward, variants::WIDTHS,
+        LayerNormSaved, LayerNormWanted, Norm, layer_norm_backward, layer_norm_forward,
+        variants::WIDTHS,
     },
 };
 use blackburn_reference::{
@@ -19,7 +22,7 @@ use blackburn_reference::{
     storage::Storage,
     tolerance::compare,
 };
-use blackburn_tests::buffers::{download, dtype, upload};
+use blackburn_tests::buffers::{download, dtype, largest_magnitude, upload};
 use blackburn_tests::{on_device, on_device_with};
 use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
@@ -98,6 +101,8 @@ struct Case {
     norm: Norm,
     bias: bool,
     residual: bool,
+    /// With a bias of the residual, where there is one, and magnitudes.
+    extended: bool,
     /// The share of the residual that is left out.
     dropout: Option<f64>,
     /// Is added to x.
@@ -108,6 +113,7 @@ struct Case {
 struct Numbers {
     x: Vec<f64>,
     residual: Vec<f64>,
+    residual_bias: Vec<f64>,
     gamma: Vec<f64>,
     beta: Vec<f64>,
     dy: Vec<f64>,
@@ -121,6 +127,10 @@ struct Results {
     gradients: [Vec<f64>; 3],
     /// With dropout.
     dresidual: Option<Vec<f64>>,
+    /// Of the residual's bias, if it has one.
+    dbias: Option<Vec<f64>>,
+    /// Of y and of the residual's gradient, if asked for.
+    magnitudes: Option<[f64; 2]>,
 }
 
 impl Case {
@@ -133,6 +143,7 @@ impl Case {
             norm: Norm::Layer,
             bias: true,
             residual: false,
+            extended: false,
             dropout: None,
             offset: 0.0,
         }
@@ -145,11 +156,27 @@ impl Case {
         Numbers {
             x,
             residual: rows_of(2),
+            residual_bias: normal(7, width, 1.0, parameter),
             gamma: normal(3, width, 1.0, parameter),
             beta: normal(4, width, 1.0, parameter),
             dy: rows_of(5),
             dsum: rows_of(6),
         }
+    }
+
+    fn has_residual_bias(&self) -> bool {
+        self.residual && self.extended
+    }
+
+    /// What is added to x.
+    fn addends(&self, numbers: &Numbers) -> Vec<f64> {
+        let biases = numbers.residual_bias.iter().cycle();
+        let biased = |(residual, bias): (&f64, &f64)| match self.has_residual_bias() {
+            true => residual + bias,
+            false => *residual,
+        };
+        let biased = numbers.residual.iter().zip(biases).map(biased);
+        biased.zip(self.factors()).map(|(addend, factor)| addend * factor).collect()
     }
 
     fn mask(&self) -> Option<DropoutMask> {
@@ -187,6 +214,8 @@ impl Case {
             residual,
             parts: false,
             scaled: true,
+            residual_bias: self.has_residual_bias(),
+            watched: self.extended,
         };
         let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
         Ok(Arithmetic { rows: self.storage, parameters: self.parameter, additions })
@@ -196,29 +225,46 @@ impl Case {
         LayerNormInputs {
             x: upload(client, &numbers.x, self.storage),
             residual: self.residual.then(|| upload(client, &numbers.residual, self.storage)),
+            residual_bias: self
+                .has_residual_bias()
+                .then(|| upload(client, &numbers.residual_bias, self.parameter)),
             dropout: self.mask(),
             gamma: upload(client, &numbers.gamma, self.parameter),
             beta: self.bias.then(|| upload(client, &numbers.beta, self.parameter)),
+            watched: self.extended,
         }
     }
 
     fn run(&self, client: &Client, numbers: &Numbers) -> Result<Results, Failed> {
         let inputs = self.inputs(client, numbers);
-        let LayerNormOutput { y, sum, mean, rstd } =
+        let LayerNormOutput { y, sum, mean, rstd, magnitudes } =
             layer_norm_forward(client, self.norm, &inputs, EPSILON)?;
         let x = sum.unwrap_or(inputs.x);
         let dropout = self.mask();
         let saved = LayerNormSaved { x: x.clone(), gamma: inputs.gamma, mean, rstd, dropout };
         let dy = upload(client, &numbers.dy, self.storage);
         let dsum = self.residual.then(|| upload(client, &numbers.dsum, self.storage));
-        let LayerNormGradients { dx, dresidual, dgamma, dbeta } =
-            layer_norm_backward(client, self.norm, &saved, &dy, dsum.as_ref(), self.bias)?;
+        let wanted = LayerNormWanted {
+            beta: self.bias,
+            residual_bias: self.has_residual_bias(),
+            watched: self.extended,
+        };
+        let gradients = layer_norm_backward(client, self.norm, &saved, &dy, dsum.as_ref(), wanted)?;
+        let magnitudes = match (magnitudes, gradients.magnitudes) {
+            (Some(of_y), Some(of_gradient)) => {
+                Some([largest_magnitude(client, &of_y)?, largest_magnitude(client, &of_gradient)?])
+            }
+            (None, None) => None,
+            other => return Err(format!("of both passes one has magnitudes: {other:?}").into()),
+        };
+        let LayerNormGradients { dx, dresidual, dgamma, dbeta, dbias, .. } = gradients;
         let rows = |buffer| download(client, buffer, self.storage);
         let parameter = |buffer| download(client, buffer, self.parameter);
         let dbeta = dbeta.map_or(Ok(Vec::new()), parameter)?;
         let gradients = [rows(dx)?, parameter(dgamma)?, dbeta];
         let dresidual = dresidual.map(rows).transpose()?;
-        Ok(Results { x: rows(x)?, y: rows(y)?, gradients, dresidual })
+        let dbias = dbias.map(parameter).transpose()?;
+        Ok(Results { x: rows(x)?, y: rows(y)?, gradients, dresidual, dbias, magnitudes })
     }
 
     /// Whether the device serves it; if it does, whether results are within bounds.
@@ -233,55 +279,6 @@ impl Case {
             .map_err(|error| format!("{self:?}: {}", error.message().unwrap_or("")))?;
         Ok(true)
     }
-
-    fn compare(&self, client: &Client, numbers: &Numbers, results: &Results) -> Result<(), Failed> {
-        let x = &results.x;
-        let dsum = self.residual.then_some(&numbers.dsum[..]);
-        if self.residual {
-            let residual: Vec<f64> =
-                numbers.residual.iter().zip(self.factors()).map(|(r, factor)| r * factor).collect();
-            let sum: Vec<f64> = numbers.x.iter().zip(&residual).map(|(x, r)| x + r).collect();
-            // Rounded in f32, and to storage; with dropout the scale and the product in f32, too.
-            let narrow = Storage::F32.unit_roundoff();
-            let u = narrow + self.storage.unit_roundoff();
-            let of_product = if self.dropout.is_some() { 2.0 * narrow * (1.0 + u) } else { 0.0 };
-            let bound = |(sum, residual): (&f64, &f64)| {
-                sum.abs() * u + residual.abs() * of_product + self.storage.underflow()
-            };
-            let bounds: Vec<f64> = sum.iter().zip(&residual).map(bound).collect();
-            compare(x, &sum, &bounds).map_err(|error| format!("sum: {error}"))?;
-        }
-        // From what the device normalized: the rounding of the sum is counted above.
-        let op = self.op(numbers);
-        let how = self.arithmetic(client, Pass::Forward)?;
-        compare(&results.y, &op.forward(x), &op.forward_bounds(x, how))
-            .map_err(|error| format!("y: {error}"))?;
-        let how = self.arithmetic(client, Pass::Backward)?;
-        let expected = op.backward(x, &numbers.dy, dsum);
-        let bounds = op.backward_bounds(x, &numbers.dy, dsum, how);
-        let [dx, dgamma, dbeta] = &results.gradients;
-        compare(dx, &expected.dx, &bounds.dx).map_err(|error| format!("dx: {error}"))?;
-        compare(dgamma, &expected.dgamma, &bounds.dgamma)
-            .map_err(|error| format!("dgamma: {error}"))?;
-        if self.bias {
-            compare(dbeta, &expected.dbeta, &bounds.dbeta)
-                .map_err(|error| format!("dbeta: {error}"))?;
-        }
-        if let Some(dresidual) = &results.dresidual {
-            let narrow = Storage::F32.unit_roundoff();
-            let factors = self.factors();
-            let exact: Vec<f64> =
-                expected.dx.iter().zip(&factors).map(|(dx, factor)| dx * factor).collect();
-            // What dx may be off by, the scale and the product in f32, and another rounding to storage.
-            let u = 2.0 * narrow + self.storage.unit_roundoff();
-            let bound = |((exact, off), factor): ((&f64, &f64), &f64)| {
-                (exact.abs() * u + off * factor) * (1.0 + u) + self.storage.underflow()
-            };
-            let bounds: Vec<f64> = exact.iter().zip(&bounds.dx).zip(&factors).map(bound).collect();
-            compare(dresidual, &exact, &bounds).map_err(|error| format!("dresidual: {error}"))?;
-        }
-        Ok(())
-    }
 }
 
 fn every_variant(client: &Client, storage: Storage) -> Result<(), Failed> {
@@ -292,7 +289,9 @@ fn every_variant(client: &Client, storage: Storage) -> Result<(), Failed> {
                 for (rows, width) in [(70, 36), (6, 1160)] {
                     let without = Case { rows, width, parameter, norm, bias, residual, ..plain };
                     let with = Case { dropout: Some(0.1), ..without };
-                    for case in [without].into_iter().chain(residual.then_some(with)) {
+                    let plain = [without].into_iter().chain(residual.then_some(with));
+                    let extended = plain.clone().map(|case| Case { extended: true, ..case });
+                    for case in plain.chain(extended) {
                         if !case.check(client)? {
                             return Err(format!("{case:?} was declined").into());
                         }
@@ -319,6 +318,8 @@ fn beyond_the_grid(client: &Client) -> Result<(), Failed> {
         residual: false,
         parts: false,
         scaled: true,
+        residual_bias: false,
+        watched: false,
     };
     let plan = LayerNormBlueprint::plan(&problem, Pass::Forward, client)?;
     let case = Case { rows: (CUBES + 1) * plan.rows as usize + 1, ..case };
@@ -415,6 +416,21 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
         ("x", forward(&LayerNormInputs { x: short(), ..inputs.clone() })),
         ("residual", forward(&LayerNormInputs { residual: Some(short()), ..inputs.clone() })),
         ("beta", forward(&LayerNormInputs { beta: Some(short()), ..inputs.clone() })),
+        (
+            "residual_bias",
+            forward(&LayerNormInputs {
+                residual: Some(inputs.x.clone()),
+                residual_bias: Some(short()),
+                ..inputs.clone()
+            }),
+        ),
+        (
+            "residual",
+            forward(&LayerNormInputs {
+                residual_bias: Some(inputs.gamma.clone()),
+                ..inputs.clone()
+            }),
+        ),
         ("rate", forward(&LayerNormInputs { dropout: mask(1.0), ..inputs.clone() })),
         (
             "residual",
@@ -432,7 +448,8 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     let LayerNormInputs { x, gamma, .. } = inputs.clone();
     let saved = LayerNormSaved { x, gamma, mean, rstd, dropout: None };
     let backward = |saved: &LayerNormSaved, dy: &Buffer| {
-        layer_norm_backward(client, case.norm, saved, dy, None, true)
+        let wanted = LayerNormWanted { beta: true, ..LayerNormWanted::default() };
+        layer_norm_backward(client, case.norm, saved, dy, None, wanted)
     };
     let refused = [
         ("dy", backward(&saved, &short())),
@@ -449,9 +466,11 @@ fn bad_arguments(client: &Client) -> Result<(), Failed> {
     let wide = LayerNormInputs {
         x: Buffer::empty(client, wide, dtype(Storage::F32)),
         residual: None,
+        residual_bias: None,
         dropout: None,
         gamma: Buffer::empty(client, wide, dtype(Storage::F32)),
         beta: None,
+        watched: false,
     };
     match forward(&wide) {
         Err(KernelError::Unsupported { .. }) => Ok(()),

@@ -1,7 +1,9 @@
 //! Normalization as programs call it, through fusion and automatic differentiation, on the CPU and on
 //! the device that kernels are tested on, against f64.
 
-use blackburn_backend::layer_norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
+use blackburn_backend::layer_norm::{
+    Addend, add_layer_norm, add_rms_norm, layer_norm, layer_norm_of_sum, rms_norm,
+};
 use blackburn_reference::{
     layer_norm::{Arithmetic, Gradients, LayerNorm, Norm},
     random::normal,
@@ -27,9 +29,10 @@ const HOW: Arithmetic =
 type Test = fn(&Device) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("both_passes_are_within_bounds", both_passes),
         ("a_sum_and_its_norm_share_their_gradients", joined),
+        ("a_bias_of_what_is_added_gets_its_gradient", biased),
         ("results_that_nobody_uses_are_left_out", unused_results),
         ("inputs_that_need_no_gradient_get_none", untracked),
         ("strided_inputs_are_read_as_they_are_meant", strided),
@@ -184,6 +187,58 @@ fn joined(device: &Device) -> Result<(), Failed> {
         }
         let actual = [dx, gradient(&gamma, &gradients)?, dbeta];
         check_gradients(norm, actual, &expected, &bounds)?;
+    }
+    Ok(())
+}
+
+/// The bias in the norm is the bias in front of it, whatever else is there, and whichever result is used.
+fn biased(device: &Device) -> Result<(), Failed> {
+    let numbers = Numbers::of(ROWS, WIDTH);
+    let bias_numbers = normal(7, WIDTH, 1.0, Storage::F32);
+    let [dy, dsum]: [Tensor<2>; 2] = [&numbers.dy, &numbers.dsum]
+        .map(|values| tensor(values, [ROWS, WIDTH], Storage::F32, &device.clone().autodiff()));
+    for (has_beta, uses_norm) in [(true, true), (false, true), (true, false), (false, false)] {
+        let run = |is_in_norm: bool| {
+            let [x, residual] =
+                [&numbers.x, &numbers.residual].map(|values| leaf(values, [ROWS, WIDTH], device));
+            let [gamma, beta, bias] = [&numbers.gamma, &numbers.beta, &bias_numbers]
+                .map(|values| leaf(values, [WIDTH], device));
+            let of_beta = has_beta.then(|| beta.clone());
+            let (sum, y) = if is_in_norm {
+                let addend =
+                    Addend { residual: residual.clone(), bias: Some(bias.clone()), dropout: None };
+                layer_norm_of_sum(x.clone(), addend, gamma.clone(), of_beta, EPSILON)
+            } else {
+                let residual = residual.clone() + bias.clone().unsqueeze();
+                add_layer_norm(x.clone(), residual, gamma.clone(), of_beta, EPSILON)
+            };
+            let loss = (sum.clone() * dsum.clone()).sum();
+            let loss = if uses_norm { loss + (y.clone() * dy.clone()).sum() } else { loss };
+            let gradients = loss.backward();
+            let mut results = vec![values(sum)?, values(y)?];
+            results.push(gradient(&x, &gradients)?);
+            results.push(gradient(&residual, &gradients)?);
+            if uses_norm {
+                results.push(gradient(&gamma, &gradients)?);
+            }
+            if uses_norm && has_beta {
+                results.push(gradient(&beta, &gradients)?);
+            }
+            Ok::<_, Failed>((results, gradient(&bias, &gradients)?))
+        };
+        let ((results, of_bias), (expected, _)) = (run(true)?, run(false)?);
+        if results != expected {
+            return Err(format!("beta {has_beta}, norm {uses_norm}: other results").into());
+        }
+        let (mut sums, mut bounds) = (vec![0.0; WIDTH], vec![0.0; WIDTH]);
+        for (index, gradient) in results[3].iter().enumerate() {
+            sums[index % WIDTH] += gradient;
+            // Each was rounded before it was read here, and each addition rounds.
+            bounds[index % WIDTH] +=
+                gradient.abs() * (ROWS + 1) as f64 * Storage::F32.unit_roundoff();
+        }
+        compare(&of_bias, &sums, &bounds)
+            .map_err(|error| format!("beta {has_beta}, norm {uses_norm}, bias: {error}"))?;
     }
     Ok(())
 }

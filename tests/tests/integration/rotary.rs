@@ -4,7 +4,7 @@ use blackburn_kernels::{
     KernelError, Pass,
     attention::{HeadStrides, Order},
     buffer::{Buffer, Rows},
-    rotary::{RotaryProblem, rotary},
+    rotary::{RotaryProblem, rotary, rotary_watched},
 };
 use blackburn_reference::{
     random::normal,
@@ -13,7 +13,7 @@ use blackburn_reference::{
     tolerance::compare,
 };
 use blackburn_tests::{
-    buffers::{download, dtype, upload, upload_behind},
+    buffers::{download, dtype, largest_magnitude, upload, upload_behind},
     on_device, on_device_with,
 };
 use cubecl::{
@@ -163,6 +163,28 @@ impl Case {
         Ok(self.places(self.problem.out_strides()).map(|place| y[place]).collect())
     }
 
+    /// The kernel that tells magnitudes makes the same numbers, of which it tells the largest.
+    fn check_watched(
+        &self,
+        client: &Client,
+        pass: Pass,
+        (x, table): (Buffer, &Rows),
+        plain: &[f64],
+        storage: Storage,
+    ) -> Result<(), String> {
+        let (y, magnitudes) = rotary_watched(client, &self.problem, pass, x, table)
+            .map_err(|error| error.to_string())?;
+        let y = download(client, y, storage)?;
+        if self.places(self.problem.out_strides()).map(|place| y[place]).ne(plain.iter().copied()) {
+            return Err(format!("{pass}: other numbers if watched"));
+        }
+        let exact = plain.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+        match magnitudes.map(|magnitudes| largest_magnitude(client, &magnitudes)).transpose()? {
+            Some(told) if told == exact => Ok(()),
+            told => Err(format!("{pass}: a largest magnitude of {exact} became {told:?}")),
+        }
+    }
+
     fn compare(&self, y: &[f64], pass: Pass, storage: Storage) -> Result<(), String> {
         let RotaryProblem { head_dim, seq, start, .. } = self.problem;
         let gradient = pass == Pass::Backward;
@@ -179,6 +201,7 @@ impl Case {
             let x = upload(client, &self.memory(), storage);
             let beside = self.turned(client, pass, x.clone(), &table, storage)?;
             self.compare(&beside, pass, storage)?;
+            self.check_watched(client, pass, (x.clone(), &table), &beside, storage)?;
             let same = self.turned(client, pass, x, &table, storage)?;
             self.compare(&same, pass, storage).map_err(|error| format!("in place: {error}"))?;
         }

@@ -4,11 +4,14 @@ use blackburn::nn::swiglu as op;
 use blackburn_kernels::{
     KernelError,
     buffer::Buffer,
-    swiglu::{SwigluGradients, swiglu_backward, swiglu_forward},
+    swiglu::{
+        SwigluGradients, swiglu_backward, swiglu_backward_watched, swiglu_forward,
+        swiglu_forward_watched,
+    },
 };
 use blackburn_reference::{random::normal, storage::Storage, swiglu, tolerance::compare};
 use blackburn_tests::{
-    buffers::{download, dtype, upload},
+    buffers::{download, dtype, largest_magnitude, upload},
     on_burn_device, on_device, on_device_with,
     tensors::{tensor, values},
 };
@@ -42,6 +45,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(format!("swiglu::{name}"), move || on_device(test))
     };
     trials.extend([
+        trial("magnitudes_are_the_largest_of_what_is_written", watched),
         trial("a_planted_fault_is_caught", planted_fault),
         trial("gates_far_from_zero_are_shut_or_open", far_gates),
         trial("nan_reaches_its_own_element_alone", nan),
@@ -120,7 +124,55 @@ impl Inputs {
 }
 
 fn check(client: &Client, storage: Storage, inputs: &Inputs) -> Result<(), String> {
-    inputs.compare(&inputs.on_device(client, storage)?, storage)
+    let results = inputs.on_device(client, storage)?;
+    inputs.compare(&results, storage)?;
+    check_watched(client, storage, inputs, &results)
+}
+
+/// What kernels that tell magnitudes make of the inputs of `plain`, which has y and the gradients.
+fn check_watched(
+    client: &Client,
+    storage: Storage,
+    inputs: &Inputs,
+    plain: &[Vec<f64>; 3],
+) -> Result<(), String> {
+    let [gate, up, dy] =
+        [&inputs.gate, &inputs.up, &inputs.dy].map(|values| upload(client, values, storage));
+    let told = |error: KernelError| error.to_string();
+    let (y, of_y) = swiglu_forward_watched(client, &gate, &up).map_err(told)?;
+    let (SwigluGradients { dgate, dup }, [of_gate, of_up]) =
+        swiglu_backward_watched(client, &gate, &up, &dy).map_err(told)?;
+    for ((watched, magnitudes), plain) in
+        [(y, of_y), (dgate, of_gate), (dup, of_up)].into_iter().zip(plain)
+    {
+        if download(client, watched, storage)? != *plain {
+            return Err("other numbers if watched".into());
+        }
+        let exact = plain.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+        let told = largest_magnitude(client, &magnitudes)?;
+        if told != exact {
+            return Err(format!("a largest magnitude of {exact} became {told}"));
+        }
+    }
+    Ok(())
+}
+
+/// By cubes that come back for more; of what is no number; of nothing.
+fn watched(client: &Client) -> Result<(), Failed> {
+    let inputs = Inputs::random(5_000_000, Storage::F32);
+    let plain = inputs.on_device(client, Storage::F32)?;
+    check_watched(client, Storage::F32, &inputs, &plain)?;
+    let storage = Storage::F32;
+    let [gate, up] = [[1.0, f64::NAN], [f64::INFINITY, 1.0]].map(|it| upload(client, &it, storage));
+    let (_, of_y) = swiglu_forward_watched(client, &gate, &up)?;
+    if !largest_magnitude(client, &of_y)?.is_nan() {
+        return Err("NaN is not the largest".into());
+    }
+    let nothing = Buffer::empty(client, 0, dtype(storage));
+    match swiglu_forward_watched(client, &nothing, &nothing) {
+        Err(KernelError::Unsupported { .. }) => Ok(()),
+        other => Err(format!("magnitudes of nothing are {other:?}").into()),
+    }
 }
 
 /// The negative control: gradients of gate and up that are exchanged, and a last element that is a thousandth

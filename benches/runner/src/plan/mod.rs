@@ -110,7 +110,7 @@ pub struct Plan {
 }
 
 /// The criterion benches, what matters most first, and whether `torch_memory.py` knows them.
-pub const BENCHES: [(&str, bool); 16] = [
+pub const BENCHES: [(&str, bool); 17] = [
     ("layer_norm", true),
     ("softmax", true),
     ("cross_entropy", true),
@@ -124,6 +124,7 @@ pub const BENCHES: [(&str, bool); 16] = [
     ("batch_norm", false),
     ("group_norm", false),
     ("rotary", false),
+    ("quantize", false),
     ("column_sum", false),
     ("row_sum", false),
     ("matmul", false),

@@ -46,6 +46,12 @@ mod unmodified {
         attention(q, repeated(k), repeated(v), None, None, options)
     }
 
+    /// The sum, and its norm.
+    fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+        let sum = x + addend;
+        (sum.clone(), norm.forward(sum))
+    }
+
     fn criterion(
         config: CrossEntropyLossConfig,
         logits: Tensor<2>,
@@ -67,6 +73,10 @@ mod drop_in {
 
     fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         attention(q, k, v, AttentionOptions { causal: true, ..Default::default() })
+    }
+
+    fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+        nn::norm::add_rms_norm(norm, x, addend)
     }
 
     fn criterion(

@@ -162,8 +162,9 @@ impl Llama {
     pub(crate) fn loss(&self, (ids, targets): (Tensor<2, Int>, Tensor<1, Int>)) -> Tensor<1> {
         let [batch, length] = ids.dims();
         let mut x = self.words.forward(ids);
-        for layer in &self.layers {
-            let normalized = layer.norms[0].forward(x.clone());
+        let norm_of = |layer: usize| self.layers.get(layer).map_or(&self.norm, |it| &it.norms[0]);
+        let mut normalized = norm_of(0).forward(x.clone());
+        for (at, layer) in self.layers.iter().enumerate() {
             let heads = |linear: &Linear| {
                 let y = linear.forward(normalized.clone());
                 let heads = y.dims()[2] / self.head_size;
@@ -172,11 +173,12 @@ impl Llama {
             let q = self.rope.forward(heads(&layer.query));
             let k = self.rope.forward(heads(&layer.key));
             let attended = causal_attention(q, k, heads(&layer.value)).swap_dims(1, 2);
-            x = x.clone() + layer.output.forward(attended.reshape(x.dims()));
-            let normalized = layer.norms[1].forward(x.clone());
-            x = x + layer.down.forward(layer.gate_and_up.forward(normalized));
+            let attended = layer.output.forward(attended.reshape(x.dims()));
+            (x, normalized) = add_rms_norm(&layer.norms[1], x, attended);
+            let fed = layer.down.forward(layer.gate_and_up.forward(normalized));
+            (x, normalized) = add_rms_norm(norm_of(at + 1), x, fed);
         }
-        cross_entropy(self.head.forward(self.norm.forward(x)), targets)
+        cross_entropy(self.head.forward(normalized), targets)
     }
 }
 

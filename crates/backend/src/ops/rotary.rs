@@ -7,6 +7,7 @@ use crate::tensors::{cast, wide};
 #[cfg(feature = "gpu")]
 use crate::{
     declined::served,
+    ops::fp8_linear::magnitudes,
     tensors::{Location, rows},
 };
 #[cfg(feature = "gpu")]
@@ -14,7 +15,7 @@ use blackburn_kernels::{
     Pass,
     attention::{HeadStrides, Order},
     buffer::Buffer,
-    rotary::{RotaryProblem, rotary as rotary_kernel},
+    rotary::{RotaryProblem, rotary as rotary_kernel, rotary_watched},
 };
 #[cfg(feature = "gpu")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
@@ -105,8 +106,13 @@ impl RotaryPrimitives for CubeBackend {
         let memory = span(&x, &problem);
         // The last to hold its memory may have the result there.
         drop(x);
-        let y = rotary_kernel(&like.client, &problem, pass, memory, &by)
-            .unwrap_or_else(|error| panic!("{error}"));
+        // Turned rows go to attention, and their gradients to products.
+        let turned = match turn.is_gradient && magnitudes::are_wanted() {
+            true => rotary_watched(&like.client, &problem, pass, memory, &by),
+            false => rotary_kernel(&like.client, &problem, pass, memory, &by).map(|y| (y, None)),
+        };
+        let (y, of_y) = turned.unwrap_or_else(|error| panic!("{error}"));
+        magnitudes::keep(&y, of_y);
         let strides = strides(&shape, problem.out_strides());
         let meta = Metadata::new(shape, &strides[..]);
         CubeTensor::new(like.client, y.handle, meta, like.device, dtype)

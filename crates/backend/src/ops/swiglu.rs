@@ -7,12 +7,16 @@ use crate::tensors::{cast, wide};
 #[cfg(feature = "gpu")]
 use crate::{
     declined::served,
+    ops::fp8_linear::magnitudes,
     tensors::{contiguous_buffer, contiguous_tensor},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
     buffer::Buffer,
-    swiglu::{SwigluGradients, swiglu_backward, swiglu_forward},
+    swiglu::{
+        SwigluGradients, swiglu_backward, swiglu_backward_watched, swiglu_forward,
+        swiglu_forward_watched,
+    },
 };
 #[cfg(feature = "gpu")]
 use burn::backend::fusion::custom::TensorSpec;
@@ -94,7 +98,15 @@ impl SwigluPrimitives for burn::backend::Flex {
 impl SwigluPrimitives for CubeBackend {
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let [g, u] = [&gate, &up].map(|tensor| contiguous_buffer(tensor.clone()));
-        match served(OP, swiglu_forward(&gate.client, &g, &u)) {
+        let y = if magnitudes::are_wanted() && g.elements > 0 {
+            swiglu_forward_watched(&gate.client, &g, &u).map(|(y, of_y)| {
+                magnitudes::keep(&y, Some(of_y));
+                y
+            })
+        } else {
+            swiglu_forward(&gate.client, &g, &u)
+        };
+        match served(OP, y) {
             Some(y) => like(&gate, y),
             None => forward::<Self>(gate, up),
         }
@@ -106,7 +118,16 @@ impl SwigluPrimitives for CubeBackend {
         dy: FloatTensor<Self>,
     ) -> Gradients<Self> {
         let [g, u, d] = [&gate, &up, &dy].map(|tensor| contiguous_buffer(tensor.clone()));
-        match served(OP, swiglu_backward(&gate.client, &g, &u, &d)) {
+        let gradients = if magnitudes::are_wanted() && g.elements > 0 {
+            swiglu_backward_watched(&gate.client, &g, &u, &d).map(|(gradients, [gate, up])| {
+                magnitudes::keep(&gradients.dgate, Some(gate));
+                magnitudes::keep(&gradients.dup, Some(up));
+                gradients
+            })
+        } else {
+            swiglu_backward(&gate.client, &g, &u, &d)
+        };
+        match served(OP, gradients) {
             Some(SwigluGradients { dgate, dup }) => {
                 Gradients { dgate: like(&gate, dgate), dup: like(&up, dup) }
             }

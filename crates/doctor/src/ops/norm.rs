@@ -10,8 +10,8 @@ use blackburn_kernels::{
     Pass,
     buffer::Buffer,
     layer_norm::{
-        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
-        layer_norm_backward, layer_norm_forward,
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, LayerNormWanted,
+        Norm, layer_norm_backward, layer_norm_forward,
     },
 };
 use blackburn_reference::{
@@ -46,6 +46,8 @@ impl Case {
             residual,
             parts: false,
             scaled: true,
+            residual_bias: false,
+            watched: false,
         }
     }
 
@@ -104,9 +106,11 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: Case) -> Result<()
     let inputs = LayerNormInputs {
         x: upload_behind(client, front, &x, storage),
         residual: added.as_ref().map(|added| upload(client, added, storage)),
+        residual_bias: None,
         dropout: None,
         gamma: upload(client, &gamma, parameter),
         beta: beta.as_ref().map(|beta| upload(client, beta, parameter)),
+        watched: false,
     };
     if draw.holds("contradiction", 60) {
         return contradictions(on, draw, check, (norm, &inputs));
@@ -122,8 +126,9 @@ fn run(on: &Target, draw: &mut Draw, check: &mut Check, case: Case) -> Result<()
     };
     let dy_buffer = upload(client, &dy, storage);
     let dsum_buffer = dsum.as_ref().map(|dsum| upload(client, dsum, storage));
+    let wanted = LayerNormWanted { beta: bias, ..LayerNormWanted::default() };
     let gradients =
-        layer_norm_backward(client, norm, &saved, &dy_buffer, dsum_buffer.as_ref(), bias)?;
+        layer_norm_backward(client, norm, &saved, &dy_buffer, dsum_buffer.as_ref(), wanted)?;
 
     let seen = download(client, normalized, storage)?;
     if let Some(added) = &added {

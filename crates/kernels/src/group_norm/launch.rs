@@ -402,6 +402,7 @@ fn parameters_of(client: &Client, problem: &GroupNormProblem, sums: &Buffer) -> 
     let GroupNormProblem { samples, channels, parameter, .. } = *problem;
     let [dgamma, dbeta] = [(); 2].map(|()| Buffer::empty(client, channels, parameter));
     let across = channels.div_ceil(SUM_COLUMNS as usize) as u32;
+    let unused = Buffer::empty(client, 1, parameter);
     // SAFETY: `sums` has a row of channels for each sample and parameter, and there are two cubes along y; the
     // kernel stops at the last channel.
     ahead::launch(client, |client| unsafe {
@@ -412,10 +413,12 @@ fn parameters_of(client: &Client, problem: &GroupNormProblem, sums: &Buffer) -> 
             sums.arg(1),
             dgamma.arg(1),
             dbeta.arg(1),
+            unused.arg(1),
             samples as u32,
             channels as u32,
             LANES,
             true,
+            false,
             parameter,
         )
     });

@@ -3,7 +3,10 @@ use super::{
     forward::{Extent, is_there},
     row_sums::{row_sums, total},
 };
-use crate::dropout::{DropoutForm, ElementMask};
+use crate::{
+    dropout::{DropoutForm, ElementMask},
+    magnitude::{larger, write_largest},
+};
 use cubecl::prelude::*;
 
 /// Units side by side that add up a parameter's partial sums: 128 bytes.
@@ -28,8 +31,11 @@ pub(crate) struct BackwardInputs<F: Float, G: Float, N: Size> {
 pub(crate) struct BackwardOutputs<F: Float, N: Size> {
     pub(crate) dx: Box<[Vector<F, N>]>,
     pub(crate) dresidual: Box<[Vector<F, N>]>,
-    /// What a cube's rows add to the gradients of the parameters: `[2 or 1, cubes, columns]`, dgamma before dbeta.
+    /// What a cube's rows add to the gradients of the parameters: `[parameters, cubes, columns]`, as
+    /// [`LayerNormForm::parameters`] has them.
     pub(crate) partials: Box<[Vector<f32, N>]>,
+    /// The largest magnitude that each cube wrote of the residual's gradient.
+    pub(crate) largest: Box<[u32]>,
 }
 
 /// The gradients of rows, and the partial sums of the parameters'.
@@ -52,6 +58,8 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
     let mut factors = Array::<Vector<G, N>>::new(vectors);
     let mut dgamma = Array::<Vector<f32, N>>::new(vectors);
     let mut dbeta = Array::<Vector<f32, N>>::new(vectors);
+    let mut dbias = Array::<Vector<f32, N>>::new(vectors);
+    let mut largest = 0u32;
     #[unroll]
     for v in 0..vectors {
         if comptime!(!early) {
@@ -61,6 +69,7 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         }
         dgamma[v] = Vector::new(0.0f32);
         dbeta[v] = Vector::new(0.0f32);
+        dbias[v] = Vector::new(0.0f32);
     }
 
     // The same for all units of a cube, which may have to meet.
@@ -154,8 +163,14 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
                 if comptime!(form.dropout != DropoutForm::None) {
                     let size = N::value().comptime();
                     let first = (start + column) * comptime!(size as u32);
-                    let left = inputs.mask.dropped::<N>(result, first, form.dropout);
-                    outputs.dresidual[(start + column) as usize] = Vector::cast_from(left);
+                    result = inputs.mask.dropped::<N>(result, first, form.dropout);
+                    outputs.dresidual[(start + column) as usize] = Vector::cast_from(result);
+                }
+                if comptime!(form.residual_bias) {
+                    dbias[v] += result;
+                }
+                if comptime!(form.watched) {
+                    largest = larger::<N>(largest, result);
                 }
             }
         }
@@ -170,17 +185,35 @@ pub(crate) fn layer_norm_backward_kernel<F: Float, G: Float, N: Size>(
         let column = UNIT_POS_X + comptime!(v as u32 * units);
         if comptime!(form.scaled) {
             let sum = cube_sum::<N>(dgamma[v], &mut shared, blueprint);
-            if UNIT_POS_Y == 0 && column < columns {
-                outputs.partials[(CUBE_POS_X * columns + column) as usize] = sum;
-            }
+            write_partial::<F, N>(outputs, 0u32, column, columns, sum);
         }
         if comptime!(form.bias) {
             let sum = cube_sum::<N>(dbeta[v], &mut shared, blueprint);
-            if UNIT_POS_Y == 0 && column < columns {
-                let place = CUBE_COUNT_X + CUBE_POS_X;
-                outputs.partials[(place * columns + column) as usize] = sum;
-            }
+            write_partial::<F, N>(outputs, 1u32, column, columns, sum);
         }
+        if comptime!(form.residual_bias) {
+            let sum = cube_sum::<N>(dbias[v], &mut shared, blueprint);
+            let last = comptime!(form.parameters() - 1);
+            write_partial::<F, N>(outputs, last, column, columns, sum);
+        }
+    }
+    if comptime!(form.watched) {
+        write_largest::<F>(largest, &mut outputs.largest, comptime!(units * blueprint.rows));
+    }
+}
+
+/// Writes what the rows of this cube add to a column of a parameter's gradient.
+#[cube]
+fn write_partial<F: Float, N: Size>(
+    outputs: &mut BackwardOutputs<F, N>,
+    parameter: u32,
+    column: u32,
+    columns: u32,
+    sum: Vector<f32, N>,
+) {
+    if UNIT_POS_Y == 0 && column < columns {
+        let place = parameter * CUBE_COUNT_X + CUBE_POS_X;
+        outputs.partials[(place * columns + column) as usize] = sum;
     }
 }
 
@@ -233,17 +266,19 @@ fn cube_sum<N: Size>(
     total
 }
 
-/// The gradients of the parameters from the partial sums `[2 or 1, cubes, width]`: dgamma by the first
-/// cubes along y, dbeta by the second, where there is one.
+/// The gradients of the parameters from the partial sums `[parameters, cubes, width]`: a parameter for each cube along y,
+/// dgamma, then dbeta and dbias where they are there.
 #[cube(launch_unchecked)]
 pub(crate) fn layer_norm_parameters_kernel<G: Float>(
     partials: &[f32],
     dgamma: &mut [G],
     dbeta: &mut [G],
+    dbias: &mut [G],
     cubes: u32,
     width: u32,
     #[comptime] lanes: u32,
     #[comptime] bias: bool,
+    #[comptime] residual_bias: bool,
     #[define(G)] _parameter: ElemType,
 ) {
     let column = CUBE_POS_X * SUM_COLUMNS + UNIT_POS_X;
@@ -266,9 +301,15 @@ pub(crate) fn layer_norm_parameters_kernel<G: Float>(
         }
         if CUBE_POS_Y == 0 {
             dgamma[column as usize] = G::cast_from(total);
-        } else {
-            if comptime!(bias) {
+        }
+        if comptime!(bias) {
+            if CUBE_POS_Y == 1 {
                 dbeta[column as usize] = G::cast_from(total);
+            }
+        }
+        if comptime!(residual_bias) {
+            if CUBE_POS_Y == comptime!(1 + u32::from(bias)) {
+                dbias[column as usize] = G::cast_from(total);
             }
         }
     }

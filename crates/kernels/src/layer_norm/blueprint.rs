@@ -50,12 +50,24 @@ pub(crate) struct LayerNormForm {
     pub(crate) scaled: bool,
     /// What is left out of the residual.
     pub(crate) dropout: DropoutForm,
+    /// With a bias of the residual.
+    pub(crate) residual_bias: bool,
+    /// The largest magnitude is written, forward of y, backward of the residual's gradient.
+    pub(crate) watched: bool,
 }
 
 impl LayerNormForm {
     pub(super) fn of(problem: &LayerNormProblem, dropout: DropoutForm) -> Self {
-        let LayerNormProblem { norm, bias, residual, parts, scaled, .. } = *problem;
-        Self { rms: norm == Norm::Rms, bias, residual, parts, scaled, dropout }
+        let LayerNormProblem {
+            norm, bias, residual, parts, scaled, residual_bias, watched, ..
+        } = *problem;
+        let rms = norm == Norm::Rms;
+        Self { rms, bias, residual, parts, scaled, dropout, residual_bias, watched }
+    }
+
+    /// Parameters that get a gradient, in this order: gamma, beta, the residual's bias.
+    pub(super) fn parameters(self) -> u32 {
+        u32::from(self.scaled) + u32::from(self.bias) + u32::from(self.residual_bias)
     }
 
     /// Whether the gradient that is added is asked for with the row. It takes the registers of gamma, which is read for
@@ -98,6 +110,16 @@ struct Tier {
     units: u32,
     /// Registers of a unit.
     registers: usize,
+}
+
+impl Tier {
+    /// Registers with what the problem adds: backward, a third sum for each element.
+    fn registers(&self, problem: &LayerNormProblem, pass: Pass) -> usize {
+        match pass == Pass::Backward && problem.residual_bias {
+            true => self.registers + 16,
+            false => self.registers,
+        }
+    }
 }
 
 const FORWARD_TIERS: [Tier; 3] = [
@@ -173,7 +195,7 @@ impl LayerNormBlueprint {
         };
         let units = plane * planes;
         let rows = (tier.units / units).max(1);
-        let at_once = (REGISTERS / tier.registers) as u32 / (units * rows);
+        let at_once = (REGISTERS / tier.registers(problem, pass)) as u32 / (units * rows);
         Some(Self {
             vector_size,
             plane,
@@ -212,10 +234,10 @@ impl LayerNormBlueprint {
     pub(crate) const PARAMETERS_PROMISE: Promise = Promise::registers(64);
 
     /// As many registers as leave room for the cubes that this counts on.
-    pub(crate) fn promise(&self, pass: Pass) -> Promise {
-        let tier = self.tier(pass);
+    pub(crate) fn promise(&self, problem: &LayerNormProblem, pass: Pass) -> Promise {
+        let registers = self.tier(pass).map(|tier| tier.registers(problem, pass) as u32);
         // Units on devices without planes may hold more than any tier.
-        Promise::registers(tier.map_or(Promise::MOST_REGISTERS, |tier| tier.registers as u32))
+        Promise::registers(registers.unwrap_or(Promise::MOST_REGISTERS))
     }
 
     /// The tier that holds its cubes.
@@ -285,6 +307,8 @@ mod tests {
             residual: true,
             parts: false,
             scaled: true,
+            residual_bias: false,
+            watched: false,
         };
         LayerNormBlueprint::with_planes(&problem, pass, 16 / dtype.size(), 32)
     }

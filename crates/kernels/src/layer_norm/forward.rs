@@ -2,7 +2,10 @@ use super::{
     blueprint::{LayerNormBlueprint, LayerNormForm},
     row_sums::row_sum_of,
 };
-use crate::dropout::ElementMask;
+use crate::{
+    dropout::ElementMask,
+    magnitude::{larger, write_largest},
+};
 use cubecl::prelude::*;
 
 /// Whether vector `column` of `row` exists. Rows that units share out evenly need not ask.
@@ -26,6 +29,8 @@ pub(super) fn is_there(
 pub(crate) struct ForwardInputs<F: Float, G: Float, N: Size> {
     pub(crate) x: Box<[Vector<F, N>]>,
     pub(crate) residual: Box<[Vector<F, N>]>,
+    /// Is added to the rows of the residual before dropout.
+    pub(crate) residual_bias: Box<[Vector<G, N>]>,
     pub(crate) gamma: Box<[Vector<G, N>]>,
     pub(crate) beta: Box<[Vector<G, N>]>,
     /// What dropout leaves out of the residual.
@@ -42,6 +47,8 @@ pub(crate) struct ForwardOutputs<F: Float, N: Size> {
     pub(crate) normalized: Box<[Vector<F, N>]>,
     pub(crate) variance: Box<[F]>,
     pub(crate) deviation: Box<[F]>,
+    /// The largest magnitude of y that each cube wrote.
+    pub(crate) largest: Box<[u32]>,
 }
 
 /// Rows of that many vectors.
@@ -68,6 +75,7 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
     let units = comptime!(blueprint.plane * blueprint.planes);
     let vectors = comptime!(blueprint.vectors);
     let step = CUBE_COUNT_X * comptime!(blueprint.rows);
+    let mut largest = 0u32;
     // The same for all units of a cube, which may have to meet.
     let mut first_row = CUBE_POS_X * comptime!(blueprint.rows);
     while first_row < rows {
@@ -101,7 +109,12 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
                 let column = UNIT_POS_X + comptime!(v as u32 * units);
                 let size = N::value().comptime();
                 let first = (start + column) * comptime!(size as u32);
-                let addend = Vector::<f32, N>::cast_from(addends[v]);
+                let mut addend = Vector::<f32, N>::cast_from(addends[v]);
+                if comptime!(form.residual_bias) {
+                    if is_there(row, rows, column, columns, blueprint) {
+                        addend += Vector::cast_from(inputs.residual_bias[column as usize]);
+                    }
+                }
                 let addend = inputs.mask.dropped::<N>(addend, first, form.dropout);
                 let wide = Vector::<f32, N>::cast_from(values[v]) + addend;
                 // Rounded first: what backward reads is what is normalized.
@@ -150,6 +163,9 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
                     result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);
                 }
                 outputs.y[(start + column) as usize] = Vector::cast_from(result);
+                if comptime!(form.watched) {
+                    largest = larger::<N>(largest, result);
+                }
                 if comptime!(form.parts) {
                     outputs.sum[(start + column) as usize] = Vector::cast_from(distance);
                     outputs.normalized[(start + column) as usize] = Vector::cast_from(normalized);
@@ -168,5 +184,8 @@ pub(crate) fn layer_norm_forward_kernel<F: Float, G: Float, N: Size>(
             }
         }
         first_row += step;
+    }
+    if comptime!(form.watched) {
+        write_largest::<F>(largest, &mut outputs.largest, comptime!(units * blueprint.rows));
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     KernelError, Pass, ahead,
     buffer::{Buffer, F32},
     dropout::DropoutMask,
+    magnitude::Magnitudes,
 };
 use cubecl::{client::Client, prelude::*};
 
@@ -22,12 +23,16 @@ pub struct LayerNormInputs {
     pub x: Buffer,
     /// Is added to the rows before they are normalized.
     pub residual: Option<Buffer>,
-    /// Leaves out elements of the residual before.
+    /// Is added to the rows of the residual.
+    pub residual_bias: Option<Buffer>,
+    /// Leaves out elements of the residual, with its bias, before.
     pub dropout: Option<DropoutMask>,
     /// One factor a column.
     pub gamma: Buffer,
     /// Is added to the columns.
     pub beta: Option<Buffer>,
+    /// Whether the magnitudes of y are asked for.
+    pub watched: bool,
 }
 
 /// What the forward pass returns.
@@ -41,6 +46,8 @@ pub struct LayerNormOutput {
     pub mean: Option<Buffer>,
     /// 1 / deviation of each row.
     pub rstd: Buffer,
+    /// Of y, if they were asked for and it is not empty.
+    pub magnitudes: Option<Magnitudes>,
 }
 
 /// What the backward pass reads.
@@ -58,6 +65,17 @@ pub struct LayerNormSaved {
     pub dropout: Option<DropoutMask>,
 }
 
+/// What the backward pass is asked for beside the gradients of rows and factors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerNormWanted {
+    /// The gradient of beta.
+    pub beta: bool,
+    /// The gradient of the residual's bias.
+    pub residual_bias: bool,
+    /// The magnitudes of the residual's gradient.
+    pub watched: bool,
+}
+
 /// What the backward pass returns.
 #[derive(Clone, Debug)]
 pub struct LayerNormGradients {
@@ -69,6 +87,10 @@ pub struct LayerNormGradients {
     pub dgamma: Buffer,
     /// Of what is added, if asked for; in the type of the factors.
     pub dbeta: Option<Buffer>,
+    /// Of the residual's bias, if asked for; in the type of the factors.
+    pub dbias: Option<Buffer>,
+    /// Of the residual's gradient, if they were asked for and it is not empty.
+    pub magnitudes: Option<Magnitudes>,
 }
 
 /// What the steps between x and y make, which backward of automatic differentiation reads: all in the type of x.
@@ -99,13 +121,14 @@ pub fn layer_norm_forward(
 ) -> Result<LayerNormOutput, KernelError> {
     let problem = forward_problem(norm, inputs, epsilon)?;
     let x = &inputs.x;
-    let output = LayerNormOutput {
+    let mut output = LayerNormOutput {
         y: Buffer::empty(client, x.elements, x.dtype),
         sum: problem.residual.then(|| Buffer::empty(client, x.elements, x.dtype)),
         mean: (norm == Norm::Layer).then(|| Buffer::empty(client, problem.rows, F32)),
         rstd: Buffer::empty(client, problem.rows, F32),
+        magnitudes: None,
     };
-    launch_forward(client, &problem, inputs, epsilon, &output, None)?;
+    output.magnitudes = launch_forward(client, &problem, inputs, epsilon, &output, None)?;
     Ok(output)
 }
 
@@ -128,7 +151,7 @@ pub fn layer_norm_forward_with_parts(
     let [y, centered, normalized] = [(); 3].map(|()| Buffer::empty(client, x.elements, x.dtype));
     let [variance, deviation] = [(); 2].map(|()| Buffer::empty(client, problem.rows, x.dtype));
     let rstd = Buffer::empty(client, 1, F32);
-    let output = LayerNormOutput { y, sum: None, mean: None, rstd };
+    let output = LayerNormOutput { y, sum: None, mean: None, rstd, magnitudes: None };
     let parts = LayerNormParts { centered, normalized, variance, deviation };
     launch_forward(client, &problem, inputs, epsilon, &output, Some(&parts))?;
     Ok((output.y, parts))
@@ -139,10 +162,12 @@ fn forward_problem(
     inputs: &LayerNormInputs,
     epsilon: f64,
 ) -> Result<LayerNormProblem, KernelError> {
-    let LayerNormInputs { x, residual, dropout, gamma, beta } = inputs;
+    let LayerNormInputs { x, residual, residual_bias, dropout, gamma, beta, watched } = inputs;
     let problem = LayerNormProblem {
         bias: beta.is_some(),
         residual: residual.is_some(),
+        residual_bias: residual_bias.is_some(),
+        watched: *watched,
         ..LayerNormProblem::new(FORWARD, norm, x, gamma)?
     };
     if let Some(residual) = residual {
@@ -154,8 +179,14 @@ fn forward_problem(
             return Err(KernelError::invalid(FORWARD, "residual", "one, with dropout", "none"));
         }
     }
-    if let Some(beta) = beta {
-        problem.check_parameter(FORWARD, "beta", beta)?;
+    problem.check_bias(FORWARD)?;
+    if residual_bias.is_some() && residual.is_none() {
+        return Err(KernelError::invalid(FORWARD, "residual", "one, with a bias of it", "none"));
+    }
+    for (argument, parameter) in [("beta", beta), ("residual_bias", residual_bias)] {
+        if let Some(parameter) = parameter {
+            problem.check_parameter(FORWARD, argument, parameter)?;
+        }
     }
     if !(epsilon >= 0.0 && epsilon.is_finite()) {
         return Err(KernelError::invalid(FORWARD, "epsilon", "a number from 0", epsilon));
@@ -163,7 +194,8 @@ fn forward_problem(
     Ok(problem)
 }
 
-/// Writes `output`, whose statistics are left out where there are `parts`, and these.
+/// Writes `output`, whose statistics are left out where there are `parts`, and these. Returns the magnitudes of y, if
+/// they are asked for and it is not empty.
 fn launch_forward(
     client: &Client,
     problem: &LayerNormProblem,
@@ -171,15 +203,21 @@ fn launch_forward(
     epsilon: f64,
     output: &LayerNormOutput,
     parts: Option<&LayerNormParts>,
-) -> Result<(), KernelError> {
-    let LayerNormInputs { x, residual, dropout, gamma, beta } = inputs;
+) -> Result<Option<Magnitudes>, KernelError> {
+    let LayerNormInputs { x, residual, residual_bias, dropout, gamma, beta, .. } = inputs;
     if x.elements == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let blueprint = LayerNormBlueprint::plan(problem, Pass::Forward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = problem.rows.div_ceil(blueprint.rows as usize);
-    let most_cubes = client.properties().hardware.max_cube_count.0;
+    let most_cubes = client.properties().hardware.max_cube_count.0 as usize;
+    let cubes = if problem.watched {
+        cubes.min(Magnitudes::most_cubes(client))
+    } else {
+        cubes.min(most_cubes)
+    };
+    let magnitudes = problem.watched.then(|| Magnitudes::of_cubes(client, cubes));
     // What is not there is not compiled in. What would be read has gamma standing in for it; what would
     // be written must not be in use, too.
     let unused = |dtype| Buffer::empty(client, vector_size, dtype);
@@ -188,6 +226,7 @@ fn launch_forward(
     };
     let sum = output.sum.clone().unwrap_or_else(|| part(|parts| &parts.centered));
     let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
+    let largest = Magnitudes::argument(client, magnitudes.as_ref());
     let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
     // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
@@ -195,12 +234,13 @@ fn launch_forward(
     ahead::launch(client, |client| unsafe {
         layer_norm_forward_kernel::launch_unchecked(
             client,
-            CubeCount::Static(cubes.min(most_cubes as usize) as u32, 1, 1),
+            CubeCount::Static(cubes as u32, 1, 1),
             CubeDim::new_2d(blueprint.units(), blueprint.rows),
             vector_size,
             ForwardInputsLaunch {
                 x: x.arg(vector_size),
                 residual: residual.as_ref().unwrap_or(gamma).arg(vector_size),
+                residual_bias: residual_bias.as_ref().unwrap_or(gamma).arg(vector_size),
                 gamma: gamma.arg(vector_size),
                 beta: beta.as_ref().unwrap_or(gamma).arg(vector_size),
                 mask: mask().0,
@@ -213,6 +253,7 @@ fn launch_forward(
                 normalized: part(|parts| &parts.normalized).arg(vector_size),
                 variance: part(|parts| &parts.variance).arg(1),
                 deviation: part(|parts| &parts.deviation).arg(1),
+                largest: largest.arg(1),
             },
             extent(problem, vector_size),
             epsilon as f32,
@@ -221,11 +262,11 @@ fn launch_forward(
             [problem.dtype, problem.parameter],
         )
     });
-    Ok(())
+    Ok(magnitudes)
 }
 
-/// The gradients of what was normalized and of the parameters, given that of y; to the first, `dsum` is
-/// added.
+/// The gradients of what was normalized and of the parameters, and what else is `wanted`, given that of y; to the
+/// first, `dsum` is added.
 ///
 /// # Errors
 ///
@@ -236,12 +277,15 @@ pub fn layer_norm_backward(
     saved: &LayerNormSaved,
     dy: &Buffer,
     dsum: Option<&Buffer>,
-    bias: bool,
+    wanted: LayerNormWanted,
 ) -> Result<LayerNormGradients, KernelError> {
     let LayerNormSaved { x, gamma, mean, .. } = saved;
+    let LayerNormWanted { beta, residual_bias, watched } = wanted;
     let problem = LayerNormProblem {
-        bias,
+        bias: beta,
         residual: dsum.is_some(),
+        residual_bias,
+        watched,
         ..LayerNormProblem::new(BACKWARD, norm, x, gamma)?
     };
     match (norm, mean) {
@@ -302,7 +346,7 @@ fn launch_backward(
     dsum: Option<&Buffer>,
 ) -> Result<LayerNormGradients, KernelError> {
     let LayerNormSaved { x, gamma, mean, rstd, dropout } = saved;
-    let bias = problem.bias;
+    problem.check_bias(BACKWARD)?;
     problem.check_rows(BACKWARD, "dy", dy)?;
     if let Some(dsum) = dsum {
         problem.check_rows(BACKWARD, "dsum", dsum)?;
@@ -318,24 +362,29 @@ fn launch_backward(
         };
         let dx = Buffer::empty(client, 0, x.dtype);
         let dresidual = dropout.is_some().then(|| dx.clone());
-        let dbeta = bias.then(zeros);
-        return Ok(LayerNormGradients { dx, dresidual, dgamma: zeros(), dbeta });
+        return Ok(LayerNormGradients {
+            dx,
+            dresidual,
+            dgamma: zeros(),
+            dbeta: problem.bias.then(zeros),
+            dbias: problem.residual_bias.then(zeros),
+            magnitudes: None,
+        });
     }
     let blueprint = LayerNormBlueprint::plan(problem, Pass::Backward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = blueprint.backward_cubes(problem.rows, client);
-    let sums = match (problem.scaled, bias) {
-        (true, true) => 2 * cubes * problem.width,
-        (true, false) => cubes * problem.width,
-        (false, _) => vector_size,
-    };
-    let partials = Buffer::empty(client, sums, F32);
+    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
+    let form = LayerNormForm::of(problem, mask().1);
+    let sums = form.parameters() as usize * cubes * problem.width;
+    let partials = Buffer::empty(client, sums.max(vector_size), F32);
+    let magnitudes = problem.watched.then(|| Magnitudes::of_cubes(client, cubes));
+    let largest = Magnitudes::argument(client, magnitudes.as_ref());
     let dx = Buffer::empty(client, x.elements, x.dtype);
     let dresidual = dropout.is_some().then(|| Buffer::empty(client, x.elements, x.dtype));
     // What would be written must not be in use, too.
     let of_residual =
         dresidual.clone().unwrap_or_else(|| Buffer::empty(client, vector_size, x.dtype));
-    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
     // SAFETY: as in `layer_norm_forward`; `partials` has a row for each cube and parameter.
     ahead::launch(client, |client| unsafe {
         layer_norm_backward_kernel::launch_unchecked(
@@ -356,56 +405,63 @@ fn launch_backward(
                 dx: dx.arg(vector_size),
                 dresidual: of_residual.arg(vector_size),
                 partials: partials.arg(vector_size),
+                largest: largest.arg(1),
             },
             extent(problem, vector_size),
-            LayerNormForm::of(problem, mask().1),
+            form,
             blueprint,
             [problem.dtype, problem.parameter],
         )
     });
-    let (dgamma, dbeta) = match problem.scaled {
+    let (dgamma, dbeta, dbias) = match problem.scaled {
         true => parameters(client, problem, &partials, cubes),
-        false => (partials, None),
+        false => (partials, None, None),
     };
-    Ok(LayerNormGradients { dx, dresidual, dgamma, dbeta })
+    Ok(LayerNormGradients { dx, dresidual, dgamma, dbeta, dbias, magnitudes })
 }
 
-/// The second launch of the backward pass.
+/// The second launch of the backward pass: the gradients of gamma, beta and the residual's bias.
 fn parameters(
     client: &Client,
     problem: &LayerNormProblem,
     partials: &Buffer,
     cubes: usize,
-) -> (Buffer, Option<Buffer>) {
-    let (width, dtype) = (problem.width, problem.parameter);
+) -> (Buffer, Option<Buffer>, Option<Buffer>) {
+    let LayerNormProblem { width, parameter: dtype, bias, residual_bias, .. } = *problem;
     let dgamma = Buffer::empty(client, width, dtype);
-    let dbeta = problem.bias.then(|| Buffer::empty(client, width, dtype));
-    let unused = dbeta.clone().unwrap_or_else(|| Buffer::empty(client, 1, dtype));
+    let [dbeta, dbias] =
+        [bias, residual_bias].map(|wanted| wanted.then(|| Buffer::empty(client, width, dtype)));
+    let argument = |gradient: &Option<Buffer>| {
+        gradient.clone().unwrap_or_else(|| Buffer::empty(client, 1, dtype))
+    };
+    let [of_beta, of_bias] = [argument(&dbeta), argument(&dbias)];
     // Few columns are left, and a unit waits for memory once for each sum of its column that it adds:
     // as many units as a cube may have share one.
     let lanes = client.properties().hardware.max_units_per_cube.min(1024) / SUM_COLUMNS;
-    // SAFETY: `partials` is `[2 or 1, cubes, width]`, and there are as many cubes along y as parameters;
+    // SAFETY: `partials` is `[parameters, cubes, width]`, and there are as many cubes along y as parameters;
     // the kernel stops at the last column.
     ahead::launch(client, |client| unsafe {
         layer_norm_parameters_kernel::launch_unchecked(
             client,
             CubeCount::Static(
                 width.div_ceil(SUM_COLUMNS as usize) as u32,
-                1 + u32::from(problem.bias),
+                1 + u32::from(bias) + u32::from(residual_bias),
                 1,
             ),
             CubeDim::new_2d(SUM_COLUMNS, lanes),
             partials.arg(1),
             dgamma.arg(1),
-            unused.arg(1),
+            of_beta.arg(1),
+            of_bias.arg(1),
             cubes as u32,
             width as u32,
             lanes,
-            problem.bias,
+            bias,
+            residual_bias,
             dtype,
         )
     });
-    (dgamma, dbeta)
+    (dgamma, dbeta, dbias)
 }
 
 fn extent(problem: &LayerNormProblem, vector_size: usize) -> ExtentLaunch {

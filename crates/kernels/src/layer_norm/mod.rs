@@ -19,10 +19,13 @@
 //! With [dropout](crate::dropout) of the residual, `k[i] residual[i]` is added in its place, and its gradient is
 //! `dresidual[i] = k[i] dx[i]`, which is written beside dx. The mask is drawn anew in both passes.
 //!
+//! A bias of the residual, that of the layer which made it, is added to its rows first, and
+//! `dbias = sum over rows of dresidual`. The layer needs no pass over its output's gradient for that of its bias then.
+//!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
 //! | x, residual, sum, y, dy, dsum, dx, dresidual | rows, width | contiguous | f32, f16 or bf16, all the same |
-//! | gamma, beta, dgamma, dbeta | width | contiguous | f32, or that of x; all the same |
+//! | gamma, beta, bias and their gradients | width | contiguous | f32, or that of x; all the same |
 //! | mean, rstd | rows | contiguous | f32 |
 //!
 //! Everything is widened to f32 and computed there, and outputs are rounded once. The sum with a residual is rounded
@@ -43,7 +46,7 @@
 //! narrower loads, and units that have nothing left hold zeros.
 //!
 //! Backward, each cube works through many rows and keeps their sums of dgamma and dbeta in registers. At the end it
-//! writes one row of `[2, cubes, width]` in f32, and a second launch adds these rows up in order. There are no atomic
+//! writes a row for each parameter, of `[parameters, cubes, width]` in f32, and a second launch adds these up in order. There are no atomic
 //! operations, so the same input gives the same bits each time.
 //!
 //! Each tensor is moved once. The partial sums are 16 bytes a column and cube, and there are as many cubes as the
@@ -51,6 +54,8 @@
 //!
 //! Without rows the parameters' gradients are zero. A row with a NaN or an infinity becomes all NaN. A row whose
 //! squares exceed f32 is normalized to zeros.
+//!
+//! Where y or the residual's gradient is rounded to 8 bits next, its largest [magnitudes](crate::magnitude) come with it.
 //!
 //! Not served: rows beyond a cube's registers, which on devices with planes of 32 hold 24,576 elements
 //! forward and 8192 backward. Without gamma [`group_norm`](crate::group_norm) serves these.
@@ -70,7 +75,7 @@ pub(crate) use backward::{SUM_COLUMNS, layer_norm_parameters_kernel};
 pub use blueprint::LayerNormBlueprint;
 pub use launch::{
     LayerNormGradients, LayerNormInputs, LayerNormOutput, LayerNormParts, LayerNormSaved,
-    layer_norm_backward, layer_norm_backward_of_parts, layer_norm_forward,
+    LayerNormWanted, layer_norm_backward, layer_norm_backward_of_parts, layer_norm_forward,
     layer_norm_forward_with_parts,
 };
 pub use problem::{LayerNormProblem, Norm};

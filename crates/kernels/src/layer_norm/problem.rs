@@ -37,9 +37,28 @@ pub struct LayerNormProblem {
     pub parts: bool,
     /// Whether there is a gamma. The backward pass from parts may go without.
     pub scaled: bool,
+    /// Forward, whether a bias is added to the rows of the residual; backward, whether its gradient is asked for.
+    pub residual_bias: bool,
+    /// Whether the largest magnitude is asked for: forward that of y, backward that of the residual's gradient.
+    pub watched: bool,
 }
 
 impl LayerNormProblem {
+    /// Elements of the widest rows whose residual may have a bias: backward, units that hold more of a row have no
+    /// registers for its sums.
+    pub const WIDEST_WITH_BIAS: usize = 4096;
+
+    /// Refuses rows that are too wide for a bias of the residual.
+    pub(super) fn check_bias(&self, op: &'static str) -> Result<(), KernelError> {
+        match self.residual_bias && self.width > Self::WIDEST_WITH_BIAS {
+            true => {
+                let reason = format!("a bias of the residual in rows of {} elements", self.width);
+                Err(KernelError::unsupported(op, reason))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// The problem that rows `x` and the factors gamma pose.
     ///
     /// # Errors
@@ -83,6 +102,8 @@ impl LayerNormProblem {
             residual: false,
             parts: false,
             scaled: true,
+            residual_bias: false,
+            watched: false,
         })
     }
 
@@ -136,7 +157,8 @@ impl LayerNormProblem {
     }
 
     fn parameter_bytes(&self) -> usize {
-        (1 + usize::from(self.bias)) * self.width * self.parameter.size()
+        let parameters = 1 + usize::from(self.bias) + usize::from(self.residual_bias);
+        parameters * self.width * self.parameter.size()
     }
 
     fn statistics_bytes(&self) -> usize {
@@ -162,12 +184,17 @@ mod tests {
             residual: false,
             parts: false,
             scaled: true,
+            residual_bias: false,
+            watched: false,
         };
         let with_residual = LayerNormProblem { residual: true, ..plain };
         assert_eq!(plain.forward_bytes(), 2 * 2000 + 2 * 40 + 2 * 400);
         assert_eq!(with_residual.forward_bytes() - plain.forward_bytes(), 2 * 2000);
         assert_eq!(plain.backward_bytes(), 3 * 2000 + 3 * 40 + 2 * 400);
         assert_eq!(with_residual.backward_bytes() - plain.backward_bytes(), 2000);
+        let with_bias = LayerNormProblem { residual_bias: true, ..with_residual };
+        assert_eq!(with_bias.forward_bytes() - with_residual.forward_bytes(), 40);
+        assert_eq!(with_bias.backward_bytes() - with_residual.backward_bytes(), 40);
         let rms = LayerNormProblem { norm: Norm::Rms, bias: false, ..plain };
         assert_eq!(rms.forward_bytes(), 2 * 2000 + 40 + 400);
     }

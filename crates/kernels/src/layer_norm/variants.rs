@@ -1,7 +1,7 @@
 //! Problems that cover the plans: see [`variants`](crate::variants).
 
 use super::{
-    LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
+    LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, LayerNormWanted, Norm,
     layer_norm_backward, layer_norm_backward_of_parts, layer_norm_forward,
     layer_norm_forward_with_parts,
 };
@@ -35,6 +35,8 @@ pub fn problems() -> Vec<LayerNormProblem> {
         residual: true,
         parts: false,
         scaled: true,
+        residual_bias: false,
+        watched: false,
     };
     let types = [[f32, f32], [f16, f32], [f16, f16], [bf16, f32], [bf16, bf16]];
     let mut all: Vec<_> =
@@ -46,6 +48,9 @@ pub fn problems() -> Vec<LayerNormProblem> {
             LayerNormProblem { norm: Norm::Rms, bias: false, ..plain },
             LayerNormProblem { parts: true, ..plain },
             LayerNormProblem { parts: true, scaled: false, ..plain },
+            LayerNormProblem { residual_bias: true, ..longest(width, [bf16; 2]) },
+            LayerNormProblem { residual_bias: true, ..plain },
+            LayerNormProblem { watched: true, ..longest(width, [bf16; 2]) },
         ]);
     }
     all
@@ -57,8 +62,10 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
         let plan = |pass| LayerNormBlueprint::plan(&problem, pass, client).ok();
         let [forward, backward] = [Pass::Forward, Pass::Backward].map(plan);
         let mut promises = vec![("layer_norm_parameters", LayerNormBlueprint::PARAMETERS_PROMISE)];
-        promises.extend(forward.map(|plan| ("layer_norm_forward", plan.promise(Pass::Forward))));
-        promises.extend(backward.map(|plan| ("layer_norm_backward", plan.promise(Pass::Backward))));
+        let promise = |plan: LayerNormBlueprint, pass| plan.promise(&problem, pass);
+        promises.extend(forward.map(|plan| ("layer_norm_forward", promise(plan, Pass::Forward))));
+        promises
+            .extend(backward.map(|plan| ("layer_norm_backward", promise(plan, Pass::Backward))));
         let has = [forward.is_some(), backward.is_some()];
         let name = name(&problem) + if dropped { "_dropout" } else { "" };
         Variant::new(name, promises, move |client| launch(client, &problem, dropped, has))
@@ -74,7 +81,17 @@ pub(crate) fn variants(client: &Client) -> Vec<Variant> {
 }
 
 fn name(problem: &LayerNormProblem) -> String {
-    let LayerNormProblem { norm, width, dtype, parameter, residual, parts, .. } = *problem;
+    let LayerNormProblem {
+        norm,
+        width,
+        dtype,
+        parameter,
+        residual,
+        parts,
+        residual_bias,
+        watched,
+        ..
+    } = *problem;
     let norm = if norm == Norm::Rms { "rms" } else { "layer" };
     let residual = if residual { "_residual" } else { "" };
     let parts = match (parts, problem.scaled) {
@@ -82,8 +99,10 @@ fn name(problem: &LayerNormProblem) -> String {
         (true, false) => "_parts_unscaled",
         (false, _) => "",
     };
+    let bias = if residual_bias { "_bias" } else { "" };
+    let watched = if watched { "_watched" } else { "" };
     let told = |dtype| FLOATS.into_iter().find(|(float, _)| *float == dtype).map_or("", |it| it.1);
-    format!("{norm}_{width}_{}_{}{residual}{parts}", told(dtype), told(parameter))
+    format!("{norm}_{width}_{}_{}{residual}{bias}{watched}{parts}", told(dtype), told(parameter))
 }
 
 fn launch(
@@ -103,9 +122,11 @@ fn launch(
         let inputs = LayerNormInputs {
             x: x.clone(),
             residual: problem.residual.then(rows),
+            residual_bias: (problem.residual && problem.residual_bias).then(columns),
             dropout: dropout.clone(),
             gamma: gamma.clone(),
             beta: problem.bias.then(columns),
+            watched: problem.watched,
         };
         if problem.parts {
             layer_norm_forward_with_parts(client, &inputs, 1e-5)?;
@@ -120,7 +141,9 @@ fn launch(
         let mean = (norm == Norm::Layer).then(statistics);
         let saved = LayerNormSaved { x, gamma, mean, rstd: statistics(), dropout };
         let dsum = problem.residual.then(rows);
-        layer_norm_backward(client, norm, &saved, &rows(), dsum.as_ref(), problem.bias)?;
+        let LayerNormProblem { bias: beta, residual_bias, watched, .. } = *problem;
+        let wanted = LayerNormWanted { beta, residual_bias, watched };
+        layer_norm_backward(client, norm, &saved, &rows(), dsum.as_ref(), wanted)?;
     }
     Ok(())
 }

@@ -1,13 +1,10 @@
 //! The largest magnitude of a tensor, in bits.
 
+use crate::magnitude::{larger, largest_of_cube};
 use cubecl::prelude::*;
 
 /// Units of a cube; every adapter allows that many.
 pub(crate) const UNITS: u32 = 256;
-
-/// What is left of a float's bits without its sign: larger for larger magnitudes, above every
-/// number's for infinity, and above that for NaN.
-const MAGNITUDE: u32 = 0x7fff_ffff;
 
 /// `partials[c]` is the largest of the magnitudes that cube c saw.
 ///
@@ -23,33 +20,11 @@ pub(crate) fn quantize_amax_kernel<I: Float, N: Size>(
     let mut largest = 0u32;
     let mut index = CUBE_POS_X * UNITS + UNIT_POS;
     while index < vectors {
-        let value = Vector::<f32, N>::cast_from(x[(vectors - 1 - index) as usize]);
-        #[unroll]
-        for lane in 0..N::value().comptime() {
-            largest = max(largest, u32::reinterpret(value.extract(lane)) & MAGNITUDE);
-        }
+        largest = larger::<N>(largest, Vector::cast_from(x[(vectors - 1 - index) as usize]));
         index += CUBE_COUNT_X * UNITS;
     }
-    let largest = largest_of_cube(largest);
+    let largest = largest_of_cube(largest, UNITS);
     if UNIT_POS == 0 {
         partials[CUBE_POS_X as usize] = largest;
     }
-}
-
-/// The largest of the units' numbers, for all of them.
-#[cube]
-pub(super) fn largest_of_cube(mine: u32) -> u32 {
-    let mut all = Shared::<[u32]>::new_slice(comptime!(UNITS as usize));
-    all[UNIT_POS as usize] = mine;
-    sync_cube();
-    #[unroll]
-    for step in 1..comptime!(UNITS.ilog2() + 1) {
-        let distance = comptime!(UNITS >> step);
-        if UNIT_POS < distance {
-            let other = all[(UNIT_POS + distance) as usize];
-            all[UNIT_POS as usize] = max(all[UNIT_POS as usize], other);
-        }
-        sync_cube();
-    }
-    all[0]
 }

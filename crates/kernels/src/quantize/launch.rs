@@ -10,6 +10,7 @@ use super::{
 use crate::{
     KernelError, ahead,
     buffer::{Buffer, F32, is_float},
+    magnitude::Magnitudes,
 };
 use cubecl::{
     calculate_cube_count_elemwise,
@@ -61,10 +62,10 @@ pub fn quantize(
     problem: &QuantizeProblem,
     x: &Buffer,
 ) -> Result<Quantized, KernelError> {
-    quantize_with(client, problem, QuantizeBlueprint::plan(problem, client), x)
+    quantize_with(client, problem, QuantizeBlueprint::plan(problem, client), x, None)
 }
 
-/// As [`quantize`], by a plan of the caller's.
+/// As [`quantize`], by a plan of the caller's. Where the kernel that made x left its `magnitudes`, x is read once.
 ///
 /// # Errors
 ///
@@ -74,6 +75,7 @@ pub fn quantize_with(
     problem: &QuantizeProblem,
     blueprint: QuantizeBlueprint,
     x: &Buffer,
+    magnitudes: Option<&Magnitudes>,
 ) -> Result<Quantized, KernelError> {
     problem.check(x)?;
     let QuantizeBlueprint { vector_size, amax_cubes, cast_cubes, hardware } = blueprint;
@@ -85,23 +87,15 @@ pub fn quantize_with(
             format!("{blueprint:?}"),
         ));
     }
-    let partials = Buffer::empty(client, amax_cubes, WORD);
     let scale = Buffer::empty(client, 2, F32);
     let x = Buffer { elements: problem.elements(), ..x.clone() };
-    // SAFETY: x holds the problem's elements, whole vectors of them, whose indices and one step
-    // beyond fit 32 bits; the kernel stops at the last one. Each cube writes its one partial result.
-    ahead::launch(client, |client| unsafe {
-        quantize_amax_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(amax_cubes as u32, 1, 1),
-            CubeDim::new_1d(UNITS),
-            vector_size,
-            x.arg(vector_size),
-            partials.arg(1),
-            (x.elements / vector_size) as u32,
-            problem.input,
-        )
-    });
+    let Magnitudes { partials } = match magnitudes {
+        Some(magnitudes) => {
+            magnitudes.check(OP)?;
+            magnitudes.clone()
+        }
+        None => magnitudes_of(client, &x, vector_size, amax_cubes),
+    };
 
     let [pitch, transposed_pitch] = [problem.columns, problem.rows].map(padded_row);
     let empty = |elements| Buffer::empty(client, elements, problem.format.dtype());
@@ -130,13 +124,33 @@ pub fn quantize_with(
             problem.columns as u32,
             pitch as u32,
             transposed_pitch as u32,
-            amax_cubes as u32,
+            partials.elements as u32,
             problem.target(),
             CastBlueprint { format: problem.format, layouts: problem.layouts, hardware },
             problem.input,
         )
     });
     Ok(Quantized { codes, transposed, scale })
+}
+
+/// The largest magnitudes of x, whole vectors, by so many cubes.
+fn magnitudes_of(client: &Client, x: &Buffer, vector_size: usize, cubes: usize) -> Magnitudes {
+    let magnitudes = Magnitudes::of_cubes(client, cubes);
+    // SAFETY: x holds whole vectors, whose indices and one step beyond fit 32 bits; the kernel stops at the last one.
+    // Each cube writes its one partial result.
+    ahead::launch(client, |client| unsafe {
+        quantize_amax_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_1d(UNITS),
+            vector_size,
+            x.arg(vector_size),
+            magnitudes.partials.arg(1),
+            (x.elements / vector_size) as u32,
+            x.dtype,
+        )
+    });
+    magnitudes
 }
 
 /// The matrix `x` as codes, each 32 of which along a row share a scale.

@@ -37,8 +37,9 @@
 //! scaled in f32 and rounded once more to 8 bits, which may give the neighbor of the nearest code
 //! where a value lies in the middle between two.
 //!
-//! 1. `amax`: each cube writes the largest magnitude that it saw.
-//! 2. `cast`: each cube takes the largest of those, scales and rounds tiles of 64 rows by 128
+//! 1. `amax`: each cube writes the largest magnitude that it saw. Where the kernel that made x told its
+//!    [magnitudes](crate::magnitude), this is left out.
+//! 2. `cast`: each cube takes the largest of those, scales and rounds tiles of 128 rows by 128
 //!    columns, and writes codes, transposed codes, or both. Tensor cores want 8-bit operands
 //!    contiguous along k, so a matrix that is multiplied from both sides needs both; made in one
 //!    pass they cost one read. Rows of 16 bytes are what those products take without another copy.

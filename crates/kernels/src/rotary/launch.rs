@@ -7,6 +7,7 @@ use crate::{
     attention::HeadStrides,
     buffer::{Buffer, Rows},
     divisor::divisor,
+    magnitude::Magnitudes,
 };
 use cubecl::{calculate_cube_count_elemwise, client::Client, prelude::*};
 
@@ -26,10 +27,36 @@ pub fn rotary(
     x: Buffer,
     table: &Rows,
 ) -> Result<Buffer, KernelError> {
+    launch(client, problem, pass, x, table, false).map(|(y, _)| y)
+}
+
+/// As [`rotary`], with the magnitudes of the result, unless it is empty.
+///
+/// # Errors
+///
+/// As [`rotary`].
+pub fn rotary_watched(
+    client: &Client,
+    problem: &RotaryProblem,
+    pass: Pass,
+    x: Buffer,
+    table: &Rows,
+) -> Result<(Buffer, Option<Magnitudes>), KernelError> {
+    launch(client, problem, pass, x, table, true)
+}
+
+fn launch(
+    client: &Client,
+    problem: &RotaryProblem,
+    pass: Pass,
+    x: Buffer,
+    table: &Rows,
+    watched: bool,
+) -> Result<(Buffer, Option<Magnitudes>), KernelError> {
     problem.check(&x, table)?;
     let elements = problem.elements();
     if elements == 0 {
-        return Ok(Buffer::empty(client, 0, problem.dtype));
+        return Ok((Buffer::empty(client, 0, problem.dtype), None));
     }
     let blueprint = RotaryBlueprint::plan(problem, &x, table, client);
     let RotaryBlueprint { vector_size, table_vector, rows_per_unit, neighbors, units_per_cube } =
@@ -47,6 +74,15 @@ pub fn rotary(
     // Asked before a copy of the handle is made for the launch.
     let is_ours = x.handle.can_mut() && problem.lies_as_result();
     let y = (!is_ours).then(|| Buffer::empty(client, elements, problem.dtype));
+    let count = calculate_cube_count_elemwise(client, units, dim);
+    // Cubes along x alone have a part each.
+    let magnitudes = match &count {
+        CubeCount::Static(cubes, 1, 1) if watched => {
+            Some(Magnitudes::of_cubes(client, *cubes as usize))
+        }
+        _ => None,
+    };
+    let largest = Magnitudes::argument(client, magnitudes.as_ref());
     // A whole number of vectors: strides and rows are.
     let span = problem.span();
     // SAFETY: `check` has seen that the table has every position, that x has its span, and that indices fit 32
@@ -56,7 +92,7 @@ pub fn rotary(
     ahead::launch(client, |client| unsafe {
         rotary_kernel::launch_unchecked(
             client,
-            calculate_cube_count_elemwise(client, units, dim),
+            count.clone(),
             dim,
             vector_size,
             table_vector,
@@ -66,6 +102,7 @@ pub fn rotary(
                 Some(y) => y.arg(vector_size),
                 None => BufferArg::alias(X, span),
             },
+            largest.arg(1),
             WalkLaunch::new(
                 units as u32,
                 divisor(vectors),
@@ -80,8 +117,9 @@ pub fn rotary(
             steps(problem.out_strides()),
             rows_per_unit,
             pass,
+            magnitudes.as_ref().map(|_| units_per_cube),
             problem.dtype,
         )
     });
-    Ok(y.unwrap_or(Buffer { elements, ..x }))
+    Ok((y.unwrap_or(Buffer { elements, ..x }), magnitudes))
 }

@@ -33,6 +33,6 @@ mod turn;
 pub mod variants;
 
 pub use blueprint::RotaryBlueprint;
-pub use launch::rotary;
+pub use launch::{rotary, rotary_watched};
 pub use problem::RotaryProblem;
 pub(crate) use variants::variants;

@@ -1,6 +1,6 @@
 //! Calls that cover the plans: see [`variants`](crate::variants).
 
-use super::{RotaryBlueprint, RotaryProblem, rotary};
+use super::{RotaryBlueprint, RotaryProblem, rotary, rotary_watched};
 use crate::{
     Pass,
     attention::Order,
@@ -11,7 +11,7 @@ use crate::{
 /// Sizes of a head with their sequences: whole vectors with four rows a unit, and pairs with one.
 pub const SIZES: [(usize, usize); 2] = [(64, 8), (6, 1)];
 
-/// Both passes in every type, as plans differ.
+/// Both passes in every type, as plans differ, with magnitudes for whole vectors.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (dtype, name) in FLOATS {
@@ -19,6 +19,7 @@ pub(crate) fn variants() -> Vec<Variant> {
             for pass in [Pass::Forward, Pass::Backward] {
                 let name = format!("{name}_{head_dim}_{pass}");
                 let promises = [("rotary", RotaryBlueprint::PROMISE)];
+                let watched = head_dim == 64;
                 all.push(Variant::new(name, promises, move |client| {
                     let order = Order::PositionsFirst;
                     let problem = RotaryProblem {
@@ -36,6 +37,9 @@ pub(crate) fn variants() -> Vec<Variant> {
                     let table = Rows::from(Buffer::empty(client, 2 * 32 * head_dim, F32));
                     // Held, so that the result is written beside it.
                     rotary(client, &problem, pass, x.clone(), &table)?;
+                    if watched {
+                        rotary_watched(client, &problem, pass, x.clone(), &table)?;
+                    }
                     rotary(client, &problem, pass, x, &table).map(drop)
                 }));
             }

@@ -15,6 +15,8 @@
 //! linear layers behind them keep alive anyway; s is computed again. Outputs are overwritten, never
 //! accumulated into. Forward moves three tensors, backward five, each in one pass.
 //!
+//! Where y or the gradients are rounded to 8 bits next, their largest [magnitudes](crate::magnitude) come with them.
+//!
 //! A gate of minus infinity gives NaN, as the product of it and zero.
 //!
 //! Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, equation 6, without the products.
@@ -23,5 +25,8 @@ mod element;
 mod launch;
 pub mod variants;
 
-pub use launch::{SwigluGradients, swiglu_backward, swiglu_forward};
+pub use launch::{
+    SwigluGradients, swiglu_backward, swiglu_backward_watched, swiglu_forward,
+    swiglu_forward_watched,
+};
 pub(crate) use variants::variants;

@@ -11,8 +11,8 @@ use blackburn_kernels::{
     },
     gelu::gelu_forward,
     layer_norm::{
-        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, Norm,
-        layer_norm_backward, layer_norm_forward, variants::problems,
+        LayerNormBlueprint, LayerNormInputs, LayerNormProblem, LayerNormSaved, LayerNormWanted,
+        Norm, layer_norm_backward, layer_norm_forward, variants::problems,
     },
     recorder::{Gpu, Recorder},
 };
@@ -152,6 +152,8 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
         residual,
         parts: false,
         scaled: true,
+        residual_bias: false,
+        watched: false,
     };
     let how = |pass| {
         let additions = LayerNormBlueprint::plan(&problem, pass, client)?.additions();
@@ -166,9 +168,11 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
     let inputs = LayerNormInputs {
         x: upload(recorder, &x, storage),
         residual: residual.then(|| upload(recorder, &other, storage)),
+        residual_bias: None,
         dropout: None,
         gamma: upload(recorder, &gamma, parameter),
         beta: bias.then(|| upload(recorder, &beta, parameter)),
+        watched: false,
     };
     let output = layer_norm_forward(client, norm, &inputs, epsilon)?;
     let LayerNormInputs { x: input, gamma: factors, .. } = inputs;
@@ -182,7 +186,8 @@ fn normalization(recorder: &Recorder, asked: Rows) -> Result<(), Failed> {
     let saved = LayerNormSaved { x: input, gamma: factors, mean, rstd, dropout: None };
     let gradient = upload(recorder, &dy, storage);
     let dsum = residual.then(|| upload(recorder, &other, storage));
-    let gradients = layer_norm_backward(client, norm, &saved, &gradient, dsum.as_ref(), bias)?;
+    let wanted = LayerNormWanted { beta: bias, ..LayerNormWanted::default() };
+    let gradients = layer_norm_backward(client, norm, &saved, &gradient, dsum.as_ref(), wanted)?;
     let added = residual.then_some(&other[..]);
     let expected = reference.backward(&x, &dy, added);
     let bounds = reference.backward_bounds(&x, &dy, added, how);

@@ -109,6 +109,7 @@ impl<'a> From<&'a CrossAttention> for Heads<'a> {
             key: &module.key,
             value: &module.value,
             output: &module.output,
+            output_bias: module.output.bias.as_ref(),
             dropout: &module.dropout,
             d_model,
             d_context,

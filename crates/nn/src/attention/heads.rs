@@ -10,8 +10,9 @@ use blackburn_backend::{
     rotary,
 };
 use burn::{
+    module::Param,
     nn::{self as burns, Linear},
-    tensor::{Int, Tensor},
+    tensor::{Int, Tensor, module::linear},
 };
 
 const MODULE: &str = "multi_head_attention";
@@ -20,11 +21,14 @@ const MODULE: &str = "multi_head_attention";
 const WIDEST: usize = 256;
 
 /// What attention reads of a module.
+#[derive(Clone, Copy)]
 pub(crate) struct Heads<'a> {
     pub(super) query: &'a Linear,
     pub(super) key: &'a Linear,
     pub(super) value: &'a Linear,
     pub(super) output: &'a Linear,
+    /// None where somebody else adds it.
+    pub(super) output_bias: Option<&'a Param<Tensor<1>>>,
     pub(super) dropout: &'a burns::Dropout,
     /// Size of a token.
     pub(super) d_model: usize,
@@ -47,6 +51,7 @@ impl<'a> From<&'a MultiHeadAttention> for Heads<'a> {
             key: &module.key,
             value: &module.value,
             output: &module.output,
+            output_bias: module.output.bias.as_ref(),
             dropout: &module.dropout,
             d_model: module.d_model,
             d_context: module.d_model,
@@ -69,6 +74,7 @@ impl<'a> From<&'a burns::attention::MultiHeadAttention> for Heads<'a> {
             key: &module.key,
             value: &module.value,
             output: &module.output,
+            output_bias: module.output.bias.as_ref(),
             dropout: &module.dropout,
             d_model: module.d_model,
             d_context: module.d_model,
@@ -93,6 +99,11 @@ pub(crate) struct Past<'a> {
 }
 
 impl Heads<'_> {
+    /// Leaves the output's bias, if it has one, to the caller.
+    pub(crate) fn without_output_bias(self) -> (Self, Option<Tensor<1>>) {
+        (Self { output_bias: None, ..self }, self.output_bias.map(|bias| bias.val()))
+    }
+
     /// With a cache, keys and values are added to it, and those in it are seen, too.
     pub(crate) fn forward(&self, input: MhaInput, past: Option<Past<'_>>) -> MhaOutput {
         let cache = match past {
@@ -196,7 +207,7 @@ impl Heads<'_> {
     fn joined(&self, context: Tensor<4>) -> Tensor<3> {
         let [batch, _, seq, _] = context.dims();
         let joined = context.swap_dims(1, 2).reshape([batch, seq, self.n_heads * self.d_k]);
-        self.output.forward(joined)
+        linear(joined, self.output.weight.val(), self.output_bias.map(|bias| bias.val()))
     }
 
     fn rotated(&self, heads: Tensor<4>, start: usize) -> Tensor<4> {

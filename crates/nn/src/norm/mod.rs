@@ -35,7 +35,6 @@ pub use normalization::{Normalization, NormalizationConfig};
 
 use crate::dropout::drawn;
 use blackburn_backend::{
-    attention::Dropout as Drawn,
     dropout::add_dropout,
     group_norm::{self, GroupNormCall},
     layer_norm as op,
@@ -69,13 +68,7 @@ pub fn add_layer_norm<const D: usize>(
     x: Tensor<D>,
     residual: Tensor<D>,
 ) -> (Tensor<D>, Tensor<D>) {
-    match epsilon(module) {
-        Some(epsilon) => op::add_layer_norm(x, residual, module.gamma.val(), beta(module), epsilon),
-        None => {
-            let sum = x + residual;
-            (sum.clone(), module.forward(sum))
-        }
-    }
+    add_layer_norm_of(module, x, op::Addend { residual, bias: None, dropout: None })
 }
 
 /// Returns `x + dropout.forward(residual)` and its norm by `module`, as [`add_layer_norm`] does: dropout needs no pass of
@@ -90,26 +83,35 @@ pub fn add_dropout_layer_norm<const D: usize>(
     x: Tensor<D>,
     residual: Tensor<D>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let drawn = drawn(dropout, &x.device());
-    add_drawn_layer_norm(module, drawn, x, residual)
+    let dropout = drawn(dropout, &x.device());
+    add_layer_norm_of(module, x, op::Addend { residual, bias: None, dropout })
 }
 
-fn add_drawn_layer_norm<const D: usize>(
+fn add_layer_norm_of<const D: usize>(
     module: &burns::LayerNorm,
-    drawn: Option<Drawn>,
     x: Tensor<D>,
-    residual: Tensor<D>,
+    addend: op::Addend<D>,
 ) -> (Tensor<D>, Tensor<D>) {
-    match (drawn, epsilon(module)) {
-        (None, _) => add_layer_norm(module, x, residual),
-        (Some(drawn), Some(epsilon)) => {
-            let (gamma, beta) = (module.gamma.val(), beta(module));
-            op::add_dropout_layer_norm(x, residual, drawn, gamma, beta, epsilon)
+    match epsilon(module) {
+        Some(epsilon) => {
+            op::layer_norm_of_sum(x, addend, module.gamma.val(), beta(module), epsilon)
         }
-        (Some(drawn), None) => {
-            let sum = add_dropout(x, residual, drawn);
+        None => {
+            let sum = added(x, addend);
             (sum.clone(), module.forward(sum))
         }
+    }
+}
+
+fn added<const D: usize>(x: Tensor<D>, addend: op::Addend<D>) -> Tensor<D> {
+    let op::Addend { residual, bias, dropout } = addend;
+    let residual = match bias {
+        Some(bias) => residual + bias.unsqueeze(),
+        None => residual,
+    };
+    match dropout {
+        Some(dropout) => add_dropout(x, residual, dropout),
+        None => x + residual,
     }
 }
 
@@ -199,7 +201,32 @@ fn epsilon(module: &burns::LayerNorm) -> Option<f64> {
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     x: Tensor<3>,
-    addend: Option<(Tensor<3>, Option<Drawn>)>,
+    addend: Option<op::Addend<3>>,
+}
+
+/// What a layer adds to its tokens. Its last linear layer leaves its bias out, so that the norm of the sum adds it, and
+/// makes its gradient.
+pub(crate) struct Addend {
+    pub(crate) rows: Tensor<3>,
+    pub(crate) bias: Option<Tensor<1>>,
+}
+
+impl Addend {
+    fn dropped(self, dropout: &burns::Dropout) -> op::Addend<3> {
+        let Self { rows, bias } = self;
+        let dropout = drawn(dropout, &rows.device());
+        op::Addend { residual: rows, bias, dropout }
+    }
+}
+
+/// The norm of tokens and what `dropout` leaves of `addend`.
+pub(crate) fn normalized_sum(
+    norm: &burns::LayerNorm,
+    dropout: &burns::Dropout,
+    x: Tensor<3>,
+    addend: Addend,
+) -> Tensor<3> {
+    add_layer_norm_of(norm, x, addend.dropped(dropout)).1
 }
 
 impl Stream {
@@ -208,15 +235,14 @@ impl Stream {
     }
 
     /// Has the next norm add what `dropout` leaves of `addend`.
-    pub(crate) fn with(x: Tensor<3>, addend: Tensor<3>, dropout: &burns::Dropout) -> Self {
-        let drawn = drawn(dropout, &x.device());
-        Self { x, addend: Some((addend, drawn)) }
+    pub(crate) fn with(x: Tensor<3>, addend: Addend, dropout: &burns::Dropout) -> Self {
+        Self { x, addend: Some(addend.dropped(dropout)) }
     }
 
     /// Returns the tokens and their norm.
     pub(crate) fn normalized(self, norm: &burns::LayerNorm) -> (Tensor<3>, Tensor<3>) {
         match self.addend {
-            Some((addend, drawn)) => add_drawn_layer_norm(norm, drawn, self.x, addend),
+            Some(addend) => add_layer_norm_of(norm, self.x, addend),
             None => (self.x.clone(), layer_norm(norm, self.x)),
         }
     }
@@ -224,8 +250,7 @@ impl Stream {
     /// The tokens.
     pub(crate) fn into_tokens(self) -> Tensor<3> {
         match self.addend {
-            Some((addend, Some(drawn))) => add_dropout(self.x, addend, drawn),
-            Some((addend, None)) => self.x + addend,
+            Some(addend) => added(self.x, addend),
             None => self.x,
         }
     }

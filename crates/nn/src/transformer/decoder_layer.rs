@@ -3,11 +3,12 @@
 use super::{
     PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerDecoderConfig,
     TransformerDecoderInput, TransformerDecoderLayerAutoregressiveCache, decoder::decoder_of,
+    feed_forward::feed_forward,
 };
 use crate::{
-    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
-    dropout::{Dropout, DropoutConfig, add_dropout},
-    norm::{LayerNorm, LayerNormConfig, Stream, add_dropout_layer_norm},
+    attention::{Heads, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    dropout::{Dropout, DropoutConfig},
+    norm::{Addend, LayerNorm, LayerNormConfig, Stream, normalized_sum},
 };
 use burn::{
     module::Module,
@@ -80,13 +81,13 @@ impl TransformerDecoderLayer {
             let masks = input.target_masks.clone();
             let input =
                 MhaInput::self_attn(x).with_masks(masks.pad, masks.attn).with_causal(masks.causal);
-            self.self_attn.forward(input).context
+            attended(&self.self_attn, input)
         };
         let look_back = |x: Tensor<3>| {
             let (memory, masks) = (&input.memory, input.memory_masks.clone());
             let input =
                 MhaInput::new(x, memory.clone(), memory.clone()).with_masks(masks.pad, masks.attn);
-            self.cross_attn.forward(input).context
+            attended(&self.cross_attn, input)
         };
         let x = input.target.clone();
         let x = if self.norm_first {
@@ -95,14 +96,14 @@ impl TransformerDecoderLayer {
             let (x, normalized) = stream.normalized(&self.norm_1);
             let stream = Stream::with(x, look_back(normalized), &self.dropout);
             let (x, normalized) = stream.normalized(&self.norm_2);
-            add_dropout(&self.dropout, x, self.pwff.forward(normalized))
+            Stream::with(x, feed_forward(&self.pwff, normalized), &self.dropout).into_tokens()
         } else {
             let added = |norm: &LayerNorm, x: Tensor<3>, addend| {
-                add_dropout_layer_norm(norm, &self.dropout, x, addend).1
+                normalized_sum(norm, &self.dropout, x, addend)
             };
             let x = added(&self.norm_1, x.clone(), look_around(x));
             let x = added(&self.norm_2, x.clone(), look_back(x));
-            added(&self.norm_3, x.clone(), self.pwff.forward(x))
+            added(&self.norm_3, x.clone(), feed_forward(&self.pwff, x))
         };
         input.target = x;
         input
@@ -138,4 +139,9 @@ impl TransformerDecoderLayer {
             norm_first: self.norm_first,
         }
     }
+}
+
+fn attended(module: &MultiHeadAttention, input: MhaInput) -> Addend {
+    let (heads, bias) = Heads::from(module).without_output_bias();
+    Addend { rows: heads.forward(input, None).context, bias }
 }

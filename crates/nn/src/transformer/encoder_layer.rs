@@ -7,7 +7,7 @@ use super::{
 use crate::{
     attention::{Heads, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     dropout::{Dropout, DropoutConfig},
-    norm::{LayerNorm, LayerNormConfig, Stream, add_dropout_layer_norm},
+    norm::{Addend, LayerNorm, LayerNormConfig, Stream, normalized_sum},
     positions::RotaryEncoding,
 };
 use burn::{
@@ -164,10 +164,11 @@ pub(crate) struct Masks {
 impl EncoderLayer<'_> {
     pub(crate) fn forward(&self, stream: Stream, masks: &Masks, past: Option<Past<'_>>) -> Stream {
         let attention = |x| {
+            let (heads, bias) = self.heads.without_output_bias();
             let input = MhaInput::self_attn(x)
                 .with_masks(masks.pad.clone(), masks.attn.clone())
                 .with_causal(masks.causal);
-            self.heads.forward(input, past).context
+            Addend { rows: heads.forward(input, past).context, bias }
         };
         let fed = |x| feed_forward(self.pwff, x);
         if self.norm_first {
@@ -178,7 +179,7 @@ impl EncoderLayer<'_> {
         } else {
             let x = stream.into_tokens();
             let added = |norm: &burns::LayerNorm, x: Tensor<3>, addend| {
-                add_dropout_layer_norm(norm, self.dropout, x, addend).1
+                normalized_sum(norm, self.dropout, x, addend)
             };
             let x = added(self.norm_1, x.clone(), attention(x));
             Stream::new(added(self.norm_2, x.clone(), fed(x)))

@@ -3,6 +3,7 @@
 use crate::{
     drop_in::{drop_in, same_config},
     dropout::{drawn, dropout},
+    norm::Addend,
     swiglu,
 };
 use blackburn_backend::gelu_dropout::gelu_dropout;
@@ -71,17 +72,22 @@ impl PositionWiseFeedForward {
     ///
     /// If the last dimension is not `d_model`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        feed_forward(self, input)
+        self.linear_outer.forward(middle(self, input))
     }
 }
 
-/// Runs Burn's module on tokens `[.., d_model]` of any type.
-pub(super) fn feed_forward<const D: usize>(
-    module: &burns::PositionWiseFeedForward,
-    input: Tensor<D>,
-) -> Tensor<D> {
+/// Runs Burn's module on tokens `[.., d_model]` of any type. The bias of the last layer is left to whoever adds the
+/// result.
+pub(super) fn feed_forward(module: &burns::PositionWiseFeedForward, input: Tensor<3>) -> Addend {
+    let outer = &module.linear_outer;
+    let rows = linear(middle(module, input), outer.weight.val(), None);
+    Addend { rows, bias: outer.bias.as_ref().map(|bias| bias.val()) }
+}
+
+/// What the last layer of Burn's module is given.
+fn middle<const D: usize>(module: &burns::PositionWiseFeedForward, input: Tensor<D>) -> Tensor<D> {
     let inner = &module.linear_inner;
-    let middle = match (&module.activation, &inner.bias) {
+    match (&module.activation, &inner.bias) {
         (Activation::Gelu(gelu), Some(bias)) if !gelu.approximate => {
             match drawn(&module.dropout, &input.device()) {
                 Some(drawn) => {
@@ -91,8 +97,7 @@ pub(super) fn feed_forward<const D: usize>(
             }
         }
         (activation, _) => dropout(&module.dropout, activate(activation, inner.forward(input))),
-    };
-    module.linear_outer.forward(middle)
+    }
 }
 
 /// Burn hides the activation from visitors, so that its parameters stay in f32 whatever the policy. Those that have

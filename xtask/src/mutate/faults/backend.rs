@@ -178,8 +178,13 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             host(
                 "gradient of the sum forgotten",
-                "state.backward(dy, dsum, [parent(1), parent(3)], grads)",
-                "state.backward(dy, dsum.filter(|_| false), [parent(1), parent(3)], grads)",
+                "state.backward(dy, dsum, parameters, grads)",
+                "state.backward(dy, dsum.filter(|_| false), parameters, grads)",
+            ),
+            host(
+                "gradient of the bias of another parameter",
+                "beta + usize::from(self.dtypes.beta.is_some())",
+                "beta",
             ),
             host("x saved in place of the sum", "sum.clone().into_option().unwrap_or(x)", "x"),
         ],
@@ -258,6 +263,11 @@ pub(super) const FILES: &[InFile] = &[
             host("no weight held", "handle.can_mut().then(|| handle.clone())", "None"),
             host("codes outlive their numbers", "known.forget_cast()", "true"),
             host("forward codes of all inputs kept", "operand == Operand::Input", "false"),
+            host(
+                "magnitudes of a whole for its part",
+                "(known == elements).then_some(magnitudes)",
+                "Some(magnitudes)",
+            ),
         ],
     },
 ];

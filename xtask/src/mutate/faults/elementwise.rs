@@ -69,10 +69,32 @@ pub(super) const FILES: &[InFile] = &[
             ),
             device("missing term of the slope", "s + silu * (Vector::new(1.0f32) - s)", "s"),
             device("the gradients' factor of the gate lost", "grad * u * slope", "grad * slope"),
+            device("skipped tail", "at >= dgate.len()", "at + 1 >= dgate.len()"),
             device(
-                "skipped tail",
-                "ABSOLUTE_POS >= dgate.len()",
-                "ABSOLUTE_POS + 1 >= dgate.len()",
+                "magnitudes of one vector of two",
+                "larger::<N>(larger::<N>(of_gate, by_gate), next_by_gate)",
+                "larger::<N>(of_gate, next_by_gate)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/magnitude.rs",
+        tests: &["swiglu", "layer_norm", "fp8"],
+        rows: &[
+            device(
+                "sign in the magnitude",
+                "u32::reinterpret(values.extract(lane)) & MAGNITUDE",
+                "u32::reinterpret(values.extract(lane))",
+            ),
+            statement(
+                "magnitude of what was not rounded",
+                "let stored = F::cast_from(f32::reinterpret(largest));",
+                "let stored = f32::reinterpret(largest);",
+            ),
+            device(
+                "last units of a cube left out",
+                "UNIT_POS + distance < units",
+                "UNIT_POS + distance + 1 < units",
             ),
         ],
     },
@@ -101,7 +123,7 @@ pub(super) const FILES: &[InFile] = &[
                 "batch * to.batch + head * to.head + position * to.row",
                 "batch * from.batch + head * from.head + position * from.row",
             ),
-            device("lost units", "unit >= walk.units", "unit + 1 >= walk.units"),
+            device("lost units", "unit < walk.units", "unit + 1 < walk.units"),
         ],
     },
     InFile {

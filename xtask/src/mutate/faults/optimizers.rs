@@ -164,11 +164,6 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/quantize/amax.rs",
         tests: &["fp8"],
         rows: &[
-            device(
-                "sign in the magnitude",
-                "u32::reinterpret(value.extract(lane)) & MAGNITUDE",
-                "u32::reinterpret(value.extract(lane))",
-            ),
             device("lost last vector", "index < vectors", "index + 1 < vectors"),
         ],
     },
@@ -184,13 +179,13 @@ pub(super) const FILES: &[InFile] = &[
             statement("scale not inverted", "scale[0] = 1.0f32 / factor;", "scale[0] = factor;"),
             device(
                 "tile not transposed",
-                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_Y",
-                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_X",
+                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_Y * COLUMN_WORDS",
+                "(UNIT_POS_X * UNIT_COLUMNS + c) * PITCH + UNIT_POS_X * COLUMN_WORDS",
             ),
             device(
                 "dropped scale",
-                "Vector::cast_from(x[index as usize]) * Vector::new(factor)",
-                "Vector::cast_from(x[index as usize])",
+                "Vector::<f32, N>::cast_from(loaded[comptime!(first + v)]) * Vector::new(factor)",
+                "Vector::<f32, N>::cast_from(loaded[comptime!(first + v)])",
             ),
             statement("skipped tile", "tile += CUBE_COUNT_X;", "tile += 2 * CUBE_COUNT_X;"),
         ],

@@ -20,6 +20,11 @@ pub(super) const FILES: &[InFile] = &[
             ),
             statement("sum not written", "outputs.sum[(start + column) as usize] = value;", ""),
             statement(
+                "dropped bias of the residual",
+                "addend += Vector::cast_from(inputs.residual_bias[column as usize]);",
+                "",
+            ),
+            statement(
                 "dropped bias",
                 "result += Vector::<f32, N>::cast_from(inputs.beta[column as usize]);",
                 "",
@@ -65,7 +70,12 @@ pub(super) const FILES: &[InFile] = &[
                 "result += Vector::<f32, N>::cast_from(added[v]);",
                 "",
             ),
-            device("partial sums over each other", "CUBE_COUNT_X + CUBE_POS_X", "CUBE_POS_X"),
+            device(
+                "partial sums over each other",
+                "parameter * CUBE_COUNT_X + CUBE_POS_X",
+                "CUBE_POS_X",
+            ),
+            statement("rows left out of the gradient of a bias", "dbias[v] += result;", ""),
             statement("skipped partial sums", "place += lanes;", "place += lanes + 1;"),
             device("lost cube", "place < cubes", "place + 1 < cubes"),
             statement(

@@ -85,7 +85,9 @@ impl Forward {
             gamma: columns(tensors, &self.gamma, &x)?,
             beta: self.beta.as_ref().map(|beta| columns(tensors, beta, &x)).transpose()?,
             residual: None,
+            residual_bias: None,
             dropout: None,
+            watched: false,
             x: contiguous_buffer(x.clone()),
         };
         let kept = [&self.centered, &self.normalized, &self.variance, &self.deviation];

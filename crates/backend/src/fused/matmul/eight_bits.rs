@@ -141,7 +141,9 @@ fn in_codes(
         Some(kept) => kept,
         None => {
             let values = dense(input, values, stored, pitch);
-            let cast = codes::quantize(&input.client, &values, stored, rounding, layouts)?;
+            let known = marked::take_magnitudes(&values.handle, values.elements);
+            let cast =
+                codes::quantize(&input.client, &values, stored, rounding, layouts, known.as_ref())?;
             marked::keep_cast(&input.handle, key, role, cast.clone());
             cast
         }

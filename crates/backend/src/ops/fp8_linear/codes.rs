@@ -9,11 +9,12 @@ use super::{
 use blackburn_kernels::{
     DeviceProfile, Family, KernelError,
     buffer::Buffer,
+    magnitude::Magnitudes,
     matmul::{
         BlockScales, Epilogue, F32Precision, MatmulBlueprint, MatmulOutput, MatmulProblem,
         MxOperand, TensorLayout, matmul, matmul_with, mx_matmul,
     },
-    quantize::{self, Blocks, Fp8Format, Layouts, QuantizeProblem},
+    quantize::{self, Blocks, Fp8Format, Layouts, QuantizeBlueprint, QuantizeProblem},
 };
 use cubecl::{
     client::Client,
@@ -60,13 +61,15 @@ pub(crate) fn may_be_turned(client: &Client, scaling: Scaling) -> bool {
     scaling == Scaling::Tensor && !MatmulBlueprint::needs_fp8_along_k(DeviceProfile::of(client))
 }
 
-/// The contiguous matrix `x` of `rows` by `columns` in 8 bits.
+/// The contiguous matrix `x` of `rows` by `columns` in 8 bits. One scale of all follows from its `magnitudes`, which are
+/// found here if they are not known.
 pub(crate) fn quantize(
     client: &Client,
     x: &Buffer,
     [rows, columns]: [usize; 2],
     rounding: Rounding,
     layouts: Layouts,
+    magnitudes: Option<&Magnitudes>,
 ) -> Result<Quantized, KernelError> {
     let problem = QuantizeProblem {
         rows,
@@ -78,7 +81,8 @@ pub(crate) fn quantize(
     };
     let quantized = match rounding.scaling {
         Scaling::Tensor => {
-            let made = quantize::quantize(client, &problem, x)?;
+            let plan = QuantizeBlueprint::plan(&problem, client);
+            let made = quantize::quantize_with(client, &problem, plan, x, magnitudes)?;
             let scaled = |codes| Scaled { codes, scale: Scale::Tensor(made.scale.clone()) };
             Quantized { rows: made.codes.map(scaled), transposed: made.transposed.map(scaled) }
         }
@@ -88,7 +92,7 @@ pub(crate) fn quantize(
             Quantized { rows: made.rows.map(scaled), transposed: made.transposed.map(scaled) }
         }
     };
-    count_cast();
+    count_cast(magnitudes.is_some() && rounding.scaling == Scaling::Tensor);
     Ok(quantized)
 }
 

@@ -3,6 +3,7 @@
 use super::{
     Fp8Matrix, Fp8Primitives, Layout, Product, Rounding, Scaling,
     codes::{self, Codes, Quantized, Scale, Scaled},
+    marked,
     primitives::padded_row,
 };
 use crate::tensors::{Optional, contiguous_tensor};
@@ -59,7 +60,9 @@ fn quantize(
     let shape = x.shape();
     let (rows, columns) = (shape[0], shape[1]);
     let values = buffer(&x, dtype_to_elem_type(x.dtype));
-    let quantized = codes::quantize(&x.client, &values, [rows, columns], rounding, layouts);
+    let known = marked::take_magnitudes(&values.handle, values.elements);
+    let quantized =
+        codes::quantize(&x.client, &values, [rows, columns], rounding, layouts, known.as_ref());
     let Quantized { rows: of_rows, transposed } =
         quantized.unwrap_or_else(|error| panic!("{error}"));
     let copy = |copy: Option<Scaled>, rows: usize, columns: usize| {

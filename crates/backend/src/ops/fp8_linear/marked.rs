@@ -14,9 +14,10 @@
 use super::{
     cast_once::{Cast, CastKey, Copies, Operand},
     codes::Quantized,
-    recipe::Recipe,
+    recipe::{Recipe, Scaling},
 };
 use crate::tensors::{Address, address};
+use blackburn_kernels::magnitude::Magnitudes;
 use cubecl::server::{Handle, WeakBufferBinding};
 use std::{
     collections::HashMap,
@@ -52,6 +53,8 @@ struct Known {
     /// A parameter's: the model holds it, and the optimizer may write there.
     watched: Option<WeakBufferBinding>,
     cast: Option<Cast>,
+    /// The largest magnitudes of so many elements from there on.
+    magnitudes: Option<(usize, Magnitudes)>,
 }
 
 impl Known {
@@ -83,6 +86,7 @@ impl Known {
     /// Whether anything is left without its cast.
     fn forget_cast(&mut self) -> bool {
         self.cast = None;
+        self.magnitudes = None;
         if self.watched.is_some() {
             self.held = None;
         }
@@ -166,6 +170,35 @@ pub(crate) fn keep_cast(handle: &Handle, key: CastKey, operand: Operand, codes: 
     let known = marks.entry(address(handle)).or_default();
     known.held.get_or_insert_with(|| handle.clone());
     known.cast = Some(Cast::new(key, operand, codes));
+}
+
+/// Whether the products of any weight round tensors by one scale each.
+pub(crate) fn rounds_tensors() -> bool {
+    if !ANY.load(Ordering::Acquire) {
+        return false;
+    }
+    release();
+    let marks = marks();
+    if marks.is_empty() {
+        ANY.store(false, Ordering::Release);
+    }
+    let of_tensors = |mark: &Mark| mark.recipe.scaling == Scaling::Tensor;
+    marks.values().any(|known| known.mark.as_ref().is_some_and(of_tensors))
+}
+
+/// Keeps what is known of so many elements behind `handle`, and the memory as it is.
+pub(crate) fn keep_magnitudes(handle: &Handle, known: (usize, Magnitudes)) {
+    let mut marks = marks();
+    let entry = marks.entry(address(handle)).or_default();
+    entry.held.get_or_insert_with(|| handle.clone());
+    entry.magnitudes = Some(known);
+}
+
+/// The magnitudes of the `elements` behind `handle`, if they are known. They are asked for once: the cast is kept.
+pub(crate) fn take_magnitudes(handle: &Handle, elements: usize) -> Option<Magnitudes> {
+    let mut marks = marks();
+    let (known, magnitudes) = marks.get_mut(&address(handle))?.magnitudes.take()?;
+    (known == elements).then_some(magnitudes)
 }
 
 /// Lets go of all casts: memory is written behind the backs of its holders.

@@ -41,6 +41,8 @@ pub(crate) mod codes;
 mod cube;
 mod host;
 mod layer;
+#[cfg(feature = "gpu")]
+pub(crate) mod magnitudes;
 mod mark;
 #[cfg(feature = "gpu")]
 pub(crate) mod marked;

@@ -12,6 +12,7 @@ static OTHER_FLOPS: AtomicU64 = AtomicU64::new(0);
 static WIDENED: AtomicU64 = AtomicU64::new(0);
 static DECLINED: AtomicU64 = AtomicU64::new(0);
 static CASTS: AtomicU64 = AtomicU64::new(0);
+static READ_ONCE: AtomicU64 = AtomicU64::new(0);
 
 /// Products of two matrices that the process has asked GPUs for through Blackburn: those of unmodified modules, and
 /// those of [`linear`](super::linear). A replay of a recording asks for none. Batches of products, which attention
@@ -31,6 +32,8 @@ pub struct Tally {
     pub declined: u64,
     /// Matrices that were cast to 8 bits, in one layout or in two.
     pub casts: u64,
+    /// Those of them that read their matrix once: the kernel that made it told its largest magnitude.
+    pub read_once: u64,
 }
 
 impl Tally {
@@ -44,6 +47,7 @@ impl Tally {
             other_flops: read(&OTHER_FLOPS),
             declined: read(&DECLINED),
             casts: read(&CASTS),
+            read_once: read(&READ_ONCE),
         }
     }
 
@@ -57,6 +61,7 @@ impl Tally {
             other_flops: self.other_flops - earlier.other_flops,
             declined: self.declined - earlier.declined,
             casts: self.casts - earlier.casts,
+            read_once: self.read_once - earlier.read_once,
         }
     }
 
@@ -88,8 +93,9 @@ impl fmt::Display for Tally {
 }
 
 #[cfg(feature = "gpu")]
-pub(super) fn count_cast() {
+pub(super) fn count_cast(read_once: bool) {
     CASTS.fetch_add(1, Ordering::Relaxed);
+    READ_ONCE.fetch_add(u64::from(read_once), Ordering::Relaxed);
 }
 
 #[cfg(feature = "gpu")]
@@ -120,14 +126,36 @@ mod tests {
 
     #[test]
     fn what_was_counted_before_does_not_count() {
-        let earlier =
-            Tally { products: 1, widened: 1, flops: 5, other_flops: 7, declined: 1, casts: 2 };
-        let later =
-            Tally { products: 4, widened: 3, flops: 9, other_flops: 7, declined: 3, casts: 8 };
+        let earlier = Tally {
+            products: 1,
+            widened: 1,
+            flops: 5,
+            other_flops: 7,
+            declined: 1,
+            casts: 2,
+            read_once: 1,
+        };
+        let later = Tally {
+            products: 4,
+            widened: 3,
+            flops: 9,
+            other_flops: 7,
+            declined: 3,
+            casts: 8,
+            read_once: 4,
+        };
         let since = later.since(earlier);
         assert_eq!(
             since,
-            Tally { products: 3, widened: 2, flops: 4, other_flops: 0, declined: 2, casts: 6 }
+            Tally {
+                products: 3,
+                widened: 2,
+                flops: 4,
+                other_flops: 0,
+                declined: 2,
+                casts: 6,
+                read_once: 3
+            }
         );
         assert_eq!(
             since.to_string(),

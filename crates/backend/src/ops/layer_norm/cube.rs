@@ -1,15 +1,16 @@
 //! The primitives on GPUs.
 
-use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, host};
+use super::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, Wanted, host};
 use crate::{
     declined::served,
-    ops::dropout::Dropout,
+    ops::{dropout::Dropout, fp8_linear::magnitudes},
     tensors::{Optional, contiguous_buffer, contiguous_tensor},
 };
 use blackburn_kernels::{
     buffer::Buffer,
     layer_norm::{
-        self as kernels, LayerNormInputs, LayerNormSaved, layer_norm_backward, layer_norm_forward,
+        self as kernels, LayerNormInputs, LayerNormSaved, LayerNormWanted, layer_norm_backward,
+        layer_norm_forward,
     },
 };
 use burn::{
@@ -26,18 +27,23 @@ impl LayerNormPrimitives for CubeBackend {
         let buffers = LayerNormInputs {
             x: contiguous_buffer(inputs.x.clone()),
             residual: buffer(&inputs.residual),
+            residual_bias: buffer(&inputs.residual_bias),
             dropout: settings.dropout.map(Dropout::mask),
             gamma: contiguous_buffer(inputs.gamma.clone()),
             beta: buffer(&inputs.beta),
+            watched: magnitudes::are_wanted(),
         };
         let norm = kernel_norm(settings.norm);
         served(NAME, layer_norm_forward(&x.client, norm, &buffers, settings.epsilon)).map_or_else(
             || host::forward(inputs, settings),
-            |output| Output {
-                sum: output.sum.map(|sum| like(&x, sum)).into(),
-                mean: output.mean.map(|mean| statistic(&x, mean)).into(),
-                rstd: statistic(&x, output.rstd),
-                y: like(&x, output.y),
+            |output| {
+                magnitudes::keep(&output.y, output.magnitudes);
+                Output {
+                    sum: output.sum.map(|sum| like(&x, sum)).into(),
+                    mean: output.mean.map(|mean| statistic(&x, mean)).into(),
+                    rstd: statistic(&x, output.rstd),
+                    y: like(&x, output.y),
+                }
             },
         )
     }
@@ -47,7 +53,7 @@ impl LayerNormPrimitives for CubeBackend {
         dy: FloatTensor<Self>,
         dsum: Optional<Self>,
         settings: Settings,
-        wants_beta: bool,
+        wanted: Wanted,
     ) -> Gradients<Self> {
         let (x, gamma) = (saved.x.clone(), saved.gamma.clone());
         let buffers = LayerNormSaved {
@@ -57,21 +63,27 @@ impl LayerNormPrimitives for CubeBackend {
             rstd: contiguous_buffer(saved.rstd.clone()),
             dropout: settings.dropout.map(Dropout::mask),
         };
+        let Wanted { beta, residual_bias } = wanted;
         let gradients = layer_norm_backward(
             &x.client,
             kernel_norm(settings.norm),
             &buffers,
             &contiguous_buffer(dy.clone()),
             buffer(&dsum).as_ref(),
-            wants_beta,
+            LayerNormWanted { beta, residual_bias, watched: magnitudes::are_wanted() },
         );
         served(NAME, gradients).map_or_else(
-            || host::backward(saved, dy, dsum, settings, wants_beta),
-            |gradients| Gradients {
-                dx: like(&x, gradients.dx),
-                dresidual: gradients.dresidual.map(|dresidual| like(&x, dresidual)).into(),
-                dgamma: like(&gamma, gradients.dgamma),
-                dbeta: gradients.dbeta.map(|dbeta| like(&gamma, dbeta)).into(),
+            || host::backward(saved, dy, dsum, settings, wanted),
+            |gradients| {
+                let of_residual = gradients.dresidual.as_ref().unwrap_or(&gradients.dx);
+                magnitudes::keep(of_residual, gradients.magnitudes);
+                Gradients {
+                    dx: like(&x, gradients.dx),
+                    dresidual: gradients.dresidual.map(|dresidual| like(&x, dresidual)).into(),
+                    dgamma: like(&gamma, gradients.dgamma),
+                    dbeta: gradients.dbeta.map(|dbeta| like(&gamma, dbeta)).into(),
+                    dbias: gradients.dbias.map(|dbias| like(&gamma, dbias)).into(),
+                }
             },
         )
     }

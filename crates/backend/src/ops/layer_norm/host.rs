@@ -3,7 +3,7 @@
 //! The steps are those of the kernels, and so is the precision: types of 16 bits are computed in f32
 //! and rounded once.
 
-use super::{Gradients, Inputs, Norm, Output, Saved, Settings};
+use super::{Gradients, Inputs, Norm, Output, Saved, Settings, Wanted};
 use crate::{
     ops::dropout::DropoutPrimitives,
     tensors::{Optional, cast, wide},
@@ -24,18 +24,25 @@ impl super::LayerNormPrimitives for burn::backend::Flex {
         dy: FloatTensor<Self>,
         dsum: Optional<Self>,
         settings: Settings,
-        wants_beta: bool,
+        wanted: Wanted,
     ) -> Gradients<Self> {
-        backward(saved, dy, dsum, settings, wants_beta)
+        backward(saved, dy, dsum, settings, wanted)
     }
 }
 
 pub(super) fn forward<B: DropoutPrimitives>(inputs: Inputs<B>, settings: Settings) -> Output<B> {
-    let Inputs { x, residual, gamma, beta } = inputs;
+    let Inputs { x, residual, residual_bias, gamma, beta } = inputs;
     let (shape, dtype) = (x.shape(), x.dtype());
+    let added = |residual| match residual_bias {
+        Optional::Present(bias) => with_bias::<B>(wide::<B>(residual), bias),
+        Optional::Absent => residual,
+    };
     let sum = residual.into_option().map(|residual| match settings.dropout {
-        Some(dropout) => B::dropped(residual, Optional::Present(x.clone()), dropout),
-        None => cast::<B>(B::float_add(wide::<B>(x.clone()), wide::<B>(residual)), dtype),
+        Some(dropout) => {
+            let residual = cast::<B>(added(residual), dtype);
+            B::dropped(residual, Optional::Present(x.clone()), dropout)
+        }
+        None => cast::<B>(B::float_add(wide::<B>(x.clone()), wide::<B>(added(residual))), dtype),
     });
     let x = as_rows::<B>(wide::<B>(sum.clone().unwrap_or(x)), gamma.shape()[0]);
     let [rows, width] = x.shape().dims();
@@ -79,7 +86,7 @@ pub(super) fn backward<B: DropoutPrimitives>(
     dy: FloatTensor<B>,
     dsum: Optional<B>,
     settings: Settings,
-    wants_beta: bool,
+    wanted: Wanted,
 ) -> Gradients<B> {
     let Saved { x, gamma, mean, rstd } = saved;
     let (shape, dtype, parameter) = (x.shape(), x.dtype(), gamma.dtype());
@@ -96,7 +103,8 @@ pub(super) fn backward<B: DropoutPrimitives>(
             dx: of_rows(),
             dresidual: settings.dropout.map(|_| of_rows()).into(),
             dgamma: of_parameter(),
-            dbeta: wants_beta.then(of_parameter).into(),
+            dbeta: wanted.beta.then(of_parameter).into(),
+            dbias: wanted.residual_bias.then(of_parameter).into(),
         };
     }
     let column = |tensor| B::float_reshape(tensor, Shape::new([rows, 1]));
@@ -111,7 +119,7 @@ pub(super) fn backward<B: DropoutPrimitives>(
         let sum = B::float_reshape(B::float_sum_dim(terms, 0), Shape::new([width]));
         cast::<B>(sum, parameter)
     };
-    let dbeta = wants_beta.then(|| of_columns(dy.clone()));
+    let dbeta = wanted.beta.then(|| of_columns(dy.clone()));
     let dgamma = of_columns(B::float_mul(dy.clone(), normal.clone()));
     let product = B::float_mul(dy, row_of::<B>(gamma));
     let weighted = B::float_mean_dim(B::float_mul(product.clone(), normal.clone()), 1);
@@ -125,8 +133,12 @@ pub(super) fn backward<B: DropoutPrimitives>(
     }
     let dx = B::float_reshape(cast::<B>(dx, dtype), shape);
     let dropped = |dropout| B::dropped(dx.clone(), Optional::Absent, dropout);
-    let dresidual = settings.dropout.map(dropped).into();
-    Gradients { dx, dresidual, dgamma, dbeta: dbeta.into() }
+    let dresidual = settings.dropout.map(dropped);
+    let dbias = wanted.residual_bias.then(|| {
+        let dresidual = dresidual.as_ref().unwrap_or(&dx).clone();
+        of_columns(as_rows::<B>(wide::<B>(dresidual), width))
+    });
+    Gradients { dx, dresidual: dresidual.into(), dgamma, dbeta: dbeta.into(), dbias: dbias.into() }
 }
 
 /// `[rows, width]`.
@@ -134,6 +146,13 @@ fn as_rows<B: Backend>(tensor: FloatTensor<B>, width: usize) -> FloatTensor<B> {
     let shape = tensor.shape();
     let rows = shape.iter().rev().skip(1).product();
     B::float_reshape(tensor, Shape::new([rows, width]))
+}
+
+/// The rows of a tensor with a bias added to each.
+fn with_bias<B: Backend>(tensor: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+    let (shape, width) = (tensor.shape(), bias.shape()[0]);
+    let sum = B::float_add(as_rows::<B>(tensor, width), row_of::<B>(bias));
+    B::float_reshape(sum, shape)
 }
 
 /// A parameter as a row, in the type that is computed in.

@@ -1,6 +1,6 @@
 //! Normalization on any backend that has the primitives, and its gradient.
 
-use super::{Inputs, LayerNormPrimitives, Output, Saved, Settings};
+use super::{Inputs, LayerNormPrimitives, Output, Saved, Settings, Wanted};
 use crate::{
     ops::dropout::DropoutPrimitives,
     tensors::{Optional, cast},
@@ -32,8 +32,8 @@ pub struct Normalized<B: Backend> {
     pub sum: Optional<B>,
 }
 
-/// Normalization, differentiable in x, the residual, gamma and beta, of which the last two may be of any
-/// float type here.
+/// Normalization, differentiable in x, the residual and its bias, gamma and beta; the last two and the bias may be of
+/// any float type here.
 #[backend_extension(
     Cube: cfg(feature = "gpu"),
     Flex: cfg(feature = "flex"),
@@ -61,30 +61,36 @@ impl<B: LayerNormPrimitives + DropoutPrimitives, C: CheckpointStrategy> LayerNor
     for Autodiff<B, C>
 {
     fn layer_norm(inputs: Inputs<Self>, settings: Settings) -> Normalized<Self> {
-        let Inputs { x, residual, gamma, beta } = inputs;
+        let Inputs { x, residual, residual_bias, gamma, beta } = inputs;
         let ((x, x_node), (gamma, gamma_node)) = (x.into_parts(), gamma.into_parts());
         let ((residual, residual_node), (beta, beta_node)) =
             (residual.into_parts(), beta.into_parts());
-        let inputs = Inputs { x, residual, gamma, beta };
-        match (residual_node, beta_node) {
-            (None, None) => record::<B, C, 2>([x_node, gamma_node], inputs, settings),
-            (None, Some(beta)) => record::<B, C, 3>([x_node, gamma_node, beta], inputs, settings),
-            (Some(residual), None) => {
-                record_join::<B, C, 3>([x_node, gamma_node, residual], inputs, settings)
+        let (residual_bias, bias_node) = residual_bias.into_parts();
+        let inputs = Inputs { x, residual, residual_bias, gamma, beta };
+        let (x, gamma) = (x_node, gamma_node);
+        match (residual_node, beta_node, bias_node) {
+            (None, None, _) => record::<B, C, 2>([x, gamma], inputs, settings),
+            (None, Some(beta), _) => record::<B, C, 3>([x, gamma, beta], inputs, settings),
+            (Some(residual), None, None) => {
+                record_join::<B, C, 3>([x, gamma, residual], inputs, settings)
             }
-            (Some(residual), Some(beta)) => {
-                record_join::<B, C, 4>([x_node, gamma_node, residual, beta], inputs, settings)
+            (Some(residual), Some(last), None) | (Some(residual), None, Some(last)) => {
+                record_join::<B, C, 4>([x, gamma, residual, last], inputs, settings)
+            }
+            (Some(residual), Some(beta), Some(bias)) => {
+                record_join::<B, C, 5>([x, gamma, residual, beta, bias], inputs, settings)
             }
         }
     }
 }
 
-/// Gamma in f32 or the type of x, and beta in that of gamma: what the primitives take.
+/// Gamma in f32 or the type of x, and the other parameters in that of gamma: what the primitives take.
 fn with_parameters_of_x<B: Backend>(inputs: Inputs<B>) -> Inputs<B> {
-    let Inputs { x, residual, gamma, beta } = inputs;
+    let Inputs { x, residual, residual_bias, gamma, beta } = inputs;
     let dtype = if gamma.dtype() == x.dtype() { x.dtype() } else { wide_type(x.dtype()) };
-    let beta = beta.into_option().map(|beta| cast::<B>(beta, dtype));
-    Inputs { x, residual, gamma: cast::<B>(gamma, dtype), beta: beta.into() }
+    let [beta, residual_bias] = [beta, residual_bias]
+        .map(|parameter| parameter.into_option().map(|it| cast::<B>(it, dtype)).into());
+    Inputs { x, residual, residual_bias, gamma: cast::<B>(gamma, dtype), beta }
 }
 
 fn wide_type(dtype: DType) -> DType {
@@ -96,15 +102,34 @@ fn wide_type(dtype: DType) -> DType {
 struct State<B: Backend> {
     saved: Saved<B>,
     settings: Settings,
-    /// The types in which gamma and, if there is one, beta came, and so those of their gradients.
-    dtypes: (DType, Option<DType>),
+    dtypes: Dtypes,
+}
+
+/// The types in which parameters came, and so those of their gradients.
+#[derive(Clone, Copy, Debug)]
+struct Dtypes {
+    gamma: DType,
+    beta: Option<DType>,
+    residual_bias: Option<DType>,
+}
+
+/// The nodes of parameters that get a gradient.
+#[derive(Clone, Copy)]
+struct ParameterNodes {
+    gamma: Option<NodeId>,
+    beta: Option<NodeId>,
+    residual_bias: Option<NodeId>,
 }
 
 impl<B: LayerNormPrimitives> State<B> {
     /// The state, and what the forward pass returns.
     fn forward(inputs: Inputs<B>, settings: Settings) -> (Self, Normalized<B>) {
-        let beta = inputs.beta.as_option().map(|beta| beta.dtype());
-        let dtypes = (inputs.gamma.dtype(), beta);
+        let dtype_of = |it: &Optional<B>| it.as_option().map(|parameter| parameter.dtype());
+        let dtypes = Dtypes {
+            gamma: inputs.gamma.dtype(),
+            beta: dtype_of(&inputs.beta),
+            residual_bias: dtype_of(&inputs.residual_bias),
+        };
         let inputs = with_parameters_of_x(inputs);
         let (x, gamma) = (inputs.x.clone(), inputs.gamma.clone());
         let Output { y, sum, mean, rstd } = B::layer_norm_forward(inputs, settings);
@@ -113,23 +138,42 @@ impl<B: LayerNormPrimitives> State<B> {
         (Self { saved, settings, dtypes }, Normalized { y, sum })
     }
 
-    /// Registers the gradients of gamma and beta, and returns those of what was normalized and of the residual.
+    /// Where the nodes of parameters are among the parents: x, gamma, the residual if it is a join, and those of beta and
+    /// of the residual's bias that are there.
+    fn parameters(&self, parents: &[Option<NodeId>], is_join: bool) -> ParameterNodes {
+        let parent = |index: usize| parents.get(index).copied().flatten();
+        let beta = if is_join { 3 } else { 2 };
+        let bias = beta + usize::from(self.dtypes.beta.is_some());
+        ParameterNodes {
+            gamma: parent(1),
+            beta: self.dtypes.beta.and_then(|_| parent(beta)),
+            residual_bias: self.dtypes.residual_bias.and_then(|_| parent(bias)),
+        }
+    }
+
+    /// Registers the gradients of parameters, and returns those of what was normalized and of the residual.
     fn backward(
         self,
         dy: FloatTensor<B>,
         dsum: Option<FloatTensor<B>>,
-        [gamma, beta]: [Option<NodeId>; 2],
+        nodes: ParameterNodes,
         grads: &mut Gradients,
     ) -> [FloatTensor<B>; 2] {
-        let Self { saved, settings, dtypes: (gamma_type, beta_type) } = self;
-        let gradients = B::layer_norm_backward(saved, dy, dsum.into(), settings, beta.is_some());
-        if let Some(node) = gamma {
-            grads.register::<B>(node, cast::<B>(gradients.dgamma, gamma_type));
+        let Self { saved, settings, dtypes } = self;
+        let wanted =
+            Wanted { beta: nodes.beta.is_some(), residual_bias: nodes.residual_bias.is_some() };
+        let gradients = B::layer_norm_backward(saved, dy, dsum.into(), settings, wanted);
+        if let Some(node) = nodes.gamma {
+            grads.register::<B>(node, cast::<B>(gradients.dgamma, dtypes.gamma));
         }
-        if let (Some(node), Some(dtype), Some(dbeta)) =
-            (beta, beta_type, gradients.dbeta.into_option())
-        {
-            grads.register::<B>(node, cast::<B>(dbeta, dtype));
+        for (node, dtype, gradient) in [
+            (nodes.beta, dtypes.beta, gradients.dbeta),
+            (nodes.residual_bias, dtypes.residual_bias, gradients.dbias),
+        ] {
+            if let (Some(node), Some(dtype), Some(gradient)) = (node, dtype, gradient.into_option())
+            {
+                grads.register::<B>(node, cast::<B>(gradient, dtype));
+            }
         }
         let super::Gradients { dx, dresidual, .. } = gradients;
         let dresidual = dresidual.into_option().unwrap_or_else(|| dx.clone());
@@ -163,9 +207,9 @@ impl<B: LayerNormPrimitives, const N: usize> Backward<B, N> for LayerNorm {
     fn backward(self, ops: Ops<State<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
-        let parent = |index: usize| parents.get(index).copied().flatten();
-        let [dx, _] = ops.state.backward(dy, None, [parent(1), parent(2)], grads);
-        if let Some(node) = parent(0) {
+        let parameters = ops.state.parameters(&parents, false);
+        let [dx, _] = ops.state.backward(dy, None, parameters, grads);
+        if let Some(node) = parents[0] {
             grads.register::<B>(node, dx);
         }
     }
@@ -245,31 +289,45 @@ impl<B: LayerNormPrimitives> Backward<B, 1> for Leave {
 #[derive(Debug)]
 struct Join;
 
-/// The parents are x, gamma, the residual and, if there is one, beta.
+/// The parents are x, gamma, the residual and, if they are there, beta and the residual's bias.
 impl<B: LayerNormPrimitives + DropoutPrimitives, const N: usize> Backward<B, N> for Join {
     type State = (State<B>, Letterbox<B>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
-        let parent = |index: usize| parents.get(index).copied().flatten();
         let (state, letterbox) = ops.state;
+        let parameters = state.parameters(&parents, true);
         let (dy, dsum) =
             with_arrived(&letterbox, |arrived| (arrived.dy.take(), arrived.dsum.take()));
         let gradients = match (dy, dsum) {
-            (Some(dy), dsum) => state.backward(dy, dsum, [parent(1), parent(3)], grads),
+            (Some(dy), dsum) => state.backward(dy, dsum, parameters, grads),
             (None, Some(dsum)) => {
                 let dresidual = match state.settings.dropout {
                     Some(dropout) => B::dropped(dsum.clone(), Optional::Absent, dropout),
                     None => dsum.clone(),
                 };
+                if let (Some(node), Some(dtype)) =
+                    (parameters.residual_bias, state.dtypes.residual_bias)
+                {
+                    grads.register::<B>(node, cast::<B>(sum_of_rows::<B>(&dresidual), dtype));
+                }
                 [dsum, dresidual]
             }
             (None, None) => return,
         };
-        for (node, gradient) in [parent(0), parent(2)].into_iter().zip(gradients) {
+        for (node, gradient) in [parents[0], parents[2]].into_iter().zip(gradients) {
             if let Some(node) = node {
                 grads.register::<B>(node, gradient);
             }
         }
     }
+}
+
+/// The sum of all rows, as long as the last dimension.
+fn sum_of_rows<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let width = shape[shape.num_dims() - 1];
+    let rows = shape.num_elements() / width.max(1);
+    let sum = B::float_sum_dim(B::float_reshape(tensor.clone(), [rows, width].into()), 0);
+    B::float_reshape(sum, [width].into())
 }

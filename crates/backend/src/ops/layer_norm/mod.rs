@@ -7,7 +7,8 @@
 //! ```
 //!
 //! With a residual, the sum `x + residual` is a second result, and what is normalized: a transformer's
-//! residual stream costs no pass of its own, forward or backward.
+//! residual stream costs no pass of its own, forward or backward. The layer whose output the residual is may leave its
+//! bias to the norm: [`layer_norm_of_sum`] adds it, and makes its gradient.
 //!
 //! Saved for backward are what was normalized, gamma and one or two f32 a row.
 //!
@@ -32,15 +33,20 @@ mod primitives;
 #[cfg(feature = "gpu")]
 pub use layer::NormalizedMetadata;
 pub use layer::{LayerNormOps, Normalized};
-pub use primitives::{Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings};
+pub use primitives::{
+    Gradients, Inputs, LayerNormPrimitives, Norm, Output, Saved, Settings, Wanted,
+};
 #[cfg(feature = "gpu")]
 pub use primitives::{GradientsMetadata, InputsMetadata, OutputMetadata, SavedMetadata};
 
 use crate::ops::dropout::{Dropout, check_rate};
 use burn::{
     backend::Dispatch,
-    tensor::{DType, Tensor},
+    tensor::{DType, FloatDType, Tensor},
 };
+
+/// Elements of the widest rows that kernels take with a bias of the residual: `LayerNormProblem::WIDEST_WITH_BIAS`.
+const WIDEST_WITH_BIAS: usize = 4096;
 
 /// Rows of x, the last dimension, without their mean and divided by their deviation, times gamma, plus
 /// beta.
@@ -62,8 +68,7 @@ pub fn layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
-    let settings = Settings { norm: Norm::Layer, epsilon, dropout: None };
-    run("layer_norm", x, None, gamma, beta, settings).1
+    run("layer_norm", x, None, (gamma, beta), (Norm::Layer, epsilon)).1
 }
 
 /// Rows of x divided by the root of the mean of their squares, times gamma. As [`layer_norm`]
@@ -73,7 +78,7 @@ pub fn layer_norm<const D: usize>(
 ///
 /// As [`layer_norm`].
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    run("rms_norm", x, None, gamma, None, Settings { norm: Norm::Rms, epsilon, dropout: None }).1
+    run("rms_norm", x, None, (gamma, None), (Norm::Rms, epsilon)).1
 }
 
 /// `x + residual`, and its rows normalized as by [`layer_norm`]: in one pass over memory, and the two
@@ -90,8 +95,8 @@ pub fn add_layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let settings = Settings { norm: Norm::Layer, epsilon, dropout: None };
-    run("add_layer_norm", x, Some(residual), gamma, beta, settings)
+    let addend = Addend { residual, bias: None, dropout: None };
+    run("add_layer_norm", x, Some(addend), (gamma, beta), (Norm::Layer, epsilon))
 }
 
 /// `x` and what `dropout` leaves of the residual, added up, and the rows of that normalized as by [`layer_norm`], like
@@ -110,8 +115,40 @@ pub fn add_dropout_layer_norm<const D: usize>(
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
     check_rate("add_dropout_layer_norm", dropout);
-    let settings = Settings { norm: Norm::Layer, epsilon, dropout: Some(dropout) };
-    run("add_dropout_layer_norm", x, Some(residual), gamma, beta, settings)
+    let addend = Addend { residual, bias: None, dropout: Some(dropout) };
+    run("add_dropout_layer_norm", x, Some(addend), (gamma, beta), (Norm::Layer, epsilon))
+}
+
+/// What is added to the tokens of a transformer: the output of a layer that ends with a linear one.
+#[derive(Clone, Debug)]
+pub struct Addend<const D: usize> {
+    /// The output, in the shape and the dtype of what it is added to.
+    pub residual: Tensor<D>,
+    /// The bias of the linear layer, `[width]`, of any float type, if it has not been added yet.
+    pub bias: Option<Tensor<1>>,
+    /// What leaves out elements of the output with its bias.
+    pub dropout: Option<Dropout>,
+}
+
+/// `x + dropout(residual + bias)`, and its rows normalized as by [`layer_norm`], in one pass over memory. Backward, the
+/// gradient of the bias comes from the pass that makes that of the residual; a linear layer would read that once more.
+/// Rows of more than 4096 elements have a pass of its own for the bias.
+///
+/// # Panics
+///
+/// As [`layer_norm`], and when the rate of dropout is not from 0 to below 1.
+pub fn layer_norm_of_sum<const D: usize>(
+    x: Tensor<D>,
+    addend: Addend<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    const OP: &str = "layer_norm_of_sum";
+    if let Some(dropout) = addend.dropout {
+        check_rate(OP, dropout);
+    }
+    run(OP, x, Some(addend), (gamma, beta), (Norm::Layer, epsilon))
 }
 
 /// `x + residual`, and its rows normalized as by [`rms_norm`]; see [`add_layer_norm`].
@@ -125,23 +162,36 @@ pub fn add_rms_norm<const D: usize>(
     gamma: Tensor<1>,
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let settings = Settings { norm: Norm::Rms, epsilon, dropout: None };
-    run("add_rms_norm", x, Some(residual), gamma, None, settings)
+    let addend = Addend { residual, bias: None, dropout: None };
+    run("add_rms_norm", x, Some(addend), (gamma, None), (Norm::Rms, epsilon))
 }
 
 /// The sum, x itself without a residual, and the result.
 fn run<const D: usize>(
     op: &str,
     x: Tensor<D>,
-    residual: Option<Tensor<D>>,
-    gamma: Tensor<1>,
-    beta: Option<Tensor<1>>,
-    settings: Settings,
+    addend: Option<Addend<D>>,
+    (gamma, beta): (Tensor<1>, Option<Tensor<1>>),
+    (norm, epsilon): (Norm, f64),
 ) -> (Tensor<D>, Tensor<D>) {
-    check(op, &x, residual.as_ref(), &gamma, beta.as_ref(), settings.epsilon);
+    let (residual, bias, dropout) = match addend {
+        Some(Addend { residual, bias, dropout }) => (Some(residual), bias, dropout),
+        None => (None, None, None),
+    };
+    let parameters = [("gamma", Some(&gamma)), ("beta", beta.as_ref()), ("bias", bias.as_ref())];
+    check(op, &x, residual.as_ref(), parameters, epsilon);
+    let (residual, bias) = match bias {
+        Some(bias) if bias.dims()[0] > WIDEST_WITH_BIAS => {
+            let bias = bias.cast(FloatDType::from(x.dtype())).unsqueeze();
+            (residual.map(|residual| residual + bias), None)
+        }
+        bias => (residual, bias),
+    };
+    let settings = Settings { norm, epsilon, dropout };
     let inputs = Inputs {
         x: x.clone().into_dispatch(),
         residual: residual.map(Tensor::into_dispatch).into(),
+        residual_bias: bias.map(Tensor::into_dispatch).into(),
         gamma: gamma.into_dispatch(),
         beta: beta.map(Tensor::into_dispatch).into(),
     };
@@ -153,8 +203,7 @@ fn check<const D: usize>(
     op: &str,
     x: &Tensor<D>,
     residual: Option<&Tensor<D>>,
-    gamma: &Tensor<1>,
-    beta: Option<&Tensor<1>>,
+    parameters: [(&str, Option<&Tensor<1>>); 3],
     epsilon: f64,
 ) {
     let refuse = |argument: &str, expected: String, actual: String| -> ! {
@@ -170,7 +219,7 @@ fn check<const D: usize>(
         refuse("residual", expected, format!("{:?} of {:?}", residual.dims(), residual.dtype()));
     }
     let width = x.dims().last().copied().unwrap_or_default();
-    for (argument, parameter) in [("gamma", Some(gamma)), ("beta", beta)] {
+    for (argument, parameter) in parameters {
         let Some(parameter) = parameter else { continue };
         if parameter.dims() != [width] {
             let expected = format!("[{width}], the last dimension of x, as its shape");

@@ -39,6 +39,9 @@ pub struct Inputs<B: Backend> {
     /// Added to x before the normalization; in the shape and the type of x.
     #[extension_type]
     pub residual: Optional<B>,
+    /// Added to the rows of the residual before dropout; in the shape and the type of gamma.
+    #[extension_type]
+    pub residual_bias: Optional<B>,
     /// Factors of the normalized elements, as many as x has elements in a row.
     pub gamma: FloatTensor<B>,
     /// Added to the result; in the shape and the type of gamma.
@@ -91,6 +94,18 @@ pub struct Gradients<B: Backend> {
     /// The gradient of beta, if it was asked for; in the type of gamma.
     #[extension_type]
     pub dbeta: Optional<B>,
+    /// The gradient of the residual's bias, if it was asked for; in the type of gamma.
+    #[extension_type]
+    pub dbias: Optional<B>,
+}
+
+/// Which gradients of parameters are asked for beside that of gamma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// That of beta.
+    pub beta: bool,
+    /// That of the residual's bias.
+    pub residual_bias: bool,
 }
 
 /// The operations under a normalization. They are not differentiable.
@@ -114,7 +129,7 @@ pub trait LayerNormPrimitives: Backend {
         dy: FloatTensor<Self>,
         #[extension_type] dsum: Optional<Self>,
         settings: Settings,
-        wants_beta: bool,
+        wanted: Wanted,
     ) -> Gradients<Self>;
 }
 
@@ -141,13 +156,14 @@ fn gradients_of(
     _dy: &TensorSpec,
     _dsum: &OptionalMetadata,
     settings: &Settings,
-    wants_beta: &bool,
+    wanted: &Wanted,
 ) -> GradientsMetadata {
     let gamma = &saved.gamma;
     GradientsMetadata {
         dx: saved.x.clone(),
         dresidual: settings.dropout.map(|_| saved.x.clone()).into(),
         dgamma: gamma.clone(),
-        dbeta: wants_beta.then(|| gamma.clone()).into(),
+        dbeta: wanted.beta.then(|| gamma.clone()).into(),
+        dbias: wanted.residual_bias.then(|| gamma.clone()).into(),
     }
 }
