@@ -159,9 +159,16 @@ fn check_watched(
 
 /// By cubes that come back for more; of what is no number; of nothing.
 fn watched(client: &Client) -> Result<(), Failed> {
-    let inputs = Inputs::random(5_000_000, Storage::F32);
-    let plain = inputs.on_device(client, Storage::F32)?;
-    check_watched(client, Storage::F32, &inputs, &plain)?;
+    // Wherever the largest numbers are: a unit takes vectors far apart, two at once.
+    let length = 2_000_000;
+    for place in
+        [0, 1, 2, 3, 5, 7].map(|eighth| eighth * length / 8).into_iter().chain([length - 1])
+    {
+        let mut inputs = Inputs::random(length, Storage::F32);
+        (inputs.gate[place], inputs.up[place], inputs.dy[place]) = (100.0, 100.0, 100.0);
+        let plain = inputs.on_device(client, Storage::F32)?;
+        check_watched(client, Storage::F32, &inputs, &plain)?;
+    }
     let storage = Storage::F32;
     let [gate, up] = [[1.0, f64::NAN], [f64::INFINITY, 1.0]].map(|it| upload(client, &it, storage));
     let (_, of_y) = swiglu_forward_watched(client, &gate, &up)?;

@@ -86,10 +86,10 @@ pub(super) const FILES: &[InFile] = &[
                 "u32::reinterpret(values.extract(lane)) & MAGNITUDE",
                 "u32::reinterpret(values.extract(lane))",
             ),
-            statement(
+            device(
                 "magnitude of what was not rounded",
-                "let stored = F::cast_from(f32::reinterpret(largest));",
-                "let stored = f32::reinterpret(largest);",
+                "u32::reinterpret(f32::cast_from(stored)) & MAGNITUDE",
+                "select(f32::cast_from(stored) < 0.0f32, 0u32, largest)",
             ),
             device(
                 "last units of a cube left out",

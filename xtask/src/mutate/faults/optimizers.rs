@@ -163,9 +163,7 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/quantize/amax.rs",
         tests: &["fp8"],
-        rows: &[
-            device("lost last vector", "index < vectors", "index + 1 < vectors"),
-        ],
+        rows: &[device("lost last vector", "index < vectors", "index + 1 < vectors")],
     },
     InFile {
         file: "crates/kernels/src/quantize/codes.rs",
