@@ -1,7 +1,7 @@
-//! The largest magnitude of a tensor, found by the kernel that makes the tensor: what it is rounded to 8 bits by
-//! needs no pass over memory then.
+//! The largest magnitude of a tensor, found by the kernel that makes the tensor. The scale of a cast to 8 bits follows
+//! from it, and needs no pass over memory of its own then.
 
-use crate::{DeviceProfile, KernelError, buffer::Buffer};
+use crate::{DeviceProfile, buffer::Buffer};
 use cubecl::{
     client::Client,
     ir::{ElemType, UIntKind},
@@ -44,14 +44,6 @@ impl Magnitudes {
     /// The parts as a kernel's argument, which writes none where there are none.
     pub(crate) fn argument(client: &Client, magnitudes: Option<&Self>) -> Buffer {
         magnitudes.map_or_else(|| Buffer::empty(client, 1, WORD), |it| it.partials.clone())
-    }
-
-    /// Refuses what no kernel can have left, in the name of `op`.
-    pub(crate) fn check(&self, op: &'static str) -> Result<(), KernelError> {
-        match self.partials.elements {
-            0 => Err(KernelError::invalid(op, "magnitudes", "at least one part", "none")),
-            _ => Ok(()),
-        }
     }
 }
 

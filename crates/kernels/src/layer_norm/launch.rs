@@ -211,12 +211,10 @@ fn launch_forward(
     let blueprint = LayerNormBlueprint::plan(problem, Pass::Forward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = problem.rows.div_ceil(blueprint.rows as usize);
-    let most_cubes = client.properties().hardware.max_cube_count.0 as usize;
-    let cubes = if problem.watched {
-        cubes.min(Magnitudes::most_cubes(client))
-    } else {
-        cubes.min(most_cubes)
-    };
+    let cubes = cubes.min(match problem.watched {
+        true => Magnitudes::most_cubes(client),
+        false => client.properties().hardware.max_cube_count.0 as usize,
+    });
     let magnitudes = problem.watched.then(|| Magnitudes::of_cubes(client, cubes));
     // What is not there is not compiled in. What would be read has gamma standing in for it; what would
     // be written must not be in use, too.

@@ -90,10 +90,7 @@ pub fn quantize_with(
     let scale = Buffer::empty(client, 2, F32);
     let x = Buffer { elements: problem.elements(), ..x.clone() };
     let Magnitudes { partials } = match magnitudes {
-        Some(magnitudes) => {
-            magnitudes.check(OP)?;
-            magnitudes.clone()
-        }
+        Some(magnitudes) => magnitudes.clone(),
         None => magnitudes_of(client, &x, vector_size, amax_cubes),
     };
 
