@@ -39,6 +39,20 @@ pub(crate) fn exponential_by(x: f32, #[comptime] _hardware: bool) -> f32 {
     x.exp()
 }
 
+/// `2^x`, with `hardware` by NVIDIA's instruction.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn power_of_two_by(x: f32, #[comptime] hardware: bool) -> f32 {
+    if comptime!(hardware) { exp2_fast(x) } else { (x * comptime!(std::f32::consts::LN_2)).exp() }
+}
+
+/// `2^x`.
+#[cfg(not(feature = "cuda"))]
+#[cube]
+pub(crate) fn power_of_two_by(x: f32, #[comptime] _hardware: bool) -> f32 {
+    (x * comptime!(std::f32::consts::LN_2)).exp()
+}
+
 /// `1 / x`, of x from 1 to infinity. With `hardware` it is off by one unit in the last place at most, and 0 where it is
 /// less than the least normal number.
 #[cfg(feature = "cuda")]

@@ -4,8 +4,9 @@
 use super::{
     dropout::{KEYS_OF_WORD, NEXT_KEY, Seeds, kept_word},
     rules::{Sequence, Side},
+    softmax::{Queries, pack},
 };
-use crate::ptx::{bytes_of_two, computed, sign_masks, transposed_halves};
+use crate::ptx::{bytes_of_two, computed, sign_masks, transposed_halves, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
 
 /// Which weights dropout leaves of the 32 that a unit has of 64 columns: four to eight columns, two for its first row
@@ -99,5 +100,54 @@ pub(super) fn is_kept(bits: u32, #[comptime] i: usize, #[comptime] rows: Side) -
 /// The bits of two packed weights where both stay: those of the registers `2 * pair` and the next one.
 #[cube]
 pub(super) fn kept_pair_mask(bits: u32, #[comptime] pair: usize, #[comptime] rows: Side) -> u32 {
-    sign_masks(bits << comptime!(15 - bit_of(2 * pair, rows)))
+    let bit = comptime!(bit_of(2 * pair, rows));
+    // Two pairs share what is shifted.
+    sign_masks(bits << comptime!(7 - bit % 8), comptime!(bit >= 8))
+}
+
+/// What dropout leaves of a tile of weights, 64 columns in a word, drawn before the instructions of inline PTX that
+/// follow: the generator takes registers, which scores need.
+#[cube]
+pub(super) fn kept_words<I: Float, M: Numeric>(
+    queries: &Queries<'_, I, M>,
+    first_key: u32,
+) -> Elements<u32> {
+    let mut words = Elements::<u32>::new();
+    if comptime!(queries.sequence.rules.options.dropout) {
+        let seeds = seeds_anew(&queries.sequence);
+        let row = computed(queries.row);
+        #[unroll]
+        for word in 0..comptime!(queries.tile_kv / 64) {
+            let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
+            let kept =
+                kept_bits_of(&seeds, &queries.sequence.rules.zeros, row, column, Side::Queries);
+            words.push(computed(kept));
+        }
+    }
+    words
+}
+
+/// Packs the first `count` registers in pairs, without what dropout leaves out by the [`kept_words`], if there are any.
+#[cube]
+pub(super) fn pack_kept<R: Size, P: Size>(
+    weights: Vector<f32, R>,
+    drawn: &Elements<u32>,
+    #[comptime] count: usize,
+    #[comptime] dtype: &'static str,
+) -> Vector<u32, P> {
+    let mut packed = Elements::<u32>::new();
+    #[unroll]
+    for pair in 0..comptime!(count / 2) {
+        let mut word = pack(
+            weights.extract(comptime!(2 * pair)),
+            weights.extract(comptime!(2 * pair + 1)),
+            dtype,
+        );
+        if comptime!(drawn.len() * 32 == count) {
+            let kept = drawn[comptime!(pair / 16)];
+            word &= kept_pair_mask(kept, comptime!(pair % 16), Side::Queries);
+        }
+        packed.push(word);
+    }
+    vector_of::<u32, P>(packed)
 }

@@ -28,6 +28,7 @@ impl AttentionBlueprint {
         };
         // Numbers that do not change from tile to tile, and addresses of a mask that is not mapped.
         let of_once = match wide {
+            true if dropout.is_some() && mask.is_some() && !self.maps_mask => 80,
             true if widest || mask.is_some() && !self.maps_mask => 32,
             true => 0,
             false => 16,

@@ -4,14 +4,14 @@
 //! Weights are powers of two, so that one multiply-add and one instruction make each.
 
 use super::{
-    kept_bits::{is_kept, kept_bits, kept_bits_of, seeds_anew},
+    kept_bits::{is_kept, kept_bits},
     polynomial::{exp2_by_polynomial, is_by_polynomial},
     rules::{Heads, Sequence, Side, origin},
     seen_words::{is_seen, seen_words},
 };
 use crate::ptx::{
-    computed, convert::round_tf32, exp2_fast, mma::TF32, output_address, pack_bf16, pack_f16,
-    store_numbers, store_word, vector_of,
+    convert::round_tf32, exp2_fast, mma::TF32, output_address, pack_bf16, pack_f16, store_numbers,
+    store_word, vector_of,
 };
 use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
@@ -221,29 +221,8 @@ pub(super) fn weigh<I: Float, M: Numeric, R: Size>(
     weigh_kept::<I, M, R>(scores, state, queries, first_key, &drawn, false, false)
 }
 
-/// What dropout leaves of a tile of weights, 64 columns in a word, drawn before the instructions of inline PTX that
-/// follow: the generator takes registers, which scores need.
-#[cube]
-pub(super) fn kept_words<I: Float, M: Numeric>(
-    queries: &Queries<'_, I, M>,
-    first_key: u32,
-) -> Elements<u32> {
-    let mut words = Elements::<u32>::new();
-    if comptime!(queries.sequence.rules.options.dropout) {
-        let seeds = seeds_anew(&queries.sequence);
-        let row = computed(queries.row);
-        #[unroll]
-        for word in 0..comptime!(queries.tile_kv / 64) {
-            let column = first_key + comptime!(64 * word as u32) + 2 * queries.quad;
-            let kept =
-                kept_bits_of(&seeds, &queries.sequence.rules.zeros, row, column, Side::Queries);
-            words.push(computed(kept));
-        }
-    }
-    words
-}
-
-/// As [`weigh`], with the [`kept_words`] of the tile, if they were drawn.
+/// As [`weigh`]. Where what dropout leaves of the tile is `drawn`, weights that it leaves out stay until
+/// [`pack_kept`](super::kept_bits::pack_kept): two are left out at once there.
 ///
 /// `lazily`, a row is rescaled only where its largest score grew by much, and else exactly by 1. With a bias it is
 /// whenever it grew: the backward pass counts on the largest score then. With `polynomials` a quarter of the weights is
@@ -300,10 +279,8 @@ pub(super) fn weigh_kept<I: Float, M: Numeric, R: Size>(
         } else {
             lower_sum += weight;
         }
-        if comptime!(options.dropout) {
-            if comptime!(i % 32 == 0 && drawn.len() * 32 == count) {
-                kept = drawn[comptime!(i / 32)];
-            } else if comptime!(i % 32 == 0) {
+        if comptime!(options.dropout && drawn.len() * 32 != count) {
+            if comptime!(i % 32 == 0) {
                 let column = first_key + comptime!(2 * i as u32) + 2 * queries.quad;
                 kept = kept_bits(&queries.sequence, queries.row, column, Side::Queries);
             }

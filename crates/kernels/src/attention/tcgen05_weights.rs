@@ -2,11 +2,12 @@
 //! end the output.
 
 use super::{
+    kept_bits::{kept_words, pack_kept},
     pipeline::{TILE_Q, TmaForwardBlueprint, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules_to, kept_words, pack_registers, queries_at, rescale,
-        row_totals, unseen, weigh_kept, write_columns, write_row_values,
+        Queries, RowState, apply_rules_to, queries_at, rescale, row_totals, unseen, weigh_kept,
+        write_columns, write_row_values,
     },
     tcgen05_forward::{HALF_COLUMNS, Places, TILE, tiles_of},
 };
@@ -44,7 +45,7 @@ fn make_weights<I: Float, M: Numeric, R: Size, P: Size>(
     let polynomials = comptime!(blueprint.polynomials);
     let weights = weigh_kept::<I, M, R>(ruled, state, queries, first_key, kept, true, polynomials);
     let count = comptime!(blueprint.score_registers());
-    let packed = pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype));
+    let packed = pack_kept::<R, P>(weights, kept, count, comptime!(blueprint.dtype));
     tensor_store_packed::<P>(scores, packed);
     if has_sums {
         let (upper, lower) = (state.rescale_upper, state.rescale_lower);

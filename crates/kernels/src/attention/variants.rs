@@ -33,6 +33,8 @@ pub enum Options {
     Mask,
     /// A mask that all heads share, so that it can be mapped.
     SharedMask,
+    /// The same, with weights left out at random: what a transformer trains with.
+    SharedMaskDropout,
     /// A bias and bounded scores.
     Bias,
     /// A window on both sides, bounded scores, a mask, a bias and dropout.
@@ -48,6 +50,7 @@ impl Options {
             Self::Dropout => "dropout",
             Self::Mask => "mask",
             Self::SharedMask => "shared_mask",
+            Self::SharedMaskDropout => "shared_mask_dropout",
             Self::Bias => "bias",
             Self::Everything => "everything",
         }
@@ -72,6 +75,7 @@ impl Options {
             Self::Dropout => AttentionProblem { dropout, ..causal },
             Self::Mask => AttentionProblem { mask: Some(pairs), ..causal },
             Self::SharedMask => AttentionProblem { mask: Some(shared), ..plain },
+            Self::SharedMaskDropout => AttentionProblem { mask: Some(shared), dropout, ..plain },
             Self::Bias => AttentionProblem { bias: Some(pairs), softcap: Some(30.0), ..plain },
             Self::Everything => AttentionProblem {
                 window: Window { left: Some(128), right: Some(0) },
@@ -86,13 +90,14 @@ impl Options {
 }
 
 /// Heads of each size that tensor cores are planned for apart, with the options that are checked there.
-pub const ON_TENSOR_CORES: [(Options, &[usize]); 8] = [
+pub const ON_TENSOR_CORES: [(Options, &[usize]); 9] = [
     (Options::Plain, &[32, 64, 96, 128, 256]),
     (Options::Causal, &[64, 128, 256]),
     (Options::Packed, &[64, 128]),
     (Options::Dropout, &[64, 128]),
     (Options::Mask, &[64, 128]),
     (Options::SharedMask, &[64, 128]),
+    (Options::SharedMaskDropout, &[64, 128]),
     (Options::Bias, &[64, 128]),
     (Options::Everything, &[64, 128]),
 ];

@@ -10,11 +10,12 @@
 //! 3. They divide by the sums of their weights and write.
 
 use super::{
+    kept_bits::{kept_words, pack_kept},
     pipeline::{CHUNK_BYTES, Slot, TmaForwardBlueprint, advance, index_in, load_tile, work_at},
     rules::{Heads, Rules, keys_of_all, score_exponent},
     softmax::{
-        Queries, RowState, apply_rules, apply_rules_to, kept_words, pack_registers, queries_at,
-        rescale, unseen, weigh_kept, write_rows,
+        Queries, RowState, apply_rules, apply_rules_to, queries_at, rescale, unseen, weigh_kept,
+        write_rows,
     },
 };
 use crate::ptx::{
@@ -26,7 +27,7 @@ use crate::ptx::{
         wgmma_weights,
     },
 };
-use cubecl::prelude::*;
+use cubecl::prelude::{Sequence as Elements, *};
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 /// The ring that tiles come in by, and the barriers that give its stages back. A stage has room for a tile of keys and
@@ -77,7 +78,7 @@ fn step<I: Float, M: Numeric, R: Size, P: Size>(
         barrier_arrive(ring.empty + stage * 8);
     }
     let sums = rescale::<R>(settled, state.rescale_upper, state.rescale_lower, first, used);
-    (sums, packed_weights::<R, P>(settled, blueprint))
+    (sums, packed_weights::<R, P>(settled, &drawn, blueprint))
 }
 
 /// Whether a query of the warpgroup may not see a key of the tile. From `all_from` to `all_to` all see all.
@@ -89,10 +90,11 @@ fn is_partly_hidden(first_key: u32, tile_kv: u32, all_from: u32, all_to: u32) ->
 #[cube]
 fn packed_weights<R: Size, P: Size>(
     weights: Vector<f32, R>,
+    drawn: &Elements<u32>,
     #[comptime] blueprint: TmaForwardBlueprint,
 ) -> Vector<u32, P> {
     let count = comptime!(blueprint.tile_kv / 2);
-    pack_registers::<R, P>(weights, 0usize, count, comptime!(blueprint.dtype))
+    pack_kept::<R, P>(weights, drawn, count, comptime!(blueprint.dtype))
 }
 
 /// The forward pass; see [`attention_forward_portable_kernel`] for what it computes. The scale has to
@@ -282,7 +284,7 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
                     let weighed = weigh_kept::<I, M, R>(
                         ruled, &mut state, &queries, first_key, &drawn, false, false,
                     );
-                    let mut weights = packed_weights::<R, P>(weighed, blueprint);
+                    let mut weights = packed_weights::<R, P>(weighed, &drawn, blueprint);
                     for tile in first + 1..last {
                         let stage = load::<u32>(slot.stage);
                         barrier_wait(full + stage * 8, load::<u32>(slot.phase));

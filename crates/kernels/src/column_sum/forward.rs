@@ -4,17 +4,19 @@ use cubecl::prelude::*;
 /// Rows that a unit asks for before it adds the first: one after the other they would take the latency of memory each.
 const ROWS_AT_ONCE: usize = 4;
 
-/// `y[o, s, c]` is the sum of `x[o, r, c]` over the rows r of split s, times `factor`; strides and `columns` count
-/// vectors. Cubes: columns along x, splits along y, outer along z.
+/// `y[o, s, c]` is the sum of `x[o, r, c]`, or of `(x[o, r, c] - means[o, c])^2` if `squares`, over the rows r of split s,
+/// times `factor`; strides and `columns` count vectors. Cubes: columns along x, splits along y, outer along z.
 #[cube(launch_unchecked)]
 pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     x: &[Vector<I, N>],
+    means: &[Vector<I, N>],
     y: &mut [Vector<O, N>],
     rows: u32,
     columns: u32,
     outer_stride: u32,
     row_stride: u32,
     factor: f32,
+    #[comptime] squares: bool,
     #[define(I)] _input: ElemType,
     #[define(O)] _output: ElemType,
 ) {
@@ -26,19 +28,31 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
         let mut row = CUBE_POS_Y * ROW_LANES + UNIT_POS_Y;
         let step = CUBE_COUNT_Y * ROW_LANES;
         let origin = CUBE_POS_Z * outer_stride + column;
+        // What rows beyond the end count as.
+        let mut nothing = Vector::<I, N>::new(I::new(0.0));
+        if comptime!(squares) {
+            nothing = means[(CUBE_POS_Z * columns + column) as usize];
+        }
+        let mean = Vector::<f32, N>::cast_from(nothing);
         while row < rows {
             let mut found = Array::<Vector<I, N>>::new(ROWS_AT_ONCE);
             #[unroll]
             for i in 0..ROWS_AT_ONCE {
                 let this = row + comptime!(i as u32) * step;
-                found[i] = Vector::new(I::new(0.0));
+                found[i] = nothing;
                 if this < rows {
                     found[i] = x[(origin + this * row_stride) as usize];
                 }
             }
             #[unroll]
             for i in 0..ROWS_AT_ONCE {
-                sum += Vector::cast_from(found[i]);
+                let value = Vector::<f32, N>::cast_from(found[i]);
+                sum += if comptime!(squares) {
+                    let distance = value - mean;
+                    distance * distance
+                } else {
+                    value
+                };
             }
             row += comptime!(ROWS_AT_ONCE as u32) * step;
         }

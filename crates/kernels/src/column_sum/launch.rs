@@ -36,9 +36,37 @@ pub fn column_sum_scaled(
     x: &Buffer,
     factor: f32,
 ) -> Result<Buffer, KernelError> {
+    sum(client, problem, x, None, factor)
+}
+
+/// `y[o, c] = factor sum_r (x[o, r, c] - means[o, c])^2`, with means of the type of x.
+///
+/// # Errors
+///
+/// As [`column_sum`], and [`KernelError::InvalidProblem`] for means of another type or number than sums.
+pub fn column_squares(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    x: &Buffer,
+    means: &Buffer,
+    factor: f32,
+) -> Result<Buffer, KernelError> {
+    means.check(OP, "means", problem.outer * problem.columns, problem.dtype)?;
+    sum(client, problem, x, Some(means), factor)
+}
+
+fn sum(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    x: &Buffer,
+    means: Option<&Buffer>,
+    factor: f32,
+) -> Result<Buffer, KernelError> {
     problem.check_input(x)?;
     let blueprint = ColumnSumBlueprint::plan(problem, client);
-    sum_with(client, problem, blueprint, |y| launch(client, problem, blueprint, x, y, factor))
+    sum_with(client, problem, blueprint, |y| {
+        launch(client, problem, blueprint, x, means, y, factor)
+    })
 }
 
 /// Sums what `first` makes: it writes its cubes' sums to the buffer that it gets, which is the result
@@ -67,7 +95,7 @@ pub(crate) fn sum_with(
     };
     // f32 has wider elements, so its vectors may be narrower; few rows are left, so no splits.
     let blueprint = ColumnSumBlueprint { splits: 1, ..ColumnSumBlueprint::plan(&rest, client) };
-    launch(client, &rest, blueprint, &workspace, &y, 1.0)?;
+    launch(client, &rest, blueprint, &workspace, None, &y, 1.0)?;
     Ok(y)
 }
 
@@ -76,6 +104,7 @@ fn launch(
     problem: &ColumnSumProblem,
     blueprint: ColumnSumBlueprint,
     x: &Buffer,
+    means: Option<&Buffer>,
     y: &Buffer,
     factor: f32,
 ) -> Result<(), KernelError> {
@@ -83,8 +112,11 @@ fn launch(
     let vector_size = blueprint.vector_size;
     // `ColumnSumProblem::new` has seen to it that all of these fit 32 bits.
     let vectors = |elements: usize| (elements / vector_size) as u32;
-    // SAFETY: x holds the problem's span, rounded up to whole vectors by the allocator's alignment,
-    // and y `outer * splits * columns` elements; the kernel stops rows and columns at their ends.
+    // Without means x stands in for them.
+    let means_or_x = means.unwrap_or(x);
+    // SAFETY: x holds the problem's span, rounded up to whole vectors by the allocator's alignment, means, if they
+    // are read, `outer * columns` elements, and y `outer * splits * columns`; the kernel stops rows and columns at their
+    // ends.
     ahead::launch(client, |client| unsafe {
         column_sum_kernel::launch_unchecked(
             client,
@@ -92,12 +124,14 @@ fn launch(
             CubeDim::new_2d(VECTOR_LANES, ROW_LANES),
             vector_size,
             BufferArg::from_raw_parts(x.argument(), x.elements),
+            BufferArg::from_raw_parts(means_or_x.argument(), means_or_x.elements),
             y.arg(vector_size),
             problem.rows as u32,
             vectors(problem.columns),
             vectors(problem.outer_stride),
             vectors(problem.row_stride),
             factor,
+            means.is_some(),
             problem.dtype,
             y.dtype,
         )

@@ -1,13 +1,15 @@
-//! Sums of columns: the gradient of a bias, and of every other broadcast.
+//! Sums of columns: the gradient of a bias, and of every other broadcast. And sums of their squared distances from means:
+//! variances.
 //!
 //! ```text
-//! y[o, c] = sum_r x[o, r, c]
+//! y[o, c] = factor sum_r x[o, r, c]                       column_sum
+//! y[o, c] = factor sum_r (x[o, r, c] - means[o, c])^2     column_squares
 //! ```
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|
 //! | x | outer, rows, columns | columns contiguous, any stride of rows and of outer | f32, f16, bf16 |
-//! | y | outer, columns | contiguous | that of x |
+//! | means, y | outer, columns | contiguous | that of x |
 //!
 //! Terms are widened to f32 and added there, and the sum is rounded once. The order of addition depends on the shape
 //! and the device alone, so the same input gives the same bits each time. The output is overwritten.
@@ -31,7 +33,7 @@ mod problem;
 pub mod variants;
 
 pub use blueprint::ColumnSumBlueprint;
-pub use launch::{column_sum, column_sum_scaled};
+pub use launch::{column_squares, column_sum, column_sum_scaled};
 pub use problem::ColumnSumProblem;
 pub(crate) use variants::variants;
 

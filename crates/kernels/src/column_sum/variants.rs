@@ -1,6 +1,6 @@
 //! Sums that cover the plans: see [`variants`](crate::variants).
 
-use super::{ColumnSumBlueprint, ColumnSumProblem, column_sum};
+use super::{ColumnSumBlueprint, ColumnSumProblem, column_squares, column_sum};
 use crate::{
     buffer::Buffer,
     variants::{FLOATS, Variant},
@@ -21,7 +21,8 @@ pub(crate) fn variants() -> Vec<Variant> {
                 let shape = [rows, COLUMNS];
                 let problem = ColumnSumProblem::new(&shape, &[COLUMNS, 1], 0..1, dtype)?;
                 let x = Buffer::empty(client, rows * COLUMNS, dtype);
-                column_sum(client, &problem, &x).map(drop)
+                let means = column_sum(client, &problem, &x)?;
+                column_squares(client, &problem, &x, &means, 1.0).map(drop)
             }));
         }
     }

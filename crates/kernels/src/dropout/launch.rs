@@ -20,7 +20,7 @@ pub fn dropout(
     residual: Option<&Buffer>,
     key: Option<&Buffer>,
 ) -> Result<Buffer, KernelError> {
-    /// Elements of a unit: two calls of the generator, whose words stay in registers.
+    /// Elements of a unit: a call of the generator, or four, whose words stay in registers.
     const WIDEST: usize = 8;
     problem.validate()?;
     problem.check("x", x)?;
@@ -37,7 +37,7 @@ pub fn dropout(
     let blueprint = ElementwiseBlueprint::plan(&spread, client).narrowed(WIDEST);
     let vector_size = blueprint.vector_size;
     let (count, dim) = blueprint.cubes(problem.elements, client);
-    let mask = || DropoutMask::argument(Some(&mask), x);
+    let mask = || DropoutMask::argument(Some(&mask), x, client);
     // SAFETY: all hold `problem.elements` elements, a multiple of the vector size; the kernel stops units
     // past y's end. The key has two words. Without a residual or a key none is compiled in, and x stands in
     // for it.

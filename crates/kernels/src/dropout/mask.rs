@@ -1,12 +1,14 @@
 //! Which elements are left out, as the kernels of all operations take it that leave some out on the way.
 
+#[cfg(feature = "cuda")]
+use crate::ptx::bytes_of_two;
 use crate::{
-    KernelError,
+    DeviceProfile, KernelError,
     buffer::Buffer,
-    philox::{LOW_HALF, combined, philox4x32},
+    philox::{combined, philox2x32},
     random::{Threshold, check_key, threshold},
 };
-use cubecl::prelude::*;
+use cubecl::{client::Client, prelude::*};
 
 /// Which elements of a tensor are left out. No memory holds the mask: it is drawn anew where it is needed.
 #[derive(Clone, Debug)]
@@ -47,16 +49,22 @@ impl DropoutMask {
     pub(crate) fn argument(
         mask: Option<&Self>,
         stand_in: &Buffer,
+        client: &Client,
     ) -> (ElementMaskLaunch, DropoutForm) {
         let key = mask.and_then(|mask| mask.key.as_ref());
         let (draws, threshold) = match mask.map(Self::threshold) {
             None => (None, 0),
-            Some(Threshold::OfHalf(limit)) => (Some(Draws::Halves), limit),
+            // The upper half of a word is compared.
+            Some(Threshold::OfHalf(limit)) => (Some(Draws::Bytes), limit << 16),
             Some(Threshold::OfWord(limit)) => (Some(Draws::Words), limit),
         };
         let form = match draws {
             None => DropoutForm::None,
-            Some(draws) => DropoutForm::Drawn { draws, has_key: key.is_some() },
+            Some(draws) => DropoutForm::Drawn {
+                draws,
+                has_key: key.is_some(),
+                picks_bytes: DeviceProfile::of(client).compute_capability.is_some(),
+            },
         };
         let seed = mask.map_or(0, |mask| mask.seed);
         let launch = ElementMaskLaunch {
@@ -81,14 +89,17 @@ pub(crate) enum DropoutForm {
         draws: Draws,
         /// Whether there is a key.
         has_key: bool,
+        /// Whether the device picks bytes of two words by an instruction, as NVIDIA's do.
+        picks_bytes: bool,
     },
 }
 
 /// What each element takes of the generator: as much as tells its rate from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Draws {
-    /// Half a word, the low one first.
-    Halves,
+    /// A byte of its own. Below it is its neighbor's in reverse order, which counts only where its own equals the rate's:
+    /// once in 256 draws.
+    Bytes,
     /// A word.
     Words,
 }
@@ -98,10 +109,15 @@ impl DropoutForm {
         matches!(self, Self::Drawn { has_key: true, .. })
     }
 
+    #[cfg(feature = "cuda")]
+    fn picks_bytes(self) -> bool {
+        matches!(self, Self::Drawn { picks_bytes: true, .. })
+    }
+
     /// Elements that a word of the generator is for.
     fn elements_of_word(self) -> usize {
         match self {
-            Self::Drawn { draws: Draws::Halves, .. } => 2,
+            Self::Drawn { draws: Draws::Bytes, .. } => 4,
             _ => 1,
         }
     }
@@ -117,9 +133,6 @@ pub(crate) struct ElementMask {
     scale: f32,
 }
 
-/// Words of a call of the generator.
-const WORDS: usize = 4;
-
 #[cube]
 impl ElementMask {
     /// What dropout makes of a vector of which element 0 is number `first` of the tensor, a multiple of its size.
@@ -133,25 +146,21 @@ impl ElementMask {
         if comptime!(form != DropoutForm::None) {
             let size = N::value().comptime();
             let of_word = comptime!(form.elements_of_word());
-            let of_call = comptime!(WORDS * of_word);
+            let of_call = comptime!(2 * of_word);
             let (low, high) =
                 combined(self.seed_low, self.seed_high, &self.key, comptime!(form.has_key()));
             // Vectors are aligned, and have all of one or more calls, or a part of one.
             #[unroll]
             for call in 0..comptime!(size.div_ceil(of_call)) {
                 let counter = first / comptime!(of_call as u32) + comptime!(call as u32);
-                let words = philox4x32((counter, 0u32, 0u32, 0u32), low, high);
+                let words = philox2x32((counter, high), low);
                 #[unroll]
                 for lane in 0..comptime!(if size < of_call { size } else { of_call }) {
-                    let draw = if comptime!(size < of_call) {
-                        let place = first % comptime!(of_call as u32) + comptime!(lane as u32);
-                        draw_at(words, place, of_word)
-                    } else {
-                        draw_of(words, lane, of_word)
-                    };
+                    let draw = draw_of(words, first, lane, size, form);
                     let at = comptime!(call * of_call + lane);
-                    let scaled = value.extract(at) * self.scale;
-                    kept.insert(at, select(draw < self.threshold, 0.0f32, scaled));
+                    let left = select(draw < self.threshold, 0.0f32, value.extract(at));
+                    // Last, so that a sum that follows is one instruction with it.
+                    kept.insert(at, left * self.scale);
                 }
             }
         }
@@ -159,40 +168,65 @@ impl ElementMask {
     }
 }
 
-/// Draw number `place` of a call's, `of_word` of which are in a word.
-#[cube]
-fn draw_at(words: (u32, u32, u32, u32), place: u32, #[comptime] of_word: usize) -> u32 {
-    let index = place / comptime!(of_word as u32);
-    let even = select(index & 2 != 0, words.2, words.0);
-    let odd = select(index & 2 != 0, words.3, words.1);
-    let word = select(index & 1 != 0, odd, even);
-    if comptime!(of_word == 1) { word } else { select(place & 1 != 0, word >> 16, word & LOW_HALF) }
-}
-
-/// As [`draw_at`], where the place is known at compile time.
+/// The draw of element `lane` of those that a vector of `size` elements has of a call. Element 0 of the vector is number
+/// `first`.
 #[cube]
 fn draw_of(
-    words: (u32, u32, u32, u32),
-    #[comptime] place: usize,
-    #[comptime] of_word: usize,
+    words: (u32, u32),
+    first: u32,
+    #[comptime] lane: usize,
+    #[comptime] size: usize,
+    #[comptime] form: DropoutForm,
 ) -> u32 {
-    let index = comptime!(place / of_word);
-    let word = if comptime!(index == 0) {
+    let of_word = comptime!(form.elements_of_word());
+    let word = if comptime!(size <= of_word) {
+        select(first & comptime!(of_word as u32) != 0, words.1, words.0)
+    } else if comptime!(lane < of_word) {
         words.0
-    } else if comptime!(index == 1) {
-        words.1
-    } else if comptime!(index == 2) {
-        words.2
     } else {
-        words.3
+        words.1
     };
     if comptime!(of_word == 1) {
         word
-    } else if comptime!(place % 2 == 1) {
-        word >> 16
+    } else if comptime!(size == 1) {
+        let pair = word >> ((first & 2) * 8);
+        select(first & 1 != 0, byte_draw(pair, 1usize, form), byte_draw(pair, 0usize, form))
+    } else if comptime!(size == 2) {
+        byte_draw(word >> ((first & 2) * 8), lane, form)
     } else {
-        word & LOW_HALF
+        byte_draw(word, comptime!(lane % of_word), form)
     }
+}
+
+/// A byte of the word on top, and its neighbor's below it, the other way round.
+#[cfg(feature = "cuda")]
+#[cube]
+fn byte_draw(word: u32, #[comptime] byte: usize, #[comptime] form: DropoutForm) -> u32 {
+    if comptime!(form.picks_bytes()) {
+        let neighbor = comptime!(reversed_neighbor(byte) + 4);
+        // The lower half is no part of the draw.
+        bytes_of_two(word, word.reverse_bits(), comptime!((byte << 12 | neighbor << 8) as u32))
+    } else {
+        shifted_draw(word, byte)
+    }
+}
+
+/// A byte of the word on top, and its neighbor's below it, the other way round.
+#[cfg(not(feature = "cuda"))]
+#[cube]
+fn byte_draw(word: u32, #[comptime] byte: usize, #[comptime] _form: DropoutForm) -> u32 {
+    shifted_draw(word, byte)
+}
+
+#[cube]
+fn shifted_draw(word: u32, #[comptime] byte: usize) -> u32 {
+    let neighbor = word.reverse_bits() >> comptime!(8 * reversed_neighbor(byte) as u32);
+    ((word >> comptime!(8 * byte as u32)) << 24) | ((neighbor & 0xff) << 16)
+}
+
+/// Where a byte's neighbor is in the reversed word.
+fn reversed_neighbor(byte: usize) -> usize {
+    3 - (byte ^ 1)
 }
 
 #[cfg(test)]

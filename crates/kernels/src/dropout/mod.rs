@@ -5,11 +5,13 @@
 //! dx[i] = k[i] dy[i]                         dresidual = dy
 //! ```
 //!
-//! `draw(i)` is half `i mod 8` of the words of Philox4x32-7 at counter `(i / 8, 0, 0, 0)` under the seed, the low half of
-//! each word first; and for rates within 1/64 of 0 or 1, of which 16 bits tell too little, word `i mod 4` at counter
-//! `(i / 4, 0, 0, 0)`. Each word of the seed is combined by exclusive or with one of the key, if there is a key. A draw is a
-//! function of the element's place, so backward makes it again and nothing is saved. The gradient of x is the same
-//! pass over dy, without a residual. The threshold is the rate times 2^16 or 2^32, rounded, and the scale `1 / (1 - rate)`.
+//! `draw(i)` has 16 digits. The upper 8 are byte `i mod 8` of the two words of Philox2x32-7 at counter `(i / 8, h)` under
+//! the key `l`, where l and h are the words of the seed, the low one first. The lower 8 are the byte of the neighbor, i
+//! with its lowest bit turned, from its lowest digit on. For rates within 1/64 of 0 or 1, of which 16 digits tell too
+//! little, the draw is word `i mod 2` at counter `(i / 2, h)`. Each word of the seed is combined by exclusive or with one of
+//! the key, if there is a key. A draw is a function of the element's place, so backward makes it again and nothing is
+//! saved. The gradient of x is the same pass over dy, without a residual. The threshold is the rate times 2^16 or 2^32,
+//! rounded, and the scale `1 / (1 - rate)`.
 //!
 //! | tensor | shape | layout | dtype |
 //! |---|---|---|---|

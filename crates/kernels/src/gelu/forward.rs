@@ -36,10 +36,29 @@ pub(crate) struct GeluInputs<F: Float, N: Size> {
 impl<F: Float, N: Size> GeluInputs<F, N> {
     /// x with the bias, of vector `at` of all.
     pub(super) fn value(&self, at: usize, #[comptime] form: GeluForm) -> Vector<f32, N> {
-        let mut value = Vector::<f32, N>::cast_from(self.x[at]);
+        let bias = self.bias_at(at, form);
+        self.biased(at, bias, form)
+    }
+
+    /// The bias of vector `at` of all, if there is one.
+    fn bias_at(&self, at: usize, #[comptime] form: GeluForm) -> Vector<f32, N> {
+        let mut bias = Vector::<f32, N>::new(0.0f32);
         if comptime!(form.bias) {
             let (_, column) = divide(u32::cast_from(at), &self.columns);
-            value += Vector::<f32, N>::cast_from(self.bias[column as usize]);
+            bias = Vector::cast_from(self.bias[column as usize]);
+        }
+        bias
+    }
+
+    fn biased(
+        &self,
+        at: usize,
+        bias: Vector<f32, N>,
+        #[comptime] form: GeluForm,
+    ) -> Vector<f32, N> {
+        let mut value = Vector::<f32, N>::cast_from(self.x[at]);
+        if comptime!(form.bias) {
+            value += bias;
         }
         value
     }
@@ -61,19 +80,29 @@ impl<F: Float, N: Size> GeluInputs<F, N> {
     }
 }
 
-/// y = x Phi(x), a vector a unit.
+/// y = x Phi(x), so many vectors of one column a unit, which divide those of y.
 #[cube(launch_unchecked)]
 pub(crate) fn gelu_forward_kernel<F: Float, N: Size>(
     inputs: &GeluInputs<F, N>,
     y: &mut [Vector<F, N>],
+    #[comptime] vectors: usize,
     #[comptime] form: GeluForm,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= y.len() {
+    let step = y.len() / vectors;
+    if ABSOLUTE_POS >= step {
         terminate!();
     }
-    let value = inputs.value(ABSOLUTE_POS, form);
-    let normal = normal::<N>(value, comptime!(form.functions));
-    let result = inputs.dropped(value * normal.cdf, ABSOLUTE_POS, form);
-    y[ABSOLUTE_POS] = Vector::cast_from(result);
+    let bias = inputs.bias_at(ABSOLUTE_POS, form);
+    let mut values = Array::<Vector<f32, N>>::new(vectors);
+    #[unroll]
+    for v in 0..vectors {
+        values[v] = inputs.biased(ABSOLUTE_POS + v * step, bias, form);
+    }
+    #[unroll]
+    for v in 0..vectors {
+        let at = ABSOLUTE_POS + v * step;
+        let normal = normal::<N>(values[v], comptime!(form.functions));
+        y[at] = Vector::cast_from(inputs.dropped(values[v] * normal.cdf, at, form));
+    }
 }

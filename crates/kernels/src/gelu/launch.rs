@@ -71,13 +71,21 @@ impl GeluCall {
         }
     }
 
+    /// Of `vectors`, which a forward pass has: with dropout it waits for instructions, of which two vectors share some. They
+    /// have one column, so that they share the bias, too.
+    fn vectors_of_unit(&self, vectors: usize, vector_size: VectorSize) -> usize {
+        let columns = self.bias.as_ref().map_or(1, |bias| bias.elements / vector_size);
+        let are_shared = self.dropout.is_some() && (vectors / columns).is_multiple_of(2);
+        if are_shared { 2 } else { 1 }
+    }
+
     fn argument<F: Float, N: Size>(
         &self,
         vector_size: VectorSize,
         client: &Client,
     ) -> (GeluInputsLaunch<F, N>, GeluForm) {
         let Self { x, bias, dropout, kept } = self;
-        let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), x);
+        let (mask, dropout) = DropoutMask::argument(dropout.as_ref(), x, client);
         let columns = bias.as_ref().map_or(1, |bias| bias.elements / vector_size);
         let launch = GeluInputsLaunch {
             x: x.arg(vector_size),
@@ -114,10 +122,12 @@ pub fn gelu_call_forward(client: &Client, call: &GeluCall) -> Result<Buffer, Ker
         return Ok(y);
     }
     let blueprint = call.blueprint(&problem, client);
-    let (count, dim) = blueprint.cubes(problem.elements, client);
+    let vectors = problem.elements / blueprint.vector_size;
+    let of_unit = call.vectors_of_unit(vectors, blueprint.vector_size);
+    let (count, dim) = blueprint.cubes(problem.elements / of_unit, client);
     let inputs = || call.argument(blueprint.vector_size, client);
-    // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size, as does a bias; the
-    // kernel stops units past y's end.
+    // SAFETY: x and y hold `problem.elements` elements, a multiple of the vector size, as does a bias; units have
+    // `of_unit` vectors each, and the kernel stops those for which there are none.
     ahead::launch(client, |client| unsafe {
         gelu_forward_kernel::launch_unchecked(
             client,
@@ -126,6 +136,7 @@ pub fn gelu_call_forward(client: &Client, call: &GeluCall) -> Result<Buffer, Ker
             blueprint.vector_size,
             inputs().0,
             y.arg(blueprint.vector_size),
+            of_unit,
             inputs().1,
             problem.dtype,
         )

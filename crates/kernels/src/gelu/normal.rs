@@ -1,8 +1,8 @@
 //! The standard normal distribution.
 
-use crate::functions::{Functions, exponential_by, reciprocal_by};
+use crate::functions::{Functions, power_of_two_by, reciprocal_by};
 use cubecl::prelude::*;
-use std::f32::consts::{FRAC_1_SQRT_2, PI};
+use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E, PI};
 
 /// The distribution Phi(x), and its density phi(x).
 #[derive(CubeType, Clone, Copy)]
@@ -29,7 +29,7 @@ pub(crate) fn normal<N: Size>(x: Vector<f32, N>, #[comptime] functions: Function
             #[unroll]
             for lane in 0..N::value().comptime() {
                 let x = x.extract(lane);
-                let bell = exponential_by(x * x * -0.5f32, hardware);
+                let bell = power_of_two_by(x * x * comptime!(-0.5 * LOG2_E), hardware);
                 let tail = scaled_tail(x.abs(), hardware) * bell;
                 cdf.insert(lane, select(x < 0.0f32, tail, 1.0f32 - tail));
                 pdf.insert(lane, scale * bell);

@@ -225,7 +225,7 @@ fn launch_forward(
     let sum = output.sum.clone().unwrap_or_else(|| part(|parts| &parts.centered));
     let mean = output.mean.clone().unwrap_or_else(|| unused(F32));
     let largest = Magnitudes::argument(client, magnitudes.as_ref());
-    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
+    let mask = || DropoutMask::argument(dropout.as_ref(), gamma, client);
     // SAFETY: tensors of rows hold rows of whole vectors, parameters a row's, as `LayerNormProblem` has
     // checked, with indices of 32 bits; statistics one number a row. The kernel stops at the last row
     // and column.
@@ -372,7 +372,7 @@ fn launch_backward(
     let blueprint = LayerNormBlueprint::plan(problem, Pass::Backward, client)?;
     let vector_size = blueprint.vector_size;
     let cubes = blueprint.backward_cubes(problem.rows, client);
-    let mask = || DropoutMask::argument(dropout.as_ref(), gamma);
+    let mask = || DropoutMask::argument(dropout.as_ref(), gamma, client);
     let form = LayerNormForm::of(problem, mask().1);
     let sums = form.parameters() as usize * cubes * problem.width;
     let partials = Buffer::empty(client, sums.max(vector_size), F32);

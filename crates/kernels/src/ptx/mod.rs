@@ -158,10 +158,10 @@ pub(crate) fn bytes_of_two(first: u32, second: u32, which: u32) -> u32 {
     bytes
 }
 
-/// Each half of the word filled with its highest bit.
+/// Each half of the word filled with the highest bit of a byte of it, the upper one or the lower one.
 #[cube]
-pub(crate) fn sign_masks(word: u32) -> u32 {
-    bytes_of_two(word, word, 0xbb99u32)
+pub(crate) fn sign_masks(word: u32, #[comptime] upper: bool) -> u32 {
+    bytes_of_two(word, word, comptime!(if upper { 0xbb99u32 } else { 0xaa88u32 }))
 }
 
 /// Gives all but `count` registers of this warpgroup's units back, a multiple of 8.

@@ -58,6 +58,19 @@ pub(super) fn cases() -> Vec<Case> {
     add("attention_once_by_three_warpgroups_is_within_bounds", hopper, false, |recorder| {
         both(recorder, Wanted::Once(192), PLAIN)
     });
+    add("attention_wgmma_with_dropout_is_within_bounds", small, true, |recorder| {
+        both(recorder, Wanted::Of(Family::Wgmma), dropped(LONG))?;
+        both(recorder, Wanted::Of(Family::Wgmma), dropped(CAUSAL))
+    });
+    add(
+        "attention_once_by_three_warpgroups_with_dropout_is_within_bounds",
+        hopper,
+        true,
+        |recorder| {
+            both(recorder, Wanted::Once(192), dropped(PLAIN))?;
+            both(recorder, Wanted::Once(192), dropped(QUERIES))
+        },
+    );
     add("attention_once_of_many_tiles_is_within_bounds", hopper, false, |recorder| {
         both(recorder, Wanted::Once(192), QUERIES)?;
         both(recorder, Wanted::Once(128), QUERIES)
@@ -300,6 +313,11 @@ fn plans(
 }
 
 /// Every option, in heads of every size that has plans of its own.
+/// The case with weights left out at random.
+fn dropped(case: AttentionCase) -> AttentionCase {
+    AttentionCase { options: AttentionOptions { dropout: cases::DROPOUT, ..case.options }, ..case }
+}
+
 fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     for case in cases::options() {
         both(recorder, wanted, case).map_err(|error| named(&case, &error))?;

@@ -3,7 +3,7 @@
 //! The choice is a function of the seed and of the pair's place alone, so backward computes it
 //! again instead of reading it, and every device and tiling makes the same one.
 //!
-//! Pairs are drawn by 16 bits, of which 8 are their own, and single elements of other tensors by 16 or 32.
+//! Pairs are drawn by 16 bits, of which 8 are their own, as are single elements of other tensors, or by 32.
 
 /// Dropout of the weights of attention, and of elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,15 +21,18 @@ impl Dropout {
         1.0 / (1.0 - self.rate)
     }
 
-    /// Whether element `i` of a tensor is kept, where the generator's key is `key`. It draws 16 bits of its call for eight;
-    /// or, where the rate is within 1/64 of 0 or 1, a word of its call for four.
+    /// Whether element `i` of a tensor is kept, where the generator's key is `key`. Its draw is a byte of its call for
+    /// eight, and below it its neighbor's byte from the lowest digit on; or, where the rate is within 1/64 of 0 or 1, a
+    /// word of its call for two.
     pub fn keeps_element(&self, i: usize, key: [u32; 2]) -> bool {
-        let call = |elements: usize| philox4x32([(i / elements) as u32, 0, 0, 0], key);
+        let call = |elements: usize| philox2x32([(i / elements) as u32, key[1]], key[0]);
         if (1.0 / 64.0..=63.0 / 64.0).contains(&self.rate) {
-            let draw = call(8)[i % 8 / 2] >> (i % 2 * 16) & 0xffff;
+            let words = call(8);
+            let byte = |i: usize| (words[i % 8 / 4] >> (i % 4 * 8)) as u8;
+            let draw = u16::from_be_bytes([byte(i), byte(i ^ 1).reverse_bits()]);
             f64::from(draw) >= (self.rate * 2f64.powi(16)).round()
         } else {
-            f64::from(call(4)[i % 4])
+            f64::from(call(2)[i % 2])
                 >= (self.rate * 2f64.powi(32)).round().min(f64::from(u32::MAX))
         }
     }
@@ -64,17 +67,31 @@ impl Dropout {
     }
 }
 
-/// Four random words: Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-/// 2011).
+/// Of Philox.
+const ROUNDS: usize = 7;
+/// What a round adds to the words of a key: of the golden ratio, and of the square root of 3.
+const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+
+/// The upper and the lower word of a product.
+fn product(a: u32, b: u32) -> (u32, u32) {
+    let wide = u64::from(a) * u64::from(b);
+    ((wide >> 32) as u32, wide as u32)
+}
+
+/// Two random words: Philox2x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+pub fn philox2x32(counter: [u32; 2], mut key: u32) -> [u32; 2] {
+    let mut words = counter;
+    for _ in 0..ROUNDS {
+        let (high, low) = product(0xd256_d193, words[0]);
+        words = [high ^ key ^ words[1], low];
+        key = key.wrapping_add(WEYL[0]);
+    }
+    words
+}
+
+/// Four random words: Philox4x32-7, of the same paper.
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    const ROUNDS: usize = 7;
     const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-    // Of the golden ratio, and of the square root of 3.
-    const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
-    let product = |a: u32, b: u32| {
-        let wide = u64::from(a) * u64::from(b);
-        ((wide >> 32) as u32, wide as u32)
-    };
     let (mut words, mut key) = (counter, key);
     for _ in 0..ROUNDS {
         let (high_0, low_0) = product(MULTIPLIERS[0], words[0]);
@@ -91,6 +108,9 @@ mod tests {
 
     #[test]
     fn random_words_are_the_known_answers_of_random123() {
+        assert_eq!(philox2x32([0; 2], 0), [0x257a_3673, 0xcd26_be2a]);
+        assert_eq!(philox2x32([u32::MAX; 2], u32::MAX), [0xab30_2c4d, 0x3dc9_d239]);
+        assert_eq!(philox2x32([0x243f_6a88, 0x85a3_08d3], 0x1319_8a2e), [0xbedb_be6b, 0xe4c7_70b3]);
         assert_eq!(
             philox4x32([0; 4], [0; 2]),
             [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]
@@ -161,8 +181,25 @@ mod tests {
         assert_ne!(row(1, 0, 0), row(1, 0, 1));
     }
 
+    /// Neighbors share digits of their draws, and eight elements a call of the generator.
     #[test]
-    fn the_share_of_elements_left_out_is_the_rate_in_halves_and_in_words() {
+    fn whether_two_elements_are_left_out_does_not_depend_on_each_other() {
+        for rate in [0.1, 0.3] {
+            let dropout = Dropout { rate, seed: 3 };
+            for apart in [1, 2, 4, 8] {
+                let n = 1 << 18;
+                let out = |i: usize| !dropout.keeps_element(i, [3, 5]);
+                // Each pair is met twice.
+                let found = (0..n).filter(|i| out(*i) && out(i ^ apart)).count() as f64 / 2.0;
+                let (n, both_of) = (f64::from(1 << 17), rate * rate);
+                let deviation = f64::sqrt(n * both_of * (1.0 - both_of));
+                assert!((found - n * both_of).abs() < 5.0 * deviation, "{rate}, {apart}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_share_of_elements_left_out_is_the_rate_in_bytes_and_in_words() {
         for (rate, elements) in [(0.1, 10_000), (0.5, 10_000), (1e-3, 100_000), (0.999, 100_000)] {
             let dropout = Dropout { rate, seed: 7 };
             let left_out = (0..elements).filter(|i| !dropout.keeps_element(*i, [7, 0])).count();

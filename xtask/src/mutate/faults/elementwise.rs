@@ -128,7 +128,7 @@ pub(super) const FILES: &[InFile] = &[
     },
     InFile {
         file: "crates/kernels/src/column_sum/forward.rs",
-        tests: &["column_sum"],
+        tests: &["column_sum", "reduce::fused_a_variance"],
         rows: &[
             device("lost last row", "row < rows", "row + 1 < rows"),
             device("outer dimension ignored", "CUBE_POS_Z * outer_stride + column", "column"),
@@ -138,6 +138,13 @@ pub(super) const FILES: &[InFile] = &[
                 "row",
             ),
             device("rows beyond the last added", "this < rows", "this < rows + 1"),
+            device("distances not squared", "distance * distance", "distance"),
+            device("means of the first outer", "CUBE_POS_Z * columns + column", "column"),
+            device(
+                "rows beyond the last far from the mean",
+                "found[i] = nothing;",
+                "found[i] = Vector::new(I::new(0.0));",
+            ),
             device(
                 "outer dimension ignored in the result",
                 "(CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * columns + column",
@@ -275,18 +282,16 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/dropout/mask.rs",
         tests: &["dropout"],
         rows: &[
-            device("dropped scale", "value.extract(at) * self.scale", "value.extract(at)"),
+            device("dropped scale", "left * self.scale", "left"),
             device("kept and dropped swapped", "draw < self.threshold", "draw > self.threshold"),
+            device("words swapped", "!= 0, words.1, words.0)", "!= 0, words.0, words.1)"),
             device(
-                "words swapped",
-                "select(index & 1 != 0, odd, even)",
-                "select(index & 1 != 0, even, odd)",
+                "the same half of a word for both",
+                "byte_draw(word >> ((first & 2) * 8), lane, form)",
+                "byte_draw(word, lane, form)",
             ),
-            device(
-                "high half of every word",
-                "select(place & 1 != 0, word >> 16, word & LOW_HALF)",
-                "word >> 16",
-            ),
+            device("a neighbor that is another one", "3 - (byte ^ 1)", "3 - (byte ^ 2)"),
+            device("a neighbor's digits in their order", "word.reverse_bits() >>", "word >>"),
         ],
     },
     InFile {

@@ -373,15 +373,29 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/kept_bits.rs",
+        tests: ATTENTION,
+        rows: &[statement(
+            "dropped weights stay",
+            "word &= kept_pair_mask(kept, comptime!(pair % 16), Side::Queries);",
+            "",
+        )],
+    },
+    InFile {
         file: "crates/kernels/src/attention/once_pairs.rs",
         tests: ATTENTION,
         rows: &[
-            statement("slope of the cap left out", "gradient *= slopes[i];", ""),
+            device("slope of the cap left out", "gradient * slopes[i]", "gradient"),
             statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
             statement(
                 "dropped weights keep their gradients",
-                "product = select(is_kept(tile.kept, i, tile.side), product, 0.0f32);",
+                "word = (word & kept) | (pack(others[low], others[high], dtype) & !kept);",
                 "",
+            ),
+            device(
+                "dropped weights have no gradients",
+                "(pack(others[low], others[high], dtype) & !kept)",
+                "0u32",
             ),
             statement(
                 "dropped weights stay",

@@ -4,7 +4,7 @@
 //! routines are for its autotuner, which is left out. Where outputs are few, that takes up to a thousand times as long as
 //! the memory does. [`Apart`] runs the same operations with the element-wise ones fused among themselves and each
 //! reduction on the kernels that take it where it is alone. That is more launches and more passes over memory, so sizes
-//! decide when they are known. The variance of rows runs apart at any size: its squares are summed as they are made.
+//! decide when they are known. The variance of rows runs apart at any size. Squares of a variance are summed as they are made.
 
 use super::prepare;
 use crate::{
@@ -16,13 +16,18 @@ use crate::{
     },
     stream::{Done, Part, Replacement, SingleOperation, is_last},
     tensors::{
-        Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
+        Input, Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
         register_cube_tensor, rows_of,
     },
 };
-use blackburn_kernels::{DeviceProfile, KernelError, buffer::Rows, row_sum::row_squares};
+use blackburn_kernels::{
+    DeviceProfile, KernelError,
+    buffer::{Buffer, Rows},
+    column_sum::{ColumnSumProblem, column_squares},
+    row_sum::row_squares,
+};
 use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::CubeDevice;
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use burn_cubecl_fusion::{
     FallbackOperation,
     optim::{
@@ -47,12 +52,13 @@ enum Alone {
     Other(Reduction),
 }
 
-/// The sum of squared distances of rows from their means.
+/// The sum, along a dimension, of squared distances from means.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct CenteredSquares {
     x: TensorIr,
     means: TensorIr,
     out: TensorIr,
+    axis: usize,
 }
 
 impl CenteredSquares {
@@ -80,31 +86,30 @@ impl CenteredSquares {
         let suits = is_square
             && is_dead
             && sum.input.id == squared.out.id
-            && is_last(sum.axis, &sum.input)
             && centered.rhs.shape == sum.out.shape
             && [&centered.lhs, &centered.rhs].iter().all(|of| of.dtype == sum.out.dtype);
         suits.then(|| Self {
             x: centered.lhs.clone(),
             means: centered.rhs.clone(),
             out: sum.out.clone(),
+            axis: sum.axis,
         })
     }
 
+    fn is_of_rows(&self) -> bool {
+        is_last(self.axis, &self.x)
+    }
+
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
-        let Self { x, means, out } = self;
+        let Self { x, means, out, axis } = self;
         let shape = known_output(tensors, out, Self::OP)?.shape.clone();
         let [of_x, of_means] = [x, means].map(|tensor| cube_tensor(tensors, tensor, Self::OP));
-        let (of_x, of_means) = (of_x?, of_means?);
-        let columns = of_x.meta.shape().last().copied().unwrap_or(1);
-        let rows = match rows_of(&of_x) {
-            Some(all) if all.is_contiguous() => {
-                let rows = of_x.meta.shape().num_elements() / columns.max(1);
-                Rows { rows, columns, pitch: columns, ..all }
-            }
-            Some(rows) => rows,
-            None => return Err(unsupported(Self::OP, "rows that do not follow each other")),
+        let (of_x, of_means) = (of_x?, contiguous_buffer(of_means?));
+        let lie_side_by_side = of_x.meta.shape()[axis + 1..].iter().all(|size| *size == 1);
+        let y = match lie_side_by_side {
+            true => squares_of_rows(&of_x, *axis, &of_means)?,
+            false => squares_of_columns(&Input::of(tensors, x, Self::OP)?, *axis, &of_means)?,
         };
-        let y = row_squares(&of_x.client, &rows, &contiguous_buffer(of_means), 1.0)?;
         register_cube_tensor(
             tensors,
             out,
@@ -115,6 +120,26 @@ impl CenteredSquares {
         consume(tensors, means);
         Ok(Done::All)
     }
+}
+
+/// Along the last dimension, or one that none but dimensions of one element follow.
+fn squares_of_rows(x: &CubeTensor, axis: usize, means: &Buffer) -> Result<Buffer, KernelError> {
+    let sizes = x.meta.shape();
+    let columns = sizes[axis];
+    let rows = match rows_of(x) {
+        Some(all) if all.is_contiguous() => {
+            let rows = sizes.num_elements() / columns.max(1);
+            Rows { rows, columns, pitch: columns, ..all }
+        }
+        Some(rows) if axis + 1 == sizes.num_dims() => rows,
+        _ => return Err(unsupported(CenteredSquares::OP, "rows that do not follow each other")),
+    };
+    row_squares(&x.client, &rows, means, 1.0)
+}
+
+fn squares_of_columns(x: &Input, axis: usize, means: &Buffer) -> Result<Buffer, KernelError> {
+    let problem = ColumnSumProblem::new(&x.shape, &x.strides, axis..axis + 1, x.dtype)?;
+    column_squares(&x.client, &problem, &x.buffer(problem.span()), means, 1.0)
 }
 
 impl Alone {
@@ -189,7 +214,7 @@ impl Apart {
                     };
                     let behind = place + CenteredSquares::OPERATIONS;
                     let mut others = operations[..place].iter().chain(&operations[behind..]);
-                    is_variance = others.all(of_rows);
+                    is_variance = squares.is_of_rows() && others.all(of_rows);
                     (Alone::Squares(squares), CenteredSquares::OPERATIONS)
                 }
                 (None, Some(alone)) => (alone, 1),

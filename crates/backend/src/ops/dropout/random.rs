@@ -6,6 +6,8 @@ use blackburn_kernels::dropout::DropoutMask;
 
 const ROUNDS: usize = 7;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// Of Philox2x32.
+const MULTIPLIER: u32 = 0xD256_D193;
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Elements are left out with probability `rate`, and those that stay are multiplied by
@@ -58,19 +60,17 @@ impl Dropout {
     /// those of `blackburn_kernels::dropout`.
     pub(super) fn factors(self, elements: usize) -> Vec<f32> {
         /// Rates this near to 0 or 1 take whole words.
-        const RAREST_OF_HALVES: f64 = 1.0 / 64.0;
-        let bits = if self.rate.min(1.0 - self.rate) >= RAREST_OF_HALVES { 16 } else { 32 };
+        const RAREST_OF_BYTES: f64 = 1.0 / 64.0;
+        let by_bytes = self.rate.min(1.0 - self.rate) >= RAREST_OF_BYTES;
+        let digits = if by_bytes { 16 } else { 32 };
         // A rate below 1 stays below 2^32; the cast stops at the largest.
-        let threshold = (self.rate * 2f64.powi(bits)).round() as u32;
-        let (kept, key) = (self.kept() as f32, self.key());
+        let threshold = (self.rate * 2f64.powi(digits)).round() as u32;
+        let (kept, [key, high]) = (self.kept() as f32, self.key());
         let mut factors = vec![kept; elements];
-        for (call, factors) in factors.chunks_mut(128 / bits as usize).enumerate() {
-            let words = philox([call as u32, 0, 0, 0], key);
+        for (call, factors) in factors.chunks_mut(if by_bytes { 8 } else { 2 }).enumerate() {
+            let words = philox2x32([call as u32, high], key);
             for (place, factor) in factors.iter_mut().enumerate() {
-                let draw = match bits {
-                    16 => words[place / 2] >> (place % 2 * 16) & 0xffff,
-                    _ => words[place],
-                };
+                let draw = if by_bytes { byte_draw(words, place) } else { words[place] };
                 if draw < threshold {
                     *factor = 0.0;
                 }
@@ -80,12 +80,31 @@ impl Dropout {
     }
 }
 
-/// Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+/// Byte `place` of two words, and below it its neighbor's, from the lowest digit on.
+fn byte_draw(words: [u32; 2], place: usize) -> u32 {
+    let byte = |place: usize| (words[place / 4] >> (place % 4 * 8)) as u8;
+    u16::from_be_bytes([byte(place), byte(place ^ 1).reverse_bits()]).into()
+}
+
+/// The upper and the lower word of a product.
+fn product(a: u32, b: u32) -> (u32, u32) {
+    let wide = u64::from(a) * u64::from(b);
+    ((wide >> 32) as u32, wide as u32)
+}
+
+/// Philox2x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+fn philox2x32(counter: [u32; 2], mut key: u32) -> [u32; 2] {
+    let mut words = counter;
+    for _ in 0..ROUNDS {
+        let (high, low) = product(words[0], MULTIPLIER);
+        words = [high ^ words[1] ^ key, low];
+        key = key.wrapping_add(KEY_STEPS[0]);
+    }
+    words
+}
+
+/// Philox4x32-7, of the same paper.
 pub(in crate::ops) fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    let product = |a: u32, b: u32| {
-        let wide = u64::from(a) * u64::from(b);
-        ((wide >> 32) as u32, wide as u32)
-    };
     let mut words = counter;
     for _ in 0..ROUNDS {
         let (high0, low0) = product(words[0], MULTIPLIERS[0]);
@@ -102,6 +121,8 @@ mod tests {
 
     #[test]
     fn random_words_are_the_known_answers_of_random123() {
+        assert_eq!(philox2x32([0; 2], 0), [0x257a_3673, 0xcd26_be2a]);
+        assert_eq!(philox2x32([u32::MAX; 2], u32::MAX), [0xab30_2c4d, 0x3dc9_d239]);
         let zeros = philox([0; 4], [0; 2]);
         assert_eq!(zeros, [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
         let ones = philox([u32::MAX; 4], [u32::MAX; 2]);
