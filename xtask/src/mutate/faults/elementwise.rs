@@ -34,8 +34,9 @@ pub(super) const FILES: &[InFile] = &[
         file: "crates/kernels/src/gelu/forward.rs",
         tests: &["gelu"],
         rows: &[
-            device("dropped factor", "value * normal.cdf", "normal.cdf"),
-            device("skipped tail", "ABSOLUTE_POS >= y.len()", "ABSOLUTE_POS + 1 >= y.len()"),
+            device("dropped factor", "values[v] * normal.cdf", "normal.cdf"),
+            device("skipped tail", "ABSOLUTE_POS >= step", "ABSOLUTE_POS + 1 >= step"),
+            device("one vector for two", "ABSOLUTE_POS + v * step, bias", "ABSOLUTE_POS, bias"),
         ],
     },
     InFile {

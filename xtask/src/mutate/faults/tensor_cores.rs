@@ -392,11 +392,7 @@ pub(super) const FILES: &[InFile] = &[
                 "word = (word & kept) | (pack(others[low], others[high], dtype) & !kept);",
                 "",
             ),
-            device(
-                "dropped weights have no gradients",
-                "(pack(others[low], others[high], dtype) & !kept)",
-                "0u32",
-            ),
+            device("delta left out beside dropout", "weight * -delta", "weight * 0.0f32"),
             statement(
                 "dropped weights stay",
                 "word &= kept_pair_mask(tile.kept, pair, tile.side);",
