@@ -36,7 +36,11 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device("dropped factor", "values[v] * normal.cdf", "normal.cdf"),
             device("skipped tail", "ABSOLUTE_POS >= step", "ABSOLUTE_POS + 1 >= step"),
-            device("one vector for two", "ABSOLUTE_POS + v * step, bias", "ABSOLUTE_POS, bias"),
+            statement(
+                "one vector for two",
+                "values[v] = inputs.biased(ABSOLUTE_POS + v * step, bias, form);",
+                "values[v] = inputs.biased(ABSOLUTE_POS, bias, form);",
+            ),
         ],
     },
     InFile {
@@ -141,7 +145,7 @@ pub(super) const FILES: &[InFile] = &[
             device("rows beyond the last added", "this < rows", "this < rows + 1"),
             device("distances not squared", "distance * distance", "distance"),
             device("means of the first outer", "CUBE_POS_Z * columns + column", "column"),
-            device(
+            statement(
                 "rows beyond the last far from the mean",
                 "found[i] = nothing;",
                 "found[i] = Vector::new(I::new(0.0));",
@@ -285,14 +289,22 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device("dropped scale", "left * self.scale", "left"),
             device("kept and dropped swapped", "draw < self.threshold", "draw > self.threshold"),
-            device("words swapped", "!= 0, words.1, words.0)", "!= 0, words.0, words.1)"),
+            device(
+                "words swapped",
+                "select(first & comptime!(of_word as u32) != 0, words.1, words.0)",
+                "select(first & comptime!(of_word as u32) != 0, words.0, words.1)",
+            ),
             device(
                 "the same half of a word for both",
                 "byte_draw(word >> ((first & 2) * 8), lane, form)",
                 "byte_draw(word, lane, form)",
             ),
             device("a neighbor that is another one", "3 - (byte ^ 1)", "3 - (byte ^ 2)"),
-            device("a neighbor's digits in their order", "word.reverse_bits() >>", "word >>"),
+            device(
+                "a neighbor's digits in their order",
+                "word.reverse_bits() >> comptime!(8 * reversed_neighbor(byte) as u32)",
+                "word >> comptime!(8 * reversed_neighbor(byte) as u32)",
+            ),
         ],
     },
     InFile {
