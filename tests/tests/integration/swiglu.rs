@@ -159,11 +159,13 @@ fn check_watched(
 
 /// By cubes that come back for more; of what is no number; of nothing.
 fn watched(client: &Client) -> Result<(), Failed> {
-    // Wherever the largest numbers are: a unit takes vectors far apart, two at once.
-    let length = 2_000_000;
-    for place in
-        [0, 1, 2, 3, 5, 7].map(|eighth| eighth * length / 8).into_iter().chain([length - 1])
-    {
+    // Wherever the largest numbers are: at each unit of a cube, and far apart, since a unit takes vectors that are, two at
+    // once.
+    let long = 2_000_000;
+    let far_apart = [0, 1, 2, 3, 5, 7].map(|eighth| eighth * long / 8);
+    let of_cube = (3..1024).step_by(4).map(|place| (1024, place));
+    let of_cubes = far_apart.into_iter().chain([long - 1]).map(|place| (long, place));
+    for (length, place) in of_cube.chain(of_cubes) {
         let mut inputs = Inputs::random(length, Storage::F32);
         (inputs.gate[place], inputs.up[place], inputs.dy[place]) = (100.0, 100.0, 100.0);
         let plain = inputs.on_device(client, Storage::F32)?;
