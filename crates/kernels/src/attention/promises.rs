@@ -11,7 +11,11 @@ impl AttentionBlueprint {
         // Known spills in bytes, on one architecture or another: tiles leave few registers for options.
         let of_pairs = mask.is_some() || dropout.is_some();
         let wide = problem.head_dim > 64;
-        let of_forward = if mask.is_some() || bias.is_some() || packed.is_some() { 32 } else { 0 };
+        let of_forward = match (mask.is_some(), bias.is_some() || packed.is_some()) {
+            (true, _) if dropout.is_some() && wide => 96,
+            (false, false) => 0,
+            _ => 32,
+        };
         let widest = problem.head_dim > MOST_OWN_COLUMNS;
         let of_backward = match (wide, bias.is_some(), of_pairs) {
             // Weights of TF32 take a register each.
