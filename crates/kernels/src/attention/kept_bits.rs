@@ -4,7 +4,7 @@
 use super::{
     dropout::{KEYS_OF_WORD, NEXT_KEY, Seeds, kept_word},
     rules::{Sequence, Side},
-    softmax::{Queries, pack},
+    softmax::{Queries, pack_registers},
 };
 use crate::ptx::{bytes_of_two, computed, sign_masks, transposed_halves, vector_of};
 use cubecl::prelude::{Sequence as Elements, *};
@@ -135,19 +135,17 @@ pub(super) fn pack_kept<R: Size, P: Size>(
     #[comptime] count: usize,
     #[comptime] dtype: &'static str,
 ) -> Vector<u32, P> {
-    let mut packed = Elements::<u32>::new();
-    #[unroll]
-    for pair in 0..comptime!(count / 2) {
-        let mut word = pack(
-            weights.extract(comptime!(2 * pair)),
-            weights.extract(comptime!(2 * pair + 1)),
-            dtype,
-        );
-        if comptime!(drawn.len() * 32 == count) {
+    let packed = pack_registers::<R, P>(weights, 0usize, count, dtype);
+    if comptime!(drawn.len() * 32 == count) {
+        let mut left = Elements::<u32>::new();
+        #[unroll]
+        for pair in 0..comptime!(count / 2) {
             let kept = drawn[comptime!(pair / 16)];
-            word &= kept_pair_mask(kept, comptime!(pair % 16), Side::Queries);
+            let mask = kept_pair_mask(kept, comptime!(pair % 16), Side::Queries);
+            left.push(packed.extract(pair) & mask);
         }
-        packed.push(word);
+        vector_of::<u32, P>(left)
+    } else {
+        packed
     }
-    vector_of::<u32, P>(packed)
 }

@@ -2,7 +2,10 @@
 //! the same of the kernels that compute each pair twice; here the terms of queries come from shared memory.
 
 use super::{
-    kept_bits::kept_pair_mask, once::TERM_BYTES, pairs::PairTile, seen_words::is_seen,
+    kept_bits::{is_kept, kept_pair_mask},
+    once::TERM_BYTES,
+    pairs::PairTile,
+    seen_words::is_seen,
     softmax::pack,
 };
 use crate::ptx::{
@@ -104,8 +107,6 @@ pub(super) fn weight_words<I: Float, M: Numeric, R: Size>(
 
 /// `dS`, without the scale, of weights, and of products from register `first` on; packed as the tensor cores take it.
 /// Slopes that are none count as 1.
-///
-/// With dropout it is `P (dP - delta)` where a weight stays, and `-P delta` where not, of which two are chosen from at once.
 #[cube]
 pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
     weights: Vector<f32, R>,
@@ -122,37 +123,21 @@ pub(super) fn gradient_words<I: Float, M: Numeric, R: Size>(
     for four in 0..8usize {
         let deltas = load_shared_pair(terms_at + comptime!(32 * four as u32) + 8 * tile.quad);
         let mut gradients = Elements::<f32>::new();
-        // Of weights that are left out.
-        let mut others = Elements::<f32>::new();
         #[unroll]
         for j in 0..4usize {
             let i = comptime!(4 * four + j);
-            let product = products.extract(comptime!(first + i));
-            let (weight, delta) = (weights.extract(i), deltas.extract(comptime!(j % 2)));
-            let other = weight * -delta;
-            let gradient = if comptime!(options.dropout) {
-                fma(weight, product, other)
-            } else {
-                weight * (product - delta)
-            };
-            if comptime!(slopes.len() == 32) {
-                gradients.push(gradient * slopes[i]);
-                others.push(other * slopes[i]);
-            } else {
-                gradients.push(gradient);
-                others.push(other);
-            }
-        }
-        #[unroll]
-        for two in 0..2usize {
-            let (low, high) = comptime!((2 * two, 2 * two + 1));
-            let mut word = pack(gradients[low], gradients[high], dtype);
+            let mut product = products.extract(comptime!(first + i));
             if comptime!(options.dropout) {
-                let kept = kept_pair_mask(tile.kept, comptime!(2 * four + two), tile.side);
-                word = (word & kept) | (pack(others[low], others[high], dtype) & !kept);
+                product = select(is_kept(tile.kept, i, tile.side), product, 0.0f32);
             }
-            packed.push(word);
+            let mut gradient = weights.extract(i) * (product - deltas.extract(comptime!(j % 2)));
+            if comptime!(slopes.len() == 32) {
+                gradient *= slopes[i];
+            }
+            gradients.push(gradient);
         }
+        packed.push(pack(gradients[0], gradients[1], dtype));
+        packed.push(pack(gradients[2], gradients[3], dtype));
     }
     vector_of::<u32, Const<16>>(packed)
 }

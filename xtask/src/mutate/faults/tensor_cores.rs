@@ -375,24 +375,23 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/attention/kept_bits.rs",
         tests: ATTENTION,
-        rows: &[statement(
+        rows: &[device(
             "dropped weights stay",
-            "word &= kept_pair_mask(kept, comptime!(pair % 16), Side::Queries);",
-            "",
+            "packed.extract(pair) & mask",
+            "packed.extract(pair)",
         )],
     },
     InFile {
         file: "crates/kernels/src/attention/once_pairs.rs",
         tests: ATTENTION,
         rows: &[
-            device("slope of the cap left out", "gradient * slopes[i]", "gradient"),
+            statement("slope of the cap left out", "gradient *= slopes[i];", ""),
             statement("missing mask", "weight = select(visible, weight, 0.0f32);", ""),
             statement(
                 "dropped weights keep their gradients",
-                "word = (word & kept) | (pack(others[low], others[high], dtype) & !kept);",
+                "product = select(is_kept(tile.kept, i, tile.side), product, 0.0f32);",
                 "",
             ),
-            device("delta left out beside dropout", "weight * -delta", "weight * 0.0f32"),
             statement(
                 "dropped weights stay",
                 "word &= kept_pair_mask(tile.kept, pair, tile.side);",
