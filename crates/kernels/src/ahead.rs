@@ -126,9 +126,10 @@ mod watched {
         if LOOKS.load(Ordering::Relaxed) == 0 || is_looking() {
             return None;
         }
+        // Launches on devices that nobody watches leave the looks of the others.
+        let watch = watch_of(client)?;
         let take = |left: usize| left.checked_sub(1);
         LOOKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
-        let watch = watch_of(client)?;
         let (result, is_new) = watch.look(launch);
         if is_new {
             LOOKS.store(QUIET_LAUNCHES, Ordering::Relaxed);
