@@ -32,15 +32,7 @@ fn bench(criterion: &mut Criterion) {
             elements: 1,
             dtype: ElemType::Int(IntKind::I32),
         };
-        let inputs = AttentionInputs {
-            q: &q.buffer,
-            k: &k.buffer,
-            v: &v.buffer,
-            mask: None,
-            bias: None,
-            starts: None,
-            key: None,
-        };
+        let inputs = AttentionInputs::of(&q.buffer, &k.buffer, &v.buffer);
         let decode = || {
             attention_decode(&client, &problem, &inputs, &position).expect("the problem is valid")
         };

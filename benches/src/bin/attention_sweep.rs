@@ -268,8 +268,7 @@ fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Resul
     client.memory_cleanup().map_err(|error| error.to_string())?;
     let problem = problem(arguments, case);
     let [q, k, v, dout] = tensors(client, arguments, case);
-    let inputs =
-        AttentionInputs { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None, key: None };
+    let inputs = AttentionInputs::of(&q, &k, &v);
     let output = attention_forward(client, &problem, &inputs).map_err(|error| error.to_string())?;
     let result = AttentionResult {
         out: &output.out,
@@ -301,7 +300,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
     let starts = starts.as_ref();
     let mask = arguments.mask.then(|| mask(client, case));
     let mask = mask.as_ref();
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, mask, bias: None, starts, key: None };
+    let inputs = AttentionInputs { mask, starts, ..AttentionInputs::of(&q, &k, &v) };
     let message = |error: &dyn std::fmt::Display| error.to_string();
 
     let trusted = |pass: Pass| {

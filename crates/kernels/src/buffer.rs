@@ -31,6 +31,14 @@ pub(crate) fn check_float(
     }
 }
 
+/// An allocation's number, which is never given to another one, and the byte at which a tensor begins in it.
+pub type Address = (usize, u64);
+
+/// Where a tensor begins.
+pub fn address(handle: &Handle) -> Address {
+    (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
+}
+
 /// A contiguous run of elements on a device.
 #[derive(Clone, Debug)]
 pub struct Buffer {

@@ -1,5 +1,6 @@
 //! Burn's own AdamW, whose operations a provider takes together, against f64.
 
+use blackburn_backend::overwrite::overwrite_float;
 use blackburn_reference::{
     adamw::{Corrections, Element, Rounding, Step, bound, update},
     random::normal,
@@ -8,7 +9,8 @@ use blackburn_reference::{
 };
 use blackburn_tests::{
     on_burn_device,
-    tensors::{tensor, values},
+    tensors::{float, tensor, values},
+    trials_in,
 };
 use burn::{
     module::{Module, Param},
@@ -18,6 +20,7 @@ use burn::{
 use libtest_mimic::{Failed, Trial};
 
 const F32: Storage = Storage::F32;
+const NARROW: [Storage; 2] = [Storage::F16, Storage::Bf16];
 const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.98;
 const EPSILON: f32 = 1e-6;
@@ -53,7 +56,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!("adamw_plain::{name}");
         Trial::ignorable_test(name, move || on_burn_device(|device| test(&device)))
     };
-    tests.map(trial).into()
+    let casts = trials_in("adamw_plain::a_step_makes_casts_of_the_next_pass", &NARROW, casts);
+    tests.map(trial).into_iter().chain(casts).collect()
 }
 
 #[derive(Module, Debug)]
@@ -100,6 +104,35 @@ impl Weights {
         let matrices = self.matrices.iter().map(|weight| values(weight.val().inner()));
         let vectors = self.vectors.iter().map(|weight| values(weight.val().inner()));
         matrices.chain(vectors).collect()
+    }
+}
+
+impl Weights {
+    /// Its numbers as a pass in 16 bits reads them.
+    fn casts(&self, to: Storage) -> Result<Vec<Vec<f64>>, Failed> {
+        let to = float(to);
+        let matrices = self.matrices.iter().map(|weight| values(weight.val().inner().cast(to)));
+        let vectors = self.vectors.iter().map(|weight| values(weight.val().inner().cast(to)));
+        matrices.chain(vectors).collect()
+    }
+
+    /// Whether casts are the numbers rounded. Casts are read first, so that they are the first to read the numbers.
+    fn check_casts(&self, to: Storage, when: &str) -> Result<(), Failed> {
+        let (casts, numbers) = (self.casts(to)?, self.numbers()?);
+        for (place, (casts, numbers)) in casts.into_iter().zip(numbers).enumerate() {
+            let expected: Vec<f64> = numbers.into_iter().map(|x| to.round(x)).collect();
+            if casts != expected {
+                let reason =
+                    format!("{when}, parameter {place}: expected {expected:?}, got {casts:?}");
+                return Err(reason.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn map(self, change: impl Fn(Tensor<1>) -> Tensor<1>) -> Self {
+        let vectors = self.vectors.into_iter().map(|weight| weight.map(&change));
+        Self { vectors: vectors.collect(), ..self }
     }
 }
 
@@ -187,6 +220,36 @@ fn copies(device: &Device) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Casts are what they would be without: of parameters as they are, whoever has written them.
+fn casts(device: &Device, to: Storage) -> Result<(), Failed> {
+    let device = &device.clone().autodiff();
+    let (mut model, mut optimizer) = (Weights::new(&drawn(1), device), optimizer(0.1));
+    // The first step makes moments of nothing, the second one is the first to look for casts.
+    for at in 0..6 {
+        let before = served();
+        model.check_casts(to, &format!("pass {at}"))?;
+        let saved = served() - before;
+        let expected = if at > 2 { MATRICES.len() + VECTORS.len() } else { 0 };
+        if saved < expected as u64 {
+            return Err(format!("pass {at}: {saved} casts were saved, of {expected}").into());
+        }
+        model = step(model, &mut optimizer, &drawn(50 * (1 + at)), 0.1, device);
+    }
+    let halved =
+        model.clone().map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad());
+    halved.check_casts(to, "halved")?;
+    model.check_casts(to, "again")?;
+    model = step(model, &mut optimizer, &drawn(7), 0.1, device);
+    let other = |weight: Tensor<1>| {
+        let other = weight.clone().inner().mul_scalar(3.0);
+        overwrite_float(weight.inner(), other).autodiff().require_grad()
+    };
+    let kept = model.clone();
+    let written = model.map(other);
+    written.check_casts(to, "overwritten")?;
+    kept.check_casts(to, "overwritten, in other hands")
 }
 
 /// The same operations with shares that do not add up to 1, of as many tensors as are taken together.

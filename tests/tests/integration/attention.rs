@@ -21,8 +21,8 @@ use blackburn_kernels::{
     Family, KernelError, Pass,
     attention::{
         AttentionBlueprint, AttentionGradients, AttentionInputs as Tensors, AttentionOutput,
-        AttentionProblem, AttentionResult, Dropout, Order, Pairs, Window, attention_backward,
-        attention_backward_with, attention_forward, attention_forward_with,
+        AttentionProblem, AttentionResult, Dropout, MaskMaps, Order, Pairs, Window,
+        attention_backward, attention_backward_with, attention_forward, attention_forward_with,
     },
     buffer::Buffer,
 };
@@ -154,6 +154,8 @@ struct Uploaded {
     dout: Buffer,
     mask: Option<Buffer>,
     bias: Option<Buffer>,
+    /// Plans of both passes share them.
+    maps: MaskMaps,
 }
 
 impl Uploaded {
@@ -169,18 +171,17 @@ impl Uploaded {
                 integers(client, &words.collect::<Vec<_>>())
             }),
             bias: inputs.bias.as_deref().map(send),
+            maps: MaskMaps::default(),
         }
     }
 
     fn tensors(&self) -> Tensors<'_> {
+        let plain = Tensors::of(&self.q, &self.k, &self.v);
         Tensors {
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
             mask: self.mask.as_ref(),
             bias: self.bias.as_ref(),
-            starts: None,
-            key: None,
+            maps: Some(&self.maps),
+            ..plain
         }
     }
 

@@ -194,7 +194,7 @@ struct Memory {
 impl Memory {
     fn tensors(&self) -> Tensors<'_> {
         let Self { q, k, v } = self;
-        Tensors { q, k, v, mask: None, bias: None, starts: None, key: None }
+        Tensors::of(q, k, v)
     }
 }
 

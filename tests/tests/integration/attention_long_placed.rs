@@ -135,13 +135,10 @@ impl Placed {
 
     fn tensors(&self) -> Tensors<'_> {
         Tensors {
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
             mask: self.mask.as_ref(),
             bias: self.bias.as_ref(),
             starts: self.starts.as_ref(),
-            key: None,
+            ..Tensors::of(&self.q, &self.k, &self.v)
         }
     }
 

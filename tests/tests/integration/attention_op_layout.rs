@@ -2,6 +2,7 @@
 
 use super::Test;
 use blackburn::attention::{AttentionOptions, Window, attention, attention_packed};
+use blackburn_backend::graph::begin_pass;
 use blackburn_reference::{
     attention::{
         AttentionCase, AttentionInputs, AttentionOptions as CaseOptions, AttentionPrecision,
@@ -17,11 +18,12 @@ use blackburn_tests::{
 use burn::prelude::*;
 use libtest_mimic::Failed;
 
-pub(super) const TESTS: [(&str, Test); 4] = [
+pub(super) const TESTS: [(&str, Test); 5] = [
     ("views_give_what_copies_give", views),
     ("heads_side_by_side_are_not_copied", no_copies),
     ("packed_sequences_are_not_copied", no_packed_copies),
     ("nothing_of_all_pairs_is_kept", memory),
+    ("layers_of_a_recorded_pass_share_the_map_of_a_mask", shared_maps),
 ];
 
 fn numbers(seed: u64, count: usize) -> Vec<f64> {
@@ -108,6 +110,33 @@ fn has_to_launch(
     }
     launches(device, kernels, work)?
         .map_err(|launched| format!("{kernels:?} of attention and others: {launched:#?}").into())
+}
+
+/// A mask of so many pairs that a map of it pays.
+fn shared_maps(device: &Device) -> Result<(), Failed> {
+    const SEQ: usize = 2048;
+    if !is_gpu(device) {
+        return Ok(());
+    }
+    let x = Tensor::<4>::ones([1, 4, SEQ, 64], device);
+    let mask = Tensor::<2>::ones([SEQ, SEQ], device).triu(1).bool().reshape([1, 1, SEQ, SEQ]);
+    let maps_of_two_layers = |mask: &Tensor<4, Bool>| -> Result<usize, Failed> {
+        let layer = |_| {
+            let options = AttentionOptions { mask: Some(mask.clone()), ..Default::default() };
+            attention(x.clone(), x.clone(), x.clone(), options)
+        };
+        // Results that nobody holds are not computed.
+        let (_held, blocks) = blocks_of(device, || Ok([0, 1].map(layer)))?;
+        let kernels = blocks.into_iter().flat_map(|block| block.kernels);
+        Ok(kernels.filter(|kernel| kernel.contains("attention_mask_map")).count())
+    };
+    let pass = begin_pass();
+    let shared = [maps_of_two_layers(&mask)?, maps_of_two_layers(&mask.clone().bool_not())?];
+    drop(pass);
+    match (shared, maps_of_two_layers(&mask)?) {
+        ([1, 1], 2) => Ok(()),
+        counts => Err(format!("{counts:?} maps of a mask").into()),
+    }
 }
 
 fn no_copies(device: &Device) -> Result<(), Failed> {

@@ -1,11 +1,13 @@
 //! The provider that casts several tensors in one launch. Burn's gradients of parameters that are computed with in 16 bits
-//! come as f32 by a cast each, one behind the other at the end of a backward pass.
+//! come as f32 by a cast each, one behind the other at the end of a backward pass. Casts of parameters to 16 bits are
+//! taken where no search takes them along, since a step may have made them.
 
 use crate::{
     ops::overwrite::{copy_together, memory_for},
-    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search},
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, parameter_cast},
     tensors::{
-        Tensors, cube_tensor, known_output, register_cube_tensor, rows_of, take_cube_tensor,
+        Tensors, kept_casts, known_output, register_cube_tensor, rows_of, shape_of,
+        take_cube_tensor,
     },
 };
 use blackburn_kernels::{KernelError, step::MOST_TENSORS};
@@ -30,11 +32,15 @@ impl Replacement for Casts {
 
     fn launch(&self, context: &mut Tensors) -> Result<Done, KernelError> {
         for [source, out] in &self.casts {
-            cube_tensor(context, source, OP)?;
+            shape_of(context, source, OP)?;
             known_output(context, out, OP)?;
         }
         let (mut pairs, mut outs) = (Vec::new(), Vec::new());
         for [source, out] in &self.casts {
+            // From f32 are parameters.
+            if source.dtype == DType::F32 && kept_casts::give(context, source, out) {
+                continue;
+            }
             let shape = known_output(context, out, OP)?.shape.clone();
             let source = take_cube_tensor(context, source, OP)?;
             let is_together = self.casts.len() > 1
@@ -56,7 +62,7 @@ impl Replacement for Casts {
     }
 }
 
-/// Takes casts of 16 bits to f32 that follow each other. It is over when Burn shows any other operation, to whichever block.
+/// Takes casts of 16 bits to f32, and of parameters to 16 bits, that follow each other. It is over when Burn shows any other operation, to whichever block.
 #[derive(Clone, Default)]
 pub(crate) struct CastSearch {
     found: Casts,
@@ -69,13 +75,13 @@ impl CastSearch {
     const MOST: u64 = 90;
 }
 
-/// What `operation` reads and makes, if it casts numbers of 16 bits to f32. Casts the other way belong to what reads them, as
-/// those of inputs do.
+/// What `operation` reads and makes, if it casts numbers of 16 bits to f32, or a parameter to 16 bits. Other casts belong to
+/// what reads them, as those of inputs do.
 fn cast_of(operation: &OperationIr) -> Option<[&TensorIr; 2]> {
     let OperationIr::BaseFloat(BaseOperationIr::Cast(cast)) = operation else { return None };
     let is_widened =
         matches!(cast.input.dtype, DType::F16 | DType::BF16) && cast.out.dtype == DType::F32;
-    is_widened.then_some([&cast.input, &cast.out])
+    is_widened.then_some([&cast.input, &cast.out]).or_else(|| parameter_cast(operation))
 }
 
 impl Search for CastSearch {
@@ -84,8 +90,8 @@ impl Search for CastSearch {
 
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         let Some([source, out]) = cast_of(operation) else { return Next::Refused };
-        // None reads what another makes: they read 16 bits and make f32.
-        if self.gives_up(now.elapsed) {
+        let is_made = self.found.casts.iter().any(|[_, made]| made.id == source.id);
+        if is_made || self.gives_up(now.elapsed) {
             return Next::Refused;
         }
         self.found.casts.push([source.clone(), out.clone()]);
@@ -142,18 +148,27 @@ mod tests {
 
     #[test]
     fn a_cast_of_what_was_cast_is_not_taken() {
-        let back = cast(100, ReadWrite, [DType::F32, DType::BF16], 300);
-        let fuser = Fuser::after(CastSearch::default(), &[gradient(0), back]);
-        assert!(!fuser.is_open());
-        assert_eq!(fuser.claims(), Some(1));
+        for status in [ReadOnly, ReadWrite] {
+            let back = cast(100, status, [DType::F32, DType::BF16], 300);
+            let fuser = Fuser::after(CastSearch::default(), &[gradient(0), back]);
+            assert!(!fuser.is_open());
+            assert_eq!(fuser.claims(), Some(1));
+        }
     }
 
     #[test]
-    fn parameters_inputs_and_wide_numbers_are_left_alone() {
-        let parameter = cast(1, ReadOnly, [DType::F32, DType::BF16], 2);
+    fn casts_of_parameters_are_taken() {
+        let parameter = |id| cast(id, ReadOnly, [DType::F32, DType::BF16], id + 100);
+        let fuser = Fuser::after(CastSearch::default(), &[parameter(1), parameter(2)]);
+        assert!(fuser.is_open());
+        assert_eq!(fuser.claims(), Some(2));
+    }
+
+    #[test]
+    fn inputs_and_wide_numbers_are_left_alone() {
         let wide = cast(1, ReadWrite, [DType::BF16, DType::F64], 2);
         let input = cast(1, ReadWrite, [DType::F32, DType::F16], 2);
-        for operation in [parameter, input, wide] {
+        for operation in [input, wide] {
             let fuser = Fuser::after(CastSearch::default(), &[operation]);
             assert!(!fuser.is_open());
             assert_eq!(fuser.claims(), None);

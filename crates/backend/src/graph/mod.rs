@@ -14,8 +14,9 @@ pub use progress::{Milestones, Progress};
 
 #[cfg(feature = "gpu")]
 use crate::{
-    ops::{copies, fp8_linear::marked},
+    ops::{attention::mask_maps, copies, fp8_linear::marked},
     random,
+    tensors::kept_casts,
 };
 #[cfg(feature = "gpu")]
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchDevice, DispatchTensorKind};
@@ -195,11 +196,32 @@ pub fn hand_over(device: &Device) -> Result<(), GraphError> {
     device.flush().map_err(|error| failed(error.to_string()))
 }
 
-/// Lets go of what products of earlier passes keep for later ones, codes in 8 bits. A pass that is to be recorded begins
-/// so, and so do those before it: they have to take the memory that it will take.
-pub fn begin_pass() {
+/// A pass of this thread that warms up for one that is to be recorded, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the pass ends when this is dropped"]
+pub struct WarmUp(());
+
+/// Begins a pass of this thread that warms up for one that is to be recorded. It has to take the memory that the other one
+/// will take: it lets go of what products of earlier passes keep for later ones, codes in 8 bits, and keeps what calls
+/// of one pass share, maps of masks.
+pub fn begin_pass() -> WarmUp {
     #[cfg(feature = "gpu")]
-    marked::forget_casts();
+    {
+        marked::forget_casts();
+        mask_maps::begin();
+        kept_casts::pause();
+    }
+    WarmUp(())
+}
+
+impl Drop for WarmUp {
+    fn drop(&mut self) {
+        #[cfg(feature = "gpu")]
+        {
+            mask_maps::end();
+            kept_casts::resume();
+        }
+    }
 }
 
 /// Gets `device` ready to record on this thread. What runs from here until [`start`] is warm-up: it
@@ -226,6 +248,8 @@ pub fn start(device: &Device) -> Result<(), GraphError> {
     return ask(device, "start", Dispatch::graph_start_capture).inspect(|()| {
         RECORDING.set(true);
         copies::record(true);
+        mask_maps::begin();
+        kept_casts::pause();
         // What was cast before may have other numbers when this is replayed.
         marked::forget_casts();
     });
@@ -245,6 +269,8 @@ pub fn stop(device: &Device) -> Result<Graph, GraphError> {
         let recorded = ask(device, "end", Dispatch::graph_stop_capture);
         RECORDING.set(false);
         copies::record(false);
+        mask_maps::end();
+        kept_casts::resume();
         random::leave_pass();
         // What was recorded has not been cast.
         marked::forget_casts();
@@ -291,6 +317,7 @@ impl Graph {
                 unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.recorded) };
             // A replay writes without a word to those who hold the memory.
             marked::forget_casts();
+            kept_casts::forget();
             replayed.map_err(|error| refused("replay", &error))
         }
         #[cfg(not(feature = "gpu"))]

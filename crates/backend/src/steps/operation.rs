@@ -9,7 +9,7 @@ use crate::{
     stream::{Done, Replacement, Scalars},
     tensors::{
         Location, Tensors, consume, contiguous_buffer, cube_tensor, register_cube_tensor, rows,
-        take_cube_tensor, tensor_of_rows,
+        shape_of, take_cube_tensor, tensor_of_rows,
     },
 };
 use blackburn_kernels::{
@@ -124,7 +124,7 @@ impl<K: Optimizer<N>, const N: usize> Steps<K, N> {
         }
         for update in &self.requests {
             for tensor in update.tensors() {
-                cube_tensor(context, tensor, K::OP)?;
+                shape_of(context, tensor, K::OP)?;
             }
             if update.operation.outputs.iter().any(|out| !context.tensors.contains_key(&out.id)) {
                 return Err(unknown::<K, N>("output"));
@@ -212,8 +212,12 @@ pub(super) fn stepped<S: StepNumbers<N>, const N: usize>(
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
         .map(|update| {
-            let known = copies::take(&update.tensors[0].handle);
-            let copy = known.first().map(Known::rows);
+            let mut known = copies::take(&update.tensors[0].handle);
+            let copy = update.copy.clone().or_else(|| known.first().map(Known::rows));
+            if update.copy.is_some() {
+                // They are not written.
+                known.clear();
+            }
             if watch.is_some() {
                 // Others would have to be copied, too.
                 let only = copy.clone().filter(|_| known.len() == 1);

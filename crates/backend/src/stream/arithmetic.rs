@@ -1,5 +1,5 @@
 use burn_backend::DType;
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
+use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 
 /// The tensor that `operation` makes, if it is arithmetic, a cast or a part of a tensor. Burn's element-wise fusion waits on such
 /// an operation by itself.
@@ -29,8 +29,14 @@ pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
 /// front of its product's, and their sum fits neither. Nothing is lost where fusions do not begin so: weights have to be in
 /// memory for products, and other parameters are small.
 pub(crate) fn is_parameter_cast(operation: &OperationIr) -> bool {
-    let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return false };
-    op.input.dtype == DType::F32
+    parameter_cast(operation).is_some()
+}
+
+/// What such a cast reads and makes.
+pub(crate) fn parameter_cast(operation: &OperationIr) -> Option<[&TensorIr; 2]> {
+    let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return None };
+    let is_cast = op.input.dtype == DType::F32
         && op.input.status == TensorStatus::ReadOnly
-        && matches!(op.out.dtype, DType::BF16 | DType::F16)
+        && matches!(op.out.dtype, DType::BF16 | DType::F16);
+    is_cast.then_some([&op.input, &op.out])
 }

@@ -13,8 +13,12 @@
 //!
 //! It is registered by a line in `providers`.
 
-use super::{arithmetic::is_parameter_cast, clock::StreamClock};
-use crate::{declined::tell_once, served::count, tensors::Tensors};
+use super::{arithmetic::parameter_cast, clock::StreamClock};
+use crate::{
+    declined::tell_once,
+    served::count,
+    tensors::{Tensors, kept_casts},
+};
 use blackburn_kernels::KernelError;
 use burn_cubecl::{
     CubeDevice,
@@ -25,7 +29,7 @@ use burn_cubecl_fusion::{
     optim::{CubeOptimization, FusedOperation},
 };
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
-use burn_ir::{OperationIr, TensorId};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
@@ -131,6 +135,8 @@ pub(crate) struct Claim<R> {
 pub(crate) enum Part<R> {
     /// They run as Burn runs them.
     Unfused(Vec<usize>),
+    /// They cast parameters: what they read and make. A step may have made it.
+    Casts(Vec<usize>, Vec<[TensorIr; 2]>),
     /// The replacement runs in their place.
     Replaced(Vec<usize>, R),
 }
@@ -138,13 +144,19 @@ pub(crate) enum Part<R> {
 impl<R> Part<R> {
     /// Where the operations are.
     fn positions(&self) -> &Vec<usize> {
-        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
-        positions
+        match self {
+            Self::Unfused(positions) | Self::Casts(positions, _) | Self::Replaced(positions, _) => {
+                positions
+            }
+        }
     }
 
     fn positions_mut(&mut self) -> &mut Vec<usize> {
-        let (Self::Unfused(positions) | Self::Replaced(positions, _)) = self;
-        positions
+        match self {
+            Self::Unfused(positions) | Self::Casts(positions, _) | Self::Replaced(positions, _) => {
+                positions
+            }
+        }
     }
 
     /// How many operations these are.
@@ -156,6 +168,7 @@ impl<R> Part<R> {
     pub(crate) fn map<T>(self, with: impl FnOnce(R) -> T) -> Part<T> {
         match self {
             Self::Unfused(positions) => Part::Unfused(positions),
+            Self::Casts(positions, casts) => Part::Casts(positions, casts),
             Self::Replaced(positions, by) => Part::Replaced(positions, with(by)),
         }
     }
@@ -170,6 +183,14 @@ impl<R: Replacement> Part<R> {
     ) {
         let unfused = match self {
             Self::Unfused(positions) => &positions[..],
+            Self::Casts(positions, casts) => {
+                for (position, [source, out]) in positions.iter().zip(casts) {
+                    if !kept_casts::give(tensors, source, out) {
+                        fallback(*position).run(tensors);
+                    }
+                }
+                &[]
+            }
             Self::Replaced(positions, by) => match by.launch(tensors) {
                 Ok(Done::All) => {
                     count(R::NAME, positions.len());
@@ -232,15 +253,16 @@ pub(crate) struct Fuser<S> {
 struct Passengers {
     /// Their places in the block.
     places: Vec<usize>,
+    /// What they read and make.
+    casts: Vec<[TensorIr; 2]>,
     /// What the block's other operations make.
     made: Vec<TensorId>,
 }
 
 impl Passengers {
-    /// Whether `operation` is one.
-    fn includes(&self, operation: &OperationIr) -> bool {
-        is_parameter_cast(operation)
-            && operation.inputs().all(|input| !self.made.contains(&input.id))
+    /// What `operation` reads and makes, if it is one.
+    fn cast<'a>(&self, operation: &'a OperationIr) -> Option<[&'a TensorIr; 2]> {
+        parameter_cast(operation).filter(|[source, _]| !self.made.contains(&source.id))
     }
 }
 
@@ -275,9 +297,10 @@ impl<S: Search> Fuser<S> {
             *position = self.followed[*position];
         }
         let last = claim.parts.iter().flat_map(Part::positions).max()?;
-        let in_front = |place: &usize| place < last;
-        let passengers: Vec<_> = self.passengers.places.iter().copied().filter(in_front).collect();
-        claim.parts.insert(0, Part::Unfused(passengers));
+        let Passengers { places, casts, .. } = &self.passengers;
+        let in_front = places.partition_point(|place| place < last);
+        let passengers = Part::Casts(places[..in_front].to_vec(), casts[..in_front].to_vec());
+        claim.parts.insert(0, passengers);
         Some(claim)
     }
 }
@@ -290,11 +313,14 @@ impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
         if self.closed {
             return;
         }
-        if S::MAY_CAST_FIRST && self.passengers.includes(operation) {
+        if S::MAY_CAST_FIRST
+            && let Some(cast) = self.passengers.cast(operation)
+        {
             // At the head it runs alone, and the search begins behind it.
             self.closed = self.followed.is_empty();
             if !self.closed {
                 self.passengers.places.push(self.taken());
+                self.passengers.casts.push(cast.map(TensorIr::clone));
             }
             return;
         }

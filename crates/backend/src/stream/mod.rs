@@ -13,7 +13,7 @@ mod single;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use arithmetic::{arithmetic_output, is_parameter_cast};
+pub(crate) use arithmetic::{arithmetic_output, is_parameter_cast, parameter_cast};
 pub(crate) use clock::{StreamClock, is_product_or_reduction, is_reduction};
 #[cfg(test)]
 pub(crate) use fuser::Fuser;

@@ -129,7 +129,9 @@ impl<const MAY_CAST_FIRST: bool> Search for TwoOperations<MAY_CAST_FIRST> {
 fn claimed(operations: &[OperationIr]) -> Option<Vec<Vec<usize>>> {
     let claim = Fuser::after(TwoOperations::<true>::default(), operations).claim()?;
     let positions = |part| match part {
-        Part::Unfused(positions) | Part::Replaced(positions, Nothing) => positions,
+        Part::Unfused(positions)
+        | Part::Casts(positions, _)
+        | Part::Replaced(positions, Nothing) => positions,
     };
     Some(claim.parts.into_iter().map(positions).collect())
 }

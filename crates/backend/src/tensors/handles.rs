@@ -146,7 +146,20 @@ pub(crate) fn cube_tensor(
     }))
 }
 
-/// The same, but taken from the stream where the operation is its last reader: where nobody else holds the
+/// The shape of `tensor`, if [`cube_tensor`] has it.
+///
+/// # Errors
+///
+/// As [`Input::of`].
+pub(crate) fn shape_of<'a>(
+    context: &'a Tensors,
+    tensor: &TensorIr,
+    op: &'static str,
+) -> Result<&'a Shape, KernelError> {
+    plain(context, tensor, op).map(|(known, _)| &known.shape)
+}
+
+/// As [`cube_tensor`], but taken from the stream where the operation is its last reader: where nobody else holds the
 /// memory, a kernel may write there. It takes the place of [`consume`].
 ///
 /// # Errors
@@ -415,14 +428,6 @@ fn register_strided(
         qparams: None,
     };
     context.handles.register_handle(id, handle);
-}
-
-/// An allocation's number, which is never given to another one, and the byte at which a tensor begins in it.
-pub(crate) type Address = (usize, u64);
-
-/// Where a tensor begins.
-pub(crate) fn address(handle: &Handle) -> Address {
-    (handle.memory.descriptor().id.value, handle.offset_start.unwrap_or(0))
 }
 
 /// The memory behind `tensor`, laid out in rows of plain numbers.

@@ -207,13 +207,9 @@ fn run(
     let mask = inputs.mask.as_deref().map(|mask| integers(on, mask, mask_bytes));
     let bias = inputs.bias.as_deref().map(|bias| upload(client, bias, storage));
     let tensors = Tensors {
-        q: &q_buffer,
-        k: &k_buffer,
-        v: &v_buffer,
         mask: mask.as_ref(),
         bias: bias.as_ref(),
-        starts: None,
-        key: None,
+        ..Tensors::of(&q_buffer, &k_buffer, &v_buffer)
     };
     if draw.holds("contradiction", 60) {
         return contradictions(on, draw, check, &problem, &tensors);

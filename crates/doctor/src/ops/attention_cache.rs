@@ -86,15 +86,7 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     let q_buffer = send("q", &queries, &q);
     let k_buffer = send("k", &all(|inputs| &inputs.k), &kv);
     let v_buffer = send("v", &all(|inputs| &inputs.v), &kv);
-    let tensors = Tensors {
-        q: &q_buffer,
-        k: &k_buffer,
-        v: &v_buffer,
-        mask: None,
-        bias: None,
-        starts: None,
-        key: None,
-    };
+    let tensors = Tensors::of(&q_buffer, &k_buffer, &v_buffer);
     let plan = AttentionBlueprint {
         family: Family::Portable,
         tile_q,

@@ -4,6 +4,7 @@ use super::{
     AttentionBlueprint, AttentionProblem,
     dropout::zero_digits,
     mask_map::{MaskMap, Words, map_strides},
+    mask_maps::MaskMaps,
     problem::{Dropout, HeadStrides, OP, Pairs, clamped, invalid, unsupported},
     rules::{
         HeadsLaunch, NumbersLaunch, Options, PairStridesLaunch, RulesLaunch, SizesLaunch,
@@ -40,6 +41,15 @@ pub struct AttentionInputs<'a> {
     pub starts: Option<&'a Buffer>,
     /// Two words that are combined with dropout's seed when the kernel runs. Backward has to have the same.
     pub key: Option<&'a Buffer>,
+    /// Where maps of masks are kept for other calls with the same mask. Without it each call finds its own.
+    pub maps: Option<&'a MaskMaps>,
+}
+
+impl<'a> AttentionInputs<'a> {
+    /// Queries, keys and values, and nothing else.
+    pub fn of(q: &'a Buffer, k: &'a Buffer, v: &'a Buffer) -> Self {
+        Self { q, k, v, mask: None, bias: None, starts: None, key: None, maps: None }
+    }
 }
 
 /// What attention returns.
@@ -122,7 +132,11 @@ impl<'a> Call<'a> {
         if !blueprint.maps_mask {
             return Ok(self);
         }
-        let map = MaskMap::of(&self, Words::of(blueprint, pass))?;
+        let words = Words::of(blueprint, pass);
+        let map = match self.inputs.maps {
+            Some(maps) => maps.map(&self, words)?,
+            None => MaskMap::of(&self, words)?,
+        };
         Ok(Self { map, ..self })
     }
 

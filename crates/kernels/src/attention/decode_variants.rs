@@ -70,15 +70,7 @@ fn decoding(
     Some(Variant::new(name, plan.promises(&problem), move |client| {
         let q = Buffer::empty(client, problem.out_elements(), dtype);
         let k = Buffer::empty(client, problem.kv_elements(), dtype);
-        let inputs = AttentionInputs {
-            q: &q,
-            k: &k,
-            v: &k,
-            mask: None,
-            bias: None,
-            starts: None,
-            key: None,
-        };
+        let inputs = AttentionInputs::of(&q, &k, &k);
         attention_forward_with(client, &problem, &plan, &inputs)?;
         attention_decode(client, &problem, &inputs, &position(client)).map(drop)
     }))

@@ -101,6 +101,11 @@ impl Words {
             of_keys: on_tensor_cores && !is_forward,
         }
     }
+
+    /// Whether all of `others` are among these.
+    pub(super) fn have(self, others: Self) -> bool {
+        (self.of_queries || !others.of_queries) && (self.of_keys || !others.of_keys)
+    }
 }
 
 /// Blocks of 64 queries along x, sequences along y.

@@ -100,6 +100,7 @@ mod forward;
 mod kept_bits;
 mod launch;
 mod mask_map;
+mod mask_maps;
 #[cfg(feature = "cuda")]
 mod mma_backward;
 #[cfg(feature = "cuda")]
@@ -169,5 +170,6 @@ pub use decode_launch::{attention_decode, attention_decode_with};
 pub use launch::{
     attention_backward, attention_backward_with, attention_forward, attention_forward_with,
 };
+pub use mask_maps::MaskMaps;
 pub use problem::{AttentionProblem, Dropout, HeadStrides, Order, Pairs, Window};
 pub(crate) use variants::variants;

@@ -191,13 +191,11 @@ fn launch(
     // As many heads of keys as of queries, over sequences of the same length.
     let tensor = Buffer::empty(client, problem.out_elements(), problem.dtype);
     let inputs = AttentionInputs {
-        q: &tensor,
-        k: &tensor,
-        v: &tensor,
         mask: mask.as_ref(),
         bias: bias.as_ref(),
         starts: starts.as_ref(),
         key: key.as_ref(),
+        ..AttentionInputs::of(&tensor, &tensor, &tensor)
     };
     if pass == Pass::Forward {
         return attention_forward_with(client, problem, plan, &inputs).map(drop);

@@ -409,7 +409,7 @@ impl Uploaded {
 
     pub(super) fn all(&self) -> Tensors<'_> {
         let Self { q, k, v, mask, bias, .. } = self;
-        Tensors { q, k, v, mask: mask.as_ref(), bias: bias.as_ref(), starts: None, key: None }
+        Tensors { mask: mask.as_ref(), bias: bias.as_ref(), ..Tensors::of(q, k, v) }
     }
 }
 

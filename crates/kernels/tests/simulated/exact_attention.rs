@@ -58,7 +58,7 @@ pub(super) fn powers_of_two(recorder: &Recorder, wanted: Wanted) -> Result<(), F
     let problem = problem(&case, storage);
     let plans = AttentionBlueprint::candidates(&problem, Pass::Forward, client);
     let [q, k, v] = [&q, &k, &v].map(|values| upload(recorder, values, storage));
-    let tensors = Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: None, key: None };
+    let tensors = Tensors::of(&q, &k, &v);
     let plan = wanted.of(&plans, Pass::Forward)?;
     let output = attention_forward_with(client, &problem, &plan, &tensors)?;
     within(recorder, &output.out, storage, &expected, &vec![0.0; expected.len()])?;

@@ -68,8 +68,7 @@ pub(super) fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> 
         packed: Some(rows),
         ..problem(&whole, storage)
     };
-    let tensors =
-        Tensors { q: &q, k: &k, v: &v, mask: None, bias: None, starts: Some(&starts), key: None };
+    let tensors = Tensors { starts: Some(&starts), ..Tensors::of(&q, &k, &v) };
     let plan = |pass| {
         let plans = AttentionBlueprint::candidates(&problem, pass, client);
         wanted.of(&plans, pass)

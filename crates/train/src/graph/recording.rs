@@ -62,7 +62,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let inputs = inputs.held();
         let run = || {
             graph::hand_over(device)?;
-            graph::begin_pass();
+            let _pass = graph::begin_pass();
             let done = pass(model, inputs.clone());
             let trace = Trace::of(model, device, &done);
             // Work whose results are let go of before it ran would not run.

@@ -37,6 +37,11 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             host("what is kept taken for what decays", "1.0 - kept", "kept"),
             host(
+                "casts kept for another tensor",
+                "kept_casts::keep(tensors, &step.outputs[0], cast, Self::NAME)",
+                "kept_casts::keep(tensors, &step.outputs[1], cast, Self::NAME)",
+            ),
+            host(
                 "numbers that are not AdamW's taken",
                 "is_mean(beta_1, share_1) && is_mean(beta_2, share_2)",
                 "is_mean(beta_2, beta_2) || true",
@@ -218,6 +223,24 @@ pub(super) const FILES: &[InFile] = &[
             ),
             host("codes of what was overwritten kept", "marked::forget_casts()", "()"),
         ],
+    },
+    InFile {
+        file: "crates/backend/src/tensors/kept_casts.rs",
+        tests: &["adamw_plain"],
+        rows: &[host(
+            "casts of what was overwritten kept",
+            "kept.place.0 != allocation",
+            "kept.place.0 != allocation || true",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/ops/attention/mask_maps.rs",
+        tests: &["attention::op::layers_of_a_recorded_pass"],
+        rows: &[host(
+            "maps kept outside of passes",
+            "all().remove(&StreamId::current())",
+            "all().get(&StreamId::current()).cloned()",
+        )],
     },
     InFile {
         file: "crates/backend/src/steps/operation.rs",

@@ -153,7 +153,7 @@ fn taken(operations: &[OperationIr]) -> Option<(Vec<usize>, Vec<usize>)> {
     let (mut passengers, mut steps) = (Vec::new(), Vec::new());
     for part in claim.parts {
         match part {
-            Part::Unfused(positions) => passengers.extend(positions),
+            Part::Unfused(positions) | Part::Casts(positions, _) => passengers.extend(positions),
             Part::Replaced(positions, _) => steps.extend(positions),
         }
     }

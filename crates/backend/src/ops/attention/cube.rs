@@ -2,14 +2,14 @@
 
 use super::{
     AttentionPrimitives, CachedAttentionPrimitives, CachedInputs, CachedOutput, Gradients, Inputs,
-    Mask, Output, Settings,
+    Mask, Output, Settings, mask_maps,
 };
 use crate::tensors::{contiguous_buffer, contiguous_tensor};
 use blackburn_kernels::{
     KernelError, Pass,
     attention::{
         self, AppendProblem, AppendTensors, AttentionBlueprint, AttentionInputs, AttentionProblem,
-        AttentionResult, Dropout, HeadStrides, Order, Pairs, Window,
+        AttentionResult, Dropout, HeadStrides, MaskMaps, Order, Pairs, Window,
     },
     buffer::Buffer,
 };
@@ -25,7 +25,10 @@ use cubecl::{
     ir::{ElemType, UIntKind},
     prelude::CubeElement,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 impl AttentionPrimitives for CubeBackend {
     fn attention_forward(inputs: Inputs<Self>, settings: Settings) -> Output<Self> {
@@ -150,6 +153,7 @@ pub(crate) struct Call {
     starts: Option<Buffer>,
     /// Of dropout.
     key: Option<Buffer>,
+    maps: Option<Arc<MaskMaps>>,
 }
 
 impl Call {
@@ -206,6 +210,7 @@ impl Call {
             bias: bias.as_ref().map(whole),
             starts,
             key: settings.dropout.and_then(|dropout| dropout.key?.words()),
+            maps: mask.as_ref().and_then(|_| mask_maps::current()),
             q,
             k,
             v,
@@ -253,6 +258,7 @@ impl Call {
             bias: self.bias.as_ref(),
             starts: self.starts.as_ref(),
             key: self.key.as_ref(),
+            maps: self.maps.as_deref(),
         }
     }
 

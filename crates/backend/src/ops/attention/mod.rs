@@ -44,6 +44,8 @@ mod dropout;
 #[cfg(feature = "flex")]
 mod host;
 mod layer;
+#[cfg(feature = "gpu")]
+pub(crate) mod mask_maps;
 mod options;
 mod primitives;
 

@@ -98,6 +98,11 @@ pub(crate) fn is_current(copy: &Handle, parameter: &Handle) -> bool {
     known.and_then(|known| known.current.as_ref()).is_some_and(|it| it.stream == stream)
 }
 
+/// Whether `parameter` has copies.
+pub(crate) fn has(parameter: &Handle) -> bool {
+    all().by_parameter.contains_key(&address(parameter))
+}
+
 /// `copy` has been made of `parameter`, one of the `copies` with that number.
 pub(crate) fn register(copies: u32, copy: Rows, parameter: &Handle) {
     let (place, of) = (address(&copy.buffer.handle), address(parameter));

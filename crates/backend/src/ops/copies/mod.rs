@@ -20,7 +20,7 @@
 mod known;
 
 #[cfg(feature = "gpu")]
-pub(crate) use known::{Known, is_current, keep, record, register, take, written};
+pub(crate) use known::{Known, has, is_current, keep, record, register, take, written};
 
 #[cfg(feature = "gpu")]
 use super::overwrite::{Overwritten, overwrite_together};

@@ -2,16 +2,21 @@
 //!
 //! It emits some fifteen element-wise operations for each parameter. Burn's fusion makes a kernel of those of parameters
 //! that have one shape and follow each other, and names every number and tensor of it anew in each step, on the thread
-//! that is the slowest of a loop whose passes are not recorded.
+//! that is the slowest of a loop whose passes are not recorded. Parameters that the pass before has cast to 16 bits are
+//! cast for the next one, too ([`kept_casts`]).
 
 use crate::{
     declined::unsupported,
+    ops::{copies, overwrite::memory_for},
     steps::operation::stepped,
     stream::{
         ANY_NUMBER, Claim, Done, Elapsed, Matcher, Moment, Name, Next, Part, Pattern,
         PatternStep as Step, Replacement, Search, burn_score, number,
     },
-    tensors::{Tensors, cube_tensor, known_output, register_cube_tensor, take_cube_tensor},
+    tensors::{
+        Tensors, kept_casts, known_output, register_cube_tensor, rows_of, shape_of,
+        take_cube_tensor,
+    },
 };
 use blackburn_kernels::{
     KernelError,
@@ -107,15 +112,15 @@ impl Replacement for PlainSteps {
     const NAME: &'static str = "BlackburnPlainAdamw";
 
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
-        let mut factors = Vec::new();
+        let count = self.steps.len();
+        let mut factors = Vec::with_capacity(count);
         for step in &self.steps {
             let found = step.factors(tensors);
             let found = found.ok_or_else(|| unsupported(OP, "numbers that are not AdamW's"))?;
             found.check()?;
             factors.push(found);
             for input in &step.inputs {
-                let tensor = cube_tensor(tensors, input, OP)?;
-                if tensor.meta.shape().num_elements() > MOST_ELEMENTS {
+                if shape_of(tensors, input, OP)?.num_elements() > MOST_ELEMENTS {
                     return Err(unsupported(OP, "parameters of more than 2^31 elements"));
                 }
             }
@@ -123,22 +128,33 @@ impl Replacement for PlainSteps {
                 known_output(tensors, output, OP)?;
             }
         }
-        let mut updates = Vec::new();
+        let (mut updates, mut casts) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (PlainStep { inputs: [parameter, gradient, first, second], .. }, step) in
             self.steps.iter().zip(factors)
         {
+            let cast = kept_casts::wanted(tensors, parameter);
             let taken = [
                 take_cube_tensor(tensors, parameter, OP)?,
                 take_cube_tensor(tensors, gradient, OP)?,
                 take_cube_tensor(tensors, first, OP)?,
                 take_cube_tensor(tensors, second, OP)?,
             ];
-            updates.push(Update { step, tensors: taken, draw: 0, copy: None });
+            // A copy that a recording reads is written instead.
+            let cast = cast.filter(|_| !copies::has(&taken[0].handle)).and_then(|dtype| {
+                let cast = memory_for(&taken[0], taken[0].meta.shape().clone(), dtype);
+                Some((rows_of(&cast)?, cast))
+            });
+            let (copy, cast) = cast.unzip();
+            updates.push(Update { step, tensors: taken, draw: 0, copy });
+            casts.push(cast);
         }
-        for (step, made) in self.steps.iter().zip(stepped(updates, None, None, None)) {
-            let [parameter, _, first, second] = made;
+        let made = stepped(updates, None, None, None).into_iter().zip(casts);
+        for (step, ([parameter, _, first, second], cast)) in self.steps.iter().zip(made) {
             for (out, tensor) in step.outputs.iter().zip([parameter, first, second]) {
                 register_cube_tensor(tensors, out, tensor, OP)?;
+            }
+            if let Some(cast) = cast {
+                kept_casts::keep(tensors, &step.outputs[0], cast, Self::NAME);
             }
         }
         Ok(Done::All)

@@ -25,7 +25,7 @@ use crate::{
         fp8_linear::marked,
         loss_scale::{MeasureMetadata, one},
     },
-    tensors::{Location, contiguous_buffer, zeros},
+    tensors::{Location, contiguous_buffer, kept_casts, zeros},
 };
 use crate::{
     ops::{
@@ -153,6 +153,7 @@ impl RepeatPrimitives for CubeBackend {
     ) -> Measure<Self> {
         // Weights have other numbers from here on.
         marked::forget_casts();
+        kept_casts::forget();
         let place = Location::of(&taken);
         let mut all = steps.all.lock().unwrap_or_else(PoisonError::into_inner);
         let All { sums: batches, steps } = &mut *all;
