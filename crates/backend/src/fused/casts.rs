@@ -62,7 +62,8 @@ impl Replacement for Casts {
     }
 }
 
-/// Takes casts of 16 bits to f32, and of parameters to 16 bits, that follow each other. It is over when Burn shows any other operation, to whichever block.
+/// Takes casts of 16 bits to f32, and of parameters to 16 bits, that follow each other. It is over when Burn shows any other
+/// operation, to whichever block.
 #[derive(Clone, Default)]
 pub(crate) struct CastSearch {
     found: Casts,

@@ -19,6 +19,9 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
+/// Casts that are noted without a step in between. More are of inputs, and of no parameters that a step looks for.
+const MOST_WANTED: usize = 1 << 16;
+
 /// A cast that is ready.
 struct Kept {
     cast: CubeTensor,
@@ -69,6 +72,9 @@ pub(crate) fn give(tensors: &mut Tensors, source: &TensorIr, out: &TensorIr) -> 
             return false;
         }
         casts.begin_pass();
+        if casts.wanted.len() >= MOST_WANTED {
+            casts.wanted.clear();
+        }
         casts.wanted.insert(id, out.dtype);
         casts.kept.remove(&id)
     };
