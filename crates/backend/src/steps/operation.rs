@@ -211,13 +211,14 @@ pub(super) fn stepped<S: StepNumbers<N>, const N: usize>(
     let mut noted = Vec::new();
     let (kept, updates): (Vec<_>, Vec<_>) = updates
         .into_iter()
-        .map(|update| {
+        .map(|mut update| {
             let mut known = copies::take(&update.tensors[0].handle);
-            let copy = update.copy.clone().or_else(|| known.first().map(Known::rows));
-            if update.copy.is_some() {
-                // They are not written.
+            let asked = update.copy.take();
+            if asked.is_some() {
+                // One copy is written, and known ones would not be.
                 known.clear();
             }
+            let copy = asked.or_else(|| known.first().map(Known::rows));
             if watch.is_some() {
                 // Others would have to be copied, too.
                 let only = copy.clone().filter(|_| known.len() == 1);

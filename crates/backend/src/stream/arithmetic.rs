@@ -32,7 +32,7 @@ pub(crate) fn is_parameter_cast(operation: &OperationIr) -> bool {
     parameter_cast(operation).is_some()
 }
 
-/// What such a cast reads and makes.
+/// What `operation` reads and makes, if it is such a cast ([`is_parameter_cast`]).
 pub(crate) fn parameter_cast(operation: &OperationIr) -> Option<[&TensorIr; 2]> {
     let OperationIr::BaseFloat(BaseOperationIr::Cast(op)) = operation else { return None };
     let is_cast = op.input.dtype == DType::F32

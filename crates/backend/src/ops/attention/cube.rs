@@ -153,6 +153,7 @@ pub(crate) struct Call {
     starts: Option<Buffer>,
     /// Of dropout.
     key: Option<Buffer>,
+    /// Where maps of the mask are kept for other layers.
     maps: Option<Arc<MaskMaps>>,
 }
 
