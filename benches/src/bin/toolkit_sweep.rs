@@ -198,7 +198,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ];
     for subject in &mut subjects {
         eprintln!("warming up: {}", subject.name);
-        // Passes are recorded in the fourth step.
+        // Passes are recorded in the third step.
         for _ in 0..6 {
             subject.step(&ids)?;
         }

@@ -98,13 +98,14 @@ pub fn find(root: &Path) -> Result<PathBuf> {
 }
 
 /// Options of `CubeCL`'s CUDA runtime (`compile_to_ptx` in cubecl-cuda), so that what is compiled is what
-/// runs. `root` is as for [`find`], `architecture` what NVRTC calls a GPU, such as `sm_90a`.
+/// runs, but for `-lineinfo`. Lines of the source make a kernel's machine code four times as large, and a program that
+/// was started before spends a good part of its first step on reading that. `root` is as for [`find`], `architecture` what
+/// NVRTC calls a GPU, such as `sm_90a`.
 pub fn options(root: &Path, architecture: &str) -> Vec<String> {
     let include = root.join("include");
     let mut options = vec![
         format!("--gpu-architecture={architecture}"),
         format!("--include-path={}", include.display()),
-        "-lineinfo".to_owned(),
     ];
     let cccl = include.join("cccl");
     if cccl.exists() {

@@ -107,7 +107,7 @@ impl Training {
 
 /// Times steps, or profiles them.
 pub(crate) fn speed(args: &SpeedArgs, device: &Device) -> Result<()> {
-    // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
+    // Passes are recorded in the third, and compared with the recording in the fourth and the twelfth.
     const WARM_UP: usize = 16;
     ensure!(
         args.batch > 0 && args.steps > 0 && args.rounds > 0 && args.classes > 0,

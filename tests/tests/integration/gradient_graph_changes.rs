@@ -212,7 +212,7 @@ fn captured_each_step(device: &Device) -> Result<(), Failed> {
 }
 
 fn captured_later(device: &Device) -> Result<(), Failed> {
-    // Recorded in the fourth step; the tenth replay is that of step 13.
+    // Recorded in the third step; the tenth replay is that of step 12.
     let (wrong, error, recorded) =
         with_factor(20, |step| if step < 8 { 1.0 } else { 0.5 }, device)?;
     let error = error.ok_or("no error")?.to_string();

@@ -108,7 +108,7 @@ fn estimated(config: TrainerConfig, parts: u64, device: &Device) -> Result<(), F
         return Err(format!("the estimate left {after} bytes reserved, and found {before}").into());
     }
     let mut trainer = config.init(Network::new(device))?;
-    // A recording is made after three steps that ran.
+    // A recording is made after two steps that ran.
     for _ in 0..6 {
         trainer.step(trainer.input(batch(device)), Network::loss)?;
     }

@@ -326,9 +326,9 @@ fn repeated(device: &Device) -> Result<(), Failed> {
     ] {
         let (expected, none) = run(&config, has_norm, true, device)?;
         let (found, some) = run(&config, has_norm, false, device)?;
-        // Recorded at step 4, looked at and recorded anew at replays 2 and 10, and another shape at step 19. The step
+        // Recorded at step 3, looked at and recorded anew at replays 2 and 10, and another shape at step 19. The step
         // behind each is watched.
-        if (none, some) != (0, 14) {
+        if (none, some) != (0, 15) {
             return Err(format!("{what}: {none} and {some} steps were repeated").into());
         }
         if found != expected {

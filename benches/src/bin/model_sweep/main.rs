@@ -328,7 +328,7 @@ impl Case<'_> {
         &self,
         mut step: impl FnMut() -> Result<(), Box<dyn Error>>,
     ) -> Result<([f64; 2], Vec<f64>), Box<dyn Error>> {
-        // Passes are recorded in the fourth, and compared with the recording in the sixth and the fourteenth.
+        // Passes are recorded in the third, and compared with the recording in the fourth and the twelfth.
         const WARM_UP: [usize; 2] = [10, 6];
         let Arguments { steps, rounds, .. } = *self.arguments;
         let start = Instant::now();

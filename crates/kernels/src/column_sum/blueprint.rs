@@ -1,4 +1,4 @@
-use super::{ColumnSumProblem, problem::OP};
+use super::{ColumnSumProblem, clusters, problem::OP};
 use crate::{DeviceProfile, Promise, device::widest_vector, plan::tell_plan};
 use cubecl::{client::Client, ir::VectorSize};
 use std::fmt;
@@ -22,8 +22,12 @@ impl ColumnSumBlueprint {
     const CUBES_PER_MULTIPROCESSOR: usize = 4;
     /// Rows that a unit adds up before it pays to bring in another cube.
     const ROWS_PER_UNIT: usize = 4;
+    /// The most that clusters read.
+    const CLUSTER_BYTES: usize = 16 << 20;
     /// Five cubes of 256 units a multiprocessor: one more than a launch counts on.
     pub(crate) const PROMISE: Promise = Promise::registers(48);
+    /// Two cubes of 512 units a multiprocessor.
+    pub(crate) const CLUSTER_PROMISE: Promise = Promise::registers(64);
 
     /// The widest vectors that fit columns and strides, and as many splits as fill the device.
     pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
@@ -42,6 +46,19 @@ impl ColumnSumBlueprint {
         let reason = format_args!("{wanted} cubes fill the device, rows are enough for {most}");
         tell_plan(OP, problem, &plan, reason);
         plan
+    }
+
+    /// Whether clusters take the place of two launches: where they are enough for half of the multiprocessors. Two launches
+    /// read memory faster, so that they win where there is more of it.
+    pub(super) fn is_for_clusters(
+        &self,
+        problem: &ColumnSumProblem,
+        device: DeviceProfile,
+    ) -> bool {
+        let has_clusters = matches!(device.compute_capability, Some(90..=109));
+        let cubes = clusters::cubes(problem, self.vector_size) * problem.outer;
+        let is_small = problem.bytes() <= Self::CLUSTER_BYTES;
+        has_clusters && self.splits > 1 && 2 * cubes >= device.multiprocessors && is_small
     }
 
     /// The share of lanes that have columns to work on.

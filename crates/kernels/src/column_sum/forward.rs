@@ -25,41 +25,69 @@ pub(crate) fn column_sum_kernel<I: Float, O: Float, N: Size>(
     // 1. Each unit adds up its rows.
     let mut sum = Vector::<f32, N>::new(0.0f32);
     if column < columns {
-        let mut row = CUBE_POS_Y * ROW_LANES + UNIT_POS_Y;
-        let step = CUBE_COUNT_Y * ROW_LANES;
-        let origin = CUBE_POS_Z * outer_stride + column;
-        // What rows beyond the end count as.
-        let mut nothing = Vector::<I, N>::new(I::new(0.0));
-        if comptime!(squares) {
-            nothing = means[(CUBE_POS_Z * columns + column) as usize];
-        }
-        let mean = Vector::<f32, N>::cast_from(nothing);
-        while row < rows {
-            let mut found = Array::<Vector<I, N>>::new(ROWS_AT_ONCE);
-            #[unroll]
-            for i in 0..ROWS_AT_ONCE {
-                let this = row + comptime!(i as u32) * step;
-                found[i] = nothing;
-                if this < rows {
-                    found[i] = x[(origin + this * row_stride) as usize];
-                }
-            }
-            #[unroll]
-            for i in 0..ROWS_AT_ONCE {
-                let value = Vector::<f32, N>::cast_from(found[i]);
-                sum += if comptime!(squares) {
-                    let distance = value - mean;
-                    distance * distance
-                } else {
-                    value
-                };
-            }
-            row += comptime!(ROWS_AT_ONCE as u32) * step;
-        }
+        sum = sum_of_rows::<I, N>(
+            x,
+            means,
+            CUBE_POS_Z * outer_stride + column,
+            CUBE_POS_Z * columns + column,
+            CUBE_POS_Y * ROW_LANES + UNIT_POS_Y,
+            CUBE_COUNT_Y * ROW_LANES,
+            rows,
+            row_stride,
+            squares,
+            ROWS_AT_ONCE,
+        );
     }
 
     // 2. The units of a column meet.
     write_cube_sum::<O, N>(sum * Vector::new(factor), y, column, columns);
+}
+
+/// The sum of every `step`-th row of a column from row `first` on. The column begins at `origin`, its mean is at `place`.
+#[cube]
+pub(super) fn sum_of_rows<I: Float, N: Size>(
+    x: &[Vector<I, N>],
+    means: &[Vector<I, N>],
+    origin: u32,
+    place: u32,
+    first: u32,
+    step: u32,
+    rows: u32,
+    row_stride: u32,
+    #[comptime] squares: bool,
+    #[comptime] at_once: usize,
+) -> Vector<f32, N> {
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut row = first;
+    // What rows beyond the end count as.
+    let mut nothing = Vector::<I, N>::new(I::new(0.0));
+    if comptime!(squares) {
+        nothing = means[place as usize];
+    }
+    let mean = Vector::<f32, N>::cast_from(nothing);
+    while row < rows {
+        let mut found = Array::<Vector<I, N>>::new(at_once);
+        #[unroll]
+        for i in 0..at_once {
+            let this = row + comptime!(i as u32) * step;
+            found[i] = nothing;
+            if this < rows {
+                found[i] = x[(origin + this * row_stride) as usize];
+            }
+        }
+        #[unroll]
+        for i in 0..at_once {
+            let value = Vector::<f32, N>::cast_from(found[i]);
+            sum += if comptime!(squares) {
+                let distance = value - mean;
+                distance * distance
+            } else {
+                value
+            };
+        }
+        row += comptime!(at_once as u32) * step;
+    }
+    sum
 }
 
 /// Adds up what the units of a column hold, and writes it to the place of this cube's split: `y` is

@@ -1,11 +1,12 @@
 use super::{
     ColumnSumBlueprint, ColumnSumProblem,
     blueprint::{ROW_LANES, VECTOR_LANES},
+    clusters::{self, column_sum_cluster_kernel},
     forward::column_sum_kernel,
     problem::OP,
 };
 use crate::{
-    KernelError, ahead,
+    DeviceProfile, KernelError, ahead,
     buffer::{Buffer, F32},
     device::grid,
 };
@@ -64,9 +65,46 @@ fn sum(
 ) -> Result<Buffer, KernelError> {
     problem.check_input(x)?;
     let blueprint = ColumnSumBlueprint::plan(problem, client);
+    if blueprint.is_for_clusters(problem, DeviceProfile::of(client)) {
+        return sum_in_clusters(client, problem, blueprint, x, means, factor);
+    }
     sum_with(client, problem, blueprint, |y| {
         launch(client, problem, blueprint, x, means, y, factor)
     })
+}
+
+fn sum_in_clusters(
+    client: &Client,
+    problem: &ColumnSumProblem,
+    ColumnSumBlueprint { vector_size, .. }: ColumnSumBlueprint,
+    x: &Buffer,
+    means: Option<&Buffer>,
+    factor: f32,
+) -> Result<Buffer, KernelError> {
+    let count = grid(OP, client, [clusters::cubes(problem, vector_size), 1, problem.outer])?;
+    let y = Buffer::empty(client, problem.outer * problem.columns, problem.dtype);
+    let vectors = |elements: usize| (elements / vector_size) as u32;
+    let means_or_x = means.unwrap_or(x);
+    // SAFETY: as in `launch`, with one split.
+    ahead::launch(client, |client| unsafe {
+        column_sum_cluster_kernel::launch_unchecked(
+            client,
+            count.clone(),
+            CubeDim::new_2d(clusters::VECTOR_LANES, clusters::ROW_LANES),
+            vector_size,
+            BufferArg::from_raw_parts(x.argument(), x.elements),
+            BufferArg::from_raw_parts(means_or_x.argument(), means_or_x.elements),
+            y.arg(vector_size),
+            problem.rows as u32,
+            vectors(problem.columns),
+            vectors(problem.outer_stride),
+            vectors(problem.row_stride),
+            factor,
+            means.is_some(),
+            problem.dtype,
+        )
+    });
+    Ok(y)
 }
 
 /// Sums what `first` makes: it writes its cubes' sums to the buffer that it gets, which is the result

@@ -6,24 +6,29 @@ use crate::{
     variants::{FLOATS, Variant},
 };
 
-/// Rows that one pass sums, and rows that take two.
-pub const ROWS: [usize; 2] = [8, 16_384];
-/// Columns of rows that whole vectors serve.
-pub const COLUMNS: usize = 4096;
+/// Rows and columns that whole vectors serve: what one cube sums alone, what a cluster does where there are some, and what
+/// takes two launches.
+const SHAPES: [[usize; 2]; 3] = [[8, 4096], [512, 4096], [16_384, 4096]];
 
-/// Every type in one pass and in two.
+/// Every type in each form.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (dtype, name) in FLOATS {
-        for rows in ROWS {
-            let promises = [("column_sum", ColumnSumBlueprint::PROMISE)];
-            all.push(Variant::new(format!("{name}_of_{rows}"), promises, move |client| {
-                let shape = [rows, COLUMNS];
-                let problem = ColumnSumProblem::new(&shape, &[COLUMNS, 1], 0..1, dtype)?;
-                let x = Buffer::empty(client, rows * COLUMNS, dtype);
-                let means = column_sum(client, &problem, &x)?;
-                column_squares(client, &problem, &x, &means, 1.0).map(drop)
-            }));
+        for shape @ [rows, columns] in SHAPES {
+            let promises = [
+                ("column_sum", ColumnSumBlueprint::PROMISE),
+                ("column_sum_cluster", ColumnSumBlueprint::CLUSTER_PROMISE),
+            ];
+            all.push(Variant::new(
+                format!("{name}_of_{rows}x{columns}"),
+                promises,
+                move |client| {
+                    let problem = ColumnSumProblem::new(&shape, &[columns, 1], 0..1, dtype)?;
+                    let x = Buffer::empty(client, rows * columns, dtype);
+                    let means = column_sum(client, &problem, &x)?;
+                    column_squares(client, &problem, &x, &means, 1.0).map(drop)
+                },
+            ));
         }
     }
     all

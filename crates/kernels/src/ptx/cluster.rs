@@ -40,3 +40,9 @@ pub(crate) fn barrier_wait_for_cluster(address: u32, parity: u32) {
 pub(crate) fn sync_cluster() {
     gpu_asm!("barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;");
 }
+
+/// Writes a number to a place in the shared memory of any cube of the cluster.
+#[cube]
+pub(crate) fn store_in_cluster(address: u32, number: f32) {
+    gpu_asm!("st.shared::cluster.f32 [{}], {};", in(_) load::<u32>(address), in(_) load::<f32>(number));
+}

@@ -6,6 +6,7 @@ use super::{
 };
 use blackburn_kernels::{
     Pass,
+    column_sum::{ColumnSumProblem, column_squares, column_sum_scaled},
     cross_entropy::{
         CrossEntropyBlueprint, CrossEntropyProblem, cross_entropy_backward, cross_entropy_forward,
     },
@@ -17,6 +18,7 @@ use blackburn_kernels::{
     recorder::{Gpu, Recorder},
 };
 use blackburn_reference::{
+    column_sum,
     cross_entropy::{CrossEntropy, Steps},
     gelu,
     layer_norm::{Arithmetic, LayerNorm, Norm as ReferenceNorm},
@@ -56,6 +58,9 @@ pub(super) fn cases() -> Vec<Case> {
         add("cross_entropy_of_many_classes_is_within_bounds", false, |recorder| {
             cross_entropy(recorder, 50_257, 0.0, Storage::Bf16)
         });
+        add("column_sums_are_within_bounds", true, |recorder| {
+            Storage::ALL.into_iter().try_for_each(|storage| column_sums(recorder, storage))
+        });
         add("norms_of_every_variant_are_within_bounds", false, every_norm);
         add("cross_entropy_of_every_variant_is_within_bounds", false, |recorder| {
             for storage in Storage::ALL {
@@ -69,6 +74,39 @@ pub(super) fn cases() -> Vec<Case> {
         });
     }
     cases
+}
+
+/// Sums, and squared distances, that several cubes share: on the newer device those of a cluster, of which the last one has
+/// columns for a few of its units.
+fn column_sums(recorder: &Recorder, storage: Storage) -> Result<(), Failed> {
+    const FACTOR: f32 = 0.5;
+    let [outer, rows, columns] = [2, 600, 72];
+    let strides = [rows * columns, columns, 1];
+    let problem = ColumnSumProblem::new(&[outer, rows, columns], &strides, 1..2, dtype(storage))?;
+    let x = normal(1, outer * rows * columns, 1.0, storage);
+    let means = normal(2, outer * columns, 1.0, storage);
+    let client = recorder.client();
+    let squares: Vec<f64> = (0..x.len())
+        .map(|i| (x[i] - means[i / (rows * columns) * columns + i % columns]).powi(2))
+        .collect();
+    let given = upload(recorder, &x, storage);
+    let sums = column_sum_scaled(client, &problem, &given, FACTOR)?;
+    let given_means = upload(recorder, &means, storage);
+    let distances = column_squares(client, &problem, &given, &given_means, FACTOR)?;
+    for (found, terms) in [(sums, x), (distances, squares)] {
+        let sizes: Vec<f64> = terms.iter().map(|term| term.abs()).collect();
+        let of = |terms: &[f64]| -> Vec<f64> {
+            let sums = column_sum::column_sum(terms, outer, rows, columns);
+            sums.into_iter().map(|sum| sum * f64::from(FACTOR)).collect()
+        };
+        let (expected, sizes) = (of(&terms), of(&sizes));
+        // A square is rounded twice before it is added.
+        let bounds = expected.iter().zip(sizes);
+        let bounds: Vec<f64> =
+            bounds.map(|(sum, size)| column_sum::bound(*sum, size, rows + 2, storage)).collect();
+        within(recorder, &found, storage, &expected, &bounds)?;
+    }
+    Ok(())
 }
 
 /// The widths and types whose machine code is checked, with fewer rows.

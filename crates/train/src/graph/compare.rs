@@ -194,6 +194,11 @@ impl Noise {
         Self(self.0.max(apart))
     }
 
+    /// Whether passes are farther apart than `other` says.
+    pub(super) fn exceeds(self, other: Self) -> bool {
+        !self.0.is_within(other.0.outputs, other.0.gradients)
+    }
+
     fn covers(self, gap: Gap) -> bool {
         gap.is_within(TIMES_NOISE * self.0.outputs, TIMES_NOISE * self.0.gradients)
     }

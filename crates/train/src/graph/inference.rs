@@ -138,8 +138,9 @@ impl<I: PassTensors, O: PassTensors, F: Fn(I) -> O> InferenceGraph<I, O, F> {
         let limits = Limits::of(&PrecisionPolicy::new(Precision::Bf16));
         let step = |_: &_, inputs| ((self.step)(inputs), GradientsParams::new());
         let attempt = |spare| {
-            let terms = Terms { limits, milestones: None, spare };
-            Recording::new(&self.device, &NO_MODULE, inputs, terms, None, step)
+            let terms = Terms { limits, milestones: None, spare, noise: None };
+            let recorded = Recording::new(&self.device, &NO_MODULE, inputs, terms, None, step);
+            recorded.map(|(recording, _)| recording)
         };
         let recording = attempt(0).or_else(|reason| match reason.missing_bytes() {
             0 => Err(reason),

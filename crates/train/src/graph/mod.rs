@@ -49,7 +49,7 @@
 //! with these are not recorded.
 //!
 //! A model may change between calls. Numbers of parameters are copied before each replay. Anything else
-//! ends the recording, and a new one is made after three passes: a layer that was frozen, a mask in an `Int`
+//! ends the recording, and a new one is made after two passes: a layer that was frozen, a mask in an `Int`
 //! or `Bool` parameter that was replaced, a field that was set. Fields count if the module prints them, as
 //! derived modules do. A field that prints a lot makes each step slower. A model that differs in each call
 //! is not recorded.
@@ -123,8 +123,9 @@ use state::State;
 use std::{cell::Cell, sync::Arc};
 
 /// Passes before the first recording. Burn's fusion meets a stream of operations a few times before it
-/// has settled how to run it, and kernels are compiled then.
-const WARM_UP_PASSES: u32 = 3;
+/// has settled how to run it, and kernels are compiled then. A recording runs the pass two or three more times
+/// before it starts.
+const WARM_UP_PASSES: u32 = 2;
 /// Recordings that are tried.
 const ATTEMPTS: u32 = 3;
 /// How often a model may change before a recording of it was replayed ten times.
@@ -155,6 +156,8 @@ pub struct GradientGraph<M, I, O> {
     milestones: Option<usize>,
     /// Bytes that recordings lacked.
     spare: usize,
+    /// How far passes were apart when the first recording was made, until there is a second.
+    noise: Option<Noise>,
     /// Whether the last call gave what a replay left.
     is_replayed: bool,
     stage: Stage<I, O>,
@@ -197,6 +200,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             schedule,
             milestones: None,
             spare: 0,
+            noise: None,
             is_replayed: false,
             stage,
         }
@@ -313,8 +317,12 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         if self.is_idle() {
             return Ok(pass(model, inputs));
         }
-        if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. }) {
-            self.record(device, model, &inputs, None, &pass)?;
+        if matches!(self.stage, Stage::WarmUp { passes: WARM_UP_PASSES.., .. })
+            && let Some(replayed) = self.record(device, model, &inputs, None, &pass)?
+        {
+            self.schedule.count();
+            self.is_replayed = true;
+            return Ok(replayed);
         }
         if let Stage::Recorded(recording) = &mut self.stage
             && recording.serves(&inputs, model)
@@ -340,6 +348,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             return;
         };
         self.outline = None;
+        self.noise = None;
         self.draws = true;
         self.restarts += 1;
         if self.restarts > RESTARTS {
@@ -353,7 +362,7 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         }
     }
 
-    /// Tries to have a recording.
+    /// Tries to have a recording, and gives what it makes of these inputs.
     fn record(
         &mut self,
         device: &Device,
@@ -361,24 +370,30 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         inputs: &Given<I>,
         ran: Option<Trace<Left<O>>>,
         pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
-    ) -> Result<(), GraphError> {
-        let Stage::WarmUp { failures, .. } = self.stage else { return Ok(()) };
+    ) -> Result<Option<Results<Left<O>>>, GraphError> {
+        let Stage::WarmUp { failures, .. } = self.stage else { return Ok(None) };
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         let terms = Terms {
             limits: Limits::of(&self.policy),
             milestones: self.milestones,
             spare: self.spare,
+            noise: self.noise.take(),
         };
+        let is_first = ran.is_none();
         let recording = Recording::new(device, &held.model, inputs, terms, ran, pass);
         match self.moved(model).map_or(recording, Err) {
-            Ok(recording) => self.stage = Stage::Recorded(Box::new(recording)),
+            Ok((recording, replayed)) => {
+                self.noise = is_first.then(|| recording.noise());
+                self.stage = Stage::Recorded(Box::new(recording));
+                return Ok(Some(replayed));
+            }
             Err(reason) if failures + 1 < ATTEMPTS && reason.may_pass() => {
                 self.spare += reason.missing_bytes();
                 self.stage = Stage::WarmUp { passes: 0, failures: failures + 1 };
             }
             Err(reason) => self.refuse(&reason),
         }
-        Ok(())
+        Ok(None)
     }
 
     /// What the last pass has changed of the model, if it did.
@@ -455,12 +470,11 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         ran: Trace<Left<O>>,
         pass: impl Fn(&M, Given<I>) -> Results<Left<O>>,
     ) -> Result<Results<Left<O>>, GraphError> {
-        self.record(device, model, &inputs, Some(ran), &pass)?;
-        let held = adopted(&mut self.held, device, model, &self.policy)?;
-        match &mut self.stage {
-            Stage::Recorded(recording) => Ok(recording.replay(&held.model, inputs)?),
-            _ => Ok(pass(&held.model, inputs)),
+        if let Some(replayed) = self.record(device, model, &inputs, Some(ran), &pass)? {
+            return Ok(replayed);
         }
+        let held = adopted(&mut self.held, device, model, &self.policy)?;
+        Ok(pass(&held.model, inputs))
     }
 
     fn refuse(&mut self, reason: &NoRecording) {

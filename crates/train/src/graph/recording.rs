@@ -31,12 +31,16 @@ pub(super) struct Terms {
     /// Bytes that the device holds while the pass warms up, and that the recording may take besides. A recording finds
     /// memory in another order than the passes in front of it, beside its inputs, and no memory is added to it.
     pub(super) spare: usize,
+    /// How far passes of this model were apart, if that is known.
+    pub(super) noise: Option<Noise>,
 }
 
 /// A pass that is replayed.
 #[derive(Debug)]
 pub(super) struct Recording<I, O> {
     graph: Graph,
+    /// How far passes were apart.
+    noise: Noise,
     /// Which gradients are there before the end of a replay, if anybody asks.
     progress: Option<Progress>,
     /// What a replay is in order with.
@@ -49,16 +53,16 @@ pub(super) struct Recording<I, O> {
 }
 
 impl<I: PassTensors, O: PassTensors> Recording<I, O> {
-    /// Records `pass`, and sees that a replay does what `pass` does. `ran` is of a pass of these inputs, where one ran
-    /// already.
+    /// Records `pass`, and sees that a replay does what `pass` does. The results are those of the replay. `ran` is of a pass
+    /// of these inputs, where one ran already.
     pub(super) fn new<M: Module>(
         device: &Device,
         model: &M,
         inputs: &I,
-        Terms { limits, milestones, spare }: Terms,
+        Terms { limits, milestones, spare, noise }: Terms,
         ran: Option<Trace<O>>,
         pass: impl Fn(&M, I) -> Results<O>,
-    ) -> Result<Self, NoRecording> {
+    ) -> Result<(Self, Results<O>), NoRecording> {
         let inputs = inputs.held();
         let run = || {
             graph::hand_over(device)?;
@@ -73,14 +77,17 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let milestones = milestones.map(|every| Milestones::new(device, shapes(model), every));
         let milestones = milestones.transpose()?;
         graph::prepare(device)?;
-        // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here:
-        // beside a recording, a pass would take as much memory again.
+        // The memory that a pass takes is there after it, for the recording to take. What passes are apart is seen here,
+        // unless it is known: beside a recording, a pass would take as much memory again.
+        let unseen = Noise::unseen(limits);
         let warm_up = || {
             let spare = graph::hold_spare(device, spare)?;
-            let noise = (0..2).try_fold(Noise::unseen(limits), |noise, _| {
-                let again = run()?;
-                Ok::<_, NoRecording>(noise.seen([&again, &ran]))
-            })?;
+            let is_known = noise.is_some();
+            let mut noise = noise.unwrap_or(unseen).seen([&run()?, &ran]);
+            if !is_known && noise.exceeds(unseen) {
+                // By one pass alone, a single number can be close by chance.
+                noise = noise.seen([&run()?, &ran]);
+            }
             drop(spare);
             graph::hand_over(device)?;
             Ok::<_, NoRecording>(noise)
@@ -104,6 +111,7 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
         let twins = holders.shared;
         let recording = Self {
             graph: graph?,
+            noise,
             progress,
             queue: Queue::current(),
             inputs: inputs.clone(),
@@ -118,9 +126,10 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             tracing::debug!("{early} of {all} elements of gradients are there before the end");
         }
 
-        let replayed = Trace::of(model, device, &recording.results(model)?);
+        let results = recording.results(model)?;
+        let replayed = Trace::of(model, device, &results);
         match judge((limits, noise), [&replayed, &ran], run)? {
-            Verdict::Same => Ok(recording),
+            Verdict::Same => Ok((recording, results)),
             Verdict::Unknown => Err(NoRecording::NotFinite),
             Verdict::Apart { results, share } => Err(NoRecording::Unfaithful { results, share }),
         }
@@ -170,6 +179,11 @@ impl<I: PassTensors, O: PassTensors> Recording<I, O> {
             progress.replayed();
         }
         Ok(self.outputs.held())
+    }
+
+    /// How far passes were apart before it was made.
+    pub(super) fn noise(&self) -> Noise {
+        self.noise
     }
 
     /// How far a replay has come, if milestones were asked for.
