@@ -1,6 +1,9 @@
 //! Where tensors lie in a CUDA device's memory, for libraries that are given addresses.
 
-use crate::{graph::Identity, ops::copies, tensors::kept_casts};
+use crate::{
+    graph::Identity,
+    ops::{copies, written},
+};
 use blackburn_kernels::buffer::Buffer;
 use burn::{
     backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind},
@@ -128,7 +131,7 @@ impl Resolved {
         let bytes = span * plain.dtype.size();
         // Whoever has the address may write there.
         copies::written(&plain.handle);
-        kept_casts::written(&plain.handle);
+        written::forget(&plain.handle);
         Ok(Self { client: plain.client, handle: plain.handle, bytes, ordinal })
     }
 

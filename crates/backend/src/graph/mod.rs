@@ -14,7 +14,7 @@ pub use progress::{Milestones, Progress};
 
 #[cfg(feature = "gpu")]
 use crate::{
-    ops::{attention::mask_maps, copies, fp8_linear::marked},
+    ops::{attention::mask_maps, copies, fp8_linear::marked, written},
     random,
     tensors::kept_casts,
 };
@@ -316,8 +316,7 @@ impl Graph {
             let replayed =
                 unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.recorded) };
             // A replay writes without a word to those who hold the memory.
-            marked::forget_casts();
-            kept_casts::forget();
+            written::forget_all();
             replayed.map_err(|error| refused("replay", &error))
         }
         #[cfg(not(feature = "gpu"))]

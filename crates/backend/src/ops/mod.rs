@@ -34,3 +34,5 @@ pub mod rotary;
 pub mod sketch;
 pub mod square_sum;
 pub mod swiglu;
+#[cfg(feature = "gpu")]
+pub(crate) mod written;

@@ -10,8 +10,8 @@
 use crate::tensors::Together;
 #[cfg(feature = "gpu")]
 use crate::{
-    ops::{attention::mask_maps, copies, fp8_linear::marked},
-    tensors::{Location, contiguous_buffer, kept_casts, rows_of},
+    ops::{copies, written},
+    tensors::{Location, contiguous_buffer, rows_of},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::overwrite::{Overwrite, Rows, overwrite_many};
@@ -144,11 +144,7 @@ impl Overwritten {
 pub(crate) fn overwrite_together(all: &[Overwritten]) {
     let left: Vec<_> = all.iter().filter(|one| !one.is_done()).collect();
     let Some(first) = left.first() else { return };
-    marked::forget_casts();
-    for Overwritten { target, .. } in &left {
-        mask_maps::written(&target.handle);
-        kept_casts::written(&target.handle);
-    }
+    left.iter().for_each(|one| written::forget(&one.target.handle));
     let by_rows: Vec<_> = left.iter().map(|one| by_rows(&one.target, &one.source)).collect();
     overwrite_many(&first.target.client, &by_rows).unwrap_or_else(|error| panic!("{error}"));
     left.into_iter().for_each(Overwritten::tell);

@@ -215,14 +215,16 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/backend/src/ops/overwrite.rs",
         tests: &["overwrite", "gradient_graph", "fp8::casts"],
-        rows: &[
-            host(
-                "gaps of the target ignored",
-                "Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() }",
-                "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
-            ),
-            host("codes of what was overwritten kept", "marked::forget_casts()", "()"),
-        ],
+        rows: &[host(
+            "gaps of the target ignored",
+            "Rows { rows: into.rows, columns: into.columns, pitch: into.columns, ..contiguous() }",
+            "Rows { rows: 1, columns: into.columns, pitch: into.columns, ..contiguous() }",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/ops/written.rs",
+        tests: &["overwrite", "gradient_graph", "fp8::casts"],
+        rows: &[host("codes of what was overwritten kept", "marked::written(memory)", "()")],
     },
     InFile {
         file: "crates/backend/src/tensors/kept_casts.rs",

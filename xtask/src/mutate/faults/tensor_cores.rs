@@ -424,6 +424,29 @@ pub(super) const FILES: &[InFile] = &[
             ),
         ],
     },
+    InFile {
+        file: "crates/kernels/src/column_sum/clusters.rs",
+        tests: &["column_sum"],
+        rows: &[
+            device("rows summed by each cube", "rank * ROW_LANES + UNIT_POS_Y", "UNIT_POS_Y"),
+            device(
+                "sums of cubes in one place",
+                "(rank * VECTOR_LANES + UNIT_POS_X) * bytes",
+                "UNIT_POS_X * bytes",
+            ),
+            device(
+                "one row for all parts",
+                "part * comptime!(ROW_LANES / PARTS) + UNIT_POS_Y",
+                "UNIT_POS_Y",
+            ),
+            device(
+                "lost last columns",
+                "rank == 0 && UNIT_POS_Y == 0 && column < columns",
+                "rank == 0 && UNIT_POS_Y == 0 && column + 1 < columns",
+            ),
+            device("one cube for all", "cube * VECTOR_LANES + UNIT_POS_X", "UNIT_POS_X"),
+        ],
+    },
     // Streams of a GPU run side by side; a software device has one queue. It survives on an H200: what the two
     // threads ask for came in order in every run, which CubeCL does not promise.
     InFile {

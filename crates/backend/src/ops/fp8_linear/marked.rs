@@ -8,8 +8,8 @@
 //!
 //! A layer's three products read three matrices, each twice. A [`Cast`] of both layouts is kept with the memory
 //! for the second time, and for other layers with the same input. It holds the memory as well, so that operations
-//! leave it as it was cast. What writes there all the same calls [`forget_casts`]: optimizers, replays of recordings,
-//! and what overwrites their inputs.
+//! leave it as it was cast. What writes there all the same calls [`forget_casts`] or [`written()`]: optimizers, replays
+//! of recordings, and what overwrites their inputs.
 
 use super::{
     cast_once::{Cast, CastKey, Copies, Operand},
@@ -205,6 +205,14 @@ pub(crate) fn take_magnitudes(handle: &Handle, elements: usize) -> Option<Magnit
 pub(crate) fn forget_casts() {
     if ANY.load(Ordering::Acquire) {
         marks().retain(|_, known| known.forget_cast());
+    }
+}
+
+/// Lets go of casts of what lies in this memory, which is written behind the backs of its holders.
+pub(crate) fn written(memory: &Handle) {
+    if ANY.load(Ordering::Acquire) {
+        let (allocation, _) = address(memory);
+        marks().retain(|(of, _), known| *of != allocation || Known::forget_cast(known));
     }
 }
 

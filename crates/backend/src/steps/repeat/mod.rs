@@ -19,20 +19,20 @@ mod known;
 #[cfg(feature = "gpu")]
 pub(super) use known::{Noted, is_watched, tell};
 
-#[cfg(feature = "gpu")]
-use crate::{
-    ops::{
-        fp8_linear::marked,
-        loss_scale::{MeasureMetadata, one},
-    },
-    tensors::{Location, contiguous_buffer, kept_casts, zeros},
-};
 use crate::{
     ops::{
         loss_scale::{Measure, Measured},
         square_sum::Batches,
     },
     tensors::Together,
+};
+#[cfg(feature = "gpu")]
+use crate::{
+    ops::{
+        loss_scale::{MeasureMetadata, one},
+        written,
+    },
+    tensors::{Location, contiguous_buffer, zeros},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
@@ -152,8 +152,7 @@ impl RepeatPrimitives for CubeBackend {
         largest: f32,
     ) -> Measure<Self> {
         // Weights have other numbers from here on.
-        marked::forget_casts();
-        kept_casts::forget();
+        written::forget_all();
         let place = Location::of(&taken);
         let mut all = steps.all.lock().unwrap_or_else(PoisonError::into_inner);
         let All { sums: batches, steps } = &mut *all;
