@@ -26,8 +26,8 @@ impl ColumnSumBlueprint {
     const CLUSTER_BYTES: usize = 16 << 20;
     /// Five cubes of 256 units a multiprocessor: one more than a launch counts on.
     pub(crate) const PROMISE: Promise = Promise::registers(48);
-    /// Two cubes of 512 units a multiprocessor.
-    pub(crate) const CLUSTER_PROMISE: Promise = Promise::registers(64);
+    /// A cube of 512 units a multiprocessor, each with eight loads of 16 bytes on the way.
+    pub(crate) const CLUSTER_PROMISE: Promise = Promise::registers(80);
 
     /// The widest vectors that fit columns and strides, and as many splits as fill the device.
     pub fn plan(problem: &ColumnSumProblem, client: &Client) -> Self {
@@ -48,8 +48,8 @@ impl ColumnSumBlueprint {
         plan
     }
 
-    /// Whether clusters take the place of two launches: where they are enough for half of the multiprocessors. Two launches
-    /// read memory faster, so that they win where there is more of it.
+    /// Whether clusters take the place of two launches: where each has a multiprocessor for each of its cubes, and at least
+    /// half of those are busy. Two launches read memory faster, so that they win where there is more of it.
     pub(super) fn is_for_clusters(
         &self,
         problem: &ColumnSumProblem,
@@ -57,8 +57,10 @@ impl ColumnSumBlueprint {
     ) -> bool {
         let has_clusters = matches!(device.compute_capability, Some(90..=109));
         let cubes = clusters::cubes(problem, self.vector_size) * problem.outer;
+        let are_at_once =
+            (device.multiprocessors.div_ceil(2)..=device.multiprocessors).contains(&cubes);
         let is_small = problem.bytes() <= Self::CLUSTER_BYTES;
-        has_clusters && self.splits > 1 && 2 * cubes >= device.multiprocessors && is_small
+        has_clusters && self.splits > 1 && are_at_once && is_small
     }
 
     /// The share of lanes that have columns to work on.

@@ -19,8 +19,8 @@
 //! 2. With more than one split, the cubes' partial sums go to an f32 workspace `[outer, splits,
 //!    columns]`, whose columns a second launch of the same kernel sums.
 //!
-//! GPUs with clusters take one launch where columns are many enough and x is no larger than 16 MiB: eight cubes share the
-//! rows of 128 bytes of columns, and meet in the shared memory of one of them.
+//! GPUs with clusters take one launch where that keeps most multiprocessors busy and none waits, and x is no larger than
+//! 16 MiB: eight cubes share the rows of 128 bytes of columns, and meet in the shared memory of one of them.
 //!
 //! As many cubes as the device holds read memory once, in whole vectors. A reduction with one unit a column would
 //! leave nearly all of the device idle: 768 columns are 96 vectors of eight.

@@ -6,9 +6,9 @@ use crate::{
     variants::{FLOATS, Variant},
 };
 
-/// Rows and columns that whole vectors serve: what one cube sums alone, what a cluster does where there are some, and what
-/// takes two launches.
-const SHAPES: [[usize; 2]; 3] = [[8, 4096], [512, 4096], [16_384, 4096]];
+/// Rows and columns that whole vectors serve: what one cube sums alone, what clusters do where there are some, of 16 and of
+/// 32 bits, and what takes two launches.
+const SHAPES: [[usize; 2]; 4] = [[8, 4096], [2048, 768], [2048, 384], [16_384, 4096]];
 
 /// Every type in each form.
 pub(crate) fn variants() -> Vec<Variant> {

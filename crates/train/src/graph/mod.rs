@@ -476,17 +476,6 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
         let held = adopted(&mut self.held, device, model, &self.policy)?;
         Ok(pass(&held.model, inputs))
     }
-
-    fn refuse(&mut self, reason: &NoRecording) {
-        tracing::warn!("GradientGraph: steps run without a graph: {reason}");
-        self.set_refused(reason.to_string());
-    }
-
-    fn set_refused(&mut self, reason: String) {
-        self.stage = Stage::Refused { reason };
-        self.outline = None;
-        self.state = State::default();
-    }
 }
 
 /// A copy of `model`, all of it, for a pass that runs.

@@ -1,6 +1,6 @@
 //! How passes run, and how far a replay has come.
 
-use super::{DeviceError, GradientGraph, PassTensors, Stage};
+use super::{DeviceError, GradientGraph, NoRecording, PassTensors, Stage, State};
 use blackburn_backend::graph::{self, Progress};
 use burn::{
     module::{Module, ModuleDisplay},
@@ -56,5 +56,18 @@ impl<M: Module + ModuleDisplay, I: PassTensors, O: PassTensors> GradientGraph<M,
             Stage::WarmUp { .. } => GraphStatus::WarmUp,
             Stage::Recorded(_) => GraphStatus::Recorded,
         }
+    }
+
+    /// Has passes run from here on, with a warning.
+    pub(super) fn refuse(&mut self, reason: &NoRecording) {
+        tracing::warn!("GradientGraph: steps run without a graph: {reason}");
+        self.set_refused(reason.to_string());
+    }
+
+    /// The same without the warning.
+    pub(super) fn set_refused(&mut self, reason: String) {
+        self.stage = Stage::Refused { reason };
+        self.outline = None;
+        self.state = State::default();
     }
 }
