@@ -48,8 +48,8 @@ impl ColumnSumBlueprint {
         plan
     }
 
-    /// Whether clusters take the place of two launches: where each has a multiprocessor for each of its cubes, and at least
-    /// half of those are busy. Two launches read memory faster, so that they win where there is more of it.
+    /// Whether clusters take the place of two launches: where each cube has a multiprocessor to itself, and at least half of
+    /// all are busy. Two launches read memory faster, so that they win where there is more of it.
     pub(super) fn is_for_clusters(
         &self,
         problem: &ColumnSumProblem,
