@@ -182,15 +182,18 @@ mod watched {
             if launched.iter().all(|kernel| known.contains(kernel)) {
                 return (result, false);
             }
-            known.extend(launched);
+            // Not all that was launched is known now: other threads launched on other devices meanwhile.
+            let new = self.twin.take();
+            let is_new = !new.is_empty();
             // Other threads wait here until the device knows that it has to wait for these kernels, too.
-            for kernel in self.twin.take() {
+            for kernel in new {
+                known.insert(kernel.id().stable_hash());
                 let wait = (self.sink)(kernel);
                 if !dry_run() {
                     self.device.submit(|_| wait());
                 }
             }
-            (result, true)
+            (result, is_new)
         }
     }
 
@@ -240,6 +243,7 @@ mod tests {
             Mutex,
             atomic::{AtomicUsize, Ordering},
         },
+        thread,
     };
 
     /// The devices of the test, and what is shown of each: others launch on theirs at the same time.
@@ -266,6 +270,23 @@ mod tests {
         let sizes = Mutex::new(Vec::new());
         launch(client, |_| sizes.lock().unwrap().push(argument(&part).size_in_used()));
         assert_eq!(sizes.into_inner().unwrap(), [3072; 2]);
+    }
+
+    #[test]
+    fn what_others_launch_meanwhile_is_still_shown() {
+        let [watched, other] = [(); 2].map(|()| Recorder::new(Gpu::SM_90A));
+        let device = watched.client().service_id();
+        SHOWN.lock().unwrap().push((device.clone(), Vec::new()));
+        watch(open);
+        arm();
+        let launch_first = |client: &Client| variants(client)[0].launch(client).unwrap();
+        launch(watched.client(), |_| {
+            thread::scope(|scope| scope.spawn(|| launch_first(other.client())).join().unwrap());
+        });
+        launch_first(watched.client());
+        let shown = SHOWN.lock().unwrap();
+        let (_, kernels) = shown.iter().find(|(watched, _)| *watched == device).unwrap();
+        assert!(!kernels.is_empty());
     }
 
     #[test]

@@ -36,12 +36,13 @@ const ALONE: &str = "BLACKBURN_TEST_MARKS_HERE";
 type Test = fn(&Device) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("a_marked_layer_computes_what_8_bits_give", layers),
         ("what_follows_a_product_is_done_to_it", followed),
         ("other_memory_is_left_alone", unmarked),
         ("what_an_operation_makes_in_marked_memory_is_not_marked", taken_over),
         ("inputs_are_let_go_of", released),
+        ("a_marked_cast_of_a_parameter_computes_in_8_bits", cast),
         ("a_policy_marks_linear_layers", policy),
     ];
     let trial = |(name, test): (&str, Test)| {
@@ -254,6 +255,46 @@ fn precision() -> MatmulPrecision {
     } else {
         MatmulPrecision::exact(Storage::F32)
     }
+}
+
+/// What a policy makes of a layer, in each type of 16 bits that the device has: policies have bf16 alone.
+fn cast(device: &Device) -> Result<(), Failed> {
+    let recipe = Recipe::hybrid();
+    let training = &device.clone().autodiff();
+    for storage in [Storage::F16, Storage::Bf16] {
+        if !device.supports_dtype(float(storage)) {
+            continue;
+        }
+        let layer = LinearConfig::new(64, 48).init(training);
+        let x = || tensor(&normal(5, 32 * 64, 1.0, storage), [32, 64], storage, training);
+        let weight = || layer.weight.val().cast(float(storage));
+        let bias = || layer.bias.as_ref().map(|bias| bias.val().cast(float(storage)));
+        let run = |y: Tensor<2>| {
+            let gradients = y.clone().cast(float(Storage::F32)).sum().backward();
+            (y.inner(), layer.weight.grad(&gradients))
+        };
+        let read = |(y, dw): (Tensor<2>, Option<Tensor<2>>)| -> Result<[Vec<f64>; 2], Failed> {
+            Ok([values(y)?, values(dw.ok_or("no gradient")?)?])
+        };
+        // None is read before the last one is queued, as in a model.
+        let marked = fp8::mark(weight().reshape([64, 48]), &recipe).reshape([64, 48]);
+        let marked = run(linear(x(), marked, bias()));
+        let by_name = run(fp8::linear(x(), weight(), bias(), &recipe));
+        let unmarked = run(linear(x(), weight(), bias()));
+        let [marked, by_name, unmarked] = [read(marked)?, read(by_name)?, read(unmarked)?];
+        for (at, name) in ["y", "dW"].into_iter().enumerate() {
+            let bounds: Vec<f64> = by_name[at]
+                .iter()
+                .map(|y| storage.unit_roundoff() * (2.0 * y.abs() + 0.125))
+                .collect();
+            compare(&marked[at], &by_name[at], &bounds)
+                .map_err(|error| format!("{storage:?}, {name}: {error}"))?;
+            if compare(&marked[at], &unmarked[at], &bounds).is_ok() {
+                return Err(format!("{storage:?}, {name} is that of 16 bits").into());
+            }
+        }
+    }
+    Ok(())
 }
 
 fn policy(device: &Device) -> Result<(), Failed> {
