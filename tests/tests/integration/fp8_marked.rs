@@ -267,8 +267,11 @@ fn cast(device: &Device) -> Result<(), Failed> {
         }
         let layer = LinearConfig::new(64, 48).init(training);
         let x = || tensor(&normal(5, 32 * 64, 1.0, storage), [32, 64], storage, training);
-        let weight = || layer.weight.val().cast(float(storage));
-        let bias = || layer.bias.as_ref().map(|bias| bias.val().cast(float(storage)));
+        let bias = layer.bias.as_ref().ok_or("no bias")?;
+        // They are drawn when they are first asked for.
+        let (weight, bias) = (layer.weight.val(), bias.val());
+        let weight = || weight.clone().cast(float(storage));
+        let bias = || Some(bias.clone().cast(float(storage)));
         let run = |y: Tensor<2>| {
             let gradients = y.clone().cast(float(Storage::F32)).sum().backward();
             (y.inner(), layer.weight.grad(&gradients))
@@ -276,9 +279,11 @@ fn cast(device: &Device) -> Result<(), Failed> {
         let read = |(y, dw): (Tensor<2>, Option<Tensor<2>>)| -> Result<[Vec<f64>; 2], Failed> {
             Ok([values(y)?, values(dw.ok_or("no gradient")?)?])
         };
-        // None is read before the last one is queued, as in a model.
+        // None is read before the last one is queued, as in a model. Burn has to put these in order: x is cast, the
+        // weight is cast and marked, the bias is cast.
+        let input = x();
         let marked = fp8::mark(weight().reshape([64, 48]), &recipe).reshape([64, 48]);
-        let marked = run(linear(x(), marked, bias()));
+        let marked = run(linear(input, marked, bias()));
         let by_name = run(fp8::linear(x(), weight(), bias(), &recipe));
         let unmarked = run(linear(x(), weight(), bias()));
         let [marked, by_name, unmarked] = [read(marked)?, read(by_name)?, read(unmarked)?];

@@ -64,9 +64,16 @@ impl Replacement for Casts {
 
 /// Takes casts of 16 bits to f32, and of parameters to 16 bits, that follow each other. It is over when Burn shows any other
 /// operation, to whichever block.
+///
+/// An extension that reads nothing but casts of parameters is taken along and runs as it is: a mark of a weight that is
+/// multiplied in 8 bits. Burn would join it with what is left over behind the product, and run all of them unfused, since
+/// the product comes in between.
 #[derive(Clone, Default)]
 pub(crate) struct CastSearch {
     found: Casts,
+    /// The casts' positions, and those of extensions.
+    casts: Vec<usize>,
+    extensions: Vec<usize>,
 }
 
 impl CastSearch {
@@ -74,6 +81,22 @@ impl CastSearch {
     const SCORE: u64 = 10;
     /// Below any fusion that saves a tensor.
     const MOST: u64 = 90;
+
+    /// Whether `operation` is an extension that reads nothing but what was cast to 16 bits here.
+    fn is_of_casts(&self, operation: &OperationIr) -> bool {
+        let made = |read: &TensorIr| {
+            let casts = &mut self.found.casts.iter();
+            casts.any(|[_, out]| out.id == read.id && out.dtype != DType::F32)
+        };
+        only_input(operation).is_some_and(made)
+    }
+}
+
+/// What `operation` reads, if it is an extension that reads one tensor.
+fn only_input(operation: &OperationIr) -> Option<&TensorIr> {
+    let OperationIr::Custom(custom) = operation else { return None };
+    let [input] = &custom.inputs[..] else { return None };
+    Some(input)
 }
 
 /// What `operation` reads and makes, if it casts numbers of 16 bits to f32, or a parameter to 16 bits. Other casts belong to
@@ -90,19 +113,27 @@ impl Search for CastSearch {
     const MAY_CAST_FIRST: bool = false;
 
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
-        let Some([source, out]) = cast_of(operation) else { return Next::Refused };
+        let Some([source, out]) = cast_of(operation) else {
+            let is_taken = !self.gives_up(now.elapsed) && self.is_of_casts(operation);
+            self.extensions.extend(is_taken.then_some(now.position));
+            return Next::taken_if(is_taken);
+        };
         let is_made = self.found.casts.iter().any(|[_, made]| made.id == source.id);
         if is_made || self.gives_up(now.elapsed) {
             return Next::Refused;
         }
         self.found.casts.push([source.clone(), out.clone()]);
+        self.casts.push(now.position);
         if self.found.casts.len() == MOST_TENSORS { Next::Last } else { Next::Taken }
     }
 
     /// One alone, too: left to Burn, it would be settled together with whatever ended this search.
     fn claim(&self) -> Option<Claim<Casts>> {
         let count = self.found.casts.len();
-        let parts = vec![Part::Replaced((0..count).collect(), self.found.clone())];
+        let mut parts = vec![Part::Replaced(self.casts.clone(), self.found.clone())];
+        if !self.extensions.is_empty() {
+            parts.push(Part::Unfused(self.extensions.clone()));
+        }
         let score = (Self::SCORE * (count as u64).saturating_sub(1)).clamp(1, Self::MOST);
         (count > 0).then_some(Claim { score, parts })
     }
@@ -112,7 +143,8 @@ impl Search for CastSearch {
     }
 
     fn takes_time(operation: &OperationIr) -> bool {
-        !(cast_of(operation).is_some() || matches!(operation, OperationIr::Drop(_)))
+        let is_drop = matches!(operation, OperationIr::Drop(_));
+        !(is_drop || cast_of(operation).is_some() || only_input(operation).is_some())
     }
 }
 
@@ -121,7 +153,7 @@ mod tests {
     use super::*;
     use crate::stream::{Fuser, emit::tensor};
     use burn_ir::{
-        CastOpIr,
+        CastOpIr, CustomOpIr,
         TensorStatus::{NotInit, ReadOnly, ReadWrite},
     };
 
@@ -163,6 +195,32 @@ mod tests {
         let fuser = Fuser::after(CastSearch::default(), &[parameter(1), parameter(2)]);
         assert!(fuser.is_open());
         assert_eq!(fuser.claims(), Some(2));
+    }
+
+    #[test]
+    fn an_extension_that_reads_one_cast_is_taken_along() {
+        let parameter = |id| cast(id, ReadOnly, [DType::F32, DType::BF16], id + 100);
+        let extension = |read: &[u64]| {
+            let inputs = read.iter().map(|id| tensor(*id, [4], ReadWrite)).collect();
+            let outputs = vec![tensor(300, [4], NotInit)];
+            OperationIr::Custom(CustomOpIr {
+                id: "a mark".into(),
+                inputs,
+                outputs,
+                scalars: vec![],
+            })
+        };
+        let all = [parameter(1), extension(&[101]), parameter(2)];
+        let fuser = Fuser::after(CastSearch::default(), &all);
+        assert!(fuser.is_open());
+        assert_eq!(fuser.claims(), Some(3));
+        for (first, other) in
+            [(parameter(1), &[1][..]), (parameter(1), &[101, 3]), (gradient(1), &[101])]
+        {
+            let fuser = Fuser::after(CastSearch::default(), &[first, extension(other)]);
+            assert!(!fuser.is_open(), "{other:?}");
+            assert_eq!(fuser.claims(), Some(1), "{other:?}");
+        }
     }
 
     #[test]
