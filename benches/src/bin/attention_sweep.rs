@@ -270,12 +270,7 @@ fn memory(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Resul
     let [q, k, v, dout] = tensors(client, arguments, case);
     let inputs = AttentionInputs::of(&q, &k, &v);
     let output = attention_forward(client, &problem, &inputs).map_err(|error| error.to_string())?;
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
-    };
+    let result = AttentionResult::of(&output, &dout, problem.out());
     let gradients = attention_backward(client, &problem, &inputs, &result, false)
         .map_err(|error| error.to_string())?;
     let usage = client.memory_report(MemoryScope::Device).usage();
@@ -312,12 +307,7 @@ fn sweep(client: &Client, arguments: &Arguments, case: &AttentionCase) -> Result
         attention_forward_with(client, &problem, plan, &inputs).map_err(|error| message(&error))
     };
     let backward = |plan: &AttentionBlueprint, output: &AttentionOutput| {
-        let result = AttentionResult {
-            out: &output.out,
-            lse: &output.lse,
-            dout: &dout,
-            dout_strides: problem.out(),
-        };
+        let result = AttentionResult::of(output, &dout, problem.out());
         let gradients = attention_backward_with(client, &problem, plan, &inputs, &result, false)
             .map_err(|error| message(&error))?;
         Ok::<_, String>(vec![gradients.dq, gradients.dk, gradients.dv])

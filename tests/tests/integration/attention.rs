@@ -190,12 +190,7 @@ impl Uploaded {
         problem: &AttentionProblem,
         output: &'a AttentionOutput,
     ) -> AttentionResult<'a> {
-        AttentionResult {
-            out: &output.out,
-            lse: &output.lse,
-            dout: &self.dout,
-            dout_strides: problem.out(),
-        }
+        AttentionResult::of(output, &self.dout, problem.out())
     }
 }
 

@@ -165,12 +165,7 @@ impl Placed {
             first.get_or_insert(output);
         }
         let output = first.ok_or("no plan for the forward pass")?;
-        let result = AttentionResult {
-            out: &output.out,
-            lse: &output.lse,
-            dout: &self.dout,
-            dout_strides: problem.out(),
-        };
+        let result = AttentionResult::of(&output, &self.dout, problem.out());
         for plan in plans(client, problem, Pass::Backward, storage)? {
             let run =
                 || attention_backward_with(client, problem, &plan, &self.tensors(), &result, false);

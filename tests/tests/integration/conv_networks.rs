@@ -16,8 +16,8 @@ use blackburn_tests::{
 use burn::{
     module::{Module, ModuleDisplay},
     nn::{
-        PaddingConfig1d,
-        conv::{Conv1d, Conv1dConfig, Conv2dConfig, ConvTranspose2dConfig},
+        BatchNorm, BatchNormConfig, PaddingConfig1d, PaddingConfig3d,
+        conv::{Conv1d, Conv1dConfig, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose2dConfig},
         loss::{MseLoss, Reduction},
     },
     prelude::*,
@@ -50,6 +50,13 @@ pub(super) fn trials() -> Vec<Trial> {
             on_burn_device(|device| {
                 let model = Gates::new(&device.clone().autodiff());
                 train(model, [2, 1, 64], precision, &device, Gates::forward)
+            })
+        }));
+        let name = format!("conv::networks::a_relu_in_front_of_the_loss_in_{precision:?}");
+        trials.push(Trial::ignorable_test(name.to_lowercase(), move || {
+            on_burn_device(|device| {
+                let model = Volumes::new(&device.clone().autodiff());
+                train(model, [2, 4, 8, 8, 8], precision, &device, Volumes::forward)
             })
         }));
     }
@@ -219,6 +226,31 @@ impl Gates {
             x = x + on.forward(gated);
         }
         self.head.forward(activation::relu(sum.unwrap_or(x)))
+    }
+}
+
+/// A block of a network of volumes, and a head that takes each place by itself.
+#[derive(Module, Debug)]
+struct Volumes {
+    stem: Conv3d,
+    norm: BatchNorm,
+    head: Conv3d,
+}
+
+impl Volumes {
+    fn new(device: &Device) -> Self {
+        let stem = Conv3dConfig::new([4, WIDTH], [3; 3])
+            .with_padding(PaddingConfig3d::Explicit(1, 1, 1))
+            .with_bias(false);
+        Self {
+            stem: stem.init(device),
+            norm: BatchNormConfig::new(WIDTH).init(device),
+            head: Conv3dConfig::new([WIDTH, 4], [1; 3]).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<5>) -> Tensor<5> {
+        self.head.forward(activation::relu(self.norm.forward(self.stem.forward(x))))
     }
 }
 

@@ -241,12 +241,7 @@ fn run(
         Err(Stop::Declined(_)) => return Ok(()),
         planned => planned?,
     };
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout_buffer,
-        dout_strides: dout.rows,
-    };
+    let result = AttentionResult::of(&output, &dout_buffer, dout.rows);
     let gives_dbias = by.gives_bias_gradient() && bias.is_some();
     let made = attention_backward_with(client, &problem, &by, &tensors, &result, gives_dbias)?;
     let backward = attention.backward(&inputs.dout);

@@ -88,6 +88,14 @@ pub struct AttentionResult<'a> {
     pub dout_strides: HeadStrides,
 }
 
+impl<'a> AttentionResult<'a> {
+    /// All of `output`, and the gradient `dout`, which lies by those strides.
+    pub fn of(output: &'a AttentionOutput, dout: &'a Buffer, dout_strides: HeadStrides) -> Self {
+        let AttentionOutput { out, lse } = output;
+        Self { out, lse, dout, dout_strides }
+    }
+}
+
 /// Gradients of attention.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {

@@ -466,12 +466,7 @@ fn both_of(
     let tensors = Uploaded::new(recorder, inputs, storage);
     let dout = upload(recorder, &inputs.dout, storage);
     let output = forward(recorder, wanted, case, inputs, &tensors)?;
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
-    };
+    let result = AttentionResult::of(&output, &dout, problem.out());
     let plan = wanted.of(&plans(&problem, &case, Pass::Backward, client), Pass::Backward)?;
     let wants_bias = plan.gives_bias_gradient();
     let tensors = tensors.all();

@@ -116,12 +116,7 @@ pub(super) fn gradients(
     let plan = |pass| wanted.of(&AttentionBlueprint::candidates(&problem, pass, client), pass);
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors.all())?;
     let dout = upload(recorder, &inputs.dout, storage);
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
-    };
+    let result = AttentionResult::of(&output, &dout, problem.out());
     let (plan, tensors) = (plan(Pass::Backward)?, tensors.all());
     let made = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
     let expected = inputs.attention(case).backward(&inputs.dout);

@@ -74,12 +74,7 @@ pub(super) fn packed(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> 
         wanted.of(&plans, pass)
     };
     let output = attention_forward_with(client, &problem, &plan(Pass::Forward)?, &tensors)?;
-    let result = AttentionResult {
-        out: &output.out,
-        lse: &output.lse,
-        dout: &dout,
-        dout_strides: problem.out(),
-    };
+    let result = AttentionResult::of(&output, &dout, problem.out());
     let plan = plan(Pass::Backward)?;
     let made = attention_backward_with(client, &problem, &plan, &tensors, &result, false)?;
     let expected: Vec<_> = cases

@@ -227,6 +227,15 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[host("codes of what was overwritten kept", "marked::written(memory)", "()")],
     },
     InFile {
+        file: "crates/backend/src/fused/casts.rs",
+        tests: &["fp8::marked"],
+        rows: &[host(
+            "marks left between casts and products",
+            "only_input(operation).is_some_and(made)",
+            "only_input(operation).is_some_and(made) && false",
+        )],
+    },
+    InFile {
         file: "crates/backend/src/tensors/kept_casts.rs",
         tests: &["adamw_plain"],
         rows: &[host(

@@ -22,7 +22,8 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 /// Burn settles what a fusion waited on in vain without fusing any of it. So views at the head, which no other
 /// fusion takes, are claimed alone where nothing else is found, for less than anything else bids: the next search
 /// begins behind them. Rows of channels among them need no copy then. So are convolutions that no pass follows, as
-/// where `batch_norm` of the operations takes it.
+/// where `batch_norm` of the operations takes it, and a comparison at the head, which the gradient of a ReLU begins with:
+/// Burn may join its block with that of the whole loss.
 #[derive(Clone, Default)]
 pub(crate) struct BatchNormSearch {
     /// With what precision convolutions in front are computed; without it they are not taken.
@@ -32,6 +33,8 @@ pub(crate) struct BatchNormSearch {
     candidates: Vec<Candidate>,
     /// Views at the head of the block; rows of channels, or as Burn runs them.
     views: Vec<Option<ChannelRows>>,
+    /// Whether a comparison is at the head and something was taken behind it.
+    compares_first: bool,
 }
 
 impl BatchNormSearch {
@@ -41,7 +44,7 @@ impl BatchNormSearch {
     /// Above that of a convolution alone.
     const SCORE_OF_CONVOLUTIONS: u64 = 16;
     /// Below any other fusion.
-    const SCORE_OF_VIEWS: u64 = 1;
+    const SCORE_OF_HEAD: u64 = 1;
 
     pub(crate) fn new(convolutions: Option<F32Precision>, takes_channels: bool) -> Self {
         Self { convolutions, takes_channels, ..Self::default() }
@@ -148,6 +151,11 @@ impl Candidate {
             && (has_begun || is_cast() || self.reads_theirs(operation))
     }
 
+    /// Whether the pass begins at the head, with the comparison of a ReLU's gradient.
+    fn compares_first(&self) -> bool {
+        self.flow.has("is_zero") && self.flow.positions().first() == Some(&0)
+    }
+
     /// Whether `operation` reads results of passengers.
     fn reads_theirs(&self, operation: &OperationIr) -> bool {
         operation.inputs().any(|input| self.made.contains(&input.id))
@@ -251,6 +259,9 @@ impl Search for BatchNormSearch {
         if is_of_channels && !is_taken {
             return Next::Last;
         }
+        if now.position == 1 && is_taken {
+            self.compares_first = self.candidates.iter().any(Candidate::compares_first);
+        }
         // One that is complete waits for others that may be longer.
         let mut open = self.candidates.iter().filter(|candidate| candidate.is_open);
         let is_over = is_taken && open.all(|candidate| candidate.flow.is_complete());
@@ -268,8 +279,11 @@ impl Search for BatchNormSearch {
             Some(rows) => Part::Replaced(vec![at], BatchNormPass::View(rows.clone())),
             None => Part::Unfused(vec![at]),
         };
-        let parts: Vec<_> = self.views.iter().enumerate().map(view).collect();
-        (!parts.is_empty()).then_some(Claim { score: Self::SCORE_OF_VIEWS, parts })
+        let mut parts: Vec<_> = self.views.iter().enumerate().map(view).collect();
+        if self.compares_first {
+            parts.push(Part::Unfused(vec![0]));
+        }
+        (!parts.is_empty()).then_some(Claim { score: Self::SCORE_OF_HEAD, parts })
     }
 
     fn gives_up(&self, elapsed: Elapsed) -> bool {
