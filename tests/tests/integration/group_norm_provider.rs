@@ -43,12 +43,13 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("instances_of_sequences_run_on_the_kernels", sequences),
     ];
     type Test = fn(&Device, Storage) -> Result<(), Failed>;
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
         ("images", |device, storage| check(device, storage, 4, Images::Plain)),
         ("images_of_a_convolution", |device, storage| check(device, storage, 2, Images::Convolved)),
         ("images_in_front_of_an_activation", |device, storage| {
             check(device, storage, 2, Images::Activated)
         }),
+        ("sums_of_images", |device, storage| check(device, storage, 2, Images::Summed)),
         ("one_group", |device, storage| check(device, storage, 1, Images::Convolved)),
     ];
     for (name, test) in tests {
@@ -67,6 +68,8 @@ enum Images {
     Convolved,
     /// The same, with an activation behind the norm.
     Activated,
+    /// Two convolutions are added.
+    Summed,
 }
 
 /// A norm of these parameters.
@@ -124,6 +127,10 @@ fn check(device: &Device, storage: Storage, groups: usize, images: Images) -> Re
         let y = match images {
             Images::Plain => module.forward(input.clone()),
             Images::Convolved => module.forward(copied(input.clone())),
+            Images::Summed => {
+                let zeros = tensor(&vec![0.0; elements], SHAPE, storage, &device);
+                module.forward(copied(input.clone()) + copied(zeros))
+            }
             Images::Activated => silu(module.forward(copied(input.clone()))),
         };
         // Blocks begin with convolutions, as they do in a network. Behind a quotient Burn runs what it has collected

@@ -227,6 +227,24 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[host("codes of what was overwritten kept", "marked::written(memory)", "()")],
     },
     InFile {
+        file: "crates/backend/src/fused/batch_norm/search.rs",
+        tests: &["conv::networks::a_relu_in_front"],
+        rows: &[host(
+            "a comparison settled with the loss",
+            "self.candidates.iter().any(Candidate::compares_first)",
+            "false",
+        )],
+    },
+    InFile {
+        file: "crates/backend/src/fused/group_norm/search.rs",
+        tests: &["group_norm::provider"],
+        rows: &[host(
+            "a sum settled with a norm's rows",
+            "turns_into_rows(operation) && inputs.any(|input| input.id == head)",
+            "false",
+        )],
+    },
+    InFile {
         file: "crates/backend/src/fused/casts.rs",
         tests: &["fp8::marked"],
         rows: &[host(

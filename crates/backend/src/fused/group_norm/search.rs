@@ -3,13 +3,21 @@ use super::{
     OUTPUTS,
     pass::{Backward, Forward, GroupNormPass},
 };
-use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
+use crate::stream::{
+    Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, arithmetic_output,
+};
 use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
 
 /// Follows both passes at once, until one of them is found.
+///
+/// A sum in front of a norm ends in front of the view that makes rows, and Burn settles both together: the norm is not
+/// found without its view. So the sum is claimed alone where the view follows it, for less than anything else bids.
 #[derive(Clone, Default)]
 pub(crate) struct GroupNormSearch {
     candidates: Vec<Candidate>,
+    /// What arithmetic at the head makes, and whether the rows of a norm are made of it.
+    head: Option<TensorId>,
+    makes_rows_of_head: bool,
 }
 
 /// A pass that may be there, as far as the stream has followed it.
@@ -170,6 +178,8 @@ impl GroupNormSearch {
     /// Above what Burn's fusions bid for as many operations: those get 100 for an input or output saved, 10 for
     /// an operation.
     const SCORE: u64 = 100_000;
+    /// Below any other fusion.
+    const SCORE_OF_HEAD: u64 = 1;
     /// How many operations may come for other blocks before the next one of a pass does: parameters are cast and
     /// get their shapes there.
     const PATIENCE: u64 = 8;
@@ -182,12 +192,21 @@ impl Search for GroupNormSearch {
         let is_first = now.position == 0;
         if is_first {
             self.candidates = Candidate::all();
+        } else if let Some(head) = self.head {
+            let mut inputs = operation.inputs();
+            self.makes_rows_of_head =
+                turns_into_rows(operation) && inputs.any(|input| input.id == head);
+            return Next::Refused;
         }
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.is_open) {
             candidate.is_open = candidate.take(operation, now.position);
         }
         if is_first {
             self.candidates.retain(|candidate| candidate.is_open);
+            self.head = arithmetic_output(operation).filter(|_| self.candidates.is_empty());
+            if self.head.is_some() {
+                return Next::Taken;
+            }
         }
         let mut open = self.candidates.iter().filter(|candidate| candidate.is_open).peekable();
         let is_taken = open.peek().is_some();
@@ -197,11 +216,14 @@ impl Search for GroupNormSearch {
     }
 
     fn claim(&self) -> Option<Claim<GroupNormPass>> {
+        if self.makes_rows_of_head {
+            return Some(Claim { score: Self::SCORE_OF_HEAD, parts: vec![Part::Unfused(vec![0])] });
+        }
         let parts = self.candidates.iter().find_map(Candidate::found)?;
         Some(Claim { score: Self::SCORE, parts })
     }
 
     fn gives_up(&self, elapsed: Elapsed) -> bool {
-        elapsed.since_last > Self::PATIENCE
+        elapsed.since_last > if self.head.is_some() { 0 } else { Self::PATIENCE }
     }
 }
