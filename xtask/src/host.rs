@@ -33,10 +33,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let mut build = cargo();
-    build.args(["build", "-p", "blackburn-idle-driver"]);
-    command::run(&mut build, "The output above says why.")?;
-    let folder = installed(&command::target_dir())?;
+    let folder = idle_driver()?;
     // The build of `cargo test --workspace`, in the same environment: `CUDA_PATH` would have most of it built anew.
     let mut build = cargo();
     build.args(["test", "--workspace", "--test", "integration", "--no-run"]);
@@ -46,6 +43,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         &mut idle_tests(tests, arguments, &folder),
         "The output above names the tests; `cargo xtask host NAME` runs one alone.",
     )
+}
+
+/// Builds the driver, and returns the folder where programs find it.
+pub(crate) fn idle_driver() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "-p", "blackburn-idle-driver"]);
+    command::run(&mut build, "The output above says why.")?;
+    installed(&command::target_dir())
+}
+
+/// Has `command` find the driver in `folder`.
+pub(crate) fn find_driver(command: &mut Command, folder: &Path) {
+    command
+        .env("CUDA_PATH", folder)
+        // Kernels that nobody compiled are kept apart from real ones.
+        .env("CUBECL_ENVIRONMENT", "idle")
+        .env("LD_LIBRARY_PATH", folder);
 }
 
 /// The folder where the library is found by the names of the driver and the compiler.
@@ -67,11 +81,8 @@ fn idle_tests(tests: &Path, arguments: &Arguments, folder: &Path) -> Command {
     command
         .arg(&arguments.filter)
         .current_dir(command::root().join("tests"))
-        .env("BLACKBURN_REQUIRE_DEVICE", "idle")
-        .env("CUDA_PATH", folder)
-        // Kernels that nobody compiled are kept apart from real ones.
-        .env("CUBECL_ENVIRONMENT", "idle")
-        .env("LD_LIBRARY_PATH", folder);
+        .env("BLACKBURN_REQUIRE_DEVICE", "idle");
+    find_driver(&mut command, folder);
     command
 }
 

@@ -17,13 +17,14 @@ mod links;
 mod mutate;
 mod sass;
 mod simulate;
+mod stream;
 mod test;
 mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Blackburn's chores: check, test, fuzz, mutate, bench, figures, chart, book, gpu, sass, simulate, deny.
+/// Blackburn's chores: check, test, fuzz, mutate, bench, figures, chart, book, gpu, sass, simulate, host, stream, deny.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -44,6 +45,7 @@ enum Chore {
     Sass(sass::Arguments),
     Simulate(simulate::Arguments),
     Host(host::Arguments),
+    Stream(stream::Arguments),
     Mutate(mutate::Arguments),
     Deny(deny::Arguments),
 }
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Simulate(arguments) => simulate::run(&arguments),
         Chore::Host(arguments) => host::run(&arguments),
+        Chore::Stream(arguments) => stream::run(&arguments),
         Chore::Mutate(arguments) => mutate::run(&arguments),
         Chore::Deny(arguments) => deny::run(&arguments),
     };
