@@ -12,7 +12,7 @@ use crate::{
 };
 use blackburn_kernels::{KernelError, step::MOST_TENSORS};
 use burn_cubecl::kernel;
-use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
+use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorIr};
 use burn_std::DType;
 use serde::{Deserialize, Serialize};
 
@@ -71,9 +71,11 @@ impl Replacement for Casts {
 #[derive(Clone, Default)]
 pub(crate) struct CastSearch {
     found: Casts,
-    /// The casts' positions, and those of extensions.
+    /// The casts' positions, and those of extensions, which run behind all casts.
     casts: Vec<usize>,
     extensions: Vec<usize>,
+    /// What extensions make.
+    made_behind: Vec<TensorId>,
 }
 
 impl CastSearch {
@@ -115,10 +117,14 @@ impl Search for CastSearch {
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         let Some([source, out]) = cast_of(operation) else {
             let is_taken = !self.gives_up(now.elapsed) && self.is_of_casts(operation);
-            self.extensions.extend(is_taken.then_some(now.position));
+            if is_taken {
+                self.extensions.push(now.position);
+                self.made_behind.extend(operation.outputs().map(|out| out.id));
+            }
             return Next::taken_if(is_taken);
         };
-        let is_made = self.found.casts.iter().any(|[_, made]| made.id == source.id);
+        let is_made = self.made_behind.contains(&source.id)
+            || self.found.casts.iter().any(|[_, made]| made.id == source.id);
         if is_made || self.gives_up(now.elapsed) {
             return Next::Refused;
         }
@@ -214,6 +220,11 @@ mod tests {
         let fuser = Fuser::after(CastSearch::default(), &all);
         assert!(fuser.is_open());
         assert_eq!(fuser.claims(), Some(3));
+        // What an extension makes is not there when casts run.
+        let back = cast(300, ReadWrite, [DType::BF16, DType::F32], 400);
+        let fuser = Fuser::after(CastSearch::default(), &[parameter(1), extension(&[101]), back]);
+        assert!(!fuser.is_open());
+        assert_eq!(fuser.claims(), Some(2));
         for (first, other) in
             [(parameter(1), &[1][..]), (parameter(1), &[101, 3]), (gradient(1), &[101])]
         {

@@ -3,9 +3,7 @@ use super::{
     OUTPUTS,
     pass::{Backward, Forward, GroupNormPass},
 };
-use crate::stream::{
-    Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, arithmetic_output,
-};
+use crate::stream::{Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search};
 use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
 
 /// Follows both passes at once, until one of them is found.
@@ -15,7 +13,7 @@ use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, Tensor
 #[derive(Clone, Default)]
 pub(crate) struct GroupNormSearch {
     candidates: Vec<Candidate>,
-    /// What arithmetic at the head makes, and whether the rows of a norm are made of it.
+    /// A sum of images at the head, and whether the rows of a norm are made of it.
     head: Option<TensorId>,
     makes_rows_of_head: bool,
 }
@@ -141,6 +139,16 @@ fn turns_into_rows(operation: &OperationIr) -> bool {
     }
 }
 
+/// What `operation` makes, if it adds images or sequences.
+fn sum_of_images(operation: &OperationIr) -> Option<TensorId> {
+    match operation {
+        OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) => {
+            (op.out.shape.num_dims() > 2).then_some(op.out.id)
+        }
+        _ => None,
+    }
+}
+
 /// Whether `operation` takes the mean of rows, for each sample of one a group.
 fn is_mean(operation: &OperationIr) -> bool {
     match operation {
@@ -203,7 +211,7 @@ impl Search for GroupNormSearch {
         }
         if is_first {
             self.candidates.retain(|candidate| candidate.is_open);
-            self.head = arithmetic_output(operation).filter(|_| self.candidates.is_empty());
+            self.head = sum_of_images(operation).filter(|_| self.candidates.is_empty());
             if self.head.is_some() {
                 return Next::Taken;
             }
