@@ -276,7 +276,7 @@ mod tests {
     fn what_others_launch_meanwhile_is_still_shown() {
         let [watched, other] = [(); 2].map(|()| Recorder::new(Gpu::SM_90A));
         let device = watched.client().service_id();
-        SHOWN.lock().unwrap().push((device.clone(), Vec::new()));
+        SHOWN.lock().unwrap().push((device, Vec::new()));
         watch(open);
         arm();
         let launch_first = |client: &Client| variants(client)[0].launch(client).unwrap();
