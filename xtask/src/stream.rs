@@ -6,7 +6,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt,
     io::{BufRead, BufReader},
     process::Stdio,
@@ -38,14 +38,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut child = command.stderr(Stdio::piped()).spawn().context("start model_sweep")?;
     let log = child.stderr.take().context("model_sweep's standard error")?;
     let mut found = Found::default();
+    // Errors are the last that it says.
+    let mut last = VecDeque::new();
     for line in BufReader::new(log).split(b'\n') {
-        found.read(&String::from_utf8_lossy(&line.context("read what model_sweep says")?));
+        let line = line.context("read what model_sweep says")?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        found.read(&line);
+        last.push_back(line);
+        if last.len() > LAST_LINES {
+            last.pop_front();
+        }
     }
     let status = child.wait().context("wait for model_sweep")?;
-    ensure!(status.success(), "model_sweep failed ({status}); run it by hand to see what it says");
+    let last = Vec::from(last).join("\n");
+    ensure!(status.success(), "model_sweep failed ({status}). It ended with:\n{last}");
     println!("{found}");
     Ok(())
 }
+
+/// Lines that are shown of a failure.
+const LAST_LINES: usize = 8;
 
 /// Operations that launch nothing, or that Blackburn adds and fuses by itself.
 const SILENT: [&str; 8] =

@@ -288,18 +288,29 @@ fn cast(device: &Device) -> Result<(), Failed> {
         let unmarked = run(linear(x(), weight(), bias()));
         let [marked, by_name, unmarked] = [read(marked)?, read(by_name)?, read(unmarked)?];
         for (at, name) in ["y", "dW"].into_iter().enumerate() {
-            let bounds: Vec<f64> = by_name[at]
-                .iter()
-                .map(|y| storage.unit_roundoff() * (2.0 * y.abs() + 0.125))
-                .collect();
-            compare(&marked[at], &by_name[at], &bounds)
-                .map_err(|error| format!("{storage:?}, {name}: {error}"))?;
-            if compare(&marked[at], &unmarked[at], &bounds).is_ok() {
-                return Err(format!("{storage:?}, {name} is that of 16 bits").into());
-            }
+            expect_8_bits(storage, &marked[at], &by_name[at], &unmarked[at])
+                .map_err(|error| format!("{storage:?}, {name}{error}"))?;
         }
     }
     Ok(())
+}
+
+/// Whether `actual` is `eight_bits` and not `sixteen_bits`.
+fn expect_8_bits(
+    storage: Storage,
+    actual: &[f64],
+    eight_bits: &[f64],
+    sixteen_bits: &[f64],
+) -> Result<(), String> {
+    // The same codes in the same kernel. At most the bias, up to 1/8 by its initialization, is added
+    // to what was rounded already.
+    let bounds: Vec<f64> =
+        eight_bits.iter().map(|y| storage.unit_roundoff() * (2.0 * y.abs() + 0.125)).collect();
+    compare(actual, eight_bits, &bounds).map_err(|error| format!(": {error}"))?;
+    match compare(actual, sixteen_bits, &bounds) {
+        Ok(_) => Err(" is that of 16 bits".into()),
+        Err(_) => Ok(()),
+    }
 }
 
 fn policy(device: &Device) -> Result<(), Failed> {
@@ -335,17 +346,8 @@ fn policy(device: &Device) -> Result<(), Failed> {
             ("y", values(y.inner())?, values(by_name.inner())?, values(by_bf16.inner())?),
             ("dW", dw, dw_by(&plain, &of_name)?, dw_by(&plain, &of_bf16)?),
         ] {
-            // The same codes in the same kernel. At most the bias, up to 1/8 by its initialization, is added
-            // to what was rounded already.
-            let bounds: Vec<f64> = eight_bits
-                .iter()
-                .map(|y| Storage::Bf16.unit_roundoff() * (2.0 * y.abs() + 0.125))
-                .collect();
-            compare(&actual, &eight_bits, &bounds)
-                .map_err(|error| format!("{masters:?}, {name}: {error}"))?;
-            if compare(&actual, &sixteen_bits, &bounds).is_ok() {
-                return Err(format!("{masters:?}, {name} is that of bf16").into());
-            }
+            expect_8_bits(Storage::Bf16, &actual, &eight_bits, &sixteen_bits)
+                .map_err(|error| format!("{masters:?}, {name}{error}"))?;
         }
         // Left out, it is bf16's to the bit.
         let model = policy.without_fp8("weight").apply(LinearConfig::new(64, 48).init(training))?;

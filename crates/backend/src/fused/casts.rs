@@ -86,11 +86,8 @@ impl CastSearch {
 
     /// Whether `operation` is an extension that reads nothing but what was cast to 16 bits here.
     fn is_of_casts(&self, operation: &OperationIr) -> bool {
-        let made = |read: &TensorIr| {
-            let casts = &mut self.found.casts.iter();
-            casts.any(|[_, out]| out.id == read.id && out.dtype != DType::F32)
-        };
-        only_input(operation).is_some_and(made)
+        let mut casts = self.found.casts.iter().filter(|[_, out]| out.dtype != DType::F32);
+        only_input(operation).is_some_and(|read| casts.any(|[_, out]| out.id == read.id))
     }
 }
 
