@@ -11,7 +11,7 @@ use blackburn_backend::attention::{AttentionOptions, attention, cached_attention
 use blackburn_reference::{random::normal, storage::Storage};
 use blackburn_tests::{
     modules::seeded,
-    on_burn_device, run_alone,
+    on_burn_device, on_burn_device_with, run_alone,
     tensors::{tensor, values},
 };
 use burn::{
@@ -21,6 +21,7 @@ use burn::{
     },
     prelude::*,
 };
+use cubecl::client::Client;
 use libtest_mimic::{Failed, Trial};
 use std::{cell::RefCell, env};
 
@@ -45,15 +46,15 @@ pub(crate) fn trials() -> Vec<Trial> {
             })
         })
     });
-    let here: [(&str, Test); 2] = [
-        ("a_cache_is_written_where_it_lies", in_place),
-        ("heads_side_by_side_are_put_in_place", side_by_side),
+    let in_place = || on_burn_device_with(Storage::F32, in_place);
+    let side_by_side = || on_burn_device(|device| side_by_side(&device));
+    let here = [
+        Trial::ignorable_test("attention::cached::a_cache_is_written_where_it_lies", in_place),
+        Trial::ignorable_test(
+            "attention::cached::heads_side_by_side_are_put_in_place",
+            side_by_side,
+        ),
     ];
-    let here = here.map(|(name, test)| {
-        Trial::ignorable_test(format!("attention::cached::{name}"), move || {
-            on_burn_device(|device| test(&device))
-        })
-    });
     alone.into_iter().chain(here).collect()
 }
 
@@ -72,15 +73,23 @@ fn place(position: usize, device: &Device) -> Tensor<1, Int> {
 
 /// Both sum in f32, in different orders.
 fn near(actual: Tensor<4>, expected: Tensor<4>) -> Result<(), Failed> {
+    near_by(actual, expected, 1e-5)
+}
+
+fn near_by(actual: Tensor<4>, expected: Tensor<4>, bound: f64) -> Result<(), Failed> {
     let pairs = values(actual)?.into_iter().zip(values(expected)?);
     let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    if worst < 1e-5 { Ok(()) } else { Err(format!("{worst} apart").into()) }
+    if worst < bound { Ok(()) } else { Err(format!("{worst} apart").into()) }
 }
 
 const CAPACITY: usize = 200;
 
 /// A prompt, single tokens and some at once, each seen by clones of the cache's first tensors.
-fn in_place(device: &Device) -> Result<(), Failed> {
+fn in_place(device: &Device, client: &Client) -> Result<(), Failed> {
+    // Many rows go to tensor cores, in tiles of another kernel than a cache's few. They round to TF32, 2^-11: two factors of
+    // some 20 that a score of 32 products sums by magnitude, over the root of 32, and weights. A weight is so off by 0.4 %,
+    // and values of at most 4 by 0.016.
+    let bound = if client.name() == "cuda" { 2e-2 } else { 1e-5 };
     let [q, k, v] = [(1, 4), (2, 2), (3, 2)]
         .map(|(seed, heads)| numbers(seed, [2, heads, CAPACITY, 32], device));
     let memory = [4, 5].map(|seed| numbers(seed, [2, 2, CAPACITY, 32], device) * f32::NAN);
@@ -93,7 +102,7 @@ fn in_place(device: &Device) -> Result<(), Failed> {
         let new = [&q, &k, &v].map(|x| rows(x, start));
         let (out, after) = cached_attention(new, cache, place(start, device), causal());
         let all = attention(rows(&q, start), rows(&k, 0), rows(&v, 0), causal());
-        near(out, all)?;
+        near_by(out, all, bound)?;
         cache = after;
         start = end;
     }

@@ -226,7 +226,8 @@ pub(crate) fn attention_forward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: S
     } else {
         // 2. Multiply and weigh.
         acquire_registers(comptime!(blueprint.registers()));
-        let group = unit / 128 - 1;
+        // The compiler sees that units of a warp go the same way.
+        let group = plane_shuffle(unit / 128, 0u32) - 1;
         let lane = unit % 128;
         let quad = lane % 4;
         let q_tile = tile_descriptor(q_at + group * comptime!(CHUNK_BYTES as u32), true);

@@ -229,11 +229,18 @@ pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/backend/src/fused/batch_norm/search.rs",
         tests: &["conv::networks::a_relu_in_front"],
-        rows: &[host(
-            "a comparison settled with the loss",
-            "self.candidates.iter().any(Candidate::compares_first)",
-            "false",
-        )],
+        rows: &[
+            host(
+                "a comparison settled with the loss",
+                "AtMost::of(operation).filter(|_| !self.candidates.is_empty())",
+                "None",
+            ),
+            host(
+                "no gradient behind a mask at the head",
+                "position == 0 || self.reads_theirs(operation)",
+                "self.reads_theirs(operation)",
+            ),
+        ],
     },
     InFile {
         file: "crates/backend/src/fused/group_norm/search.rs",

@@ -1,7 +1,11 @@
 use super::{OP, view::ChannelRows};
 use crate::{
     declined::unsupported,
-    fused::{channels::ByChannel, conv::Convolution, mask_fill::MaskFill},
+    fused::{
+        channels::ByChannel,
+        conv::Convolution,
+        mask_fill::{AtMost, MaskFill},
+    },
     ops::batch_norm::problem,
     stream::{self, Done, ExpectedScalar, Matcher, Replacement},
     tensors::{
@@ -35,6 +39,8 @@ pub(crate) enum BatchNormPass {
     Backward(Backward),
     /// A view that nothing else was found behind.
     View(ChannelRows),
+    /// A comparison that nothing else was found behind.
+    Compared(AtMost),
 }
 
 impl Replacement for BatchNormPass {
@@ -48,6 +54,7 @@ impl Replacement for BatchNormPass {
             Self::Forward(forward) => forward.launch(tensors),
             Self::Backward(backward) => backward.launch(tensors),
             Self::View(rows) => rows.launch(tensors),
+            Self::Compared(comparison) => comparison.launch(tensors, OP),
         }?;
         Ok(Done::All)
     }

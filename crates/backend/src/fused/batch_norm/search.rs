@@ -4,7 +4,11 @@ use super::{
     view::ChannelRows,
 };
 use crate::{
-    fused::{channels::ByChannel, conv::Convolution, mask_fill::MaskFill},
+    fused::{
+        channels::ByChannel,
+        conv::Convolution,
+        mask_fill::{AtMost, MaskFill},
+    },
     stream::{
         Claim, Elapsed, Matcher, Moment, Next, Part, Pattern, Search, SingleOperation,
         arithmetic_output,
@@ -33,8 +37,8 @@ pub(crate) struct BatchNormSearch {
     candidates: Vec<Candidate>,
     /// Views at the head of the block; rows of channels, or as Burn runs them.
     views: Vec<Option<ChannelRows>>,
-    /// Whether a comparison is at the head and something was taken behind it.
-    compares_first: bool,
+    /// The comparison at the head, if a pass may begin with it.
+    comparison: Option<AtMost>,
 }
 
 impl BatchNormSearch {
@@ -121,8 +125,10 @@ impl Candidate {
             return false;
         }
         let convolution = convolutions.and_then(|with| Convolution::of(operation, &with));
-        // The gradient of an activation that is cut off above zero, too, by a mask that was kept.
-        let fill = MaskFill::of(operation).filter(|_| self.reads_theirs(operation));
+        // The gradient of an activation that is cut off above zero, too, by a mask that was kept; or of a ReLU whose
+        // comparison ran with another block.
+        let fill =
+            MaskFill::of(operation).filter(|_| position == 0 || self.reads_theirs(operation));
         let channels = || ByChannel::of(operation, &()).filter(|_| takes_channels);
         let passenger = match (convolution, fill) {
             (Some(convolution), _) => Passenger::Convolution(position, Box::new(convolution)),
@@ -149,11 +155,6 @@ impl Candidate {
         let is_cast = || matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
         arithmetic_output(operation).is_some()
             && (has_begun || is_cast() || self.reads_theirs(operation))
-    }
-
-    /// Whether the pass begins at the head, with the comparison of a ReLU's gradient.
-    fn compares_first(&self) -> bool {
-        self.flow.has("is_zero") && self.flow.positions().first() == Some(&0)
     }
 
     /// Whether `operation` reads results of passengers.
@@ -250,6 +251,7 @@ impl Search for BatchNormSearch {
         if is_first {
             // What begins with an operation beside all of them is nobody's yet: Burn has others to show it to.
             self.candidates.retain(|candidate| candidate.is_open);
+            self.comparison = AtMost::of(operation).filter(|_| !self.candidates.is_empty());
         }
         let is_taken = self.candidates.iter().any(|candidate| candidate.is_open);
         let is_of_channels = is_first && rows.is_some();
@@ -258,9 +260,6 @@ impl Search for BatchNormSearch {
         }
         if is_of_channels && !is_taken {
             return Next::Last;
-        }
-        if now.position == 1 && is_taken {
-            self.compares_first = self.candidates.iter().any(Candidate::compares_first);
         }
         // One that is complete waits for others that may be longer.
         let mut open = self.candidates.iter().filter(|candidate| candidate.is_open);
@@ -280,8 +279,8 @@ impl Search for BatchNormSearch {
             None => Part::Unfused(vec![at]),
         };
         let mut parts: Vec<_> = self.views.iter().enumerate().map(view).collect();
-        if self.compares_first {
-            parts.push(Part::Unfused(vec![0]));
+        if let Some(comparison) = &self.comparison {
+            parts.push(Part::Replaced(vec![0], BatchNormPass::Compared(comparison.clone())));
         }
         (!parts.is_empty()).then_some(Claim { score: Self::SCORE_OF_HEAD, parts })
     }

@@ -54,7 +54,7 @@ impl GradientSearch {
 
     /// Masked scores have no gradient.
     fn masked(&self, operation: &OperationIr, position: usize) -> Option<(MaskFill, usize)> {
-        let mask = MaskFill::of(operation)?;
+        let mask = MaskFill::of_scores(operation)?;
         let fits = mask.input.shape == mask.out.shape && self.ends_in(&mask.input);
         fits.then_some((mask, position))
     }

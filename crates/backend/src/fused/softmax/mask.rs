@@ -3,13 +3,22 @@
 use super::OP;
 use crate::{
     declined::unsupported,
-    fused::mask_fill::{MOST_DIMS, MaskFill},
+    fused::mask_fill::MaskFill,
     tensors::{Input, Tensors},
 };
 use blackburn_kernels::{KernelError, softmax::RowMask};
+use burn_ir::OperationIr;
 use burn_std::Shape;
 
+/// Dimensions of scores whose masks the kernel reads.
+const MOST_DIMS: usize = 4;
+
 impl MaskFill {
+    /// The mask of scores that `operation` fills, if the kernel reads such masks.
+    pub(super) fn of_scores(operation: &OperationIr) -> Option<Self> {
+        Self::of(operation).filter(|fill| fill.out.shape.num_dims() <= MOST_DIMS)
+    }
+
     /// The number.
     ///
     /// # Errors

@@ -63,7 +63,7 @@ impl PassSearch for ProbabilitiesSearch {
             self.flow.positions().is_empty() && self.leads < Self::MOST_LEADS && is_lead(operation);
         if taken {
             self.leads += 1;
-            self.mask = MaskFill::of(operation);
+            self.mask = MaskFill::of_scores(operation);
         }
         Next::taken_if(taken)
     }
