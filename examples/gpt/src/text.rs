@@ -6,8 +6,14 @@ use crate::{
     tokenizer::Tokenizer,
 };
 use anyhow::{Context, Result, ensure};
-use blackburn::{nn::transformer::TransformerCache, train::graph::InferenceGraph};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use blackburn::{
+    nn::transformer::TransformerCache,
+    train::{
+        graph::{InferenceGraph, PassTensors},
+        readback::Readback,
+    },
+};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{
@@ -51,8 +57,14 @@ pub(crate) struct Author<'a> {
     pub(crate) device: &'a Device,
 }
 
+/// Tokens `[1, length]`, and the place of the first of them, `[1]`.
+type Tokens = (Tensor<2, Int>, Tensor<1, Int>);
+
 /// Tokens after which nothing is compiled any more, and the step is recorded.
 const SETTLED: usize = 8;
+
+const DIVERGED: &str =
+    "the model's output is not a number: its training diverged; take an earlier checkpoint";
 
 /// What was written, and how long it took.
 pub(crate) struct Writing {
@@ -82,6 +94,90 @@ impl fmt::Display for Writing {
     }
 }
 
+/// Text in the making.
+struct Page<'a> {
+    tokenizer: &'a Tokenizer,
+    emit: &'a mut dyn FnMut(&str) -> bool,
+    /// Those of the prompt, and what was written.
+    tokens: Vec<u16>,
+    prompt_tokens: usize,
+    /// Tokens that are still asked for.
+    left: usize,
+    /// Tokens whose text was handed out, and how much of the text of the others.
+    told: usize,
+    written: usize,
+    start: Instant,
+    first: Duration,
+    settled: (usize, Duration),
+}
+
+impl<'a> Page<'a> {
+    fn new(
+        tokenizer: &'a Tokenizer,
+        prompt: &str,
+        count: usize,
+        emit: &'a mut dyn FnMut(&str) -> bool,
+    ) -> Self {
+        let mut tokens = tokenizer.encode(prompt);
+        if tokens.is_empty() {
+            tokens.push(tokenizer.end_of_document());
+        }
+        let prompt_tokens = tokens.len();
+        Self {
+            tokenizer,
+            emit,
+            tokens,
+            prompt_tokens,
+            left: count,
+            told: prompt_tokens,
+            written: 0,
+            start: Instant::now(),
+            first: Duration::ZERO,
+            settled: (0, Duration::ZERO),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    fn push(&mut self, token: u16) {
+        self.tokens.push(token);
+        self.left -= 1;
+        match self.tokens.len() - self.prompt_tokens {
+            1 => {
+                self.first = self.start.elapsed();
+                self.settled = (1, self.first);
+            }
+            SETTLED => self.settled = (SETTLED, self.start.elapsed()),
+            _ => {}
+        }
+        // A token may end in the middle of a character: hand out what is whole.
+        let text = self.tokenizer.decode(&self.tokens[self.told..]);
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        if whole > self.written {
+            if !(self.emit)(&text[self.written..whole]) {
+                self.left = 0;
+            }
+            self.written = whole;
+        }
+        if whole == text.len() {
+            (self.told, self.written) = (self.tokens.len(), 0);
+        }
+    }
+
+    fn finished(self) -> Writing {
+        let written = self.tokens.len() - self.prompt_tokens;
+        Writing {
+            text: self.tokenizer.decode(&self.tokens),
+            tokens: written,
+            first: self.first,
+            timed: written - self.settled.0,
+            others: self.start.elapsed() - self.settled.1,
+        }
+    }
+}
+
 impl Author<'_> {
     /// Continues `prompt` by `count` tokens, handing each new piece of text to `emit` until that
     /// returns false. Of a text longer than the context the model sees the end.
@@ -93,30 +189,70 @@ impl Author<'_> {
         emit: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Writing> {
         sampling.validate()?;
-        let start = Instant::now();
-        let (mut first, mut settled) = (Duration::ZERO, (0, Duration::ZERO));
+        let mut page = Page::new(self.tokenizer, prompt, count, emit);
+        if sampling.temperature == 0.0 && self.attention != AttentionKind::Naive {
+            self.write_likeliest(&mut page)?;
+        }
+        self.write(&mut page, sampling)?;
+        Ok(page.finished())
+    }
+
+    /// What `step` makes of tokens and of the place of the first of them, recorded and replayed where that is asked for.
+    fn steps<O: PassTensors, F: Fn(Tokens) -> O>(&self, step: F) -> InferenceGraph<Tokens, O, F> {
+        match self.graph {
+            true => InferenceGraph::new(self.device, step),
+            false => InferenceGraph::disabled(self.device, step),
+        }
+    }
+
+    /// Writes the likeliest tokens, as far as the context goes. The device finds them, and goes on with each before the
+    /// host has read it.
+    fn write_likeliest(&self, page: &mut Page<'_>) -> Result<()> {
         let cache = RefCell::new(TransformerCache::new(self.model.layers(), self.context));
-        let step = |(ids, position): (Tensor<2, Int>, Tensor<1, Int>)| {
+        let mut step = self.steps(|(ids, position): Tokens| {
+            let logits = self.model.next_logits_cached(ids, &position, &mut cache.borrow_mut());
+            likeliest_token(logits)
+        });
+        let mut seen = page.tokens.len();
+        if seen > self.context || page.is_over() {
+            return Ok(());
+        }
+        let mut found = step.run((self.ids(&page.tokens, seen), self.position(0)))?;
+        loop {
+            let (id, told) = found;
+            let told = Readback::of(told);
+            // The token behind the one that is read now.
+            let is_last = page.left == 1 || seen == self.context;
+            let next = match is_last {
+                true => None,
+                false => Some(step.run((id, self.position(seen)))?),
+            };
+            seen += 1;
+            let told = told.wait()?;
+            ensure!(told[1] == 0.0, DIVERGED);
+            // Whole numbers up to 2^24 are the same in f32.
+            page.push(token_of(told[0] as usize)?);
+            match next {
+                Some(next) if !page.is_over() => found = next,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Writes tokens that are drawn on the host.
+    fn write(&self, page: &mut Page<'_>, sampling: Sampling) -> Result<()> {
+        let cache = RefCell::new(TransformerCache::new(self.model.layers(), self.context));
+        let mut step = self.steps(|(ids, position): Tokens| {
             self.model.next_logits_cached(ids, &position, &mut cache.borrow_mut())
-        };
-        let mut step = if self.graph {
-            InferenceGraph::new(self.device, step)
-        } else {
-            InferenceGraph::disabled(self.device, step)
-        };
+        });
         let naive = Attention::new(self.attention, self.context, self.device);
         let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
-        let mut tokens = self.tokenizer.encode(prompt);
-        if tokens.is_empty() {
-            tokens.push(self.tokenizer.end_of_document());
-        }
-        let prompt_tokens = tokens.len();
-        // Tokens in the cache, those whose text was handed out, and what of the others' text was.
-        let (mut cached, mut told, mut written) = (0, prompt_tokens, 0);
-        for _ in 0..count {
+        let mut cached = 0;
+        while !page.is_over() {
+            let tokens = &page.tokens;
             let logits = if self.attention != AttentionKind::Naive && tokens.len() <= self.context {
                 let new = &tokens[cached..];
-                let position = Tensor::from_data([cached as i32], self.device);
+                let position = self.position(cached);
                 cached = tokens.len();
                 step.run((self.ids(new, new.len()), position))?
             } else {
@@ -128,36 +264,14 @@ impl Author<'_> {
             // All that is read of a token's work.
             let logits: Vec<f32> =
                 logits.into_data().try_to_vec().context("the model's logits are not f32")?;
-            tokens.push(choose(&logits, sampling, &mut rng)?);
-            match tokens.len() - prompt_tokens {
-                1 => {
-                    first = start.elapsed();
-                    settled = (1, first);
-                }
-                SETTLED => settled = (SETTLED, start.elapsed()),
-                _ => {}
-            }
-            // A token may end in the middle of a character: emit what is whole.
-            let text = self.tokenizer.decode(&tokens[told..]);
-            let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-            if whole > written {
-                if !emit(&text[written..whole]) {
-                    break;
-                }
-                written = whole;
-            }
-            if whole == text.len() {
-                (told, written) = (tokens.len(), 0);
-            }
+            page.push(choose(&logits, sampling, &mut rng)?);
         }
-        let written = tokens.len() - prompt_tokens;
-        Ok(Writing {
-            text: self.tokenizer.decode(&tokens),
-            tokens: written,
-            first,
-            timed: written - settled.0,
-            others: start.elapsed() - settled.1,
-        })
+        Ok(())
+    }
+
+    /// `[1]`.
+    fn position(&self, at: usize) -> Tensor<1, Int> {
+        Tensor::from_data([at as i32], self.device)
     }
 
     /// `[1, length]`, padded at the end.
@@ -169,10 +283,7 @@ impl Author<'_> {
 }
 
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u16> {
-    ensure!(
-        !any(logits, |logit| logit.is_nan()),
-        "the model's output is not a number: its training diverged; take an earlier checkpoint"
-    );
+    ensure!(!any(logits, |logit| logit.is_nan()), DIVERGED);
     let candidates = if sampling.temperature == 0.0 {
         likeliest(logits, 1)
     } else {
@@ -197,7 +308,20 @@ fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> Result<u1
             })
             .unwrap_or(best)
     };
-    u16::try_from(chosen).context("the vocabulary is larger than 65536")
+    token_of(chosen)
+}
+
+fn token_of(number: usize) -> Result<u16> {
+    u16::try_from(number).context("the vocabulary is larger than 65536")
+}
+
+/// The likeliest token of logits `[vocabulary]`: as the next step takes it, and with whether a logit is not a number for
+/// the host, in f32.
+fn likeliest_token(logits: Tensor<1>) -> (Tensor<2, Int>, Tensor<1>) {
+    let token = logits.clone().argmax(0);
+    let is_lost = logits.is_nan().any().int();
+    let told = Tensor::cat(vec![token.clone(), is_lost], 0).cast(FloatDType::F32);
+    (token.reshape([1, 1]), told)
 }
 
 /// Which of two tokens comes first: the likelier one, or the one before.
@@ -333,6 +457,20 @@ mod tests {
                     });
                 assert_eq!(uncached, cached);
             }
+        }
+    }
+
+    #[test]
+    fn the_device_finds_the_likeliest_token_and_what_is_no_number() {
+        let found = |logits: &[f32]| {
+            let (id, told) = likeliest_token(Tensor::from_data(logits, &Device::flex()));
+            assert_eq!(id.dims(), [1, 1]);
+            (id.into_data().iter::<i64>().next(), Readback::of(told).wait().unwrap())
+        };
+        // The first of those that are the likeliest, as on the host.
+        assert_eq!(found(&[0.0, 3.0, 2.9, 3.0]), (Some(1), vec![1.0, 0.0]));
+        for lost in [f32::NAN, -f32::NAN] {
+            assert_eq!(found(&[0.0, lost, 1.0]).1[1], 1.0);
         }
     }
 
