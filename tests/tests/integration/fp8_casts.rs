@@ -36,7 +36,7 @@ const ALONE: &str = "BLACKBURN_TEST_CASTS_HERE";
 type Test = fn(&Device, &Client) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("each_matrix_of_a_layer_is_cast_once", |device, _| once(device)),
         ("layers_share_the_cast_of_their_input", |device, _| shared(device)),
         ("codes_for_the_forward_pass_go_with_the_next_input", let_go),
@@ -45,6 +45,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("kernels_tell_the_largest_magnitude_of_what_is_cast", |device, _| told(device)),
         ("a_step_leaves_a_marked_parameter_where_it_is", |device, _| stepped(device)),
         ("replays_are_passes_that_run", |device, _| replayed(device)),
+        ("marks_that_no_product_meets_are_counted", |device, _| unmet(device)),
         ("infinity_and_nan_stay_in_both_layouts", |device, _| special_values(device)),
     ];
     let trial = |(name, test): (&str, Test)| {
@@ -72,11 +73,40 @@ fn counted<R>(device: &Device, work: impl FnOnce() -> Result<R, Failed>) -> Resu
 }
 
 fn expect(what: &str, tally: Tally, products: u64, casts: u64) -> Result<(), Failed> {
-    let is_all = tally.share() == 1.0 && tally.declined == 0;
+    let is_all = tally.share() == 1.0 && (tally.declined, tally.unmet) == (0, 0);
     match (tally.products, tally.casts) == (products, casts) && is_all {
         true => Ok(()),
         false => Err(format!("{what}: expected {casts} casts, got {tally:?}").into()),
     }
+}
+
+/// Weights that nothing is multiplied by, between layers whose weights are read.
+fn unmet(device: &Device) -> Result<(), Failed> {
+    let recipe = Recipe::hybrid();
+    let case = Case::new(SHAPE, STORAGE);
+    let product = || {
+        case.run(device, STORAGE, |x, weight, bias| {
+            linear(x, fp8::mark(weight, &recipe), Some(bias))
+        })
+    };
+    let number = |marks: usize| {
+        counted(device, || {
+            for _ in 0..marks {
+                let weight = Tensor::<2>::ones([48, 40], device);
+                fp8::mark(weight, &recipe).into_data();
+            }
+            // Memory that was let go of is looked for when the next weight is marked and read.
+            product()?;
+            product()
+        })
+    };
+    for marks in [0, 3] {
+        let tally = number(marks)?;
+        if (tally.unmet, tally.products) != (marks as u64, 6) {
+            return Err(format!("{marks} marks in vain: {tally:?}").into());
+        }
+    }
+    Ok(())
 }
 
 /// Both with two dimensions, and with three, where the gradient of the weight is summed over the batch.

@@ -15,6 +15,7 @@ use super::{
     cast_once::{Cast, CastKey, Copies, Operand},
     codes::Quantized,
     recipe::{Recipe, Scaling},
+    tally::count_unmet,
 };
 use crate::tensors::{Address, address};
 use blackburn_kernels::magnitude::Magnitudes;
@@ -48,6 +49,8 @@ pub(crate) struct Mark {
 struct Known {
     /// None of a layer's output gradient, which is cast and no more.
     mark: Option<Mark>,
+    /// Whether a product has looked at the mark.
+    is_met: bool,
     /// Held, so that no operation writes in place there.
     held: Option<Handle>,
     /// A parameter's: the model holds it, and the optimizer may write there.
@@ -66,6 +69,11 @@ impl Known {
             (None, Some(binding)) => binding.upgrade().is_some(),
             (None, None) => false,
         }
+    }
+
+    /// Whether it is a weight that no product has read.
+    fn is_unmet(&self) -> bool {
+        !self.is_met && self.mark.is_some_and(|mark| mark.role == Role::Weight)
     }
 
     /// A weight stays one.
@@ -121,7 +129,9 @@ pub(crate) fn set_weight(handle: &Handle, recipe: Recipe) {
     release();
     let mut marks = marks();
     let known = marks.entry(address(handle)).or_default();
+    count_unmet(u64::from(known.is_unmet()));
     known.set(Mark { recipe, role: Role::Weight });
+    known.is_met = false;
     match held {
         Some(held) => known.hold(held),
         None if known.held.is_none() => {
@@ -139,12 +149,15 @@ pub(crate) fn set_input(handle: &Handle, recipe: Recipe) {
     known.hold(handle.clone());
 }
 
-/// The mark of the memory behind `handle`.
+/// The mark of the memory behind `handle`, for a product.
 pub(crate) fn get(handle: &Handle) -> Option<Mark> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
-    marks().get(&address(handle)).and_then(|known| known.mark)
+    let mut marks = marks();
+    let known = marks.get_mut(&address(handle))?;
+    known.is_met = true;
+    known.mark
 }
 
 /// The codes of the memory behind `handle` that were kept for `key`, if they are there in those `copies`.
@@ -219,5 +232,11 @@ pub(crate) fn written(memory: &Handle) {
 /// Lets go of memory that nobody else holds. Each marked product does so: what it does not free waits for the
 /// next one.
 pub(crate) fn release() {
-    marks().retain(|_, known| known.is_held());
+    let mut unmet = 0;
+    marks().retain(|_, known| {
+        let is_held = known.is_held();
+        unmet += u64::from(!is_held && known.is_unmet());
+        is_held
+    });
+    count_unmet(unmet);
 }

@@ -13,6 +13,7 @@ static WIDENED: AtomicU64 = AtomicU64::new(0);
 static DECLINED: AtomicU64 = AtomicU64::new(0);
 static CASTS: AtomicU64 = AtomicU64::new(0);
 static READ_ONCE: AtomicU64 = AtomicU64::new(0);
+static UNMET: AtomicU64 = AtomicU64::new(0);
 
 /// Products of two matrices that the process has asked GPUs for through Blackburn: those of unmodified modules, and
 /// those of [`linear`](super::linear). A replay of a recording asks for none. Batches of products, which attention
@@ -34,6 +35,9 @@ pub struct Tally {
     pub casts: u64,
     /// Those of them that read their matrix once: the kernel that made it told its largest magnitude.
     pub read_once: u64,
+    /// Marked weights that were let go of, or marked anew, before a product of Blackburn's read them: nothing was
+    /// multiplied by them, or Burn did so itself. They are counted when the next weight is marked or read.
+    pub unmet: u64,
 }
 
 impl Tally {
@@ -48,6 +52,7 @@ impl Tally {
             declined: read(&DECLINED),
             casts: read(&CASTS),
             read_once: read(&READ_ONCE),
+            unmet: read(&UNMET),
         }
     }
 
@@ -62,6 +67,7 @@ impl Tally {
             declined: self.declined - earlier.declined,
             casts: self.casts - earlier.casts,
             read_once: self.read_once - earlier.read_once,
+            unmet: self.unmet - earlier.unmet,
         }
     }
 
@@ -88,6 +94,9 @@ impl fmt::Display for Tally {
         if self.declined > 0 {
             write!(f, ", {} products declined", self.declined)?;
         }
+        if self.unmet > 0 {
+            write!(f, ", {} marked weights that none of them read", self.unmet)?;
+        }
         Ok(())
     }
 }
@@ -96,6 +105,11 @@ impl fmt::Display for Tally {
 pub(super) fn count_cast(read_once: bool) {
     CASTS.fetch_add(1, Ordering::Relaxed);
     READ_ONCE.fetch_add(u64::from(read_once), Ordering::Relaxed);
+}
+
+#[cfg(feature = "gpu")]
+pub(super) fn count_unmet(weights: u64) {
+    UNMET.fetch_add(weights, Ordering::Relaxed);
 }
 
 #[cfg(feature = "gpu")]
@@ -134,6 +148,7 @@ mod tests {
             declined: 1,
             casts: 2,
             read_once: 1,
+            unmet: 1,
         };
         let later = Tally {
             products: 4,
@@ -143,6 +158,7 @@ mod tests {
             declined: 3,
             casts: 8,
             read_once: 4,
+            unmet: 6,
         };
         let since = later.since(earlier);
         assert_eq!(
@@ -154,13 +170,14 @@ mod tests {
                 other_flops: 0,
                 declined: 2,
                 casts: 6,
-                read_once: 3
+                read_once: 3,
+                unmet: 5,
             }
         );
         assert_eq!(
             since.to_string(),
             "100.0 % of products' arithmetic in fp8, 2 of 3 products widened to 16 bits or f32, which is slower than \
-             those alone, 2 products declined"
+             those alone, 2 products declined, 5 marked weights that none of them read"
         );
     }
 }
