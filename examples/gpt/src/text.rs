@@ -193,7 +193,9 @@ impl Author<'_> {
         if sampling.temperature == 0.0 && self.attention != AttentionKind::Naive {
             self.write_likeliest(&mut page)?;
         }
-        self.write(&mut page, sampling)?;
+        if !page.is_over() {
+            self.write(&mut page, sampling)?;
+        }
         Ok(page.finished())
     }
 
@@ -208,15 +210,15 @@ impl Author<'_> {
     /// Writes the likeliest tokens, as far as the context goes. The device finds them, and goes on with each before the
     /// host has read it.
     fn write_likeliest(&self, page: &mut Page<'_>) -> Result<()> {
+        let mut seen = page.tokens.len();
+        if seen > self.context || page.is_over() {
+            return Ok(());
+        }
         let cache = RefCell::new(TransformerCache::new(self.model.layers(), self.context));
         let mut step = self.steps(|(ids, position): Tokens| {
             let logits = self.model.next_logits_cached(ids, &position, &mut cache.borrow_mut());
             likeliest_token(logits)
         });
-        let mut seen = page.tokens.len();
-        if seen > self.context || page.is_over() {
-            return Ok(());
-        }
         let mut found = step.run((self.ids(&page.tokens, seen), self.position(0)))?;
         loop {
             let (id, told) = found;
