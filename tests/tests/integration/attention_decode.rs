@@ -6,7 +6,7 @@ use blackburn_kernels::{
     attention::{
         AttentionBlueprint, AttentionInputs as Tensors, AttentionOutput, AttentionProblem, Dropout,
         HeadStrides, Order, Pairs, attention_decode, attention_decode_with, attention_forward,
-        attention_forward_with,
+        attention_forward_with, decode_variants,
     },
     buffer::Buffer,
 };
@@ -108,6 +108,15 @@ const CASES: &[Cached] = &[
         options: AttentionOptions { scale: Some(0.2), softcap: Some(2.0), ..CAUSAL },
         positions: &[0, 17, 18, 40, 88],
     },
+    // More tiles of keys for each warp than it holds at once.
+    Cached {
+        sizes: [1, 6, 2, 128],
+        seq_q: 2,
+        capacity: 1100,
+        split: 600,
+        options: CAUSAL,
+        positions: &[400, 1098],
+    },
     // Queries that see those behind them; rows that vectors do not divide.
     Cached {
         sizes: [1, 2, 1, 33],
@@ -153,9 +162,12 @@ impl Cached {
     }
 
     fn plan(self) -> AttentionBlueprint {
+        self.plan_by(Family::Portable)
+    }
+
+    fn plan_by(self, family: Family) -> AttentionBlueprint {
         let [_, heads_q, heads_kv, _] = self.sizes;
-        let tile_q = heads_q / heads_kv * self.seq_q;
-        let (family, tile_kv) = (Family::Portable, self.split);
+        let (tile_q, tile_kv) = (heads_q / heads_kv * self.seq_q, self.split);
         AttentionBlueprint { family, tile_q, tile_kv, atomic: false, split: true, maps_mask: false }
     }
 
@@ -219,13 +231,16 @@ fn every_length(client: &Client, cached: Cached, storage: Storage) -> Result<(),
         let memory = cached.upload(client, &inputs, case.seq_kv, storage);
         let tensors = memory.tensors();
         let at = integers(client, &[*position as u32]);
-        let plan = cached.plan();
-        let output = attention_decode_with(client, &problem, &plan, &tensors, &at)?;
-        check("placed, by a plan of the test's", output)?;
         check("placed", attention_decode(client, &problem, &tensors, &at)?)?;
         // The host knows the length, too: keys behind the last are beyond the tensor's end.
         let known = AttentionProblem { seq_kv: case.seq_kv, ..problem };
-        check("of a known length", attention_forward_with(client, &known, &plan, &tensors)?)?;
+        for AttentionBlueprint { family, .. } in decode_variants::plans(client, &problem) {
+            let plan = cached.plan_by(family);
+            let output = attention_decode_with(client, &problem, &plan, &tensors, &at)?;
+            check(&format!("placed, by {plan}"), output)?;
+            let output = attention_forward_with(client, &known, &plan, &tensors)?;
+            check(&format!("of a known length, by {plan}"), output)?;
+        }
     }
     Ok(())
 }

@@ -136,11 +136,12 @@ fn named(benchmark: &Benchmark) -> Row {
     }
 }
 
-/// Batch, keys, heads, heads of keys and size of a head as rows of attention have them.
+/// Batch, queries, keys, heads, heads of keys and size of a head as rows of attention have them.
 fn decoded(shape: &str) -> Option<String> {
-    let sizes: Vec<&str> = shape.split('x').collect();
-    let [batch, keys, heads, shared, size] = sizes[..] else { return None };
-    Some(format!("B{batch}H{heads}Q1K{keys}D{size} kv{shared}"))
+    let (sizes, rest) = shape.split_at(shape.find(' ').unwrap_or(shape.len()));
+    let sizes: Vec<&str> = sizes.split('x').collect();
+    let [batch, queries, keys, heads, shared, size] = sizes[..] else { return None };
+    Some(format!("B{batch}H{heads}Q{queries}K{keys}D{size} kv{shared}{rest}"))
 }
 
 #[cfg(test)]
@@ -205,9 +206,14 @@ mod tests {
             ("linear_gelu/bf16/8x768x3072", "linear", "linear forward bf16 8x768x3072"),
             ("batch_norm/F32/8192x64", "statistics", "batch_norm statistics f32 8192x64"),
             (
-                "attention_decode/F32/8x8192x32x8x128",
+                "attention_decode/F32/8x1x8192x32x8x128",
                 "forward",
                 "attention decode f32 B8H32Q1K8192D128 kv8",
+            ),
+            (
+                "attention_decode/BF16/8x2x8192x32x8x64",
+                "forward_by_portable",
+                "attention decode bf16 B8H32Q2K8192D64 kv8 by portable",
             ),
         ] {
             let benchmark = Benchmark {

@@ -95,6 +95,9 @@ pub(super) fn decoding(of_type: &Told) -> Vec<Told> {
         // The first queries see nothing.
         Of { head_dim: 96, tile: 8, seq_q: 16, split: 1000, length: 9, ..one },
         Of { head_dim: 40, split: 1, length: 1, ..one },
+        // By tensor cores, where they are: several tiles of each warp, and more rows than one has.
+        Of { tile: 16, split: 300, length: 290, ..one },
+        Of { head_dim: 128, tile: 16, seq_q: 5, split: 140, length: 299, ..one },
     ];
     let mut told = Vec::new();
     for (number, of) in all.into_iter().enumerate() {

@@ -13,6 +13,7 @@ use blackburn_kernels::{
     attention::{
         AppendProblem, AppendTensors, AttentionBlueprint, AttentionInputs as Tensors,
         AttentionProblem, attention_append, attention_decode_with, attention_forward_with,
+        decode_variants::plans,
     },
     buffer::Buffer,
 };
@@ -33,7 +34,8 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     let head_dim = draw.plan("head_dim", &HEAD_DIMS);
     let orders = [draw.plan("order", &ORDERS), draw.plan("order-kv", &ORDERS)];
     let padding = draw.plan("padding", &GAPS);
-    let tile_q = draw.plan("tile", &[8, 4, 2, 1]);
+    // Of 16 rows is the tile of tensor cores.
+    let tile_q = draw.plan("tile", &[8, 4, 2, 1, 16, 16]);
     // Whether the length is a number on the device.
     let placed = !draw.planned("known", 3);
     let options = options(draw, head_dim, false);
@@ -87,8 +89,11 @@ pub(super) fn decode(on: &Target, draw: &mut Draw, check: &mut Check) -> Result<
     let k_buffer = send("k", &all(|inputs| &inputs.k), &kv);
     let v_buffer = send("v", &all(|inputs| &inputs.v), &kv);
     let tensors = Tensors::of(&q_buffer, &k_buffer, &v_buffer);
+    let on_tensor_cores = tile_q == 16
+        && on.takes(Family::Mma)
+        && plans(client, &problem).iter().any(|plan| plan.family == Family::Mma);
     let plan = AttentionBlueprint {
-        family: Family::Portable,
+        family: if on_tensor_cores { Family::Mma } else { Family::Portable },
         tile_q,
         tile_kv: split,
         atomic: false,

@@ -1,5 +1,5 @@
 use super::{
-    AttentionProblem, decode,
+    AttentionProblem,
     mma_plan::{MMA_TILE_Q, MOST_OWN_COLUMNS, MOVING, rows_bytes},
     problem::{HeadStrides, OP, unsupported},
     tile::PortableBlueprint,
@@ -66,11 +66,6 @@ const SPLIT_SEQ_Q: usize = 16;
 /// Rows that share keys, and keys, with which such a plan comes first: its cubes read the keys once or twice.
 const SPLIT_ROWS: usize = 16;
 const SPLIT_SEQ_KV: usize = 128;
-/// Keys of a split at least, and cubes that a multiprocessor gets where there are keys enough: about twice what it
-/// holds at once, so that it is not idle for long at the end. Estimates.
-const SPLIT_KEYS: usize = 128;
-const SPLIT_CUBES: usize = 8;
-
 /// Arithmetic of the forward pass over all pairs from which on a map of the mask is worth a launch: some 10 us on an H200. An
 /// estimate.
 const MAP_FLOPS: usize = 4_000_000_000;
@@ -197,12 +192,12 @@ impl AttentionBlueprint {
         let split = if pass == Pass::Forward && problem.seq_q <= SPLIT_SEQ_Q {
             Self::splitting(problem, device)
         } else {
-            None
+            Vec::new()
         };
         // Few rows leave tensor cores and most cubes idle; of few keys there is nothing to divide.
         let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
         let is_best = rows <= SPLIT_ROWS && problem.seq_kv >= SPLIT_SEQ_KV;
-        let (first, last) = if is_best { (split, None) } else { (None, split) };
+        let (first, last) = if is_best { (split, Vec::new()) } else { (Vec::new(), split) };
         first
             .into_iter()
             .chain(before)
@@ -213,33 +208,6 @@ impl AttentionBlueprint {
             .chain(portable)
             .chain(last)
             .collect()
-    }
-
-    /// Whether plans that divide keys serve the problem's options.
-    pub(super) fn may_split(problem: &AttentionProblem) -> bool {
-        let AttentionProblem { mask, bias, dropout, packed, .. } = problem;
-        mask.is_none() && bias.is_none() && dropout.is_none() && packed.is_none()
-    }
-
-    /// The plan that divides keys among cubes, if it serves the problem: as many splits as keep the device busy, of
-    /// so many keys at least that merging costs little beside reading them.
-    pub(super) fn splitting(problem: &AttentionProblem, device: DeviceProfile) -> Option<Self> {
-        if !Self::may_split(problem) || device.shared_bytes < decode::MOST_SHARED_BYTES {
-            return None;
-        }
-        let rows = problem.heads_q / problem.heads_kv * problem.seq_q;
-        let tile_q = rows.next_power_of_two().min(decode::MOST_ROWS as usize);
-        let tiles = problem.batch * problem.heads_kv * rows.div_ceil(tile_q);
-        let splits = (device.multiprocessors * SPLIT_CUBES).div_ceil(tiles);
-        let tile_kv = problem.seq_kv.div_ceil(splits).next_multiple_of(64).max(SPLIT_KEYS);
-        Some(Self {
-            family: Family::Portable,
-            tile_q,
-            tile_kv,
-            atomic: false,
-            split: true,
-            maps_mask: false,
-        })
     }
 
     /// Whether three warpgroups of Hopper multiply instead of two.

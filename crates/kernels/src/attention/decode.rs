@@ -17,9 +17,10 @@
 //!
 //! Query i stands at key `position + i`, and keys before `position + seq_q` are there: with `seq_kv` keys the last
 //! query stands at the last key, as everywhere. The position may also be a number on the device
-//! ([`attention_decode`](super::attention_decode)). `seq_kv` is then how many keys the memory has room for: the grid
-//! covers all of them, and a cube whose keys are not there leaves at once. So a launch that was recorded serves
-//! every length. What lies in memory behind the last key is never read, NaN or not.
+//! ([`attention_decode`](super::attention_decode)). `seq_kv` is then how many keys the memory has room for. The keys that
+//! are there, of each sequence as many as it has, are divided among all cubes of the grid; of few keys the last cubes
+//! have none and leave at once. So a launch that was recorded serves every length. What lies in memory behind the last
+//! key is never read, NaN or not.
 //!
 //! 1. The tile's queries go to shared memory.
 //! 2. For each tile of keys, 4 or 8 a unit: all loads of keys and values first. Units along a row multiply their vectors,
@@ -198,12 +199,20 @@ pub(crate) struct Parts<N: Size> {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(crate) struct Splits {
-    /// Of a head.
+    /// Of a head, at most.
     pub(crate) count: u32,
-    /// Keys of each.
-    pub(crate) keys: u32,
+    /// Keys of each, at least.
+    pub(crate) least_keys: u32,
     /// From one sequence's position to the next one's; 0 where one serves all.
     pub(crate) position_step: u32,
+}
+
+#[cube]
+impl Splits {
+    /// Keys of each split but the last, where queries see `seen` keys: all splits have some, if there are enough.
+    pub(super) fn keys_of_each(self, seen: u32) -> u32 {
+        max(seen.div_ceil(self.count), self.least_keys)
+    }
 }
 
 /// The sequence `batch`, of as many keys as there are.
@@ -213,12 +222,12 @@ pub(super) fn placed<'a, I: Float, M: Numeric>(
     batch: u32,
     position: &[i32],
     splits: Splits,
-    #[comptime] blueprint: DecodeBlueprint,
+    #[comptime] is_placed: bool,
 ) -> Sequence<'a, I, M> {
     let seq_q = i32::cast_from(rules.sizes.seq_q);
     let mut seq_kv = rules.sizes.seq_kv;
     let mut diagonal = i32::cast_from(seq_kv) - seq_q;
-    if comptime!(blueprint.is_placed) {
+    if comptime!(is_placed) {
         // No number is so far out that sums with it overflow.
         let given = position[(batch * splits.position_step) as usize];
         diagonal = max(min(given, i32::cast_from(seq_kv)), -seq_q);
@@ -234,6 +243,18 @@ pub(super) fn placed<'a, I: Float, M: Numeric>(
         first_kv: 0u32,
         diagonal,
     }
+}
+
+/// Keys of the cube's split that some query sees: the first and the one after the last.
+#[cube]
+pub(super) fn keys_of_split<I: Float, M: Numeric>(
+    sequence: &Sequence<'_, I, M>,
+    splits: Splits,
+) -> (u32, u32) {
+    let seen = sequence.keys_of(0u32, sequence.seq_q);
+    let of_each = splits.keys_of_each(seen.1 - min(seen.0, seen.1));
+    let first = seen.0 + CUBE_POS_X * of_each;
+    (first, min(seen.1, first + of_each))
 }
 
 /// The elements as f32. Eight of bf16 are the halves of four words, of which each takes one instruction; converted one
@@ -293,10 +314,8 @@ pub(crate) fn attention_decode_kernel<I: Float, M: Numeric, N: Size>(
     let head_kv = CUBE_POS_Y / tiles;
     let first_row = CUBE_POS_Y % tiles * comptime!(blueprint.rows);
     let batch = rules.batch_of(CUBE_POS_Z);
-    let sequence = placed::<I, M>(rules, batch, position, splits, blueprint);
-    let seen = sequence.keys_of(0u32, sizes.seq_q);
-    let first = max(seen.0, CUBE_POS_X * splits.keys);
-    let end = min(seen.1, (CUBE_POS_X + 1) * splits.keys);
+    let sequence = placed::<I, M>(rules, batch, position, splits, comptime!(blueprint.is_placed));
+    let (first, end) = keys_of_split(&sequence, splits);
 
     if first < end {
         // 1. Queries. Rows that are not there are zero, and nobody asks for what they find.

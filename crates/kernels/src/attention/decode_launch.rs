@@ -8,10 +8,17 @@ use super::{
         attention_decode_kernel,
     },
     decode_merge::attention_merge_kernel,
+    decode_plan::SPLIT_KEYS,
     problem::{HeadStrides, OP, invalid, unsupported},
 };
+#[cfg(feature = "cuda")]
+use super::{
+    decode_mma::{MmaDecodeBlueprint, attention_decode_mma_kernel},
+    decode_plan::MMA_ROWS,
+    tensor_core::{Tensor, ptx_type},
+};
 use crate::{
-    DeviceProfile, KernelError, ahead,
+    DeviceProfile, Family, KernelError, ahead,
     buffer::{Buffer, F32},
     device::{plane_units, widest_vector},
     plan::tell_plan,
@@ -39,13 +46,14 @@ pub fn attention_decode(
     position: &Buffer,
 ) -> Result<AttentionOutput, KernelError> {
     problem.validate()?;
-    let Some(plan) = AttentionBlueprint::splitting(problem, DeviceProfile::of(client)) else {
+    let plans = AttentionBlueprint::splitting(problem, DeviceProfile::of(client));
+    let Some(plan) = plans.first() else {
         return Err(unsupported(
             "keys divided among cubes with a mask, a bias, dropout or packed sequences".into(),
         ));
     };
-    tell_plan(OP, problem, &plan, format_args!("the position is on the device"));
-    attention_decode_with(client, problem, &plan, inputs, position)
+    tell_plan(OP, problem, plan, format_args!("the position is on the device"));
+    attention_decode_with(client, problem, plan, inputs, position)
 }
 
 /// As [`attention_decode`], by a plan of the caller's, which has to be one that
@@ -93,78 +101,169 @@ pub(super) fn forward(
     if !AttentionBlueprint::may_split(problem) {
         return Err(unsupported(format!("{plan} for these options")));
     }
-    let rows = plan.tile_q.next_power_of_two().min(MOST_ROWS as usize);
     if plan.tile_kv == 0 {
         return Err(invalid("tile_kv", "at least 1".into(), plan.tile_kv));
-    }
-    let size = vector_size(call);
-    let of_row = [problem.head_dim / size, size].map(|count| count as u32);
-    let plane = plane_units(client);
-    let kernel =
-        DecodeBlueprint::new(rows as u32, of_row, problem.dtype, position.is_some(), plane);
-    let shared_bytes = kernel.shared_bytes(size);
-    if shared_bytes > client.properties().hardware.max_shared_memory_size {
-        return Err(unsupported(format!("{plan} with {shared_bytes} bytes of shared memory")));
     }
     let count = problem.seq_kv.div_ceil(plan.tile_kv);
     let found = problem.query_elements() * count;
     if u32::try_from(found * problem.head_dim).is_err() {
         return Err(unsupported(format!("{count} splits of {} queries", problem.query_elements())));
     }
-    let memory = Memory::empty(client, found, problem.head_dim);
-    let splits = || SplitsLaunch {
-        count: count as u32,
-        keys: plan.tile_kv as u32,
-        position_step: position.map_or(0, |position| u32::from(position.elements > 1)),
+    let split = Split {
+        call,
+        plan,
+        position,
+        count,
+        memory: Memory::empty(client, found, problem.head_dim),
     };
-    // What is not read has the keys in its place, whose types make no difference.
-    let position = || position.unwrap_or(call.inputs.q).arg(1);
-    let dim = CubeDim::new_1d(kernel.units());
-    let group_rows = problem.heads_q / problem.heads_kv * problem.seq_q;
-    let tiles = problem.heads_kv * group_rows.div_ceil(rows);
-    call.for_batches([count, tiles, problem.batch], |cubes, first| {
-        // SAFETY: the inputs hold the spans of the problem, in whole vectors, and the parts were allocated for it;
-        // the kernel stops rows and keys at their ends, wherever the position is.
-        ahead::launch(client, |client| unsafe {
-            attention_decode_kernel::launch_unchecked(
-                client,
-                cubes.clone(),
-                dim,
-                size,
-                vectors(call.inputs.q, problem.q, size),
-                vectors(call.inputs.k, problem.k, size),
-                vectors(call.inputs.v, problem.v, size),
-                call.rules(first),
-                position(),
-                memory.parts(size),
-                splits(),
-                kernel,
-                call.types(),
-            )
-        });
-        Ok(())
-    })?;
-    let queries = problem.heads_q * problem.seq_q;
-    call.for_batches([queries, 1, problem.batch], |cubes, first| {
-        // SAFETY: as above; the output was allocated for the problem. Splits that wrote nothing are not read.
-        ahead::launch(client, |client| unsafe {
-            attention_merge_kernel::launch_unchecked(
-                client,
-                cubes.clone(),
-                dim,
-                size,
-                memory.parts(size),
-                call.rules(first),
-                position(),
-                vectors(&output.out, problem.out(), size),
-                output.lse.arg(1),
-                splits(),
-                kernel,
-                call.types(),
-            )
-        });
-        Ok(())
-    })
+    match plan.family {
+        Family::Portable => split.portable()?,
+        #[cfg(feature = "cuda")]
+        Family::Mma => split.mma()?,
+        other => return Err(unsupported(format!("keys divided among cubes by {other:?}"))),
+    }
+    split.merge(output)
+}
+
+/// A call whose keys are divided among cubes.
+struct Split<'a> {
+    call: &'a Call<'a>,
+    plan: &'a AttentionBlueprint,
+    position: Option<&'a Buffer>,
+    /// Splits of a head.
+    count: usize,
+    memory: Memory,
+}
+
+impl Split<'_> {
+    fn splits(&self) -> SplitsLaunch {
+        SplitsLaunch {
+            count: self.count as u32,
+            least_keys: self.plan.tile_kv.min(SPLIT_KEYS) as u32,
+            position_step: self.position.map_or(0, |position| u32::from(position.elements > 1)),
+        }
+    }
+
+    /// What is not read has the keys in its place, whose types make no difference.
+    fn position(&self) -> &Buffer {
+        self.position.unwrap_or(self.call.inputs.q)
+    }
+
+    /// Splits, tiles of so many rows, and sequences.
+    fn cubes(&self, rows: usize) -> [usize; 3] {
+        let problem = self.call.problem;
+        let group_rows = problem.heads_q / problem.heads_kv * problem.seq_q;
+        [self.count, problem.heads_kv * group_rows.div_ceil(rows), problem.batch]
+    }
+
+    /// How the portable kernel is compiled, and the one that merges, and the size of their vectors.
+    fn portable_kernel(&self) -> (DecodeBlueprint, VectorSize) {
+        let Self { call, plan, position, .. } = self;
+        let problem = call.problem;
+        let rows = plan.tile_q.next_power_of_two().min(MOST_ROWS as usize);
+        let size = vector_size(call);
+        let of_row = [problem.head_dim / size, size].map(|count| count as u32);
+        let plane = plane_units(call.client);
+        let dtype = problem.dtype;
+        (DecodeBlueprint::new(rows as u32, of_row, dtype, position.is_some(), plane), size)
+    }
+
+    fn portable(&self) -> Result<(), KernelError> {
+        let Self { call, plan, .. } = self;
+        let (problem, client) = (call.problem, call.client);
+        let (kernel, size) = self.portable_kernel();
+        let shared_bytes = kernel.shared_bytes(size);
+        if shared_bytes > client.properties().hardware.max_shared_memory_size {
+            return Err(unsupported(format!("{plan} with {shared_bytes} bytes of shared memory")));
+        }
+        call.for_batches(self.cubes(kernel.rows as usize), |cubes, first| {
+            // SAFETY: the inputs hold the spans of the problem, in whole vectors, and the parts were allocated for it;
+            // the kernel stops rows and keys at their ends, wherever the position is.
+            ahead::launch(client, |client| unsafe {
+                attention_decode_kernel::launch_unchecked(
+                    client,
+                    cubes.clone(),
+                    CubeDim::new_1d(kernel.units()),
+                    size,
+                    vectors(call.inputs.q, problem.q, size),
+                    vectors(call.inputs.k, problem.k, size),
+                    vectors(call.inputs.v, problem.v, size),
+                    call.rules(first),
+                    self.position().arg(1),
+                    self.memory.parts(size),
+                    self.splits(),
+                    kernel,
+                    call.types(),
+                )
+            });
+            Ok(())
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn mma(&self) -> Result<(), KernelError> {
+        let Self { call, plan, .. } = self;
+        let device = DeviceProfile::of(call.client);
+        for tensor in Tensor::inputs(call) {
+            tensor.fetched_strides(call)?;
+        }
+        let Some((ring, _)) = AttentionBlueprint::key_ring(call.problem, device) else {
+            return Err(unsupported(format!("{plan} for this problem and device")));
+        };
+        let kernel = MmaDecodeBlueprint {
+            dtype: ptx_type(call)?,
+            head_dim: call.problem.head_dim,
+            ring,
+            is_placed: self.position.is_some(),
+        };
+        call.for_batches(self.cubes(MMA_ROWS), |cubes, first| {
+            // SAFETY: as of the portable kernel; rows begin at multiples of 16 bytes.
+            ahead::launch(call.client, |client| unsafe {
+                attention_decode_mma_kernel::launch_unchecked(
+                    client,
+                    cubes.clone(),
+                    CubeDim::new_1d(MmaDecodeBlueprint::UNITS),
+                    call.q(),
+                    call.k(),
+                    call.v(),
+                    call.rules(first),
+                    self.position().arg(1),
+                    self.memory.parts(4),
+                    self.splits(),
+                    kernel,
+                    call.types(),
+                    kernel.widths(),
+                )
+            });
+            Ok(())
+        })
+    }
+
+    fn merge(&self, output: &AttentionOutput) -> Result<(), KernelError> {
+        let (call, problem) = (self.call, self.call.problem);
+        let (kernel, size) = self.portable_kernel();
+        let queries = problem.heads_q * problem.seq_q;
+        call.for_batches([queries, 1, problem.batch], |cubes, first| {
+            // SAFETY: the parts and the output were allocated for the problem. Splits that wrote nothing are not read.
+            ahead::launch(call.client, |client| unsafe {
+                attention_merge_kernel::launch_unchecked(
+                    client,
+                    cubes.clone(),
+                    CubeDim::new_1d(kernel.units()),
+                    size,
+                    self.memory.parts(size),
+                    call.rules(first),
+                    self.position().arg(1),
+                    vectors(&output.out, problem.out(), size),
+                    output.lse.arg(1),
+                    self.splits(),
+                    kernel,
+                    call.types(),
+                )
+            });
+            Ok(())
+        })
+    }
 }
 
 /// Where splits leave what they found.

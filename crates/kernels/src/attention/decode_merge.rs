@@ -82,15 +82,13 @@ pub(crate) fn attention_merge_kernel<I: Float, M: Numeric, N: Size>(
     let column = UNIT_POS % vectors;
     let stripe = UNIT_POS / vectors;
     let batch = rules.batch_of(CUBE_POS_Z);
-    let sequence = placed::<I, M>(rules, batch, position, splits, blueprint);
+    let sequence = placed::<I, M>(rules, batch, position, splits, comptime!(blueprint.is_placed));
     let row = batch * rules.sizes.heads_q * rules.sizes.seq_q + CUBE_POS_X;
     let seen = sequence.keys_of(0u32, rules.sizes.seq_q);
     // Splits with none of these keys have written nothing.
-    let mut split = seen.0 / splits.keys + stripe;
-    let mut end = seen.1.div_ceil(splits.keys);
-    if seen.0 >= seen.1 {
-        end = 0u32;
-    }
+    let keys = seen.1 - min(seen.0, seen.1);
+    let end = keys.div_ceil(splits.keys_of_each(keys));
+    let mut split = stripe;
     let mut sum = Vector::<f32, N>::new(0.0f32);
     let mut most = f32::min_value();
     let mut total = 0.0f32;

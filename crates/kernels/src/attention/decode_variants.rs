@@ -2,7 +2,7 @@
 
 use super::{
     AppendProblem, AppendTensors, AttentionBlueprint, AttentionInputs, AttentionProblem, Order,
-    Window, attention_append, attention_decode, attention_forward_with,
+    Window, attention_append, attention_decode_with, attention_forward_with,
 };
 use crate::{
     DeviceProfile, KernelError, Promise,
@@ -46,8 +46,7 @@ pub fn problem([group, seq_q, head_dim]: [usize; 3], dtype: ElemType) -> Attenti
 /// With a length on the device and with one that the host knows; and new tokens put into a cache.
 pub(super) fn variants(client: &Client) -> Vec<Variant> {
     let [f32, f16, bf16] = FLOATS;
-    let mut all: Vec<_> =
-        SHAPES.iter().filter_map(|shape| decoding(client, *shape, bf16)).collect();
+    let mut all: Vec<_> = SHAPES.iter().flat_map(|shape| decoding(client, *shape, bf16)).collect();
     for float in [f32, f16] {
         all.extend(decoding(client, [4, 1, 128], float));
     }
@@ -58,22 +57,30 @@ pub(super) fn variants(client: &Client) -> Vec<Variant> {
     all
 }
 
+/// By each plan that divides keys.
 fn decoding(
     client: &Client,
     shape: [usize; 3],
     (dtype, name): (ElemType, &str),
-) -> Option<Variant> {
+) -> impl Iterator<Item = Variant> {
     let problem = problem(shape, dtype);
-    let plan = AttentionBlueprint::splitting(&problem, DeviceProfile::of(client))?;
     let [group, seq_q, head_dim] = shape;
-    let name = format!("{name}_{head_dim}_decode_{group}_heads_{seq_q}_queries");
-    Some(Variant::new(name, plan.promises(&problem), move |client| {
-        let q = Buffer::empty(client, problem.out_elements(), dtype);
-        let k = Buffer::empty(client, problem.kv_elements(), dtype);
-        let inputs = AttentionInputs::of(&q, &k, &k);
-        attention_forward_with(client, &problem, &plan, &inputs)?;
-        attention_decode(client, &problem, &inputs, &position(client)).map(drop)
-    }))
+    plans(client, &problem).into_iter().map(move |plan| {
+        let name =
+            format!("{name}_{head_dim}_decode_{group}_heads_{seq_q}_queries_by_{:?}", plan.family);
+        Variant::new(name.to_lowercase(), plan.promises(&problem), move |client| {
+            let q = Buffer::empty(client, problem.out_elements(), dtype);
+            let k = Buffer::empty(client, problem.kv_elements(), dtype);
+            let inputs = AttentionInputs::of(&q, &k, &k);
+            attention_forward_with(client, &problem, &plan, &inputs)?;
+            attention_decode_with(client, &problem, &plan, &inputs, &position(client)).map(drop)
+        })
+    })
+}
+
+/// The plans of such a problem, the one expected to be fastest first.
+pub fn plans(client: &Client, problem: &AttentionProblem) -> Vec<AttentionBlueprint> {
+    AttentionBlueprint::splitting(problem, DeviceProfile::of(client))
 }
 
 fn append(client: &Client, dtype: ElemType) -> Result<(), KernelError> {

@@ -42,9 +42,7 @@ pub fn attention_forward_with(
     let call = Call::new(client, problem, inputs)?.planned(blueprint, Pass::Forward)?;
     let output = AttentionOutput::empty(client, problem);
     match blueprint.family {
-        Family::Portable if blueprint.split => {
-            decode_launch::forward(&call, blueprint, None, &output)?;
-        }
+        _ if blueprint.split => decode_launch::forward(&call, blueprint, None, &output)?,
         Family::Portable => portable_launch::forward(&call, blueprint, &output)?,
         #[cfg(feature = "cuda")]
         Family::Tcgen05 => tcgen05_launch::forward(&call, blueprint, &output)?,

@@ -121,8 +121,8 @@ fn copy_pair(
     let (units, head_dim) = comptime!((blueprint.units(), blueprint.head_dim));
     let element = comptime!(element_bytes(blueprint.dtype));
     let (rows, bytes) = comptime!((MOVING as u32, blueprint.bytes(MOVING) as u32));
-    copy_rows(at, first, row, rows, head_dim, element, units);
-    copy_rows(at + bytes, second, row, rows, head_dim, element, units);
+    copy_rows(at, first, row, UNIT_POS, rows, head_dim, element, units);
+    copy_rows(at + bytes, second, row, UNIT_POS, rows, head_dim, element, units);
 }
 
 /// dq to `first_out`, or dk to it and dv to `second_out`, as far as the launch gives them; see
@@ -177,8 +177,17 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
         let first_rows = head_rows(memory, &first_fixed.strides, batch, CUBE_POS_Y, start, end);
         let memory = global_address::<I>(&second_fixed.memory);
         let second_rows = head_rows(memory, &second_fixed.strides, batch, CUBE_POS_Y, start, end);
-        copy_rows(fixed_at, &first_rows, first_row, fixed, head_dim, element, units);
-        copy_rows(fixed_at + fixed_bytes, &second_rows, first_row, fixed, head_dim, element, units);
+        copy_rows(fixed_at, &first_rows, first_row, UNIT_POS, fixed, head_dim, element, units);
+        copy_rows(
+            fixed_at + fixed_bytes,
+            &second_rows,
+            first_row,
+            UNIT_POS,
+            fixed,
+            head_dim,
+            element,
+            units,
+        );
         let first_memory = global_address::<I>(&first_moving.memory);
         let second_memory = global_address::<I>(&second_moving.memory);
 

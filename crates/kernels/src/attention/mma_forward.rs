@@ -128,10 +128,19 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
         let k_rows = head_rows(k_memory, &k.strides, batch, head_kv, first_kv, seq_kv);
         let v_memory = global_address::<I>(&v.memory);
         let v_rows = head_rows(v_memory, &v.strides, batch, head_kv, first_kv, seq_kv);
-        copy_rows(q_at, &q_rows, first_row, tile_q, head_dim, element, units);
+        copy_rows(q_at, &q_rows, first_row, UNIT_POS, tile_q, head_dim, element, units);
         if first < last {
-            copy_rows(ring, &k_rows, first * tile_kv, tile_kv, head_dim, element, units);
-            copy_rows(ring + kv_bytes, &v_rows, first * tile_kv, tile_kv, head_dim, element, units);
+            copy_rows(ring, &k_rows, first * tile_kv, UNIT_POS, tile_kv, head_dim, element, units);
+            copy_rows(
+                ring + kv_bytes,
+                &v_rows,
+                first * tile_kv,
+                UNIT_POS,
+                tile_kv,
+                head_dim,
+                element,
+                units,
+            );
         }
         copies_commit();
 
@@ -160,8 +169,17 @@ pub(crate) fn attention_forward_mma_kernel<I: Float, M: Numeric, R: Size, P: Siz
             if tile + 1 < last {
                 let next = ring + ((tile + 1 - first) & 1) * (2 * kv_bytes);
                 let row = (tile + 1) * tile_kv;
-                copy_rows(next, &k_rows, row, tile_kv, head_dim, element, units);
-                copy_rows(next + kv_bytes, &v_rows, row, tile_kv, head_dim, element, units);
+                copy_rows(next, &k_rows, row, UNIT_POS, tile_kv, head_dim, element, units);
+                copy_rows(
+                    next + kv_bytes,
+                    &v_rows,
+                    row,
+                    UNIT_POS,
+                    tile_kv,
+                    head_dim,
+                    element,
+                    units,
+                );
             }
             copies_commit();
             let scores = mma_product::<R>(

@@ -34,12 +34,21 @@ pub(super) fn head_rows(
     HeadRows { memory, origin: origin(strides, batch, head, start), stride: strides.row, end }
 }
 
-/// Starts copies of `rows` rows from `first` on; those that are not there become zero.
+/// Where a chunk of 16 bytes of a row lies in a tile of `rows` rows.
+#[cube]
+pub(super) fn chunk_position(row: u32, chunk: u32, #[comptime] rows: u32) -> u32 {
+    let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
+    (chunk / 8) * comptime!(rows * ROW_BYTES as u32) + row * comptime!(ROW_BYTES as u32) + swizzled
+}
+
+/// Starts copies of `rows` rows from `first` on, by `units` units of which this is `unit`; rows that are not there
+/// become zero.
 #[cube]
 pub(super) fn copy_rows(
     destination: u32,
     source: &HeadRows,
     first: u32,
+    unit: u32,
     #[comptime] rows: u32,
     #[comptime] head_dim: usize,
     #[comptime] element_bytes: usize,
@@ -49,14 +58,10 @@ pub(super) fn copy_rows(
     let all = comptime!(rows * (head_dim * element_bytes / 16) as u32);
     #[unroll]
     for round in 0..comptime!(all.div_ceil(units)) {
-        let index = comptime!(round * units) + UNIT_POS;
+        let index = comptime!(round * units) + unit;
         if comptime!((round + 1) * units <= all) || index < all {
             let (row, chunk) = (index / chunks, index % chunks);
-            let swizzled = ((chunk & 7) ^ (row & 7)) << 4;
-            let at = destination
-                + (chunk / 8) * comptime!(rows * ROW_BYTES as u32)
-                + row * comptime!(ROW_BYTES as u32)
-                + swizzled;
+            let at = destination + chunk_position(row, chunk, rows);
             let mut bytes = 0u32;
             let mut from = source.memory;
             if first + row < source.end {

@@ -64,15 +64,15 @@
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; few queries over many keys by plans that [split](AttentionBlueprint::split) |
 //! | [`Family::Tcgen05`](crate::Family::Tcgen05) | `tcgen05.mma` fed by TMA, sums in tensor memory | as `wgmma`, on Blackwell's data-center GPUs (`sm_100a`, `sm_103a`), heads up to 128 in both passes |
 //! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16, without the gradient of a bias; backward above 128 by plans that are [atomic](AttentionBlueprint::atomic), without a cap or a bias |
-//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | f16, bf16 and f32 as [TF32](AttentionProblem::full_f32), from Ampere on, heads of a multiple of 16, without the gradient of a bias |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | f16, bf16 and f32 as [TF32](AttentionProblem::full_f32), from Ampere on, heads of a multiple of 16, without the gradient of a bias; in 16 bits plans that split, too |
 //!
 //! # Few queries over many keys
 //!
 //! Decoding asks for one query or a few against a cache of keys and values. Plans that
 //! [split](AttentionBlueprint::split) divide the keys among cubes, and a second kernel merges what they found.
 //! [`attention_append`] puts new keys and values into the cache, and [`attention_decode`] attends to it, both at a
-//! position that is a number on the device: recorded launches serve every length. See their module's documentation in
-//! `decode.rs` for the equations.
+//! position that is a number on the device: recorded launches serve every length. See `decode.rs` for the equations, and
+//! `decode_mma.rs` for the kernel on tensor cores.
 //!
 //! # The same bits each time
 //!
@@ -92,6 +92,9 @@ mod call;
 mod decode;
 mod decode_launch;
 mod decode_merge;
+#[cfg(feature = "cuda")]
+mod decode_mma;
+mod decode_plan;
 pub mod decode_variants;
 mod decode_weights;
 mod dropout;

@@ -65,6 +65,10 @@ impl AttentionBlueprint {
                 ),
                 row_terms,
             ],
+            Family::Mma if self.split => vec![
+                ("attention_decode_mma", Promise::tensor_core("HMMA", MOST)),
+                ("attention_merge", Promise::registers(MOST)),
+            ],
             Family::Mma => vec![
                 ("attention_forward_mma", Promise::tensor_core("HMMA", MOST).spilling(of_forward)),
                 (

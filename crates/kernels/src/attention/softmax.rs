@@ -17,9 +17,9 @@ use cubecl::prelude::{Sequence as Elements, *};
 use std::f64::consts::LN_2;
 
 /// What a score is that does not count.
-const UNSEEN: f32 = f32::NEG_INFINITY;
+pub(super) const UNSEEN: f32 = f32::NEG_INFINITY;
 /// What the largest score of a row begins with. Finite, so that no difference of a score to it is NaN.
-const LEAST: f32 = f32::MIN;
+pub(super) const LEAST: f32 = f32::MIN;
 
 /// How far a score may lie, in powers of two, above what weights are relative to, where rows are rescaled lazily
 /// (`FlashAttention-4`): weights of 2^8 and sums of them fit f16 and f32.
@@ -33,7 +33,7 @@ fn quad_max(x: f32) -> f32 {
 }
 
 #[cube]
-fn quad_sum(x: f32) -> f32 {
+pub(super) fn quad_sum(x: f32) -> f32 {
     let pair = x + plane_shuffle_xor(x, 1u32);
     pair + plane_shuffle_xor(pair, 2u32)
 }
@@ -157,7 +157,7 @@ pub(super) fn apply_rules_to<I: Float, M: Numeric, R: Size>(
 
 /// The vector with its first `count` elements replaced by `first`.
 #[cube]
-fn with_first<R: Size>(
+pub(super) fn with_first<R: Size>(
     vector: Vector<f32, R>,
     first: Elements<f32>,
     #[comptime] count: usize,

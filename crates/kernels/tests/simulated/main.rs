@@ -4,6 +4,7 @@ mod attention;
 mod batches;
 mod block_scaled;
 mod convolutions;
+mod decoding;
 mod dump;
 mod exact_attention;
 mod machine;
@@ -74,6 +75,7 @@ fn cases() -> Vec<Case> {
         rounded_blocks::cases(),
         convolutions::cases(),
         attention::cases(),
+        decoding::cases(),
         wide_attention::cases(),
     ]
     .concat()

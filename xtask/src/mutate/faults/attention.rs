@@ -69,6 +69,11 @@ pub(super) const FILES: &[InFile] = &[
                 "(splits.position_step) as usize",
             ),
             device(
+                "keys of the last splits lost",
+                "max(seen.div_ceil(self.count), self.least_keys)",
+                "max(seen / self.count, self.least_keys)",
+            ),
+            device(
                 "heads of a key mixed up",
                 "head_kv * sizes.group + row / sizes.seq_q",
                 "head_kv * sizes.group",
@@ -86,8 +91,8 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "merge without the last split",
-                "seen.1.div_ceil(splits.keys)",
-                "seen.1 / splits.keys",
+                "keys.div_ceil(splits.keys_of_each(keys))",
+                "keys / splits.keys_of_each(keys)",
             ),
             device(
                 "stripes merged without their maxima",

@@ -220,6 +220,33 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/decode_mma.rs",
+        tests: &["attention::decode"],
+        rows: &[
+            device(
+                "keys of the wrong row",
+                "keys_of_row(&sequence, row + 8, end)",
+                "keys_of_row(&sequence, row, end)",
+            ),
+            device("heads of a key mixed up", "first_head + row / sizes.seq_q", "first_head"),
+            device(
+                "first tile's memory again",
+                "select(stage == comptime!(stages - 1), 0u32, stage + 1)",
+                "stage",
+            ),
+            device(
+                "warps merged without their maxima",
+                "(statistics[of_warp as usize] - most).exp()",
+                "1.0f32.runtime()",
+            ),
+            statement(
+                "a tile skipped",
+                "tile += comptime!(warps * keys);",
+                "tile += comptime!(2 * warps * keys);",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/attention/mma_backward.rs",
         tests: ATTENTION,
         rows: &[
