@@ -1,14 +1,15 @@
 """Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, four layers of Llama of 8
-billion, ResNet-50, DenseNet-121, ConvNeXt-T, a vision transformer, an MLP mixer, MobileNet v2, an encoder and decoder,
-U-Nets, WaveNet, and one LSTM or GRU layer.
+billion, ResNet-50, ResNeXt-50, DenseNet-121, ConvNeXt-T, a vision transformer, Swin-T, an MLP mixer, MobileNet v2,
+EfficientNet-B0, an encoder and decoder, U-Nets, DiT-B, DCGAN, WaveNet, Conformer, a graph convolutional network, and one
+LSTM or GRU layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
     python3 torch_models.py resnet50 --batch 64,256 ...
     python3 torch_models.py vit-b16 ...
 
-Prints a row of benches/results for each batch size. Options and timing are those of torch_gpt.py, which must lie
-beside this file.
+Prints a row of benches/results for each batch size. Options and timing are those of torch_gpt.py, and some of the
+models stand in torch_networks.py; both must lie beside this file.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import torch_networks as networks
 from torch_gpt import Training, add_options, forget, print_row, timed
 
 
@@ -312,10 +314,10 @@ def images(batch, args):
     return inputs.to(memory_format=torch.channels_last), targets
 
 
-def sequences(batch, args, length=256, width=1024):
+def sequences(batch, args, length=256, width=1024, classes=1024):
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     inputs = torch.randn(batch, length, width, device=args.device, dtype=dtype)
-    return inputs, torch.randint(0, width, (batch, length), device=args.device)
+    return inputs, torch.randint(0, classes, (batch, length), device=args.device)
 
 
 def pairs(batch, args):
@@ -389,6 +391,13 @@ def main():
         "convnext-t": (convnext, "64", images, None),
         "mixer-b16": (Mixer, "128", images, None),
         "wavenet": (WaveNet, "8", sound, 8192),
+        "efficientnet-b0": (networks.efficientnet, "128", images, None),
+        "resnext-50": (networks.resnext, "64", images, None),
+        "swin-t": (networks.swin, "64", images, None),
+        "conformer": (networks.Conformer, "16", lambda batch, args: sequences(batch, args, 512, 512, 1024), 512),
+        "dit-b": (networks.Dit, "64", networks.patches, 256),
+        "gcn": (networks.GraphNet, "1", networks.graph, 100_000),
+        "dcgan": (networks.dcgan, "128", networks.drawn_and_real, None),
     }
     parser.add_argument("model", choices=list(models))
     add_options(parser)
@@ -408,10 +417,13 @@ def main():
         first, times = timed(lambda: training.step(data), args)
         shape = f"B{batch}" if length is None else f"B{batch}T{length}"
         shape += "W1024" if args.model in ("lstm", "gru") else ""
-        unit = "images/s" if length is None else "samples/s" if args.model == "wavenet" else "tokens/s"
+        units = {"wavenet": "samples/s", "conformer": "frames/s", "gcn": "nodes/s"}
+        unit = "images/s" if length is None else units.get(args.model, "tokens/s")
         kind = "random images, channels_last" if length is None else "random data"
         if args.model == "unet-3d":
             shape, unit, kind = f"{shape}D96", "volumes/s", "random volumes, channels_last_3d"
+        if args.model == "gcn":
+            shape = f"B{batch}N{length}"
         notes = [f"{args.mode}, {kind}, no clipping"]
         print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)
 

@@ -152,7 +152,9 @@ fn precision(plan: &ConvBlueprint, storage: Storage) -> MatmulPrecision {
     let family = match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_)
+        | ConvBlueprint::Grouped { .. }
+        | ConvBlueprint::Direct { .. } => Family::Portable,
     };
     match (family, storage) {
         (Family::Portable, _) => MatmulPrecision::exact(storage),

@@ -27,6 +27,10 @@ use std::{
     time::Instant,
 };
 
+mod names;
+
+use names::{Counted, Name, Shape};
+
 mod unmodified {
     use burn::{
         nn,
@@ -46,6 +50,25 @@ mod unmodified {
         attention(q, repeated(k), repeated(v), None, None, options)
     }
 
+    /// Of windows, for each of which there is a bias, and for each of an image a mask that is added as well.
+    fn biased_attention(
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        bias: Tensor<4>,
+        mask: Option<Tensor<4>>,
+    ) -> Tensor<4> {
+        let [batch, heads, tokens, size] = q.dims();
+        let scale = (size as f64).powf(-0.5);
+        let mut scores = (q * scale).matmul(k.swap_dims(2, 3)) + bias;
+        if let Some(mask) = mask {
+            let windows = mask.dims()[0];
+            let apart = scores.reshape([batch / windows, windows, heads, tokens, tokens]);
+            scores = (apart + mask.unsqueeze()).reshape([batch, heads, tokens, tokens]);
+        }
+        activation::softmax(scores, 3).matmul(v)
+    }
+
     /// The sum, and its norm.
     fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let sum = x + addend;
@@ -63,6 +86,9 @@ mod unmodified {
     include!("models.rs");
     include!("volumes.rs");
     include!("networks.rs");
+    include!("convolutions.rs");
+    include!("transformers.rs");
+    include!("graphs.rs");
 }
 
 mod drop_in {
@@ -73,6 +99,23 @@ mod drop_in {
 
     fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         attention(q, k, v, AttentionOptions { causal: true, ..Default::default() })
+    }
+
+    fn biased_attention(
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        mut bias: Tensor<4>,
+        mask: Option<Tensor<4>>,
+    ) -> Tensor<4> {
+        let [batch, heads, tokens, _] = q.dims();
+        if let Some(mask) = mask {
+            let windows = mask.dims()[0];
+            let sums = (bias + mask).unsqueeze::<5>();
+            let sums = sums.expand([batch / windows, windows, heads, tokens, tokens]);
+            bias = sums.reshape([batch, heads, tokens, tokens]);
+        }
+        attention(q, k, v, AttentionOptions { bias: Some(bias), ..Default::default() })
     }
 
     fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
@@ -90,6 +133,9 @@ mod drop_in {
     include!("models.rs");
     include!("volumes.rs");
     include!("networks.rs");
+    include!("convolutions.rs");
+    include!("transformers.rs");
+    include!("graphs.rs");
 }
 
 /// Time steps of whole models.
@@ -142,39 +188,6 @@ struct Arguments {
     flex: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Name {
-    BertLarge,
-    Gpt2,
-    /// As GPT-2, four layers of width 4096.
-    #[value(name = "gpt-4096")]
-    WideGpt,
-    #[value(name = "llama-1.1b")]
-    Llama,
-    /// Four layers of Llama of 8 billion, at full width and vocabulary.
-    #[value(name = "llama-8b-layers")]
-    LlamaLayers,
-    #[value(name = "vit-b16")]
-    Vit,
-    #[value(name = "mobilenet-v2")]
-    MobileNet,
-    Lstm,
-    Gru,
-    Seq2seq,
-    #[value(name = "unet")]
-    UNet,
-    #[value(name = "unet-3d")]
-    VolumeNet,
-    #[value(name = "densenet-121")]
-    DenseNet,
-    #[value(name = "convnext-t")]
-    ConvNext,
-    #[value(name = "mixer-b16")]
-    Mixer,
-    #[value(name = "wavenet")]
-    Wave,
-}
-
 /// Whose modules a model is made of.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Spelling {
@@ -182,48 +195,6 @@ enum Spelling {
     Burn,
     /// `blackburn::nn`, under the same names.
     Blackburn,
-}
-
-/// Sizes of a model and its batch.
-struct Shape {
-    batch: usize,
-    /// Tokens of a sequence, or pixels of the side of an image or a volume.
-    length: usize,
-    width: usize,
-    layers: usize,
-    /// Words, or classes of images.
-    classes: usize,
-    /// Share of activations that transformers leave out.
-    dropout: f64,
-}
-
-impl Shape {
-    fn of(name: Name, arguments: &Arguments) -> Self {
-        let [batch, length, width, layers, classes] = match name {
-            Name::BertLarge => [16, 512, 1024, 24, 30522],
-            Name::Gpt2 => [8, 1024, 768, 12, 50304],
-            Name::WideGpt => [8, 1024, 4096, 4, 50304],
-            Name::Llama => [8, 2048, 2048, 22, 32000],
-            Name::LlamaLayers => [1, 8192, 4096, 4, 128_256],
-            Name::Vit => [128, 224, 768, 12, 1000],
-            Name::MobileNet => [128, 224, 0, 0, 1000],
-            Name::Lstm | Name::Gru => [64, 256, 1024, 1, 1024],
-            Name::Seq2seq => [32, 128, 512, 6, 32000],
-            Name::UNet => [32, 64, 128, 3, 0],
-            Name::VolumeNet => [2, 96, 32, 3, 4],
-            Name::DenseNet | Name::ConvNext => [64, 224, 0, 0, 1000],
-            Name::Mixer => [128, 224, 768, 12, 1000],
-            Name::Wave => [8, 8192, 128, 20, 256],
-        };
-        let batch = arguments.batch.unwrap_or(batch);
-        let layers = arguments.layers.unwrap_or(layers);
-        let has_dropout = matches!(
-            name,
-            Name::BertLarge | Name::Gpt2 | Name::WideGpt | Name::Vit | Name::Seq2seq
-        );
-        let dropout = if has_dropout { arguments.dropout } else { 0.0 };
-        Self { batch, length, width, layers, classes, dropout }
-    }
 }
 
 /// What is timed, and how it is called in the results.
@@ -238,8 +209,11 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn ids<const D: usize>(&self, dims: [usize; D]) -> Tensor<D, Int> {
-        let upper = self.shape.classes as f64;
-        let ids = Tensor::random(dims, Distribution::Uniform(0.0, upper), self.device);
+        self.ids_below(self.shape.classes, dims)
+    }
+
+    fn ids_below<const D: usize>(&self, upper: usize, dims: [usize; D]) -> Tensor<D, Int> {
+        let ids = Tensor::random(dims, Distribution::Uniform(0.0, upper as f64), self.device);
         Tensor::from_inner(ids)
     }
 
@@ -265,12 +239,7 @@ impl Case<'_> {
             Spelling::Burn => policy,
             Spelling::Blackburn => policy.with_drop_ins(),
         };
-        match self.name {
-            Name::Gpt2 | Name::WideGpt | Name::Lstm | Name::Gru | Name::UNet | Name::VolumeNet => {
-                policy
-            }
-            _ => policy.without_fp8("head"),
-        }
+        if self.name.has_head() { policy.without_fp8("head") } else { policy }
     }
 
     /// Times a model's steps and prints the row.
@@ -356,22 +325,8 @@ impl Case<'_> {
     fn print(&self, times: &[f64], first: [f64; 2], passes: &str, products: Tally) {
         let reserved = MemoryMonitor::new(self.device).read().map_or(0, |pool| pool.reserved_bytes);
         let Self { arguments, shape, .. } = self;
-        let length = shape.length;
         let name = self.name.to_possible_value().map_or_else(String::new, |v| v.get_name().into());
-        let (suffix, items, unit) = match self.name {
-            Name::Lstm | Name::Gru => {
-                (format!("T{length}W{}", shape.width), shape.batch * length, "tokens/s")
-            }
-            Name::Vit
-            | Name::MobileNet
-            | Name::UNet
-            | Name::DenseNet
-            | Name::ConvNext
-            | Name::Mixer => (String::new(), shape.batch, "images/s"),
-            Name::VolumeNet => (format!("D{length}"), shape.batch, "volumes/s"),
-            Name::Wave => (format!("T{length}"), shape.batch * length, "samples/s"),
-            _ => (format!("T{length}"), shape.batch * length, "tokens/s"),
-        };
+        let Counted { suffix, items, unit } = shape.counted(self.name);
         let (modules, nn) = match self.spelling {
             Spelling::Burn => (" unmodified", "burn::nn"),
             Spelling::Blackburn => ("", "blackburn::nn"),
@@ -455,6 +410,28 @@ impl Case<'_> {
                 let targets = self.ids([batch * length]);
                 time!(Wave, (self.numbers([batch, 1, length]), targets))
             }
+            Name::EfficientNet => time!(EfficientNet, (self.images(), self.ids([batch]))),
+            Name::ResNext => time!(ResNext, (self.images(), self.ids([batch]))),
+            Name::Swin => time!(Swin, (self.images(), self.ids([batch]))),
+            Name::Conformer => {
+                let targets = self.ids([batch * length]);
+                time!(Conformer, (self.numbers([batch, length, width]), targets))
+            }
+            Name::Dit => {
+                let patches = || self.numbers([batch, length, unmodified::Dit::PATCH]);
+                let condition = self.numbers([batch, width]);
+                time!(Dit, (patches(), self.places(length), condition, patches()))
+            }
+            Name::GraphNet => {
+                let nodes = batch * length;
+                let ends = || self.ids_below(nodes, [10 * nodes]);
+                let features = self.numbers([nodes, width]);
+                time!(GraphNet, (features, ends(), ends(), self.ids([nodes])))
+            }
+            Name::Dcgan => {
+                let noise = self.numbers([batch, unmodified::NOISE, 1, 1]);
+                time!(Dcgan, (noise, self.images()))
+            }
         }
     }
 }
@@ -472,7 +449,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for &name in &arguments.models {
         for &spelling in &arguments.modules {
             for &precision in &arguments.precision {
-                let shape = Shape::of(name, &arguments);
+                let Arguments { batch, layers, dropout, .. } = arguments;
+                let shape = Shape::of(name, batch, layers, dropout);
                 let arguments = &arguments;
                 let case = Case { name, spelling, precision, shape, arguments, device: &device };
                 // One model that fails leaves the others to be timed. A panic has told itself.
