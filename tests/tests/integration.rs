@@ -130,6 +130,8 @@ mod sgd;
 mod size_one;
 #[path = "integration/sketch.rs"]
 mod sketch;
+#[path = "integration/slice_gradient.rs"]
+mod slice_gradient;
 #[path = "integration/small_models/mod.rs"]
 mod small_models;
 #[path = "integration/softmax.rs"]
@@ -200,6 +202,7 @@ fn main() -> ExitCode {
         casts::trials(),
         channel_sum::trials(),
         channels::trials(),
+        slice_gradient::trials(),
         column_sum::trials(),
         #[cfg(feature = "cuda")]
         compile_ahead::trials(),

@@ -25,6 +25,7 @@ use crate::{
         row_sum::RowSum,
         scan::Scan,
         scatter::{Scatter, ScatterSearch},
+        slice_gradient::{SliceGradient, SliceGradientSearch},
         softmax::{SoftmaxPass, SoftmaxSearch},
         top_k::Largest,
     },
@@ -121,7 +122,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 27] = [
+const OURS: [(&str, Register); 28] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -159,6 +160,7 @@ const OURS: [(&str, Register); 27] = [
     (Scan::NAME, |_| register(SingleSearch::<Scan>::default())),
     (Scatter::NAME, |_| register(ScatterSearch::default())),
     (Sgd::NAME, |_| register(StepSearch::<Sgd, 3>::default())),
+    (SliceGradient::NAME, |_| register(SliceGradientSearch::default())),
     (SoftmaxPass::NAME, |settings| {
         register(SoftmaxSearch::new(settings.is_disabled(Random::NAME)))
     }),

@@ -70,7 +70,7 @@ pub struct Config {
     /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
     /// `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,
     /// `BlackburnOverwrite`, `BlackburnPlainAdamw`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`,
-    /// `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSoftmax`, `BlackburnTopK`).
+    /// `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSliceGradient`, `BlackburnSoftmax`, `BlackburnTopK`).
     /// For comparisons, and to step around a fault.
     pub disabled_providers: BTreeSet<String>,
     /// Names of fusion providers to switch on that are off because their gain was not measured yet; the report says

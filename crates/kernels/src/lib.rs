@@ -65,6 +65,7 @@ pub mod quantize;
 pub mod random;
 #[cfg(feature = "recorder")]
 pub mod recorder;
+pub mod region;
 pub mod rotary;
 pub mod row_sum;
 pub mod scan;

@@ -7,8 +7,8 @@
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
     embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone,
-    overwrite, pool, quantize, random, rotary, row_sum, scan, scatter, sgd, sketch, softmax,
-    square_sum, swiglu, top_k, transpose,
+    overwrite, pool, quantize, random, region, rotary, row_sum, scan, scatter, sgd, sketch,
+    softmax, square_sum, swiglu, top_k, transpose,
 };
 use cubecl::{
     client::Client,
@@ -95,6 +95,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         overwrite::variants(),
         pool::variants(),
         random::variants(),
+        region::variants(),
         top_k::variants(),
         transpose::variants(client),
     ]

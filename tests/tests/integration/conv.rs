@@ -8,6 +8,8 @@ mod blocks;
 mod boxes;
 #[path = "conv_depthwise.rs"]
 mod depthwise;
+#[path = "conv_groups.rs"]
+mod in_groups;
 #[path = "conv_limits.rs"]
 mod limits;
 #[path = "conv_networks.rs"]
@@ -51,7 +53,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         add("kernels_and_strides_are_within_bounds", kernels_and_strides);
         add("dilation_and_uneven_padding_are_within_bounds", dilation);
         add("channels_around_tiles_are_within_bounds", channels);
-        add("groups_are_within_bounds", groups);
+        add("groups_are_within_bounds", in_groups::all);
         add("products_of_matrices_are_within_bounds", products);
         add("long_sums_over_pixels_are_within_bounds", long_sums);
         add("all_layouts_are_within_bounds", layouts);
@@ -72,6 +74,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(blocks::trials());
     trials.extend(boxes::trials());
     trials.extend(depthwise::trials());
+    trials.extend(in_groups::trials());
     trials.extend(limits::trials());
     trials.extend(networks::trials());
     trials.extend(provider::trials());
@@ -246,7 +249,9 @@ fn precision(plan: &ConvBlueprint, operands: Storage, out: Storage) -> MatmulPre
     let family = match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_)
+        | ConvBlueprint::Grouped { .. }
+        | ConvBlueprint::Direct { .. } => Family::Portable,
     };
     match family {
         Family::Portable => MatmulPrecision::exact(out),
@@ -313,31 +318,6 @@ fn channels(client: &Client, storage: Storage) -> Result<(), Failed> {
     check_all(client, storage, all.map(of).into_iter().chain([of([3, 16]).strided(2)]))
 }
 
-fn groups(client: &Client, storage: Storage) -> Result<(), Failed> {
-    let of = |channels: [usize; 2], groups: usize| {
-        let [in_channels, out_channels] = channels;
-        ConvCase { in_channels, out_channels, ..IMAGE }.padded(1).grouped(groups)
-    };
-    let wide = of([32, 64], 2);
-    let depthwise = of([8, 8], 8);
-    check_all(
-        client,
-        storage,
-        [
-            wide,
-            wide.strided(2),
-            of([6, 9], 3),
-            of([12, 4], 2).strided(2),
-            depthwise,
-            depthwise.strided(2),
-            depthwise.dilated(2),
-            // Channels that no vector divides, and two outputs for each.
-            of([5, 5], 5),
-            of([4, 8], 4),
-        ],
-    )
-}
-
 /// Kernels of 1 by 1: plain products, and what is none because of its stride.
 fn products(client: &Client, storage: Storage) -> Result<(), Failed> {
     let plain = ConvCase { kernel: [1; 2], input: [9, 8], ..IMAGE };
@@ -369,7 +349,7 @@ fn long_sums(client: &Client, storage: Storage) -> Result<(), Failed> {
         let is_split = |plan: &ConvBlueprint| match plan {
             ConvBlueprint::Implicit(plan) => plan.splits > 1,
             ConvBlueprint::Depthwise(plan) => plan.splits > 1,
-            ConvBlueprint::Direct { splits } => *splits > 1,
+            ConvBlueprint::Grouped { splits } | ConvBlueprint::Direct { splits } => *splits > 1,
             ConvBlueprint::Product(_) => false,
         };
         if !plans.iter().any(is_split) {

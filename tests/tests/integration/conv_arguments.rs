@@ -146,6 +146,7 @@ fn bad_plans(client: &Client) -> Result<(), Failed> {
     let run = |plan: &ConvBlueprint| conv_with(client, &problem, plan, &first, &second, None);
     named("blueprint", run(&ConvBlueprint::Direct { splits: 2 }))?;
     named("blueprint", run(&ConvBlueprint::Direct { splits: 0 }))?;
+    named("blueprint", run(&ConvBlueprint::Grouped { splits: 1 }))?;
     let plans = ConvBlueprint::candidates(&problem, client);
     let implicit = plans.iter().find_map(|plan| match plan {
         ConvBlueprint::Implicit(plan) => Some(*plan),

@@ -7,7 +7,7 @@
 use super::cat::bid_for;
 use crate::{
     declined::unsupported,
-    stream::{Done, Replacement, SingleOperation},
+    stream::{self, Done, Replacement, SingleOperation},
     tensors::{Images, Tensors, consume, cube_tensor, known_output, register_cube_tensor},
 };
 use blackburn_kernels::{
@@ -33,7 +33,7 @@ pub(crate) enum ByChannel {
     },
     Part {
         whole: TensorIr,
-        /// Stands for the range of channels: see [`range_of`].
+        /// Stands for the range of channels: see [`stream::range`].
         range: Slice,
         out: TensorIr,
     },
@@ -88,7 +88,8 @@ impl Replacement for ByChannel {
             }
             Self::Part { whole, range, out } => {
                 let shape = known_output(tensors, out, OP)?.shape.clone();
-                let range = range_of(tensors, range)?;
+                let range = stream::range(tensors, range)
+                    .ok_or_else(|| unsupported(OP, "a range that the stream does not know"))?;
                 let made = part(cube_tensor(tensors, whole, OP)?, range, shape, out.dtype)?;
                 register_cube_tensor(tensors, out, made, OP)?;
                 consume(tensors, whole);
@@ -96,13 +97,6 @@ impl Replacement for ByChannel {
         }
         Ok(Done::All)
     }
-}
-
-/// Burn keeps ranges beside the operations of a stream, which say where.
-fn range_of(tensors: &Tensors, range: &Slice) -> Result<Slice, KernelError> {
-    let place = usize::try_from(range.start).ok();
-    let range = place.and_then(|place| tensors.ranges.get(place));
-    range.copied().ok_or_else(|| unsupported(OP, "a range that the stream does not know"))
 }
 
 /// Images side by side by their channels, in the order of the first one whose channels follow each other.

@@ -25,5 +25,6 @@ pub(crate) mod reduce;
 pub(crate) mod row_sum;
 pub(crate) mod scan;
 pub(crate) mod scatter;
+pub(crate) mod slice_gradient;
 pub(crate) mod softmax;
 pub(crate) mod top_k;

@@ -1,6 +1,7 @@
 //! Numbers of operations, which Burn's plans leave open.
 
 use crate::tensors::Tensors;
+use burn::tensor::Slice;
 use burn_fusion::stream::ScalarId;
 use burn_ir::{CustomOpIr, ScalarIr};
 
@@ -40,4 +41,9 @@ impl<'a> Scalars<'a> {
             _ => None,
         }
     }
+}
+
+/// The range that `placeholder` stands for in an operation: Burn keeps ranges beside a stream's operations, which say where.
+pub(crate) fn range(context: &Tensors, placeholder: &Slice) -> Option<Slice> {
+    context.ranges.get(usize::try_from(placeholder.start).ok()?).copied()
 }

@@ -220,7 +220,9 @@ fn family(plan: &ConvBlueprint) -> Family {
     match plan {
         ConvBlueprint::Product(plan) => plan.family,
         ConvBlueprint::Implicit(plan) => plan.family,
-        ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => Family::Portable,
+        ConvBlueprint::Depthwise(_)
+        | ConvBlueprint::Grouped { .. }
+        | ConvBlueprint::Direct { .. } => Family::Portable,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::{
-    ConvPass, ConvProblem, DepthwiseBlueprint, im2col::PixelBox, parts::parts, problem::OP,
-    product::product,
+    ConvPass, ConvProblem, DepthwiseBlueprint, grouped, im2col::PixelBox, parts::parts,
+    problem::OP, product::product,
 };
 use crate::{
     DeviceProfile, Family, FamilyOp, KernelError, Promise,
@@ -26,6 +26,11 @@ pub enum ConvBlueprint {
     Implicit(ImplicitBlueprint),
     /// By tiles of pixels for each unit, of single channels.
     Depthwise(DepthwiseBlueprint),
+    /// By each unit of the device on its own, all channels of a group at once.
+    Grouped {
+        /// As of [`Direct`](Self::Direct).
+        splits: usize,
+    },
     /// By each unit of the device on its own.
     Direct {
         /// Parts of the pixels that the gradient of the weights is summed in; 1 for the other passes.
@@ -106,15 +111,22 @@ impl ConvBlueprint {
         plans.extend(implicit.into_iter().map(Self::Implicit));
         let depthwise = DepthwiseBlueprint::candidates_on(problem, device);
         plans.extend(depthwise.into_iter().map(Self::Depthwise));
-        if problem.options.groups > 1 {
-            let splits = match problem.pass {
-                ConvPass::Wgrad => direct_splits(problem, device),
-                _ => 1,
-            };
-            plans.push(Self::Direct { splits });
+        let splits_of = |units: usize| match problem.pass {
+            ConvPass::Wgrad => pixel_splits(problem, units, device),
+            _ => 1,
+        };
+        let mut add = |plan: fn(usize) -> Self, splits: usize| {
+            plans.push(plan(splits));
             if splits > 1 {
-                plans.push(Self::Direct { splits: 1 });
+                plans.push(plan(1));
             }
+        };
+        if grouped::serves(problem) {
+            let splits = splits_of(grouped::weight_units(problem));
+            add(|splits| Self::Grouped { splits }, splits);
+        }
+        if problem.options.groups > 1 {
+            add(|splits| Self::Direct { splits }, splits_of(problem.out_elements()));
         }
         plans
     }
@@ -124,19 +136,31 @@ impl ConvBlueprint {
     fn expected_us(&self, problem: &ConvProblem, device: DeviceProfile) -> f64 {
         /// Multiply-adds a cycle of a multiprocessor whose units each gather for themselves.
         const DIRECT_MACS: f64 = 8.0;
+        /// The same of units that each compute all of a group. A guess.
+        const GROUPED_MACS: f64 = 40.0;
+        // Fewer units than a multiprocessor holds leave it idle.
+        let by_units = |macs: f64, units: usize| {
+            let filled = (units as f64 / (2048 * device.multiprocessors) as f64).min(1.0);
+            problem.flops() / 2.0 / (macs * device.multiprocessors as f64 * filled) / CYCLES_US
+        };
         match self {
             Self::Product(_) => 0.0,
             Self::Implicit(plan) => plan.expected_us(problem, device),
             Self::Depthwise(plan) => plan.expected_us(problem, device),
+            Self::Grouped { splits } => {
+                let units = match problem.pass {
+                    ConvPass::Wgrad => grouped::weight_units(problem) * splits,
+                    // Four pixels or more a unit.
+                    _ => problem.out_elements() / 32,
+                };
+                by_units(GROUPED_MACS, units)
+            }
             Self::Direct { splits } => {
                 let units = match problem.pass {
                     ConvPass::Wgrad => problem.out_elements() * splits,
                     _ => problem.out_elements(),
                 };
-                // Fewer units than a multiprocessor holds leave it idle.
-                let filled = (units as f64 / (2048 * device.multiprocessors) as f64).min(1.0);
-                let macs = DIRECT_MACS * device.multiprocessors as f64 * filled;
-                problem.flops() / 2.0 / macs / CYCLES_US
+                by_units(DIRECT_MACS, units)
             }
         }
     }
@@ -167,6 +191,11 @@ impl ConvBlueprint {
             }
             Self::Implicit(_) => vec![("conv_portable", Promise::registers(128)), sum],
             Self::Depthwise(_) => DepthwiseBlueprint::promises(problem),
+            // Two cubes of 256 units a multiprocessor.
+            Self::Grouped { .. } => {
+                let by_latency = Promise::registers(128);
+                vec![("conv_grouped", by_latency), ("conv_grouped_weights", by_latency), sum]
+            }
             // Three cubes of 256 units a multiprocessor.
             Self::Direct { .. } => {
                 let by_latency = Promise::registers(80);
@@ -194,11 +223,11 @@ fn whole_splits(blocks: usize, wanted: usize) -> usize {
     blocks.div_ceil(blocks.div_ceil(splits).max(1)).max(1)
 }
 
-/// Parts of the pixels for units that compute one weight's gradient each.
-fn direct_splits(problem: &ConvProblem, device: DeviceProfile) -> usize {
+/// Parts of the pixels for so many units that compute gradients of weights.
+fn pixel_splits(problem: &ConvProblem, units: usize, device: DeviceProfile) -> usize {
     /// The shortest sum that is worth a unit.
     const FEWEST_PIXELS: usize = 64;
-    let wanted = 2048 * device.multiprocessors / problem.out_elements();
+    let wanted = 2048 * device.multiprocessors / units;
     let pixels = problem.out_pixels();
     let splits = wanted.min(pixels / FEWEST_PIXELS).clamp(1, 1024);
     pixels.div_ceil(pixels.div_ceil(splits))
@@ -437,6 +466,7 @@ impl fmt::Display for ConvBlueprint {
                 let DepthwiseBlueprint { width, tile: [rows, columns], splits } = plan;
                 write!(f, "depthwise {rows}x{columns} by {width}, {splits} splits")
             }
+            Self::Grouped { splits } => write!(f, "groups at once, {splits} splits"),
             Self::Direct { splits } => write!(f, "direct, {splits} splits"),
         }
     }

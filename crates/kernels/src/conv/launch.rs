@@ -3,6 +3,7 @@ use super::{
     call::Call,
     depthwise,
     direct::{conv_direct_kernel, conv_direct_weights_kernel},
+    grouped,
     parts::{Weights, image_strides, parts},
     portable::{ExtentLaunch, PortableBlueprint, conv_portable_kernel},
     problem::{OP, invalid, unsupported},
@@ -81,6 +82,13 @@ pub fn conv_with(
                 return Err(unfit());
             }
             depthwise::launch(&call, plan)
+        }
+        ConvBlueprint::Grouped { splits } => {
+            let is_split = problem.pass == ConvPass::Wgrad;
+            if *splits == 0 || !is_split && *splits != 1 || !grouped::serves(problem) {
+                return Err(unfit());
+            }
+            call.summed(*splits, |out| call.grouped(*splits, out))
         }
         ConvBlueprint::Direct { splits } => {
             if *splits == 0 || problem.pass != ConvPass::Wgrad && *splits != 1 {
@@ -165,7 +173,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    fn direct(&self, splits: usize, out: &Buffer) -> Result<(), KernelError> {
+    pub(super) fn direct(&self, splits: usize, out: &Buffer) -> Result<(), KernelError> {
         match self.problem.pass {
             ConvPass::Wgrad => self.direct_weights(splits, out),
             ConvPass::Fprop | ConvPass::Dgrad => self.direct_pixels(out),

@@ -40,6 +40,7 @@
 //! | [`ConvBlueprint::Implicit`] with [`Family::Mma`](crate::Family::Mma) | f16 and bf16, and f32 as TF32: Ampere and later |
 //! | [`ConvBlueprint::Implicit`] with [`Family::Portable`](crate::Family::Portable) | everything, everywhere; f32 in full precision |
 //! | [`ConvBlueprint::Depthwise`] | groups of one channel each way that lie side by side, kernels of up to 7 by 7 |
+//! | [`ConvBlueprint::Grouped`] | groups of two, four or eight channels each way that lie side by side |
 //! | [`ConvBlueprint::Direct`] | other groups of few channels, and single channels that the former does not take |
 //!
 //! Sizes, strides and paddings are arguments of the kernels, so that a network compiles few of them; those of
@@ -53,6 +54,7 @@ mod call;
 mod depthwise;
 mod direct;
 mod gather;
+mod grouped;
 mod im2col;
 mod launch;
 #[cfg(feature = "cuda")]

@@ -164,7 +164,7 @@ enum Plans {
     TensorCores,
     /// Those for single channels.
     Depthwise,
-    /// Those whose units compute alone.
+    /// Those whose units compute alone, all of a group or one element.
     Direct,
 }
 
@@ -174,7 +174,7 @@ impl Plans {
             (Self::Implicit, ConvBlueprint::Implicit(_)) => true,
             (Self::TensorCores, ConvBlueprint::Implicit(plan)) => plan.family != Family::Portable,
             (Self::Depthwise, ConvBlueprint::Depthwise(_))
-            | (Self::Direct, ConvBlueprint::Direct { .. }) => true,
+            | (Self::Direct, ConvBlueprint::Grouped { .. } | ConvBlueprint::Direct { .. }) => true,
             _ => false,
         }
     }
@@ -182,11 +182,12 @@ impl Plans {
 
 /// Layers that between them have every kernel: channels of whole vectors, taps of padded channels, a stride,
 /// single channels.
-const COVERING: [(&str, Layer, Plans); 7] = [
+const COVERING: [(&str, Layer, Plans); 8] = [
     ("3x3", RESNET50[10], Plans::Implicit),
     ("3x3_stride2", RESNET50[6], Plans::TensorCores),
     ("stem", RESNET50[0], Plans::TensorCores),
     ("groups", GROUPED[0], Plans::Direct),
+    ("groups_of_8", GROUPED[1], Plans::Direct),
     ("depthwise", DEPTHWISE[2], Plans::Depthwise),
     ("depthwise_stride2", DEPTHWISE[3], Plans::Depthwise),
     ("depthwise_7x7", DEPTHWISE[14], Plans::Depthwise),
@@ -229,6 +230,7 @@ fn plan_name(pass: ConvPass, plan: &ConvBlueprint) -> String {
         ConvBlueprint::Depthwise(DepthwiseBlueprint { width, tile: [rows, columns], .. }) => {
             format!("{pass}_{rows}x{columns}x{width}")
         }
+        ConvBlueprint::Grouped { splits } => format!("{pass}_at_once{}", split(*splits)),
         ConvBlueprint::Direct { splits } => format!("{pass}{}", split(*splits)),
     }
 }
@@ -280,7 +282,9 @@ mod tests {
                 let is_right = match plan {
                     ConvBlueprint::Product(plan) => is_product && plan.family != Family::Portable,
                     ConvBlueprint::Implicit(plan) => !is_product && plan.family != Family::Portable,
-                    ConvBlueprint::Depthwise(_) | ConvBlueprint::Direct { .. } => false,
+                    ConvBlueprint::Depthwise(_)
+                    | ConvBlueprint::Grouped { .. }
+                    | ConvBlueprint::Direct { .. } => false,
                 };
                 assert!(is_right, "{layer:?} {pass:?}: {plan}");
             }

@@ -104,6 +104,29 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/conv/grouped.rs",
+        tests: &["conv::groups"],
+        rows: &[
+            device(
+                "one group's weights for all",
+                "group * weight_strides.group",
+                "group * weight_strides.group * 0u32",
+            ),
+            device("pixels beyond the end", "pixel < gather.pixels", "pixel <= gather.pixels"),
+            device(
+                "lost last pixel of a split",
+                "min(first + split_pixels, gather.pixels)",
+                "min(first + split_pixels - 1, gather.pixels)",
+            ),
+            device(
+                "another group's gradient",
+                "element_at(at, &gather, &images) + of_filters",
+                "element_at(at, &gather, &images)",
+            ),
+            host("starts not looked at", "!self.begins_whole(&vectors)", "false"),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/conv/direct.rs",
         tests: TESTS,
         rows: &[

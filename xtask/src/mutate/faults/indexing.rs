@@ -7,6 +7,20 @@ const SCATTER: &[&str] = &["scatter::"];
 
 pub(super) const FILES: &[InFile] = &[
     InFile {
+        file: "crates/kernels/src/region/mod.rs",
+        tests: &["slice_gradient"],
+        rows: &[
+            device("written and not added", "comptime!(adds)", "comptime!(false)"),
+            device("start ignored", "let mut to = start;", "let mut to = start - start;"),
+            host(
+                "dimensions merged that do not follow each other",
+                "outer.target == dim.size * dim.target",
+                "outer.source == dim.size * dim.source",
+            ),
+            host("vectors across steps", "&& last.target == 1", ""),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/scan/operation.rs",
         tests: SCAN,
         rows: &[
