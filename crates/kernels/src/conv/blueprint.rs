@@ -227,7 +227,7 @@ fn whole_splits(blocks: usize, wanted: usize) -> usize {
 fn pixel_splits(problem: &ConvProblem, units: usize, device: DeviceProfile) -> usize {
     /// The shortest sum that is worth a unit.
     const FEWEST_PIXELS: usize = 64;
-    let wanted = 2048 * device.multiprocessors / units;
+    let wanted = 2048 * device.multiprocessors / units.max(1);
     let pixels = problem.out_pixels();
     let splits = wanted.min(pixels / FEWEST_PIXELS).clamp(1, 1024);
     pixels.div_ceil(pixels.div_ceil(splits))

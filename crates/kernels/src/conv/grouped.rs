@@ -12,18 +12,20 @@ use super::{
         weight_at,
     },
     parts::{Weights, image_strides, parts},
-    problem::{OP, unsupported},
+    problem::OP,
 };
 use crate::{
     KernelError, ahead,
     buffer::Buffer,
     device::{ALIGNMENT_BYTES, grid},
-    divisor::{DIVIDEND_LIMIT, Divisor, divide, divisor},
+    divisor::{Divisor, divide, divisor},
     matmul::EpilogueBlueprint,
 };
 use cubecl::prelude::{Sequence as Elements, *};
 
 const UNITS: u32 = 256;
+/// Groups of a cube at most: a plane's.
+const MOST_LANES: usize = 32;
 /// Sums of a unit that leave the registers room for weights: pixels by channels.
 const SUMS: usize = 32;
 
@@ -54,31 +56,40 @@ pub(super) fn weight_units(problem: &ConvProblem) -> usize {
     problem.options.groups * problem.taps()
 }
 
-/// `out[pixel, group, :] = bias[group, :] + sum over taps and channels of the group`, some pixels a unit. Units count
-/// groups first.
+/// How the kernel of pixels is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupedBlueprint {
+    /// Pixels of a unit.
+    pixels: usize,
+    /// Neighboring groups of a cube, a power of two; units along y have other pixels.
+    lanes: u32,
+    epilogue: EpilogueBlueprint,
+}
+
+/// `out[pixel, group, :] = bias[group, :] + sum over taps and channels of the group`, some pixels a unit. All units of a
+/// cube have the same groups, whose weights of a tap they bring to shared memory together: in the device's they lie
+/// apart. Cubes: pixels along x, groups along y.
 #[cube(launch_unchecked)]
 pub(crate) fn conv_grouped_kernel<I: Float, O: Float, C: Size, K: Size>(
     gathered: &[Vector<I, C>],
     weights: &[I],
     bias: &[O],
     out: &mut [Vector<O, K>],
-    units: u32,
-    groups: Divisor,
+    groups: u32,
     gather: Gather,
     weight_strides: WeightStrides,
     images: ImageStrides,
-    #[comptime] pixels: usize,
-    #[comptime] epilogue: EpilogueBlueprint,
+    #[comptime] blueprint: GroupedBlueprint,
     #[define(I, O)] _types: [ElemType; 2],
     #[define(C, K)] _widths: [usize; 2],
 ) {
-    let index = u32::cast_from(ABSOLUTE_POS);
-    if index >= units {
-        terminate!();
-    }
+    let (pixels, lanes) = comptime!((blueprint.pixels, blueprint.lanes));
     let (channels, columns) = (C::value().comptime(), K::value().comptime());
-    let (block, group) = divide(index, &groups);
-    let first = block * comptime!(pixels as u32);
+    let mut staged =
+        Shared::<[Vector<f32, K>]>::new_slice(comptime!(channels * blueprint.lanes as usize));
+    let first_group = CUBE_POS_Y * lanes;
+    let group = first_group + UNIT_POS_X;
+    let first = (CUBE_POS_X * comptime!(UNITS / lanes) + UNIT_POS_Y) * comptime!(pixels as u32);
     let mut all = Elements::<Pixel>::new();
     let mut sums = Array::<Vector<f32, K>>::new(pixels);
     #[unroll]
@@ -90,28 +101,35 @@ pub(crate) fn conv_grouped_kernel<I: Float, O: Float, C: Size, K: Size>(
     let of_group = group * comptime!(channels as u32);
     for tap_row in 0..gather.tap_rows {
         for tap_column in 0..gather.tap_columns.divisor {
+            // Everyone has read the weights of the tap before.
+            sync_cube();
+            let mut index = UNIT_POS;
+            while index < comptime!(channels as u32 * lanes) {
+                let tap = Tap { row: tap_row, column: tap_column, channel: index / lanes };
+                let of_lane = first_group + index % lanes;
+                let mut of_columns = Vector::<f32, K>::new(0.0f32);
+                if of_lane < groups {
+                    #[unroll]
+                    for column in 0..columns {
+                        let at = of_lane * weight_strides.group
+                            + weight_at(comptime!(column as u32).runtime(), &tap, &weight_strides);
+                        of_columns.insert(column, f32::cast_from(weights[at as usize]));
+                    }
+                }
+                staged[index as usize] = of_columns;
+                index += UNITS;
+            }
+            sync_cube();
             #[unroll]
             for channel in 0..channels {
-                let tap = Tap {
-                    row: tap_row,
-                    column: tap_column,
-                    channel: comptime!(channel as u32).runtime(),
-                };
-                let mut of_columns = Vector::<f32, K>::empty();
-                #[unroll]
-                for column in 0..columns {
-                    let at = group * weight_strides.group
-                        + weight_at(comptime!(column as u32).runtime(), &tap, &weight_strides);
-                    of_columns.insert(column, f32::cast_from(weights[at as usize]));
-                }
-                weight[channel] = of_columns;
+                weight[channel] = staged[(comptime!(channel as u32 * lanes) + UNIT_POS_X) as usize];
             }
             let tap = Tap { row: tap_row, column: tap_column, channel: 0u32 };
             let shift = shift_of(&tap, &gather);
             #[unroll]
             for at in 0..pixels {
                 let pixel = &all[at];
-                if is_inside(pixel, &shift, &gather) {
+                if group < groups && is_inside(pixel, &shift, &gather) {
                     let from = (pixel.element + shift.element + of_group) / channels as u32;
                     let value = Vector::<f32, C>::cast_from(gathered[from as usize]);
                     #[unroll]
@@ -127,9 +145,9 @@ pub(crate) fn conv_grouped_kernel<I: Float, O: Float, C: Size, K: Size>(
     #[unroll]
     for at in 0..pixels {
         let pixel = first + comptime!(at as u32);
-        if pixel < gather.pixels {
+        if group < groups && pixel < gather.pixels {
             let mut sum = sums[at];
-            if comptime!(epilogue.bias) {
+            if comptime!(blueprint.epilogue.bias) {
                 #[unroll]
                 for lane in 0..columns {
                     let offset = bias[(column + comptime!(lane as u32)) as usize];
@@ -233,29 +251,31 @@ impl Call<'_> {
         let groups = problem.options.groups;
         for part in parts(problem) {
             let [pixels, columns, _] = self.sizes(&part, gathered.channels);
-            let of_unit = SUMS / columns;
-            let units = pixels.div_ceil(of_unit) * groups;
-            if units >= DIVIDEND_LIMIT {
-                return unsupported(format!("{units} units"));
-            }
+            let lanes = groups.next_power_of_two().min(MOST_LANES);
+            let kernel = GroupedBlueprint {
+                pixels: SUMS / columns,
+                lanes: lanes as u32,
+                epilogue: self.epilogue(),
+            };
+            let of_cube = kernel.pixels * UNITS as usize / lanes;
+            let cubes = [pixels.div_ceil(of_cube), groups.div_ceil(lanes), 1];
             // SAFETY: the operands hold the spans of the problem, whose distances are whole vectors, the bias the
-            // output's channels, and `out` was allocated for the problem; the kernel stops pixels at their end.
+            // output's channels, and `out` was allocated for the problem; the kernel stops pixels and groups at their
+            // ends.
             ahead::launch(self.client, |client| unsafe {
                 conv_grouped_kernel::launch_unchecked(
                     client,
-                    grid(OP, self.client, [units.div_ceil(UNITS as usize), 1, 1])?,
-                    CubeDim::new_1d(UNITS),
+                    grid(OP, self.client, cubes)?,
+                    CubeDim::new_2d(lanes as u32, UNITS / lanes as u32),
                     self.operands[0].arg(gathered.channels),
                     self.operands[1].arg(1),
                     self.bias.unwrap_or(self.operands[0]).arg(1),
                     out.arg(columns),
-                    units as u32,
-                    divisor(groups),
+                    groups as u32,
                     part.gather(problem, &gathered),
                     part.weights(&Weights::of(problem)),
                     part.out(problem),
-                    of_unit,
-                    self.epilogue(),
+                    kernel,
                     [problem.dtype, out.dtype],
                     [gathered.channels, columns],
                 );

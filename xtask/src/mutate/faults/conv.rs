@@ -109,10 +109,10 @@ pub(super) const FILES: &[InFile] = &[
         rows: &[
             device(
                 "one group's weights for all",
-                "group * weight_strides.group",
-                "group * weight_strides.group * 0u32",
+                "of_lane * weight_strides.group",
+                "of_lane * weight_strides.group * 0u32",
             ),
-            device("pixels beyond the end", "pixel < gather.pixels", "pixel <= gather.pixels"),
+            device("the last pixel lost", "pixel < gather.pixels", "pixel + 1 < gather.pixels"),
             device(
                 "lost last pixel of a split",
                 "min(first + split_pixels, gather.pixels)",
@@ -123,7 +123,6 @@ pub(super) const FILES: &[InFile] = &[
                 "element_at(at, &gather, &images) + of_filters",
                 "element_at(at, &gather, &images)",
             ),
-            host("starts not looked at", "!self.begins_whole(&vectors)", "false"),
         ],
     },
     InFile {
