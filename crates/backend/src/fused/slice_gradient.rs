@@ -68,7 +68,10 @@ impl Replacement for SliceGradient {
                 if !Input::of(tensors, other, OP)?.is_dense() {
                     return Err(unsupported(OP, "another gradient with gaps"));
                 }
-                slice.region(&cube_tensor(tensors, other, OP)?, true)?;
+                // Nothing may go wrong any more once it is taken: Burn's operations would not find it.
+                let known = cube_tensor(tensors, other, OP)?;
+                slice.region(&known, true)?.check(&span(&value), &span(&known))?;
+                drop(known);
                 let other = take_cube_tensor(tensors, other, OP)?;
                 let target = if other.can_mut() { other } else { other.copy() };
                 slice.write(&value, &target, true)?;

@@ -154,7 +154,12 @@ impl Region {
         merged
     }
 
-    fn check(&self, source: &Buffer, target: &Buffer) -> Result<(), KernelError> {
+    /// Whether [`write_region`] takes it with that memory.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn check(&self, source: &Buffer, target: &Buffer) -> Result<(), KernelError> {
         let Self { shape, source_strides, target_strides, start, .. } = self;
         check_float(OP, "source", source.dtype)?;
         if target.dtype != source.dtype {
